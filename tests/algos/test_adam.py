@@ -9,7 +9,7 @@ from hilt.algos.adam import Adam
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])
-def test_adam_equals_torch(decay: float):
+def test_as_torch_has_it(decay: float):
     draws = torch.Generator().manual_seed(0)
     ours, theirs = (torch.randn(5, generator=torch.Generator().manual_seed(1)).requires_grad_() for _ in range(2))
     adam, reference = Adam([ours], 0.1, decay), torch.optim.AdamW([theirs], 0.1, weight_decay=decay)

@@ -39,7 +39,7 @@ def padded(rows: list[list[float]]) -> torch.Tensor:
 
 @given(rollouts())
 @settings(max_examples=60, deadline=None)
-def test_advantages_equal_the_reference(rollout: Any):
+def test_as_the_reference(rollout: Any):
     made, lengths, numbers, groups, baselines, paid = rollout
     rewards, values = (
         [row[:n] for n, row in zip(lengths, numbers, strict=True)],

@@ -27,7 +27,7 @@ def test_a_sample_knows_its_own_probability() -> None:
     np.testing.assert_allclose(log_prob[inside], log_prob_of(actions, mean, std)[inside], rtol=1e-7)
 
 
-def test_tanh_gaussian_is_exact_where_tanh_is_flat() -> None:
+def test_nothing_is_lost_where_tanh_is_flat() -> None:
     """1 - tanh(20)^2 is 0 even in float64; its logarithm is 2 log 2 - 40."""
     raw = torch.tensor([[20.0], [-20.0], [100.0]], requires_grad=True)
     _, log_prob = sample(raw, torch.ones(3, 1), torch.zeros(3, 1))

@@ -190,7 +190,7 @@ def test_a_reward_policy_that_is_its_reference_gives_nothing_and_learns():
         ({"coefficient": -1.0}, "prime.coefficient is -1; expected a number from 0"),
     ],
 )  # fmt: skip
-def test_prime_refuses_settings_without_effect(given_: dict[str, Any], says: str):
+def test_what_would_do_nothing_is_refused(given_: dict[str, Any], says: str):
     with pytest.raises((ConfigError, KeyError), match=says):
         Prime(**given_).check()
 
@@ -203,6 +203,6 @@ def test_prime_refuses_settings_without_effect(given_: dict[str, Any], says: str
         (PolicyGradient(ratio="chunk"), "token", "need one of grpo, dr_grpo, rloo, and ratio=token"),
     ],
 )
-def test_prime_refuses_incompatible_settings(algorithm: PolicyGradient, granularity: str, says: str):
+def test_what_does_not_go_together_is_refused(algorithm: PolicyGradient, granularity: str, says: str):
     with pytest.raises(ConfigError, match=says):
         updated(algorithm, Prime(coefficient=1.0, granularity=granularity))

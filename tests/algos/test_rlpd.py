@@ -121,7 +121,7 @@ def test_a_proprio_branch_equals_the_reference() -> None:
 
 
 @pytest.mark.parametrize("which", [{"actor"}, {"critic"}, {"temperature"}, {"grasp_critic"}])
-def test_rlpd_networks_that_are_not_named_do_not_change(which: set[str]) -> None:
+def test_what_is_not_named_does_not_move(which: set[str]) -> None:
     """Upstream moves every network by the momentum of its Adam."""
     nets = networks(BASE, outcomes=3)
     parts = {**{name: getattr(nets, name) for name in (*ALL, "grasp_critic", "target_critic", "target_grasp_critic")}}
@@ -195,7 +195,7 @@ def test_warming_up_without_demonstrations_leaves_the_actor_alone() -> None:
         ({"random_crop": -1}, "rlpd.random_crop is -1"),
     ],
 )
-def test_rlpd_refuses_wrong_batches(change: dict[str, object], message: str) -> None:
+def test_what_cannot_work_is_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check(replace(Rlpd(), **change))  # type: ignore[arg-type]
 

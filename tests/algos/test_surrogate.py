@@ -37,7 +37,7 @@ def test_the_low_variance_divergence_is_never_negative():
         divergence(p, p, "k3")
 
 
-def test_kl_gradients_of_mse_and_low_var_kl():
+def test_in_a_loss_mse_has_the_gradient_of_the_divergence_and_low_var_kl_that_of_the_other_one():
     """Of all values that a categorical can draw, each as often as it does: the mean over endless draws, without their noise."""
     logits = torch.tensor([0.3, -1.0, 2.0, 0.1], dtype=torch.float64, requires_grad=True)
     reference = torch.log_softmax(torch.tensor([1.0, 0.5, -0.5, 0.0], dtype=torch.float64), 0)

@@ -51,7 +51,7 @@ def named(kind: type) -> str:
     return f"{__name__}:{kind.__name__}"
 
 
-def test_built_in_estimators_declare_what_settings_need():
+def test_the_built_in_estimators_say_of_themselves_what_settings_ask():
     assert tuple(name for name in ESTIMATORS if estimator(name).grouped) == GROUPED
     assert [name for name in ESTIMATORS if estimator(name).needs_critic] == ["gae"]
     assert [name for name in ESTIMATORS if estimator(name).needs_greedy] == ["remax"]
@@ -88,7 +88,7 @@ def test_settings_ask_the_estimator_and_the_loss_what_goes_with_them():
         PolicyGradient(estimator=named(OfEpisodes), normalize="group").check()
 
 
-def test_clipped_loss_returns_its_metrics():
+def test_the_clipped_loss_tells_of_what_it_is_asked():
     settings = PolicyGradient(dual_clip=3.0)
     loss, shown = policy_loss("clipped").terms(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0]), settings)
     assert loss.tolist() == pytest.approx([-1.28, -1.0]) and shown["clip_fraction"].tolist() == [1, 0]

@@ -157,7 +157,7 @@ def test_inspect_as_json(log: Path):
     assert [t["return"] for t in data["newest"]] == [1, 1, 1, 1, 0]
 
 
-def test_data_inspect_reports_writer_torn_tail_and_quarantine(log: Path):
+def test_inspect_says_who_writes_what_is_torn_and_what_is_in_quarantine(log: Path):
     flip(log / "segments/000003/rows", 9)
     with (log / "annotations.jsonl").open("ab") as file:
         file.write(b"half")
@@ -186,7 +186,7 @@ def test_a_wide_trajectory(tmp_path: Path):
 
 
 @pytest.mark.parametrize("command", ["verify", "repair"])
-def test_data_commands_refuse_what_is_no_log(log: Path, tmp_path: Path, command: str):
+def test_what_is_not_a_log_gets_one_line(log: Path, tmp_path: Path, command: str):
     (tmp_path / "foreign").mkdir()
     result = run(command, tmp_path / "foreign")
     assert (result.exit_code, result.stdout) == (1, "")
@@ -233,13 +233,13 @@ def test_a_strip_shows_frames_of_every_camera(log: Path, tmp_path: Path, monkeyp
     assert (image[:10] == strip.PAPER).all() and np.abs(image.astype(int) - strip.ACCENT).sum(-1).min() < 60
 
 
-def test_data_inspect_frames_writes_the_given_file(log: Path, tmp_path: Path):
+def test_a_strip_of_the_newest_goes_where_it_is_told(log: Path, tmp_path: Path):
     result = run("inspect", log, "--frames", "--out", tmp_path / "x.png")
     assert result.stdout == f"{tmp_path / 'x.png'}\n"
     assert contains(read_png(tmp_path / "x.png"), picture(4, 10).repeat(3, axis=0).repeat(3, axis=1))
 
 
-def test_data_inspect_frames_without_images_is_an_error(log: Path, tmp_path: Path):
+def test_a_strip_without_pictures_or_trajectory_says_so(log: Path, tmp_path: Path):
     result = run("inspect", log, "--frames", "--trajectory", 77)
     assert result.exit_code == 1 and "no trajectory named '77'" in result.stderr
     with Log.create(tmp_path / "blind", Schema.of({"observations": np.zeros(3), "actions": np.zeros(2)})):
@@ -260,7 +260,7 @@ def test_data_inspect_frames_without_images_is_an_error(log: Path, tmp_path: Pat
         ((3, 3), None),
     ],
 )
-def test_data_inspect_finds_image_columns(shape: tuple[int, ...], size: tuple[int, int] | None):
+def test_which_columns_are_images(shape: tuple[int, ...], size: tuple[int, int] | None):
     assert strip.image_shape(shape) == size
     assert strip.is_image(ArraySpec(np.dtype(np.uint8), shape)) == (size is not None)
     assert not strip.is_image(ArraySpec(np.dtype(np.float32), shape))
@@ -348,7 +348,7 @@ def test_split_into_parts(log: Path, tmp_path: Path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["log", *(f"log-{i}" for i in range(1, 6))]
 
 
-def test_data_merge_refuses_other_columns(log: Path, tmp_path: Path):
+def test_other_columns_are_not_merged(log: Path, tmp_path: Path):
     with Log.create(tmp_path / "other", Schema.of({"observations": np.zeros(3)})):
         pass
     result = run("merge", log, tmp_path / "other", "--into", tmp_path / "both")

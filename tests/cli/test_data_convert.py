@@ -26,7 +26,7 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(cli.app, ["data", *map(str, arguments)], env={"COLUMNS": "250"})
 
 
-def test_data_convert_prints_a_summary(tmp_path: Path) -> None:
+def test_convert_says_what_it_did(tmp_path: Path) -> None:
     done = run("convert", BRIDGE, tmp_path / "log", "--split", "train[:2]")
     assert done.exit_code == 0, done.output
     assert f"{BRIDGE} (rlds, " in done.output and f"{tmp_path / 'log'} (log, " in done.output
@@ -43,7 +43,7 @@ def test_notes_are_shown(tmp_path: Path) -> None:
     assert f"hilt data inspect {tmp_path / 'log'}\n  hilt train RECIPE demonstrations=0 'demo_path=[{tmp_path / 'log'}]'" in done.output
 
 
-def test_data_convert_json(tmp_path: Path) -> None:
+def test_as_json(tmp_path: Path) -> None:
     done = run("convert", BRIDGE, tmp_path / "log", "--json", "--drop", "language_embedding", "--workers", 1)
     said = json.loads(done.output)
     assert (said["episodes"], said["source_format"], said["target_format"], said["damaged"]) == (3, "rlds", "log", 0)

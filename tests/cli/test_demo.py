@@ -46,7 +46,7 @@ def tried(successes: int, of: int = 10) -> EvaluationResult:
     return EvaluationResult("task", "test", 0, False, 0, [EpisodeOutcome(state, 0, state < successes, 5, 0.0) for state in range(of)])
 
 
-def test_demo_learns(monkeypatch: pytest.MonkeyPatch):
+def test_it_learns(monkeypatch: pytest.MonkeyPatch):
     """It ends by itself when success holds, on a machine of any speed.
 
     In `make test` one evaluation that reaches the goal is enough, it is made earlier and on fewer states, and the exam of that checkpoint
@@ -103,7 +103,7 @@ def test_where_nothing_is_learned_it_fails(monkeypatch: pytest.MonkeyPatch):
         (6, 6, ["it succeeds in 60%", "imitation alone succeeds in 60%"]),
     ],
 )
-def test_demo_success_criterion(before: int, after: int, words: list[str]):
+def test_what_counts_as_learned(before: int, after: int, words: list[str]):
     wrong, capped = demo.verdict(PLAN, tried(before), tried(after))
     assert len(wrong) == len(words) and all(sentence.startswith(start) for sentence, start in zip(wrong, words, strict=True))
     assert not capped
@@ -152,7 +152,7 @@ def test_options(asked: list[demo.HilStory]):
     assert whole.plan == demo.WHOLE and str(whole.run).startswith("runs/demo-")
 
 
-def test_demo_human_prints_how_to_take_over(monkeypatch: pytest.MonkeyPatch):
+def test_a_person_is_told_that_they_take_over(monkeypatch: pytest.MonkeyPatch):
     """No browser is opened: the page's address is said by the actor."""
     monkeypatch.setattr("hilt.hil.launch.train", lambda config, run, **rest: stop())
     assert "you take over, on the page whose address is below" in run("--human").stdout

@@ -26,7 +26,7 @@ def few_batches(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(demo_store, "BATCHES", 1)
 
 
-def test_demo_store_recovers_from_a_kill(tmp_path: Path):
+def test_it_records_is_killed_recovers_and_goes_on(tmp_path: Path):
     result = run("--steps", STEPS, "--folder", tmp_path)
     assert result.exit_code == 0, result.output
     values = dict(line.split("  ", 1) for line in result.stdout.splitlines() if "  " in line)
@@ -58,7 +58,7 @@ def test_the_log_is_kept_when_asked(tmp_path: Path):
             assert np.array_equal(batch["observations"]["wrist"][i], wanted["observations"]["wrist"])
 
 
-def test_demo_store_check_finds_wrong_pixels_lost_steps_and_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_it_sees_a_wrong_pixel_a_lost_step_and_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The world is changed behind its back: what it compares with, what it was promised, what lies on disk."""
     monkeypatch.setattr(demo_store, "expected", lambda *arguments: {"rewards": np.float32(77)})
     heard = demo_store.StoreStory._hear
@@ -86,7 +86,7 @@ def test_demo_store_check_finds_wrong_pixels_lost_steps_and_damage(tmp_path: Pat
     assert list(tmp_path.glob("*/log")), "what is wrong is kept to be looked at"
 
 
-def test_demo_store_without_disk_space_is_one_line(tmp_path: Path):
+def test_too_little_room_is_one_line(tmp_path: Path):
     result = run("--steps", 10**12, "--folder", tmp_path)
     assert result.exit_code == 1
     assert "1,000,000,000,000 steps need 110000000.0 GB" in result.stderr and "give --steps or --folder" in result.stderr

@@ -35,7 +35,7 @@ def test_a_cap_in_minutes_is_no_failure_where_success_rises() -> None:
     assert "nothing was learned" in none and not capped
 
 
-def test_demo_vla_improvement_is_paired_over_states() -> None:
+def test_what_was_added_is_counted_over_the_same_states_in_any_order() -> None:
     before = [{"task": task, "state": state, "success": state % 2 == 0} for state in range(40) for task in "ab"]
     after = [{**card, "success": True} for card in reversed(before)]
     assert re.fullmatch(r"\+50\.0 points, 95% interval \+\d\d\.\d to \+\d\d\.\d \(the same states, paired; .*\)", _gain(before, after))
@@ -50,7 +50,7 @@ def test_the_cost_of_a_run_with_validations_and_a_step_that_waited() -> None:
     assert phase == DemoPhase(episodes=232, environment_steps=1900, gradient_steps=4)
 
 
-def test_demo_vla_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_option_does_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[VlaStory] = []
     monkeypatch.setattr(VlaStory, "tell", lambda self: told.append(self))
     for name in ("warm_up", "learn", "show"):

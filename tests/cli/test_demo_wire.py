@@ -19,7 +19,7 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(cli.app, ["demo", "wire", *map(str, arguments)], env={"COLUMNS": "200"})
 
 
-def test_demo_wire_everything_arrives_once(monkeypatch: pytest.MonkeyPatch):
+def test_everything_arrives_once(monkeypatch: pytest.MonkeyPatch):
     all_lines(monkeypatch)
     result = run("--steps", 120)
     assert result.exit_code == 0, result.output
@@ -44,7 +44,7 @@ def test_demo_wire_everything_arrives_once(monkeypatch: pytest.MonkeyPatch):
         ("unfinished", "bench-2 ended with: 3 steps are not acknowledged"),
     ],
 )
-def test_demo_wire_check_finds_errors(tmp_path: Path, change: str, said: str, capsys: pytest.CaptureFixture[str]):
+def test_what_is_wrong_is_seen(tmp_path: Path, change: str, said: str, capsys: pytest.CaptureFixture[str]):
     story = demo_wire.WireStory(tmp_path, 4)
     with Log.create(tmp_path / "log", Schema.of(demo_wire._step(0, 0))) as log:
         for name, number in (("bench-1", 1000), ("bench-2", 2000)):

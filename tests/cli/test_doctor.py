@@ -68,7 +68,7 @@ def apt(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 # --- for real ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_doctor_on_this_machine(tmp_path: Path):
+def test_this_machine(tmp_path: Path):
     found = examined(tmp_path)
     for name in ("python", "numpy", "crc32c", "zmq", "flock"):
         assert found[name].status != "missing"
@@ -99,7 +99,7 @@ def test_memory_is_not_a_disk():
 # --- rendering, and --fix ---------------------------------------------------------------------------------------------------------
 
 
-def test_doctor_renders_an_image_or_reports_the_fix(monkeypatch: pytest.MonkeyPatch):
+def test_a_picture_is_rendered_or_the_reason_and_its_cure_are_told(monkeypatch: pytest.MonkeyPatch):
     assert (doctor._try_picture().status, doctor._try_picture().cure) == ("ok", "")
     monkeypatch.setenv("MUJOCO_GL", "glfw")
     monkeypatch.delenv("DISPLAY", raising=False)
@@ -128,7 +128,7 @@ def test_without_fix_nothing_is_installed(apt: list[list[str]], tmp_path: Path):
     assert apt == []
 
 
-def test_doctor_fix_without_root_is_reported(no_libraries, apt: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_fix_without_root_says_so(no_libraries, apt: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     result = run("--fix", tmp_path)
     assert apt == []
@@ -145,7 +145,7 @@ def test_fix_gives_up_on_an_apt_that_hangs(no_libraries, apt: list[list[str]], m
     assert "given up" in result.stderr
 
 
-def test_doctor_quiet_prints_only_problems(no_libraries, tmp_path: Path):
+def test_quiet_says_only_what_is_not_ok(no_libraries, tmp_path: Path):
     result = run("--quiet", tmp_path)
     assert "missing" in result.stdout
     assert "numpy" not in result.stdout
@@ -166,7 +166,7 @@ def test_an_old_python_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert "install Python 4.2 or newer" in result.stdout
 
 
-def test_doctor_reports_zmq_without_curve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_zmq_without_keys_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setitem(sys.modules, "zmq", types.SimpleNamespace(zmq_version=lambda: "4.3.5", has=lambda capability: False))
     finding = examined(tmp_path)["zmq"]
     assert (finding.status, finding.found) == ("warn", "4.3.5, without CURVE")
@@ -181,7 +181,7 @@ def test_an_absent_package_is_required(package: str, monkeypatch: pytest.MonkeyP
     assert f"pip install '{'pyzmq' if package == 'zmq' else package}>=" in result.stdout
 
 
-def test_doctor_reports_checksums_in_software(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_checksums_in_software_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setitem(sys.modules, "crc32c", types.SimpleNamespace(hardware_based=False, crc32c=lambda data: time.sleep(0.01)))
     finding = examined(tmp_path)["crc32c"]
     assert finding.status == "warn"

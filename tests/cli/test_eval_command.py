@@ -28,7 +28,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_run(tmp_path_factory.mktemp("runs") / "run", noise=0.5, shaped=0.1, broken=(4,), limit=6)
 
 
-def test_eval_table_has_success_and_interval(trained: Path, tmp_path: Path):
+def test_the_table_says_how_good_it_is(trained: Path, tmp_path: Path):
     text = run(str(trained), "--json", str(tmp_path / "out.json"))
     card = json.loads((tmp_path / "out.json").read_text())
     assert card["episodes"] == 6 and card["update"] == 20 and card["split"] == "test" and not card["sample"] and len(card["outcomes"]) == 6
@@ -46,7 +46,7 @@ def test_a_run_of_another_machine_whose_precision_is_slow_here_is_named(trained:
     assert run(str(trained), "--episodes", "1").splitlines()[0] == slow
 
 
-def test_eval_shows_unknown_success_as_a_dash(tmp_path: Path):
+def test_where_nobody_tells_success_there_is_a_dash(tmp_path: Path):
     pytest.importorskip("av")
     text = run(str(make_run(tmp_path / "silent", (10,), silent=True)), "--videos", "1")
     assert "–: the environment does not tell" in text and "%" not in text.split("took")[0].split("–:")[1] and "failed states" not in text
@@ -72,7 +72,7 @@ def test_each_option_changes_what_happens(trained: Path, tmp_path: Path):
     assert run(str(trained), "--videos", "1").count(".mp4") == 1
 
 
-def test_eval_reports_who_decided_success_and_can_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_who_decided_is_said_and_a_person_can_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     silent = make_run(tmp_path / "silent", silent=True)
     monkeypatch.setattr("hilt.envs.rewards.ask_on_console", lambda question, seconds: "state 2" in question)
     said = run(str(silent), "--ask", "--json", str(tmp_path / "out.json"))
@@ -95,6 +95,6 @@ def test_workers_are_processes(trained: Path, monkeypatch: pytest.MonkeyPatch):
     assert "error: 3 processes for 6 tries with True weights" in done.output
 
 
-def test_eval_of_what_is_no_run_is_one_line(tmp_path: Path):
+def test_what_is_no_run_is_one_line(tmp_path: Path):
     done = CliRunner().invoke(cli.app, ["eval", str(tmp_path)])
     assert done.exit_code == 1 and "is not a run: there is no config.yaml in it. Give the folder that `hilt train` made." in done.output

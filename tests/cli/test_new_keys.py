@@ -21,7 +21,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli.app, ["keys", *arguments], env={"COLUMNS": "200"})
 
 
-def test_keys_new_makes_keys_and_prints_where_they_go():
+def test_new_makes_them_and_says_where_they_go():
     result = run("new", "learner", "actor-1", "actor-2")
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
@@ -51,7 +51,7 @@ def test_one_side_alone_and_another_folder():
     assert {path.as_posix() for path in Path().rglob("*.key")} == {"a/b/learner.key", "c/actor-3.key"}
 
 
-def test_keys_new_overwrites_nothing():
+def test_nothing_is_overwritten():
     run("new", "learner")
     before = Path("keys/learner.key").read_bytes()
     result = run("new", "actor-1", "learner")

@@ -64,5 +64,5 @@ def test_settings_of_a_run_and_of_other_jobs(tmp_path: Path):
         (["hil_debug", "batch=3"], "no setting named 'batch'"),
     ],
 )
-def test_recipes_and_settings_report_unknown_names(words: list[str], said: str):
+def test_what_is_not_there_is_said(words: list[str], said: str):
     assert said in run("settings", *words, code=1)

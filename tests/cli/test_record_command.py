@@ -224,7 +224,7 @@ def test_a_person_has_three_times_the_steps(tmp_path: Path):
         assert set(Pusher.limits) == {limit}
 
 
-def test_record_command_keep_all_and_states(tmp_path: Path):
+def test_all_episodes_and_chosen_states(tmp_path: Path):
     out = tmp_path / "a"
     options = ["-o", "hopeless=[1, 5]", "--states", "0-1,5", "--split", "train", "--keep", "all", "--no-video", "--seed", 7]
     done = run("record", TOY, "--device", "script", "--episodes", 4, "--out", out, *options)
@@ -269,12 +269,12 @@ def test_frames_for_a_classifier(tmp_path: Path):
         (["--device", "keyboard", "-d", "terminal=/dev/null"], 1, "the keyboard needs a terminal"),
     ],
 )
-def test_record_command_errors_are_one_sentence(tmp_path: Path, arguments: list[str], code: int, words: str):
+def test_what_cannot_work_is_said_in_a_sentence(tmp_path: Path, arguments: list[str], code: int, words: str):
     given = ["record", TOY, "--out", str(tmp_path / "a"), *([] if "--device" in arguments else ["--device", "script"]), *arguments]
     assert words in " ".join(run(*given, code=code).output.split())
 
 
-def test_record_command_prints_next_steps():
+def test_what_is_done_next_with_a_recording():
     from hilt.cli.record_command import next_commands
     from hilt.recording.record import Settings
 
@@ -291,7 +291,7 @@ def test_record_command_prints_next_steps():
     assert next_commands(made, Settings("tabletop/pick", observations="hil-serl"), "script")[2].endswith("--to hil-serl")
 
 
-def test_record_command_prints_next_steps_for_a_served_arm():
+def test_what_is_done_next_with_a_served_arm():
     from hilt.cli.serve_robot import next_commands
 
     assert next_commands(["http://127.0.0.1:5000/"], True, False) == [

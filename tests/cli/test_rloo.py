@@ -32,7 +32,7 @@ def test_a_dry_run_shows_what_the_file_comes_to(hilt, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_train_rloo_errors_are_one_line(hilt, tmp_path):
+def test_what_is_wrong_is_one_line(hilt, tmp_path):
     assert "error: give --config FILE" in hilt().output
     assert "error: which run goes on?" in hilt("--resume").output
     (tmp_path / "plan.yaml").write_text(PLAN.replace("data_batch_size: 4", "data_batch_size: 5, max_sampling_attempts: 1"))
@@ -46,7 +46,7 @@ def _with(hilt, folder, old, new):
     return hilt("--config", "plan.yaml")
 
 
-def test_train_rloo_trains_and_resumes(hilt, tmp_path):
+def test_it_trains_and_goes_on(hilt, tmp_path):
     first = hilt("--config", "plan.yaml", *SMALL, "collect.data_batch_size=5")
     assert first.exit_code == 0, first.output
     assert "max_steps is reached: 2 training steps" in first.output

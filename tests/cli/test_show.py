@@ -34,7 +34,7 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2Jx\x9b31m\r\u202e[bold]\ud800"
 SHOWN = r"\x1b]0;owned\x07\x1b[2Jx\x9b31m\r\u202e[bold]\ud800"
 
 
-def test_shown_text_has_no_terminal_controls():
+def test_nothing_that_is_shown_steers_the_terminal():
     assert printable(HOSTILE) == SHOWN and printable("a\tb\nc é 漢 ✓") == "a\tb\nc é 漢 ✓"
     console = Console(file=io.StringIO(), width=200)
     console.print(table("name", rows=[[HOSTILE]]))

@@ -29,7 +29,7 @@ def run(*arguments: object, code: int = 0) -> Result:
     return result
 
 
-def test_train_classifier_prints_its_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_frames_become_a_classifier_and_it_says_how_good_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     log, more = write_log(tmp_path / "log", clips(12)), write_log(tmp_path / "a=b", clips(6, seed=1))  # a path, whatever is in its name
     all_lines(monkeypatch)
     done = run(log, more, "--out", tmp_path / "c", *QUICK)

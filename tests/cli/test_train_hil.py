@@ -59,7 +59,7 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_train_keeps_given_settings_that_equal_the_default() -> None:
+def test_what_the_command_line_or_a_file_gives_stays_where_it_is_the_default() -> None:
     words = ("n_step=1", "batch_size=256", "cta_ratio=2", "agent.rlpd.learning_rate=3e-4")
     said = run("train", "tests.cli.test_train_hil:toy", *words, "--dry-run").stdout
     assert all(line in said for line in ("\nn_step: 1\n", "\nbatch_size: 256\n", "\ncta_ratio: 2\n", " learning_rate: 0.0003\n"))
@@ -95,7 +95,7 @@ def test_where_the_precision_is_measured_the_import_of_torch_is_announced(monkey
     assert asked == ["torch"] and "precision: bfloat16 is at least 10 times slower than float32 on this CPU" in said
 
 
-def test_train_errors_are_one_line(tmp_path: Path):
+def test_what_cannot_be_is_refused_in_one_line(tmp_path: Path):
     begin_run(tmp_path / "there", "hil_debug", recipe("hil_debug"))
     free = ("wire.port=0", "wire.broadcast_port=0")  # whoever else runs here
     for words, error in {
@@ -159,7 +159,7 @@ def test_the_classifier_has_its_own_command_under_the_same_word():
     assert "DATA" in said and "RECIPE" not in said
 
 
-def test_children_of_hilt_train_end_when_it_is_gone(tmp_path: Path):
+def test_who_was_started_by_hilt_train_ends_when_that_is_gone(tmp_path: Path):
     child = (
         "import os, signal, time\n"
         "from hilt.cli.train_hil import _ending\n"
@@ -262,7 +262,7 @@ def test_an_alarm_of_the_learner_ends_the_command_with_its_sentence_and_a_checkp
     assert "q_bound" in {one["name"] for one in card["alarms"]}
 
 
-def test_train_dry_run_lists_all_errors(tmp_path: Path):
+def test_all_that_cannot_work_is_listed_in_a_dry_run_too(tmp_path: Path):
     words = ["bath_size=3", "operator=spacemose", "demo_path=[nowhere]", "demonstrations=0"]
     for command in (["train", "hil_debug", *words, "--dry-run"], ["train", "hil_debug", *words]):
         said = run(*command, code=1).stderr
@@ -273,7 +273,7 @@ def test_train_dry_run_lists_all_errors(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-def test_train_without_a_checkpoint_does_not_suggest_eval(tmp_path: Path):
+def test_a_run_without_a_checkpoint_is_not_said_to_be_ready_for_evaluation(tmp_path: Path):
     assert _next(tmp_path, ended=False) == [f"hilt train --run {tmp_path} --resume"]
     (tmp_path / "checkpoints" / "00000030").mkdir(parents=True)
     assert _next(tmp_path, ended=True) == [f"hilt eval {tmp_path}", f"hilt plot {tmp_path}"]

@@ -78,7 +78,7 @@ def test_adapters_are_trained_alone_and_merged(tmp_path: Path):
     assert read_json(tmp_path / "second/result.json")["best_step"] > 0
 
 
-def test_train_sft_dry_run_and_errors(tmp_path: Path):
+def test_what_would_be_done_is_shown_and_what_is_wrong_told_in_a_line(tmp_path: Path):
     log = write_log(tmp_path / "log", [(3, "go", True)] * 3)
     said = run("train", "sft", log, COLUMNS, "batch_size=7", "--dry-run", "--run", tmp_path / "new")
     assert "batch_size: 7" in said and f"{log}: log" in said and not (tmp_path / "new").exists()

@@ -95,7 +95,7 @@ def test_rollout_filter_grpo_lora_merge_resume(folder: Path, tmp_path: Path):
     )
 
 
-def test_train_simplevla_dry_run_and_errors(folder: Path, tmp_path: Path):
+def test_what_would_be_done_is_shown_and_what_is_wrong_told_in_a_line(folder: Path, tmp_path: Path):
     given = [*COMMAND, "trainer.total_training_steps=2"]
     said = run(*given, "--dry-run", "--run", tmp_path / "new", SFT_MODEL_PATH=str(folder))
     for words in (

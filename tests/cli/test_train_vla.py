@@ -20,7 +20,7 @@ from tests.lines import all_lines, no_line_twice
 RECIPE = "tests.vla.toy_vla:config"
 
 
-def test_train_vla_dry_run_starts_nothing(tmp_path: Path):
+def test_what_would_be_done_is_shown_and_nothing_started(tmp_path: Path):
     said = run("train", RECIPE, "max_steps=3", "algorithm.kl.where=reward", "--dry-run", "--run", tmp_path / "new")
     for words in ("estimator: grpo", "max_steps: 3", "would begin in", "training step: 16 of each of 1 rank with work = 16 episodes",
                   "memory of the policy, in training with 64 chunks in a pass: ", "memory of the reference with 64 chunks in a pass: ",

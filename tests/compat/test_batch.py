@@ -25,7 +25,7 @@ def rows_of(batch: Batch) -> list[int]:
     return numbers
 
 
-def test_verl_batch_construction():
+def test_what_a_batch_is_made_of():
     batch = made(temperature=1.6)
     assert len(batch) == 6 and set(batch.batch) == {"x", "pixels"} and set(batch.non_tensor_batch) == {"name"}
     assert batch.meta_info == {"temperature": 1.6}

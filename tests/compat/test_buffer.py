@@ -266,7 +266,7 @@ def test_the_log_underneath_knows_who_acted_and_what_ended() -> None:
 # Errors
 
 
-def test_trajectory_replay_buffer_errors(tmp_path: Path) -> None:
+def test_errors_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"auto_save=True needs auto_save_path="):
         TrajectoryReplayBuffer(auto_save=True)
     with pytest.raises(ConfigError, match=r"auto_save_path= is only used with auto_save=True"):

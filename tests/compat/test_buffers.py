@@ -290,7 +290,7 @@ def test_stacks_that_move_by_one():
     buffer.close()
 
 
-def test_serl_buffer_reports_stacks_that_cannot_be_packed():
+def test_stacks_that_cannot_be_packed_say_so():
     buffer = make("efficient", 2)
     odd = transition(0) | {"observations": observed([0, 1]), "next_observations": observed([5, 6])}
     buffer.insert(odd)
@@ -355,7 +355,7 @@ def test_infos_are_passed_over():
 
 
 @BOTH
-def test_serl_buffer_warns_once_about_other_keys(kind: str, caplog: pytest.LogCaptureFixture):
+def test_what_a_recording_has_beside_a_transition_is_passed_over_with_one_warning(kind: str, caplog: pytest.LogCaptureFixture):
     """Pickles that `hilt data convert --to hil-serl` writes have every column of the log as a key."""
     buffer = make(kind)
     more = {"times": {"observed": 0.5, "sent": 0.6}, "labels": 1, "terminated": False, "truncated": False, "source": 2, "policy_version": 3}
@@ -409,7 +409,7 @@ def test_a_missing_field_is_named(key: str):
     buffer.close()
 
 
-def test_serl_buffer_casts_other_widths_like_numpy():
+def test_other_widths_are_taken_as_numpy_would():
     """What HIL-SERL's actor really sends: float64 rewards and masks, and a reward that is a truth value."""
     buffer = make("plain")
     buffer.insert(transition(0, actions=np.array([1.0, 2.0]), rewards=True, masks=np.float64(1), dones=np.False_))
@@ -446,7 +446,7 @@ def test_keys_and_places():
     buffer.close()
 
 
-def test_serl_buffer_empty_is_an_error():
+def test_an_empty_buffer_says_so():
     """Upstream fails with 'high <= 0', or looks for a valid slot for ever."""
     for kind in ("plain", "efficient"):
         buffer = make(kind)

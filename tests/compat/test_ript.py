@@ -88,7 +88,7 @@ def test_scenario_three_exactly_so_many(game):
     assert len(mixed) == 4 and all(mixed[low]["success"] != mixed[low + 1]["success"] for low in (0, 2))
 
 
-def test_ript_failed_rollout_counts_and_is_reported(game, caplog):
+def test_a_failed_rollout_counts_and_is_told(game, caplog):
     (batch,) = collect(game(ToyPool(2, lose=lambda start: start.state == 0)))
     assert [episode["start"].state for episode in batch] == [4, 5, 6, 7]
     assert "an attempt at task 9 failed" in caplog.text and "Traceback: the simulator of the toy fell over" in caplog.text
@@ -122,7 +122,7 @@ def test_rollouts_come_in_the_order_of_their_states_and_may_be_left_early(game):
         game(ToyPool(2, lose=lambda start: True)).run_single_task(9, [5])
 
 
-def test_ript_runner_keeps_and_closes_environments():
+def test_its_environments_stay_and_are_closed():
     runner = LIBEROEnvRunner(None, ["reach"], "tabletop", num_parallel_envs=2, max_episode_length=7, workers=0)
     pool = runner.create_parallel_envs("reach")
     assert isinstance(pool, Pool) and pool is runner.create_parallel_envs("reach") and pool.slots == 2

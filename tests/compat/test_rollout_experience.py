@@ -136,7 +136,7 @@ def test_over_the_wire(memory_path: Path, shown: Path):
     assert [r["actor"] for r in read_metrics(memory_path / "run", ["episode"])] == ["arm", "arm"]
 
 
-def test_rollout_experience_refuses_wrong_settings(memory_path: Path, shown: Path):
+def test_what_cannot_be_is_refused(memory_path: Path, shown: Path):
     learner(memory_path / "run", shown, "trajectories", range(1), max_steps=0).run()
     with pytest.raises(ConfigError, match=r"rewards summed with .*'n_step': 1.*, and this run has .*'n_step': 2"):
         learner(memory_path / "run", shown, "trajectories", n_step=2)

@@ -149,7 +149,7 @@ def step(environments: int = 2, **fields: Any) -> ChunkStepResult:
     return ChunkStepResult(**{**base, **fields})
 
 
-def test_rollout_result_both_names_are_one_class() -> None:
+def test_both_names_are_one_class() -> None:
     assert EmbodiedTrajectoryBuilder is EmbodiedRolloutResult
 
 
@@ -264,7 +264,7 @@ def wrong(builder: EmbodiedRolloutResult) -> EmbodiedRolloutResult:
     return builder
 
 
-def test_rollout_result_errors_name_the_field() -> None:
+def test_errors_name_the_field_and_say_what_to_do() -> None:
     cases: list[tuple[type[HiltError], str, Any]] = [
         (
             SchemaError,

@@ -135,7 +135,7 @@ def test_weights_that_do_not_arrive_are_late(placed):
         group.call("collect", 1)
 
 
-def test_cluster_without_resources_is_an_error(placed):
+def test_what_finds_no_place(placed):
     with pytest.raises(
         DeadlineError, match=r"3 ranks with 2 CPU and 0 GPU each, PACK, found no place within 2 s: the cluster has 4 CPU on 3"
     ):
@@ -193,7 +193,7 @@ def test_a_run_is_the_same_wherever_its_ranks_are_and_goes_on_when_one_dies(fail
         assert figures[step] == pytest.approx(theirs, rel=1e-5, abs=1e-6)
 
 
-def test_cluster_raises_the_exception_of_a_rank(machines, tmp_path, monkeypatch):
+def test_what_a_rank_raises_ends_a_run_as_itself(machines, tmp_path, monkeypatch):
     monkeypatch.setattr("hilt.vla.train.WORKER", "tests.vla.toy_placed:make_worker")
     with pytest.raises(ZeroDivisionError, match="in mid-update") as raised:
         ran(tmp_path / "run", "placement.kind=ray", f"placement.address={machines.address}", fails="raise-in-update")

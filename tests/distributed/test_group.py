@@ -44,14 +44,14 @@ def group(made):
     return made
 
 
-def test_group_call_returns_results_in_order_of_ranks(group):
+def test_all_ranks_answer_in_their_order(group):
     assert group.call("add", 5) == [18, 18, 18]
     assert group.call("add", 5, each=[100, 200, 300]) == [118, 218, 318]
     with pytest.raises(ConfigError, match="each has 1 arguments for 3 ranks"):
         group.call("add", 5, each=[1])
 
 
-def test_group_reports_progress_by_rank(group, monkeypatch):
+def test_how_far_a_call_is_is_told_by_rank(group, monkeypatch):
     heard = []
     monkeypatch.setattr(group, "watch", lambda rank, standing: heard.append((rank, standing)))
     group.call("count", 3)
@@ -97,12 +97,12 @@ def test_an_exception_arrives_as_itself_with_its_place(group):
     assert group.call("add", 5) == [18, 18, 18]
 
 
-def test_group_exception_that_cannot_be_pickled_is_raised_as_text(group):
+def test_an_exception_that_cannot_travel_is_told_in_words(group):
     with pytest.raises(RequestError, match="OddError: 1 and 2"):
         group.call("odd")
 
 
-def test_group_result_that_cannot_be_pickled_is_an_error(group):
+def test_an_answer_that_cannot_travel_is_said(group):
     with pytest.raises(RequestError, match=r"what unsendable\(\) answered at rank \d cannot be sent: .*lambda"):
         group.call("unsendable")
 
@@ -118,7 +118,7 @@ def test_a_rank_that_hangs_is_named_at_the_deadline(group):
         group.call("hang_at", 1, timeout=1)
 
 
-def test_group_lost_rank_is_raised_without_another_cause(group, monkeypatch):
+def test_a_lost_rank_is_told_when_there_is_no_other_cause(group, monkeypatch):
     monkeypatch.setattr("hilt.distributed.group.GRACE_SECONDS", 0.2)
     with pytest.raises(LostRankError, match="rank 2 is gone"):
         group.call("lose")
@@ -146,7 +146,7 @@ def test_a_worker_that_cannot_be_made(made):
         Processes(TOY, ("broken",), Placement(kind="processes", ranks=1))
 
 
-def test_group_here_runs_in_this_process():
+def test_here_is_the_same_in_this_process():
     group = open_group(Placement(), TOY, (10,))
     assert isinstance(group, Here) and group.call("add", 5) == [15] and group.call("add", 5, each=[1]) == [16]
     with pytest.raises(ZeroDivisionError):

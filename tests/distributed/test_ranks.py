@@ -22,7 +22,7 @@ def test_alone():
     ranks.barrier()
 
 
-def test_rollout_rank_takes_part_in_no_reduction():
+def test_a_rank_that_joined_nobody_adds_nothing_up():
     ranks = Unjoined(1, 3)
     for call in (lambda: ranks.sum_(torch.ones(1)), lambda: ranks.max(1), lambda: ranks.any(True), lambda: ranks.gather(1), ranks.barrier):
         with pytest.raises(ClosedError, match="rank 1 of 3 only rolls out"):
@@ -52,19 +52,19 @@ def test_worlds_of_one_to_four(made):
         assert answers[size:] == [None] * (4 - size)
 
 
-def test_ranks_name_a_rank_that_left(group):
+def test_who_leaves_is_named_to_those_who_wait(group):
     answers = group.call("leave_in_turn", 1)
     assert answers.pop(1) == "" and all(answer.startswith("LostRankError: ") for answer in answers)
     assert all("rank 1 left: ZeroDivisionError: by zero" in answer for answer in answers)
 
 
-def test_ranks_name_a_late_rank_at_the_timeout(group, tmp_path: Path):
+def test_who_is_late_is_named_at_the_deadline(group, tmp_path: Path):
     answers = group.call("wait_for", 2, str(tmp_path))
     assert answers.pop(2) == "" and all("waited 5 s for rank 2 (last seen in join)." in answer for answer in answers)
     assert any(answer.startswith("LateRankError: rank ") for answer in answers)  # who hears of it from another, lost that one
 
 
-def test_ranks_name_a_killed_rank(group):
+def test_who_is_killed_is_named(group):
     for rank in range(4):
         group._send(rank, "die_at", (3,))
     errors = {}
@@ -75,7 +75,7 @@ def test_ranks_name_a_killed_rank(group):
     assert any("rank 3 (last seen in join) is gone" in str(errors[rank]) for rank in range(3))
 
 
-def test_ranks_name_a_rank_that_never_joined():
+def test_who_never_came_is_named():
     store, address = host_meeting()
     with pytest.raises(LateRankError, match=r"rank 0 waited 1 s at 127.0.0.1:\d+: rank 1, 2 of 3 did not come"):
         join(address, 0, 3, timeout_seconds=1)

@@ -145,7 +145,7 @@ def test_offloading_moves_to_the_cpu(options, weights, given, kept, moments):
         assert here.call("places") == [({weights}, given, {kept}, {moments})]
 
 
-def test_sharding_refuses_what_cannot_be_sharded():
+def test_what_cannot_be_sharded():
     from hilt.algos.config import Optimizer
     from hilt.distributed.shard import Sharded
 

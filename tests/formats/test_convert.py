@@ -136,7 +136,7 @@ def stopped_after(count: int) -> Any:
 
 
 @pytest.mark.parametrize("to", WRITERS)
-def test_convert_keeps_written_episodes_when_stopped(to: str, log: Path, tmp_path: Path) -> None:
+def test_what_was_written_is_kept_when_it_is_stopped(to: str, log: Path, tmp_path: Path) -> None:
     """However large the files of a format are."""
     with pytest.raises(KeyboardInterrupt):
         convert(log, tmp_path / "out", to=to, drop=["policy_version"] if to == "log" else [], progress=stopped_after(2))
@@ -199,7 +199,7 @@ def test_a_writer_does_not_touch_the_files_of_others(to: str, log: Path, tmp_pat
 
 
 @pytest.mark.parametrize("to", ["rlds", "hil-serl"])
-def test_convert_counts_episodes_written_before_a_stop(log: Path, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_written_before_a_stop_is_counted(log: Path, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when the stop comes after the last thing that a writer does for an episode."""
     options: dict[str, Any] = {"shard_bytes": 1} if to == "rlds" else {"buffer_period": 1}
     whole = convert(log, tmp_path / "whole", to=to, **options)
@@ -287,7 +287,7 @@ def test_an_episode_of_another_shape_is_refused_with_a_cure(tmp_path: Path) -> N
     assert convert(tmp_path / "demos.hdf5", tmp_path / "log", image_size=(20, 20)).episodes == 2
 
 
-def test_convert_refuses_impossible_conversions(log: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_done_is_said(log: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is a log already; copy it with: hilt data merge"):
         convert(log, tmp_path / "out")
     assert convert(log, tmp_path / "small", image_size=(8, 8)).episodes == 5, "a log that is changed is another one"

@@ -23,7 +23,7 @@ LISTS = st.one_of(
 
 
 @given(st.dictionaries(st.text(max_size=20), LISTS, max_size=5))
-def test_tf_example_round_trip(features: dict[str, Any]):
+def test_what_goes_in_comes_out(features: dict[str, Any]):
     decoded = decode(encode(features))
     assert decoded.keys() == features.keys()
     for name, values in features.items():
@@ -114,7 +114,7 @@ def test_a_feature_without_a_list():
         (example(entry(b"a", b"\x1a\x0e\x0a\x0c" + b"\x80" * 11 + b"\x01")), "an integer has more than ten bytes"),
     ],
 )
-def test_tf_example_refuses_other_bytes(raw: bytes, text: str):
+def test_what_is_not_an_example_is_refused(raw: bytes, text: str):
     with pytest.raises(CorruptError, match=text):
         decode(raw)
 

@@ -69,7 +69,7 @@ def test_a_writer_goes_on_where_the_one_before_was_stopped(tmp_path: Path) -> No
     assert rewards(tmp_path / "copy") == [[0, 1, 2], [20, 21, 22], [10, 11, 12]]
 
 
-def test_log_format_writer_stores_what_was_read(tmp_path: Path) -> None:
+def test_what_a_writer_stores_is_what_was_read(tmp_path: Path) -> None:
     with new_log(tmp_path) as log:
         number = log.add(trajectory([[*numbers(0, 4), step(4, terminated=True, source=2)]]))
         log.annotate(number, success=True, language_instruction="pick", odd=float("0.1"))
@@ -93,7 +93,7 @@ def test_an_episode_with_other_columns_is_refused(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_log_format_without_episodes_is_an_error(tmp_path: Path) -> None:
+def test_nothing_to_write_is_an_error_with_a_cure(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not one episode with a transition to write; look at the source with: hilt data inspect"):
         create(tmp_path / "copy", "log").finish()
 
@@ -135,7 +135,7 @@ def test_compression_of_a_small_set(tmp_path: Path, codec: str) -> None:
         assert all("observations/image" in segment.codecs for segment in made.segments)
 
 
-def test_log_format_refuses_compression_without_effect(tmp_path: Path) -> None:
+def test_compression_that_can_do_nothing_is_said(tmp_path: Path) -> None:
     with new_log(tmp_path) as log:
         write(log, [*numbers(0, 2), step(2, terminated=True)])
     with pytest.raises(UnknownNameError, match="no codec named 'zst'; did you mean 'zstd'"):

@@ -179,7 +179,7 @@ def test_a_name_with_a_slash_is_a_path(tmp_path: Path):
     assert found == {"a": {"b": 1, "c": 2}}
 
 
-def test_tfds_features_name_what_cannot_be_read(tmp_path: Path):
+def test_what_cannot_be_read_is_named_and_the_rest_is_read(tmp_path: Path):
     unknown = {"pythonClassName": PREFIX + "optional_feature.Optional", "optional": {"feature": tensor("int64")}}
     lazy = {"pythonClassName": PREFIX + "audio_feature.Audio", "audio": {"dtype": "int64", "lazyDecode": True}}
     data = group(
@@ -289,7 +289,7 @@ def test_a_compressed_bomb_is_not_inflated(tmp_path: Path):
         {"pythonClassName": PREFIX + "features_dict.FeaturesDict", "featuresDict": {"features": {"a": {"tensor": {"shape": 1e400}}}}},
     ],
 )
-def test_tfds_features_refuse_other_json(tmp_path: Path, data: Any):
+def test_what_is_no_features_is_refused(tmp_path: Path, data: Any):
     with pytest.raises(FormatError, match=r"features\.json: (not the features of a TFDS dataset|expected a FeaturesDict at the top)"):
         load(tmp_path, data)
 

@@ -78,7 +78,7 @@ def test_spoilt_datasets(format: str, memory_path: Path, counted: Callable[[str]
         ("os.rename(path, path.with_name('new'))", 'did ["os.rename'),
     ],
 )
-def test_fuzz_finds_forbidden_behavior_of_readers(deed: str, found: str, memory_path: Path):
+def test_what_a_reader_must_not_do_is_found(deed: str, found: str, memory_path: Path):
     """The same with a reader that does it, once the samples are read."""
     program = f"""
 import os, sys, time

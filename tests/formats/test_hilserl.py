@@ -155,7 +155,7 @@ def test_infos(tmp_path: Path) -> None:
     assert dataset.notes.counts["infos/intervene_action: another action than the one stored, not carried over"] == 1
 
 
-def test_hilserl_classifier_images_have_labels(tmp_path: Path) -> None:
+def test_pictures_for_a_classifier_say_what_they_show(tmp_path: Path) -> None:
     steps = golden()
     save(tmp_path / "classifier_data" / "pick_3_success_images_now.pkl", [steps[i] for i in (3, 4, 10)])
     save(tmp_path / "classifier_data" / "pick_failure_images_now.pkl", [steps[i] for i in (0, 1, 5, 6, 7)])
@@ -184,7 +184,7 @@ def test_bytes_of_another_machine_and_flags_of_any_shape(tmp_path: Path) -> None
     assert np.array_equal(episodes[1].columns["actions"], [golden()[4]["actions"]])
 
 
-def test_hilserl_names_keys_missing_in_some_transitions(tmp_path: Path) -> None:
+def test_what_not_all_transitions_have_is_named(tmp_path: Path) -> None:
     steps = golden()
     for i, step in enumerate(steps):
         step["observations"]["depth"] = np.zeros((2 + i % 2, 2), np.float32)
@@ -314,7 +314,7 @@ def test_files_of_another_kind(what: Any, text: str, tmp_path: Path) -> None:
         list(open_dataset(save(tmp_path / "a.pkl", what)))
 
 
-def test_hilserl_does_not_match_other_folders(tmp_path: Path) -> None:
+def test_other_folders_are_not_taken_for_it(tmp_path: Path) -> None:
     rlinf = Path(__file__).parent.parent / "golden" / "rlinf" / "pkl"
     assert not hilserl.matches(rlinf) and not hilserl.matches(next(rlinf.glob("*.pkl")))
     (tmp_path / "buffer").mkdir()
@@ -346,7 +346,7 @@ def mixed() -> list[Episode]:
 
 
 @pytest.mark.parametrize("period", [1, 6, 1000])
-def test_hilserl_round_trip(period: int, tmp_path: Path) -> None:
+def test_what_we_write_is_read_as_it_was(period: int, tmp_path: Path) -> None:
     write(create(tmp_path, "hil-serl", buffer_period=period, exp_name="pick"), mixed())
     assert_all_same(list(open_dataset(tmp_path)), mixed())
     assert hilserl.matches(tmp_path)

@@ -46,7 +46,7 @@ def test_jpeg_comes_near(channels: int):
     assert len(encode(image, "jpeg", quality=30)) < len(encode(image, "jpeg"))
 
 
-def test_images_refuse_what_a_format_cannot_hold():
+def test_what_a_format_cannot_hold_is_refused():
     for image, format in (
         (noise(3, 3, 4), "jpeg"),
         (noise(3, 3, 1, dtype=np.uint16), "jpeg"),
@@ -104,7 +104,7 @@ def test_a_bomb_is_refused():
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"GIF89a", b"\xff\xd8", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0" + bytes(50), bytes(100)])
-def test_images_refuse_other_bytes(data: bytes):
+def test_what_is_no_image_is_refused(data: bytes):
     with pytest.raises(CorruptError, match=r"neither a PNG nor a JPEG image|not a readable"):
         decode(data)
 

@@ -108,7 +108,7 @@ def test_frames_become_transitions(tmp_path: Path, version: str, group: int) -> 
     assert dataset.describe()["frames"] == 7 and dataset.describe()["version"] == version
 
 
-def test_lerobot_order_is_that_of_the_dataset(tmp_path: Path) -> None:
+def test_the_order_is_that_of_the_dataset_whoever_reads_it(tmp_path: Path) -> None:
     dataset = open_dataset(GOLDEN / "v3_video")
     alone = list(dataset)
     with ThreadPoolExecutor(4) as pool:
@@ -160,7 +160,7 @@ def test_without_images_no_video_is_touched(tmp_path: Path) -> None:
         ({"next.done": [1, 0, 1]}, [1, 0, 1], [0, 0, 0]),
     ],
 )
-def test_lerobot_episode_ends(tmp_path: Path, flags: dict[str, list[int]], terminated: list[int], truncated: list[int]) -> None:
+def test_how_an_episode_ends(tmp_path: Path, flags: dict[str, list[int]], terminated: list[int], truncated: list[int]) -> None:
     columns = {name: np.array([*values, 0, 0, 0, 0], bool) for name, values in flags.items()}
     first, _ = open_dataset(foreign(tmp_path / "a", {**STATE, **columns}))
     assert first.columns["terminated"].tolist() == terminated and first.columns["truncated"].tolist() == truncated
@@ -168,7 +168,7 @@ def test_lerobot_episode_ends(tmp_path: Path, flags: dict[str, list[int]], termi
 
 
 @pytest.mark.parametrize("name", ["complementary_info.is_intervention", "is_intervention", "info.intervention"])
-def test_lerobot_source_and_success(tmp_path: Path, name: str) -> None:
+def test_who_acted_and_whether_it_succeeded(tmp_path: Path, name: str) -> None:
     columns = {name: np.array([0, 1, 0, 0, 0, 0, 1], bool), "next.success": np.array([0, 0, 1, 0, 0, 0, 0], bool)}
     a, b = open_dataset(foreign(tmp_path / "a", {**STATE, **columns, "next.reward": np.arange(7, dtype=np.float64)}))
     assert a.columns["source"].tolist() == [0, 1, 0] and b.columns["source"].tolist() == [0, 0, 0, 1]
@@ -218,7 +218,7 @@ def test_text_and_subtasks_are_facts(tmp_path: Path) -> None:
     assert "note" not in a.columns and "subtask_index" not in a.columns
 
 
-def test_lerobot_notes_what_is_not_converted(tmp_path: Path) -> None:
+def test_what_is_not_carried_over_is_noted(tmp_path: Path) -> None:
     late = np.array([0, 0.2, 0.45, 0, 0.2, 0.4, 0.6], np.float32)
     dataset = open_dataset(edit(foreign(tmp_path / "a", {**STATE, "timestamp": late, "odd": list("abcdefg")}), total_episodes=9))
     list(dataset)
@@ -296,7 +296,7 @@ def test_options_are_checked(tmp_path: Path) -> None:
         ({"data_path": "data"}, CorruptError, "not as LeRobot writes it"),
     ],
 )
-def test_lerobot_errors_in_info_json(tmp_path: Path, changes: dict[str, Any], error: type[HiltError] | None, text: str) -> None:
+def test_what_is_wrong_with_the_description(tmp_path: Path, changes: dict[str, Any], error: type[HiltError] | None, text: str) -> None:
     folder = edit(foreign(tmp_path / "a", STATE), **changes)
     if error is None:
         list(open_dataset(folder))
@@ -321,7 +321,7 @@ def test_lerobot_errors_in_info_json(tmp_path: Path, changes: dict[str, Any], er
         ({"action": [{"x": 1}] * 7}, "action is not float64"),
     ],
 )
-def test_lerobot_errors_in_frames(tmp_path: Path, columns: dict[str, Any], text: str) -> None:
+def test_what_is_wrong_with_the_frames(tmp_path: Path, columns: dict[str, Any], text: str) -> None:
     folder = foreign(tmp_path / "a", STATE)
     place(folder / "data/chunk-000/file-000.parquet", changed(folder, **columns))
     with pytest.raises(CorruptError, match=text):
@@ -355,7 +355,7 @@ def remove(*names: str) -> Callable[[Path], None]:
         (lambda f: place(f / "meta/tasks.parquet", pa.table({"task_index": [0.5], "task": ["x"]})), "task_index is not a number in"),
     ],
 )
-def test_lerobot_errors_in_episode_lists(tmp_path: Path, spoil: Callable[[Path], None], text: str) -> None:
+def test_what_is_wrong_with_the_lists(tmp_path: Path, spoil: Callable[[Path], None], text: str) -> None:
     spoil(folder := foreign(tmp_path / "a", STATE))
     with pytest.raises(CorruptError, match=text):
         open_dataset(folder)
@@ -370,7 +370,7 @@ def test_lerobot_errors_in_episode_lists(tmp_path: Path, spoil: Callable[[Path],
         ('{"episode_index": 2, "length": -1}', "is not between 0"),
     ],
 )
-def test_lerobot_errors_in_a_line(tmp_path: Path, line: str, text: str) -> None:
+def test_what_is_wrong_with_a_line(tmp_path: Path, line: str, text: str) -> None:
     folder = foreign(tmp_path / "a", STATE, "v2.1")
     with (folder / "meta/episodes.jsonl").open("a") as file:
         file.write(line + "\n")
@@ -378,7 +378,7 @@ def test_lerobot_errors_in_a_line(tmp_path: Path, line: str, text: str) -> None:
         open_dataset(folder)
 
 
-def test_lerobot_with_too_many_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_rows_than_anyone_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = foreign(tmp_path / "a", STATE)
     monkeypatch.setattr("hilt.formats.lerobot.BYTE_LIMIT", 300)
     with pytest.raises(CorruptError, match=r"row group 0 would take \d+ bytes; at most 300 are read"):

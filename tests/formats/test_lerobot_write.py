@@ -44,7 +44,7 @@ def table(folder: Path, name: str = "data/chunk-000/file-000.parquet") -> dict[s
 
 
 @pytest.mark.parametrize("options", [{"images": "png"}, {"codec": "lossless"}])
-def test_lerobot_write_round_trip(tmp_path: Path, options: dict[str, str]) -> None:
+def test_everything_comes_back(tmp_path: Path, options: dict[str, str]) -> None:
     episodes = [made(5, 0), made(1, 1, source=1, ended="truncated"), made(4, 2, source=[0, 1, 1, 3], ended="")]
     episodes[0].facts |= {"fps": 30, "robot_type": "panda", "episode_metadata": {"who": "ü", "list": [1, None, 2.5]}}
     episodes[2].facts = {"language_instruction": {"texts": ["a", "b"], "begins": [0, 3]}}
@@ -281,7 +281,7 @@ def test_a_writer_goes_on_after_the_last_complete_unit(tmp_path: Path, monkeypat
     assert_all_same(list(open_dataset(tmp_path / "a")), [episodes[i] for i in (0, 1, 3, 6)])
 
 
-def test_lerobot_write_keeps_existing_files(tmp_path: Path) -> None:
+def test_what_is_in_a_folder_already_stays(tmp_path: Path) -> None:
     (tmp_path / "a/data").mkdir(parents=True)
     (tmp_path / "a/data/precious").touch()
     with pytest.raises(ConfigError, match=r"a: expected a new or empty folder, or an unfinished dataset. Choose another path"):
@@ -328,7 +328,7 @@ def test_episodes_that_are_not_alike(tmp_path: Path) -> None:
     assert_all_same(list(open_dataset(tmp_path / "a")), [made(3), made(3, 1)])
 
 
-def test_lerobot_write_notes_what_cannot_be_written(tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_noted(tmp_path: Path) -> None:
     writer = png(tmp_path / "a")
     write(writer, [made(n, i, wave=np.ones(n, complex), nothing=np.ones((n, 0))) for i, n in enumerate((3, 2))])
     assert writer.notes.counts == {
@@ -398,7 +398,7 @@ def test_without_what_hilt_keeps_it_is_still_a_dataset(tmp_path: Path) -> None:
     assert episode.facts == {"fps": 10, "language_instruction": "put 1 down", "success": True} and len(dataset.notes.counts) == 1
 
 
-def test_lerobot_write_own_file_matches_its_frames(tmp_path: Path) -> None:
+def test_what_hilt_keeps_belongs_to_its_frames(tmp_path: Path) -> None:
     a, b = written(tmp_path / "a", [made(4)], images="png"), written(tmp_path / "b", [made(5)], images="png")
     kept = "meta/hilt/chunk-000/file-000.parquet"
     (a / kept).write_bytes((b / kept).read_bytes())

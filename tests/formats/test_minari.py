@@ -187,7 +187,7 @@ def test_arrow(kind: str, tmp_path: Path) -> None:
         list(open_dataset(folder))
 
 
-def test_minari_errors(tmp_path: Path) -> None:
+def test_what_cannot_be_read(tmp_path: Path) -> None:
     assert not minari.matches(tmp_path)
     folder, _ = written(tmp_path / "a", (3, 3, 3))
     with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:

@@ -133,7 +133,7 @@ def test_a_last_step_may_have_anything_and_nothing_harmful_comes_of_it(value: st
         assert np.isfinite(log.all().sample(50)["rewards"]).all() and len(log) == 3
 
 
-def test_rlds_requires_every_feature_in_later_steps() -> None:
+def test_elsewhere_every_feature_must_be_there_whatever_it_holds() -> None:
     data = [episode(0, 3)]
     data[0]["steps"][1]["reward"] = np.float32(np.nan)
     assert np.isnan(converted(data)[0][1][5])
@@ -157,7 +157,7 @@ def test_policy_info_is_made_from_the_step_and_the_next() -> None:
     assert [i["next"].tolist() for i in found] == [[2, -2], [7, -7], [0, 0]] and [i["ends"] for i in found] == [False, True, True]
 
 
-def test_rlds_conversion_is_lazy() -> None:
+def test_nothing_is_read_before_it_is_asked_for() -> None:
     read = []
 
     def episodes() -> Iterator[dict[str, Any]]:
@@ -172,7 +172,7 @@ def test_rlds_conversion_is_lazy() -> None:
     assert [as_numbers(t)[2] for t in found] == [10, 100, 110, 200, 210, 300, 310, 400, 410]
 
 
-def test_rlds_conversion_can_be_iterated_again() -> None:
+def test_what_can_be_read_again_is_converted_again() -> None:
     trajectories = convert_rlds_to_trajectories([episode(0, 3)])
     assert len(list(trajectories)) == len(list(trajectories)) == 3
 
@@ -245,7 +245,7 @@ def test_the_spec_of_a_text() -> None:
     assert next(iter(convert_rlds_to_trajectories(data))).observation["told"] == b"pick"
 
 
-def test_rlds_spec_uses_later_steps_for_missing_features() -> None:
+def test_what_a_first_step_lacks_is_looked_for_in_later_ones() -> None:
     short = {"steps": [{k: v for k, v in step(0, True, True).items() if k not in ("action", "reward", "discount")}]}
     assert create_trajectory_data_spec([short, episode(0, 2)]).action.dtype == np.float32
     assert types([short, episode(0, 2)]) == [(2, 2), (0, 2), (2, 0)]
@@ -386,7 +386,7 @@ def test_a_client_with_two_stores_is_asked_which(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("target", [set(), None, []])
-def test_rlds_push_refuses_a_target_without_trajectories(target: Any) -> None:
+def test_something_that_takes_no_trajectories(target: Any) -> None:
     wanted = f"expected a TF-Agents Reverb observer, a Log, a TrainerClient or a data store, got {type(target).__name__}"
     with pytest.raises(ConfigError, match=wanted):
         push_rlds_to_reverb([episode(0, 2)], target)
@@ -422,7 +422,7 @@ def test_an_observer_gets_every_trajectory() -> None:
     assert observer.got == expected(data)[0]
 
 
-def test_rlds_push_errors_have_the_count_of_pushed_steps() -> None:
+def test_what_an_observer_raises_has_the_count() -> None:
     data = [episode(0, 3), episode(10, 3)]
     with pytest.raises(RuntimeError) as error:
         push_rlds_to_reverb(data, Observer(data, room=4))

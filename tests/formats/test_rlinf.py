@@ -79,7 +79,7 @@ def test_ranks_single_files_and_a_log(tmp_path: Path) -> None:
     assert small is not None and "states" in small.columns["observations"] and "main_images" not in small.columns["observations"]
 
 
-def test_rlinf_bfloat16_becomes_float32(tmp_path: Path) -> None:
+def test_what_torch_alone_has_becomes_float32(tmp_path: Path) -> None:
     trajectory = golden_trajectories()[0]
     trajectory.prev_logprobs = trajectory.prev_logprobs.to(torch.bfloat16)  # type: ignore[union-attr]
     with_buffer(tmp_path, [trajectory])
@@ -171,7 +171,7 @@ def episodes() -> list[Episode]:
 
 
 @pytest.mark.parametrize("kind", ["pt", "pkl"])
-def test_rlinf_round_trip(kind: str, tmp_path: Path) -> None:
+def test_what_we_write_is_read_as_it_was(kind: str, tmp_path: Path) -> None:
     write(create(tmp_path / "a", "rlinf", trajectory_format=kind), episodes())
     dataset = open_dataset(tmp_path / "a")
     assert_all_same(list(dataset), episodes())

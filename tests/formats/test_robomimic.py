@@ -268,7 +268,7 @@ def episodes() -> list[Any]:
     return made_here
 
 
-def test_robomimic_round_trip(tmp_path: Path) -> None:
+def test_what_we_write_is_read_as_it_was(tmp_path: Path) -> None:
     write(create(tmp_path / "a", "robomimic"), episodes())
     dataset = open_dataset(tmp_path / "a")
     assert_all_same(list(dataset), episodes())

@@ -105,7 +105,7 @@ def write_log(path: Path, episodes: list[Episode]) -> None:
 @pytest.mark.parametrize("to", [name for name in WRITERS if name != "log"])
 @settings(max_examples=rounds(5, 100), deadline=None)
 @given(episodes=logs())
-def test_formats_round_trip(to: str, episodes: list[Episode]) -> None:
+def test_there_and_back(to: str, episodes: list[Episode]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         write_log(place / "log", episodes)
@@ -118,7 +118,7 @@ def test_formats_round_trip(to: str, episodes: list[Episode]) -> None:
 
 
 @pytest.mark.parametrize("to", [name for name in WRITERS if name != "log"])
-def test_round_trip_of_an_episode_with_a_gap(to: str, tmp_path: Path) -> None:
+def test_an_episode_with_a_gap_is_kept_or_cut_and_said(to: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     seen = some(rng, np.float32, (3,), 6)
     ends = np.array([False, False, False, True])

@@ -50,7 +50,7 @@ def test_steps_become_transitions_without_copies() -> None:
 @pytest.mark.parametrize(
     ("terminal", "last", "ends"), [(True, True, (True, False)), (False, True, (False, True)), (False, False, (False, False))]
 )
-def test_rlds_steps_episode_ends(terminal: bool, last: bool, ends: tuple[bool, bool]) -> None:
+def test_how_an_episode_ends(terminal: bool, last: bool, ends: tuple[bool, bool]) -> None:
     found, _ = read({"steps": [step(0, first=True), step(1), step(2, last=last, terminal=terminal)]})
     assert (found.columns["terminated"][-1], found.columns["truncated"][-1]) == ends
     assert not found.columns["terminated"][0] and not found.columns["truncated"][0]
@@ -76,7 +76,7 @@ def test_the_last_step_can_be_kept() -> None:
     assert single.columns["rewards"].tolist() == [7] and single.columns["truncated"].tolist() == [True]
 
 
-def test_rlds_last_step_is_kept_as_a_fact_without_nan() -> None:
+def test_what_a_last_step_says_is_kept_and_its_nan_is_not() -> None:
     made = episode(0, 3)
     made["steps"][-1] |= {"action": np.float32(np.nan), "reward": np.float32(1), "discount": np.float32(0)}
     assert read(made)[0].facts["last_step"] == {"action": None, "reward": 1.0, "discount": 0.0}
@@ -125,7 +125,7 @@ def test_names_that_mean_something_else_in_a_log() -> None:
     assert found.columns["mine"]["x"].tolist() == [1, 1]
 
 
-def test_rlds_steps_without_fixed_shape_are_omitted_with_a_note() -> None:
+def test_what_has_no_fixed_shape_is_left_out_with_a_note() -> None:
     made = episode(0, 3)
     for i, one in enumerate(made["steps"]):
         one["observation"] = {"state": np.zeros(2), "cloud": np.zeros((i + 1, 3))}
@@ -275,7 +275,7 @@ def test_an_instruction_of_another_shape_does_no_harm(fact: Any) -> None:
     assert back is not None and back.facts == made.facts
 
 
-def test_rlds_last_step_fact_is_written_again() -> None:
+def test_what_a_last_step_said_is_written_again() -> None:
     found, _ = read(episode(0, 3, terminal=False))
     (piece,) = to_steps(found, Notes())
     assert piece["steps"][2]["action"] == 20 and piece["steps"][2]["reward"] == 2 and piece["steps"][2]["discount"] == 0.5

@@ -117,12 +117,12 @@ def test_bfloat16_becomes_float32():
 
 
 @pytest.mark.parametrize("spec", [None, "all", "train+val", "val+train"])
-def test_tfds_reads_all_splits(spec: str | None):
+def test_all_splits(spec: str | None):
     assert len(open_dataset(RLDS / "bridge_like", split=spec)) == 4
 
 
 @pytest.mark.parametrize("name", ["all", "a[b", "", None, 3])
-def test_tfds_reads_all_splits_of_any_name(shards: Path, name: Any):
+def test_all_splits_whatever_their_names(shards: Path, name: Any):
     info = json.loads((shards / "dataset_info.json").read_text())
     info["splits"].append({"name": name, "shardLengths": []})
     (shards / "dataset_info.json").write_text(json.dumps(info))
@@ -198,7 +198,7 @@ def test_where_a_dataset_may_lie(tmp_path: Path, shards: Path):
         open_dataset(tmp_path / "nothing")
 
 
-def test_tfds_without_dataset_info_uses_file_names(shards: Path):
+def test_without_dataset_info_the_names_of_the_files_say_what_there_is(shards: Path):
     (shards / "dataset_info.json").unlink()
     dataset = open_dataset(shards, split="train[1:]")
     assert ids(dataset) == [1, 2, 3, 4]
@@ -271,7 +271,7 @@ def test_a_name_that_no_file_can_have(shards: Path):
         open_dataset(shards)
 
 
-def test_tfds_notes_what_cannot_be_read(shards: Path):
+def test_what_cannot_be_read_is_noted(shards: Path):
     features = json.loads((shards / "features.json").read_text())
     features["featuresDict"]["features"]["maybe"] = {"pythonClassName": "x.Optional", "optional": {}}
     (shards / "features.json").write_text(json.dumps(features))

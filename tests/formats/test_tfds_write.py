@@ -122,7 +122,7 @@ def test_an_episode_with_a_gap_is_cut_and_noted(tmp_path: Path) -> None:
     assert np.array_equal(second.columns["observations"]["state"], one.columns["observations"]["state"][4:])
 
 
-def test_tfds_write_refuses_other_columns(tmp_path: Path) -> None:
+def test_other_columns_than_before(tmp_path: Path) -> None:
     writer = create(tmp_path)
     writer.add(0, made(3))
     for episode, said in (
@@ -161,7 +161,7 @@ def test_options_that_cannot_work(tmp_path: Path, options: dict[str, Any], said:
         create(tmp_path, **options)
 
 
-def test_tfds_write_without_episodes(tmp_path: Path) -> None:
+def test_nothing_to_write(tmp_path: Path) -> None:
     writer = create(tmp_path)
     with pytest.raises(ConfigError, match="there is not one episode with a transition to write"):
         writer.finish()
@@ -230,7 +230,7 @@ def test_golden_data_goes_to_a_log_to_rlds_and_to_a_log(tmp_path: Path, name: st
     assert_all_same(list(open_any(tmp_path / "again")), list(open_any(tmp_path / "log")))
 
 
-def test_tfds_written_data_is_pushed_unchanged(tmp_path: Path) -> None:
+def test_what_we_wrote_is_pushed_as_it_was(tmp_path: Path) -> None:
     write(create(tmp_path / "tfds"), episodes())
     data = open_dataset(tmp_path / "tfds")
     with Log.create(tmp_path / "log", create_log_schema(data)) as log:
@@ -238,7 +238,7 @@ def test_tfds_written_data_is_pushed_unchanged(tmp_path: Path) -> None:
     assert_all_same(list(open_any(tmp_path / "log")), episodes())
 
 
-def test_tfds_data_without_ends_is_pushed_without(tmp_path: Path) -> None:
+def test_what_has_no_ends_is_pushed_without(tmp_path: Path) -> None:
     one = Episode({"observations": np.ones((2, 3)), "actions": np.ones(2), "rewards": np.ones(2)})
     write(create(tmp_path), [one])
     data = open_dataset(tmp_path)

@@ -51,7 +51,7 @@ def decibels(a: Array, b: Array) -> float:
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("fps", [10, 29.97])
-def test_video_round_trip(tmp_path: Path, codec: str, fps: float) -> None:
+def test_what_is_written_is_read(tmp_path: Path, codec: str, fps: float) -> None:
     frames = drawn(20)
     path = written(tmp_path / "a.mp4", frames, codec, fps)
     back = shown(path, 0, 20, Fraction(fps).limit_denominator(1001).__float__())
@@ -106,7 +106,7 @@ def test_an_index_that_leads_too_far(tmp_path: Path) -> None:
     assert got == frames and seeks == [39, 0]
 
 
-def test_video_names_missing_frames_and_other_sizes(tmp_path: Path) -> None:
+def test_what_is_missing_or_of_another_size_is_named(tmp_path: Path) -> None:
     path = written(tmp_path / "a.mp4", drawn(6))
     with pytest.raises(CorruptError, match=r"none.mp4: this video is missing. Restore it"):
         shown(tmp_path / "none.mp4", 0, 2)
@@ -141,7 +141,7 @@ def test_damaged_files(tmp_path: Path) -> None:
         shown(path, 0, 6)
 
 
-def test_video_refuses_what_a_codec_cannot_hold(tmp_path: Path) -> None:
+def test_what_a_codec_cannot_hold(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"a.mp4: 21 x 33 pixels cannot be stored with the codec h264"):
         VideoWriter(tmp_path / "a.mp4", FPS, 21, 33, "h264")
     writer = VideoWriter(tmp_path / "none" / "a.mp4", FPS, 32, 48, "lossless")

@@ -219,7 +219,7 @@ def test_pushing_counts_trajectories_and_compares_signatures(tmp_path: Path):
 # RLDS 步骤如何映射到 TF Agents 轨迹
 
 
-def test_rlds_last_step_action_and_reward_are_ignored():
+def test_what_a_last_step_has_beside_its_observation_means_nothing():
     data = [episode(0, 3, terminal=True)]
     data[0]["steps"][-1] |= {"reward": np.float32(np.nan), "action": np.full(6, np.nan, np.float32), "discount": np.float32(np.nan)}
     last = list(convert_rlds_to_trajectories(data))[-1]

@@ -223,7 +223,7 @@ def test_an_unknown_suite_is_a_value_error_and_one_of_ours(asked: Any):
     assert isinstance(error.value, HiltError)
 
 
-def test_simplevla_prints_initial_states_of_training_and_validation():
+def test_a_line_says_which_initial_states_train_and_validate():
     assert "initial states: 0 to 29 of each task's 50 train, 30 to 39 validate" in lines_of()
     chosen = lines_of("hilt.task_options.splits={train: [0, 50], eval: [0, 50]}")
     assert "initial states: those of hilt.task_options.splits" in chosen and "30 to 39" not in chosen

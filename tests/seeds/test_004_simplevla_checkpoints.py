@@ -190,7 +190,7 @@ def test_an_unreachable_url_is_an_error_before_training(tmp_path: Path, monkeypa
         config("copy_to=s3://bucket/run").check()
 
 
-def test_remote_copy_that_fails_is_reported_and_training_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_copy_that_breaks_off_is_said_and_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     real, calls, said = UrlFolder.upload, list[str](), list[str]()
 
     def breaks_once(self: UrlFolder, folder: str, *given: Any) -> None:  # noqa: F811
@@ -267,7 +267,7 @@ def test_folders_of_steps_that_are_made_again_are_written_again(tmp_path: Path):
     assert equal(exports.folder_of(tmp_path / "run", 2), exports.folder_of(tmp_path / "other", 2))
 
 
-def test_simplevla_save_freq_sets_both_periods(folder: Path):  # noqa: F811
+def test_what_would_do_nothing_is_refused_and_save_freq_is_both_periods(folder: Path):  # noqa: F811
     with pytest.raises(ConfigError, match="export_keep=2 would do nothing: it needs export_period=N"):
         config("export_keep=2").check()
     said = run(*COMMAND, f"{MODEL}path={folder}", "trainer.total_training_steps=4", "trainer.save_freq=2", "--dry-run")

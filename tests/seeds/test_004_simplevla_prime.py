@@ -81,7 +81,7 @@ def test_reward_policy_and_reference_of_folders(tmp_path: Path):
         config(*ON, "prime.policy=nowhere").check()
 
 
-def test_simplevla_prime_refuses_settings_without_effect_and_counts_memory():
+def test_what_would_do_nothing_is_refused_and_memory_is_counted():
     for changes, says in (
         (["prime.beta=0.1"], "prime.beta=0.1 would do nothing: it needs prime.coefficient above 0"),
         ([*ON, "prime.reference=policy", "reference.offload=true"], "offload=True would do nothing: it needs algorithm.kl.where"),

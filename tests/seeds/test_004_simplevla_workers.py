@@ -138,7 +138,7 @@ def test_save_checkpoint_has_adapters_and_the_merged_model(lessons: Any, tmp_pat
     torch.testing.assert_close(own.compute_log_prob(data), worker.actor.compute_log_prob(data), atol=1e-3, rtol=1e-3)
 
 
-def test_simplevla_workers_refuse_unsupported_settings(checkpoint: Path, lessons: Any):
+def test_what_a_worker_is_not_for_is_refused(checkpoint: Path, lessons: Any):
     _, data = lessons
     with pytest.raises(UnknownNameError, match="no role named 'judge'"):
         RobActorRolloutRefWorker(config_of(checkpoint), role="judge")

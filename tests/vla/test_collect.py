@@ -125,7 +125,7 @@ def test_accuracy_bounds_are_inclusive():
 @pytest.mark.parametrize(
     ("hard", "words"), [(0.0, "all members succeeded.*The policy solves these"), (2.0, "all members failed.*solves none")]
 )
-def test_collect_without_groups(hard, words):
+def test_nothing_is_left_to_learn_from(hard, words):
     filtered = {"dynamic_sampling": True, "max_sampling_attempts": 3}
     collector = made(ToyPool(hard=lambda start: hard), rank=1, ranks=2, when_exhausted="error", **filtered)
     before = stored(collector.state_dict())
@@ -191,7 +191,7 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("name", CHANGED)
-def test_collector_resumed_with_changed_settings(name):
+def test_a_resumed_collector_begins_where_its_settings_say_now(name):
     """What was planned ahead, and groups that were carried over, were of the settings before: other states, or members that differ."""
     before, after, states = CHANGED[name]
     collector, said = made(tasks=["a"], groups_at_once=3, prefetch=True, **before), []
@@ -247,7 +247,7 @@ def test_truncated_and_ill_formed_groups_are_dropped():
         made(max_sampling_attempts=2).collect(Dice(lambda seen: "raise"))
 
 
-def test_collect_failed_rollout_is_an_attempt_with_its_traceback():
+def test_a_failed_rollout_is_an_attempt_and_is_told_with_its_traceback():
     said: list[str] = []
     got = made(ToyPool(lose=by_state(0)), tasks=["a"], said=said).collect(Dice())
     assert [episode.start.state for episode in got.episodes] == [1, 1, 2, 2]
@@ -285,7 +285,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_collector_resumes_bit_for_bit_from_the_middle_of_a_collection(name):
+def test_it_goes_on_bit_for_bit_also_from_the_middle_of_a_collection(name):
     def go(collector, count):
         done = []
         for _ in range(count):
@@ -387,7 +387,7 @@ def test_a_greedy_episode_that_is_lost_takes_its_group_with_it():
         ({"temperature": 0.0}, "a temperature of 0.0 draws nothing"),
     ],
 )
-def test_collect_refuses_wrong_settings_and_those_without_effect(changes, words):
+def test_what_cannot_work_or_would_do_nothing_is_refused(changes, words):
     with pytest.raises((ConfigError, UnknownNameError), match=words):
         made(**changes)
 
@@ -404,7 +404,7 @@ def test_temperature_rows_at_once_and_execute_reach_the_policy():
     assert set(seen) == {(1, 1.6)} and all(episode.executed.max() == 1 for episode in got.episodes)
 
 
-def test_collect_in_the_simulator_with_and_without_processes():
+def test_in_the_simulator_with_processes_or_without():
     need_rendering()
 
     class Arm(Dice):

@@ -82,7 +82,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_vla_config_errors(what: str):
+def test_it_is_refused_in_a_sentence(what: str):
     changes, expected = REFUSED[what]
     with pytest.raises(HiltError, match=expected) as error:
         config(*changes).check()
@@ -90,7 +90,7 @@ def test_vla_config_errors(what: str):
     assert all("\n" not in str(one) for one in found)
 
 
-def test_vla_config_unknown_key_suggests_the_nearest():
+def test_an_unknown_key_is_told_with_the_nearest():
     with pytest.raises(ConfigError, match=r"no setting named 'collect.groupsize'; did you mean 'group_size'\?"):
         config("collect.groupsize=4")
     with pytest.raises(ConfigError, match=r"is of no suite that Hilt knows: give .* columns=\{full_image: images/front, state: state\}"):
@@ -185,7 +185,7 @@ def settings(path: Path, text: str) -> Any:
     return path
 
 
-def test_vla_recipes_are_listed(tmp_path: Path):
+def test_which_recipes_are_of_post_training(tmp_path: Path):
     from hilt.recipes import is_vla, vla_recipe
 
     assert is_vla("vla_debug") and not is_vla("hil_debug") and not is_vla("nothing") and not is_vla("hil-serl:a:B")

@@ -21,7 +21,7 @@ def eyes(**changes: object) -> SmallVLA:
     return SmallVLA(SmallVLAConfig(**{**SIZES, **changes}))  # type: ignore[arg-type]
 
 
-def test_drawn_pictures_place_of_the_named_color() -> None:
+def test_the_color_that_is_named_is_at_the_place_that_is_told() -> None:
     made = drawn(np.random.default_rng(0), 200, 64)
     assert made.pictures.shape == (200, 64, 64, 3) and made.pictures.dtype == np.uint8
     right = []

@@ -59,7 +59,7 @@ def test_an_episode_comes_back_bit_for_bit_also_in_another_process(tmp_path: Pat
         assert not ends["terminated"].any() and ends["truncated"].tolist() == [False] * 4 + [True] and set(ends["policy_version"]) == {12}
 
 
-def test_episode_log_removes_episodes_after_a_checkpoint(tmp_path: Path):
+def test_what_came_after_a_checkpoint_is_taken_out(tmp_path: Path):
     log = EpisodeLog(tmp_path / "log")
     for number in range(4):
         log.add(episode(), number, np.zeros(3, np.float32))
@@ -89,7 +89,7 @@ def test_beyond_its_capacity_the_oldest_go_but_for_those_that_are_pinned(tmp_pat
     again.close()
 
 
-def test_episode_log_that_does_not_exist(tmp_path: Path):
+def test_there_is_no_log_to_read_from(tmp_path: Path):
     with pytest.raises(ConfigError, match="there is no log, and its trajectory 3 is asked for"):
         EpisodeLog(tmp_path / "log").read(3)
 

@@ -45,7 +45,7 @@ def test_a_blank_record_is_what_other_heads_take(head: str):
     assert policy.evaluate(blank_record(policy, 3)).log_prob.shape == (3, 2, 1)
 
 
-def test_footprint_loads_no_weights_and_adapters_need_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_of_a_folder_nothing_is_loaded_and_adapters_need_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     tiny().save_pretrained(tmp_path / "oft")
     settings = Vla(policy=str(tmp_path / "oft"), tasks=["libero_spatial/0"])
     monkeypatch.setattr(module, "free_bytes", lambda device: 10**9)

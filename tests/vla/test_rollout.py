@@ -39,7 +39,7 @@ def test_every_start_is_rolled_out_once_and_the_policy_is_asked_for_no_row_more(
     assert any(episode.executed[-1] == 1 for episode in episodes if episode.success), "a win ends a chunk early"
 
 
-def test_rollout_repeats_bit_for_bit_and_depends_on_the_generator():
+def test_it_is_repeated_bit_for_bit_and_the_generator_matters():
     assert [plain(episode) for episode in roll(ToyPool())] == [plain(episode) for episode in roll(ToyPool())]
     other = roll_out(Dice(), ToyPool(), STARTS, suite=GAME, generator=generator(1))
     assert [plain(episode) for episode in other] != [plain(episode) for episode in roll(ToyPool())]

@@ -61,7 +61,7 @@ def start(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
     return started
 
 
-def test_sft_stops_after_the_validation_minimum_and_keeps_it(start: Callable[..., Any]):
+def test_it_stops_after_the_validation_minimum_and_keeps_that(start: Callable[..., Any]):
     run, done, policy = start(max_steps=200, patience=3, log_period=1)
     assert done.reason == "best" and done.step == done.best_step + 3 * 2 < 60
     assert np.allclose(kept(run), 0.5, atol=0.12) and done.loss < 0.01
@@ -82,7 +82,7 @@ def test_without_validation_it_learns_from_all_and_keeps_the_last(start: Callabl
     assert not [record for record in read_metrics(run, ["update"]) if "validation_loss" in record]
 
 
-def test_sft_resumes_bit_for_bit(start: Callable[..., Any], tmp_path: Path):
+def test_on_from_where_it_was_stopped_bit_for_bit(start: Callable[..., Any], tmp_path: Path):
     options: dict[str, Any] = {"max_steps": 17, "patience": 50, "warmup_steps": 5, "schedule": "cosine", "weight_decay": 0.1}
     options["data"] = [str(write_log(tmp_path / "different", [(4, "go", True)] * 9))]  # so that it matters which rows come when
     whole, done, _ = start("whole", **options)
@@ -111,7 +111,7 @@ def test_parts_of_a_batch_give_the_gradient_of_the_whole(start: Callable[..., An
     assert np.allclose(kept(whole), kept(parts), atol=1e-6) and max(one.seen) == 8 and max(three.seen) == 3
 
 
-def test_sft_optimizer_settings(start: Callable[..., Any]):
+def test_what_the_optimizer_is_told(start: Callable[..., Any]):
     plain = kept(start("plain", max_steps=2, patience=50)[0])
     assert not np.array_equal(plain, kept(start("decay", max_steps=2, weight_decay=5.0)[0]))
     assert not np.array_equal(plain, kept(start("seed", max_steps=2, seed=1)[0]))
@@ -154,7 +154,7 @@ def test_actions_of_another_robot(start: Callable[..., Any], monkeypatch: pytest
         start()
 
 
-def test_sft_refuses_what_does_not_fit_before_the_first_step(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
+def test_what_does_not_fit_is_refused_before_the_first_step(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sft, "free_bytes", lambda device: 3 * 4 * 4 - 1)  # four float32, their gradients and two moments
     with pytest.raises(ConfigError, match=r"gradients and optimizer need 0.0 GB on cpu, .*train adapters \(lora.rank=32\)"):
         start()
@@ -288,7 +288,7 @@ def test_every_policy_is_taught(device: str, kind: str, changes: dict[str, Any],
         assert opened.unnorm_key == "data" and not opened.options.center_crop
 
 
-def test_sft_trains_all_weights_in_float32(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_all_weights_are_trained_in_float32(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("hilt.vla.sft.load_policy", lambda *_, **__: Row().to(torch.bfloat16))
     config = Sft(policy=str(tmp_path), policy_options={"dtype": "bfloat16"}, data=[str(log)], columns=NAMES)
     with pytest.raises(ConfigError, match=r"policy_options.dtype=bfloat16: weights that are trained are float32. Leave it out"):

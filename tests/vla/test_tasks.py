@@ -81,7 +81,7 @@ def test_members_of_a_group_share_all_but_their_number():
     assert drawn[0].seed != drawn[3].seed
 
 
-def test_task_cursor_goes_through_all_tasks():
+def test_all_tasks_in_turn_over_iterations():
     one = agenda(["a", "b", "c"], tasks_at_once=0)
     seen = []
     for _ in range(2):

@@ -62,7 +62,7 @@ def logged(run: Path) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("device", devices())
-def test_post_training_learns_validates_and_keeps_the_best(device: str, tmp_path: Path):
+def test_it_learns_validates_and_keeps_its_best(device: str, tmp_path: Path):
     run, phases = tmp_path / "run", list[tuple[Any, ...]]()
     sizes = ["collect.data_batch_size=32", "algorithm.batch.trajectories_per_step=16", "validation.period=5"]
     done = started(run, "max_steps=10", f"device={device}", *sizes, report=lambda *given: phases.append(given))
@@ -174,7 +174,7 @@ class Stop:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_post_training_resumes_bit_for_bit(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_on_from_where_it_was_interrupted_bit_for_bit(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     started(whole, *SMALL, *WAYS[way])
     stop = Stop(monkeypatch)
@@ -194,7 +194,7 @@ def test_post_training_resumes_bit_for_bit(way: str, tmp_path: Path, monkeypatch
     assert told(whole) == told(parts)
 
 
-def test_post_training_collects_a_deleted_surplus_again(tmp_path: Path):
+def test_a_surplus_that_somebody_removed_is_collected_anew(tmp_path: Path):
     run, said = tmp_path / "run", list[str]()
     started(run, *SMALL, "max_steps=1", "collect.groups_at_once=3")
     with Log.open(run / "rollouts" / "rank-0") as log:
@@ -263,7 +263,7 @@ def test_time_that_was_lost_with_a_worker_was_spent(tmp_path: Path):
         assert controller._seconds() >= 1000
 
 
-def test_post_training_validation_period(tmp_path: Path):
+def test_how_often_it_is_validated(tmp_path: Path):
     def times(name: str, *changes: str) -> list[int]:
         started(tmp_path / name, "max_steps=3", *changes)
         return [record["update"] for record in read_metrics(tmp_path / name, ["update"]) if "validation_success" in record]
@@ -422,7 +422,7 @@ def test_goal_ends_training_when_validations_in_a_row_reach_it(tmp_path: Path, m
     assert resumed(tmp_path / "run", "validation.goal=0", "max_steps=5").reason == "max_steps"
 
 
-def test_validation_counts_a_lost_episode_as_a_failure(tmp_path: Path):
+def test_a_lost_episode_of_a_validation_is_a_failure_and_told(tmp_path: Path):
     said: list[str] = []
     settings = config("max_steps=0", "task_options.fails=3", "collect.retries=0")
     begin_run(tmp_path / "run", "", settings)
@@ -466,7 +466,7 @@ def test_adapters_are_trained_alone_merged_and_gone_on_with(tmp_path: Path):
     assert (run / "adapter/adapter_model.safetensors").is_file()
 
 
-def test_post_training_refused_start_leaves_no_run(tmp_path: Path):
+def test_what_cannot_go_on_is_said_and_a_refused_start_is_no_run(tmp_path: Path):
     run = tmp_path / "run"
     started(run, "max_steps=1")
     with pytest.raises(ConfigError, match=r"critic\.kind was 'none' in .* and is 'shared' now, which a resumed run cannot change"):

@@ -163,7 +163,7 @@ def test_steps_that_are_left_out_are_counted():
     assert (later["skipped_steps"], later["skipped_in_a_row"]) == (0, 0) and len(actor.seen) == 3 and np.isfinite(later["gradient_norm"])
 
 
-def test_update_uses_a_kl_coefficient_that_was_set_again():
+def test_a_price_that_was_set_anew_is_the_one_that_counts():
     """The checkpoint's was taken, and the new setting did nothing."""
     settings = [PolicyGradient(kl=Kl("loss", "low_var_kl", price)) for price in (0.4, 0.1)]
     first, second = (Updater(each, Plain(Toy()), reference=others()[1]) for each in settings)
@@ -331,7 +331,7 @@ def test_a_term_besides():
     assert figures["imitation"] == 4
 
 
-def test_update_metrics():
+def test_what_it_tells():
     settings = PolicyGradient(dual_clip=1.3, kl=KL["loss"])
     _, told = updated(settings)
     bare = dataclasses.replace(settings, kl=Kl())
@@ -356,7 +356,7 @@ def test_a_reward_where_nothing_was_carried_out_counts():
     assert same(updated(PLAIN, made)[0].seen[0], expected(PLAIN, numbers(Toy()), made))
 
 
-def test_update_without_episodes():
+def test_nothing_to_learn_from():
     actor, figures = updated(PLAIN, [])
     assert figures == {"trajectories": 0, "chunks": 0, "tokens": 0} and not actor.seen
 

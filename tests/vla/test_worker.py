@@ -51,7 +51,7 @@ def worker(tmp_path: Path) -> Any:
         one.close()
 
 
-def test_worker_rewards_of_an_episode():
+def test_what_an_episode_earns():
     one = episode(3, rewards=np.array([0.5, 0.25, 1.0], np.float32), last={"front": "the last frame"})
     judge = {"the last frame": 1.0}.__getitem__
 
@@ -149,7 +149,7 @@ def test_imitation_is_a_term_of_the_loss_and_goes_on_where_it_was(tmp_path: Path
     assert again()[0].item() == following != given[0][0].item()
 
 
-def test_worker_sends_small_summaries_to_the_controller(worker: Any):
+def test_the_driver_is_told_little(worker: Any):
     one = worker()
     one.load_own([])
     told = one.collect(0)
@@ -157,7 +157,7 @@ def test_worker_sends_small_summaries_to_the_controller(worker: Any):
     assert len(json.dumps(card_of(episode(64), 3))) < 500 and "ill_formed" not in card_of(episode(64), 3)
 
 
-def test_worker_reports_an_episode_without_a_row(worker: Any, monkeypatch: pytest.MonkeyPatch):
+def test_an_episode_without_a_row_is_told_though_it_is_not_in_the_log(worker: Any, monkeypatch: pytest.MonkeyPatch):
     one = worker("collect.data_batch_size=4", "algorithm.batch.trajectories_per_step=4")
     one.load_own([])
     act = one.policy.act
@@ -196,13 +196,13 @@ def test_episodes_and_weights_pass_from_one_worker_to_another(tmp_path: Path):
         one.close()
 
 
-def test_worker_reports_a_task_that_does_not_begin(tmp_path: Path):
+def test_a_task_that_does_not_begin_is_told(tmp_path: Path):
     with pytest.raises(ConfigError, match="the observations have no picture"):
         Worker(replace(config(), columns={"state": "state"}), tmp_path, Alone())
 
 
 @pytest.mark.parametrize("busy", [True, False])
-def test_worker_time_beside_simulators_is_theirs(busy: bool, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_done_while_a_simulator_works_is_the_simulators_time(busy: bool, monkeypatch: pytest.MonkeyPatch):
     now = [0.0]
     monkeypatch.setattr("hilt.vla.worker.time.perf_counter", lambda: now[0])
 
@@ -220,7 +220,7 @@ def test_worker_time_beside_simulators_is_theirs(busy: bool, monkeypatch: pytest
     clock = PhaseClock()
     pool: Any = _TimedPool(Slow(), clock)  # type: ignore[arg-type]
     began = pool.begin()
-    pool.step(0)
+    pool.step(0, [])
     with clock.at("model"):
         now[0] += 100
     now[0] += 1000  # the log is written

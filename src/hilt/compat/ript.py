@@ -22,6 +22,7 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, EmptyError, HiltError, MissingPackageError, SchemaError, StorageError, UnknownNameError
 from hilt.envs.pool import Pool
+from hilt.policies.base import Policy
 from hilt.policies.vla.observation_adapters import suite
 from hilt.replay.tensors import generator
 from hilt.vla.collect import check_alike
@@ -114,7 +115,7 @@ class LIBEROEnvRunner:
 
     def __init__(
         self,
-        policy: Any,
+        policy: Policy,
         task_names_to_use: Sequence[Any] | None = None,
         benchmark_name: str = "libero_spatial",
         num_parallel_envs: int = 1,

@@ -112,7 +112,7 @@ class Policy(torch.nn.Module, ABC):
         return None
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, **options: Any) -> Any:
+    def from_pretrained(cls, folder: str | Path, **options: Any) -> Policy:
         """The policy in a folder that `save_pretrained` wrote. `options`: policy_options, and the ``device``."""
         raise ConfigError(f"{cls.__name__} cannot be read from a folder: it has no from_pretrained.")
 

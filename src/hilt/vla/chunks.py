@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from hilt.core.errors import ConfigError
+from hilt.policies.base import Policy
 from hilt.policies.vla.observation_adapters import Suite
 
 
@@ -15,7 +16,7 @@ class ChunkAgent:
     """Evaluates the policy once for each chunk, and returns its actions one by one. `execute`: the number of actions of each chunk, 0: all;
     then the policy looks again."""
 
-    def __init__(self, policy: Any, suite: Suite, instruction: str, execute: int = 0):
+    def __init__(self, policy: Policy, suite: Suite, instruction: str, execute: int = 0):
         if not 0 <= execute <= policy.chunk:
             raise ConfigError(
                 f"execute={execute}: this policy answers with {policy.chunk} actions; give 1 to {policy.chunk}, or 0 for all."

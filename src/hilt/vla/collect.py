@@ -25,6 +25,7 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, EmptyError, SchemaError, UnknownNameError
 from hilt.core.progress import Report, silent
+from hilt.envs.pool import EpisodePool
 from hilt.policies.base import Policy, check_effect, check_temperature
 from hilt.policies.vla.observation_adapters import Suite
 from hilt.replay.tensors import as_tensor, generator
@@ -176,7 +177,7 @@ class Collector:
         self,
         config: Collecting,
         tasks: Sequence[str],
-        pool: Any,
+        pool: EpisodePool,
         suite: Suite,
         *,
         states: Mapping[str, int] | None = None,

@@ -15,13 +15,13 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from hilt.core.checksums import read_json
 from hilt.core.errors import ConfigError, CorruptError, StorageError
 from hilt.core.files import DISK, replacing
 from hilt.core.progress import Report, silent
 from hilt.core.url_folder import UrlFolder, files_of
+from hilt.policies.base import Policy
 from hilt.runs import checkpoint
 from hilt.runs.folder import CARD, CONFIG
 
@@ -32,7 +32,7 @@ RESUMED = ("sizes.json", "metrics.jsonl")
 """Files of a run that a resumed one goes on with, besides its settings and its identity"""
 
 
-def save_checkpoint(policy: Any, local_path: str | os.PathLike[str], hdfs_path: str | None = None) -> None:
+def save_checkpoint(policy: Policy, local_path: str | os.PathLike[str], hdfs_path: str | None = None) -> None:
     """Writes a policy as a complete folder: adapters merged into the weights, and alone in ``lora_adapter``; of one without adapters all
     weights. `hdfs_path`, any URL that fsspec knows, gets a checked copy."""
     folder = Path(local_path)
@@ -43,7 +43,7 @@ def save_checkpoint(policy: Any, local_path: str | os.PathLike[str], hdfs_path: 
         UrlFolder(hdfs_path).upload("", files_of(folder))
 
 
-def export(policy: Any, run: Path) -> None:
+def export(policy: Policy, run: Path) -> None:
     """Writes ``run/policy``, a complete folder; and of a policy with adapters these alone in ``run/adapter``."""
     from hilt.policies.io import lora
 
@@ -53,7 +53,7 @@ def export(policy: Any, run: Path) -> None:
     _write(policy, run / ENDS[0])
 
 
-def _write(policy: Any, folder: Path, adapter: bool = False) -> None:
+def _write(policy: Policy, folder: Path, adapter: bool = False) -> None:
     """Writes a complete folder in place of the one that is there, if any; with `adapter`, the adapters alone are in it, too."""
     from hilt.policies.io import lora
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from hilt.envs.pool import Pool
-from hilt.policies.base import Record
+from hilt.policies.base import Policy, Record
 from hilt.policies.io.memory import Estimate, estimate, free_bytes, readable_size
 from hilt.policies.registry import is_new, policy_class
 from hilt.vla.config import Vla
@@ -83,7 +83,7 @@ def _needs(config: Vla, options: dict[str, Any], rows: int, training: bool, valu
     return estimate(build, record, training, prepare=lambda policy: attach_adapters(policy, config))
 
 
-def blank_record(policy: Any, rows: int) -> Record:
+def blank_record(policy: Policy, rows: int) -> Record:
     """A record of zeros with the shapes of what `act` gives."""
     config, chunk, horizon = policy.config, (rows, policy.chunk, policy.action_dim), getattr(policy, "horizon", 0)
     openvla = hasattr(config, "num_images")

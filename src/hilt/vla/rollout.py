@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from hilt.core.errors import ConfigError, HiltError
+from hilt.envs.pool import EpisodePool
 from hilt.envs.task import SUCCESS_KEYS
 from hilt.policies.base import Observation, Policy, Record, join
 from hilt.policies.vla.observation_adapters import Suite
@@ -26,7 +27,7 @@ from hilt.vla.episode import LostEpisode, RolloutEpisode, Start, digest
 
 def roll_out(
     policy: Policy,
-    pool: Any,
+    pool: EpisodePool,
     starts: Iterable[Start],
     *,
     suite: Suite,

@@ -34,7 +34,7 @@ from hilt.core.progress import Report, silent
 from hilt.core.trust import check_names
 from hilt.envs.fitted import open_task
 from hilt.observe.metrics import Metrics
-from hilt.policies.base import check_effect
+from hilt.policies.base import Policy, check_effect
 from hilt.policies.io.memory import free_bytes
 from hilt.policies.io.tensor_files import check_device
 from hilt.policies.precision import of_former_name
@@ -254,7 +254,7 @@ def demonstrations_of(run: Path, task: str) -> Path:
     return run / "tasks" / task.replace("/", "-") / "demonstrations"
 
 
-def open_policy(run: Path, config: Sft) -> Any:
+def open_policy(run: Path, config: Sft) -> Policy:
     """What a run made, run as it was taught: with the same `center_crop`, for one. Statistics and sizes are in its folder."""
     kind, options = policy_class(config.policy), of_former_name(config.policy_options)
     kept = {kind.precision_option} if is_new(config.policy) else options.keys() - {"unnorm_key"}
@@ -312,7 +312,7 @@ class Training:
         self,
         config: Sft,
         run: Path,
-        policy: Any,
+        policy: Policy | None,
         lessons: Demonstrations,
         metrics: Metrics,
         say: Callable[[str], None],
@@ -510,9 +510,9 @@ class Training:
             self.policy.save_pretrained(made)
 
 
-def open_first(config: Sft) -> Any:
+def open_first(config: Sft) -> Policy:
     """The policy of a folder, as a run begins with it, but for the statistics of its data."""
-    policy: Any = load_policy(config.policy, device=config.device, **config.policy_options)
+    policy: Policy = load_policy(config.policy, device=config.device, **config.policy_options)
     if "dtype" not in config.policy_options:  # whatever the files have: small steps are lost in 8 bits
         policy.float()
     elif not config.lora.rank and any(p.dtype != torch.float32 for p in policy.parameters()):
@@ -525,10 +525,11 @@ def open_first(config: Sft) -> Any:
     return policy
 
 
-def make_policy(config: Sft, policy: Any, lessons: Demonstrations, episodes: Sequence[int]) -> Any:
+def make_policy(config: Sft, policy: Policy | None, lessons: Demonstrations, episodes: Sequence[int]) -> Policy:
     """The policy that learns: the one that was opened, with the statistics of the data if it is to have them; or a new one."""
     if policy is None:
-        return _new(config, lessons, episodes).to(config.device)
+        new: Policy = _new(config, lessons, episodes).to(config.device)
+        return new
     if config.statistics == "data":
         states, actions = lessons.numbers(episodes)
         policy.use_statistics({"action": statistics(actions)} | ({"proprio": statistics(states)} if states.size else {}), "data")

@@ -31,6 +31,7 @@ from hilt.core.trust import check_names
 from hilt.distributed.group import STOP_INTERVAL_S, CallProgress, Group, LostWorkerError, Stopped, open_group
 from hilt.observe.alarms import AlarmWatch, stopped
 from hilt.observe.metrics import Metrics
+from hilt.policies.base import Policy
 from hilt.policies.io.tensor_files import Tensors, write_tensors
 from hilt.policies.registry import is_new
 from hilt.runs import checkpoint
@@ -191,7 +192,7 @@ def most_waiting(config: Vla) -> int:
     return max(config.max_steps, WAITING)
 
 
-def policy_of(run: Path, which: str = "best", device: str = "cpu") -> Any:
+def policy_of(run: Path, which: str = "best", device: str = "cpu") -> Policy:
     """The policy of a run: as it was at its "best" validation, at the "last" checkpoint, or at the one of a training step."""
     return trained_policy(frozen_settings(Vla, run), sizes_of_run(run), _trained(run, which)[1], device)
 

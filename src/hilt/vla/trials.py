@@ -15,7 +15,9 @@ import numpy as np
 from hilt.core.checksums import write_json
 from hilt.core.errors import UnknownNameError
 from hilt.core.files import DISK
+from hilt.envs.pool import EpisodePool
 from hilt.envs.task import split_to_report
+from hilt.policies.base import Policy
 from hilt.policies.vla.observation_adapters import Suite
 from hilt.replay.tensors import generator
 from hilt.runs.evaluation import CARD, EpisodeOutcome, EvaluationResult
@@ -28,7 +30,7 @@ VIDEO_HZ = 4.0
 """Chunks that a video shows in a second"""
 
 
-def starts_of(pool: Any, tasks: Sequence[str], split: str, episodes: int, seed: int, at_most: int = 0) -> list[Start]:
+def starts_of(pool: EpisodePool, tasks: Sequence[str], split: str, episodes: int, seed: int, at_most: int = 0) -> list[Start]:
     """The starts of `episodes` for each task, from the first state on, cyclically; 0: every state once. `split`: empty for the one to be
     reported, as `split_to_report` has it. `group` is a start's place, in which
     the tasks take turns: videos of the first few show all of them, and `at_most` above 0 limits the total number of starts."""
@@ -44,8 +46,8 @@ def starts_of(pool: Any, tasks: Sequence[str], split: str, episodes: int, seed: 
 
 
 def tried(
-    policy: Any,
-    pool: Any,
+    policy: Policy,
+    pool: EpisodePool,
     starts: Sequence[Start],
     suite: Suite,
     how: Collecting,

@@ -34,7 +34,7 @@ from hilt.core.progress import Report, silent
 from hilt.distributed.group import Stopped, rank_folder
 from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.distributed.ranks import Ranks
-from hilt.envs.pool import Pool
+from hilt.envs.pool import Beginning, Pool, Reply
 from hilt.envs.rewards import REWARDS, Classifier, named_reward, reward_and_success
 from hilt.policies.base import Evaluation, Policy, Record, at_least_float32
 from hilt.policies.registry import is_new, load_policy, new_policy, policy_class, policy_sizes
@@ -348,15 +348,16 @@ def pool_of(config: Vla, workers: int) -> Pool:
     return Pool(workers, pool.slots, task_options=config.task_options, **options)
 
 
-def first_policy(config: Vla, sizes: Mapping[str, Any], value: str = "", device: str = "") -> Any:
+def first_policy(config: Vla, sizes: Mapping[str, Any], value: str = "", device: str = "") -> Policy:
     """The policy as the run begins with it, with a value head if it is to have one. `sizes`: those of a new one."""
     value, device = value or (config.critic.kind if config.critic.kind in ("shared", "detached") else ""), device or config.device
     options = {**config.policy_options}
     if value:
         options |= policy_class(config.policy).value_options(value, options)
     if is_new(config.policy):
-        return new_policy(config.policy, sizes, options, config.seed).to(device)
-    policy: Any = load_policy(config.policy, device=device, **options)
+        new: Policy = new_policy(config.policy, sizes, options, config.seed).to(device)
+        return new
+    policy: Policy = load_policy(config.policy, device=device, **options)
     if "dtype" not in config.policy_options:  # whatever the files have: small steps are lost in 8 bits
         policy.float()
     elif not config.lora.rank and any(p.dtype != torch.float32 for p in policy.parameters()):
@@ -367,13 +368,13 @@ def first_policy(config: Vla, sizes: Mapping[str, Any], value: str = "", device:
     return policy
 
 
-def flow_kind(policy: Any) -> str | None:
+def flow_kind(policy: Policy) -> str | None:
     """Where chance comes in, of a policy that answers by a flow; None of others."""
     config: Any = getattr(policy, "config", None)
     return config.flow.kind if hasattr(config, "flow") and getattr(config, "head", "flow") == "flow" else None
 
 
-def attach_adapters(policy: Any, config: Vla) -> None:
+def attach_adapters(policy: Policy, config: Vla) -> None:
     if config.lora.rank:
         from hilt.policies.io.lora import attach
 
@@ -390,7 +391,7 @@ def sizes_of(task: str, pool: Pool, suite: Suite) -> dict[str, Any]:
     return policy_sizes(row, len(row.get("state", ())), int(pool.describe(task)["action_dim"]))
 
 
-def trained_policy(config: Vla, sizes: Mapping[str, Any], trained: Mapping[str, torch.Tensor], device: str = "cpu") -> Any:
+def trained_policy(config: Vla, sizes: Mapping[str, Any], trained: Mapping[str, torch.Tensor], device: str = "cpu") -> Policy:
     """The policy of a run with what it has learned, adapters beside its weights if it has some."""
     policy = first_policy(config, sizes, device=device)
     attach_adapters(policy, config)
@@ -398,7 +399,8 @@ def trained_policy(config: Vla, sizes: Mapping[str, Any], trained: Mapping[str, 
     with torch.no_grad():
         for name, tensor in trained.items():
             own[name].copy_(tensor)
-    return policy.eval()
+    policy.eval()
+    return policy
 
 
 # --- reference ---
@@ -407,7 +409,7 @@ def trained_policy(config: Vla, sizes: Mapping[str, Any], trained: Mapping[str, 
 class ReferencePolicy(torch.nn.Module):
     """The policy as it was when this was made. `offload`: its weights lie in the host's memory until they are needed."""
 
-    def __init__(self, policy: Any, offload: bool):
+    def __init__(self, policy: Policy, offload: bool):
         super().__init__()
         self._device, self._offload = policy.device, offload
         self.module = copy.deepcopy(policy).eval().requires_grad_(False)
@@ -457,7 +459,7 @@ def _classifier(folder: str) -> Classifier:
 class Imitating:
     """A term of the loss: some samples of the demonstrations, drawn anew for each optimizer step."""
 
-    def __init__(self, config: Vla, run: Path, policy: Any, suite: Suite, rank: int):
+    def __init__(self, config: Vla, run: Path, policy: Policy, suite: Suite, rank: int):
         from hilt.vla.demonstrations import Demonstrations, batches
 
         self._policy, self._weight, self._seed = policy, config.imitation.weight, [config.seed, rank, 4]
@@ -522,7 +524,7 @@ class PhaseClock:
 
 
 class _TimedPolicy:
-    def __init__(self, policy: Any, clock: PhaseClock):
+    def __init__(self, policy: Policy, clock: PhaseClock):
         self._policy, self._clock = policy, clock
 
     def act(self, *given: Any, **named: Any) -> Any:
@@ -546,25 +548,29 @@ class _TimedPool:
         self._left = self._clock.begin()
         return self._left
 
-    def start(self, *given: Any) -> None:
-        with self._clock.at("simulator"):
-            self._pool.start(*given)
+    @property
+    def slots(self) -> int:
+        return self._pool.slots
 
-    def step(self, *given: Any) -> None:
-        with self._clock.at("simulator"):
-            self._pool.step(*given)
+    def describe(self, task: str) -> dict[str, Any]:
+        return self._pool.describe(task)
 
-    def collect(self, slots: Sequence[int], **named: Any) -> Any:
+    def start(self, slot: int, beginning: Beginning) -> None:
+        with self._clock.at("simulator"):
+            self._pool.start(slot, beginning)
+
+    def step(self, slot: int, actions: Any) -> None:
+        with self._clock.at("simulator"):
+            self._pool.step(slot, actions)
+
+    def collect(self, slots: Sequence[int]) -> list[Reply]:
         if self._pool.busy(slots):
             passed = self._clock.since(self._left)
             self._clock.add(passed["all"] - passed.get("model", 0.0) - passed.get("simulator", 0.0), "simulator", "beside")
         with self._clock.at("simulator"):
-            answers = self._pool.collect(slots, **named)
+            answers = self._pool.collect(slots)
         self.begin()
         return answers
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pool, name)
 
 
 def _in_the_log(episode: RolloutEpisode) -> dict[str, int]:

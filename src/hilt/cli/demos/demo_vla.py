@@ -21,6 +21,7 @@ from hilt.core.errors import require_module
 from hilt.core.progress import Report, silent
 from hilt.core.signals import stop_signals
 from hilt.core.threads import one_thread
+from hilt.policies.base import Policy
 
 if TYPE_CHECKING:
     from hilt.vla.config import Vla
@@ -276,7 +277,7 @@ class VlaStory:
         yield phase
         phase.seconds += time.monotonic() - began
 
-    def _exam(self, name: str, policy: Any) -> None:
+    def _exam(self, name: str, policy: Policy) -> None:
         from hilt.vla.sft import words
         from hilt.vla.trials import starts_of, tried
         from hilt.vla.worker import pool_of

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hilt.compat.simplevla.batch import Batch
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
-from hilt.policies.base import Record
+from hilt.policies.base import Policy, Record
 from hilt.vla.episode import RolloutEpisode, Start
 
 PAD = 32000
@@ -19,7 +19,7 @@ PAD = 32000
 
 
 def rollout_batch(
-    episodes: Sequence[RolloutEpisode], policy: Any, max_prompt_length: int = 0, steps: int = 0, pixel_values: bool = False
+    episodes: Sequence[RolloutEpisode], policy: Policy, max_prompt_length: int = 0, steps: int = 0, pixel_values: bool = False
 ) -> Batch:
     """Episodes as SimpleVLA-RL's rollout gives them, B of S chunks; after an episode's last chunk there is nothing but padding.
 
@@ -82,7 +82,7 @@ def rollout_batch(
     return Batch(tensors, facts)
 
 
-def episodes_of(batch: Batch, policy: Any, temperature: float = 1.0) -> list[RolloutEpisode]:
+def episodes_of(batch: Batch, policy: Policy, temperature: float = 1.0) -> list[RolloutEpisode]:
     """The inverse of `rollout_batch`: the episodes that these rows are. Chunks of which nothing was carried out are left out.
 
     `temperature` is that of the rollout, in the units of ``rollout.temperature``. The pictures are ``frames`` or ``pixel_values``.
@@ -111,7 +111,7 @@ def _fact(batch: Batch, name: str, row: int) -> Any:
     return batch.non_tensor_batch[name][row] if name in batch.non_tensor_batch else ""
 
 
-def _record(data: dict[str, Tensor], row: int, rows: int, policy: Any, temperature: float) -> Record:
+def _record(data: dict[str, Tensor], row: int, rows: int, policy: Policy, temperature: float) -> Record:
     mask = data["attention_mask"][row, :rows].ne(0).long()
     order = mask.argsort(dim=1, descending=True, stable=True)  # a record is padded at the right
     prompt = torch.where(mask.gather(1, order).ne(0), data["input_ids"][row, :rows].gather(1, order), 0)
@@ -141,7 +141,7 @@ def by_token(values: Sequence[np.ndarray], length: int) -> Tensor:
     return found
 
 
-def by_chunk(name: str, values: Tensor, episodes: Sequence[RolloutEpisode], policy: Any) -> list[np.ndarray]:
+def by_chunk(name: str, values: Tensor, episodes: Sequence[RolloutEpisode], policy: Policy) -> list[np.ndarray]:
     """float32 [rows] for each episode, of one number for each token [B, T]: the tokens of a chunk that were carried out have the same."""
     size, found = policy.chunk * policy.action_dim, []
     for row, episode in zip(values.detach().float().cpu().numpy(), episodes, strict=True):

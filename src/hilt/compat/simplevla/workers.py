@@ -27,7 +27,7 @@ from hilt.compat.simplevla.hf_rollout import RobHFRollout, get
 from hilt.compat.simplevla.script_settings import tree_of, worker_run_of
 from hilt.core.errors import ConfigError, MissingFieldError, UnknownNameError
 from hilt.distributed.optimizer import DataParallelOptimizer
-from hilt.policies.base import join, select
+from hilt.policies.base import Policy, join, select
 from hilt.vla.config import Vla
 from hilt.vla.episode import RolloutEpisode
 from hilt.vla.exports import save_checkpoint
@@ -242,7 +242,7 @@ def log_probs(module: Any, episodes: Sequence[RolloutEpisode], data: Batch, rows
     return by_token(found, data.batch["responses"].flatten(1).shape[1])
 
 
-def mask_of(episode: RolloutEpisode, policy: Any) -> np.ndarray:
+def mask_of(episode: RolloutEpisode, policy: Policy) -> np.ndarray:
     """bool [rows, chunk, action_dim]: what was carried out."""
     done = np.arange(policy.chunk) < episode.executed[:, None]
     return np.repeat(done[..., None], policy.action_dim, axis=-1)

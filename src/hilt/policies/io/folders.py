@@ -27,6 +27,7 @@ from torch import Tensor
 
 from hilt.core.errors import ConfigError, FormatError, UnknownNameError
 from hilt.core.files import new_folder
+from hilt.policies.base import Policy
 from hilt.policies.io.lora import merged
 from hilt.policies.io.memory import weights_fit
 from hilt.policies.io.tensor_files import Tensors, check_device, check_dtype, load_into, read_json, read_pt, write_tensors
@@ -56,7 +57,7 @@ def load_openvla(
     tokenizer: Any = None,
     allow_untrained: bool = False,
     **options: Any,
-) -> Any:
+) -> Policy:
     """OpenVLA or OpenVLA-OFT from a folder, checked.
 
     `kind` is the class, or None for the one in the folder. `dtype` is that of the weights ("float32", ...), the files' unless given.
@@ -86,7 +87,7 @@ def load_openvla(
     config = OpenVLAConfig.from_json(document, **{**changes, **options})
     kind = kind or (OpenVLA if config.variant == "ar" else OpenVLAOFT)
     tokenizer = load_tokenizer(folder) if tokenizer is None else tokenizer
-    policy = kind(config, stats, tokenizer, unnorm_key, OpenVLAOptions(**running))
+    policy: Policy = kind(config, stats, tokenizer, unnorm_key, OpenVLAOptions(**running))
     policy.source = folder
     dtype = dtype or next(iter(tensors.entries.values())).dtype
     weights_fit(policy, device, dtype)
@@ -111,7 +112,7 @@ def load_openvla(
     return policy
 
 
-def save_openvla(policy: Any, folder: str | os.PathLike[str]) -> None:
+def save_openvla(policy: Policy, folder: str | os.PathLike[str]) -> None:
     """A complete folder that `load_openvla` and upstream's loaders open. Adapters are merged on the way, shard by shard."""
     from hilt.policies.vla.openvla_config import OURS
 
