@@ -85,3 +85,13 @@ def test_names_that_are_not_trusted_are_refused_before_import(point: ExtensionPo
 def test_a_group_that_trust_does_not_know_is_refused():
     with pytest.raises(ConfigError, match=r"the group 'hilt.toys' .*hilt.tasks"):
         ExtensionPoint("toy", "hilt.toys", {})
+
+
+def test_every_point_is_documented_and_used_by_a_package_outside():
+    root = Path(__file__).parents[2]
+    page, package = (root / path for path in ("docs/extending.md", "tests/extension/hilt_example/pyproject.toml"))
+    for group in trust.GROUPS:
+        assert f"`{group}`" in page.read_text(), f"{page} says nothing of {group}"
+        assert f'[project.entry-points."{group}"]' in package.read_text(), f"{package} has nothing for {group}"
+    for example in ("docs/extending-learning.md", "docs/bring-your-own-device.md", "docs/bring-your-own-robot.md"):
+        assert "what you get for free" in (root / example).read_text().lower()

@@ -20,7 +20,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def serve_robot(
-    backend: Annotated[str, typer.Option("--backend", help="tabletop, or package.module:Class for an arm of your own.")] = "tabletop",
+    backend: Annotated[str, typer.Option("--backend", help="tabletop, or an arm of your own by name or module:Class.")] = "tabletop",
     host: Annotated[str, typer.Option("--host", help="Address to serve at; beyond loopback a token is needed.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="Port of the first arm; a second arm has the next one.", min=0, max=65534)] = 5000,
     task: Annotated[str | None, typer.Option("--task", help="The tabletop task to serve, for example pick.", show_default="pick")] = None,
