@@ -192,7 +192,7 @@ def test_random_steps_leave_alone_what_the_policy_never_moves(learner: Learner, 
     assert np.abs(actions[:, [0, 2]]).max(0).min() > 0.3
 
 
-def test_without_weights_it_waits_says_so_and_gives_up(learner: Learner, tmp_path: Path):
+def test_actor_without_weights_waits_and_gives_up(learner: Learner, tmp_path: Path):
     said: list[str] = []
     report = lambda phase, note="": said.append(f"{phase}: {note}")  # noqa: E731
     with pytest.raises(DeadlineError, match=rf"no weights from 127.0.0.1:{learner.config.wire.broadcast_port} yet, after 0.3 s: look at"):
@@ -211,7 +211,7 @@ LOOKS = {"agent": AgentConfig(encoder=EncoderConfig(kind="small", features=4), h
 @pytest.mark.parametrize(
     ("own", "told", "computes"), [("auto", "bfloat16", "bfloat16"), ("float32", "bfloat16", "float32"), ("auto", "", "auto")]
 )
-def test_it_computes_in_the_precision_of_the_run_unless_its_own_is_set(
+def test_actor_uses_the_precision_of_the_run_unless_its_own_is_set(
     learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, told: str, computes: str
 ):
     """On a machine on which bfloat16 is emulated, which it says."""
@@ -268,7 +268,7 @@ def test_lost_contact_is_a_column_and_stop_ends_the_run(learner: Learner, tmp_pa
     assert truncated.tolist() == [step in (5, 6) for step in range(7)]
 
 
-def test_it_goes_on_while_the_learner_is_away_and_loses_nothing(learner: Learner, tmp_path: Path):
+def test_actor_continues_without_the_learner_and_loses_nothing(learner: Learner, tmp_path: Path):
     learner.publish(1)
     again: list[Learner] = []
     done = threading.Event()
@@ -314,7 +314,7 @@ def test_a_simulation_does_not_outrun_the_learner_but_acts_on_when_that_is_gone(
 
 
 @pytest.mark.parametrize("limit", [3, 77])
-def test_it_makes_no_more_steps_than_the_run_is_to_have(learner: Learner, tmp_path: Path, limit: int):
+def test_actor_makes_at_most_max_env_steps(learner: Learner, tmp_path: Path, limit: int):
     learner.publish(1)
     acting(learner, tmp_path / "actor", lambda: len(Told.actions) >= 2)  # of an earlier life, here or in the spool
     learner.limit, since = limit, []  # type: ignore[var-annotated]
@@ -344,7 +344,7 @@ class Silent(Toy):
     [({"task": f"{__name__}:Silent", "task_options": {"ends": ends}}, words) for ends, words in ((False, "no"), (True, "yes"))],
     indirect=["learner"],
 )
-def test_it_tells_whether_the_environment_says_anything_of_success(learner: Learner, tmp_path: Path, words: str):
+def test_actor_reports_whether_success_is_known(learner: Learner, tmp_path: Path, words: str):
     learner.publish(1)
     acting(learner, tmp_path / "actor", lambda: any(told.get("says_success") == words for told in learner.told))
     assert {told["says_success"] for told in learner.told if "says_success" in told} <= {"not yet", words}
@@ -431,7 +431,7 @@ def test_steps_that_the_learner_refuses_are_an_error_with_its_reason(learner: Le
 
 
 @pytest.mark.parametrize("learner", [{"control_hz": 50.0, "task_options": {}}], indirect=True)
-def test_the_control_rate_is_kept_and_its_lateness_is_told(learner: Learner, tmp_path: Path):
+def test_actor_keeps_the_control_rate_and_reports_lateness(learner: Learner, tmp_path: Path):
     learner.publish(1)
     acting(learner, tmp_path / "actor", lambda: len(learner.log) >= 30)
     (times,) = learner.column("times")

@@ -16,7 +16,7 @@ RLPD, ENCODER, BODY = (
     "policies/test_agent.py::test_a_setting_of_the_encoder_changes_what_is_learned",
     "policies/test_agent.py::test_agent_body_follows_the_config",
 )
-PERIODS = "hil/test_learner.py::test_what_each_period_and_ratio_does"
+PERIODS = "hil/test_learner.py::test_learner_periods_and_ratios"
 GOAL = "hil/test_goal.py::test_learning_ends_at_the_goal_with_the_policy_that_reached_it"
 WIRE = "hil/test_environment.py::test_the_wires_settings"
 SHOWN = {
@@ -26,15 +26,15 @@ SHOWN = {
     "image_keys": "policies/test_agent.py::test_only_the_keys_asked_for_are_seen",
     "proprio_keys": "policies/test_agent.py::test_only_the_keys_asked_for_are_seen",
     "classifier": "hil/test_environment.py::test_a_classifier_gives_the_reward_and_the_learner_does_not_need_it",
-    "control_hz": "hil/test_actor.py::test_the_control_rate_is_kept_and_its_lateness_is_told",
+    "control_hz": "hil/test_actor.py::test_actor_keeps_the_control_rate_and_reports_lateness",
     "max_traj_length": "hil/test_environment.py::test_limits_observations_and_the_grippers_penalty",
     "demo_path": "hil/test_data.py::test_demonstrations_in_any_format_once",
     "demonstrations": "hil/test_launch.py::test_demonstrations_are_recorded_once_and_given_to_the_learner",
     "demonstration_options": "hil/test_launch.py::test_demonstrations_are_recorded_once_and_given_to_the_learner",
-    "checkpoint_path": "hil/test_data.py::test_both_buffers_of_a_hil_serl_folder",
+    "checkpoint_path": "hil/test_data.py::test_experience_imports_both_buffers_of_hil_serl",
     "operator": "hil/test_environment.py::test_an_operator_takes_over_with_the_options_of_the_device_and_of_the_take_over",
     "operator_options": "hil/test_environment.py::test_an_operator_takes_over_with_the_options_of_the_device_and_of_the_take_over",
-    "lost_contact": "hil/test_contact.py::test_nobody_goes_on_where_that_is_set_and_stop_still_works",
+    "lost_contact": "hil/test_contact.py::test_lost_contact_nobody_pauses_and_stop_works",
     "lost_contact_seconds": "hil/test_contact.py::test_after_a_while_the_policy_goes_on",
     "actors": "hil/test_launch.py::test_the_commands_are_one_learner_and_the_actors_that_were_asked_for",
     **{f"agent.{name}": "hil/test_make_agent.py::test_kind_and_options_name_another_agent" for name in ("kind", "options")},
@@ -62,7 +62,7 @@ SHOWN = {
     **{f"agent.rlpd.{name}": RLPD for name in ("critic_warmup", "imitation_weight", "imitation_updates", "imitation_loss", "random_crop")},
     "agent.rlpd.grasp_margin": "policies/test_agent.py::test_the_margin_of_a_gripper_is_heeded",
     "agent.rlpd.feature_noise": "policies/test_agent.py::test_noise_on_features_and_nothing_else",
-    "defaults": "hil/test_defaults.py::test_what_is_set_stays_and_images_leaves_all_as_it_is",
+    "defaults": "hil/test_defaults.py::test_defaults_keep_given_settings_and_images_keep_all",
     "algorithm": "hil/test_learner.py::test_imitation_learns_from_what_it_should",
     "store": "compat/test_rollout_experience.py::test_the_same_episodes_give_the_same_batches_and_the_same_curve",
     **{name: "hil/test_learner.py::test_the_seed_the_capacity_and_n_step_change_what_is_learned" for name in ("seed", "n_step")},
@@ -72,14 +72,14 @@ SHOWN = {
     "max_ahead": "hil/test_actor.py::test_a_simulation_does_not_outrun_the_learner_but_acts_on_when_that_is_gone",
     "random_steps": "hil/test_actor.py::test_first_random_steps_then_the_policy_and_every_step_carries_the_weights_that_made_it",
     "collect_steps": "hil/test_learner.py::test_while_it_collects_actors_need_not_wait_for_updates",
-    "training_starts": "hil/test_learner.py::test_training_starts_is_awaited_and_said",
-    "max_seconds": "hil/test_learner.py::test_other_limits",
-    "max_env_steps": "hil/test_learner.py::test_other_limits",
+    "training_starts": "hil/test_learner.py::test_learner_waits_for_training_starts",
+    "max_seconds": "hil/test_learner.py::test_learner_limits",
+    "max_env_steps": "hil/test_learner.py::test_learner_limits",
     **{f"goal.{name}": GOAL for name in ("success", "states", "period", "hold")},
     "stop_on": "hil/test_learner.py::test_an_alarm_ends_the_run_and_it_goes_on",
     "checkpoint_keep": "hil/test_learner.py::test_checkpoints_by_the_clock_and_how_many_stay",
     "buffer_period": "hil/test_learner.py::test_buffers_in_hil_serls_files",
-    "sinks": "hil/test_learner.py::test_what_the_policy_sees_and_where_metrics_go",
+    "sinks": "hil/test_learner.py::test_learner_keys_and_sinks",
     **{f"wire.{name}": WIRE for name in ("host", "port", "broadcast_port", "keys", "key_name")},
 }
 
@@ -95,5 +95,5 @@ def test_each_setting_is_shown_by_a_test(setting: str):
     assert setting.rpartition(".")[2] in "\n".join(lines), f"{SHOWN[setting]} says nothing of {setting}"
 
 
-def test_nothing_else_is_listed():
+def test_hil_proofs_name_only_settings():
     assert set(SHOWN) == {key for key, *_ in describe(Hil)}

@@ -72,7 +72,7 @@ def test_after_a_while_the_policy_goes_on(learner: test_actor.Learner, tmp_path:
 
 
 @pytest.mark.parametrize("learner", [{**tab(closed=3, stop=200), "lost_contact": "nobody"}], indirect=True)
-def test_nobody_goes_on_where_that_is_set_and_stop_still_works(learner: test_actor.Learner, tmp_path: Path):  # noqa: F811
+def test_lost_contact_nobody_pauses_and_stop_works(learner: test_actor.Learner, tmp_path: Path):  # noqa: F811
     learner.publish(1)
     said: list[str] = []
     assert acting(learner, tmp_path / "actor", lambda: False, said=said).reason == "stop was pressed"
@@ -133,7 +133,7 @@ def test_a_pause_does_not_count_in_what_is_shown(tmp_path: Path):
     assert ("contact lost", whole.lost()) in whole.rows() and "nobody took over" in whole.success()
 
 
-def test_the_terminal_of_a_run_shows_what_the_actor_says_of_contact(tmp_path: Path):
+def test_lost_contact_is_shown_in_the_terminal(tmp_path: Path):
     child = Child("actor-1", [], tmp_path / "log")
     child.log.write_text(f"episode 1\n{contact.CONTACT} is lost: open http://127.0.0.1:1/\nopen http://127.0.0.1:1/\n")
     assert len(child.news()) == 2

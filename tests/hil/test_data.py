@@ -79,7 +79,7 @@ def test_a_grippers_penalty_is_summed_over_the_same_steps_as_the_reward(memory_p
     experience.close()
 
 
-def test_with_a_classifier_what_the_task_itself_says_is_kept_and_told(memory_path: Path):
+def test_experience_with_a_classifier_keeps_task_success(memory_path: Path):
     """A run that an older version began without this column goes on, and knows nothing of what was before."""
     older = experience_for(memory_path / "run")
     fill(older.log, range(1))
@@ -115,7 +115,7 @@ def test_every_batch_is_half_and_half_by_exact_count(filled: Experience, batch_s
     assert filled.counts() == {"log_steps": 30, "demo_steps": 26, "human_steps": 6}
 
 
-def test_other_parts_and_what_is_missing(memory_path: Path):
+def test_experience_other_parts_and_missing_ones(memory_path: Path):
     said: list[str] = []
     experience = experience_for(memory_path / "run", said=said)
     with pytest.raises(EmptyError, match="no online step to draw yet"):
@@ -249,7 +249,7 @@ def test_demonstrations_in_any_format_once(memory_path: Path):
         experience_for(memory_path / "run")
 
 
-def test_both_buffers_of_a_hil_serl_folder(memory_path: Path):
+def test_experience_imports_both_buffers_of_hil_serl(memory_path: Path):
     folder = memory_path / "checkpoint"
     pickled(folder / "buffer" / "transitions_10.pkl", transitions(0) + transitions(1))
     pickled(folder / "demo_buffer" / "transitions_10.pkl", transitions(0)[1:3] + transitions(8))  # two of them are among the actor's
@@ -290,7 +290,7 @@ def test_an_import_that_was_killed_is_made_again_as_a_whole(memory_path: Path):
     experience.close()
 
 
-def test_what_does_not_fit_is_refused(memory_path: Path):
+def test_experience_refuses_what_does_not_fit(memory_path: Path):
     with pytest.raises(StorageError, match=r"demo_path has .*nothing.*pkl, and there is no such file"):
         experience_for(memory_path / "a", demo_path=[str(memory_path / "nothing*.pkl")])
     wide = pickled(memory_path / "wide.pkl", [{**row, "actions": np.zeros(3, np.float32)} for row in transitions(0)])
@@ -306,7 +306,7 @@ def test_what_does_not_fit_is_refused(memory_path: Path):
         experience_for(memory_path / "e", True)
 
 
-def test_an_episode_that_a_restart_has_cut_is_told_of_once(memory_path: Path):
+def test_experience_reports_an_episode_cut_by_a_restart_once(memory_path: Path):
     experience = experience_for(memory_path / "run")
     steps = list(episode(2, human=(1, 3)))
     running = experience.log.episode(actor="a", boot="1", store="actor_env")
@@ -345,7 +345,7 @@ def test_an_episode_that_a_restart_has_cut_is_told_of_once(memory_path: Path):
     again.close()
 
 
-def test_what_is_to_be_foreseen():
+def test_experience_foresight():
     gripper = [0.2, 0.9, 0.1, -0.7, -1.0, 0.0, 1.0, 0.6]  # open at first; closed from 3 on, opened at 6
     columns = {"actions": np.zeros((8, 7)), "observations/p": np.arange(8.0)[:, None], "next_observations/p": np.arange(1, 9.0)[:, None]}
     columns["actions"][:, 6] = gripper

@@ -41,7 +41,7 @@ def test_a_policy_that_sees_numbers_alone_has_no_image_machinery_and_imitates_fi
     assert choice.changed == {**STATE, "max_ahead": SIMULATED_AHEAD} and not bare.agent.normalize_proprio, "there is nothing to imitate"
 
 
-def test_what_is_set_stays_and_images_leaves_all_as_it_is():
+def test_defaults_keep_given_settings_and_images_keep_all():
     config, choice = choose(**SHOWS, cta_ratio=3, agent={"rlpd": {"tau": 0.02}})
     assert (config.cta_ratio, config.agent.rlpd.tau) == (3, 0.02) and not {"cta_ratio", "agent.rlpd.tau"} & choice.changed.keys()
     for seen, settings in ((PICTURES, {}), (NUMBERS, {"defaults": "images"})):
@@ -60,7 +60,7 @@ WORDS = ("n_step=1", "batch_size=256", "cta_ratio=2", "max_ahead=0", "agent.rlpd
 
 
 @pytest.mark.parametrize("how", ["mapping", "file", "words"])
-def test_what_is_set_to_the_value_that_hil_has_anyway_stays(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_defaults_keep_settings_given_with_the_default_value(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "mine.yaml").write_text(FILE)
     base = build(Hil(), SHOWS, *{"mapping": [PLAIN], "file": [tmp_path / "mine.yaml"], "words": WORDS}[how])
     monkeypatch.setattr(train, "_taken", lambda host, port: True)

@@ -42,7 +42,7 @@ def step(config: Hil, action: Any, operator: bool = True) -> dict[str, Any]:
         return env.step(action)[4]
 
 
-def test_without_an_operator_every_action_is_the_policys_and_what_is_executed_is_told():
+def test_environment_without_an_operator_reports_executed_actions():
     info = step(Hil(task=TOY), np.full(3, 2.0))
     assert info["source"] == Source.POLICY and info["executed_action"].tolist() == [1, 1, 1] and "intervene_action" not in info
     assert "executed_action" not in step(Hil(task=TOY, operator="script"), np.ones(3), operator=False)  # an evaluation: nobody could

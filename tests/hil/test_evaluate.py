@@ -66,7 +66,7 @@ def test_every_state_is_tried_once_and_counted():
     assert evaluate(config(limit=1), Walker(), states=[5]).card()["steps_per_success"] is None
 
 
-def test_which_episodes():
+def test_evaluate_selects_states():
     assert [one[0] for one in told(evaluate(config(), Walker(), "eval"))] == [0, 1, 2]
     assert [one[0] for one in told(evaluate(config(), Walker(), "train", episodes=5))] == [0, 1, 0, 1, 0]
     assert [one[0] for one in told(evaluate(config(), Walker(), states=[4, 1]))] == [4, 1]
@@ -92,14 +92,14 @@ def test_an_environment_that_fails_costs_one_episode(tmp_path: Path):
         assert log.facts.about(3)["error"] == "RuntimeError: the arm fell off" and log.facts.about(3)["success"] is False
 
 
-def test_nobody_else_acts():
+def test_evaluate_refuses_take_overs():
     with pytest.raises(ConfigError, match=r"a person acted in an evaluation\. Evaluate without the wrapper through which they do"):
         evaluate(config(person=True), Walker())
     settings = replace(config(), operator="no such device")
     assert evaluate(settings, Walker()).successes == 4, "an operator that the settings name is not even opened"
 
 
-def test_a_task_that_does_not_say_whether_it_succeeded():
+def test_evaluate_a_task_without_success():
     done = evaluate(config(silent=True), Walker())
     assert [one[1] for one in told(done)] == [None] * STATES and done.success is done.interval is done.steps_per_success is None
     card = done.card()
@@ -154,7 +154,7 @@ def test_where_the_task_does_not_know_a_person_is_asked(monkeypatch: pytest.Monk
         evaluate(config(), Walker(), ask=ask, workers=2)
 
 
-def test_it_is_recorded(tmp_path: Path):
+def test_evaluate_writes_a_log(tmp_path: Path):
     done = evaluate(config(), Walker(), folder=tmp_path / "evaluations", update=30)
     assert done.folder == tmp_path / "evaluations" / "test-00000030"
     assert read_json(done.folder / "evaluation.json") == done.card()
@@ -226,13 +226,13 @@ def test_workers_have_the_copy_of_the_actor_that_is_tried(monkeypatch: pytest.Mo
     assert alone == together and not any(one.error for one in alone)
 
 
-def test_what_goes_wrong_in_a_worker_is_told():
+def test_evaluate_reports_errors_of_workers():
     agent = make_agent(config(), spaces(config()))
     with pytest.raises(ConfigError, match="a person acted in an evaluation"):
         evaluate(config(person=True), agent, episodes=1, workers=2)
 
 
-def test_a_script_whose_workers_cannot_start_is_told_why():
+def test_evaluate_reports_workers_that_cannot_start():
     code = "from tests.hil.toy_evaluation import Walker, config\nfrom hilt.hil.evaluate import evaluate\n"
     code += "Walker.acting_state = lambda self, slow: {}\nevaluate(config(), Walker(), workers=2)\n"
     path = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
@@ -241,7 +241,7 @@ def test_a_script_whose_workers_cannot_start_is_told_why():
 
 
 @pytest.mark.peers  # minutes on a busy machine
-def test_workers_end_with_whoever_started_them(tmp_path: Path):
+def test_evaluate_workers_end_with_their_parent(tmp_path: Path):
     """Killed from outside, it leaves no process behind."""
     code = f"""if True:
         from tests.hil.toy_evaluation import config
@@ -307,7 +307,7 @@ def test_checkpoints_by_name(tmp_path: Path):
         find_checkpoint(make_run(tmp_path / "new", ()))
 
 
-def test_what_cannot_be_evaluated(tmp_path: Path):
+def test_evaluate_errors(tmp_path: Path):
     with pytest.raises(UnknownNameError, match="no split named 'tests'; did you mean 'test'"):
         evaluate(config(), Walker(), "tests")
     with pytest.raises(ConfigError, match=f"initial state 6 of test: {TASK} has 6 there, counted from 0"):

@@ -53,7 +53,7 @@ IDLE: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("change", IDLE)
-def test_what_would_change_nothing_is_refused_and_with_what_it_needs_it_passes(change: str):
+def test_idle_settings_are_refused_and_accepted_with_what_they_need(change: str):
     base, cure = IDLE[change]
     name = change.partition("=")[0]
     with pytest.raises(ConfigError, match=r"changes nothing without .*: set that, too, or leave this out\.$") as error:
@@ -85,7 +85,7 @@ def test_no_recipe_has_an_idle_setting_whatever_is_switched_off(name: str):
         refuse_idle(settings(recipe(name), off))
 
 
-def test_what_is_switched_off_takes_along_what_the_recipe_set_and_not_what_was_asked_for():
+def test_idle_settings_of_a_recipe_are_reset_when_switched_off():
     pick = recipe("tabletop_pick")
     off = settings(pick, "demonstrations=0")
     assert pick.demonstration_options and off.demonstration_options == {}

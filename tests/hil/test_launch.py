@@ -61,7 +61,7 @@ def test_a_run_is_frozen_once_and_resumed_with_its_settings(tmp_path: Path):
     assert card["changed"][0]["step"] == 0 and resume_run(run, "", ["agent.rlpd.learning_rate=1e-5"]).agent.rlpd.learning_rate == 1e-5
 
 
-def test_what_would_break_a_resumed_run_is_refused_and_changes_nothing(tmp_path: Path):
+def test_resume_refuses_breaking_changes(tmp_path: Path):
     begin_run(tmp_path / "run", "mine", Hil())
     begun = (tmp_path / "run" / "config.yaml").read_text()
     for override, words in {
@@ -87,7 +87,7 @@ def test_what_would_break_a_resumed_run_is_refused_and_changes_nothing(tmp_path:
         begin_run(tmp_path / "things", "mine", Hil())
 
 
-def test_what_may_be_changed_are_settings_that_exist():
+def test_resume_changeable_settings_exist():
     for key in CHANGEABLE:
         functools.reduce(getattr, key.split("."), Hil())
     whole = {f"{part}.{name}" for part, kind in {"wire": Wire, "goal": Goal}.items() for name in kind.__dataclass_fields__}
@@ -180,7 +180,7 @@ def test_an_error_of_a_process_is_the_error_of_the_run_in_its_own_words(tmp_path
     assert gone(started(said))
 
 
-def test_what_is_killed_is_started_again_and_after_the_third_time_in_a_minute_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_launch_restarts_killed_processes_up_to_three_times_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     scripts(monkeypatch, learner=WAITS, actor_1=WAITS)
     said: list[str] = []
 
@@ -201,7 +201,7 @@ def test_what_is_killed_is_started_again_and_after_the_third_time_in_a_minute_no
     assert gone(started(said))
 
 
-def test_a_page_to_open_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_launch_prints_the_page_address_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     page = "import time; print('actor: episode 1'); print('open http://127.0.0.1:8080/?token=a', flush=True); time.sleep(600)"
     scripts(monkeypatch, learner=WAITS, actor_1=page)
     said: list[str] = []
@@ -209,7 +209,7 @@ def test_a_page_to_open_is_told_at_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert "actor-1: open http://127.0.0.1:8080/?token=a" in said and not any("episode" in line for line in said)
 
 
-def test_a_child_says_into_its_log_after_what_was_said_before(tmp_path: Path):
+def test_launch_appends_to_the_log_of_a_child(tmp_path: Path):
     child = Child("one", [sys.executable, "-c", "import sys; print('error: it is broken', flush=True); sys.exit(1)"], tmp_path / "one.log")
     (tmp_path / "one.log").write_text("error: of long ago\n")
     child.start()

@@ -87,7 +87,7 @@ def test_updates_that_are_not_finite_are_left_out_and_counted(template: Path, me
     assert all(np.isfinite(np.asarray(leaf)).all() for leaf in flatten(saved["networks"]).values()) and saved["updates"] == 9
 
 
-def test_the_critics_updates_before_one_that_is_left_out_stay_and_it_says_so(
+def test_learner_keeps_critic_updates_before_a_skipped_one(
     template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     one, update = learner(template, memory_path / "run", cta_ratio=3, max_steps=2), agent_module.rlpd.update
@@ -131,7 +131,7 @@ def test_an_alarm_ends_the_run_and_it_goes_on(template: Path, memory_path: Path)
     assert [record["alarm"] for record in records(run, "event") if "alarm" in record] == ["update_to_data"] * 2, "it is still so"
 
 
-def test_what_q_is_to_be_is_told(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_learner_logs_realized_q(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(learner_module, "REALIZED", 3)
     learner(template, memory_path / "run", log_period=5).run()
     last = records(memory_path / "run", "update")[-1]
@@ -187,7 +187,7 @@ def test_killed_and_resumed_it_learns_the_same_bit_for_bit(template: Path, memor
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("kind", ["collecting", "trained"])
-def test_on_a_gpu_it_learns_and_goes_on(template: Path, memory_path: Path, kind: str):
+def test_learner_on_a_gpu_learns_and_resumes(template: Path, memory_path: Path, kind: str):
     changes = {**KINDS[kind], "agent": {**KINDS[kind]["agent"], "device": "cuda:0"}, "checkpoint_period": 5}
     assert learner(template, memory_path / "run", **changes).run() == LearnerSummary("max_steps", 10, 30)
     again = learner(template, memory_path / "run", **{**changes, "max_steps": 15})
@@ -206,7 +206,7 @@ def test_stopped_before_the_first_update_it_repeats_the_pretraining_alike(templa
     assert same(*(load(memory_path / name, 2).agent for name in ("whole", "cut")))
 
 
-def test_a_damaged_checkpoint_is_said_and_the_one_before_is_taken(template: Path, memory_path: Path):
+def test_learner_skips_a_damaged_checkpoint(template: Path, memory_path: Path):
     run = memory_path / "run"
     learner(template, run, max_steps=20, checkpoint_period=10).run()
     (run / "checkpoints" / "20" / "agent.pt").write_bytes(b"torn")
@@ -240,7 +240,7 @@ def test_one_learner_for_one_run(template: Path, memory_path: Path):
 # Options
 
 
-def test_what_each_period_and_ratio_does(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_learner_periods_and_ratios(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
     one = learner(
         template, memory_path / "a", max_steps=12, cta_ratio=3, steps_per_update=4, log_period=3, checkpoint_period=5, batch_size=9
     )
@@ -286,7 +286,7 @@ def test_update_to_data_caps_and_waiting_is_measured(template: Path, memory_path
     assert max(r["wait_share"] for r in records(memory_path / "a", "update")) > 0
 
 
-def test_training_starts_is_awaited_and_said(memory_path: Path):
+def test_learner_waits_for_training_starts(memory_path: Path):
     one = Learner(config(training_starts=12, max_steps=3), memory_path / "run", env=spaces(), wire=wire())
     fill(one.experience.log, range(2))
 
@@ -303,7 +303,7 @@ def test_training_starts_is_awaited_and_said(memory_path: Path):
 
 
 @pytest.mark.parametrize(("limit", "reason"), [({"max_env_steps": 30}, "max_env_steps"), ({"max_seconds": 1.0}, "max_seconds")])
-def test_other_limits(template: Path, memory_path: Path, limit: dict[str, Any], reason: str):
+def test_learner_limits(template: Path, memory_path: Path, limit: dict[str, Any], reason: str):
     summary = learner(template, memory_path / "a", max_steps=10**6, **limit).run()
     assert summary.reason == reason and (summary.update == 0) == (reason == "max_env_steps")
     if reason == "max_seconds":  # they are counted over restarts
@@ -334,7 +334,7 @@ def test_the_seed_the_capacity_and_n_step_change_what_is_learned(template: Path,
     assert not any(same(agents["base"], agents[name]) for name in ("seed", "n", "small"))
 
 
-def test_what_the_policy_sees_and_where_metrics_go(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_learner_keys_and_sinks(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
     kept: list[Any] = []
     sink = SimpleNamespace(write=kept.append, resumed=lambda update: None, close=lambda: kept.append("closed"))
     monkeypatch.setitem(SINKS, "kept", lambda folder, run: sink)
@@ -393,7 +393,7 @@ def test_the_encoder_is_pretrained_on_demonstrations_first(template: Path, memor
     assert again.agent.imitations == 4  # not again
 
 
-def test_what_the_agent_is_given_of_the_demonstrations(template: Path, memory_path: Path):
+def test_learner_pretrains_with_the_demonstrations(template: Path, memory_path: Path):
     changes = {**FROZEN, "agent": {"encoder": FORESEEING, "normalize_proprio": True}}
     one = learner(template, memory_path / "a", **changes)
     batch = one.experience.sample(8, "demonstrations", images=True)
@@ -452,7 +452,7 @@ def test_pretraining_is_repeated_from_scratch_with_what_was_collected(
     assert same(load(memory_path / "cut", 1).agent["networks"]["encoder"], second["encoder"])
 
 
-def test_what_is_collected_and_who_is_imitated(template: Path, memory_path: Path):
+def test_learner_collects_and_imitates(template: Path, memory_path: Path):
     one = learner(template, memory_path / "a", **COLLECTING)
     assert one.experience.successful() == [0, 2, 4] and one.experience.collect([0, 2, 4, 99]) == 15
     batch = one.experience.sample(400, "collected", images=True)
@@ -535,7 +535,7 @@ def test_buffers_in_hil_serls_files(template: Path, memory_path: Path):
         ({"max_ahead": 10, "update_to_data": 0.5}, "max_ahead=10 with update_to_data=0.5, below 1"),
     ],
 )
-def test_what_cannot_work_is_refused(memory_path: Path, changes: dict[str, Any], said: str):
+def test_learner_refuses_wrong_settings(memory_path: Path, changes: dict[str, Any], said: str):
     with pytest.raises((ConfigError, UnknownNameError), match=said):
         Learner(config(**changes), memory_path / "run", env=spaces(), wire=wire())
     assert not (memory_path / "run").exists()
@@ -576,7 +576,7 @@ class Driven:
         self.client.stop()
 
 
-def test_actors_are_told_the_precision_of_the_run(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_learner_sends_the_precision_to_actors(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
     """`auto` is decided for all of its processes, here where nobody did before."""
     monkeypatch.setattr(precision, "_automatic", lambda device: precision.PrecisionChoice("bfloat16", "it is faster"))
     made = learner(template, memory_path / "run", agent={"encoder": {**IMAGES, "precision": "auto"}})
@@ -610,7 +610,7 @@ def test_steps_come_in_and_weights_and_answers_go_out(memory_path: Path):
     assert records(run, "update")[-1]["staleness"] == 15  # the only steps were made with the first weights
 
 
-def test_success_is_unknown_where_the_environment_does_not_tell(memory_path: Path):
+def test_learner_success_is_unknown_without_reports(memory_path: Path):
     with Driven(Learner(config(max_env_steps=99, training_starts=90), memory_path / "run", env=spaces(), wire=wire())) as driven:
         assert driven.client.request("send-stats", {"actor": "arm", "says_success": "not yet"})["left"] == 99
         for step in [*episode(0), *episode(1, human=(2,))]:

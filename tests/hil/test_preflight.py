@@ -84,7 +84,7 @@ def test_demonstrations_of_another_task_are_refused_before_anything_is_made(tmp_
 
 
 @pytest.mark.parametrize("name", ["none", "spacemose"])
-def test_an_operator_who_does_not_exist_is_refused_with_what_nobody_is(name: str):
+def test_preflight_unknown_operator_names_the_empty_one(name: str):
     with pytest.raises(ConfigError, match=rf"operator={name}: no device named.*Leave it empty \(operator=\) where nobody takes over"):
         check_begin(Hil(**TOY, operator=name))
 
@@ -123,7 +123,7 @@ def test_a_run_that_an_error_ends_before_it_has_anything_leaves_no_folder(tmp_pa
     assert (run / "config.yaml").exists()
 
 
-def test_both_sides_take_free_ports_where_the_usual_ones_are_taken(monkeypatch: pytest.MonkeyPatch):
+def test_preflight_uses_free_ports_if_the_defaults_are_taken(monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as taken:
         with socket.create_server(("127.0.0.1", 0)) as free:  # not the usual one, which a run on this machine may have
@@ -164,7 +164,7 @@ def test_demonstrations_of_another_task_with_the_same_columns_are_warned_of(
     assert len(lines) == warns and all(f"recorded of {recorded}, and this run learns {trained}" in line for line in lines)
 
 
-def test_a_recording_without_hil_serls_observations_says_how_to_record_them():
+def test_preflight_recording_without_hil_serl_observations_names_the_option():
     image, state = np.zeros((2, 8, 8, 3), np.uint8), np.zeros((2, 3), np.float32)
     columns = {"observations": {"images": {"front": image}, "state": {"tcp_pose": state}}, "actions": state}
     schema = Schema.declare({"observations": {"front": ArraySpec(np.dtype(np.uint8), (1, 8, 8, 3))}})

@@ -73,7 +73,7 @@ def test_batches_are_those_of_the_log_while_it_grows_and_forgets(frozen: Experie
 
 
 @pytest.mark.parametrize("part", ["demo", "demonstrations", "collected"])
-def test_other_parts(frozen: Experience, part: str) -> None:
+def test_states_of_other_parts(frozen: Experience, part: str) -> None:
     fill(frozen.log, range(6), images=True, human=(1, 2), lost=(2,))
     frozen.collect([0, 2])
     assert_same(frozen, *both_ways(frozen, 32, part))

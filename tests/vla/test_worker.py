@@ -171,7 +171,7 @@ def test_an_episode_without_a_row_is_told_though_it_is_not_in_the_log(worker: An
     told = one.collect(0)
     ill = [card for card in told["episodes"] if "ill_formed" in card]
     assert len(ill) == 8 and {(card["ill_formed"], card["trajectory"], card["length"]) for card in ill} == {("ValueError: nonsense", -1, 0)}
-    assert told["said"][0].startswith("an ill-formed chunk in") and told["figures"]["dropped_ill_formed"] == 2
+    assert told["messages"][0].startswith("an ill-formed chunk in") and told["figures"]["dropped_ill_formed"] == 2
 
 
 def test_episodes_and_weights_pass_from_one_worker_to_another(tmp_path: Path):
