@@ -12,8 +12,9 @@ from torch import nn
 
 from hilt.algos import rlpd
 from hilt.algos.adam import Adam
-from hilt.algos.config import Rlpd, check
+from hilt.algos.config import Rlpd
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
+from hilt.core.validate import check
 from hilt.policies.agent.actor_critic import ActorNetwork, Body, Critics, GraspCritic, Temperature
 from hilt.replay.tensors import generator
 from tests.algos.reference import Reference
@@ -184,20 +185,20 @@ def test_warming_up_without_demonstrations_leaves_the_actor_alone() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"discount": 1.1}, "rlpd.discount is 1.1; expected a number from 0 to 1"),
-        ({"tau": 0.0}, "rlpd.tau is 0.0"),
-        ({"critics": 0}, "rlpd.critics is 0; expected at least 1"),
-        ({"subset": 3}, "rlpd.subset is 3; expected 0 for all, or at most as many as there are critics"),
-        ({"temperature": 0.0}, "rlpd.temperature is 0.0; expected above 0"),
-        ({"learning_rate": -1.0}, "rlpd.learning_rate is -1.0"),
-        ({"target_range": [1.0, 0.0]}, r"rlpd.target_range is \[1.0, 0.0\]; expected \[low, high\]"),
+        ({"discount": 1.1}, "rlpd.discount=1.1: expected a number from 0 to 1"),
+        ({"tau": 0.0}, "rlpd.tau=0.0: expected a number above 0 and at most 1"),
+        ({"critics": 0}, "rlpd.critics=0: expected a whole number of at least 1"),
+        ({"subset": 3}, "rlpd.subset=3: expected at most as many as there are critics, 2, or 0 for all"),
+        ({"temperature": 0.0}, "rlpd.temperature=0.0: expected a number above 0"),
+        ({"learning_rate": -1.0}, "rlpd.learning_rate=-1.0: expected"),
+        ({"target_range": [1.0, 0.0]}, r"rlpd.target_range=\[1.0, 0.0\]: expected 2 numbers, in ascending order"),
         ({"target_range": [1.0]}, "rlpd.target_range"),
-        ({"random_crop": -1}, "rlpd.random_crop is -1"),
+        ({"random_crop": -1}, "rlpd.random_crop=-1"),
     ],
 )
 def test_what_cannot_work_is_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check(replace(Rlpd(), **change))  # type: ignore[arg-type]
+        check(replace(Rlpd(), **change), "rlpd")  # type: ignore[arg-type]
 
 
 def test_an_unknown_imitation_loss_is_refused() -> None:

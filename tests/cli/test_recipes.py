@@ -42,8 +42,11 @@ def test_every_setting_with_its_value_default_and_meaning():
     assert list(rows) == [key for key, *_ in describe(Hil)] and all(row["meaning"] and row["type"] for row in rows.values())
     assert (rows["batch_size"]["value"], rows["batch_size"]["default"]) == (32, Hil().batch_size)
     text = run("settings", "hil_debug", "batch_size=64", "batch_size", "control_hz")
-    assert "batch_size = 64   (default: 256)   int" in text and "    Half of it online, half demonstrations" in text
+    assert "batch_size = 64   (default: 256)   int" in text
+    assert "    Half of it online, half demonstrations\n    Expected: at least 2.\n" in text
     assert "control_hz = 0.0   float" in text and "Steps in a second" in text and "max_steps" not in text
+    assert (rows["store"]["expected"], rows["n_step"]["needs"]) == ("one of log, trajectories", ["algorithm=rlpd"])
+    assert "Expected: at least 1. Needs: algorithm=rlpd." in run("settings", "hil_debug", "n_step")
     changed = run("settings", "hil_debug", "--changed")
     assert "task = tabletop/reach   (default: tabletop/pick)" in changed and "control_hz" not in changed
     assert max(map(len, run("settings", "tabletop_pick", "rlpd").splitlines())) <= 80

@@ -140,5 +140,5 @@ def test_what_cannot_be_is_refused(memory_path: Path, shown: Path):
     learner(memory_path / "run", shown, "trajectories", range(1), max_steps=0).run()
     with pytest.raises(ConfigError, match=r"rewards summed with .*'n_step': 1.*, and this run has .*'n_step': 2"):
         learner(memory_path / "run", shown, "trajectories", n_step=2)
-    with pytest.raises(ConfigError, match="buffer_period=5 changes nothing without store=log"):
+    with pytest.raises(ConfigError, match="buffer_period=5 would do nothing: it needs store=log"):
         learner(memory_path / "other", shown, "trajectories", buffer_period=5)

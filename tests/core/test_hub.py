@@ -15,7 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from hilt import cli
-from hilt.core import hub, transfer
+from hilt.cli import hub_transfer as transfer
+from hilt.core import hub
 from hilt.core.errors import ConfigError
 from hilt.replay import Log, Schema
 from tests.core.hub_server import HubServer

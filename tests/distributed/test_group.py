@@ -164,7 +164,7 @@ def test_here_is_the_same_in_this_process():
         ({"kind": "rays"}, "no kind of placement named 'rays'; did you mean 'ray'?"),
         ({"kind": "ray", "strategy": "pack"}, "no strategy of placement named 'pack'"),
         ({"ranks": 2}, "placement.ranks=2 needs placement.kind=processes or ray"),
-        ({"kind": "processes", "ranks": 0}, "placement.ranks=0: expected a number from 1 on."),
+        ({"kind": "processes", "ranks": 0}, "placement.ranks=0: expected a whole number of at least 1."),
         ({"address": "auto"}, "placement.address=auto would do nothing: it needs placement.kind=ray"),
         ({"kind": "processes", "gpus": 1.0}, "placement.gpus=1.0 would do nothing"),
         ({"restarts": 1}, "placement.restarts=1 would do nothing: it needs placement.kind=processes or ray."),

@@ -273,10 +273,10 @@ def test_closing_closes_the_environments_and_ends_the_workers(tmp_path: Path) ->
 
 def test_pool_refuses_wrong_options(monkeypatch: pytest.MonkeyPatch) -> None:
     for given, message in [
-        ({"workers": -1}, "workers=-1: a pool has at least 0"),
-        ({"slots": 0}, "slots=0: a pool has at least 1"),
+        ({"workers": -1}, "workers=-1: expected a number of at least 0"),
+        ({"slots": 0}, "slots=0: expected a number of at least 1"),
         ({"restarts": -1}, "restarts=-1"),
-        ({"step_s": 0}, "a deadline is more than 0 seconds"),
+        ({"step_s": 0}, "step_s=0: expected a number above 0"),
         ({"envs_per_worker": 1}, "envs_per_worker=1: a worker has 2 slots"),
         ({"task_options": {"size": object()}}, "task_options: .* a worker process gets plain values"),
     ]:

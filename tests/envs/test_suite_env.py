@@ -257,7 +257,7 @@ def test_many_of_them_run_side_by_side():
 def test_tabletop_env_reports_unknown_names():
     with pytest.raises(UnknownNameError, match="did you mean 'pick'"):
         TabletopEnv("pik")
-    with pytest.raises(ConfigError, match="image_size=0: it must be at least 1"):
+    with pytest.raises(ConfigError, match="image_size=0: expected a number of at least 1"):
         TabletopEnv("pick", image_size=0)
     with pytest.raises(ConfigError, match="rgb_array"):
         TabletopEnv("pick", render_mode="human")

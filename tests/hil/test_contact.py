@@ -12,7 +12,6 @@ from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.trajectory import Source
 from hilt.hil import contact
 from hilt.hil.config import Hil, check
-from hilt.hil.idle import refuse_idle
 from hilt.hil.launch import Child
 from hilt.observe.live import Standing
 from hilt.observe.metrics import FILE, running
@@ -144,7 +143,7 @@ def test_settings_of_lost_contact_are_checked():
         check(Hil(lost_contact="anybody"))
     with pytest.raises(ConfigError, match="lost_contact_seconds=-1"):
         check(Hil(lost_contact_seconds=-1))
-    with pytest.raises(ConfigError, match="without an operator"):
-        refuse_idle(Hil(lost_contact="nobody"))
-    with pytest.raises(ConfigError, match="without lost_contact=policy"):
-        refuse_idle(Hil(operator="browser", lost_contact="nobody", lost_contact_seconds=5))
+    with pytest.raises(ConfigError, match="needs an operator"):
+        check(Hil(lost_contact="nobody"))
+    with pytest.raises(ConfigError, match="needs lost_contact=policy"):
+        check(Hil(operator="browser", lost_contact="nobody", lost_contact_seconds=5))

@@ -115,9 +115,9 @@ def test_a_task_that_does_not_report_success_is_an_error_and_so_is_what_the_proc
     ("goal", "message"),
     [
         ({"success": 0.9, "states": 4}, "has 3 initial states of the split 'eval': give goal.states=3 at most, not 4"),
-        ({"success": 1.5}, "goal.success=1.5: expected a share of the evaluation states, from 0 (off) to 1"),
-        ({"success": 0.9, "hold": 0}, "goal.hold=0: expected at least 1"),
-        ({"success": 0.9, "period": 0}, "goal.period=0: expected at least 1"),
+        ({"success": 1.5}, "goal.success=1.5: expected a number from 0 to 1"),
+        ({"success": 0.9, "hold": 0}, "goal.hold=0: expected a whole number of at least 1"),
+        ({"success": 0.9, "period": 0}, "goal.period=0: expected a whole number of at least 1"),
     ],
 )
 def test_a_goal_that_cannot_be_evaluated_is_refused_before_the_run_begins(goal: dict[str, Any], message: str):

@@ -76,9 +76,9 @@ def test_resume_refuses_breaking_changes(tmp_path: Path):
     assert (tmp_path / "run" / "config.yaml").read_text() == begun
     with pytest.raises(ConfigError, match="has no run of `hilt train` to resume: leave out --resume to begin one"):
         resume_run(tmp_path / "other", "", [])
-    with pytest.raises(ConfigError, match="max_steps=-1: expected at least 0"):
+    with pytest.raises(ConfigError, match="max_steps=-1: expected a whole number of at least 0"):
         resume_run(tmp_path / "run", "", ["max_steps=-1"])
-    with pytest.raises(ConfigError, match="batch_size=0: expected at least 2"):
+    with pytest.raises(ConfigError, match="batch_size=0: expected a whole number of at least 2"):
         begin_run(tmp_path / "new", "mine", Hil(batch_size=0))
     assert not (tmp_path / "new").exists(), "so that the right settings may begin there"
     (tmp_path / "things").mkdir()
@@ -128,7 +128,7 @@ def test_the_commands_are_one_learner_and_the_actors_that_were_asked_for(tmp_pat
     assert theirs["learner"] == ["hilt", "--debug", "learner", "--run", str(tmp_path), "--resume"]
     own = ["--name", "actor-2", "--spool", str(tmp_path / "actors" / "actor-2"), "--learner", "10.0.0.1"]
     assert theirs["actor-2"] == ["hilt", "--debug", "actor", str(tmp_path / "config.yaml"), *own]
-    with pytest.raises(ConfigError, match="actors=0: a run needs at least 1"):
+    with pytest.raises(ConfigError, match=r"actors=0: expected a whole number of at least 1\. A learner alone"):
         train(Hil(actors=0), tmp_path)
 
 

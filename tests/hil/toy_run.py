@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Dict
 
-from hilt.core.config import build
+from hilt.core.config import build, override
 from hilt.core.trajectory import Source
 from hilt.hil.config import Hil
-from hilt.hil.idle import settings
 from hilt.wire import make_trainer_config
 
 SIZE = 32
@@ -41,7 +40,7 @@ def spaces(images: bool = False) -> Any:
 
 
 def config(**changes: Any) -> Hil:
-    return settings(build(Hil(), BASE), changes)
+    return override(build(Hil(), BASE), changes)
 
 
 def wire() -> Any:

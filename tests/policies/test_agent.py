@@ -256,12 +256,12 @@ def test_a_gpu_learns_the_same() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden": []}, r"agent.hidden is \[\]; expected at least one width"),
-        ({"proprio_width": -1}, "agent.proprio_width is -1"),
+        ({"hidden": []}, r"agent.hidden=\[\]: expected at least one"),
+        ({"proprio_width": -1}, "agent.proprio_width=-1"),
         ({"proprio_floor": {"state/pose": 0.0}}, "agent.proprio_floor"),
-        ({"actor_scale": 0.0}, "agent.actor_scale is 0.0; expected above 0"),
-        ({"std_range": [1.0]}, r"agent.std_range is \[1.0\]; expected \[least, largest\]"),
-        ({"initial_std": -1.0}, "agent.initial_std is -1.0"),
+        ({"actor_scale": 0.0}, "agent.actor_scale=0.0: expected a number above 0"),
+        ({"std_range": [1.0]}, r"agent.std_range=\[1.0\]: expected 2 numbers, above 0, in ascending order"),
+        ({"initial_std": -1.0}, "agent.initial_std=-1.0"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(change: dict[str, Any], message: str) -> None:
@@ -385,7 +385,7 @@ def test_noise_on_features_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> 
     assert losses[0] != losses[1]
     with pytest.raises(ConfigError, match=r"rlpd.feature_noise=0.1 is for the features of a frozen encoder, and there is none. Set"):
         make(feature_noise=0.1)
-    with pytest.raises(ConfigError, match=r"rlpd.feature_noise is -1; expected 0 or more"):
+    with pytest.raises(ConfigError, match=r"rlpd.feature_noise=-1: expected a number of at least 0"):
         make(feature_noise=-1)
 
 

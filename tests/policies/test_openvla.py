@@ -392,7 +392,7 @@ def test_upstreams_face():
     policy.set_num_images_in_input(1)
     one, _ = policy.generate_action_verl(ids, pixels[:, :6], **{**asked, "do_sample": False})
     assert one.shape == (2, 3, 7) and policy.config.cameras() == ("full_image",)
-    with pytest.raises(ConfigError, match=r"num_images 0, .* expected at least 1"):
+    with pytest.raises(ConfigError, match=r"num_images=0: expected a whole number of at least 1"):
         policy.set_num_images_in_input(0)
     with pytest.raises(ConfigError, match="a token at a time from one image"):
         policy_of("ar").set_num_images_in_input(2)
@@ -508,7 +508,7 @@ def test_l1_draws_nothing():
         ({"variant": "mamba"}, UnknownNameError, "variant"),
         ({"head": "diffusion"}, UnknownNameError, "head"),
         ({"variant": "ar", "head": "l1"}, ConfigError, "a token at a time from one image"),
-        ({"use_proprio": True}, ConfigError, "proprio_dim 0: expected at least 1"),
+        ({"use_proprio": True}, ConfigError, "proprio_dim=0: expected at least 1"),
         ({"use_proprio": True, "proprio_dim": 8}, ConfigError, "state has 8 numbers, and the statistics of libero_spatial_no_noops 7"),
         ({"vit": [{"depht": 3}]}, UnknownNameError, "depht"),
         ({"action_dim": 6}, ConfigError, "actions have 6 numbers, and the statistics of libero_spatial_no_noops 7"),
@@ -533,7 +533,7 @@ def test_a_config_goes_through_json():
         OpenVLAConfig.from_json({"hilt": {"chnuk": 3}})
     with pytest.raises(UnknownNameError, match="float16"):
         OpenVLAOptions(compute="float16")
-    with pytest.raises(ConfigError, match="checkpointed=2: expected the share of layers"):
+    with pytest.raises(ConfigError, match="checkpointed=2: expected a number from 0 to 1"):
         OpenVLAOptions(checkpointed=2)
 
 

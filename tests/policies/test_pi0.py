@@ -214,7 +214,7 @@ def test_pi0_refuses_wrong_inputs() -> None:
     policy.tokenizer = None
     with pytest.raises(ConfigError, match="no tokenizer: give from_pretrained"):
         policy.act(seen(1))
-    with pytest.raises(ConfigError, match="value is 'both'; it is one of '', 'actions', 'prefix'"):
+    with pytest.raises(UnknownNameError, match=r"no value named 'both'\. Known: , actions, prefix"):
         made("sde", value="both")
     with pytest.raises(ConfigError, match="detach_value=True would do nothing: it needs a value head"):
         made("sde", detach_value=True)

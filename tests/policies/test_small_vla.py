@@ -309,15 +309,15 @@ def test_small_vla_refuses_wrong_settings() -> None:
         with pytest.raises(UnknownNameError, match=said):
             SmallVLAConfig(**change)
     for setting, text in (
-        ({"chunk": 0}, "chunk is 0; it is at least 1"),
-        ({"bins": 1}, "bins is 1; it is at least 2"),
+        ({"chunk": 0}, "chunk=0: expected a whole number of at least 1"),
+        ({"bins": 1}, "bins=1: expected a whole number of at least 2"),
         ({"image_size": 40}, "a multiple of 16 pixels"),
         ({"cameras": ()}, "give at least one"),
         ({"width": 30}, "width is 30; it is a multiple of heads, which is 4"),
-        ({"std": 0.0}, "std is 0.0; it is above 0"),
+        ({"std": 0.0}, "std=0.0: expected a number above 0"),
         ({"bins": 99, "head": "gaussian"}, "bins=99 would do nothing: it needs head=tokens. Give that, or leave bins out"),
         ({"std": 0.1}, "std=0.1 would do nothing: it needs head=gaussian"),
-        ({"flow": Flow(steps=3)}, "would do nothing: it needs head=flow"),
+        ({"flow": Flow(steps=3)}, "flow.steps=3 would do nothing: it needs head=flow"),
         ({"keypoints": 9, "vision": "patches"}, "keypoints=9 would do nothing: it needs vision=keypoints"),
     ):
         with pytest.raises(ConfigError, match=text):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hilt.core import validate
 from hilt.core.errors import ConfigError, SeveralErrors, UnknownNameError
 from hilt.recipes import simplevla_run as recipe
 from hilt.recipes.simplevla_keys import ACTOR, AGREE, CRITIC, MODEL, PASSING, PRIME, READ, REF, ROLLOUT, SETTINGS, known
@@ -295,15 +296,12 @@ def test_settings_of_ours_and_a_machine_without_a_gpu():
 )
 def test_simplevla_sizes_are_printed_in_order(words: list[str]):
     config = run(*words).config
-    for part in ("collect", "algorithm", "optimizer", "placement", "sharding"):
-        getattr(config, part).check()
-    config._check_sense()
-    config._check_sizes()
+    validate.check(config)
 
 
 def test_filters_that_mislead_a_critic_are_refused():
     with pytest.raises(ConfigError, match=r"collect\.filter_accuracy=true with algorithm\.estimator=gae"):
-        run(*GAE).config._check_sense()
+        validate.check(run(*GAE).config)
 
 
 def test_the_environment(tmp_path: Path):

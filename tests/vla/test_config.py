@@ -67,11 +67,11 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "an idle split": ([*NEVER, "validation.split=test"], "needs one of validation.before, period and after"),
     "nothing to do": (["max_steps=0", "validation.before=false"], "there is nothing to do"),
     "too many videos": (["validation.videos=9", "validation.episodes=2"], "a validation has 4 episodes"),
-    "idle adapters": (["lora.alpha=3"], "they need lora.rank=N"),
+    "idle adapters": (["lora.alpha=3"], "lora.alpha=3.0 would do nothing: it needs lora.rank=N"),
     "an absent policy": (["policy=nowhere", "policy_options={}"], "policy=nowhere: expected the folder of a checkpoint, or small_vla"),
     "a wrong setting of a new one": (["policy_options.wide=3"], "'wide'"),
     "two names for one": (["suite=tabletop"], "suite=tabletop would do nothing: it needs no columns beside it"),
-    "below its least": (["pool.slots=0"], "pool.slots=0: expected a number from 1 on"),
+    "below its least": (["pool.slots=0"], "pool.slots=0: expected a whole number of at least 1"),
     "an absent device": (["device=cuda:99"], "is not on this machine"),
     "ahead of nobody": (
         ["collect.prefetch=true", "placement.kind=ray", "placement.rollout_ranks=1"],

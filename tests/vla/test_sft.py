@@ -197,8 +197,8 @@ def test_resuming_changes_only_what_can_be_changed(start: Callable[..., Any], tm
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
-        ({"batch_size": 0}, ConfigError, "batch_size=0: expected a number from 1 on."),
-        ({"validation": 1.0}, ConfigError, "validation=1: expected a number from 0 to 0.9."),
+        ({"batch_size": 0}, ConfigError, "batch_size=0: expected a whole number of at least 1."),
+        ({"validation": 1.0}, ConfigError, "validation=1.0: expected a number from 0 to 0.9."),
         ({"schedule": "linear"}, UnknownNameError, "no schedule named 'linear'"),
         ({"statistics": "mine"}, UnknownNameError, "no statistics named 'mine'"),
         ({"data": []}, ConfigError, "there is nothing to learn from: give data=[PATH], or tasks=[tabletop/pick] and demonstrations=20."),
@@ -210,8 +210,8 @@ def test_resuming_changes_only_what_can_be_changed(start: Callable[..., Any], tm
         ({"validation": 0.0, "patience": 2}, ConfigError, "patience=2 would do nothing: it needs validation"),
         ({"final_learning_rate": 0.1}, ConfigError, "it needs schedule=cosine"),
         ({"statistics": "data"}, ConfigError, "it needs policy=FOLDER"),
-        ({"lora": Lora(alpha=3)}, ConfigError, "lora.alpha and lora.targets would do nothing: they need lora.rank=N"),
-        ({"lora": Lora(rank=-1)}, ConfigError, "lora.rank=-1: expected a number from 0 on."),
+        ({"lora": Lora(alpha=3)}, ConfigError, "lora.alpha=3 would do nothing: it needs lora.rank=N"),
+        ({"lora": Lora(rank=-1)}, ConfigError, "lora.rank=-1: expected a whole number of at least 0."),
         ({"device": "gpu"}, ConfigError, "device 'gpu': expected the name of one, such as 'cpu'"),
         (
             {"policy": "openvla/openvla-7b"},

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hilt.algos.config import CHOICES, Kl
+from hilt.algos.config import KL_ESTIMATES, Kl
 from hilt.core.errors import UnknownNameError
 
 MAX_LOG_RATIO = 20.0
@@ -34,7 +34,7 @@ def divergence(log_prob: Tensor, reference: Tensor, estimate: str) -> Tensor:
         return 0.5 * apart.square()
     if estimate == "low_var_kl":
         return (-apart).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp() + apart - 1
-    raise UnknownNameError("estimate", estimate, CHOICES["estimate"])
+    raise UnknownNameError("estimate", estimate, KL_ESTIMATES)
 
 
 class KLController:

@@ -21,9 +21,10 @@ import torch
 from hilt.algos import classifier as algo
 from hilt.classifier.frames import Clip, class_count, counts, split, with_cameras
 from hilt.core.checksums import read_json, write_json
-from hilt.core.errors import ConfigError, CorruptError, HiltError, SchemaError, UnknownNameError, optional_module, suggest
+from hilt.core.errors import ConfigError, CorruptError, HiltError, SchemaError, optional_module, suggest
 from hilt.core.files import DISK, replacing, storage_errors
 from hilt.core.tree import Array, Spec, flatten
+from hilt.core.validate import check, setting
 from hilt.observe.drawing import Chart, Line, Pixels, draw
 from hilt.policies.agent.config import EncoderConfig
 from hilt.policies.agent.encoders import Encoder, initialize, random_crop
@@ -46,42 +47,32 @@ class ClassifierConfig:
 
     image_keys: list[str] = field(default_factory=list)
     """The cameras it looks at, such as images/front; empty: all"""
-    encoder: str = "small"
+    encoder: str = setting("small", choices=("small", "resnet10"))
     """How images become numbers: "small" (three convolutions per camera), or "resnet10" (HIL-SERL's)"""
     weights: str = ""
     """A file for the trunk of "resnet10", which then stays as it is, such as HIL-SERL's resnet10_params.pkl; empty: all is learned"""
-    features: int = 64
+    features: int = setting(64, minimum=1)
     """Numbers that each camera becomes"""
-    hidden: int = 256
+    hidden: int = setting(256, minimum=1)
     """Width of the layer after them"""
-    dropout: float = 0.1
+    dropout: float = setting(0.1, minimum=0, below=1)
     """Share of that layer that is left out at each step of training"""
-    random_crop: int = 4
+    random_crop: int = setting(4, minimum=0)
     """The maximum shift of images in training, in pixels; 0: none"""
-    steps: int = 300
+    steps: int = setting(300, minimum=1)
     """Gradient steps"""
-    batch_size: int = 128
+    batch_size: int = setting(128, minimum=1)
     """Frames in each, as many of each class"""
-    learning_rate: float = 1e-3
+    learning_rate: float = setting(1e-3, above=0, maximum=1)
     """Of Adam"""
-    held_out: float = 0.25
+    held_out: float = setting(0.25, minimum=0.01, maximum=0.9)
     """Share of the initial states whose frames are not trained on, but judged"""
     success: int = -1
     """The class that is success; -1: the highest label"""
-    threshold: float = 0.0
+    threshold: float = setting(0.0, minimum=0, below=1)
     """A frame is a success from this probability on; 0: as the held-out frames recommend"""
     seed: int = 0
     """Of the split, the first weights and the batches"""
-
-    def check(self) -> None:
-        """Raises for a value that cannot work."""
-        counts = {name: (1, 1_000_000) for name in ("features", "hidden", "steps", "batch_size")}
-        shares = {"dropout": (0, 0.99), "threshold": (0, 0.999), "held_out": (0.01, 0.9), "learning_rate": (1e-9, 1)}
-        for name, (low, high) in {**counts, **shares, "random_crop": (0, 1000)}.items():
-            if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"{name}={getattr(self, name)}: expected a number from {low:g} to {high:g}.")
-        if self.encoder not in ("small", "resnet10"):
-            raise UnknownNameError("encoder", self.encoder, ["small", "resnet10"])
 
 
 @dataclass(frozen=True)
@@ -101,7 +92,7 @@ Watch = Callable[[int, float, float], None]
 
 def train(clips: Sequence[Clip], config: ClassifierConfig, watch: Watch | None = None) -> TrainedClassifier:
     """Trains on most episodes and judges on the others, whose frames nothing was chosen by but the threshold."""
-    config.check()
+    check(config)
     optional_module("PIL.Image", "The pictures of a classifier", "images", "pillow")  # before the work, not after it
     clips = with_cameras(clips, config.image_keys)
     classes = class_count(clips)

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from hilt.cli import hub_transfer as transfer
 from hilt.cli.show import PROGRESS
-from hilt.core import hub, transfer
+from hilt.core import hub
 from hilt.core.errors import ConfigError, FormatError
 from hilt.formats import detect
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
-from functools import reduce
 from pathlib import Path
 from textwrap import indent
 from typing import Annotated, Any
@@ -14,6 +13,7 @@ import typer
 
 from hilt.cli.help import quoted
 from hilt.cli.show import heavy_module, table
+from hilt.core import validate
 from hilt.core.config import build, describe
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.recipes import RECIPES, SFT_RECIPES, VLA_RECIPES
@@ -86,8 +86,11 @@ def show_settings(
     for row in shown:
         default = "" if row["value"] == row["default"] else f"   (default: {written(row['default'])})"
         console.print(Text(row["setting"], "bold"), Text(f"= {written(row['value'])}{default}   {row['type']}"), soft_wrap=True)
-        lines = Text(quoted(row["meaning"]) or "").wrap(console, max(20, console.width - 4))
-        typer.echo(indent("\n".join(line.plain.rstrip() for line in lines), "    "))
+        expected = f"Expected: {row['expected']}. " if row["expected"] else ""
+        needed = f"Needs: {'; and '.join(row['needs'])}." if row["needs"] else ""
+        for text in filter(None, (quoted(row["meaning"]), (expected + needed).strip())):
+            lines = Text(text).wrap(console, max(20, console.width - 4))
+            typer.echo(indent("\n".join(line.plain.rstrip() for line in lines), "    "))
 
 
 def named(recipe: str) -> Any:
@@ -112,9 +115,18 @@ def named(recipe: str) -> Any:
 
 
 def described(config: Any) -> list[dict[str, Any]]:
-    """Each setting with its type, its default, the value it has here, and its meaning."""
+    """Each setting with its type, its default, the value it has here, its meaning, the values that it may have, and what it needs."""
+    rules, needed = validate.rules(type(config)), list(validate.needs(type(config)))
     return [
-        {"setting": key, "type": kind, "default": default, "value": reduce(getattr, key.split("."), config), "meaning": meaning}
+        {
+            "setting": key,
+            "type": kind,
+            "default": default,
+            "value": validate.value_of(config, key),
+            "meaning": meaning,
+            "expected": str(rules[key]),
+            "needs": [need.needed.replace("{here}", "") for name, need in needed if key == name or key.startswith(f"{name}.")],
+        }
         for key, kind, default, meaning in describe(type(config))
     ]
 

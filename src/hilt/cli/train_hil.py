@@ -140,12 +140,12 @@ def actor_command(
     heavy_module("torch", "hilt actor", "torch", then="hilt.hil.actor")
     sys.setswitchinterval(0.001)  # a thread that sends holds up the one that drives for no longer than this
     from hilt.hil.actor import act
+    from hilt.hil.config import check
     from hilt.hil.defaults import chosen
     from hilt.hil.environment import spaces
-    from hilt.hil.preflight import check_run
 
     config = _config(recipe, [*words, *([] if host is None else [f"wire.host={host}"])])
-    check_run(config)
+    check(config)
     if config.defaults == "auto":  # of a recipe; a run's own settings have what was chosen
         config = chosen(config, spaces(config))[0]
     with _ending() as stopped, PROGRESS.phases() as report:
@@ -230,14 +230,13 @@ def _folder(recipe: str, run: Path | None) -> Path:
 def _config(recipe: str, overrides: list[str]) -> Hil:
     if not recipe:
         raise typer.BadParameter("give a RECIPE, such as hil_debug; hilt recipes lists them.")
-    from hilt.core.config import build
-    from hilt.hil.idle import settings
+    from hilt.core.config import build, override
     from hilt.hil.preflight import check_begin
     from hilt.recipes import recipe as named
 
     base, problems = named(recipe), Problems()
     known = [word for word in overrides if problems.check(build, base, word)]
-    config = settings(base, *known)
+    config = override(base, *known)
     if problems.errors:  # beside what else cannot work
         with problems.collected():
             check_begin(config, make_task=not check_names(config))

@@ -32,9 +32,10 @@ import yaml  # type: ignore[import-untyped]
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from hilt.core import trust
+from hilt.core import trust, validate
 from hilt.core.errors import ConfigError, HiltError, Problems, suggest
 from hilt.core.files import DISK, read
+from hilt.core.validate import value_of
 
 T = TypeVar("T")
 MAX_VALUES = 100_000
@@ -74,6 +75,19 @@ def _built_whole(base: T, layers: Sequence[str | Path | Mapping[str, Any]]) -> T
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {_first_line(error)}") from None
     return cast(T, _remembering(built, base, read))
+
+
+def override(base: T, *layers: str | Path | Mapping[str, Any]) -> T:
+    """Does what `build` does, as a command line means it: where an override switches something off, such as ``demonstrations=0``, the
+    settings that `base` had for it, and that need it, go back to their defaults. See `hilt.core.validate`."""
+    config = build(base, *layers)
+    usual = validate.defaults_of(type(base))
+    for name, need in validate.needs(type(base)):
+        if need.there(base) and not need.there(config) and value_of(config, name) == value_of(base, name):
+            first, _, rest = name.partition(".")
+            owner, _, leaf = name.rpartition(".")
+            setattr(value_of(config, owner), leaf, copy.deepcopy(value_of(usual[first], rest)))
+    return config
 
 
 def given(config: Any) -> frozenset[str]:
@@ -245,7 +259,7 @@ def describe(kind: type[Any], prefix: str = "") -> list[tuple[str, str, Any, str
     """(key, type, default, what it means) of every setting, nested ones by their dotted keys."""
     meanings, rows = _docstrings(kind), []
     for item in dataclasses.fields(kind):
-        default = _default(item)
+        default = validate.default(item) if validate.default(item) is not dataclasses.MISSING else None
         if dataclasses.is_dataclass(default):
             rows += describe(type(default), f"{prefix}{item.name}.")
         else:
@@ -387,12 +401,6 @@ def _wrong_value(error: Exception, config: DictConfig, values: Any) -> str:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0]
-
-
-def _default(item: Any) -> Any:
-    if item.default is not dataclasses.MISSING:
-        return item.default
-    return item.default_factory() if item.default_factory is not dataclasses.MISSING else None
 
 
 def _docstrings(kind: type[Any]) -> dict[str, str]:

@@ -3,7 +3,7 @@
     local("hf:org/name@0a1b...")      # the folder on this machine, where `hilt fetch` has put it; never uses the network
     local("runs/sft/policy")          # any other path, as it is
 
-Only the commands `hilt fetch` and `hilt push` use the network (`hilt.core.transfer`): a name in a file starts no download. It has
+Only the commands `hilt fetch` and `hilt push` use the network (`hilt.cli.hub_transfer`): a name in a file starts no download. It has
 a commit, so that it always means the same files. ``hf:datasets/org/name`` is a dataset, as in the Hub's own addresses.
 """
 

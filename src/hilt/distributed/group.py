@@ -20,8 +20,8 @@ import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
@@ -30,9 +30,10 @@ from typing import Any, NamedTuple, Protocol
 
 from hilt.core import names, platform
 from hilt.core.children import process_context, start_process
-from hilt.core.errors import ClosedError, ConfigError, DeadlineError, HiltError, RequestError, UnknownNameError
+from hilt.core.errors import ClosedError, ConfigError, DeadlineError, HiltError, RequestError
 from hilt.core.signals import leave_to_parent
 from hilt.core.threads import set_threads
+from hilt.core.validate import Need, check, setting
 
 KINDS = ("here", "processes", "ray")
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
@@ -45,51 +46,47 @@ REPORT_INTERVAL_S = 0.5
 """Seconds between two messages of a rank that tell how far a call is"""
 
 
+_SEVERAL = Need("{here}kind=processes or ray", lambda c: c.kind != "here")
+_RAY = Need("{here}kind=ray", lambda c: c.kind == "ray")
+
+
 @dataclass
 class Placement:
     """Where the ranks of a run are."""
 
-    kind: str = "here"
+    kind: str = setting("here", choices=KINDS, noun="kind of placement")
     """ "here": one rank, in this process; "processes": of this machine; "ray": actors on one or more machines"""
-    ranks: int = 1
+    ranks: int = setting(1, minimum=1)
     """Processes that train, each with simulators of its own"""
-    rollout_ranks: int = 0
+    rollout_ranks: int = setting(0, minimum=0, needs=_RAY)
     """Ray: the number of processes that only roll out, while the others only train; 0: each does both"""
-    address: str = ""
+    address: str = setting("", needs=_RAY)
     """Ray: of a running cluster, host:port or "auto"; empty: a new one, on this machine alone"""
-    strategy: str = "PACK"
+    strategy: str = setting("PACK", choices=STRATEGIES, noun="strategy of placement", needs=_RAY)
     """Ray: PACK (as few machines as can be), SPREAD, STRICT_PACK (one machine) or STRICT_SPREAD (each rank on another machine)"""
-    cpus: float = 1.0
+    cpus: float = setting(1.0, minimum=0, needs=_RAY)
     """Ray: cores that are set aside for each rank and its simulators"""
-    gpus: float = 0.0
+    gpus: float = setting(0.0, minimum=0, needs=_RAY)
     """Ray: GPUs that are set aside for each rank that trains; rollout ranks get as many"""
-    folder: str = ""
+    folder: str = setting("", needs=_RAY)
     """Ray: where a rank keeps its files on its own machine, such as /scratch/$USER, its variables as they are there; empty: in the run"""
-    wait_seconds: float = 600.0
+    wait_seconds: float = setting(600.0, minimum=1, needs=_SEVERAL)
     """How long one rank waits for another"""
-    call_seconds: float = 7200.0
+    call_seconds: float = setting(7200.0, minimum=1, needs=_SEVERAL)
     """How long the collection of a step, or its update, may take"""
-    restarts: int = 3
+    restarts: int = setting(3, minimum=0, needs=_SEVERAL)
     """How often, in one run, lost workers are started again, from the last checkpoint; 0: the first loss ends it"""
 
     def check(self) -> None:
         """Raises for what cannot work, and for what would change nothing."""
-        if self.kind not in KINDS:
-            raise UnknownNameError("kind of placement", self.kind, KINDS)
-        if self.strategy not in STRATEGIES:
-            raise UnknownNameError("strategy of placement", self.strategy, STRATEGIES)
-        least = {"ranks": 1, "rollout_ranks": 0, "cpus": 0, "gpus": 0, "wait_seconds": 1, "call_seconds": 1, "restarts": 0}
-        for name, low in least.items():
-            if not low <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"placement.{name}={getattr(self, name):g}: expected a number from {low} on.")
+        check(self, "placement")
+
+    def conflicts(self, here: str) -> Iterator[str]:
         if self.kind == "here" and self.ranks > 1:
-            raise ConfigError(f"placement.ranks={self.ranks} needs placement.kind=processes or ray: in this process there is one.")
-        several = dict.fromkeys(("wait_seconds", "call_seconds", "restarts"), "processes or ray")
-        for name, kinds in {**several, **dict.fromkeys(("rollout_ranks", "address", "strategy", "cpus", "gpus", "folder"), "ray")}.items():
-            if self.kind not in kinds and (value := getattr(self, name)) != getattr(Placement(), name):
-                raise ConfigError(
-                    f"placement.{name}={value} would do nothing: it needs placement.kind={kinds}. Give that, or leave it out."
-                )
+            yield f"{here}ranks={self.ranks} needs {here}kind=processes or ray: in this process there is one."
+
+
+_ENABLED = Need("{here}enabled=true", lambda c: c.enabled)
 
 
 @dataclass
@@ -98,27 +95,24 @@ class Sharding:
 
     enabled: bool = False
     """Shard over all ranks (with one rank there is nothing to divide, but offloading works)"""
-    precision: str = "float32"
+    precision: str = setting("float32", choices=("float32", "bfloat16"), needs=_ENABLED)
     """In which the units are gathered and compute: float32 or bfloat16. Their parts, sums of gradients and moments stay as they are"""
-    units: list[str] = field(default_factory=list)
+    units: list[str] = setting(factory=list, needs=_ENABLED)
     """Classes of modules that are gathered one after the other, such as LlamaDecoderLayer; empty: all weights at once"""
-    offload_parameters: bool = False
+    offload_parameters: bool = setting(False, needs=_ENABLED)
     """The parts lie on the CPU and are copied when they are needed; gradients and moments are then there too"""
-    offload_gradients: bool = False
+    offload_gradients: bool = setting(False, needs=_ENABLED)
     """Gradients go to the CPU after each backward pass, and are summed there"""
-    offload_optimizer: bool = False
+    offload_optimizer: bool = setting(False, needs=_ENABLED)
     """Adam's moments lie on the CPU, and come to the device one weight at a time"""
 
     def check(self) -> None:
-        if self.precision not in ("float32", "bfloat16"):
-            raise UnknownNameError("precision", self.precision, ("float32", "bfloat16"))
-        for name in ("precision", "units", "offload_parameters", "offload_gradients", "offload_optimizer"):
-            if not self.enabled and (value := getattr(self, name)) != getattr(Sharding(), name):
-                raise ConfigError(f"sharding.{name}={value} would do nothing: it needs sharding.enabled=true. Give that, or leave it out.")
+        """Raises for what cannot work, and for what would change nothing."""
+        check(self, "sharding")
+
+    def conflicts(self, here: str) -> Iterator[str]:
         if self.precision != "float32" and not self.units:
-            raise ConfigError(
-                f"sharding.precision={self.precision} is that of units: give sharding.units=[LlamaDecoderLayer], or leave it out."
-            )
+            yield f"{here}precision={self.precision} is that of units: give {here}units=[LlamaDecoderLayer], or leave it out."
 
 
 class LostWorkerError(HiltError, RuntimeError):

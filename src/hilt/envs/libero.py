@@ -37,6 +37,7 @@ from gymnasium import spaces
 
 from hilt.core.errors import ConfigError, MissingPackageError, StorageError, UnknownNameError
 from hilt.core.unpickle import safe_load
+from hilt.core.validate import check_values
 from hilt.envs.task import choose_state
 
 SUITES = {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_10": 10, "libero_90": 90}
@@ -91,9 +92,8 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
     ):
         number = _number(suite, task)
         self._splits = _shared_out(splits)
-        for name, value, least in (("image_size", image_size, 1), ("step_limit", step_limit, 1), ("wait_steps", wait_steps, 0)):
-            if value is not None and value < least:
-                raise ConfigError(f"{name}={value}: it must be at least {least}.")
+        check_values(minimum=1, image_size=image_size, step_limit=step_limit)
+        check_values(minimum=0, wait_steps=wait_steps)
         self._assets = assets_folder(assets)
         self.image_size, self.step_limit, self._wait = image_size, step_limit or STEP_LIMITS[suite], wait_steps
         self._effects = {_SHADOW: shadows, _REFLECTION: reflections}

@@ -38,6 +38,7 @@ from hilt.core.children import run_code
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, HiltError
 from hilt.core.signals import held_back
 from hilt.core.tree import Array
+from hilt.core.validate import check_values
 from hilt.envs.simulators import OUTPUT_BYTES, Frames, Simulators
 from hilt.envs.task import factory_names
 
@@ -116,11 +117,9 @@ class Pool:
         step_s: float = 60.0,
         restarts: int = 3,
     ):
-        for name, value, least in (("workers", workers, 0), ("slots", slots, 1), ("restarts", restarts, 0)):
-            if value < least:
-                raise ConfigError(f"{name}={value}: a pool has at least {least}.")
-        if min(start_s, step_s) <= 0:
-            raise ConfigError(f"start_s={start_s:g}, step_s={step_s:g}: a deadline is more than 0 seconds.")
+        check_values(minimum=0, workers=workers, restarts=restarts, envs_per_worker=envs_per_worker)
+        check_values(minimum=1, slots=slots)
+        check_values(above=0, start_s=start_s, step_s=step_s)
         processes = min(workers, slots)
         most = -(-slots // max(processes, 1))
         if envs_per_worker and envs_per_worker < most:

@@ -13,11 +13,12 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hilt.core import validate
 from hilt.core.checksums import read_json
 from hilt.core.config import build, given
 from hilt.core.tree import unflatten
+from hilt.core.validate import value_of
 from hilt.hil.config import Hil
-from hilt.hil.idle import NEEDS
 from hilt.policies.agent.layout import fit
 from hilt.recording.recording_folder import nested
 from hilt.replay.schema import spec_of_space
@@ -85,11 +86,11 @@ def chosen(config: Hil, made: Any) -> tuple[Hil, DefaultsChoice]:
     if not made.keeps_rate and not config.control_hz and config.operator in ("", "script") and not 0 < config.update_to_data < 1:
         wanted["max_ahead"] = max(SIMULATED_AHEAD, config.training_starts)
     plain, width = Hil(), sum(_size(sees.shapes[path].shape) for path in sees.proprio)
-    unset = [key for key in wanted if key not in given(config) and _get(config, key) == _get(plain, key)]
-    changed = {key: wanted[key] for key in unset if wanted[key] != _get(config, key)}
+    unset = [key for key in wanted if key not in given(config) and value_of(config, key) == value_of(plain, key)]
+    changed = {key: wanted[key] for key in unset if wanted[key] != value_of(config, key)}
     tried = build(config, _tree(changed))
-    for names, _, there in NEEDS:
-        for key in names if not there(tried) else ():
+    for key, need in validate.needs(Hil):
+        if not need.there(tried):
             changed.pop(key, None)
     why = f"state only: the policy sees {width} numbers and no images"
     return replace(build(config, _tree(changed)), defaults=name), DefaultsChoice(name, why, changed)
@@ -108,7 +109,3 @@ def _tree(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _size(shape: tuple[int, ...]) -> int:
     return reduce(lambda a, b: a * b, shape, 1)
-
-
-def _get(config: Any, name: str) -> Any:
-    return reduce(getattr, name.split("."), config)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from gymnasium import spaces as gym_spaces
 
-from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.errors import ConfigError
 from hilt.envs.fitted import open_task
 from hilt.envs.rewards import REWARDS, Classifier, MultiCameraBinaryRewardClassifierWrapper, named_reward
 from hilt.envs.task import Env
@@ -25,7 +25,6 @@ from hilt.teleop.intervene import TakeOver, attribute
 from hilt.wire import TrainerConfig, make_trainer_config
 from hilt.wire.config import is_loopback
 
-OBSERVATIONS = ("nested", "hil-serl")
 TAKES = ("mode", "action_indices")
 
 
@@ -78,8 +77,6 @@ def open_reward(config: Hil, space: Any) -> Classifier:
 
 def task(config: Hil) -> Env:
     """The task alone, as it is recorded: with the run's limit of steps and, where a critic works the gripper, the gripper's penalty."""
-    if config.observations not in OBSERVATIONS:
-        raise UnknownNameError("kind of observations", config.observations, OBSERVATIONS)
     env = open_task(config.task, task_options(config))
     space = env.observation_space
     state = space.spaces.get("state") if isinstance(space, gym_spaces.Dict) else None

@@ -31,6 +31,7 @@ from hilt.core.signals import leave_to_parent
 from hilt.core.threads import one_thread
 from hilt.core.trajectory import Source, Step
 from hilt.core.tree import Array
+from hilt.core.validate import check_values
 from hilt.envs.task import TASK_SUCCESS, Env, split_to_report, success_of
 from hilt.formats.episodes import INSTRUCTION
 from hilt.hil.config import Hil
@@ -85,9 +86,8 @@ def evaluate(
     it, with ``evaluation.json`` and `videos` of the first ones. `ask`: a person is asked after each episode of whose success the task says
     nothing, as `hilt.envs.rewards.ask_on_console` does it.
     """
-    if workers < 1 or videos < 0 or seed < 0 or (episodes is not None and episodes < 1):
-        given = f"{workers} workers, {videos} videos, seed {seed}, {episodes} episodes"
-        raise ConfigError(f"{given}: expected at least 1, 0, 0, and 1 or None for every state once.")
+    check_values(minimum=1, workers=workers, episodes=episodes)
+    check_values(minimum=0, videos=videos, seed=seed)
     if ask is not None and workers > 1:
         raise ConfigError(
             f"{workers} workers, and a person is to be asked after each episode: one process tries them then. Give workers=1."

@@ -24,16 +24,15 @@ from pathlib import Path
 from typing import Any
 
 from hilt.core.children import run_module
-from hilt.core.config import build, thaw
+from hilt.core.config import build, override, thaw
 from hilt.core.errors import ConfigError, HiltError
 from hilt.core.files import DISK, storage_errors
 from hilt.core.progress import Report, silent
 from hilt.core.signals import ASK_TO_END, held_back
-from hilt.hil.config import Hil, Wire
+from hilt.hil.config import Hil, Wire, check
 from hilt.hil.contact import CONTACT
 from hilt.hil.environment import task, task_options, trainer_config
-from hilt.hil.idle import settings
-from hilt.hil.preflight import check_begin, check_run
+from hilt.hil.preflight import check_begin
 from hilt.observe.metrics import FILE as METRICS
 from hilt.replay.storage.lock import writer_of
 from hilt.runs.folder import CONFIG, HIL, RunKind, check_new
@@ -76,10 +75,10 @@ def _thawed(run: Path) -> Hil:
 
 
 def _overridden(frozen: Hil, *overrides: str | Mapping[str, Any]) -> Hil:
-    return _with_ports(settings(frozen, *overrides))
+    return _with_ports(override(frozen, *overrides))
 
 
-KIND = RunKind(HIL, Hil, CHANGEABLE, check_run, thaw=_thawed, override=_overridden)
+KIND = RunKind(HIL, Hil, CHANGEABLE, check, thaw=_thawed, override=_overridden)
 
 
 def begin_run(run: Path, recipe: str, config: Hil, *more: Callable[[], Any], whole: bool = False) -> Hil:
@@ -153,7 +152,7 @@ def train(
 
     A process that fails ends the run with its own words; one that is killed from outside is started again. None is left behind.
     """
-    check_run(config)
+    check(config)
     demonstrate(config, run, say, stop, report)
     children = {name: Child(name, command, run / "logs" / f"{name}.log") for name, command in commands(config, run, debug).items()}
     children["learner"].patience_s = END_S + SAVING_S

@@ -30,7 +30,6 @@ from hilt.hil.config import STORES, Hil, check, facts, reinforces
 from hilt.hil.contact import CONTACT
 from hilt.hil.data import Batch
 from hilt.hil.goal import GoalWatch
-from hilt.hil.idle import refuse_idle
 from hilt.hil.make_agent import make_agent
 from hilt.observe.alarms import AlarmWatch, stopped
 from hilt.observe.metrics import PAUSE, Metrics, read_metrics
@@ -75,7 +74,6 @@ class Learner:
 
     def __init__(self, config: Hil, run: Path, resume: bool = False, env: HasSpaces | None = None, wire: TrainerConfig | None = None):
         check(config)
-        refuse_idle(config)
         self.config, self.run_folder = settle(config)[0], run
         DISK.make_folders(run)
         with contextlib.ExitStack() as stack:

@@ -10,24 +10,9 @@ from hilt.core.trust import check_names
 from hilt.hil.config import Hil, check
 from hilt.hil.defaults import DefaultsChoice, chosen
 from hilt.hil.environment import TAKES, Spaces, check_fit, open_reward, spaces
-from hilt.hil.idle import refuse_idle
 from hilt.hil.importing import check_imports
 from hilt.observe.sinks import check_sinks
 from hilt.teleop.devices import check_device
-
-
-def check_run(config: Hil) -> None:
-    """Refuses settings that cannot work, or that would do nothing."""
-    problems = Problems()
-    problems.check(check, config)
-    wrong = [str(error) for error in problems.errors]
-    idle = Problems()
-    idle.check(refuse_idle, config)
-    # what is wrong already need not be called idle, too
-    problems.errors += [one for one in idle.errors if not any(text.startswith(str(one).partition("=")[0]) for text in wrong)]
-    if config.actors < 1:
-        problems.errors.append(ConfigError(f"actors={config.actors}: a run needs at least 1. A learner alone is `hilt learner`."))
-    problems.report()
 
 
 def check_begin(config: Hil, *more: Callable[[], Any], whole: bool = False, make_task: bool = True) -> tuple[Hil, DefaultsChoice | None]:
@@ -39,7 +24,7 @@ def check_begin(config: Hil, *more: Callable[[], Any], whole: bool = False, make
     make_task &= problems.check(check_names, config)
     for one in more:
         problems.check(one)
-    sound = problems.check(check_run, config)
+    sound = problems.check(check, config)
     problems.check(check_sinks, config.sinks)
     if config.operator:
         problems.check(check_operator, config, whole)
@@ -52,7 +37,7 @@ def check_begin(config: Hil, *more: Callable[[], Any], whole: bool = False, make
     if made is None:
         return config, None
     config, choice = chosen(config, made)
-    check_run(config)
+    check(config)
     return config, choice
 
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
-from hilt.core.errors import ConfigError, MissingFieldError, Problems, SchemaError
+from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
 
 Observation = Mapping[str, Any]
 """One row: ``full_image`` uint8 [H, W, 3], ``wrist_image`` and others by name, ``state`` float32 [P], ``instruction`` text. A row may
@@ -170,18 +169,6 @@ def check_record(record: Mapping[str, Any], *names: str) -> None:
     for name in names:
         if name not in record:
             raise MissingFieldError(f"this record has no {name!r}, but {', '.join(record)}: it is of another policy, or of another head.")
-
-
-def check_effect(config: Any, needs: Mapping[str, tuple[str, Any]]) -> None:
-    """Raises for a field of a dataclass that is not its default and would do nothing. `needs`: what each needs, and whether it is there."""
-    problems = Problems()
-    for each in fields(config):
-        needed, there = needs.get(each.name, ("", True))
-        usual = each.default if each.default_factory is MISSING else each.default_factory()
-        if not there and (value := getattr(config, each.name)) != usual:
-            wrong = f"{each.name}={value} would do nothing: it needs {needed}. Give that, or leave {each.name} out."
-            problems.errors.append(ConfigError(wrong))
-    problems.report()
 
 
 def picture(given: Any, name: str, place: int) -> np.ndarray:

@@ -66,7 +66,8 @@ class Trial:
 
 def choose(setting: str, device: str = "cpu") -> PrecisionChoice:
     """What a setting comes to on a device; `auto` is decided once in a process."""
-    check_precision(setting)
+    if setting not in PRECISIONS:
+        raise UnknownNameError("precision", setting, PRECISIONS)
     return PrecisionChoice(setting, "as set") if setting != AUTO else _automatic(str(device))
 
 
@@ -89,11 +90,6 @@ def slowness(setting: str, device: str = "cpu", name: str = "precision") -> str:
     if gain <= SLOW:
         return ""
     return f"precision: {setting} is at least {int(gain)} times slower than {other} on this CPU: a run with {name}={other} would be faster"
-
-
-def check_precision(setting: str, name: str = "precision") -> None:
-    if setting not in PRECISIONS:
-        raise UnknownNameError(name, setting, PRECISIONS)
 
 
 def of_former_name(settings: Mapping[str, Any]) -> dict[str, Any]:

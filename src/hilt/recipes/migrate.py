@@ -18,11 +18,11 @@ from typing import Any
 import gymnasium
 
 from hilt.core import trust
+from hilt.core.config import override
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.names import load
 from hilt.envs.task import Env, success_of
 from hilt.hil.config import Hil
-from hilt.hil.idle import settings
 from hilt.policies.agent.config import EncoderConfig
 
 SAME = (
@@ -79,7 +79,7 @@ def from_hil_serl(config: Any, **overrides: Any) -> Hil:
         hil.max_traj_length = given.max_traj_length
     if overrides.get("classifier"):
         hil.task_options["classifier"] = False  # ours takes its place
-    return settings(hil, {key: _listed(value) if key == "demo_path" else value for key, value in overrides.items()})
+    return override(hil, {key: _listed(value) if key == "demo_path" else value for key, value in overrides.items()})
 
 
 class HilSerlTask(gymnasium.Env[Any, Any]):

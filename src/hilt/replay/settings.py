@@ -12,6 +12,7 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.files import leftovers, storage_errors
+from hilt.core.validate import check, setting
 from hilt.replay.durability import Durability
 from hilt.replay.schema import Schema
 from hilt.replay.storage.records import CODECS
@@ -26,13 +27,12 @@ class ReadOptions:
     """How one process reads a log; not a setting of the log itself."""
 
     cache_bytes: int | None = None
-    verify_reads: str = "sampled"
+    verify_reads: str = setting("sampled", choices=VERIFY_READS)
     without: tuple[str, ...] = ()
     """Columns, or subtrees of them, that this process does not read: damage in their frames is none of its business."""
 
     def __post_init__(self) -> None:
-        if self.verify_reads not in VERIFY_READS:
-            raise UnknownNameError("verify_reads", self.verify_reads, VERIFY_READS)
+        check(self)
 
 
 def check_settings(settings: Mapping[str, Any], schema: Schema) -> None:

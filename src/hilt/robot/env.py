@@ -14,9 +14,9 @@ environment needs no server; it is reached at the first ``reset``. What is done 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -28,6 +28,7 @@ from hilt.core.config import build
 from hilt.core.errors import ConfigError, HiltError, RequestError, UnknownNameError
 from hilt.core.files import read
 from hilt.core.rate import Rate
+from hilt.core.validate import Need, check, defaults_of, setting
 from hilt.envs.rotations import Array, from_euler, from_rotation_vector, inverse, multiply, normalized, to_euler, to_rotation_vector
 from hilt.envs.task import STATES, choose_state
 from hilt.robot.cameras import Camera, CameraConfig, fitted, open_camera
@@ -47,6 +48,9 @@ CONNECTION = ("url", "token_file", "request_seconds", "joint_reset_seconds")
 """Settings that an episode does not depend on"""
 
 
+_RESETS = Need("reset_pose, to which it is the way", lambda c: c.reset_pose is not None)
+
+
 @dataclass
 class RobotConfig:
     """An arm, its cameras and its task. Poses are ``[x y z rx ry rz]``: meters, and extrinsic xyz Euler angles in radians."""
@@ -55,43 +59,43 @@ class RobotConfig:
     "The robot server"
     token_file: str = ""
     "A file with its token, which it asks for beyond loopback"
-    request_seconds: float = 2.0
+    request_seconds: float = setting(2.0, above=0)
     "Deadline of a request"
-    joint_reset_seconds: float = 60.0
+    joint_reset_seconds: float = setting(60.0, above=0)
     "Deadline of a joint reset, which answers when the arm is there"
-    hz: float = 10.0
+    hz: float = setting(10.0, above=0)
     "Control steps in a second"
-    action_scale: list[float] = field(default_factory=lambda: [0.03, 0.15])
+    action_scale: list[float] = setting(factory=lambda: [0.03, 0.15], length=2)
     "Meters and radians that an action of 1 moves and turns in one step"
-    lead: list[float] = field(default_factory=lambda: [0.02, 0.1])
+    lead: list[float] = setting(factory=lambda: [0.02, 0.1], length=2)
     "Meters and radians, along each axis, that the command may be ahead of the measured pose before the action is added"
-    limit_low: list[float] = field(default_factory=lambda: [0.25, -0.35, 0.008, 1.94, -1.2, -1.8])
+    limit_low: list[float] = setting(factory=lambda: [0.25, -0.35, 0.008, 1.94, -1.2, -1.8], length=6)
     "Lowest pose that is ever commanded; the first angle is meant without its sign, because a gripper that points down is at ±pi"
-    limit_high: list[float] = field(default_factory=lambda: [0.75, 0.35, 0.5, 3.15, 1.2, 1.8])
+    limit_high: list[float] = setting(factory=lambda: [0.75, 0.35, 0.5, 3.15, 1.2, 1.8], length=6)
     "Highest pose that is ever commanded"
-    gripper_seconds: float = 0.6
+    gripper_seconds: float = setting(0.6, minimum=0)
     "Least time between two gripper commands"
-    gripper_at_reset: str = "leave"
+    gripper_at_reset: str = setting("leave", choices=("open", "close", "leave"))
     "``open``, ``close`` or ``leave``"
-    reset_pose: list[float] | None = None
+    reset_pose: list[float] | None = setting(None, length=6)
     "Where the arm goes before an episode; None: it stays where it is, which in simulation is its place in the initial state"
-    reset_seconds: float = 1.0
+    reset_seconds: float = setting(1.0, above=0, needs=_RESETS)
     "How long the way there takes"
-    reset_tolerance: float = 0.05
+    reset_tolerance: float = setting(0.05, above=0, needs=_RESETS)
     "Meters from the reset pose, beyond which an episode does not begin"
-    random_reset: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    random_reset: list[float] = setting(factory=lambda: [0.0, 0.0], length=2, needs=_RESETS)
     "Meters in x and y, and radians about z, by which the begin differs at most; a numbered initial state is always the same one"
-    joint_reset_period: int = 0
+    joint_reset_period: int = setting(0, minimum=0)
     "The joints are reset every this many episodes; 0: never"
     compliance: dict[str, float] = field(default_factory=dict)
     "Impedance parameters of an episode, by upstream's names; empty: as they are"
-    precision: dict[str, float] = field(default_factory=dict)
+    precision: dict[str, float] = setting(factory=dict, needs=_RESETS)
     "Impedance parameters of the way to the reset pose; empty: as they are"
-    target_pose: list[float] | None = None
+    target_pose: list[float] | None = setting(None, length=6)
     "Success is this pose; None: as reported by the simulation; a real arm then reports no success"
-    reward_threshold: list[float] = field(default_factory=lambda: [0.01, 0.01, 0.01, 0.1, 0.1, 0.1])
+    reward_threshold: list[float] = setting(factory=lambda: [0.01, 0.01, 0.01, 0.1, 0.1, 0.1], length=6)
     "How far from the target pose, in meters and radians, is still success"
-    step_limit: int | None = None
+    step_limit: int | None = setting(None, minimum=1)
     "Steps of an episode; None: the simulation's own once it is reached, else 100"
     instruction: str = ""
     "What is to be done, in words; empty: the simulation's own once it is reached"
@@ -101,33 +105,24 @@ class RobotConfig:
     "How many numbered initial states each split has; empty: tabletop's, 50 train, 50 eval, 100 test"
     cameras: dict[str, CameraConfig] = field(default_factory=dict)
     "By name"
-    image_size: int = 128
+    image_size: int = setting(128, minimum=1)
     "Pixels of an observation's image, which is square"
 
     def __post_init__(self) -> None:
-        sizes = {"action_scale": 2, "lead": 2, "random_reset": 2, "limit_low": 6, "limit_high": 6, "reward_threshold": 6}
-        for key, size in {**sizes, "target_pose": 6, "reset_pose": 6}.items():
-            if (value := getattr(self, key)) is not None and (len(value) != size or not np.isfinite(value).all()):
-                raise ConfigError(f"{key}={list(value)}: {size} finite numbers were expected.")
-        if any(low > high for low, high in zip(self.limit_low, self.limit_high, strict=True)) or self.limit_low[3] < 0:
-            raise ConfigError(f"limit_low={self.limit_low}, limit_high={self.limit_high}: low above high, or a first angle below 0.")
-        if self.reset_pose is not None:
+        check(self)
+
+    def conflicts(self, here: str) -> Iterator[str]:
+        low, high = self.limit_low, self.limit_high
+        if any(least > most for least, most in zip(low, high, strict=True)) or low[3] < 0:
+            yield f"{here}limit_low={low}, {here}limit_high={high}: low above high, or a first angle below 0."
+        elif self.reset_pose is not None:
             begin = np.array([*self.reset_pose[:3], abs(self.reset_pose[3]), *self.reset_pose[4:]])
-            if (begin < self.limit_low).any() or (begin > self.limit_high).any():
-                raise ConfigError(f"reset_pose={self.reset_pose} is outside limit_low={self.limit_low} and limit_high={self.limit_high}.")
-        elif idle := [key for key in ("random_reset", "precision", "reset_seconds", "reset_tolerance") if self.given(key)]:
-            raise ConfigError(f"{idle[0]} is about the way to reset_pose, which is not given. Give reset_pose, or leave {idle[0]} out.")
-        positive = ("request_seconds", "joint_reset_seconds", "reset_seconds", "reset_tolerance", "step_limit", "image_size")
-        for key in [*positive, "gripper_seconds", "joint_reset_period"]:
-            if (value := getattr(self, key)) is not None and not (value > 0 or (value == 0 and key not in positive)):
-                raise ConfigError(f"{key}={value}: a number {'above 0' if key in positive else 'of at least 0'} was expected.")
-        if self.gripper_at_reset not in ("open", "close", "leave"):
-            raise ConfigError(f"gripper_at_reset={self.gripper_at_reset!r}: open, close or leave was expected.")
+            if (begin < low).any() or (begin > high).any():
+                yield f"{here}reset_pose={self.reset_pose} is outside {here}limit_low={low} and {here}limit_high={high}."
 
     def given(self, key: str) -> bool:
         """Whether a setting differs from what it is by itself."""
-        (own,) = (f for f in fields(self) if f.name == key)
-        return bool(getattr(self, key) != (own.default if own.default_factory is MISSING else own.default_factory()))
+        return bool(getattr(self, key) != defaults_of(type(self))[key])
 
 
 class _Arms(gymnasium.Env[Any, Any]):

@@ -25,8 +25,9 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, EmptyError, SchemaError, UnknownNameError
 from hilt.core.progress import Report, silent
+from hilt.core.validate import Need, check, setting
 from hilt.envs.pool import EpisodePool
-from hilt.policies.base import Policy, check_effect, check_temperature
+from hilt.policies.base import Policy
 from hilt.policies.vla.observation_adapters import Suite
 from hilt.replay.tensors import as_tensor, generator
 from hilt.vla.episode import LostEpisode, RolloutEpisode, Start, pack, unpack
@@ -56,100 +57,91 @@ Roll = Callable[..., Iterator[RolloutEpisode | LostEpisode]]
 """`roll_out` with all but the starts, and how they are drawn"""
 
 
+_GROUPS = Need("a {here}group_size of at least 2", lambda c: c.group_size > 1)
+_BY_ACCURACY = Need("{here}filter_accuracy=true", lambda c: c.filter_accuracy)
+_SURPLUS = Need(
+    "{here}oversample_factor above 1 or {here}groups_at_once, without which there is no surplus",
+    lambda c: c.groups_at_once or c.oversample_factor > 1 or c.data_batch_size % max(1, c.group_size),
+)
+
+
 @dataclass
 class Collecting:
     """How the episodes of a training step are collected, at each rank."""
 
-    group_size: int = 8
+    group_size: int = setting(8, minimum=1)
     """Rollouts from one initial state (rloo_batch_size, n_samples)"""
-    data_batch_size: int = 64
+    data_batch_size: int = setting(64, minimum=1)
     """Number of episodes of a training step at each rank that has work. Where it is no multiple of group_size, the last group is rolled out
     whole, and the members beyond the number are learned from in the next step; each is compared with its whole group"""
-    temperature: float = 1.0
+    temperature: float = setting(1.0, above=0)
     """Of the policy's draws"""
-    execute: int = 0
+    execute: int = setting(0, minimum=0)
     """Actions of each chunk that are carried out; 0: all"""
     split: str = "train"
     """Whose initial states; validation has another split"""
-    states_per_task: int = 0
+    states_per_task: int = setting(0, minimum=0)
     """The number of initial states of each task, from the first on; 0: all of the split"""
-    init_state_mode: str = "group"
+    init_state_mode: str = setting("group", choices=MODES, needs=_GROUPS)
     """ "group": one initial state for all members; "distinct": the next one for each member, so that they differ in difficulty"""
-    tasks_per_step: int = 0
+    tasks_per_step: int = setting(0, minimum=0)
     """Tasks of a rank that one training step works on, the next step on the next ones; 0: on all, group by group in turn"""
-    groups_at_once: int = 0
+    groups_at_once: int = setting(0, minimum=0)
     """Groups that are drawn at a time, which is one attempt (num_parallel_envs); 0: as many as are missing"""
-    oversample_factor: float = 1.0
+    oversample_factor: float = setting(1.0, minimum=1, needs=Need("{here}groups_at_once=0", lambda c: not c.groups_at_once))
     """The number of drawn groups relative to the missing ones, so that filters leave enough"""
-    carry_over: bool = True
+    carry_over: bool = setting(True, needs=_SURPLUS)
     """Groups beyond the need are learned from in the next step; otherwise they are thrown away"""
-    filter_accuracy: bool = False
+    filter_accuracy: bool = setting(False, needs=Need("a bound", lambda c: (c.accuracy_lower_bound, c.accuracy_upper_bound) != (0, 1)))
     """Groups are dropped whose share of successes is outside the bounds"""
-    accuracy_lower_bound: float = 0.0
+    accuracy_lower_bound: float = setting(0.0, minimum=0, maximum=1, needs=_BY_ACCURACY)
     """A share that is kept"""
-    accuracy_upper_bound: float = 1.0
+    accuracy_upper_bound: float = setting(1.0, minimum=0, maximum=1, needs=_BY_ACCURACY)
     """A share that is kept"""
     filter_truncated: bool = False
     """Groups are dropped of which a member came to the step limit"""
     filter_format: bool = True
     """Groups are dropped of which a member has an ill-formed chunk: a number that is not finite, a token outside the action range, or the
     policy raised. Otherwise such a token is carried out, a number that is not finite is a failure, and what the policy raises is raised"""
-    dynamic_sampling: bool = False
+    dynamic_sampling: bool = setting(False, needs=_GROUPS)
     """Groups are dropped whose members all succeeded or all failed: they have no advantage"""
-    max_sampling_attempts: int = 10
+    max_sampling_attempts: int = setting(10, minimum=1)
     """Draws of a training step, at most. One whose rollouts failed counts too"""
-    when_exhausted: str = "continue"
+    when_exhausted: str = setting("continue", choices=("error", "continue", "partial"))
     """When they found fewer groups than a batch: "continue", the groups wait for the next step, which draws what is missing; "partial", the
     step learns from those that were found; or "error" """
-    idle_ranks: str = "zero"
+    idle_ranks: str = setting("zero", choices=("zero", "steal"))
     """A rank for which no task is left: "zero" weight, or it will "steal" a share of the states of another rank's task"""
     skip_solved: bool = False
     """A state whose last `group_size` rollouts all succeeded is passed over, three times at most (RIPT)"""
-    same_first_frame: bool = True
+    same_first_frame: bool = setting(True, needs=Need("{here}init_state_mode=group", lambda c: c.init_state_mode == "group"))
     """The members of a group must begin with the same observation, bit for bit. Off: for a simulator that does not render alike twice"""
     prefetch: bool = False
     """The next step's first episodes are reset while the policy learns"""
-    rows_at_once: int = 0
+    rows_at_once: int = setting(0, minimum=0)
     """Observations that go through the policy together; 0: those of half the slots"""
     report_ranks: bool = False
     """A line for each rank in each training step: its tasks, the number of episodes that it is to collect and has collected, or that it has
     no task"""
-    retries: int = 1
+    retries: int = setting(1, minimum=0)
     """Times that an episode is begun again after its simulator failed, before it counts as lost"""
 
     def check(self) -> None:
         """Raises for what cannot work, and for what would change nothing."""
-        least = {"group_size": 1, "data_batch_size": 1, "max_sampling_attempts": 1, "oversample_factor": 1}
-        least |= dict.fromkeys(("execute", "states_per_task", "tasks_per_step", "groups_at_once", "rows_at_once", "retries"), 0)
-        for name, low in least.items():
-            if not low <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name}={getattr(self, name):g}: expected a number from {low} on.")
+        check(self)
+
+    def conflicts(self, here: str) -> Iterator[str]:
         most, wanted = self.groups_at_once * self.max_sampling_attempts, math.ceil(self.data_batch_size / self.group_size)
         if 0 < most < wanted:
-            raise ConfigError(
-                f"groups_at_once={self.groups_at_once} in max_sampling_attempts={self.max_sampling_attempts} are {most} groups, and "
+            yield (
+                f"{here}groups_at_once={self.groups_at_once} in max_sampling_attempts={self.max_sampling_attempts} are {most} groups, and "
                 f"data_batch_size={self.data_batch_size} needs {wanted}: raise one of the two, or give groups_at_once=0 for all at once."
             )
-        if not 0 <= self.accuracy_lower_bound <= self.accuracy_upper_bound <= 1:
-            bounds = f"accuracy from {self.accuracy_lower_bound} to {self.accuracy_upper_bound}"
-            raise ConfigError(f"{bounds}: expected 0 <= lower <= upper <= 1.")
-        known = {"init_state_mode": MODES, "when_exhausted": ("error", "continue", "partial"), "idle_ranks": ("zero", "steal")}
-        for name, choices in known.items():
-            if getattr(self, name) not in choices:
-                raise UnknownNameError(name, getattr(self, name), choices)
-        check_temperature(self.temperature)
-        surplus = self.groups_at_once or self.oversample_factor > 1 or self.data_batch_size % self.group_size
-        needs = {
-            "accuracy_lower_bound": ("filter_accuracy=true", self.filter_accuracy),
-            "accuracy_upper_bound": ("filter_accuracy=true", self.filter_accuracy),
-            "filter_accuracy": ("a bound", (self.accuracy_lower_bound, self.accuracy_upper_bound) != (0, 1)),
-            "oversample_factor": ("groups_at_once=0", not self.groups_at_once),
-            "carry_over": ("oversample_factor above 1 or groups_at_once, without which there is no surplus", surplus),
-            "dynamic_sampling": ("a group_size of at least 2", self.group_size > 1),
-            "same_first_frame": ("init_state_mode=group", self.init_state_mode == "group"),
-            "init_state_mode": ("a group_size of at least 2", self.group_size > 1),
-        }  # fmt: skip
-        check_effect(self, needs)
+        if self.accuracy_lower_bound > self.accuracy_upper_bound:
+            yield (
+                f"{here}accuracy_lower_bound={self.accuracy_lower_bound} is above accuracy_upper_bound={self.accuracy_upper_bound}: "
+                "expected lower <= upper."
+            )
 
 
 @dataclass

@@ -6,7 +6,7 @@ is one chunk that the policy was asked for. `Vla.arithmetic` describes the resul
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,17 @@ from typing import Any
 from hilt.algos import prime
 from hilt.algos.config import GROUPED, Optimizer, PolicyGradient, Prime
 from hilt.algos.tables import Estimator, estimator
-from hilt.core.errors import ConfigError, Problems, UnknownNameError
+from hilt.core import validate
+from hilt.core.errors import ConfigError, Problems
 from hilt.core.hub import local
 from hilt.core.url_folder import UrlFolder
+from hilt.core.validate import Need, setting
 from hilt.distributed.group import Placement, Sharding
 from hilt.envs.rewards import REWARDS
 from hilt.envs.task import ready
 from hilt.observe.alarms import RunFacts, check_stop_on
 from hilt.observe.sinks import check_sinks
-from hilt.policies.base import Policy, check_effect
+from hilt.policies.base import Policy
 from hilt.policies.io.tensor_files import check_device
 from hilt.policies.registry import check_policy, document_of, is_new, kind_of, policy_class
 from hilt.policies.vla.flow import check_entropy
@@ -35,39 +37,37 @@ ADAPTER_RATE = 1e-4
 """The learning rate of adapters where none is given: RLinf's for OpenVLA and OFT with LoRA. Of all weights: `Policy.learning_rate`"""
 CRITIC_RATE = 1e-4
 """Of a critic, at least: pi_RL's for the value head of pi0"""
-CRITICS = ("none", "shared", "detached", "separate")
 
+_PROCESSES = Need("{here}workers above 0; without, start_s=120 step_s=60 restarts=3 are neutral", lambda c: c.workers)
 
 @dataclass
 class SimulatorSettings:
     """The environments of each rank."""
 
-    workers: int = 0
+    workers: int = setting(0, minimum=0)
     """Processes of each rank; 0: in the rank's own process. The results are the same with any number"""
-    slots: int = 8
+    slots: int = setting(8, minimum=1)
     """Environments that are in flight at each rank. While one half of them is simulated, the policy answers the other"""
-    envs_per_worker: int = 0
+    envs_per_worker: int = setting(0, minimum=0)
     """Environments that a process keeps for later, at most; 0: as many as it has slots"""
-    start_s: float = 120.0
+    start_s: float = setting(120.0, minimum=0.1, needs=_PROCESSES)
     """Seconds within which a process must have made its environment. This and the next two need workers above 0"""
-    step_s: float = 60.0
+    step_s: float = setting(60.0, minimum=0.1, needs=_PROCESSES)
     """Seconds within which a chunk must have been simulated"""
-    restarts: int = 3
+    restarts: int = setting(3, minimum=0, needs=_PROCESSES)
     """Times that a process that died or hung is started again, in a row"""
-
 
 @dataclass
 class Critic:
     """The critic, which estimates values for algorithm.estimator=gae."""
 
-    kind: str = "none"
+    kind: str = setting("none", choices=("none", "shared", "detached", "separate"), noun="critic")
     """ "shared": a head on the policy's trunk, which it trains too; "detached": the head alone is trained; "separate": a policy of its
     own, begun from the same weights; "none" """
     optimizer: Optimizer = field(default_factory=Optimizer)
     """Of the critic, a head or a policy of its own. Its learning rate, where none is given: 1e-4, or the policy's if that is higher"""
-    warmup_steps: int = 0
+    warmup_steps: int = setting(0, minimum=0)
     """Training steps at the beginning in which the critic learns alone; of a policy with a head, that head"""
-
 
 @dataclass
 class Reference:
@@ -75,7 +75,6 @@ class Reference:
 
     offload: bool = False
     """Its weights lie in the host's memory, and go to the device only while they are needed"""
-
 
 @dataclass
 class Rewards:
@@ -87,49 +86,71 @@ class Rewards:
     """At the last row of one without an ill-formed chunk; for collect.filter_format=false"""
     environment: float = 0.0
     """Of the environment's own reward, at each row"""
-    classifier: str = ""
+    classifier: str = setting("", needs=Need("a coefficient, {here}learned=1", lambda c: c.learned))
     """The folder of a reward classifier (`hilt train classifier`), or a reward by name or module:function, which judges the last frame"""
-    learned: float = 0.0
+    learned: float = setting(0.0, needs=Need("{here}classifier=FOLDER", lambda c: c.classifier))
     """At the last row: of what the classifier says, 0 or 1"""
 
+_SOME = Need("one of {here}before, period and after", lambda c: c.before or c.period or c.after)
+_PERIODIC = Need("{here}period, so that it can be reached", lambda c: c.period)
+_HAS_GOAL = Need("{here}goal", lambda c: c.goal)
 
 @dataclass
 class Validation:
     """How good the policy is, on initial states that training never sees. Every episode counts."""
 
-    split: str = "eval"
+    split: str = setting("eval", needs=_SOME)
     """Whose initial states: another than collect.split"""
-    episodes: int = 0
+    episodes: int = setting(0, minimum=0, needs=_SOME)
     """Of each task, from the first state on; 0: every state once"""
-    at_most: int = 0
+    at_most: int = setting(0, minimum=0, needs=_SOME)
     """Of all tasks together, which take turns, so that some may have none; 0: no limit"""
     before: bool = True
     """Before the first step"""
-    period: int = 10
+    period: int = setting(10, minimum=0)
     """Training steps between two; 0: none meanwhile"""
     after: bool = True
     """After the last step"""
-    sample: bool = False
+    sample: bool = setting(False, needs=_SOME)
     """Actions are drawn as in training, not the likeliest"""
-    goal: float = 0.0
+    goal: float = setting(0.0, minimum=0, maximum=1, needs=_PERIODIC)
     """Share of successful episodes, over all tasks, at which training ends; 0: success does not end it"""
-    hold: int = 2
+    hold: int = setting(2, minimum=1, needs=_HAS_GOAL)
     """Number of validations in a row that must reach the goal"""
-    videos: int = 0
+    videos: int = setting(0, minimum=0, needs=_SOME)
     """The number of episodes with a video at each validation, one image per chunk"""
 
+_IMITATES = Need("{here}weight and {here}data together", lambda c: c.weight and c.data)
 
 @dataclass
 class Imitation:
     """A term of the loss that keeps the policy near demonstrations."""
 
-    weight: float = 0.0
+    weight: float = setting(0.0, minimum=0, needs=_IMITATES)
     """Of their loss, beside the policy gradient"""
-    data: list[str] = field(default_factory=list)
+    data: list[str] = setting(factory=list, needs=_IMITATES)
     """Logs or datasets, as `hilt train sft` takes them"""
-    batch_size: int = 32
+    batch_size: int = setting(32, minimum=1, needs=_IMITATES)
     """Samples in each optimizer step at each rank"""
 
+_NEAR = Need(
+    "placement.rollout_ranks=0: who trains has no simulators to reset meanwhile",
+    lambda c: not c.placement.rollout_ranks,
+    of=("prefetch",),
+)
+_ILL_FORMED = Need(
+    "collect.filter_format=false, without which every episode that is learned from earns it",
+    lambda c: not c.collect.filter_format,
+    of=("format",),
+)
+_CRITIC = Need("algorithm.estimator=gae, or another with a critic", lambda c: estimator(c.algorithm.estimator).needs_critic)
+_REFERENCE = Need(
+    "algorithm.kl.where=reward or loss, or prime.coefficient with prime.reference=frozen", lambda c: c.has_reference, of=("offload",)
+)
+_SUCCESS_ALONE = Need(
+    "rewards.environment=0, rewards.learned=0, prime.coefficient=0 and algorithm.discount=1; without, solved_steps=5 is neutral",
+    lambda c: c.may_be_solved,
+)
 
 @dataclass
 class Vla:
@@ -147,66 +168,62 @@ class Vla:
     """By their full names: tabletop/pick_red, libero_spatial/3"""
     task_options: dict[str, Any] = field(default_factory=dict)
     """What all of them are given"""
-    suite: str = ""
+    suite: str = setting("", needs=Need("no columns beside it", lambda c: not c.columns))
     """Whose names the observations have; empty: those of the first task"""
     columns: dict[str, str] = field(default_factory=dict)
     """Instead of a suite: the policy's names to paths in the observations, full_image: images/top"""
     pool: SimulatorSettings = field(default_factory=SimulatorSettings)
-    collect: Collecting = field(default_factory=Collecting)
-    rewards: Rewards = field(default_factory=Rewards)
+    collect: Collecting = setting(factory=Collecting, needs=_NEAR)
+    rewards: Rewards = setting(factory=Rewards, needs=_ILL_FORMED)
     algorithm: PolicyGradient = field(default_factory=PolicyGradient)
     optimizer: Optimizer = field(default_factory=Optimizer)
-    critic: Critic = field(default_factory=Critic)
+    critic: Critic = setting(factory=Critic, needs=_CRITIC)
     prime: Prime = field(default_factory=Prime)
-    reference: Reference = field(default_factory=Reference)
+    reference: Reference = setting(factory=Reference, needs=_REFERENCE)
     imitation: Imitation = field(default_factory=Imitation)
     validation: Validation = field(default_factory=Validation)
     placement: Placement = field(default_factory=Placement)
     sharding: Sharding = field(default_factory=Sharding)
-    max_steps: int = 100
+    max_steps: int = setting(100, minimum=0)
     """Training steps: each collects episodes and learns from them. A step whose groups only wait for the next one does not count; after
     as many of these in a row, 20 at least, the run ends. 0: the policy is validated, and that is all"""
-    max_seconds: float = 0.0
+    max_seconds: float = setting(0.0, minimum=0)
     """A cap: it ends after the step in which this number of seconds has passed; 0: only max_steps applies. The learning rate's schedule
     follows whichever of the two comes first"""
-    solved_steps: int = 5
+    solved_steps: int = setting(5, minimum=0, needs=_SUCCESS_ALONE)
     """It ends as solved after this number of training steps in a row, of 256 episodes at least, in which all members of all groups
     succeeded; 0:
     never. For runs that reward success alone, and late success as much (algorithm.discount=1)"""
     stop_on: list[str] = field(default_factory=list)
     """Alarms that end the run when they are raised, with a checkpoint, such as [ppo_kl, validation]: docs/observe.md lists them"""
-    checkpoint_period: int = 10
+    checkpoint_period: int = setting(10, minimum=1)
     """Training steps between two checkpoints"""
-    checkpoint_keep: int = 1
+    checkpoint_keep: int = setting(1, minimum=1)
     """The number of newest ones that are kept"""
-    export_period: int = 0
+    export_period: int = setting(0, minimum=0)
     """Training steps between two complete checkpoint folders of the policy, RUN/actor/global_step_N, with adapters merged and, in its
     lora_adapter, alone; 0: none but RUN/policy, when the run ends or is stopped"""
-    export_keep: int = 0
+    export_keep: int = setting(0, minimum=0, needs=Need("export_period=N", lambda c: c.export_period))
     """The number of newest folders that are kept; 0: all"""
     copy_to: str = ""
     """A URL of any file system that fsspec knows (hdfs, s3, gs, file), to which each checkpoint is copied, checked, and from which a run
     can be resumed; empty: none"""
-    rollouts_gb: float = 20.0
+    rollouts_gb: float = setting(20.0, minimum=0)
     """The gigabytes of newest collected episodes that each rank keeps on its disk; 0: all"""
     sinks: list[str] = field(default_factory=list)
     """Where metrics go besides: tensorboard, wandb, trackio; or another one by name or module:Class"""
-    seed: int = 0
+    seed: int = setting(0, minimum=0)
     """Of the first weights, the starts and all that is drawn"""
 
     def check(self, here: bool = True) -> None:
         """Raises for what cannot work, and for what would change nothing: for all of it at once. Without `here`, what this machine lacks is
         left out."""
         problems = Problems()
-        problems.check(self._check_ranges)
-        for section in (self.collect, self.algorithm, self.optimizer, self.critic.optimizer, self.prime, self.placement, self.sharding):
-            problems.check(section.check)
-        problems.check(prime.check, self.algorithm, self.prime)
-        problems.check(self._check_tasks)
-        if not problems.errors:  # without sound sizes there is nothing that could fit together
-            problems.check(self._check_sizes)
-        problems.check(self._check_sense)
-        problems.check(self._check_limits)
+        problems.check(validate.check, self)
+        if not problems.errors:
+            problems.check(prime.check, self.algorithm, self.prime)
+            problems.check(self._check_entropy)
+            problems.check(check_stop_on, self.stop_on, self.facts)
         problems.check(words, self)
         if here:
             problems.check(self.check_place)
@@ -222,94 +239,51 @@ class Vla:
             problems.check(UrlFolder(self.copy_to).check)
         problems.report()
 
-    def _check_ranges(self) -> None:
-        problems = Problems()
-        least = {"pool.workers": 0, "pool.slots": 1, "pool.envs_per_worker": 0, "pool.start_s": 0.1, "pool.step_s": 0.1, "pool.restarts": 0}
-        least |= {"critic.warmup_steps": 0, "imitation.weight": 0, "imitation.batch_size": 1, "lora.rank": 0, "lora.alpha": 1e-6, "seed": 0}
-        least |= {"validation.goal": 0, "validation.hold": 1}
-        least |= {"validation.episodes": 0, "validation.at_most": 0, "validation.period": 0, "validation.videos": 0, "rollouts_gb": 0}
-        least |= {"max_steps": 0, "max_seconds": 0, "checkpoint_period": 1, "checkpoint_keep": 1, "solved_steps": 0}
-        least |= {"export_period": 0, "export_keep": 0}
-        for name, low in least.items():
-            value: Any = self
-            for part in name.split("."):
-                value = getattr(value, part)
-            if not low <= value < math.inf:
-                problems.errors.append(ConfigError(f"{name}={value:g}: expected a number from {low:g} on."))
-        problems.report()
-
-    def _check_tasks(self) -> None:
+    def conflicts(self, here: str) -> Iterator[str]:
+        validation = self.validation
         if not self.tasks:
-            raise ConfigError("there is nothing to try: give tasks=[tabletop/pick_red, tabletop/pick_blue], or another list of tasks.")
+            yield "there is nothing to try: give tasks=[tabletop/pick_red, tabletop/pick_blue], or another list of tasks."
         if len(set(self.tasks)) != len(self.tasks):
             twice = next(task for task in self.tasks if self.tasks.count(task) > 1)
-            raise ConfigError(f"tasks names {twice} twice: name each once; all are visited in turn.")
+            yield f"tasks names {twice} twice: name each once; all are visited in turn."
+        if self._estimator.needs_critic and self.critic.kind == "none":
+            yield f"algorithm.estimator={self.algorithm.estimator} needs a critic: give critic.kind=shared, detached or separate."
+        yield from self._wrong_filters()
+        if validation.split == self.collect.split:
+            yield f"validation.split={validation.split} are the states that are trained on (collect.split): give another split."
+        if not self.max_steps and not validation.before:
+            yield "max_steps=0 and validation.before=false: there is nothing to do. Give one of them."
+        rewards = (self.rewards.success, self.rewards.format, self.rewards.environment, self.rewards.learned, self.prime.coefficient)
+        if not any(rewards):
+            yield "all coefficients of rewards are 0, so that there is nothing to learn: give rewards.success=1."
+        yield from self._wrong_sizes()
 
-    def _check_sizes(self) -> None:
+    def _wrong_sizes(self) -> Iterator[str]:
         """What has to fit together in numbers."""
-        episodes, each = self.episodes, self.algorithm.batch.trajectories_per_step
-        if each > episodes or (each and episodes % each):
+        episodes, each, collect = self.episodes, self.algorithm.batch.trajectories_per_step, self.collect
+        if each and episodes and (each > episodes or episodes % each):
             fits = [n for n in range(1, episodes + 1) if episodes % n == 0]
-            raise ConfigError(
+            yield (
                 f"algorithm.batch.trajectories_per_step={each}: a training step has {episodes} episodes ({self._factors}), which are not "
                 f"whole steps of the optimizer; give {min(fits, key=lambda n: abs(n - each))}, or 0 for all in one."
             )
-        if self._estimator.grouped and self.collect.group_size < 2:
-            raise ConfigError(
-                f"collect.group_size={self.collect.group_size}: {self.algorithm.estimator} compares the members of a group; give 2 or more."
-            )
-        cut = self.collect.data_batch_size % self.collect.group_size
-        if cut and self._estimator.grouped and self.algorithm.kl.where == "reward":
-            raise ConfigError(
-                f"collect.data_batch_size={self.collect.data_batch_size} cuts groups of collect.group_size={self.collect.group_size}, and "
+        compares = self._estimator.grouped
+        if compares and collect.group_size < 2:
+            yield f"collect.group_size={collect.group_size}: {self.algorithm.estimator} compares the members of a group; give 2 or more."
+        if collect.data_batch_size % collect.group_size and compares and self.algorithm.kl.where == "reward":
+            yield (
+                f"collect.data_batch_size={collect.data_batch_size} cuts groups of collect.group_size={collect.group_size}, and "
                 "algorithm.kl.where=reward compares what all members of a group paid: give a multiple, or algorithm.kl.where=loss."
             )
-        if self.validation.videos and self.validation.episodes and self.validation.videos > self.validation.episodes * len(self.tasks):
-            raise ConfigError(
-                f"validation.videos={self.validation.videos}: a validation has {self.validation.episodes * len(self.tasks)} episodes."
-            )
+        tried = self.validation.episodes * len(self.tasks)
+        if tried and self.validation.videos > tried:
+            yield f"validation.videos={self.validation.videos}: a validation has {tried} episodes."
 
-    def _check_sense(self) -> None:
-        """What one setting needs of another."""
-        critic, judged, validation = self.critic, self._estimator.needs_critic, self.validation
-        if critic.kind not in CRITICS:
-            raise UnknownNameError("critic", critic.kind, CRITICS)
-        if judged and critic.kind == "none":
-            needs = f"algorithm.estimator={self.algorithm.estimator} needs a critic"
-            raise ConfigError(f"{needs}: give critic.kind=shared, detached or separate.")
-        problems = Problems()
-        problems.check(self._check_filters)
-        near = ("placement.rollout_ranks=0: who trains has no simulators to reset meanwhile", not self.placement.rollout_ranks)
-        problems.check(check_effect, self.collect, {"prefetch": near})
-        problems.check(check_effect, self, {"suite": ("no columns beside it", not self.columns)})
-        has_critic = ("algorithm.estimator=gae, or another with a critic", judged)
-        problems.check(check_effect, critic, dict.fromkeys(("kind", "optimizer", "warmup_steps"), has_critic))
-        problems.check(self._check_entropy)
-        problems.check(check_stop_on, self.stop_on, self.facts)
-        problems.check(check_effect, self, {"export_keep": ("export_period=N", self.export_period)})
-        alone = "rewards.environment=0, rewards.learned=0, prime.coefficient=0 and algorithm.discount=1; without, solved_steps=5 is neutral"
-        problems.check(check_effect, self, {"solved_steps": (alone, self.may_be_solved)})
-        held = ("algorithm.kl.where=reward or loss, or prime.coefficient with prime.reference=frozen", self.has_reference)
-        problems.check(check_effect, self.reference, {"offload": held})
-        problems.check(check_effect, self.rewards, {"classifier": ("a coefficient, rewards.learned=1", self.rewards.learned)})
-        problems.check(check_effect, self.rewards, {"learned": ("rewards.classifier=FOLDER", self.rewards.classifier)})
-        ill = ("collect.filter_format=false, without which every episode that is learned from earns it", not self.collect.filter_format)
-        problems.check(check_effect, self.rewards, {"format": ill})
-        watched = ("pool.workers above 0; without, start_s=120 step_s=60 restarts=3 are neutral", self.pool.workers)
-        problems.check(check_effect, self.pool, dict.fromkeys(("start_s", "step_s", "restarts"), watched))
-        given = ("imitation.weight and imitation.data together", self.imitation.weight and self.imitation.data)
-        problems.check(check_effect, self.imitation, dict.fromkeys(("weight", "data", "batch_size"), given))
-        some = ("one of validation.before, period and after", validation.before or validation.period or validation.after)
-        problems.check(check_effect, validation, dict.fromkeys(("split", "episodes", "at_most", "sample", "videos"), some))
-        problems.check(check_effect, validation, {"goal": ("validation.period, so that it can be reached", validation.period)})
-        problems.check(check_effect, validation, {"hold": ("validation.goal", validation.goal)})
-        problems.report()
-
-    def _check_filters(self) -> None:
+    def _wrong_filters(self) -> Iterator[str]:
         """Filters choose groups by how they ended: only what compares the members of a group with each other is not misled by that."""
         filters = [f"collect.{name}=true" for name in BY_OUTCOME if getattr(self.collect, name)]
         if filters and not self._estimator.grouped:
-            raise ConfigError(
+            yield (
                 f"{' and '.join(filters)} with algorithm.estimator={self.algorithm.estimator}: groups are kept by how they ended, and "
                 f"{self._estimator.filtered}, so that advantages would be wrong. Give false for "
                 f"{'it' if len(filters) == 1 else 'them'}, or take one of {', '.join(GROUPED)}, which compare the members of a group."
@@ -352,22 +326,6 @@ class Vla:
         if not known or rate == Policy.learning_rate:
             return "all weights of a large policy", rate
         return f"a {self.policy if is_new(self.policy) else kind_of(local(self.policy))}", rate
-
-    def _check_limits(self) -> None:
-        validation = self.validation
-        if validation.goal > 1:
-            raise ConfigError(f"validation.goal={validation.goal:g}: expected a share of the episodes, from 0 (off) to 1.")
-        if validation.split == self.collect.split:
-            raise ConfigError(
-                f"validation.split={validation.split} are the states that are trained on (collect.split): give another split."
-            )
-        if not self.max_steps and not validation.before:
-            raise ConfigError("max_steps=0 and validation.before=false: there is nothing to do. Give one of them.")
-        rewards = (self.rewards.success, self.rewards.format, self.rewards.environment, self.rewards.learned, self.prime.coefficient)
-        if not any(rewards):
-            raise ConfigError("all coefficients of rewards are 0, so that there is nothing to learn: give rewards.success=1.")
-        if not self.lora.rank and self.lora != Lora():
-            raise ConfigError("lora.alpha and lora.targets would do nothing: they need lora.rank=N. Give that, or leave them out.")
 
     def _check_there(self) -> None:
         """Folders that are named exist."""
@@ -461,9 +419,7 @@ class Vla:
         tried += f", at most {self.validation.at_most} of all tasks" if self.validation.at_most else ""
         return [*lines, f"validation: {times} times {tried}" if times else "validation: none"]
 
-
 def _many(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
-
 
 __all__ = ["Critic", "Imitation", "Lora", "Rewards", "SimulatorSettings", "Validation", "Vla"]

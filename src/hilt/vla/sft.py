@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from hilt.algos.adam import Adam
+from hilt.algos.config import SCHEDULES
 from hilt.algos.schedule import learning_rate_factor
 from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import ConfigError, UnknownNameError
@@ -32,9 +33,10 @@ from hilt.core.files import DISK, new_folder, replacing
 from hilt.core.hub import local
 from hilt.core.progress import Report, silent
 from hilt.core.trust import check_names
+from hilt.core.validate import Need, check, setting
 from hilt.envs.fitted import open_task
 from hilt.observe.metrics import Metrics
-from hilt.policies.base import Policy, check_effect
+from hilt.policies.base import Policy
 from hilt.policies.io.memory import free_bytes
 from hilt.policies.io.tensor_files import check_device
 from hilt.policies.precision import of_former_name
@@ -58,16 +60,24 @@ RECORDED = {"data", "tasks", "task_options", "demonstrations", "demonstration_op
 """What may not even where it has learned nothing yet: what was recorded or converted depends on it"""
 
 
+_ADAPTERS = Need("{here}rank=N", lambda c: c.rank)
+
+
 @dataclass
 class Lora:
     """Adapters instead of all weights."""
 
-    rank: int = 0
+    rank: int = setting(0, minimum=0)
     """Of the adapters; 0: none, and all weights are trained"""
-    alpha: float = 16.0
+    alpha: float = setting(16.0, above=0, needs=_ADAPTERS)
     """They count alpha / rank times"""
-    targets: list[str] = field(default_factory=list)
+    targets: list[str] = setting(factory=list, needs=_ADAPTERS)
     """The ends of the names of layers that get one, such as q_proj; empty: all linear layers"""
+
+
+_TASKS = Need("tasks=[NAME]", lambda c: c.tasks)
+_FOLDER = Need("policy=FOLDER: a new policy has none but those of the data", lambda c: not is_new(c.policy))
+_VALIDATES = Need("validation", lambda c: c.validation)
 
 
 @dataclass
@@ -78,7 +88,7 @@ class Sft:
     """The folder of a checkpoint; or small_vla, another name, or module:Class: a new one, whose sizes and statistics come from the data"""
     policy_options: dict[str, Any] = field(default_factory=dict)
     """What it is opened with, such as unnorm_key; a new one: its settings, such as chunk"""
-    statistics: str = "checkpoint"
+    statistics: str = setting("checkpoint", choices=("checkpoint", "data"), needs=_FOLDER)
     """By which numbers are normalized: the checkpoint's own, or those of the "data", where it is of another robot"""
     device: str = "cpu"
     """Where it is trained: cpu, cuda, cuda:1"""
@@ -86,13 +96,13 @@ class Sft:
     """Logs, recordings of `hilt record`, or datasets in any format that `hilt data convert` reads"""
     tasks: list[str] = field(default_factory=list)
     """Tasks that `hilt eval` tries the policy on, and whose scripts record the demonstrations"""
-    task_options: dict[str, Any] = field(default_factory=dict)
+    task_options: dict[str, Any] = setting(factory=dict, needs=_TASKS)
     """What all of them are given"""
-    demonstrations: int = 0
+    demonstrations: int = setting(0, minimum=0, needs=_TASKS)
     """The number of episodes recorded for each task"""
-    demonstration_options: dict[str, Any] = field(default_factory=dict)
+    demonstration_options: dict[str, Any] = setting(factory=dict, needs=Need("demonstrations=N", lambda c: c.demonstrations))
     """What their script is given, such as speed and noise"""
-    suite: str = ""
+    suite: str = setting("", needs=Need("no columns beside it", lambda c: not c.columns))
     """Whose names the observations have, such as libero or tabletop; empty: those of the first task"""
     columns: dict[str, str] = field(default_factory=dict)
     """Instead of a suite: the policy's names to paths in the observations, full_image: images/top"""
@@ -100,74 +110,50 @@ class Sft:
     """The instruction of every episode; empty: from the data"""
     successes_only: bool = True
     """Episodes that failed are passed over"""
-    validation: float = 0.1
+    validation: float = setting(0.1, minimum=0, maximum=0.9)
     """Share of the episodes that is not learned from, but tells when to stop; 0: none, and max_steps is the end"""
-    validation_period: int = 100
+    validation_period: int = setting(100, minimum=1, needs=_VALIDATES)
     """Steps between two validations"""
-    patience: int = 5
+    patience: int = setting(5, minimum=1, needs=_VALIDATES)
     """Validations without a new minimum, in a row, after which it ends"""
-    max_steps: int = 10_000
+    max_steps: int = setting(10_000, minimum=1)
     """Gradient steps at most"""
-    batch_size: int = 64
+    batch_size: int = setting(64, minimum=1)
     """Samples in each: a step of an episode, and the actions that follow"""
-    samples_at_once: int = 0
+    samples_at_once: int = setting(0, minimum=0)
     """Samples that go through the policy together; 0: the whole batch. Fewer need less memory, and give the same gradient"""
-    learning_rate: float = 3e-4
+    learning_rate: float = setting(3e-4, minimum=0, maximum=1)
     """Of AdamW, at its highest"""
-    warmup_steps: int = 0
+    warmup_steps: int = setting(0, minimum=0)
     """Steps in which it rises to that"""
-    schedule: str = "constant"
+    schedule: str = setting("constant", choices=SCHEDULES)
     """What follows: constant; or cosine, which falls until max_steps"""
-    final_learning_rate: float = 0.0
+    final_learning_rate: float = setting(0.0, minimum=0, maximum=1, needs=Need("schedule=cosine", lambda c: c.schedule == "cosine"))
     """Where cosine ends, as a share of the highest"""
-    weight_decay: float = 0.0
+    weight_decay: float = setting(0.0, minimum=0, maximum=10)
     """Of AdamW"""
-    gradient_clip: float = 1.0
+    gradient_clip: float = setting(1.0, minimum=0)
     """The longest that a gradient may be; 0: as long as it is"""
     lora: Lora = field(default_factory=Lora)
-    log_period: int = 10
+    log_period: int = setting(10, minimum=1)
     """Steps between two records of metrics"""
-    checkpoint_period: int = 0
+    checkpoint_period: int = setting(0, minimum=0)
     """Steps between two checkpoints; 0: one with every validation"""
     sinks: list[str] = field(default_factory=list)
     """Where metrics go besides: tensorboard, wandb, trackio; or another one by name or module:Class"""
-    seed: int = 0
+    seed: int = setting(0, minimum=0)
     """Of the split, the first weights, the batches and the scripts"""
 
     def check(self) -> None:
         """Raises for what cannot work, and for what would change nothing."""
-        whole = dict.fromkeys(("validation_period", "patience", "max_steps", "batch_size", "log_period"), 1)
-        whole |= dict.fromkeys(("demonstrations", "samples_at_once", "warmup_steps", "checkpoint_period", "lora.rank", "seed"), 0)
-        real: dict[str, tuple[float, float]] = {
-            "validation": (0, 0.9),
-            "learning_rate": (0, 1),
-            "final_learning_rate": (0, 1),
-            "weight_decay": (0, 10),
-        }
-        real |= {"gradient_clip": (0, math.inf), "lora.alpha": (1e-6, 1e6)}
-        for name, (low, high) in {**{name: (low, math.inf) for name, low in whole.items()}, **real}.items():
-            value = self.lora.__dict__[name.removeprefix("lora.")] if name.startswith("lora.") else getattr(self, name)
-            if not low <= value <= high:
-                raise ConfigError(f"{name}={value:g}: expected a number from {low:g}" + (f" to {high:g}." if high < math.inf else " on."))
-        if self.schedule not in ("constant", "cosine"):
-            raise UnknownNameError("schedule", self.schedule, ["constant", "cosine"])
-        if self.statistics not in ("checkpoint", "data"):
-            raise UnknownNameError("statistics", self.statistics, ["checkpoint", "data"])
-        if not self.data and not self.demonstrations:
-            raise ConfigError("there is nothing to learn from: give data=[PATH], or tasks=[tabletop/pick] and demonstrations=20.")
-        needs = {
-            "demonstrations": ("tasks=[NAME]", self.tasks), "task_options": ("tasks=[NAME]", self.tasks),
-            "demonstration_options": ("demonstrations=N", self.demonstrations), "patience": ("validation", self.validation),
-            "validation_period": ("validation", self.validation), "suite": ("no columns beside it", not self.columns),
-            "final_learning_rate": ("schedule=cosine", self.schedule == "cosine"),
-            "statistics": ("policy=FOLDER: a new policy has none but those of the data", not is_new(self.policy)),
-        }  # fmt: skip
-        check_effect(self, needs)
-        if not self.lora.rank and self.lora != Lora():
-            raise ConfigError("lora.alpha and lora.targets would do nothing: they need lora.rank=N. Give that, or leave them out.")
+        check(self)
         words(self)
         check_device(self.device)
         check_policy(self.policy, self.policy_options)
+
+    def conflicts(self, here: str) -> Iterator[str]:
+        if not self.data and not self.demonstrations:
+            yield "there is nothing to learn from: give data=[PATH], or tasks=[tabletop/pick] and demonstrations=20."
 
 
 class NamesObservations(Protocol):

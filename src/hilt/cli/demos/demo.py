@@ -75,12 +75,12 @@ def demo(
     one_thread()
     for package, extra in (("torch", "torch"), ("gymnasium", "sim"), ("mujoco", "sim"), ("av", "formats")):
         require_module(package, "hilt demo", extra)
-    from hilt.hil.idle import settings
+    from hilt.core.config import override
     from hilt.recipes import recipe
 
     plan = FAST if fast else WHOLE
     long = {} if minutes is None else {"max_seconds": 60 * minutes}
-    config = settings(recipe(plan.recipe), {"seed": seed, "wire": {"port": 0, "broadcast_port": 0}, **long}, *(overrides or []))
+    config = override(recipe(plan.recipe), {"seed": seed, "wire": {"port": 0, "broadcast_port": 0}, **long}, *(overrides or []))
     if human:
         config.operator, config.operator_options = "browser", {}
     story = HilStory(plan, config, run or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S"))

@@ -22,6 +22,7 @@ import numpy as np
 from gymnasium import spaces
 
 from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.validate import check_values
 from hilt.envs.rotations import Array, from_euler, from_rotation_vector, inverse, multiply, to_rotation_vector
 from hilt.envs.tabletop.suite import SUITE, TabletopTask
 from hilt.envs.tabletop.world import DOWN, TIMESTEP, World
@@ -63,9 +64,7 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
             task = SUITE[task]
         if render_mode not in (None, "rgb_array"):
             raise ConfigError(f"render_mode={render_mode!r}: tabletop renders 'rgb_array' or None.")
-        for name, value in (("image_size", image_size), ("step_limit", step_limit), ("render_size", render_size)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}={value}: it must be at least 1.")
+        check_values(minimum=1, image_size=image_size, step_limit=step_limit, render_size=render_size)
         if not 1 <= control_hz <= 1 / TIMESTEP:
             raise ConfigError(f"control_hz={control_hz}: between 1 and {1 / TIMESTEP:g} control steps a second are possible.")
         self.metadata = {**self.metadata, "render_fps": control_hz}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from hilt.algos.config import Rlpd
-from hilt.algos.config import check as check_rlpd
-from hilt.core.errors import ConfigError, Problems, UnknownNameError
 from hilt.core.names import ExtensionPoint
-from hilt.policies.precision import check_precision, of_former_name
+from hilt.core.validate import Need, setting
+from hilt.policies.precision import PRECISIONS, of_former_name
 
 SETUP_MODES = (
     "single-arm-fixed-gripper",
@@ -24,44 +24,61 @@ KINDS, TRAININGS, ACTIVATIONS = ("small", "resnet10", "none"), ("critic", "head"
 
 
 AGENTS = ExtensionPoint("agent", "hilt.agents", {"actor_critic": "hilt.policies.agent.agent:Agent"})
+_IMAGES = Need("an encoder ({here}kind=small or resnet10)", lambda c: c.kind != "none")
+_PRETRAINS = Need("{here}pretrain_updates", lambda c: c.pretrain_updates > 0)
 
 
 @dataclass
 class EncoderConfig:
     """How images become numbers."""
 
-    kind: str = "small"
+    kind: str = setting("small", choices=KINDS, noun="encoder")
     """"small" (three convolutions per camera), "resnet10" (HIL-SERL's), or "none": images are not looked at"""
     weights: str = ""
     """A file that the trunk of "resnet10" begins with, such as HIL-SERL's resnet10_params.pkl; empty: random"""
-    training: str = "critic"
+    training: str = setting("critic", choices=TRAININGS, noun="encoder training", needs=_IMAGES)
     """What the critic's loss trains: "critic": all of it; "head": what comes after the trunk; "frozen": nothing"""
-    features: int = 64
+    features: int = setting(64, minimum=1, needs=_IMAGES)
     """Numbers that each camera becomes"""
-    precision: str = "auto"
+    precision: str = setting("auto", choices=PRECISIONS, noun="encoder precision", needs=_IMAGES)
     """Of the convolutions: "float32", "bfloat16" (faster on processors that have it, far slower on others), or "auto": whichever is
     faster here, decided when a run begins"""
-    pretrain_updates: int = 0
+    pretrain_updates: int = setting(0, minimum=0)
     """Number of pretraining updates, which imitate the demonstrations before anything else"""
-    pretrain_crop: int = 2
+    pretrain_crop: int = setting(2, minimum=0, off=0, needs=(_IMAGES, _PRETRAINS))
     """Random shift of the images in pretraining, in pixels at most"""
-    pretrain_batch: int = 128
+    pretrain_batch: int = setting(128, minimum=1, needs=_PRETRAINS)
     """Batch size of pretraining, in steps"""
-    pretrain_learning_rate: float = 1e-3
+    pretrain_learning_rate: float = setting(1e-3, above=0, needs=_PRETRAINS)
     """Learning rate of pretraining: it rises over the first twentieth of the updates and falls to 0 along a cosine"""
-    pretrain_predict: str = ""
+    pretrain_predict: str = setting("", needs=(_IMAGES, _PRETRAINS))
     """A proprioception, such as state/tcp_pose, that pretraining predicts too: at the gripper's next command, and at the end"""
-    pretrain_predict_weight: float = 1.0
+    pretrain_predict_weight: float = setting(1.0, minimum=0, needs=Need("{here}pretrain_predict", lambda c: c.pretrain_predict))
     """Weight of the prediction loss beside that of imitation, in pretraining"""
 
     of_former_names = staticmethod(of_former_name)
+
+    def conflicts(self, here: str) -> Iterator[str]:
+        if self.weights and self.kind != "resnet10":
+            yield f"{here}weights is {self.weights!r}, but only kind=resnet10 reads a file; kind is {self.kind!r}."
+        if self.kind == "resnet10" and self.training != "critic" and not self.weights and not self.pretrain_updates:
+            yield f"{here}training={self.training} keeps a trunk that nothing has trained; set {here}weights or {here}pretrain_updates."
+
+
+_NORMALISED = Need("{here}normalize_proprio=true", lambda c: c.normalize_proprio)
+_LEARNS_GRIPPER = Need("{here}setup_mode=...-learned-gripper", lambda c: c.setup_mode.endswith("learned-gripper"), of=("grasp_margin",))
+_LOOKS = Need("an encoder ({here}encoder.kind=small or resnet10)", lambda c: c.encoder.kind != "none", of=("random_crop",))
+_TRAINED = Need("{here}encoder.training=critic or head", lambda c: c.encoder.training != "frozen", of=("random_crop",))
+_FROZEN = Need(
+    "{here}encoder.training=frozen", lambda c: c.encoder.kind != "none" and c.encoder.training == "frozen", of=("feature_noise",)
+)
 
 
 @dataclass
 class AgentConfig:
     """The policy, and how it learns."""
 
-    setup_mode: str = "single-arm-fixed-gripper"
+    setup_mode: str = setting("single-arm-fixed-gripper", choices=SETUP_MODES)
     """One arm or two ("dual-arm"), and whether a critic of its own works the gripper ("learned")"""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     """How images become numbers"""
@@ -71,67 +88,28 @@ class AgentConfig:
     """Proprioceptions that are poses, position and quaternion (x, y, z, w): two columns of the rotation are seen instead of the latter"""
     normalize_proprio: bool = False
     """Proprioception less the mean of the demonstrations, by their deviation, and within 5 of these"""
-    proprio_floor: dict[str, float] = field(default_factory=dict)
+    proprio_floor: dict[str, float] = setting(factory=dict, above=0, needs=_NORMALISED)
     """The least deviation that one such as state/tcp_force is divided by, in its unit; 0.02 where none is given"""
-    proprio_width: int = 64
+    proprio_width: int = setting(64, minimum=0)
     """Numbers that proprioception becomes beside those of the images; 0: it is taken as it is"""
-    hidden: list[int] = field(default_factory=lambda: [256, 256])
+    hidden: list[int] = setting(factory=lambda: [256, 256], filled=True, minimum=1)
     """Widths of the layers of actor and critics"""
-    activation: str = "tanh"
+    activation: str = setting("tanh", choices=ACTIVATIONS)
     """Between them: "tanh", as HIL-SERL has it, or "relu"; LayerNorm comes before it"""
-    actor_scale: float = 1.0
+    actor_scale: float = setting(1.0, above=0)
     """The actor's last layer begins at this share of its usual size"""
-    initial_std: float = 1.0
+    initial_std: float = setting(1.0, above=0)
     """The actor's standard deviation at the start, about"""
-    std_range: list[float] = field(default_factory=lambda: [1e-5, 5.0])
+    std_range: list[float] = setting(factory=lambda: [1e-5, 5.0], length=2, above=0, ascending=True)
     """The least and the largest it may have"""
     device: str = "cpu"
     """Where it computes: a name of torch's, such as cuda:0"""
-    rlpd: Rlpd = field(default_factory=Rlpd)
+    rlpd: Rlpd = setting(factory=Rlpd, needs=(_LEARNS_GRIPPER, _LOOKS, _TRAINED, _FROZEN))
     """How it learns"""
-    kind: str = "actor_critic"
+    kind: str = setting("actor_critic", known=AGENTS.check)
     """"actor_critic": an encoder, an actor and critics, as the settings above say; or another agent by name or module:Class, which may use
     some of them"""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = setting(
+        factory=dict, needs=Need("another agent, {here}kind=module:Class", lambda c: c.kind != "actor_critic")
+    )
     """Settings of another agent's own"""
-
-
-def check(config: AgentConfig) -> None:
-    """Refuse what cannot work, all of it at once."""
-    problems = Problems()
-    problems.check(check_rlpd, config.rlpd)
-    problems.check(check_encoder, config.encoder)
-    problems.check(_check_own, config)
-    problems.check(AGENTS.check, config.kind)
-    problems.report()
-
-
-def _check_own(config: AgentConfig) -> None:
-    limits = config.std_range
-    for name, fits, wanted in (
-        ("hidden", bool(config.hidden) and min(config.hidden) > 0, "at least one width above 0"),
-        ("proprio_width", config.proprio_width >= 0, "0 or more"),
-        ("proprio_floor", all(floor > 0 for floor in config.proprio_floor.values()), "deviations above 0"),
-        ("actor_scale", config.actor_scale > 0, "above 0"),
-        ("std_range", len(limits) == 2 and 0 < limits[0] < limits[1], "[least, largest], both above 0"),
-        ("initial_std", config.initial_std > 0, "above 0"),
-    ):
-        if not fits:
-            raise ConfigError(f"agent.{name} is {getattr(config, name)}; expected {wanted}.")
-    for what, given, known in (("setup_mode", config.setup_mode, SETUP_MODES), ("activation", config.activation, ACTIVATIONS)):
-        if given not in known:
-            raise UnknownNameError(what, given, known)
-
-
-def check_encoder(config: EncoderConfig) -> None:
-    """The same for an encoder alone."""
-    for name, given, known in (("encoder", config.kind, KINDS), ("encoder training", config.training, TRAININGS)):
-        if given not in known:
-            raise UnknownNameError(name, given, known)
-    check_precision(config.precision, "encoder precision")
-    if config.features < 1:
-        raise ConfigError(f"encoder.features is {config.features}; a camera becomes at least one number.")
-    if config.weights and config.kind != "resnet10":
-        raise ConfigError(f"encoder.weights is {config.weights!r}, but only kind=resnet10 reads a file; kind is {config.kind!r}.")
-    if config.kind == "resnet10" and config.training != "critic" and not config.weights and not config.pretrain_updates:
-        raise ConfigError(f"encoder.training={config.training} keeps a trunk that nothing has trained; set weights or pretrain_updates.")

@@ -19,7 +19,8 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from hilt.core.errors import ConfigError
-from hilt.policies.agent.config import EncoderConfig, check_encoder
+from hilt.core.validate import check
+from hilt.policies.agent.config import EncoderConfig
 from hilt.policies.agent.mlp import LAYER_NORM_EPS
 from hilt.policies.agent.resnet10_file import read_resnet10
 from hilt.policies.precision import in_bfloat16
@@ -48,7 +49,7 @@ class Encoder(nn.Module):
 
     def __init__(self, shapes: Mapping[str, Sequence[int]], config: EncoderConfig, generator: Generator):
         super().__init__()
-        check_encoder(config)
+        check(config, "encoder", idle=False)
         self.config = config
         self.paths = sorted(shapes) if config.kind != "none" else []
         self.width = config.features * len(self.paths)

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
 from hilt.core.tree import ArraySpec, flatten
-from hilt.policies.agent.config import SETUP_MODES, AgentConfig, check
+from hilt.core.validate import check
+from hilt.policies.agent.config import SETUP_MODES, AgentConfig
 from hilt.replay.schema import spec_of_space
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def fit(
 ) -> Seen:
     """What an agent of these settings has to do with in these spaces (Gymnasium's, or specs). Keys are paths such as ``images/front``;
     empty: all there are. An image is uint8 ``[(stack,) H, W, 3]``; everything else is proprioception."""
-    check(config)
+    check(config, "agent", idle=False)
     spec = observation_space if isinstance(observation_space, Mapping) else spec_of_space(observation_space, "observations")
     if not isinstance(spec, Mapping):
         cure = "Put it under a name, such as state, with a wrapper."

@@ -15,30 +15,34 @@ are (`joint`): then it is the mean over all steps and the initial noise. It is a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hilt.core.errors import ConfigError, UnknownNameError
-from hilt.policies.base import check_effect
+from hilt.core.errors import ConfigError
+from hilt.core.validate import Need, check, setting
 
 KINDS = ("sde", "cps", "noise")
+
+
+_FIXED = Need('kind "sde" or "cps"', lambda c: c.kind != "noise")
+_LEARNED = Need('kind "noise"', lambda c: c.kind == "noise")
 
 
 @dataclass(frozen=True)
 class Flow:
     """How a field is followed, and where chance comes in."""
 
-    kind: str = "sde"
+    kind: str = setting("sde", choices=KINDS, noun="kind of flow")
     """"sde", "cps" or "noise": what a drawn step is like"""
-    steps: int = 10
+    steps: int = setting(10, minimum=2)
     """Steps from noise to action"""
-    level: float = 0.5
+    level: float = setting(0.5, above=0, needs=_FIXED)
     """Of the noise of "sde" and "cps"; the temperature of a draw multiplies it, so that it may change as training goes on"""
-    std_range: tuple[float, float] = (0.08, 0.16)
+    std_range: tuple[float, float] = setting((0.08, 0.16), length=2, above=0, needs=_LEARNED)
     """The least and the largest standard deviation of "noise"; the temperature multiplies it too"""
     joint: bool | None = None
     """All steps are drawn, or one of them; None: as published, all of "noise" and one of the others"""
@@ -46,17 +50,13 @@ class Flow:
     """Above 1, the steps are shorter near the noise and longer near the action"""
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise UnknownNameError("kind of flow", self.kind, KINDS)
-        if self.steps < 2:
-            raise ConfigError(f"a flow has {self.steps} steps; give it at least 2.")
-        if not 0 < self.level <= (1 if self.kind == "cps" else math.inf):
-            raise ConfigError(f"the noise level of {self.kind} is {self.level}; it is above 0" + " and at most 1." * (self.kind == "cps"))
-        low, high = self.std_range
-        if not 0 < low <= high:
-            raise ConfigError(f"std_range is {self.std_range}; give a least above 0 and a largest that is not less.")
-        learned = self.kind == "noise"
-        check_effect(self, {"level": ('kind "sde" or "cps"', not learned), "std_range": ('kind "noise"', learned)})
+        check(self)
+
+    def conflicts(self, here: str) -> Iterator[str]:
+        if self.kind == "cps" and self.level > 1:
+            yield f"the noise level of cps is {self.level}; it is above 0 and at most 1."
+        if self.std_range[0] > self.std_range[1]:
+            yield f"{here}std_range is {self.std_range}; give a least above 0 and a largest that is not less."
 
     @property
     def drawn(self) -> int:

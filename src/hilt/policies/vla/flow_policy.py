@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
+from hilt.core.validate import Need, check, setting
 from hilt.policies.base import (
     Evaluation,
     Observation,
     Policy,
     Record,
     at_least_float32,
-    check_effect,
     check_record,
     check_temperature,
     picture,
@@ -55,13 +55,13 @@ TRAINED = ("all", "no_vision", "expert")
 class FlowPolicyConfig(ABC):
     """What all of these policies have."""
 
-    action_dim: int = 7
+    action_dim: int = setting(7, minimum=1)
     """Numbers in one action of the robot"""
-    state_dim: int = 8
+    state_dim: int = setting(8, minimum=1)
     """Numbers in the state of the robot"""
     chunk_size: int = 50
     """Actions that are predicted"""
-    n_action_steps: int = 50
+    n_action_steps: int = setting(50, minimum=1)
     """Actions that are answered, from the first on; log-probabilities are of these"""
     max_action_dim: int = 32
     """Numbers in an action of the model; beyond the robot's they are 0"""
@@ -73,19 +73,19 @@ class FlowPolicyConfig(ABC):
     """Of the embedding of the flow's time"""
     max_period: float = 4.0
     """Of the embedding of the flow's time"""
-    state_normalization: str = "mean_std"
+    state_normalization: str = setting("mean_std", choices=("", *KINDS))
     """"mean_std", "q99", "minmax", or "" for none"""
-    action_normalization: str = "mean_std"
+    action_normalization: str = setting("mean_std", choices=("", *KINDS))
     """"mean_std", "q99", "minmax", or "" for none"""
     images: tuple[str, ...] = IMAGES
     """Pictures of an observation, in the order of the model's slots. One that an observation has not is masked"""
     flow: flows.Flow = field(default_factory=flows.Flow)
     """How noise becomes actions"""
-    value: str = ""
+    value: str = setting("", choices=VALUES)
     """What a value head looks at: "actions" (the expert's output, as in pi0), "prefix" (the language model's, as in pi0.5), "" for none"""
-    detach_value: bool = False
+    detach_value: bool = setting(False, needs=Need("a value head, value=actions or value=prefix", lambda c: c.value))
     """The value's gradient stops at its head"""
-    trained: str = "all"
+    trained: str = setting("all", choices=TRAINED)
     """"all" parameters, all but those of the tower for pictures ("no_vision"), or only what is not the language model ("expert")"""
     gradient_checkpointing: bool = False
     """Layers are computed twice, and memory is saved"""
@@ -93,14 +93,12 @@ class FlowPolicyConfig(ABC):
     """In imitation pictures are cropped, turned and in other colors, at random, as openpi does; never when it acts"""
 
     def __post_init__(self) -> None:
-        kinds = ("", *KINDS)
-        for name, known in (("value", VALUES), ("trained", TRAINED), ("state_normalization", kinds), ("action_normalization", kinds)):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(map(repr, known))}.")
+        check(self)
+
+    def conflicts(self, here: str) -> Iterator[str]:
         for less, more in (("n_action_steps", "chunk_size"), ("action_dim", "max_action_dim"), ("state_dim", "max_state_dim")):
-            if not 1 <= getattr(self, less) <= getattr(self, more):
-                raise ConfigError(f"{less} is {getattr(self, less)} and {more} is {getattr(self, more)}: it is from 1 to that.")
-        check_effect(self, {"detach_value": ("a value head, value=actions or value=prefix", self.value)})
+            if getattr(self, less) > getattr(self, more):
+                yield f"{here}{less} is {getattr(self, less)} and {more} is {getattr(self, more)}: it is from 1 to that."
 
     @classmethod
     @abstractmethod

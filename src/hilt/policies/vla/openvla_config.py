@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.validate import check, setting
 from hilt.policies.io.preprocess import IMAGENET, SIGLIP
 from hilt.policies.precision import PRECISIONS
 from hilt.policies.vla.llama import DEFAULTS
@@ -38,21 +39,21 @@ class OpenVLAConfig:
     """Statistics by dataset"""
     text_config: dict[str, Any] = field(default_factory=dict)
     """Sizes of the language model; the defaults are Llama-2-7B's"""
-    variant: str = "oft"
+    variant: str = setting("oft", choices=VARIANTS)
     """`ar`: a token at a time, causal; `oft`: a chunk in one pass"""
-    head: str = "tokens"
+    head: str = setting("tokens", choices=HEADS)
     """What reads the action slots: `tokens`, `l1`, or `laplace`, which is `l1` with a scale"""
-    chunk: int = 8
+    chunk: int = setting(8, minimum=1)
     """Actions in one answer"""
     action_dim: int = 0
     """Numbers in an action; 0: as many as the statistics have"""
-    num_images: int = 1
+    num_images: int = setting(1, minimum=1)
     use_proprio: bool = False
-    proprio_dim: int = 0
+    proprio_dim: int = setting(0, minimum=0)
     film: bool = False
     """Whether the vision transformers listen to the words"""
     value_head: bool = False
-    normalization: str = "q99"
+    normalization: str = setting("q99", choices=NORMALIZATIONS)
     """`q99`: between the quantiles 0.01 and 0.99; `minmax`: between the least and the most"""
     image_size: int = 224
     """Pixels at a side"""
@@ -63,16 +64,16 @@ class OpenVLAConfig:
     stds: list[list[float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for name, known in (("variant", VARIANTS), ("head", HEADS), ("normalization", NORMALIZATIONS)):
-            if getattr(self, name) not in known:
-                raise UnknownNameError(name, getattr(self, name), known)
-        if self.variant == "ar" and (self.head != "tokens" or self.film or self.use_proprio or self.num_images > 1):
-            raise ConfigError("OpenVLA answers a token at a time from one image: other heads, images, FiLM and proprio are variant=oft.")
-        if self.chunk < 1 or self.num_images < 1 or (self.use_proprio and self.proprio_dim < 1):
-            raise ConfigError(f"chunk {self.chunk}, num_images {self.num_images}, proprio_dim {self.proprio_dim}: expected at least 1.")
+        check(self)
         kinds = [IMAGENET if vit.class_token else SIGLIP for vit in self.vits()]
         self.means = self.means or [list(mean) for mean, _ in kinds]
         self.stds = self.stds or [list(std) for _, std in kinds]
+
+    def conflicts(self, here: str) -> Iterator[str]:
+        if self.variant == "ar" and (self.head != "tokens" or self.film or self.use_proprio or self.num_images > 1):
+            yield "OpenVLA answers a token at a time from one image: other heads, images, FiLM and proprio are variant=oft."
+        if self.use_proprio and self.proprio_dim < 1:
+            yield f"{here}proprio_dim={self.proprio_dim}: expected at least 1 with use_proprio."
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], **changes: Any) -> OpenVLAConfig:
@@ -133,14 +134,14 @@ class OpenVLAConfig:
 class OpenVLAOptions:
     """How a policy is run; no weights depend on it."""
 
-    compute: str = "float32"
+    compute: str = setting("float32", choices=PRECISIONS)
     """`float32`: in the precision of the weights; `bfloat16`: products in bfloat16, weights, sums and log-probabilities as they are;
     `auto`: on a CPU whichever is faster there, on a GPU float32. Runs on a CPU begin with `auto`"""
-    checkpointed: float = 0.0
+    checkpointed: float = setting(0.0, minimum=0, maximum=1)
     """Share of the layers, from 0 to 1, that are computed once more for the gradient instead of being remembered: less memory"""
     packed: bool = False
     """Whether rows of different length lie one behind the other, without padding, where all of an answer is known"""
-    support: str = "actions"
+    support: str = setting("actions", choices=("actions", "vocabulary"))
     """What may be drawn: the action tokens, or any of the `vocabulary`, as upstream's greedy decoding does"""
     detach_value: bool = False
     """Whether the value's gradient stops at its head"""
@@ -148,16 +149,10 @@ class OpenVLAOptions:
     """Bounds of the scale head's answer; RIPT-VLA trains with (-2, 0.5)"""
     center_crop: bool = True
     """Whether images lose a tenth of their area, as they did in training with random crops"""
-    max_prompt_length: int = 0
+    max_prompt_length: int = setting(0, minimum=0)
     """Tokens that a prompt may have; a longer one is refused. 0: any number"""
     augment: bool = True
     """Whether imitation sees images cropped at random (with center_crop) and in other colors, as published; never when it acts"""
 
     def __post_init__(self) -> None:
-        for name, known in (("compute", PRECISIONS), ("support", ("actions", "vocabulary"))):
-            if getattr(self, name) not in known:
-                raise UnknownNameError(name, getattr(self, name), known)
-        if self.max_prompt_length < 0:
-            raise ConfigError(f"max_prompt_length={self.max_prompt_length}: expected a number of tokens, or 0 for any.")
-        if not 0 <= self.checkpointed <= 1:
-            raise ConfigError(f"checkpointed={self.checkpointed}: expected the share of layers to compute twice, from 0 to 1.")
+        check(self)

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
+from hilt.core.validate import Need, check
 from hilt.policies.base import (
     Evaluation,
     Observation,
     Policy,
     Record,
     at_least_float32,
-    check_effect,
     check_record,
     check_temperature,
     picture,
@@ -88,8 +88,12 @@ class OpenVLAPolicy(Policy):
         super().__init__()
         self.config, self.options, self.tokenizer = config, options or OpenVLAOptions(), tokenizer
         self.norm_stats = dict(norm_stats or config.norm_stats)
-        needs = {name: (f"head={head}", config.head == head) for name, head in (("support", "tokens"), ("log_scale_range", "laplace"))}
-        check_effect(self.options, needs | {"detach_value": ("value_head=True", config.value_head)})
+        needs = {
+            "support": Need("head=tokens", lambda _: config.head == "tokens"),
+            "log_scale_range": Need("head=laplace", lambda _: config.head == "laplace"),
+            "detach_value": Need("value_head=True", lambda _: config.value_head),
+        }
+        check(self.options, outside=needs)
         self.chunk, self.action_dim = config.chunk, config.action_dim
         self._scale_by(resolve_key(self.norm_stats, unnorm_key))
         self.slots = self.chunk * self.action_dim

@@ -19,8 +19,8 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,14 +28,14 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError, suggest
+from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, suggest
 from hilt.core.files import new_folder
+from hilt.core.validate import Need, check, setting
 from hilt.policies.base import (
     Evaluation,
     Observation,
     Policy,
     Record,
-    check_effect,
     check_record,
     check_temperature,
     picture,
@@ -45,22 +45,19 @@ from hilt.policies.base import (
 from hilt.policies.io.lora import merged
 from hilt.policies.io.preprocess import resize_with_pad
 from hilt.policies.io.tensor_files import Tensors, check_device, load_into, read_json, write_tensors
-from hilt.policies.precision import check_precision, in_bfloat16, of_former_name
+from hilt.policies.precision import PRECISIONS, in_bfloat16, of_former_name
 from hilt.policies.vla.flow import Flow, embed_times
 from hilt.policies.vla.heads import FlowHead, GaussianHead, TokensHead
 from hilt.policies.vla.tokens import ByteTokenizer, padded
 
 MODEL_TYPE = "hilt_small_vla"
-CHOICES = {
-    "head": ("tokens", "gaussian", "flow"),
-    "decode": ("mean", "likeliest"),
-    "value": ("none", "shared", "detached"),
-    "vision": ("keypoints", "patches"),
-}
 CHANNELS, TEXT_WIDTH = 32, 64
 MAX_DEVIATIONS, MIN_DEVIATION = 5.0, 1e-3
 MEMORIES = {"tokens": ("tokens",), "gaussian": ("actions",), "flow": ("chain", "step")}
 """What each head remembers, by its name in a record"""
+
+
+_TOKENS = Need("head=tokens", lambda c: c.head == "tokens")
 
 
 @dataclass(frozen=True)
@@ -69,62 +66,52 @@ class SmallVLAConfig:
 
     cameras: tuple[str, ...] = ("full_image",)
     """Pictures of an observation, by name"""
-    image_size: int = 64
+    image_size: int = setting(64, minimum=16)
     """Pixels of their sides, a multiple of 16; others are resized"""
-    state_dim: int = 8
+    state_dim: int = setting(8, minimum=0)
     """Numbers of proprioception; 0: none is looked at"""
-    chunk: int = 5
+    chunk: int = setting(5, minimum=1)
     """Actions in one answer"""
-    action_dim: int = 7
+    action_dim: int = setting(7, minimum=1)
     """Numbers in one action"""
-    head: str = "tokens"
+    head: str = setting("tokens", choices=tuple(MEMORIES))
     """How it answers: "tokens", "gaussian" or "flow" """
-    bins: int = 13
+    bins: int = setting(13, minimum=2, needs=_TOKENS)
     """Of "tokens", evenly over the range of each number, both ends included. Few explore better than many"""
-    decode: str = "mean"
+    decode: str = setting("mean", choices=("mean", "likeliest"), needs=_TOKENS)
     """Of "tokens" without sampling: the "mean" over the bins, or the "likeliest" bin"""
-    smoothing: float = 1.0
+    smoothing: float = setting(1.0, minimum=0, needs=_TOKENS)
     """Of "tokens" when imitating: the deviation, in bins, of the labels around what was shown; 0: the nearest bin alone"""
-    std: float = 0.3
+    std: float = setting(0.3, above=0, needs=Need("head=gaussian", lambda c: c.head == "gaussian"))
     """Of "gaussian" at the start, where each number ranges from -1 to 1"""
-    flow: Flow = field(default_factory=lambda: Flow(steps=5))
+    flow: Flow = setting(factory=lambda: Flow(steps=5), needs=Need("head=flow", lambda c: c.head == "flow"))
     """Of "flow" """
-    value: str = "none"
+    value: str = setting("none", choices=("none", "shared", "detached"))
     """A value head: "shared" trains the trunk too, "detached" itself alone"""
-    vision: str = "keypoints"
+    vision: str = setting("keypoints", choices=("keypoints", "patches"))
     """What a picture becomes: "keypoints" that the words ask for, or "patches" of 16 pixels"""
-    keypoints: int = 8
+    keypoints: int = setting(8, minimum=1, needs=Need("vision=keypoints", lambda c: c.vision == "keypoints"))
     """In each picture"""
-    width: int = 128
+    width: int = setting(128, minimum=1)
     """Of the trunk"""
-    depth: int = 4
+    depth: int = setting(4, minimum=1)
     """Layers of the trunk"""
-    heads: int = 4
+    heads: int = setting(4, minimum=1)
     """Of its attention"""
-    shift: int = 0
+    shift: int = setting(0, minimum=0)
     """The maximum shift of images in each direction for imitation, in pixels"""
-    precision: str = "auto"
+    precision: str = setting("auto", choices=PRECISIONS)
     """Of convolutions and the trunk's matrix products: "float32", "bfloat16" (faster on processors that have it, far slower on others), or
     "auto": the faster one. A run decides when it begins; the folder of a policy does not contain it"""
 
     def __post_init__(self) -> None:
-        for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                raise UnknownNameError(name, getattr(self, name), known)
-        check_precision(self.precision)
-        least = {"chunk": 1, "action_dim": 1, "keypoints": 1, "depth": 1, "heads": 1, "bins": 2, "state_dim": 0, "shift": 0, "smoothing": 0}
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it is at least {bound}.")
-        if not self.cameras or self.image_size < 16 or self.image_size % 16:
-            raise ConfigError(f"cameras {self.cameras} of {self.image_size} pixels: give at least one, and a multiple of 16 pixels.")
-        if self.width < 1 or self.width % self.heads:
-            raise ConfigError(f"width is {self.width}; it is a multiple of heads, which is {self.heads}.")
-        if self.std <= 0:
-            raise ConfigError(f"std is {self.std}; it is above 0.")
-        needs = {name: ("head=tokens", self.head == "tokens") for name in ("bins", "decode", "smoothing")}
-        needs |= {name: (f"head={head}", self.head == head) for name, head in (("std", "gaussian"), ("flow", "flow"))}
-        check_effect(self, needs | {"keypoints": ("vision=keypoints", self.vision == "keypoints")})
+        check(self)
+
+    def conflicts(self, here: str) -> Iterator[str]:
+        if not self.cameras or self.image_size % 16:
+            yield f"{here}cameras {self.cameras} of {self.image_size} pixels: give at least one, and a multiple of 16 pixels."
+        if self.width % self.heads:
+            yield f"{here}width is {self.width}; it is a multiple of heads, which is {self.heads}."
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> SmallVLAConfig:
