@@ -7,17 +7,20 @@ short: a picture takes 0.1 s without a GPU.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from hilt.compat.simplevla import env_worker, get_libero_env
 from hilt.core.config import build
 from hilt.core.errors import StorageError
 from hilt.envs import libero
@@ -198,6 +201,81 @@ def test_real_libero_asks_nothing_and_writes_nothing(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script], env=told, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
     assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
     assert not (tmp_path / ".libero").exists()
+
+
+# --- SimpleVLA-RL's names ---
+
+
+def played_by_libero(folder: Path, state: int, moves: Any, size: int) -> tuple[Any, Any]:
+    """LIBERO's fourth task of libero_spatial as its benchmark has it, and an episode of these actions: what each step gave."""
+    bddl = libero._root() / "bddl_files/libero_spatial" / f"{libero.task_names('libero_spatial')[4]}.bddl"
+    np.savez(folder / "given.npz", state=libero.stored_states("libero_spatial", 4)[state], actions=moves)
+    script = f"""
+import json
+from libero.libero import benchmark
+from libero.libero.envs import OffScreenRenderEnv
+given = np.load("given.npz")
+with open("task.json", "w") as file:
+    json.dump(benchmark.get_benchmark("libero_spatial")().get_task(4)._asdict(), file)
+env = OffScreenRenderEnv(bddl_file_name={str(bddl)!r}, camera_heights={size}, camera_widths={size})
+env.seed(0)
+env.reset()
+rows = [(env.set_init_state(given["state"]), 0.0, False), *(env.step(action.tolist())[:3] for action in given["actions"])]
+keys = {[*libero.STATE, *libero.CAMERAS]!r}
+told = {{"reward": [row[1] for row in rows], "done": [row[2] for row in rows]}}
+np.savez("rows.npz", **told, **{{key: np.stack([row[0][key] for row in rows]) for key in keys}})
+"""
+    libero_itself(script, folder)
+    return SimpleNamespace(**json.loads((folder / "task.json").read_text())), np.load(folder / "rows.npz")
+
+
+def test_get_libero_env_plays_what_libero_plays(tmp_path: Path) -> None:
+    """Bit for bit, with pictures, from the task that LIBERO's own benchmark gives."""
+    moves = np.concatenate([[libero.WAIT] * 2, actions(4)])
+    task, theirs = played_by_libero(tmp_path, 31, moves, 32)
+    env, words = get_libero_env(task, "openvla", resolution=32)
+    assert words == task.language
+    env.seed(0)
+    env.reset()
+    rows = [(env.set_init_state(libero.stored_states("libero_spatial", 4)[31]), 0.0, False)]
+    rows += [env.step(move)[:3] for move in moves.tolist()]
+    env.close()
+    for number, (seen, reward, done) in enumerate(rows):
+        assert (reward, done) == (theirs["reward"][number], theirs["done"][number])
+        for key in (*libero.STATE, *libero.CAMERAS):
+            assert np.array_equal(seen[key], theirs[key][number].astype(np.asarray(seen[key]).dtype)), (key, number)
+
+
+def test_env_worker_plays_an_episode_of_libero_in_a_process_of_its_own(tmp_path: Path) -> None:
+    """As SimpleVLA-RL starts it. A policy's gripper is 1 for open and 0 for closed, LIBERO's -1 and 1."""
+    chunk = actions(3)
+    chunk[:, 6] = [1, 0, 0.9]
+    asked_of_libero = np.concatenate([chunk[:, :6], np.array([[-1], [1], [-1]])], 1).astype(np.float32)
+    task, theirs = played_by_libero(tmp_path, 31, np.concatenate([[libero.WAIT] * 10, asked_of_libero]), 256)
+    context = multiprocessing.get_context("spawn")
+    asked, answered = context.Queue(), context.Queue()
+    config = SimpleNamespace(num_steps_wait=10)
+    given = ("libero_spatial", 4, 31, config, asked, answered, True, 0, 5)
+    worker = context.Process(target=env_worker, args=given, daemon=True)
+    worker.start()
+
+    def same(answer: Any, row: int) -> bool:
+        return all(np.array_equal(value, theirs[key][row].astype(value.dtype)) for key, value in answer["obs"].items())
+
+    first = answered.get(timeout=600)
+    assert (first["type"], first["task_description"], first["task_file_name"]) == ("init", task.language, "libero_spatial_task_4_trial_31")
+    assert (first["active"], first["complete"], first["finish_step"]) == (True, False, 0) and same(first, 10)
+    asked.put(chunk)
+    second = answered.get(timeout=600)
+    assert (second["type"], second["active"], second["complete"], second["finish_step"]) == ("step", True, False, 3) and same(second, 13)
+    (picture,) = second["valid_images"]
+    assert np.array_equal(picture, second["obs"]["agentview_image"][::-1, ::-1]), "turned, as its policies were trained"
+    asked.put(chunk)
+    last = answered.get(timeout=600)
+    assert (last["active"], last["complete"], last["finish_step"]) == (False, False, 5), "cut off at max_steps"
+    asked.put(None)
+    worker.join(120)
+    assert worker.exitcode == 0
 
 
 # --- through the trainer ---

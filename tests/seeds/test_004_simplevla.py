@@ -407,7 +407,7 @@ CONFIG = OmegaConf.create({
 class LiberoStandIn(StandIn):
     """Also begins in a state as LIBERO stores it, and takes the size of pictures."""
 
-    def __init__(self, number: str, step_limit: int = 512, wait_steps: int = 10, image_size: int = 256):
+    def __init__(self, number: str, step_limit: int = 512, wait_steps: int = 10, image_size: int = 256, shadows: bool = False):
         super().__init__(number, step_limit, wait_steps)
 
     def begin(self, flattened: Any) -> Any:

@@ -31,12 +31,13 @@ def center_crop_image(image: Any) -> Any:
 
 
 def get_libero_env(task: Any, model_family: str = "openvla", resolution: int = 256) -> tuple[LiberoSimulator, str]:
-    """A task of LIBERO, and its sentence. `task` is LIBERO's own (``task_suite.get_task(3)``), or our name of it, ``libero_10/3``."""
+    """A task of LIBERO with its own pictures, shadows among them, and its sentence. `task` is LIBERO's own (``task_suite.get_task(3)``), or
+    our name of it, ``libero_10/3``."""
     if model_family != "openvla":
         raise UnknownNameError("model_family", model_family, ["openvla"])
     if not isinstance(task, str):
         task = f"{task.problem_folder}/{libero.task_names(task.problem_folder).index(task.name)}"
-    env = make(task, image_size=resolution, wait_steps=0)
+    env = make(task, image_size=resolution, wait_steps=0, shadows=True)
     return LiberoSimulator(env), str(env.get_wrapper_attr("instruction"))
 
 
@@ -62,7 +63,7 @@ class LiberoSimulator:
 
     def step(self, action: Any) -> tuple[Mapping[str, Any], float, bool, dict[str, Any]]:
         """Observation, reward, whether it succeeded, and the task's facts."""
-        observation, reward, terminated, _, info = self.env.step(np.asarray(action, np.float32))
+        observation, reward, terminated, _, info = self.env.step(np.asarray(action, np.float64))
         return observation, float(reward), bool(terminated), info
 
     def close(self) -> None:
@@ -87,7 +88,7 @@ def env_worker(
     """
     name = f"{task_name}_task_{task_id}_trial_{trial_id}"
     views = suite(task_name)
-    options = {"step_limit": max_steps, "wait_steps": int(config.num_steps_wait)}
+    options = {"step_limit": max_steps, "wait_steps": int(config.num_steps_wait), "shadows": True}
     with contextlib.closing(Pool(0, 1, task_options=options)) as pool:
         split, state = place_of(task_name, trial_id)
         pool.start(0, Start(f"{task_name}/{task_id}", split, state, 0))
