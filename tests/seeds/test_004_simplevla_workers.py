@@ -30,17 +30,19 @@ from hilt.compat.simplevla import (
     rollout_batch,
 )
 from hilt.compat.simplevla.batch import Batch
+from hilt.core.config import build
 from hilt.core.errors import ConfigError, MissingFieldError, UnknownNameError
 from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.envs import task
 from hilt.envs.pool import Pool
 from hilt.policies.base import Evaluation, Policy
-from hilt.policies.registry import load_policy
+from hilt.policies.registry import POLICIES, load_policy, policy_class
 from hilt.policies.vla.observation_adapters import suite
 from hilt.policies.vla.tokens import load_tokenizer
-from hilt.vla.config import Rewards
+from hilt.vla.config import Rewards, Vla
 from hilt.vla.episode import RolloutEpisode, Start
 from hilt.vla.rollout import roll_out
+from hilt.vla.train import begin_run, train
 from hilt.vla.update import Updater
 from hilt.vla.worker import reward_of
 from tests.policies.tiny_openvla import same_weights, tiny
@@ -333,9 +335,25 @@ class Own(Policy):
     def supervised_loss(self, observations: Any, actions: Any, mask: Any, generator: Any = None) -> Any:
         raise NotImplementedError
 
+    @classmethod
+    def create(cls, sizes: Any, options: Any, seed: int) -> Own:
+        assert (sizes["state_dim"], sizes["action_dim"]) == (8, 7) and not options
+        return cls()
+
+    def save_pretrained(self, folder: Any) -> None:
+        Path(folder).mkdir(parents=True)
+        torch.save(self.state_dict(), Path(folder) / "weights.pt")
+        (Path(folder) / "config.json").write_text(json.dumps({"model_type": "mine"}))
+
+    @classmethod
+    def from_pretrained(cls, folder: Any, device: str = "cpu", **options: Any) -> Own:
+        policy = cls()
+        policy.load_state_dict(torch.load(Path(folder) / "weights.pt", weights_only=True))
+        return policy.to(device)
+
 
 def test_a_model_of_ones_own_rolls_out_and_learns(tmp_path: Path):
-    """What exists today: a class of the protocol, in a script. A name for it in settings is the next issue's."""
+    """A class of the protocol, in a script."""
     policy = Own()
     draws = torch.Generator().manual_seed(0)
     begun = [Start("libero_goal/0", "train", 0, 0, group, member) for group in range(4) for member in range(4)]
@@ -352,3 +370,18 @@ def test_a_model_of_ones_own_rolls_out_and_learns(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mine"}))
     with pytest.raises(UnknownNameError, match=r"'mine'.*Known: .*openvla"):
         load_policy(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["mine", f"{__name__}:Own"])
+def test_a_model_of_ones_own_is_named_in_the_settings_of_a_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """By registration, as in the document's `registry.py`, and as module:Class; the folder of the run opens by the registered name."""
+    with pytest.raises(ConfigError, match="policy=mine: expected the folder of a checkpoint"):
+        build(Vla(), {"policy": "mine", "tasks": ["libero_goal/0"]}).check()
+    monkeypatch.setitem(POLICIES, "mine", f"{__name__}:Own")
+    quiet = ["validation.before=false", "validation.period=0", "validation.after=false", "optimizer.learning_rate=0.01"]
+    sizes = ["collect.group_size=4", "collect.data_batch_size=8", "max_steps=2", "pool.workers=0"]
+    config = build(Vla(), f"policy={name}", "tasks=[libero_goal/0]", "task_options={step_limit: 20, wait_steps: 0}", *quiet, *sizes)
+    begin_run(tmp_path / "run", "own", config)
+    assert train(config, tmp_path / "run").reason == "max_steps"
+    kept = load_policy(tmp_path / "run/policy")
+    assert type(kept) is policy_class(name) and any(bool(weight.abs().max() > 0) for weight in kept.parameters()), "it began with zeros"
