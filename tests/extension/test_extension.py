@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -233,3 +234,33 @@ def test_sink_gets_every_record(tmp_path: Path):
     counts = json.loads((tmp_path / "run" / "tally.json").read_text())
     assert counts["run"] == "run" and counts["episode"] == len(read_metrics(tmp_path / "run", ["episode"]))
     assert "no sink named 'taly'; did you mean 'tally'?" in refused(*TRAIN, "sinks=[taly]")
+
+
+# --- code that only a file names
+
+FILES = {
+    "hilt.vla.train": ("lamps", ["policy: linear", "estimator: grpo", "loss: clipped", "classifier: ''", "sinks: []"]),
+    "hilt.hil.launch": ("lamp_with_a_person", ["kind: actor_critic", "algorithm: rlpd", "classifier: ''", "operator: ''", "sinks: []"]),
+}
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_nothing_that_only_a_file_names_is_imported(module: str, tmp_path: Path):
+    """The settings of a run are changed by somebody else: whichever of them names code, it is refused before it is imported."""
+    from hilt_example import recipes
+
+    recipe, lines = FILES[module]
+    importlib.import_module(module).begin_run(tmp_path / "run", recipe, getattr(recipes, recipe)())
+    (tmp_path / "suspect.py").write_text("raise AssertionError('it was imported')\n")
+    settings = tmp_path / "run" / "config.yaml"
+    before = settings.read_text()
+    for line in lines:
+        assert line in before, before
+        key, _, value = line.partition(" ")
+        settings.write_text(before.replace(line, f"{key} {'[suspect:Thing]' if value == '[]' else 'suspect:Thing'}", 1))
+        resume = ["train", "--run", "run", "--resume"]
+        for command in (resume, [*resume, "--dry-run"], *([["eval", "run"]] if key == "policy:" else [])):
+            said = refused(*command)
+            assert "names 'suspect:Thing', code that is not Hilt's; nothing of it was run" in said, (line, command, said)
+            assert "process" not in said, "no learner and no actor was started"
+    assert "suspect" not in sys.modules

@@ -20,6 +20,7 @@ from hilt.core.checksums import read_json, write_json
 from hilt.core.config import build, freeze, thaw
 from hilt.core.errors import ConfigError, HiltError
 from hilt.core.files import DISK, leftovers, storage_errors
+from hilt.core.trust import check_names
 from hilt.replay import Log
 
 CONFIG, CARD = "config.yaml", "run.json"
@@ -95,6 +96,7 @@ class RunKind(Generic[T]):
                     f"{key} was {was!r} in {run} and is {given!r} now, which a resumed run cannot change: leave it out, or begin another "
                     f"run with --run. These can be changed: {', '.join(sorted(self.changeable))}."
                 )
+        check_names(config)  # before any process is started for them
         self.check(config)
         return config, changed
 
