@@ -34,7 +34,6 @@ from hilt.policies import precision
 from hilt.policies.agent.config import AgentConfig, EncoderConfig
 from hilt.recipes import recipe
 from hilt.replay import Log
-from hilt.replay.key_ranges import OFFSET_BITS
 from hilt.runs.checkpoint import numbers
 from hilt.wire import make_trainer_config
 from tests.classifier.labeled import drawn
@@ -220,7 +219,8 @@ def test_hil_debug_with_two_actors_from_demonstrations_to_its_end(debug_run: Pat
 def test_the_same_episodes_of_hil_debug_give_the_same_curve_with_trajectories_as_its_store(debug_run: Path, tmp_path: Path):
     folder = debug_run / "runs" / "hil_debug"
     with Log.open(folder / "log", "r") as log:
-        ended = np.unique(log.index.entries["key"][log.index.entries["ended"]] >> OFFSET_BITS).tolist()
+        with log.reading() as steps:
+            ended = steps.ended_trajectories()
         ended.sort(key=lambda number: len(log.trajectory_keys(number)))
         episodes = [log.read(log.trajectory_keys(number)) for number in (*ended[:1], *ended[-3:])]  # the shortest one may have one step
     frozen = build(thaw(Hil, folder / "config.yaml"), "max_steps=6", "log_period=1", "training_starts=1", "demonstrations=0")

@@ -1,7 +1,8 @@
-"""RLinf's way from a rollout to a batch: the same batches as from the log, bit for bit, and the same learner."""
+"""RLinf's way from a rollout to the learner: the same batches as of steps, bit for bit, and RLinf's own files besides."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from pathlib import Path
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from hilt.compat.rlinf.rollout_experience import RolloutSender
-from hilt.core.errors import ConfigError
+from hilt.compat.rlinf import TrajectoryReplayBuffer
+from hilt.compat.rlinf.rollout_experience import FOLDER, RolloutSender
 from hilt.core.tree import flatten
+from hilt.formats.rlinf_folder import read_index, write_index
 from hilt.hil.learner import Learner, LearnerSummary
 from hilt.observe.metrics import read_metrics
 from hilt.replay import Channel
@@ -49,11 +51,10 @@ def send(channel: Channel[Any], numbers: range, people: dict[str, Any] = PEOPLE)
 
 def learner(run: Path, shown: Path, store: str, numbers: range = range(0), **changes: Any) -> Learner:
     made = Learner(config(demo_path=[str(shown)], store=store, **changes), run, resume=True, env=spaces(True), wire=wire())
-    people = PEOPLE if "replay_buffer_capacity" not in changes else {"images": True}  # whose steps stay here when their episode goes
     if store == "log":
-        fill(made.experience.log, numbers, **people)
+        fill(made.experience.log, numbers, **PEOPLE)
     else:
-        send(made.experience.channel, numbers, people)
+        send(made.experience.channel, numbers)
         made.experience.take()
     return made
 
@@ -78,10 +79,9 @@ def test_the_same_episodes_give_the_same_batches_and_the_same_curve(memory_path:
     curves = [[r["critic_loss"] for r in read_metrics(memory_path / store, ["update"])] for store in ("log", "trajectories")]
     assert curves[0] == curves[1] and len(curves[0]) == 2
     told = [read_metrics(memory_path / store, ["episode"]) for store in ("log", "trajectories")]
-    assert [r["length"] for r in told[1]] == [5] * 5
-    if "replay_buffer_capacity" not in changes:
-        own = {"time": 0, "elapsed_seconds": 0, "actor": ""}
-        assert [r | own for r in told[0]] == [r | own for r in told[1]]
+    assert [r["length"] for r in told[1]] == [5] * (2 if "replay_buffer_capacity" in changes else 5)
+    own = {"time": 0, "elapsed_seconds": 0, "actor": ""}
+    assert [r | own for r in told[0]] == [r | own for r in told[1]]
 
 
 def test_stopped_and_resumed_it_goes_on_bit_for_bit(memory_path: Path, shown: Path):
@@ -95,11 +95,47 @@ def test_stopped_and_resumed_it_goes_on_bit_for_bit(memory_path: Path, shown: Pa
     assert same(load(memory_path / "whole", 12).agent, load(memory_path / "cut", 12).agent)
     assert [r["trajectory"] for r in read_metrics(memory_path / "cut", ["episode"])] == [0, 1, 2, 3, 4]
     third = learner(memory_path / "cut", shown, "trajectories", range(5, 6), **{**changes, "max_steps": 13})
-    assert third.experience.total == 30 and len(third.experience.online) == 6
+    assert third.experience.total == 30
     third.run()
-    fourth = learner(memory_path / "cut", shown, "trajectories", **{**changes, "max_steps": 14})
-    assert len(fourth.experience.online) == 6  # those that were loaded stay in the folder's index, too
-    fourth.run()
+    assert list(read_index(memory_path / "cut" / FOLDER).entries) == list(range(6))
+
+
+def test_rlinfs_folder_has_every_episode_as_it_was_sent(memory_path: Path, shown: Path):
+    """Also those that were still to be written when a learner was killed, and those that the log has forgotten."""
+    changes = {"replay_buffer_capacity": 15, "n_step": 3, "max_steps": 0}
+    learner(memory_path / "run", shown, "trajectories", range(5), **changes).run()
+    folder = memory_path / "run" / FOLDER
+    index = read_index(folder)
+    del index.entries[3], index.entries[4]
+    write_index(folder, index)
+    again = learner(memory_path / "run", shown, "trajectories", **changes)
+    assert again.experience.counts()["log_steps"] == 15
+    again.run()
+    with contextlib.closing(TrajectoryReplayBuffer(sample_window_size=0)) as buffer:
+        buffer.load_checkpoint(str(folder))
+        assert len(buffer) == 5 and buffer.total_samples == 25
+        batch = buffer.sample(25)
+    steps = {tuple(step["observations"]["state"]["point"].tolist()): step for number in range(5) for step in episode(number, **PEOPLE)}
+    for i, point in enumerate(batch["curr_obs"]["state"]["point"].tolist()):
+        step = steps[tuple(point)]
+        assert batch["rewards"][i, 0] == float(step["rewards"]) and batch["terminations"][i, 0] == bool(step["terminated"])
+        assert batch["next_obs"]["state"]["point"][i].tolist() == step["next_observations"]["state"]["point"].tolist()
+        assert batch["intervene_flags"][i].all() == (step["source"] == 1 and not step["lost"])
+
+
+def test_an_episode_of_another_task_is_left_out(memory_path: Path, shown: Path):
+    made = learner(memory_path / "run", shown, "trajectories", max_steps=0)
+    channel: Channel[Any] = Channel()
+    send(channel, range(2))
+    items = [channel.get(timeout=1) for _ in range(2)]
+    items[0]["trajectory"]["actions"] = items[0]["trajectory"]["actions"][..., :1]
+    for item in (*items, {"actor": "arm", "trajectory": {}}):
+        made.experience.channel.put(item)
+    made.experience.take()
+    assert made.experience.total == 5
+    made.run()
+    events = [r["event"] for r in read_metrics(memory_path / "run", ["event"])]
+    assert sum("an episode of arm does not fit this run, and is left out" in event for event in events) == 2
 
 
 def test_an_episode_that_is_handed_over_twice_counts_once(memory_path: Path, shown: Path):
@@ -134,11 +170,3 @@ def test_over_the_wire(memory_path: Path, shown: Path):
     thread.join(DEADLINE_S)
     assert made.update == 5 and made.experience.total == 10
     assert [r["actor"] for r in read_metrics(memory_path / "run", ["episode"])] == ["arm", "arm"]
-
-
-def test_what_cannot_be_is_refused(memory_path: Path, shown: Path):
-    learner(memory_path / "run", shown, "trajectories", range(1), max_steps=0).run()
-    with pytest.raises(ConfigError, match=r"rewards summed with .*'n_step': 1.*, and this run has .*'n_step': 2"):
-        learner(memory_path / "run", shown, "trajectories", n_step=2)
-    with pytest.raises(ConfigError, match="buffer_period=5 would do nothing: it needs store=log"):
-        learner(memory_path / "other", shown, "trajectories", buffer_period=5)

@@ -112,8 +112,6 @@ IDLE: dict[str, tuple[dict[str, Any], str]] = {
     "agent.options.speed=2": ({}, "agent.kind=mine:Agent"),
     "wire.key_name=arm": ({}, "wire.keys=keys"),
     **{f"goal.{change}": ({}, "goal.success=0.9") for change in ("states=5", "period=5", "hold=3")},
-    "checkpoint_path=old": ({"store": "trajectories"}, "store=log"),
-    "buffer_period=100": ({"store": "trajectories"}, "store=log"),
     "agent.proprio_floor.state/q=0.1": ({}, "agent.normalize_proprio=true"),
     **{f"{name}=3": ({"algorithm": "bc"}, "algorithm=rlpd") for name in ("n_step", "cta_ratio", "update_to_data", "training_starts")},
     **{

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from hilt.algos.config import Rlpd
-from hilt.compat.rlinf.rollout_experience import n_step
 from hilt.core.errors import ConfigError, EmptyError, SchemaError, StorageError
 from hilt.core.tree import flatten
 from hilt.core.unpickle import dump
@@ -62,20 +61,16 @@ def test_a_grippers_penalty_is_summed_over_the_same_steps_as_the_reward(memory_p
     """Its critic bootstraps n steps later: what its moves in between cost belongs to the return, as the reward does."""
     agent = {"setup_mode": "single-arm-learned-gripper", **({"encoder": IMAGES} if frozen else {})}
     experience = experience_for(memory_path / "run", frozen, n_step=3, agent=agent)
-    costs, discount, columns = {}, experience._config.agent.rlpd.discount, []
+    costs, discount = {}, experience._config.agent.rlpd.discount
     for number in (0, 1):
         with experience.log.episode(actor="toy", boot="1", store="actor_env") as running:
             steps = [{**step, "grasp_penalty": np.float32(-1 - t)} for t, step in enumerate(episode(number, images=frozen))]
             for t, step in enumerate(steps):
                 running.append(step)
                 costs[step["actions"].tobytes()] = [-1.0 - later for later in range(t, 5)][:3]
-            columns.append({path: np.stack([flatten(step)[path] for step in steps]) for path in flatten(steps[0])})
     expected = {actions: sum(discount**i * cost for i, cost in enumerate(each)) for actions, each in costs.items()}
     batch = experience.sample(32)
     np.testing.assert_allclose(batch["grasp_penalty"], [expected[row.tobytes()] for row in batch["actions"]], rtol=1e-6)
-    for each in columns:  # as a buffer of trajectories sums them
-        summed = n_step(each, 3, discount)
-        np.testing.assert_allclose(summed["grasp_penalty"], [expected[row.tobytes()] for row in each["actions"]], rtol=1e-6)
     experience.close()
 
 
@@ -101,7 +96,7 @@ def test_every_batch_is_half_and_half_by_exact_count(filled: Experience, batch_s
     drawn: Counter[str] = Counter()
     for _ in range(300):
         batch = filled.sample(batch_size)
-        points, online = identity(batch), batch_size // 2
+        points, online = identity(batch), (batch_size + 1) // 2  # of an odd number the larger half
         assert batch["demo"].tolist() == [False] * online + [True] * (batch_size - online)
         assert all(point in steps for point in points[:online])  # all of the log is online, what a person did too
         for point, source in zip(points[online:], batch["source"][online:], strict=True):
@@ -126,11 +121,41 @@ def test_experience_other_parts_and_missing_ones(memory_path: Path):
     assert not experience.sample(4)["demo"].any() and not experience.sample(4)["demo"].any()
     assert sum("all online" in line for line in said) == 1
     fill(experience.log, range(2, 3), human=(0,))
-    assert experience.sample(5)["demo"].tolist() == [False, False, True, True, True]
+    assert experience.sample(5)["demo"].tolist() == [False, False, False, True, True]
     assert set(experience.sample(6, "demo")["source"]) == {1}
     with pytest.raises(EmptyError, match="no demonstrations to learn from"):
         experience.sample(4, "demonstrations")
     experience.close()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_batches_made_ahead_are_those_of_one_after_the_other(memory_path: Path, frozen: bool):
+    """Whatever is asked for in between, whatever a thread had made that nobody took, and in a process that goes on from a state."""
+    shown = demonstrations(memory_path / "shown", range(50, 52), images=frozen)
+    changes = {"demo_path": [str(shown)], "n_step": 2, **({"agent": {"encoder": IMAGES}} if frozen else {})}
+    ahead, plain = (experience_for(memory_path / name, frozen, **changes) for name in ("ahead", "plain"))
+    for each in (ahead, plain):
+        fill(each.log, range(4), images=frozen, human=(1,))
+        each.collect([0, 2])
+    asked = [(16, "both")] * 4 + [(5, "demo")] * 2 + [(5, "demonstrations"), (8, "collected")] + [(16, "both")] * 2
+
+    def same(one: Any, other: Any) -> bool:
+        ours, theirs = flatten(one), flatten(other)
+        return ours.keys() == theirs.keys() and all(np.array_equal(ours[path], theirs[path]) for path in ours)
+
+    for size, part in asked:
+        assert same(ahead.next_batch(size, part, frozen and part == "collected"), plain.sample(size, part, frozen and part == "collected"))
+        assert ahead.state() == plain.state()
+    state = ahead.state()
+    ahead.close()
+    again = experience_for(memory_path / "ahead", frozen, **changes)
+    again.load_state(state)
+    assert same(again.next_batch(16), plain.sample(16))
+    with pytest.raises(EmptyError, match="there are no demonstrations or take-overs"):
+        experience_for(memory_path / "empty", frozen, **({"agent": changes["agent"]} if frozen else {})).next_batch(4, "demo")
+    assert same(again.next_batch(16), plain.sample(16))
+    again.close()
+    plain.close()
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -186,7 +211,7 @@ def test_states_are_made_once_for_each_frame_and_forgotten_with_it(memory_path: 
     fill(experience.log, range(3, 20), images=True)
     batch = experience.sample(64)
     assert len(experience._kept["log"]) == len(experience.log) <= 30
-    assert len(experience._table.before) <= 2 * 30 + 10
+    assert len(experience._kept["log"].table.before) <= 2 * 30
     last = {tuple(s["next_observations"]["state"]["point"]): s for number in range(14, 20) for s in episode(number, images=True)}
     for i in np.flatnonzero(~batch["demo"]):
         z = batch["next_observations"]["z"][i]

@@ -73,13 +73,13 @@ def same(a: Any, b: Any) -> bool:
 def test_updates_that_are_not_finite_are_left_out_and_counted(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
     """One row that was not finite ended the run, and so did every resume that drew it again."""
     one, bad = learner(template, memory_path / "run", log_period=1, max_steps=12), {3, 4, 8}
-    sample = one.experience.sample
+    sample = one.experience.next_batch
 
     def drawn(*given: Any) -> Any:
         batch = sample(*given)
         return {**batch, "rewards": batch["rewards"] * np.nan} if one.update in bad else batch
 
-    monkeypatch.setattr(one.experience, "sample", drawn)
+    monkeypatch.setattr(one.experience, "next_batch", drawn)
     assert one.run() == LearnerSummary("max_steps", 12, 30)
     assert [r["skipped_updates"] for r in records(memory_path / "run", "update")] == [0, 0, 0, 1, 2, 2, 2, 2, 3, 3, 3, 3]
     assert sum(" is left out: " in r["event"] for r in records(memory_path / "run", "event")) == 2, "once for each series"
@@ -259,8 +259,8 @@ def test_learner_periods_and_ratios(template: Path, memory_path: Path, monkeypat
     last, named = records(memory_path / "a", "update")[-1], {name for r in records(memory_path / "a", "update") for name in r}
     assert {f"{what}/{who}" for what in ("q", "td_error", "reward", "gradient_share") for who in ("online", "demo", "human")} <= named
     assert (
-        last["rows/online"] == 4
-        and last["rows/demo"] == 5
+        last["rows/online"] == 5
+        and last["rows/demo"] == 4
         and last["gradient_share/online"] + last["gradient_share/demo"] == pytest.approx(1)
     )
     assert sum(last[f"{what}_share"] for what in ("torch", "sample_wait", "wait", "other")) == pytest.approx(1)
@@ -527,7 +527,6 @@ def test_buffers_in_hil_serls_files(template: Path, memory_path: Path):
         ({"agent": {"encoder": {"pretrain_predict": "state/point"}}}, "pretrain_predict=state/point would do nothing: it needs"),
         ({"collect_steps": 9}, "collect_steps=9 would do nothing: it needs agent.encoder.pretrain_updates"),
         ({**COLLECTING, "algorithm": "bc"}, "collect_steps=20 would do nothing: it needs algorithm=rlpd"),
-        ({**COLLECTING, "store": "trajectories"}, "collect_steps=20 would do nothing: it needs store=log"),
         ({**COLLECTING, "replay_buffer_capacity": 19}, "collect_steps=20 is more than is kept"),
         ({"cta_ratio": 0}, "cta_ratio=0: expected a whole number of at least 1"),
         ({"random_steps": -1}, "random_steps=-1: expected a whole number of at least 0"),

@@ -27,13 +27,12 @@ def frozen(memory_path: Path) -> Any:
 
 def both_ways(experience: Experience, batch_size: int, part: str = "both") -> tuple[Any, Any]:
     """The same draws, from the table and from the log."""
-    states = {name: each.get_state() for name, each in experience._draws.items()}
+    before = experience.position()
     ours = experience.sample(batch_size, part)
-    after = {name: each.get_state() for name, each in experience._draws.items()}
-    for name, each in experience._draws.items():
-        each.set_state(states[name])
+    after = experience.position()
+    experience.seek(before)
     theirs = experience.sample(batch_size, part, images=True)
-    assert all((after[name] == each.get_state()).all() for name, each in experience._draws.items())
+    assert experience.position() == after
     return ours, theirs
 
 
@@ -92,12 +91,13 @@ def test_a_step_that_comes_later_makes_a_sum_longer(frozen: Experience) -> None:
 
 def test_steps_that_were_evicted_since_they_were_drawn(frozen: Experience) -> None:
     fill(frozen.log, range(8), images=True)
-    kept, table = frozen._kept["log"], frozen._table
+    kept = frozen._kept["log"]
+    table = kept.table
     with frozen.log.lock:
         reading, keys = frozen.log.reading(), frozen.online.runs().keys()[:10]
     fill(frozen.log, range(8, 12), images=True)  # the first four of eight episodes of five steps are gone
     with reading as steps:
-        slots = kept.complete(steps, keys, N)
+        slots = kept.complete(steps, keys)
         columns = steps.gather(keys, ["observations/images/front", "observations/state/point"])
     seen = {path.partition("/")[2]: column for path, column in columns.items()}
     assert np.array_equal(table.before[slots], frozen._agent.states(seen))
@@ -112,4 +112,4 @@ def test_slots_are_used_again(frozen: Experience) -> None:
     for number in range(30):
         fill(frozen.log, range(number, number + 1), images=True)
         frozen.sample(16)
-    assert len(frozen._table.before) < 40 + 10 + 40
+    assert len(frozen._kept["log"].table.before) < 40 + 40

@@ -594,3 +594,18 @@ def test_log_facts_of_evicted_trajectories_are_forgotten(tmp_path: Path):
     with Log.open(tmp_path / "log") as log:
         assert log.read(log.all().keys())["rewards"].tolist() == wanted
         assert log.all().keys()[0] >> 32 == count - 200
+
+
+def test_trajectories_that_ended_who_sent_them_and_what_follows_what(tmp_path: Path):
+    with new_log(tmp_path) as log:
+        write(log, numbers(0, 3), actor="a", boot="1", store="s")  # ends without having terminated
+        with log.episode(actor="b", boot="2", store="s") as running:
+            for sequence, each in enumerate([*numbers(10, 2), step(20), step(21, terminated=True)], 5):
+                running.append(each, sequence=sequence)
+        write(log, [step(30, truncated=True)])
+        first, second, third = log.trajectories()
+        with log.reading() as steps:
+            assert steps.ended_trajectories() == [second, third]
+            assert steps.senders() == {first: ("a", "1", "s"), second: ("b", "2", "s"), third: ("", "", "")}
+            keys = log.trajectory_keys(second)
+            assert steps.follows(keys).tolist() == [False, True, False, True] and steps.sequences(keys).tolist() == [5, 6, 7, 8]

@@ -13,13 +13,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hilt.core.errors import CorruptError, FormatError, MissingFileError, UnknownNameError
+from hilt.core.errors import CorruptError, FormatError, MissingFileError, SchemaError, UnknownNameError
 from hilt.core.files import DISK, inside, read, replacing, sync_file
+from hilt.formats.rlinf_trajectory import Trajectory
 from hilt.replay import tensors as bridge
 
 FORMATS = ("pt", "pkl")
@@ -40,12 +43,60 @@ class FolderIndex:
     def total_samples(self) -> int:
         return sum(int(entry["num_samples"]) for entry in self.entries.values())
 
+    def without_entries(self) -> FolderIndex:
+        return FolderIndex(self.trajectory_format, self.seed, self.trajectory_counter)
+
     def shard(self, rank: int, world_size: int) -> dict[int, dict[str, Any]]:
         """The entries of one rank: contiguous, and the first ranks get one more when they do not divide evenly."""
         ids = list(self.entries)
         share, more = divmod(len(ids), world_size)
         start = rank * share + min(rank, more)
         return {number: self.entries[number] for number in ids[start : start + share + (rank < more)]}
+
+
+class FolderSaver:
+    """Writes trajectories to a folder in a thread of its own, each file before the index that names it."""
+
+    def __init__(self, folder: Path, index: FolderIndex):
+        DISK.make_folders(folder)
+        self.folder, self.index = folder, index
+        """`index` has what is written, which other trajectories are added to"""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hilt-save")
+        self._writes: list[Future[None]] = []
+
+    def add(self, number: int, entry: dict[str, Any], fields: Mapping[str, Any]) -> None:
+        self._writes = [write for write in self._writes if not write.done() or write.exception()]
+        self._writes.append(self._thread.submit(self._write, self.index, number, entry, fields))
+
+    def finish(self) -> None:
+        """Returns when everything added so far is there, power-safe; raises what went wrong with it."""
+        writes, self._writes = self._writes, []
+        for write in writes:
+            write.result()
+
+    def close(self, wait: bool = True) -> None:
+        self._thread.shutdown(wait=wait, cancel_futures=not wait)
+
+    def _write(self, index: FolderIndex, number: int, entry: dict[str, Any], fields: Mapping[str, Any]) -> None:
+        write_trajectory(self.folder / file_name(entry, index.trajectory_format), fields)
+        index.entries[number] = entry
+        entries = index.entries.copy()
+        write_index(self.folder, FolderIndex(index.trajectory_format, index.seed, max(entries, default=-1) + 1, entries))
+
+
+def new_entry(number: int, trajectory: Trajectory) -> dict[str, Any]:
+    """What an index has of a trajectory that becomes its `number`-th."""
+    shape = trajectory.shape
+    if shape is None or len(shape) < 2:
+        raise SchemaError("a trajectory needs rewards or prev_logprobs of shape [T, B, ...], from which its length is known.")
+    return {
+        "uuid": str(uuid.uuid4()),
+        "model_weights_id": trajectory.model_weights_id,
+        "trajectory_id": number,
+        "num_samples": shape[0] * shape[1],
+        "shape": list(shape),
+        "max_episode_length": int(trajectory.max_episode_length),
+    }
 
 
 def check_format_name(name: str) -> None:

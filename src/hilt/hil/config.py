@@ -82,7 +82,6 @@ def _imitates(config: Hil) -> bool:
 
 _OPERATOR = Need("an operator, such as operator=browser", lambda c: c.operator)
 _GOES_ON = Need("lost_contact=policy", lambda c: c.lost_contact == "policy")
-_LOG = Need("store=log", lambda c: c.store == "log")
 _RLPD = Need("algorithm=rlpd", reinforces)
 _OTHER_ALGORITHM = Need("another algorithm, algorithm=module:Class", lambda c: c.algorithm not in ("rlpd", *IMITATIONS))
 _LOOKS = Need("an encoder (agent.encoder.kind=small or resnet10)", lambda c: c.agent.encoder.kind != "none")
@@ -135,7 +134,7 @@ class Hil:
     """So many are recorded by the task's own script before the run begins, into RUN/demonstrations; 0: none"""
     demonstration_options: dict[str, Any] = setting(factory=dict, needs=Need("demonstrations=N", lambda c: c.demonstrations))
     """What that script is opened with"""
-    checkpoint_path: str = setting("", needs=_LOG)
+    checkpoint_path: str = ""
     """A folder of HIL-SERL's whose two buffers are imported once; empty: none"""
     operator: str = ""
     """Who may take over: browser, keyboard, gamepad, spacemouse, script; empty: nobody"""
@@ -159,7 +158,7 @@ class Hil:
     algorithm_options: dict[str, Any] = setting(factory=dict, needs=_OTHER_ALGORITHM)
     """What another algorithm is made with"""
     store: str = setting("log", choices=tuple(STORES))
-    """Where the learner keeps experience: "log", or "trajectories", RLinf's TrajectoryReplayBuffer"""
+    """Where the learner keeps experience: "log", or "trajectories": whole episodes, which RLinf's folder has too"""
     seed: int = 42
     """Of everything random"""
     batch_size: int = setting(256, minimum=2)
@@ -174,7 +173,7 @@ class Hil:
     """A simulation waits while online steps are so many ahead of learner steps, so that it does not outrun the learner; 0: never"""
     random_steps: int = setting(0, minimum=0)
     """So many first steps are random"""
-    collect_steps: int = setting(0, minimum=0, needs=(_LOG, _RLPD, _PRETRAINS))
+    collect_steps: int = setting(0, minimum=0, needs=(_RLPD, _PRETRAINS))
     """So many first online steps are driven by the pretrained policy and the operator; then pretraining is repeated from scratch, with
     their successful episodes besides the demonstrations, before learning begins; 0: it is not"""
     training_starts: int = setting(100, minimum=0, needs=_RLPD)
@@ -197,7 +196,7 @@ class Hil:
     """Learner steps between two checkpoints; 0: every five minutes. One is always made at the end"""
     checkpoint_keep: int = setting(10, minimum=1)
     """How many of them stay"""
-    buffer_period: int = setting(0, minimum=0, needs=_LOG)
+    buffer_period: int = setting(0, minimum=0)
     """Online steps between two copies of the buffers in HIL-SERL's files; 0: none, for the log is on the disk anyway"""
     log_period: int = setting(10, minimum=1)
     """Learner steps between two lines of metrics"""

@@ -5,6 +5,8 @@
 
     demo = demos + human, each step as likely as any other          batch = half online, half demo, by exact count, online first
 
+They are drawn by a `Mix` of a `Sampler` and a `JointSampler` of `hilt.replay`, ahead in a thread (`Experience.next_batch`).
+
 Each log is made beside its name and renamed, so an import is there as a whole or not at all, and is made once.
 """
 
@@ -13,10 +15,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,22 +28,25 @@ from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import ConfigError, EmptyError, UnknownNameError
 from hilt.core.files import replacing
 from hilt.core.trajectory import Source
-from hilt.core.tree import Array, equal, flatten, unflatten
+from hilt.core.tree import Array, ArraySpec, equal, flatten
 from hilt.envs.task import TASK_SUCCESS, HasSpaces
 from hilt.hil.config import STORE, Hil, of_run
 from hilt.hil.importing import columns_for, expanded, import_buffer, import_dataset
-from hilt.hil.states import KeptSteps, StateTable
+from hilt.hil.states import KeptSteps
 from hilt.recording.recording_folder import GRASP
 from hilt.replay import Log, Schema
 from hilt.replay import tensors as bridge
-from hilt.replay.key_ranges import OFFSET_BITS, Runs
-from hilt.replay.sampling.assembly import NStep
+from hilt.replay.key_ranges import Runs
+from hilt.replay.sampling import Assembly, JointSampler, Mix, NStep, Prefetch, Sampler
 from hilt.replay.snapshot import Snapshot
 from hilt.replay.view import View
 from hilt.runs.checkpoint import generator_state, set_generator_state
 
 DURABILITY = "at most 1000 ms"
 """Of the log: a thread of its own syncs it, so that nobody who learns or receives waits for the disk"""
+AHEAD = 1
+"""Batches that are ready before they are asked for; one more is in the making"""
+TREES = ("observations", "next_observations")
 Batch = dict[str, Any]
 logger = logging.getLogger("hilt.hil")
 
@@ -53,23 +59,25 @@ class Experience:
         self._config, self._agent, self._say = config, agent, say
         self.demos, self.log = open_logs(run, config, schema, say)
         self.online, self.human = self.log.all(), self.log.by_source("human") - self.log.where("lost", lambda lost: lost)
-        self._demonstrations = self.demos.all()
+        self._demonstrations, self._collected = self.demos.all(), self.online.only(())
         self._draws = {"online": bridge.generator(config.seed), "demo": bridge.generator(config.seed + 1)}
-        self._images = [f"observations/{path}" for path in agent.image_paths] if agent.frozen else []
-        seen = [*([] if agent.frozen else agent.image_paths), *agent.proprio]
-        self._columns = [f"{which}/{path}" for which in ("observations", "next_observations") for path in seen]
+        self._sources: dict[tuple[str, bool], Mix | JointSampler] = {}
+        self._ahead: tuple[tuple[int, str, bool], Prefetch] | None = None
+        images = [f"{which}/{path}" for which in TREES for path in agent.image_paths]
+        proprio = [f"{which}/{path}" for which in TREES for path in agent.proprio]
         plain = ["actions", "rewards", "terminated", "source", *([GRASP] if GRASP in schema.columns else [])]
-        self._columns += plain
-        self._assembly = NStep(config.n_step, config.agent.rlpd.discount, also=tuple(path for path in plain if path == GRASP))
-        self._table = StateTable(agent.width, {path: schema.columns[path] for path in plain})
-        kept = partial(KeptSteps, self._table, seen=[*agent.image_paths, *agent.proprio], states=agent.states, say=say)
-        self._kept = {"log": kept(self.online), "demos": kept(self._demonstrations)} if agent.frozen else {}
+        self._columns = [*images, *proprio, *plain]
+        discount = config.agent.rlpd.discount
+        self._returns = NStep(config.n_step, discount, also=tuple(path for path in plain if path == GRASP))
+        seen, views = [*agent.image_paths, *agent.proprio], {"log": self.online, "demos": self._demonstrations}
+        kept = partial(KeptSteps, columns=plain, seen=seen, n=config.n_step, discount=discount, say=say)
+        self._kept = {name: kept(view, states=agent.states, width=agent.width) for name, view in views.items()} if agent.frozen else {}
         self._foresight = {name: Foresight(config.agent.encoder.pretrain_predict) for name in ("log", "demos")}
         self._foresight["demos"].read(self.demos, self.demos.trajectories())
         self._before = len(self.log)  # online steps that were there, or were there once, when this process began
         self._entered = self._selection().entered
         self._episodes = EndedEpisodes(self.log, config.agent.rlpd)
-        self._alone, self._collected = False, Runs()
+        self._alone = False
 
     # What there is
 
@@ -93,10 +101,8 @@ class Experience:
     def newest_versions(self, trajectories: int) -> list[int]:
         """The versions of the weights that made the last steps of the newest trajectories."""
         with self.log.lock:
-            runs = self.online.runs()
-            last = (runs.starts + runs.counts - 1)[-trajectories:]
-            with self.log.reading() as steps:
-                return steps.fields(last, ["policy_version"])[0].tolist() if len(last) else []
+            last = [self.log.trajectory_keys(number)[-1] for number in self.log.trajectories()[-trajectories:]]
+            return self.log.read(last, ["policy_version"])["policy_version"].tolist() if last else []
 
     def finished(self) -> Iterator[dict[str, Any]]:
         """What is to be told of each trajectory that has ended and was not told of before."""
@@ -112,98 +118,79 @@ class Experience:
 
     def ended_episodes(self, without: set[int]) -> dict[int, dict[str, Array]]:
         """The columns of every trajectory that has ended and is not among these, by its number."""
-        return {number: flatten(self.log.read(self.log.trajectory_keys(number))) for number in self._ended() if number not in without}
+        with self.log.reading() as steps:
+            ended = [number for number in steps.ended_trajectories() if number not in without]
+        return {number: flatten(self.log.read(self.log.trajectory_keys(number))) for number in ended}
 
     def successful(self) -> list[int]:
         """The trajectories that have ended with success."""
-        return [number for number in self._ended() if self.log.read(self.log.trajectory_keys(number), ["succeed"])["succeed"].any()]
-
-    def _ended(self) -> list[int]:
-        with self.log.lock:
-            entries = self.log.index.entries
-            return sorted(set((entries["key"][entries["ended"]] >> OFFSET_BITS).tolist()))
+        with self.log.reading() as steps:
+            ended = steps.ended_trajectories()
+            return [number for number in ended if steps.gather(steps.trajectory(number), ["succeed"])["succeed"].any()]
 
     def collect(self, trajectories: Sequence[int]) -> int:
         """Batches of the part ``"collected"`` are from these of the log and from demonstrations. How many steps they have in the log."""
-        with self.log.lock:
-            runs = self.online.runs()
-            chosen = np.isin(runs.starts >> OFFSET_BITS, list(trajectories))
-            self._collected = Runs(runs.starts[chosen], runs.counts[chosen])
-        self._foresight["log"].read(self.log, self._collected.trajectories().tolist())
+        self._put_back()
+        self._collected = self.online.only(trajectories)
+        self._sources = {asked: source for asked, source in self._sources.items() if asked[0] != "collected"}
+        self._foresight["log"].read(self.log, self._collected.trajectories())
         return len(self._collected)
 
     # Batches
+
+    def next_batch(self, batch_size: int, part: str = "both", images: bool = False) -> Batch:
+        """Does what `sample` does, ahead: a thread makes the next batches of this kind meanwhile, from what the log has then."""
+        asked = (batch_size, part, images)
+        if self._ahead is None or self._ahead[0] != asked:
+            self._put_back()
+            for kept in self._kept.values() if not images else ():
+                kept.refresh()  # at a start it may take long, which it says
+            self._ahead = asked, Prefetch(lambda: self.sample(*asked), AHEAD, source=self)
+        try:
+            return next(self._ahead[1])
+        except BaseException:
+            self._put_back()
+            raise
 
     def sample(self, batch_size: int, part: str = "both", images: bool = False) -> Batch:
         """Half online and half demo; or only ``"demo"``, or only ``"demonstrations"``, or these and what was ``"collected"``, where
         ``imitated`` tells what a person did. With a frozen encoder there is ``z`` instead of observations, unless `images` are
         asked for: an encoder is to be trained, and what it is to foresee is there as ``future``."""
-        if self._kept and not images:
-            return self._kept_batch(batch_size, part)
-        with self.log.lock:  # drawn from the same moment of the log that is read
-            reading = self.log.reading()
-            try:
-                online, human, demonstrations, places = self._draw(batch_size, part)
-            except BaseException:
-                reading.__exit__()
-                raise
-        with reading as steps:
-            parts = [(places["log"], self._gather("log", steps, np.concatenate([online, human]), part, images))]
-        if len(demonstrations):
-            with self.demos.reading() as steps:
-                parts.append((places["demos"], self._gather("demos", steps, demonstrations, part, images)))
-        batch = _merged([(rows, columns) for rows, columns in parts if len(rows)], batch_size)
-        return finish(batch, len(online))
-
-    def _kept_batch(self, batch_size: int, part: str) -> Batch:
-        """The same from the table of a frozen encoder. The log is read only where it has steps that the table lacks."""
-        n, log, demos, reading = self._config.n_step, self._kept["log"], self._kept["demos"], None
-        slots = np.empty(batch_size, np.int64)
-        with self.log.lock:
-            online, human, demonstrations, places = self._draw(batch_size, part)
-            keys = np.concatenate([online, human])
-            found = log.find(keys)
-            if log.lacks(found, n):
-                reading = self.log.reading()
-        if reading is not None:
-            with reading as steps:
-                found = log.complete(steps, keys, n)
-        slots[places["log"]], shown = found, demos.find(demonstrations)
-        if (shown < 0).any():
-            with self.demos.reading() as steps:
-                shown = demos.complete(steps, demonstrations, n)
-        slots[places["demos"]] = shown
-        columns = self._table.batch(slots, n, self._config.agent.rlpd.discount)
-        if part == "collected":
-            columns["imitated"] = np.ones(batch_size, bool)
-            columns["imitated"][places["log"]] = self.human.runs().contains(keys)
-        return finish(columns, len(online))
-
-    def _draw(self, n: int, part: str) -> tuple[Array, Array, Array, dict[str, Array]]:
-        """Keys of online, human and demonstrated steps, and which rows of the batch those of each log are."""
-        demos, human = self._demonstrations.runs(), self.human.runs() if part in ("both", "demo") else Runs()
-        if part == "collected":
-            human = self._collected & self.online.runs()
-        wanted = split(n, part, len(demos) + len(human))
-        if part == "both" and wanted == n and not self._alone:
+        if (part, images) not in self._sources:
+            self._sources[part, images] = self._source(part, images)
+        source = self._sources[part, images]
+        if part == "both" and not len(self.online):
+            raise EmptyError("there is no online step to draw yet; wait until there is one.")
+        if isinstance(source, JointSampler) and not len(source):
+            what = "demonstrations" if part == "demonstrations" else "demonstrations or take-overs"
+            raise EmptyError(f"there are no {what} to learn from: give some with demo_path.")
+        batch = source.sample(batch_size, keys=self._columns if images or not self._kept else None)
+        online = batch.counts.get("online", 0)
+        if online == batch_size and not self._alone:
             self._say("there are no demonstrations and no take-overs yet: batches are all online")
             self._alone = True
-        online = _keys(self.online, draw(self._draws["online"], len(self.online), wanted))
-        drawn = draw(self._draws["demo"], len(demos) + len(human), n - wanted)
-        of_demos = drawn < len(demos)
-        people = human.draw(drawn[~of_demos] - len(demos)) if not of_demos.all() else np.zeros(0, np.int64)
-        shown = demos.draw(drawn[of_demos]) if of_demos.any() else np.zeros(0, np.int64)
-        rows = {"log": np.r_[np.arange(wanted), wanted + np.flatnonzero(~of_demos)], "demos": wanted + np.flatnonzero(of_demos)}
-        return online, people, shown, rows
+        return finish(batch, online)
 
-    def _gather(self, which: str, steps: Snapshot, keys: Array, part: str, images: bool) -> dict[str, Array]:
-        both = [*self._images, *(f"next_{path}" for path in self._images)] if images else []
-        columns = self._assembly.batch(steps, keys, [*self._columns, *both], None)
-        if images and self._foresight[which].path and len(keys) and (which == "demos" or part == "collected"):
-            columns["future"] = self._foresight[which].of(keys)
+    def _source(self, part: str, images: bool) -> Mix | JointSampler:
+        """Demonstrations and what a person did are drawn from as if they were one; of both, each step is as likely as any other."""
+
+        def sampler(log: str, view: View, seed: Any = None) -> Sampler:
+            return Sampler(view, assembly=self._assembly(log, part, images), seed=seed)
+
+        more = {"demonstrations": {}, "collected": {"collected": self._collected}}.get(part, {"human": self.human})
+        views = {"demonstrations": sampler("demos", self._demonstrations), **{name: sampler("log", view) for name, view in more.items()}}
+        demo = JointSampler(views, self._draws["demo"])
+        return Mix({"online": sampler("log", self.online, self._draws["online"]), "demo": demo}, empty="share") if part == "both" else demo
+
+    def _assembly(self, log: str, part: str, images: bool) -> Assembly:
+        """What a batch of this part has of a step of this log, ``"log"`` or ``"demos"``."""
+        more: dict[str, Callable[[Array], Array]] = {}
+        if images and self._foresight[log].path and part in ("demonstrations", "collected"):
+            more["future"] = self._foresight[log].of
         if part == "collected":
-            columns["imitated"] = self.human.runs().contains(keys) if which == "log" else np.ones(len(keys), bool)
-        return columns
+            more["imitated"] = (lambda keys: self.human.runs().contains(keys)) if log == "log" else (lambda keys: np.ones(len(keys), bool))
+        own: Assembly = self._kept[log] if self._kept and not images else self._returns
+        return Labelled(own, more) if more else own
 
     @property
     def torch_seconds(self) -> float:
@@ -212,25 +199,42 @@ class Experience:
 
     # Going on
 
-    def state(self) -> dict[str, Any]:
-        """All that decides the next batches besides the logs, and what the online view had."""
+    def position(self) -> dict[str, str]:
+        """Where the random draws stand."""
+        return {name: generator_state(each) for name, each in self._draws.items()}
+
+    def seek(self, position: Mapping[str, str]) -> None:
+        for name, each in self._draws.items():
+            set_generator_state(each, position[name])
+
+    def state(self, position: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """All that decides the next batches besides the logs, and what the online view had; batches made ahead do not count."""
+        if position is None and self._ahead is not None:
+            return self._ahead[1].state()
         with self.log.lock:
             runs = self.online.runs()
             seen = {"starts": runs.starts.tolist(), "counts": runs.counts.tolist()}
-            return {"total": self.total, "seen": seen, "draws": {name: generator_state(each) for name, each in self._draws.items()}}
+            return {"total": self.total, "seen": seen, "draws": dict(position or self.position())}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Goes on where that was. Steps that came later are in the log, and are counted."""
+        self._put_back()
         with self.log.lock:
             seen = Runs(state["seen"]["starts"], state["seen"]["counts"])
             self._before = state["total"] + len(self.online.runs() - seen)
             self._entered = self._selection().entered
-        for name, each in self._draws.items():
-            set_generator_state(each, state["draws"][name])
+        self.seek(state["draws"])
 
     def close(self) -> None:
+        self._put_back()
         self.log.close()
         self.demos.close()
+
+    def _put_back(self) -> None:
+        """What was made ahead."""
+        if self._ahead is not None:
+            self._ahead[1].close()
+            self._ahead = None
 
     def _selection(self) -> Any:
         return self.online.selection
@@ -278,46 +282,27 @@ class Foresight:
         return np.stack([self._rows[key] for key in keys.tolist()])
 
 
-def split(n: int, part: str, demo_steps: int) -> int:
-    """How many rows of a batch are online: half, the smaller one of an odd number; all of them while there is nothing else."""
-    if part != "both" and not demo_steps:
-        what = "demonstrations" if part == "demonstrations" else "demonstrations or take-overs"
-        raise EmptyError(f"there are no {what} to learn from: give some with demo_path.")
-    return 0 if part != "both" else n // 2 if demo_steps else n
-
-
-def draw(generator: Any, size: int, n: int) -> Array:
-    """Places below `size`, with replacement, by the random numbers of `TrajectoryReplayBuffer.sample`: `size` of them at most at a time."""
-    if n and not size:
-        raise EmptyError("there is no online step to draw yet; wait until there is one.")
-    parts = [np.zeros(0, np.int64)]
-    while n:
-        parts.append(bridge.randint(generator, size, min(n, size)))
-        n -= len(parts[-1])
-    return np.concatenate(parts)
-
-
-def finish(columns: dict[str, Array], online: int) -> Batch:
+def finish(batch: Batch, online: int) -> Batch:
     """What an agent is given: `masks` (0 where the task came to its end; a time limit bootstraps), and which rows are `demo`."""
-    batch = unflatten(columns)
     batch["masks"] = (~batch.pop("terminated").astype(bool)).astype(np.float32)
     batch["demo"] = np.arange(len(batch["masks"])) >= online
     batch.pop("discounts", None)
     return batch
 
 
-def _keys(view: View, places: Array) -> Array:
-    return view.runs().draw(places) if len(places) else np.zeros(0, np.int64)
+@dataclass(frozen=True)
+class Labelled:
+    """An assembly with further columns, each made from the keys of the steps."""
 
+    own: Assembly
+    more: Mapping[str, Callable[[Array], Array]]
+    added: ClassVar[tuple[str, ...]] = ("future", "imitated")
 
-def _merged(parts: Sequence[tuple[Array, dict[str, Array]]], n: int) -> dict[str, Array]:
-    if len(parts) == 1:
-        return dict(parts[0][1])
-    out = {path: np.empty((n, *column.shape[1:]), column.dtype) for path, column in parts[0][1].items()}
-    for rows, columns in parts:
-        for path, column in columns.items():
-            out[path][rows] = column
-    return out
+    def leaves(self, schema: Schema, columns: Sequence[str] | None, n: int) -> dict[str, ArraySpec]:
+        return self.own.leaves(schema, columns, n)
+
+    def batch(self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None) -> dict[str, Array]:
+        return {**self.own.batch(steps, keys, columns, out), **{name: make(keys) for name, make in self.more.items()}}
 
 
 class EndedEpisodes:
@@ -328,17 +313,15 @@ class EndedEpisodes:
         self.known: set[int] = {number for number in log.trajectories() if "imported" in log.facts.about(number)}
 
     def finished(self) -> Iterator[dict[str, Any]]:
-        with self._log.lock:
-            entries, origins = self._log.index.entries.copy(), self._log.facts.origins()
-        numbers = entries["key"] >> OFFSET_BITS
-        for number in np.unique(numbers[entries["ended"]]).tolist():
-            if number not in self.known:
-                origin = int(entries["origin"][numbers == number][0])
-                open_ones = np.unique(numbers[(entries["origin"] == origin) & (numbers < number)])
-                unended = sorted(set(open_ones.tolist()) - set(numbers[entries["ended"]].tolist()), reverse=True)
-                self.known.add(number)
-                with contextlib.suppress(UnknownNameError):  # evicted meanwhile
-                    yield {"trajectory": number, **self._told(number, unended), "actor": origins.get(origin, ("",))[0]}
+        with self._log.reading() as steps:
+            ended = steps.ended_trajectories()
+            new = [number for number in ended if number not in self.known]
+            senders = steps.senders() if new else {}
+        for number in new:
+            unended = sorted((n for n in senders if n < number and senders[n] == senders[number] and n not in ended), reverse=True)
+            self.known.add(number)
+            with contextlib.suppress(UnknownNameError):  # evicted meanwhile
+                yield {"trajectory": number, **self._told(number, unended), "actor": senders[number][0]}
 
     def _told(self, number: int, unended: Sequence[int]) -> dict[str, Any]:
         with self._log.reading() as steps:
@@ -378,7 +361,7 @@ def told(columns: Mapping[str, Array], rlpd: Rlpd) -> dict[str, Any]:
 
 def _goes_on(steps: Snapshot, last: Array, first: Array) -> bool:
     """Whether a step is the next one of the same sender, and sees what the other one ended with."""
-    numbers = [int(steps.fields(key, ["#sequence"])[0][0]) for key in (last, first)]
+    numbers = steps.sequences(np.concatenate([last, first])).tolist()
     pairs = steps.schema.layout.pairs
     ended, begun = steps.gather(last, [after for _, after in pairs]), steps.gather(first, [now for now, _ in pairs])
     return numbers[1] == numbers[0] + 1 and all(equal(ended[after], begun[now]) for now, after in pairs)

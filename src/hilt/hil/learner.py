@@ -237,10 +237,11 @@ class Learner:
             return self.agent.update(batch, details=details)[1]
 
     def _sample(self, batch_size: int, part: str, images: bool = False) -> Batch:
-        before = self.experience.torch_seconds
+        encoded, began = self.experience.torch_seconds, time.perf_counter()
         with self._clock("data"):
-            batch: Batch = self.experience.sample(batch_size, part, images)
-        self._clock.move("data", "torch", self.experience.torch_seconds - before)
+            batch: Batch = self.experience.next_batch(batch_size, part, images)
+        waited = time.perf_counter() - began  # also for the encoder, in the thread that makes batches ahead
+        self._clock.move("data", "torch", min(waited, self.experience.torch_seconds - encoded))
         return batch
 
     # Before learning, and between

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from hilt.core.tree import Array
+from hilt.core.tree import Array, ArraySpec
 from hilt.recording.recording_folder import SUMMED
 from hilt.replay.key_ranges import Runs
 from hilt.replay.sampling.assembly import chain
-from hilt.replay.schema import FOLLOWS
+from hilt.replay.schema import Schema
 from hilt.replay.snapshot import Snapshot
 from hilt.replay.view import View
 
@@ -60,9 +60,9 @@ class StateTable:
             window[:, i] = np.where(inside[:, i], following, window[:, i - 1])
         return window, inside
 
-    def batch(self, slots: Array, n: int, discount: float) -> dict[str, Array]:
-        """Returns over up to `n` steps, as `hilt.replay.sampling.assembly.NStep` makes them."""
-        window, inside = self.windows(slots, n)
+    def batch(self, window: Array, inside: Array, discount: float) -> dict[str, Array]:
+        """Returns over the steps of these windows, as `hilt.replay.sampling.assembly.NStep` makes them."""
+        slots, n = window[:, 0], window.shape[1]
         taken = inside.sum(axis=1)
         last = window[np.arange(len(slots)), taken - 1]
         z = np.empty((2, len(slots), self.before.shape[1]), np.float32)
@@ -85,12 +85,27 @@ class StateTable:
 
 
 class KeptSteps:
-    """The steps of a view that are in a table. `seen`: the paths of observations that the agent sees; `states` makes ``z`` of them."""
+    """The steps of a view in a table: an assembly of `hilt.replay.sampling`, which reads the log only where it has steps that the table
+    lacks. `seen`: the paths of observations that the agent sees; `states` makes ``z`` of them, which is `width` numbers; `columns`: the
+    numbers of a step that a batch has; a batch has returns over up to `n` steps."""
+
+    added: ClassVar[tuple[str, ...]] = ("n_steps",)
 
     def __init__(
-        self, table: StateTable, view: View, seen: Sequence[str], states: Callable[[dict[str, Array]], Any], say: Callable[[str], None]
+        self,
+        view: View,
+        *,
+        columns: Sequence[str],
+        seen: Sequence[str],
+        states: Callable[[dict[str, Array]], Any],
+        width: int,
+        n: int,
+        discount: float,
+        say: Callable[[str], None],
     ):
-        self._table, self._view, self._seen, self._states, self._say = table, view, list(seen), states, say
+        self.table = StateTable(width, {path: view.log.schema.columns[path] for path in columns})
+        self._view, self._seen, self._states, self._say = view, list(seen), states, say
+        self._n, self._discount = n, discount
         self._slots: dict[int, int] = {}
         self._previous: dict[int, int] = {}  # the slot of the step that each one follows
         self._done = Runs()
@@ -100,24 +115,30 @@ class KeptSteps:
     def __len__(self) -> int:
         return len(self._slots)
 
+    def leaves(self, schema: Schema, columns: Sequence[str] | None, n: int) -> dict[str, ArraySpec]:
+        z = ArraySpec(np.dtype(np.float32), (n, self.table.before.shape[1]))
+        own = {path: ArraySpec(column.dtype, (n, *column.shape[1:])) for path, column in self.table.columns.items()}
+        return {"observations/z": z, "next_observations/z": z, **own, "n_steps": ArraySpec(np.dtype(np.int64), (n,))}
+
+    def batch(self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None) -> dict[str, Array]:
+        """All that the table has; `columns` and `out` choose nothing here."""
+        slots = self.find(keys)
+        if slots.min() >= 0:
+            window, inside = self.table.windows(slots, self._n)
+            awaited = self.table.awaited[window[:, :-1]]
+            awaited = awaited[awaited >= 0]
+            if not len(awaited) or not steps.exist(awaited).any():
+                return self.table.batch(window, inside, self._discount)
+        return self.table.batch(*self.table.windows(self.complete(steps, keys), self._n), self._discount)
+
     def find(self, keys: Array) -> Array:
         """Their slots; -1 for those that are not here."""
         return np.array([self._slots.get(key, -1) for key in keys.tolist()], np.int64)
 
-    def lacks(self, slots: Array, n: int) -> bool:
-        """Whether steps from these on are in the view, but not here; called under the lock of the log."""
-        if not len(slots):
-            return False
-        if slots.min() < 0:
-            return True
-        awaited = self._table.awaited[self._table.windows(slots, n)[0][:, :-1]] if n > 1 else np.zeros(0, np.int64)
-        awaited = awaited[awaited >= 0]
-        return bool(len(awaited)) and bool(self._view.runs().contains(awaited).any())
-
-    def complete(self, steps: Snapshot, keys: Array, n: int) -> Array:
+    def complete(self, steps: Snapshot, keys: Array) -> Array:
         """The slots of these steps of a snapshot, after all that follow them, and all others that came, are here."""
         self.refresh()
-        wanted = np.unique(chain(steps, keys, n)[0])
+        wanted = np.unique(chain(steps, keys, self._n)[0])
         gone = np.array([key for key in wanted.tolist() if key not in self._slots], np.int64)
         if len(gone):  # evicted since they were drawn; the next refresh forgets them
             self._add(steps, gone)
@@ -140,13 +161,13 @@ class KeptSteps:
         self._done = there
 
     def _add(self, steps: Snapshot, keys: Array) -> None:
-        table, widths = self._table, steps.widths(keys)
-        flags, terminated, truncated = steps.fields(keys, ["#flags", "terminated", "truncated"])
+        table, widths = self.table, steps.widths(keys)
+        terminated, truncated = steps.fields(keys, ["terminated", "truncated"])
         slots = np.array(table.take(len(keys)))
         self._slots.update(zip(keys.tolist(), slots.tolist(), strict=True))
         for path, column in steps.gather(keys, list(table.columns)).items():
             table.columns[path][slots] = column
-        table.follows[slots], table.following[slots] = flags & FOLLOWS, -1
+        table.follows[slots], table.following[slots] = steps.follows(keys), -1
         table.awaited[slots] = np.where(terminated | truncated, -1, keys + widths)
         table.after[slots] = self._made(steps, keys, "next_")
         earlier, later = self.find(keys - widths), self.find(keys + widths)
@@ -160,7 +181,7 @@ class KeptSteps:
 
     def _link(self, slot: int, behind: int) -> None:
         """Links two steps that follow each other in their trajectory, if both are here."""
-        table = self._table
+        table = self.table
         if slot >= 0 and behind >= 0 and table.awaited[slot] >= 0:
             table.awaited[slot] = -1
             if table.follows[behind]:
@@ -169,10 +190,10 @@ class KeptSteps:
 
     def _forget(self, key: int) -> None:
         slot = self._slots.pop(key)
-        self._previous.pop(int(self._table.following[slot]), None)
+        self._previous.pop(int(self.table.following[slot]), None)
         if (before := self._previous.pop(slot, None)) is not None:
-            self._table.following[before] = -1
-        self._table.give_back(slot)
+            self.table.following[before] = -1
+        self.table.give_back(slot)
 
     def _made(self, steps: Snapshot, keys: Array, prefix: str) -> Array:
         columns = steps.gather(keys, [f"{prefix}observations/{path}" for path in self._seen])

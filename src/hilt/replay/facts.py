@@ -86,7 +86,7 @@ class Facts:
         return self._origins.get((actor, boot, store))
 
     def origins(self) -> dict[int, tuple[str, str, str]]:
-        return {number: name for name, number in self._origins.items()}
+        return {number: name for name, number in self._origins.copy().items()}  # others may add some meanwhile
 
     def saw(self, origin: int, sequence: int) -> None:
         """A step is gone, and its sender need not send it again. This is written when its rows are deleted."""

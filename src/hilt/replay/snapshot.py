@@ -11,7 +11,7 @@ from hilt.core.tree import Array, ArraySpec
 from hilt.replay.facts import Facts
 from hilt.replay.key_ranges import OFFSET_BITS, key_of, search
 from hilt.replay.sampling.batch_memory import BufferPool
-from hilt.replay.schema import FrameColumn, Schema
+from hilt.replay.schema import FOLLOWS, FrameColumn, Schema
 from hilt.replay.storage.index import Index
 from hilt.replay.storage.table import Table, check_target
 
@@ -71,6 +71,16 @@ class Snapshot:
             raise UnknownNameError("trajectory", str(number), [])
         return np.concatenate([int(e["key"]) + np.arange(e["steps"], dtype=np.int64) for e in entries])
 
+    def ended_trajectories(self) -> list[int]:
+        """The numbers of the trajectories that have ended, oldest first: those whose last step terminated or was truncated."""
+        return np.unique(self._keys[self._entries["ended"]] >> OFFSET_BITS).tolist()  # type: ignore[no-any-return]
+
+    def senders(self) -> dict[int, tuple[str, str, str]]:
+        """Who sent each trajectory, ``(actor, boot, store)``, by its number, oldest first."""
+        origins, (numbers, first) = self._facts.origins(), np.unique(self._keys >> OFFSET_BITS, return_index=True)
+        of = self._entries["origin"][first]
+        return {number: origins.get(origin, ("", "", "")) for number, origin in zip(numbers.tolist(), of.tolist(), strict=True)}
+
     def gather(self, keys: Array, paths: Sequence[str], out: Mapping[str, Array] | None = None) -> dict[str, Array]:
         """Columns of steps, each ``[len(keys), ...]``, in the order asked for."""
         if self._known is not None and self._known[0] is keys:
@@ -97,6 +107,14 @@ class Snapshot:
         if self._facts.relabeled:
             self._facts.overlay(keys, dict(zip(names, out, strict=True)))
         return out
+
+    def follows(self, keys: Array) -> Array:
+        """Per key, whether its observation is the next observation of the step before it in its trajectory."""
+        return (self.fields(keys, ["#flags"])[0] & FOLLOWS).astype(bool)
+
+    def sequences(self, keys: Array) -> Array:
+        """Per key, the number that its sender gave to the step; -1 if none."""
+        return self.fields(keys, ["#sequence"])[0]
 
     def gather_packed(self, keys: Array, column: FrameColumn) -> Array:
         """Observation and next observation of one frame column as one stack, ``[n, stack + 1, ...]``."""

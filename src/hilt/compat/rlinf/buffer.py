@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from hilt.core.errors import ClosedError, ConfigError, CorruptError, EmptyError,
 from hilt.core.files import DISK
 from hilt.core.tree import Array, flatten, unflatten
 from hilt.formats import rlinf_folder as folders
-from hilt.formats.rlinf_folder import FolderIndex
+from hilt.formats.rlinf_folder import FolderIndex, FolderSaver
 from hilt.formats.rlinf_trajectory import Trajectory, ends_and_source, step_rows
 from hilt.replay import tensors as bridge
 from hilt.replay.key_ranges import key_of
@@ -78,10 +76,10 @@ class TrajectoryReplayBuffer:
         self.seed, self.sample_window_size = seed, sample_window_size
         self.auto_save, self.trajectory_format = auto_save, trajectory_format
         self.log: Log | None = None
-        self._folder = as_folder(auto_save_path, "auto_save_path") if auto_save else None
         self._cache = TrajectoryCache(cache_size) if enable_cache else None
         self._generator = bridge.generator(seed)
         self._index = FolderIndex(trajectory_format, seed if seed is not None else 0)
+        self._saver = FolderSaver(as_folder(auto_save_path, "auto_save_path"), self._index.without_entries()) if auto_save else None
         self._numbers: dict[int, int] = {}  # trajectory id -> its number in the log
         self._unread: dict[int, Path] = {}  # trajectory id -> its file, not read yet
         self._read_from: dict[int, Path] = {}  # the same, once read
@@ -89,13 +87,7 @@ class TrajectoryReplayBuffer:
         self._counts = {"sampled": 0, "disk_reads": 0, "corrupt": 0}
         self.lock, self.cut_by_fork = threading.RLock(), False
         wait_before_fork(self)
-        self._writer: ThreadPoolExecutor | None = None
-        self._writes: list[Future[None]] = []
-        self._written: set[int] = set()
         self._closed = False
-        if self._folder is not None:
-            DISK.make_folder(self._folder)
-            self._writer = ThreadPoolExecutor(1, thread_name_prefix="hilt-save")
         if load_path is not None:
             self.load_checkpoint(load_path, is_distributed, local_rank, world_size)
 
@@ -203,20 +195,23 @@ class TrajectoryReplayBuffer:
         found = folders.read_index(folder)
         with self.lock:
             self._require_open()
+            self._finish_writes()
             self._forget_all()
             entries = found.shard(local_rank, world_size) if is_distributed else found.entries
             counter = max(entries, default=-1) + 1 if is_distributed else max([found.trajectory_counter, *(n + 1 for n in entries)])
             self.trajectory_format, self.seed = found.trajectory_format, found.seed
             self._generator = bridge.generator(found.seed)
             self._index = FolderIndex(found.trajectory_format, found.seed, counter)
+            if self._saver is not None:
+                self._saver.index = self._index.without_entries()
             for number, entry in entries.items():
                 path = folders.find_file(folder, entry, found.trajectory_format)
                 if path is None:
                     self._leave_out(number, f"{folder / folders.file_name(entry, found.trajectory_format)} is missing")
                     continue
                 self._index.entries[number], self._unread[number] = entry, path
-                if folder == self._folder:  # it goes on in its own folder, whose index keeps naming them
-                    self._written.add(number)
+                if self._saver is not None and folder == self._saver.folder:  # whose index keeps naming them
+                    self._saver.index.entries[number] = entry
             self._fill_cache()
 
     # Ending
@@ -229,9 +224,10 @@ class TrajectoryReplayBuffer:
             counter = self._index.trajectory_counter
             self._forget_all()
             self._index = FolderIndex(self.trajectory_format, self._index.seed, counter)
-            if self._folder is not None:
-                folders.write_index(self._folder, self._index)
-                folders.remove_unnamed(self._folder, ())
+            if self._saver is not None:
+                self._saver.index = self._index.without_entries()
+                folders.write_index(self._saver.folder, self._index)
+                folders.remove_unnamed(self._saver.folder, ())
 
     def clear_cache(self) -> None:
         """Empties the cache in memory."""
@@ -254,8 +250,8 @@ class TrajectoryReplayBuffer:
                     self._finish_writes()
             finally:
                 self._closed = True
-                if self._writer is not None:
-                    self._writer.shutdown(wait=wait, cancel_futures=not wait)
+                if self._saver is not None:
+                    self._saver.close(wait)
                 if self.log is not None:
                     self.log.close()
 
@@ -264,27 +260,16 @@ class TrajectoryReplayBuffer:
     def _add(self, trajectory: Trajectory) -> None:
         if not isinstance(trajectory, Trajectory):
             raise SchemaError(f"a trajectory: expected a Trajectory, got {type(trajectory).__name__}; Trajectory.from_dict takes a dict.")
-        shape = trajectory.shape
-        if shape is None or len(shape) < 2:
-            raise SchemaError("a trajectory needs rewards or prev_logprobs of shape [T, B, ...], from which its length is known.")
         number = self._index.trajectory_counter
-        entry = {
-            "uuid": str(uuid.uuid4()),
-            "model_weights_id": trajectory.model_weights_id,
-            "trajectory_id": number,
-            "num_samples": shape[0] * shape[1],
-            "shape": list(shape),
-            "max_episode_length": int(trajectory.max_episode_length),
-        }
+        entry = folders.new_entry(number, trajectory)
         columns = self._columns(trajectory)
         self._store(number, entry, columns)
         self._index.trajectory_counter += 1
         self._index.entries[number] = entry
         if self._cache is not None:
             self._cache.put(number, unflatten({path: a.reshape(-1, *a.shape[2:]) for path, a in columns.items()}))
-        if self._writer is not None:
-            self._writes.append(self._writer.submit(self._save, number, entry, trajectory.to_dict()))
-            self._writes = [write for write in self._writes if not write.done() or write.exception()]
+        if self._saver is not None:
+            self._saver.add(number, entry, trajectory.to_dict())
 
     def _columns(self, trajectory: Trajectory) -> dict[str, Array]:
         """The trajectory's fields as arrays ``[T, B, ...]``, rows that belong to no step left out."""
@@ -334,6 +319,8 @@ class TrajectoryReplayBuffer:
             self._store(number, entry, columns)
         except HiltError as error:
             del self._index.entries[number]
+            if self._saver is not None:
+                self._saver.index.entries.pop(number, None)
             self._leave_out(number, f"{path}: {error}")
             return False
         self._read_from[number] = path
@@ -363,24 +350,14 @@ class TrajectoryReplayBuffer:
             batch[path][cached], batch[path][~cached] = hits, misses[path]
         return batch
 
-    def _save(self, number: int, entry: dict[str, Any], fields: dict[str, Any]) -> None:
-        """On the writing thread: the file first, then the index that names it."""
-        assert self._folder is not None
-        folders.write_trajectory(self._folder / folders.file_name(entry, self.trajectory_format), fields)
-        self._written.add(number)
-        entries = {n: e for n, e in self._index.entries.copy().items() if n in self._written}
-        index = FolderIndex(self.trajectory_format, self._index.seed, max(entries, default=-1) + 1, entries)
-        folders.write_index(self._folder, index)
-
     def _finish_writes(self) -> None:
-        writes, self._writes = self._writes, []
-        for write in writes:
-            write.result()
+        if self._saver is not None:
+            self._saver.finish()
 
     def _file_of(self, number: int, entry: dict[str, Any]) -> Path | None:
         """The file that holds a trajectory already, if one does."""
-        if self._folder is not None and number in self._written:
-            return self._folder / folders.file_name(entry, self.trajectory_format)
+        if self._saver is not None and number in self._saver.index.entries:
+            return self._saver.folder / folders.file_name(entry, self.trajectory_format)
         path = self._unread.get(number) or self._read_from.get(number)
         return path if path is not None and path.exists() else None
 
@@ -421,7 +398,6 @@ class TrajectoryReplayBuffer:
             self.log.close()
         self.log, self._numbers, self._unread, self._types = None, {}, {}, {}
         self._read_from = {}
-        self._written = set()
 
     def _require_open(self) -> None:
         if self._closed:

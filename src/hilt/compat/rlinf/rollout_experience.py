@@ -1,41 +1,36 @@
-"""The learner's other store: RLinf's way from a rollout to a batch.
+"""RLinf's way from a rollout to the learner.
 
-    ChunkStepResult ─► EmbodiedRolloutResult ─► Trajectory ─► Channel ─► TrajectoryReplayBuffer.add_trajectories ─► sample
-    └──────────── the actor: RolloutSender ────────────┘      └──────────────── the learner: Rollouts ────────────────┘
+    ChunkStepResult ─► EmbodiedRolloutResult ─► Trajectory ─► Channel ─► the log ─► batches
+    └──────────── the actor: RolloutSender ────────────┘      └─ the learner: Rollouts ─┘
 
-Whole episodes travel, not steps. ``RUN/rollouts/`` has them in RLinf's own folders, written by the buffer's thread; what a person did is in
-a second buffer beside the demonstrations, as RLinf does it. Batches are drawn with the same random numbers as from the log, so that the
-same episodes in the same order give the same batches, bit for bit.
+Whole episodes travel, not steps. The learner has them in its log and draws batches as it does from any other; ``RUN/rollouts/online`` has
+them besides in RLinf's own files, written by a thread, for ``TrajectoryReplayBuffer.load_checkpoint``, RLinf's and ours.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hilt.core.checksums import read_json, write_json
-from hilt.core.errors import ClosedError, ConfigError, DeadlineError, EmptyError, HiltError, RefusedError
-from hilt.core.files import DISK
+from hilt.core.errors import ClosedError, DeadlineError, HiltError, RefusedError, SchemaError
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, flatten, unflatten
 from hilt.envs.task import HasSpaces
 from hilt.formats import rlinf_folder as folders
 from hilt.hil.config import Hil, of_run
-from hilt.hil.data import Batch, Foresight, demonstrated, finish, open_logs, split, told
-from hilt.hil.importing import columns_for
-from hilt.recording.recording_folder import GRASP, SUMMED
-from hilt.replay import Channel, ChunkStepResult, EmbodiedRolloutResult, Schema, Trajectory, TrajectoryReplayBuffer, concat_batches
+from hilt.hil.data import Experience
+from hilt.replay import Channel, ChunkStepResult, EmbodiedRolloutResult, Trajectory
 from hilt.replay import tensors as bridge
-from hilt.runs.checkpoint import generator_state, set_generator_state
 
+FOLDER = Path("rollouts") / "online"
+"""Where a run has its episodes in RLinf's own files"""
 CHANNEL = "trajectories"
 PUT_S = 5.0
 """How long one attempt to hand an episode over may take"""
@@ -103,64 +98,20 @@ class RolloutSender:
                 item, self._under_way = None, 0
 
 
-class Rollouts:
-    """`hilt.hil.data.Experience` with trajectory buffers underneath: one for what actors send, one for demonstrations and what
-    people did."""
+class Rollouts(Experience):
+    """`hilt.hil.data.Experience` of whole episodes: they arrive in a channel, go into the log, and RLinf's folder has them besides."""
 
     def __init__(self, run: Path, config: Hil, env: HasSpaces, agent: Any, say: Callable[[str], None] = logger.info):
-        self._config, self._agent, self._say, self._folder = config, agent, say, run / "rollouts" / "online"
-        demos, log = open_logs(run, config, Schema.declare(columns_for(config, env)), say)
-        log.close()
-        self._check_same(run / "rollouts")
-        kept = {"enable_cache": False, "sample_window_size": 0}
-        self.online = TrajectoryReplayBuffer(config.seed, auto_save=True, auto_save_path=str(self._folder), **kept)  # type: ignore[arg-type]
-        self.demo = TrajectoryReplayBuffer(config.seed + 1, **kept)  # type: ignore[arg-type]
-        self._demonstrations = TrajectoryReplayBuffer(**kept)  # type: ignore[arg-type]  # without what people did
+        super().__init__(run, config, env, agent, say)
         self.channel: Channel[dict[str, Any]] = Channel(name=CHANNEL)
-        self._states = _States(agent)
-        self._alone, self._human = False, 0
-        self._sizes: list[int] = []
-        self._known: set[tuple[int, ...]] = set()
-        self._finished: dict[int, dict[str, Any]] = {}
-        self._versions: list[int] = []
-        self.total = 0
-        """Online steps so far"""
-        self._foresight = Foresight(config.agent.encoder.pretrain_predict)
-        with demos:
-            self._demonstrated = demonstrated(demos, agent) if len(demos) else {}
-            for number in demos.trajectories():
-                columns = flatten(demos.read(demos.trajectory_keys(number)))
-                columns["episode"] = np.full((len(columns["rewards"]), 2), [-1, number])
-                shown = self._trajectory(columns, first=-1 - self.demo.total_samples, step=-1)
-                if self._foresight.path:
-                    self._foresight.add(_array(shown.forward_inputs["row"])[:, 0], columns)
-                self.demo.add_trajectories([shown])
-                self._demonstrations.add_trajectories([shown])
-        if (self._folder / "metadata.json").exists():
-            self._load()
-
-    def _check_same(self, folder: Path) -> None:
-        """Rewards are summed over `n_step` when an episode arrives: two ways cannot be in one folder."""
-        DISK.make_folders(folder)
-        now: dict[str, Any]
-        card, now = folder / "rollouts.json", {"n_step": self._config.n_step, "discount": self._config.agent.rlpd.discount}
-        if self._config.n_step > 1 and "learned" in self._config.agent.setup_mode:
-            now["summed"] = sorted(SUMMED)  # older versions summed the rewards alone
-        if card.exists() and (was := read_json(card)) != now:
-            raise ConfigError(f"{folder} has rewards summed with {was}, and this run has {now}. Set it back, or begin another run.")
-        write_json(card, now)
-
-    def _load(self) -> None:
-        """Goes on with what was there. What a person did is taken from it once more."""
-        self.online.load_checkpoint(str(self._folder))
-        index = folders.read_index(self._folder)
-        for number, entry in index.entries.items():
-            path = folders.find_file(self._folder, entry, index.trajectory_format)
-            with contextlib.suppress(HiltError):  # of a damaged file: the buffer skips it with a warning
-                if path is not None:
-                    self._took(Trajectory.from_dict(folders.read_trajectory(path)), number, "")
-
-    # What there is
+        folder = run / FOLDER
+        index = folders.read_index(folder) if (folder / "metadata.json").exists() else folders.FolderIndex(seed=config.seed)
+        self._saver = folders.FolderSaver(folder, index)
+        known = {number: self.log.facts.about(number).get("episode") for number in self.log.trajectories()}
+        self._known = {number: tuple(episode) for number, episode in known.items() if episode}
+        for number, columns in self.ended_episodes(set(index.entries)).items():  # of a process that was killed before it wrote them
+            if number in self._known:
+                self._save(number, columns)
 
     def register(self, server: Any, run: str) -> None:
         """Actors put whole episodes into this channel."""
@@ -168,139 +119,31 @@ class Rollouts:
             server.register_channel(name, self.channel)
 
     def take(self) -> None:
-        """Episodes that arrived go into the buffers."""
+        """Episodes that arrived go into the log."""
         while len(self.channel):
             item = self.channel.get(timeout=0)
-            columns = _columns(item["trajectory"])
-            if tuple(columns["episode"][0].tolist()) not in self._known:  # else handed over once more to a learner that was restarted
-                trajectory = self._trajectory(columns, self.total)
-                self.online.add_trajectories([trajectory])
-                self._took(trajectory, self.online.trajectory_counter - 1, str(item["actor"]))
-
-    def _trajectory(self, columns: Mapping[str, Array], first: int, step: int = 1) -> Trajectory:
-        """With n-step sums; rows are numbered, demonstrations below 0."""
-        steps = n_step(columns, self._config.n_step, self._config.agent.rlpd.discount)
-        trajectory = _trajectory({**steps, "row": first + step * np.arange(len(steps["rewards"]))})
-        self._states.expect(trajectory)
-        return trajectory
-
-    def _took(self, trajectory: Trajectory, number: int, actor: str) -> None:
-        """It is in the online buffer; what a person did in it goes to the demonstrations too."""
-        columns = _columns({path: _array(value) for path, value in flatten(trajectory.to_dict()).items()})
-        pieces = trajectory.extract_intervene_traj() or []
-        self.demo.add_trajectories(pieces)
-        self._human += sum(len(_array(piece.rewards)) for piece in pieces)
-        if not actor:
-            self._states.expect(trajectory)
-        self._known.add(tuple(columns["episode"][0].tolist()))
-        self._sizes.append(len(columns["row"]))
-        self.total += self._sizes[-1]
-        self._versions = [*self._versions, int(columns["policy_version"][-1])][-64:]
-        facts = told({**columns, "rewards": columns["reward"]}, self._config.agent.rlpd)
-        self._finished[number] = {"trajectory": number, **facts, "actor": actor}
-        within = np.cumsum(self._sizes[::-1]) <= self._config.replay_buffer_capacity
-        self.online.sample_window_size = max(1, int(within.sum()))
-
-    def counts(self) -> dict[str, int]:
-        kept = sum(self._sizes[-self.online.sample_window_size :])
-        return {"log_steps": kept, "demo_steps": self.demo.total_samples, "human_steps": self._human}
-
-    def newest_versions(self, trajectories: int) -> list[int]:
-        return self._versions[-trajectories:]
-
-    def demonstrated(self) -> dict[str, Any]:
-        """The proprioception of all demonstrations."""
-        return self._demonstrated or demonstrated({}, self._agent)  # type: ignore[arg-type]
-
-    def finished(self) -> Iterator[dict[str, Any]]:
-        finished, self._finished = self._finished, {}
-        return iter(finished.values())
-
-    def reported(self, trajectories: Sequence[int]) -> None:
-        for number in trajectories:
-            self._finished.pop(number, None)
-
-    # Batches
-
-    def sample(self, batch_size: int, part: str = "both", images: bool = False) -> Batch:
-        """Samples a batch like `Experience.sample`."""
-        demo = self._demonstrations if part == "demonstrations" else self.demo
-        online = split(batch_size, part, demo.total_samples)
-        if part == "both" and online == batch_size and not self._alone:
-            self._say("there are no demonstrations and no take-overs yet: batches are all online")
-            self._alone = True
-        shared = self.demo.random_generator
-        demo.random_generator.set_state(shared.get_state())  # one stream of random numbers for both
-        parts = [*_drawn(self.online, online), *_drawn(demo, batch_size - online)]
-        shared.set_state(demo.random_generator.get_state())
-        drawn: Any = parts[0]
-        for more in parts[1:]:
-            drawn = concat_batches(drawn, more)
-        return self._batch({path: value.numpy() for path, value in flatten(drawn).items()}, online, images)
-
-    def _batch(self, drawn: Mapping[str, Array], online: int, images: bool) -> Batch:
-        cached = self._agent.frozen and not images
-        seen = [] if cached else [*self._agent.image_paths, *self._agent.proprio]
-        columns = {f"{name}/{path}": drawn[f"{tree}/{path}"] for name, tree in TREES.items() for path in seen}
-        columns |= {"actions": drawn["actions"], "rewards": drawn["rewards"][:, 0], "terminated": drawn["terminations"][:, 0]}
-        columns |= {name: drawn[f"forward_inputs/{name}"] for name in ("source", "n_steps", GRASP) if f"forward_inputs/{name}" in drawn}
-        if images and self._foresight.path and not online:
-            columns["future"] = self._foresight.of(drawn["forward_inputs/row"])
-        if cached:
-            columns["observations/z"], columns["next_observations/z"] = self._states.of(drawn["forward_inputs/row"])
-        return finish(columns, online)
-
-    @property
-    def torch_seconds(self) -> float:
-        return self._states.seconds
-
-    # Going on
-
-    def state(self) -> dict[str, Any]:
-        return {"draws": {"online": generator_state(self.online.random_generator), "demo": generator_state(self.demo.random_generator)}}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        set_generator_state(self.online.random_generator, state["draws"]["online"])
-        set_generator_state(self.demo.random_generator, state["draws"]["demo"])
+            try:
+                columns = _columns(item["trajectory"])
+                episode = tuple(columns.pop("episode")[0].tolist())
+                if episode in self._known.values():  # handed over once more to a learner that was restarted
+                    continue
+                steps = unflatten({path: column[:, None] for path, column in columns.items()})
+                actor, facts = str(item["actor"]), {"episode": list(episode)}
+                number = self.log.add(steps, actor=actor, boot=str(episode[0]), store=CHANNEL, facts=facts)
+            except (SchemaError, LookupError) as error:
+                self._say(f"an episode of {item.get('actor', 'an actor')} does not fit this run, and is left out: {error}")
+                continue
+            self._known[number] = episode
+            self._save(number, columns)
 
     def close(self) -> None:
-        for buffer in (self.online, self.demo, self._demonstrations):
-            buffer.close()
+        self._saver.close()
+        super().close()
 
-
-class _States:
-    """``z`` of each row's two observations, of a frozen encoder, by the row's number; made when a batch first needs it."""
-
-    def __init__(self, agent: Any):
-        self._agent = agent
-        self._waiting: list[Trajectory] = []
-        self._rows: dict[int, tuple[Array, Array]] = {}
-        self.seconds = 0.0
-
-    def expect(self, trajectory: Trajectory) -> None:
-        if self._agent.frozen:
-            self._waiting.append(trajectory)
-
-    def of(self, rows: Array) -> tuple[Array, Array]:
-        waiting, self._waiting = self._waiting, []
-        for trajectory in waiting:
-            seen = [{path: value[:, 0] for path, value in flatten(tree).items()} for tree in (trajectory.curr_obs, trajectory.next_obs)]
-            began = time.perf_counter()
-            made = [self._agent.states(tree) for tree in seen]
-            self.seconds += time.perf_counter() - began
-            self._rows.update(zip(trajectory.forward_inputs["row"][:, 0].tolist(), zip(*made, strict=True), strict=True))
-        now, after = zip(*(self._rows[row] for row in rows.tolist()), strict=True)
-        return np.stack(now), np.stack(after)
-
-
-def _drawn(buffer: TrajectoryReplayBuffer, n: int) -> Iterator[dict[str, Any]]:
-    """Yields `n` rows in parts: a buffer gives at most as many as it has."""
-    if n and not len(buffer):
-        raise EmptyError("there is no online step to draw yet; wait until there is one.")
-    while n:
-        part = buffer.sample(n)
-        n -= len(part["actions"])
-        yield part
+    def _save(self, number: int, columns: Mapping[str, Array]) -> None:
+        identity = np.repeat([self._known[number]], len(columns["rewards"]), axis=0)
+        trajectory = _trajectory({**columns, "episode": identity})
+        self._saver.add(number, folders.new_entry(number, trajectory), trajectory.to_dict())
 
 
 def append(rollout: EmbodiedRolloutResult, step: Mapping[str, Any]) -> None:
@@ -315,39 +158,6 @@ def append(rollout: EmbodiedRolloutResult, step: Mapping[str, Any]) -> None:
     rollout.mark_last_step_with_intervene_flags(np.array([human]))
     seen = [unflatten({path: np.asarray(value)[None] for path, value in flatten(step[name]).items()}) for name in TREES]
     rollout.append_transitions(*seen)
-
-
-def n_step(columns: Mapping[str, Array], n: int, discount: float) -> dict[str, Array]:
-    """The columns ``[T, ...]`` of one episode with rewards (and the gripper's penalty) summed over up to `n` steps, as
-    `hilt.replay.sampling.assembly.NStep` does it: what a sum ends with is what its row ends with. The rewards themselves are kept as
-    ``reward``."""
-    steps = len(columns["rewards"])
-    goes_on = ~(columns["terminated"] | columns["truncated"]).astype(bool)
-    for path in [path for path in columns if path.startswith("observations/")]:
-        same = columns[path][1:] == columns[f"next_{path}"][:-1]
-        goes_on[:-1] &= same.all(axis=tuple(range(1, same.ndim)))
-    goes_on[-1:] = False
-    window, inside = np.repeat(np.arange(steps)[:, None], n, axis=1), np.zeros((steps, n), bool)
-    inside[:, 0] = True
-    for i in range(1, n):
-        inside[:, i] = inside[:, i - 1] & goes_on[window[:, i - 1]]
-        window[:, i] = window[:, i - 1] + inside[:, i]
-    taken = inside.sum(axis=1)
-    powers = discount ** np.arange(n)
-    totals = {
-        path: (np.where(inside, column[window], 0) * powers).sum(axis=1).astype(column.dtype)
-        for path, column in columns.items()
-        if path in SUMMED
-    }
-    last = window[np.arange(steps), taken - 1]
-    ends = {path: column[last] for path, column in columns.items() if path in ("terminated", "truncated") or path.startswith("next_obs")}
-    return {
-        **columns,
-        **ends,
-        "reward": columns["rewards"],
-        **totals,
-        "n_steps": taken.astype(np.int64),
-    }
 
 
 def _trajectory(columns: Mapping[str, Array]) -> Trajectory:

@@ -11,9 +11,8 @@ from hilt.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from hilt.replay.sampling.assembly import Assembly, Episodes, NStep, Sequences, Stacked, Steps
-    from hilt.replay.sampling.joint import JointSampler
     from hilt.replay.sampling.limiters import MinSize, Queue, RateLimiter, SampleToInsertRatio, Stack
-    from hilt.replay.sampling.mix import Mix, concat_batches
+    from hilt.replay.sampling.mix import JointSampler, Mix, concat_batches
     from hilt.replay.sampling.prefetch import Prefetch
     from hilt.replay.sampling.sampler import Batch, Sampler
     from hilt.replay.sampling.selectors import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Selector, Uniform

@@ -175,7 +175,7 @@ class Stacked:
         back = np.repeat(keys[:, None], self.frames, axis=1)
         for i in range(self.frames - 2, -1, -1):
             later = back[:, i + 1]
-            goes_on = (steps.fields(later, ["#flags"])[0] & FOLLOWS).astype(bool)
+            goes_on = steps.follows(later)
             earlier = np.where(goes_on, later - width, later)
             back[:, i] = np.where(steps.exist(earlier), earlier, later)
         return back
