@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import hilt
 from hilt.core import children
+from hilt.core.signals import leave_to_parent
 
 SOURCE = Path(hilt.__file__).parent
 POISON = ("random", "secrets", "json", "runpy", "multiprocessing", "logging", "typer", "signal", "struct", "socket", "types", "enum")
@@ -84,3 +88,50 @@ def test_every_process_is_started_that_way():
         if path.name != "children.py"
     ]
     assert found == []
+
+
+BLOCKED = "import signal; print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])), flush=True); "
+
+
+@pytest.mark.parametrize("leaves_signals", [True, False])
+def test_child_process_begins_with_signals_blocked_if_it_leaves_them_to_its_parent(leaves_signals: bool):
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    child = children.ChildProcess(children.run_code(BLOCKED), leaves_signals, stdout=subprocess.PIPE, text=True)
+    said = child.communicate(timeout=120)[0]
+    assert ("SIGTERM" in said) == leaves_signals and child.end() == 0
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
+def test_child_process_is_killed_when_it_does_not_end_in_time():
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('here', flush=True); time.sleep(600)"
+    child = children.ChildProcess(children.run_code(code), stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "here\n" and not child.ends_within(0) and not child.ends_within(-1)
+    child.terminate()
+    assert child.end(0.1) == -signal.SIGKILL and child.ends_within(0) and child.end() == -signal.SIGKILL
+    child.stdout.close()
+
+
+def test_child_process_has_an_empty_input():
+    child = children.ChildProcess(children.run_code("import sys; print(len(sys.stdin.read()))"), stdout=subprocess.PIPE, text=True)
+    assert child.communicate(timeout=120)[0] == "0\n"
+
+
+def _answer(pipe: Any, factor: int) -> None:
+    leave_to_parent()
+    while number := pipe.recv():
+        pipe.send(factor * number)
+    raise SystemExit(3)
+
+
+def test_piped_process_answers_and_ends_with_its_code_or_is_killed():
+    first, second = (children.PipedProcess(_answer, 7, name="hilt-test") for _ in range(2))
+    for process in (first, second):
+        process.pipe.send(6)
+        assert process.pipe.poll(120) and process.pipe.recv() == 42
+    os.kill(first.pid, signal.SIGTERM)  # which is left to the parent
+    first.pipe.send(0)
+    assert first.exit_code(120) == 3 and not first.is_alive() and second.is_alive() and second.exit_code(0) is None
+    for process in (first, second):
+        process.end()
+        assert process.pipe.closed
+    assert second.exit_code(0) == -signal.SIGKILL

@@ -170,7 +170,7 @@ def test_evaluate_writes_a_log(tmp_path: Path):
 
 
 def test_the_outcome_is_the_same_with_any_number_of_workers(tmp_path: Path, fork: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(evaluation, "process_context", lambda _: fork)  # other tests start workers that import torch themselves
+    monkeypatch.setattr("hilt.core.children.process_context", lambda _: fork)  # other tests start workers that import torch themselves
     settings = config(noise=0.3, shaped=0.1, limit=6)
     agent = make_agent(settings, spaces(settings))
     columns = ["observations", "actions", "rewards", "terminated", "truncated", "source", "policy_version"]

@@ -1,4 +1,4 @@
-"""Python processes that Hilt starts, none of which looks for modules in the current folder.
+"""Python processes that Hilt starts, by a command or by a function. None of them looks for modules in the current folder.
 
 ``python -m`` and ``python -c`` put the current folder first on their path, and so do the processes of `multiprocessing` while they start:
 in a folder that was downloaded, a ``random.py`` would be run. From Python 3.11 on, the option ``-P`` prevents it; before, code of ours.
@@ -6,13 +6,19 @@ in a folder that was downloaded, a ``random.py`` would be run. From Python 3.11 
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import signal
+import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from multiprocessing import resource_tracker, util
 from typing import Any
 
 from hilt.core.signals import held_back
 
+KILL_TIMEOUT_S = 60.0
+"""How long a process may take to be gone after it was killed"""
 HAS_SAFE_PATH = sys.version_info >= (3, 11)
 _WITHOUT_FOLDER = "import sys; sys.path.pop(0); "  # the current folder is the first entry; `sys` is built in, and no file is looked for
 _MODULE = "sys.argv.pop(0); import runpy; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
@@ -46,10 +52,67 @@ def process_context(start_method: str) -> Any:
     return multiprocessing.get_context(start_method)
 
 
-def start_process(process: Any) -> None:
-    """Starts a process of `process_context`, with the signals of `hilt.core.signals` blocked until it calls `leave_to_parent`. The fork
-    server that it may come from has them blocked for good: it ends when this process does."""
-    with held_back():
-        resource_tracker.ensure_running()  # on its own: as it starts, it unblocks some of them here
-    with held_back():
-        process.start()
+class ChildProcess(subprocess.Popen[Any]):
+    """A program that this process starts, looks after and ends; its command comes from `run_module` or `run_code`."""
+
+    def __init__(self, command: Sequence[str], leaves_signals: bool = True, **options: Any):
+        """`leaves_signals`: it calls `leave_to_parent` first, and until then the signals of `hilt.core.signals` are blocked in it. The
+        `options` are those of `subprocess.Popen`; its input is empty unless they say otherwise."""
+        with held_back() if leaves_signals else contextlib.nullcontext():
+            super().__init__(list(command), **{"stdin": subprocess.DEVNULL, **options})
+
+    def ends_within(self, seconds: float) -> bool:
+        """Whether it is gone, waiting at most this long."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(max(0.0, seconds))
+        return self.returncode is not None
+
+    def end(self, seconds: float = 0.0) -> int:
+        """Waits at most this long for it to end by itself, then kills it. Returns its exit code."""
+        if not self.ends_within(seconds):
+            self.kill()
+            self.ends_within(KILL_TIMEOUT_S)
+        return -signal.SIGKILL if self.returncode is None else int(self.returncode)  # the system may be slow to take it away
+
+
+class PipedProcess:
+    """A process of `multiprocessing` that runs ``target(pipe, *arguments)``, which calls `leave_to_parent` first; and the other end of its
+    pipe."""
+
+    def __init__(
+        self, target: Callable[..., None], *arguments: Any, name: str, start_method: str = "spawn", daemon: bool = True, preload: str = ""
+    ):
+        """`preload`: a module that the fork server, where there is one, imports once for all of its processes."""
+        context = process_context(start_method)
+        if preload:
+            context.set_forkserver_preload([preload])
+        self.pipe, theirs = context.Pipe()
+        self._process = context.Process(target=target, args=(theirs, *arguments), name=name, daemon=daemon)
+        with held_back():
+            resource_tracker.ensure_running()  # on its own: as it starts, it unblocks some of them here
+        with held_back():  # the fork server that it may come from has them blocked for good: it ends when this process does
+            self._process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        return int(self._process.pid)
+
+    def is_alive(self) -> bool:
+        return bool(self._process.is_alive())
+
+    def exit_code(self, seconds: float) -> int | None:
+        """How it ended, waiting at most this long; None if it goes on."""
+        self._process.join(seconds)
+        code: int | None = self._process.exitcode
+        return code
+
+    def kill(self) -> None:
+        """Kills it, and does not wait: see `end`."""
+        self._process.kill()
+
+    def end(self) -> None:
+        """Kills it, waits until it is gone, and closes the pipe."""
+        self._process.kill()
+        self._process.join(KILL_TIMEOUT_S)
+        self.pipe.close()

@@ -23,13 +23,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from hilt.core import names, platform
-from hilt.core.children import process_context, start_process
+from hilt.core.children import PipedProcess
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, HiltError, RequestError
 from hilt.core.signals import leave_to_parent
 from hilt.core.threads import set_threads
@@ -431,8 +431,7 @@ class Processes(Remote):
     ):
         super().__init__(placement.ranks, placement.call_seconds, stop)
         self._made_from, self._preload = (factory, arguments, placement.wait_seconds, device), preload
-        self._processes: list[Any] = []
-        self._pipes: list[Connection] = []
+        self._processes: list[PipedProcess] = []
         self._lives: list[Connection] = []
         self.restart()
 
@@ -446,30 +445,31 @@ class Processes(Remote):
 
         factory, arguments, wait_seconds, device = self._made_from
         self._meeting, address = host_meeting()
-        context: Any = process_context(platform.START_METHOD)
-        context.set_forkserver_preload([self._preload])  # where there is one, torch is imported once for all of them
+        opening = factory, arguments, address, wait_seconds, device
         for rank in range(self.size):
-            (pipe, theirs), (life, watched) = context.Pipe(), context.Pipe()
-            process = context.Process(
-                target=_serve,
-                args=(rank, self.size, theirs, watched, (factory, arguments, address, wait_seconds, device)),
+            life, watched = Pipe()
+            process = PipedProcess(
+                _serve,
+                rank,
+                self.size,
+                watched,
+                opening,
                 name=f"hilt-rank-{rank}",
+                start_method=platform.START_METHOD,
                 daemon=False,  # it has children of its own: simulators
+                preload=self._preload,  # torch, imported once for all of them
             )
-            start_process(process)
-            theirs.close()
             watched.close()
             self._processes.append(process)
-            self._pipes.append(pipe)
             self._lives.append(life)
         return wait_seconds + self._call_seconds
 
     def _send(self, rank: int, method: str, arguments: Sequence[Any]) -> None:
         with contextlib.suppress(OSError):  # it has ended, which its reply will show
-            _send(self._pipes[rank], (method, arguments))
+            _send(self._processes[rank].pipe, (method, arguments))
 
     def _ready(self, ranks: Iterable[int], seconds: float) -> dict[int, Answer]:
-        answers, by_rank = {}, {rank: self._pipes[rank] for rank in ranks}
+        answers, by_rank = {}, {rank: self._processes[rank].pipe for rank in ranks}
         there = wait(by_rank.values(), seconds)
         for rank in [rank for rank, pipe in by_rank.items() if pipe in there]:
             try:
@@ -479,8 +479,7 @@ class Processes(Remote):
                 else:
                     answers[rank] = answer
             except (EOFError, OSError):
-                self._processes[rank].join(GRACE_SECONDS)
-                how = _how_it_ended(self._processes[rank].exitcode)
+                how = _how_it_ended(self._processes[rank].exit_code(GRACE_SECONDS))
                 answers[rank] = Answer(error=LostWorkerError(f"rank {rank} of {self.size} is gone: its process {how}.", rank))
         return answers
 
@@ -488,13 +487,13 @@ class Processes(Remote):
         for process in self._processes:
             process.kill()
         for process in self._processes:
-            process.join(GRACE_SECONDS)
-        for connection in (*self._pipes, *self._lives):
-            connection.close()
-        self._processes, self._pipes, self._lives = [], [], []
+            process.end()
+        for life in self._lives:
+            life.close()
+        self._processes, self._lives = [], []
 
 
-def _serve(rank: int, size: int, pipe: Connection, life: Connection, opening: tuple[Any, ...]) -> None:
+def _serve(pipe: Connection, rank: int, size: int, life: Connection, opening: tuple[Any, ...]) -> None:
     """The life of a worker's process: it makes the worker, answers calls, and ends when its parent does."""
     leave_to_parent()
     stopped = threading.Event()

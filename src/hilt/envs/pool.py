@@ -19,7 +19,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,9 +33,8 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from hilt.core import errors, platform
-from hilt.core.children import run_code
+from hilt.core.children import ChildProcess, run_code
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, HiltError
-from hilt.core.signals import held_back
 from hilt.core.tree import Array
 from hilt.core.validate import check_values
 from hilt.envs.simulators import OUTPUT_BYTES, Frames, Simulators
@@ -349,7 +347,7 @@ class _Worker:
         self.since = 0.0
         self.failures = 0
         self._config = config
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ChildProcess | None = None
         for slot in slots:
             slot.worker = self
 
@@ -359,15 +357,13 @@ class _Worker:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
         frames = {slot.number: slot.frames.descriptor for slot in self.slots}
         config = {**self._config, "pipe": theirs.fileno(), "alive": alive, "frames": frames, "path": sys.path}
-        with held_back():
-            self._process = subprocess.Popen(
-                run_code(BEGIN, json.dumps(config)),
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                pass_fds=[theirs.fileno(), alive, *frames.values()],
-                env={**ONE_THREAD, **os.environ},
-            )
+        self._process = ChildProcess(
+            run_code(BEGIN, json.dumps(config)),
+            stdout=self._output,
+            stderr=self._output,
+            pass_fds=[theirs.fileno(), alive, *frames.values()],
+            env={**ONE_THREAD, **os.environ},
+        )
         theirs.close()
         os.close(alive)
         self.queue.clear()
@@ -385,12 +381,9 @@ class _Worker:
     def stop(self, hangs: bool) -> tuple[int, str]:
         """(how it ended, what it printed last). One that hangs is asked where, by a signal that kills it."""
         assert self._process is not None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            if hangs:
-                self._process.send_signal(signal.SIGABRT)
-            self._process.wait(ABORT_S)
-        self._process.kill()
-        code = self._process.wait()
+        if hangs:
+            self._process.send_signal(signal.SIGABRT)
+        code = self._process.end(ABORT_S)
         size = os.fstat(self._output.fileno()).st_size
         output = os.pread(self._output.fileno(), OUTPUT_BYTES, max(0, size - OUTPUT_BYTES)).decode(errors="replace").strip()
         self._release()
@@ -410,11 +403,7 @@ class _Worker:
     def end(self, deadline: float) -> None:
         if self._process is None:
             return
-        try:
-            self._process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.end(deadline - time.monotonic())
         self._release()
 
 

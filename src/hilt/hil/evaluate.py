@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hilt.core.checksums import read_json, write_json
-from hilt.core.children import process_context, start_process
+from hilt.core.children import PipedProcess
 from hilt.core.config import thaw
 from hilt.core.errors import ConfigError, DeadlineError, HiltError, UnknownNameError, optional_module
 from hilt.core.files import DISK
@@ -263,15 +263,12 @@ def _together(
     plan: EvaluationPlan, weights: Mapping[str, Array], tries: Sequence[Try], workers: int
 ) -> Generator[tuple[EpisodeOutcome, Steps]]:
     """In processes of their own, each every so-manieth episode; they come out in order."""
-    context = process_context("spawn")
-    running: dict[Any, Any] = {}
+    running: dict[Any, PipedProcess] = {}
     ready: dict[int, tuple[EpisodeOutcome, Steps]] = {}
     try:
         for number in range(min(workers, len(tries))):
-            here, there = context.Pipe()
-            running[here] = context.Process(target=_work, args=(there,), daemon=True, name=f"hilt-evaluate-{number}")
-            start_process(running[here])
-            there.close()
+            process = PipedProcess(_work, name=f"hilt-evaluate-{number}")
+            running[process.pipe] = process
         for number, pipe in enumerate(running):
             with contextlib.suppress(BrokenPipeError):  # its end is seen below
                 pipe.send((plan, weights, list(enumerate(tries))[number::workers]))
@@ -284,16 +281,14 @@ def _together(
                             raise answer
                         ready[number] = answer
                         continue
-                    process = running.pop(pipe)
-                    process.join(EPISODE_S)
-                    if process.exitcode or (not running and place not in ready):
+                    code = running.pop(pipe).exit_code(EPISODE_S)
+                    if code or (not running and place not in ready):
                         cure = "See its error above; a script that evaluates with workers needs: if __name__ == '__main__'."
-                        raise HiltError(f"a process of the evaluation ended with exit code {process.exitcode}. {cure}")
+                        raise HiltError(f"a process of the evaluation ended with exit code {code}. {cure}")
             yield ready.pop(place)
     finally:
         for process in running.values():
-            process.kill()
-            process.join(EPISODE_S)
+            process.end()
 
 
 def _answered(running: Mapping[Any, Any]) -> list[Any]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hilt.core.checksums import read_json, write_json
-from hilt.core.children import process_context, start_process
+from hilt.core.children import PipedProcess
 from hilt.core.errors import ConfigError, HiltError
 from hilt.core.signals import leave_to_parent
 from hilt.core.threads import one_thread
@@ -43,8 +43,7 @@ class GoalWatch:
         self.goal, self.busy = config.goal, False
         self._config, self._run = config, run
         self._shares = {int(card["update"]): float(card["success"]) for card in evaluations(run, config.goal)}
-        self._process: Any = None
-        self._pipe: Any = None
+        self._process: PipedProcess | None = None
         self._deaths = 0
 
     @property
@@ -63,19 +62,19 @@ class GoalWatch:
     def ask(self, update: int) -> None:
         """Begins the evaluation of a checkpoint that has been written."""
         if self._process is None or not self._process.is_alive():
-            self._start()
-        self._pipe.send(update)
+            self._process = PipedProcess(_evaluate, self._config, self._run, name="hilt-goal")
+        self._process.pipe.send(update)
         self.busy = True
 
     def poll(self) -> dict[str, Any] | None:
         """What came of the evaluation that was asked for, once."""
-        if not self.busy or not self._pipe.poll():
+        if self._process is None or not self.busy or not self._process.pipe.poll():
             return None
         self.busy = False
         try:
-            answer = self._pipe.recv()
+            answer = self._process.pipe.recv()
         except (EOFError, ConnectionResetError):
-            return self._died()
+            return self._died(self._process)
         if isinstance(answer, HiltError):
             raise answer
         if answer["success"] is None:
@@ -83,9 +82,8 @@ class GoalWatch:
         self._shares[answer["update"]], self._deaths = answer["success"], 0
         return dict(answer)
 
-    def _died(self) -> dict[str, Any]:
-        self._process.join(END_S)
-        code, self._process = self._process.exitcode, None
+    def _died(self, process: PipedProcess) -> dict[str, Any]:
+        code, self._process = process.exit_code(END_S), None
         self._deaths += 1
         if self._deaths == MAX_DEATHS:
             raise HiltError(
@@ -96,16 +94,8 @@ class GoalWatch:
 
     def close(self) -> None:
         if self._process is not None:
-            self._process.kill()
-            self._process.join(END_S)
+            self._process.end()
             self._process, self.busy = None, False
-
-    def _start(self) -> None:
-        context = process_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_evaluate, args=(theirs, self._config, self._run), daemon=True, name="hilt-goal")
-        start_process(self._process)
-        theirs.close()
 
 
 def holds(goal: Goal, shares: Sequence[float]) -> bool:

@@ -15,7 +15,6 @@ import errno
 import os
 import signal
 import socket
-import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +22,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hilt.core.children import run_module
+from hilt.core.children import ChildProcess, run_module
 from hilt.core.config import build, override, thaw
 from hilt.core.errors import ConfigError, HiltError
 from hilt.core.files import DISK, storage_errors
 from hilt.core.progress import Report, silent
-from hilt.core.signals import ASK_TO_END, held_back
+from hilt.core.signals import ASK_TO_END
 from hilt.hil.config import Hil, Wire, check
 from hilt.hil.contact import CONTACT
 from hilt.hil.environment import task, task_options, trainer_config
@@ -224,7 +223,7 @@ class Child:
         self.patience_s = END_S
         """Seconds in which it has to end when it was asked to"""
         self.name, self.log, self._command = name, log, list(command)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ChildProcess | None = None
         self._said = self._heard = 0  # the log's size when it was started, and as far as it was looked at
         self._starts: deque[float] = deque(maxlen=RESTARTS_PER_MINUTE)
 
@@ -242,10 +241,7 @@ class Child:
         with storage_errors(self.log), self.log.open("ab") as out:
             self._said = self._heard = out.tell()
             environment = {**os.environ, PARENT: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
-            with held_back():
-                self._process = subprocess.Popen(
-                    self._command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
-                )
+            self._process = ChildProcess(self._command, stdout=out, stderr=out, env=environment, start_new_session=True)
 
     def may_start_again(self) -> bool:
         now = time.monotonic()
@@ -262,14 +258,11 @@ class Child:
 
     def wait(self, seconds: float) -> bool:
         """Whether it is gone within so long."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process is None or self._process.wait(max(0.0, seconds)) is not None
-        return False
+        return self._process is None or self._process.ends_within(seconds)
 
     def kill(self) -> None:
         if self._process is not None:
-            self._process.kill()
-            self._process.wait(END_S)
+            self._process.end()
 
     def news(self) -> list[str]:
         """Returns the new lines of its log that a person must see now: where a page is to be opened, and that contact is lost."""

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hilt.core.children import run_module
+from hilt.core.children import ChildProcess, run_module
 from hilt.core.errors import ConfigError, HiltError, MissingPackageError
 from hilt.core.files import DISK, leftovers, replacing
-from hilt.core.signals import held_back, leave_to_parent
+from hilt.core.signals import leave_to_parent
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, flatten
 from hilt.formats.video import VideoWriter
@@ -53,8 +53,7 @@ class Filmer:
         self.made = 0
         """Videos that were there when it was closed"""
         command = run_module("hilt.recording.film", str(log.path), str(folder), str(hz))
-        with held_back():
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        self._process = ChildProcess(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
         for trajectory in log.trajectories():  # those that an earlier session did not get
             if not video_of(folder, trajectory).exists():
                 self.ask(trajectory)
@@ -80,8 +79,7 @@ class Filmer:
                     output = self._process.communicate(timeout=min(left, POLL_INTERVAL_S))[0]
             self.notes += [f"videos were not done after {DEADLINE_S:.0f} s"] if output is None else output.splitlines()
         finally:
-            self._process.kill()
-            self._process.wait(DEADLINE_S)
+            self._process.end()
         self.made = self._count(trajectories)
         if missing := len(trajectories) - self.made:
             self.notes.append(f"{missing} video{'s are' if missing != 1 else ' is'} missing; the same command makes what is missing")

@@ -17,7 +17,6 @@ import logging
 import os
 import select
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.children import run_module
+from hilt.core.children import ChildProcess, run_module
 from hilt.core.errors import ConfigError, DeadlineError, HiltError, RequestError, optional_module, suggest
 from hilt.envs.rotations import Array
 from hilt.robot.backends import Box, backend_class
@@ -245,7 +244,7 @@ class Control:
         file = Board.create()
         self._board = Board(file)
         command = run_module("hilt.robot.control", str(theirs.fileno()), str(file), str(os.getpid()))
-        self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(), file), stdin=subprocess.DEVNULL, start_new_session=True)
+        self._process = ChildProcess(command, leaves_signals=False, pass_fds=(theirs.fileno(), file), start_new_session=True)
         theirs.close()
         os.close(file)
         try:
@@ -301,11 +300,7 @@ class Control:
         self._closing = True
         with contextlib.suppress(OSError):  # when it is closed already
             self._line.shutdown(socket.SHUT_RDWR)
-        try:
-            self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.end(STOP_S)
         self._line.close()
 
     def _need(self) -> None:
@@ -338,8 +333,7 @@ class Control:
                 asked.set_exception(Refusal(503, f"the control process ended meanwhile: {self.failure.strip().splitlines()[-1]}"))
 
     def _ended(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(STOP_S)
+        self._process.ends_within(STOP_S)
         code = self._process.returncode
         return f"it was ended by signal {-code}" if code is not None and code < 0 else f"it ended with code {code}"
 

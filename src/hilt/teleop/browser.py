@@ -27,9 +27,8 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import zmq
 
-from hilt.core.children import run_module
+from hilt.core.children import ChildProcess, run_module
 from hilt.core.errors import ConfigError, DeadlineError, DeviceError, MissingPackageError, SchemaError
-from hilt.core.signals import held_back
 from hilt.envs.task import Env
 from hilt.robot.request_auth import own_address
 from hilt.teleop.devices import Device, Reading, Status, arms_and_gripper
@@ -58,7 +57,7 @@ class Browser(Device):
         self.token = "" if is_loopback(host) else secrets.token_urlsafe(16)
         self._folder = Path(tempfile.mkdtemp(prefix="hilt-page-"))  # of mode 0700: other users cannot access the sockets in it
         self._context: zmq.Context[Any] = zmq.Context()
-        self._page: subprocess.Popen[bytes] | None = None
+        self._page: ChildProcess | None = None
         self._held: dict[str, Any] = {"driving": False, "lost": False, "at": 0.0}
         self._on = False
         self._episode, self._arms = 0, 1
@@ -80,12 +79,11 @@ class Browser(Device):
         link.bind(f"ipc://{self._folder}/{name}")
         return link
 
-    def _start(self, listener: socket.socket, host: str) -> subprocess.Popen[bytes]:
+    def _start(self, listener: socket.socket, host: str) -> ChildProcess:
         """Passes the listening socket to the page's process: a browser that connects early waits there."""
         with open(self._folder / "output", "wb") as output:
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": output, "stderr": output, "pass_fds": [listener.fileno()]}
-            with held_back():
-                page = subprocess.Popen(run_module("hilt.teleop.page"), **pipes, start_new_session=True)
+            page = ChildProcess(run_module("hilt.teleop.page"), **pipes, start_new_session=True)
         settings = {"folder": str(self._folder), "listener": listener.fileno(), "host": host, "token": self.token, "parent": os.getpid()}
         assert page.stdin is not None
         with contextlib.suppress(BrokenPipeError), page.stdin as stdin:  # it died: its output is reported below
@@ -134,8 +132,7 @@ class Browser(Device):
 
     def close(self) -> None:
         if self._page is not None:
-            self._page.kill()  # nothing to one that has ended
-            self._page.wait(5)
+            self._page.end()
         self._context.destroy(0)
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -21,7 +21,7 @@ import typer
 
 from hilt.cli.recorder import episode
 from hilt.cli.show import human_bytes, progress_bar, table
-from hilt.core.children import run_module
+from hilt.core.children import ChildProcess, run_module
 from hilt.core.errors import DeadlineError, DiskFullError, HiltError
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, flatten
@@ -216,7 +216,7 @@ class RecorderProcess:
 
     def __init__(self, folder: Path, first: int, steps: int):
         command = run_module("hilt.cli.recorder", str(folder), str(first), str(steps))
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        self._process = ChildProcess(command, leaves_signals=False, stdout=subprocess.PIPE)
         self._rest = b""
 
     def lines(self) -> Iterator[str]:
@@ -246,8 +246,7 @@ class RecorderProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait(SILENCE_SECONDS)
+        self._process.end()
         assert self._process.stdout is not None
         self._process.stdout.close()
 

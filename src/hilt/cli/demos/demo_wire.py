@@ -24,7 +24,7 @@ import typer
 
 from hilt.cli.recorder import LENGTH, episode
 from hilt.cli.show import PROGRESS
-from hilt.core.children import run_module
+from hilt.core.children import ChildProcess, run_module
 from hilt.core.files import temporary_folder
 from hilt.core.progress import Report, silent
 from hilt.core.tree import flatten
@@ -59,7 +59,7 @@ class WireStory:
 
     def __init__(self, folder: Path, steps: int, report: Report = silent):
         self._folder, self._steps, self._ports, self._report = folder, steps, _free_ports(), report
-        self._running: dict[str, subprocess.Popen[str]] = {}
+        self._running: dict[str, ChildProcess] = {}
         self._reporters: list[threading.Thread] = []
         self.inserted: dict[str, list[tuple[int, int]]] = {name: [] for name in ACTORS}
         self.finished: dict[str, str] = {}
@@ -92,11 +92,11 @@ class WireStory:
         self._await(lambda inserted: all(self._running[name].poll() is not None for name in ACTORS))
         _say("comparing every pixel ...")
         self._running["learner"].terminate()
-        self._running["learner"].wait(DEADLINE_S)
+        self._running["learner"].end(DEADLINE_S)
 
     def end(self) -> None:
         for process in self._running.values():
-            process.kill()
+            process.end()
             process.wait(DEADLINE_S)
         for reporter in self._reporters:
             reporter.join(DEADLINE_S)
@@ -146,13 +146,13 @@ class WireStory:
         role = ["learner"] if name == "learner" else ["actor"]
         command = run_module("hilt.cli.demos.demo_wire", *role, str(self._folder), *map(str, self._ports))
         command += [] if name == "learner" else [name, *more]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        process = ChildProcess(command, leaves_signals=False, stdout=subprocess.PIPE, text=True)
         self._running[name] = process
         reporter = threading.Thread(target=self._hear, args=(name, process), daemon=True)
         self._reporters.append(reporter)
         reporter.start()
 
-    def _hear(self, name: str, process: subprocess.Popen[str]) -> None:
+    def _hear(self, name: str, process: ChildProcess) -> None:
         assert process.stdout is not None
         for line in process.stdout:
             word, _, rest = line.rstrip("\n").partition(" ")
@@ -166,8 +166,7 @@ class WireStory:
 
     def _kill(self, name: str) -> None:
         _say(f"killing {name} with SIGKILL, and starting it again ...")
-        self._running[name].kill()
-        self._running[name].wait(DEADLINE_S)
+        self._running[name].end()
         self.faults[f"{'learner' if name == 'learner' else 'actor'} killed"] += 1
 
     def _await_steps(self, share: float) -> None:
