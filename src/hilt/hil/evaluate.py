@@ -63,7 +63,7 @@ ANSWER_S = 3_600.0
 
 def evaluate(
     config: Hil,
-    agent: Any,
+    agent: StepAgent,
     split: str = "",
     states: Sequence[int] = (),
     episodes: int | None = None,
@@ -192,7 +192,7 @@ class EnvironmentFailed(Exception):
 
 
 def _alone(
-    plan: EvaluationPlan, agent: Any, env: Env, tries: Sequence[Try], ask: Ask | None = None
+    plan: EvaluationPlan, agent: StepAgent, env: Env, tries: Sequence[Try], ask: Ask | None = None
 ) -> Generator[tuple[EpisodeOutcome, Steps]]:
     """One after the other, in this process. An environment that failed is made anew; the one that was given stays its owner's."""
     own = None
@@ -209,7 +209,7 @@ def _alone(
             own.close()
 
 
-def _episode(plan: EvaluationPlan, agent: Any, env: Env, one: Try, ask: Ask | None) -> tuple[EpisodeOutcome, Steps]:
+def _episode(plan: EvaluationPlan, agent: StepAgent, env: Env, one: Try, ask: Ask | None) -> tuple[EpisodeOutcome, Steps]:
     state, seed = one
     draw = np.random.default_rng(seed)
     steps: Steps = []
