@@ -210,7 +210,7 @@ def test_agent_and_algorithm_that_are_not_there_are_refused():
     run = ["train", "hilt_example.recipes:lamp_with_a_person", "--run", "run"]
     assert "no agent named 'bandi'; did you mean 'bandit'?" in refused(*run, "agent.kind=bandi")
     assert "no algorithm named 'regresion'; did you mean 'regression'?" in refused(*run, "algorithm=regresion")
-    assert "algorithm_options={'strength': 2} changes nothing without another algorithm" in refused(*run, "algorithm_options.strength=2")
+    assert "algorithm_options={'strength': 2} would do nothing: it needs another algorithm" in refused(*run, "algorithm_options.strength=2")
 
 
 # --- a dataset format and a metrics sink
