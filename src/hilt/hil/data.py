@@ -5,7 +5,8 @@
 
     demo = demos + human, each step as likely as any other          batch = half online, half demo, by exact count, online first
 
-They are drawn by a `Mix` of a `Sampler` and a `JointSampler` of `hilt.replay`, ahead in a thread (`Experience.next_batch`).
+They are drawn by a `Mix` of a `Sampler` and a `JointSampler` of `hilt.replay`; those with images ahead, in a thread
+(`Experience.next_batch`).
 
 Each log is made beside its name and renamed, so an import is there as a whole or not at all, and is made once.
 """
@@ -139,12 +140,13 @@ class Experience:
     # Batches
 
     def next_batch(self, batch_size: int, part: str = "both", images: bool = False) -> Batch:
-        """Does what `sample` does, ahead: a thread makes the next batches of this kind meanwhile, from what the log has then."""
+        """Does what `sample` does; where images are read, ahead: a thread makes the next batches of this kind meanwhile, from what the log
+        has then. Batches of numbers are made when they are asked for: a thread would only compete for the interpreter with the update."""
         asked = (batch_size, part, images)
         if self._ahead is None or self._ahead[0] != asked:
             self._put_back()
-            for kept in self._kept.values() if not images else ():
-                kept.refresh()  # at a start it may take long, which it says
+            if not images and (self._kept or not self._agent.image_paths):
+                return self.sample(*asked)
             self._ahead = asked, Prefetch(lambda: self.sample(*asked), AHEAD, source=self)
         try:
             return next(self._ahead[1])
