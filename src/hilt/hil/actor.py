@@ -52,7 +52,7 @@ TELL_S, AGAIN_S = 1.0, 0.1
 POLL_INTERVAL_S = 0.005
 ANSWER_S = 5.0
 FLUSH_S = 5.0
-"""At the end, steps that are under way have so long; the others stay in the spool"""
+"""At the end, the seconds that steps in transit have; the others stay in the spool"""
 SPLIT = "train"
 
 

@@ -131,7 +131,7 @@ class Hil:
     demo_path: list[str] = field(default_factory=list)
     """Demonstrations: any number of paths, in any format that `hilt data formats` lists"""
     demonstrations: int = setting(0, minimum=0)
-    """So many are recorded by the task's own script before the run begins, into RUN/demonstrations; 0: none"""
+    """The number recorded by the task's own script before the run begins, into RUN/demonstrations; 0: none"""
     demonstration_options: dict[str, Any] = setting(factory=dict, needs=Need("demonstrations=N", lambda c: c.demonstrations))
     """What that script is opened with"""
     checkpoint_path: str = ""
@@ -164,17 +164,18 @@ class Hil:
     batch_size: int = setting(256, minimum=2)
     """Half of it online, half demonstrations"""
     n_step: int = setting(1, minimum=1, needs=_RLPD)
-    """Rewards of so many steps are summed before the critic looks ahead"""
+    """The number of steps whose rewards are summed before bootstrapping"""
     cta_ratio: int = setting(2, minimum=1, needs=_RLPD)
     """Critic updates for each update of the actor"""
     update_to_data: float = setting(0.0, minimum=0, needs=_RLPD)
-    """At most so many learner steps for each online step; 0: as many as the machine can"""
+    """The maximum number of learner steps for each online step; 0: no limit"""
     max_ahead: int = setting(0, minimum=0)
-    """A simulation waits while online steps are so many ahead of learner steps, so that it does not outrun the learner; 0: never"""
+    """A simulation waits while online steps are this number ahead of learner steps, so that it does not outrun the learner; 0: never"""
     random_steps: int = setting(0, minimum=0)
-    """So many first steps are random"""
+    """The number of first steps that are random"""
     collect_steps: int = setting(0, minimum=0, needs=(_RLPD, _PRETRAINS))
-    """So many first online steps are driven by the pretrained policy and the operator; then pretraining is repeated from scratch, with
+    """The number of first online steps that are driven by the pretrained policy and the operator; then pretraining is repeated from
+    scratch, with
     their successful episodes besides the demonstrations, before learning begins; 0: it is not"""
     training_starts: int = setting(100, minimum=0, needs=_RLPD)
     """Online steps before the first update"""

@@ -50,15 +50,15 @@ if TYPE_CHECKING:
     from hilt.runs.checkpoint import Checkpoint
 
 EPISODE_S = 600.0
-"""An episode of a worker may take so long"""
+"""The maximum duration of an episode of a worker, in seconds"""
 
 
 Watch = Callable[[EpisodeOutcome, int, int], None]
 """Told of each episode: its outcome, how many are done, and of how many"""
 Ask = Callable[[str, float], bool]
-"""Asks a person a question that is answered by yes or no, within so many seconds"""
+"""Asks a person a question that is answered by yes or no, within a timeout in seconds"""
 ANSWER_S = 3_600.0
-"""The person may think, or be away, for so long"""
+"""The timeout for the answer of a person, in seconds"""
 
 
 def evaluate(
@@ -262,7 +262,7 @@ def _asked(call: Callable[..., Any], *given: Any, **named: Any) -> Any:
 def _together(
     plan: EvaluationPlan, weights: Mapping[str, Array], tries: Sequence[Try], workers: int
 ) -> Generator[tuple[EpisodeOutcome, Steps]]:
-    """In processes of their own, each every so-manieth episode; they come out in order."""
+    """In processes of their own, each every N-th episode for N workers; they are returned in order."""
     running: dict[Any, PipedProcess] = {}
     ready: dict[int, tuple[EpisodeOutcome, Steps]] = {}
     try:

@@ -58,7 +58,7 @@ Everything else decides what the steps mean, or what the checkpoint holds."""
 POLL_INTERVAL_S = 0.25
 RESTARTS_PER_MINUTE = 3
 END_S = 30.0
-"""A process that was asked to end is killed after so long"""
+"""Seconds after which a process that was asked to end is killed"""
 SAVING_S = 270.0
 """A learner has so much longer: it writes its checkpoint, and buffers where it is to"""
 LOOPBACK_S = 5.0
@@ -257,7 +257,7 @@ class Child:
             self._process.send_signal(ASK_TO_END)
 
     def wait(self, seconds: float) -> bool:
-        """Whether it is gone within so long."""
+        """Returns whether it ends within the timeout."""
         return self._process is None or self._process.ends_within(seconds)
 
     def kill(self) -> None:

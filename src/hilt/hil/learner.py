@@ -45,7 +45,7 @@ TELL_S, REPORT_INTERVAL_S, POLL_INTERVAL_S = 5.0, 0.5, 0.01
 GOODBYE_S, ACTIVE_S = 10.0, 5.0
 """After its end it serves so long at most, until every actor that was heard so lately knows of it and has left"""
 SAVE_S = 120.0
-"""The last checkpoint has so long"""
+"""The timeout of the last checkpoint, in seconds"""
 COLLECTED = "collected.json"
 """When collecting was over: the seconds and the online steps until then, and the trajectories that pretraining is repeated with"""
 MAX_SKIPPED = 20

@@ -42,7 +42,7 @@ class StateTable:
         self._free: list[int] = []
 
     def take(self, count: int) -> list[int]:
-        """Slots for so many steps."""
+        """Returns slots for this number of steps."""
         if len(self._free) < count:
             self._grow(count)
         return [self._free.pop() for _ in range(count)]

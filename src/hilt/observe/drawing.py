@@ -135,7 +135,7 @@ def axes(chart: Chart) -> tuple[float, float, float, float]:
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """Round numbers between two, about so many."""
+    """Returns round numbers between two, about this number of them."""
     rough = (high - low) / count
     unit = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * unit for factor in (1, 2, 2.5, 5, 10) if factor * unit >= rough * 0.999)

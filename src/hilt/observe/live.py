@@ -1,6 +1,6 @@
 """How a run stands, in a terminal: a table that keeps itself up to date, or in a pipe a line now and then.
 
-It reads the run's ``metrics.jsonl``, so whoever shows it needs no connection to the learner; a thread does so for as long as it is shown.
+It reads the run's ``metrics.jsonl``, so showing it needs no connection to the learner; a thread does so for as long as it is shown.
 What the process that shows it does itself comes through `Live.report`.
 """
 
@@ -29,7 +29,7 @@ SHARES = {"torch_share": "torch", "sample_wait_share": "batches", "wait_share": 
 SHARES |= {"simulator_share": "simulator", "model_share": "policy", "update_share": "learning", "other_share": "other"}
 """Where the learner's time goes, and that of post-training"""
 SILENT_S = 10.0
-"""An actor that told nothing for so long is shown as silent"""
+"""Seconds without a report after which an actor is shown as silent"""
 
 
 class Standing:

@@ -31,7 +31,7 @@ SMOOTH = 20
 MAX_POINTS = 200
 """Of a curve; more would not be seen"""
 MAX_KINDS = 3
-"""Of evaluations, each with dots of its own: there is room for so many names"""
+"""Of evaluations, each with dots of its own: the maximum number of names"""
 COLUMNS, HEAD = 4, 74.0
 """Of a PNG: charts beside each other at most, and the height of its title"""
 SAME = ("seed", "wire.", "sinks", "log_period", "checkpoint_")

@@ -441,7 +441,7 @@ class Log(Catalog):
             limited.tell()
 
     def _admitted(self, steps: int, timeout: float | None) -> contextlib.AbstractContextManager[object]:
-        """Waits until every rate limiter lets so many steps in. They are counted by `tell_limiters`, once they are there."""
+        """Waits until every rate limiter admits this number of steps. They are counted by `tell_limiters`, once they are there."""
         if not self._limited:
             return _NOTHING
         stack = contextlib.ExitStack()

@@ -272,7 +272,7 @@ class Layout:
         return self.row.itemsize + sum(f.nbytes for f in self.frames)
 
     def room(self, rows: int) -> int:
-        """At least so many rows and frames, and so that every segment begins on a memory page of this machine."""
+        """At least this number of rows and frames, and so that every segment begins on a memory page of this machine."""
         granule, least = 1, max([rows, *(column.frames_per_step for column in self.frames)])
         for size in [self.row.itemsize, *(f.nbytes for f in self.frames)]:
             pages = mmap.PAGESIZE // gcd(mmap.PAGESIZE, size)

@@ -48,7 +48,7 @@ _OURS = {"log.json", "writer.lock", "annotations.jsonl", "quarantine.json", "seg
 LOST = "is noted as lost: restore it from a copy instead, if there is one"
 KNOWN_LOST = "nothing more: it is lost, and noted"
 _AGAIN_SECONDS = 0.05
-"""While a writer is at work, damage counts when it is still there after so long."""
+"""While a writer is at work, damage counts if it is still there after this number of seconds."""
 _LOOKS = 8
 _MAX_PASSES = 6
 """Of one repair."""

@@ -129,7 +129,7 @@ class SeparateMaps:
         return found
 
     def _array(self, slot: int, items: int) -> Array:
-        """At least so many items of a slot. A map is as long as its file was: when that has grown, it is mapped anew."""
+        """At least this number of items of a slot. A map is as long as its file was: when that has grown, it is mapped anew."""
         array = self._arrays.get(slot)
         if array is None or len(array) < items:
             array = self._arrays[slot] = self._map_file(self._files[slot])

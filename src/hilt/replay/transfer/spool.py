@@ -75,7 +75,7 @@ class Spool:
         self._places.append((number, part, part.append(number, leaves)))
 
     def read(self, after: int, count: int) -> list[tuple[int, Tree]]:
-        """Up to so many transitions with numbers above `after`, oldest first, as they were given."""
+        """Returns up to this number of transitions with numbers above `after`, oldest first, as they were given."""
         found = []
         for number, part, key in self._places:
             if number > after:
