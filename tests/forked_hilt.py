@@ -11,12 +11,10 @@ import atexit
 import gc
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from importlib import import_module
-from types import SimpleNamespace
 from typing import Any
 
 from hilt import cli
@@ -28,10 +26,10 @@ SLOW_IMPORTS = ["torch", "gymnasium", "hilt.cli.train_hil", "hilt.hil.learner", 
 
 
 class Forked:
-    """What `hilt.hil.launch` uses of `subprocess.Popen`."""
+    """What `hilt.hil.launch` uses of `hilt.core.children.ChildProcess`."""
 
-    def __init__(self, command: list[str], *, stdin: int, stdout: Any, stderr: Any, env: dict[str, str], start_new_session: bool) -> None:
-        assert command[: len(HILT)] == HILT and stdin == subprocess.DEVNULL and stderr is stdout and start_new_session
+    def __init__(self, command: list[str], *, stdout: Any, stderr: Any, env: dict[str, str], start_new_session: bool) -> None:
+        assert command[: len(HILT)] == HILT and stderr is stdout and start_new_session
         assert {thread.name for thread in threading.enumerate()} <= {"MainThread", "hilt-live", "hilt-progress"}
         self.returncode: int | None = None
         with PROGRESS._lock:
@@ -48,20 +46,19 @@ class Forked:
             self.returncode = os.waitstatus_to_exitcode(ended[1])
         return self.returncode
 
-    def wait(self, timeout: float) -> int:
-        deadline = time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(["forked"], timeout)
+    def ends_within(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while self.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
-        return code
+        return self.returncode is not None
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, number)
 
-    def kill(self) -> None:
+    def end(self) -> None:
         self.send_signal(signal.SIGKILL)
+        assert self.ends_within(60)
 
 
 HILT = run_module("hilt")
@@ -95,5 +92,5 @@ if __name__ == "__main__":
     for module in SLOW_IMPORTS:
         import_module(module)
     gc.freeze()  # what children share with this process is not looked through, and so not copied
-    train.subprocess = SimpleNamespace(Popen=Forked, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
+    train.ChildProcess = Forked  # type: ignore[assignment,misc]
     cli.main()

@@ -340,7 +340,10 @@ def _ending() -> Iterator[list[int]]:
     signal.signal(ASK_TO_END, lambda number, _: asked.append(number))
     leave_to_parent()
     threading.Thread(target=watch, name="hilt-parent", daemon=True).start()
-    yield asked
+    try:
+        yield asked
+    finally:
+        signal.signal(ASK_TO_END, signal.SIG_IGN)  # Python's end takes handlers away, and the signal would end it with another exit code
 
 
 def _parent() -> int:
