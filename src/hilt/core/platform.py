@@ -430,68 +430,68 @@ class Facility:
 FACILITIES = (
     Facility(
         "log in memory", SIDE_BY_SIDE, "all files of a log are mapped side by side (MAP_FIXED): a batch is one gather",
-        "each file in a map of its own: a gather for each", "batches of pictures from memory take up to 1.5 times as long",
+        "each file is mapped separately: one gather per file", "batches of images from memory take up to 1.5 times as long",
     ),
     Facility("file reads", VECTORED, "preadv, into the batch", "pread, then a copy", "one more copy of each frame that is read"),
     Facility("file writes", VECTORED, "pwritev, many frames in a call", "pwrite, a frame in a call", "more calls for each episode"),
     Facility(
-        "cold reads", NON_WAITING_READS and READ_AHEAD, "frames on the disk are read whole, announced ahead (RWF_NOWAIT, posix_fadvise)",
+        "cold reads", NON_WAITING_READS and READ_AHEAD, "frames on disk are read whole, with read-ahead (RWF_NOWAIT, posix_fadvise)",
         "the memory map fetches them page by page", "batches of frames that are not in memory take up to 4 times as long",
     ),
     Facility(
-        "early write-back", _sync_file_range is not None, "sync_file_range: the disk begins while an episode is still written",
-        "the disk begins at the sync", "the sync at the end of a long episode takes longer",
+        "early write-back", _sync_file_range is not None, "sync_file_range: write-back starts while an episode is still being written",
+        "write-back starts at the sync", "the sync at the end of a long episode takes longer",
     ),
     Facility(
         "power-safe sync", not MACOS, "fsync", "fcntl F_FULLFSYNC; fsync where the file system has none",
-        "it empties the whole cache of the disk: each sync takes milliseconds longer",
+        "it flushes the whole cache of the disk: each sync takes milliseconds longer",
     ),
     Facility(
-        "restart of the machine", NATIVE, "boot_id in /proc tells it", "assumed whenever a log is opened",
-        "what was closed without a sync is read and checked in full when the log is opened again",
+        "restart of the machine", NATIVE, "detected by boot_id in /proc", "assumed whenever a log is opened",
+        "data closed without a sync are read and checked in full when the log is reopened",
     ),
     Facility(
         "shared memory", NATIVE and hasattr(os, "memfd_create"), "memfd_create, posix_fallocate", "a temporary file without a name",
-        "frames of simulators take room on the disk of temporary files, and may be written to it",
+        "frames of simulators use space on the disk of temporary files, and may be written to it",
     ),
     Facility("waking a thread", NATIVE and hasattr(os, "eventfd"), "eventfd", "a pipe", "one more open file for each client"),
     Facility(
-        "flood guard", SOCKET_FILTERS, "a packet filter on the listening socket drops what floods it", "strangers are refused one by one",
+        "flood guard", SOCKET_FILTERS, "a packet filter on the listening socket drops floods", "unknown peers are refused one by one",
         "0.2 to 0.6 ms of the learner's processor for each connection without a valid key",
     ),
     Facility(
-        "real-time control", NATIVE and SCHEDULING, "SCHED_FIFO, where the user may have it", "ordinary priority",
+        "real-time control", NATIVE and SCHEDULING, "SCHED_FIFO, if permitted", "normal priority",
         "the control loop of hilt serve-robot can be late on a busy machine",
     ),
     Facility(
         "priority of a thread", NATIVE, "setpriority", "the same priority for all threads",
-        "what hilt demo tries beside learning takes its full share of the processors",
+        "evaluations of hilt demo during training take their full share of the processors",
     ),
     Facility(
         "end of a worker", NATIVE, "a signal from the kernel when its caller is gone (O_ASYNC)", "a thread that waits for it",
-        "a simulator that hangs with Python's lock ends at its deadline, and not at once, when its caller is killed",
+        "a simulator that hangs while holding the GIL ends at its timeout instead of immediately when its caller is killed",
     ),
     Facility(
-        "end of the robot server", NATIVE, "poll", "the parent process is asked for five times a second",
+        "end of the robot server", NATIVE, "poll", "the parent process is polled five times a second",
         "a control process whose backend hangs notices it 0.2 s later",
     ),
     Facility(
         "processors", NATIVE and hasattr(os, "sched_getaffinity"), "sched_getaffinity", "all of the machine's",
-        "a restriction to some of them (taskset, cpusets) is not seen: set workers and OMP_NUM_THREADS yourself",
+        "CPU affinity (taskset, cpusets) is ignored: set workers and OMP_NUM_THREADS yourself",
     ),
     Facility(
-        "precision", NATIVE, "/proc/cpuinfo tells most processors that are faster in bfloat16", "a trial of both on every processor",
-        "precision=auto takes a quarter of a second where it is chosen",
+        "precision", NATIVE, "/proc/cpuinfo identifies most processors that are faster in bfloat16", "both are timed on every processor",
+        "precision=auto takes a quarter of a second",
     ),
     Facility(
         "memory check", NATIVE, "/proc/meminfo and the limits of the container", "the size of the memory",
-        "a policy that fits the machine but not what is free of it is not refused before it is loaded",
+        "a policy that fits the machine but not its free memory is not rejected before loading",
     ),
     Facility(
-        "start of ranks", NATIVE, "forkserver: torch is imported once for all of them", "spawn: each imports torch",
-        "each rank starts some seconds later",
+        "start of ranks", NATIVE, "forkserver: torch is imported once", "spawn: each rank imports torch",
+        "each rank starts a few seconds later",
     ),
-    Facility("rendering", not MACOS, "EGL", "CGL, MuJoCo's own choice on macOS", "none known; it was not measured"),
+    Facility("rendering", not MACOS, "EGL", "CGL, MuJoCo's own choice on macOS", "none known; not measured"),
 )  # fmt: skip
 """Everything that this module chooses and that has a cost, in the order of `docs/core.md`."""
 
