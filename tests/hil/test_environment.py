@@ -12,7 +12,7 @@ from gymnasium import spaces as gym
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.trajectory import Source
 from hilt.hil import environment as workplace
-from hilt.hil.config import Hil, Wire
+from hilt.hil.config import Hil, Wire, check
 from hilt.hil.environment import check_fit, make_env, spaces, task_options, trainer_config
 from hilt.policies.agent.config import AgentConfig
 from hilt.teleop.devices import Device, Reading
@@ -81,7 +81,7 @@ def test_limits_observations_and_the_grippers_penalty():
     assert hil_serl.observation_space["state"].shape == (1, 19) and hil_serl.observation_space["front"].shape == (1, 16, 16, 3)
     assert isinstance(spaces(Hil(**REACH)).observation_space["state"], gym.Dict)
     with pytest.raises(UnknownNameError, match="no kind of observations named 'hilserl'; did you mean 'hil-serl'"):
-        make_env(Hil(observations="hilserl"), False)
+        check(Hil(observations="hilserl"))
 
 
 class Pictures(gymnasium.Env[Any, Any]):

@@ -109,9 +109,9 @@ def test_a_crop_is_a_cut_out_of_the_edge_padded_image(stack: tuple[int, ...]) ->
     [
         (EncoderConfig(kind="mobilenet"), "no encoder named 'mobilenet'"),
         (EncoderConfig(training="always"), "no encoder training named 'always'"),
-        (EncoderConfig(features=0), "encoder.features is 0"),
+        (EncoderConfig(features=0), "encoder.features=0: expected a whole number of at least 1"),
         (EncoderConfig(weights="x.pkl"), "only kind=resnet10 reads a file; kind is 'small'"),
-        (EncoderConfig("resnet10", training="head"), "keeps a trunk that nothing has trained; set weights or pretrain_updates"),
+        (EncoderConfig("resnet10", training="head"), "nothing has trained; set encoder.weights or encoder.pretrain_updates"),
         (EncoderConfig("resnet10", training="frozen"), "keeps a trunk that nothing has trained"),
     ],
 )

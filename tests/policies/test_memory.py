@@ -59,7 +59,7 @@ def test_the_estimate_is_within_15_percent_of_the_peak(changes: dict[str, Any], 
     training = how != "act"
 
     def build() -> Any:
-        return bare(options=OpenVLAOptions(checkpointed=how == "checkpointed"), **changes)
+        return bare(options=OpenVLAOptions(checkpointed=float(how == "checkpointed")), **changes)
 
     def prepare(policy: Any) -> None:
         if how == "lora":

@@ -266,7 +266,7 @@ def _a_trajectory_over_segments(do: _Reporter, folder: Path) -> None:
 def _a_full_segment(do: _Reporter, folder: Path) -> None:
     log = do.open(folder)
     episode = log.episode(actor="a")
-    while log.has_room(episode.lane_for_append()):
+    while log.has_room(episode._lane):
         do.steps(episode, LONG, 1)
     do.files.armed = True
     do.steps(episode, LONG, 1)

@@ -133,7 +133,7 @@ def test_an_update_ends_at_its_target_kl():
         assert len(actor.seen) == figures["optimizer_steps"] == steps, target
         assert figures.get("kl_stopped") == (None if not target else float(steps < 4))
         assert all(p.grad is None for p in actor.module.parameters()), "the gradient of the step that was not made"
-    with pytest.raises(ConfigError, match=r"target_kl=0\.1 would do nothing: it needs several steps in an update, epochs=2"):
+    with pytest.raises(ConfigError, match=r"target_kl=0\.1 would do nothing: it needs several steps in an update, algorithm\.epochs=2"):
         PolicyGradient(target_kl=0.1).check()
 
 
