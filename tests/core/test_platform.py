@@ -429,3 +429,12 @@ def test_the_docs_have_every_facility():
     lines = [line for line in (ROOT / "docs" / "core.md").read_text().splitlines() if line.startswith("| ")]
     for facility in platform.FACILITIES:
         assert f"| {facility.name} | {facility.linux} | {facility.portable} | {facility.cost} |" in lines, "docs/core.md, Systems"
+
+
+def test_environment_is_set_for_a_while_and_as_before_after_that(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HILT_TEST_A", "before")
+    monkeypatch.delenv("HILT_TEST_B", raising=False)
+    with pytest.raises(KeyError), platform.environment({"HILT_TEST_A": "1", "HILT_TEST_B": "2"}):
+        assert (os.environ["HILT_TEST_A"], os.environ["HILT_TEST_B"]) == ("1", "2")
+        raise KeyError
+    assert os.environ["HILT_TEST_A"] == "before" and "HILT_TEST_B" not in os.environ

@@ -36,6 +36,7 @@ import numpy as np
 from gymnasium import spaces
 
 from hilt.core.errors import ConfigError, MissingPackageError, StorageError, UnknownNameError
+from hilt.core.platform import environment
 from hilt.core.unpickle import safe_load
 from hilt.core.validate import check_values
 from hilt.envs.task import choose_state
@@ -365,21 +366,22 @@ def _root() -> Path:
 def _libero() -> Any:
     """LIBERO's environments. On import it asks on the terminal for its folders, unless a file tells them: so one does."""
     root = _root()
-    logging.getLogger("robosuite_logs").setLevel(logging.ERROR)  # three warnings that mean nothing here
     existing = Path(os.environ.get("LIBERO_CONFIG_PATH", Path.home() / ".libero")) / "config.yaml"
     with tempfile.TemporaryDirectory() if not existing.exists() else contextlib.nullcontext(str(existing.parent)) as folder:
         config = Path(folder) / "config.yaml"
         if not existing.exists():
             places = {"bddl_files": "bddl_files", "init_states": "init_files", "datasets": "../datasets", "assets": "assets"}
             config.write_text(json.dumps({"benchmark_root": str(root)} | {key: str(root / place) for key, place in places.items()}))
-        before = os.environ.get("LIBERO_CONFIG_PATH")
-        os.environ["LIBERO_CONFIG_PATH"] = str(config.parent)
+        robosuite_log = logging.getLogger("robosuite_logs")
+        level = robosuite_log.level
+        robosuite_log.setLevel(logging.ERROR)  # its import logs three warnings that mean nothing here
         try:
-            return importlib.import_module("libero.libero.envs")
+            with environment({"LIBERO_CONFIG_PATH": str(config.parent)}):
+                return importlib.import_module("libero.libero.envs")
         except ImportError as error:  # of what it imports, if only the half of `INSTALL` was run
             raise MissingPackageError(error.name or "hf-libero", "LIBERO", "libero", str(error), INSTALL) from error
         finally:
-            os.environ.pop("LIBERO_CONFIG_PATH") if before is None else os.environ.update(LIBERO_CONFIG_PATH=before)
+            robosuite_log.setLevel(level)
 
 
 def _simulator(bddl: Path, assets: Path, image_size: int | None) -> Any:

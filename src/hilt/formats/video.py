@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import CorruptError, StorageError, optional_module
-from hilt.core.platform import scheduling_kept
+from hilt.core.platform import environment, scheduling_kept
 from hilt.core.tree import Array
 
 CODECS: dict[str, tuple[str, str, dict[str, str]]] = {
@@ -72,13 +72,14 @@ class VideoWriter:
     def __init__(self, path: Path, fps: float, height: int, width: int, codec: str):
         self.path, self._frames, self._rate, self._av = path, 0, Fraction(fps).limit_denominator(10**5), _av()
         self.nbytes = 0
-        os.environ.setdefault("SVT_LOG", "1")  # of the AV1 encoder: errors only, where it would print its settings
         encoder, pixels, options = CODECS[codec]
         try:
             self._container = self._av.open(file_name(path), "w", format="mp4")
             self._stream = self._container.add_stream(encoder, self._rate, options={"g": "2", **options})
             self._stream.width, self._stream.height, self._stream.pix_fmt = width, height, pixels
-            with scheduling_kept():  # run by root, the AV1 encoder makes its threads, this one and all processes to come real-time ones
+            # The AV1 encoder would print its settings, and not only errors; and run by root, it makes its threads, this one and all
+            # processes to come real-time ones.
+            with environment({"SVT_LOG": os.environ.get("SVT_LOG", "1")}), scheduling_kept():
                 self._stream.codec_context.open()
         except (self._av.FFmpegError, ValueError) as error:
             raise StorageError(f"{path}: {height} x {width} pixels cannot be stored with the codec {codec} ({error}).") from error

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import ConfigError, DeviceError, optional_module
-from hilt.core.platform import DEVICE_NODES
+from hilt.core.platform import DEVICE_NODES, environment
 from hilt.envs.task import Env
 from hilt.teleop.devices import Device, Reading, arms_and_gripper
 
@@ -44,19 +44,14 @@ class Gamepad(Device):
         self._index, self._dead_zone = index, dead_zone
         self._arms, self._gripper, self._arm = 1, True, 0
         # SDL gives a joystick's events only to the program with the focused window by default
-        for setting, value in (("SDL_JOYSTICK_ALLOW_BACKGROUND_EVENTS", "1"), ("PYGAME_HIDE_SUPPORT_PROMPT", "1")):
-            os.environ.setdefault(setting, value)
-        self._pygame = optional_module("pygame", "A gamepad", "teleop")
-        self._controller = optional_module("pygame._sdl2.controller", "A gamepad", "teleop", "pygame")
-        if not self._pygame.display.get_init():
-            before = os.environ.get("SDL_VIDEODRIVER")
-            os.environ["SDL_VIDEODRIVER"] = "dummy"
-            self._pygame.display.init()  # SDL hands out joystick events with those of a display
-            if before is None:
-                del os.environ["SDL_VIDEODRIVER"]
-            else:
-                os.environ["SDL_VIDEODRIVER"] = before
-        self._controller.init()
+        settings = {"SDL_JOYSTICK_ALLOW_BACKGROUND_EVENTS": "1", "PYGAME_HIDE_SUPPORT_PROMPT": "1"}
+        with environment({name: os.environ.get(name, value) for name, value in settings.items()}):
+            self._pygame = optional_module("pygame", "A gamepad", "teleop")
+            self._controller = optional_module("pygame._sdl2.controller", "A gamepad", "teleop", "pygame")
+            if not self._pygame.display.get_init():
+                with environment({"SDL_VIDEODRIVER": "dummy"}):
+                    self._pygame.display.init()  # SDL hands out joystick events with those of a display
+            self._controller.init()
         # presses come as events, so that a tap between two readings counts; others would only fill the queue
         names = [name for name in dir(self._pygame) if name.startswith(("JOY", "CONTROLLER")) and "_" not in name]
         self._pygame.event.set_blocked([getattr(self._pygame, name) for name in names if "BUTTON" not in name])
