@@ -388,7 +388,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def w1_bytes() -> int:
-    """Of one transition as an actor holds it: both observations."""
+    """Returns the size in bytes of one transition as an actor holds it, with both observations."""
     step = steps_of(W1(pool=W1.episode).columns(0))[0]
     seen = [*step["observations"].values(), *step["next_observations"].values()]
     return sum(np.asarray(v).nbytes for v in [*seen, *(v for v in step.values() if not isinstance(v, dict))])

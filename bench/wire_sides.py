@@ -203,7 +203,7 @@ class Subscriber:
         self._arrived.release()
 
     def expect(self, version: int) -> float:
-        """When the callback had this version, told once every number has been compared."""
+        """Returns the time at which the callback had this version. It waits until every number has been compared."""
         deadline = time.monotonic() + 60
         self._expected.stamp(version)
         while self._arrived.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -233,7 +233,7 @@ class Socket:
             self._socket.connect(f"tcp://127.0.0.1:{port}")
 
     def send(self, nbytes: int, count: int) -> float:
-        """When the first of so many messages began."""
+        """Sends `count` messages and returns the time at which the first one began."""
         # Larger than the processor's cache together, as the frames of a transition are.
         data = np.random.default_rng(0).integers(0, 255, max(nbytes, 64 << 20), np.uint8)
         parts = [data[i : i + nbytes] for i in range(0, len(data) - nbytes + 1, nbytes)]
@@ -243,7 +243,7 @@ class Socket:
         return start
 
     def receive(self, nbytes: int, count: int) -> float:
-        """When the last of so many messages had come."""
+        """Receives `count` messages and returns the time at which the last one had arrived."""
         for _ in range(count):
             frame = self._socket.recv(copy=False)
             assert len(frame) == nbytes, f"{len(frame)} bytes came, {nbytes} were sent"

@@ -44,7 +44,7 @@ ALGORITHMS = ExtensionPoint("algorithm", "hilt.algorithms", {"rlpd": "hilt.algos
 
 @dataclass(frozen=True)
 class ScoredEpisodes:
-    """What an estimator sees: B episodes of T chunks, zeros after the end of each. Of this rank alone."""
+    """What an estimator sees: B episodes of T chunks, zeros after the end of each, from this rank only."""
 
     rewards: Tensor
     """[B, T]: of the task, less what each chunk pays for its divergence"""

@@ -92,7 +92,7 @@ def imitation() -> Sft:
 
 @dataclass
 class DemoPhase:
-    """What one part of the demo cost."""
+    """The episodes, environment steps, gradient steps and seconds that one part of the demo took."""
 
     episodes: int = 0
     environment_steps: int = 0

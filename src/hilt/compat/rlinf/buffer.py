@@ -127,12 +127,12 @@ class TrajectoryReplayBuffer:
 
     @property
     def size(self) -> int:
-        """How many trajectories."""
+        """The number of trajectories in the buffer."""
         return len(self._index.entries)
 
     @property
     def total_samples(self) -> int:
-        """How many chunk steps."""
+        """The number of chunk steps in the buffer."""
         return self._index.total_samples
 
     @property
