@@ -8,14 +8,15 @@ import pytest
 from hilt.core.errors import ConfigError
 from hilt.replay.tensors import generator
 from hilt.vla.episode import LostEpisode, RolloutEpisode, Start
-from hilt.vla.rollout import roll_out
+from hilt.vla.rollout import RolloutSettings, roll_out
 from tests.vla.toy_pool import GAME, LIMIT, Dice, ToyPool
 
 STARTS = [Start("a/b", "train", state, 0, state) for state in range(11)]
 
 
-def roll(pool, policy=None, starts=STARTS, **options):
-    return list(roll_out(policy or Dice(), pool, starts, suite=GAME, generator=generator(0), **options))
+def roll(pool, policy=None, starts=STARTS, stop=lambda: False, **settings):
+    chosen = RolloutSettings(**settings)
+    return list(roll_out(policy or Dice(), pool, starts, suite=GAME, settings=chosen, generator=generator(0), stop=stop))
 
 
 def plain(episode):

@@ -27,7 +27,7 @@ from hilt.policies.vla.observation_adapters import suite
 from hilt.replay.tensors import generator
 from hilt.vla.collect import check_alike
 from hilt.vla.episode import LostEpisode, RolloutEpisode, Start
-from hilt.vla.rollout import roll_out
+from hilt.vla.rollout import RolloutSettings, roll_out
 from hilt.vla.tasks import MODES, Ring, shards
 
 T = TypeVar("T")
@@ -135,7 +135,7 @@ class LIBEROEnvRunner:
         self.task_cursor, self.current_task = 0, None
         self._workers = (num_parallel_envs if num_parallel_envs > 1 else 0) if workers is None else workers
         self._options = dict(task_options or {}) | ({"step_limit": max_episode_length} if max_episode_length else {})
-        self._split, self._how, self._seed = split, {"temperature": temperature, "sample": sample}, seed
+        self._split, self._settings, self._seed = split, RolloutSettings(temperature, sample), seed
         self._draws = generator(seed)
         self._pool: Pool | None = None
         self.carried: dict[Any, list[dict[str, Any]]] = {}
@@ -170,8 +170,8 @@ class LIBEROEnvRunner:
         starts = [Start(task, split, int(state), self._seed, 0, place) for place, state in enumerate(numbers)]
         ended: dict[int, RolloutEpisode] = {}
         next_number = 0
-        how: dict[str, Any] = {"suite": suite(task), "generator": self._draws, **self._how}
-        rollouts = roll_out(self.policy, self.create_parallel_envs(), starts, **how)
+        pool = self.create_parallel_envs()
+        rollouts = roll_out(self.policy, pool, starts, suite=suite(task), settings=self._settings, generator=self._draws)
         try:
             for outcome in rollouts:
                 if isinstance(outcome, LostEpisode):
@@ -228,7 +228,7 @@ def distributed_collect_batches(
     what was found, maybe nothing; with ``config.when_exhausted = "error"`` that is an error. With `config.enable_dynamic_sampling`, groups
     that all succeeded or all failed do not count. Target and result are logged at every rank.
     """
-    task, size, wanted = env_runner.current_task, int(config.rloo_batch_size), int(config.data_batch_size)
+    task, wanted = env_runner.current_task, int(config.data_batch_size)
     where = f"iteration {iteration + 1}, rank {init_dataset.rank}"
     if task is None:
         logger.info("%s: no task is assigned to this rank", where)
@@ -237,8 +237,7 @@ def distributed_collect_batches(
     if otherwise not in EXHAUSTED:
         raise UnknownNameError("when_exhausted", otherwise, EXHAUSTED)
     logger.info("%s: task %s, target %d episodes", where, task, wanted)
-    most, dynamic = int(getattr(config, "max_sampling_attempts", 10)), bool(getattr(config, "enable_dynamic_sampling", False))
-    grouped = getattr(config, "init_state_mode", "distinct") == "group"
+    most = int(getattr(config, "max_sampling_attempts", 10))
     batch = env_runner.carried.pop(task, [])
     attempts, uniform, failed, last = 0, 0, 0, ""
     while len(batch) < wanted and attempts < most:
@@ -252,18 +251,11 @@ def distributed_collect_batches(
             failed, last = failed + 1, traceback.format_exc()
             logger.warning("%s: an attempt at task %s failed:\n%s", where, task, last)
             continue
-        for low in range(0, len(rollouts), size):
-            group = [{"success": won, "total_reward": reward, **rest} for won, reward, rest in rollouts[low : low + size]]
-            if grouped:
-                check_alike([episode["episode"] for episode in group])
-            if dynamic and len({episode["success"] for episode in group}) == 1:
+        for group in _groups(rollouts, config, reward_function):
+            if group:
+                batch += group
+            else:
                 uniform += 1
-                continue
-            for episode in group:
-                if reward_function is not None:
-                    episode["total_reward"] = float(reward_function(episode))
-            rewards = np.array([episode["total_reward"] for episode in group])
-            batch += [{**episode, "group_rewards": rewards} for episode in group]
             if len(batch) >= wanted:
                 break
     if len(batch) < wanted:
@@ -276,6 +268,27 @@ def distributed_collect_batches(
         env_runner.carried[task] = batch[wanted:]
     logger.info("%s: task %s, collected %d of %d episodes", where, task, min(len(batch), wanted), wanted)
     return [batch[:wanted]] if batch else []
+
+
+def _groups(
+    rollouts: Sequence[Rollout], config: Any, reward_function: Callable[[dict[str, Any]], float] | None
+) -> Iterator[list[dict[str, Any]]]:
+    """Yields the episodes of each group of `config.rloo_batch_size` rollouts, with the total rewards of the whole group beside each; none
+    for a group that `config.enable_dynamic_sampling` leaves out."""
+    size, dynamic = int(config.rloo_batch_size), bool(getattr(config, "enable_dynamic_sampling", False))
+    grouped = getattr(config, "init_state_mode", "distinct") == "group"
+    for low in range(0, len(rollouts), size):
+        group = [{"success": won, "total_reward": reward, **rest} for won, reward, rest in rollouts[low : low + size]]
+        if grouped:
+            check_alike([episode["episode"] for episode in group])
+        if dynamic and len({episode["success"] for episode in group}) == 1:
+            yield []
+            continue
+        for episode in group:
+            if reward_function is not None:
+                episode["total_reward"] = float(reward_function(episode))
+        rewards = np.array([episode["total_reward"] for episode in group])
+        yield [{**episode, "group_rewards": rewards} for episode in group]
 
 
 def _numbered(num_states: int, state_dim: int) -> np.ndarray:

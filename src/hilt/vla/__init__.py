@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hilt.vla.collect import Collecting, Collector
     from hilt.vla.config import Critic, Imitation, Reference, Rewards, Validation, Vla
     from hilt.vla.episode import RolloutEpisode, Start
-    from hilt.vla.rollout import roll_out
+    from hilt.vla.rollout import RolloutSettings, roll_out
     from hilt.vla.sft import Lora, Sft
     from hilt.vla.update import Updater
 
@@ -24,6 +24,7 @@ __all__ = [
     "Reference",
     "Rewards",
     "RolloutEpisode",
+    "RolloutSettings",
     "Sft",
     "Start",
     "Updater",

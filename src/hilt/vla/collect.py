@@ -31,7 +31,7 @@ from hilt.policies.base import Policy
 from hilt.policies.vla.observation_adapters import Suite
 from hilt.replay.tensors import as_tensor, generator
 from hilt.vla.episode import LostEpisode, RolloutEpisode, Start, pack, unpack
-from hilt.vla.rollout import roll_out
+from hilt.vla.rollout import RolloutSettings, roll_out
 from hilt.vla.tasks import MODES, Agenda, Solved
 
 REASONS = {
@@ -54,7 +54,7 @@ CHOOSING = (
 )  # fmt: skip
 """Settings that choose where episodes begin"""
 Roll = Callable[..., Iterator[RolloutEpisode | LostEpisode]]
-"""`roll_out` with all but the starts, and how they are drawn"""
+"""`roll_out` with all but the starts and the settings"""
 
 
 _GROUPS = Need("a {here}group_size of at least 2", lambda c: c.group_size > 1)
@@ -129,6 +129,9 @@ class Collecting:
     def check(self) -> None:
         """Raises for what cannot work, and for what would change nothing."""
         check(self)
+
+    def rollout_settings(self, *, sample: bool = True, strict: bool = False) -> RolloutSettings:
+        return RolloutSettings(self.temperature, sample, self.execute, self.rows_at_once, self.retries, strict)
 
     def conflicts(self, here: str) -> Iterator[str]:
         most, wanted = self.groups_at_once * self.max_sampling_attempts, math.ceil(self.data_batch_size / self.group_size)
@@ -221,7 +224,7 @@ class Collector:
         before, tally = self.state_dict(store=lambda episode: {"": episode}), _Tally(self._surplus, self._taken, self._solved)
         baselines: dict[int, RolloutEpisode] = {}
         try:
-            roll = partial(roll_out, policy, self._pool, stop=stop, **self._options(version))
+            roll = partial(roll_out, policy, self._pool, suite=self._suite, version=version, stop=stop)
             whole = self._collected(roll, tally, keep, baselines if greedy else None) if self.agenda.tasks else True
             if whole is None:
                 self.load_state_dict(before, find=lambda held: held[""])
@@ -304,7 +307,8 @@ class Collector:
         begun, self._begun = self._begun, {}
         tally.prefetched += len(begun)
         ended: dict[Start, RolloutEpisode | LostEpisode] = {}
-        for outcome in roll(starts[len(begun) :], generator=self._draws, begun=begun, strict=self._config.filter_format):
+        settings = self._config.rollout_settings(strict=self._config.filter_format)
+        for outcome in roll(starts[len(begun) :], settings=settings, generator=self._draws, begun=begun):
             start = outcome.start
             ended[start] = outcome
             note = [f"rank {self._rank}: {start.task}"] * self._config.report_ranks + [f"attempt {tally.attempts}"] * (tally.attempts > 1)
@@ -324,10 +328,6 @@ class Collector:
         tally.dropped["lost"] += sum(len(group) < size for group in groups)
         return [group for group in groups if len(group) == size]
 
-    def _options(self, version: int) -> dict[str, Any]:
-        names = ("temperature", "execute", "rows_at_once", "retries")
-        return {"suite": self._suite, "version": version, **{name: getattr(self._config, name) for name in names}}
-
     def _lost(self, outcome: LostEpisode, tally: _Tally) -> None:
         tally.lost.append(outcome)
         start = outcome.start
@@ -345,7 +345,7 @@ class Collector:
         the groups whose episode was lost, which go with it; None: stopped."""
         starts = [replace(group[0].start, member=len(group)) for group in groups if group[0].start.group not in baselines]
         lost: set[int] = set()
-        for outcome in roll(starts, sample=False):
+        for outcome in roll(starts, settings=self._config.rollout_settings(sample=False)):
             if isinstance(outcome, LostEpisode):
                 self._lost(outcome, tally)
                 lost.add(outcome.start.group)

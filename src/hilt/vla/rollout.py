@@ -8,6 +8,7 @@ bit. A slot whose episode has ended takes the next start immediately; the policy
 from __future__ import annotations
 
 import contextlib
+import itertools
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,82 +26,126 @@ from hilt.policies.vla.observation_adapters import Suite
 from hilt.vla.episode import LostEpisode, RolloutEpisode, Start, digest
 
 
+@dataclass(frozen=True)
+class RolloutSettings:
+    """How the policy acts in a rollout, and what happens when it or a simulator fails."""
+
+    temperature: float = 1.0
+    sample: bool = True
+    """Whether actions are sampled; otherwise they are the likeliest ones"""
+    execute: int = 0
+    """The number of actions of each chunk that are executed; 0: all"""
+    rows_at_once: int = 0
+    """Observations that go through the policy together; 0: those of half the slots"""
+    retries: int = 0
+    """Times that an episode is begun again after its simulator failed, before it counts as lost"""
+    strict: bool = False
+    """An ill-formed chunk ends its episode, and so does a policy that raises; otherwise what the policy raises is raised, and only numbers
+    that are not finite end an episode"""
+
+
 def roll_out(
     policy: Policy,
     pool: EpisodePool,
     starts: Iterable[Start],
     *,
     suite: Suite,
-    temperature: float = 1.0,
-    sample: bool = True,
+    settings: RolloutSettings | None = None,
     generator: torch.Generator | None = None,
     version: int = 0,
-    execute: int = 0,
-    rows_at_once: int = 0,
-    retries: int = 0,
-    strict: bool = False,
     begun: Mapping[int, Start] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[RolloutEpisode | LostEpisode]:
     """Each episode as it ends, in an order that the starts alone decide. Starts are taken when a slot is free.
 
-    `execute`: the number of actions of each chunk that are executed, 0: all. `rows_at_once`: observations that go through the policy
-    together,
-    0: those of half the slots. `retries`: times that an episode is begun again after its simulator failed, before it counts as lost.
-    `strict`: an ill-formed chunk ends its episode, and so does a policy that raises; otherwise what the policy raises is raised, and only
-    numbers that are not finite end an episode. `begun`: slots whose `pool.start` was called before. Closed early or stopped by `stop`, it
-    waits for what the simulators are doing, so that the pool can be used again.
+    `begun`: slots whose `pool.start` was called before. Closed early or stopped by `stop`, it waits for what the simulators are doing, so
+    that the pool can be used again.
     """
-    if not 0 <= execute <= policy.chunk:
+    settings = settings or RolloutSettings()
+    if not 0 <= (execute := settings.execute) <= policy.chunk:
         raise ConfigError(f"execute={execute}: this policy answers with {policy.chunk} actions; give 1 to {policy.chunk}, or 0 for all.")
-    ask = _Asking(policy, temperature, sample, generator, rows_at_once, strict)
-    coming, again, failures = iter(starts), deque[Start](), dict[Start, int]()
-    under_way: dict[int, _Running] = {slot: _Running(start) for slot, start in (begun or {}).items()}
-
-    def begin(slot: int) -> None:
-        start = again.popleft() if again else next(coming, None)
-        if start is not None:
-            pool.start(slot, start)
-            under_way[slot] = _Running(start)
-
+    ask = _Asking(policy, settings, generator)
+    slots = _Slots(pool, iter(starts), settings.retries, {slot: _Running(start, version) for slot, start in (begun or {}).items()}, version)
     halves = range(pool.slots // 2), range(pool.slots // 2, pool.slots)
     try:
-        for slot in range(pool.slots):
-            if slot not in under_way:
-                begin(slot)
-        while under_way:
-            for half in halves:
-                if stop():
-                    return
-                ended: list[RolloutEpisode | LostEpisode] = []
-                acting: list[tuple[int, _Running]] = []
-                there = [slot for slot in half if slot in under_way]
-                replies = pool.collect(there) if there else []
-                for slot, reply in zip(there, replies, strict=True):
-                    running = under_way.pop(slot)
-                    outcome = running.take(reply, version)
-                    if outcome is None:
-                        acting.append((slot, running))
-                        continue
-                    if isinstance(outcome, LostEpisode) and (failed := failures.get(running.start, 0)) < retries:
-                        failures[running.start] = failed + 1
-                        again.append(running.start)
-                    else:
-                        ended.append(outcome)
-                    begin(slot)
-                answers = ask([suite.observe(running.observation, running.instruction) for _, running in acting])
-                for (slot, running), (actions, record, fault) in zip(acting, answers, strict=True):
-                    if outcome := running.answered(record, fault, strict or not np.isfinite(actions).all(), version, strict):
-                        ended.append(outcome)
-                        begin(slot)
-                        continue
-                    pool.step(slot, np.asarray(suite.command(actions[: execute or policy.chunk]), np.float32))
-                    under_way[slot] = running
-                yield from ended  # after the simulators have their orders
+        slots.fill()
+        for half in itertools.cycle(halves):
+            if not slots.running or stop():
+                return
+            ended, acting = slots.collect(half)
+            answers = ask([suite.observe(running.observation, running.instruction) for running in acting.values()])
+            for (slot, running), (actions, record, fault) in zip(acting.items(), answers, strict=True):
+                fatal = settings.strict or not np.isfinite(actions).all()
+                if outcome := running.answered(record, fault, fatal, settings.strict):
+                    ended.append(outcome)
+                    slots.begin(slot)
+                else:
+                    slots.step(slot, running, np.asarray(suite.command(actions[: execute or policy.chunk]), np.float32))
+            yield from ended  # after the simulators have their orders
     finally:
-        if under_way:
+        slots.settle()
+
+
+@dataclass
+class _Slots:
+    """The slots of a pool, with the episodes that are simulated in them and the starts that wait for a slot."""
+
+    pool: EpisodePool
+    coming: Iterator[Start]
+    retries: int
+    running: dict[int, _Running]
+    """By slot, the episodes of which a reply of the simulator is awaited"""
+    version: int
+    again: deque[Start] = field(default_factory=deque)
+    failures: dict[Start, int] = field(default_factory=dict)
+
+    def fill(self) -> None:
+        for slot in range(self.pool.slots):
+            if slot not in self.running:
+                self.begin(slot)
+
+    def begin(self, slot: int) -> None:
+        """Starts the next episode in a slot; episodes that are begun again come first."""
+        start = self.again.popleft() if self.again else next(self.coming, None)
+        if start is not None:
+            self.pool.start(slot, start)
+            self.running[slot] = _Running(start, self.version)
+
+    def step(self, slot: int, running: _Running, commands: np.ndarray) -> None:
+        self.pool.step(slot, commands)
+        self.running[slot] = running
+
+    def collect(self, half: Iterable[int]) -> tuple[list[RolloutEpisode | LostEpisode], dict[int, _Running]]:
+        """Waits for the simulators of these slots. Returns the episodes that ended, whose slots begin the next ones, and by slot those
+        that go on, for the policy to answer."""
+        ended: list[RolloutEpisode | LostEpisode] = []
+        acting: dict[int, _Running] = {}
+        there = [slot for slot in half if slot in self.running]
+        replies = self.pool.collect(there) if there else []
+        for slot, reply in zip(there, replies, strict=True):
+            running = self.running.pop(slot)
+            outcome = running.take(reply)
+            if outcome is None:
+                acting[slot] = running
+                continue
+            if not self._tried_again(outcome):
+                ended.append(outcome)
+            self.begin(slot)
+        return ended, acting
+
+    def _tried_again(self, outcome: RolloutEpisode | LostEpisode) -> bool:
+        failed = self.failures.get(outcome.start, 0)
+        if not isinstance(outcome, LostEpisode) or failed >= self.retries:
+            return False
+        self.failures[outcome.start] = failed + 1
+        self.again.append(outcome.start)
+        return True
+
+    def settle(self) -> None:
+        """Waits for what the simulators are still doing, so that the pool can be used again."""
+        if self.running:
             with contextlib.suppress(HiltError):  # of a pool that failed: what it raised is on its way
-                pool.collect(sorted(under_way))
+                self.pool.collect(sorted(self.running))
 
 
 @dataclass
@@ -108,6 +153,7 @@ class _Running:
     """An episode under way."""
 
     start: Start
+    version: int
     rows: list[Record] = field(default_factory=list)
     executed: list[int] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
@@ -117,7 +163,7 @@ class _Running:
     observation: Any = None
     """Valid until the slot's next call"""
 
-    def take(self, reply: Any, version: int) -> RolloutEpisode | LostEpisode | None:
+    def take(self, reply: Any) -> RolloutEpisode | LostEpisode | None:
         """What the environment answered; None: it goes on."""
         if reply.error:
             return LostEpisode(self.start, reply.error)
@@ -135,9 +181,9 @@ class _Running:
                 "every episode would count as a failure. Let the environment report it in info, or name a function of yours as the task, "
                 "package.module:function, that returns hilt.envs.task.as_task(env, success=...)."
             )
-        return self._ended(reply.success, bool(reply.truncated and not reply.terminated), version)
+        return self._ended(reply.success, bool(reply.truncated and not reply.terminated))
 
-    def answered(self, record: Record, fault: str, fatal: bool, version: int, strict: bool) -> RolloutEpisode | None:
+    def answered(self, record: Record, fault: str, fatal: bool, strict: bool) -> RolloutEpisode | None:
         """What the policy answered; an episode when that is its end. A chunk that is not carried out is no row of it; but an episode that
         may be learned from (not `strict`) has a row at least, the first chunk's, of which no action was carried out."""
         self.ill_formed = self.ill_formed or fault
@@ -146,14 +192,14 @@ class _Running:
                 self.rows.append(_finite(record))
                 self.executed.append(0)
                 self.rewards.append(0.0)
-            return self._ended(False, False, version)
+            return self._ended(False, False)
         self.rows.append(record)
         return None
 
-    def _ended(self, success: bool, truncated: bool, version: int) -> RolloutEpisode:
+    def _ended(self, success: bool, truncated: bool) -> RolloutEpisode:
         executed, rewards = np.array(self.executed, np.int32), np.array(self.rewards, np.float32)
         record = join(self.rows) if self.rows else {}
-        end = RolloutEpisode(self.start, record, executed, rewards, success, int(executed.sum()), truncated, version, self.first)
+        end = RolloutEpisode(self.start, record, executed, rewards, success, int(executed.sum()), truncated, self.version, self.first)
         end.ill_formed, end.instruction, end.last = self.ill_formed, self.instruction, _copied(self.observation)
         return end
 
@@ -163,25 +209,22 @@ class _Asking:
     """The policy, asked about some rows: for each its actions, the record of them, and what is wrong with them."""
 
     policy: Policy
-    temperature: float
-    sample: bool
+    settings: RolloutSettings
     generator: torch.Generator | None
-    rows_at_once: int
-    strict: bool
 
     def __call__(self, observations: Sequence[Observation]) -> Iterator[tuple[np.ndarray, Record, str]]:
-        at_once = self.rows_at_once or len(observations) or 1
+        at_once = self.settings.rows_at_once or len(observations) or 1
         for low in range(0, len(observations), at_once):
             yield from self._answers(observations[low : low + at_once])
 
     def _answers(self, observations: Sequence[Observation]) -> Iterator[tuple[np.ndarray, Record, str]]:
         before = self.generator.get_state() if self.generator is not None else None
         try:
-            actions, record = self.policy.act(observations, self.sample, self.temperature, self.generator)
+            actions, record = self.policy.act(observations, self.settings.sample, self.settings.temperature, self.generator)
         except HiltError:
             raise  # a mistake of who set it up, not of what was drawn
         except Exception:  # a policy may raise anything
-            if not self.strict:
+            if not self.settings.strict:
                 raise
             if len(observations) == 1:
                 yield np.full((self.policy.chunk, self.policy.action_dim), np.nan, np.float32), {}, traceback.format_exc()

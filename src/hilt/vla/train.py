@@ -225,14 +225,9 @@ def evaluate(
         split = starts[0].split
         of_train = {task: pool.describe(task).get("states_of_train", {}).get(split, 0) for task in config.tasks}
         folder, cards = run / "evaluations", list[dict[str, Any]]()
-        options: dict[str, Any] = {
-            "sample": sample,
-            "version": step,
-            "seed": (seed, step),
-            "videos": folder / f"videos-{step:08d}",
-            "filmed": videos,
-        }
-        for card in tried(policy, pool, starts, words(config), config.collect, **options):
+        acting = config.collect.rollout_settings(sample=sample)
+        options: dict[str, Any] = {"version": step, "seed": (seed, step), "videos": folder / f"videos-{step:08d}", "filmed": videos}
+        for card in tried(policy, pool, starts, words(config), acting, **options):
             cards.append(card)
             watch(len(cards), len(starts))
     seconds = time.monotonic() - began

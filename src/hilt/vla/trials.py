@@ -21,10 +21,9 @@ from hilt.policies.base import Policy
 from hilt.policies.vla.observation_adapters import Suite
 from hilt.replay.tensors import generator
 from hilt.runs.evaluation import CARD, EpisodeOutcome, EvaluationResult
-from hilt.vla.collect import Collecting
 from hilt.vla.episode import LostEpisode, RolloutEpisode, Start
 from hilt.vla.episode_log import film
-from hilt.vla.rollout import roll_out
+from hilt.vla.rollout import RolloutSettings, roll_out
 
 VIDEO_HZ = 4.0
 """Chunks that a video shows in a second"""
@@ -50,24 +49,17 @@ def tried(
     pool: EpisodePool,
     starts: Sequence[Start],
     suite: Suite,
-    how: Collecting,
+    settings: RolloutSettings,
     *,
-    sample: bool,
     version: int,
     seed: Sequence[int],
     videos: Path | None = None,
     filmed: int = 0,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[dict[str, Any]]:
-    """A card of each episode as it ends: its place, its `EpisodeOutcome`, its task. `videos` of the `filmed` first places."""
+    """Yields a card of each episode as it ends: its place, its `EpisodeOutcome`, its task. `videos` of the `filmed` first places."""
     draws = generator(int(np.random.SeedSequence([*seed, 2]).generate_state(1)[0]))
-    options: dict[str, Any] = {
-        "temperature": how.temperature,
-        "execute": how.execute,
-        "rows_at_once": how.rows_at_once,
-        "retries": how.retries,
-    }
-    for one in roll_out(policy, pool, starts, suite=suite, sample=sample, generator=draws, version=version, stop=stop, **options):
+    for one in roll_out(policy, pool, starts, suite=suite, settings=settings, generator=draws, version=version, stop=stop):
         if videos is not None and one.start.group < filmed and isinstance(one, RolloutEpisode) and one.rows:
             DISK.make_folders(videos)
             film(one, videos / f"{one.start.task.replace('/', '-')}-{one.start.state:03d}.mp4", VIDEO_HZ)

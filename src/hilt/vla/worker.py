@@ -214,11 +214,12 @@ class Worker:
         self._collector.settle()
         chosen = starts_of(self._pool, config.tasks, settings.split, settings.episodes, config.seed, settings.at_most)
         starts = chosen[rank :: self._ranks.size]
-        options: dict[str, Any] = {"sample": settings.sample, "version": step, "seed": (config.seed, step, rank), "filmed": settings.videos}
+        acting = config.collect.rollout_settings(sample=settings.sample)
+        options: dict[str, Any] = {"version": step, "seed": (config.seed, step, rank), "filmed": settings.videos}
         videos = self._run / "evaluations" / f"videos-{step:08d}"
         self.policy.eval()
         with self._whole():
-            given = tried(self._actor, self._pool, starts, self._suite, config.collect, **options, videos=videos, stop=self._stop)
+            given = tried(self._actor, self._pool, starts, self._suite, acting, **options, videos=videos, stop=self._stop)
             outcomes = []
             for card in given:
                 outcomes.append(card)

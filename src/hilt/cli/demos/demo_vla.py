@@ -286,10 +286,10 @@ class VlaStory:
         self.report(phase)
         with contextlib.closing(pool_of(self.config, self.config.pool.workers)) as pool:
             starts = starts_of(pool, self.config.tasks, "test", self.states, self.config.seed)
-            known: dict[str, Any] = {"sample": False, "version": 0, "seed": (self.config.seed,)}
-            known |= {"videos": self.run / "videos" / name, "filmed": VIDEOS}
+            acting = self.config.collect.rollout_settings(sample=False)
+            known: dict[str, Any] = {"version": 0, "seed": (self.config.seed,), "videos": self.run / "videos" / name, "filmed": VIDEOS}
             cards = self._tried[name] = []
-            for card in tried(policy.eval(), pool, starts, words(self.config), self.config.collect, **known):
+            for card in tried(policy.eval(), pool, starts, words(self.config), acting, **known):
                 cards.append(card)
                 self.report(phase, len(cards), len(starts), f"{sum(bool(one['success']) for one in cards)} succeeded")
         self.report("")

@@ -42,33 +42,13 @@ def rollout_batch(
             raise MissingFieldError(
                 f"a record of {', '.join(episode.record)} has no 'tokens': this batch is of policies that answer in them."
             )
-    length = max(episode.rows for episode in episodes)
-    width = max(int(episode.record["prompt_length"].max()) for episode in episodes)
-    for name, given, needed in (("steps", steps, length), ("max_prompt_length", max_prompt_length, width)):
-        if given and given < needed:
-            raise ConfigError(f"{name}={given}, and an episode needs {needed}: give as many, or 0 for as many as are needed.")
-    length, width = steps or length, max_prompt_length or width
+    length, width = _sizes(episodes, steps, max_prompt_length)
     pad = int(policy.config.upstream.get("pad_token_id", PAD))
-    columns: dict[str, list[np.ndarray]] = {}
-    for episode in episodes:
-        record, rows = episode.record, episode.rows
-        ids = np.full((rows, width), pad, np.int64)
-        for row, many in enumerate(record["prompt_length"]):
-            ids[row, width - many :] = record["prompt"][row, :many]
-        done = np.arange(record["log_prob"].shape[1]) < episode.executed[:, None]  # [rows, chunk]
-        made = {
-            "responses": record["tokens"].reshape(rows, -1).astype(np.int64),
-            "input_ids": ids,
-            "frames": record["images"],
-            "old_log_probs": np.where(done[..., None], record["log_prob"], 0).reshape(rows, -1),
-        }
-        if "state" in record:
-            made["proprio"] = policy.scale_state.normalize(record["state"]).astype(np.float32)
-        for name, values in made.items():
-            fill = pad if name == "input_ids" else 0
-            more = [(0, length - rows), *[(0, 0)] * (values.ndim - 1)]
-            columns.setdefault(name, []).append(np.pad(values, more, constant_values=fill))
-    tensors = {name: torch.from_numpy(np.stack(values)) for name, values in columns.items()}
+    columns = [_columns(episode, policy, width, pad) for episode in episodes]
+    tensors = {
+        name: torch.from_numpy(np.stack([_padded(one[name], length, pad if name == "input_ids" else 0) for one in columns]))
+        for name in columns[0]
+    }
     tensors["old_log_probs"] = tensors["old_log_probs"].flatten(1)
     tensors["attention_mask"] = tensors["input_ids"].ne(pad).long()
     if pixel_values:
@@ -80,6 +60,38 @@ def rollout_batch(
     facts = {"uid": [f"{episode.start.group}" for episode in episodes], "task": [episode.start.task for episode in episodes]}
     facts["ill_formed"] = [episode.ill_formed for episode in episodes]
     return Batch(tensors, facts)
+
+
+def _sizes(episodes: Sequence[RolloutEpisode], steps: int, max_prompt_length: int) -> tuple[int, int]:
+    """Returns the number of chunks and the width of the prompts of a batch: what was given, or what the episodes need."""
+    length = max(episode.rows for episode in episodes)
+    width = max(int(episode.record["prompt_length"].max()) for episode in episodes)
+    for name, given, needed in (("steps", steps, length), ("max_prompt_length", max_prompt_length, width)):
+        if given and given < needed:
+            raise ConfigError(f"{name}={given}, and an episode needs {needed}: give as many, or 0 for as many as are needed.")
+    return steps or length, max_prompt_length or width
+
+
+def _columns(episode: RolloutEpisode, policy: Policy, width: int, pad: int) -> dict[str, np.ndarray]:
+    """The arrays of one episode by name, a row for each of its chunks, with prompts of `width` tokens."""
+    record, rows = episode.record, episode.rows
+    ids = np.full((rows, width), pad, np.int64)
+    for row, many in enumerate(record["prompt_length"]):
+        ids[row, width - many :] = record["prompt"][row, :many]
+    done = np.arange(record["log_prob"].shape[1]) < episode.executed[:, None]  # [rows, chunk]
+    made = {
+        "responses": record["tokens"].reshape(rows, -1).astype(np.int64),
+        "input_ids": ids,
+        "frames": record["images"],
+        "old_log_probs": np.where(done[..., None], record["log_prob"], 0).reshape(rows, -1),
+    }
+    if "state" in record:
+        made["proprio"] = policy.scale_state.normalize(record["state"]).astype(np.float32)
+    return made
+
+
+def _padded(rows: np.ndarray, length: int, fill: int) -> np.ndarray:
+    return np.pad(rows, [(0, length - len(rows)), *[(0, 0)] * (rows.ndim - 1)], constant_values=fill)
 
 
 def episodes_of(batch: Batch, policy: Policy, temperature: float = 1.0) -> list[RolloutEpisode]:

@@ -22,7 +22,7 @@ from hilt.policies.vla.tokens import openvla_ids
 from hilt.recipes.simplevla_run import STEP_LIMIT
 from hilt.replay.tensors import generator
 from hilt.vla.episode import LostEpisode, RolloutEpisode
-from hilt.vla.rollout import roll_out
+from hilt.vla.rollout import RolloutSettings, roll_out
 
 NAMES = ("responses", "input_ids", "attention_mask", "pixel_values")
 WRISTS = {1: (), 2: ("wrist_image",), 3: ("left_wrist", "right_wrist")}
@@ -68,10 +68,8 @@ class RobHFRollout:
         wanted = starts(prompts, group, seed=int(meta.get("seed", 0)))
         ended: dict[Any, RolloutEpisode] = {}
         self.module.eval()
-        outcomes = roll_out(
-            self.module, pool, wanted, suite=suite(wanted[0].task), temperature=temperature, sample=sample, generator=self._draws, retries=1
-        )
-        for outcome in outcomes:
+        settings = RolloutSettings(temperature, sample, retries=1)
+        for outcome in roll_out(self.module, pool, wanted, suite=suite(wanted[0].task), settings=settings, generator=self._draws):
             if isinstance(outcome, LostEpisode):
                 raise RequestError(f"an episode of {outcome.start.task} was lost twice:\n{outcome.error}")
             ended[outcome.start] = outcome
