@@ -53,6 +53,74 @@ def test_a_constant_of_a_module_is_assigned_once():
     assert not twice
 
 
+PROCESS_WIDE = re.compile(
+    r"os\.(environ(\[.*\]|\.(setdefault|update|pop|popitem|clear))?|putenv|unsetenv|chdir|umask)"
+    r"|sys\.path(\[.*\]|\.(append|insert|extend|remove|pop|clear))?"
+    r"|warnings\.(filterwarnings|simplefilter)|logging\.(basicConfig|disable)|.*\.setLevel",
+    re.DOTALL,
+)
+"""What is assigned to, deleted or called where a function changes the process that it runs in"""
+MAY_CHANGE_THE_PROCESS = {
+    "__main__.py: module": "the process is ours: python -m hilt",
+    "cli/serve_robot.py: serve_robot": "the process is ours: hilt serve-robot",
+    "cli/train_hil.py: _shown": "the process is ours: hilt learner and hilt actor",
+    "cli/train_simplevla.py: simplevla_command": "the process is ours: hilt train simplevla",
+    "core/names.py: import_named": "only in a process of ours: what a command names may import its neighbors later",
+    "core/names.py: import_path": "a context manager, which undoes it",
+    "core/platform.py: environment": "a context manager, which undoes it",
+    "core/threads.py: set_threads": "only commands and the processes that they start call it",
+    "core/trust.py: command_line": "a context manager, which undoes what `import_named` did",
+    "distributed/shard.py: call": "within warnings.catch_warnings, which undoes it",
+    "envs/libero.py: _libero": "undone as soon as LIBERO is imported",
+    "envs/robotwin.py: _quiet": "a context manager, which undoes it",
+}
+
+
+def changes_of_the_process(tree: ast.AST, function: str = "module") -> set[str]:
+    """The functions that assign to, delete or call what is process-wide."""
+    found: set[str] = set()
+    for node in ast.iter_child_nodes(tree):
+        inner = node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else function
+        targets: list[ast.AST] = []
+        if isinstance(node, ast.Assign | ast.Delete):
+            targets = [*node.targets]
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+            targets = [node.target]
+        elif isinstance(node, ast.Call):
+            targets = [node.func]
+        if any(PROCESS_WIDE.fullmatch(ast.unparse(target)) for target in targets):
+            found.add(function)
+        if isinstance(node, ast.ImportFrom) and node.module in ("os", "sys", "warnings"):
+            named = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {function for name in named if PROCESS_WIDE.fullmatch(name)}  # the search would not find it by another name
+        found |= changes_of_the_process(node, inner)
+    return found
+
+
+def test_libraries_do_not_change_the_process_that_they_are_used_in():
+    """Environment, import path, current folder, filters of warnings and levels of loggers belong to the program that uses Hilt."""
+    source, found = ROOT / "src" / "hilt", set()
+    for path in sorted(source.rglob("*.py")):
+        found |= {f"{path.relative_to(source)}: {function}" for function in changes_of_the_process(ast.parse(path.read_text()))}
+    assert found - set(MAY_CHANGE_THE_PROCESS) == set(), (
+        "use core.platform.environment, core.names.import_path or env= of a child process; or name the function here, with a reason"
+    )
+    assert set(MAY_CHANGE_THE_PROCESS) - found == set(), "no longer needed"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *("os.environ['A'] = '1'", "os.environ.setdefault('A', '1')", "del sys.path[0]", "sys.path += ['a']", "sys.path[:] = []"),
+        *("logger.setLevel(10)", "logging.getLogger('a').setLevel(10)", "warnings.filterwarnings('ignore')", "from os import environ"),
+        "os.chdir('/')",
+    ],
+)
+def test_changes_of_the_process_are_found(code: str):
+    assert changes_of_the_process(ast.parse(f"def f():\n    with g():\n        {code}\n")) == {"f"}
+    assert changes_of_the_process(ast.parse("x = {**os.environ}\ny = os.environ['A']\nz = sys.path[0]\nfrom os import path")) == set()
+
+
 @pytest.mark.parametrize("module", ["hilt", "hilt.core", "hilt.replay", "hilt.cli"])
 def test_import_brings_no_torch(module: str):
     assert run("-c", f"import sys, {module}; print('torch' in sys.modules)").strip() == "False"

@@ -273,14 +273,13 @@ def test_open_files_as_far_as_the_kernel_lets(monkeypatch: pytest.MonkeyPatch):
 def test_the_renderer_is_not_chosen_on_macos(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     monkeypatch.setattr(platform, "MACOS", True)
-    platform.choose_renderer()
-    assert "MUJOCO_GL" not in os.environ and platform.renderer_name() == "cgl"
+    assert platform.renderer_variables() == {} and platform.renderer_name() == "cgl"
     assert platform.install_line("libx0", "x") == "brew install x"
     monkeypatch.setattr(platform, "MACOS", False)
-    platform.choose_renderer()
-    assert platform.renderer_name() == os.environ["MUJOCO_GL"] == "egl"
+    assert platform.renderer_variables() == {"MUJOCO_GL": "egl"} and platform.renderer_name() == "egl"
     assert platform.install_line("libx0", "x") == "apt-get install libx0"
-    monkeypatch.delenv("MUJOCO_GL")
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    assert platform.renderer_variables() == {"MUJOCO_GL": "osmesa"}, "what is set stays"
 
 
 # --- a log whose files are not mapped ---------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,10 +15,11 @@ from typer.testing import CliRunner
 from hilt import cli
 from hilt.core import trust
 from hilt.core.checksums import write_json
-from hilt.core.children import run_code
+from hilt.core.children import ChildProcess, PipedProcess, run_code
 from hilt.core.config import build, freeze, thaw
 from hilt.core.errors import ConfigError, UnsafeError
 from hilt.core.names import load
+from hilt.core.signals import leave_to_parent
 from hilt.hil.config import Hil
 from hilt.recipes import recipe
 
@@ -227,11 +229,26 @@ def test_processes_inherit_it(folder: Path):
     settings("run.yaml", task="somebodys:told")
     code = "from hilt.core.names import load; load('somebodys:told')"
     with trust.command_line([]):
-        refused = subprocess.run(run_code(code), capture_output=True, text=True, timeout=120)
-        assert "nothing of it was run" in refused.stderr
+        refused = ChildProcess(run_code(code), leaves_signals=False, stderr=subprocess.PIPE, text=True)
+        assert "nothing of it was run" in refused.communicate(timeout=120)[1]
         trust.trust("somebodys")
-        assert subprocess.run(run_code(code), timeout=120).returncode == 0
-    assert trust.VARIABLE not in __import__("os").environ
+        assert ChildProcess(run_code(code), leaves_signals=False).end(120) == 0
+        assert trust.VARIABLE not in os.environ, "other programs that this one starts need not know"
+
+
+def _answer_trust(pipe: Any) -> None:
+    leave_to_parent()
+    pipe.send((trust.is_command(), sorted(trust._word.trusted)))
+
+
+def test_processes_of_multiprocessing_inherit_it(folder: Path):
+    with trust.command_line([]):
+        trust.trust("somebodys")
+        process = PipedProcess(_answer_trust, name="hilt-test")
+        try:
+            assert process.pipe.poll(120) and process.pipe.recv() == (True, ["somebodys"])
+        finally:
+            process.end()
 
 
 def test_registered_names_need_no_trust(monkeypatch: pytest.MonkeyPatch):
@@ -261,12 +278,24 @@ def test_modules_in_the_current_folder_are_not_installed(monkeypatch: pytest.Mon
         trust.installed.cache_clear()
 
 
-def test_the_current_folder_is_looked_in_only_when_something_there_is_named(monkeypatch: pytest.MonkeyPatch):
-    here = str(Path.cwd())
+def test_the_current_folder_is_on_the_path_only_while_something_there_is_imported():
+    here, before = str(Path.cwd()), [*sys.path]
+    Path("neighbor.py").write_text(f"import sys\nassert sys.path[-1] == {here!r}\n")
     load("hilt.core.checksums:read_json")
-    assert here not in sys.path
+    load("neighbor:sys")
     load("somebodys:told")
-    assert sys.path[-1] == here
+    assert sys.path == before
+
+
+def test_the_current_folder_stays_on_the_path_of_a_command_that_named_something_there():
+    """A module of the user's may import others of that folder later."""
+    here, before = str(Path.cwd()), [*sys.path]
+    with trust.command_line(["train", "hil_debug", "task=somebodys:told"]):
+        load("hilt.core.checksums:read_json")
+        assert here not in sys.path
+        load("somebodys:told")
+        assert sys.path == [*before, here]
+    assert sys.path == before
 
 
 def test_trust_takes_modules_names_and_folders():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError
 from hilt.distributed.group import Placement, Processes
@@ -103,6 +105,18 @@ def test_the_meeting_is_at_no_other_address_than_its_own():
     port = int(address.rpartition(":")[2])
     listening = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:] if line.split()[3] == "0A"]
     assert f"0100007F:{port:04X}" in listening and f"00000000:{port:04X}" not in listening
+    del store
+
+
+def test_joining_leaves_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch):
+    found = []
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: found.append(os.environ["GLOO_SOCKET_IFNAME"]))
+    monkeypatch.setattr(dist, "all_reduce", lambda *_: None)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    store, address = host_meeting()
+    join(address, 0, 1)
+    assert len(found) == 1 and found[0].startswith("lo")
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
     del store
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from hilt.core.errors import ConfigError, MissingFieldError, UnknownNameError
 from hilt.distributed.group import Here, Placement, Processes, Sharding
 from hilt.distributed.ranks import Alone, host_meeting
+from hilt.distributed.shard import _returning_views
 from tests.distributed.toy_group import LEARNING_RATE, Net, Shards
 from tests.forked import preloaded
 
@@ -143,6 +145,19 @@ def test_offloading_moves_to_the_cpu(options, weights, given, kept, moments):
     with contextlib.closing(Here(SHARDS, ("cuda",), device="cuda", joined=True)) as here:
         here.call("build", options)
         assert here.call("places") == [({weights}, given, {kept}, {moments})]
+
+
+def test_only_the_warning_of_returned_views_is_ignored_and_only_in_a_pass():
+    def warn():
+        warnings.warn("FSDP2-wrapped module (Piece) returned a view tensor. An in-place op", stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        before = [*warnings.filters]
+        _returning_views(warn)()
+        assert [str(one.message) for one in heard] == ["something else"]
+        assert warnings.filters == before
 
 
 def test_what_cannot_be_sharded():

@@ -94,10 +94,11 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize("name", ["robotwin/shoe_place", "robotwin2/lift_pot"])
 def test_robotwin_env_is_a_task(root: Path, name: str) -> None:
     ready([name])
-    drawn, here = (np.random.get_state()[1].copy(), random.getstate()), Path.cwd()
+    drawn, here, path = (np.random.get_state()[1].copy(), random.getstate()), Path.cwd(), [*sys.path]
     env = make(name)
     assert isinstance(env, RobotwinEnv) and check_task(env, act=lambda seen: np.zeros(14, np.float32)) == []
-    assert (np.random.get_state()[1] == drawn[0]).all() and random.getstate() == drawn[1] and Path.cwd() == here
+    assert (np.random.get_state()[1] == drawn[0]).all() and random.getstate() == drawn[1]
+    assert Path.cwd() == here and sys.path == path
     assert env.step_limit == 6 and env.initial_states == {"train": 1000, "eval": 128}
     assert env.render().shape == (6, 8, 3)
     env.close()

@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
 from hilt.core.names import ExtensionPoint, load
@@ -374,20 +375,36 @@ def test_a_module_is_imported_for_its_environments(tmp_path: Any, monkeypatch: p
         make("half_there:factory")
 
 
-def test_mujoco_needs_no_screen(monkeypatch: pytest.MonkeyPatch):
-    """In somebody else's environment, too."""
+class Rendering(CartPoleEnv):
+    """Notes which renderer MuJoCo would take whenever it may be asked to make one."""
+
+    def __init__(self):
+        super().__init__(render_mode="rgb_array")
+        self.spec = gymnasium.spec("CartPole-v1")
+        self.found = [os.environ.get("MUJOCO_GL")]
+
+    def reset(self, **options: Any):
+        self.found.append(os.environ.get("MUJOCO_GL"))
+        return super().reset(**options)
+
+    def render(self):
+        self.found.append(os.environ.get("MUJOCO_GL"))
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"), [({}, "egl"), ({"MUJOCO_GL": "osmesa"}, "osmesa"), ({"DISPLAY": ":0"}, None)], ids=["none", "set", "screen"]
+)
+def test_mujoco_needs_no_screen(variables: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch):
+    """In somebody else's environment, too; the variables of this process are as before."""
     for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"):
-        monkeypatch.setenv(name, ":0")
-        monkeypatch.delenv(name)
-    make("CartPole-v1")
-    assert os.environ["MUJOCO_GL"] == "egl"
-    monkeypatch.setenv("MUJOCO_GL", "osmesa")
-    make("CartPole-v1")
-    assert os.environ["MUJOCO_GL"] == "osmesa", "what is set stays"
-    monkeypatch.delenv("MUJOCO_GL")
-    monkeypatch.setenv("DISPLAY", ":0")
-    make("CartPole-v1")
-    assert "MUJOCO_GL" not in os.environ
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    task = make(f"{__name__}:Rendering")
+    task.reset()
+    task.render()
+    assert task.unwrapped.found == [expected] * 3
+    assert os.environ.get("MUJOCO_GL") == variables.get("MUJOCO_GL")
 
 
 def test_task_names_may_be_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -383,6 +383,14 @@ def test_world_without_a_renderer_names_the_fix():
     assert "mujoco does not start with MUJOCO_GL=nonsense" in python(code, MUJOCO_GL="nonsense").stderr
 
 
+def test_world_leaves_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch):
+    for name in ("MUJOCO_GL", "LP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    before = dict(os.environ)
+    World().render()
+    assert dict(os.environ) == before
+
+
 def test_world_reports_rendering_in_a_forked_process():
     world = World()
     world.render()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -256,7 +257,7 @@ def test_compute_advantage_compares_the_members_of_a_group():
 # --- RayTrainer.fit ---
 
 
-def test_ray_trainer_fits_with_a_tree_of_settings(checkpoint: Path, tmp_path: Path):
+def test_ray_trainer_fits_with_a_tree_of_settings(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     tree = OmegaConf.create({
         "data": {"task_suite_name": "libero_goal", "num_trials_per_task": 50, "n_samples": 2, "train_batch_size": 2, "val_batch_size": 496,
                  "oversample_factor": 1, "filter_accuracy": False},
@@ -283,7 +284,16 @@ def test_ray_trainer_fits_with_a_tree_of_settings(checkpoint: Path, tmp_path: Pa
     assert len(trainer.train_dataloader) == 250 and trainer.total_training_steps == 25_000
     assert tree.actor_rollout_ref.actor.optim.total_training_steps == 25_000
     trainer.init_workers()
+    trainer._run.environment["HILT_OF_A_SCRIPT"] = "1"
+    found: list[str | None] = []
+
+    def noting(*given: Any, **named: Any) -> Any:
+        found.append(os.environ.get("HILT_OF_A_SCRIPT"))
+        return train(*given, **named)
+
+    monkeypatch.setattr("hilt.compat.simplevla.trainer.train", noting)
     done = trainer.fit()
+    assert found == ["1"] and "HILT_OF_A_SCRIPT" not in os.environ, "it is for the processes of the run"
     assert done.step == 1 and (tmp_path / "run" / "policy" / "config.json").is_file() and (tmp_path / "run" / "adapter").is_dir()
     for wrong, expected in (
         ({"reward_fn": lambda data: 0}, "rewarded where they are made, by rewards"),

@@ -80,6 +80,19 @@ def test_waiting_for_the_server(pair: Pair, caplog: pytest.LogCaptureFixture, mo
     begun.join()
 
 
+def test_client_log_level_is_its_own(pair: Pair, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    """Another client, and the program that it is a part of, log as before."""
+    monkeypatch.setattr("hilt.wire.client.TELL_EVERY_S", 0.0)
+    quiet, level = {"wait_for_server": 0.3, "timeout_ms": 100, "log_level": logging.ERROR}, logging.getLogger("hilt.wire").level
+    with pytest.raises(DeadlineError):
+        pair.client(options=quiet)
+    assert not caplog.records
+    assert logging.getLogger("hilt.wire").level == level
+    with pytest.raises(DeadlineError):
+        pair.client(options={**quiet, "log_level": logging.WARNING})
+    assert "no learner answers" in said_in(caplog)
+
+
 def test_waiting_so_many_seconds(pair: Pair):
     with pytest.raises(DeadlineError, match=r"within 0.5 s"):
         pair.client(options={"wait_for_server": 0.5, "timeout_ms": 100})

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import resource_tracker, util
 from typing import Any
 
+from hilt.core import trust
 from hilt.core.signals import held_back
 
 KILL_TIMEOUT_S = 60.0
@@ -55,11 +57,13 @@ def process_context(start_method: str) -> Any:
 class ChildProcess(subprocess.Popen[Any]):
     """A program that this process starts, looks after and ends; its command comes from `run_module` or `run_code`."""
 
-    def __init__(self, command: Sequence[str], leaves_signals: bool = True, **options: Any):
-        """`leaves_signals`: it calls `leave_to_parent` first, and until then the signals of `hilt.core.signals` are blocked in it. The
-        `options` are those of `subprocess.Popen`; its input is empty unless they say otherwise."""
+    def __init__(self, command: Sequence[str], leaves_signals: bool = True, env: Mapping[str, str] | None = None, **options: Any):
+        """`leaves_signals`: it calls `leave_to_parent` first, and until then the signals of `hilt.core.signals` are blocked in it.
+        `env` is its environment, by default that of this process; the names that this process trusts are added. The `options` are those
+        of `subprocess.Popen`; its input is empty unless they say otherwise."""
+        environment = {**(os.environ if env is None else env), **trust.for_children()}
         with held_back() if leaves_signals else contextlib.nullcontext():
-            super().__init__(list(command), **{"stdin": subprocess.DEVNULL, **options})
+            super().__init__(list(command), env=environment, **{"stdin": subprocess.DEVNULL, **options})
 
     def ends_within(self, seconds: float) -> bool:
         """Whether it is gone, waiting at most this long."""
@@ -87,7 +91,7 @@ class PipedProcess:
         if preload:
             context.set_forkserver_preload([preload])
         self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=target, args=(theirs, *arguments), name=name, daemon=daemon)
+        self._process = context.Process(target=_run, args=(trust.for_children(), target, theirs, *arguments), name=name, daemon=daemon)
         with held_back():
             resource_tracker.ensure_running()  # on its own: as it starts, it unblocks some of them here
         with held_back():  # the fork server that it may come from has them blocked for good: it ends when this process does
@@ -116,3 +120,8 @@ class PipedProcess:
         self._process.kill()
         self._process.join(KILL_TIMEOUT_S)
         self.pipe.close()
+
+
+def _run(trusted: Mapping[str, str], target: Callable[..., None], *arguments: Any) -> None:
+    trust.inherit(trusted)
+    target(*arguments)

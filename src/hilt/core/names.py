@@ -10,12 +10,13 @@ docs/extending.md has an example of each extension point, and `hilt.core.trust.G
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import os
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from hilt.core import hub, trust
@@ -109,16 +110,30 @@ def load_own(name: str) -> Any:
 def import_named(module: str) -> Any:
     """A module that a user names: an installed one, or one in the current folder, which is looked in last so that it hides nothing."""
     folder = os.getcwd()
-    if module.partition(".")[0] != "hilt" and folder not in sys.path:  # with ours, packages that are missing would be looked for there
-        sys.path.append(folder)
+    is_ours = module.partition(".")[0] == "hilt"  # with ours, packages that are missing would be looked for there
+    if trust.is_command() and not is_ours and folder not in sys.path:
+        sys.path.append(folder)  # for good: a module of the user's may import its neighbors later
     try:
-        return importlib.import_module(module)
+        with contextlib.nullcontext() if is_ours else import_path(folder):
+            return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the module is there, and lacks something itself
         raise ConfigError(
             f"there is no module {error.name!r}, installed or in this folder ({folder}); correct the name {module!r}, or go to its folder."
         ) from error
+
+
+@contextlib.contextmanager
+def import_path(*folders: str) -> Iterator[None]:
+    """Meanwhile modules in these folders can be imported, those that are found elsewhere first."""
+    sys.path.extend(folders)
+    try:
+        yield
+    finally:
+        for folder in folders:
+            with contextlib.suppress(ValueError):  # what was imported may have removed it
+                del sys.path[-1 - sys.path[::-1].index(folder)]  # the last one: another thread, or the user, may have added it, too
 
 
 def _makes(found: Any, kinds: tuple[type, ...]) -> bool:

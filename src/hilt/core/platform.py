@@ -402,10 +402,10 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def choose_renderer() -> None:
-    """Lets MuJoCo render without a screen, unless ``MUJOCO_GL`` says how: on Linux by EGL. On macOS its own choice, CGL, needs none."""
-    if not MACOS:
-        os.environ.setdefault("MUJOCO_GL", "egl")
+def renderer_variables() -> dict[str, str]:
+    """The `environment` with which MuJoCo renders without a screen: on Linux by EGL, unless ``MUJOCO_GL`` names another renderer. On macOS
+    its own choice, CGL, needs no screen."""
+    return {} if MACOS else {"MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl")}
 
 
 def renderer_name() -> str:

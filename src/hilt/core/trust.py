@@ -43,7 +43,7 @@ GROUPS = (
 """Entry points with which an installed package registers what may be named: a short name, and its ``module:attribute``. Each is one
 extension point (`hilt.core.names`)"""
 VARIABLE = "HILT_NAMES"
-"""In its environment a process finds what its parent trusts"""
+"""In its environment a process of ours finds what its parent trusts (`for_children`)"""
 
 
 @dataclass
@@ -60,18 +60,28 @@ class _Word:
     """Names that were read from a file, and the file"""
 
 
-def _inherited() -> _Word:
-    given = json.loads(os.environ.get(VARIABLE, "{}"))
+def _inherited(given: Mapping[str, Any]) -> _Word:
     return _Word(given.get("strict", False), set(given.get("trusted", ())), set(given.get("typed", ())), given.get("from_files", {}))
 
 
-_word = _inherited()
+_word = _inherited(json.loads(os.environ.get(VARIABLE, "{}")))
 
 
-def _export() -> None:
-    """For the processes that this one starts."""
-    told = {"strict": _word.strict, "trusted": sorted(_word.trusted), "typed": sorted(_word.typed), "from_files": _word.from_files}
-    os.environ[VARIABLE] = json.dumps(told)
+def for_children() -> dict[str, str]:
+    """What a process that this one starts must find in its environment to trust the same names."""
+    known = {"strict": _word.strict, "trusted": sorted(_word.trusted), "typed": sorted(_word.typed), "from_files": _word.from_files}
+    return {VARIABLE: json.dumps(known)}
+
+
+def inherit(environment: Mapping[str, str]) -> None:
+    """Trusts what the parent trusts, as it gave it with `for_children`."""
+    global _word
+    _word = _inherited(json.loads(environment[VARIABLE]))
+
+
+def is_command() -> bool:
+    """Whether this process runs a command of ours, or was started by one: then it is ours, and no program that uses Hilt as a library."""
+    return _word.strict
 
 
 # --- questions -----------------------------------------------------------------------------------------------------------------------
@@ -167,29 +177,27 @@ def trust(*words: str) -> None:
         if not is_folder and not re.fullmatch(_MODULE, word) and not NAME.fullmatch(word):
             raise ConfigError(f"--trust {word!r}: expected the name of a module, such as my_tasks, or the path of a folder of code.")
         _word.trusted.add(str(Path(word).resolve()) if is_folder else word)
-    _export()
 
 
 def given(*names: str) -> None:
     """Names that this command gives, or a program or recipe of the user's: their own word."""
     _word.trusted.update(names)
     _word.typed.update(names)
-    _export()
 
 
 @contextlib.contextmanager
 def command_line(words: Sequence[str]) -> Iterator[None]:
     """While a command runs, what its words name and what its parent trusts may be run, and nothing else but what is free."""
     global _word
-    before, told = _word, os.environ.get(VARIABLE)
-    _word = _inherited()
+    before, path = _word, list(sys.path)
+    _word = _inherited(json.loads(os.environ.get(VARIABLE, "{}")))
     _word.strict = True
     given(*_typed(words))
     try:
         yield
     finally:
         _word = before
-        os.environ.pop(VARIABLE) if told is None else os.environ.update({VARIABLE: told})
+        sys.path[:] = path  # `hilt.core.names.import_named` may have added the current folder
 
 
 def _typed(words: Iterable[str]) -> Iterator[str]:
@@ -230,7 +238,6 @@ def came_from(path: Path, data: bytes, settings: Any) -> None:
         known = set(read_json(memory)["trusted"])
     _word.from_files.update({name: str(path) for name in names - _word.typed})
     _word.trusted |= known
-    _export()
     remember(path, data, names, known)
 
 

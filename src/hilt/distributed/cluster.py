@@ -14,10 +14,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hilt.core import trust
 from hilt.core.errors import ConfigError, DeadlineError, optional_module
 from hilt.core.signals import held_back, leave_to_parent
 from hilt.distributed.group import (
@@ -122,8 +123,9 @@ class StoredObject:
 class RankActor:
     """What Ray runs for a rank: a `WorkerHost`, and the ways to it."""
 
-    def __init__(self, rank: int, size: int):
+    def __init__(self, rank: int, size: int, trusted: Mapping[str, str]):
         leave_to_parent()
+        trust.inherit(trusted)
         self._stopped = threading.Event()
         self._standing: CallProgress | None = None
         self._seat = WorkerHost(rank, size, self._stopped.is_set, self._hear)
@@ -213,7 +215,7 @@ class RayGroup(Remote):
                 self._session.together, placement_group_bundle_index=self._first + rank
             )
             options = {"num_cpus": share["CPU"], "num_gpus": share.get("GPU", 0), "max_restarts": 0, "scheduling_strategy": bundle}
-            self._actors.append(actor.options(**options).remote(rank, self.size))
+            self._actors.append(actor.options(**options).remote(rank, self.size, trust.for_children()))
         self._answering = {rank: actor.where.remote() for rank, actor in enumerate(self._actors)}
         self.where = ["a process that did not start"] * self.size
         self.where = self._answers("start", seconds, self._asked)

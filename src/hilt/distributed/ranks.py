@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, HiltError
+from hilt.core.platform import environment
 
 LOOPBACK = "127.0.0.1"
 CONSEQUENCE = "it lost another: "
@@ -92,9 +92,17 @@ class Unjoined(Ranks):
 class Joined(Ranks):
     """A rank of torch.distributed's group of this process. `join` makes it, and `leave` is its end."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout_seconds: float):
+    def __init__(self, store: Any, rank: int, size: int, timeout_seconds: float, host: str = LOOPBACK):
+        """`host`: the address at which the ranks have met."""
         self.rank, self.size, self.timeout_seconds = rank, size, timeout_seconds
-        self._store, self._calls, self._left = store, 0, False
+        self._store, self._calls, self._left, self._host = store, 0, False, host
+
+    def connecting(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, process groups are made: gloo reads which network interface it connects by. If the ranks have met at the loopback
+        address, it is that interface; gloo's own choice would be the computer's outer address."""
+        if self._host != LOOPBACK:
+            return contextlib.nullcontext()
+        return environment({"GLOO_SOCKET_IFNAME": next(name for _, name in socket.if_nameindex() if name.startswith("lo"))})
 
     def sum_(self, tensor: Tensor) -> Tensor:
         self._do("sum_", lambda: dist.all_reduce(tensor))
@@ -198,14 +206,13 @@ def join(address: str, rank: int, size: int, *, name: str = "0", timeout_seconds
         raise ConfigError(f"rank {rank} of {size}: ranks are numbered from 0; give one below {size}.")
     host, port = address.rsplit(":", 1)
     timeout = timedelta(seconds=timeout_seconds)
-    if host == LOOPBACK:  # gloo would listen at this computer's outer address
-        os.environ["GLOO_SOCKET_IFNAME"] = next(n for _, n in socket.if_nameindex() if n.startswith("lo"))
     backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
     try:
         store = dist.PrefixStore(name, dist.TCPStore(host, int(port), is_master=False, timeout=timeout))
-        joined = Joined(store, rank, size, timeout_seconds)
+        joined = Joined(store, rank, size, timeout_seconds, host)
         joined.at("join")
-        dist.init_process_group(backend, store=dist.PrefixStore("torch", store), rank=rank, world_size=size, timeout=timeout)
+        with joined.connecting():
+            dist.init_process_group(backend, store=dist.PrefixStore("torch", store), rank=rank, world_size=size, timeout=timeout)
         dist.all_reduce(torch.zeros(1))  # gloo connects when it has to: from now on, who goes is noticed
     except RuntimeError as error:
         absent = []

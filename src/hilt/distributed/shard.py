@@ -12,8 +12,9 @@ It gives the numbers of `DataParallelOptimizer`, and its checkpoints are the sam
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ from hilt.distributed.ranks import Joined, Ranks
 
 METHODS = ("act", "evaluate", "supervised_loss")
 """Of a policy: what computes with all weights, as `forward` of other modules does"""
+VIEW_WARNING = r"FSDP2-wrapped module .* returned a view"
 
 
 class Sharded(DataParallelOptimizer):
@@ -51,13 +53,13 @@ class Sharded(DataParallelOptimizer):
         if not isinstance(ranks, Joined):
             raise ConfigError("sharding needs ranks that have joined: open the group with joined=True.")
         self.sharding, self.device = sharding, next(module.parameters()).device
-        self._units = _shard(module, sharding, self.device, ranks.size)
+        self._units = _shard(module, sharding, self.device, ranks)
         self._offloaded: dict[str, Tensor] = {}
         self.moments_on = "cpu" if sharding.offload_optimizer else None
         super().__init__(module, settings, ranks, head)
 
     def backward(self, loss: Tensor) -> None:
-        super().backward(loss)
+        _returning_views(super().backward)(loss)  # checkpointed modules are computed again
         if self.sharding.offload_gradients:
             for name, parameter in self.trained.items():
                 if parameter.grad is not None:
@@ -131,14 +133,16 @@ class Sharded(DataParallelOptimizer):
         return whole.cpu() if self.ranks.rank == 0 else torch.empty(0)
 
 
-def _shard(module: nn.Module, sharding: Sharding, device: torch.device, size: int) -> list[FSDPModule]:
+def _shard(module: nn.Module, sharding: Sharding, device: torch.device, ranks: Joined) -> list[FSDPModule]:
     """Divides the module over all ranks; what is gathered together, the whole last."""
     there = {type(part).__name__ for part in module.modules() if part is not module}
     for unit in sharding.units:
         if unit not in there:
             raise UnknownNameError("class of modules in this policy (sharding.units)", unit, there)
+    with ranks.connecting():
+        mesh = init_device_mesh(device.type, (ranks.size,))
     settings = {
-        "mesh": init_device_mesh(device.type, (size,)),
+        "mesh": mesh,
         "offload_policy": CPUOffloadPolicy(pin_memory=device.type == "cuda") if sharding.offload_parameters else OffloadPolicy(),
     }
     units, policy = [part for part in module.modules() if type(part).__name__ in sharding.units], MixedPrecisionPolicy()
@@ -150,11 +154,23 @@ def _shard(module: nn.Module, sharding: Sharding, device: torch.device, size: in
     for unit in sharded:
         unit.set_gradient_divide_factor(1.0)  # losses of all ranks add up, as `DataParallelOptimizer` adds them
         unit.set_force_sum_reduction_for_comms(True)
-    warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view")  # the outputs of a policy are not modified
     for name in METHODS:
         if hasattr(module, name):
             register_fsdp_forward_method(module, name)
+            setattr(module, name, _returning_views(getattr(module, name)))
     return sharded
+
+
+def _returning_views(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method without FSDP's warning that a module returned a view: the outputs of a policy's modules are not modified in place."""
+
+    @functools.wraps(method)
+    def call(*arguments: Any, **named: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", VIEW_WARNING)
+            return method(*arguments, **named)
+
+    return call
 
 
 def _lowered(unit: nn.Module, arguments: Any, named: Any) -> Any:

@@ -18,7 +18,6 @@ import itertools
 import json
 import os
 import random
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ import yaml  # type: ignore[import-untyped]
 from gymnasium import spaces
 
 from hilt.core.errors import ConfigError, DeadlineError, StorageError, UnknownNameError
+from hilt.core.names import import_path
 from hilt.core.trust import permit_folder
 from hilt.envs.task import choose_state
 
@@ -263,9 +263,6 @@ def folder(version: str, task: str, root: str | os.PathLike[str] | None = None) 
 
 
 def _task_class(root: Path, task: str) -> Any:
-    for place in (root, root / "description/utils"):
-        if str(place) not in sys.path:
-            sys.path.append(str(place))
     try:
         return getattr(importlib.import_module(f"envs.{task}"), task)
     except ImportError as error:
@@ -318,7 +315,8 @@ def _quiet(root: Path) -> Iterator[None]:
     here, drawn, drawn_by_numpy = os.getcwd(), random.getstate(), np.random.get_state()
     os.chdir(root)
     try:
-        yield
+        with import_path(str(root), str(root / "description/utils")):
+            yield
     finally:
         os.chdir(here)
         random.setstate(drawn)

@@ -18,6 +18,7 @@ Plain gymnasium environments work as they are (`as_task`), `check_task` tells an
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import re
@@ -30,7 +31,7 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
 from hilt.core.names import ExtensionPoint, import_named, load
-from hilt.core.platform import choose_renderer
+from hilt.core.platform import environment, renderer_variables
 from hilt.core.trust import NAME, permit
 
 STATES = {"train": 50, "eval": 50, "test": 100}
@@ -116,8 +117,11 @@ def make(name: str, **options: Any) -> Env:
         return as_task(TASKS.load(prefix)(rest, **options))
     if is_known:
         raise UnknownNameError("task", name, [known for known in _known_names() if known.startswith(f"{prefix}/")])
-    if not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
-        choose_renderer()  # on Linux, MuJoCo's own choice needs a screen, and aborts the process where there is none
+    with _rendering():
+        return _make(name, options)
+
+
+def _make(name: str, options: dict[str, Any]) -> Env:
     ours: dict[str, Any] = {key: options.pop(key) for key in ("instruction", "states", "success", "step_limit") if key in options}
     module, colon, rest = name.partition(":")
     if rest.isidentifier():
@@ -242,7 +246,8 @@ class PlainTask(gymnasium.Wrapper):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._steps = 0
         if not self._numbers_states:
-            result: tuple[Any, dict[str, Any]] = self.env.reset(seed=seed, options=options)
+            with _rendering():
+                result: tuple[Any, dict[str, Any]] = self.env.reset(seed=seed, options=options)
             return result
         if seed is not None:
             self._draw = np.random.default_rng(seed)
@@ -250,7 +255,8 @@ class PlainTask(gymnasium.Wrapper):
         split = options.pop("split", next(iter(self.initial_states)))
         state = choose_state(self.initial_states, split, options.pop("state", None), self._draw)
         first = list(self.initial_states).index(split) * _SEEDS_PER_SPLIT
-        observation, info = self.env.reset(seed=first + state, options=options or None)
+        with _rendering():
+            observation, info = self.env.reset(seed=first + state, options=options or None)
         return observation, {**info, "succeed": bool(success_of(info)), "split": split, "state": state}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -261,6 +267,10 @@ class PlainTask(gymnasium.Wrapper):
         if succeeded is not None:
             info = {**info, "succeed": succeeded}
         return observation, reward, bool(terminated), truncated, info
+
+    def render(self) -> Any:
+        with _rendering():
+            return self.env.render()
 
 
 def split_to_report(states: Mapping[str, int]) -> str:
@@ -298,6 +308,14 @@ def check_task(env: Env, act: Callable[[Any], Any] | None = None, tolerance: flo
     from hilt.envs.check import findings
 
     return findings(env, act, tolerance)
+
+
+def _rendering() -> contextlib.AbstractContextManager[None]:
+    """Within it, other people's environments make their renderers: when they are imported or made, at a reset, or for the first image.
+
+    On Linux, MuJoCo's own choice needs a screen, and aborts the process where there is none."""
+    has_screen = {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
+    return contextlib.nullcontext() if has_screen else environment(renderer_variables())
 
 
 def _known_names() -> list[str]:

@@ -108,7 +108,7 @@ class Learner:
         known = read_metrics(run, ["episode", "update"])
         self.experience.reported([record["trajectory"] for record in known if record["kind"] == "episode"])
         self._elapsed = max([self._elapsed, *(record.get("elapsed_seconds", 0.0) for record in known)])  # a killed one saved no newer
-        self.server = stack.enter_context(TrainerServer(wire, request_callback=self._answer, log_level=logging.WARNING))
+        self.server = stack.enter_context(TrainerServer(wire, request_callback=self._answer))
         self._run_id = str(read_json(run / "run.json").get("id", "")) if (run / "run.json").exists() else ""
         self.experience.register(self.server, self._run_id)
         self._resumed = checkpoint is not None

@@ -22,10 +22,8 @@ from hilt.wire.keys import ClientKeys
 from hilt.wire.link import Link
 from hilt.wire.probe import ProbeResult, probe
 from hilt.wire.remote import RemoteChannel, RemoteSampler, no_answer
-from hilt.wire.sockets import require_keys
+from hilt.wire.sockets import LeveledLogger, require_keys
 from hilt.wire.weights import Subscriber
-
-logger = logging.getLogger("hilt.wire")
 
 MAX_TEXT = 256
 LONGEST_WAIT_S = 3_600.0
@@ -61,6 +59,8 @@ class TrainerClient:
 
     `wait_for_server` may be True (up to an hour, with a line in the log now and then) or a number of seconds; else the
     learner must answer within `timeout_ms`. Later it may come and go: steps wait in their stores meanwhile.
+
+    Of what this client logs under ``hilt.wire``, records below `log_level` are dropped.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class TrainerClient:
         config: TrainerConfig,
         data_store: QueuedDataStore | None = None,
         data_stores: Mapping[str, QueuedDataStore] | None = None,
-        log_level: int = logging.INFO,
+        log_level: int = logging.NOTSET,
         wait_for_server: bool | float = False,
         timeout_ms: float = 800,
     ):
-        logger.setLevel(log_level)
+        self._logger = LeveledLogger(log_level)
         if not timeout_ms > 0:
             raise ConfigError(f"timeout_ms={timeout_ms!r}: expected milliseconds, above 0.")
         if not isinstance(name, str) or not 0 < len(name) <= MAX_TEXT:
@@ -89,7 +89,7 @@ class TrainerClient:
         self.name, self.config, self.timeout_s = name, config, timeout_ms / 1e3
         self._host, self._stores = server_ip, stores
         self._keys = ClientKeys.load(config.keys, config.key_name) if config.keys is not None else None
-        self._link = Link(name, server_ip, config, self._keys, stores, self.timeout_s)
+        self._link = Link(name, server_ip, config, self._keys, stores, self.timeout_s, self._logger)
         self._subscriber: Subscriber | None = None
         self._on_version: Callable[[int], Any] | None = None
         self._updater: threading.Thread | None = None
@@ -144,7 +144,7 @@ class TrainerClient:
             self._take_turn(seconds)
             return self._link.ask(type, payload, seconds, number, grace=0.0)
         except (DeadlineError, RefusedError) as error:
-            logger.warning("%s", error)
+            self._logger.warning("%s", error)
             return None
         finally:
             self._link.give_up(number)
@@ -182,7 +182,7 @@ class TrainerClient:
             raise ConfigError("this client has a callback for weights already; make one function that does both.")
         self._on_version = on_version
         self._subscriber = Subscriber(
-            self._link.context, self.config, self._host, self._keys, self.name, self._link.boot, callback, on_version=self._acts_with
+            self._link.context, self.config, self._host, self._keys, self.name, self._link.boot, callback, self._acts_with, self._logger
         )
 
     @property
@@ -205,7 +205,7 @@ class TrainerClient:
         self._end()
         for name, store in self._stores.items():
             if len(store):
-                logger.warning("stopped with %d steps for %r that the learner has not acknowledged", len(store), name)
+                self._logger.warning("stopped with %d steps for %r that the learner has not acknowledged", len(store), name)
 
     def _end(self) -> None:
         self._link.close()
@@ -241,7 +241,9 @@ class TrainerClient:
                 raise no_answer("connecting", seconds, address, found.reason)
             if wait == TELL_EVERY_S:
                 rest, why = deadline - time.monotonic(), f"{found.reason}. " if found.reason else ""
-                logger.warning("no learner answers at %s yet; still trying for %.0f s. %sIs it running? %s", address, rest, why, _LOOK)
+                self._logger.warning(
+                    "no learner answers at %s yet; still trying for %.0f s. %sIs it running? %s", address, rest, why, _LOOK
+                )
             wait = TELL_EVERY_S
         if self._link.refusal:
             raise RefusedError(f"the learner at {self._link.address} refuses {self.name!r}: {self._link.refusal}")
@@ -300,7 +302,7 @@ class TrainerClient:
         reported = dict(self._reported)
         while not self._stopped.wait(interval):
             if not (done := self._flush(self.timeout_s, reported)):
-                logger.warning("%s: %s", self.name, done.problem)
+                self._logger.warning("%s: %s", self.name, done.problem)
 
     def _take_turn(self, seconds: float) -> None:
         if self.config.rate_limit is None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import itertools
-import logging
 import random
 import struct
 import time
@@ -28,7 +27,7 @@ import zmq
 from hilt.core.errors import ConfigError
 from hilt.core.platform import filter_listener
 from hilt.wire.config import TrainerConfig
-from hilt.wire.sockets import Socket, listen, router
+from hilt.wire.sockets import EVERYTHING, LeveledLogger, Socket, listen, router
 
 if TYPE_CHECKING:
     from hilt.wire.keys import ServerKeys
@@ -42,20 +41,19 @@ QUIET_SECONDS = 60.0
 
 _EVENTS = zmq.Event.LISTENING | zmq.Event.ACCEPTED | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.HANDSHAKE_FAILED_AUTH
 _number = itertools.count()
-_log = logging.getLogger("hilt.wire")
 
 
 class FloodGuard:
     """Watches a socket's listener. Make it before `bind`, and call `tick` from the thread that owns the socket, when `monitor` is
     readable and about ten times a second besides."""
 
-    def __init__(self, socket: Socket, name: str = "port"):
+    def __init__(self, socket: Socket, name: str = "port", logger: LeveledLogger = EVERYTHING):
         if socket.last_endpoint:
             raise ConfigError("Door: the socket is bound already. Make the door first, then bind.")
         self.strangers = 0
         """Connections that completed no handshake; those that the kernel dropped are not among them."""
         self.closings = 0
-        self._name = name
+        self._name, self._logger = name, logger
         self._random = random.Random()
         self._socket = socket
         self._listeners: list[int] = []
@@ -161,13 +159,13 @@ class FloodGuard:
             try:
                 filter_listener(descriptor, program)
             except OSError as error:  # a kernel or a sandbox without filters: strangers are refused as before, at their price
-                _log.debug("%s: no filter on the listening socket: %s", self._name, error)
+                self._logger.debug("%s: no filter on the listening socket: %s", self._name, error)
 
     def _warn(self, now: float) -> None:
         """Logs a warning when a flood begins, and once a minute while it lasts."""
         if self._warned_at is None or now - self._warned_at >= QUIET_SECONDS:
             strangers = self.strangers + self._accepted - self._succeeded
-            _log.warning(
+            self._logger.warning(
                 "%s: %d connections came without a valid key or in another protocol; during such a flood, new ones may have to "
                 "wait a few seconds. Look for a scanner, or for an actor that tries with the wrong keys.",
                 self._name, strangers - self._strangers_when_warned,
@@ -176,10 +174,12 @@ class FloodGuard:
             self._strangers_when_warned = strangers
 
 
-def open_port(context: zmq.Context[Any], config: TrainerConfig, port: int, keys: ServerKeys | None) -> tuple[Socket, FloodGuard]:
+def open_port(
+    context: zmq.Context[Any], config: TrainerConfig, port: int, keys: ServerKeys | None, logger: LeveledLogger = EVERYTHING
+) -> tuple[Socket, FloodGuard]:
     """A ROUTER socket that listens on a port of the config, behind its door."""
     socket = router(context, config, keys)
-    door = FloodGuard(socket, f"port {port}")
+    door = FloodGuard(socket, f"port {port}", logger)
     try:
         listen(socket, config, port)
     except ConfigError:

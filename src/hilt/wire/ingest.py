@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import threading
 import time
 from collections import deque
@@ -19,8 +18,7 @@ from hilt.replay.log import Log
 from hilt.replay.step_encoder import PackedBlock
 from hilt.replay.transfer.delivered import DeliveredSequence, received_by
 from hilt.replay.writer import RunningEpisodes
-
-logger = logging.getLogger("hilt.wire")
+from hilt.wire.sockets import EVERYTHING, LeveledLogger
 
 LIMITER_RETRY_S = 0.05
 TROUBLE_RETRY_S = 1.0
@@ -91,8 +89,8 @@ class Stream:
 class DataSink:
     """One registered data store."""
 
-    def __init__(self, name: str, store: Any):
-        self.name, self.store = name, store
+    def __init__(self, name: str, store: Any, logger: LeveledLogger = EVERYTHING):
+        self.name, self.store, self._logger = name, store, logger
         self.log: Log | None = store if isinstance(store, Log) else _log_of(store)
         self._insert = _inserter(store, name)
         self._streams: dict[tuple[str, str], Stream] = {}
@@ -183,7 +181,7 @@ class DataSink:
         try:
             outcome.stored = insert_block(block.without(known) if known else block, stream.actor, stream.boot, first + known)
         except Exception:  # one by one, each error has its answer
-            logger.exception("%s: a block of %s was not stored as a whole", self.name, stream.actor)
+            self._logger.exception("%s: a block of %s was not stored as a whole", self.name, stream.actor)
             stream.received = received_by(self.log, stream.actor, stream.boot, self.name, first)
             stream.note(stream.received.high, self.log.appended)
         if outcome.stored:
@@ -206,7 +204,7 @@ class DataSink:
             self._refuse(stream, number, str(error), outcome)
             return True
         except Exception as error:  # the store may be anybody's: its error goes to the sender, and the learner lives on
-            logger.exception("%s: its insert failed on step %d of %s", self.name, number, stream.actor)
+            self._logger.exception("%s: its insert failed on step %d of %s", self.name, number, stream.actor)
             self._refuse(stream, number, f"{type(error).__name__}: {error}", outcome)
             return True
         stream.note(number, self.log.appended if self.log is not None else 0)
@@ -238,7 +236,7 @@ class DataSink:
         try:
             log.sync()
         except HiltError as error:  # the next append reports it to its sender
-            logger.warning("%s: cannot be made power-safe: %s", self.name, error)
+            self._logger.warning("%s: cannot be made power-safe: %s", self.name, error)
 
     @property
     def awaits_sync(self) -> bool:
@@ -250,7 +248,7 @@ class DataSink:
             try:
                 self._insert.forget(actor, boot)
             except HiltError as error:
-                logger.warning("%s: what %s left running could not be ended: %s", self.name, actor, error)
+                self._logger.warning("%s: what %s left running could not be ended: %s", self.name, actor, error)
 
 
 def _steps(block: PackedBlock) -> list[Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
 import re
 import secrets
@@ -26,8 +25,7 @@ from zmq.utils import z85
 
 from hilt.core.errors import ConfigError, FormatError, HiltError
 from hilt.core.files import DISK, storage_errors
-
-_log = logging.getLogger("hilt.wire")
+from hilt.wire.sockets import EVERYTHING, LeveledLogger
 
 LEARNER = "learner"
 DOMAIN = b"hilt"
@@ -272,12 +270,12 @@ class ClientKeys:
 class Gatekeeper:
     """Answers ZeroMQ's question whether a key may come in, for all sockets of a context (RFC 27, ZAP)."""
 
-    def __init__(self, context: zmq.Context[Any], keys: ServerKeys):
+    def __init__(self, context: zmq.Context[Any], keys: ServerKeys, logger: LeveledLogger = EVERYTHING):
         self.let_in = 0
         """How many connections were let in."""
         self.refused = 0
         """How many were not."""
-        self._keys = keys
+        self._keys, self._logger = keys, logger
         self._allowed: dict[bytes, str] = {}
         self._problems: list[str] = []
         self._changed_at: int | None = None
@@ -338,7 +336,7 @@ class Gatekeeper:
             problems = [f"{self._keys.folder}: the keys cannot be read, so no new client is accepted ({error})"]
         for problem in problems:
             if problem not in self._problems:
-                _log.warning("%s", problem)
+                self._logger.warning("%s", problem)
         self._problems, self._changed_at, self._read_at = problems, None if fresh else changed_at, now
 
     def _warn(self, public: bytes, address: bytes) -> None:
@@ -348,4 +346,4 @@ class Gatekeeper:
             self._warned_at = now
             where = ascii(address.decode("latin-1"))[1:60].rstrip("'")
             text = "the key %s, from %s, is not on the list and was refused (%d refused so far). To let it in, put its .pub file into %s."
-            _log.warning(text, fingerprint(public), where, self.refused, self._keys.folder)
+            self._logger.warning(text, fingerprint(public), where, self.refused, self._keys.folder)

@@ -7,7 +7,6 @@ the learner falls silent, and sends less at a time when the network is slow. The
 from __future__ import annotations
 
 import itertools
-import logging
 import secrets
 import threading
 import time
@@ -26,9 +25,7 @@ from hilt.wire.config import TrainerConfig
 from hilt.wire.keys import ClientKeys
 from hilt.wire.remote import GRACE_S, no_answer
 from hilt.wire.requests import copied, raise_error
-from hilt.wire.sockets import Bell, connect, context_for, keep_freed_memory
-
-logger = logging.getLogger("hilt.wire")
+from hilt.wire.sockets import EVERYTHING, Bell, LeveledLogger, connect, context_for, keep_freed_memory
 
 PING_S = 1.0
 MIN_SILENCE_S = 3.0
@@ -103,8 +100,16 @@ class Link:
     """Owns the socket to the learner."""
 
     def __init__(
-        self, actor: str, host: str, config: TrainerConfig, keys: ClientKeys | None, stores: Mapping[str, QueuedDataStore], silence_s: float
+        self,
+        actor: str,
+        host: str,
+        config: TrainerConfig,
+        keys: ClientKeys | None,
+        stores: Mapping[str, QueuedDataStore],
+        silence_s: float,
+        logger: LeveledLogger = EVERYTHING,
     ):
+        self._logger = logger
         self.actor, self.boot = actor, secrets.token_hex(8)
         self.address = "this process" if config.transport == "in-process" else f"{host}:{config.port_number}"
         self.cursors = {name: Cursor(store) for name, store in stores.items()}
@@ -244,7 +249,7 @@ class Link:
                     self.trouble = ""
                 except HiltError as error:  # of a queue on disk: closed, damaged, or without room
                     if str(error) != self.trouble:
-                        logger.error("%s: %s", self.actor, error)
+                        self._logger.error("%s: %s", self.actor, error)
                     self.trouble = str(error)
                     self._stopping.wait(0.2)
         finally:
@@ -285,7 +290,7 @@ class Link:
                     finally:
                         self._changed.notify_all()
             except (FormatError, AttributeError, KeyError, TypeError) as error:
-                logger.warning("a message from %s that cannot be read was dropped: %s", self.address, error)
+                self._logger.warning("a message from %s that cannot be read was dropped: %s", self.address, error)
 
     def _take(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
@@ -302,7 +307,7 @@ class Link:
                 asked.sent_at = 0.0
         elif kind == "refuse":
             if message["why"] != self.refusal:
-                logger.error("the learner at %s refuses %s: %s", self.address, self.actor, message["why"])
+                self._logger.error("the learner at %s refuses %s: %s", self.address, self.actor, message["why"])
             self.refusal, self._instance = message["why"], None
         elif kind == "stranger" and self.is_open:
             self._instance = None
@@ -314,7 +319,9 @@ class Link:
             cursor = self.cursors[name]
             cursor.promises_power = announced["promises_power"]
             if not announced["keeps"]:
-                logger.warning("the learner at %s keeps %r only while it runs; give its store a path= to keep steps", self.address, name)
+                self._logger.warning(
+                    "the learner at %s keeps %r only while it runs; give its store a path= to keep steps", self.address, name
+                )
             # of this learner: the one before it may have had more
             cursor.process_safe = cursor.store.stats()["acknowledged"]
             if "have" in announced:
@@ -329,7 +336,7 @@ class Link:
         for number, why in message.get("refused", ()):
             if number > cursor.process_safe:
                 cursor.refused, cursor.refusal = cursor.refused + 1, why
-                logger.error("the learner refused step %d for %r, which is lost: %s", number, message["store"], why)
+                self._logger.error("the learner refused step %d for %r, which is lost: %s", number, message["store"], why)
         before = cursor.process_safe
         last = cursor.store.last_of(message["boot"])  # of a boot before a power cut, the learner may have more than this queue
         cursor.acknowledged(min(message["process"], last), message["power"] and min(message["power"], last))
@@ -337,7 +344,7 @@ class Link:
             self._patience = 1.0
         if held := message.get("held"):
             if cursor.trouble != held and "rate limiter" not in held:
-                logger.warning("the learner takes no steps for %r now: %s", message["store"], held)
+                self._logger.warning("the learner takes no steps for %r now: %s", message["store"], held)
             cursor.trouble, cursor.wait_until = held, time.monotonic() + float(message["retry"])
         elif cursor.process_safe > before:
             cursor.trouble = ""
@@ -424,7 +431,7 @@ class Link:
             if isinstance(error, ConfigError):  # with other settings it can be sent
                 cursor.wait_until = now + TOO_LARGE_AGAIN_S
                 if cursor.trouble != str(error):
-                    logger.error("a step for %r cannot be sent: %s", name, error)
+                    self._logger.error("a step for %r cannot be sent: %s", name, error)
                 cursor.trouble = str(error)
                 return False
             frames = encode({**message, "packed": None, "items": None, "unsendable": f"it cannot be sent: {error}"})

@@ -6,7 +6,6 @@ acknowledges it, so repeating a request never repeats the work.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import OrderedDict
@@ -16,8 +15,7 @@ from typing import Any
 from hilt.core import errors
 from hilt.core.errors import FormatError, HiltError, RequestError, SchemaError, UnknownNameError
 from hilt.wire.codec import decode, encode
-
-logger = logging.getLogger("hilt.wire")
+from hilt.wire.sockets import EVERYTHING, LeveledLogger
 
 Handler = Callable[[Any, float], Any]
 """Takes the payload and how many seconds there are; returns the answer."""
@@ -38,7 +36,9 @@ class Requests:
         callback: Callable[[str, Any], Any] | None,
         handlers: Mapping[str, Handler],
         answer: Callable[[bytes, dict[str, Any]], None],
+        logger: LeveledLogger = EVERYTHING,
     ):
+        self._logger = logger
         self._types, self._callback, self._handlers, self._answer = types, callback, handlers, answer
         self._clients: OrderedDict[str, _Client] = OrderedDict()
         self._lock = threading.Lock()
@@ -85,7 +85,7 @@ class Requests:
         except HiltError as error:
             reply |= {"error": str(error), "error_kind": type(error).__name__}
         except Exception as error:  # whatever the learner's callback raises goes to the client that asked
-            logger.exception("the request %r failed", name)
+            self._logger.exception("the request %r failed", name)
             reply |= {"error": f"{name}: {type(error).__name__}: {error}", "error_kind": "RequestError"}
         with self._lock:
             self._running -= 1

@@ -34,11 +34,9 @@ from hilt.wire.ingest import TROUBLE_RETRY_S, DataSink, IngestOutcome, Stream
 from hilt.wire.keys import Gatekeeper, ServerKeys
 from hilt.wire.remote import Samplers, channel_requests
 from hilt.wire.requests import Requests
-from hilt.wire.sockets import Bell, context_for, keep_freed_memory, peer_address, require_keys
+from hilt.wire.sockets import Bell, LeveledLogger, context_for, keep_freed_memory, peer_address, require_keys
 from hilt.wire.weights import Publisher
 from hilt.wire.wire_metrics import Counter, Gauge, serve
-
-logger = logging.getLogger("hilt.wire")
 
 SESSIONS = 1_024
 """Connections that are remembered; the one that was silent longest is forgotten first."""
@@ -57,16 +55,17 @@ IDLE_POLL_MS = 250
 
 class TrainerServer:
     """A learner's end of the wire. `data_callback(store_name, {"data": ..., "last_id": ...})` is called with steps that
-    were stored; `request_callback(type, payload)` answers custom requests. Both run beside the learner's own thread."""
+    were stored; `request_callback(type, payload)` answers custom requests. Both run beside the learner's own thread.
+    Of what this server logs under ``hilt.wire``, records below `log_level` are dropped."""
 
     def __init__(
         self,
         config: TrainerConfig,
         data_callback: Callable[[str, dict[str, Any]], Any] | None = None,
         request_callback: Callable[[str, Any], Any] | None = None,
-        log_level: int = logging.INFO,
+        log_level: int = logging.NOTSET,
     ):
-        logger.setLevel(log_level)
+        self._logger = LeveledLogger(log_level)
         require_keys(config, config.bind_ip, "listening on")
         self.config, self.metrics = config, CollectorRegistry(auto_describe=True)
         self.instance = secrets.token_hex(8)
@@ -74,7 +73,7 @@ class TrainerServer:
         self._data_callback = data_callback
         self._keys = ServerKeys.load(config.keys, config.key_name) if config.keys is not None else None
         self._context = context_for(config)
-        self._gatekeeper = Gatekeeper(self._context, self._keys) if self._keys is not None else None
+        self._gatekeeper = Gatekeeper(self._context, self._keys, self._logger) if self._keys is not None else None
         self._sinks: dict[str, DataSink] = {}
         self._channels: dict[str, Channel[Any]] = {}
         self._sessions: dict[bytes, _Session] = {}
@@ -86,12 +85,12 @@ class TrainerServer:
         self._replies: deque[tuple[bytes, dict[str, Any]]] = deque()
         self._samplers = Samplers(self._sinks)
         handlers = {**self._samplers.handlers(), **channel_requests(self._channels)}
-        self._requests = Requests(config.request_types, request_callback, handlers, self._answer)
+        self._requests = Requests(config.request_types, request_callback, handlers, self._answer, self._logger)
         with ExitStack() as undo:
             undo.callback(self._context_gone)
-            self._socket, self._door = open_port(self._context, config, config.port_number, self._keys)
+            self._socket, self._door = open_port(self._context, config, config.port_number, self._keys, self._logger)
             undo.callback(close_port, self._socket, self._door)
-            self._publisher = Publisher(self._context, config, self._keys)
+            self._publisher = Publisher(self._context, config, self._keys, self._logger)
             undo.callback(self._publisher.close)
             self._endpoint = serve(self.metrics, config.metrics_port) if config.metrics_port is not None else None
             undo.pop_all()
@@ -109,7 +108,7 @@ class TrainerServer:
             raise ConfigError(f"{name}: a data store needs insert(transition), and {type(data_store).__name__} has none.")
         if name in self._sinks:
             raise ConfigError(f"{name}: a data store of this name is registered already; choose another name.")
-        sink = DataSink(name, data_store)
+        sink = DataSink(name, data_store, self._logger)
         if sink.log is not None and len(sink.log):  # no version shall mean two sets of weights
             versions = sink.log.read(sink.log.all().keys(), ["policy_version"])["policy_version"]
             self._publisher.raise_to(int(versions.max()))
@@ -213,10 +212,10 @@ class TrainerServer:
                 self._handle(frames, decode(frames[1:]))
             except FormatError as error:
                 self._counters.malformed.add(1)
-                logger.debug("a message that cannot be read was dropped: %s", error)
+                self._logger.debug("a message that cannot be read was dropped: %s", error)
             except Exception:  # one message shall not end the service for all others
                 self._counters.malformed.add(1)
-                logger.exception("a message was dropped")
+                self._logger.exception("a message was dropped")
             if self._stopping.is_set():
                 return
 
@@ -317,7 +316,7 @@ class TrainerServer:
             self._counters.malformed.add(1)
             outcome = IngestOutcome(held=f"the learner cannot read it: {error}", retry=TROUBLE_RETRY_S)
         except Exception as error:  # whatever it is, its sender shall know, and try again
-            logger.exception("steps for %s from %s could not be taken", name, session.actor)
+            self._logger.exception("steps for %s from %s could not be taken", name, session.actor)
             for other in self._sessions.values():
                 if other.streams.get((name, stream.boot)) is stream:
                     self._let_go(other, (name, stream.boot))  # what is stored of it is known from the log
@@ -343,7 +342,7 @@ class TrainerServer:
         try:
             self._data_callback(sink.name, {"data": transitions, "last_id": stream.process_safe})
         except Exception:  # the steps are stored; what the learner's own function makes of them is no reason to stop serving
-            logger.exception("data_callback failed on steps for %s", sink.name)
+            self._logger.exception("data_callback failed on steps for %s", sink.name)
 
     def _tell_power_safe(self) -> None:
         for sink in list(self._sinks.values()):
@@ -374,7 +373,7 @@ class TrainerServer:
         try:
             self._socket.send_multipart([receiver, *frames], zmq.NOBLOCK, copy=False)
         except zmq.Again:
-            logger.debug("an answer was dropped: its receiver does not take any; it will ask again")
+            self._logger.debug("an answer was dropped: its receiver does not take any; it will ask again")
 
     def _forget_silent(self) -> None:
         old = time.monotonic() - SILENT_S

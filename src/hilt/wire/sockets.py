@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import sys
 import threading
@@ -20,10 +21,29 @@ if TYPE_CHECKING:
     from hilt.wire.keys import ClientKeys, ServerKeys
 
 Socket = zmq.Socket[bytes]
+logger = logging.getLogger("hilt.wire")
 HEARTBEAT_MS = 1_000
 SILENCE_MS = 5_000
 """Seconds of silence after which a peer counts as disconnected: a pulled cable sends no message."""
 DRAIN_BYTES = 4_096
+
+
+class LeveledLogger(logging.LoggerAdapter):  # type: ignore[type-arg]
+    """The logger ``hilt.wire`` as one server or client uses it: it drops records below a level of its own.
+
+    The level of ``hilt.wire`` itself belongs to the application, and is left as it is.
+    """
+
+    def __init__(self, level: int = logging.NOTSET):
+        super().__init__(logger, {})
+        self._level = level
+
+    def isEnabledFor(self, level: int) -> bool:
+        return level >= self._level and super().isEnabledFor(level)
+
+
+EVERYTHING = LeveledLogger()
+"""Drops no record."""
 
 
 def context_for(config: TrainerConfig) -> zmq.Context[Any]:

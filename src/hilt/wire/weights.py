@@ -10,7 +10,6 @@ sees that it goes on, and it copies what has come into memory it already owns wh
 from __future__ import annotations
 
 import errno
-import logging
 import secrets
 import threading
 import time
@@ -29,11 +28,11 @@ from hilt.wire import sockets
 from hilt.wire.codec import decode, encode
 from hilt.wire.config import TrainerConfig
 from hilt.wire.flood_guard import close_port, open_port
+from hilt.wire.sockets import EVERYTHING, LeveledLogger
 
 if TYPE_CHECKING:
     from hilt.wire.keys import ClientKeys, ServerKeys
 
-logger = logging.getLogger("hilt.wire")
 
 ASK_S = 1.0
 """An actor repeats its question so often. It is also how the learner knows that it is there."""
@@ -59,9 +58,11 @@ KEPT_BYTES = 256 << 20
 class Publisher:
     """The learner's side. One thread answers the actors; `publish` may be called from any other."""
 
-    def __init__(self, context: zmq.Context[Any], config: TrainerConfig, keys: ServerKeys | None = None):
+    def __init__(
+        self, context: zmq.Context[Any], config: TrainerConfig, keys: ServerKeys | None = None, logger: LeveledLogger = EVERYTHING
+    ):
         self._config = config
-        self._socket, self._door = open_port(context, config, config.broadcast_port, keys)
+        self._socket, self._door = open_port(context, config, config.broadcast_port, keys, logger)
         self._socket.set(zmq.ROUTER_MANDATORY, 1)  # an actor that is gone is an error, and forgotten
         self.instance = secrets.token_hex(8)
         """Who numbered these versions: a restarted learner is another one, and its newest counts whatever its number."""
@@ -252,8 +253,10 @@ class Subscriber:
         boot: str,
         callback: Callable[[Any], object],
         on_version: Callable[[int], object] | None = None,
+        logger: LeveledLogger = EVERYTHING,
     ):
         """`on_version(version)` is called after the callback has returned, when the actor really acts with these weights."""
+        self._logger = logger
         self._connect = partial(sockets.connect, context, config, host, config.broadcast_port, keys)
         self._where = "in-process" if config.transport == "in-process" else f"{host}:{config.broadcast_port}"
         self._largest = config.max_message_bytes
@@ -305,7 +308,7 @@ class Subscriber:
         if self._thread is not threading.current_thread():
             self._thread.join(CLOSE_S)
             if self._thread.is_alive():
-                logger.warning("%s: the callback for weights is still running after %g s; it is left behind.", self._name, CLOSE_S)
+                self._logger.warning("%s: the callback for weights is still running after %g s; it is left behind.", self._name, CLOSE_S)
 
     def _run(self) -> None:
         try:
@@ -336,7 +339,7 @@ class Subscriber:
             self._patience = min(1.5 * self._patience, SILENCE_MOST_S)
             self._heard, self._asked = now, False
             self._renewed += 1
-            logger.warning("%s: nothing from the learner at %s; trying again with a new connection.", self._name, self._where)
+            self._logger.warning("%s: nothing from the learner at %s; trying again with a new connection.", self._name, self._where)
         if self._asked and now < self._ask_at:
             return
         want = {"kind": "want", "seq": self._seq, "have": self._have, "instance": self._instance, "name": self._name, "boot": self._boot}
@@ -411,7 +414,7 @@ class Subscriber:
         try:
             return _Incoming(instance, version, sizes, self._blocks.take(_places(sizes)[1]))
         except MemoryError:
-            logger.error("%s: no memory for %d bytes of weights, version %d left out.", self._name, sum(sizes), version)
+            self._logger.error("%s: no memory for %d bytes of weights, version %d left out.", self._name, sum(sizes), version)
             self._instance, self._have = instance, version
             self._ask_anew()
             return None
@@ -427,7 +430,7 @@ class Subscriber:
             payload = decode(incoming.frames()).get("payload")
         except FormatError as error:
             self._malformed += 1
-            logger.error("%s: weights, version %d, are unreadable and left out: %s", self._name, incoming.version, error)
+            self._logger.error("%s: weights, version %d, are unreadable and left out: %s", self._name, incoming.version, error)
             return
         with self._lock:
             if self._closing:
@@ -440,7 +443,7 @@ class Subscriber:
                 self._on_version(incoming.version)
         except Exception:  # the callback is the user's, and the next weights may suit it
             self._failed += 1
-            logger.exception("%s: the callback for weights, version %d, failed; waiting for the next.", self._name, incoming.version)
+            self._logger.exception("%s: the callback for weights, version %d, failed; waiting for the next.", self._name, incoming.version)
         finally:
             with self._lock:
                 self._calling = False

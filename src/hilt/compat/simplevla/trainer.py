@@ -23,6 +23,7 @@ from hilt.compat.simplevla.hf_rollout import get
 from hilt.compat.simplevla.script_settings import run_of
 from hilt.compat.simplevla.workers import CriticWorker, RobActorRolloutRefWorker
 from hilt.core.errors import ConfigError
+from hilt.core.platform import environment
 from hilt.policies.vla.tokens import load_tokenizer, openvla_prompt
 from hilt.recipes.simplevla_names import UnknownSuiteError, suites
 from hilt.vla.config import Rewards
@@ -213,12 +214,11 @@ class RayTrainer:
         if self._run is None:
             self.init_workers()
         run = self._run
-        for name, value in run.environment.items():
-            os.environ.setdefault(name, value)
         for line in run.lines:
             logger.info("%s", line)
         config = resume_run(run.folder, "simplevla", ()) if is_run(run.folder) else begin_run(run.folder, "simplevla", run.config)
-        return train(config, run.folder, say=lambda text: logger.info("%s", text))
+        with environment({name: os.environ.get(name, value) for name, value in run.environment.items()}):  # its processes inherit it
+            return train(config, run.folder, say=lambda text: logger.info("%s", text))
 
 
 def _check_tokenizer(given: Any, checkpoint: str) -> None:

@@ -22,19 +22,18 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import ConfigError, HiltError, UnknownNameError, optional_module
-from hilt.core.platform import choose_renderer, renderer_name
+from hilt.core.platform import environment, renderer_name, renderer_variables
 from hilt.envs.rotations import Array, from_matrix, inverse, multiply, normalized, scalar_first, scalar_last
 from hilt.envs.tabletop.scene import FINGER_TRAVEL, mjcf
 from hilt.envs.tabletop.scene import TIMESTEP as TIMESTEP
 
-choose_renderer()  # it is read when mujoco is imported
-os.environ.setdefault("LP_NUM_THREADS", "0")  # Mesa's software renderer: threads do not help pictures this small
 RENDERING_CURE = (
     "`hilt doctor` tells which library is missing (Debian: apt install libegl1 libgl1); MUJOCO_GL=osmesa (libosmesa6) works without a "
     "graphics driver, and MUJOCO_GL=disable simulates without pictures."
 )
 try:
-    mujoco = optional_module("mujoco", "the tabletop simulation", "sim")
+    with environment(renderer_variables()):  # it is read when mujoco is imported
+        mujoco = optional_module("mujoco", "the tabletop simulation", "sim")
 except (AttributeError, OSError, RuntimeError) as error:  # what PyOpenGL raises without its libraries
     raise HiltError(f"mujoco does not start with MUJOCO_GL={renderer_name()} ({error}): {RENDERING_CURE}") from error
 
@@ -337,9 +336,10 @@ class _Renderer:
         kind = renderer_name()
         try:
             module = importlib.import_module(f"mujoco.{kind}") if kind in ("egl", "osmesa") else mujoco
-            self._gl = module.GLContext(width, height)
-            self._gl.make_current()
-            self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
+            with environment({"LP_NUM_THREADS": os.environ.get("LP_NUM_THREADS", "0")}):  # Mesa's: threads do not help images this small
+                self._gl = module.GLContext(width, height)
+                self._gl.make_current()
+                self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
             mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         except Exception as error:
             raise HiltError(f"no picture can be rendered with MUJOCO_GL={kind} ({error}): {RENDERING_CURE}") from error
