@@ -100,8 +100,8 @@ def test_no_line_comes_twice_although_nothing_moves(progress: Progress, out: io.
         for _ in range(100):
             clock.time += LINE_S
             progress.tick()
-        progress.say("a line", err=True)
-        progress.say("a line", err=True)
+        progress.notify("a line", err=True)
+        progress.notify("a line", err=True)
     lines = out.getvalue().splitlines()
     assert len(lines) == 102 and all(one != other for one, other in itertools.pairwise(lines))
     assert lines[0] == "copying: 500,000 of 1,000,000, about 11 s left", "the rate falls while nothing moves"
@@ -231,8 +231,8 @@ def test_a_terminal_gets_bars(monkeypatch: pytest.MonkeyPatch, clock: Clock, cap
     with progress.phase("exam, before", total=100) as move, progress.phase("importing torch"):
         clock.time += 10
         move(50)
-        progress.say("a word", err=True)
-        progress.say("into a pipe")
+        progress.notify("a word", err=True)
+        progress.notify("into a pipe")
         print("this too", file=sys.stdout)
         progress._screen.refresh()
     text = out.getvalue()
@@ -240,7 +240,7 @@ def test_a_terminal_gets_bars(monkeypatch: pytest.MonkeyPatch, clock: Clock, cap
     assert capsys.readouterr().out == "into a pipe\nthis too\n", "the standard output is a pipe: what it is given stays there"
     monkeypatch.setattr(sys, "stdout", out)
     with progress.phase("exam, after"):
-        progress.say("above the bar")
+        progress.notify("above the bar")
     assert "above the bar" in out.getvalue().replace("\x1b", "\n").replace("K", "\n").splitlines()
     with progress.phases() as report:
         report("again", 1, 2)

@@ -154,12 +154,12 @@ def ran(run, *changes, fails="", said=None):
 
     said = [] if said is None else said
 
-    def say(line):
+    def notify(line):
         if fails and line.startswith("step 0:") and not any(before.startswith("step 0:") for before in said):
             (run / fails).touch()  # once: without a checkpoint, it is validated again
         said.append(line)
 
-    train(settings, run, say=say)
+    train(settings, run, notify=notify)
     names = ("episodes", "successes", "policy_loss", "gradient_norm", "validation_success")
     found = {}
     for record in read_metrics(run, ["update"]):

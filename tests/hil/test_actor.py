@@ -149,7 +149,7 @@ def acting(learner: Learner, folder: Path, until: Callable[[], bool], name: str 
         assert time.monotonic() < deadline, f"it took too long; the actor said {lines}"
         return until()
 
-    return act(learner.config, folder, name, stop=stop, say=lines.append)
+    return act(learner.config, folder, name, stop=stop, notify=lines.append)
 
 
 @pytest.mark.parametrize("learner", [{"random_steps": 9}], indirect=True)

@@ -137,7 +137,7 @@ def test_the_run_ends_with_its_learner_and_leaves_no_process(tmp_path: Path, mon
     said: list[str] = []
     looks: list[int] = []
     phases: list[str] = []
-    outcome = train(Hil(), tmp_path, say=said.append, look=lambda: looks.append(1), report=lambda name, *_: phases.append(name))
+    outcome = train(Hil(), tmp_path, notify=said.append, look=lambda: looks.append(1), report=lambda name, *_: phases.append(name))
     assert phases == ["waiting until the learner has started", "waiting until the learner and the actors have ended"]
     assert outcome.ended and not outcome.restarts and len(looks) >= 2 and len(started(said)) == 3 and gone(started(said))
 
@@ -152,7 +152,7 @@ def test_processes_of_a_hilt_train_that_was_killed_are_awaited(tmp_path: Path, m
     threads = [threading.Timer(0.4 * number, lock.__exit__) for number, lock in enumerate(locks, 1)]
     for thread in threads:
         thread.start()
-    assert train(Hil(), tmp_path, say=said.append).ended
+    assert train(Hil(), tmp_path, notify=said.append).ended
     assert f"is still at work in {tmp_path}: waiting until it has ended" in said[0] and not any(thread.is_alive() for thread in threads)
 
 
@@ -162,7 +162,7 @@ def test_stopped_from_outside_all_are_asked_and_who_does_not_hear_is_killed(tmp_
     scripts(monkeypatch, learner=WAITS, actor_1=deaf)
     said: list[str] = []
     ready = [tmp_path / "logs" / f"{name}.log" for name in ("learner", "actor-1")]
-    outcome = train(Hil(), tmp_path, say=said.append, stop=lambda: all(path.exists() and path.read_text() for path in ready))
+    outcome = train(Hil(), tmp_path, notify=said.append, stop=lambda: all(path.exists() and path.read_text() for path in ready))
     assert not outcome.ended and said[-1] == "actor-1 did not end within 2 s: killed" and gone(started(said))
 
 
@@ -171,12 +171,12 @@ def test_an_error_of_a_process_is_the_error_of_the_run_in_its_own_words(tmp_path
     scripts(monkeypatch, learner=WAITS, actor_1=says)
     said: list[str] = []
     with pytest.raises(HiltError, match=r"^actor-1: the arm is not there\. Switch it on\.$"):
-        train(Hil(), tmp_path, say=said.append)
+        train(Hil(), tmp_path, notify=said.append)
     assert gone(started(said))
     scripts(monkeypatch, learner="1 / 0", actor_1=WAITS)
     words = r"learner ended with exit code 1; its last words, from .*learner\.log:\nTraceback(.|\n)*ZeroDivisionError"
     with pytest.raises(HiltError, match=words):
-        train(Hil(), tmp_path, say=said.append)
+        train(Hil(), tmp_path, notify=said.append)
     assert gone(started(said))
 
 
@@ -195,7 +195,7 @@ def test_launch_restarts_killed_processes_up_to_three_times_a_minute(tmp_path: P
     thread = threading.Thread(target=kill)
     thread.start()
     with pytest.raises(HiltError, match=r"actor-1 was killed 4 times within a minute, last by SIGKILL\. Find out by whom"):
-        train(Hil(), tmp_path, say=said.append)
+        train(Hil(), tmp_path, notify=said.append)
     thread.join()
     assert sum("is started again" in line for line in said) == 3 and "by SIGSEGV and is started again" in "".join(said)
     assert gone(started(said))
@@ -205,7 +205,7 @@ def test_launch_prints_the_page_address_at_once(tmp_path: Path, monkeypatch: pyt
     page = "import time; print('actor: episode 1'); print('open http://127.0.0.1:8080/?token=a', flush=True); time.sleep(600)"
     scripts(monkeypatch, learner=WAITS, actor_1=page)
     said: list[str] = []
-    train(Hil(), tmp_path, say=said.append, stop=lambda: any("open http" in line for line in said))
+    train(Hil(), tmp_path, notify=said.append, stop=lambda: any("open http" in line for line in said))
     assert "actor-1: open http://127.0.0.1:8080/?token=a" in said and not any("episode" in line for line in said)
 
 

@@ -102,7 +102,7 @@ def test_a_pipe_gets_a_line_now_and_then(tmp_path: Path, monkeypatch):
     out = io.StringIO()
     with Live(tmp_path, limits={"max_steps": 100}, file=out, beat=False) as shown:
         shown.look()
-        shown.say("recording [20] demonstrations")
+        shown.notify("recording [20] demonstrations")
         write(tmp_path, {"kind": "event", "event": "imitates the demonstrations first"})
         shown.look()
         write(tmp_path, {"update": 10, "step": 40, "updates_per_second": 5.0})
@@ -185,6 +185,6 @@ def test_a_terminal_gets_a_table(tmp_path: Path, monkeypatch):
         assert "since it began" in out.getvalue() and "recording: 1 of 4" in out.getvalue()
         write(tmp_path, {"update": 10, "step": 40, "updates_per_second": 5.0}, episode(True))
         shown.look()
-        shown.say("a word")
+        shown.notify("a word")
     text = out.getvalue()
     assert "pick" in text and "0:18 left" in text and "100% of the last 1 episodes" in text and "a word" in text and "\x1b[" in text

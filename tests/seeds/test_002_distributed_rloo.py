@@ -191,7 +191,8 @@ def from_plan(folder: Path, text: str = PLAN) -> Any:
 
 def trainers(collect: Collecting, tasks: list[str], ranks: int, said: list[str], pool: Any = None) -> list[Collector]:
     return [
-        Collector(collect, tasks, pool or ToyPool(slots=2), GAME, rank=rank, ranks=ranks, seed=0, say=said.append) for rank in range(ranks)
+        Collector(collect, tasks, pool or ToyPool(slots=2), GAME, rank=rank, ranks=ranks, seed=0, notify=said.append)
+        for rank in range(ranks)
     ]
 
 

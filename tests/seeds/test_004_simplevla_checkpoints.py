@@ -202,7 +202,7 @@ def test_a_copy_that_breaks_off_is_said_and_training_goes_on(tmp_path: Path, mon
     monkeypatch.setattr(UrlFolder, "upload", breaks_once)
     settings = config("checkpoint_period=1", "max_steps=2", "copy_to=memory://there/run", *QUIET)
     begin_run(tmp_path / "run", "toy", settings)
-    assert train(settings, tmp_path / "run", say=said.append).step == 2
+    assert train(settings, tmp_path / "run", notify=said.append).step == 2
     (line,) = [line for line in said if "the network is down" in line]
     assert line.startswith("after step 1: the copy was not made, training goes on")
     assert any("the network is down" in record.get("event", "") for record in read_metrics(tmp_path / "run", ["event"]))

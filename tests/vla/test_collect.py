@@ -26,7 +26,7 @@ SMALL = Collecting(group_size=2, data_batch_size=4, retries=0)
 
 def made(pool=None, tasks=("a", "b"), said=None, rank=0, ranks=1, **changes):
     tell = said.append if said is not None else (lambda text: None)
-    return Collector(replace(SMALL, **changes), list(tasks), pool or ToyPool(), GAME, rank=rank, ranks=ranks, seed=3, say=tell)
+    return Collector(replace(SMALL, **changes), list(tasks), pool or ToyPool(), GAME, rank=rank, ranks=ranks, seed=3, notify=tell)
 
 
 def steps(collector, count, policy=None, **options):

@@ -47,7 +47,7 @@ def test_failures_are_passed_over_and_words_may_be_given(tmp_path: Path):
     log, said = write_log(tmp_path / "a", [(5, "put", False), (3, "take", None), (4, "", True)]), list[str]()
     with pytest.raises(ConfigError, match="an episode has no instruction; give instruction=TEXT"):
         opened(tmp_path, log)
-    lessons = opened(tmp_path, log, instruction="go", say=said.append)
+    lessons = opened(tmp_path, log, instruction="go", notify=said.append)
     assert [len(one.keys) for one in lessons.lessons] == [3, 4] and said == ["1 episodes that failed are passed over"]
     assert {row["instruction"] for row in lessons.batch(lessons.rows(), 1)[0]} == {"go"}
     assert len(opened(tmp_path, log, instruction="go", successes_only=False)) == 12
@@ -66,7 +66,7 @@ def test_another_format_becomes_a_log_once(tmp_path: Path):
     path = FOLDER / "rlds/bridge_like/1.0.0"
     for _ in range(2):
         report = lambda *given: phases.append(given)  # noqa: E731
-        lessons = Demonstrations([path], tmp_path / "data", names, "go", say=said.append, report=report)
+        lessons = Demonstrations([path], tmp_path / "data", names, "go", notify=said.append, report=report)
         assert lessons.batch(lessons.rows([0])[:1], 2)[0][0]["full_image"].dtype == np.uint8
         lessons.close()
     reading = [(f"reading {path}, episodes", done, 3) for done in (1, 2, 3)]

@@ -63,7 +63,7 @@ def test_a_task_each_and_on_after_a_rank_was_killed_or_all_were_stopped(tmp_path
 
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()
-    assert started(killed, say=said.append).reason == "max_steps"
+    assert started(killed, notify=said.append).reason == "max_steps"
     thread.join(60)
     assert any("rank 1 of 2 is gone: its process was killed by SIGKILL" in line and "started again" in line for line in said)
     assert same(whole, killed) and told(whole) == told(killed)
@@ -79,5 +79,5 @@ def test_with_another_number_of_ranks_what_was_learned_goes_on(tmp_path: Path):
     started(run, "max_steps=1")
     here = ["placement.kind=here", "placement.ranks=1", "placement.wait_seconds=600"]
     one = resume_run(run, "", [*here, "max_steps=2"])
-    assert train(one, run, say=said.append).step == 2
+    assert train(one, run, notify=said.append).step == 2
     assert any("had 2 ranks that collect and has 1 now: what was learned goes on, collecting begins anew" in line for line in said)

@@ -128,7 +128,7 @@ def test_the_first_validation_of_a_run_without_a_checkpoint_is_recorded_once(tmp
 def test_a_policy_that_never_succeeds_is_mentioned(tmp_path: Path):
     settings, said = config(*SMALL, tasks=["tests.vla.toy_vla:hopeless"]), list[str]()
     begin_run(tmp_path / "run", "toy", settings)
-    train(settings, tmp_path / "run", say=said.append)
+    train(settings, tmp_path / "run", notify=said.append)
     assert [line for line in said if "none of 24 episodes in training succeeded" in line and "after step 3" in line]
 
 
@@ -199,7 +199,7 @@ def test_a_surplus_that_somebody_removed_is_collected_anew(tmp_path: Path):
     started(run, *SMALL, "max_steps=1", "collect.groups_at_once=3")
     with Log.open(run / "rollouts" / "rank-0") as log:
         log.delete(log.trajectories()[-1])
-    assert resumed(run, "max_steps=2", say=said.append).step == 2
+    assert resumed(run, "max_steps=2", notify=said.append).step == 2
     assert any("rank 0: 1 groups that were carried over are no longer in" in line for line in said)
 
 
@@ -312,7 +312,7 @@ def test_a_run_in_which_every_group_succeeds_ends_as_solved(tmp_path: Path, monk
     easy = {"tasks": ["tests.vla.toy_vla:easy"], "collect": {"group_size": 8, "data_batch_size": 64, "dynamic_sampling": True}}
     settings = config("max_steps=50", "algorithm.batch.trajectories_per_step=0", "solved_steps=2", "validation.before=false", **easy)
     begin_run(run, "", settings)
-    done = train(settings, run, say=said.append)
+    done = train(settings, run, notify=said.append)
     assert (done.reason, done.step) == ("solved", 2) and (run / "policy").is_dir() and checkpoint.numbers(run) == [2]
     assert any("all members of all 32 groups" in line for line in said)
     ended = read_json(run / "run.json")["ended"]
@@ -426,7 +426,7 @@ def test_a_lost_episode_of_a_validation_is_a_failure_and_told(tmp_path: Path):
     said: list[str] = []
     settings = config("max_steps=0", "task_options.fails=3", "collect.retries=0")
     begin_run(tmp_path / "run", "", settings)
-    train(settings, tmp_path / "run", say=said.append)
+    train(settings, tmp_path / "run", notify=said.append)
     card = read_json(tmp_path / "run/evaluations" / f"eval-00000000-{UP}" / "evaluation.json")
     assert card["episodes"] == 5 and card["errors"] == 1 and "the lamp is broken" in card["outcomes"][3]["error"]
     assert any("2 lost" in line for line in said)

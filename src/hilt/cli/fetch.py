@@ -30,11 +30,11 @@ def fetch(
     """
     with PROGRESS.phases() as report:
         found = transfer.fetch(name, report)
-    PROGRESS.say(f"{found.files} files, {found.size / 1e6:,.1f} MB, in {found.folder}")
+    PROGRESS.notify(f"{found.files} files, {found.size / 1e6:,.1f} MB, in {found.folder}")
     if found.left_out:
-        PROGRESS.say(f"left on the Hub, for they are not data that Hilt reads: {_named(found.left_out)}")
+        PROGRESS.notify(f"left on the Hub, for they are not data that Hilt reads: {_named(found.left_out)}")
     use = "hilt data inspect" if hub.parse(name).kind == "dataset" else "hilt train vla_tabletop policy="
-    PROGRESS.say(f"use it as: {use}{' ' * (use[-1] != '=')}{found.name}")
+    PROGRESS.notify(f"use it as: {use}{' ' * (use[-1] != '=')}{found.name}")
 
 
 @pushing.command()
@@ -48,8 +48,8 @@ def push(
     with PROGRESS.phases() as report:
         pushed = transfer.push(folder, name, public, report)
     if pushed.left_out:
-        PROGRESS.say(f"not pushed, for they are not data that hilt fetch takes: {_named(pushed.left_out)}")
-    PROGRESS.say(f"{pushed.files} files pushed as {pushed.name}\nelsewhere: hilt fetch {pushed.name}")
+        PROGRESS.notify(f"not pushed, for they are not data that hilt fetch takes: {_named(pushed.left_out)}")
+    PROGRESS.notify(f"{pushed.files} files pushed as {pushed.name}\nelsewhere: hilt fetch {pushed.name}")
 
 
 def _check_kind(folder: Path, name: hub.Name) -> None:

@@ -107,19 +107,19 @@ class Terminal:
 
     def begin(self, s: RecordingSummary) -> None:
         if s.unfinished:
-            PROGRESS.say(f"{s.unfinished} unfinished episode{'s' * (s.unfinished > 1)} of a session that was killed: dropped")
+            PROGRESS.notify(f"{s.unfinished} unfinished episode{'s' * (s.unfinished > 1)} of a session that was killed: dropped")
         for note in s.notes:
-            PROGRESS.say(note)
+            PROGRESS.notify(note)
         self.printed = len(s.notes)
         if s.complete:
             option = "--successes-needed" if self._settings.successes_needed else "--episodes"
-            PROGRESS.say(f"{s.path} already has {s.have}: {option} {s.have + s.wanted} records {s.wanted} more")
+            PROGRESS.notify(f"{s.path} already has {s.have}: {option} {s.have + s.wanted} records {s.wanted} more")
             return
-        PROGRESS.say(f"recording into {s.path}: have {self._have(s)}")
+        PROGRESS.notify(f"recording into {s.path}: have {self._have(s)}")
         if url := getattr(self._device, "url", ""):
-            PROGRESS.say(f"open {url}")
+            PROGRESS.notify(f"open {url}")
         if self._device.name == "keyboard":
-            PROGRESS.say(keys())
+            PROGRESS.notify(keys())
 
     def step(self, s: RecordingSummary) -> None:
         if (passed := time.monotonic() - self._shown[0]) > 0.5:
@@ -131,12 +131,12 @@ class Terminal:
     def episode(self, recorded: Recorded, s: RecordingSummary) -> None:
         how = {True: "success", False: "no success", None: "success unknown"}[recorded.success]
         what = f"dropped: {recorded.dropped}" if recorded.dropped else f"{how}, power-safe"
-        PROGRESS.say(f"episode {s.attempts}: {_many(recorded.steps, 'step')}, {what}; have {self._have(s)}")
+        PROGRESS.notify(f"episode {s.attempts}: {_many(recorded.steps, 'step')}, {what}; have {self._have(s)}")
 
     def end(self, s: RecordingSummary) -> None:
         if not self._ending:
             self._ending = True
-            PROGRESS.say("finishing the videos" + (": Ctrl-C leaves them to the next session" if s.stopped else ""))
+            PROGRESS.notify("finishing the videos" + (": Ctrl-C leaves them to the next session" if s.stopped else ""))
         self._report("finishing the videos", s.videos, s.episodes)
 
     def _have(self, s: RecordingSummary) -> str:

@@ -87,7 +87,7 @@ def train_command(
     undone = contextlib.nullcontext() if resume else undone_if_nothing_is_kept(folder)
     with undone, stop_signals() as stopped, _live(folder, config) as screen:
         stop, debug = (lambda: bool(stopped)), bool(context.find_root().params.get("debug"))
-        outcome = run_all(config, folder, say=screen.say, stop=stop, report=screen.report, debug=debug)
+        outcome = run_all(config, folder, notify=screen.notify, stop=stop, report=screen.report, debug=debug)
     killed = ", ".join(f"{name} {count}" for name, count in outcome.restarts.items())
     typer.echo(f"{'ended' if outcome.ended else 'stopped'}: {folder}" + (f"; killed and started again: {killed}" if killed else ""))
     typer.echo("\n" + "\n".join(_next(folder, outcome.ended)))
@@ -109,8 +109,8 @@ def learner_command(
     from hilt.hil.launch import demonstrate, with_demonstrations
     from hilt.hil.learner import Learner
 
-    with _ending() as stopped, _shown(folder, config) as (say, report):
-        demonstrate(config, folder, say, lambda: bool(stopped), report)
+    with _ending() as stopped, _shown(folder, config) as (notify, report):
+        demonstrate(config, folder, notify, lambda: bool(stopped), report)
         report(f"opening {config.task}")
         env = spaces(config)
         report("")
@@ -150,7 +150,7 @@ def actor_command(
         config = chosen(config, spaces(config))[0]
     with _ending() as stopped, PROGRESS.phases() as report:
         folder = spool or Path("spools") / plain(name)
-        acted = act(config, folder, name, stop=lambda: bool(stopped), say=PROGRESS.say, report=report)
+        acted = act(config, folder, name, stop=lambda: bool(stopped), notify=PROGRESS.notify, report=report)
     typer.echo(f"{acted.reason}: {acted.steps:,} steps, {acted.episodes:,} episodes")
     if acted.spooled and config.store == "log":
         typer.echo(f"{acted.spooled:,} steps wait for the learner; the same command sends them")
@@ -210,7 +210,7 @@ def _shown(folder: Path, config: Hil) -> Iterator[tuple[Callable[[str], None], R
         yield typer.echo, silent
         return
     with _live(folder, config) as screen:
-        yield screen.say, screen.report
+        yield screen.notify, screen.report
 
 
 def _words(recipe: str | None, overrides: list[str] | None) -> tuple[str, list[str]]:

@@ -55,9 +55,9 @@ def sft(
         def watch(step: int, values: dict[str, float]) -> None:
             if "validation_loss" in values:
                 best = "the lowest so far" if values["best_step"] == step else f"the lowest was at step {values['best_step']:.0f}"
-                PROGRESS.say(f"step {step:,} of {config.max_steps:,}: validation loss {values['validation_loss']:.4f}, {best}")
+                PROGRESS.notify(f"step {step:,} of {config.max_steps:,}: validation loss {values['validation_loss']:.4f}, {best}")
 
-        done = train(config, folder, say=PROGRESS.say, watch=watch, stop=lambda: bool(stopped), report=report)
+        done = train(config, folder, notify=PROGRESS.notify, watch=watch, stop=lambda: bool(stopped), report=report)
     goes_on = f"hilt train sft --run {folder} --resume"
     if not done.best_step:
         typer.echo(f"stopped after {done.step:,} steps, before there was anything to keep\n\n{goes_on}")

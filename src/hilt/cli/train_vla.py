@@ -55,8 +55,8 @@ def run(
     undone = contextlib.nullcontext() if resume else undone_if_nothing_is_kept(folder)
     with undone, stop_signals() as stopped, live(folder, config) as screen:
         for line in (*also, *config.arithmetic(), *precision.lines(config, folder, resume)):
-            screen.say(line)
-        done = train(config, folder, say=screen.say, stop=lambda: bool(stopped), report=screen.report)
+            screen.notify(line)
+        done = train(config, folder, notify=screen.notify, stop=lambda: bool(stopped), report=screen.report)
     why = in_words(config, done)
     kept = "" if done.best_step < 0 else f"; the policy of step {done.best_step} is kept" + _share(done.success)
     waited = f" and {done.waited} that only collected" * bool(done.waited)

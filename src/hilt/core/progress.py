@@ -51,7 +51,7 @@ def silent(phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
     """The `Report` that shows nothing."""
 
 
-def paced(say: Callable[[str], None], interval_s: float = 5.0, now: Callable[[], float] = time.monotonic) -> Report:
+def paced(notify: Callable[[str], None], interval_s: float = 5.0, now: Callable[[], float] = time.monotonic) -> Report:
     """A `Report` that prints lines: one when a phase begins, then one every `interval_s` seconds, and one at the end of a counted phase."""
     phases, said, last = Phases(now), 0.0, ""
 
@@ -59,7 +59,7 @@ def paced(say: Callable[[str], None], interval_s: float = 5.0, now: Callable[[],
         nonlocal said, last
         before, one = phases.current, phases.turn(phase, done, total, note)
         if one is not None and (one is not before or now() - said >= interval_s or one.ended) and (text := one.text()) != last:
-            say(text)
+            notify(text)
             said, last = now(), text
 
     return report
@@ -207,7 +207,7 @@ class Progress:
         with self._lock:
             self._line, self._shown = "", self._now()
 
-    def say(self, text: str, err: bool = False) -> None:
+    def notify(self, text: str, err: bool = False) -> None:
         """A line of the command's own on the standard output, or beside the phases (`err`). Within phases it takes the place of `echo`,
         which would write into a bar."""
         text = printable(text)

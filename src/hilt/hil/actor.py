@@ -81,14 +81,14 @@ def act(
     name: str = "actor-1",
     *,
     stop: Callable[[], bool] = lambda: False,
-    say: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
     report: Report = silent,
     patience_s: float = PATIENCE_S,
 ) -> Acted:
-    """Acts until the run ends, somebody presses stop, or `stop()` is true. `say` gets a line now and then."""
+    """Acts until the run ends, the operator presses stop, or `stop()` returns True. `notify` is called with lines of text for the user."""
     report(f"opening {config.task}")
     with make_env(config, operator=True) as env:
-        actor = Actor(config, env, folder, name, stop, say, patience_s, report)
+        actor = Actor(config, env, folder, name, stop, notify, patience_s, report)
         try:
             actor.run()
         finally:
@@ -106,14 +106,14 @@ class Actor:
         folder: Path,
         name: str,
         stop: Callable[[], bool],
-        say: Callable[[str], None],
+        notify: Callable[[str], None],
         patience_s: float,
         report: Report = silent,
     ):
         encoder = replace(config.agent.encoder)  # its own: the learner may say in which precision it computes
         config = replace(config, agent=replace(config.agent, encoder=encoder))
         self._report = report
-        self._config, self._env, self._folder, self._stop, self._say, self._patience_s = config, env, folder, stop, say, patience_s
+        self._config, self._env, self._folder, self._stop, self._notify, self._patience_s = config, env, folder, stop, notify, patience_s
         self._states = attribute(env, "initial_states", {SPLIT: 1})
         if SPLIT not in self._states:
             raise ConfigError(f"{config.task} has initial states for {', '.join(self._states)}: a run needs the split {SPLIT!r}.")
@@ -137,7 +137,7 @@ class Actor:
         self._closing = threading.Event()
         self._teller = threading.Thread(target=self._tell, name="hilt-actor-tells", daemon=True)
         self._rate, self._timing = _rate(env, config)
-        self._contact = Contact(env, config, say)
+        self._contact = Contact(env, config, notify)
         self._clock = time.time() - time.perf_counter()  # one that never goes back, whatever happens to the computer's
         self._began = time.monotonic()
 
@@ -147,10 +147,10 @@ class Actor:
         self._connect()
         if self._client is not None:
             for line in warnings(self._config):
-                self._say(line)
+                self._notify(line)
             attribute(self._env, "connect", lambda: None)()
             if url := getattr(attribute(self._env, "device", None), "url", ""):
-                self._say(f"open {url}")
+                self._notify(f"open {url}")
             self._teller.start()
         while not self._ended():
             self._episode()
@@ -207,7 +207,7 @@ class Actor:
             if info.get(TASK_SUCCESS) not in (None, success_of(info)):
                 how += f" by the classifier, and the task itself says {'success' if info[TASK_SUCCESS] else 'no success'}"
             by = f", {human} by a person" if human else ""
-            self._say(f"episode {self.acted.episodes}: {steps} steps{by}, {how}, return {total:g}; weights {self.acted.version}")
+            self._notify(f"episode {self.acted.episodes}: {steps} steps{by}, {how}, return {total:g}; weights {self.acted.version}")
 
     def _step(self, before: Any) -> tuple[Any, float, bool, dict[str, Any], Source]:
         """One step, which the spool has when this returns."""
@@ -346,7 +346,7 @@ class Actor:
         self._weights = Weights()
         client.recv_network_callback(self._weights.arrived, self._weights.numbered)
         waiting = f"; {len(self._spool)} steps wait for it" if self._spool else ""
-        self._say(f"{name}: the learner is at {host}:{config.port_number}{waiting}")
+        self._notify(f"{name}: the learner is at {host}:{config.port_number}{waiting}")
         return client
 
     def _greeted(self, config: TrainerConfig) -> Mapping[str, Any]:
@@ -401,7 +401,7 @@ class Actor:
         try:
             answer = self._client.request("send-stats", words, timeout_ms=1e3 * ANSWER_S)
         except HiltError as error:  # it could not take what it was told; acting goes on
-            self._say(f"the learner: {error}")
+            self._notify(f"the learner: {error}")
             return
         if answer is not None:
             self._over = self._over or bool(answer["stop"])

@@ -21,8 +21,8 @@ POLL_INTERVAL_S = 0.1
 class Contact:
     """Waits for an operator who is out of reach. Nothing moves and no step is made; `lost` is what the learner is told."""
 
-    def __init__(self, env: Env, config: Hil, say: Callable[[str], None]):
-        self._env, self._say = env, say
+    def __init__(self, env: Env, config: Hil, notify: Callable[[str], None]):
+        self._env, self._notify = env, notify
         self._seconds = config.lost_contact_seconds if config.lost_contact == "policy" else float("inf")
         self.lost, self._times, self._waited = False, 0, 0.0
 
@@ -35,16 +35,16 @@ class Contact:
             waited = time.monotonic() - began
             if not reading.lost or {*reading.events} - {"toggle"}:
                 self.lost = False
-                self._say(f"{CONTACT} is back after {waited:.0f} s: the run goes on") if said else None
+                self._notify(f"{CONTACT} is back after {waited:.0f} s: the run goes on") if said else None
             elif waited >= self._seconds:
                 self._env.get_wrapper_attr("release")()
                 self.lost = False
-                self._say(f"{CONTACT} has been lost for {waited:.0f} s: the policy goes on. {self._address()}")
+                self._notify(f"{CONTACT} has been lost for {waited:.0f} s: the policy goes on. {self._address()}")
             else:
                 self._times, waits = self._times + (not waits), True  # not for the step after a pause, which is marked as lost, too
                 if waited >= REPORT_AFTER_S and not said:
                     said = True
-                    self._say(f"{CONTACT} is lost: nothing moves, the run is paused{self._until()}. {self._address()}")
+                    self._notify(f"{CONTACT} is lost: nothing moves, the run is paused{self._until()}. {self._address()}")
                 time.sleep(POLL_INTERVAL_S)
         self._waited += time.monotonic() - began
         self.lost = False

@@ -55,10 +55,10 @@ logger = logging.getLogger("hilt.hil")
 class Experience:
     """The two logs and the batches drawn from them. `agent` says which observations it sees, and makes the features of a frozen encoder."""
 
-    def __init__(self, run: Path, config: Hil, env: HasSpaces, agent: Any, say: Callable[[str], None] = logger.info):
+    def __init__(self, run: Path, config: Hil, env: HasSpaces, agent: Any, notify: Callable[[str], None] = logger.info):
         schema = Schema.declare(columns_for(config, env))
-        self._config, self._agent, self._say = config, agent, say
-        self.demos, self.log = open_logs(run, config, schema, say)
+        self._config, self._agent, self._notify = config, agent, notify
+        self.demos, self.log = open_logs(run, config, schema, notify)
         self.online, self.human = self.log.all(), self.log.by_source("human") - self.log.where("lost", lambda lost: lost)
         self._demonstrations, self._collected = self.demos.all(), self.online.only(())
         self._draws = {"online": bridge.generator(config.seed), "demo": bridge.generator(config.seed + 1)}
@@ -71,7 +71,7 @@ class Experience:
         discount = config.agent.rlpd.discount
         self._returns = NStep(config.n_step, discount, also=tuple(path for path in plain if path == GRASP))
         seen, views = [*agent.image_paths, *agent.proprio], {"log": self.online, "demos": self._demonstrations}
-        kept = partial(KeptSteps, columns=plain, seen=seen, n=config.n_step, discount=discount, say=say)
+        kept = partial(KeptSteps, columns=plain, seen=seen, n=config.n_step, discount=discount, notify=notify)
         self._kept = {name: kept(view, states=agent.states, width=agent.width) for name, view in views.items()} if agent.frozen else {}
         self._foresight = {name: Foresight(config.agent.encoder.pretrain_predict) for name in ("log", "demos")}
         self._foresight["demos"].read(self.demos, self.demos.trajectories())
@@ -169,7 +169,7 @@ class Experience:
         batch = source.sample(batch_size, keys=self._columns if images or not self._kept else None)
         online = batch.counts.get("online", 0)
         if online == batch_size and not self._alone:
-            self._say("there are no demonstrations and no take-overs yet: batches are all online")
+            self._notify("there are no demonstrations and no take-overs yet: batches are all online")
             self._alone = True
         return finish(batch, online)
 
@@ -372,16 +372,16 @@ def _goes_on(steps: Snapshot, last: Array, first: Array) -> bool:
 # Importing
 
 
-def open_logs(run: Path, config: Hil, schema: Schema, say: Callable[[str], None]) -> tuple[Log, Log]:
+def open_logs(run: Path, config: Hil, schema: Schema, notify: Callable[[str], None]) -> tuple[Log, Log]:
     """(demos, log), made at the first start with all that is to be imported; later ones find them."""
     folder = config.checkpoint_path
     asked = {"demo_path": [_within(run, path) for path in config.demo_path], "checkpoint_path": folder}
     makers: dict[str, Callable[[Log], dict[str, int]]] = {
         "demos": lambda log: {
-            **{path: import_dataset(log, path, say) for path in expanded(config.demo_path)},
-            **import_buffer(log, folder, "human", say),
+            **{path: import_dataset(log, path, notify) for path in expanded(config.demo_path)},
+            **import_buffer(log, folder, "human", notify),
         },
-        "log": lambda log: import_buffer(log, folder, "online", say),
+        "log": lambda log: import_buffer(log, folder, "online", notify),
     }
     capacity = {"demos": None, "log": config.replay_buffer_capacity}
     for name, fill in makers.items():
@@ -391,7 +391,7 @@ def open_logs(run: Path, config: Hil, schema: Schema, say: Callable[[str], None]
                     counted = fill(log)
                 write_json(run / f"imported_{name}.json", {**asked, "steps": counted})
             for path, steps in counted.items():
-                say(f"{steps} steps imported from {path}")
+                notify(f"{steps} steps imported from {path}")
     _check_same(run, asked)
     demos = Log.open(run / "demos", schema=_known(run / "demos", schema))
     try:

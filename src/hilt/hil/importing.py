@@ -95,25 +95,25 @@ def expanded(paths: Sequence[str]) -> list[str]:
     return list(out.values())
 
 
-def import_dataset(log: Log, path: str, say: Callable[[str], None]) -> int:
+def import_dataset(log: Log, path: str, notify: Callable[[str], None]) -> int:
     """All episodes of a dataset in any format, or of a recording of `hilt record`."""
     dataset = open_dataset(path)
-    report, count = paced(say), 0
+    report, count = paced(notify), 0
     for number, done in enumerate(decode(dataset, 0, EpisodeChange())):
         report(f"importing {path}, episodes", number, len(dataset))
         count += _add(log, done.result()[0], path)
     for note, times in dataset.notes.counts.items():
-        say(f"{path}: {note}" + (f" ({times} times)" if times > 1 else ""))
+        notify(f"{path}: {note}" + (f" ({times} times)" if times > 1 else ""))
     return count
 
 
-def import_buffer(log: Log, path: str, kind: str, say: Callable[[str], None]) -> dict[str, int]:
+def import_buffer(log: Log, path: str, kind: str, notify: Callable[[str], None]) -> dict[str, int]:
     """One of the two buffers of a HIL-SERL folder. An intervention that is in both is online data that a person made."""
     if not path:
         return {}
     check_buffers(path)
     dataset: Any = open_dataset(Path(path), "hil-serl")
-    report, count = paced(say), 0
+    report, count = paced(notify), 0
     for number, done in enumerate(decode(dataset, 0, EpisodeChange())):
         report(f"importing {path}, {kind} episodes", number, len(dataset))
         if dataset.kind_of(number) == kind:

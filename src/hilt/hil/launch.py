@@ -95,7 +95,7 @@ resume_run, resumed_settings = KIND.resume, KIND.resumed
 
 
 def demonstrate(
-    config: Hil, run: Path, say: Callable[[str], None], stop: Callable[[], bool] = lambda: False, report: Report = silent
+    config: Hil, run: Path, notify: Callable[[str], None], stop: Callable[[], bool] = lambda: False, report: Report = silent
 ) -> None:
     """Records the demonstrations that the run is to have and does not have yet."""
     if not config.demonstrations:
@@ -106,7 +106,7 @@ def demonstrate(
     indices = config.agent.action_indices
     script = {**({"action_indices": indices} if indices else {}), **config.demonstration_options}
     wanted = Settings(config.task, task_options(config), config.demonstrations, seed=config.seed, observations=config.observations)
-    record_with_script(wanted, run / "demonstrations", lambda: task(config), script, say, stop, report)
+    record_with_script(wanted, run / "demonstrations", lambda: task(config), script, notify, stop, report)
 
 
 def with_demonstrations(config: Hil, run: Path) -> Hil:
@@ -141,29 +141,31 @@ def train(
     config: Hil,
     run: Path,
     *,
-    say: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
     look: Callable[[], None] = lambda: None,
     stop: Callable[[], bool] = lambda: False,
     report: Report = silent,
     debug: bool = False,
 ) -> LaunchOutcome:
-    """Runs learner and actors until the learner ends, an actor's operator presses stop, or `stop()` is true; `look` is called now and then.
+    """Runs learner and actors until the learner ends, the operator of an actor presses stop, or `stop()` returns True.
 
-    A process that fails ends the run with its own words; one that is killed from outside is started again. None is left behind.
+    `notify` is called with each line of text for the user, `report` with the progress of each phase (`hilt.core.progress`), and `look`
+    periodically. If a process fails, the run ends with its error message; if one is killed from outside, it is started again. When this
+    function returns, no process is left.
     """
     check(config)
-    demonstrate(config, run, say, stop, report)
+    demonstrate(config, run, notify, stop, report)
     children = {name: Child(name, command, run / "logs" / f"{name}.log") for name, command in commands(config, run, debug).items()}
     children["learner"].patience_s = END_S + SAVING_S
     outcome = LaunchOutcome()
-    _await_former(run, say, stop, report)
+    _await_former(run, notify, stop, report)
     known: int | None = _size(run / METRICS)
     report("waiting until the learner has started")
     try:
         if not stop():
             for child in children.values():
                 child.start()
-                say(f"{child.name}: process {child.pid}, says what it does in {child.log}")
+                notify(f"{child.name}: process {child.pid}, says what it does in {child.log}")
         while not stop() and not outcome.ended:
             time.sleep(POLL_INTERVAL_S)
             look()
@@ -172,35 +174,35 @@ def train(
                 known = None
             for child in children.values():
                 for line in child.news():
-                    say(f"{child.name}: {line}")
-                outcome.ended |= _looked_after(child, outcome, say)
+                    notify(f"{child.name}: {line}")
+                outcome.ended |= _looked_after(child, outcome, notify)
         report("waiting until the learner and the actors have ended")
-        end(children.values(), say)
+        end(children.values(), notify)
         for child in children.values():
             if child.failed:
                 raise child.error()
     except BaseException:  # of one of them, of this process, or Ctrl-C where nobody has taken it: the others end in order
-        end(children.values(), say)
+        end(children.values(), notify)
         raise
     finally:
-        end(children.values(), say, at_once=True)
+        end(children.values(), notify, at_once=True)
         look()
     return outcome
 
 
-def _await_former(run: Path, say: Callable[[str], None], stop: Callable[[], bool], report: Report) -> None:
+def _await_former(run: Path, notify: Callable[[str], None], stop: Callable[[], bool], report: Report) -> None:
     """If `hilt train` was killed, its processes are about to end; who is still there after a while is named by the new ones."""
     deadline, said = time.monotonic() + END_S, False
     folders = [run, *sorted(run.glob("actors/*/spool"))]
     while (there := [who for folder in folders if (who := writer_of(folder))]) and time.monotonic() < deadline and not stop():
         if not said:
-            say(f"{there[0]} is still at work in {run}: waiting until it has ended")
+            notify(f"{there[0]} is still at work in {run}: waiting until it has ended")
         said = True
         report(f"waiting until {there[0]} has ended")
         time.sleep(POLL_INTERVAL_S)
 
 
-def _looked_after(child: Child, outcome: LaunchOutcome, say: Callable[[str], None]) -> bool:
+def _looked_after(child: Child, outcome: LaunchOutcome, notify: Callable[[str], None]) -> bool:
     """Whether this one has ended in order, and the run with it."""
     code = child.poll()
     if code is None or code == 0:
@@ -212,7 +214,7 @@ def _looked_after(child: Child, outcome: LaunchOutcome, say: Callable[[str], Non
         often = f"{RESTARTS_PER_MINUTE + 1} times within a minute, last by {_signal(code)}"
         raise HiltError(f"{child.name} was killed {often}. Find out by whom; --resume goes on.")
     child.start()
-    say(f"{child.name} was killed by {_signal(code)} and is started again, process {child.pid}")
+    notify(f"{child.name} was killed by {_signal(code)} and is started again, process {child.pid}")
     return False
 
 
@@ -284,14 +286,14 @@ class Child:
         return HiltError(f"{self.name} ended with exit code {self.poll()}; its last words, from {self.log}:\n{last}")
 
 
-def end(children: Any, say: Callable[[str], None], at_once: bool = False) -> None:
+def end(children: Any, notify: Callable[[str], None], at_once: bool = False) -> None:
     """Asks all to end, waits for them, and kills who does not."""
     for child in children:
         child.ask_to_end()
     began = time.monotonic()
     for child in sorted(children, key=lambda child: child.patience_s):
         if not child.wait(began + (1.0 if at_once else child.patience_s) - time.monotonic()):
-            say(f"{child.name} did not end within {child.patience_s:g} s: killed") if not at_once else None
+            notify(f"{child.name} did not end within {child.patience_s:g} s: killed") if not at_once else None
             child.kill()
 
 
@@ -301,7 +303,7 @@ def _with_ports(config: Hil) -> Hil:
     return build(config, {"wire": {"port": wire.port or free[0], "broadcast_port": wire.broadcast_port or free[1]}})
 
 
-def own_ports(config: Hil, say: Callable[[str], None] = lambda text: None) -> Hil:
+def own_ports(config: Hil, notify: Callable[[str], None] = lambda text: None) -> Hil:
     """For a run that starts both sides itself: where one of the usual ports is taken, both are free ones. Ports that were asked for, and
     those at which actors of other machines look, stay."""
     wire, usual = config.wire, Wire()
@@ -309,7 +311,7 @@ def own_ports(config: Hil, say: Callable[[str], None] = lambda text: None) -> Hi
     if asked or not (taken := [port for port in (wire.port, wire.broadcast_port) if _taken(wire.host, port)]):
         return config
     config = _with_ports(build(config, {"wire": {"port": 0, "broadcast_port": 0}}))
-    say(f"port {taken[0]} is taken: this run uses {config.wire.port} and {config.wire.broadcast_port}")
+    notify(f"port {taken[0]} is taken: this run uses {config.wire.port} and {config.wire.broadcast_port}")
     return config
 
 

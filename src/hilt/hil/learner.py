@@ -95,12 +95,12 @@ class Learner:
         path = run / COLLECTED
         self._collected: dict[str, Any] = read_json(path) if path.exists() else {}
         self._elapsed = self._collected.get("elapsed", 0.0)
-        checkpoint = latest(run, self.say)
+        checkpoint = latest(run, self.notify)
         self.agent = make_agent(config, env)
         if checkpoint is not None:
             self.agent.load_state_dict(checkpoint.agent)
-        self.say("opens the logs" + ", and imports into them what the run begins with" * (not (run / "log").exists()))
-        self.experience = load_own(STORES[config.store])(run, config, env, self.agent, self.say)
+        self.notify("opens the logs" + ", and imports into them what the run begins with" * (not (run / "log").exists()))
+        self.experience = load_own(STORES[config.store])(run, config, env, self.agent, self.notify)
         stack.callback(self.experience.close)
         if checkpoint is not None:
             self.update, self._elapsed = checkpoint.update, max(self._elapsed, checkpoint.state["elapsed"])
@@ -172,7 +172,7 @@ class Learner:
                 raise stopped(self._alarm, self.run_folder)
             return LearnerSummary(self._reason, self.update, self.experience.total)
 
-    def say(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """To whoever looks on."""
         logger.info("%s", text)
         self.metrics.event(text, update=self.update, step=self.experience.total if hasattr(self, "experience") else 0)
@@ -207,7 +207,7 @@ class Learner:
             made = self.agent.updates - before
             told = f"{error}{f' Before it, in the same step, the critics had {made} good updates, which stay.' if made else ''}"
             if self._skipped_in_a_row == 1:
-                self.say(f"update {self.update + 1:,} is left out: {told}")
+                self.notify(f"update {self.update + 1:,} is left out: {told}")
             if self._skipped_in_a_row == MAX_SKIPPED:
                 rate, run = self.config.agent.rlpd.learning_rate, self.run_folder
                 note_end(run, "not_finite", self.update, f"{MAX_SKIPPED} updates in a row were not finite")
@@ -253,7 +253,7 @@ class Learner:
         settings, said = self.config.agent.encoder, time.monotonic()
         whom = "the demonstrations first" if part == "demonstrations" else "demonstrations and take-overs, from scratch"
         phase = Phase(f"imitates {whom}", settings.pretrain_updates, self.agent.imitations, "updates")
-        self.say(phase.text())
+        self.notify(phase.text())
         while self._pretraining():
             if self._over():
                 return
@@ -262,7 +262,7 @@ class Learner:
                 info = self.agent.imitate(batch, encoder=True)
                 phase.move(self.agent.imitations, note=f"loss {info['imitation_loss']:.3f}")
             if time.monotonic() - said >= TELL_S or not self._pretraining():
-                self.say(phase.text())
+                self.notify(phase.text())
                 said = time.monotonic()
             self._look()
 
@@ -280,7 +280,7 @@ class Learner:
             return
         trajectories = self._collected["trajectories"]
         steps = self.experience.collect(trajectories)
-        self.say(f"collected {len(trajectories)} successful episodes, of {steps} steps: pretraining is repeated with these")
+        self.notify(f"collected {len(trajectories)} successful episodes, of {steps} steps: pretraining is repeated with these")
         self.agent.begin_anew()
         if self.config.agent.normalize_proprio:
             self.agent.fit_proprio(self.experience.demonstrated())
@@ -317,7 +317,7 @@ class Learner:
         if self._said == 0.0:
             self._said = now if self.update else now - TELL_S
         if now - self._said >= TELL_S:
-            self.say(f"waits: {why}")
+            self.notify(f"waits: {why}")
             self._said = now
 
     def _over(self) -> bool:
@@ -384,7 +384,7 @@ class Learner:
         if self._saver.busy:
             return
         if self._saver.error is not None:
-            self.say(f"the checkpoint before was not written, and learning goes on: {self._saver.error}")
+            self.notify(f"the checkpoint before was not written, and learning goes on: {self._saver.error}")
         state = {"elapsed": self._seconds(), "experience": self.experience.state(), "seed": self.config.seed}
         if self._saver.save(self.update, self.agent.state_dict(), state):
             self._saved_at, self._saved_update, self._owes = time.monotonic(), self.update, False
@@ -415,13 +415,13 @@ class Learner:
     def _report(self, card: Mapping[str, Any]) -> None:
         """Tells what an evaluation gave, and puts it beside the other figures."""
         if "error" in card:
-            self.say(f"evaluation: {card['error']}")
+            self.notify(f"evaluation: {card['error']}")
             return
         goal = self.config.goal
         enough = "which reaches the goal" if card["success"] >= goal.success else f"the goal is {goal.success:.0%}"
         low, high = card["low"], card["high"]
         share = f"{card['successes']} of {card['episodes']} evaluation states, {low:.0%} to {high:.0%}; {enough}"
-        self.say(f"evaluation of update {card['update']:,}: success in {share}")
+        self.notify(f"evaluation of update {card['update']:,}: success in {share}")
         values = {f"validation_{name}": float(card[name]) for name in ("success", "episodes", "low", "high", "update", "seconds")}
         self._write({**values, "validation_outcomes": card["pairs"]})
 
@@ -505,9 +505,9 @@ class Learner:
         return self.experience.total - self._collected["online"] if "online" in self._collected else 0
 
     def _end(self) -> None:
-        self.say(f"ends: {self._reason}, after {self.update} updates with {self.experience.total} online steps")
+        self.notify(f"ends: {self._reason}, after {self.update} updates with {self.experience.total} online steps")
         if self._goal is not None and self._reason == "goal":
-            self.say(f"the policy that reached the goal is the last checkpoint, of update {self._goal.last:,}")
+            self.notify(f"the policy that reached the goal is the last checkpoint, of update {self._goal.last:,}")
         with contextlib.suppress(HiltError):  # of the one before; the last one is what counts
             self._saver.wait(SAVE_S)
         if self._update_of and not self._pretraining():

@@ -101,10 +101,10 @@ class KeptSteps:
         width: int,
         n: int,
         discount: float,
-        say: Callable[[str], None],
+        notify: Callable[[str], None],
     ):
         self.table = StateTable(width, {path: view.log.schema.columns[path] for path in columns})
-        self._view, self._seen, self._states, self._say = view, list(seen), states, say
+        self._view, self._seen, self._states, self._notify = view, list(seen), states, notify
         self._n, self._discount = n, discount
         self._slots: dict[int, int] = {}
         self._previous: dict[int, int] = {}  # the slot of the step that each one follows
@@ -155,7 +155,7 @@ class KeptSteps:
                 self._forget(key)
             new = (there - self._done).keys()
             if len(new) >= MANY:
-                self._say(f"the features of {len(new)} steps are made, which takes a while")
+                self._notify(f"the features of {len(new)} steps are made, which takes a while")
             for first in range(0, len(new), AT_ONCE):
                 self._add(steps, new[first : first + AT_ONCE])
         self._done = there

@@ -309,8 +309,8 @@ def check_stop_on(names: Iterable[str], facts: RunFacts) -> None:
 class AlarmWatch:
     """Looks at a run as it goes: its alarms are said, and written into metrics.jsonl as events and into run.json."""
 
-    def __init__(self, run: Path, facts: RunFacts, metrics: Metrics, say: Callable[[str], None], stop_on: Iterable[str] = ()):
-        self._card, self._metrics, self._say, self._stop_on = run / "run.json", metrics, say, set(stop_on)
+    def __init__(self, run: Path, facts: RunFacts, metrics: Metrics, notify: Callable[[str], None], stop_on: Iterable[str] = ()):
+        self._card, self._metrics, self._notify, self._stop_on = run / "run.json", metrics, notify, set(stop_on)
         self.alarms = Alarms(facts)
         for record in read_metrics(run, ["update", "event"]):  # of a run that goes on
             if record["kind"] == "update":
@@ -327,7 +327,7 @@ class AlarmWatch:
             event: dict[str, Value] = {"event": change.text, "alarm": change.name, "stops": stops}
             event[f"alarm/{change.name}"] = float(change.raised)
             self._metrics.write("event", event, update=update, step=step)
-            self._say(change.text)
+            self._notify(change.text)
             if change.raised and self._card.is_file():
                 card = read_json(self._card)
                 told = {"name": change.name, "update": update, "text": change.text}

@@ -244,7 +244,7 @@ class Live:
             self._live.stop()
             self._live = None
 
-    def say(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """A line of its own, above the table."""
         with self._lock:
             self._console.print(progress.printable(text), markup=False, highlight=False, soft_wrap=True)
@@ -284,7 +284,7 @@ class Live:
             line = f"{line} ({elapsed(now - self._since)} so far)"
         if line != self._said:
             self._said = line
-            self.say(line)
+            self.notify(line)
 
     def _table(self) -> Any:
         from rich.console import Group

@@ -17,17 +17,17 @@ def record_with_script(
     folder: Path,
     make_task: Callable[[], Any],
     script: Mapping[str, Any],
-    say: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
     stop: Callable[[], bool] = lambda: False,
     report: Report = silent,
 ) -> None:
     """Records the demonstrations that `folder` is to have and does not have yet. `script` is what the device "script" is opened with."""
     if not wanted.episodes or _recorded(folder) >= wanted.episodes:
         return
-    say(f"recording {wanted.episodes} demonstrations of {wanted.task} with its script, into {folder}")
+    notify(f"recording {wanted.episodes} demonstrations of {wanted.task} with its script, into {folder}")
     with make_task() as env, open_device("script", **{"seed": wanted.seed, **script}) as device:
         summary = record(env, device, folder, wanted, watch=_Watch(wanted.task, report), stop=stop, videos=False)
-    say(f"recorded {summary.have} of {wanted.episodes} demonstrations, in {summary.attempts} attempts")
+    notify(f"recorded {summary.have} of {wanted.episodes} demonstrations, in {summary.attempts} attempts")
 
 
 class _Watch:

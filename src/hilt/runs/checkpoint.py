@@ -94,7 +94,7 @@ def load(run: Path, update: int) -> Checkpoint:
     return Checkpoint(int(state.pop("update")), load_pt(path / "agent.pt"), state, path)
 
 
-def latest(run: Path, say: Callable[[str], None] = logger.warning) -> Checkpoint | None:
+def latest(run: Path, notify: Callable[[str], None] = logger.warning) -> Checkpoint | None:
     """Returns the newest complete checkpoint; damaged ones are skipped with a warning. None if there is none at all."""
     errors = []
     for update in reversed(numbers(run)):
@@ -102,7 +102,7 @@ def latest(run: Path, say: Callable[[str], None] = logger.warning) -> Checkpoint
             return load(run, update)
         except (CorruptError, FormatError, StorageError) as error:
             errors.append(error)
-            say(f"checkpoint {update} is skipped, and the one before it is used: {error}")
+            notify(f"checkpoint {update} is skipped, and the one before it is used: {error}")
     if errors:
         raise CorruptError(f"{run}: none of its {len(errors)} checkpoints is whole; the first error is: {errors[0]}")
     return None

@@ -179,11 +179,11 @@ class Collector:
         rank: int = 0,
         ranks: int = 1,
         seed: int = 0,
-        say: Callable[[str], None] = lambda text: None,
+        notify: Callable[[str], None] = lambda text: None,
     ):
         """`states`: how many initial states each task has in the split; without it, the pool is asked."""
         config.check()
-        self._config, self._pool, self._suite, self._rank, self._say = config, pool, suite, rank, say
+        self._config, self._pool, self._suite, self._rank, self._notify = config, pool, suite, rank, notify
         self.report: Report = silent
         solved, steal = (Solved(config.group_size) if config.skip_solved else None), config.idle_ranks == "steal"
         self.agenda = Agenda(
@@ -234,7 +234,7 @@ class Collector:
             self.load_state_dict(before, find=lambda held: held[""])
             raise
         if self._config.report_ranks:
-            self._say(self._line(version, episodes, tally))
+            self._notify(self._line(version, episodes, tally))
         figures = tally.figures(episodes, self._surplus, self._solved)
         return Collected(episodes, beside, baselines, figures, tally.report())
 
@@ -317,7 +317,7 @@ class Collector:
                 self._lost(outcome, tally)
                 continue
             keep(outcome)
-            tally.take(outcome, self._say)
+            tally.take(outcome, self._notify)
             self.agenda.ended(start, outcome.success)
         if len(ended) < len(starts):
             return None
@@ -331,7 +331,7 @@ class Collector:
     def _lost(self, outcome: LostEpisode, tally: _Tally) -> None:
         tally.lost.append(outcome)
         start = outcome.start
-        self._say(f"rank {self._rank}: an episode of {start.task}, state {start.state}, is lost:\n{outcome.error}")
+        self._notify(f"rank {self._rank}: an episode of {start.task}, state {start.state}, is lost:\n{outcome.error}")
 
     def _greedy(
         self,
@@ -384,7 +384,7 @@ class Collector:
             solved = f"rank {self._rank}: all members of all {tally.groups} groups of {', '.join(self.agenda.current)} succeeded."
             waits = "are learned from in this step" if self._config.when_exhausted == "partial" else "wait for the next step"
             waiting = f" {accepted} of {wanted} groups {waits}." if accepted else " Nothing is learned from in this step."
-            self._say((solved if tally.solved(wanted) else message) + waiting)
+            self._notify((solved if tally.solved(wanted) else message) + waiting)
             return
         why = tally.lost[-1].error if tally.lost else tally.fault
         raise EmptyError(f"{message} {tally.cure()}" + (f"\nThe last failure:\n{why}" if why else ""))
@@ -436,7 +436,7 @@ class Collector:
         begun = bool(self._surplus) and len(state["surplus"].get("0", ())) == size and self._surplus[0] is held[0]
         self._taken = int(json.loads(state.get("taken", "0"))) if begun else 0
         if gone := len(state["surplus"]) - len(self._surplus):
-            self._say(
+            self._notify(
                 f"rank {self._rank}: {gone} groups that were carried over do not fit collect.* as it is set now (group_size, "
                 "init_state_mode, split, states_per_task, idle_ranks): others are collected in their place."
             )
@@ -500,13 +500,13 @@ class _Tally:
         """Whether at least a batch was tried, `ENOUGH` episodes, and all of them succeeded: more attempts would hardly find others."""
         return wanted <= self.groups == self.all_succeeded and self.episodes >= ENOUGH
 
-    def take(self, episode: RolloutEpisode, say: Callable[[str], None]) -> None:
+    def take(self, episode: RolloutEpisode, notify: Callable[[str], None]) -> None:
         self.episodes += 1
         self.successes += episode.success
         self.steps += episode.steps
         self.rows += episode.rows
         if episode.ill_formed and episode.ill_formed != self.fault:
-            say(f"an ill-formed chunk in {episode.start.task}, state {episode.start.state}: {episode.ill_formed}")
+            notify(f"an ill-formed chunk in {episode.start.task}, state {episode.start.state}: {episode.ill_formed}")
             self.fault = episode.ill_formed
 
     def figures(self, episodes: list[RolloutEpisode], surplus: list[list[RolloutEpisode]], solved: Solved | None) -> dict[str, float]:

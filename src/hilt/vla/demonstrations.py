@@ -60,13 +60,13 @@ class Demonstrations:
         suite: Suite,
         instruction: str = "",
         successes_only: bool = True,
-        say: Callable[[str], None] = lambda text: None,
+        notify: Callable[[str], None] = lambda text: None,
         report: Report = silent,
     ):
         """Converts other formats to a log in `folder`, once. An `instruction` applies to every episode; empty: the instructions in the
         data.
         `successes_only` passes over episodes that are known to have failed."""
-        self._suite, self._datasets = suite, [_opened(path, folder, number, say, report) for number, path in enumerate(paths)]
+        self._suite, self._datasets = suite, [_opened(path, folder, number, notify, report) for number, path in enumerate(paths)]
         self.lessons: list[Lesson] = []
         failed = 0
         for path, dataset in zip(paths, self._datasets, strict=True):
@@ -90,7 +90,7 @@ class Demonstrations:
         if len(widths := {lesson.actions.shape[1] for lesson in self.lessons}) > 1:
             raise SchemaError(f"the episodes have actions of {' and '.join(map(str, sorted(widths)))} numbers; teach one robot at a time.")
         if failed:
-            say(f"{failed} episodes that failed are passed over")
+            notify(f"{failed} episodes that failed are passed over")
 
     def close(self) -> None:
         for dataset in self._datasets:
@@ -168,13 +168,13 @@ def batches(rows: Array, size: int, seed: int, first: int = 0) -> Iterator[Array
         yield rows[[orders[r][place] for r, place in zip(rounds.tolist(), places, strict=True)]]
 
 
-def _opened(path: Path, folder: Path, number: int, say: Callable[[str], None], report: Report) -> LogDataset:
+def _opened(path: Path, folder: Path, number: int, notify: Callable[[str], None], report: Report) -> LogDataset:
     path = located(path)
     if detect(path) != "log":
         made = folder / f"{number}-{path.name}"
         if not made.exists():
             summary = convert(path, made, progress=partial(report, f"converting {path}, episodes"))
-            say(f"{summary.episodes} episodes, {summary.steps} steps were read from {path} into {made}")
+            notify(f"{summary.episodes} episodes, {summary.steps} steps were read from {path} into {made}")
         path = made
     return LogDataset(path)
 

@@ -138,7 +138,7 @@ class RunCopy:
                 self._place.upload(name, files_of(self._run / name), report)
 
 
-def fetch_run(url: str, run: Path, say: Callable[[str], None] = lambda text: None, report: Report = silent) -> None:
+def fetch_run(url: str, run: Path, notify: Callable[[str], None] = lambda text: None, report: Report = silent) -> None:
     """Makes the folder of a run from its copy, so that it can be resumed here. A damaged state is skipped with a message."""
     place = UrlFolder(url)
     place.check()
@@ -146,17 +146,17 @@ def fetch_run(url: str, run: Path, say: Callable[[str], None] = lambda text: Non
         raise ConfigError(f"{run} is not empty, and has no run to resume: name a new folder with --run to go on from {url}.")
     DISK.make_folders(run.parent)
     with replacing(run, sole_writer=True) as part:
-        name = _download_newest(place, part, say, report)
-    say(f"{run} goes on from {url}/{RESUME}/{name}")
+        name = _download_newest(place, part, notify, report)
+    notify(f"{run} goes on from {url}/{RESUME}/{name}")
 
 
-def _download_newest(place: UrlFolder, part: Path, say: Callable[[str], None], report: Report) -> str:
+def _download_newest(place: UrlFolder, part: Path, notify: Callable[[str], None], report: Report) -> str:
     for name in reversed(place.folders(RESUME)):
         DISK.remove(part)
         try:
             place.download(f"{RESUME}/{name}", part, report)
         except (CorruptError, StorageError) as error:
-            say(f"{name} is passed over, the one before it is taken: {error}")
+            notify(f"{name} is passed over, the one before it is taken: {error}")
         else:
             return name
     raise ConfigError(

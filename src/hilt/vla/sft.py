@@ -255,12 +255,15 @@ def train(
     config: Sft,
     run: Path,
     *,
-    say: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
     watch: Watch = lambda step, values: None,
     stop: Callable[[], bool] = lambda: False,
     report: Report = silent,
 ) -> SftSummary:
-    """Records, learns, and writes ``run/policy``. Stopped in any way, the same call goes on."""
+    """Records, learns, and writes ``run/policy``. After a stop of any kind, the same call continues.
+
+    `notify` is called with each line of text for the user, `report` with the progress of each phase (`hilt.core.progress`).
+    """
     config.check()
     with contextlib.ExitStack() as stack:
         stack.enter_context(checkpoint.taken_back(run, "tasks", "data", "best"))
@@ -271,20 +274,20 @@ def train(
         for task in config.tasks if config.demonstrations else []:
             folder, wanted = demonstrations_of(run, task), Settings(task, config.task_options, config.demonstrations, seed=config.seed)
             make_task = partial(open_task, task, config.task_options)
-            record_with_script(wanted, folder, make_task, config.demonstration_options, say, stop, report)
+            record_with_script(wanted, folder, make_task, config.demonstration_options, notify, stop, report)
             paths.append(folder / "log")
         if stop():
-            return _stopped_early(run, say)
-        lessons = Demonstrations(paths, run / "data", words(config), config.instruction, config.successes_only, say, report)
+            return _stopped_early(run, notify)
+        lessons = Demonstrations(paths, run / "data", words(config), config.instruction, config.successes_only, notify, report)
         stack.callback(lessons.close)
         metrics = stack.enter_context(Metrics(run, config.sinks))
         report("making the policy, its statistics and its optimizer")
-        return Training(config, run, policy, lessons, metrics, say, watch, report).run(stop)
+        return Training(config, run, policy, lessons, metrics, notify, watch, report).run(stop)
 
 
-def _stopped_early(run: Path, say: Callable[[str], None]) -> SftSummary:
+def _stopped_early(run: Path, notify: Callable[[str], None]) -> SftSummary:
     """Returns the summary of a run that was stopped before it went on: how far it is, as its checkpoint tells."""
-    saved = checkpoint.latest(run, say)
+    saved = checkpoint.latest(run, notify)
     if saved is None:
         return SftSummary("stopped", 0, 0, math.nan, 0.0)
     loss = saved.state["best"] if saved.state["best"] is not None else math.nan
@@ -301,15 +304,15 @@ class Training:
         policy: Policy | None,
         lessons: Demonstrations,
         metrics: Metrics,
-        say: Callable[[str], None],
+        notify: Callable[[str], None],
         watch: Watch,
         report: Report = silent,
     ):
         self._report = report
-        self._config, self._run, self._lessons, self._metrics, self._say, self._watch = config, run, lessons, metrics, say, watch
+        self._config, self._run, self._lessons, self._metrics, self._notify, self._watch = config, run, lessons, metrics, notify, watch
         learned, held = lessons.split(config.validation, config.seed)
         self._rows, self._held = lessons.rows(learned), lessons.rows(held)
-        say(f"{len(self._rows):,} steps of {len(learned)} episodes to learn from, {len(self._held):,} of {len(held)} held out")
+        notify(f"{len(self._rows):,} steps of {len(learned)} episodes to learn from, {len(self._held):,} of {len(held)} held out")
         self.policy = make_policy(config, policy, lessons, learned)
         if self.policy.action_dim != lessons.action_dim:
             raise ConfigError(f"the policy gives actions of {self.policy.action_dim} numbers, and the data has {lessons.action_dim}.")
@@ -326,7 +329,7 @@ class Training:
         self.step, self._elapsed = 0, 0.0
         self._best, self._best_step, self._waited = math.inf, 0, 0
         self._last = math.nan
-        if (saved := checkpoint.latest(run, say)) is not None:
+        if (saved := checkpoint.latest(run, notify)) is not None:
             self._load(saved)
 
     def run(self, stop: Callable[[], bool]) -> SftSummary:

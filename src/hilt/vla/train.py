@@ -118,11 +118,14 @@ def train(
     config: Vla,
     run: Path,
     *,
-    say: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
     stop: Callable[[], bool] = lambda: False,
     report: Report = silent,
 ) -> TrainSummary:
-    """Runs to the end, or until `stop` returns True, and writes ``run/policy``. After a stop of any kind, the same call continues."""
+    """Runs to the end, or until `stop` returns True, and writes ``run/policy``. After a stop of any kind, the same call continues.
+
+    `notify` is called with each line of text for the user, `report` with the progress of each phase (`hilt.core.progress`).
+    """
     config.check()
     config, _ = settle(config)  # a run is settled already; settings that never were in one are, for all ranks alike
     with contextlib.ExitStack() as stack:
@@ -136,19 +139,19 @@ def train(
         try:
             group = open_group(config.placement, WORKER, arguments, device=config.device, joined=config.sharding.enabled, stop=stop)
         except Stopped:
-            return _stopped_early(config, run, say)
+            return _stopped_early(config, run, notify)
         stack.callback(group.close)
         stack.enter_context(_told_to_stop(group, stop))
         if is_new(config.policy):
             write_json(run / SIZES, group.call("sizes")[0])
         if config.export_period:
-            say(disk(config, sizes_of_run(run), run))
+            notify(disk(config, sizes_of_run(run), run))
         metrics = stack.enter_context(Metrics(run, config.sinks))
         try:
-            controller = Controller(config, run, group, metrics, say, report, copy)
+            controller = Controller(config, run, group, metrics, notify, report, copy)
             done = controller.run()
         except Stopped:  # when all ranks were started again
-            return _stopped_early(config, run, say)
+            return _stopped_early(config, run, notify)
     why = controller.alarm or in_words(config, done)
     if done.reason in GOES_ON:  # what --resume needs comes first: a large policy may take longer to write than a grace period
         note_end(run, done.reason, done.step, why)
@@ -168,9 +171,9 @@ def train(
     return done
 
 
-def _stopped_early(config: Vla, run: Path, say: Callable[[str], None]) -> TrainSummary:
+def _stopped_early(config: Vla, run: Path, notify: Callable[[str], None]) -> TrainSummary:
     """Returns the summary of a run that was stopped while its ranks were started: how far it is, as its checkpoint tells."""
-    saved = checkpoint.latest(run, say)
+    saved = checkpoint.latest(run, notify)
     state: Mapping[str, Any] = saved.state if saved is not None else {}
     figures = (int(state.get("best_step", -1)), float(state.get("best", -1.0)), float(state.get("elapsed", 0.0)))
     done = TrainSummary("stopped", saved.update if saved is not None else 0, *figures)
@@ -280,11 +283,11 @@ class Controller:
         run: Path,
         group: Group,
         metrics: Metrics,
-        say: Callable[[str], None],
+        notify: Callable[[str], None],
         report: Report = silent,
         copy: exports.RunCopy | None = None,
     ):
-        self._config, self._run, self._group, self._metrics, self._say, self._report = config, run, group, metrics, say, report
+        self._config, self._run, self._group, self._metrics, self._notify, self._report = config, run, group, metrics, notify, report
         self._copy = copy
         self._standings: dict[int, CallProgress] = {}
         group.watch = self._heard
@@ -316,7 +319,7 @@ class Controller:
                 if restarts == self._config.placement.restarts:
                     raise
                 restarts += 1
-                self._say(
+                self._notify(
                     f"{error} All ranks are started again, from the last checkpoint ({restarts} of {self._config.placement.restarts})."
                 )
                 self._metrics.event(f"started again: {error}", update=self.step, step=self._env_steps)
@@ -391,7 +394,7 @@ class Controller:
                 self._env_steps += card["length"]
                 self._metrics.write("episode", {**card, "actor": f"rank-{rank}"}, update=self.step + 1, step=self._env_steps)
             for text in part["messages"]:
-                self._say(text)
+                self._notify(text)
         updates = self._ask("update", self._progress(), ahead)
         now = time.monotonic()
         self.step += 1
@@ -422,7 +425,7 @@ class Controller:
         the last one is from before."""
         skipped, in_a_row = (int(values.get(name, 0)) for name in ("skipped_steps", "skipped_in_a_row"))
         if skipped:
-            self._say(f"step {self.step}: {skipped} of {values['optimizer_steps']:.0f} steps of the optimizer left out: no finite gradient")
+            self._notify(f"step {self.step}: {skipped} of {values['optimizer_steps']:.0f} optimizer steps were skipped: no finite gradient")
         self._sound = not in_a_row
         if in_a_row >= MAX_SKIPPED:
             rate, last = float(self._config.settled().optimizer.learning_rate or 0), max(checkpoint.numbers(self._run), default=0)
@@ -438,7 +441,7 @@ class Controller:
         self._tally = [self._tally[0] + len(outcomes), self._tally[1] + sum(outcomes)]
         rewards = self._config.rewards
         if self.step in FAILURE_STEPS and not self._tally[1] and not (rewards.environment or rewards.learned):
-            self._say(
+            self._notify(
                 f"after step {self.step}: none of {self._tally[0]} episodes in training succeeded, and there is nothing to learn "
                 "from. Begin with a better policy (hilt train sft), look at videos (validation.videos=3), or reward more than success "
                 "(rewards.environment=1)."
@@ -470,7 +473,7 @@ class Controller:
             self._keep(values["validation_success"])
         share = f"{good} of {len(outcomes)}: {100 * values['validation_success']:.1f}%, 95% interval {100 * low:.1f}% to {100 * high:.1f}%"
         note = "the best so far" if better else f"the best was {100 * self._best:.1f}% at step {self._best_step}"
-        self._say(f"step {self.step}: success on {config.split} states {share}; {note}" + f"; {lost} lost" * bool(lost))
+        self._notify(f"step {self.step}: success on {config.split} states {share}; {note}" + f"; {lost} lost" * bool(lost))
         self._mind_alarms({**values, **pairs})
 
     def _keep(self, success: float) -> None:
@@ -514,7 +517,7 @@ class Controller:
                 self._copy.update(self.step, config.export_keep, config.checkpoint_keep, self._report)
             except (StorageError, CorruptError) as error:  # the run has all of it, and days of training are worth more
                 text = f"after step {self.step}: the copy was not made, training goes on, and the next checkpoint tries again: {error}"
-                self._say(text)
+                self._notify(text)
                 self._metrics.event(text, update=self.step, step=self._env_steps)
 
     def _export(self) -> None:
@@ -539,7 +542,7 @@ class Controller:
 
     def _restore(self) -> None:
         """To the last checkpoint, or to the beginning."""
-        saved = checkpoint.latest(self._run, self._say)
+        saved = checkpoint.latest(self._run, self._notify)
         state: Mapping[str, Any] = saved.state if saved is not None else {}
         self.step, self._env_steps = saved.update if saved is not None else 0, int(state.get("env_steps", 0))
         self._elapsed, self._began = max(self._seconds(), float(state.get("elapsed", 0.0))), time.monotonic()  # also of what was lost
@@ -552,7 +555,7 @@ class Controller:
             self._group.call("load_shared", saved.agent["shared"])
             own = [saved.agent["ranks"][str(rank)] for rank in range(len(saved.agent["ranks"]))]
             if len(own) != (now := self._config.placement.rollout_ranks or self._config.placement.ranks):
-                self._say(
+                self._notify(
                     f"{self._run} had {len(own)} ranks that collect and has {now} now: what was learned goes on, collecting begins anew"
                 )
                 own = []
@@ -563,7 +566,7 @@ class Controller:
         if self._metrics.path.stat().st_size:
             # without a checkpoint everything is made again, the validation before the first step, too
             self._metrics.resumed(self.step if saved is not None else -1, self._env_steps)
-        self._watch = AlarmWatch(self._run, self._config.facts, self._metrics, self._say, self._config.stop_on)
+        self._watch = AlarmWatch(self._run, self._config.facts, self._metrics, self._notify, self._config.stop_on)
 
 
 def _summed(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -96,7 +96,7 @@ class Worker:
             self._timed = _TimedPool(self._pool, self._clock)
             self._collector = Collector(
                 config.collect, config.tasks, self._timed, self._suite,
-                rank=ranks.rank, ranks=ranks.size, seed=config.seed, say=self._messages.append,
+                rank=ranks.rank, ranks=ranks.size, seed=config.seed, notify=self._messages.append,
             )  # fmt: skip
             self._collector.report = self._tell
             self._actor: Any = _TimedPolicy(self.policy, self._clock)

@@ -117,7 +117,7 @@ class HilStory:
         caps = [f"{c.max_seconds / 60:.3g} minutes"] if c.max_seconds else []
         cap = f"at most {' or '.join([*caps, f'{c.max_steps:,} updates'])}"
         until = f"{c.goal.success:.0%} of {c.goal.states} evaluation states, {c.goal.hold} times in a row"
-        self._say(
+        self._notify(
             f"An arm learns {c.task} from the images of two cameras and from where its hand is.",
             f"1. A script shows the task {c.demonstrations} times, slowly and not very well.",
             "2. A network learns to see by imitating that. This alone is not enough: it has its own row in the table at the end.",
@@ -131,7 +131,7 @@ class HilStory:
         with progress_bar(CHECKING):
             self.config = begin_run(self.run, self.plan.recipe, c)
             lines = precision.lines(self.config, self.run)
-        self._say(*lines)
+        self._notify(*lines)
         limits = {name: getattr(c, name) for name in ("max_seconds", "max_steps", "max_env_steps")}
         limits["usual_steps"] = self.plan.usual_steps if c.goal.success else 0
         with stop_signals() as stopped, Live(self.run, f"{c.task}, seed {c.seed}", limits) as screen:
@@ -140,9 +140,9 @@ class HilStory:
                 screen.look()
                 self.begin_early()
 
-            train(self.config, self.run, say=screen.say, look=look, stop=lambda: bool(stopped), report=screen.report)
+            train(self.config, self.run, notify=screen.notify, look=look, stop=lambda: bool(stopped), report=screen.report)
         if stopped:
-            self._say(f"stopped; it goes on with: hilt train --run {self.run} --resume")
+            self._notify(f"stopped; it goes on with: hilt train --run {self.run} --resume")
             raise typer.Exit(128 + stopped[0])
 
     def begin_early(self) -> None:
@@ -238,10 +238,10 @@ class HilStory:
         for sentence in self.wrong:
             typer.echo(f"WRONG: {sentence}", err=True)
         if not self.wrong:
-            self._say("", self.capped or "It has learned: see the video.")
+            self._notify("", self.capped or "It has learned: see the video.")
 
     @staticmethod
-    def _say(*lines: str) -> None:
+    def _notify(*lines: str) -> None:
         typer.echo("\n".join(lines) + "\n")
 
 

@@ -130,7 +130,7 @@ class VlaStory:
         long = f"at most {self.config.max_steps} steps" + f" or {self.config.max_seconds / 60:.3g} minutes" * bool(self.config.max_seconds)
         if goal := self.config.validation.goal:
             long = f"until {goal:.0%} of the validation episodes succeed, {self.config.validation.hold} times in a row; {long}"
-        self._say(
+        self._notify(
             "An arm presses the button that words name. Four buttons change places; it sees them through the camera of its hand.",
             f"1. Perception: {self.drawing.steps} gradient steps on drawn pictures of colored shapes, with sentences that name",
             "   a color. They show no robot and no button.",
@@ -150,7 +150,7 @@ class VlaStory:
         from hilt.vla.sft import words
 
         check_new(self.run)
-        self._say(*precision.lines(self.config))
+        self._notify(*precision.lines(self.config))
         with self._phase("demonstrations") as phase:
             paths = self._demonstrate()
             lessons = Demonstrations(paths, self.run / "data", words(self.config), report=self.report)
@@ -175,11 +175,11 @@ class VlaStory:
         self.config = begin_run(folder, "vla_tabletop", self.config)
         with stop_signals() as stopped, live(folder, self.config, USUAL_STEPS if self.config.validation.goal else 0) as screen:
             # of its lines the validations: that in the end most groups succeed altogether and are dropped is as it should be
-            say, stop = (lambda text: screen.say(text) if text.startswith("step") else None), (lambda: bool(stopped))
+            notify, stop = (lambda text: screen.notify(text) if text.startswith("step") else None), (lambda: bool(stopped))
             with self._phase(self._algorithm) as phase:
-                self._reason = train(self.config, folder, say=say, stop=stop, report=screen.report).reason
+                self._reason = train(self.config, folder, notify=notify, stop=stop, report=screen.report).reason
         if stopped:
-            self._say(f"stopped; it goes on with: hilt train --run {folder} --resume")
+            self._notify(f"stopped; it goes on with: hilt train --run {folder} --resume")
             raise typer.Exit(128 + stopped[0])
         phase.add(read_metrics(folder / FILE, ["update"]))
         with PROGRESS.phases() as self.report:
@@ -221,7 +221,7 @@ class VlaStory:
         for sentence in self.wrong:
             typer.echo(f"WRONG: {sentence}", err=True)
         if capped:
-            self._say("", capped)
+            self._notify("", capped)
 
     def _demonstrate(self) -> list[Path]:
         from hilt.envs.fitted import open_task
@@ -232,7 +232,7 @@ class VlaStory:
         folders = {task: demonstrations_of(self.run, task) for task in self.config.tasks}
         for task, folder in folders.items():
             wanted = Settings(task, self.config.task_options, self.demonstrations, seed=self.config.seed)
-            record_with_script(wanted, folder, partial(open_task, task, self.config.task_options), {}, self._say, report=self.report)
+            record_with_script(wanted, folder, partial(open_task, task, self.config.task_options), {}, self._notify, report=self.report)
         return [folder / "log" for folder in folders.values()]
 
     def _perceive(self, lessons: Demonstrations) -> Any:
@@ -268,7 +268,7 @@ class VlaStory:
         config = replace(config, data=[str(path) for path in paths], tasks=known.tasks, task_options=known.task_options)
         with self._phase("imitation") as phase:
             config = begin_run(folder, "demo", config)
-            phase.gradient_steps = train(config, folder, say=self._say, report=self.report).step
+            phase.gradient_steps = train(config, folder, notify=self._notify, report=self.report).step
         self._exam("start", open_policy(folder, config))
 
     @contextlib.contextmanager
@@ -293,7 +293,7 @@ class VlaStory:
                 cards.append(card)
                 self.report(phase, len(cards), len(starts), f"{sum(bool(one['success']) for one in cards)} succeeded")
         self.report("")
-        self._say(f"{self._title(name)}: {_share(self._tried[name]):.0%}")
+        self._notify(f"{self._title(name)}: {_share(self._tried[name]):.0%}")
 
     @property
     def _algorithm(self) -> str:
@@ -320,8 +320,8 @@ class VlaStory:
         return cards
 
     @staticmethod
-    def _say(*lines: str) -> None:
-        PROGRESS.say("\n".join(lines))
+    def _notify(*lines: str) -> None:
+        PROGRESS.notify("\n".join(lines))
 
 
 def verdict(shares: dict[str, float], goal: float, minutes: float = 0.0) -> tuple[list[str], str]:

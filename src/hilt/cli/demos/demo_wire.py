@@ -73,7 +73,7 @@ class WireStory:
         self._start("learner")
         for number, name in enumerate(ACTORS):
             self._start(name, str(1000 * (number + 1)), str(self._steps))
-        _say(f"two actors insert {RATE_HZ} steps a second each, with keys; the learner stores them and publishes weights ...")
+        _notify(f"two actors insert {RATE_HZ} steps a second each, with keys; the learner stores them and publishes weights ...")
         self._await_steps(0.25)
         self._kill("learner")
         self._start("learner")
@@ -84,13 +84,13 @@ class WireStory:
         self._kill("learner")
         self._start("learner")
         self._await_steps(0.75)
-        _say("pausing the learner for a second ...")
+        _notify("pausing the learner for a second ...")
         self._running["learner"].send_signal(signal.SIGSTOP)
         self.faults["learner paused"] += 1
         time.sleep(1)
         self._running["learner"].send_signal(signal.SIGCONT)
         self._await(lambda inserted: all(self._running[name].poll() is not None for name in ACTORS))
-        _say("comparing every pixel ...")
+        _notify("comparing every pixel ...")
         self._running["learner"].terminate()
         self._running["learner"].end(DEADLINE_S)
 
@@ -165,7 +165,7 @@ class WireStory:
                 self.finished[name] = rest
 
     def _kill(self, name: str) -> None:
-        _say(f"killing {name} with SIGKILL, and starting it again ...")
+        _notify(f"killing {name} with SIGKILL, and starting it again ...")
         self._running[name].end()
         self.faults[f"{'learner' if name == 'learner' else 'actor'} killed"] += 1
 
@@ -210,8 +210,8 @@ def actor(folder: Path, ports: tuple[int, int], name: str, first: int, steps: in
     client.stop()
 
 
-def _say(text: str) -> None:
-    PROGRESS.say(text, err=True)
+def _notify(text: str) -> None:
+    PROGRESS.notify(text, err=True)
 
 
 def _config(folder: Path, ports: tuple[int, int], name: str) -> Any:

@@ -101,8 +101,8 @@ class RolloutSender:
 class Rollouts(Experience):
     """`hilt.hil.data.Experience` of whole episodes: they arrive in a channel, go into the log, and RLinf's folder has them besides."""
 
-    def __init__(self, run: Path, config: Hil, env: HasSpaces, agent: Any, say: Callable[[str], None] = logger.info):
-        super().__init__(run, config, env, agent, say)
+    def __init__(self, run: Path, config: Hil, env: HasSpaces, agent: Any, notify: Callable[[str], None] = logger.info):
+        super().__init__(run, config, env, agent, notify)
         self.channel: Channel[dict[str, Any]] = Channel(name=CHANNEL)
         folder = run / FOLDER
         index = folders.read_index(folder) if (folder / "metadata.json").exists() else folders.FolderIndex(seed=config.seed)
@@ -131,7 +131,7 @@ class Rollouts(Experience):
                 actor, facts = str(item["actor"]), {"episode": list(episode)}
                 number = self.log.add(steps, actor=actor, boot=str(episode[0]), store=CHANNEL, facts=facts)
             except (SchemaError, LookupError) as error:
-                self._say(f"an episode of {item.get('actor', 'an actor')} does not fit this run, and is left out: {error}")
+                self._notify(f"an episode of {item.get('actor', 'an actor')} does not fit this run, and is left out: {error}")
                 continue
             self._known[number] = episode
             self._save(number, columns)

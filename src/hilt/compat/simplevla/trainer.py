@@ -218,7 +218,7 @@ class RayTrainer:
             logger.info("%s", line)
         config = resume_run(run.folder, "simplevla", ()) if is_run(run.folder) else begin_run(run.folder, "simplevla", run.config)
         with environment({name: os.environ.get(name, value) for name, value in run.environment.items()}):  # its processes inherit it
-            return train(config, run.folder, say=lambda text: logger.info("%s", text))
+            return train(config, run.folder, notify=lambda text: logger.info("%s", text))
 
 
 def _check_tokenizer(given: Any, checkpoint: str) -> None:
