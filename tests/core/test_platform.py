@@ -325,7 +325,7 @@ def test_a_log_from_a_machine_with_smaller_pages_is_read(tmp_path: Path, monkeyp
             for n in range(60):
                 episode.append(step(n))
         before = log.all().sampler(seed=0).sample(100)
-        room = log._tables[0].rows_per_slot
+        room = log.catalog.segments.tables[0].rows_per_slot
     monkeypatch.setattr(mmap, "PAGESIZE", 1 << 24)
     assert not side_by_side(room * SCHEMA.layout.row.itemsize)
     with Log.open(tmp_path / "log", mode="r") as log:

@@ -18,6 +18,7 @@ import pytest
 from hilt.core.errors import FormatError, StorageError
 from hilt.replay import Log
 from hilt.replay.key_ranges import key_of
+from hilt.replay.retention import Retention
 from tests.effort import rounds, some_of
 from tests.replay.known_steps import IMAGE, SEGMENT_BYTES, SPACING, all_keys, check_contents, columns, describe, make_log, trajectory
 from tests.replay.writers import DEADLINE_S, NEVER, PLACES, Writer, add_forever, write_forever, write_once
@@ -298,7 +299,7 @@ def test_a_number_is_not_given_again_after_eviction(tmp_path: Path):
         episode.append(columns(seed, 0))
         numbers = [log.add(trajectory((11 + i) * SPACING, 12, 1)) for i in range(20)]
         log.settings["capacity_steps"] = 1
-        log.enforce_capacity()
+        Retention(log.catalog).enforce()
         assert log.trajectories() == [episode.trajectory]
         segments = {segment.number for segment in log.segments}
     with Log.open(tmp_path / "log") as log:

@@ -254,7 +254,7 @@ def test_a_bounded_map_gives_the_same_batches(tmp_path: Path):
         with Log.open(tmp_path / "log", cache_bytes=cache_bytes) as log:
             check_all(log)
             assert np.array_equal(log.all().sampler(seed=0).sample(100)["observations"]["image"], wanted)
-            mapped = sum(size for table in log._tables for slots in table._mapped.values() for size in slots.values())
+            mapped = sum(size for table in log.catalog.segments.tables for slots in table._mapped.values() for size in slots.values())
             assert mapped <= cache_bytes
             assert (log.stats()["disk_reads"] > 0) == (cache_bytes == 0)
     with Log.open(tmp_path / "log", cache_bytes=100_000) as log:
@@ -270,7 +270,7 @@ def test_a_map_that_makes_room_disturbs_no_batch(tmp_path: Path):
             write(log, numbers(first, 10))
         keys = log.all().keys()
         with log.reading() as steps:
-            table = log._tables[0]
+            table = log.catalog.segments.tables[0]
             mapped = dict(table._mapped["observations/image"])
             before = {slot: table.frame(table.layout.frame_of["observations/image"], slot, 0).copy() for slot in mapped}
             for first in range(60, 160, 10):
@@ -290,7 +290,7 @@ def test_the_segment_of_a_running_episode_keeps_its_place_in_the_map(tmp_path: P
         running.append(step(5000))
         for first in range(0, 150, 10):
             write(log, numbers(first, 10))
-        assert running._lane.slot in log._tables[0]._mapped["observations/image"]
+        assert running._active.slot in log.catalog.segments.tables[0]._mapped["observations/image"]
         running.append(step(5001))
         running.end()
         with log.reading() as steps:
@@ -437,6 +437,23 @@ def test_opening(tmp_path: Path):
         write(log, numbers(0, 2))
     with pytest.raises(ConfigError, match="expected a new or empty folder, got one that holds"):
         Log.create(tmp_path, SCHEMA)
+
+
+def test_log_is_freed_with_its_last_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """No part of it refers back to it: a temporary log is removed at once, without the garbage collector."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gc.disable()
+    try:
+        log = Log.anonymous(SCHEMA, capacity_steps=100, segment_bytes=30_000, compression={"observations/image": "zlib"})
+        for first in range(0, 60, 10):
+            write(log, numbers(first, 10))
+        log.by_source("policy").sampler().sample(4)
+        log.compress()
+        assert list(tmp_path.iterdir()) == [log.path]
+        del log
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        gc.enable()
 
 
 def test_a_log_without_a_path(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):

@@ -233,7 +233,7 @@ def test_a_segment_that_is_deleted_while_it_is_synced(tmp_path: Path):
         def sync_folder(self, path: Path) -> None:
             if path.parent.name == "segments" and not path.name.startswith(".") and self.log is not None:
                 log, self.log = self.log, None
-                log._delete_segment(int(path.name))
+                log.catalog.delete_segment(int(path.name))
             super().sync_folder(path)
 
         log: Log | None = None

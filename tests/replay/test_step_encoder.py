@@ -17,7 +17,7 @@ from tests.replay.toy_steps import SCHEMA, numbers, step, trajectory
 
 def encoded(log: Log, how: str, given: list[dict[str, Any]]) -> list[EncodedSteps]:
     schema, encoder = log.schema, StepEncoder(log.schema, trajectory=3, origin=2)
-    segment = log.take_lane().segment
+    segment = log.active_segments.acquire().segment
     if how == "one by one":
         out: list[EncodedSteps] = []
         for sequence, one in enumerate(given, 7):

@@ -239,7 +239,7 @@ def _a_step_power_safe(do: _Reporter, folder: Path) -> None:
 
 def _the_first_step(do: _Reporter, folder: Path) -> None:
     log = do.open(folder)
-    log.take_lane()
+    log.active_segments.acquire()
     do.files.armed = True
     do.steps(log.episode(actor="new"), LONG, 1)
 
@@ -266,7 +266,7 @@ def _a_trajectory_over_segments(do: _Reporter, folder: Path) -> None:
 def _a_full_segment(do: _Reporter, folder: Path) -> None:
     log = do.open(folder)
     episode = log.episode(actor="a")
-    while log.has_room(episode._lane):
+    while log.active_segments.has_room(episode._active):
         do.steps(episode, LONG, 1)
     do.files.armed = True
     do.steps(episode, LONG, 1)

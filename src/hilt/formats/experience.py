@@ -108,7 +108,7 @@ class LogWriter(Writer):
             raise ConfigError("there is not one episode with a transition to write; look at the source with: hilt data inspect")
         if self._compression and not self._log.settings["compression"]:
             self.notes.add(f"compression={self._compression} had nothing to do: no column is an image of at least {INLINE_BYTES:,} bytes")
-        self._log.seal_idle()  # also the last segment, which is not full, is compressed
+        self._log.complete_segments()  # also the last segment, which is not full, is compressed
         self.close()
 
     def close(self) -> None:

@@ -18,46 +18,71 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from hilt.core.checksums import write_json
-from hilt.core.errors import ConfigError, FormatError, HiltError, SchemaError, StorageError, UnknownNameError
+from hilt.core.errors import ClosedError, ConfigError, FormatError, ReadOnlyError, SchemaError, UnknownNameError
 from hilt.core.files import DISK, Files, storage_errors
 from hilt.core.tree import Array, Spec, Tree, flatten, unflatten
-from hilt.replay.catalog import Catalog, Lane
+from hilt.replay.active_segments import ActiveSegments
+from hilt.replay.catalog import Catalog
+from hilt.replay.compressor import Compressor
 from hilt.replay.durability import Durability, Syncer
 from hilt.replay.key_ranges import OFFSET_BITS
+from hilt.replay.retention import Retention
 from hilt.replay.sampling.assembly import Steps, check_out
-from hilt.replay.sampling.limiters import Limited, RateLimiter
-from hilt.replay.schema import BUILT_IN_DEFAULTS, Schema, check_sources
+from hilt.replay.sampling.limiters import Limiters, RateLimiter
+from hilt.replay.schema import Schema, check_sources
 from hilt.replay.settings import ReadOptions, as_compression, as_folder, as_sequence, check_new, check_settings, segment_bytes_for
+from hilt.replay.snapshot import Snapshot
 from hilt.replay.step_encoder import StepEncoder, TrajectorySteps
-from hilt.replay.storage.lock import WriterLock
+from hilt.replay.storage.lock import WriterLock, after_fork, wait_before_fork
+from hilt.replay.storage.open_segments import ActiveSegment
 from hilt.replay.storage.records import FORMAT, read_settings
+from hilt.replay.storage.scan import Damage, damage_in
 from hilt.replay.storage.segment import Segment
 from hilt.replay.view import Selection, View
-from hilt.replay.writer import EpisodeWriter
+from hilt.replay.writer import EpisodeWriter, write_trajectory
 
 _OFFSET = (1 << OFFSET_BITS) - 1
 logger = logging.getLogger("hilt.replay")
 
 
-class Log(Catalog):
-    """Make one with `Log.create`, `Log.open` or `Log.anonymous`."""
+class Log:
+    """Make one with `Log.create`, `Log.open` or `Log.anonymous`.
+
+    It is composed of a `Catalog` (where every step lies), `ActiveSegments` (those to which steps are appended), `Retention` (what is
+    evicted when it is full), a `Compressor`, the `Limiters` of its samplers, and `Facts` (what is known about trajectories). Each part
+    is given what it needs; none refers to the log.
+    """
 
     def __init__(self, path: Path, settings: dict[str, Any], files: Files, lock: WriterLock | None, options: ReadOptions):
-        super().__init__(path, settings, files, lock is not None, options)
+        self.path, self.settings, self._write = path, settings, lock is not None
+        self.lock = threading.RLock()
+        """Held by whoever changes or draws from the log. A forked process gets another one."""
+        self.catalog = Catalog(path, settings, files, self._write, options)
+        self.schema, self.index, self.facts = self.catalog.schema, self.catalog.index, self.catalog.facts
+        self.quarantine, self.seal, self.recovery = self.catalog.quarantine, self.catalog.seal, self.catalog.recovery
+        self.counts, self.pool = self.catalog.counts, self.catalog.pool
+        self._compressor = Compressor(self.catalog, self.lock, files)
+        self.active_segments = ActiveSegments(self.catalog, self._compressor.start)
+        self._retention = Retention(self.catalog)
+        self._limiters = Limiters()
         self.durability = Durability.parse(settings["durability"])
-        self._limited: list[Limited] = []
+        self._syncer: Syncer | None = None
         self.synced = 0
         """How many of the steps appended since opening are power-safe."""
         self._writer_lock = lock
-        self._compressing: list[threading.Thread] = []
         self.temporary = False  # whether it is removed when it is closed
         self._started = time.monotonic()
+        self.closed = self.cut_by_fork = False
+        self.process = os.getpid()
+        after_fork(self, "stop_writing")
+        wait_before_fork(self)
 
     # Making and opening
 
@@ -171,7 +196,7 @@ class Log(Catalog):
                 lock.__exit__()
             raise
         try:
-            log.load()
+            log.active_segments.adopt(log.catalog.load(log._retention.enforce))
         except BaseException:
             log._let_go()
             raise
@@ -186,7 +211,7 @@ class Log(Catalog):
         with self.lock:
             self.require_writable()
             origin = self.facts.origin(actor, boot, store)
-            return EpisodeWriter(self, self.take_lane(), self.take_trajectory(), origin)
+            return EpisodeWriter(self, self.active_segments.acquire(), self.catalog.take_trajectory(), origin)
 
     def check(self, step: Tree, cast: bool = False) -> list[Array]:
         """The step's leaves in the order of the schema; what does not fit is refused and counted."""
@@ -199,28 +224,36 @@ class Log(Catalog):
     @contextlib.contextmanager
     def inserting(self, steps: int, timeout: float | None) -> Iterator[None]:
         """Rate limiters let so many steps in, and no other thread writes or draws. What a step goes on with is found out inside."""
-        with self._admitted(steps, timeout), self.lock:
+        with self._limiters.inserting(steps, timeout), self.lock:
             self.require_writable()
             yield
 
-    def written(self, lane: Lane) -> None:
-        """Steps were committed to a lane: makes them as safe as promised."""
+    def written(self, active: ActiveSegment) -> None:
+        """Makes steps that were written to a segment as safe as promised."""
         if self.durability.every_step:
-            self._sync_written([lane.segment])
+            self.sync_written([active.segment])
         elif self._syncer is not None:
             self._syncer.notify()
 
-    def episode_written(self, lane: Lane) -> None:
-        """The episode that wrote to a lane has ended: makes it as safe as promised."""
-        self.give_lane(lane)
+    def episode_written(self, active: ActiveSegment) -> None:
+        """Makes an episode that has ended in this segment as safe as promised."""
+        self.active_segments.release(active)
         if self.durability.every_episode and not self.durability.every_step:
-            self._sync_written([lane.segment])
+            self.sync_written([active.segment])
         self.tidy()
+
+    def sync_written(self, segments: Sequence[Segment]) -> None:
+        """Steps and facts that were written to these segments are power-safe when this returns."""
+        for segment in segments:
+            segment.sync()
+        self.facts.sync()
+        if not any(segment.unsynced for segment in self.catalog.segments):
+            self.synced = self.appended
 
     def tidy(self) -> None:
         """Makes room for what was committed, and tells the limiters about both."""
-        self.enforce_capacity()
-        self.tell_limiters()
+        self._retention.enforce()
+        self._limiters.update()
 
     def add(
         self,
@@ -238,7 +271,7 @@ class Log(Catalog):
         Process-safe when it returns, and power-safe too with 'every step' and 'every episode'.
         """
         try:
-            shape, leaves = self.schema.check_batch(self._complete(trajectory))
+            shape, leaves = self.schema.check_batch(self.schema.complete_batch(trajectory))
         except SchemaError:
             self.counts["rejected"] += 1
             raise
@@ -246,13 +279,11 @@ class Log(Catalog):
         if length == 0 or width == 0:
             raise SchemaError(f"a trajectory needs at least one step, got T={length} and B={width}.")
         with self.inserting(length * width, timeout):
-            number = self.take_trajectory()
+            number = self.catalog.take_trajectory()
             if facts:
                 self.facts.annotate(number, facts)
             steps = TrajectorySteps(self.schema, leaves, (length, width))
-            self._write_trajectory(steps, StepEncoder(self.schema, number, self.facts.origin(actor, boot, store), width), sequence)
-            for place in self.index.places_of(number):
-                self.index.entries["open"][place] = False
+            write_trajectory(self, steps, StepEncoder(self.schema, number, self.facts.origin(actor, boot, store), width), sequence)
             if self._syncer is not None:
                 self._syncer.notify()
             self.tidy()
@@ -299,14 +330,14 @@ class Log(Catalog):
                 raise ConfigError(f"trajectory {trajectory} is still running; end its episode before deleting it.")
             self.facts.delete(trajectory)
             self._settle_facts()
-            self.drop(trajectory)
-            self.tell_limiters()
+            self.catalog.drop(trajectory)
+            self._limiters.update()
 
     def sync(self) -> None:
         """All steps and facts so far are power-safe when this returns."""
         with self.reading():  # so that no segment is closed meanwhile
             with self.lock:
-                segments, appended = list(self._segments.values()), self.appended
+                segments, appended = self.segments, self.appended
             for segment in segments:
                 segment.sync()
             self.facts.sync()
@@ -343,6 +374,21 @@ class Log(Catalog):
         with self.reading() as steps:
             return unflatten(steps.gather(keys, self.schema.select(columns), into))
 
+    def reading(self) -> Snapshot:
+        """The log as it is now, for a ``with``: until its end no step changes place and none of their bytes disappear."""
+        with self.lock:
+            self.require_open()
+            return self.catalog.snapshot(partial(self._done_reading, self.catalog.segments.readers.enter()))
+
+    def watch(self, selection: Selection) -> None:
+        """Tells a selection about every change from now on, as long as somebody holds it."""
+        self.catalog.watch(selection)
+
+    def damage(self) -> list[Damage]:
+        """Reads every byte and lists what is not as it was written."""
+        with self.reading():  # so that no segment is closed meanwhile, and one that was deleted meanwhile has no files
+            return [damage for segment in self.segments for damage in damage_in(segment) if segment.number in self.catalog.segments]
+
     def trajectories(self) -> list[int]:
         """The numbers of all trajectories, oldest first."""
         with self.lock:
@@ -359,8 +405,8 @@ class Log(Catalog):
         """Shows a reader what the writer has added and removed since the last look."""
         if not self._write:
             with self.lock:
-                self.load_new()
-                self.tell_limiters()
+                self.catalog.load_new()
+                self._limiters.update()
 
     def stats(self) -> dict[str, Any]:
         """Counters since opening, sizes now, and rates per second since opening."""
@@ -370,20 +416,24 @@ class Log(Catalog):
                 "steps": self.live_steps,
                 "trajectories": len(self.trajectories()),
                 "bytes": self.live_bytes,
-                "segments": len(self._segments),
+                "segments": len(self.catalog.segments),
                 **self.counts,
                 "power_safe": self.synced,
                 "index_bytes": self.index.nbytes(),
-                "disk_reads": sum(table.disk_reads for table in self._tables),
+                "disk_reads": self.catalog.segments.disk_reads(),
                 "inserted_per_s": self.counts["inserted"] / seconds,
                 "sampled_per_s": self.counts["sampled"] / seconds,
             }
 
+    def complete_segments(self) -> None:
+        """Completes every segment to which no episode is written, as if it were full, so that it is compressed too."""
+        with self.lock:
+            self.require_writable()
+            self.active_segments.complete_idle()
+
     def compress(self) -> None:
         """Waits until every full segment is compressed as the settings say."""
-        for thread in self._compressing:
-            thread.join()
-        self._compressing = []
+        self._compressor.wait()
 
     def close(self) -> None:
         """Makes everything power-safe (unless the durability is 'never') and lets go of all files; a temporary log is removed."""
@@ -396,17 +446,16 @@ class Log(Catalog):
             if self._write and self.durability.words != "never":
                 self.sync()
             if self._write and not self.temporary:
-                self.write_seal()
+                with self.lock:
+                    self.catalog.write_seal()
         finally:
             self._let_go()
 
     def _let_go(self) -> None:
         with self.lock:
             self.closed = True
-            for limited in self._limited:
-                limited.limiter.close()
-            self.close_tables()
-            self.facts.close()
+            self._limiters.close()
+            self.catalog.close()
             if self._writer_lock is not None:
                 self._writer_lock.__exit__()
         if self.temporary:
@@ -423,103 +472,67 @@ class Log(Catalog):
             self.close()
 
     def __len__(self) -> int:
-        return self.live_steps
+        return self.catalog.live_steps
+
+    @property
+    def live_steps(self) -> int:
+        """How many steps there are."""
+        return self.catalog.live_steps
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of all segments, as they lie on disk."""
+        return self.catalog.live_bytes
+
+    @property
+    def appended(self) -> int:
+        """How many steps were appended since opening."""
+        return self.catalog.appended
+
+    @property
+    def segments(self) -> list[Segment]:
+        return list(self.catalog.segments)
 
     # Rate limiters
 
     def limit(self, limiter: RateLimiter, selection: Selection) -> None:
         """Writers obey this limiter from now on; it counts the steps of one view."""
         with self.lock:
-            if any(limited.limiter is limiter or limited.selection is selection for limited in self._limited):
-                raise ConfigError("this limiter, or this view, is another sampler's already; make a new limiter and a new view for each.")
-            limiter.inserted(len(selection.current()))
-            self._limited.append(Limited(limiter, selection, selection.entered, selection.left))
+            self._limiters.add(limiter, selection)
 
-    def tell_limiters(self) -> None:
-        """Tells every limiter how many steps entered and left its view since it was told last."""
-        for limited in self._limited:
-            limited.tell()
+    def update_limiters(self) -> None:
+        """Lets every limiter count the steps that entered and left its view since the last update."""
+        self._limiters.update()
 
-    def _admitted(self, steps: int, timeout: float | None) -> contextlib.AbstractContextManager[object]:
-        """Waits until every rate limiter admits this number of steps. They are counted by `tell_limiters`, once they are there."""
-        if not self._limited:
-            return _NOTHING
-        stack = contextlib.ExitStack()
-        try:
-            for limited in self._limited:
-                stack.enter_context(limited.limiter.inserting(steps, timeout)).stored = 0
-        except BaseException:
-            stack.close()
-            raise
-        return stack
+    # Whether it may be used
+
+    def require_open(self) -> None:
+        if self.closed:
+            raise ClosedError(f"{self.path}: this log is closed; open it again.")
+        if self.cut_by_fork:
+            raise ClosedError(f"{self.path}: this process was forked while a thread changed it; open it again, with mode='r'.")
+
+    def require_writable(self) -> None:
+        self.require_open()
+        if not self._write and self.process != os.getpid():
+            who = f"process {self.process} writes to this log, and this one was forked from it"
+            raise ReadOnlyError(f"{self.path}: {who}; open it with mode='r'.")
+        if not self._write:
+            raise ReadOnlyError(f"{self.path}: opened for reading; open it with mode='a' to write.")
+        if self._syncer is not None:
+            self._syncer.check()
+
+    def stop_writing(self) -> None:
+        """In a forked process: its parent goes on writing."""
+        self._write = False
+        self.catalog.stop_writing()
+        self._compressor.after_fork(self.lock)
 
     # Inside
 
-    def _write_trajectory(self, steps: TrajectorySteps, encoder: StepEncoder, sequence: int) -> None:
-        number, lane = encoder.trajectory, self.take_lane(steps.count)
-        written: list[Segment] = []
-        in_pieces = self.room(lane) < steps.count
-        try:
-            if in_pieces:  # longer than a segment: it counts when the last piece is there
-                self.facts.begin(number)
-                self._sync_pieces([])
-            while encoder.steps < steps.count:
-                if written:
-                    lane = self.next_lane(lane)
-                stop = min(steps.count, encoder.steps + self.room(lane))
-                piece = encoder.many(steps, encoder.steps, stop, False, sequence, lane.segment)
-                self.enter(lane, lane.segment.append(piece.rows, piece.steps, piece.frames), piece, None)
-                encoder.advance(piece)
-                written.append(lane.segment)
-            if in_pieces:
-                self._sync_pieces(written)
-                self.facts.finish(number)
-                self._sync_pieces([])
-        except BaseException:
-            self._take_back(number)
-            raise
-        finally:
-            self.give_lane(lane)
-        if self.durability.every_episode:
-            self._sync_written(written)
-
-    def _sync_pieces(self, written: Sequence[Segment]) -> None:
-        """Syncs the pieces, so that no power cut takes one and leaves the record that all are there."""
-        if self.durability.words != "never":
-            for segment in written:
-                segment.sync()
-            self.facts.sync()
-
-    def _take_back(self, number: int) -> None:
-        """Removes what was written of a trajectory whose writing failed."""
-        for place in self.index.places_of(number):
-            self.index.entries["open"][place] = False
-        for selection in self.selections():
-            selection.taken_back(number << OFFSET_BITS, 1 << OFFSET_BITS)
-        dropped = self.drop(number)
-        self.appended -= dropped
-        self.counts["inserted"] -= dropped
-        if dropped:
-            with contextlib.suppress(StorageError):  # without this line, the next writer sees that it was not finished
-                self.facts.delete(number)
-
-    def _complete(self, trajectory: Tree) -> dict[str, Any]:
-        """The trajectory with the built-in columns that it leaves out."""
-        absent = [name for name in BUILT_IN_DEFAULTS if name not in trajectory]
-        if not absent:
-            return dict(trajectory)
-        first: Any = trajectory
-        while isinstance(first, Mapping):
-            first = next(iter(first.values()), np.zeros((0, 0)))
-        axes = np.shape(first)[:2]
-        return {**trajectory, **{n: np.full(axes, BUILT_IN_DEFAULTS[n], self.schema.columns[n].dtype) for n in absent}}
-
-    def _sync_written(self, segments: Sequence[Segment]) -> None:
-        for segment in segments:
-            segment.sync()
-        self.facts.sync()
-        if not any(s.unsynced for s in self._segments.values()):
-            self.synced = self.appended
+    def _done_reading(self, epoch: int) -> None:
+        with self.lock:
+            self.catalog.segments.readers.leave(epoch)
 
     def _settle_facts(self) -> None:
         """A fact was written. It becomes power-safe as the end of an episode does."""
@@ -530,34 +543,10 @@ class Log(Catalog):
 
     def _facts_changed(self, trajectory: int) -> None:
         self._settle_facts()
-        for selection in self.selections():
+        for selection in self.catalog.selections():
             selection.refresh({trajectory})
-        self.tell_limiters()
+        self._limiters.update()
 
     def _check_trajectory(self, trajectory: int) -> None:
         if not len(self.index.places_of(trajectory)):
             raise UnknownNameError("trajectory", str(trajectory), map(str, self.trajectories()[-5:]))
-
-    def sealed(self, segment: Segment) -> None:
-        if self.settings["compression"]:
-            thread = threading.Thread(target=self._compress, args=(segment,), name="hilt-compress", daemon=True)
-            self._compressing = [t for t in self._compressing if t.is_alive()] + [thread]
-            thread.start()
-
-    def _compress(self, segment: Segment) -> None:
-        try:
-            with self.reading():
-                if segment.number not in self._segments:
-                    return
-                raw = segment.compress(self.settings["compression"])
-        except HiltError as error:
-            logger.warning("%s: not compressed, its frames stay as they are: %s", segment.folder, error)
-            return
-        with self.lock:
-            if raw and not self.closed and segment.number in self._segments:
-                self.reopen(segment.number)
-                for path in raw:
-                    self._files.remove(path)
-
-
-_NOTHING = contextlib.nullcontext()

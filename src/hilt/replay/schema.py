@@ -102,6 +102,17 @@ class Schema:
         """The tree with defaults for the built-in columns that it leaves out."""
         return {**BUILT_IN_DEFAULTS, **tree}
 
+    def complete_batch(self, trajectory: Tree) -> dict[str, Any]:
+        """The same of a whole trajectory, whose leaves have time and batch axes."""
+        absent = [name for name in BUILT_IN_DEFAULTS if name not in trajectory]
+        if not absent:
+            return dict(trajectory)
+        first: Any = trajectory
+        while isinstance(first, Mapping):
+            first = next(iter(first.values()), np.zeros((0, 0)))
+        axes = np.shape(first)[:2]
+        return {**trajectory, **{name: np.full(axes, BUILT_IN_DEFAULTS[name], self.columns[name].dtype) for name in absent}}
+
     def check(self, tree: Tree, cast: bool = False) -> list[Array]:
         """The leaves of a step, in the order of the columns; the built-in ones that it leaves out are added."""
         leaves = self.columns.check(self.complete(tree), cast)

@@ -1,4 +1,4 @@
-"""Running episodes of a log: one to which steps are appended by hand, or those of several senders.
+"""Writing to a log: an episode to which steps are appended by hand, those of several senders, or a whole trajectory.
 
 Of a sender's steps, which come one by one or as a packed block, each goes on with the episode that ended with its observation.
 """
@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hilt.core.errors import ClosedError, HiltError
+from hilt.core.errors import ClosedError, HiltError, StorageError
 from hilt.core.tree import Array, Tree
 from hilt.replay.schema import FrameColumn
 from hilt.replay.settings import as_sequence
-from hilt.replay.step_encoder import BlockSteps, EncodedSteps, PackedBlock, StepEncoder
+from hilt.replay.step_encoder import BlockSteps, EncodedSteps, PackedBlock, StepEncoder, TrajectorySteps
+from hilt.replay.storage.open_segments import ActiveSegment
+from hilt.replay.storage.segment import Segment
 
 if TYPE_CHECKING:
-    from hilt.replay.catalog import Lane
     from hilt.replay.log import Log
 
 Sender = tuple[str, str, str]
@@ -28,14 +29,14 @@ Sender = tuple[str, str, str]
 class EpisodeWriter:
     """One running episode of a log. Append its steps in order, then `end` it; a context manager ends it by itself."""
 
-    def __init__(self, log: Log, lane: Lane, trajectory: int, origin: int):
+    def __init__(self, log: Log, active: ActiveSegment, trajectory: int, origin: int):
         self.trajectory = trajectory
         """The number of this trajectory in its log."""
-        self._log, self._lane = log, lane
+        self._log, self._active = log, active
         self._running = True
         self._terminal = False  # whether the last step ends it
         self._encoder = StepEncoder(log.schema, trajectory, origin)
-        self._in_lane = 0  # how many of its steps lie in the segment that is being written
+        self._in_segment = 0  # how many of its steps lie in the segment that is being written
         self._place = self._place_version = -1
 
     @property
@@ -68,9 +69,9 @@ class EpisodeWriter:
             if not self._running:
                 return
             self._running = False
-            if self._in_lane:
+            if self._in_segment:
                 self._close_extent()
-            self._log.episode_written(self._lane)
+            self._log.episode_written(self._active)
 
     def __enter__(self) -> EpisodeWriter:
         return self
@@ -86,51 +87,51 @@ class EpisodeWriter:
 
     def append_leaves(self, leaves: Sequence[Array], follows: bool, sequence: int) -> int:
         """Stores a step whose leaves were checked; returns its key. `follows` says that it begins where the last one ended."""
-        place = self._place_in_lane(self._log.has_room(self._require_lane()))
-        key = self._commit(self._encoder.step(leaves, follows, sequence, self._lane.segment), place)
+        place = self._place_in_segment(self._log.active_segments.has_room(self._require_running()))
+        key = self._commit(self._encoder.step(leaves, follows, sequence, self._active.segment), place)
         self.settle()
         return key
 
     def append_block(self, block: BlockSteps, first: int, stop: int, follows: bool, sequence: int) -> range:
         """Stores steps of a block from `first` on, as many as fit into the segment; returns their keys. Call `settle` after it."""
         self._log.require_writable()
-        place = self._place_in_lane(self._log.room(self._require_lane()) > 0)
-        stop = min(stop, first + self._log.room(self._lane))
+        place = self._place_in_segment(self._log.active_segments.room(self._require_running()) > 0)
+        stop = min(stop, first + self._log.active_segments.room(self._active))
         sequences = np.arange(sequence + first, sequence + stop)
-        key = self._commit(self._encoder.many(block, first, stop, follows, sequences, self._lane.segment), place)
+        key = self._commit(self._encoder.many(block, first, stop, follows, sequences, self._active.segment), place)
         return range(key, key + stop - first)
 
     def settle(self) -> None:
         """Makes the steps that were stored as safe as promised, makes room for them, and ends the episode where they do."""
-        self._log.written(self._lane)
+        self._log.written(self._active)
         if self._terminal:
             self.end()
         else:
             self._log.tidy()
 
     def _commit(self, encoded: EncodedSteps, place: int | None) -> int:
-        first = self._lane.segment.append(encoded.rows, encoded.steps, encoded.frames)
-        self._place = self._log.enter(self._lane, first, encoded, place)
+        first = self._active.segment.append(encoded.rows, encoded.steps, encoded.frames)
+        self._place = self._log.catalog.enter(self._active, first, encoded, place)
         self._place_version = self._log.index.version
         self._encoder.advance(encoded)
-        self._in_lane += encoded.steps
+        self._in_segment += encoded.steps
         self._terminal = encoded.ended
         return encoded.key
 
-    def _require_lane(self) -> Lane:
+    def _require_running(self) -> ActiveSegment:
         if not self._running:
             raise ClosedError(f"trajectory {self.trajectory} has ended; begin another one with log.episode().")
-        return self._lane
+        return self._active
 
-    def _place_in_lane(self, has_room: bool) -> int | None:
+    def _place_in_segment(self, has_room: bool) -> int | None:
         """Where the index has what this episode wrote into the segment; None when the next step is the first in its segment."""
-        place = self._current_place() if self._in_lane else None
+        place = self._current_place() if self._in_segment else None
         if has_room:
             return place
-        lane = self._log.next_lane(self._lane)  # first: when there is no room on the disk, the episode stays as it was
-        if self._in_lane:
+        active = self._log.active_segments.replace(self._active)  # first: when there is no room on the disk, the episode stays as it was
+        if self._in_segment:
             self._close_extent()
-        self._lane, self._in_lane = lane, 0
+        self._active, self._in_segment = active, 0
         self._encoder.leave_segment()
         return None
 
@@ -145,7 +146,7 @@ class EpisodeWriter:
         self._log.index.entries["open"][self._current_place()] = False
 
     def _stored_frame(self, column: FrameColumn, number: int) -> Array:
-        return self._lane.table.frame(column, self._lane.slot, number)
+        return self._active.table.frame(column, self._active.slot, number)
 
 
 class RunningEpisodes:
@@ -203,3 +204,44 @@ class RunningEpisodes:
     def _tidy(self, sender: Sender, episode: EpisodeWriter) -> None:
         if episode.ended:
             self._running[sender].remove(episode)
+
+
+def write_trajectory(log: Log, steps: TrajectorySteps, encoder: StepEncoder, sequence: int) -> None:
+    """Writes a whole trajectory inside `Log.inserting`: all of it, or nothing when it raises."""
+    number, active = encoder.trajectory, log.active_segments.acquire(steps.count)
+    written: list[Segment] = []
+    in_pieces = log.active_segments.room(active) < steps.count
+    try:
+        if in_pieces:  # longer than a segment: it counts when the last piece is there
+            log.facts.begin(number)
+            _sync_pieces(log, [])
+        while encoder.steps < steps.count:
+            if written:
+                active = log.active_segments.replace(active)
+            stop = min(steps.count, encoder.steps + log.active_segments.room(active))
+            piece = encoder.many(steps, encoder.steps, stop, False, sequence, active.segment)
+            log.catalog.enter(active, active.segment.append(piece.rows, piece.steps, piece.frames), piece, None)
+            encoder.advance(piece)
+            written.append(active.segment)
+        if in_pieces:
+            _sync_pieces(log, written)
+            log.facts.finish(number)
+            _sync_pieces(log, [])
+    except BaseException:
+        if log.catalog.take_back(number):
+            with contextlib.suppress(StorageError):  # without this line, the next writer sees that it was not finished
+                log.facts.delete(number)
+        raise
+    finally:
+        log.active_segments.release(active)
+    if log.durability.every_episode:
+        log.sync_written(written)
+    log.catalog.end_extents(number)
+
+
+def _sync_pieces(log: Log, written: Sequence[Segment]) -> None:
+    """Syncs the pieces, so that no power cut takes one and leaves the record that all are there."""
+    if log.durability.words != "never":
+        for segment in written:
+            segment.sync()
+        log.facts.sync()

@@ -126,7 +126,7 @@ def _write(jobs: Sequence[tuple[Path, list[Part]]], progress: Progress | None, f
                         if progress is not None:
                             progress(done, total)
                 if log.settings["compression"]:
-                    log.seal_idle()  # also the last segment, which is not full, is compressed
+                    log.complete_segments()  # also the last segment, which is not full, is compressed
                 copied.append(Copied(target, len(log.trajectories()), log.live_steps))
             _complete(beside, parts[0][0].settings["durability"], files)
     except BaseException:
@@ -204,26 +204,26 @@ class Copier:
         entries = [source.index.entries[place].copy() for place in source.index.places_of(trajectory)]
         steps = sum(int(entry["steps"]) for entry in entries)
         origin = target.facts.origin(*self._origins.get(int(entries[0]["origin"]), ("", "", "")))
-        number = target.take_trajectory()
+        number = target.catalog.take_trajectory()
         if facts := source.facts.about(trajectory):
             target.facts.annotate(number, facts)
-        lane = target.take_lane(steps)
+        segments = target.active_segments
+        active = segments.acquire(steps)
         for entry in entries:
             segment = self._segments[int(entry["segment"])]
             first, left = int(entry["at"]) % segment.room, int(entry["steps"])
             while left:
-                if not target.room(lane):
-                    lane = target.next_lane(lane)
-                count = min(left, target.room(lane))
+                if not segments.room(active):
+                    active = segments.replace(active)
+                count = min(left, segments.room(active))
                 rows = self._checked_rows(segment)[first : first + count]
-                stretch = Stretch(segment, rows, target.schema, {"#trajectory": number, "#origin": origin}, lane.segment.frames)
+                stretch = Stretch(segment, rows, target.schema, {"#trajectory": number, "#origin": origin}, active.segment.frames)
                 place = None
                 for block in stretch.blocks():
-                    place = target.enter(lane, lane.segment.append(block.rows, block.steps, block.frames), block, place)
+                    place = target.catalog.enter(active, active.segment.append(block.rows, block.steps, block.frames), block, place)
                 first, left = first + count, left - count
-                for written in target.index.places_of(number):
-                    target.index.entries["open"][written] = False
-        target.give_lane(lane)
+                target.catalog.end_extents(number)
+        segments.release(active)
         for column, first, values in self._relabeled.get(trajectory, []):
             target.relabel(number, column, values, first)
         return steps

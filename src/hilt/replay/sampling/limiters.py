@@ -21,7 +21,7 @@ import operator
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import Condition, Event
@@ -367,16 +367,57 @@ def _count(n: SupportsIndex, least: int = 1, name: str = "n") -> int:
 
 @dataclass
 class Limited:
-    """A rate limiter that the writers of a log obey, and what it was told of its view."""
+    """A rate limiter that the writers of a log obey, its view, and how many steps of the view it has counted."""
 
     limiter: RateLimiter
     selection: Selection
     entered: int
     left: int
 
-    def tell(self) -> None:
+    def update(self) -> None:
+        """Counts the steps that entered and left the view since the last update."""
         entered, left = self.selection.entered, self.selection.left
         if (entered, left) != (self.entered, self.left):
             self.limiter.inserted(max(0, entered - self.entered))
             self.limiter.deleted(max(0, left - self.left))
             self.entered, self.left = entered, left
+
+
+class Limiters:
+    """The rate limiters that the writers of a log obey. Each counts the steps of one view."""
+
+    def __init__(self) -> None:
+        self._limited: list[Limited] = []
+
+    def add(self, limiter: RateLimiter, selection: Selection) -> None:
+        """Writers obey this limiter from now on."""
+        if any(limited.limiter is limiter or limited.selection is selection for limited in self._limited):
+            raise ConfigError("this limiter, or this view, is another sampler's already; make a new limiter and a new view for each.")
+        limiter.inserted(len(selection.current()))
+        self._limited.append(Limited(limiter, selection, selection.entered, selection.left))
+
+    def inserting(self, steps: int, timeout: float | None) -> AbstractContextManager[object]:
+        """Waits until every limiter admits this number of steps. They are counted by `update`, once they are there."""
+        if not self._limited:
+            return _NO_LIMITER
+        stack = ExitStack()
+        try:
+            for limited in self._limited:
+                stack.enter_context(limited.limiter.inserting(steps, timeout)).stored = 0
+        except BaseException:
+            stack.close()
+            raise
+        return stack
+
+    def update(self) -> None:
+        """Counts the steps that entered and left each view since the last update."""
+        for limited in self._limited:
+            limited.update()
+
+    def close(self) -> None:
+        """Wakes everyone who waits."""
+        for limited in self._limited:
+            limited.limiter.close()
+
+
+_NO_LIMITER = nullcontext()

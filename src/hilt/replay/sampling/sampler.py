@@ -327,7 +327,7 @@ class Sampler:
                 del self._times[key]
             if self.limiter is not None and self.view.selection is not None:  # as in Reverb, they count as deleted
                 self.view.selection.spend(spent)
-                self.view.log.tell_limiters()
+                self.view.log.update_limiters()
         return drawn, probabilities
 
     def _follow_view(self) -> None:
