@@ -33,7 +33,6 @@ from hilt.envs.adapters import from_custom
 from hilt.policies.base import join
 from hilt.policies.io.preprocess import center_crop
 from hilt.policies.vla.observation_adapters import suite
-from hilt.policies.vla.openvla import OpenVLAOptions
 from hilt.policies.vla.prismatic import L1Head
 from hilt.recipes.simplevla_names import suites
 from hilt.recipes.simplevla_run import simplevla
@@ -56,6 +55,10 @@ COMMAND = f"""
 """The command of "运行示例", without its paths"""
 
 
+def settings_of(*words: str) -> Any:
+    return simplevla([*COMMAND, *words], {"SFT_MODEL_PATH": "/models/sft"}).config
+
+
 def lines_of(*words: str) -> str:
     return "\n".join(simplevla([*COMMAND, *words], {"SFT_MODEL_PATH": "/models/sft"}).lines)
 
@@ -76,49 +79,6 @@ def test_ulysses_and_megatron_are_refused_with_what_to_use(word: str, expected: 
     with pytest.raises(ConfigError, match=expected):
         settings_of(word)
     settings_of(f"{ACTOR}ulysses_sequence_parallel_size=1", f"{ACTOR}strategy=fsdp")
-
-
-# --- 数据过滤与格式 ---
-
-
-def settings_of(*words: str) -> Any:
-    return simplevla([*COMMAND, *words], {"SFT_MODEL_PATH": "/models/sft"}).config
-
-
-def test_filter_truncated_cuts_episodes_off_at_max_response_length():
-    plain, cut = settings_of(), settings_of("data.filter_truncated=True", "data.max_response_length=300")
-    assert plain.task_options["step_limit"] == 512 and not plain.collect.filter_truncated
-    assert cut.task_options["step_limit"] == 300 and cut.collect.filter_truncated
-    assert cut.algorithm.batch.log_prob_chunks_per_pass == 4 * 38, "a trajectory has 38 chunks of 8 actions"
-    said = lines_of("data.filter_truncated=True", "data.max_response_length=300")
-    assert "an episode is cut off after 300 actions (data.max_response_length), in validation too; a group with one is dropped" in said
-    one = settings_of("data.task_suite_name=robotwin2_lift_pot", "data.num_trials_per_task=1000", "data.filter_truncated=True")
-    assert one.task_options["step_limit"] == 128
-    twin = ["data.task_suite_name=robotwin2_lift_pot", f"{MODEL}action_token_len=14", f"{MODEL}action_chunks_len=25"]
-    assert settings_of(*twin, "data.num_trials_per_task=1000").policy_options["chunk"] == 25, "its script for RoboTwin has 128 beside it"
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["data.max_response_length=7"], "data.max_response_length=7 actions: an answer has 8. Give 8 or more"),
-        (["data.filter_truncated=True", "data.max_response_length=600"], "an episode has 512 actions. Give 512 at most"),
-        (["data.filter_truncated=True", "data.task_suite_name=tabletop/reach"], "tabletop/reach has a step limit of its own. Leave"),
-        (["data.max_prompt_length=0"], "data.max_prompt_length=0: expected a whole number from 1 on"),
-    ],
-)
-def test_lengths_that_could_not_take_effect_are_refused(words: list[str], expected: str):
-    with pytest.raises(ConfigError, match=expected):
-        settings_of(*words)
-
-
-def test_max_prompt_length_refuses_longer_prompts():
-    assert settings_of().policy_options["max_prompt_length"] == 256
-    assert settings_of(f"{ROLLOUT}max_prompt_length=64").policy_options["max_prompt_length"] == 64
-    policy = tiny(options=OpenVLAOptions(max_prompt_length=60))
-    with pytest.raises(ConfigError, match=r"a prompt has \d+ tokens, and max_prompt_length=60: give \d+, or 0"):
-        policy.act(observations(1))
-    tiny(options=OpenVLAOptions(max_prompt_length=512)).act(observations(1))
 
 
 # --- FAQ（分类版）：数据与数据加载器; 代码示例：RayTrainer 与数据集/加载器 ---

@@ -136,6 +136,7 @@ def test_nothing_is_left_to_learn_from(hard, words):
     said: list[str] = []
     got = made(ToyPool(hard=lambda start: hard), said=said, **filtered).collect(Dice())
     assert got.episodes == [] and got.figures["attempts"] == 3 and "Nothing is learned from in this step" in said[-1]
+    assert ("begin with a better one" in said[-1]) == bool(hard), "what to do, unless all is solved"
     same = "groups_all_failed" if hard else "groups_all_succeeded"
     assert got.figures[same] == got.figures["groups"] == 6
     assert len(made(ToyPool(hard=lambda start: hard)).collect(Dice()).episodes) == 4, "without the filter, such groups count"

@@ -83,7 +83,8 @@ class Life:
         """Whatever the case says, when the phase is reached."""
         self.wait(lambda: (self.notes / "there").exists() and (self.notes / "paused").exists(), case.phase)
         with contextlib.suppress(ProcessLookupError):  # while ranks start, the first one may end the run before the second is sent
-            for _ in range(case.times):
+            for again in range(case.times):
+                time.sleep(1.0 * again)  # by then the first one was handled: two that are pending together are one
                 if case.target == "terminal":
                     os.close(self.master)
                 elif case.target == "process":
@@ -91,7 +92,7 @@ class Life:
                 else:
                     for pid in members(self.pid) if case.target == "session" else [-self.pid]:
                         os.kill(pid, case.number)
-                time.sleep(0.3)
+            time.sleep(0.3)
         (self.notes / "go").touch()
 
     def end(self) -> int:

@@ -229,8 +229,10 @@ class RayGroup(Remote):
 
     def _ready(self, ranks: Iterable[int], seconds: float) -> dict[int, Answer]:
         by_reference = {self._answering[rank]: rank for rank in ranks}
-        answers = {}
-        ready = ray.wait(list(by_reference), num_returns=1, timeout=min(seconds, POLL_INTERVAL_S))[0]
+        answers, end = {}, time.monotonic() + min(seconds, POLL_INTERVAL_S)
+        ready: list[Any] = []
+        while not ready and (left := end - time.monotonic()) > 0:  # in short waits, between which signals are handled
+            ready = ray.wait(list(by_reference), num_returns=1, timeout=min(left, STOP_INTERVAL_S))[0]
         if not ready and seconds >= POLL_INTERVAL_S:
             self._ask_standing(by_reference.values())
         for reference in ready:

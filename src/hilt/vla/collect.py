@@ -384,7 +384,8 @@ class Collector:
             solved = f"rank {self._rank}: all members of all {tally.groups} groups of {', '.join(self.agenda.current)} succeeded."
             waits = "are learned from in this step" if self._config.when_exhausted == "partial" else "wait for the next step"
             waiting = f" {accepted} of {wanted} groups {waits}." if accepted else " Nothing is learned from in this step."
-            self._notify((solved if tally.solved(wanted) else message) + waiting)
+            cure = "" if accepted or tally.solved(wanted) else f" {tally.cure()}"
+            self._notify((solved if tally.solved(wanted) else message) + waiting + cure)
             return
         why = tally.lost[-1].error if tally.lost else tally.fault
         raise EmptyError(f"{message} {tally.cure()}" + (f"\nThe last failure:\n{why}" if why else ""))
@@ -535,4 +536,4 @@ class _Tally:
             "truncated": "Groups have members that came to the step limit: leave filter_truncated out, or raise the task's step_limit.",
             "ill_formed": "The policy's chunks cannot be carried out: look at its checkpoint and its temperature.",
             "lost": "The simulator fails.",
-        }.get(reason, "Give a wider filter, more max_sampling_attempts, or when_exhausted=continue.")
+        }.get(reason, "Give a wider filter, or more max_sampling_attempts.")

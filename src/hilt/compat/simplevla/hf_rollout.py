@@ -66,6 +66,8 @@ class RobHFRollout:
         temperature = float(meta.get("temperature", get(self.config, "temperature", 1.0)))
         pool = self._simulators(group if "n_samples" in meta else 0)
         wanted = starts(prompts, group, seed=int(meta.get("seed", 0)))
+        for start in wanted:  # rather than after hours of rolling out
+            self._prompt(str(pool.describe(start.task)["instruction"]))
         ended: dict[Any, RolloutEpisode] = {}
         self.module.eval()
         settings = RolloutSettings(temperature, sample, retries=1)
@@ -74,8 +76,8 @@ class RobHFRollout:
                 raise RequestError(f"an episode of {outcome.start.task} was lost twice:\n{outcome.error}")
             ended[outcome.start] = outcome
         chunks = math.ceil(max(int(pool.describe(start.task)["step_limit"]) for start in wanted) / self.module.chunk)
-        width = int(get(self.config, "max_prompt_length", 512))
-        made = rollout_batch([ended[start] for start in wanted], self.module, width, chunks, bool(meta.get("pixel_values", True)))
+        pixel_values = bool(meta.get("pixel_values", True))
+        made = rollout_batch([ended[start] for start in wanted], self.module, self._prompt_width, chunks, pixel_values)
         made.meta_info |= {**meta, "temperature": temperature}
         return made
 
@@ -116,14 +118,11 @@ class RobHFRollout:
         images = torch.from_numpy(np.stack([np.stack([bicubic(picture, size) for picture in row]) for row in rows])).to(self.module.device)
         if get(self.config, "center_crop", True):
             images = center_crop(images, size=size)
-        width = int(get(self.config, "max_prompt_length", 512))
         pad = int(self.module.config.upstream.get("pad_token_id", PAD))
-        ids = torch.full((len(rows), width), pad)
+        ids = torch.full((len(rows), self._prompt_width), pad)
         for row, words in enumerate(task_descriptions):
-            found = openvla_ids(self.module.tokenizer, words)
-            if len(found) > width:
-                raise ConfigError(f"a prompt has {len(found)} tokens, and max_prompt_length={width}: give at least {len(found)}.")
-            ids[row, width - len(found) :] = torch.tensor(found)
+            found = self._prompt(words)
+            ids[row, self._prompt_width - len(found) :] = torch.tensor(found)
         made = {"input_ids": ids, "attention_mask": ids.ne(pad), "pixel_values": self.module.pixels(images).flatten(1, 2)}
         if get(self.config, "use_proprio", False):
             if self.module.scale_state is None:
@@ -131,6 +130,17 @@ class RobHFRollout:
             states = np.stack([np.asarray(row["state"], np.float32) for row in inputs])
             made["proprio"] = torch.from_numpy(self.module.scale_state.normalize(states).astype(np.float32))
         return made
+
+    @property
+    def _prompt_width(self) -> int:
+        return int(get(self.config, "max_prompt_length", 512))
+
+    def _prompt(self, instruction: str) -> list[int]:
+        """The ids of an instruction's prompt; one that is longer than ``max_prompt_length`` is an error."""
+        found, width = openvla_ids(self.module.tokenizer, instruction), self._prompt_width
+        if len(found) > width:
+            raise ConfigError(f"a prompt has {len(found)} tokens, and max_prompt_length={width}: give at least {len(found)}.")
+        return found
 
     def _generate_one_step(self, prompts: Mapping[str, Any]) -> dict[str, Any]:
         """The model's answer to `process_input`: its inputs, `responses` [B, tokens] and `action` [B, chunk, action_dim]."""
