@@ -25,6 +25,7 @@ from hilt.replay import Log, QueuedDataStore
 from hilt.runs.checkpoint import numbers
 from tests.e2e.journaled import image_of
 from tests.effort import rounds
+from tests.sessions import members
 
 ROOT = Path(__file__).parent.parent.parent
 DEADLINE_S = 300.0
@@ -193,6 +194,37 @@ def test_signals_to_all_processes_are_answered_by_one_and_no_update_is_lost(trai
         assert train.end() == 128 + number, train.said()
         made = re.findall(r"ends: stopped, after (\d+) updates", (train.run / "logs" / "learner.log").read_text())
         assert int(made[-1]) == max(numbers(train.run)) >= before and "started again" not in train.said(), train.said()
+    check(train)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_each_signal_to_each_target_in_each_phase_of_a_run_with_an_actor(train: Train, number: int):
+    """To `hilt train` alone, to its group, to its session; while the sides start, collect and learn, once and again while it ends."""
+    targets = ["process", "group", "session"]
+    for place, (times, phase) in enumerate((times, phase) for times in (1, 2) for phase in ("start", "collect", "update")):
+        before, steps, heard = train.updates(), train.steps(), len(train.said()) if train.output.exists() else 0
+        train.start(*(["--resume"] if place else [RECIPE, f"task_options.folder={train.journals}"]))
+        assert train.process is not None
+        ready = {
+            "start": lambda: "actor-1: process" in train.said()[heard:],  # noqa: B023
+            "collect": lambda: train.steps() > steps,  # noqa: B023
+            "update": lambda: train.updates() > before,  # noqa: B023
+        }
+        train.wait(ready[phase], phase)
+        target = targets[(place + number) % 3]
+        for again in range(times):
+            time.sleep(0.5 * again)
+            pids = members(train.process.pid) if target == "session" else [train.process.pid if target == "process" else -train.process.pid]
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):  # it may have ended in order by now
+                    os.kill(pid, number)
+        said = f"{phase}, {target}, {times} times: "
+        late = {-number} if times > 1 else set()  # the second one came after all was saved and said, while Python ended
+        assert train.end() in {128 + number, *late} and train.said()[heard:].count("stopped: ") >= 1, said + train.said()
+        assert "Traceback" not in train.said() and "started again" not in train.said(), said + train.said()
+        assert max(numbers(train.run), default=0) >= train.updates() >= before + (phase == "update"), said + train.said()
     check(train)
 
 

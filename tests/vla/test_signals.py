@@ -30,6 +30,7 @@ from hilt.vla import train as post_train
 from tests.cli.test_train_sft import COLUMNS, TINY
 from tests.effort import need
 from tests.forked import find_tests_in_fork_servers
+from tests.sessions import members
 from tests.vla.taught import write_log
 from tests.vla.toy_signals import NOTES, PHASE, WAIT_S, pausing
 
@@ -37,6 +38,9 @@ TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 TOY = ("tests.vla.toy_vla:config", "--trust", "tests", "tasks=[tests.vla.toy_vla:up]", "solved_steps=0", "validation.episodes=1")
 TOY = (*TOY, "validation.period=1", "max_steps=1000000")
 PLACED = {"here": (), "processes": ("placement.kind=processes", "placement.ranks=2"), "ray": ("placement.kind=ray", "placement.ranks=2")}
+
+TUNING = {"prepare": (sft, "make_policy", 1), "learn": (sft.Training, "_learn", 2), "judge": (sft.Training, "_validate", 2)}
+"""Phases of supervised fine-tuning: the call that waits"""
 
 
 class Case(NamedTuple):
@@ -109,16 +113,6 @@ class Life:
         return self.output.read_text() if self.output.exists() else ""
 
 
-def members(session: int) -> list[int]:
-    """The processes of a session that still do something."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            state, _, _, sid = path.read_text().rpartition(")")[2].split()[:4]
-            found += [int(path.parent.name)] if int(sid) == session and state not in "ZX" else []
-    return found
-
-
 def become(words: tuple[str, ...], output: str, notes: Path, phase: str) -> None:
     """In the new process: what `hilt` would have, and then `hilt`."""
     os.setsid()
@@ -138,9 +132,9 @@ def become(words: tuple[str, ...], output: str, notes: Path, phase: str) -> None
     post_train.WORKER = "tests.vla.toy_signals:make_worker"
     if phase == "save":
         checkpoint.save = pausing(checkpoint.save, 1)
-    elif phase in ("learn", "judge"):
-        name = {"learn": "_learn", "judge": "_validate"}[phase]
-        setattr(sft.Training, name, pausing(getattr(sft.Training, name), 2))
+    elif phase in TUNING:
+        place, name, call = TUNING[phase]
+        setattr(place, name, pausing(getattr(place, name), call))
     sys.argv = ["hilt", *words]
     cli.main()
 
@@ -214,17 +208,33 @@ def test_each_signal_to_each_target_in_each_phase(fork: Any, memory_path: Path, 
     lives(fork, memory_path, (*TOY, *PLACED[kind]), cases)
 
 
-@pytest.mark.timeout(900)
-def test_a_signal_in_each_phase_of_supervised_fine_tuning(fork: Any, memory_path: Path):
-    log, run, before = write_log(memory_path / "log", [(6, "go", True)] * 4), memory_path / "run", 0
-    for number, case in enumerate([Case("learn"), Case("judge", "session", INT, 2), Case("save", "process", HUP, 2)]):
+def tuned(fork: Any, folder: Path, cases: list[Case]) -> None:
+    """`lives` of supervised fine-tuning."""
+    log, run, before = write_log(folder / "log", [(6, "go", True)] * 4), folder / "run", 0
+    for number, case in enumerate(cases):
         words = ("--resume",) if number else (str(log), COLUMNS, *TINY, "validation_period=2", "max_steps=100000", "patience=100000")
-        life = Life(fork, memory_path, ("train", "sft", "--run", str(run), *words), case.phase)
+        life = Life(fork, folder, ("train", "sft", "--run", str(run), *words), case.phase, case.target == "terminal")
         life.send(case)
         code, said = life.end(), life.said()
-        steps = max(checkpoint.numbers(run))
-        assert code == 128 + case.number and f"{steps:,} steps" in said and "Traceback" not in said, said
-        assert steps > before, f"{case}: {steps} after {before}: {said}"
-        assert ("kill -KILL" in said) == (case.times > 1)
-        life.output.unlink()
+        steps = max(checkpoint.numbers(run), default=0)
+        expected = HUP if case.target == "terminal" else case.number
+        assert code == 128 + expected and "Traceback" not in said, f"{case}: {said}"
+        assert steps >= before + (case.phase != "prepare"), f"{case}: {steps} after {before}: {said}"
+        if case.target != "terminal":
+            assert f"{steps:,} steps" in said and ("kill -KILL" in said) == (case.times > 1), f"{case}: {said}"
+        life.output.unlink(missing_ok=True)
         before = steps
+
+
+@pytest.mark.timeout(900)
+def test_a_signal_in_each_phase_of_supervised_fine_tuning(fork: Any, memory_path: Path):
+    tuned(fork, memory_path, [Case("learn"), Case("judge", "session", INT, 2), Case("save", "process", HUP, 2)])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("number", [TERM, INT, HUP])
+def test_each_signal_to_each_target_in_each_phase_of_supervised_fine_tuning(fork: Any, memory_path: Path, number: int):
+    targets = ["process", "group", "session"]
+    cases = [Case(phase, target, number, times) for phase in (*TUNING, "save") for target in targets for times in (1, 2)]
+    tuned(fork, memory_path, [*cases, *[Case(phase, "terminal") for phase in (*TUNING, "save")] * (number == HUP)])
