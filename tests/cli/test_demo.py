@@ -111,7 +111,7 @@ def test_what_counts_as_learned(before: int, after: int, words: list[str]):
 
 def test_a_cap_in_minutes_is_no_failure_where_success_rises():
     assert demo.verdict(PLAN, tried(4), tried(6), minutes=2.5) == (
-        [], "stopped at 2.5 minutes, still rising: 40% by imitation, 60% now, and 80% is the goal."
+        [], "stopped at 2.5 minutes, before the goal: 40% by imitation, 60% now, and 80% is the goal."
     )  # fmt: skip
     assert demo.verdict(PLAN, tried(4), tried(9), minutes=2.5) == ([], ""), "it has learned all the same"
     (wrong,), capped = demo.verdict(PLAN, tried(4), tried(4), minutes=2.5)

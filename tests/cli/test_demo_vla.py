@@ -28,7 +28,7 @@ def test_the_verdict() -> None:
 def test_a_cap_in_minutes_is_no_failure_where_success_rises() -> None:
     shares = {"blind": 0.1, "start": 0.4, "after": 0.6}
     assert verdict(shares, 0.9, minutes=2) == (
-        [], "stopped at 2 minutes, still rising: it began with 40%, is at 60%, and 90% is the goal."
+        [], "stopped at 2 minutes, before the goal: it began with 40%, is at 60%, and 90% is the goal."
     )  # fmt: skip
     assert verdict({**shares, "after": 0.95}, 0.9, minutes=2) == ([], "")
     (none,), capped = verdict({**shares, "after": 0.4}, 0.9, minutes=2)

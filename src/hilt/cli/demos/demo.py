@@ -251,7 +251,7 @@ def verdict(plan: DemoPlan, before: EvaluationResult, after: EvaluationResult, m
     old, new = before.success or 0.0, after.success or 0.0
     if minutes and new < plan.goal and new > old:
         shares = f"{old:.0%} by imitation, {new:.0%} now, and {plan.goal:.0%} is the goal"
-        return [], f"stopped at {minutes:.3g} minutes, still rising: {shares}."
+        return [], f"stopped at {minutes:.3g} minutes, before the goal: {shares}."
     wrong = []
     if new < plan.goal and not minutes:
         wrong.append(f"it succeeds in {new:.0%} of the exam, and {plan.goal:.0%} is the goal.")

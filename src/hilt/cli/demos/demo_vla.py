@@ -333,7 +333,7 @@ def verdict(shares: dict[str, float], goal: float, minutes: float = 0.0) -> tupl
         return wrong, ""
     if minutes and old < new < goal:
         stands = f"it began with {old:.0%}, is at {new:.0%}, and {goal:.0%} is the goal"
-        return wrong, f"stopped at {minutes:.3g} minutes, still rising: {stands}."
+        return wrong, f"stopped at {minutes:.3g} minutes, before the goal: {stands}."
     if new < goal and not minutes:
         wrong.append(f"it succeeds in {new:.0%} of the exam, and {goal:.0%} is the goal.")
     if new <= old:
