@@ -29,11 +29,11 @@ from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import ConfigError, EmptyError, UnknownNameError
 from hilt.core.files import replacing
 from hilt.core.trajectory import Source
-from hilt.core.tree import Array, ArraySpec, equal, flatten
+from hilt.core.tree import Array, ArraySpec, equal, flatten, unflatten
 from hilt.envs.task import TASK_SUCCESS, HasSpaces
 from hilt.hil.config import STORE, Hil, of_run
 from hilt.hil.importing import columns_for, expanded, import_buffer, import_dataset
-from hilt.hil.states import KeptSteps
+from hilt.hil.states import KeptSteps, StateTable
 from hilt.recording.recording_folder import GRASP
 from hilt.replay import Log, Schema
 from hilt.replay import tensors as bridge
@@ -68,11 +68,15 @@ class Experience:
         proprio = [f"{which}/{path}" for which in TREES for path in agent.proprio]
         plain = ["actions", "rewards", "terminated", "source", *([GRASP] if GRASP in schema.columns else [])]
         self._columns = [*images, *proprio, *plain]
-        discount = config.agent.rlpd.discount
-        self._returns = NStep(config.n_step, discount, also=tuple(path for path in plain if path == GRASP))
+        self._discount = config.agent.rlpd.discount
+        self._returns = NStep(config.n_step, self._discount, also=tuple(path for path in plain if path == GRASP))
         seen, views = [*agent.image_paths, *agent.proprio], {"log": self.online, "demos": self._demonstrations}
-        kept = partial(KeptSteps, columns=plain, seen=seen, n=config.n_step, discount=discount, notify=notify)
-        self._kept = {name: kept(view, states=agent.states, width=agent.width) for name, view in views.items()} if agent.frozen else {}
+        self._table: StateTable | None = None
+        self._kept: dict[str, KeptSteps] = {}
+        if agent.frozen:
+            self._table = table = StateTable(agent.width, {path: schema.columns[path] for path in plain})
+            kept = partial(KeptSteps, table=table, seen=seen, states=agent.states, n=config.n_step, notify=notify)
+            self._kept = {name: kept(view) for name, view in views.items()}
         self._foresight = {name: Foresight(config.agent.encoder.pretrain_predict) for name in ("log", "demos")}
         self._foresight["demos"].read(self.demos, self.demos.trajectories())
         self._before = len(self.log)  # online steps that were there, or were there once, when this process began
@@ -171,6 +175,8 @@ class Experience:
         if online == batch_size and not self._alone:
             self._notify("there are no demonstrations and no take-overs yet: batches are all online")
             self._alone = True
+        if self._table is not None and not images:
+            batch.update(unflatten(self._table.batch(batch.pop("window"), self._discount)))
         return finish(batch, online)
 
     def _source(self, part: str, images: bool) -> Mix | JointSampler:

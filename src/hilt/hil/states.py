@@ -40,6 +40,7 @@ class StateTable:
         self.columns = {path: np.zeros((0, *spec.shape), spec.dtype) for path, spec in columns.items()}
         """What a batch has as it is in the log"""
         self._free: list[int] = []
+        self._given_back: list[int] = []  # not free yet: a batch that is being drawn may have them
 
     def take(self, count: int) -> list[int]:
         """Returns slots for this number of steps."""
@@ -48,32 +49,37 @@ class StateTable:
         return [self._free.pop() for _ in range(count)]
 
     def give_back(self, slot: int) -> None:
-        self._free.append(slot)
+        self._given_back.append(slot)
 
-    def windows(self, slots: Array, n: int) -> tuple[Array, Array]:
-        """The slots of the `n` steps from each on, ``[B, n]``, and which of them there are; the rest repeat the last."""
-        window, inside = np.empty((len(slots), n), np.int64), np.ones((len(slots), n), bool)
-        window[:, 0] = slots
+    def windows(self, slots: Array, n: int) -> Array:
+        """The slots of the `n` steps from each on, ``[B, n]``. Behind the last step that there is, its slot is repeated."""
+        window = np.empty((n, len(slots)), np.int64)
+        window[0] = slots
         for i in range(1, n):
-            following = self.following[window[:, i - 1]]
-            inside[:, i] = inside[:, i - 1] & (following >= 0)
-            window[:, i] = np.where(inside[:, i], following, window[:, i - 1])
-        return window, inside
+            following = self.following.take(window[i - 1])
+            window[i] = np.where(following >= 0, following, window[i - 1])
+        return window.T
 
-    def batch(self, window: Array, inside: Array, discount: float) -> dict[str, Array]:
-        """Returns over the steps of these windows, as `hilt.replay.sampling.assembly.NStep` makes them."""
-        slots, n = window[:, 0], window.shape[1]
-        taken = inside.sum(axis=1)
-        last = window[np.arange(len(slots)), taken - 1]
+    def batch(self, windows: Array, discount: float) -> dict[str, Array]:
+        """Returns over the steps of these windows, as `hilt.replay.sampling.assembly.NStep` makes them. From now on, slots that were given
+        back may be taken by other steps."""
+        window = windows.T  # [n, B]
+        slots, last = window[0], window[-1]
+        inside = np.ones(window.shape, bool)
+        np.not_equal(window[1:], window[:-1], out=inside[1:])
         z = np.empty((2, len(slots), self.before.shape[1]), np.float32)
         self.before.take(slots, axis=0, out=z[0], mode="clip")  # every slot is there; the other modes make a copy first
         self.after.take(last, axis=0, out=z[1], mode="clip")
-        batch = {path: column[slots] for path, column in self.columns.items()}
-        batch["terminated"] = self.columns["terminated"][last]
-        for path in SUMMED & self.columns.keys():
-            rewards = self.columns[path]
-            batch[path] = (np.where(inside, rewards[window], 0) * discount ** np.arange(n)).sum(axis=1).astype(rewards.dtype)
-        return {"observations/z": z[0], "next_observations/z": z[1], **batch, "n_steps": taken}
+        batch = {"observations/z": z[0], "next_observations/z": z[1]}
+        for path, column in self.columns.items():
+            if path in SUMMED:
+                discounts = discount ** np.arange(len(window))[:, np.newaxis]
+                batch[path] = (np.where(inside, column.take(window), 0) * discounts).sum(axis=0).astype(column.dtype)
+            else:
+                batch[path] = column.take(last if path == "terminated" else slots, axis=0)
+        self._free += self._given_back
+        self._given_back.clear()
+        return {**batch, "n_steps": inside.sum(axis=0)}
 
     def _grow(self, least: int) -> None:
         have = len(self.following)
@@ -85,27 +91,25 @@ class StateTable:
 
 
 class KeptSteps:
-    """The steps of a view in a table: an assembly of `hilt.replay.sampling`, which reads the log only where it has steps that the table
-    lacks. `seen`: the paths of observations that the agent sees; `states` makes ``z`` of them, which is `width` numbers; `columns`: the
-    numbers of a step that a batch has; a batch has returns over up to `n` steps."""
+    """The steps of a view in a table, which may have those of other views too: an assembly of `hilt.replay.sampling`, which reads the log
+    only where it has steps that the table lacks. What it gives of a step is ``window``, the slots of the `n` steps from it on: when a batch
+    is drawn, from however many views, `StateTable.batch` makes all of it at once. `seen`: the paths of observations that the agent sees,
+    of which `states` makes ``z``."""
 
-    added: ClassVar[tuple[str, ...]] = ("n_steps",)
+    added: ClassVar[tuple[str, ...]] = ("window",)
 
     def __init__(
         self,
         view: View,
         *,
-        columns: Sequence[str],
+        table: StateTable,
         seen: Sequence[str],
         states: Callable[[dict[str, Array]], Any],
-        width: int,
         n: int,
-        discount: float,
         notify: Callable[[str], None],
     ):
-        self.table = StateTable(width, {path: view.log.schema.columns[path] for path in columns})
+        self.table, self._n = table, n
         self._view, self._seen, self._states, self._notify = view, list(seen), states, notify
-        self._n, self._discount = n, discount
         self._slots: dict[int, int] = {}
         self._previous: dict[int, int] = {}  # the slot of the step that each one follows
         self._done = Runs()
@@ -116,20 +120,17 @@ class KeptSteps:
         return len(self._slots)
 
     def leaves(self, schema: Schema, columns: Sequence[str] | None, n: int) -> dict[str, ArraySpec]:
-        z = ArraySpec(np.dtype(np.float32), (n, self.table.before.shape[1]))
-        own = {path: ArraySpec(column.dtype, (n, *column.shape[1:])) for path, column in self.table.columns.items()}
-        return {"observations/z": z, "next_observations/z": z, **own, "n_steps": ArraySpec(np.dtype(np.int64), (n,))}
+        return {"window": ArraySpec(np.dtype(np.int64), (n, self._n))}
 
     def batch(self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None) -> dict[str, Array]:
-        """All that the table has; `columns` and `out` choose nothing here."""
+        """The windows of these steps; `columns` and `out` choose nothing here."""
         slots = self.find(keys)
         if slots.min() >= 0:
-            window, inside = self.table.windows(slots, self._n)
-            awaited = self.table.awaited[window[:, :-1]]
-            awaited = awaited[awaited >= 0]
-            if not len(awaited) or not steps.exist(awaited).any():
-                return self.table.batch(window, inside, self._discount)
-        return self.table.batch(*self.table.windows(self.complete(steps, keys), self._n), self._discount)
+            window = self.table.windows(slots, self._n)
+            awaited = self.table.awaited.take(window[:, :-1])
+            if awaited.max(initial=-1) < 0 or not steps.exist(awaited[awaited >= 0]).any():
+                return {"window": window}
+        return {"window": self.table.windows(self.complete(steps, keys), self._n)}
 
     def find(self, keys: Array) -> Array:
         """Their slots; -1 for those that are not here."""

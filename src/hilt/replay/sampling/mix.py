@@ -199,18 +199,29 @@ def concat_batches(a: Mapping[str, Any], b: Mapping[str, Any], axis: int = 0) ->
     return _joined([a, b], as_whole_number("axis", axis, "the axis of the batch, nearly always 0"))
 
 
-def _joined(batches: Sequence[Mapping[str, Any]], axis: int) -> dict[str, Any]:
-    flat = [flatten(batch) for batch in batches]
-    for number, other in enumerate(flat[1:], 2):
-        if odd := set(flat[0]) ^ set(other):
-            path = sorted(odd)[0]
-            where = "first" if path in flat[0] else "second" if number == 2 else f"{number}th"
-            raise SchemaError(f"{path}: only the {where} batch has this field; sample both with the same keys.")
-    return unflatten({path: _concat(path, [other[path] for other in flat], axis) for path in flat[0]})
+def _joined(batches: Sequence[Mapping[str, Any]], axis: int, within: str = "") -> dict[str, Any]:
+    first, joined = batches[0], {}
+    if any(other.keys() != first.keys() for other in batches):
+        raise _different([flatten(batch, within) for batch in batches])
+    for name in first:
+        path, leaves = f"{within}/{name}" if within else name, [batch[name] for batch in batches]
+        trees = sum(type(each) is not np.ndarray and isinstance(each, Mapping) for each in leaves)
+        if 0 < trees < len(leaves):
+            raise _different([flatten(batch, within) for batch in batches])
+        joined[name] = _joined(leaves, axis, path) if trees else _concat(path, leaves, axis)
+    return joined
+
+
+def _different(flat: Sequence[Mapping[str, Any]]) -> SchemaError:
+    """The error of batches whose leaves have different paths."""
+    number, other = next((number, other) for number, other in enumerate(flat[1:], 2) if other.keys() != flat[0].keys())
+    path = min(flat[0].keys() ^ other.keys())
+    where = "first" if path in flat[0] else "second" if number == 2 else f"{number}th"
+    return SchemaError(f"{path}: only the {where} batch has this field; sample both with the same keys.")
 
 
 def _concat(path: str, leaves: Sequence[Any], axis: int) -> Any:
-    if any(hasattr(leaf, "numpy") for leaf in leaves):
+    if any(type(leaf) is not np.ndarray and hasattr(leaf, "numpy") for leaf in leaves):
         from hilt.replay import tensors as bridge
 
         return bridge.concatenate(leaves, axis)
