@@ -9,8 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from hilt import cli
-from hilt.cli.demos.demo_vla import DemoPhase, VlaStory, _gain, verdict
+from hilt.cli.demos.demo_vla import DemoPhase, VlaStory, _gain, more, verdict
 from hilt.core.checksums import read_json
+from hilt.core.config import build
+from hilt.recipes import vla_recipe
 
 for package in ("torch", "gymnasium", "mujoco", "av"):
     pytest.importorskip(package)
@@ -33,6 +35,17 @@ def test_a_cap_in_minutes_is_no_failure_where_success_rises() -> None:
     assert verdict({**shares, "after": 0.95}, 0.9, minutes=2) == ([], "")
     (none,), capped = verdict({**shares, "after": 0.4}, 0.9, minutes=2)
     assert "nothing was learned" in none and not capped
+
+
+def test_a_run_goes_on_with_another_of_the_limit_that_ended_it() -> None:
+    """Seconds and validations before count: with any other setting it would end at once."""
+    from hilt.vla.train import CHANGEABLE  # it brings torch
+
+    config = build(vla_recipe("vla_tabletop"), "max_steps=400", "max_seconds=180")
+    assert [more(reason, config) for reason in ("max_seconds", "goal", "solved", "max_steps")] == [
+        "max_seconds=360", "validation.goal=1", "solved_steps=0", "max_steps=800",
+    ]  # fmt: skip
+    assert {word.partition("=")[0] for word in (more(reason, config) for reason in ("max_seconds", "goal", "solved", "-"))} <= CHANGEABLE
 
 
 def test_what_was_added_is_counted_over_the_same_states_in_any_order() -> None:

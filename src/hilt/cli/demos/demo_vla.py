@@ -216,7 +216,8 @@ class VlaStory:
                 curves = plot([self.run / "grpo"], self.run / "plots", report=report)
             facts += [[f"what {self._algorithm} added", _gain(self._tried["start"], self._tried["after"])]]
             facts += [["curves", ", ".join(map(str, curves))], ["video", self.run / "before-after.mp4"]]
-            facts += [["the run", f"{self.run / 'grpo'}; it goes on with: hilt train --run {self.run / 'grpo'} --resume max_steps=N"]]
+            goes_on = f"hilt train --run {self.run / 'grpo'} --resume {more(self._reason, self.config)}"
+            facts += [["the run", f"{self.run / 'grpo'}; it goes on with: {goes_on}"]]
         screen.print(table("", "", rows=facts))
         for sentence in self.wrong:
             typer.echo(f"WRONG: {sentence}", err=True)
@@ -339,6 +340,12 @@ def verdict(shares: dict[str, float], goal: float, minutes: float = 0.0) -> tupl
     if new <= old:
         wrong.append(f"it began with {old:.0%} and ended with {new:.0%}: nothing was learned.")
     return wrong, ""
+
+
+def more(reason: str, config: Vla) -> str:
+    """Returns the setting with which a run that ended for this reason goes on."""
+    others = {"max_seconds": f"max_seconds={2 * config.max_seconds:g}", "goal": "validation.goal=1", "solved": "solved_steps=0"}
+    return others.get(reason, f"max_steps={2 * config.max_steps}")
 
 
 def _share(cards: Sequence[dict[str, Any]]) -> float:
