@@ -261,5 +261,24 @@ def test_measure_finds_what_it_counts(tmp_path: Path):
     write(tmp_path / "hilt", "b/one.py", 'class Twin:\n    """Of the other."""\ntry: ...\nexcept Exception: ...\n')
     figures = measure(tmp_path / "hilt")
     assert figures["class names used twice or more"] == ["Twin 2"] and figures["file names used twice or more"] == ["one"]
-    assert figures["functions over 60 lines"] == ["long"] and figures["docstrings that are fragments"] == 1
-    assert figures["broad excepts that do not raise"] == 1
+    assert figures["functions over 60 lines"] == ["hilt/a/one.py: long"] and figures["docstrings that are fragments"] == 1
+    assert figures["broad excepts that do not raise"] == 1 and figures["circles of imports"] == []
+
+
+def test_measure_finds_functions_that_take_or_nest_too_much(tmp_path: Path):
+    ten = ", ".join(f"x{number}" for number in range(10))
+    write(tmp_path / "hilt", "a/wide.py", f"class One:\n    def most(self, {ten}): ...\n    def many(self, {ten}, x10): ...")
+    nested = "\n".join("    " * (level + 1) + "if x:" for level in range(5))
+    write(tmp_path / "hilt", "a/deep.py", f"def flat(x):\n    if x: ...\n    elif not x: ...\ndef deep(x):\n{nested} ...\n")
+    figures = measure(tmp_path / "hilt")
+    assert figures["functions with more than 10 parameters"] == ["hilt/a/wide.py: One.many"]
+    assert figures["functions nested deeper than 4"] == ["hilt/a/deep.py: deep"]
+
+
+def test_measure_finds_circles_of_imports_in_functions_too(tmp_path: Path):
+    write(tmp_path / "hilt", "a/high.py", "from hilt.a import middle")
+    write(tmp_path / "hilt", "a/middle.py", "import hilt.a.low")
+    write(tmp_path / "hilt", "a/low.py", "def late():\n    from hilt.a.high import thing")
+    write(tmp_path / "hilt", "a/typed.py", "from hilt.a.high import x\nif TYPE_CHECKING:\n    from hilt.a.other import y")
+    write(tmp_path / "hilt", "a/other.py", "from hilt.a.typed import z")
+    assert measure(tmp_path / "hilt")["circles of imports"] == ["hilt.a.high - hilt.a.low - hilt.a.middle"]

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tools.measure import SOURCE, measure
 
 ROOT = Path(__file__).parent.parent
 
@@ -119,6 +120,29 @@ def test_libraries_do_not_change_the_process_that_they_are_used_in():
 def test_changes_of_the_process_are_found(code: str):
     assert changes_of_the_process(ast.parse(f"def f():\n    with g():\n        {code}\n")) == {"f"}
     assert changes_of_the_process(ast.parse("x = {**os.environ}\ny = os.environ['A']\nz = sys.path[0]\nfrom os import path")) == set()
+
+
+AN_OPTION_EACH = "typer makes an option of the command line from each parameter; what does the work takes settings"
+ANOTHER_SYSTEM = "a signature of another system, which its users know"
+DOCUMENTED = "keywords that the documentation promises, and that read well at the call; most calls give two or three"
+MANY_PARAMETERS = {
+    "hilt/cli/data/data_convert.py: convert_dataset": AN_OPTION_EACH,
+    "hilt/cli/eval_command.py: evaluate": AN_OPTION_EACH,
+    "hilt/cli/record_command.py: record": AN_OPTION_EACH,
+    "hilt/compat/ript.py: LIBEROEnvRunner.__init__": ANOTHER_SYSTEM,
+    "hilt/compat/rlinf/buffer.py: TrajectoryReplayBuffer.__init__": ANOTHER_SYSTEM,
+    "hilt/policies/vla/openvla_model.py: OpenVLAPolicy.generate_action_verl": ANOTHER_SYSTEM,
+    "hilt/hil/evaluate.py: evaluate": DOCUMENTED,
+    "hilt/replay/sampling/sampler.py: Sampler.__init__": DOCUMENTED,
+}
+"""Functions that may have more than 10 parameters, and why"""
+
+
+def test_functions_are_short_and_flat_and_take_few_parameters():
+    figures = measure(SOURCE)
+    assert figures["functions over 60 lines"] == []
+    assert figures["functions nested deeper than 4"] == []
+    assert set(figures["functions with more than 10 parameters"]) == MANY_PARAMETERS.keys()
 
 
 @pytest.mark.parametrize("module", ["hilt", "hilt.core", "hilt.replay", "hilt.cli"])

@@ -22,8 +22,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 def measure(source: Path) -> dict[str, object]:
     files = {path: path.read_text() for path in sorted(source.rglob("*.py"))}
     trees = {path: ast.parse(text) for path, text in files.items()}
-    functions = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, Function)]
-    public = [node for node in functions if not node.name.startswith("_")]
+    functions = {f"{name(path, source)}: {one}": node for path, tree in trees.items() for one, node in functions_of(tree)}
+    public = [node for node in functions.values() if not node.name.startswith("_")]
     docstrings = [text for tree in trees.values() for text in documented(tree)]
     everything = "\n".join(files.values()).lower()
     return {
@@ -37,9 +37,12 @@ def measure(source: Path) -> dict[str, object]:
         "file names used twice or more": sorted(
             stem for stem, count in Counter(path.stem for path in files).items() if count > 1 and stem not in ("__init__", "config")
         ),
-        f"functions over {LONG_FUNCTION} lines": [one.name for one in functions if length(one) > LONG_FUNCTION],
-        f"functions with more than {MANY_PARAMETERS} parameters": [one.name for one in functions if parameters(one) > MANY_PARAMETERS],
-        f"functions nested deeper than {DEEP}": [one.name for one in functions if depth(one) > DEEP],
+        f"functions over {LONG_FUNCTION} lines": [where for where, one in functions.items() if length(one) > LONG_FUNCTION],
+        f"functions with more than {MANY_PARAMETERS} parameters": [
+            where for where, one in functions.items() if parameters(one) > MANY_PARAMETERS
+        ],
+        f"functions nested deeper than {DEEP}": [where for where, one in functions.items() if depth(one) > DEEP],
+        "circles of imports": circles(import_graph(trees, source)),
         "public signatures that mention Any": share(["Any" in signature(one) for one in public]),
         "broad excepts that do not raise": sum(broad(node) for tree in trees.values() for node in ast.walk(tree)),
         "docstrings": len(docstrings),
@@ -50,6 +53,51 @@ def measure(source: Path) -> dict[str, object]:
 
 def name(path: Path, source: Path) -> str:
     return path.relative_to(source.parent).as_posix()
+
+
+def functions_of(node: ast.AST, within: str = "") -> Iterator[tuple[str, Function]]:
+    """All functions with their qualified names, such as ``Log.append``."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Function):
+            yield f"{within}{child.name}", child
+        yield from functions_of(child, f"{within}{child.name}." if isinstance(child, ast.ClassDef | Function) else within)
+
+
+def import_graph(trees: dict[Path, ast.Module], source: Path) -> dict[str, set[str]]:
+    """For each module, the modules that it imports, anywhere in its file but for type checking."""
+    modules = {name(path, source).removesuffix(".py").removesuffix("/__init__").replace("/", "."): tree for path, tree in trees.items()}
+    return {module: set(imported(tree, set(modules))) - {module} for module, tree in modules.items()}
+
+
+def imported(tree: ast.AST, known: set[str]) -> Iterator[str]:
+    """The known modules that a syntax tree imports; ``from package import module`` is an import of the module."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.ImportFrom):
+            named = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from known & {one if one in known else str(node.module) for one in named}
+        elif isinstance(node, ast.Import):
+            yield from known & {alias.name for alias in node.names}
+        yield from imported(node, known)
+
+
+def circles(graph: dict[str, set[str]]) -> list[str]:
+    """Modules of which each imports the next and the last the first: none can be understood, or moved, without all the others."""
+    reached = {module: reachable(graph, module) for module in graph}
+    found = {frozenset(other for other in reached[module] if module in reached[other]) for module in graph if module in reached[module]}
+    return sorted(" - ".join(sorted(circle)) for circle in found)
+
+
+def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    """All modules that one imports, itself or through others."""
+    seen: set[str] = set()
+    waiting = [start]
+    while waiting:
+        new = graph[waiting.pop()] - seen
+        seen |= new
+        waiting += new
+    return seen
 
 
 def documented(tree: ast.Module) -> Iterator[str]:

@@ -17,8 +17,8 @@ from hilt.core.checksums import read_json, write_json
 from hilt.core.config import build, thaw
 from hilt.core.errors import ConfigError, HiltError, SchemaError
 from hilt.hil.config import Goal, Hil, check
-from hilt.hil.environment import check_fit
-from hilt.hil.goal import MAX_DEATHS, GoalWatch, check_goal, evaluations, holds
+from hilt.hil.environment import check_fit, check_goal
+from hilt.hil.goal import MAX_DEATHS, GoalWatch, evaluations, holds
 from hilt.hil.learner import Learner, LearnerSummary
 from hilt.observe.metrics import read_metrics
 from hilt.runs import checkpoint

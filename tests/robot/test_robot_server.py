@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 from hilt import cli
 from hilt.core.errors import ConfigError, HiltError, RequestError
 from hilt.envs.rotations import from_euler, to_euler
+from hilt.robot import http_server, robot_server
 from hilt.robot import request_auth as door
-from hilt.robot import robot_server
 from hilt.robot.control import ArmLimits
 from hilt.robot.request_auth import MAKE_TOKEN, own_address
 from hilt.robot.robot_server import RobotServer
@@ -499,7 +499,7 @@ def test_a_token_is_a_secret(tmp_path: Path) -> None:
 
 
 def test_connections_are_few_and_never_idle_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(robot_server, "MAX_PER_ADDRESS", 3)
+    monkeypatch.setattr(http_server, "MAX_PER_ADDRESS", 3)
     with RobotServer(TOY, port=0) as server:
         at = ("127.0.0.1", int(server.urls[0].split(":")[-1].strip("/")))
         few = [socket.create_connection(at, DEADLINE_S) for _ in range(3)]
@@ -509,9 +509,9 @@ def test_connections_are_few_and_never_idle_for_long(monkeypatch: pytest.MonkeyP
         assert _all_of(few[0]) == b"", "one too many: the oldest that asked for nothing"
         for connection in few:
             connection.close()
-        monkeypatch.setattr(robot_server, "MAX_PER_ADDRESS", 100)
-        monkeypatch.setattr(robot_server, "IDLE_S", 0.5)
-        monkeypatch.setattr(robot_server, "FIRST_S", 1.5)
+        monkeypatch.setattr(http_server, "MAX_PER_ADDRESS", 100)
+        monkeypatch.setattr(http_server, "IDLE_S", 0.5)
+        monkeypatch.setattr(http_server, "FIRST_S", 1.5)
         monkeypatch.setattr(robot_server, "BODY_S", 0.5)
         starts = (b"", b"POST /getstate HTTP/1.1\r\nHost: loc", b"POST /pose HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
         slow = [socket.create_connection(at, DEADLINE_S) for _ in starts]

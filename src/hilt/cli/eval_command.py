@@ -6,6 +6,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ from hilt.cli.show import PROGRESS, heavy_module, table
 from hilt.cli.train_hil import Trust
 from hilt.core.errors import ConfigError, optional_module
 from hilt.core.files import DISK
+from hilt.core.progress import Report
 from hilt.core.threads import one_thread
 
 if TYPE_CHECKING:
@@ -60,29 +62,12 @@ def evaluate(
     one_thread()
     optional_module("gymnasium", "hilt eval", "sim")
     heavy_module("torch", "hilt eval", "torch", then="hilt.vla.train")
-    from hilt.hil.evaluate import evaluate as tried
-    from hilt.vla import train as post_train
-
-    options: dict[str, Any] = {"episodes": episodes, "seed": seed, "sample": sample, "workers": workers, "videos": videos}
     for line in _warnings(run):
         typer.echo(line)
     cards = []
     with PROGRESS.phases() as report:
         report(f"loading the policy of {run}")
-        if post_train.is_run(run):
-            if ask is not None:
-                raise ConfigError(f"--ask: the tasks of {run} report success themselves. Leave it out.")
-            options |= {"episodes": episodes or 0, "workers": workers if workers > 1 else 0}
-            made = post_train.evaluate(
-                run, checkpoint, split, watch=partial(report, f"{run}, {split} states".replace("  ", " ")), **options
-            )
-            report("")
-            for done in made:
-                cards.append(done.card())
-                show(done)
-        for config, agent, update in () if cards else _tried(run, checkpoint, workers):
-            more: dict[str, Any] = {"update": update, "folder": run / "evaluations", "report": report, **options}
-            done = tried(config, agent, split, ask=_asking(ask, config), **more)
+        for done in results(EvalSettings(run, checkpoint, split, episodes, sample, seed, videos, workers, ask), report):
             report("")
             cards.append(done.card())
             show(done)
@@ -90,6 +75,40 @@ def evaluate(
         show_all(cards)
     if json_file is not None:
         DISK.replace(json_file, json.dumps(cards[0] if len(cards) == 1 else cards, indent=1).encode() + b"\n", durable=False)
+
+
+@dataclass(frozen=True)
+class EvalSettings:
+    """The options of `hilt eval` that say what is tried, and how."""
+
+    run: Path
+    checkpoint: str
+    split: str
+    episodes: int | None
+    sample: bool
+    seed: int
+    videos: int
+    workers: int
+    ask: bool | None
+
+
+def results(given: EvalSettings, report: Report) -> Iterator[EvaluationResult]:
+    """Yields the result of each task of the run: those of a post-trained policy together, as its tasks take turns, others one by one."""
+    from hilt.hil.evaluate import evaluate as tried
+    from hilt.vla import train as post_train
+
+    run, split = given.run, given.split
+    options: dict[str, Any] = {"seed": given.seed, "sample": given.sample, "videos": given.videos}
+    if post_train.is_run(run):
+        if given.ask is not None:
+            raise ConfigError(f"--ask: the tasks of {run} report success themselves. Leave it out.")
+        options |= {"episodes": given.episodes or 0, "workers": given.workers if given.workers > 1 else 0}
+        watch = partial(report, f"{run}, {split} states".replace("  ", " "))
+        yield from post_train.evaluate(run, given.checkpoint, split, watch=watch, **options)
+        return
+    options |= {"episodes": given.episodes, "workers": given.workers, "folder": run / "evaluations", "report": report}
+    for config, agent, update in _tried(run, given.checkpoint, given.workers):
+        yield tried(config, agent, split, update=update, ask=_asking(given.ask, config), **options)
 
 
 def _asking(wanted: bool | None, config: Any) -> Any:

@@ -47,6 +47,8 @@ class Wire:
 
 
 _SEEKS_GOAL = Need("{here}success", lambda c: c.success)
+GOAL_SPLIT = "eval"
+"""The split of the initial states on which checkpoints are evaluated beside learning"""
 
 
 @dataclass

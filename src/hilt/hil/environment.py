@@ -13,8 +13,7 @@ from hilt.envs.fitted import open_task
 from hilt.envs.rewards import REWARDS, Classifier, MultiCameraBinaryRewardClassifierWrapper, named_reward
 from hilt.envs.task import Env
 from hilt.envs.wrappers import GripperPenaltyWrapper
-from hilt.hil.config import Hil, reinforces
-from hilt.hil.goal import check_goal
+from hilt.hil.config import GOAL_SPLIT, Hil, reinforces
 from hilt.policies.agent.config import AgentConfig
 from hilt.policies.agent.layout import fit
 from hilt.recording.buffered_device import as_hil_serl
@@ -99,6 +98,22 @@ def spaces(config: Hil) -> Spaces:
         return Spaces(env.observation_space, env.action_space, keeps_rate, has_expert)
     finally:
         env.close()
+
+
+def check_goal(config: Hil, env: Env) -> None:
+    """Refuses a goal in an environment that cannot be evaluated beside learning."""
+    goal = config.goal
+    if not goal.success:
+        return
+    why = ""
+    if attribute(env, "timing", None) is not None:
+        why = "is an arm, and an evaluation beside learning would need a second one: leave goal.success out, and evaluate with hilt eval"
+    elif GOAL_SPLIT not in (known := attribute(env, "initial_states", {})):
+        why = f"has no initial states of the split {GOAL_SPLIT!r}, but {', '.join(known) or 'none'}: leave goal.success out"
+    elif (there := known[GOAL_SPLIT]) < goal.states:
+        why = f"has {there} initial states of the split {GOAL_SPLIT!r}: give goal.states={there} at most, not {goal.states}"
+    if why:
+        raise ConfigError(f"goal.success={goal.success:g}: {config.task} {why}.")
 
 
 def check_fit(config: Hil, made: Spaces | None = None) -> None:

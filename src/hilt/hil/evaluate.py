@@ -86,6 +86,36 @@ def evaluate(
     it, with ``evaluation.json`` and `videos` of the first ones. `ask`: a person is asked after each episode of whose success the task says
     nothing, as `hilt.envs.rewards.ask_on_console` does it.
     """
+    _check_wishes(workers, episodes, seed, folder, videos, ask)
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        env = stack.enter_context(contextlib.closing(make_env(config, operator=False)))
+        known = attribute(env, "initial_states", {})
+        split = split or split_to_report(known)
+        done = EvaluationResult(config.task, split, update, sample, seed, of_train=attribute(env, "states_of_train", {}).get(split, 0))
+        tries = _tries(config.task, known, split, states, episodes, seed)
+        one = workers == 1
+        settled = config if one else settle(config)[0]  # workers compute in the precision of this process
+        plan = EvaluationPlan(settled, split, update, sample, keep=folder is not None)
+        record = stack.enter_context(contextlib.closing(EvaluationRecorder(folder, env, plan, videos))) if folder is not None else None
+        made = _alone(plan, agent, env, tries, ask) if one else _together(plan, agent.acting_state(slow=not sample), tries, workers)
+        name = f"{config.task}, {split} states"
+        report(name, 0, len(tries))
+        for outcome, steps in stack.enter_context(contextlib.closing(made)):
+            done.outcomes.append(outcome)
+            if record is not None:
+                record.add(outcome, steps)
+            watch(outcome, len(done.outcomes), len(tries))
+            report(name, len(done.outcomes), len(tries), f"{done.successes} succeeded" if done.interval else "")
+        done.seconds = time.monotonic() - began
+        if record is not None:
+            done.folder = record.folder
+            done.videos = record.finish(done, report)
+    return done
+
+
+def _check_wishes(workers: int, episodes: int | None, seed: int, folder: Path | None, videos: int, ask: Ask | None) -> None:
+    """Refuses what cannot be done, before hours of work."""
     check_values(minimum=1, workers=workers, episodes=episodes)
     check_values(minimum=0, videos=videos, seed=seed)
     if ask is not None and workers > 1:
@@ -94,36 +124,8 @@ def evaluate(
         )
     if videos and folder is None:
         raise ConfigError(f"{videos} videos were asked for, and no folder to record in: give folder=.")
-    if videos:  # told before hours of work, not after
+    if videos:
         optional_module("av", "A video of an episode", "formats")
-    began = time.monotonic()
-    env = make_env(config, operator=False)
-    try:
-        known = attribute(env, "initial_states", {})
-        split = split or split_to_report(known)
-        done = EvaluationResult(config.task, split, update, sample, seed, of_train=attribute(env, "states_of_train", {}).get(split, 0))
-        tries = _tries(config.task, known, split, states, episodes, seed)
-        one = workers == 1
-        settled = config if one else settle(config)[0]  # workers compute in the precision of this process
-        plan = EvaluationPlan(settled, split, update, sample, keep=folder is not None)
-        with contextlib.ExitStack() as stack:
-            record = stack.enter_context(contextlib.closing(EvaluationRecorder(folder, env, plan, videos))) if folder is not None else None
-            made = _alone(plan, agent, env, tries, ask) if one else _together(plan, agent.acting_state(slow=not sample), tries, workers)
-            name = f"{config.task}, {split} states"
-            report(name, 0, len(tries))
-            for outcome, steps in stack.enter_context(contextlib.closing(made)):
-                done.outcomes.append(outcome)
-                if record is not None:
-                    record.add(outcome, steps)
-                watch(outcome, len(done.outcomes), len(tries))
-                report(name, len(done.outcomes), len(tries), f"{done.successes} succeeded" if done.interval else "")
-            done.seconds = time.monotonic() - began
-            if record is not None:
-                done.folder = record.folder
-                done.videos = record.finish(done, report)
-    finally:
-        env.close()
-    return done
 
 
 # Which weights
@@ -274,28 +276,38 @@ def _together(
                 pipe.send((plan, weights, list(enumerate(tries))[number::workers]))
         for place in range(len(tries)):
             while place not in ready:
-                for pipe in _answered(running):
-                    with contextlib.suppress(EOFError, ConnectionResetError):
-                        number, answer = pipe.recv()
-                        if isinstance(answer, HiltError):
-                            raise answer
-                        ready[number] = answer
-                        continue
-                    code = running.pop(pipe).exit_code(EPISODE_S)
-                    if code or (not running and place not in ready):
-                        cure = "See its error above; a script that evaluates with workers needs: if __name__ == '__main__'."
-                        raise HiltError(f"a process of the evaluation ended with exit code {code}. {cure}")
+                if not running:
+                    raise _ended_early(0)
+                ready |= _received(running)
             yield ready.pop(place)
     finally:
         for process in running.values():
             process.end()
 
 
-def _answered(running: Mapping[Any, Any]) -> list[Any]:
+def _received(running: dict[Any, PipedProcess]) -> dict[int, tuple[EpisodeOutcome, Steps]]:
+    """Waits for the workers, and returns the episodes that have ended, by their places. Workers that are done are taken out of `running`;
+    what one of them raised is raised."""
     answered: list[Any] = wait(list(running), EPISODE_S)
     if not answered:
         raise DeadlineError(f"no episode of the evaluation ended within {EPISODE_S:.0f} s.")
-    return answered
+    received: dict[int, tuple[EpisodeOutcome, Steps]] = {}
+    for pipe in answered:
+        try:
+            place, answer = pipe.recv()
+        except (EOFError, ConnectionResetError):
+            if code := running.pop(pipe).exit_code(EPISODE_S):
+                raise _ended_early(code) from None
+            continue
+        if isinstance(answer, HiltError):
+            raise answer
+        received[place] = answer
+    return received
+
+
+def _ended_early(code: int | None) -> HiltError:
+    cure = "See its error above; a script that evaluates with workers needs: if __name__ == '__main__'."
+    return HiltError(f"a process of the evaluation ended with exit code {code}. {cure}")
 
 
 def _work(pipe: Any) -> None:

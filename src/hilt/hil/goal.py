@@ -25,11 +25,8 @@ from hilt.core.children import PipedProcess
 from hilt.core.errors import ConfigError, HiltError
 from hilt.core.signals import leave_to_parent
 from hilt.core.threads import one_thread
-from hilt.envs.task import Env
-from hilt.hil.config import Goal, Hil
-from hilt.teleop.intervene import attribute
+from hilt.hil.config import GOAL_SPLIT, Goal, Hil
 
-SPLIT = "eval"
 END_S = 10.0
 """Timeout in seconds for the process to end"""
 MAX_DEATHS = 3
@@ -110,22 +107,6 @@ def evaluations(run: Path, goal: Goal) -> list[dict[str, Any]]:
     return sorted(mine, key=lambda card: int(card["update"]))
 
 
-def check_goal(config: Hil, env: Env) -> None:
-    """Refuses a goal in an environment that cannot be evaluated beside learning."""
-    goal = config.goal
-    if not goal.success:
-        return
-    why = ""
-    if attribute(env, "timing", None) is not None:
-        why = "is an arm, and an evaluation beside learning would need a second one: leave goal.success out, and evaluate with hilt eval"
-    elif SPLIT not in (known := attribute(env, "initial_states", {})):
-        why = f"has no initial states of the split {SPLIT!r}, but {', '.join(known) or 'none'}: leave goal.success out"
-    elif known[SPLIT] < goal.states:
-        why = f"has {known[SPLIT]} initial states of the split {SPLIT!r}: give goal.states={known[SPLIT]} at most, not {goal.states}"
-    if why:
-        raise ConfigError(f"goal.success={goal.success:g}: {config.task} {why}.")
-
-
 def _evaluate(pipe: Any, config: Hil, run: Path) -> None:
     """What the process does until nobody is there any more whom it could answer."""
     leave_to_parent()
@@ -141,9 +122,9 @@ def _evaluate(pipe: Any, config: Hil, run: Path) -> None:
             while True:
                 update = pipe.recv()
                 agent.load_state_dict(load(run, update).agent)
-                done = evaluate(config, agent, SPLIT, range(config.goal.states), update=update)
+                done = evaluate(config, agent, GOAL_SPLIT, range(config.goal.states), update=update)
                 card = {**done.card(), "goal": config.goal.success}
-                write_json(new_folder(run / "evaluations", SPLIT, update) / CARD, card)
+                write_json(new_folder(run / "evaluations", GOAL_SPLIT, update) / CARD, card)
                 told = ("update", "success", "successes", "episodes", "errors", "low", "high", "seconds")
                 pairs = as_pairs((config.task, one.state, bool(one.success)) for one in done.outcomes)
                 pipe.send({**{name: card[name] for name in told}, "pairs": pairs})

@@ -28,7 +28,7 @@ POLICIES = ExtensionPoint(
     "hilt.policies",
     {
         "small_vla": "hilt.policies.vla.small_vla:SmallVLA",
-        "openvla": "hilt.policies.vla.openvla_model:OpenVLAPolicy",
+        "openvla": "hilt.policies.vla.openvla:OpenVLAPolicy",
         "pi0": "hilt.policies.vla.pi0:Pi0",
         "smolvla": "hilt.policies.vla.smolvla:SmolVLA",
     },

@@ -18,6 +18,8 @@ from hilt.core.errors import ConfigError
 from hilt.core.files import read
 from hilt.robot.routes import Refusal
 
+LET_IN = "hilt.let_in"
+"""The key in the scope of a request that was authorized and is whole"""
 SHORTEST_TOKEN = 16
 MAKE_TOKEN = "(umask 077; python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > robot.token)"
 

@@ -19,7 +19,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
@@ -31,24 +31,19 @@ from hilt.core.errors import ConfigError, DeadlineError, HiltError, RequestError
 from hilt.envs.rotations import Array
 from hilt.robot.backends import Box, backend_class
 from hilt.robot.control import START_S, STOP_S, ArmLimits, Board, News, receive_line, send_line
-from hilt.robot.request_auth import Lease, RequestAuth, listen, own_address, read_tokens
+from hilt.robot.request_auth import LET_IN, Lease, RequestAuth, listen, own_address, read_tokens
 from hilt.robot.routes import COMMANDS, READS, Refusal, parse, read_image, read_scene, read_seconds
 
 _log = logging.getLogger("hilt.envs")
 
 MAX_BODY_BYTES = 1 << 16
-MAX_CONNECTIONS, MAX_PER_ADDRESS = 256, 128
 MAX_PICTURES = 32  # asked for and not yet rendered
-IDLE_S = 30.0
-FIRST_S = 10.0  # until the first whole request of a connection
 BODY_S = 5.0
 ANSWER_S = 60.0
 PATIENCE_S = 2.0  # until the server reports what it waits for
 STALE_S = 1.0
 LOOKS = 50  # of 10 ms each: after a pause of the whole machine, the first state is some milliseconds away
 POLL_INTERVAL_S = 0.1  # how often a long request is checked for a client that has gone
-LET_IN = "hilt.let_in"
-"""In the scope of a request that passed the door and is whole"""
 OWN_ROUTES = ("/scene", "/image", "/status")
 
 
@@ -123,6 +118,8 @@ class RobotServer:
 
     async def serve(self, ready: Callable[[], None] = lambda: None, signals: Sequence[int] = ()) -> None:
         """Serves until `stop`, or one of the signals."""
+        from hilt.robot.http_server import web_server  # needs uvicorn
+
         self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
         for number in signals:
             self._loop.add_signal_handler(number, self._ending.set)
@@ -366,82 +363,6 @@ class Pictures:
 
 
 # --- HTTP -------------------------------------------------------------------------------------------------------------------------
-
-
-def web_server(app: App) -> Any:
-    """Uvicorn, without its signal handlers, with a bound on connections and on how long one may be idle or dawdle."""
-    import uvicorn
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-
-    class Protocol(H11Protocol):
-        seen: Any = None
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or each answer waits 40 ms
-            self.is_proven, self.used = False, self.loop.time()
-            everybody = [c for c in self.connections if not c.transport.is_closing()]
-            neighbors = [c for c in everybody if c.client[0] == self.client[0]]
-            if len(neighbors) > MAX_PER_ADDRESS:
-                self.make_room(neighbors)
-            elif len(everybody) > MAX_CONNECTIONS:
-                self.make_room(everybody)
-            self.loop.call_later(FIRST_S, self.look_first)
-            self.loop.call_later(IDLE_S, self.look)
-
-        def make_room(self, crowd: list[Any]) -> None:
-            """Closes the least valuable connection, so that many connections block no client: of those that have sent no request that was
-            let in the oldest, then the one that was used longest ago. If all the others wait for their answers, it is this one."""
-            others = [c for c in crowd if c is not self and not (c.proven() and c.is_busy())]
-            worst = min(others, key=lambda c: (c.proven(), c.used), default=self)
-            worst.transport.abort()
-
-        def proven(self) -> bool:
-            """Whether a request came by it that was let in, and was whole."""
-            self.is_proven |= bool(self.scope and self.scope.get(LET_IN))
-            return self.is_proven
-
-        def is_busy(self) -> bool:
-            return self.cycle is not None and not self.cycle.response_complete
-
-        def on_response_complete(self) -> None:
-            self.proven()
-            self.used = self.loop.time()
-            super().on_response_complete()
-
-        def look_first(self) -> None:
-            if not self.proven() and not self.transport.is_closing():
-                self.transport.abort()
-
-        def look(self) -> None:
-            """Closes a connection that did nothing since the last look, begin a request or take an answer: uvicorn waits for ever."""
-            if self.transport.is_closing():
-                return
-            answered = self.cycle is None or self.cycle.response_complete
-            if self.cycle is self.seen and (answered or self.transport.get_write_buffer_size()):
-                self.transport.abort()
-                return
-            self.seen = self.cycle
-            self.loop.call_later(IDLE_S, self.look)
-
-    class Server(uvicorn.Server):
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield
-
-    config = uvicorn.Config(
-        app,
-        http=Protocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,  # X-Forwarded-For would let anybody be anybody
-        server_header=False,
-        timeout_keep_alive=int(IDLE_S),
-        timeout_graceful_shutdown=1,
-    )
-    return Server(config)
 
 
 async def _body(scope: Mapping[str, Any], receive: Any) -> bytes:

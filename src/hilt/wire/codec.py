@@ -452,12 +452,12 @@ def _walk(data: bytes, start: int, limits: MessageLimits) -> None:
     outer: list[tuple[int, int]] = []
     try:
         while True:
-            while not left:
-                if not outer:
-                    if at != len(data):
-                        raise IndexError
-                    return
+            while not left and outer:
                 left, in_map = outer.pop()
+            if not left:
+                if at != len(data):
+                    raise IndexError
+                return
             byte = data[at]
             left -= 1
             if left & in_map and not _TEXT[byte]:

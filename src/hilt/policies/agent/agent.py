@@ -75,35 +75,15 @@ class Agent(StepAgent):
         self.generator = generator(seed)
         self.updates = self.actor_updates = self.imitations = 0
         """How often each kind of update was made"""
-        made, settings = self.generator, config.rlpd
-        self.encoder = Encoder({path: shapes[path].shape for path in images}, config.encoder, made)
+        self.encoder = Encoder({path: shapes[path].shape for path in images}, config.encoder, self.generator)
         given = {path: int(np.prod(shapes[path].shape)) for path in proprio}
         self.sizes = {path: size // 7 * 9 if path in config.pose_keys else size for path, size in given.items()}
-        body = Body(self.encoder.width, sum(self.sizes.values()), config.proprio_width, config.hidden, config.activation)
-        moving = self.layout.continuous
-        self.networks: dict[str, nn.Module] = {
-            "encoder": self.encoder,
-            "proprio": ProprioNormalizer(body.proprio),
-            "actor": ActorNetwork(body, moving, made, config.actor_scale, config.initial_std, config.std_range),
-            "critic": Critics(body, moving, made, settings.critics),
-            "temperature": Temperature(settings.temperature),
-        }
-        if self.layout.outcomes:
-            self.networks["grasp_critic"] = GraspCritic(body, self.layout.outcomes, made)
-        if foreseen := config.encoder.pretrain_predict:
-            self.networks["forecast"] = NormedMlp(body.features + body.proprio, [128], 2 * self.sizes[foreseen], "relu")
-            initialize(self.networks["forecast"], made)
-        for network in self.networks.values():
-            network.to(self.device)
+        self.networks = self._make_networks()
         followed = {"critic", "grasp_critic"} | ({"encoder"} if self.encoder.trained_by_critic() else set())
-        followed |= {"actor"} if settings.actor_average else set()
+        followed |= {"actor"} if config.rlpd.actor_average else set()
         self.targets = {name: copy.deepcopy(net).requires_grad_(False) for name, net in self.networks.items() if name in followed}
-        """Slow copies"""
-        trained = {name: list(net.parameters()) for name, net in self.networks.items() if name in TRAINED}
-        imitating = [p for name in ("actor", "forecast") if name in self.networks for p in self.networks[name].parameters()]
-        trained["critic"] += self.encoder.trained_by_critic()
-        self.optimizers = {name: Adam(parameters, settings.learning_rate) for name, parameters in trained.items()}
-        self.optimizers["imitation"] = Adam([*self.encoder.trained_by_imitation(), *imitating], settings.learning_rate)
+        """The target networks"""
+        self.optimizers = self._make_optimizers()
         self._trained = rlpd.Networks(
             actor=self.networks["actor"],
             critic=self.networks["critic"],
@@ -117,7 +97,36 @@ class Agent(StepAgent):
             average_actor=self.targets.get("actor"),
         )
         self.algorithm: OffPolicyAlgorithm = rlpd.SoftActorCritic()
-        self.target_entropy = -self.layout.continuous / 2 if settings.target_entropy is None else settings.target_entropy
+        wanted = config.rlpd.target_entropy
+        self.target_entropy = -self.layout.continuous / 2 if wanted is None else wanted
+
+    def _make_networks(self) -> dict[str, nn.Module]:
+        """The networks by name, on the agent's device, with weights drawn from its generator in this order."""
+        config, moving, draws = self.config, self.layout.continuous, self.generator
+        body = Body(self.encoder.width, sum(self.sizes.values()), config.proprio_width, config.hidden, config.activation)
+        networks: dict[str, nn.Module] = {
+            "encoder": self.encoder,
+            "proprio": ProprioNormalizer(body.proprio),
+            "actor": ActorNetwork(body, moving, draws, config.actor_scale, config.initial_std, config.std_range),
+            "critic": Critics(body, moving, draws, config.rlpd.critics),
+            "temperature": Temperature(config.rlpd.temperature),
+        }
+        if self.layout.outcomes:
+            networks["grasp_critic"] = GraspCritic(body, self.layout.outcomes, draws)
+        if foreseen := config.encoder.pretrain_predict:
+            networks["forecast"] = NormedMlp(body.features + body.proprio, [128], 2 * self.sizes[foreseen], "relu")
+            initialize(networks["forecast"], draws)
+        for network in networks.values():
+            network.to(self.device)
+        return networks
+
+    def _make_optimizers(self) -> dict[str, Adam]:
+        """An optimizer for each kind of update, and which parameters it changes."""
+        trained = {name: list(net.parameters()) for name, net in self.networks.items() if name in TRAINED}
+        trained["critic"] += self.encoder.trained_by_critic()
+        imitating = [p for name in ("actor", "forecast") if name in self.networks for p in self.networks[name].parameters()]
+        trained["imitation"] = [*self.encoder.trained_by_imitation(), *imitating]
+        return {name: Adam(parameters, self.config.rlpd.learning_rate) for name, parameters in trained.items()}
 
     @classmethod
     def make(

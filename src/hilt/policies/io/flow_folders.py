@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 import torch
 
@@ -25,11 +25,14 @@ from hilt.policies.io.lora import merged
 from hilt.policies.io.memory import weights_fit
 from hilt.policies.io.tensor_files import Tensors, check_device, check_dtype, load_into, read_json, write_tensors
 from hilt.policies.vla.flow import Flow
-from hilt.policies.vla.flow_policy import HEADS, IMAGES, FlowPolicy, FlowPolicyConfig
+from hilt.policies.vla.flow_config import HEADS, IMAGES, FlowPolicyConfig
 from hilt.policies.vla.gemma import RMSNorm
 from hilt.policies.vla.tokens import load_tokenizer, save_tokenizer
 
-Chosen = TypeVar("Chosen", bound=FlowPolicy)
+if TYPE_CHECKING:
+    from hilt.policies.vla.flow_policy import FlowPolicy
+
+Chosen = TypeVar("Chosen", bound="FlowPolicy")
 OURS, HEADS_FILE = "hilt.json", "heads.safetensors"
 KINDS = {"MEAN_STD": "mean_std", "QUANTILES": "q99", "MIN_MAX": "minmax", "IDENTITY": ""}
 REFUSED = (

@@ -1,6 +1,6 @@
 """OpenVLA's checkpoint folders as files.
 
-    policy = load_openvla("folder", unnorm_key="libero_spatial", device="cuda:0", dtype=torch.bfloat16)
+    policy = OpenVLAOFT.from_pretrained("folder", unnorm_key="libero_spatial", device="cuda:0", dtype=torch.bfloat16)
     policy.save_pretrained("another")
 
     config.json, model*.safetensors            upstream's; tensors under upstream's names
@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from hilt.policies.io.lora import merged
 from hilt.policies.io.memory import weights_fit
 from hilt.policies.io.tensor_files import Tensors, check_device, check_dtype, load_into, read_json, read_pt, write_tensors
 from hilt.policies.vla.normalize import read_statistics, resolve_key
+from hilt.policies.vla.openvla_config import OURS, OpenVLAConfig, OpenVLAOptions
 from hilt.policies.vla.tokens import load_tokenizer, save_tokenizer
 
 SEPARATE = ("action_head", "proprio_projector", "vision_backbone")
@@ -50,7 +51,7 @@ MIN_MASS = 0.05
 
 def load_openvla(
     folder: str | os.PathLike[str],
-    kind: Any = None,
+    kinds: Mapping[str, Callable[..., Policy]],
     device: torch.device | str = "cpu",
     dtype: torch.dtype | str | None = None,
     unnorm_key: str | None = None,
@@ -60,12 +61,11 @@ def load_openvla(
 ) -> Policy:
     """OpenVLA or OpenVLA-OFT from a folder, checked.
 
-    `kind` is the class, or None for the one in the folder. `dtype` is that of the weights ("float32", ...), the files' unless given.
+    `kinds` are the classes by variant, "ar" or "oft": a single one, or both, and the folder says which it is. `dtype` is that of the
+    weights ("float32", ...), the files' unless given.
     `options` are fields of `OpenVLAOptions`, or of `OpenVLAConfig` if the folder does not contain them: variant, chunk, head, num_images.
     `allow_untrained` lets through a policy that has not learned to answer in tokens: to fine-tune it, or for a test.
     """
-    from hilt.policies.vla.openvla import OpenVLA, OpenVLAConfig, OpenVLAOFT, OpenVLAOptions
-
     folder, device, dtype = Path(folder), check_device(device), check_dtype(dtype)
     document, tensors, apart = read_json(folder / "config.json"), Tensors(folder), _apart(folder)
     if document.get("model_type") != "openvla":
@@ -73,35 +73,24 @@ def load_openvla(
     stats = read_statistics(folder / WRITTEN[1]) if (folder / WRITTEN[1]).exists() else document.get("norm_stats") or {}
     changes = {"norm_stats": stats}
     unnorm_key = unnorm_key or document.get("unnorm_key")
-    known = [[field.name for field in fields(each)] for each in (OpenVLAOptions, OpenVLAConfig)]
-    for name in options:
-        if name not in known[0] + known[1]:
-            raise UnknownNameError("option of an OpenVLA", name, {*known[0], *known[1], *OPENED_WITH} - TOLD_BY_FILES)
-    running = {name: options.pop(name) for name in known[0] if name in options}
-    if kind is not None:
-        changes["variant"] = "ar" if kind is OpenVLA else "oft"
+    running = _running_options(options)
+    if len(kinds) == 1:
+        (changes["variant"],) = kinds
+        if options.setdefault("variant", changes["variant"]) not in kinds:
+            raise ConfigError(f"variant={options['variant']!r}, and this class is of {changes['variant']!r}: leave it out.")
     changes |= _found(document, apart, tensors, {**options, **changes}, resolve_key(stats, unnorm_key), folder)
     if (processor := folder / "preprocessor_config.json").exists():
         about = read_json(processor)
         changes |= {name: [list(row) for row in about[name]] for name in ("means", "stds") if about.get(name)}
     config = OpenVLAConfig.from_json(document, **{**changes, **options})
-    kind = kind or (OpenVLA if config.variant == "ar" else OpenVLAOFT)
     tokenizer = load_tokenizer(folder) if tokenizer is None else tokenizer
-    policy: Policy = kind(config, stats, tokenizer, unnorm_key, OpenVLAOptions(**running))
+    policy = kinds[config.variant](config, stats, tokenizer, unnorm_key, running)
     policy.source = folder
     dtype = dtype or next(iter(tensors.entries.values())).dtype
     weights_fit(policy, device, dtype)
-    also = {f"{part}.{name}": tensor for part, file in apart.items() for name, tensor in _plain(read_pt(file)).items()}
-    if (folder / HEADS_FILE).exists():
-        also |= dict(Tensors(folder / HEADS_FILE))
-    superseded = ("vision_backbone.featurizer.", "vision_backbone.fused_featurizer.") if config.film else ()
-    load_into(policy, tensors, device=device, dtype=dtype, also=also, optional=(*HEADS, *superseded))
+    _load_weights(policy, folder, tensors, apart, device, dtype)
     if device.type == "meta":  # memory is estimated: there is nothing to try
         return policy
-    for head in HEADS:  # those that a folder lacks begin here
-        lacking = [name for name, parameter in policy.named_parameters() if name.startswith(head) and parameter.is_meta]
-        if lacking:
-            policy.initialize(only=head, device=device, dtype=dtype)
     policy.reset_buffers(device)
     policy.check_attention()
     if config.head == "tokens" and not allow_untrained and (mass := policy.action_token_mass()) < MIN_MASS:
@@ -112,10 +101,32 @@ def load_openvla(
     return policy
 
 
+def _running_options(options: dict[str, Any]) -> OpenVLAOptions:
+    """Takes the fields of `OpenVLAOptions` out of what was given by hand; the rest are fields of `OpenVLAConfig`."""
+    running, built = ({field.name for field in fields(each)} for each in (OpenVLAOptions, OpenVLAConfig))
+    for name in options:
+        if name not in running | built:
+            raise UnknownNameError("option of an OpenVLA", name, (running | built | OPENED_WITH) - TOLD_BY_FILES)
+    return OpenVLAOptions(**{name: options.pop(name) for name in [*options] if name in running})
+
+
+def _load_weights(
+    policy: Policy, folder: Path, tensors: Tensors, apart: Mapping[str, Path], device: torch.device, dtype: torch.dtype
+) -> None:
+    """Reads the weights of a folder into a policy; heads that the folder lacks begin with random ones."""
+    also = {f"{part}.{name}": tensor for part, file in apart.items() for name, tensor in _plain(read_pt(file)).items()}
+    if (folder / HEADS_FILE).exists():
+        also |= dict(Tensors(folder / HEADS_FILE))
+    superseded = ("vision_backbone.featurizer.", "vision_backbone.fused_featurizer.") if policy.config.film else ()
+    load_into(policy, tensors, device=device, dtype=dtype, also=also, optional=(*HEADS, *superseded))
+    for head in HEADS:
+        lacking = [name for name, parameter in policy.named_parameters() if name.startswith(head) and parameter.is_meta]
+        if lacking and device.type != "meta":
+            policy.initialize(only=head, device=device, dtype=dtype)
+
+
 def save_openvla(policy: Policy, folder: str | os.PathLike[str]) -> None:
     """A complete folder that `load_openvla` and upstream's loaders open. Adapters are merged on the way, shard by shard."""
-    from hilt.policies.vla.openvla_config import OURS
-
     config, source = policy.config, policy.source
     state, value = merged(policy)
     whole = config.head == "tokens"  # SimpleVLA-RL has the proprio projector in the model, OpenVLA-OFT in a file

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -20,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
-from hilt.core.validate import Need, check, setting
 from hilt.policies.base import (
     Evaluation,
     Observation,
@@ -33,96 +31,17 @@ from hilt.policies.base import (
     text,
     to_imitate,
 )
+from hilt.policies.io import flow_folders
 from hilt.policies.io.preprocess import resize_with_pad, to_float
 from hilt.policies.vla import augment
 from hilt.policies.vla import flow as flows
+from hilt.policies.vla.flow_config import FlowPolicyConfig
 from hilt.policies.vla.gemma import KeysValues
-from hilt.policies.vla.normalize import KINDS, Normalizer
+from hilt.policies.vla.normalize import Normalizer
 from hilt.policies.vla.tokens import padded
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-IMAGES = ("full_image", "wrist_image", "right_wrist_image")
-"""The default names of image slots in observations."""
-HEADS = ("value_head", "noise_head")
-"""What RL adds to a published model."""
-VALUES = ("", "actions", "prefix")
-TRAINED = ("all", "no_vision", "expert")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FlowPolicyConfig(ABC):
-    """What all of these policies have."""
-
-    action_dim: int = setting(7, minimum=1)
-    """Numbers in one action of the robot"""
-    state_dim: int = setting(8, minimum=1)
-    """Numbers in the state of the robot"""
-    chunk_size: int = 50
-    """Actions that are predicted"""
-    n_action_steps: int = setting(50, minimum=1)
-    """Actions that are answered, from the first on; log-probabilities are of these"""
-    max_action_dim: int = 32
-    """Numbers in an action of the model; beyond the robot's they are 0"""
-    max_state_dim: int = 32
-    """Numbers in a state of the model"""
-    tokenizer_max_length: int = 48
-    """Words of a prompt; longer ones are cut, as in training"""
-    min_period: float = 4e-3
-    """Of the embedding of the flow's time"""
-    max_period: float = 4.0
-    """Of the embedding of the flow's time"""
-    state_normalization: str = setting("mean_std", choices=("", *KINDS))
-    """"mean_std", "q99", "minmax", or "" for none"""
-    action_normalization: str = setting("mean_std", choices=("", *KINDS))
-    """"mean_std", "q99", "minmax", or "" for none"""
-    images: tuple[str, ...] = IMAGES
-    """Pictures of an observation, in the order of the model's slots. One that an observation has not is masked"""
-    flow: flows.Flow = field(default_factory=flows.Flow)
-    """How noise becomes actions"""
-    value: str = setting("", choices=VALUES)
-    """What a value head looks at: "actions" (the expert's output, as in pi0), "prefix" (the language model's, as in pi0.5), "" for none"""
-    detach_value: bool = setting(False, needs=Need("a value head, value=actions or value=prefix", lambda c: c.value))
-    """The value's gradient stops at its head"""
-    trained: str = setting("all", choices=TRAINED)
-    """"all" parameters, all but those of the tower for pictures ("no_vision"), or only what is not the language model ("expert")"""
-    gradient_checkpointing: bool = False
-    """Layers are computed twice, and memory is saved"""
-    augment: bool = False
-    """In imitation pictures are cropped, turned and in other colors, at random, as openpi does; never when it acts"""
-
-    def __post_init__(self) -> None:
-        check(self)
-
-    def conflicts(self, here: str) -> Iterator[str]:
-        for less, more in (("n_action_steps", "chunk_size"), ("action_dim", "max_action_dim"), ("state_dim", "max_state_dim")):
-            if getattr(self, less) > getattr(self, more):
-                yield f"{here}{less} is {getattr(self, less)} and {more} is {getattr(self, more)}: it is from 1 to that."
-
-    @classmethod
-    @abstractmethod
-    def from_published(cls, given: Mapping[str, Any], names: frozenset[str]) -> Self:
-        """From the config.json of openpi or lerobot, and the names of the tensors beside it."""
-
-    @abstractmethod
-    def to_published(self) -> dict[str, Any]:
-        """A config.json in lerobot's words."""
-
-    @property
-    @abstractmethod
-    def image_size(self) -> int:
-        """The size of the square images that the tower sees."""
-
-    @property
-    def usual_value(self) -> str:
-        """What a value head looks at, as published."""
-        return "actions"
-
-    @property
-    @abstractmethod
-    def widths(self) -> tuple[int, int]:
-        """The widths of the language model and of the expert."""
 
 
 class Prefix(NamedTuple):
@@ -380,14 +299,10 @@ class FlowPolicy(Policy):
         **options: Any,
     ) -> Self:
         """The policy in a folder of openpi, lerobot or ours, read as files. See `hilt.policies.io.flow_folders.load`."""
-        from hilt.policies.io import flow_folders
-
         return flow_folders.load(cls, Path(folder), device, dtype, tokenizer, options)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """A complete folder, which from_pretrained and the policy's own library open."""
-        from hilt.policies.io import flow_folders
-
         flow_folders.save(self, Path(folder))
 
 

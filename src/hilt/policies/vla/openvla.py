@@ -22,10 +22,10 @@ from hilt.policies.vla.llama import AttentionLayout
 from hilt.policies.vla.openvla_config import OpenVLAConfig, OpenVLAOptions
 from hilt.policies.vla.openvla_model import STOP, Dealt, ModelInputs, OpenVLAPolicy
 
-__all__ = ["OpenVLA", "OpenVLAConfig", "OpenVLAOFT", "OpenVLAOptions"]
+__all__ = ["OpenVLA", "OpenVLAConfig", "OpenVLAOFT", "OpenVLAOptions", "OpenVLAPolicy"]
 
 
-class OpenVLAOFT(OpenVLAPolicy):
+class OpenVLAOFT(OpenVLAPolicy, variant="oft"):
     """Parallel decoding: every slot of the chunk is predicted at once, and everything sees everything."""
 
     causal = False
@@ -131,7 +131,7 @@ class OpenVLAOFT(OpenVLAPolicy):
         return Evaluation(log_prob, 1 + math.log(2) + log_scale, self._value(slots[:, 0]))
 
 
-class OpenVLA(OpenVLAPolicy):
+class OpenVLA(OpenVLAPolicy, variant="ar"):
     """One token after the other, with what earlier tokens left in a cache; each sees only what stands before it.
 
     The prefix is one pass and the answer another, when acting and when judging: so both give the same log-probabilities, bit for bit.

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from hilt.policies.base import (
     text,
     to_imitate,
 )
+from hilt.policies.io.folders import load_openvla, save_openvla
 from hilt.policies.io.preprocess import openvla_view
 from hilt.policies.precision import in_bfloat16
 from hilt.policies.vla import augment, llama
@@ -73,8 +74,17 @@ class Dealt(NamedTuple):
 class OpenVLAPolicy(Policy):
     """A new one has no weights: `from_pretrained` loads them, `initialize` makes random ones."""
 
+    VARIANTS: ClassVar[dict[str, type[OpenVLAPolicy]]] = {}
+    """The classes by the variant of a checkpoint; see `hilt.policies.vla.openvla`"""
+    variant: ClassVar[str]
     causal: bool
     precision_option = "compute"
+
+    def __init_subclass__(cls, variant: str = "") -> None:
+        super().__init_subclass__()
+        if variant:
+            cls.variant = variant
+            OpenVLAPolicy.VARIANTS[variant] = cls
 
     def __init__(
         self,
@@ -125,9 +135,7 @@ class OpenVLAPolicy(Policy):
     def from_pretrained(cls, folder: str | Path, **options: Any) -> Any:
         """From a checkpoint folder, read as files; see `hilt.policies.io.folders.load_openvla`. Of this class itself: the folder says
         whether it is OpenVLA or OpenVLA-OFT."""
-        from hilt.policies.io.folders import load_openvla
-
-        return load_openvla(folder, kind=None if cls is OpenVLAPolicy else cls, **options)
+        return load_openvla(folder, OpenVLAPolicy.VARIANTS if cls is OpenVLAPolicy else {cls.variant: cls}, **options)
 
     @classmethod
     def value_options(cls, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,8 +143,6 @@ class OpenVLAPolicy(Policy):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """A complete folder, which upstream's loader opens too."""
-        from hilt.policies.io.folders import save_openvla
-
         save_openvla(self, folder)
 
     def initialize(self, seed: int = 0, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, only: str = "") -> Any:

@@ -21,7 +21,8 @@ from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.policies.base import at_least_float32
 from hilt.policies.io.flow_folders import published, to_published
 from hilt.policies.vla.flow import embed_times
-from hilt.policies.vla.flow_policy import FlowPolicy, FlowPolicyConfig, Prefix
+from hilt.policies.vla.flow_config import FlowPolicyConfig
+from hilt.policies.vla.flow_policy import FlowPolicy, Prefix
 from hilt.policies.vla.gemma import GemmaStack, Rotation, Siglip, StackConfig, VisionConfig
 
 TEXT = StackConfig(width=960, depth=32, mlp_dim=2560, num_heads=15, num_kv_heads=5, head_dim=64, gemma=False, epsilon=1e-5)

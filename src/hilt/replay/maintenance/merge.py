@@ -115,18 +115,18 @@ def _write(jobs: Sequence[tuple[Path, list[Part]]], progress: Progress | None, f
             raise ConfigError(f"{target}: expected a new or empty folder, got one with other files in it. Choose another path.")
     total = sum(log.live_steps for log in {id(log): log for _, parts in jobs for log, _ in parts}.values())
     copied, done, besides = [], 0, []
+
+    def moved(steps: int) -> None:
+        nonlocal done
+        done += steps
+        if progress is not None:
+            progress(done, total)
+
     try:
         for target, parts in jobs:
             besides.append(beside := _beside(target, files))
             with _new_log(beside, parts[0][0], files) as log:
-                for source, trajectories in parts:
-                    copier = Copier(source, log)
-                    for trajectory in trajectories:
-                        done += copier.copy(trajectory)
-                        if progress is not None:
-                            progress(done, total)
-                if log.settings["compression"]:
-                    log.complete_segments()  # also the last segment, which is not full, is compressed
+                _copy(parts, log, moved)
                 copied.append(Copied(target, len(log.trajectories()), log.live_steps))
             _complete(beside, parts[0][0].settings["durability"], files)
     except BaseException:
@@ -137,6 +137,16 @@ def _write(jobs: Sequence[tuple[Path, list[Part]]], progress: Progress | None, f
         files.rename(beside, target)
         files.sync_folder(target.parent)
     return copied
+
+
+def _copy(parts: Sequence[Part], log: Log, moved: Callable[[int], None]) -> None:
+    """Copies the trajectories of these parts into a log; `moved` is called with the number of steps of each."""
+    for source, trajectories in parts:
+        copier = Copier(source, log)
+        for trajectory in trajectories:
+            moved(copier.copy(trajectory))
+    if log.settings["compression"]:
+        log.complete_segments()  # also the last segment, which is not full, is compressed
 
 
 def _beside(target: Path, files: Files) -> Path:
