@@ -18,7 +18,8 @@ STEPS = 12
 def driver(lab: Lab) -> list[Row]:
     """A training step of two ranks in processes of their own, each with its simulators, as `hilt train` has it. The kernel counts."""
     from hilt.algos.config import Batching, PolicyGradient
-    from hilt.distributed.group import Placement, open_group
+    from hilt.distributed.group import open_group
+    from hilt.distributed.placement import Placement
     from hilt.vla.collect import Collecting
     from hilt.vla.config import SimulatorSettings, Validation, Vla
     from hilt.vla.train import WORKER

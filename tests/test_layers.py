@@ -255,6 +255,11 @@ def test_names_and_folders_stay_readable():
     assert figures["folders with more than 20 files"] == []
 
 
+def test_modules_do_not_import_each_other_in_circles():
+    """Imports inside functions count, too: they hide a circle, and do not end it."""
+    assert measure(SOURCE)["circles of imports"] == []
+
+
 def test_measure_finds_what_it_counts(tmp_path: Path):
     body = "\n".join(f"    x = {number}" for number in range(60))
     write(tmp_path / "hilt", "a/one.py", f"class Twin: ...\ndef long():\n{body}\n")

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from hilt.core.errors import DeadlineError
-from hilt.distributed.group import LateWorkerError, LostWorkerError, Placement, Stopped, WorkerTraceback, open_group
+from hilt.distributed.group import open_group
+from hilt.distributed.placement import Placement
+from hilt.distributed.remote_workers import LateWorkerError, LostWorkerError, Stopped, WorkerTraceback
 from hilt.observe.metrics import read_metrics
 from hilt.vla.train import begin_run, train
 from tests.distributed.toy_group import is_there

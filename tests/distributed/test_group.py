@@ -10,19 +10,10 @@ import pytest
 import torch
 
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, RequestError, UnknownNameError
-from hilt.distributed.group import (
-    Here,
-    LostWorkerError,
-    Placement,
-    Processes,
-    Sharding,
-    Stopped,
-    WorkerTraceback,
-    open_group,
-    rank_folder,
-    size_of,
-)
+from hilt.distributed.group import Here, Processes, open_group
+from hilt.distributed.placement import Placement, Sharding, rank_folder
 from hilt.distributed.ranks import LostRankError
+from hilt.distributed.remote_workers import LostWorkerError, Stopped, WorkerTraceback, size_of
 from tests.distributed.toy_group import is_there
 from tests.forked import preloaded
 
@@ -119,7 +110,7 @@ def test_a_rank_that_hangs_is_named_at_the_deadline(group):
 
 
 def test_a_lost_rank_is_told_when_there_is_no_other_cause(group, monkeypatch):
-    monkeypatch.setattr("hilt.distributed.group.GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("hilt.distributed.remote_workers.GRACE_SECONDS", 0.2)
     with pytest.raises(LostRankError, match="rank 2 is gone"):
         group.call("lose")
 

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError
-from hilt.distributed.group import Placement, Processes
+from hilt.distributed.group import Processes
+from hilt.distributed.placement import Placement
 from hilt.distributed.ranks import Alone, Joined, LateRankError, LostRankError, Unjoined, host_meeting, join
 from tests.forked import preloaded
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from hilt.core.errors import ConfigError, MissingFieldError, UnknownNameError
-from hilt.distributed.group import Here, Placement, Processes, Sharding
+from hilt.distributed.group import Here, Processes
+from hilt.distributed.placement import Placement, Sharding
 from hilt.distributed.ranks import Alone, host_meeting
 from hilt.distributed.shard import _returning_views
 from tests.distributed.toy_group import LEARNING_RATE, Net, Shards

@@ -13,8 +13,8 @@ from torch import nn
 
 from hilt.algos.config import Optimizer
 from hilt.core.errors import ConfigError
-from hilt.distributed.group import Placement, Sharding, rank_folder
 from hilt.distributed.optimizer import DataParallelOptimizer
+from hilt.distributed.placement import Placement, Sharding, rank_folder
 from hilt.distributed.ranks import LostRankError, join
 from hilt.policies.vla.vit import layers
 

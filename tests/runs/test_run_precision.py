@@ -10,7 +10,7 @@ import pytest
 from hilt.core.checksums import read_json
 from hilt.core.config import build, freeze, thaw
 from hilt.core.errors import ConfigError
-from hilt.distributed.group import Sharding
+from hilt.distributed.placement import Sharding
 from hilt.hil import launch as train
 from hilt.hil.config import Hil
 from hilt.policies import precision as policies

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hilt.cli.show import PROGRESS, heavy_module, table
-from hilt.cli.train_hil import Trust
+from hilt.cli.train_options import Trust
 from hilt.core.errors import ConfigError, optional_module
 from hilt.core.files import DISK
 from hilt.core.progress import Report

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hilt.cli.show import heavy_module
-from hilt.cli.train_hil import Overrides, Resume, Run, Trust, plain
+from hilt.cli.train_options import Overrides, Resume, Run, Trust, plain
 from hilt.core.errors import ConfigError, optional_module
 
 app = typer.Typer(add_completion=False)

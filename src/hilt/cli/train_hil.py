@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import signal
 import socket
 import sys
@@ -22,11 +21,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hilt.cli.show import CHECKING, PROGRESS, heavy_module, progress_bar
+from hilt.cli.train_options import Overrides, Resume, Run, Trust, leave, plain
 from hilt.core.errors import Problems, optional_module
 from hilt.core.progress import Report, silent
 from hilt.core.signals import ASK_TO_END, leave_to_parent, stop_signals
 from hilt.core.threads import one_thread
-from hilt.core.trust import check_names, trust
+from hilt.core.trust import check_names
 
 if TYPE_CHECKING:
     from hilt.hil.config import Hil
@@ -40,19 +40,6 @@ Recipe = Annotated[
         metavar="RECIPE", help="hil_debug, tabletop_pick, vla_debug, a run.yaml, or module:function of yours.", show_default=False
     ),
 ]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, such as batch_size=128.", show_default=False)]
-Run = Annotated[Path | None, typer.Option("--run", metavar="FOLDER", help="Where the run is kept.", show_default="runs/RECIPE")]
-Trust = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--trust",
-        metavar="MODULE",
-        help="Code of this module may run although only a file names it; remembered for that file.",
-        callback=lambda words: trust(*words or ()),
-        show_default=False,
-    ),
-]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder, with its settings.")]
 
 
 @train.command("train")
@@ -351,13 +338,3 @@ def _parent() -> int:
     from hilt.hil.launch import PARENT
 
     return int(os.environ.get(PARENT, 0))
-
-
-def plain(text: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", text).strip("-")
-
-
-def leave(stopped: list[int]) -> None:
-    sys.stdout.flush()
-    if stopped:
-        raise typer.Exit(128 + stopped[0])

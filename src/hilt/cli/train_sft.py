@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hilt.cli.show import CHECKING, PROGRESS, heavy_module, progress_bar, table
-from hilt.cli.train_hil import Resume, Run, Trust, leave, plain
+from hilt.cli.train_options import Resume, Run, Trust, leave, plain
 from hilt.core.errors import ConfigError
 from hilt.core.signals import stop_signals
 from hilt.core.threads import one_thread

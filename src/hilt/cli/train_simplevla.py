@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hilt.cli.show import heavy_module
-from hilt.cli.train_hil import Resume, Run, Trust
+from hilt.cli.train_options import Resume, Run, Trust
 from hilt.core.errors import ConfigError, optional_module
 
 app = typer.Typer(add_completion=False)

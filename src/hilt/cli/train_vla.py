@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hilt.cli.show import CHECKING, heavy_module, progress_bar
-from hilt.cli.train_hil import leave
+from hilt.cli.train_options import leave
 from hilt.core.errors import Problems, UnknownNameError, optional_module
 from hilt.core.hub import local
 from hilt.core.signals import stop_signals

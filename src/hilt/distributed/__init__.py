@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from hilt.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from hilt.distributed.group import Group, Placement, Sharding, open_group
+    from hilt.distributed.group import open_group
     from hilt.distributed.optimizer import DataParallelOptimizer
+    from hilt.distributed.placement import Placement, Sharding
     from hilt.distributed.ranks import Ranks
+    from hilt.distributed.remote_workers import Group
     from hilt.distributed.shard import Sharded
 
 __all__ = [

@@ -21,20 +21,20 @@ from typing import Any
 from hilt.core import trust
 from hilt.core.errors import ConfigError, DeadlineError, optional_module
 from hilt.core.signals import held_back, leave_to_parent
-from hilt.distributed.group import (
+from hilt.distributed.placement import Placement
+from hilt.distributed.ranks import host_meeting
+from hilt.distributed.remote_workers import (
     STOP_INTERVAL_S,
     Answer,
     CallProgress,
     Group,
     LostWorkerError,
-    Placement,
     Remote,
     Stopped,
     Watch,
     WorkerHost,
     never,
 )
-from hilt.distributed.ranks import host_meeting
 
 ray = optional_module("ray", "placement.kind=ray", "cluster")
 

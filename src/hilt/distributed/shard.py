@@ -34,8 +34,8 @@ from torch.utils._pytree import tree_map
 
 from hilt.algos.config import Optimizer
 from hilt.core.errors import ConfigError, UnknownNameError
-from hilt.distributed.group import Sharding
 from hilt.distributed.optimizer import DataParallelOptimizer
+from hilt.distributed.placement import Sharding
 from hilt.distributed.ranks import Joined, Ranks
 
 METHODS = ("act", "evaluate", "supervised_loss")

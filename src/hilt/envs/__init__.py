@@ -12,12 +12,13 @@ from hilt.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from hilt.envs.adapters import Batched, from_custom, one_of
+    from hilt.envs.env_protocol import success_of
     from hilt.envs.libero import LiberoEnv
     from hilt.envs.pool import Pool
     from hilt.envs.rewards import HumanClassifierWrapper, MultiCameraBinaryRewardClassifierWrapper, MultiStageBinaryRewardClassifierWrapper
     from hilt.envs.robotwin import RobotwinEnv
     from hilt.envs.tabletop.suite_env import TabletopEnv
-    from hilt.envs.task import as_task, check_task, make, ready, register, success_of
+    from hilt.envs.task import as_task, check_task, make, ready, register
     from hilt.envs.wrappers import (
         ChunkingWrapper,
         EpisodeStatistics,

@@ -12,7 +12,7 @@ import numpy as np
 
 from hilt.core.errors import HiltError, SchemaError
 from hilt.core.tree import equal
-from hilt.envs.task import Env, success_of
+from hilt.envs.env_protocol import Env, success_of
 
 _STATES, _EPISODES, _STEPS = 3, 3, 2_000
 """How much is run: initial states of each split, episodes until one reaches the step limit, and steps of each"""

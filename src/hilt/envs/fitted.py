@@ -12,7 +12,8 @@ from gymnasium.spaces import Box
 from gymnasium.wrappers import RescaleAction
 
 from hilt.core.errors import ConfigError
-from hilt.envs.task import Env, make
+from hilt.envs.env_protocol import Env
+from hilt.envs.task import make
 
 
 def open_task(name: str, options: Mapping[str, Any]) -> Env:

@@ -15,7 +15,7 @@ import numpy as np
 from hilt.core.errors import ConfigError, DeadlineError
 from hilt.core.names import ExtensionPoint
 from hilt.core.rate import Rate
-from hilt.envs.task import TASK_SUCCESS, success_of
+from hilt.envs.env_protocol import TASK_SUCCESS, success_of
 
 Classifier = Callable[[Any], Any]
 """From an observation to one number, of which anything but 0 is success; or to a pair of the reward and whether it is a success"""

@@ -24,7 +24,8 @@ from hilt.core import platform
 from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.signals import leave_to_parent
 from hilt.core.tree import Array
-from hilt.envs.task import Env, make, register, step_chunk, success_of
+from hilt.envs.env_protocol import Env, success_of
+from hilt.envs.task import make, register, step_chunk
 
 OUTPUT_BYTES = 16_384
 """The number of bytes of a worker's last output that is reported when it dies"""

@@ -24,19 +24,21 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium
 import numpy as np
 
-from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
+from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.names import ExtensionPoint, import_named, load
 from hilt.core.platform import environment, renderer_variables
 from hilt.core.trust import NAME, permit
+from hilt.envs.batched import OneOf
+from hilt.envs.check import findings
+from hilt.envs.env_protocol import Env, success_of
 
 STATES = {"train": 50, "eval": 50, "test": 100}
 """The numbered initial states of an environment that has none of its own"""
-SUCCESS_KEYS = ("succeed", "is_success", "success")
 Success = Callable[[float, bool, bool, Mapping[str, Any]], bool]
 """Whether a step succeeded, from its reward, terminated, truncated and info"""
 
@@ -53,52 +55,6 @@ TASKS = ExtensionPoint(
     },
 )
 """The prefix of a task's name to a function of the rest of it, which makes the environment"""
-
-TASK_SUCCESS = "task_success"
-"""In ``info`` beside ``succeed``, where a classifier or a person decides that one: the success reported by the task itself, None if it
-reports none"""
-
-
-class HasSpaces(Protocol):
-    """Whatever knows what a policy observes and which actions it takes: an environment, or the description of one."""
-
-    @property
-    def observation_space(self) -> Any: ...
-
-    @property
-    def action_space(self) -> Any: ...
-
-
-class Env(HasSpaces, Protocol):
-    """The methods of a ``gymnasium.Env`` that Hilt calls: every environment and every wrapper of gymnasium has them."""
-
-    @property
-    def unwrapped(self) -> Any: ...
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]: ...
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]: ...
-
-    def has_wrapper_attr(self, name: str) -> bool: ...
-
-    def get_wrapper_attr(self, name: str) -> Any: ...
-
-    def close(self) -> None: ...
-
-    def __enter__(self) -> Env: ...
-
-    def __exit__(self, *error: Any) -> Any: ...
-
-
-def success_of(info: Mapping[str, Any]) -> bool | None:
-    """Success as an environment reports it: the first of `SUCCESS_KEYS` that is present. None if there is none."""
-    for key in SUCCESS_KEYS:
-        if (value := info.get(key)) is None:
-            continue
-        if np.size(value) != 1 or np.asarray(value).dtype.kind not in "biuf" or np.isnan(value).any():
-            raise SchemaError(f"info[{key!r}] is {value!r}; expected True or False, for one environment.")
-        return bool(np.asarray(value).item())
-    return None
 
 
 def make(name: str, **options: Any) -> Env:
@@ -202,8 +158,6 @@ def as_task(
     without it their success stays unknown. A simulator that steps many environments at once is one when it runs a single one.
     """
     if hasattr(getattr(env, "unwrapped", env), "num_envs"):
-        from hilt.envs.adapters import OneOf
-
         env = OneOf(env)
     if not isinstance(env, gymnasium.Env):
         raise ConfigError(f"as_task takes a gymnasium.Env, got {type(env).__name__}; hilt.envs.adapters has adapters for other interfaces.")
@@ -305,8 +259,6 @@ def check_task(env: Env, act: Callable[[Any], Any] | None = None, tolerance: flo
     Actions are random ones of its space. For a real arm give `act`, which gets the observation and gives a gentle action, and the
     `tolerance` within which two resets to one state begin alike.
     """
-    from hilt.envs.check import findings
-
     return findings(env, act, tolerance)
 
 

@@ -29,7 +29,7 @@ from hilt.core.names import load_own
 from hilt.core.progress import Report, silent
 from hilt.core.rate import Rate
 from hilt.core.trajectory import Source
-from hilt.envs.task import TASK_SUCCESS, Env, success_of
+from hilt.envs.env_protocol import TASK_SUCCESS, Env, success_of
 from hilt.hil.config import SENDERS, Hil, of_run
 from hilt.hil.contact import LOST, Contact
 from hilt.hil.environment import NullDevice, make_env, trainer_config

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hilt.envs.task import Env
+from hilt.envs.env_protocol import Env
 from hilt.hil.config import Hil
 
 CONTACT = "contact to the operator"

@@ -30,7 +30,7 @@ from hilt.core.errors import ConfigError, EmptyError, UnknownNameError
 from hilt.core.files import replacing
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, ArraySpec, equal, flatten, unflatten
-from hilt.envs.task import TASK_SUCCESS, HasSpaces
+from hilt.envs.env_protocol import TASK_SUCCESS, HasSpaces
 from hilt.hil.config import STORE, Hil, of_run
 from hilt.hil.importing import columns_for, expanded, import_buffer, import_dataset
 from hilt.hil.states import KeptSteps, StateTable

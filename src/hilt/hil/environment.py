@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from gymnasium import spaces as gym_spaces
 
 from hilt.core.errors import ConfigError
+from hilt.envs.env_protocol import Env
 from hilt.envs.fitted import open_task
 from hilt.envs.rewards import REWARDS, Classifier, MultiCameraBinaryRewardClassifierWrapper, named_reward
-from hilt.envs.task import Env
 from hilt.envs.wrappers import GripperPenaltyWrapper
 from hilt.hil.config import GOAL_SPLIT, Hil, reinforces
 from hilt.policies.agent.config import AgentConfig

@@ -32,7 +32,8 @@ from hilt.core.threads import one_thread
 from hilt.core.trajectory import Source, Step
 from hilt.core.tree import Array
 from hilt.core.validate import check_values
-from hilt.envs.task import TASK_SUCCESS, Env, split_to_report, success_of
+from hilt.envs.env_protocol import TASK_SUCCESS, Env, success_of
+from hilt.envs.task import split_to_report
 from hilt.formats.episodes import INSTRUCTION
 from hilt.hil.config import Hil
 from hilt.hil.environment import make_env, spaces

@@ -14,7 +14,7 @@ from hilt.core.errors import ConfigError, Problems, SchemaError, StorageError
 from hilt.core.hub import local
 from hilt.core.progress import paced
 from hilt.core.tree import Array, ArraySpec, flatten, unflatten
-from hilt.envs.task import TASK_SUCCESS, HasSpaces
+from hilt.envs.env_protocol import TASK_SUCCESS, HasSpaces
 from hilt.formats import open_dataset
 from hilt.formats.convert import EpisodeChange, decode
 from hilt.formats.episodes import Episode, map_leaves, plain

@@ -25,7 +25,7 @@ from hilt.core.files import DISK
 from hilt.core.names import load_own
 from hilt.core.progress import Phase
 from hilt.core.tree import flatten
-from hilt.envs.task import HasSpaces
+from hilt.envs.env_protocol import HasSpaces
 from hilt.hil.config import STORES, Hil, check, facts, reinforces
 from hilt.hil.contact import CONTACT
 from hilt.hil.data import Batch

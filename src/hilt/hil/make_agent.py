@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hilt.algos.tables import off_policy_algorithm
-from hilt.envs.task import HasSpaces
+from hilt.envs.env_protocol import HasSpaces
 from hilt.hil.config import IMITATIONS, Hil, reinforces
 from hilt.policies.agent.config import AGENTS
 from hilt.recording.recording_folder import nested

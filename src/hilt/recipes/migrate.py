@@ -21,7 +21,7 @@ from hilt.core import trust
 from hilt.core.config import override
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.names import load
-from hilt.envs.task import Env, success_of
+from hilt.envs.env_protocol import Env, success_of
 from hilt.hil.config import Hil
 from hilt.policies.agent.config import EncoderConfig
 

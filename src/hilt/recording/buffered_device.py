@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from hilt.envs.task import Env, success_of
+from hilt.envs.env_protocol import Env, success_of
 from hilt.envs.wrappers import ChunkingWrapper, GripperPenaltyWrapper, Quat2EulerWrapper, RelativeFrame, SERLObsWrapper
 from hilt.teleop.devices import Device, Reading, Status
 from hilt.teleop.intervene import DEFLECTED, attribute, checked, images_of

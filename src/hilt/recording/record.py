@@ -21,7 +21,8 @@ import numpy as np
 from hilt.core.errors import ConfigError, HiltError, MissingPackageError, SchemaError, UnknownNameError
 from hilt.core.rate import Rate
 from hilt.core.trajectory import Source, Step
-from hilt.envs.task import Env, as_task, success_of
+from hilt.envs.env_protocol import Env, success_of
+from hilt.envs.task import as_task
 from hilt.formats.episodes import INSTRUCTION
 from hilt.recording.buffered_device import BufferedDevice, GoesOn, Waits, as_hil_serl
 from hilt.recording.film import Filmer, cameras

@@ -20,7 +20,7 @@ from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import ConfigError, HiltError
 from hilt.core.files import DISK, leftovers, storage_errors
 from hilt.core.tree import ArraySpec, flatten, unflatten
-from hilt.envs.task import Env, HasSpaces
+from hilt.envs.env_protocol import Env, HasSpaces
 from hilt.replay import Log, Schema
 from hilt.replay.schema import spec_of_space
 

@@ -22,7 +22,8 @@ from hilt.replay.key_ranges import OFFSET_BITS, Runs, key_of
 
 if TYPE_CHECKING:
     from hilt.replay.log import Log
-    from hilt.replay.sampling.sampler import Batch, Sampler
+    from hilt.replay.sampling.assembly import Batch
+    from hilt.replay.sampling.sampler import Sampler
     from hilt.replay.snapshot import Snapshot
 
 

@@ -29,7 +29,7 @@ import zmq
 
 from hilt.core.children import ChildProcess, run_module
 from hilt.core.errors import ConfigError, DeadlineError, DeviceError, MissingPackageError, SchemaError
-from hilt.envs.task import Env
+from hilt.envs.env_protocol import Env
 from hilt.robot.request_auth import own_address
 from hilt.teleop.devices import Device, Reading, Status, arms_and_gripper
 from hilt.wire.config import is_loopback

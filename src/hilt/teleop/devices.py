@@ -17,7 +17,7 @@ import numpy as np
 from hilt.core.errors import ConfigError, HiltError, UnsafeError, require_module
 from hilt.core.names import ExtensionPoint, load
 from hilt.core.trajectory import Source
-from hilt.envs.task import Env
+from hilt.envs.env_protocol import Env
 
 EVENTS = ("success", "fail", "reset", "stop", "toggle")
 

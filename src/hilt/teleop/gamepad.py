@@ -18,7 +18,7 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, DeviceError, optional_module
 from hilt.core.platform import DEVICE_NODES, environment
-from hilt.envs.task import Env
+from hilt.envs.env_protocol import Env
 from hilt.teleop.devices import Device, Reading, arms_and_gripper
 
 DEAD_ZONE = 0.12

@@ -26,7 +26,7 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.trajectory import Source
-from hilt.envs.task import success_of
+from hilt.envs.env_protocol import success_of
 from hilt.teleop.devices import Device, Reading, Status
 
 DEFLECTED = 0.05

@@ -19,7 +19,7 @@ import threading
 import time
 
 from hilt.core.errors import ConfigError, DeviceError
-from hilt.envs.task import Env
+from hilt.envs.env_protocol import Env
 from hilt.teleop.devices import KEYS, Device, Reading, acting, arms_and_gripper, motion_of_keys
 
 logger = logging.getLogger("hilt.teleop")

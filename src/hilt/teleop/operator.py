@@ -24,7 +24,7 @@ import numpy as np
 
 from hilt.core.errors import ConfigError
 from hilt.core.trajectory import Source
-from hilt.envs.task import Env
+from hilt.envs.env_protocol import Env
 from hilt.teleop.devices import Device, Reading, function
 
 PATIENCE = 15

@@ -16,7 +16,7 @@ import numpy as np
 
 from hilt.core.errors import DeviceError, optional_module
 from hilt.core.platform import DEVICE_NODES, install_line
-from hilt.envs.task import Env
+from hilt.envs.env_protocol import Env
 from hilt.teleop.devices import Device, Reading, acting, arms_and_gripper
 
 POLL_SECONDS = 0.002

@@ -19,7 +19,7 @@ from hilt.core.errors import ConfigError, Problems
 from hilt.core.hub import local
 from hilt.core.url_folder import UrlFolder
 from hilt.core.validate import Need, setting
-from hilt.distributed.group import Placement, Sharding
+from hilt.distributed.placement import Placement, Sharding
 from hilt.envs.rewards import REWARDS
 from hilt.envs.task import ready
 from hilt.observe.alarms import RunFacts, check_stop_on

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from hilt.core.errors import ConfigError, HiltError
+from hilt.envs.env_protocol import SUCCESS_KEYS
 from hilt.envs.pool import EpisodePool
-from hilt.envs.task import SUCCESS_KEYS
 from hilt.policies.base import Observation, Policy, Record, join
 from hilt.policies.vla.observation_adapters import Suite
 from hilt.vla.episode import LostEpisode, RolloutEpisode, Start, digest

@@ -28,7 +28,8 @@ from hilt.core.errors import AlarmError, ConfigError, CorruptError, Problems, St
 from hilt.core.files import DISK, new_folder
 from hilt.core.progress import Report, silent
 from hilt.core.trust import check_names
-from hilt.distributed.group import STOP_INTERVAL_S, CallProgress, Group, LostWorkerError, Stopped, open_group
+from hilt.distributed.group import open_group
+from hilt.distributed.remote_workers import STOP_INTERVAL_S, CallProgress, Group, LostWorkerError, Stopped
 from hilt.observe.alarms import AlarmWatch, stopped
 from hilt.observe.metrics import Metrics
 from hilt.policies.base import Policy

@@ -31,9 +31,10 @@ from hilt.core.config import build
 from hilt.core.errors import ConfigError
 from hilt.core.hub import local
 from hilt.core.progress import Report, silent
-from hilt.distributed.group import Stopped, rank_folder
 from hilt.distributed.optimizer import DataParallelOptimizer
+from hilt.distributed.placement import rank_folder
 from hilt.distributed.ranks import Ranks
+from hilt.distributed.remote_workers import Stopped
 from hilt.envs.pool import Beginning, Pool, Reply
 from hilt.envs.rewards import REWARDS, Classifier, named_reward, reward_and_success
 from hilt.policies.base import Evaluation, Policy, Record, at_least_float32

@@ -19,7 +19,8 @@ import numpy as np
 from hilt.core.errors import ConfigError, DeadlineError, FormatError, RefusedError, UnknownNameError
 from hilt.core.names import load_own
 from hilt.core.tree import Array, flatten, unflatten
-from hilt.replay.sampling.sampler import Batch, Sampler
+from hilt.replay.sampling.assembly import Batch
+from hilt.replay.sampling.sampler import Sampler
 from hilt.replay.tensors import as_tensor, from_raw_array
 from hilt.replay.transfer.channel import DEADLINE_S, Channel
 from hilt.replay.view import View

@@ -22,7 +22,7 @@ import numpy as np
 from hilt.core.errors import ClosedError, DeadlineError, HiltError, RefusedError, SchemaError
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, flatten, unflatten
-from hilt.envs.task import HasSpaces
+from hilt.envs.env_protocol import HasSpaces
 from hilt.formats import rlinf_folder as folders
 from hilt.hil.config import Hil, of_run
 from hilt.hil.data import Experience

@@ -21,8 +21,9 @@ from hilt.core.errors import ArgumentError, ConfigError, SchemaError, UnknownNam
 from hilt.core.trajectory import ends_from_done_and_mask
 from hilt.core.tree import Array, ArraySpec, Spec, Tree, unflatten
 from hilt.replay.log import Log
+from hilt.replay.sampling.assembly import Batch
 from hilt.replay.sampling.randomness import NumpyStream
-from hilt.replay.sampling.sampler import Batch, Sampler
+from hilt.replay.sampling.sampler import Sampler
 from hilt.replay.schema import Schema, spec_of_space
 from hilt.replay.settings import as_folder, as_generator, as_sequence, as_transitions, as_whole_number
 from hilt.replay.step_encoder import PackedBlock

@@ -20,8 +20,8 @@ from gymnasium import spaces
 
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
 from hilt.core.tree import flatten
-from hilt.envs.adapters import OneOf, space_of
-from hilt.envs.task import Env, success_of
+from hilt.envs.batched import OneOf, space_of
+from hilt.envs.env_protocol import Env, success_of
 
 STATE = {"tcp_pose": 7, "tcp_vel": 6, "gripper_pose": 1, "tcp_force": 3, "tcp_torque": 3}
 """What ``FrankaEnv`` reports of the arm, and of how many numbers each part is."""

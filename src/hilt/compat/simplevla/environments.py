@@ -12,8 +12,9 @@ import numpy as np
 from hilt.compat.simplevla.dataloader import place_of
 from hilt.core.errors import ConfigError, RequestError, UnknownNameError, optional_module
 from hilt.envs import libero
+from hilt.envs.env_protocol import Env
 from hilt.envs.pool import Pool
-from hilt.envs.task import Env, make
+from hilt.envs.task import make
 from hilt.policies.io.preprocess import center_crop
 from hilt.policies.vla.observation_adapters import suite
 from hilt.recipes.simplevla_names import split_name

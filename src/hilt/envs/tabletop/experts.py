@@ -13,8 +13,7 @@ import numpy as np
 
 from hilt.envs.rotations import Array, from_euler, inverse, multiply, to_matrix, to_rotation_vector
 from hilt.envs.tabletop import suite
-from hilt.envs.tabletop.suite import TabletopTask, holds, position
-from hilt.envs.tabletop.suite_env import ACTION_SCALE
+from hilt.envs.tabletop.suite import ACTION_SCALE, TabletopTask, holds, position
 from hilt.envs.tabletop.world import DOWN, World
 
 Script = Iterator[Array]

@@ -23,6 +23,8 @@ from hilt.envs.tabletop.world import World
 
 SPLITS: Mapping[str, int] = {"train": 50, "eval": 100, "test": 100}
 """How many numbered initial states each split of a task has, unless the task overrides it."""
+ACTION_SCALE = (0.03, 0.15)
+"""The largest step along an axis, in meters, and the largest turn about one, in radians, of a control step of 0.1 s."""
 
 
 @dataclass(frozen=True)

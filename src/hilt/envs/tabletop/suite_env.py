@@ -24,11 +24,11 @@ from gymnasium import spaces
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.validate import check_values
 from hilt.envs.rotations import Array, from_euler, from_rotation_vector, inverse, multiply, to_rotation_vector
-from hilt.envs.tabletop.suite import SUITE, TabletopTask
+from hilt.envs.tabletop.experts import expert
+from hilt.envs.tabletop.suite import ACTION_SCALE, SUITE, TabletopTask
 from hilt.envs.tabletop.world import DOWN, TIMESTEP, World
 from hilt.envs.task import choose_state
 
-ACTION_SCALE = (0.03, 0.15)  # meters, radians for each control step of 0.1 s
 BOX_LOW = np.array([0.25, -0.35, 0.008, -1.2, -1.2, -1.8])
 BOX_HIGH = np.array([0.75, 0.35, 0.5, 1.2, 1.2, 1.8])
 """Where commands stay: x y z in meters, then the rotation vector from the gripper's pointing down, in radians."""
@@ -142,8 +142,6 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
 
     def expert(self) -> Callable[[], Array]:
         """A scripted expert for this episode: each call gives the next action, from the state as it is now."""
-        from hilt.envs.tabletop.experts import expert  # late: experts know the environment's scales
-
         return expert(self.task, self.world, self._scale)
 
     def succeeded(self) -> bool:

@@ -21,6 +21,19 @@ if TYPE_CHECKING:
     from hilt.replay.snapshot import Snapshot
 
 
+class Batch(dict[str, Any]):
+    """A nested batch, and which steps it is made of."""
+
+    steps: Array
+    """The key of every element, ``[n]``: what `update_priorities` and `Log.read` take."""
+    probabilities: Array
+    """With which probability each was drawn, ``[n]``."""
+    weights: Array
+    """Importance weights, ``[n]``, 1 at most; all 1 unless sampling is prioritized."""
+    counts: dict[str, int]
+    """Of a `Mix` or a `JointSampler`: how many elements each source gave."""
+
+
 class Assembly(Protocol):
     """Turns the keys that a sampler drew into columns."""
 

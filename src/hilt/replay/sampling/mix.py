@@ -16,8 +16,9 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, EmptyError, SchemaError
 from hilt.core.tree import Array, flatten, unflatten
+from hilt.replay.sampling.assembly import Batch
 from hilt.replay.sampling.randomness import as_stream
-from hilt.replay.sampling.sampler import Batch, Drawn, Sampler, require_size
+from hilt.replay.sampling.sampler import Drawn, Sampler, require_size
 from hilt.replay.settings import as_whole_number
 from hilt.replay.view import View
 

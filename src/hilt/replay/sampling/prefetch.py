@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError
+from hilt.replay.sampling.assembly import Batch
 from hilt.replay.sampling.limiters import gives_up
-from hilt.replay.sampling.sampler import Batch
 
 _CLOSE_S = 60.0
 """How long the thread has to end."""

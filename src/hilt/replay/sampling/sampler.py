@@ -20,32 +20,19 @@ import numpy as np
 from hilt.core.errors import ConfigError, EmptyError, SchemaError, UnknownNameError
 from hilt.core.tree import Array, flatten, unflatten
 from hilt.replay.key_ranges import OFFSET_BITS, Runs
-from hilt.replay.sampling.assembly import Assembly, Episodes, assembly_of, check_out, put_into
+from hilt.replay.sampling.assembly import Assembly, Batch, Episodes, assembly_of, check_out, put_into
 from hilt.replay.sampling.limiters import RateLimiter
+from hilt.replay.sampling.prefetch import Prefetch
 from hilt.replay.sampling.randomness import TorchStream, as_stream
 from hilt.replay.sampling.selectors import Fifo, Lifo, MaxHeap, MinHeap, OrderedSelector, Prioritized, Selector, Uniform, importance_weights
 from hilt.replay.sampling.uniform import UniformDraw
 
 if TYPE_CHECKING:
-    from hilt.replay.sampling.prefetch import Prefetch
     from hilt.replay.snapshot import Snapshot
     from hilt.replay.view import View
 
 _NOTHING = contextlib.nullcontext()
 SAMPLERS = ("uniform", "prioritized", "fifo", "lifo", "min_heap", "max_heap")
-
-
-class Batch(dict[str, Any]):
-    """A nested batch, and which steps it is made of."""
-
-    steps: Array
-    """The key of every element, ``[n]``: what `update_priorities` and `Log.read` take."""
-    probabilities: Array
-    """With which probability each was drawn, ``[n]``."""
-    weights: Array
-    """Importance weights, ``[n]``, 1 at most; all 1 unless sampling is prioritized."""
-    counts: dict[str, int]
-    """Of a `Mix` or a `JointSampler`: how many elements each source gave."""
 
 
 @dataclass(frozen=True)
@@ -195,8 +182,6 @@ class Sampler:
     def batches(self, batch_size: int, *, prefetch: int = 2, device: Any = None, timeout: float | None = None, **options: Any) -> Prefetch:
         """Batches for ever, made ahead by a thread; with `device`, as torch tensors there. Meanwhile the sampler is the thread's, and its
         state is to be asked of what this returns."""
-        from hilt.replay.sampling.prefetch import Prefetch
-
         return Prefetch(lambda: self.sample(batch_size, timeout=timeout, **options), prefetch, device, self)
 
     def position(self) -> Any:

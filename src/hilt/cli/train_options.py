@@ -1,0 +1,38 @@
+"""What the commands that train have in common: options of the command line, the name of a run's folder, and the exit code."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hilt.core.trust import trust
+
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, such as batch_size=128.", show_default=False)]
+Run = Annotated[Path | None, typer.Option("--run", metavar="FOLDER", help="Where the run is kept.", show_default="runs/RECIPE")]
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trust",
+        metavar="MODULE",
+        help="Code of this module may run although only a file names it; remembered for that file.",
+        callback=lambda words: trust(*words or ()),
+        show_default=False,
+    ),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder, with its settings.")]
+
+
+def plain(text: str) -> str:
+    """A text as the name of a file or folder."""
+    return re.sub(r"[^\w.-]+", "-", text).strip("-")
+
+
+def leave(stopped: list[int]) -> None:
+    """Ends the command with the exit code of the first signal that stopped it, if one did."""
+    sys.stdout.flush()
+    if stopped:
+        raise typer.Exit(128 + stopped[0])

@@ -1,0 +1,58 @@
+"""What Hilt calls of an environment, and how an environment reports success."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from hilt.core.errors import SchemaError
+
+SUCCESS_KEYS = ("succeed", "is_success", "success")
+"""Where ``info`` has the success of a step; the first that is present counts"""
+TASK_SUCCESS = "task_success"
+"""In ``info`` beside ``succeed``, where a classifier or a person decides that one: the success reported by the task itself, None if it
+reports none"""
+
+
+class HasSpaces(Protocol):
+    """Whatever knows what a policy observes and which actions it takes: an environment, or the description of one."""
+
+    @property
+    def observation_space(self) -> Any: ...
+
+    @property
+    def action_space(self) -> Any: ...
+
+
+class Env(HasSpaces, Protocol):
+    """The methods of a ``gymnasium.Env`` that Hilt calls: every environment and every wrapper of gymnasium has them."""
+
+    @property
+    def unwrapped(self) -> Any: ...
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]: ...
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]: ...
+
+    def has_wrapper_attr(self, name: str) -> bool: ...
+
+    def get_wrapper_attr(self, name: str) -> Any: ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Env: ...
+
+    def __exit__(self, *error: Any) -> Any: ...
+
+
+def success_of(info: Mapping[str, Any]) -> bool | None:
+    """Success as an environment reports it: the first of `SUCCESS_KEYS` that is present. None if there is none."""
+    for key in SUCCESS_KEYS:
+        if (value := info.get(key)) is None:
+            continue
+        if np.size(value) != 1 or np.asarray(value).dtype.kind not in "biuf" or np.isnan(value).any():
+            raise SchemaError(f"info[{key!r}] is {value!r}; expected True or False, for one environment.")
+        return bool(np.asarray(value).item())
+    return None
