@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hilt.algos.adam import Adam
 from hilt.policies.base import Record
 from hilt.policies.io import lora
 from hilt.policies.vla.openvla import OpenVLAConfig, OpenVLAOFT, OpenVLAOptions
@@ -76,22 +77,17 @@ class MasterAdam:
     """AdamW for parameters in bfloat16: weights and both moments are kept in float32 beside them."""
 
     def __init__(self, parameters: list[nn.Parameter], learning_rate: float):
-        self.parameters, self.learning_rate = parameters, learning_rate
+        self.parameters = parameters
         self.masters = [p.detach().float() for p in parameters]
-        self.moments = [(torch.zeros_like(m), torch.zeros_like(m)) for m in self.masters]
-        self.steps = torch.zeros((), device=parameters[0].device)
+        self.optimizers = [Adam([master], learning_rate) for master in self.masters]
 
     @torch.no_grad()
     def step(self, most: float = 1.0) -> None:
         """One step down the gradients, cut to a norm of `most`. They are made float32 one by one, and gone afterwards."""
         norms = torch._foreach_norm([p.grad for p in self.parameters if p.grad is not None], dtype=torch.float32)  # type: ignore[call-arg]
         scale = (most / torch.stack(norms).norm()).clamp(max=1.0)
-        self.steps += 1
-        for parameter, master, (first, second) in zip(self.parameters, self.masters, self.moments, strict=True):
+        for parameter, master, optimizer in zip(self.parameters, self.masters, self.optimizers, strict=True):
             if parameter.grad is not None:
-                torch._fused_adamw_(
-                    [master], [parameter.grad.float() * scale], [first], [second], [], [self.steps],
-                    lr=self.learning_rate, beta1=0.9, beta2=0.999, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False,
-                )  # fmt: skip
+                optimizer.step([parameter.grad.float() * scale])
                 parameter.copy_(master)
                 parameter.grad = None

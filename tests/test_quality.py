@@ -145,6 +145,10 @@ def test_functions_are_short_and_flat_and_take_few_parameters():
     assert set(figures["functions with more than 10 parameters"]) == MANY_PARAMETERS.keys()
 
 
+def test_docstrings_begin_with_a_sentence():
+    assert measure(SOURCE)["docstrings that are fragments"] == 0
+
+
 @pytest.mark.parametrize("module", ["hilt", "hilt.core", "hilt.replay", "hilt.cli"])
 def test_import_brings_no_torch(module: str):
     assert run("-c", f"import sys, {module}; print('torch' in sys.modules)").strip() == "False"

@@ -1,4 +1,4 @@
-"""Which code may be run when it is named as ``package.module:attribute`` or as a folder.
+"""Decides which code may be run when it is named as ``package.module:attribute`` or as a folder.
 
 A name that a user typed, or that a program or a recipe of theirs gives, is their word. A name that was read from a file, such as the
 settings of a run that somebody else made, is not: Hilt's own and what an installed package has registered (see `registered`) is free;

@@ -1,4 +1,4 @@
-"""Which vision-language-action policies there are. Wherever a policy is named, it is named by folder, by name, or as ``module:Class``.
+"""The vision-language-action policies by name. Wherever a policy is named, it is named by folder, by name, or as ``module:Class``.
 
     policy=runs/sft/policy           a folder of any policy here: its config.json says which in ``model_type``
     policy=small_vla                 a new one, whose sizes come from the task or the data; or a name that a package has registered

@@ -106,7 +106,7 @@ class ManySteps(Protocol):
         """``[n, ...]`` values of a small column."""
 
     def follows(self, first: int, stop: int) -> Array:
-        """Which of these steps may go on where the step before ended, by what is not a frame."""
+        """Returns which of these steps may go on where the step before ended, by what is not a frame."""
 
     def link(
         self, column: FrameColumn, first: int, stop: int, segment: Segment, known: Sequence[Reference] | None
@@ -263,7 +263,7 @@ class TrajectorySteps:
         return None
 
     def _same(self, pair: Sequence[str], first: int, stop: int) -> Array:
-        """Which steps begin with what the step before ended with."""
+        """Returns which steps begin with what the step before ended with."""
         now, after = (self._columns[path] for path in pair)
         same, begin = np.zeros(stop - first, bool), max(first, self.width)
         if begin < stop:

@@ -93,7 +93,7 @@ class StepAgent(ABC):
         return 0
 
     def states(self, observations: Mapping[str, Any]) -> npt.NDArray[np.float32]:
-        """Of a `frozen` one: all that its networks see of observations, ``[N, width]``."""
+        """Returns all that the networks of a `frozen` agent see of observations, ``[N, width]``."""
         raise ConfigError(f"{type(self).__name__} keeps no states: it is not frozen.")
 
     def imitate(self, batch: Mapping[str, Any], encoder: bool = False) -> dict[str, float]:

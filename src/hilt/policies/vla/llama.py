@@ -28,7 +28,7 @@ DEFAULTS = {
 
 @dataclass
 class AttentionLayout:
-    """Which tokens attend to which in a pass; by default all to all."""
+    """Defines which tokens attend to which in a pass; by default all to all."""
 
     causal: bool = False
     """Whether a token sees only what stands before it"""

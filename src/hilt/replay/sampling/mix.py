@@ -171,7 +171,7 @@ class Mix:
         return Prefetch(lambda: self.sample(batch_size, **options), prefetch, device, self)
 
     def position(self) -> Any:
-        """Of all sources, or None if one has none; see `Sampler.position`."""
+        """Returns the positions of all sources, or None if one has none; see `Sampler.position`."""
         positions = {name: source.position() for name, source in self.sources.items()}
         return None if any(position is None for position in positions.values()) else positions
 
