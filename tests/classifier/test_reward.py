@@ -67,7 +67,7 @@ def pick(recorded: list[Clip], tmp_path_factory: pytest.TempPathFactory) -> tupl
 
 
 def judged(trained: TrainedClassifier) -> str:
-    held, learned = trained.card["held_out"], trained.card["training"]
+    held, learned = trained.metadata["held_out"], trained.metadata["training"]
     near = [f"{held[name]['false_successes']} of {held[name]['frames']}" for name in ("just_before_success", "failed_attempts")]
     sizes = f"{learned['frames']} frames of {learned['episodes']} episodes, {held['frames']} of {held['episodes']} held out"
     return f"{sizes}: accuracy {held['accuracy']:.1%}, majority {held['majority']:.1%}; near misses called success: {', '.join(near)}"
@@ -79,7 +79,7 @@ def judged(trained: TrainedClassifier) -> str:
 def test_classifier_recognizes_a_picked_cube_in_unseen_episodes(recorded: list[Clip], pick: Any, counted: Callable[[str], None]):
     """The issue's figure, at the threshold 0.5, which nothing was chosen by: at least 95%, with near misses among the frames."""
     _, trained = pick
-    held = trained.card["held_out"]
+    held = trained.metadata["held_out"]
     counted(judged(trained))
     assert held["accuracy"] >= 0.95 > 0.9 > held["majority"]
     assert held["by"] == "initial state" and held["initial_states"] >= 8
@@ -87,7 +87,7 @@ def test_classifier_recognizes_a_picked_cube_in_unseen_episodes(recorded: list[C
     assert held["failed_attempts"]["false_successes"] <= 0.05 * held["failed_attempts"]["frames"]
     sides = split(recorded, 0.25, 2, 0)[:2]
     assert not {clip.state for clip in sides[0]} & {clip.state for clip in sides[1]}
-    assert [sum(map(len, side)) for side in sides] == [trained.card["training"]["frames"], held["frames"]]
+    assert [sum(map(len, side)) for side in sides] == [trained.metadata["training"]["frames"], held["frames"]]
 
 
 def shuffled(given: list[Clip]) -> list[Clip]:
@@ -97,13 +97,13 @@ def shuffled(given: list[Clip]) -> list[Clip]:
 
 def test_classifier_does_not_learn_random_labels():
     """With labels in any order the same check fails: it measures what was learned."""
-    right, wrong = (quick("steps=40", given=given).card["held_out"]["accuracy"] for given in (clips(24), shuffled(clips(24))))
+    right, wrong = (quick("steps=40", given=given).metadata["held_out"]["accuracy"] for given in (clips(24), shuffled(clips(24))))
     assert right >= 0.95 > 0.9 > wrong
 
 
 @pytest.mark.long
 def test_classifier_does_not_learn_random_labels_of_a_picked_cube(recorded: list[Clip]):
-    assert train(shuffled(recorded), build(ClassifierConfig(), "steps=60")).card["held_out"]["accuracy"] < 0.9
+    assert train(shuffled(recorded), build(ClassifierConfig(), "steps=60")).metadata["held_out"]["accuracy"] < 0.9
 
 
 @pytest.mark.peers
@@ -116,7 +116,7 @@ def test_the_same_with_the_settings_as_they_are_for_three_seeds_and_for_states_o
         trained = train(given, ClassifierConfig(seed=seed))
         save(tmp_path / f"classifier-{seed}", trained)
         counted(f"seed {seed}: {judged(trained)}")
-        assert trained.card["held_out"]["accuracy"] >= 0.95
+        assert trained.metadata["held_out"]["accuracy"] >= 0.95
         reward = reward_function(tmp_path / f"classifier-{seed}", threshold=0.5)
         right = [
             reward({name.split("/")[1]: image[step] for name, image in clip.images.items()}) == clip.labels[step]
@@ -131,8 +131,8 @@ def test_three_classes(tmp_path: Path):
     """n logits; success is the highest label, or the one that is asked for."""
     given = clips(24, classes=3)
     trained = quick("steps=60", given=given)
-    held = trained.card["held_out"]
-    assert trained.model.out.weight.shape[0] == 3 and trained.card["classes"] == 3 and trained.card["success"] == 2
+    held = trained.metadata["held_out"]
+    assert trained.model.out.weight.shape[0] == 3 and trained.metadata["classes"] == 3 and trained.metadata["success"] == 2
     assert held["accuracy"] >= 0.95 and len(held["of_class"]) == 3
     save(tmp_path / "three", trained)
     middle = quick("steps=60", "success=1", given=given)
@@ -299,8 +299,8 @@ def test_classifier_folder_that_is_incomplete_is_reported(trained: TrainedClassi
         with pytest.raises(error):
             reward_function(tmp_path / name)
     save(tmp_path / "json", trained)
-    card = tmp_path / "json" / "classifier.json"
-    card.write_bytes(card.read_bytes().replace(b'"success": 1', b'"success": 0'))
+    metadata = tmp_path / "json" / "classifier.json"
+    metadata.write_bytes(metadata.read_bytes().replace(b'"success": 1', b'"success": 0'))
     with pytest.raises(CorruptError, match="checksum"):
         reward_function(tmp_path / "json")
 
@@ -342,10 +342,10 @@ def test_a_trunk_from_hil_serls_file_stays_as_it_is_and_the_file_is_not_needed_a
 
 
 def test_classifier_report_depends_on_the_settings(trained: TrainedClassifier):
-    given = quick("image_keys=[images/front]", "threshold=0.9", "steps=2").card
+    given = quick("image_keys=[images/front]", "threshold=0.9", "steps=2").metadata
     assert list(given["image_keys"]) == ["images/front"]
     assert given["threshold"] == 0.9 and "given" in given["why"]
-    assert "Precision counts twice" in trained.card["why"]
+    assert "Precision counts twice" in trained.metadata["why"]
     for wrong in ("steps=0", "batch_size=0", "dropout=1", "held_out=0", "threshold=1", "random_crop=-1", "learning_rate=0", "features=0"):
         with pytest.raises(ConfigError, match=rf"{wrong.split('=')[0]}=.*: expected a (whole )?number"):
             quick(wrong)

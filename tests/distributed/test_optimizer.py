@@ -14,7 +14,7 @@ from torch import nn
 
 from hilt.algos.config import Optimizer
 from hilt.core.errors import ConfigError, MissingFieldError
-from hilt.distributed import optimizer as trainee
+from hilt.distributed import optimizer as data_parallel
 from hilt.distributed.optimizer import DataParallelOptimizer, learning_rate
 from hilt.distributed.ranks import Alone
 
@@ -145,7 +145,7 @@ class Doubled:
 
 def test_gradients_of_ranks_add_up(monkeypatch: pytest.MonkeyPatch):
     """In few calls, the same ones whatever a rank has: zeros where it has no gradient."""
-    monkeypatch.setattr(trainee, "BUCKET", 8)
+    monkeypatch.setattr(data_parallel, "BUCKET", 8)
     module, ranks = Two(), Doubled()
     ours = DataParallelOptimizer(module, Optimizer(learning_rate=0.1), ranks)  # type: ignore[arg-type]
     before = module.second.detach().clone()

@@ -174,4 +174,4 @@ def test_what_cannot_be_sharded():
             here.call("build", {"units": ["Peace"]})
         here.call("build", {})
         with pytest.raises(MissingFieldError, match=r"trained: first.bias is in the checkpoint or in the module only"):
-            here.worker.trainee.load_state_dict({"trained": {}, "adam": {}})
+            here.worker.optimizer.load_state_dict({"trained": {}, "adam": {}})

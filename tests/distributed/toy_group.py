@@ -192,17 +192,17 @@ class Shards:
             torch.manual_seed(0)
             self._give(Net(checkpointed).to(self.device), sharding)
         if state is not None:
-            self.trainee.load_state_dict(state)
+            self.optimizer.load_state_dict(state)
 
     def _give(self, net, sharding, head=None):
         settings = Optimizer(learning_rate=LEARNING_RATE, weight_decay=0.1, gradient_clip=0.5)
         if sharding is None:
-            self.trainee = DataParallelOptimizer(net, settings, self.world, head)
+            self.optimizer = DataParallelOptimizer(net, settings, self.world, head)
         else:
             from hilt.distributed.shard import Sharded
 
-            self.trainee = Sharded(net, settings, self.world, Sharding(enabled=True, **sharding), head)
-        return self.trainee
+            self.optimizer = Sharded(net, settings, self.world, Sharding(enabled=True, **sharding), head)
+        return self.optimizer
 
     def train_vla(self, sharding, steps, value="none"):
         """A small VLA in float64, and what it has after some steps; a value head has a rate of its own, and the first step to itself."""
@@ -216,9 +216,9 @@ class Shards:
         mine = {name: array[self.world.rank :: self.world.size] for name, array in record.items()}
         for step in range(steps):
             found = policy.evaluate(mine)
-            self.trainee.backward((found.log_prob.sum() + (0 if found.value is None else found.value.square().sum())) / 10)
-            self.trainee.step(1.0, head_only=value != "none" and step == 0)
-        return self.trainee.state_dict()["trained"]
+            self.optimizer.backward((found.log_prob.sum() + (0 if found.value is None else found.value.square().sum())) / 10)
+            self.optimizer.step(1.0, head_only=value != "none" and step == 0)
+        return self.optimizer.state_dict()["trained"]
 
     def learn_outcomes(self, sharding, deal, updates):
         """PRIME, in float64: the figures of some updates, and what the policy and the reward policy have after them.
@@ -243,12 +243,12 @@ class Shards:
             made.append(RolloutEpisode(start, part, executed, np.zeros(length, np.float32), success, int(executed.sum()), False, 0, b""))
         mine = made[sum(deal[: self.world.rank]) :][: deal[self.world.rank]]
         rewards = [np.eye(1, episode.rows, episode.rows - 1)[0] * episode.success for episode in mine]
-        trainee = self._give(policy, sharding)
+        optimizer = self._give(policy, sharding)
         settings = Prime(coefficient=0.7, beta=0.3, granularity="token")
         process = ProcessReward(settings, self._give(judge, sharding), kept.requires_grad_(False))
-        updater = Updater(PolicyGradient(estimator="rloo", batch=Batching(chunks_per_pass=2)), trainee, ranks=self.world, process=process)
+        updater = Updater(PolicyGradient(estimator="rloo", batch=Batching(chunks_per_pass=2)), optimizer, ranks=self.world, process=process)
         figures = [updater.update(mine, rewards) for _ in range(updates)]
-        return figures, trainee.state_dict()["trained"], process.trainee.state_dict()["trained"]
+        return figures, optimizer.state_dict()["trained"], process.optimizer.state_dict()["trained"]
 
     def train(self, steps):
         """[loss, length of the gradient] of each step. Rank 1 has one row, and the last of three or more has none."""
@@ -262,10 +262,10 @@ class Shards:
             total = torch.zeros(1)
             for half in (mine[::2], mine[1::2]):
                 rows, weight = (half, 1.0) if half else ([0], 0.0)  # the same passes at every rank
-                loss = weight * (self.trainee.module.evaluate(x[rows]).float() - x[rows].sin().sum(1)).square().sum() / 9
-                self.trainee.backward(loss)
+                loss = weight * (self.optimizer.module.evaluate(x[rows]).float() - x[rows].sin().sum(1)).square().sum() / 9
+                self.optimizer.backward(loss)
                 total += loss.detach().cpu()
-            length = self.trainee.step(1.0)["gradient_norm"]
+            length = self.optimizer.step(1.0)["gradient_norm"]
             figures.append([float(self.world.sum_(total)), length])
         return figures
 
@@ -273,35 +273,35 @@ class Shards:
         """Of one pass at each rank, whole, and then forgotten."""
         if self.world is None:
             return None
-        self.trainee.backward(self.trainee.module.evaluate(torch.ones(2, 5, device=self.device)).sum() / self.world.size)
-        pieces, parameters = self.trainee._gradients(), self.trainee.trained.values()
-        gather = getattr(self.trainee, "_gathered", lambda piece, _: piece)
+        self.optimizer.backward(self.optimizer.module.evaluate(torch.ones(2, 5, device=self.device)).sum() / self.world.size)
+        pieces, parameters = self.optimizer._gradients(), self.optimizer.trained.values()
+        gather = getattr(self.optimizer, "_gathered", lambda piece, _: piece)
         whole = [None if piece is None else gather(piece, p).clone() for piece, p in zip(pieces, parameters, strict=True)]
-        self.trainee.module.zero_grad()
-        self.trainee._offloaded = {}
+        self.optimizer.module.zero_grad()
+        self.optimizer._offloaded = {}
         return whole
 
     def state(self):
-        return None if self.world is None else self.trainee.state_dict()
+        return None if self.world is None else self.optimizer.state_dict()
 
     def alone(self):
         """Each rank uses the whole module by itself, as often as its number says."""
         if self.world is None:
             return None
-        with self.trainee.whole(), torch.no_grad():
-            return [float(self.trainee.module.evaluate(torch.ones(1, 5, device=self.device))) for _ in range(self.world.rank + 1)]
+        with self.optimizer.whole(), torch.no_grad():
+            return [float(self.optimizer.module.evaluate(torch.ones(1, 5, device=self.device))) for _ in range(self.world.rank + 1)]
 
     def sizes(self):
-        return None if self.world is None else sum(p.numel() for p in self.trainee._pieces())
+        return None if self.world is None else sum(p.numel() for p in self.optimizer._pieces())
 
     def places(self):
         """Where weights are, gradients after a backward pass (as torch has them, and what is kept of them), and moments."""
-        self.trainee.backward(self.trainee.module.evaluate(torch.ones(1, 5, device=self.device)).sum())
-        given = {p.grad.device.type for p in self.trainee.trained.values() if p.grad is not None}
-        kept = {g.device.type for g in self.trainee._gradients() if g is not None}
-        self.trainee.step(1.0)
-        weights = {p.device.type for p in self.trainee._pieces()}
-        return weights, given, kept, {m.device.type for m in self.trainee._adam._first}
+        self.optimizer.backward(self.optimizer.module.evaluate(torch.ones(1, 5, device=self.device)).sum())
+        given = {p.grad.device.type for p in self.optimizer.trained.values() if p.grad is not None}
+        kept = {g.device.type for g in self.optimizer._gradients() if g is not None}
+        self.optimizer.step(1.0)
+        weights = {p.device.type for p in self.optimizer._pieces()}
+        return weights, given, kept, {m.device.type for m in self.optimizer._adam._first}
 
 
 class Roller:

@@ -203,7 +203,7 @@ def test_one_thread_at_a_time_uses_a_scene(root: Path, monkeypatch: pytest.Monke
     for thread in threads:
         thread.join(60)
     assert failed == []
-    monkeypatch.setattr(robotwin, "_PATIENCE", 0.01)
+    monkeypatch.setattr(robotwin, "_LOCK_TIMEOUT_S", 0.01)
     with env._lock, pytest.raises(DeadlineError, match=r"another thread that uses this scene of robotwin2/lift_pot"):
         env.render()
 

@@ -196,12 +196,12 @@ def test_actor_without_weights_waits_and_gives_up(learner: Learner, tmp_path: Pa
     said: list[str] = []
     report = lambda phase, note="": said.append(f"{phase}: {note}")  # noqa: E731
     with pytest.raises(DeadlineError, match=rf"no weights from 127.0.0.1:{learner.config.wire.broadcast_port} yet, after 0.3 s: look at"):
-        act(learner.config, tmp_path / "actor", report=report, patience_s=0.3)
+        act(learner.config, tmp_path / "actor", report=report, learner_timeout_s=0.3)
     where = f"127.0.0.1:{learner.config.wire.broadcast_port}"
     assert not Told.actions and not Told.starts and said[-1] == f"episode 1: waiting: no weights from {where} yet"
     nobody = config()
     with pytest.raises(DeadlineError, match=rf"at 127.0.0.1:{nobody.wire.port} yet \(nothing can be reached there .*\), after"):
-        act(nobody, tmp_path / "other", patience_s=0.1)
+        act(nobody, tmp_path / "other", learner_timeout_s=0.1)
 
 
 LOOKS = {"agent": AgentConfig(encoder=EncoderConfig(kind="small", features=4), hidden=[8])}
@@ -234,7 +234,7 @@ def test_a_restarted_actor_goes_on_counting_and_waits_for_weights_again(learner:
     acting(learner, tmp_path / "actor", lambda: len(Told.actions) >= 7)
     assert len(Told.starts) == 2
     with pytest.raises(DeadlineError, match="no weights"):
-        act(learner.config, tmp_path / "actor", patience_s=0.5)
+        act(learner.config, tmp_path / "actor", learner_timeout_s=0.5)
     learner.publish(1)
     before = len(Told.actions)
     assert before == 10, "the rest of the random steps, and not one with its own weights"
@@ -364,7 +364,7 @@ def test_a_spool_of_another_run_is_not_sent_into_this_one(learner: Learner, tmp_
     with_steps.close()
     third = Learner(learner.config, tmp_path / "third", run="a third")
     with pytest.raises(ConfigError, match=r"has 1 steps that the learner of another run has not got.* another folder with --spool"):
-        act(learner.config, tmp_path / "actor", patience_s=1)
+        act(learner.config, tmp_path / "actor", learner_timeout_s=1)
     third.close()
 
 
@@ -418,7 +418,7 @@ def test_with_keys_only_who_has_one_comes_in(tmp_path: Path):
 def test_settings_that_differ_are_refused_before_anything_moves(learner: Learner, tmp_path: Path):
     learner.config.agent.hidden = [16]
     with pytest.raises(RefusedError, match=r"the settings differ: version is .*\[16\].* there and .*\[8\].* at the learner"):
-        act(learner.config, tmp_path / "actor", patience_s=1)
+        act(learner.config, tmp_path / "actor", learner_timeout_s=1)
     assert not Told.starts
 
 
@@ -443,9 +443,9 @@ def test_actor_keeps_the_control_rate_and_reports_lateness(learner: Learner, tmp
 def test_an_environment_that_keeps_its_own_rate_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Told, "timing", lambda self: {}, raising=False)
     with pytest.raises(ConfigError, match=r"control_hz=7, and .* keeps 200 Hz itself"):
-        act(config(control_hz=7.0), tmp_path / "actor", patience_s=0.1)
+        act(config(control_hz=7.0), tmp_path / "actor", learner_timeout_s=0.1)
     with pytest.raises(DeadlineError):
-        act(config(control_hz=200.0), tmp_path / "actor", patience_s=0.1)
+        act(config(control_hz=200.0), tmp_path / "actor", learner_timeout_s=0.1)
 
 
 @pytest.mark.parametrize(
@@ -456,7 +456,7 @@ def test_an_environment_that_keeps_its_own_rate_is_left_to_it(tmp_path: Path, mo
 def test_a_learned_gripper_needs_a_penalty(learner: Learner, tmp_path: Path):
     learner.publish(1)
     with pytest.raises(SchemaError, match="info has no grasp_penalty, which single-arm-learned-gripper learns from"):
-        act(learner.config, tmp_path / "actor", patience_s=DEADLINE_S)
+        act(learner.config, tmp_path / "actor", learner_timeout_s=DEADLINE_S)
 
 
 def test_weights_are_taken_once_with_their_version_and_the_newest_wins():

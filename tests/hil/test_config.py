@@ -39,7 +39,7 @@ SHOWN = {
     "checkpoint_path": "hil/test_data.py::test_experience_imports_both_buffers_of_hil_serl",
     "operator": "hil/test_environment.py::test_an_operator_takes_over_with_the_options_of_the_device_and_of_the_take_over",
     "operator_options": "hil/test_environment.py::test_an_operator_takes_over_with_the_options_of_the_device_and_of_the_take_over",
-    "lost_contact": "hil/test_contact.py::test_lost_contact_nobody_pauses_and_stop_works",
+    "lost_contact": "hil/test_contact.py::test_lost_contact_pause_stays_paused_and_stop_works",
     "lost_contact_seconds": "hil/test_contact.py::test_after_a_while_the_policy_goes_on",
     "actors": "hil/test_launch.py::test_the_commands_are_one_learner_and_the_actors_that_were_asked_for",
     **{f"agent.{name}": "hil/test_make_agent.py::test_kind_and_options_name_another_agent" for name in ("kind", "options")},
@@ -107,7 +107,7 @@ def test_hil_proofs_name_only_settings():
 IDLE: dict[str, tuple[dict[str, Any], str]] = {
     "demonstration_options.speed=0.5": ({}, "demonstrations=2"),
     "operator_options.mode=hold": ({}, "operator=script"),
-    **{f"lost_contact{change}": ({}, "operator=script") for change in ("=nobody", "_seconds=5")},
+    **{f"lost_contact{change}": ({}, "operator=script") for change in ("=pause", "_seconds=5")},
     "algorithm_options.speed=2": ({}, "algorithm=mine:Algorithm"),
     "agent.options.speed=2": ({}, "agent.kind=mine:Agent"),
     "wire.key_name=arm": ({}, "wire.keys=keys"),

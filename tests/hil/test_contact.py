@@ -70,8 +70,8 @@ def test_after_a_while_the_policy_goes_on(learner: test_actor.Learner, tmp_path:
     assert any("the policy goes on. To take over again, open http://127.0.0.1:1/" in line for line in said)
 
 
-@pytest.mark.parametrize("learner", [{**tab(closed=3, stop=200), "lost_contact": "nobody"}], indirect=True)
-def test_lost_contact_nobody_pauses_and_stop_works(learner: test_actor.Learner, tmp_path: Path):  # noqa: F811
+@pytest.mark.parametrize("learner", [{**tab(closed=3, stop=200), "lost_contact": "pause"}], indirect=True)
+def test_lost_contact_pause_stays_paused_and_stop_works(learner: test_actor.Learner, tmp_path: Path):  # noqa: F811
     learner.publish(1)
     said: list[str] = []
     assert acting(learner, tmp_path / "actor", lambda: False, said=said).reason == "stop was pressed"
@@ -129,7 +129,7 @@ def test_a_pause_does_not_count_in_what_is_shown(tmp_path: Path):
     whole = Standing(tmp_path / "all")
     whole.read()
     assert whole.person() == "20% of steps" and whole.lost() == "0 times so far; 3 steps of the last 1 episodes"
-    assert ("contact lost", whole.lost()) in whole.rows() and "nobody took over" in whole.success()
+    assert ("contact lost", whole.lost()) in whole.rows() and "without take-over" in whole.success()
 
 
 def test_lost_contact_is_shown_in_the_terminal(tmp_path: Path):
@@ -144,6 +144,6 @@ def test_settings_of_lost_contact_are_checked():
     with pytest.raises(ConfigError, match="lost_contact_seconds=-1"):
         check(Hil(lost_contact_seconds=-1))
     with pytest.raises(ConfigError, match="needs an operator"):
-        check(Hil(lost_contact="nobody"))
+        check(Hil(lost_contact="pause"))
     with pytest.raises(ConfigError, match="needs lost_contact=policy"):
-        check(Hil(operator="browser", lost_contact="nobody", lost_contact_seconds=5))
+        check(Hil(operator="browser", lost_contact="pause", lost_contact_seconds=5))

@@ -60,10 +60,10 @@ def test_wilsons_interval_is_scipys(given: tuple[int, int]):
 def test_every_state_is_tried_once_and_counted():
     done = evaluate(config(), Walker())
     assert told(done) == [(0, True, 1, 1), (1, True, 2, 1), (2, True, 3, 1), (3, True, 4, 1), (4, False, 4, 0), (5, False, 4, 0)]
-    card = done.card()
-    assert (card["successes"], card["episodes"], card["steps_per_success"], card["length"]) == (4, STATES, 2.5, 3.0)
-    assert card["success"] == card["return"] == 4 / 6 and (card["low"], card["high"]) == wilson(4, 6)
-    assert evaluate(config(limit=1), Walker(), states=[5]).card()["steps_per_success"] is None
+    result = done.to_json()
+    assert (result["successes"], result["episodes"], result["steps_per_success"], result["length"]) == (4, STATES, 2.5, 3.0)
+    assert result["success"] == result["return"] == 4 / 6 and (result["low"], result["high"]) == wilson(4, 6)
+    assert evaluate(config(limit=1), Walker(), states=[5]).to_json()["steps_per_success"] is None
 
 
 def test_evaluate_selects_states():
@@ -87,7 +87,7 @@ def test_an_environment_that_fails_costs_one_episode(tmp_path: Path):
     done = evaluate(config(broken=(0, 3)), Walker(), folder=tmp_path)
     assert told(done)[3] == (3, False, 1, 0.0) and done.outcomes[3].error == "RuntimeError: the arm fell off"
     assert [one.state for one in done.errors] == [3], "from state 0 there is no second step"
-    assert (done.successes, len(done.outcomes)) == (3, STATES) and done.card()["errors"] == 1
+    assert (done.successes, len(done.outcomes)) == (3, STATES) and done.to_json()["errors"] == 1
     with Log.open(done.folder / "log", "r") as log:
         assert log.facts.about(3)["error"] == "RuntimeError: the arm fell off" and log.facts.about(3)["success"] is False
 
@@ -102,8 +102,8 @@ def test_evaluate_refuses_take_overs():
 def test_evaluate_a_task_without_success():
     done = evaluate(config(silent=True), Walker())
     assert [one[1] for one in told(done)] == [None] * STATES and done.success is done.interval is done.steps_per_success is None
-    card = done.card()
-    assert [card[name] for name in ("success", "low", "high", "successes")] == [None, None, None, 0] and card["return"] > 0
+    result = done.to_json()
+    assert [result[name] for name in ("success", "low", "high", "successes")] == [None, None, None, 0] and result["return"] > 0
     some = replace(done, outcomes=[replace(done.outcomes[0], success=True), *done.outcomes[1:]])
     assert some.success == 1 / STATES, "one that tells it only when it is so has told it of all"
     lost = replace(done, outcomes=[replace(done.outcomes[0], success=False, error="it fell")])
@@ -121,8 +121,8 @@ def test_a_classifier_that_is_wrong_is_not_measured_in_place_of_the_policy(tmp_p
         *[(False, True, "task", 2)] * (STATES - 2),  # the classifier ends it, as in the run
     ]
     assert done.success == 2 / STATES
-    card = done.card()
-    assert card["decided_by"] == ["task"] and card["classifier"] == {
+    result = done.to_json()
+    assert result["decided_by"] == ["task"] and result["classifier"] == {
         "episodes": STATES,
         "verdicts_of_success": STATES - 1,
         "agree": 1,
@@ -157,7 +157,7 @@ def test_where_the_task_does_not_know_a_person_is_asked(monkeypatch: pytest.Monk
 def test_evaluate_writes_a_log(tmp_path: Path):
     done = evaluate(config(), Walker(), folder=tmp_path / "evaluations", update=30)
     assert done.folder == tmp_path / "evaluations" / "test-00000030"
-    assert read_json(done.folder / "evaluation.json") == done.card()
+    assert read_json(done.folder / "evaluation.json") == done.to_json()
     with Log.open(done.folder / "log", "r") as log:
         steps = log.read(log.trajectory_keys(3))
         assert len(log.trajectories()) == STATES and [log.facts.about(n)["success"] for n in log.trajectories()] == [True] * 4 + [False] * 2
@@ -199,8 +199,8 @@ def test_tasks_that_share_their_scenes_are_not_as_many_independent_episodes():
     assert counted == pytest.approx(99) and (low, high) == pytest.approx(clustered([one[2] for one in together], list(range(100)) * 2))
     assert over_tasks(tried("tabletop/press_red")) == (*wilson(80, 100), 100)
     outcomes = [{"state": state, "success": state % 5 > 0} for state in range(100)]
-    card = {"split": "test", "success": 0.8, "successes": 80, "episodes": 100, "outcomes": outcomes}
-    cards = [card | {"task": task} for task in ("tabletop/press_red", "tabletop/press_blue")]
+    result = {"split": "test", "success": 0.8, "successes": 80, "episodes": 100, "outcomes": outcomes}
+    cards = [result | {"task": task} for task in ("tabletop/press_red", "tabletop/press_blue")]
     with contextlib.redirect_stdout(io.StringIO()) as said:
         show_all(cards)
     assert f"160 of 200 episodes, 80.0%, 95% interval {100 * low:.1f}% to {100 * high:.1f}%" in said.getvalue()

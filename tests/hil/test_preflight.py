@@ -66,7 +66,7 @@ def test_a_run_lists_all_that_cannot_work_and_makes_nothing(tmp_path: Path, monk
 
 def test_settings_that_are_wrong_and_those_that_are_idle_are_listed_together():
     with pytest.raises(SeveralErrors) as error:
-        check_begin(Hil(batch_size=0, n_step=0, lost_contact="nobody", collect_steps=5, actors=0))
+        check_begin(Hil(batch_size=0, n_step=0, lost_contact="pause", collect_steps=5, actors=0))
     starts = [str(one).partition("=")[0] for one in error.value.errors]
     assert sorted(starts) == ["actors", "batch_size", "collect_steps", "lost_contact", "n_step"], "collect_steps once"
 

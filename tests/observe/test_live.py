@@ -28,7 +28,7 @@ def episode(success: bool, human: int = 0, length: int = 20) -> dict[str, object
 def test_standing_of_a_run(tmp_path: Path):
     now = 1100.0
     standing = Standing(tmp_path, lambda: now)
-    assert not standing.read() and dict(standing.rows())["who acts"] == "nobody yet"
+    assert not standing.read() and dict(standing.rows())["who acts"] == "none yet"
     write(tmp_path, {"time": 1000, "step": 5, "critic_loss": 0.5}, {"update": 400, "step": 900, "critic_loss": 0.25, "q/demo": 0.75})
     write(tmp_path, {"updates_per_second": 40.0, "env_steps_per_second": 12.5, "staleness": 31.6, "torch_share": 0.925, "log_steps": 12345})
     write(tmp_path, *[episode(True) for _ in range(30)], episode(False, human=10), episode(True, human=10))
@@ -38,7 +38,7 @@ def test_standing_of_a_run(tmp_path: Path):
     rows = dict(standing.rows())
     assert rows["who acts"] == "a: silent, b: human"
     assert rows["online steps"] == "900 (12.5/s)" and rows["updates"] == "400 (40/s)   92% torch"
-    assert rows["success"] == "95% of the last 20 episodes; 100% of 18 in which nobody took over"
+    assert rows["success"] == "95% of the last 20 episodes; 100% of 18 without take-over"
     assert rows["a person makes"] == "5% of steps" and rows["losses"] == "critic 0.25" and rows["Q values"] == "demo 0.75"
     assert rows["acting weights"] == "32 updates old" and rows["steps kept"] == "online 12,345" and rows["last event"] == "a checkpoint"
     assert rows["control rate"].startswith("1.2 ms late") and "policy" not in rows, "what nobody told is left out"
@@ -83,7 +83,7 @@ def test_standing_shows_unknown_success_as_a_dash(tmp_path: Path):
     assert dict(standing.rows())["success"] == "–" and "success –" in standing.line({}) and "0%" not in standing.success()
     write(tmp_path, episode(True, human=3))
     standing.read()
-    assert standing.success() == "100% of the last 1 episodes; – of 0 in which nobody took over"
+    assert standing.success() == "100% of the last 1 episodes; – of 0 without take-over"
 
 
 def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path):

@@ -57,7 +57,7 @@ def test_a_point_is_the_mean_of_the_last_episodes(tmp_path: Path):
     success = lines_of(charts, "Success of the last 3 episodes")
     assert success["all"].x.tolist() == [10, 30, 40, 70, 80]
     assert success["all"].y.tolist() == pytest.approx([1, 1 / 2, 2 / 3, 2 / 3, 2 / 3])
-    assert success["nobody took over"].x.tolist() == [30, 40, 70] and success["nobody took over"].y.tolist() == pytest.approx(
+    assert success["without take-over"].x.tolist() == [30, 40, 70] and success["without take-over"].y.tolist() == pytest.approx(
         [0, 1 / 2, 2 / 3]
     )
     person = lines_of(charts, "Steps that a person made")[""]
@@ -146,7 +146,7 @@ def test_three_files_that_need_nothing_else(tmp_path: Path):
 def test_the_table_has_how_a_run_ended(tmp_path: Path):
     run = write_run(tmp_path / "run", [(False, 40, 0), (True, 10, 5), (True, 30, 0)], [(10, 1.0), (20, 1.0)])
     numbers = final_numbers(PlottedRun.load(run), 2)
-    wanted = {"last 2 episodes": "100%", "nobody took over": "50%", "a person's steps": "12%", "steps per success": "20", "return": "1"}
+    wanted = {"last 2 episodes": "100%", "without take-over": "50%", "a person's steps": "12%", "steps per success": "20", "return": "1"}
     assert {**numbers, **wanted} == numbers
     assert (numbers["online steps"], numbers["updates"], numbers["evaluation"]) == ("200", "20", "–")
     assert final_numbers(PlottedRun.load(make_run(tmp_path / "toy", episodes=20)), 20)["evaluation"] == "97% [87, 99] of 100 test"
@@ -173,7 +173,7 @@ def test_plots_of_fine_tuning_show_held_out_losses_unsmoothed(tmp_path: Path):
     page, steps, _ = plot([tmp_path / "run"], tmp_path / "out")
     text = page.read_text()
     assert "tabletop/pick, tabletop/drawer: run" in text and "480 samples, 30 updates" in text and "online steps" not in text
-    assert "tabletop/drawer: 50% [10, 90] of 4 test; tabletop/pick: 50%" in text and "nobody took over" not in text
+    assert "tabletop/drawer: 50% [10, 90] of 4 test; tabletop/pick: 50%" in text and "without take-over" not in text
     assert image.open(steps).size[0] == 2160, "five charts in two rows"
 
 

@@ -87,7 +87,7 @@ def test_lost_contact_holds_still_until_it_is_back():
     assert [info.get("lost", False) for info in found] == [False, True, True, False]
     assert [info["source"] for info in found] == [1, 1, 1, 0]
     np.testing.assert_array_equal(env.unwrapped.got[1:3], np.zeros((2, 7)))
-    assert [status.who for _, status in env.device.shown] == ["policy", "human", "nobody", "nobody", "policy"]
+    assert [status.who for _, status in env.device.shown] == ["policy", "human", "none", "none", "policy"]
 
 
 def test_a_pause_keeps_events_and_the_step_after_it_moves_nothing():
@@ -140,7 +140,7 @@ def test_without_a_policy_doing_nothing_is_the_persons_too():
     env = played(Reading(), push(1), policy=False)
     found = infos(env, 2, np.zeros(7))
     assert [(info["source"], "intervene_action" in info) for info in found] == [(Source.HUMAN, False), (Source.HUMAN, True)]
-    assert [status.who for _, status in env.device.shown] == ["nobody", "nobody", "human"]
+    assert [status.who for _, status in env.device.shown] == ["none", "none", "human"]
 
 
 # --- events -----------------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from hilt.envs.tabletop.suite_env import TabletopEnv
 from hilt.envs.wrappers import GripperCloseEnv
 from hilt.teleop.devices import open_device
 from hilt.teleop.intervene import TakeOver
-from hilt.teleop.operator import LATE, PATIENCE, TURN, Script
+from hilt.teleop.operator import LATE, PROGRESS_WINDOW, TURN, Script
 from tests.teleop.played import Noting
 
 WISH = np.array([0.5, 0, -0.5, 0, 0, 0.1, 1])
@@ -43,10 +43,10 @@ def sources(env: Any, action: Any, steps: int, mode: str = "hold") -> list[int]:
 @pytest.mark.parametrize("action", [np.zeros(7), -WISH, [0, 1, 0, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0, 1], 0.2 * WISH])
 def test_a_policy_without_progress_is_taken_over_and_given_back(action: Any, mode: str):
     env = Known(limit=10_000)
-    watched, acted = [Source.POLICY] * PATIENCE, [Source.HUMAN] * TURN
-    assert sources(env, np.asarray(action), 2 * (PATIENCE + TURN), mode) == (watched + acted) * 2
-    np.testing.assert_array_equal(env.got[PATIENCE : PATIENCE + TURN], np.float32([WISH] * TURN))
-    assert env.plans == 2 * PATIENCE + 2, "a new one at each step that it watches, and one each time it takes over"
+    watched, acted = [Source.POLICY] * PROGRESS_WINDOW, [Source.HUMAN] * TURN
+    assert sources(env, np.asarray(action), 2 * (PROGRESS_WINDOW + TURN), mode) == (watched + acted) * 2
+    np.testing.assert_array_equal(env.got[PROGRESS_WINDOW : PROGRESS_WINDOW + TURN], np.float32([WISH] * TURN))
+    assert env.plans == 2 * PROGRESS_WINDOW + 2, "a new one at each step that it watches, and one each time it takes over"
 
 
 @pytest.mark.parametrize("action", [WISH, 0.3 * WISH, 9 * WISH, [0.5, 0.9, -0.5, 0, 0, 0, -1]])
@@ -61,12 +61,12 @@ def test_a_policy_that_makes_progress_is_left_alone_until_it_is_late(action: Any
 def test_each_episode_begins_with_the_policy():
     env = TakeOver(Known(limit=10_000), Script(operator=True))
     env.reset()
-    for _ in range(PATIENCE - 1):
+    for _ in range(PROGRESS_WINDOW - 1):
         env.step(np.zeros(7))
     for _ in range(2):
         env.reset()
-        found = [env.step(np.zeros(7))[4] for _ in range(PATIENCE + 3)]
-        assert [info["source"] for info in found] == [Source.POLICY] * PATIENCE + [Source.HUMAN] * 3
+        found = [env.step(np.zeros(7))[4] for _ in range(PROGRESS_WINDOW + 3)]
+        assert [info["source"] for info in found] == [Source.POLICY] * PROGRESS_WINDOW + [Source.HUMAN] * 3
         assert (found[-1]["intervention_count"], found[-1]["intervention_steps"]) == (1, 3)
 
 
@@ -106,7 +106,7 @@ def test_the_operator_rescues_an_episode_and_never_sets_the_simulators_state():
             _, _, terminated, truncated, info = env.step(np.zeros(7))
             ended = terminated or truncated
         assert info["succeed"] and info["source"] == Source.HUMAN and info["intervention_count"] == 1
-        assert len(changed) > PATIENCE and not any(changed)
+        assert len(changed) > PROGRESS_WINDOW and not any(changed)
 
 
 def test_an_environment_that_leaves_the_gripper_out_gets_the_rest():
@@ -173,14 +173,14 @@ def test_an_expert_can_be_made_slower_inexact_and_restricted_to_some_numbers():
 
 
 def test_an_operator_with_a_reaction_time_acts_later_and_one_that_tires_only_watches_in_the_end():
-    still, once = np.zeros(7), [Source.POLICY] * PATIENCE + [Source.HUMAN] * TURN
+    still, once = np.zeros(7), [Source.POLICY] * PROGRESS_WINDOW + [Source.HUMAN] * TURN
     env = Known(limit=10_000)
     late = TakeOver(env, Script(operator=True, delay=4))
     late.reset()
-    got = [late.step(still)[4]["source"] for _ in range(PATIENCE + TURN + 4)]
+    got = [late.step(still)[4]["source"] for _ in range(PROGRESS_WINDOW + TURN + 4)]
     assert got == [Source.POLICY] * 4 + once, "four steps after it decided to take over, and to give back"
     tired = TakeOver(Known(limit=10_000), Script(operator=True, tires_after=TURN + 5))
-    for wanted in (once + once[: PATIENCE + 5] + [Source.POLICY] * (TURN - 5), [Source.POLICY] * 2 * len(once)):
+    for wanted in (once + once[: PROGRESS_WINDOW + 5] + [Source.POLICY] * (TURN - 5), [Source.POLICY] * 2 * len(once)):
         tired.reset()
         assert [tired.step(still)[4]["source"] for _ in range(2 * len(once))] == wanted
     for wrong in ({"operator": True, "delay": -1}, {"tires_after": 5}):

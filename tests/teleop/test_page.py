@@ -311,7 +311,7 @@ def test_page_sends_every_button_once(page: Any, device: Any):
 
 @needs_chromium
 def test_page_marks_nothing_before_the_first_step(page: Any, device: Any):
-    device.show({"front": PICTURE}, Status("nobody", episode=2))
+    device.show({"front": PICTURE}, Status("none", episode=2))
     chromium.wait(page, "return document.querySelector('.success').disabled && document.querySelector('.fail').disabled")
     chromium.key(page, "Enter", True)
     chromium.key(page, "Enter", False)
@@ -408,7 +408,7 @@ def test_the_legend_of_a_gamepad(page: Any, device: Any):
 @needs_chromium
 def test_page_shows_how_an_episode_ended_and_what_to_release(page: Any, device: Any):
     for message, kept in (("Recorded: 1 of 2. Take over to begin.", True), ("Dropped, no success: 1 of 2.", False)):
-        device.show({"front": PICTURE}, Status("nobody", message=message, gripper=(0.25,)))
+        device.show({"front": PICTURE}, Status("none", message=message, gripper=(0.25,)))
         chromium.wait(page, f"return document.querySelector('.outcome{'.kept' if kept else ':not(.kept)'}')")
         assert page.find_element("css selector", ".outcome").text == message.partition(" Take")[0]
     assert page.find_element("css selector", ".gripper").text == "25% open"
@@ -513,7 +513,7 @@ def test_a_closed_tab_is_lost_until_somebody_lets_it_go_on(page: Any, device: An
     page.close()
     assert not until(device, lambda reading: reading.lost).motion.any()
     page.switch_to.window(first)
-    device.show({"front": PICTURE, "wrist": PICTURE}, Status("nobody"))  # as TakeOver does while contact is lost
+    device.show({"front": PICTURE, "wrist": PICTURE}, Status("none"))  # as TakeOver does while contact is lost
     chromium.wait(page, "return document.querySelector('.hilt.lost')?.cockpit.view.lost")
     assert device.read().lost and banner(page) == "Contact lost"
     page.save_screenshot(str(artifacts / "lost.png"))
@@ -733,8 +733,8 @@ def test_an_episode_is_recorded_from_the_page(page: Any, device: Any, tmp_path: 
     thread = threading.Thread(target=control)
     thread.start()
     try:
-        chromium.wait(page, "return document.querySelector('.hilt').classList.contains('nobody')")
-        assert banner(page) == "Nobody is in control"
+        chromium.wait(page, "return document.querySelector('.hilt').classList.contains('none')")
+        assert banner(page) == "No one is in control"
         for _ in range(5):  # contact is lost where the machine stalls for two seconds, and the episode begins anew
             chromium.key(page, "t", True)
             chromium.key(page, "t", False)

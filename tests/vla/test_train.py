@@ -82,9 +82,9 @@ def test_it_learns_validates_and_keeps_its_best(device: str, tmp_path: Path):
     low, high = wilson(round(10 * validated[-1]["validation_success"]), 10)  # five states of each of two tasks, all of them
     assert (validated[-1]["validation_low"], validated[-1]["validation_high"]) == (low, high)
     for task in (UP, DOWN):
-        card = read_json(run / "evaluations" / f"eval-00000010-{task}" / "evaluation.json")
-        assert card["episodes"] == 5 and card["success"] == validated[-1][f"validation_success/{task}"] and card["split"] == "eval"
-        assert [one["state"] for one in card["outcomes"]] == [0, 1, 2, 3, 4]
+        result = read_json(run / "evaluations" / f"eval-00000010-{task}" / "evaluation.json")
+        assert result["episodes"] == 5 and result["success"] == validated[-1][f"validation_success/{task}"] and result["split"] == "eval"
+        assert [one["state"] for one in result["outcomes"]] == [0, 1, 2, 3, 4]
     learned = [record for record in updates if "policy_loss" in record]
     assert [record["update"] for record in learned] == list(range(1, 11)) and learned[0]["used_episodes"] == 32
     for record in learned:
@@ -247,7 +247,7 @@ def test_a_run_that_is_stopped_writes_its_policy_after_what_it_goes_on_from(tmp_
     ended = read_json(run / "run.json")["ended"]
     assert ended["reason"] == "stopped" and ended["step"] == max(checkpoint.numbers(run)) > done.step
     assert read_json(run / "result.json")["step"] == done.step, "of the policy that is there"
-    assert [card.update for card in post_train.evaluate(run, "last", episodes=1)] == [ended["step"]] * 2
+    assert [result.update for result in post_train.evaluate(run, "last", episodes=1)] == [ended["step"]] * 2
     assert resumed(run, "max_steps=4" if ended["step"] < 4 else f"max_steps={ended['step']}").reason == "max_steps"
 
 
@@ -273,8 +273,8 @@ def test_how_often_it_is_validated(tmp_path: Path):
     assert read_json(tmp_path / "never/result.json")["best_step"] == 3, "what is last is kept"
     assert resumed(tmp_path / "never", "max_steps=4").best_step == 4, "and of a run that goes on, what is last then"
     assert times("only", "max_steps=0", "validation.sample=true", "validation.episodes=2") == [0]
-    cards = [read_json(path) for path in (tmp_path / "only").glob("evaluations/*/evaluation.json")]
-    assert [card["episodes"] for card in cards] == [2, 2] and all(card["sample"] for card in cards)
+    results = [read_json(path) for path in (tmp_path / "only").glob("evaluations/*/evaluation.json")]
+    assert [result["episodes"] for result in results] == [2, 2] and all(result["sample"] for result in results)
 
 
 def test_max_seconds_ends_it_after_a_step_and_it_goes_on(tmp_path: Path):
@@ -352,8 +352,8 @@ def test_a_run_that_finds_nothing_to_learn_from_ends(tmp_path: Path, monkeypatch
 def test_gradients_that_are_not_finite_end_a_run_that_goes_on_with_another_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run, backward = tmp_path / "run", DataParallelOptimizer.backward
 
-    def spoiled(trainee: DataParallelOptimizer, loss: Any) -> None:
-        backward(trainee, loss * (math.nan if trainee.settings.learning_rate > 1e-3 else 1.0))
+    def spoiled(optimizer: DataParallelOptimizer, loss: Any) -> None:
+        backward(optimizer, loss * (math.nan if optimizer.settings.learning_rate > 1e-3 else 1.0))
 
     monkeypatch.setattr(DataParallelOptimizer, "backward", spoiled)
     quiet = ("validation.before=false", "validation.period=0", "validation.after=false", "checkpoint_period=1", "max_steps=9")
@@ -378,8 +378,8 @@ def test_an_alarm_ends_a_run_with_a_checkpoint_and_it_goes_on(tmp_path: Path):
     kept, now = (policy.state_dict() for policy in (load_policy(run / "policy"), post_train.policy_of(run, "last")))
     assert all(np.array_equal(kept[name], now[name]) for name in now), "as when it is stopped: without a validation the last is kept"
     assert read_json(run / "result.json")["reason"] == "alarm" and read_json(run / "result.json")["best_step"] == last
-    card = read_json(run / "run.json")
-    assert card["ended"]["reason"] == "alarm" and card["ended"]["step"] == last and card["alarms"][0]["name"] == "ppo_kl"
+    result = read_json(run / "run.json")
+    assert result["ended"]["reason"] == "alarm" and result["ended"]["step"] == last and result["alarms"][0]["name"] == "ppo_kl"
     calm = ("optimizer.learning_rate=0.0001", "algorithm.epochs=1", f"max_steps={last + 3}")
     assert resumed(run, *calm).reason == "max_steps" and read_json(run / "run.json")["ended"]["reason"] == "max_steps"
     with pytest.raises(ConfigError, match=r"stop_on=explained_variance would do nothing: it needs algorithm\.estimator=gae"):
@@ -397,8 +397,8 @@ def test_an_alarm_at_a_validation_keeps_the_policy_of_the_best_one(tmp_path: Pat
     run = tmp_path / "run"
     with pytest.raises(AlarmError, match=r"alarm validation: worse It was ended because stop_on .* The policy so far is in .*run/policy"):
         started(run, "validation.period=1", "validation.episodes=1", "max_steps=3", "stop_on=[validation]")
-    result, card = read_json(run / "result.json"), read_json(run / "run.json")["ended"]
-    assert (result["reason"], result["step"], card["reason"], card["step"]) == ("alarm", 1, "alarm", 1) and result["success"] >= 0
+    result, result = read_json(run / "result.json"), read_json(run / "run.json")["ended"]
+    assert (result["reason"], result["step"], result["reason"], result["step"]) == ("alarm", 1, "alarm", 1) and result["success"] >= 0
     kept, best = (policy.state_dict() for policy in (load_policy(run / "policy"), post_train.policy_of(run, "best")))
     assert all(np.array_equal(kept[name], best[name]) for name in best) and checkpoint.numbers(run) == [1]
     assert resumed(run, "max_steps=2", "stop_on=[]").reason == "max_steps"
@@ -427,8 +427,8 @@ def test_a_lost_episode_of_a_validation_is_a_failure_and_told(tmp_path: Path):
     settings = config("max_steps=0", "task_options.fails=3", "collect.retries=0")
     begin_run(tmp_path / "run", "", settings)
     train(settings, tmp_path / "run", notify=said.append)
-    card = read_json(tmp_path / "run/evaluations" / f"eval-00000000-{UP}" / "evaluation.json")
-    assert card["episodes"] == 5 and card["errors"] == 1 and "the lamp is broken" in card["outcomes"][3]["error"]
+    result = read_json(tmp_path / "run/evaluations" / f"eval-00000000-{UP}" / "evaluation.json")
+    assert result["episodes"] == 5 and result["errors"] == 1 and "the lamp is broken" in result["outcomes"][3]["error"]
     assert any("2 lost" in line for line in said)
 
 
@@ -436,8 +436,8 @@ def test_a_validation_of_tasks_that_share_their_scenes_counts_these(tmp_path: Pa
     monkeypatch.setattr(evaluation, "scene_of", lambda task: "one")
     started(tmp_path / "run", "max_steps=0")
     (validated,) = (record for record in read_metrics(tmp_path / "run", ["update"]) if "validation_success" in record)
-    cards = [read_json(tmp_path / "run/evaluations" / f"eval-00000000-{task}" / "evaluation.json") for task in (UP, DOWN)]
-    outcomes, states = zip(*((bool(one["success"]), one["state"]) for card in cards for one in card["outcomes"]), strict=True)
+    results = [read_json(tmp_path / "run/evaluations" / f"eval-00000000-{task}" / "evaluation.json") for task in (UP, DOWN)]
+    outcomes, states = zip(*((bool(one["success"]), one["state"]) for result in results for one in result["outcomes"]), strict=True)
     assert (validated["validation_low"], validated["validation_high"]) == pytest.approx(clustered(outcomes, states))
     assert validated["validation_effective_episodes"] == pytest.approx(effective(outcomes, states))
 

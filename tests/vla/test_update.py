@@ -309,8 +309,8 @@ def test_a_value_head_learns_first_without_its_policy(kind: str):
         RolloutEpisode(Start("toy", "train", 0, 0), select(record, [i]), np.int32([1]), np.zeros(1), True, 1, False, 0, b"")
         for i in range(4)
     ]
-    trainee = DataParallelOptimizer(policy, Optimizer(learning_rate=1e-4), head=Optimizer(learning_rate=1e-2))
-    updater = Updater(PolicyGradient(estimator="gae", value_clip=0.0), trainee, critic_warmup=1)
+    optimizer = DataParallelOptimizer(policy, Optimizer(learning_rate=1e-4), head=Optimizer(learning_rate=1e-2))
+    updater = Updater(PolicyGradient(estimator="gae", value_clip=0.0), optimizer, critic_warmup=1)
 
     def update() -> tuple[set[str], dict[str, float]]:
         before = {name: p.detach().clone() for name, p in policy.named_parameters()}
@@ -502,7 +502,7 @@ def test_advantages_may_be_given():
     first, second = (Plain(Toy()) for _ in range(2))
     Updater(PolicyGradient(), first).update(made, rewards, given=given)
     Updater(PolicyGradient(), second).update(made, rewards, given=[-each for each in given])
-    one, other = (trainee.seen[0]["weight"] for trainee in (first, second))
+    one, other = (optimizer.seen[0]["weight"] for optimizer in (first, second))
     assert np.abs(one).max() > 0 and np.allclose(one, -other), "nothing is clipped in the first step"
     with pytest.raises(SchemaError, match="give one number for each chunk of each"):
         Updater(PolicyGradient(), first).update(made, rewards, given=given[:2])

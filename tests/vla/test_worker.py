@@ -25,7 +25,7 @@ from hilt.vla.worker import (
     ReferencePolicy,
     Worker,
     _TimedPool,
-    card_of,
+    episode_summary,
     first_policy,
     make_worker,
     reward_of,
@@ -154,7 +154,7 @@ def test_the_driver_is_told_little(worker: Any):
     one.load_own([])
     told = one.collect(0)
     assert len(told["episodes"]) == 16 and len(json.dumps(told)) < 16 * 500
-    assert len(json.dumps(card_of(episode(64), 3))) < 500 and "ill_formed" not in card_of(episode(64), 3)
+    assert len(json.dumps(episode_summary(episode(64), 3))) < 500 and "ill_formed" not in episode_summary(episode(64), 3)
 
 
 def test_an_episode_without_a_row_is_told_though_it_is_not_in_the_log(worker: Any, monkeypatch: pytest.MonkeyPatch):
@@ -169,8 +169,9 @@ def test_an_episode_without_a_row_is_told_though_it_is_not_in_the_log(worker: An
 
     monkeypatch.setattr(one.policy, "act", fails)
     told = one.collect(0)
-    ill = [card for card in told["episodes"] if "ill_formed" in card]
-    assert len(ill) == 8 and {(card["ill_formed"], card["trajectory"], card["length"]) for card in ill} == {("ValueError: nonsense", -1, 0)}
+    ill = [summary for summary in told["episodes"] if "ill_formed" in summary]
+    assert len(ill) == 8
+    assert {(summary["ill_formed"], summary["trajectory"], summary["length"]) for summary in ill} == {("ValueError: nonsense", -1, 0)}
     assert told["messages"][0].startswith("an ill-formed chunk in") and told["figures"]["dropped_ill_formed"] == 2
 
 

@@ -27,5 +27,5 @@ def make_worker(settings, run, *, ranks, stop, role="both"):
     if role != "train":
         worker.policy.act = once("die-in-rollout", worker.policy.act)
     if role != "roll_out":  # after the backward passes, while the other ranks go on to add up
-        worker.trainee.step = once("die-in-update", once("raise-in-update", worker.trainee.step))
+        worker.optimizer.step = once("die-in-update", once("raise-in-update", worker.optimizer.step))
     return worker

@@ -778,7 +778,7 @@ def test_weights_silence_opens_a_new_socket_and_logs(side: Side, caplog: pytest.
     assert set(caplog.messages) == {f"actor: nothing from the learner at {where}; trying again with a new connection."}
     side.publisher().publish({"mark": 1})
     until(lambda: subscriber.version == 1)
-    assert subscriber._patience == 0.2
+    assert subscriber._silence_timeout_s == 0.2
 
 
 def test_weights_received_while_stopped_are_delivered(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:

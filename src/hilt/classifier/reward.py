@@ -33,7 +33,7 @@ from hilt.recording.recording_folder import nested
 from hilt.replay.schema import spec_of_space
 from hilt.replay.tensors import generator, load_pt, save_pt
 
-CARD, WEIGHTS = "classifier.json", "weights.pt"
+CLASSIFIER_FILE, WEIGHTS = "classifier.json", "weights.pt"
 CHUNK = 256
 """Frames that are looked at together when nothing is learned"""
 SHOWN = 12
@@ -80,7 +80,7 @@ class TrainedClassifier:
     """A classifier that was trained, and what is known of it."""
 
     model: algo.Classifier
-    card: dict[str, Any]
+    metadata: dict[str, Any]
     """The contents of classifier.json"""
     pictures: Mapping[str, bytes]
     """PNG files by name"""
@@ -112,7 +112,7 @@ def train(clips: Sequence[Clip], config: ClassifierConfig, watch: Watch | None =
     points = algo.curve(probability[:, success], labels == success)
     best = algo.recommended(points)
     threshold = config.threshold or best.threshold
-    card = {
+    metadata = {
         "image_keys": {name: list(shape) for name, shape in shapes.items()},
         "classes": classes,
         "success": success,
@@ -130,7 +130,7 @@ def train(clips: Sequence[Clip], config: ClassifierConfig, watch: Watch | None =
         },
     }
     pictures = {"thresholds.png": _curve_picture(points, threshold), "mistakes.png": _mistakes(held, probability, labels)}
-    return TrainedClassifier(model, card, pictures)
+    return TrainedClassifier(model, metadata, pictures)
 
 
 def save(folder: Path, trained: TrainedClassifier) -> None:
@@ -144,7 +144,7 @@ def save(folder: Path, trained: TrainedClassifier) -> None:
         save_pt({name: value.detach() for name, value in trained.model.state_dict().items()}, file)
         for name, data in {WEIGHTS: file.getvalue(), **trained.pictures}.items():
             DISK.replace(beside / name, data)
-        write_json(beside / CARD, trained.card)
+        write_json(beside / CLASSIFIER_FILE, trained.metadata)
 
 
 def check_free(folder: Path) -> None:
@@ -158,21 +158,23 @@ def reward_function(folder: str | Path, threshold: float | None = None, space: A
     """What an environment asks for its reward: 1.0 where the observation is a success, else 0.0. `threshold` takes the place of the
     classifier's own; with the environment's observation `space`, one that it cannot judge is an error now, not at the first step."""
     folder = Path(folder)
-    if not (folder / CARD).is_file():
-        raise ConfigError(f"{folder} is no reward classifier: it has no {CARD}. Make one with: hilt train classifier DATA --out {folder}")
+    if not (folder / CLASSIFIER_FILE).is_file():
+        cure = f"Make one with: hilt train classifier DATA --out {folder}"
+        raise ConfigError(f"{folder} is no reward classifier: it has no {CLASSIFIER_FILE}. {cure}")
     if threshold is not None and not 0 < threshold < 1:
         raise ConfigError(f"threshold={threshold}: expected a probability between 0 and 1.")
-    card = read_json(folder / CARD)
+    metadata = read_json(folder / CLASSIFIER_FILE)
     try:
-        config, classes = ClassifierConfig(**card["settings"]), int(card["classes"])
-        shapes = {str(name): tuple(int(size) for size in shape) for name, shape in card["image_keys"].items()}
-        success, own = int(card["success"]), float(card["threshold"])
+        config, classes = ClassifierConfig(**metadata["settings"]), int(metadata["classes"])
+        shapes = {str(name): tuple(int(size) for size in shape) for name, shape in metadata["image_keys"].items()}
+        success, own = int(metadata["success"]), float(metadata["threshold"])
         model = _model(shapes, classes, config, generator(0), learned=True)
         model.load_state_dict(load_pt(folder / WEIGHTS))
     except HiltError:
         raise
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise CorruptError(f"{folder}: {CARD} and {WEIGHTS} do not fit ({error}). Train it again with: hilt train classifier") from error
+        cure = "Train it again with: hilt train classifier"
+        raise CorruptError(f"{folder}: {CLASSIFIER_FILE} and {WEIGHTS} do not fit ({error}). {cure}") from error
     made = RewardClassifier(model, shapes, success, own if threshold is None else threshold, folder)
     if space is not None:
         made.check(space)

@@ -64,17 +64,17 @@ def evaluate(
     heavy_module("torch", "hilt eval", "torch", then="hilt.vla.train")
     for line in _warnings(run):
         typer.echo(line)
-    cards = []
+    evaluated = []
     with PROGRESS.phases() as report:
         report(f"loading the policy of {run}")
         for done in results(EvalSettings(run, checkpoint, split, episodes, sample, seed, videos, workers, ask), report):
             report("")
-            cards.append(done.card())
+            evaluated.append(done.to_json())
             show(done)
-    if len(cards) > 1:
-        show_all(cards)
+    if len(evaluated) > 1:
+        show_all(evaluated)
     if json_file is not None:
-        DISK.replace(json_file, json.dumps(cards[0] if len(cards) == 1 else cards, indent=1).encode() + b"\n", durable=False)
+        DISK.replace(json_file, json.dumps(evaluated[0] if len(evaluated) == 1 else evaluated, indent=1).encode() + b"\n", durable=False)
 
 
 @dataclass(frozen=True)
@@ -156,22 +156,22 @@ def _tried(run: Path, checkpoint: str, workers: int) -> Iterator[tuple[Any, Any,
     yield config, agent, found.update
 
 
-def show_all(cards: Sequence[Mapping[str, Any]]) -> None:
+def show_all(results: Sequence[Mapping[str, Any]]) -> None:
     """All tasks of a run together, every episode counted."""
     from hilt.runs.evaluation import over_tasks
 
-    if any(card["success"] is None for card in cards):
+    if any(result["success"] is None for result in results):
         return
-    successes, episodes = (sum(card[name] for card in cards) for name in ("successes", "episodes"))
-    low, high, _ = over_tasks([(card["task"], one["state"], bool(one["success"])) for card in cards for one in card["outcomes"]])
+    successes, episodes = (sum(result[name] for result in results) for name in ("successes", "episodes"))
+    low, high, _ = over_tasks([(result["task"], one["state"], bool(one["success"])) for result in results for one in result["outcomes"]])
     share = f"{100 * successes / episodes:.1f}%, 95% interval {100 * low:.1f}% to {100 * high:.1f}%"
-    typer.echo(f"all {len(cards)} tasks, split {cards[0]['split']}: success in {successes:,} of {episodes:,} episodes, {share}")
+    typer.echo(f"all {len(results)} tasks, split {results[0]['split']}: success in {successes:,} of {episodes:,} episodes, {share}")
 
 
 def show(done: EvaluationResult) -> None:
     from rich.console import Console
 
-    card, (low, high) = done.card(), done.interval or (0.0, 0.0)
+    result, (low, high) = done.to_json(), done.interval or (0.0, 0.0)
     share = f"{100 * (done.success or 0.0):.1f}%, 95% interval {100 * low:.1f}% to {100 * high:.1f}%"
     rows: list[list[object]] = [
         ["task", f"{done.task}, {_many(len(done.outcomes), 'episode')} from the states of {done.split}"],
@@ -179,8 +179,8 @@ def show(done: EvaluationResult) -> None:
         ["success", "–: the environment does not tell" if done.success is None else f"{done.successes} of {len(done.outcomes)}: {share}"],
         *_judged(done),
         ["steps per success", "–" if done.steps_per_success is None else f"{done.steps_per_success:.1f}"],
-        ["episode length", f"{card['length']:.1f} steps"],
-        ["return", f"{card['return']:.3f}"],
+        ["episode length", f"{result['length']:.1f} steps"],
+        ["return", f"{result['return']:.3f}"],
         ["took", f"{done.seconds:.1f} s, {len(done.outcomes) / done.seconds:.1f} episodes/s"],
         ["recorded in", done.folder],
     ]

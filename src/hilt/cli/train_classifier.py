@@ -60,9 +60,9 @@ def classifier(
         typer.echo(f"{sum(map(len, clips)):,} frames of {len(clips)} episode{'s' * (len(clips) != 1)}, {class_count(clips)} classes")
         trained = train(clips, config, watch)
     save(out, trained)
-    show(trained.card)
+    show(trained.metadata)
     typer.echo(f"\n{out / 'thresholds.png'}, {out / 'mistakes.png'}: look at both")
-    if is_useful(trained.card["held_out"]):
+    if is_useful(trained.metadata["held_out"]):
         show_next(shell("hilt", "train", _recipe([word for word in words if word not in changes]), f"classifier={out}"))
     else:
         typer.echo(USELESS.format(out=out))
@@ -83,21 +83,21 @@ def is_useful(held: dict[str, Any]) -> bool:
     return bool(held["recall"] > held["false_successes"] / max(1, failures))
 
 
-def show(card: dict[str, Any]) -> None:
+def show(metadata: dict[str, Any]) -> None:
     """What is known of a classifier, as a table."""
     from rich.console import Console
 
-    held, learned = card["held_out"], card["training"]
+    held, learned = metadata["held_out"], metadata["training"]
     near = "; ".join(
         f"{name}: {held[key]['false_successes']} of {held[key]['frames']}"
         for key, name in (("just_before_success", "just before a success"), ("failed_attempts", "failed attempts"))
     )
     rows = [
-        ["looks at", ", ".join(f"{name} ({shape[0]} x {shape[1]})" for name, shape in card["image_keys"].items())],
+        ["looks at", ", ".join(f"{name} ({shape[0]} x {shape[1]})" for name, shape in metadata["image_keys"].items())],
         ["trained on", f"{_size(learned)}; loss {learned['loss']:.3f} at the end, {learned['seconds']:.0f} s"],
         ["held out", f"{_size(held)}, by {held['by']}"],
         ["accuracy", f"{held['accuracy']:.1%} held out; always the most frequent class: {held['majority']:.1%}"],
-        ["threshold", f"{card['threshold']:g}: {card['why']}"],
+        ["threshold", f"{metadata['threshold']:g}: {metadata['why']}"],
         ["at it", f"{held['accuracy_at_threshold']:.1%} right, {_precision(held)}, recall {held['recall']:.1%}"],
         ["near misses called success", near],
     ]

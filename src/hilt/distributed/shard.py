@@ -1,10 +1,10 @@
 """A module in pieces: every rank has a part of each weight, of its gradient and of AdamW's moments (FSDP2, ``fully_shard``).
 
-    trainee = Sharded(policy, optimizer, ranks, Sharding(enabled=True, units=["Block"]))
-    with trainee.whole():            # all ranks enter together; inside, each uses the policy by itself, as often as it likes
+    optimizer = Sharded(policy, optimizer, ranks, Sharding(enabled=True, units=["Block"]))
+    with optimizer.whole():            # all ranks enter together; inside, each uses the policy by itself, as often as it likes
         policy.act(observations)
-    trainee.backward(policy.evaluate(record).log_prob.sum())      # outside: every pass is one of all ranks
-    trainee.step(progress)
+    optimizer.backward(policy.evaluate(record).log_prob.sum())      # outside: every pass is one of all ranks
+    optimizer.step(progress)
 
 It gives the numbers of `DataParallelOptimizer`, and its checkpoints are the same: they open at any number of ranks, sharded or not.
 """

@@ -55,7 +55,7 @@ CAMERAS = ("head_camera", "left_camera", "right_camera")
 
 _UNSTABLE = 20
 """Scenes that may fall over before it is no accident"""
-_PATIENCE = 600.0
+_LOCK_TIMEOUT_S = 600.0
 """Seconds to wait for another thread that uses the simulator"""
 _SETUP = threading.Lock()  # of which there is one in a process, whatever the number of scenes
 _WHERE = "clone RoboTwin, install what its page asks for, and give root=FOLDER or set HILT_ROBOTWIN"
@@ -204,8 +204,8 @@ class RobotwinEnv(gymnasium.Env[Any, Any]):
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        if not self._lock.acquire(timeout=_PATIENCE):
-            raise DeadlineError(f"waited {_PATIENCE:g} s for another thread that uses this scene of {self.version}/{self.task}.")
+        if not self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
+            raise DeadlineError(f"waited {_LOCK_TIMEOUT_S:g} s for another thread that uses this scene of {self.version}/{self.task}.")
         try:
             yield
         finally:
@@ -310,8 +310,8 @@ def _space(tree: Mapping[str, Any]) -> spaces.Dict:
 def _quiet(root: Path) -> Iterator[None]:
     """RoboTwin's own place to work, one scene at a time: it finds its files from there, and seeds the global generators, which everybody
     else finds as they were."""
-    if not _SETUP.acquire(timeout=_PATIENCE):
-        raise DeadlineError(f"waited {_PATIENCE:g} s for another scene of RoboTwin to be made.")
+    if not _SETUP.acquire(timeout=_LOCK_TIMEOUT_S):
+        raise DeadlineError(f"waited {_LOCK_TIMEOUT_S:g} s for another scene of RoboTwin to be made.")
     here, drawn, drawn_by_numpy = os.getcwd(), random.getstate(), np.random.get_state()
     os.chdir(root)
     try:

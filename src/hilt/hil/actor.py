@@ -45,8 +45,8 @@ from hilt.wire import TrainerClient, TrainerConfig
 
 IN_MEMORY = 2_000
 """Steps that wait for the learner in memory too; older ones are read from the disk"""
-PATIENCE_S = 3_600.0
-"""So long it waits for the learner and its first weights: an encoder may be trained before"""
+LEARNER_TIMEOUT_S = 3_600.0
+"""Timeout in seconds for the learner and its first weights: an encoder may be pretrained before"""
 TELL_S, AGAIN_S = 1.0, 0.1
 """It tells the learner how it is about so often, and while it waits for its updates"""
 POLL_INTERVAL_S = 0.005
@@ -83,12 +83,12 @@ def act(
     stop: Callable[[], bool] = lambda: False,
     notify: Callable[[str], None] = lambda text: None,
     report: Report = silent,
-    patience_s: float = PATIENCE_S,
+    learner_timeout_s: float = LEARNER_TIMEOUT_S,
 ) -> Acted:
     """Acts until the run ends, the operator presses stop, or `stop()` returns True. `notify` is called with lines of text for the user."""
     report(f"opening {config.task}")
     with make_env(config, operator=True) as env:
-        actor = Actor(config, env, folder, name, stop, notify, patience_s, report)
+        actor = Actor(config, env, folder, name, stop, notify, learner_timeout_s, report)
         try:
             actor.run()
         finally:
@@ -107,13 +107,14 @@ class Actor:
         name: str,
         stop: Callable[[], bool],
         notify: Callable[[str], None],
-        patience_s: float,
+        learner_timeout_s: float,
         report: Report = silent,
     ):
         encoder = replace(config.agent.encoder)  # its own: the learner may say in which precision it computes
         config = replace(config, agent=replace(config.agent, encoder=encoder))
         self._report = report
-        self._config, self._env, self._folder, self._stop, self._notify, self._patience_s = config, env, folder, stop, notify, patience_s
+        self._config, self._env, self._folder, self._stop, self._notify = config, env, folder, stop, notify
+        self._learner_timeout_s = learner_timeout_s
         self._states = attribute(env, "initial_states", {SPLIT: 1})
         if SPLIT not in self._states:
             raise ConfigError(f"{config.task} has initial states for {', '.join(self._states)}: a run needs the split {SPLIT!r}.")
@@ -274,7 +275,7 @@ class Actor:
 
     def _ready(self) -> bool:
         """Takes up the newest weights; waits for the first ones. False when it is time to end."""
-        deadline = time.monotonic() + self._patience_s
+        deadline = time.monotonic() + self._learner_timeout_s
         while not self._ended():
             if self._refused:
                 raise RefusedError(f"the learner refuses this actor's steps: {self._refused}")
@@ -307,7 +308,7 @@ class Actor:
 
     def _waits(self, what: str, deadline: float) -> None:
         if time.monotonic() > deadline:
-            raise DeadlineError(f"{what}, after {self._patience_s:g} s: look at what the learner says, and start this actor again.")
+            raise DeadlineError(f"{what}, after {self._learner_timeout_s:g} s: look at what the learner says, and start this actor again.")
         self._does(f"waiting: {what}")
         time.sleep(0.02)
 
@@ -320,7 +321,7 @@ class Actor:
     # The learner
 
     def _connect(self) -> None:
-        deadline = time.monotonic() + self._patience_s
+        deadline = time.monotonic() + self._learner_timeout_s
         config = trainer_config(self._config, learner=False)
         while self._client is None and not self._stop():
             try:
@@ -360,8 +361,8 @@ class Actor:
 
     def _belongs_to(self, run: str) -> None:
         """This actor's folder does from now on; refused while it has steps of another run. For a new run it counts anew."""
-        card, path = self._folder / "run.json", self._folder / "spool"
-        before = read_json(card).get("run", "") if card.exists() else run
+        run_file, path = self._folder / "run.json", self._folder / "spool"
+        before = read_json(run_file).get("run", "") if run_file.exists() else run
         if self._config.store == "log":
             self._store = self._spool = self._spool if self._spool is not None else QueuedDataStore(IN_MEMORY, path=path)
             if before != run and len(self._spool):
@@ -371,7 +372,7 @@ class Actor:
                 )
         if before != run:
             self._journal.restart()
-        write_json(card, {"run": run})
+        write_json(run_file, {"run": run})
 
     def _tell(self) -> None:
         """A thread: tells the learner how it is, and hears how far that is and whether the run is over."""

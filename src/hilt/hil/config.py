@@ -139,11 +139,11 @@ class Hil:
     checkpoint_path: str = ""
     """A folder of HIL-SERL's whose two buffers are imported once; empty: none"""
     operator: str = ""
-    """Who may take over: browser, keyboard, gamepad, spacemouse, script; empty: nobody"""
+    """Who may take over: browser, keyboard, gamepad, spacemouse, script; empty: no one"""
     operator_options: dict[str, Any] = setting(factory=dict, needs=_OPERATOR)
     """What the device is opened with"""
-    lost_contact: str = setting("policy", choices=("policy", "nobody"), needs=_OPERATOR)
-    """Who goes on when contact to the operator has been lost for `lost_contact_seconds`: "policy"; or "nobody": the run stays paused"""
+    lost_contact: str = setting("policy", choices=("policy", "pause"), needs=_OPERATOR)
+    """When contact to the operator is lost for `lost_contact_seconds`: "policy": the policy continues; "pause": the run stays paused"""
     lost_contact_seconds: float = setting(30.0, minimum=0, needs=(_OPERATOR, _GOES_ON))
     """Seconds that the run is paused for an operator who is out of reach, before the policy goes on"""
     actors: int = setting(1, minimum=1, hint="A learner alone is `hilt learner`.")

@@ -98,8 +98,10 @@ def chosen(config: Hil, made: Any) -> tuple[Hil, DefaultsChoice]:
 
 def lines(run: Path) -> list[str]:
     """What a command shows of a run's choice: the settings that follow, if there are any."""
-    card = read_json(run / "run.json")
-    return [str(DefaultsChoice(card["defaults"], card["defaults_why"], card["defaults_changed"]))] if card.get("defaults_changed") else []
+    metadata = read_json(run / "run.json")
+    if not metadata.get("defaults_changed"):
+        return []
+    return [str(DefaultsChoice(metadata["defaults"], metadata["defaults_why"], metadata["defaults_changed"]))]
 
 
 def _tree(settings: dict[str, Any]) -> dict[str, Any]:

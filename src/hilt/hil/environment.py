@@ -41,7 +41,7 @@ class Spaces(NamedTuple):
 class NullDevice(Device):
     """At the controls when no operator is named: every action is the policy's."""
 
-    name = "nobody"
+    name = "none"
     gives_actions = True
 
     def read(self) -> Reading:

@@ -42,7 +42,7 @@ from hilt.recording.film import cameras, film, video_of
 from hilt.recording.record import RATE_HZ
 from hilt.recording.recording_folder import columns_of, nested_copy
 from hilt.replay import Log, Schema
-from hilt.runs.evaluation import CARD, EpisodeOutcome, EvaluationResult, new_folder
+from hilt.runs.evaluation import EVALUATION_FILE, EpisodeOutcome, EvaluationResult, new_folder
 from hilt.runs.run_precision import settle
 from hilt.teleop.intervene import attribute
 
@@ -146,12 +146,12 @@ def find_checkpoint(run: Path, which: str | int = "last") -> Checkpoint:
     from hilt.runs.checkpoint import latest, load, numbers
 
     if str(which) == "best":
-        cards = [read_json(path) for path in sorted(run.glob(f"evaluations/*/{CARD}"))]
+        results = [read_json(path) for path in sorted(run.glob(f"evaluations/*/{EVALUATION_FILE}"))]
         there = set(numbers(run))
-        found = [card for card in cards if card["split"] == "eval" and card["update"] in there]
+        found = [result for result in results if result["split"] == "eval" and result["update"] in there]
         if not found:
             raise ConfigError(f"{run}: no checkpoint was evaluated on the split eval. First: hilt eval {run} --split eval --checkpoint N.")
-        good = [(card["return"] if card["success"] is None else card["success"], card["update"]) for card in found]
+        good = [(result["return"] if result["success"] is None else result["success"], result["update"]) for result in found]
         return load(run, max(good)[1])
     if str(which) == "last":
         if (newest := latest(run)) is None:
@@ -356,7 +356,7 @@ class EvaluationRecorder:
 
     def finish(self, done: EvaluationResult, report: Report = silent) -> list[Path]:
         """Writes what came of it, and makes the videos."""
-        write_json(self.folder / CARD, done.card())
+        write_json(self.folder / EVALUATION_FILE, done.to_json())
         made: list[Path] = []
         for trajectory in self._log.trajectories()[: self._videos]:
             report("making videos", len(made), self._videos)

@@ -39,7 +39,7 @@ class GoalWatch:
     def __init__(self, config: Hil, run: Path):
         self.goal, self.busy = config.goal, False
         self._config, self._run = config, run
-        self._shares = {int(card["update"]): float(card["success"]) for card in evaluations(run, config.goal)}
+        self._shares = {int(result["update"]): float(result["success"]) for result in evaluations(run, config.goal)}
         self._process: PipedProcess | None = None
         self._deaths = 0
 
@@ -101,10 +101,10 @@ def holds(goal: Goal, shares: Sequence[float]) -> bool:
 
 
 def evaluations(run: Path, goal: Goal) -> list[dict[str, Any]]:
-    """The cards of the evaluations that this goal has asked for, in the order of their updates."""
-    cards = [read_json(path) for path in sorted(run.glob("evaluations/*/evaluation.json"))]
-    mine = [card for card in cards if card.get("goal") and card["episodes"] == goal.states]
-    return sorted(mine, key=lambda card: int(card["update"]))
+    """The results of the evaluations that this goal has asked for, in the order of their updates."""
+    results = [read_json(path) for path in sorted(run.glob("evaluations/*/evaluation.json"))]
+    mine = [result for result in results if result.get("goal") and result["episodes"] == goal.states]
+    return sorted(mine, key=lambda result: int(result["update"]))
 
 
 def _evaluate(pipe: Any, config: Hil, run: Path) -> None:
@@ -113,7 +113,7 @@ def _evaluate(pipe: Any, config: Hil, run: Path) -> None:
     from hilt.hil.environment import spaces
     from hilt.hil.evaluate import evaluate, make_agent
     from hilt.runs.checkpoint import load
-    from hilt.runs.evaluation import CARD, as_pairs, new_folder
+    from hilt.runs.evaluation import EVALUATION_FILE, as_pairs, new_folder
 
     one_thread()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
@@ -123,10 +123,10 @@ def _evaluate(pipe: Any, config: Hil, run: Path) -> None:
                 update = pipe.recv()
                 agent.load_state_dict(load(run, update).agent)
                 done = evaluate(config, agent, GOAL_SPLIT, range(config.goal.states), update=update)
-                card = {**done.card(), "goal": config.goal.success}
-                write_json(new_folder(run / "evaluations", GOAL_SPLIT, update) / CARD, card)
+                result = {**done.to_json(), "goal": config.goal.success}
+                write_json(new_folder(run / "evaluations", GOAL_SPLIT, update) / EVALUATION_FILE, result)
                 told = ("update", "success", "successes", "episodes", "errors", "low", "high", "seconds")
                 pairs = as_pairs((config.task, one.state, bool(one.success)) for one in done.outcomes)
-                pipe.send({**{name: card[name] for name in told}, "pairs": pairs})
+                pipe.send({**{name: result[name] for name in told}, "pairs": pairs})
         except HiltError as error:
             pipe.send(error)

@@ -156,7 +156,7 @@ def train(
     check(config)
     demonstrate(config, run, notify, stop, report)
     children = {name: Child(name, command, run / "logs" / f"{name}.log") for name, command in commands(config, run, debug).items()}
-    children["learner"].patience_s = END_S + SAVING_S
+    children["learner"].end_timeout_s = END_S + SAVING_S
     outcome = LaunchOutcome()
     _await_former(run, notify, stop, report)
     known: int | None = _size(run / METRICS)
@@ -222,7 +222,7 @@ class Child:
     """One process of a run. It leaves signals to whoever looks after it, and asks it to end: see `hilt.core.signals`."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path):
-        self.patience_s = END_S
+        self.end_timeout_s = END_S
         """Seconds in which it has to end when it was asked to"""
         self.name, self.log, self._command = name, log, list(command)
         self._process: ChildProcess | None = None
@@ -291,9 +291,9 @@ def end(children: Any, notify: Callable[[str], None], at_once: bool = False) -> 
     for child in children:
         child.ask_to_end()
     began = time.monotonic()
-    for child in sorted(children, key=lambda child: child.patience_s):
-        if not child.wait(began + (1.0 if at_once else child.patience_s) - time.monotonic()):
-            notify(f"{child.name} did not end within {child.patience_s:g} s: killed") if not at_once else None
+    for child in sorted(children, key=lambda child: child.end_timeout_s):
+        if not child.wait(began + (1.0 if at_once else child.end_timeout_s) - time.monotonic()):
+            notify(f"{child.name} did not end within {child.end_timeout_s:g} s: killed") if not at_once else None
             child.kill()
 
 

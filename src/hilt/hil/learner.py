@@ -405,25 +405,25 @@ class Learner:
         goal = self._goal
         if goal is None:
             return
-        if (card := goal.poll()) is not None:
-            self._report(card)
+        if (result := goal.poll()) is not None:
+            self._report(result)
         if self._to_evaluate and not self._saver.busy:
             if self._to_evaluate in numbers(self.run_folder):
                 goal.ask(self._to_evaluate)
             self._to_evaluate = 0
 
-    def _report(self, card: Mapping[str, Any]) -> None:
+    def _report(self, result: Mapping[str, Any]) -> None:
         """Tells what an evaluation gave, and puts it beside the other figures."""
-        if "error" in card:
-            self.notify(f"evaluation: {card['error']}")
+        if "error" in result:
+            self.notify(f"evaluation: {result['error']}")
             return
         goal = self.config.goal
-        enough = "which reaches the goal" if card["success"] >= goal.success else f"the goal is {goal.success:.0%}"
-        low, high = card["low"], card["high"]
-        share = f"{card['successes']} of {card['episodes']} evaluation states, {low:.0%} to {high:.0%}; {enough}"
-        self.notify(f"evaluation of update {card['update']:,}: success in {share}")
-        values = {f"validation_{name}": float(card[name]) for name in ("success", "episodes", "low", "high", "update", "seconds")}
-        self._write({**values, "validation_outcomes": card["pairs"]})
+        enough = "which reaches the goal" if result["success"] >= goal.success else f"the goal is {goal.success:.0%}"
+        low, high = result["low"], result["high"]
+        share = f"{result['successes']} of {result['episodes']} evaluation states, {low:.0%} to {high:.0%}; {enough}"
+        self.notify(f"evaluation of update {result['update']:,}: success in {share}")
+        values = {f"validation_{name}": float(result[name]) for name in ("success", "episodes", "low", "high", "update", "seconds")}
+        self._write({**values, "validation_outcomes": result["pairs"]})
 
     def _write(self, values: Mapping[str, float | str]) -> None:
         """Into the metrics; what is wrong with these is said, and ends the run if `stop_on` names it."""

@@ -310,7 +310,7 @@ class AlarmWatch:
     """Looks at a run as it goes: its alarms are said, and written into metrics.jsonl as events and into run.json."""
 
     def __init__(self, run: Path, facts: RunFacts, metrics: Metrics, notify: Callable[[str], None], stop_on: Iterable[str] = ()):
-        self._card, self._metrics, self._notify, self._stop_on = run / "run.json", metrics, notify, set(stop_on)
+        self._run_file, self._metrics, self._notify, self._stop_on = run / "run.json", metrics, notify, set(stop_on)
         self.alarms = Alarms(facts)
         for record in read_metrics(run, ["update", "event"]):  # of a run that goes on
             if record["kind"] == "update":
@@ -328,10 +328,10 @@ class AlarmWatch:
             event[f"alarm/{change.name}"] = float(change.raised)
             self._metrics.write("event", event, update=update, step=step)
             self._notify(change.text)
-            if change.raised and self._card.is_file():
-                card = read_json(self._card)
+            if change.raised and self._run_file.is_file():
+                metadata = read_json(self._run_file)
                 told = {"name": change.name, "update": update, "text": change.text}
-                write_json(self._card, {**card, "alarms": [*card.get("alarms", []), told]})
+                write_json(self._run_file, {**metadata, "alarms": [*metadata.get("alarms", []), told]})
             ends = change.text if stops else ends
         return ends
 

@@ -121,7 +121,7 @@ class Standing:
         if not known:
             return "–" if self.episodes else "no episode yet"
         told = f"{_share(known)} of the last {len(known)} episodes"
-        return told + f"; {_share(alone)} of {len(alone)} in which nobody took over" * any("intervention_steps" in one for one in known)
+        return told + f"; {_share(alone)} of {len(alone)} without take-over" * any("intervention_steps" in one for one in known)
 
     def validation(self) -> str:
         """The success of post-training on states that are not trained on."""
@@ -145,7 +145,7 @@ class Standing:
         """Who acts, at each actor."""
         now = self._now()
         told = {name: "silent" if now - one["time"] > SILENT_S else str(one.get("acting", "there")) for name, one in self.actors.items()}
-        return ", ".join(f"{name}: {who}" for name, who in sorted(told.items())) or "nobody yet"
+        return ", ".join(f"{name}: {who}" for name, who in sorted(told.items())) or "none yet"
 
     def rows(self) -> list[tuple[str, str]]:
         """What the table shows; what nobody told is left out."""

@@ -39,7 +39,7 @@ SAME = ("seed", "wire.", "sinks", "log_period", "checkpoint_")
 DARK = ["6ea0ff", "ff9c5b", "43c79b", "b594f5", "f07a8a", "3dc0d4", "d3a940", "9aa1ad"]
 SOURCES = ("online", "demo", "human")
 """Whose steps they are"""
-COLORS = {"human": 1, "demo": 2, "nobody took over": 2}
+COLORS = {"human": 1, "demo": 2, "without take-over": 2}
 """Of curves, when one run is drawn"""
 
 Record = Mapping[str, Any]
@@ -86,7 +86,7 @@ def _per_source(name: str) -> dict[str, Value]:
 
 
 PANELS = [
-    Panel("Success of the last {n} episodes", "of episodes", "episode", {"all": _success, "nobody took over": _alone}, percent=True),
+    Panel("Success of the last {n} episodes", "of episodes", "episode", {"all": _success, "without take-over": _alone}, percent=True),
     Panel("Steps that a person made", "of online steps", "episode", {"": _interventions}, percent=True, weight="length"),
     Panel("How long an episode takes", "steps", "episode", {"all": _get("length"), "successes": _length_of_success}),
     Panel("Seconds of an episode", "seconds", "episode", {"": _get("seconds")}),
@@ -282,7 +282,7 @@ def evaluation_dots(run: PlottedRun, axis: str, color: int | None, whose: str) -
 
 def pooled(evaluations: Sequence[Record]) -> list[dict[str, Any]]:
     """One for all tasks that were tried on a split after an update; of a task that was tried twice then, the last counts. The interval
-    counts episodes of one scene together where tasks share their scenes, which cards of older versions do not tell."""
+    counts episodes of one scene together where tasks share their scenes, which results of older versions do not tell."""
     found: dict[Any, dict[str, Record]] = {}
     for one in evaluations:
         found.setdefault((one["split"], one["update"], one.get("sample")), {})[one.get("task", "")] = one
@@ -312,7 +312,7 @@ def final_numbers(run: PlottedRun, smooth: int) -> dict[str, str]:
     return {
         "evaluation": "; ".join(_last_evaluation(run, task) for task in run.tried) or "–",
         f"last {smooth} episodes": _percent(_mean(success)),
-        "nobody took over": _percent(_mean(alone)),
+        "without take-over": _percent(_mean(alone)),
         "a person's steps": _percent(sum(one.get("intervention_steps", 0) for one in episodes) / steps if steps else None),
         "contact lost": _percent(sum(one.get("lost_steps", 0) for one in episodes) / steps if steps else None),
         "steps per success": _number(_mean(lengths)),

@@ -43,10 +43,10 @@ def open_recording(folder: Path, task: str, options: Mapping[str, Any], observat
     what = LABELED if labels else DEMONSTRATIONS
     metadata = {"task": task, "options": dict(options), "observations": observations, "what": what, "settings": fixed_settings(env)}
     metadata = json.loads(json.dumps(metadata))
-    card, path, schema = folder / "recording.json", folder / "log", Schema.declare(columns_of(env, labels))
-    if card.exists() and (log := _log_of(path)) is not None:
+    recording_file, path, schema = folder / "recording.json", folder / "log", Schema.declare(columns_of(env, labels))
+    if recording_file.exists() and (log := _log_of(path)) is not None:
         try:
-            _check_same(folder, {**metadata, **read_json(card)}, metadata)
+            _check_same(folder, {**metadata, **read_json(recording_file)}, metadata)
             (with_penalty(schema) if GRASP in log.schema.columns else schema).grown_from(log.schema)
         except HiltError:
             log.close()
@@ -54,9 +54,9 @@ def open_recording(folder: Path, task: str, options: Mapping[str, Any], observat
         return log
     DISK.make_folders(folder)
     with storage_errors(folder):
-        if not card.exists() and (others := set(folder.iterdir()) - set(leftovers(folder))):
+        if not recording_file.exists() and (others := set(folder.iterdir()) - set(leftovers(folder))):
             raise ConfigError(f"{folder} is not a recording: {min(others).name} is in it, and no recording.json. Choose another --out.")
-    write_json(card, metadata)
+    write_json(recording_file, metadata)
     return Log.create(path, schema)
 
 

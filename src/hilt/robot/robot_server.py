@@ -40,7 +40,7 @@ MAX_BODY_BYTES = 1 << 16
 MAX_PICTURES = 32  # asked for and not yet rendered
 BODY_S = 5.0
 ANSWER_S = 60.0
-PATIENCE_S = 2.0  # until the server reports what it waits for
+REPORT_WAIT_S = 2.0  # until the server reports what it waits for
 STALE_S = 1.0
 LOOKS = 50  # of 10 ms each: after a pause of the whole machine, the first state is some milliseconds away
 POLL_INTERVAL_S = 0.1  # how often a long request is checked for a client that has gone
@@ -246,7 +246,7 @@ class Control:
         os.close(file)
         try:
             send_line(self._line, {"backend": backend, "options": dict(options), "limits": asdict(limits)})
-            if not select.select([self._line], [], [], PATIENCE_S)[0]:
+            if not select.select([self._line], [], [], REPORT_WAIT_S)[0]:
                 _log.warning("waiting for the backend %r to tell its first state, for %.0f s at most", backend, START_S)
             self.hello = receive_line(self._line, START_S)
         except BaseException as error:

@@ -4,6 +4,6 @@ The kinds are ``hil`` (a person and an agent that learns from replay), ``sft`` (
 from its own rollouts). They are built on this package and do not import each other.
 """
 
-from hilt.runs.folder import CARD, CONFIG, RunKind, check_new, note_end
+from hilt.runs.folder import CONFIG, RUN_FILE, RunKind, check_new, note_end
 
-__all__ = ["CARD", "CONFIG", "RunKind", "check_new", "note_end"]
+__all__ = ["CONFIG", "RUN_FILE", "RunKind", "check_new", "note_end"]

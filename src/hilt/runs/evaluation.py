@@ -12,7 +12,7 @@ from hilt.core.files import DISK
 from hilt.envs.task import scene_of
 from hilt.observe.statistics import in_clusters, over_scenes, wilson
 
-CARD = "evaluation.json"
+EVALUATION_FILE = "evaluation.json"
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class EvaluationResult:
     def errors(self) -> list[EpisodeOutcome]:
         return [one for one in self.outcomes if one.error]
 
-    def card(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Returns the evaluation as JSON has it."""
         low, high = self.interval or (None, None)
         return {

@@ -23,7 +23,7 @@ from hilt.core.files import DISK, leftovers, storage_errors
 from hilt.core.trust import check_names
 from hilt.replay import Log
 
-CONFIG, CARD = "config.yaml", "run.json"
+CONFIG, RUN_FILE = "config.yaml", "run.json"
 HIL = "hil"
 """The kind of a run whose run.json names none"""
 
@@ -55,14 +55,14 @@ class RunKind(Generic[T]):
     def begin(self, run: Path, recipe: str, config: T, described: Mapping[str, Any]) -> T:
         """Makes the folder and freezes the settings. `described` is added to ``run.json``."""
         DISK.make_folders(run)
-        card = {"id": secrets.token_hex(8), "kind": self.name, "recipe": recipe, "began": now(), "changed": []}
-        write_json(run / CARD, {**card, **described})
+        metadata = {"id": secrets.token_hex(8), "kind": self.name, "recipe": recipe, "began": now(), "changed": []}
+        write_json(run / RUN_FILE, {**metadata, **described})
         freeze(config, run / CONFIG)
         return config
 
     def is_run(self, run: Path) -> bool:
         """Returns whether the folder holds a run of this kind."""
-        return (run / CARD).is_file() and (run / CONFIG).is_file() and kind_of(run) == self.name
+        return (run / RUN_FILE).is_file() and (run / CONFIG).is_file() and kind_of(run) == self.name
 
     def frozen(self, run: Path) -> T:
         """Returns the settings that the run has now."""
@@ -80,11 +80,11 @@ class RunKind(Generic[T]):
     def resumed(self, run: Path, recipe: str, overrides: Overrides) -> tuple[T, Changes]:
         """Returns what `resume` would return, and what it would change; writes nothing."""
         if not self.is_run(run):
-            other = kind_of(run) if (run / CARD).is_file() else ""
+            other = kind_of(run) if (run / RUN_FILE).is_file() else ""
             there = f"a run of {COMMANDS[other]}, and none" if other in COMMANDS else "no run"
             wanted = f"{run} has {there} of {COMMANDS.get(self.name, self.name)} to resume"
             raise ConfigError(f"{wanted}: leave out --resume to begin one, or name its folder with --run.")
-        frozen, known = self.frozen(run), read_json(run / CARD)["recipe"]
+        frozen, known = self.frozen(run), read_json(run / RUN_FILE)["recipe"]
         if recipe and recipe != known:
             given = f"{run} is a run of {known or 'no recipe'}, not of {recipe}"
             raise ConfigError(f"{given}: leave the recipe out, or name another folder with --run.")
@@ -107,7 +107,7 @@ COMMANDS = {HIL: "`hilt train`", "sft": "`hilt train sft`", "vla": "post-trainin
 
 def kind_of(run: Path) -> str:
     """Returns the kind of the run in a folder."""
-    return str(read_json(run / CARD).get("kind", HIL))
+    return str(read_json(run / RUN_FILE).get("kind", HIL))
 
 
 def check_new(run: Path) -> None:
@@ -115,7 +115,7 @@ def check_new(run: Path) -> None:
     if (run / CONFIG).exists():
         raise ConfigError(f"{run} has a run already: --resume goes on with it, --run FOLDER begins another.")
     with storage_errors(run):
-        if run.exists() and (others := {path.name for path in run.iterdir()} - {CARD} - {path.name for path in leftovers(run)}):
+        if run.exists() and (others := {path.name for path in run.iterdir()} - {RUN_FILE} - {path.name for path in leftovers(run)}):
             raise ConfigError(f"{run} is not a run: {min(others)} is in it, and no {CONFIG}. Choose another folder with --run.")
 
 
@@ -123,18 +123,19 @@ def note_changes(run: Path, changed: Changes) -> None:
     """Adds to ``run.json`` which settings a resumed run has changed: when, after which step, and their former and new values."""
     from hilt.runs.checkpoint import numbers  # late: it needs torch
 
-    card, noted = read_json(run / CARD), {key: {"was": was, "now": new} for key, (was, new) in changed.items()}
-    write_json(run / CARD, {**card, "changed": [*card["changed"], {"at": now(), "step": max(numbers(run), default=0), "settings": noted}]})
+    metadata, noted = read_json(run / RUN_FILE), {key: {"was": was, "now": new} for key, (was, new) in changed.items()}
+    change = {"at": now(), "step": max(numbers(run), default=0), "settings": noted}
+    write_json(run / RUN_FILE, {**metadata, "changed": [*metadata["changed"], change]})
 
 
 def note_end(run: Path, reason: str = "", step: int = 0, words: str = "") -> None:
     """Writes into ``run.json`` why and after which step the run ended; without a reason, that it is running. Does nothing where there is
     no ``run.json``."""
-    if not (run / CARD).is_file():
+    if not (run / RUN_FILE).is_file():
         return
-    card = {name: value for name, value in read_json(run / CARD).items() if name != "ended"}
+    metadata = {name: value for name, value in read_json(run / RUN_FILE).items() if name != "ended"}
     ended = {"ended": {"at": now(), "reason": reason, "step": step, "words": words}} if reason else {}
-    write_json(run / CARD, {**card, **ended})
+    write_json(run / RUN_FILE, {**metadata, **ended})
 
 
 def is_in(key: str, names: Iterable[str]) -> bool:

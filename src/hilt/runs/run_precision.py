@@ -66,11 +66,11 @@ def lines(config: Any, run: Path | None = None, resumed: bool = False) -> list[s
     setting = setting_of(config)
     if setting is None:
         return []
-    card = read_json(run / "run.json") if run is not None else {}
+    metadata = read_json(run / "run.json") if run is not None else {}
     if resumed and setting.value != AUTO:
         choice = PrecisionChoice(setting.value, "as the run was begun")
     else:
-        choice = PrecisionChoice(setting.value, card["precision_why"]) if "precision_why" in card else _chosen(setting)
+        choice = PrecisionChoice(setting.value, metadata["precision_why"]) if "precision_why" in metadata else _chosen(setting)
     return [str(choice), *warnings(config)]
 
 

@@ -49,8 +49,8 @@ class Reading:
 class Status:
     """What a person should see."""
 
-    who: str = "nobody"
-    """Who acts: "policy", "human" or "nobody"."""
+    who: str = "none"
+    """Who acts: "policy", "human" or "none"."""
     instruction: str = ""
     episode: int = 0
     """Number of this episode, from 1."""

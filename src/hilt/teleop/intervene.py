@@ -106,7 +106,7 @@ class TakeOver(gymnasium.Wrapper):
         self._begin()
         self._episode += 1
         self.device.reset()
-        self._show(observation, "policy" if self.policy else "nobody")
+        self._show(observation, "policy" if self.policy else "none")
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -143,7 +143,7 @@ class TakeOver(gymnasium.Wrapper):
         self._step += 1
         self._return += float(reward)
         self._successes += bool((terminated or truncated) and success_of(info))
-        self._show(observation, "nobody" if reading.lost else "human" if human else "policy" if self.policy else "nobody")
+        self._show(observation, "none" if reading.lost else "human" if human else "policy" if self.policy else "none")
         return observation, reward, terminated, truncated, info
 
     def poll(self) -> Reading:
@@ -151,7 +151,7 @@ class TakeOver(gymnasium.Wrapper):
         moves in that one either: after a pause the next action is chosen from a new observation."""
         reading = self._read()
         self._polled, self._still = reading.events, self._still or reading.lost
-        self._show(self._seen, "nobody")
+        self._show(self._seen, "none")
         return reading
 
     def release(self) -> None:

@@ -4,7 +4,7 @@ It acts through actions only, at the control rate, and never sets a simulator's 
 the same in every run; evaluation never has one.
 
     It compares what the policy does with what the expert would do, with a new plan at every step, so that a policy may take a way of
-    its own. Over the last `PATIENCE` steps, the *progress* of the policy is
+    its own. Over the last `PROGRESS_WINDOW` steps, the *progress* of the policy is
 
         sum of (its action · the expert's action) / sum of (the expert's action · the expert's action)        grippers left out
 
@@ -27,7 +27,7 @@ from hilt.core.trajectory import Source
 from hilt.envs.env_protocol import Env
 from hilt.teleop.devices import Device, Reading, function
 
-PATIENCE = 15
+PROGRESS_WINDOW = 15
 TURN = 30
 PROGRESS = 0.25
 LATE = 0.5
@@ -76,7 +76,7 @@ class Script(Device):
         self._make = None if expert is None else function(expert, "expert", Callable)  # type: ignore[arg-type]  # a class for isinstance and issubclass
         self._env: Any = None
         self._limit = 0
-        self._seen: deque[tuple[float, float]] = deque(maxlen=PATIENCE)  # (made, possible) of the policy's last steps
+        self._seen: deque[tuple[float, float]] = deque(maxlen=PROGRESS_WINDOW)  # (made, possible) of the policy's last steps
         self.reset()
 
     def attach(self, env: Env) -> None:
@@ -133,7 +133,7 @@ class Script(Device):
 
     def _stuck(self) -> bool:
         made, possible = np.sum(self._seen, axis=0) if self._seen else (0.0, 0.0)
-        return bool(len(self._seen) == PATIENCE and made < PROGRESS * possible)
+        return bool(len(self._seen) == PROGRESS_WINDOW and made < PROGRESS * possible)
 
     def _next(self, watches: bool) -> np.ndarray:
         """The plan's next action, without the gripper where the environment leaves it out (`GripperCloseEnv`)."""

@@ -151,7 +151,7 @@ export default {
       if (!this.online) return "gone";
       if (this.view.lost && this.status.who !== "policy") return "lost";  // else the policy goes on, after a while
       if (this.view.taken) return this.view.driving ? "mine" : "other";
-      return this.status.who === "policy" ? "policy" : "nobody";
+      return this.status.who === "policy" ? "policy" : "none";
     },
     who() {
       const held = this.status.message?.match(/Let go.*/)?.[0];
@@ -162,7 +162,7 @@ export default {
         mine: ["You are in control", held || "The arm moves while you hold a key or a stick."],
         other: ["Somebody else drives", "You are watching. Stop works for everybody."],
         policy: ["The policy is in control", "Take over when it needs you."],
-        nobody: ["Nobody is in control", "The arm holds still. Take over to drive."],
+        none: ["No one is in control", "The arm holds still. Take over to drive."],
       }[this.mood];
       return [title, this.hint || text];
     },

@@ -23,7 +23,7 @@ from hilt.core.progress import Report, silent
 from hilt.core.url_folder import UrlFolder, files_of
 from hilt.policies.base import Policy
 from hilt.runs import checkpoint
-from hilt.runs.folder import CARD, CONFIG
+from hilt.runs.folder import CONFIG, RUN_FILE
 
 FOLDER, RESUME, STEP, ADAPTER = "actor", "resume", "global_step_", "lora_adapter"
 ENDS = ("policy", "adapter")
@@ -92,10 +92,10 @@ class RunCopy:
     def __init__(self, url: str, run: Path):
         """Raises `ConfigError` if the URL has the copy of another run."""
         self._place, self._run, self._copied = UrlFolder(url), run, -1
-        mine = read_json(run / CARD)["id"]
-        there = self._place.read(CARD)
+        mine = read_json(run / RUN_FILE)["id"]
+        there = self._place.read(RUN_FILE)
         if there is None:
-            self._place.write(CARD, json.dumps({"id": mine}).encode())
+            self._place.write(RUN_FILE, json.dumps({"id": mine}).encode())
         elif (other := json.loads(there).get("id")) != mine:
             raise ConfigError(
                 f"copy_to={url} has the copy of another run ({other}; this one is {mine}): give another URL, or go on with that run by "
@@ -120,7 +120,7 @@ class RunCopy:
             self._copied = step
 
     def _copy_state(self, step: int, keep: int, report: Report) -> None:
-        run, given = self._run, {name: self._run / name for name in (CARD, CONFIG)}
+        run, given = self._run, {name: self._run / name for name in (RUN_FILE, CONFIG)}
         given |= {name: run / name for name in RESUMED if (run / name).is_file()}
         for folder in (f"{checkpoint.FOLDER}/{step}", "best", "evaluations"):
             given |= {name: path for name, path in files_of(run / folder, folder).items() if "/videos-" not in name}

@@ -9,7 +9,7 @@
     RUN/policy/                 at its end or stop: a complete checkpoint of the policy at its best, adapters merged; alone: RUN/adapter/
 
 This is the controller: one process that tells the workers (`hilt.vla.worker`) what to do and writes down what they answer. It holds no
-policy and sees no frame: a worker answers with figures and with cards of its episodes, which stay in its log.
+policy and sees no frame: a worker answers with figures and with summaries of its episodes, which stay in its log.
 """
 
 from __future__ import annotations
@@ -228,14 +228,14 @@ def evaluate(
         starts = starts_of(pool, config.tasks, split, episodes, seed)
         split = starts[0].split
         of_train = {task: pool.describe(task).get("states_of_train", {}).get(split, 0) for task in config.tasks}
-        folder, cards = run / "evaluations", list[dict[str, Any]]()
+        folder, outcomes = run / "evaluations", list[dict[str, Any]]()
         acting = config.collect.rollout_settings(sample=sample)
         options: dict[str, Any] = {"version": step, "seed": (seed, step), "videos": folder / f"videos-{step:08d}", "filmed": videos}
-        for card in tried(policy, pool, starts, words(config), acting, **options):
-            cards.append(card)
-            watch(len(cards), len(starts))
+        for outcome in tried(policy, pool, starts, words(config), acting, **options):
+            outcomes.append(outcome)
+            watch(len(outcomes), len(starts))
     seconds = time.monotonic() - began
-    return evaluations_of(cards, config.tasks, split, step, sample, seed, seconds, folder, of_train=of_train)
+    return evaluations_of(outcomes, config.tasks, split, step, sample, seed, seconds, folder, of_train=of_train)
 
 
 def _trained(run: Path, which: str) -> tuple[int, Mapping[str, Any]]:
@@ -391,9 +391,9 @@ class Controller:
         parts = self._ask("collect", self.step)
         collected = time.monotonic()
         for rank, part in enumerate(parts):
-            for card in part["episodes"]:
-                self._env_steps += card["length"]
-                self._metrics.write("episode", {**card, "actor": f"rank-{rank}"}, update=self.step + 1, step=self._env_steps)
+            for summary in part["episodes"]:
+                self._env_steps += summary["length"]
+                self._metrics.write("episode", {**summary, "actor": f"rank-{rank}"}, update=self.step + 1, step=self._env_steps)
             for text in part["messages"]:
                 self._notify(text)
         updates = self._ask("update", self._progress(), ahead)
@@ -407,14 +407,14 @@ class Controller:
         values = _summed([part["figures"] for part in parts]) | updates[0]
         values |= {f"{name}_share": seconds / (now - began) for name, seconds in spent.items()}
         values["other_share"] = 1 - sum(values[f"{name}_share"] for name in DRAWN)
-        steps = sum(card["length"] for part in parts for card in part["episodes"])
+        steps = sum(summary["length"] for part in parts for summary in part["episodes"])
         values |= {"env_steps_per_second": steps / (now - began), "updates_per_second": learned / (now - began)}
         values |= {"step_seconds": now - began, "waited_steps": self._waited}
         self._metrics.write("update", values, update=self.step, step=self._env_steps)
         solved = 0 < values["groups"] == values["groups_all_succeeded"]
         self._solved = [self._solved[0] + 1, self._solved[1] + int(values["episodes"])] if solved else [0, 0]
         self._mind_gradient(values)
-        self._mind_failure([bool(card["success"]) for part in parts for card in part["episodes"]])
+        self._mind_failure([bool(summary["success"]) for part in parts for summary in part["episodes"]])
         self._mind_alarms(values)
 
     def _mind_alarms(self, values: Mapping[str, float | str]) -> None:
@@ -454,14 +454,14 @@ class Controller:
         """All states of the split, dealt to the ranks; every episode counts, a lost one as a failure."""
         began, config = time.monotonic(), self._config.validation
         parts = self._ask("validate", self.step)
-        outcomes = [card for part in parts for card in part["outcomes"]]
+        outcomes = [outcome for part in parts for outcome in part["outcomes"]]
         seconds = time.monotonic() - began
         settings = (config.split, self.step, config.sample, self._config.seed)
-        tasks = [task for task in self._config.tasks if any(card["task"] == task for card in outcomes)]  # with at_most, maybe not all
+        tasks = [task for task in self._config.tasks if any(outcome["task"] == task for outcome in outcomes)]  # with at_most, maybe not all
         made = evaluations_of(outcomes, tasks, *settings, seconds, self._run / "evaluations", again=True)
         values: dict[str, float] = {f"validation_success/{one.task}": one.successes / len(one.outcomes) for one in made}
-        good, lost = sum(bool(card["success"]) for card in outcomes), sum(bool(card["error"]) for card in outcomes)
-        each = [(card["task"], card["state"], bool(card["success"])) for card in outcomes]
+        good, lost = sum(bool(outcome["success"]) for outcome in outcomes), sum(bool(outcome["error"]) for outcome in outcomes)
+        each = [(outcome["task"], outcome["state"], bool(outcome["success"])) for outcome in outcomes]
         low, high, counted = over_tasks(each)
         values |= {"validation_episodes": len(outcomes), "validation_success": good / len(outcomes), "validation_lost": lost}
         values |= {"validation_low": low, "validation_high": high, "validation_effective_episodes": counted}

@@ -20,7 +20,7 @@ from hilt.envs.task import split_to_report
 from hilt.policies.base import Policy
 from hilt.policies.vla.observation_adapters import Suite
 from hilt.replay.tensors import generator
-from hilt.runs.evaluation import CARD, EpisodeOutcome, EvaluationResult
+from hilt.runs.evaluation import EVALUATION_FILE, EpisodeOutcome, EvaluationResult
 from hilt.vla.episode import LostEpisode, RolloutEpisode, Start
 from hilt.vla.episode_log import film
 from hilt.vla.rollout import RolloutSettings, roll_out
@@ -57,16 +57,17 @@ def tried(
     filmed: int = 0,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[dict[str, Any]]:
-    """Yields a card of each episode as it ends: its place, its `EpisodeOutcome`, its task. `videos` of the `filmed` first places."""
+    """Yields the outcome of each episode as it ends: its place, the fields of an `EpisodeOutcome`, its task. Writes `videos` of the first
+    `filmed` places."""
     draws = generator(int(np.random.SeedSequence([*seed, 2]).generate_state(1)[0]))
     for one in roll_out(policy, pool, starts, suite=suite, settings=settings, generator=draws, version=version, stop=stop):
         if videos is not None and one.start.group < filmed and isinstance(one, RolloutEpisode) and one.rows:
             DISK.make_folders(videos)
             film(one, videos / f"{one.start.task.replace('/', '-')}-{one.start.state:03d}.mp4", VIDEO_HZ)
-        yield card_of(one)
+        yield outcome_of(one)
 
 
-def card_of(one: RolloutEpisode | LostEpisode) -> dict[str, Any]:
+def outcome_of(one: RolloutEpisode | LostEpisode) -> dict[str, Any]:
     """A lost one is a failure, with the last line of its error."""
     start = {"place": one.start.group, "task": one.start.task, "state": one.start.state, "seed": one.start.seed}
     if isinstance(one, LostEpisode):
@@ -75,7 +76,7 @@ def card_of(one: RolloutEpisode | LostEpisode) -> dict[str, Any]:
 
 
 def evaluations_of(
-    cards: Sequence[dict[str, Any]],
+    outcomes: Sequence[dict[str, Any]],
     tasks: Sequence[str],
     split: str,
     version: int,
@@ -90,17 +91,17 @@ def evaluations_of(
     `of_train`: how many states of the split train each task's have among them."""
     made = []
     for task in tasks:
-        mine = sorted((card for card in cards if card["task"] == task), key=lambda card: card["place"])
+        mine = sorted((outcome for outcome in outcomes if outcome["task"] == task), key=lambda outcome: outcome["place"])
         one = EvaluationResult(
-            task, split, version, sample, seed, seconds=seconds * len(mine) / len(cards), of_train=(of_train or {}).get(task, 0)
+            task, split, version, sample, seed, seconds=seconds * len(mine) / len(outcomes), of_train=(of_train or {}).get(task, 0)
         )
         one.outcomes = [
-            EpisodeOutcome(**{name: card[name] for name in ("state", "seed", "success", "steps", "total", "error")}) for card in mine
+            EpisodeOutcome(**{name: outcome[name] for name in ("state", "seed", "success", "steps", "total", "error")}) for outcome in mine
         ]
         stem = f"{split}-{version:08d}-{task.replace('/', '-')}" + "-sampled" * sample
         names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
         one.folder = next(path for path in (folder / name for name in names) if again or not path.exists())
         DISK.make_folders(one.folder)
-        write_json(one.folder / CARD, one.card())
+        write_json(one.folder / EVALUATION_FILE, one.to_json())
         made.append(one)
     return made

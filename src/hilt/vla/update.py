@@ -1,6 +1,6 @@
 """One update of a policy from the episodes that it made: advantages, then epochs of optimizer steps, each of passes that fit in memory.
 
-    figures = Updater(PolicyGradient(), Trainee(policy, Optimizer(learning_rate=3e-4))).update(episodes, rewards)
+    figures = Updater(PolicyGradient(), DataParallelOptimizer(policy, Optimizer(learning_rate=3e-4))).update(episodes, rewards)
 
 Each rank brings its own episodes, any number of them. The gradient of a step is that of one process with the episodes of all ranks: what
 a term counts is known before its pass, from numbers that were added up over ranks. All ranks make the same calls in the same order.
@@ -39,7 +39,7 @@ class ProcessReward:
     """PRIME's reward for each term, and who learns it: see `hilt.algos.prime`."""
 
     settings: Prime
-    trainee: DataParallelOptimizer
+    optimizer: DataParallelOptimizer
     """The reward policy"""
     reference: Any = None
     """A policy that stays as it is; none: the one that is updated, as it was before the update"""
@@ -131,7 +131,7 @@ class Updater:
         return figures
 
     def state_dict(self) -> dict[str, Any]:
-        """In JSON; the weights and what optimizers remember are with the trainees."""
+        """In JSON; the weights and the state of the optimizers are saved with the optimizers."""
         began = self.settings.kl.coefficient
         return {"updates": self.updates, "kl_coefficient": self._controller.coefficient, "kl_coefficient_began": began}
 
@@ -221,7 +221,7 @@ class Updater:
     def _process_rewards(self, rows: Rows, blank: Record | None, progress: float) -> tuple[prime.Process, dict[str, float]]:
         """The coefficient times the reward of each term; the reward policy learns before or after."""
         assert self._process is not None
-        settings, module = self._process.settings, self._process.trainee.module
+        settings, module = self._process.settings, self._process.optimizer.module
         reference = rows.old if self._process.reference is None else self._evaluate_no_grad(self._process.reference, rows, blank)
         figures, found = dict[str, float](), None
         if settings.update == "before":
@@ -246,29 +246,29 @@ class Updater:
         """One epoch of the reward policy over the outcomes of these episodes, in the steps that the policy has, too. `found`: its
         log-probabilities of now. The log-odds of an episode are computed first, so that its chunks may be in several passes."""
         assert self._process is not None
-        trainee, beta = self._process.trainee, self._process.settings.beta
+        optimizer, beta = self._process.optimizer, self._process.settings.beta
         shown, sums = list[dict[str, float]](), torch.zeros(3, dtype=torch.float64)
-        for dealt in self._minibatches(rows, 0):
-            (episodes,) = self._sum(len(dealt))
+        for minibatch in self._minibatches(rows, 0):
+            (episodes,) = self._sum(len(minibatch))
             if not episodes:
                 continue
-            chosen = torch.nonzero(torch.isin(rows.of, torch.from_numpy(dealt)))[:, 0]
+            chosen = torch.nonzero(torch.isin(rows.of, torch.from_numpy(minibatch)))[:, 0]
             if found is None:
-                found = self._evaluate_no_grad(trainee.module, rows, blank, chosen=chosen)
+                found = self._evaluate_no_grad(optimizer.module, rows, blank, chosen=chosen)
             apart = _per_row(torch.where(rows.mask, found - reference, 0.0).double())
             logit = beta * torch.zeros(len(rows.episodes), dtype=torch.float64).index_add_(0, rows.of, apart)
-            weight, mine = prime.slope(logit, rows.success, beta, episodes), torch.from_numpy(dealt)
+            weight, mine = prime.slope(logit, rows.success, beta, episodes), torch.from_numpy(minibatch)
             right = ((logit > 0) == (rows.success > 0)).double()
             sums += torch.stack([x[mine].sum() for x in (prime.outcome_loss(logit, rows.success), right, torch.ones_like(right))])
-            trainee.module.train()
+            optimizer.module.train()
             for part in self._passes(rows, chosen):
-                seen = trainee.module.evaluate(rows.record(part, blank)).log_prob
+                seen = optimizer.module.evaluate(rows.record(part, blank)).log_prob
                 own = weight[rows.of[part]].to(seen)
                 mask = rows.mask[part].to(seen.device)
-                trainee.backward((_per_row(torch.where(mask, seen, 0.0)) * own).sum() if len(part) else 0.0 * seen.sum())
-            shown.append({f"prime_{name}": value for name, value in trainee.step(progress).items()})
+                optimizer.backward((_per_row(torch.where(mask, seen, 0.0)) * own).sum() if len(part) else 0.0 * seen.sum())
+            shown.append({f"prime_{name}": value for name, value in optimizer.step(progress).items()})
             found = None  # of weights that are no more
-        trainee.module.eval()
+        optimizer.module.eval()
         loss, right_ones, counted = self._sum(*sums)
         return {"prime_loss": loss / counted, "prime_accuracy": right_ones / counted} | {
             name: _mean_of_finite([each[name] for each in shown]) for name in shown[0]
@@ -333,12 +333,12 @@ class Updater:
         moved += [self.actor] if self._acts or self._critic is None else []
         names = self._actor_figures * self._acts + self._critic_figures
         sums, seen, measured, far = dict.fromkeys(names, 0.0), list[dict[str, float]](), 0, False
-        for trainee in moved:
-            trainee.module.train()
+        for optimizer in moved:
+            optimizer.module.train()
         done, all_chunks = 0, self.settings.epochs * len(rows)
-        for dealt in (dealt for epoch in range(self.settings.epochs) for dealt in self._minibatches(rows, epoch)):
-            chosen = torch.nonzero(torch.isin(rows.of, torch.from_numpy(dealt)))[:, 0]
-            share = self._loss_weights(rows, chosen, self._part(len(dealt), expected))
+        for minibatch in (minibatch for epoch in range(self.settings.epochs) for minibatch in self._minibatches(rows, epoch)):
+            chosen = torch.nonzero(torch.isin(rows.of, torch.from_numpy(minibatch)))[:, 0]
+            share = self._loss_weights(rows, chosen, self._part(len(minibatch), expected))
             if share is None:
                 continue
             before = sums.get("ppo_kl", 0.0)
@@ -351,28 +351,28 @@ class Updater:
             if far := self._too_far(sums.get("ppo_kl", 0.0) - before, len(seen)):
                 break
             shown = self._imitate() if self._extra is not None and self._acts else {}
-            for trainee in moved:
-                prefix = "" if trainee is self.actor else "critic_"
-                step = trainee.step(progress, head_only=trainee is self.actor and not self._acts)
+            for optimizer in moved:
+                prefix = "" if optimizer is self.actor else "critic_"
+                step = optimizer.step(progress, head_only=optimizer is self.actor and not self._acts)
                 shown |= {prefix + name: value for name, value in step.items()}
             seen.append(shown)
-        for trainee in moved:
-            trainee.clear()
-            trainee.module.eval()
+        for optimizer in moved:
+            optimizer.clear()
+            optimizer.module.eval()
         metrics = dict(zip(names, [x / measured for x in self._sum(*(sums[name] for name in names))], strict=True))
         metrics |= {name: _mean_of_finite([each[name] for each in seen]) for name in seen[0]}
         metrics |= {"kl_stopped": float(far)} if self.settings.target_kl else {}
         skipped = sum(not all(math.isfinite(value) for name, value in each.items() if name.endswith("gradient_norm")) for each in seen)
-        in_a_row = max(trainee.skipped_in_a_row for trainee in moved)
+        in_a_row = max(optimizer.skipped_in_a_row for optimizer in moved)
         return metrics | {"optimizer_steps": float(len(seen)), "skipped_steps": float(skipped), "skipped_in_a_row": float(in_a_row)}
 
     def _too_far(self, ppo_kl: float, steps: int) -> bool:
         """Whether the policy is so far from the one that collected that this update ends before its next step. Its first step is made."""
         return bool(self.settings.target_kl and self._acts and steps) and self._sum(ppo_kl)[0] > self.settings.target_kl
 
-    def _part(self, dealt: int, expected: int) -> float:
+    def _part(self, minibatch: int, expected: int) -> float:
         """The share of a whole step's episodes that a step has, at all ranks together."""
-        return min(1.0, self._sum(dealt)[0] / (self.settings.batch.trajectories_per_step or expected)) if expected else 1.0
+        return min(1.0, self._sum(minibatch)[0] / (self.settings.batch.trajectories_per_step or expected)) if expected else 1.0
 
     @property
     def _acts(self) -> bool:
@@ -474,10 +474,10 @@ class Updater:
     def _blank(self, rows: Rows) -> Record:
         """One row of a record, of the first rank that has any: for the passes of one that has none."""
         mine = select(rows.episodes[0].record, slice(0, 1)) if len(rows) else {}
-        cards = self.ranks.gather({name: [str(array.dtype), list(array.shape)] for name, array in mine.items()})
-        giver = next(rank for rank, card in enumerate(cards) if card)
+        layouts = self.ranks.gather({name: [str(array.dtype), list(array.shape)] for name, array in mine.items()})
+        giver = next(rank for rank, layout in enumerate(layouts) if layout)
         record: Record = {}
-        for name, (kind, shape) in cards[giver].items():
+        for name, (kind, shape) in layouts[giver].items():
             wide = np.dtype(np.float64 if np.dtype(kind).kind == "f" else np.int64)
             row = mine[name].astype(wide) if self.ranks.rank == giver else np.zeros(shape, wide)
             record[name] = self.ranks.sum_(torch.from_numpy(row)).numpy().astype(kind)

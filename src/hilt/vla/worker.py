@@ -8,7 +8,7 @@
 
 The controller (`hilt.vla.train`) calls the same methods whether the worker is in its process, in one beside it, or an actor of Ray
 on another machine: `collect`, `update`, `validate`, and `shared`, `own` and `trained` for what is kept. Answers are small: figures and
-cards. `collect` and `validate` are a rank's own affair; in `update` and `shared` all ranks do the same.
+summaries. `collect` and `validate` are a rank's own affair; in `update` and `shared` all ranks do the same.
 """
 
 from __future__ import annotations
@@ -121,15 +121,15 @@ class Worker:
             judge = first_policy(config, self._sizes, value="shared")
             self._mind_stop()
             attach_adapters(judge, config)  # its value head is trained in full
-            critic = self._trainee(judge, config.critic.optimizer)
+            critic = self._make_optimizer(judge, config.critic.optimizer)
         self.process = self._process_reward(reference)
         attach_adapters(self.policy, config)
         head = config.critic.optimizer if config.critic.kind in ("shared", "detached") else None
-        self.trainee, self.critic = self._trainee(self.policy, config.optimizer, head), critic
+        self.optimizer, self.critic = self._make_optimizer(self.policy, config.optimizer, head), critic
         extra = Imitating(config, self._run, self.policy, self._suite, self._ranks.rank) if config.imitation.weight else None
         self._extra = extra
         self.updater = Updater(
-            config.algorithm, self.trainee, ranks=self._ranks, critic=critic,
+            config.algorithm, self.optimizer, ranks=self._ranks, critic=critic,
             reference=reference if config.algorithm.kl.where != "none" else None, extra_loss=extra,
             critic_warmup=config.critic.warmup_steps, process=self.process, seed=config.seed,
         )  # fmt: skip
@@ -147,12 +147,12 @@ class Worker:
             reference = ReferencePolicy(other, config.reference.offload)
         fixed = prime.update == "none"  # then no step is made, and no rate was chosen
         optimizer = replace(prime.optimizer, learning_rate=0.0) if fixed else prime.optimizer
-        return ProcessReward(prime, self._trainee(judge, optimizer), reference if prime.reference == "frozen" else None)
+        return ProcessReward(prime, self._make_optimizer(judge, optimizer), reference if prime.reference == "frozen" else None)
 
     def _tell(self, phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
         self.report(phase, done, total, note)
 
-    def _trainee(self, module: Policy, optimizer: Optimizer, head: Optimizer | None = None) -> Any:
+    def _make_optimizer(self, module: Policy, optimizer: Optimizer, head: Optimizer | None = None) -> Any:
         if self._config.sharding.enabled:
             from hilt.distributed.shard import Sharded
 
@@ -162,15 +162,15 @@ class Worker:
     # Collecting
 
     def collect(self, step: int) -> dict[str, Any]:
-        """The episodes of a step, of which the log and this worker have the frames, and the answer has cards."""
-        began, cards = self._timed.begin(), []
+        """The episodes of a step, of which the log and this worker have the frames, and the answer has summaries."""
+        began, summaries = self._timed.begin(), []
         self._before = self._standing()
 
         def keep(episode: RolloutEpisode) -> None:
             earned = reward_of(episode, self._config.rewards, self._judge)
             self._earned[self.log.add(episode, step, earned)] = earned
             episode.last = None  # it was judged
-            cards.append(card_of(episode, step))
+            summaries.append(episode_summary(episode, step))
 
         self.policy.eval()
         with self._whole():
@@ -186,7 +186,7 @@ class Worker:
         self._earned = {number: self._earned[number] for number in _carried(self._standing())}
         self._pin()
         messages, self._messages[:] = list(self._messages), []
-        return {"episodes": cards, "figures": found.figures, "messages": messages, "seconds": self._clock.since(began)}
+        return {"episodes": summaries, "figures": found.figures, "messages": messages, "seconds": self._clock.since(began)}
 
     def _pin(self) -> None:
         """What the next step, this one made again, or a checkpoint goes on with stays in the log, whatever room there is."""
@@ -222,8 +222,8 @@ class Worker:
         with self._whole():
             given = tried(self._actor, self._pool, starts, self._suite, acting, **options, videos=videos, stop=self._stop)
             outcomes = []
-            for card in given:
-                outcomes.append(card)
+            for summary in given:
+                outcomes.append(summary)
                 self.report("validating", len(outcomes), len(starts))
         return {"stopped": True} if len(outcomes) < len(starts) else {"outcomes": outcomes}
 
@@ -268,28 +268,28 @@ class Worker:
 
     def shared(self) -> dict[str, Any]:
         """What all ranks have in common; whole at rank 0."""
-        tree = {"actor": self.trainee.state_dict(), "updater": self.updater.state_dict()}
+        tree = {"actor": self.optimizer.state_dict(), "updater": self.updater.state_dict()}
         if self.critic is not None:
             tree["critic"] = self.critic.state_dict()
         if self.process is not None:
-            tree["prime"] = self.process.trainee.state_dict()
+            tree["prime"] = self.process.optimizer.state_dict()
         if self._extra is not None:
             tree["imitation"] = self._extra.state_dict()
         return tree if self._ranks.rank == 0 else {}
 
     def load_shared(self, tree: Mapping[str, Any]) -> None:
-        self.trainee.load_state_dict(tree["actor"])
+        self.optimizer.load_state_dict(tree["actor"])
         self.updater.load_state_dict(tree["updater"])
         if self.critic is not None:
             self.critic.load_state_dict(tree["critic"])
         if self.process is not None:
-            self.process.trainee.load_state_dict(tree["prime"])
+            self.process.optimizer.load_state_dict(tree["prime"])
         if self._extra is not None:
             self._extra.load_state_dict(tree["imitation"])
 
     def trained(self) -> dict[str, torch.Tensor]:
         """What is trained, by name; whole at rank 0."""
-        state: dict[str, torch.Tensor] = self.trainee.state_dict()["trained"]
+        state: dict[str, torch.Tensor] = self.optimizer.state_dict()["trained"]
         return state if self._ranks.rank == 0 else {}
 
     def sizes(self) -> dict[str, Any]:
@@ -332,7 +332,7 @@ class Worker:
 
     def _whole(self) -> Any:
         """Within it all weights are there, also where ranks share them."""
-        return self.trainee.whole() if hasattr(self, "trainee") else contextlib.nullcontext()
+        return self.optimizer.whole() if hasattr(self, "optimizer") else contextlib.nullcontext()
 
 
 # --- actor ---
@@ -488,10 +488,10 @@ class Imitating:
         self._made, self._coming = int(state["made"]), self._from_batch(int(state["made"]))
 
 
-# --- cards and clocks ---
+# --- summaries and clocks ---
 
 
-def card_of(episode: RolloutEpisode, step: int) -> dict[str, Any]:
+def episode_summary(episode: RolloutEpisode, step: int) -> dict[str, Any]:
     """Returns the summary of an episode for the controller: a few hundred bytes."""
     start = {"task": episode.start.task, "state": episode.start.state, "group": episode.start.group}
     outcome = {"success": episode.success, "length": episode.steps, "return": float(episode.rewards.sum()), "truncated": episode.truncated}

@@ -30,7 +30,7 @@ from hilt.wire.sockets import EVERYTHING, Bell, LeveledLogger, connect, context_
 PING_S = 1.0
 MIN_SILENCE_S = 3.0
 """Seconds of silence, or the client's timeout if that is longer, after which the learner is asked on a new connection."""
-MAX_PATIENCE = 20.0
+MAX_BACKOFF = 20.0
 """How many times longer at most, on a network that turns out to be slow."""
 SMALLEST_WINDOW, LARGEST_WINDOW = 256 << 10, 16 << 20
 """Bytes that are on their way at a time, per store."""
@@ -122,7 +122,7 @@ class Link:
         self.context = context_for(config)
         self._host, self._config, self._keys = host, config, keys
         self._silence_s = max(silence_s, MIN_SILENCE_S)
-        self._patience = 1.0
+        self._backoff = 1.0
         self._changed = threading.Condition()
         self._instance: str | None = None
         self._numbers = itertools.count()
@@ -341,7 +341,7 @@ class Link:
         last = cursor.store.last_of(message["boot"])  # of a boot before a power cut, the learner may have more than this queue
         cursor.acknowledged(min(message["process"], last), message["power"] and min(message["power"], last))
         if cursor.process_safe > before:
-            self._patience = 1.0
+            self._backoff = 1.0
         if held := message.get("held"):
             if cursor.trouble != held and "rate limiter" not in held:
                 self._logger.warning("the learner takes no steps for %r now: %s", message["store"], held)
@@ -351,12 +351,12 @@ class Link:
 
     def _look_after_the_connection(self) -> None:
         now = time.monotonic()
-        silence = self._silence_s * self._patience
+        silence = self._silence_s * self._backoff
         if self.refusal:
             if now - self._greeted > REFUSED_AGAIN_S:
                 self._connect_again(now)
         elif now - max(self._heard, self._greeted) > silence:
-            self._patience = min(MAX_PATIENCE, self._patience * 1.5)
+            self._backoff = min(MAX_BACKOFF, self._backoff * 1.5)
             for cursor in self.cursors.values():
                 cursor.window = max(SMALLEST_WINDOW, cursor.window // 4)
             self._connect_again(now)
@@ -390,7 +390,7 @@ class Link:
     def _send_requests(self) -> None:
         now = time.monotonic()
         with self._changed:
-            due = [a for a in self._asked.values() if a.reply is None and now - a.sent_at > PING_S * self._patience]
+            due = [a for a in self._asked.values() if a.reply is None and now - a.sent_at > PING_S * self._backoff]
             oldest = min(self._open, default=0)
         for asked in due:
             again = {"again": True, "payload": None} if asked.sent_at else {}  # the learner replies if it does not know it

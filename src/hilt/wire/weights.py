@@ -270,7 +270,7 @@ class Subscriber:
         self._late = False
         self._seq = 0
         self._asked = False
-        self._patience = SILENCE_S
+        self._silence_timeout_s = SILENCE_S
         self._ask_at = self._heard = self._turn = time.monotonic()
         self._closing = self._calling = False
         self._lock = threading.Lock()
@@ -330,13 +330,13 @@ class Subscriber:
 
     def _keep_asking(self) -> None:
         now = time.monotonic()
-        if now - self._heard > self._patience:
+        if now - self._heard > self._silence_timeout_s:
             if self._held is not None:  # no server can report a newer version
                 self._deliver(self._held)
                 return
             self._socket.close(0)
             self._socket = self._connect()
-            self._patience = min(1.5 * self._patience, SILENCE_MOST_S)
+            self._silence_timeout_s = min(1.5 * self._silence_timeout_s, SILENCE_MOST_S)
             self._heard, self._asked = now, False
             self._renewed += 1
             self._logger.warning("%s: nothing from the learner at %s; trying again with a new connection.", self._name, self._where)
@@ -362,7 +362,7 @@ class Subscriber:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return None
-            self._heard, self._patience = time.monotonic(), SILENCE_S
+            self._heard, self._silence_timeout_s = time.monotonic(), SILENCE_S
             try:
                 return decode([frame.buffer for frame in frames])
             except FormatError:

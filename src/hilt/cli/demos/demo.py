@@ -184,7 +184,7 @@ class HilStory:
         from hilt.hil.goal import evaluations, holds
 
         goal = self.config.goal
-        reached = holds(goal, [card["success"] for card in evaluations(self.run, goal)])
+        reached = holds(goal, [result["success"] for result in evaluations(self.run, goal)])
         return 0.0 if reached else self.config.max_seconds / 60
 
     def _try(self, name: str, move: Callable[[int, int], None]) -> None:

@@ -195,7 +195,7 @@ class VlaStory:
 
         names = [task.rpartition("_")[2] for task in self.config.tasks]
         title = f"seed {self.config.seed}, {self.demonstrations} demonstration(s) of each task, {self.states} unseen states of each"
-        rows = [_row(self._title(name), cards, self.config.tasks) for name, cards in self._tried.items()]
+        rows = [_row(self._title(name), outcomes, self.config.tasks) for name, outcomes in self._tried.items()]
         screen = Console(soft_wrap=True)
         screen.print()
         screen.print(table("", "success", "95% interval", *names, rows=rows, title=title, right=range(1, 3 + len(names))))
@@ -206,7 +206,7 @@ class VlaStory:
         columns = ("", "episodes", "environment steps", "gradient steps", "time")
         screen.print(table(*columns, rows=costs, title="what it learned from", right=range(1, 5)))
         minutes = self.config.max_seconds / 60 if self._reason == "max_seconds" else 0.0
-        shares = {name: _share(cards) for name, cards in self._tried.items()}
+        shares = {name: _share(outcomes) for name, outcomes in self._tried.items()}
         self.wrong, capped = verdict(shares, 0.0 if self.fast else GOAL, minutes)
         facts: list[list[object]] = [["the whole demo took", f"{time.monotonic() - self._began:.0f} s"]]
         if "after" in self._tried:
@@ -289,10 +289,10 @@ class VlaStory:
             starts = starts_of(pool, self.config.tasks, "test", self.states, self.config.seed)
             acting = self.config.collect.rollout_settings(sample=False)
             known: dict[str, Any] = {"version": 0, "seed": (self.config.seed,), "videos": self.run / "videos" / name, "filmed": VIDEOS}
-            cards = self._tried[name] = []
-            for card in tried(policy.eval(), pool, starts, words(self.config), acting, **known):
-                cards.append(card)
-                self.report(phase, len(cards), len(starts), f"{sum(bool(one['success']) for one in cards)} succeeded")
+            outcomes = self._tried[name] = []
+            for outcome in tried(policy.eval(), pool, starts, words(self.config), acting, **known):
+                outcomes.append(outcome)
+                self.report(phase, len(outcomes), len(starts), f"{sum(bool(one['success']) for one in outcomes)} succeeded")
         self.report("")
         self._notify(f"{self._title(name)}: {_share(self._tried[name]):.0%}")
 
@@ -309,16 +309,16 @@ class VlaStory:
         from hilt.envs.task import make
         from hilt.vla.sft import words
 
-        cards, suite = [], words(self.config)
+        outcomes, suite = [], words(self.config)
         first = {lesson.texts[0]: lesson for lesson in reversed(lessons.lessons)}
         for task in self.config.tasks:
             with contextlib.closing(make(task, **{**self.config.task_options, "image_size": None})) as env:
                 actions = suite.command(first[env.unwrapped.instruction].actions)
                 for state in range(self.states):
                     env.reset(options={"split": "test", "state": state})
-                    cards.append({"task": task, "state": state, "success": env.unwrapped.step_chunk(actions)[2]})
-                    self.report("replaying demonstrations blindly, states", len(cards), self.states * len(self.config.tasks))
-        return cards
+                    outcomes.append({"task": task, "state": state, "success": env.unwrapped.step_chunk(actions)[2]})
+                    self.report("replaying demonstrations blindly, states", len(outcomes), self.states * len(self.config.tasks))
+        return outcomes
 
     @staticmethod
     def _notify(*lines: str) -> None:
@@ -348,22 +348,23 @@ def more(reason: str, config: Vla) -> str:
     return others.get(reason, f"max_steps={2 * config.max_steps}")
 
 
-def _share(cards: Sequence[dict[str, Any]]) -> float:
-    return sum(bool(card["success"]) for card in cards) / len(cards)
+def _share(outcomes: Sequence[dict[str, Any]]) -> float:
+    return sum(bool(outcome["success"]) for outcome in outcomes) / len(outcomes)
 
 
-def _row(name: str, cards: Sequence[dict[str, Any]], tasks: Sequence[str]) -> list[str]:
+def _row(name: str, outcomes: Sequence[dict[str, Any]], tasks: Sequence[str]) -> list[str]:
     from hilt.observe.statistics import clustered
 
-    low, high = clustered([bool(card["success"]) for card in cards], [card["state"] for card in cards])  # the tasks share their scenes
-    each = [f"{_share([card for card in cards if card['task'] == task]):.0%}" for task in tasks]
-    return [name, f"{_share(cards):.1%}", f"{low:.0%} to {high:.0%}", *each]
+    successes, scenes = [bool(outcome["success"]) for outcome in outcomes], [outcome["state"] for outcome in outcomes]
+    low, high = clustered(successes, scenes)  # the tasks share their scenes
+    each = [f"{_share([outcome for outcome in outcomes if outcome['task'] == task]):.0%}" for task in tasks]
+    return [name, f"{_share(outcomes):.1%}", f"{low:.0%} to {high:.0%}", *each]
 
 
 def _gain(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> str:
     from hilt.observe.statistics import paired_difference
 
-    old, new = ({(card["task"], card["state"]): bool(card["success"]) for card in cards} for cards in (before, after))
+    old, new = ({(outcome["task"], outcome["state"]): bool(outcome["success"]) for outcome in outcomes} for outcomes in (before, after))
     starts = sorted(old)
     gain, low, high = paired_difference([old[one] for one in starts], [new[one] for one in starts], [state for _, state in starts])
     return f"{100 * gain:+.1f} points, 95% interval {100 * low:+.1f} to {100 * high:+.1f} (the same states, paired; scenes drawn anew)"

@@ -42,7 +42,7 @@ class Hand:
     EAGERNESS = 0.25
     GAIN = 0.5
     """The share of the way to the goal that one step asks for."""
-    PATIENCE = 12
+    STRICT_STEPS = 12
     """The steps after which a goal need not be met as exactly: an arm that is disturbed may never meet it."""
 
     def __init__(self, world: World, arm: int = 0, action_scale: tuple[float, float] = ACTION_SCALE):
@@ -83,8 +83,8 @@ class Hand:
     ) -> Script:
         """Moves until it is as near as that, or something has happened, or it has taken too long; with time it asks for less."""
         for step in range(round(steps * self.finer)):
-            patience = 1.1 ** max(0, step / self.finer - self.PATIENCE)
-            there = np.linalg.norm(goal() - self.position) < patience * near and abs(yaw() - self.yaw) < patience * 0.06
+            relaxation = 1.1 ** max(0, step / self.finer - self.STRICT_STEPS)
+            there = np.linalg.norm(goal() - self.position) < relaxation * near and abs(yaw() - self.yaw) < relaxation * 0.06
             if there or until():
                 return
             yield self.toward(goal(), yaw(), grip, speed)

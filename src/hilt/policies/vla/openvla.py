@@ -20,7 +20,7 @@ from hilt.policies.base import Evaluation, at_least_float32
 from hilt.policies.vla.heads import pick
 from hilt.policies.vla.llama import AttentionLayout
 from hilt.policies.vla.openvla_config import OpenVLAConfig, OpenVLAOptions
-from hilt.policies.vla.openvla_model import STOP, Dealt, ModelInputs, OpenVLAPolicy
+from hilt.policies.vla.openvla_model import STOP, ModelInputs, OpenVLAPolicy, SampledActions
 
 __all__ = ["OpenVLA", "OpenVLAConfig", "OpenVLAOFT", "OpenVLAOptions", "OpenVLAPolicy"]
 
@@ -55,7 +55,7 @@ class OpenVLAOFT(OpenVLAPolicy, variant="oft"):
 
     _answering = slots_of
 
-    def _deal(self, inputs: ModelInputs, sample: bool, temperature: Tensor, generator: torch.Generator) -> Dealt:
+    def _sample_actions(self, inputs: ModelInputs, sample: bool, temperature: Tensor, generator: torch.Generator) -> SampledActions:
         slots = self.slots_of(inputs)
         shape = (len(slots), self.chunk, self.action_dim)
         if self.config.head == "l1" and sample:
@@ -65,12 +65,12 @@ class OpenVLAOFT(OpenVLAPolicy, variant="oft"):
             log_probs = self._distribution(slots, temperature)
             place = log_probs.argmax(-1) if uniform is None else pick(log_probs, uniform.flatten(1))
             tokens = (place + self._first).view(shape)
-            return Dealt(tokens, self._weigh(log_probs, tokens, self._value(slots[:, 0])))
+            return SampledActions(tokens, self._weigh(log_probs, tokens, self._value(slots[:, 0])))
         mean, log_scale = self._laplace(slots, temperature)
         if log_scale is None:
-            return Dealt(mean, None)
+            return SampledActions(mean, None)
         actions = mean if uniform is None else mean + laplace(uniform.to(mean)) * log_scale.exp()
-        return Dealt(actions, self._measure(slots, mean, log_scale, actions))
+        return SampledActions(actions, self._measure(slots, mean, log_scale, actions))
 
     def _by_head(self, inputs: ModelInputs, head: Any, projector: Any, sample: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         scheduler, shape = getattr(head, "noise_scheduler", None), (len(inputs.prompt), self.chunk, self.action_dim)
@@ -148,7 +148,7 @@ class OpenVLA(OpenVLAPolicy, variant="ar"):
     def _answering(self, inputs: ModelInputs) -> Tensor:
         return _at(*self.prefix_of(inputs))
 
-    def _deal(self, inputs: ModelInputs, sample: bool, temperature: Tensor, generator: torch.Generator) -> Dealt:
+    def _sample_actions(self, inputs: ModelInputs, sample: bool, temperature: Tensor, generator: torch.Generator) -> SampledActions:
         prefix: list[tuple[Tensor, Tensor]] = []
         hidden, end = self.prefix_of(inputs, prefix)
         uniform = torch.rand(len(hidden), self.slots, generator=generator).to(hidden.device) if sample else None
@@ -163,7 +163,7 @@ class OpenVLA(OpenVLAPolicy, variant="ar"):
             last = self._follow(inputs, tokens[:, -1:], hidden.shape[1], end, past, tokens.shape[1] - 1, kept)
             past = kept
         tokens = tokens.view(-1, self.chunk, self.action_dim)
-        return Dealt(tokens, self._evaluation(inputs, tokens, temperature, hidden, end, prefix))
+        return SampledActions(tokens, self._evaluation(inputs, tokens, temperature, hidden, end, prefix))
 
     def _judge(self, inputs: ModelInputs, drawn: Tensor, temperature: Tensor) -> Evaluation:
         if self.options.packed and inputs.lengths is not None:

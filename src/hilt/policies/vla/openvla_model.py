@@ -62,8 +62,8 @@ class ModelInputs:
     """`length` on the host, or None if every row fills its prompt, so that no mask is needed"""
 
 
-class Dealt(NamedTuple):
-    """An answer."""
+class SampledActions(NamedTuple):
+    """The actions of a batch, as the policy's head gives them."""
 
     drawn: Tensor
     """[B, chunk, action_dim]: token ids, or normalized actions"""
@@ -249,8 +249,8 @@ class OpenVLAPolicy(Policy):
             if action_head is not None or noisy_action_projector is not None:
                 actions, hidden = self._by_head(inputs, action_head, noisy_action_projector, do_sample, draws)
                 return scale.unnormalize(actions.double().cpu().numpy()), hidden
-            dealt = self._deal(inputs, do_sample, torch.full((len(input_ids),), float(temperature)), draws)
-        return scale.unnormalize(self._plain(dealt.drawn)), dealt.drawn.flatten(1)
+            sampled = self._sample_actions(inputs, do_sample, torch.full((len(input_ids),), float(temperature)), draws)
+        return scale.unnormalize(self._plain(sampled.drawn)), sampled.drawn.flatten(1)
 
     def _by_head(self, inputs: ModelInputs, head: Any, projector: Any, sample: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Normalized actions of a continuous head that was given, and the hidden states that it read."""
@@ -289,13 +289,14 @@ class OpenVLAPolicy(Policy):
         with torch.no_grad(), self._precision():
             record, images = self._look(observations, self.options.center_crop)
             record["temperature"] = np.full(len(observations), temperature if sample else 1.0, np.float32)
-            dealt = self._deal(self._inputs(record, images), sample, torch.from_numpy(record["temperature"]), generator or self.generator)
-        record[self._drawn] = dealt.drawn.cpu().numpy().astype(np.int32 if self._drawn == "tokens" else np.float32)
-        if (evaluation := dealt.evaluation) is not None:
+            inputs, temperatures = self._inputs(record, images), torch.from_numpy(record["temperature"])
+            sampled = self._sample_actions(inputs, sample, temperatures, generator or self.generator)
+        record[self._drawn] = sampled.drawn.cpu().numpy().astype(np.int32 if self._drawn == "tokens" else np.float32)
+        if (evaluation := sampled.evaluation) is not None:
             record["log_prob"] = evaluation.log_prob.cpu().numpy()
             if evaluation.value is not None:
                 record["value"] = evaluation.value.cpu().numpy()
-        return self.scale_actions.unnormalize(self._plain(dealt.drawn)).astype(np.float32), record
+        return self.scale_actions.unnormalize(self._plain(sampled.drawn)).astype(np.float32), record
 
     def evaluate(self, record: Record) -> Evaluation:
         check_record(record, "images", "prompt", "prompt_length", "temperature", self._drawn, *(["state"] if self.scale_state else []))
@@ -327,7 +328,7 @@ class OpenVLAPolicy(Policy):
         return "tokens" if self.config.head == "tokens" else "actions"
 
     @abstractmethod
-    def _deal(self, inputs: ModelInputs, sample: bool, temperature: Tensor, generator: torch.Generator) -> Dealt: ...
+    def _sample_actions(self, inputs: ModelInputs, sample: bool, temperature: Tensor, generator: torch.Generator) -> SampledActions: ...
 
     @abstractmethod
     def _judge(self, inputs: ModelInputs, drawn: Tensor, temperature: Tensor) -> Evaluation: ...
