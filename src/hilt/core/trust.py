@@ -12,6 +12,7 @@ library is refused only what was read from a file; it gives its word with `trust
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import hashlib
 import json
@@ -19,7 +20,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -190,8 +191,7 @@ def command_line(words: Sequence[str]) -> Iterator[None]:
     """While a command runs, what its words name and what its parent trusts may be run, and nothing else but what is free."""
     global _word
     before, path = _word, list(sys.path)
-    _word = _inherited(json.loads(os.environ.get(VARIABLE, "{}")))
-    _word.strict = True
+    _word = replace(copy.deepcopy(before), strict=True)
     given(*_typed(words))
     try:
         yield
