@@ -46,14 +46,14 @@ _OVERRIDE = re.compile(r"[\w.\[\]/]+=")  # a slash is in names such as agent.pro
 
 
 def build(base: T, *layers: str | Path | Mapping[str, Any]) -> T:
-    """A new config: `base` changed by each layer in turn, the last word counting.
+    """A new config: `base` changed by each layer in turn, in which later layers take precedence.
 
     A layer is a mapping, the path of a YAML file, or an override such as ``replay.capacity_steps=1000``. Options by name are added to those
     that are there; ``options={}`` empties them. Which settings the layers gave is remembered: see `given`.
     """
     if not dataclasses.is_dataclass(base) or isinstance(base, type):
         raise ConfigError(f"expected a config (an instance of a dataclass), got {base!r}.")
-    with contextlib.suppress(_NotSimpleError, HiltError, OmegaConfBaseException, NameError):  # whatever is wrong is said below, all of it
+    with contextlib.suppress(_NotSimpleError, HiltError, OmegaConfBaseException, NameError):  # everything that is wrong is reported below
         simple = [_simple_layer(base, layer) for layer in layers]
         return cast(T, _remembering(_changed(base, simple), base, simple))
     return _built_whole(base, layers)
@@ -277,7 +277,7 @@ def _structured(config: Any) -> DictConfig:
 
 
 def _read_layer(base: Any, layer: str | Path | Mapping[str, Any]) -> tuple[str, Any]:
-    """(where an error is said to be, the values)."""
+    """Returns the layer's name for errors, and its values."""
     if isinstance(layer, Mapping):
         return "", OmegaConf.create(dict(layer))
     text = str(layer)

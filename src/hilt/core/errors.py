@@ -67,7 +67,7 @@ class Problems:
             self.errors += [one for one in (error.errors if isinstance(error, SeveralErrors) else [error]) if str(one) not in known]
 
     def check(self, function: Callable[..., Any], *given: Any) -> bool:
-        """Whether the function had nothing to object."""
+        """Calls the function; returns whether it raised nothing."""
         with self.collected():
             function(*given)
             return True

@@ -235,7 +235,7 @@ def inside(folder: Path, name: str, said_by: str) -> Path:
     path = Path(name)
     why = f"which leads out of {folder}"
     if not path.is_absolute() and ".." not in path.parts and "\0" not in name:
-        found = Path(os.path.realpath(root / path))  # of links in a circle, one of them: whoever opens it is told
+        found = Path(os.path.realpath(root / path))  # of links in a circle, one of them: opening it raises the error
         is_inside = any(found.is_relative_to(home) for home in homes)
         with contextlib.suppress(OSError):  # no file can have such a name
             if is_inside and stat.S_IFMT(found.stat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):

@@ -79,10 +79,10 @@ class ExtensionPoint(dict[str, Any]):
 
 
 def load(name: str, *kinds: type) -> Any:
-    """The object that ``package.module:attribute`` names, if its code may be run; `import_named` says where modules are looked for.
+    """The object that ``package.module:attribute`` names, if its code may be run; `import_named` describes where modules are looked for.
 
     `kinds`: what a file asks to have called must be a subclass of one of these, or a function that is annotated to return one. What the
-    user typed, or a program of theirs gives, is checked by whoever uses it.
+    user typed, or a program of theirs gives, is checked by the caller.
     """
     trust.permit(name)
     found = load_own(name)
@@ -126,7 +126,7 @@ def import_named(module: str) -> Any:
 
 @contextlib.contextmanager
 def import_path(*folders: str) -> Iterator[None]:
-    """Meanwhile modules in these folders can be imported, those that are found elsewhere first."""
+    """A context in which modules in these folders can be imported. The folders come last on the path."""
     sys.path.extend(folders)
     try:
         yield

@@ -124,7 +124,7 @@ def sync(fd: int) -> None:
 
 
 def allocate(fd: int, size: int) -> None:
-    """Makes a file this long, with room on the disk or in memory for all of it: no room is an error here, not a crash of who maps it."""
+    """Makes a file this long, with room on the disk or in memory for all of it: no room is an error here, not a crash later."""
     if NATIVE and hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, 0, size)
         return
@@ -175,7 +175,7 @@ def filesystem(folder: Path) -> str:
 
 
 def boot_id() -> str:
-    """Tells one run of this machine from the next; empty where the system does not say."""
+    """An identifier of the time since this machine was started; empty where the system has none."""
     return "".join(_lines("/proc/sys/kernel/random/boot_id")).strip()
 
 
@@ -241,7 +241,7 @@ def free_memory() -> int:
             found.append(max(0, most - used + int(kept.get("inactive_file", 0))))  # files that were read make room when it is needed
     with contextlib.suppress(OSError, ValueError):
         found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return min(found, default=sys.maxsize)  # where nobody can be asked, nothing is refused
+    return min(found, default=sys.maxsize)  # unknown: nothing is refused
 
 
 # --- processors and processes -----------------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def cpu_instructions() -> set[str] | None:
 
 
 def take_real_time_priority() -> bool:
-    """Asks that this thread run before all that are not in a hurry. Many machines do not allow it: then False."""
+    """Requests real-time priority for this thread. Returns False on the many machines that do not allow it."""
     if not (NATIVE and SCHEDULING):
         return False
     try:
@@ -338,7 +338,7 @@ MESSAGE_PIPE_BYTES = 1 << 20
 
 
 def message_pipe() -> tuple[Connection, Connection]:
-    """`multiprocessing.Pipe`, with room for many messages that nobody has read yet: macOS has 8 KiB, unless it is asked for more."""
+    """`multiprocessing.Pipe`, with room for many unread messages: macOS has 8 KiB, unless it is asked for more."""
     from multiprocessing.connection import Connection
 
     ends = socket.socketpair()
@@ -378,7 +378,7 @@ def filter_listener(descriptor: int, program: bytes | None) -> None:
             pointer = struct.pack("HP", len(program) // 8, ctypes.addressof(code))
             listener.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, pointer)
     finally:
-        listener.detach()  # it belongs to whoever gave its number
+        listener.detach()  # it belongs to the caller
 
 
 # --- pictures, devices and packages -----------------------------------------------------------------------------------------------
@@ -389,7 +389,7 @@ DEVICE_NODES = LINUX
 
 @contextlib.contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets variables of the environment for as long as a library reads them, and no longer."""
+    """A context in which environment variables are set, for a library that reads them; on exit, they are restored."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -409,7 +409,7 @@ def renderer_variables() -> dict[str, str]:
 
 
 def renderer_name() -> str:
-    """What ``MUJOCO_GL`` says, or what is used without it."""
+    """The renderer that ``MUJOCO_GL`` names, or the default."""
     return os.environ.get("MUJOCO_GL", "").lower() or ("cgl" if MACOS else "egl")
 
 
@@ -419,7 +419,7 @@ def install_line(debian: str, homebrew: str) -> str:
 
 
 def _lines(path: str | Path) -> list[str]:
-    """A file in which only Linux tells something of itself."""
+    """The lines of a file in which Linux describes the system; none elsewhere."""
     if NATIVE:
         with contextlib.suppress(OSError):
             return Path(path).read_text().splitlines()

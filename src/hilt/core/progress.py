@@ -1,4 +1,4 @@
-"""What a long command does, how far it is, and how long the rest takes: a bar in a terminal, at most one line in ten seconds in a pipe.
+"""Shows what a long command does, how far it is, and the time left: a bar in a terminal, at most one line in ten seconds in a pipe.
 
     progress = Progress()
     with progress.phase("exam, before", total=100) as move:
@@ -36,7 +36,7 @@ MARK_S = 1.0
 
 
 class Report(Protocol):
-    """Tells of a phase: its name, how much of it is done, of how much (0: there is no count), and what else is worth a word."""
+    """Called with a phase: its name, how much of it is done, the total (0: there is no count), and a note."""
 
     def __call__(self, phase: str, done: int = 0, total: int = 0, note: str = "") -> None: ...
 
@@ -53,21 +53,21 @@ def silent(phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
 
 def paced(notify: Callable[[str], None], interval_s: float = 5.0, now: Callable[[], float] = time.monotonic) -> Report:
     """A `Report` that prints lines: one when a phase begins, then one every `interval_s` seconds, and one at the end of a counted phase."""
-    phases, said, last = Phases(now), 0.0, ""
+    phases, shown_at, last = Phases(now), 0.0, ""
 
     def report(phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
-        nonlocal said, last
+        nonlocal shown_at, last
         before, one = phases.current, phases.turn(phase, done, total, note)
-        if one is not None and (one is not before or now() - said >= interval_s or one.ended) and (text := one.text()) != last:
+        if one is not None and (one is not before or now() - shown_at >= interval_s or one.ended) and (text := one.text()) != last:
             notify(text)
-            said, last = now(), text
+            shown_at, last = now(), text
 
     return report
 
 
 def printable(text: str) -> str:
     """A text with everything in it visible that would steer a terminal: escape sequences, other control characters but for new lines and
-    tabs, and marks that turn the direction of writing. What datasets, actors and files are called comes from anybody."""
+    tabs, and marks that turn the direction of writing. The names of datasets, actors and files may come from untrusted sources."""
     return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -125,7 +125,7 @@ class Phase:
 
 
 class Phases:
-    """One phase after the other, as a `Report` is told of them. One that was not at its end and comes again goes on, with its rate."""
+    """One phase after the other, as a `Report` receives them. An unfinished phase that is reported again continues with its rate."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic):
         self.current: Phase | None = None
@@ -147,7 +147,7 @@ class Phases:
 class Progress:
     """The phases of one command, on the standard error output by default. The innermost phase is shown; in a terminal, all of them.
 
-    Nobody has to move a phase for it to be shown: a thread looks whether a line is due for as long as a phase is open.
+    While a phase is open, a thread prints lines when they are due, whether the phase is moved or not.
     """
 
     def __init__(self, file: TextIO | None = None, now: Callable[[], float] = time.monotonic, beat: bool = True):
@@ -179,7 +179,7 @@ class Progress:
 
     @contextlib.contextmanager
     def phases(self) -> Iterator[Report]:
-        """For a function that tells of its phases itself: each ends when the next begins, or when this is left. An empty name ends it."""
+        """For a function that reports its phases itself: each ends when the next begins, or when this is left. An empty name ends it."""
         phases, shown = Phases(self._now), list[_Shown]()
 
         def report(phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
@@ -269,7 +269,7 @@ class Progress:
                     self._screen = None
 
     def _look(self, over: threading.Event) -> None:
-        with contextlib.suppress(OSError, ValueError):  # nobody reads any more: whoever writes next finds out
+        with contextlib.suppress(OSError, ValueError):  # the reader is gone: the next write raises the error
             while not over.wait(POLL_INTERVAL_S):
                 self.tick()
 

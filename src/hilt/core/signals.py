@@ -1,6 +1,6 @@
 """SIGINT, SIGTERM and SIGHUP, which ask a program to end, and which of its processes answers them.
 
-The process that somebody started, the controller, does: within `stop_signals` it learns of them and ends in order. A terminal, `timeout`,
+The process that the user started, the controller, does: within `stop_signals` it learns of them and ends in order. A terminal, `timeout`,
 Slurm and Kubernetes send them to other processes of the program, too, and those leave them to the controller, which still needs them: it
 starts each of them within `held_back`, and each calls `leave_to_parent` first. They end when the controller tells them, or is gone.
 """
@@ -18,12 +18,12 @@ from types import FrameType
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C; `kill`, `timeout`, Slurm and Kubernetes; a terminal or a connection that is closed"""
 ASK_TO_END = signal.SIGUSR1
-"""With this signal a controller asks a process of its own to end in order; nobody sends it to a whole group"""
+"""With this signal a controller asks a process of its own to end in order; it is not sent to process groups"""
 
 
 @contextlib.contextmanager
 def stop_signals(second_ends: bool = False) -> Iterator[list[int]]:
-    """The signals that arrived so far, in their order: whoever looks at the list ends in order once it is not empty.
+    """Yields a list of the signals that have arrived, in order: the program ends in order once it is not empty.
 
     Signals after the first change nothing, so that none prevents a checkpoint from being written; the second prints how to end at once.
     With `second_ends`, for programs that save nothing when they are stopped, the second one has its usual effect. SIGHUP stays ignored

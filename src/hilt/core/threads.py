@@ -1,6 +1,6 @@
-"""How many threads torch computes with.
+"""The number of threads that torch computes with.
 
-Called before torch is imported where that is possible. On aarch64 the library that makes its convolutions, and its products with a
+It is set before torch is imported where that is possible. On aarch64 the library that makes its convolutions, and its products with a
 transposed matrix, reads the number once, when it is loaded, and does not follow `torch.set_num_threads`.
 """
 
@@ -10,11 +10,11 @@ import os
 import sys
 
 ASKED = "OMP_NUM_THREADS"
-"""The variable of the environment that has the number"""
+"""The environment variable with the number of threads"""
 
 
 def one_thread() -> None:
-    """One thread in this process and in those that it starts, unless the user asked for another number.
+    """Sets one thread for this process and those that it starts, unless the environment sets another number. Commands call it first.
 
     The processes of a run share the cores. Two threads on busy cores are several times slower than one, for each waits for the other.
     """

@@ -1,4 +1,4 @@
-"""Steps and who made them."""
+"""Steps of an episode, and the source of each action."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class Source(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """One observation, one action and what came of it."""
+    """One transition: an observation, an action, its reward and the next observation."""
 
     observation: Mapping[str, Any]
-    """What was seen before acting."""
+    """The observation before the action."""
     action: Any
-    """What was done."""
+    """The action that was executed."""
     reward: float
-    """What it earned."""
+    """The reward of the step."""
     next_observation: Mapping[str, Any]
-    """What was seen afterwards."""
+    """The observation after the action."""
     terminated: bool = False
     """The task came to its end: nothing follows, so nothing is bootstrapped."""
     truncated: bool = False

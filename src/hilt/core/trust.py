@@ -1,11 +1,11 @@
 """Decides which code may be run when it is named as ``package.module:attribute`` or as a folder.
 
 A name that a user typed, or that a program or a recipe of theirs gives, is their word. A name that was read from a file, such as the
-settings of a run that somebody else made, is not: Hilt's own and what an installed package has registered (see `registered`) is free;
+settings of a run that another person made, is not: Hilt's own and what an installed package has registered (see `registered`) is free;
 anything else needs the user's word for its module, ``--trust module``, and is refused otherwise before it is imported. That word is
 remembered outside of the file's folder, under a hash of the file's place and contents.
 
-The command line, and every process that it starts, refuses whatever nobody has vouched for (`command_line`). A program that uses Hilt as a
+The command line, and every process that it starts, refuses every name that is not trusted (`command_line`). A program that uses Hilt as a
 library is refused only what was read from a file; it gives its word with `trust`.
 """
 
@@ -49,10 +49,10 @@ VARIABLE = "HILT_NAMES"
 
 @dataclass
 class _Word:
-    """What is known of the user's will."""
+    """What the user trusts, and where names came from."""
 
     strict: bool = False
-    """Whether all that nobody has vouched for is refused, wherever its name came from"""
+    """Whether every name that is not trusted is refused, wherever it came from"""
     trusted: set[str] = field(default_factory=set)
     """Modules with all that is in them, single names, and folders"""
     typed: set[str] = field(default_factory=set)
@@ -81,7 +81,7 @@ def inherit(environment: Mapping[str, str]) -> None:
 
 
 def is_command() -> bool:
-    """Whether this process runs a command of ours, or was started by one: then it is ours, and no program that uses Hilt as a library."""
+    """Whether this process runs a command of Hilt, or was started by one; False in a program that uses Hilt as a library."""
     return _word.strict
 
 
@@ -89,7 +89,7 @@ def is_command() -> bool:
 
 
 def permit(name: str) -> None:
-    """Refuses a name of code for which nobody has given their word; nothing is imported."""
+    """Refuses a name of code that is not trusted; nothing is imported."""
     if not _is_free(name) and _voucher(name) is None:
         module = name.partition(":")[0]
         raise UnsafeError(
@@ -108,9 +108,10 @@ def permit_folder(folder: Path, setting: str) -> None:
 
 
 def check_names(settings: Any) -> list[str]:
-    """Refuses code that settings name and for which nobody gave their word; gives what a dry run does not import nevertheless.
+    """Refuses code that settings name and that is not trusted; returns the names that a dry run does not import although they are trusted.
 
-    What is a name of data, too, a path that exists or one of the Hugging Face Hub, is left to whoever would run it: nobody does unasked.
+    A name that may also be one of data, such as an existing path or a name of the Hugging Face Hub, is not checked here: it is checked
+    again before it is run.
     """
     names = sorted(named_in(settings))
     folders = [name for name in names if os.sep in name.partition(":")[0]]
@@ -143,7 +144,7 @@ def registered(group: str) -> Mapping[str, str]:
 
 @functools.cache
 def installed() -> Mapping[str, Mapping[str, str]]:
-    """The entry points of all groups. What lies in the current folder and says that it is a package is not installed."""
+    """The entry points of all groups. A package in the current folder does not count as installed."""
     from importlib.metadata import distributions  # late: takes a while to import
 
     places = [place for place in sys.path if place and os.path.realpath(place) != os.path.realpath(os.curdir)]

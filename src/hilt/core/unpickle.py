@@ -25,7 +25,7 @@ PickleError = pickle.PickleError
 """What other restricted loaders raise, torch's for one; the name saves its callers an import of pickle."""
 
 MAX_DEPTH = 100
-"""Containers inside containers; deeper than this is an attack on whoever walks the result."""
+"""The maximum depth of nested containers; a deeper file would exhaust the stack of code that walks the result."""
 
 _DAMAGE = (PickleError, EOFError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, BufferError, MemoryError)
 _PLAIN = {type(None), bool, int, float, complex, str, bytes, bytearray}
@@ -255,7 +255,7 @@ def _opened(value: Any, depth: int, seen: dict[int, tuple[Any, Any, int]]) -> tu
         raise _Refused(f"is nested more than {MAX_DEPTH} deep or contains itself")
     if height:
         return opened, height
-    seen[id(value)] = value, None, MAX_DEPTH  # whoever comes back here while it is being opened is too deep
+    seen[id(value)] = value, None, MAX_DEPTH  # a reference back to it while it is being opened counts as too deep
     opened = result if kind in (_Dict, list) else list(result)
     for key, item in opened.items() if kind is _Dict else enumerate(opened):
         if type(item) not in _PLAIN:

@@ -250,7 +250,7 @@ def _names(field: str, value: Any, need: Need) -> Iterator[str]:
 
 
 def _is_there(need: Need, config: Any) -> bool:
-    """Whether what is needed is there. Where that cannot be said, since another setting is wrong, only that is an error."""
+    """Whether what is needed is there. Where that is unknown because another setting is wrong, only that setting is an error."""
     try:
         return bool(need.there(config))
     except HiltError:

@@ -36,7 +36,7 @@ BELOW_TARGET = 3.0
 NO_SIGNAL = 0.9
 """Share of groups in which all members succeeded, or all failed"""
 BEYOND = 0.5
-"""Of its range, the extremes of Q in a batch may be so far beyond its bounds: healthy critics overshoot by 0.2 while they begin"""
+"""Of its range, the share by which the extremes of Q in a batch may exceed its bounds: healthy critics overshoot by 0.2 while they begin"""
 OVER = 0.5
 """Q may be above realized returns by this share of them, or of the largest reward"""
 ERRORS = 3.0
@@ -49,7 +49,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the alarms must know of a run's settings."""
+    """The settings of a run that alarms depend on."""
 
     job: str
     """"hil" or "vla" """
@@ -284,7 +284,7 @@ class Alarms:
         return changes
 
     def forget(self, name: str) -> None:
-        """One that ended a run begins anew when that goes on."""
+        """Clears an alarm that ended the run, so that it is raised anew after a resume."""
         self._histories[name] = History()
 
 
@@ -307,7 +307,7 @@ def check_stop_on(names: Iterable[str], facts: RunFacts) -> None:
 
 
 class AlarmWatch:
-    """Looks at a run as it goes: its alarms are said, and written into metrics.jsonl as events and into run.json."""
+    """Watches a run: its alarms are shown to the user, and written into metrics.jsonl as events and into run.json."""
 
     def __init__(self, run: Path, facts: RunFacts, metrics: Metrics, notify: Callable[[str], None], stop_on: Iterable[str] = ()):
         self._run_file, self._metrics, self._notify, self._stop_on = run / "run.json", metrics, notify, set(stop_on)
@@ -317,7 +317,7 @@ class AlarmWatch:
                 self.alarms.take(record)
             elif record.get("stops"):
                 self.alarms.forget(record["alarm"])
-        self.alarms.on.clear()  # what is still so is said again
+        self.alarms.on.clear()  # conditions that still hold are reported again
 
     def take(self, values: Record, *, update: int, step: int) -> str:
         """Takes the record of an update; returns the text of an alarm that ends the run, else nothing."""
@@ -330,8 +330,8 @@ class AlarmWatch:
             self._notify(change.text)
             if change.raised and self._run_file.is_file():
                 metadata = read_json(self._run_file)
-                told = {"name": change.name, "update": update, "text": change.text}
-                write_json(self._run_file, {**metadata, "alarms": [*metadata.get("alarms", []), told]})
+                raised = {"name": change.name, "update": update, "text": change.text}
+                write_json(self._run_file, {**metadata, "alarms": [*metadata.get("alarms", []), raised]})
             ends = change.text if stops else ends
         return ends
 

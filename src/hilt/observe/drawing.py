@@ -23,7 +23,7 @@ WIDTH, HEIGHT = 480.0, 290.0
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 18.0, 58.0, 42.0
 """Of a chart, in pixels: its size, and what lies around the curves"""
 SCALE = 3
-"""Pixels are drawn so much larger, and then reduced by two: lines are smooth, and letters sharp"""
+"""The factor by which pixels are drawn larger before they are reduced by two: lines are smooth, and letters sharp"""
 Color = int | str
 
 
@@ -42,7 +42,7 @@ class Line:
     dots: bool = False
     """Points on their own, that are not joined"""
     whose: str = ""
-    """Which run's, for whoever points at it"""
+    """The name of the run, shown when the curve is pointed at"""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def short(value: float) -> str:
 
 
 class Svg:
-    """A chart as text for a page, whose style gives the colors; the curves come along as data, for whoever points at them."""
+    """A chart as text for a page, whose style gives the colors; the curves are included as data, to show values at the pointer."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []

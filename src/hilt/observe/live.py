@@ -1,4 +1,4 @@
-"""How a run stands, in a terminal: a table that keeps itself up to date, or in a pipe a line now and then.
+"""Shows the state of a run in a terminal: a table that keeps itself up to date, or in a pipe a line at intervals.
 
 It reads the run's ``metrics.jsonl``, so showing it needs no connection to the learner; a thread does so for as long as it is shown.
 What the process that shows it does itself comes through `Live.report`.
@@ -33,12 +33,12 @@ SILENT_S = 10.0
 
 
 class Standing:
-    """How a run stands, from what its file has so far."""
+    """The state of a run, from the records in its file so far."""
 
     def __init__(self, run: Path, now: Callable[[], float] = time.time):
         self._path, self._place, self._now = run / FILE, 0, now
         self.update: dict[str, Any] = {}
-        """The newest of everything that the learner told"""
+        """The newest value of every metric of the learner"""
         self.episodes: deque[dict[str, Any]] = deque(maxlen=EPISODES)
         self.actors: dict[str, dict[str, Any]] = {}
         self.alarms: dict[str, str] = {}
@@ -50,7 +50,7 @@ class Standing:
         self._first: float | None = None
         self._last = self._paused = 0.0
         self._halted = False  # the run is paused
-        self._before = self._path.stat().st_size if self._path.exists() else 0  # until there is more, nobody is at work
+        self._before = self._path.stat().st_size if self._path.exists() else 0  # until there is more, no process is at work
 
     def read(self) -> bool:
         """Takes in the lines that are new, and whole; whether there were any."""
@@ -91,7 +91,7 @@ class Standing:
         self._last = record["time"]
 
     def seconds(self) -> float:
-        """Since the first online step, without pauses and without the time in which nobody learned."""
+        """Since the first online step, without pauses and without the time in which no learner was running."""
         now = self._now() if self._place > self._before and not self._halted else self._last
         return 0.0 if self._first is None else max(0.0, now - self._first - self._paused)
 
@@ -115,13 +115,13 @@ class Standing:
         return "" if left is None else f"{'at most ' if usual else ''}{clock(left)} left"
 
     def success(self) -> str:
-        """The success of all episodes, and of those that the policy ended alone; a dash where the environment does not tell."""
+        """The success of all episodes, and of those that the policy ended alone; a dash where the environment does not report success."""
         known = [one for one in self.episodes if one.get("success") is not None]
         alone = [one for one in known if not one.get("intervention_steps") and not one.get("lost_steps")]
         if not known:
             return "–" if self.episodes else "no episode yet"
-        told = f"{_share(known)} of the last {len(known)} episodes"
-        return told + f"; {_share(alone)} of {len(alone)} without take-over" * any("intervention_steps" in one for one in known)
+        shown = f"{_share(known)} of the last {len(known)} episodes"
+        return shown + f"; {_share(alone)} of {len(alone)} without take-over" * any("intervention_steps" in one for one in known)
 
     def validation(self) -> str:
         """The success of post-training on states that are not trained on."""
@@ -144,11 +144,11 @@ class Standing:
     def acting(self) -> str:
         """Who acts, at each actor."""
         now = self._now()
-        told = {name: "silent" if now - one["time"] > SILENT_S else str(one.get("acting", "there")) for name, one in self.actors.items()}
-        return ", ".join(f"{name}: {who}" for name, who in sorted(told.items())) or "none yet"
+        acting = {name: "silent" if now - one["time"] > SILENT_S else str(one.get("acting", "there")) for name, one in self.actors.items()}
+        return ", ".join(f"{name}: {who}" for name, who in sorted(acting.items())) or "none yet"
 
     def rows(self) -> list[tuple[str, str]]:
-        """What the table shows; what nobody told is left out."""
+        """The rows of the table; values that were not reported are left out."""
         u, length = self.update, [one["length"] for one in self.episodes if one.get("length")]
         returns = [one["return"] for one in self.episodes if one.get("return") is not None]
         late = [one["lateness_p99_ms"] for one in self.actors.values() if one.get("lateness_p99_ms") is not None]
@@ -268,12 +268,12 @@ class Live:
                 self._print(now)
 
     def _watch(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # nobody reads any more: whoever writes next finds out
+        with contextlib.suppress(OSError, ValueError):  # the reader is gone: the next write raises the error
             while not self._over.wait(POLL_INTERVAL_S):
                 self.look()
 
     def _print(self, now: float) -> None:
-        """One line. Where nothing has changed since the last one, it says for how long."""
+        """Prints one line. If nothing has changed since the last one, it shows for how long."""
         parts = [self._standing.line(self._limits), phase.text() if (phase := self._phases.current) is not None else ""]
         line = "  ".join(part for part in parts if part)
         if not line:

@@ -5,12 +5,12 @@ its kind has:
 
 - ``update``: what the learner measures: losses, Q values, rates, buffer sizes; per source as ``q/online``, ``q/demo``, ``q/human``
 - ``episode``: one for each trajectory: success, return, length, seconds, intervention_count, intervention_steps, lost_steps, actor
-- ``actor``: what an actor tells: its rates, its lateness, the version it drives with
+- ``actor``: what an actor reports: its rates, its lateness, the version of its policy
 - ``event``: something that happened, in words
 
-Who goes on with a run says so first (`GOES_ON`). A learner that resumes repeats updates that an earlier one made and that no checkpoint
-had. It calls `Metrics.resumed`, and `read_metrics` leaves out the records of those that were repeated; so it does with episodes that were
-made again (they have a ``training_step``, and are of post-training).
+A process that continues a run writes the event `GOES_ON` first. A learner that resumes repeats updates that an earlier one made after
+its last checkpoint. It calls `Metrics.resumed`, and `read_metrics` leaves out the records of the updates that were repeated, and those of
+episodes of post-training (which have a ``training_step``) that were made again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KINDS = ("update", "episode", "actor", "event")
 NOT_FINITE = "not_finite"
 """In a record that had them: how many of its values were NaN or infinite, and are null"""
 RESUMED, GOES_ON = "resumed", "another process goes on"
-"""Events: the learner goes on from this update; and, whoever writes now is not who wrote before, so that the time between does not count"""
+"""Events: the learner continues from this update; another process writes from now on, so that the time between is not counted"""
 PAUSE = "pause"
 """In an event with which a pause of the run "begins" or "ends": the time between does not count either"""
 Value = float | int | str | bool | None
@@ -55,7 +55,7 @@ class Metrics:
         known = read(self.path) if self.path.exists() else b""
         self._size = known.rfind(b"\n") + 1
         self._file: int | None = DISK.open(self.path, write=True) if self.path.exists() else DISK.create(self.path)
-        if self._size < len(known):  # somebody was killed while they wrote the last line
+        if self._size < len(known):  # a process was killed while it wrote the last line
             DISK.truncate(self._file, self._size)
         if self._size:
             last = json.loads(known[: self._size].splitlines()[-1])
@@ -94,7 +94,7 @@ class Metrics:
                 sink.resumed(update)
 
     def close(self) -> None:
-        """Closed twice is closed."""
+        """Closes the file and the sinks. Calling it twice is allowed."""
         with self._lock:
             if self._file is None:
                 return
@@ -112,7 +112,7 @@ class Metrics:
 
 
 def running(records: Iterable[Mapping[str, Any]]) -> list[float]:
-    """For each record the seconds since the first one, without pauses and without those in which nobody wrote because nobody was there."""
+    """For each record the seconds since the first one, without pauses and without the time in which no process was running."""
     seconds, first, paused, before, halted = [], 0.0, 0.0, 0.0, False
     for number, record in enumerate(records):
         first = first if number else record["time"]
@@ -124,7 +124,7 @@ def running(records: Iterable[Mapping[str, Any]]) -> list[float]:
 
 
 def is_paused(record: Mapping[str, Any], before: bool) -> bool:
-    """Whether the run is paused after this record, of which `before` says whether it was paused."""
+    """Whether the run is paused after this record; `before`: whether it was paused before it."""
     if record.get("event") == GOES_ON:
         return False
     return record[PAUSE] == "begins" if PAUSE in record else before

@@ -207,10 +207,10 @@ def grouped(runs: Sequence[PlottedRun]) -> list[RunGroup]:
         groups.setdefault(same, RunGroup([])).runs.append(run)
     made = list(groups.values())
     differing = [key for key in keys if len({str(group.runs[0].config.get(key)) for group in made}) > 1]
-    told = 0 < len(differing) <= 3  # more than three tell nobody what a run is: its folder does
+    is_named = 0 < len(differing) <= 3  # with more than three settings in its name, a run is known better by its folder
     for group in made:
         words = [f"{key.rpartition('.')[2]}={group.runs[0].config.get(key)}" for key in differing]
-        group.name = ", ".join(words) if told and group.runs[0].config else group.runs[0].path.name
+        group.name = ", ".join(words) if is_named and group.runs[0].config else group.runs[0].path.name
         if len(group.runs) > 1:
             seeds = ", ".join(str(run.config.get("seed", "?")) for run in group.runs)
             group.name += f" ({len(group.runs)} runs, seeds {seeds})"
@@ -282,7 +282,7 @@ def evaluation_dots(run: PlottedRun, axis: str, color: int | None, whose: str) -
 
 def pooled(evaluations: Sequence[Record]) -> list[dict[str, Any]]:
     """One for all tasks that were tried on a split after an update; of a task that was tried twice then, the last counts. The interval
-    counts episodes of one scene together where tasks share their scenes, which results of older versions do not tell."""
+    counts episodes of one scene together where tasks share their scenes, which results of older versions do not contain."""
     found: dict[Any, dict[str, Record]] = {}
     for one in evaluations:
         found.setdefault((one["split"], one["update"], one.get("sample")), {})[one.get("task", "")] = one

@@ -23,7 +23,7 @@ from hilt.core.files import DISK, read
 from hilt.core.names import ExtensionPoint
 
 PROJECT = "hilt"
-"""What the runs are filed under, unless WANDB_PROJECT or TRACKIO_PROJECT says otherwise"""
+"""What the runs are filed under, unless WANDB_PROJECT or TRACKIO_PROJECT is set"""
 IDENTITY = "sinks.json"
 PACKAGES = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases", "trackio": "trackio"}
 """Of a sink, what needs the package of its name"""
@@ -139,7 +139,7 @@ class Wandb(Sink):
 
 
 class Trackio(Sink):
-    """A run of trackio, local unless TRACKIO_SPACE_ID or TRACKIO_SERVER_URL says where; the same one after a resume. Updates that are
+    """A run of trackio, local unless TRACKIO_SPACE_ID or TRACKIO_SERVER_URL is set; the same one after a resume. Updates that are
     made again are left out."""
 
     def __init__(self, folder: Path, run: str):

@@ -1,4 +1,4 @@
-"""How sure a success rate is: intervals of shares, of episodes that share a scene, and of the difference between two policies.
+"""Confidence intervals of success rates: of shares, of episodes that share a scene, and of the difference between two policies.
 
     low, high = wilson(97, 100)                       # independent episodes
     low, high = clustered(outcomes, scenes)           # four tasks in each of 100 scenes are not 400 independent episodes
@@ -40,8 +40,8 @@ def clustered(outcomes: Sequence[bool], clusters: Sequence[Hashable]) -> tuple[f
 
 
 def effective(outcomes: Sequence[bool], clusters: Sequence[Hashable]) -> float:
-    """How many independent episodes say as much of a share p as these: p(1 - p) over the variance of p between clusters, and no more than
-    there are episodes. Where all outcomes are alike there is no variance to measure, and each cluster counts once."""
+    """The effective sample size of a share p, as of independent episodes: p(1 - p) over the variance of p between clusters, and at most the
+    number of episodes. Where all outcomes are alike there is no variance to measure, and each cluster counts once."""
     sums, sizes = _by_cluster(outcomes, clusters)
     episodes, count = len(outcomes), len(sizes)
     share = sums.sum() / episodes
