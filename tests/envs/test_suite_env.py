@@ -16,8 +16,8 @@ from gymnasium.utils.env_checker import check_env
 
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.envs.rotations import inverse, multiply, to_rotation_vector
-from hilt.envs.tabletop.suite import SUITE
-from hilt.envs.tabletop.suite_env import ACTION_SCALE, BOX_HIGH, BOX_LOW, TabletopEnv
+from hilt.envs.tabletop.suite import ACTION_SCALE, SUITE
+from hilt.envs.tabletop.suite_env import BOX_HIGH, BOX_LOW, TabletopEnv
 from hilt.envs.tabletop.world import DOWN, TIMESTEP
 from tests.effort import rounds
 
