@@ -18,8 +18,7 @@ from hilt.algos.config import Rlpd
 from hilt.core.errors import ConfigError, EmptyError, SchemaError, StorageError
 from hilt.core.tree import flatten
 from hilt.core.unpickle import dump
-from hilt.hil.data import Experience, Foresight
-from hilt.hil.data import told as told_of
+from hilt.hil.data import Experience, Foresight, episode_figures
 from hilt.policies.agent.agent import Agent
 from hilt.recording.recording_folder import columns_of
 from hilt.replay import Log
@@ -359,10 +358,10 @@ def test_experience_reports_an_episode_cut_by_a_restart_once(memory_path: Path):
         "actor": "a",
     }
     cut = {"rewards": np.ones(2), "terminated": np.zeros(2), **{name: np.zeros(2) for name in ("lost", "succeed", "source")}}
-    facts = told_of({**cut, "times/observed": np.arange(2), "times/applied": np.arange(2)}, Rlpd(discount=0.5, reward_bias=1.0))
+    facts = episode_figures({**cut, "times/observed": np.arange(2), "times/applied": np.arange(2)}, Rlpd(discount=0.5, reward_bias=1.0))
     assert (facts["return"], facts["return_to_go"], facts["cut_share"]) == (2.0, 2.5, 0.375), "(2 + 3) / 2, and (0.5 + 0.25) / 2"
     assert list(experience.finished()) == []
-    assert experience._episodes._told(running.trajectory, [running.trajectory + 7])["length"] == 2  # the part before it was evicted
+    assert experience._episodes._figures(running.trajectory, [running.trajectory + 7])["length"] == 2  # the part before it was evicted
     experience.reported([running.trajectory])
     experience.close()
     again = experience_for(memory_path / "run")

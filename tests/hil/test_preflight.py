@@ -85,7 +85,7 @@ def test_demonstrations_of_another_task_are_refused_before_anything_is_made(tmp_
 
 @pytest.mark.parametrize("name", ["none", "spacemose"])
 def test_preflight_unknown_operator_names_the_empty_one(name: str):
-    with pytest.raises(ConfigError, match=rf"operator={name}: no device named.*Leave it empty \(operator=\) where nobody takes over"):
+    with pytest.raises(ConfigError, match=rf"operator={name}: no device named.*Leave it empty \(operator=\) if no one takes over"):
         check_begin(Hil(**TOY, operator=name))
 
 

@@ -351,11 +351,11 @@ def test_an_episode_of_a_run_has_its_intervention_count_beside_its_steps():
     """In metrics.jsonl, counted as HIL-SERL counts: take-overs that began in the episode."""
     from hilt.algos.rlpd import Rlpd
     from hilt.core.trajectory import Source
-    from hilt.hil.data import told
+    from hilt.hil.data import episode_figures
 
     source = np.array([Source.POLICY, Source.HUMAN, Source.HUMAN, Source.POLICY, Source.HUMAN])
     columns = {name: np.zeros(5) for name in ("rewards", "terminated", "lost", "succeed", "times/observed", "times/applied")}
-    record = told({**columns, "source": source}, Rlpd())
+    record = episode_figures({**columns, "source": source}, Rlpd())
     assert (record["intervention_count"], record["intervention_steps"]) == (2, 3)
 
 

@@ -1,8 +1,8 @@
 """The actor: drives a task with the newest weights, lets a person take over, and keeps every step until the learner has it.
 
 It never waits for the network. A step is process-safe in the spool before the next one begins, another thread sends it; weights come
-in by themselves and are taken up between two steps; what the learner wants to know is told by a thread of its own. The only thing it
-waits for are the first weights, for it never drives with weights that nobody trained.
+in by themselves and are taken up between two steps; a thread of its own reports to the learner. The only thing that it waits for is the
+first weights: it never acts with untrained weights.
 
     FOLDER/spool/       steps that the learner does not have yet
     FOLDER/acted        one byte for each step and for each episode that began, so that a restarted actor goes on counting
@@ -48,7 +48,7 @@ IN_MEMORY = 2_000
 LEARNER_TIMEOUT_S = 3_600.0
 """Timeout in seconds for the learner and its first weights: an encoder may be pretrained before"""
 TELL_S, AGAIN_S = 1.0, 0.1
-"""It tells the learner how it is about so often, and while it waits for its updates"""
+"""Seconds between two reports to the learner, and while it waits for the learner's updates"""
 POLL_INTERVAL_S = 0.005
 ANSWER_S = 5.0
 FLUSH_S = 5.0
@@ -129,7 +129,7 @@ class Actor:
         self._client: TrainerClient | None = None
         self._store: Any = None
         self._spool: QueuedDataStore | None = None
-        self._run = ""  # whose steps these are, as its learner has told
+        self._run = ""  # the run that these steps belong to, as its learner reported it
         self._pressed = self._over = False
         self._refused = ""
         self._ahead = 0, float("-inf")  # online steps before learner steps without its own of this life, and when that was heard
@@ -158,7 +158,7 @@ class Actor:
         self.acted.reason = "stop was pressed" if self._pressed else "the run has ended" if self._over else "stopped"
 
     def close(self) -> None:
-        """What is under way arrives, if the learner is there; the rest stays in the spool."""
+        """Steps in transit are delivered if the learner is there; the rest stays in the spool."""
         self._closing.set()
         if self._teller.ident is not None:
             self._teller.join(ANSWER_S)
@@ -170,7 +170,7 @@ class Actor:
         self._journal.close()
 
     def _flush(self) -> None:
-        """A learner that ends waits until everybody has said goodbye: first the steps, then that."""
+        """Sends the remaining steps, then signs off: a learner that ends waits until every actor has done so."""
         assert self._client is not None
         if self._spool is None:
             self.acted.spooled = self._store.close(FLUSH_S)
@@ -303,12 +303,12 @@ class Actor:
         return bool(limit) and time.monotonic() - heard < ANSWER_S and ahead + self.acted.steps >= limit
 
     def _enough(self) -> bool:
-        """Whether one more step would be more than max_env_steps, as far as the learner has told."""
+        """Whether one more step would exceed max_env_steps, as far as the learner has reported."""
         return self._most is not None and self.acted.steps >= self._most
 
     def _waits(self, what: str, deadline: float) -> None:
         if time.monotonic() > deadline:
-            raise DeadlineError(f"{what}, after {self._learner_timeout_s:g} s: look at what the learner says, and start this actor again.")
+            raise DeadlineError(f"{what}, after {self._learner_timeout_s:g} s: look at the learner's output, and start this actor again.")
         self._does(f"waiting: {what}")
         time.sleep(0.02)
 
@@ -351,7 +351,7 @@ class Actor:
         return client
 
     def _greeted(self, config: TrainerConfig) -> Mapping[str, Any]:
-        """What the learner that is there says: its run, in which precision that computes, and how many steps are left, if it has an end."""
+        """Returns the learner's answer: its run, the precision that it computes in, and the number of steps left if the run has a limit."""
         name = self.acted.name
         with TrainerClient(name, self._config.wire.host, config, wait_for_server=1.0) as client:
             answer: Mapping[str, Any] | None = client.request("send-stats", {"actor": name}, timeout_ms=1e3 * ANSWER_S)
@@ -375,18 +375,18 @@ class Actor:
         write_json(run_file, {"run": run})
 
     def _tell(self) -> None:
-        """A thread: tells the learner how it is, and hears how far that is and whether the run is over."""
+        """Runs in a thread: reports the actor's state to the learner, and receives the learner's progress and whether the run is over."""
         assert self._client is not None
-        told = 0.0
+        reported_at = 0.0
         while not self._closing.wait(AGAIN_S):
-            due, stats = time.monotonic() - told >= TELL_S, self._client.stats()
+            due, stats = time.monotonic() - reported_at >= TELL_S, self._client.stats()
             wrong = next((store["refusal"] for store in stats["stores"].values() if store["refused"]), "")
             self._refused = f"{wrong} Give both sides the same recipe and settings." if wrong else self._refused
             if stats["refusal"] and due:
-                self._refused, told = self._another_run(), time.monotonic()
+                self._refused, reported_at = self._another_run(), time.monotonic()
             elif (due or self._outruns() or self._enough()) and stats["connected"]:
                 self._ask(self._stats() if due else {"actor": self.acted.name})
-                told = time.monotonic() if due else told
+                reported_at = time.monotonic() if due else reported_at
 
     def _another_run(self) -> str:
         """Whether the learner that refuses is of another run, in words; else it may take steps again, and acting goes on."""
@@ -401,7 +401,7 @@ class Actor:
         own, spooled = self.acted.steps, len(self._spool) if self._spool is not None else 0
         try:
             answer = self._client.request("send-stats", words, timeout_ms=1e3 * ANSWER_S)
-        except HiltError as error:  # it could not take what it was told; acting goes on
+        except HiltError as error:  # the learner could not process the report; acting goes on
             self._notify(f"the learner: {error}")
             return
         if answer is not None:
@@ -439,7 +439,7 @@ class Actor:
 
 
 class Weights:
-    """The newest weights with their version: told by one thread, taken by another, between two steps."""
+    """The newest weights with their version: set by one thread, taken by another between two steps."""
 
     def __init__(self) -> None:
         self._payload: Any = None
@@ -462,7 +462,7 @@ class Weights:
 
 
 class ActedJournal:
-    """How many steps and episodes an actor has begun over all its lives. A byte is written whole, or not at all."""
+    """Counts the steps and episodes that an actor has begun, over all its restarts. A byte is written whole, or not at all."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -498,7 +498,7 @@ class ActedJournal:
 
 
 def _rate(env: Env, config: Hil) -> tuple[Rate | None, Callable[[], dict[str, float]] | None]:
-    """What paces the loop, and what tells how well that went. An environment that keeps a rate itself is left to it."""
+    """Paces the loop and measures how well the rate is kept. An environment that keeps a rate itself is not paced again."""
     own = float(attribute(env, "control_hz", 0) or 0)
     if (timing := attribute(env, "timing", None)) is not None:
         if config.control_hz not in (0, own):

@@ -1,4 +1,4 @@
-"""Everything that a run with a person in the loop is told: what to do, how to learn, when to save. Names are HIL-SERL's if it has one."""
+"""The settings of a run with a person in the loop: what to do, how to learn, when to save. Names are HIL-SERL's where it has one."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class Hil:
     store: str = setting("log", choices=tuple(STORES))
     """Where the learner keeps experience: "log", or "trajectories": whole episodes, which RLinf's folder has too"""
     seed: int = 42
-    """Of everything random"""
+    """The seed of everything random"""
     batch_size: int = setting(256, minimum=2)
     """Half of it online, half demonstrations"""
     n_step: int = setting(1, minimum=1, needs=_RLPD)
@@ -227,7 +227,7 @@ def check(config: Hil) -> None:
 
 
 def facts(config: Hil) -> RunFacts:
-    """What alarms must know of these settings."""
+    """The settings that alarms depend on."""
     rlpd, learns = config.agent.rlpd, config.algorithm == "rlpd"
     low_high = rlpd.target_range
     return RunFacts(

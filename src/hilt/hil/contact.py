@@ -10,7 +10,7 @@ from hilt.envs.env_protocol import Env
 from hilt.hil.config import Hil
 
 CONTACT = "contact to the operator"
-"""With these words begins what a person must know of it"""
+"""The beginning of each message about it"""
 LOST = "contact lost"
 """Who acts meanwhile"""
 REPORT_AFTER_S = 1.0
@@ -19,7 +19,7 @@ POLL_INTERVAL_S = 0.1
 
 
 class Contact:
-    """Waits for an operator who is out of reach. Nothing moves and no step is made; `lost` is what the learner is told."""
+    """Waits for an operator who is out of reach. Nothing moves and no step is made; `lost` is reported to the learner."""
 
     def __init__(self, env: Env, config: Hil, notify: Callable[[str], None]):
         self._env, self._notify = env, notify
@@ -27,7 +27,7 @@ class Contact:
         self.lost, self._times, self._waited = False, 0, 0.0
 
     def wait(self, ended: Callable[[], bool]) -> None:
-        """Until contact is back, somebody presses a button, the time is over after which the policy goes on, or `ended()` is true."""
+        """Waits until contact is back, a button is pressed, the time after which the policy continues is over, or `ended()` is true."""
         began, said = time.monotonic(), False
         self.lost, waits = True, False
         while self.lost and not ended():
@@ -50,7 +50,7 @@ class Contact:
         self.lost = False
 
     def stats(self) -> dict[str, Any]:
-        """What the learner is told of it."""
+        """The counters that are reported to the learner."""
         return {"contact_lost": self.lost, "contact_losses": self._times, "contact_lost_seconds": self._waited}
 
     def _until(self) -> str:

@@ -1,4 +1,4 @@
-"""What a learner learns from: two logs in the run's folder, the views of them, and batches that are half and half.
+"""The data that a learner trains on: two logs in the run's folder, the views of them, and batches that are half and half.
 
 - ``log/``: all that actors send, up to `replay_buffer_capacity` steps. All of it is *online*; what a person did in it is *human* too
 - ``demos/``: demonstrations, imported once from `demo_path`, whatever format they are in
@@ -44,7 +44,7 @@ from hilt.replay.view import View
 from hilt.runs.checkpoint import generator_state, set_generator_state
 
 DURABILITY = "at most 1000 ms"
-"""Of the log: a thread of its own syncs it, so that nobody who learns or receives waits for the disk"""
+"""Durability of the log: a thread of its own syncs it, so that neither learning nor receiving waits for the disk"""
 AHEAD = 1
 """Batches that are ready before they are asked for; one more is in the making"""
 TREES = ("observations", "next_observations")
@@ -53,7 +53,7 @@ logger = logging.getLogger("hilt.hil")
 
 
 class Experience:
-    """The two logs and the batches drawn from them. `agent` says which observations it sees, and makes the features of a frozen encoder."""
+    """The two logs and the batches drawn from them. `agent` determines the observations, and computes the features of a frozen encoder."""
 
     def __init__(self, run: Path, config: Hil, env: HasSpaces, agent: Any, notify: Callable[[str], None] = logger.info):
         schema = Schema.declare(columns_for(config, env))
@@ -92,7 +92,7 @@ class Experience:
             server.register_data_store(name, self.log)
 
     def take(self) -> None:
-        """Nothing is to be done: what arrives is in the log."""
+        """Does nothing: steps that arrive are in the log already."""
 
     @property
     def total(self) -> int:
@@ -110,11 +110,11 @@ class Experience:
             return self.log.read(last, ["policy_version"])["policy_version"].tolist() if last else []
 
     def finished(self) -> Iterator[dict[str, Any]]:
-        """What is to be told of each trajectory that has ended and was not told of before."""
+        """Returns the figures of each trajectory that has ended and was not reported before."""
         return self._episodes.finished()
 
     def reported(self, trajectories: Sequence[int]) -> None:
-        """These were told of by an earlier process."""
+        """Marks trajectories that an earlier process has reported."""
         self._episodes.known.update(trajectories)
 
     def demonstrated(self) -> dict[str, Any]:
@@ -314,7 +314,7 @@ class Labelled:
 
 
 class EndedEpisodes:
-    """What is told of trajectories that ended. One that a restart of the learner has cut into several counts as one."""
+    """The figures of trajectories that ended. One that a restart of the learner has cut into several counts as one."""
 
     def __init__(self, log: Log, rlpd: Rlpd):
         self._log, self._rlpd = log, rlpd
@@ -329,12 +329,12 @@ class EndedEpisodes:
             unended = sorted((n for n in senders if n < number and senders[n] == senders[number] and n not in ended), reverse=True)
             self.known.add(number)
             with contextlib.suppress(UnknownNameError):  # evicted meanwhile
-                yield {"trajectory": number, **self._told(number, unended), "actor": senders[number][0]}
+                yield {"trajectory": number, **self._figures(number, unended), "actor": senders[number][0]}
 
-    def _told(self, number: int, unended: Sequence[int]) -> dict[str, Any]:
+    def _figures(self, number: int, unended: Sequence[int]) -> dict[str, Any]:
         with self._log.reading() as steps:
             keys = steps.trajectory(number)
-            with contextlib.suppress(UnknownNameError):  # an earlier part was evicted meanwhile; the rest is told of
+            with contextlib.suppress(UnknownNameError):  # an earlier part was evicted meanwhile; the rest is reported
                 for earlier in unended:
                     before = steps.trajectory(earlier)
                     if not _goes_on(steps, before[-1:], keys[:1]):
@@ -342,11 +342,11 @@ class EndedEpisodes:
                     keys = np.concatenate([before, keys])
             truth = [TASK_SUCCESS] if TASK_SUCCESS in steps.schema.columns else []
             columns = ["rewards", "terminated", "source", "succeed", "lost", "times/observed", "times/applied", *truth]
-            return told(steps.gather(keys, columns), self._rlpd)
+            return episode_figures(steps.gather(keys, columns), self._rlpd)
 
 
-def told(columns: Mapping[str, Array], rlpd: Rlpd) -> dict[str, Any]:
-    """What is told of an episode, from its columns. `return_to_go` is what came after each of its steps, discounted, on the average: what Q
+def episode_figures(columns: Mapping[str, Array], rlpd: Rlpd) -> dict[str, Any]:
+    """The figures of an episode, from its columns. `return_to_go` is what came after each of its steps, discounted, on the average: what Q
     is to be. Where a time limit cut it, `cut_share` of a value beyond that limit is missing from it."""
     lost, success = columns["lost"].astype(bool), bool(columns["succeed"].any())
     human = (columns["source"] == Source.HUMAN) & ~lost

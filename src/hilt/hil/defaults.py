@@ -1,4 +1,4 @@
-"""Defaults by the size of the problem: what nobody has set is chosen when a run begins, from what the policy sees.
+"""Defaults by the size of the problem: settings without a value are chosen when a run begins, from the observations of the policy.
 
 The defaults of `Hil` are HIL-SERL's, for images on an arm. A policy that sees numbers alone needs none of that machinery: its networks are
 the two MLPs of soft actor-critic without a branch in front of them, one update for each step of a simulation is affordable, and twenty
@@ -52,7 +52,7 @@ SHOWN: dict[str, Any] = {
 """Where there are demonstrations, too: they are imitated first, and on while the critics learn, as the recipes of the tabletop suite
 have it"""
 SIMULATED_AHEAD = 200
-"""Of a simulation as fast as it can: so many steps it may be ahead of the learner, which else shares its processor with it"""
+"""The number of steps that a simulation may be ahead of the learner, with which it shares the processor"""
 
 
 class DefaultsChoice(NamedTuple):

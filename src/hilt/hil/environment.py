@@ -49,8 +49,8 @@ class NullDevice(Device):
 
 
 def make_env(config: Hil, operator: bool) -> Env:
-    """The environment that the policy sees. `operator`: whoever the settings name may take over, and every info tells who acted and what
-    was executed; without, as an evaluation has it, nobody can. Closing it closes the device too."""
+    """The environment that the policy sees. `operator`: the operator of the settings may take over, and every info has who acted and what
+    was executed; without it, as in an evaluation, no one can take over. Closing it closes the device too."""
     env = task(config)
     try:
         if operator:
@@ -133,7 +133,7 @@ def check_fit(config: Hil, made: Spaces | None = None) -> None:
 def trainer_config(config: Hil, learner: bool) -> TrainerConfig:
     """The wire's settings for one of the two sides."""
     wire, agent = config.wire, config.agent
-    # Every interface needs keys, and so does an address of it: without them the wire refuses, and says how to make some.
+    # Every interface needs keys, and so does an address of it: without them the wire raises an error that explains how to make them.
     bind = {} if not learner or (wire.keys and not is_loopback(wire.host)) else {"bind_ip": wire.host}
     own = {} if learner or not wire.key_name else {"key_name": wire.key_name}
     keys = {"keys": wire.keys} if wire.keys else {}

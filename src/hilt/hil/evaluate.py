@@ -1,11 +1,11 @@
-"""How good a policy is: it tries numbered initial states, alone, and every try counts.
+"""Measures the success of a policy on numbered initial states, without an operator; every episode counts.
 
-Nobody can take over, and the policy does what it thinks best (`sample`: what it draws, as in training). Each episode has a seed of its
-own that follows from the evaluation's, so that the outcome is the same with any number of workers. Success comes with a 95% interval
-(Wilson's). An episode in which the environment fails is lost, and shown.
+The policy takes its most likely actions (`sample`: it samples them, as in training). Each episode has a seed of its own, derived from the
+evaluation's, so that the outcome is the same with any number of workers. Success comes with a 95% interval (Wilson's). An episode in which
+the environment fails counts as lost, and is shown.
 
-Success is what the task itself says. Where it does not, as on an arm, a person can be asked after each episode. A reward classifier ends
-episodes as it does in the run, and its verdict is kept beside the success; it decides only where nobody else knows.
+Success is what the task itself reports. Where it does not, as on an arm, a person can be asked after each episode. A reward classifier ends
+episodes as it does in the run, and its verdict is kept beside the success; it decides only where there is no other answer.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ EPISODE_S = 600.0
 
 
 Watch = Callable[[EpisodeOutcome, int, int], None]
-"""Told of each episode: its outcome, how many are done, and of how many"""
+"""Called with each episode: its outcome, how many are done, and the total"""
 Ask = Callable[[str, float], bool]
 """Asks a person a question that is answered by yes or no, within a timeout in seconds"""
 ANSWER_S = 3_600.0
@@ -84,8 +84,8 @@ def evaluate(
 
     `agent` has ``sample_actions(observation, seed=, argmax=)``, and ``begin()`` if it has to know where an episode begins; with several
     `workers` it is an `Agent`, which they make again from its weights. With a `folder` the episodes are recorded in a new folder below
-    it, with ``evaluation.json`` and `videos` of the first ones. `ask`: a person is asked after each episode of whose success the task says
-    nothing, as `hilt.envs.rewards.ask_on_console` does it.
+    it, with ``evaluation.json`` and `videos` of the first ones. `ask`: called after each episode of which the task reports no success,
+    to ask a person, as `hilt.envs.rewards.ask_on_console` does.
     """
     _check_wishes(workers, episodes, seed, folder, videos, ask)
     began = time.monotonic()
@@ -246,8 +246,8 @@ def _episode(plan: EvaluationPlan, agent: StepAgent, env: Env, one: Try, ask: As
 
 def judged(info: Mapping[str, Any], ask: Ask | None, question: str) -> tuple[bool | None, bool | None, str]:
     """(success, the classifier's verdict, who decided) of an episode that ended with this info."""
-    said = success_of(info)
-    verdict, truth = (said, info[TASK_SUCCESS]) if TASK_SUCCESS in info else (None, said)
+    reported = success_of(info)
+    verdict, truth = (reported, info[TASK_SUCCESS]) if TASK_SUCCESS in info else (None, reported)
     if truth is not None:
         return bool(truth), verdict, "task"
     if ask is not None:
@@ -312,7 +312,7 @@ def _ended_early(code: int | None) -> HiltError:
 
 
 def _work(pipe: Any) -> None:
-    """What a worker does; it ends with whoever started it, to whom it cannot speak any more."""
+    """Runs in a worker process; it ends when the process that started it is gone."""
     leave_to_parent()
     one_thread()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
@@ -350,9 +350,9 @@ class EvaluationRecorder:
         for step in steps:
             episode.append(step)
         episode.end()
-        told = {name: getattr(outcome, name) for name in ("state", "seed", "success", "steps", "error", "verdict", "judge")}
-        told = {name: value for name, value in told.items() if value not in (None, "")}
-        self._log.annotate(episode.trajectory, **self._facts, **told)
+        facts = {name: getattr(outcome, name) for name in ("state", "seed", "success", "steps", "error", "verdict", "judge")}
+        facts = {name: value for name, value in facts.items() if value not in (None, "")}
+        self._log.annotate(episode.trajectory, **self._facts, **facts)
 
     def finish(self, done: EvaluationResult, report: Report = silent) -> list[Path]:
         """Writes what came of it, and makes the videos."""

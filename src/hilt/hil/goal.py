@@ -5,7 +5,7 @@
     watch.poll()                  # its Evaluation when it has come, else None
     watch.reached                 # whether the last `goal.hold` evaluations in a row all reached `goal.success`
 
-Each evaluation tries the same initial states of the split "eval", every one once, with nobody helping, and every episode counts. Looking
+Each evaluation tries the same initial states of the split "eval", every one once, without an operator, and every episode counts. Looking
 often at one noisy figure and ending at the first good one would flatter the policy. That is why several evaluations in a row must reach
 the goal, each of another checkpoint; and the figure to quote is another one: `hilt eval RUN --split test`, on states that no evaluation
 here has tried.
@@ -64,7 +64,7 @@ class GoalWatch:
         self.busy = True
 
     def poll(self) -> dict[str, Any] | None:
-        """What came of the evaluation that was asked for, once."""
+        """Returns the result of the evaluation that was asked for, once it is there; None before, and afterwards."""
         if self._process is None or not self.busy or not self._process.pipe.poll():
             return None
         self.busy = False
@@ -108,7 +108,7 @@ def evaluations(run: Path, goal: Goal) -> list[dict[str, Any]]:
 
 
 def _evaluate(pipe: Any, config: Hil, run: Path) -> None:
-    """What the process does until nobody is there any more whom it could answer."""
+    """Runs in the process until its parent is gone."""
     leave_to_parent()
     from hilt.hil.environment import spaces
     from hilt.hil.evaluate import evaluate, make_agent
@@ -125,8 +125,8 @@ def _evaluate(pipe: Any, config: Hil, run: Path) -> None:
                 done = evaluate(config, agent, GOAL_SPLIT, range(config.goal.states), update=update)
                 result = {**done.to_json(), "goal": config.goal.success}
                 write_json(new_folder(run / "evaluations", GOAL_SPLIT, update) / EVALUATION_FILE, result)
-                told = ("update", "success", "successes", "episodes", "errors", "low", "high", "seconds")
+                figures = ("update", "success", "successes", "episodes", "errors", "low", "high", "seconds")
                 pairs = as_pairs((config.task, one.state, bool(one.success)) for one in done.outcomes)
-                pipe.send({**{name: result[name] for name in told}, "pairs": pairs})
+                pipe.send({**{name: result[name] for name in figures}, "pairs": pairs})
         except HiltError as error:
             pipe.send(error)

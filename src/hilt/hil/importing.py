@@ -64,7 +64,7 @@ def _first(path: str) -> Episode | None:
 def other_tasks(config: Hil) -> list[str]:
     """A sentence for each path whose demonstrations were recorded of another task than the run's, though they have the same columns.
 
-    Only names of one suite or module can be compared: the address of an arm says nothing of its task, nor does a config of HIL-SERL's.
+    Only names of one suite or module can be compared: neither the address of an arm nor a config of HIL-SERL names its task.
     """
     lines, suite = [], _suite(config.task)
     for path in expanded(config.demo_path):
@@ -130,7 +130,7 @@ def _add(log: Log, episode: Episode | None, path: str) -> int:
 
 
 def _fitted(schema: Schema, episode: Episode, path: str) -> dict[str, Array]:
-    """The columns of a run's log, from an episode of somebody else's; what is not of the same task is refused."""
+    """The columns of a run's log, from an episode of another source; one of another task is refused."""
     given, columns = flatten(episode.columns), {}
     for name, spec in schema.columns.items():
         if name in given:

@@ -4,7 +4,7 @@ RUN/config.yaml       every setting, frozen; written last, so that it says that 
 RUN/run.json          its identity, its recipe, its precision and why, and what was changed when it was resumed
 RUN/demonstrations/   what the script recorded before the run began
 RUN/actors/NAME/      each actor's spool
-RUN/logs/NAME.log     what each process said
+RUN/logs/NAME.log     the output of each process
 RUN/log, demos, checkpoints, metrics.jsonl, ...    the learner's: docs/learner.md
 """
 
@@ -60,11 +60,11 @@ RESTARTS_PER_MINUTE = 3
 END_S = 30.0
 """Seconds after which a process that was asked to end is killed"""
 SAVING_S = 270.0
-"""A learner has so much longer: it writes its checkpoint, and buffers where it is to"""
+"""Further seconds for a learner, which writes its checkpoint, and buffers if they are asked for"""
 LOOPBACK_S = 5.0
 """Timeout in seconds for a connection of this machine to itself"""
 PARENT = "HILT_PARENT"
-"""In its environment a process finds who started it: it ends when that one is gone"""
+"""The environment variable with the process that started this one: it ends when that process is gone"""
 
 
 def _thawed(run: Path) -> Hil:
@@ -122,7 +122,7 @@ class LaunchOutcome:
     """How a run ended, and what happened to its processes."""
 
     ended: bool = False
-    """By itself, or because somebody pressed stop at an actor; else it was stopped from outside"""
+    """Whether it ended by itself, or because an operator pressed stop at an actor; else it was stopped from outside"""
     restarts: dict[str, int] = field(default_factory=dict)
     """Processes that were killed from outside and started again"""
 
@@ -181,7 +181,7 @@ def train(
         for child in children.values():
             if child.failed:
                 raise child.error()
-    except BaseException:  # of one of them, of this process, or Ctrl-C where nobody has taken it: the others end in order
+    except BaseException:  # of one of them, of this process, or Ctrl-C where no handler is installed: the others end in order
         end(children.values(), notify)
         raise
     finally:
@@ -191,7 +191,7 @@ def train(
 
 
 def _await_former(run: Path, notify: Callable[[str], None], stop: Callable[[], bool], report: Report) -> None:
-    """If `hilt train` was killed, its processes are about to end; who is still there after a while is named by the new ones."""
+    """Waits for the processes of a killed `hilt train`, which are about to end; one that stays is named by the errors of the new ones."""
     deadline, said = time.monotonic() + END_S, False
     folders = [run, *sorted(run.glob("actors/*/spool"))]
     while (there := [who for folder in folders if (who := writer_of(folder))]) and time.monotonic() < deadline and not stop():
@@ -219,7 +219,7 @@ def _looked_after(child: Child, outcome: LaunchOutcome, notify: Callable[[str], 
 
 
 class Child:
-    """One process of a run. It leaves signals to whoever looks after it, and asks it to end: see `hilt.core.signals`."""
+    """One process of a run. It leaves signals to its parent, which asks it to end: see `hilt.core.signals`."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path):
         self.end_timeout_s = END_S
@@ -279,15 +279,15 @@ class Child:
         """Returns its last words as an error."""
         with storage_errors(self.log):
             words = self.log.read_bytes()[self._said :].decode(errors="replace").strip().splitlines()
-        told = [number for number, line in enumerate(words) if line.startswith("error: ")]
-        if told:  # one of several lines goes on to the end
-            return HiltError(f"{self.name}: " + "\n".join(words[told[-1] :]).removeprefix("error: "))
+        errors = [number for number, line in enumerate(words) if line.startswith("error: ")]
+        if errors:  # one of several lines goes on to the end
+            return HiltError(f"{self.name}: " + "\n".join(words[errors[-1] :]).removeprefix("error: "))
         last = "\n".join(words[-30:]) or "it said nothing"
         return HiltError(f"{self.name} ended with exit code {self.poll()}; its last words, from {self.log}:\n{last}")
 
 
 def end(children: Any, notify: Callable[[str], None], at_once: bool = False) -> None:
-    """Asks all to end, waits for them, and kills who does not."""
+    """Asks all processes to end, waits for them, and kills those that do not."""
     for child in children:
         child.ask_to_end()
     began = time.monotonic()
@@ -335,7 +335,7 @@ def _unreachable(host: str) -> str:
 
 
 def check_wire(config: Hil) -> None:
-    """Refuses a learner without keys beyond this machine, and ports that somebody has, before anything is started that finds out late."""
+    """Refuses a learner without keys beyond this machine, and ports that are in use, before anything is started."""
     config = _with_ports(config)
     wire = trainer_config(config, learner=True)
     require_keys(wire, wire.bind_ip, "listening on")

@@ -4,7 +4,7 @@
     summary = learner.run(stop=lambda: False)
 
 It never waits for the disk: the log is synced by a thread, checkpoints are written by another from a copy, and steps are received by the
-wire's own. It may be killed at any moment: the log has every step, and the newest whole checkpoint says where to go on.
+wire's own. It may be killed at any moment: the log has every step, and the newest whole checkpoint has the state to continue from.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from hilt.wire import TrainerConfig, TrainerServer
 CHECKPOINT_S = 300.0
 """Between two checkpoints, when no number of updates is given for it"""
 TELL_S, REPORT_INTERVAL_S, POLL_INTERVAL_S = 5.0, 0.5, 0.01
-"""How often it says what it waits for; how often it looks for what is to be reported; how long it sleeps while it waits"""
+"""Seconds between two messages about what it waits for, between two looks for what is to be reported, and of each sleep while it waits"""
 GOODBYE_S, ACTIVE_S = 10.0, 5.0
-"""After its end it serves so long at most, until every actor that was heard so lately knows of it and has left"""
+"""After its end it serves at most the first number of seconds, until every actor heard within the second number of seconds has left"""
 SAVE_S = 120.0
 """The timeout of the last checkpoint, in seconds"""
 COLLECTED = "collected.json"
@@ -62,7 +62,7 @@ class LearnerSummary:
     """How a run, or this part of it, ended."""
 
     reason: str
-    """"goal": success held at its goal; "max_steps", "max_seconds", "max_env_steps"; "pressed": somebody at an actor pressed stop;
+    """"goal": success held at its goal; "max_steps", "max_seconds", "max_env_steps"; "pressed": an operator at an actor pressed stop;
     "stopped" from outside; or "alarm": one that `stop_on` names, which is raised as an `AlarmError` when everything is closed"""
     update: int
     online: int
@@ -112,8 +112,8 @@ class Learner:
         self._run_id = str(read_json(run / "run.json").get("id", "")) if (run / "run.json").exists() else ""
         self.experience.register(self.server, self._run_id)
         self._resumed = checkpoint is not None
-        told = [(record["return_to_go"], record["cut_share"]) for record in known if record.get("return_to_go") is not None]
-        self._realized: deque[tuple[float, float]] = deque(told[-REALIZED:], REALIZED)
+        returns = [(record["return_to_go"], record["cut_share"]) for record in known if record.get("return_to_go") is not None]
+        self._realized: deque[tuple[float, float]] = deque(returns[-REALIZED:], REALIZED)
         known_facts = replace(facts(config), target_entropy=self.agent.target_entropy, actions=self.agent.layout.continuous)
         self._watch, self._alarm = AlarmWatch(run, known_facts, self.metrics, lambda text: logger.info("%s", text), config.stop_on), ""
         self._goal = GoalWatch(config, run) if config.goal.success else None
@@ -125,7 +125,7 @@ class Learner:
         for writer in (self._saver, self._buffers):
             stack.callback(writer.close, SAVE_S)  # before the log is closed and the run is free for another learner
         self._saved_at, self._saved_update = time.monotonic(), self.update
-        self._told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._actor_reports: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._heard: dict[str, float] = {}
         self._out_of_reach: set[str] = set()  # actors whose operator is
         self._paused = False  # the clock and learning are, for the operators of all actors are out of reach
@@ -173,7 +173,7 @@ class Learner:
             return LearnerSummary(self._reason, self.update, self.experience.total)
 
     def notify(self, text: str) -> None:
-        """To whoever looks on."""
+        """Logs a line of text for the user, as an event of the metrics too."""
         logger.info("%s", text)
         self.metrics.event(text, update=self.update, step=self.experience.total if hasattr(self, "experience") else 0)
 
@@ -197,7 +197,7 @@ class Learner:
     @contextlib.contextmanager
     def _finite(self) -> Iterator[None]:
         """An update with a loss or a gradient that is not finite changes nothing, is left out and counted; several in a row end the run.
-        Updates of the critics that the same step had made before (`cta_ratio`) stay, which is said."""
+        Updates of the critics that the same step had made before (`cta_ratio`) stay, and the message mentions them."""
         before = self.agent.updates
         try:
             yield
@@ -205,14 +205,14 @@ class Learner:
         except NotFiniteError as error:
             self._skipped, self._skipped_in_a_row = self._skipped + 1, self._skipped_in_a_row + 1
             made = self.agent.updates - before
-            told = f"{error}{f' Before it, in the same step, the critics had {made} good updates, which stay.' if made else ''}"
+            problem = f"{error}{f' Before it, in the same step, the critics had {made} good updates, which stay.' if made else ''}"
             if self._skipped_in_a_row == 1:
-                self.notify(f"update {self.update + 1:,} is left out: {told}")
+                self.notify(f"update {self.update + 1:,} is left out: {problem}")
             if self._skipped_in_a_row == MAX_SKIPPED:
                 rate, run = self.config.agent.rlpd.learning_rate, self.run_folder
                 note_end(run, "not_finite", self.update, f"{MAX_SKIPPED} updates in a row were not finite")
                 raise AlarmError(
-                    f"the last {MAX_SKIPPED} updates were left out; of the last one: {told} Go on from the checkpoint of update "
+                    f"the last {MAX_SKIPPED} updates were left out; of the last one: {problem} Go on from the checkpoint of update "
                     f"{max(numbers(run), default=0):,} with a lower rate: hilt train --run {run} --resume "
                     f"agent.rlpd.learning_rate={rate / 10:g}. If that does not help, a step that is not finite is in the demonstrations or "
                     "in the log."
@@ -250,7 +250,7 @@ class Learner:
         return self.agent.imitations < self.config.agent.encoder.pretrain_updates
 
     def _pretrain(self, part: str = "demonstrations") -> None:
-        settings, said = self.config.agent.encoder, time.monotonic()
+        settings, notified_at = self.config.agent.encoder, time.monotonic()
         whom = "the demonstrations first" if part == "demonstrations" else "demonstrations and take-overs, from scratch"
         phase = Phase(f"imitates {whom}", settings.pretrain_updates, self.agent.imitations, "updates")
         self.notify(phase.text())
@@ -261,9 +261,9 @@ class Learner:
             with self._clock("torch"), self._finite():
                 info = self.agent.imitate(batch, encoder=True)
                 phase.move(self.agent.imitations, note=f"loss {info['imitation_loss']:.3f}")
-            if time.monotonic() - said >= TELL_S or not self._pretraining():
+            if time.monotonic() - notified_at >= TELL_S or not self._pretraining():
                 self.notify(phase.text())
-                said = time.monotonic()
+                notified_at = time.monotonic()
             self._look()
 
     def _collect(self) -> None:
@@ -321,7 +321,7 @@ class Learner:
             self._said = now
 
     def _over(self) -> bool:
-        """Whether it is time to end; then `_reason` says why."""
+        """Whether it is time to end; then `_reason` is set."""
         config, online = self.config, self.experience.total
         if self._first is None and online > self._imported:
             self._first = time.monotonic() - self._elapsed
@@ -413,7 +413,7 @@ class Learner:
             self._to_evaluate = 0
 
     def _report(self, result: Mapping[str, Any]) -> None:
-        """Tells what an evaluation gave, and puts it beside the other figures."""
+        """Shows the result of an evaluation, and writes it to the metrics."""
         if "error" in result:
             self.notify(f"evaluation: {result['error']}")
             return
@@ -426,7 +426,7 @@ class Learner:
         self._write({**values, "validation_outcomes": result["pairs"]})
 
     def _write(self, values: Mapping[str, float | str]) -> None:
-        """Into the metrics; what is wrong with these is said, and ends the run if `stop_on` names it."""
+        """Writes to the metrics. Alarms that these raise are shown, and end the run if `stop_on` names them."""
         self.metrics.write("update", values, update=self.update, step=self.experience.total)
         self._alarm = self._alarm or self._watch.take(values, update=self.update, step=self.experience.total)
 
@@ -448,12 +448,12 @@ class Learner:
             **({"staleness": sum(behind) / len(behind)} if behind else {}),
             **self.experience.counts(),
         }
-        if "q/online" in info and len(self._realized) == REALIZED:  # what Q is to be; beyond a time limit, what it says itself
+        if "q/online" in info and len(self._realized) == REALIZED:  # what Q is to be; beyond a time limit, its own estimate
             values["realized_q"] = sum(came + cut * info["q/online"] for came, cut in self._realized) / REALIZED
         self._write(values)
 
     def _look(self) -> None:
-        """Now and then: takes in what came, reports episodes that ended and what actors told."""
+        """Called periodically: takes in new steps, and writes metrics of episodes that ended and of actors' reports."""
         if (now := time.monotonic()) - self._looked < REPORT_INTERVAL_S:
             return
         self._looked = now
@@ -466,11 +466,11 @@ class Learner:
                 episode |= {"success": None, "success_alone": None}
             self.metrics.write("episode", episode, update=self.update, step=self.experience.total)
         self._evaluate()
-        while not self._told.empty():
-            self.metrics.write("actor", self._told.get(), update=self.update, step=self.experience.total)
+        while not self._actor_reports.empty():
+            self.metrics.write("actor", self._actor_reports.get(), update=self.update, step=self.experience.total)
 
     def _may_tell(self, since: float, episode: Mapping[str, Any]) -> bool:
-        """Not while its actor is about to tell whether its environment says anything of success."""
+        """Whether an episode may be reported: not before its actor has reported whether its environment knows success."""
         waits = self._says.get(episode["actor"]) == "not yet" and episode["actor"] in self._heard
         return not waits or bool(self._reason) or time.monotonic() - since > ACTIVE_S
 
@@ -478,20 +478,21 @@ class Learner:
 
     def _answer(self, _: str, payload: Any) -> dict[str, Any]:
         """Answers "send-stats", in a thread of the wire's."""
-        told = _scalars(payload)
-        name = str(told.get("actor", ""))
-        self._pressed = self._pressed or bool(told.get("stop"))
+        reported = _scalars(payload)
+        name = str(reported.get("actor", ""))
+        self._pressed = self._pressed or bool(reported.get("stop"))
         ended = self._reason not in ("", "stopped")
-        if told.pop("bye", False):
+        if reported.pop("bye", False):
             self._heard.pop(name, None)
         elif name:
             self._heard[name] = time.monotonic()
-        if "contact_lost" in told:
-            (self._out_of_reach.add if told["contact_lost"] else self._out_of_reach.discard)(name)
-        if "says_success" in told:
-            self._says[name] = str(told["says_success"])
-        if len(told) > 1:
-            self._told.put({key if key not in ("kind", "time", "update", "step") else f"actor_{key}": value for key, value in told.items()})
+        if "contact_lost" in reported:
+            (self._out_of_reach.add if reported["contact_lost"] else self._out_of_reach.discard)(name)
+        if "says_success" in reported:
+            self._says[name] = str(reported["says_success"])
+        if len(reported) > 1:
+            own = {"kind", "time", "update", "step"}  # of the learner's records
+            self._actor_reports.put({f"actor_{key}" if key in own else key: value for key, value in reported.items()})
         left = {"left": self.config.max_env_steps - self.experience.total} if self.config.max_env_steps else {}
         encoder = self.config.agent.encoder
         looks = {} if encoder.kind == "none" else {"precision": encoder.precision}
@@ -526,7 +527,7 @@ class Learner:
         self._buffers.finish(self.experience, SAVE_S)
 
     def _say_goodbye(self) -> None:
-        """Until every actor knows, and what it still had has arrived."""
+        """Serves until every actor knows of the end, and its remaining steps have arrived."""
         deadline = time.monotonic() + GOODBYE_S
         while time.monotonic() < deadline and not self._stop():
             asking = any(time.monotonic() - heard < ACTIVE_S for heard in list(self._heard.values()))
@@ -573,7 +574,7 @@ class LearnerClock:
 
 
 def _scalars(payload: Any) -> dict[str, Any]:
-    """What an actor told, flat; only numbers, flags and text are metrics."""
+    """An actor's report, flat; only numbers, flags and text are metrics."""
     if not isinstance(payload, Mapping):
         raise SchemaError(f"send-stats was given a {type(payload).__name__}; give a dictionary of numbers, flags and text.")
     flat = {}

@@ -46,7 +46,7 @@ def check_operator(config: Hil, whole: bool) -> None:
     try:
         check_device(config.operator, **options)
     except KeyError as error:
-        raise ConfigError(f"operator={config.operator}: {error} Leave it empty (operator=) where nobody takes over.") from None
+        raise ConfigError(f"operator={config.operator}: {error} Leave it empty (operator=) if no one takes over.") from None
     if whole and config.operator == "keyboard":
         raise ConfigError(
             "operator=keyboard needs a terminal of its own, which hilt train does not give its actors: use operator=browser, or start "
@@ -55,7 +55,7 @@ def check_operator(config: Hil, whole: bool) -> None:
 
 
 def check_demonstrations(config: Hil, made: Spaces) -> None:
-    """A script can record the demonstrations that are asked for."""
+    """Refuses demonstrations that no script of the task can record."""
     if config.demonstrations and not made.has_expert and "expert" not in config.demonstration_options:
         raise ConfigError(
             f"demonstrations={config.demonstrations}: {config.task} has no script that could record them. Give demonstrations=0 and "
