@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tools.measure import SOURCE, measure
+from tools.measure import SOURCE, broad_excepts, measure
 
 ROOT = Path(__file__).parent.parent
 
@@ -147,6 +147,57 @@ def test_functions_are_short_and_flat_and_take_few_parameters():
 
 def test_docstrings_begin_with_a_sentence():
     assert measure(SOURCE)["docstrings that are fragments"] == 0
+
+
+NOT_JOINED = {
+    "core/platform.py: end_with_pipe": "watches for the end of the caller for as long as the process lives",
+    "distributed/group.py: _serve": "watches for the end of the caller for as long as the process of a worker lives",
+    "robot/control.py: main": "watches for the end of the caller for as long as the control process lives",
+}
+"""Functions and classes with a thread that nothing waits for, and why"""
+
+
+def test_threads_are_joined_with_a_deadline():
+    """A class or function that starts threads joins them, and every join has a timeout."""
+    source, not_joined = ROOT / "src" / "hilt", []
+    for path in sorted(source.rglob("*.py")):
+        text = path.read_text()
+        for part in ast.parse(text).body if ".join(" in text or "Thread(" in text else ():
+            calls = [node for node in ast.walk(part) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+            joins = [call for call in calls if call.func.attr == "join" and not isinstance(call.func.value, ast.Constant | ast.JoinedStr)]
+            place = f"{path.relative_to(source)}: {getattr(part, 'name', '')}"
+            assert not [join for join in joins if not join.args and not join.keywords], f"{place}: a join without a deadline"
+            if any(ast.unparse(call.func) == "threading.Thread" for call in calls) and not joins:
+                not_joined.append(place)
+    assert not_joined == sorted(NOT_JOINED), "keep the thread and join it when its owner is closed; or name it here, with a reason"
+
+
+BROAD_EXCEPTS = {
+    "hilt/compat/ript.py: distributed_collect_batches": "compat/test_ript.py: test_a_failed_rollout_counts_and_is_told",
+    "hilt/core/url_folder.py: _probe": "seeds/test_004_simplevla_checkpoints.py: test_an_unreachable_url_is_an_error_before_training",
+    "hilt/distributed/remote_workers.py: _attempt": "distributed/test_group.py: test_an_exception_arrives_as_itself_with_its_place",
+    "hilt/distributed/remote_workers.py: portable": "distributed/test_group.py: test_an_exception_that_cannot_travel_is_told_in_words",
+    "hilt/envs/simulators.py: answer": "envs/test_pool.py: test_an_exception_costs_its_episode_alone",
+    "hilt/replay/sampling/prefetch.py: _fill": "replay/test_prefetch.py: test_prefetch_raises_whatever_its_function_raises",
+    "hilt/replay/view.py: _admit": "replay/test_view.py: test_view_predicate_that_fails_does_not_disturb_writers",
+    "hilt/runs/checkpoint.py: _write": "runs/test_checkpoint.py: test_a_thread_writes_a_copy",
+    "hilt/wire/ingest.py: _take_block": "wire/test_exactly_once.py: test_an_unexpected_error_in_the_middle_of_a_block",
+    "hilt/wire/ingest.py: _take_one": "wire/test_server.py: test_an_insert_that_raises_anything",
+    "hilt/wire/requests.py: _carry_out": "wire/test_client.py: test_answers",
+    "hilt/wire/server.py: _call_back": "wire/test_server.py: test_a_data_callback_that_raises",
+    "hilt/wire/server.py: _data": "wire/test_server.py: test_server_answers_after_an_unexpected_error_and_the_steps_come_again",
+    "hilt/wire/server.py: _take_messages": "wire/test_server.py: test_server_goes_on_after_a_message_that_fails",
+    "hilt/wire/weights.py: _deliver": "wire/test_weights.py: test_a_failing_callback_is_logged_and_the_next_weights_come",
+}
+"""Where any exception is caught and not raised again, and the test that shows why: without the except, or with a narrower one, it fails"""
+
+
+def test_broad_excepts_have_a_reason_and_a_test():
+    found = list(broad_excepts(ROOT / "src" / "hilt"))
+    assert [place for place, reason in found if not reason] == [], "name the exceptions, or raise it again"
+    assert sorted(place for place, _ in found) == sorted(BROAD_EXCEPTS)
+    for file, _, name in (test.partition(": ") for test in BROAD_EXCEPTS.values()):
+        assert f"def {name}(" in (ROOT / "tests" / file).read_text(), f"tests/{file} has no {name}"
 
 
 @pytest.mark.parametrize("module", ["hilt", "hilt.core", "hilt.replay", "hilt.cli"])

@@ -66,6 +66,25 @@ def test_a_short_phase_is_silent_and_short_phases_together_are_not(progress: Pro
     assert out.getvalue().splitlines() == ["the second: 2 of 3, loss 0.1, about 2 s left", "the second: 2 of 3, done in 4 s"]
 
 
+def test_progress_joins_its_thread_after_the_last_phase(out: io.StringIO, clock: Clock):
+    def looking() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "hilt-progress"]
+
+    before, progress = looking(), Progress(out, clock)
+    with progress.phase("the first"):
+        with progress.phase("a part of it"):
+            pass
+        assert len(looking()) == len(before) + 1
+    assert looking() == before
+    with progress.phases() as report:
+        report("the second", 1, 2)
+        assert len(looking()) == len(before) + 1
+    assert looking() == before
+    with pytest.raises(ZeroDivisionError), progress.phase("the third"):
+        raise ZeroDivisionError
+    assert looking() == before
+
+
 def test_progress_phase_without_a_count_shows_seconds(progress: Progress, out: io.StringIO, clock: Clock):
     with progress.phase("importing torch"):
         for _ in range(25):

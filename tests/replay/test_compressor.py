@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hilt.core.errors import DeadlineError
 from hilt.replay import Log
 from hilt.replay.storage.segment import Segment
 from tests.replay.toy_steps import new_log, numbers, write
@@ -43,10 +44,12 @@ def test_compressor_in_a_forked_process_has_no_threads_and_the_lock_of_its_log(t
         while status[0] == 0 and time.monotonic() < end:
             status = os.waitpid(child, os.WNOHANG)
             time.sleep(0.01)
-        may_end.set()
         if status[0] == 0:
             os.kill(child, 9)
             os.waitpid(child, 0)
+        with pytest.raises(DeadlineError, match=r"log: segments were not compressed within 0 s. Look at the disk."):
+            log.compress(timeout=0)
+        may_end.set()
         assert status[0] == child and os.waitstatus_to_exitcode(status[1]) == 0
         log.compress()
         assert log.segments[0].codecs

@@ -81,6 +81,22 @@ def test_an_error_surfaces_in_next_and_stays(log: Log):
     await_no_threads()
 
 
+def test_prefetch_raises_whatever_its_function_raises():
+    """Selectors and assemblies may be the user's: an error of theirs must not end the thread while somebody waits for its batch."""
+
+    class OwnError(BaseException):
+        pass
+
+    def fail() -> Any:
+        raise OwnError("no batch")
+
+    batches = Prefetch(fail, 1)
+    with pytest.raises(OwnError, match="no batch"):
+        next(batches)
+    batches.close()
+    await_no_threads()
+
+
 def test_prefetch_limiter_timeout_reports_what_it_awaited(log: Log):
     batches = log.all().sampler(limiter=MinSize(31)).batches(2, timeout=0.01)
     with pytest.raises(DeadlineError, match="30 of 31 items needed are there"):

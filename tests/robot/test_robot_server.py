@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -569,6 +570,32 @@ print([name for name in sys.modules if name.startswith(("hilt.replay", "hilt.wir
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_robot_server_errors_before_and_after_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`start` raises the first; the second is reported by the thread."""
+    reported: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", reported.append)
+    server = RobotServer(TOY, port=0)
+    try:
+
+        async def serve(ready: Any = None) -> None:
+            if serves:
+                ready()
+            raise ZeroDivisionError("no loop")
+
+        monkeypatch.setattr(server, "serve", serve)
+        serves = False
+        with pytest.raises(ZeroDivisionError, match="no loop"):
+            server.start()
+        assert not reported
+        serves = True
+        server.start()
+        assert server._thread is not None
+        server._thread.join(DEADLINE_S)
+        assert [str(one.exc_value) for one in reported] == ["no loop"]
+    finally:
+        server.stop()
 
 
 def test_a_control_process_that_fails_is_reported_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:

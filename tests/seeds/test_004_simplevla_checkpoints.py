@@ -184,6 +184,14 @@ def test_an_unreachable_url_is_an_error_before_training(tmp_path: Path, monkeypa
         with pytest.raises(ConfigError, match=expected):
             begin_run(tmp_path / "run", "toy", config(f"copy_to={url}"))
         assert not (tmp_path / "run").exists()
+    with monkeypatch.context() as patch:  # every file system has errors of its own
+
+        def refuse(self: UrlFolder) -> Any:
+            raise type("ClientError", (Exception,), {})("no such bucket")
+
+        patch.setattr(UrlFolder, "_files", refuse)
+        with pytest.raises(ConfigError, match=r"s3://bucket/run cannot be written to: .*no such bucket"):
+            config("copy_to=s3://bucket/run").check()
     monkeypatch.setattr(url_folder, "CONNECT_TIMEOUT_S", 0.05)
     monkeypatch.setattr(UrlFolder, "_probe", lambda self, failed: time.sleep(1))
     with pytest.raises(ConfigError, match=r"there was no answer within 0.05 s. It needs `pip install s3fs`, and credentials in AWS"):

@@ -446,8 +446,10 @@ def test_a_rate_limiter_holds_back_the_first_of_several_messages(bench: Bench, m
     assert bench.check()[ENV].steps == 1000
 
 
-def test_an_unexpected_error_in_the_middle_of_a_block(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    """Some of it is stored. The rest comes again, and only the rest, though an earlier connection of the actor is remembered."""
+@pytest.mark.parametrize("always", [False, True])
+def test_an_unexpected_error_in_the_middle_of_a_block(bench: Bench, monkeypatch: pytest.MonkeyPatch, always: bool):
+    """Some of it is stored. The rest comes again, and only the rest, though an earlier connection of the actor is remembered; and one
+    by one, also if the error comes each time."""
     bench.start_learner()
     with Proxy(bench.port, bench.broadcast) as proxy, bench.actor(1, 0, proxy.ports) as actor:
         actor.insert(10)
@@ -459,13 +461,13 @@ def test_an_unexpected_error_in_the_middle_of_a_block(bench: Bench, monkeypatch:
         actor.insert(3 * LENGTH)  # a block of several episodes
         append_block, calls = EpisodeWriter.append_block, []
 
-        def fail_once(*arguments: Any) -> Any:
+        def fail(*arguments: Any) -> Any:
             calls.append(1)
-            if len(calls) == 2:
+            if len(calls) == 2 or (always and len(calls) > 2):
                 raise RuntimeError("unexpected")
             return append_block(*arguments)
 
-        monkeypatch.setattr(EpisodeWriter, "append_block", fail_once)
+        monkeypatch.setattr(EpisodeWriter, "append_block", fail)
         proxy.heal()
         assert actor.flush()
         actor.wait_empty()

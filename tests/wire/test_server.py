@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hilt.core.errors import ClosedError, ConfigError, DeadlineError, DiskFullError, RefusedError
+from hilt.core.errors import ClosedError, ConfigError, DeadlineError, DiskFullError, HiltError, RefusedError
 from hilt.replay import Log, ReplayBufferDataStore
-from hilt.replay.sampling.limiters import Queue
+from hilt.replay.sampling.limiters import MinSize, Queue
 from hilt.wire import TrainerServer, make_trainer_config
 from hilt.wire.codec import encode
+from hilt.wire.ingest import DataSink
 from tests.wire.pair import FLUSH_MS, Pair, eventually, packed, said_in, scrape
 from tests.wire.processes import free_port
 from tests.wire.steps import ENV, make_buffer, transition
@@ -109,6 +110,35 @@ def test_without_a_thread_it_serves_until_it_is_stopped(pair: Pair):
     server.stop()
     thread.join(60)
     assert not thread.is_alive()
+
+
+def test_server_and_client_leave_no_thread_behind(pair: Pair, caplog: pytest.LogCaptureFixture):
+    """Also with a request that a rate limiter holds back, a sync that was begun, and weights that are awaited."""
+    before = set(threading.enumerate())
+    buffer = pair.buffer(durability="every episode")
+    server = pair.server(stores={ENV: buffer}, metrics_port=free_port())
+    server.register_sampler("limited", buffer.view.sampler(limiter=MinSize(50)))
+    spool = pair.spool()
+    client = pair.client(stores={ENV: spool})
+    client.start_async_update(interval=0.01)
+    client.recv_network_callback(lambda weights: None)
+    spool.insert(transition(1, 0, 0))
+    assert client.update(FLUSH_MS)
+
+    def ask() -> None:
+        with pytest.raises(HiltError):
+            client.sampler("limited").sample(4, timeout=600)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    eventually(lambda: server._requests._running == 1, "the request")
+    names = {thread.name for thread in set(threading.enumerate()) - before}
+    assert {"hilt-wire-server", "hilt-wire-client", "hilt-wire-update", "hilt-wire-metrics", "hilt-wire-hilt/sample"} <= names
+    server.stop()
+    client.stop()
+    asking.join(60)
+    assert not [thread.name for thread in set(threading.enumerate()) - before]
+    assert "is left behind" not in said_in(caplog)
 
 
 @pytest.mark.parametrize("threaded", [True, False])
@@ -353,6 +383,53 @@ def test_a_data_callback_that_raises(pair: Pair, caplog: pytest.LogCaptureFixtur
     assert told == [(ENV, 1, n) for n in range(5)]
     assert len(buffer) == 5
     assert "data_callback failed on steps for actor_env" in said_in(caplog)
+
+
+def test_server_goes_on_after_a_message_that_fails(pair: Pair, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    """A defect that one message meets must not end the learner for all actors. The message is dropped, and its sender says hello again:
+    else it would wait for the acknowledgment for ever."""
+    buffer = pair.buffer()
+    server = pair.server(stores={ENV: buffer})
+    spool = pair.spool()
+    client = pair.client(stores={ENV: spool})
+    handle, failed = server._handle, threading.Event()
+
+    def fail_once(frames: Any, message: Any) -> None:
+        if message.get("kind") == "data" and not failed.is_set():
+            failed.set()
+            raise ZeroDivisionError("a defect")
+        handle(frames, message)
+
+    monkeypatch.setattr(server, "_handle", fail_once)
+    for n in range(3):
+        spool.insert(transition(1, 0, n))
+    assert client.update(FLUSH_MS).acknowledged == 3
+    assert failed.is_set() and len(buffer) == 3 and server.stats()["malformed"] == 1
+    assert "a message was dropped" in said_in(caplog)
+
+
+def test_server_answers_after_an_unexpected_error_and_the_steps_come_again(
+    pair: Pair, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    buffer = pair.buffer()
+    pair.server(stores={ENV: buffer})
+    spool = pair.spool()
+    client = pair.client(stores={ENV: spool})
+    take, failed = DataSink.take, threading.Event()
+
+    def fail_once(*given: Any, **named: Any) -> Any:
+        outcome = take(*given, **named)  # the steps are stored, and then it fails: none may be stored twice
+        if not failed.is_set():
+            failed.set()
+            raise ZeroDivisionError("a defect")
+        return outcome
+
+    monkeypatch.setattr(DataSink, "take", fail_once)
+    for n in range(3):
+        spool.insert(transition(1, 0, n))
+    assert client.update(FLUSH_MS).acknowledged == 3
+    assert failed.is_set() and len(buffer) == 3
+    assert f"steps for {ENV} from" in said_in(caplog)
 
 
 # When it cannot store

@@ -13,7 +13,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -317,19 +316,23 @@ def _ending() -> Iterator[list[int]]:
         with stop_signals() as stopped:
             yield stopped
         return
-    asked: list[int] = []
+    asked, over = list[int](), threading.Event()
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(0.5)
+            if over.wait(0.5):
+                return
         asked.append(ASK_TO_END)
 
     signal.signal(ASK_TO_END, lambda number, _: asked.append(number))
     leave_to_parent()
-    threading.Thread(target=watch, name="hilt-parent", daemon=True).start()
+    thread = threading.Thread(target=watch, name="hilt-parent", daemon=True)
+    thread.start()
     try:
         yield asked
     finally:
+        over.set()
+        thread.join(5)
         signal.signal(ASK_TO_END, signal.SIG_IGN)  # Python's end takes handlers away, and the signal would end it with another exit code
 
 

@@ -247,7 +247,7 @@ def distributed_collect_batches(
             rollouts = env_runner.run_single_task(task, states)
         except (ConfigError, MissingPackageError, SchemaError, StorageError, UnknownNameError):
             raise  # no other try would mend it
-        except Exception:  # noqa: BLE001  # any exception of the simulator or the policy is reported
+        except Exception:  # noqa: BLE001  # broad: simulator and policy may raise anything, and RIPT tries again
             failed, last = failed + 1, traceback.format_exc()
             logger.warning("%s: an attempt at task %s failed:\n%s", where, task, last)
             continue

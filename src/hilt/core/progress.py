@@ -27,6 +27,8 @@ LINE_S = 10.0
 """Seconds between two lines in a pipe"""
 POLL_INTERVAL_S = 0.5
 """Seconds between two looks whether a line is due, while nothing moves"""
+JOIN_S = 5.0
+"""How long the end of the last phase waits for the thread that looks, in seconds"""
 WINDOW_S = 60.0
 """The rate is measured over this many seconds"""
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -159,6 +161,7 @@ class Progress:
         self._shown = self._ended = now()
         self._screen: Any = None
         self._over = threading.Event()
+        self._thread: threading.Thread | None = None
 
     @contextlib.contextmanager
     def phase(self, name: str, total: int = 0, done: int = 0, unit: str = "", announce: bool = False) -> Iterator[Move]:
@@ -175,7 +178,10 @@ class Progress:
         except BaseException:
             self._end(one, whole=False)
             raise
-        self._end(one)
+        else:
+            self._end(one)
+        finally:
+            self._join()
 
     @contextlib.contextmanager
     def phases(self) -> Iterator[Report]:
@@ -200,7 +206,10 @@ class Progress:
             for one in shown:
                 self._end(one, whole=False)
             raise
-        report("")
+        else:
+            report("")
+        finally:
+            self._join()
 
     def restart(self) -> None:
         """A new command begins, which was not silent until now."""
@@ -243,7 +252,8 @@ class Progress:
                 one.task = self._bar(one.phase)
             elif len(self._open) == 1 and self._beat:
                 self._over = threading.Event()
-                threading.Thread(target=self._look, args=(self._over,), name="hilt-progress", daemon=True).start()
+                self._thread = threading.Thread(target=self._look, args=(self._over,), name="hilt-progress", daemon=True)
+                self._thread.start()
             if announce and one.task is None:
                 self._print(f"{phase.name} ...")
         return one
@@ -267,6 +277,13 @@ class Progress:
                 if self._screen is not None:
                     self._screen.stop()
                     self._screen = None
+
+    def _join(self) -> None:
+        """Waits for the thread after the last phase. Its lock is not held here, since the thread may need it once more."""
+        with self._lock:
+            thread = None if self._open else self._thread
+        if thread is not None:
+            thread.join(JOIN_S)
 
     def _look(self, over: threading.Event) -> None:
         with contextlib.suppress(OSError, ValueError):  # the reader is gone: the next write raises the error

@@ -67,7 +67,7 @@ class UrlFolder:
                 if file.read() != data:
                     raise OSError("a file that was written was read back with other bytes")
             files.rm(f"{root}/{name}")
-        except Exception as error:  # noqa: BLE001  # every file system has errors of its own; `check` raises it
+        except Exception as error:  # noqa: BLE001  # broad: every file system of fsspec has errors of its own; `check` raises them
             failed.append(error)
 
     def upload(self, folder: str, given: Mapping[str, Path], report: Report = silent) -> None:

@@ -147,7 +147,7 @@ class WorkerHost:
     def _attempt(self, method: str, function: Callable[[], Any]) -> Answer:
         try:
             return Answer(function())
-        except Exception as error:  # noqa: BLE001  # it is raised where the call was made
+        except Exception as error:  # noqa: BLE001  # broad: raised in the process that made the call
             if self._ranks is not None:
                 error = self._ranks.fail(method, error)
             place = f"rank {self._rank} of {self._size}, in {method}(), process {os.getpid()} on {os.uname().nodename}:\n"
@@ -252,7 +252,7 @@ def portable(error: Exception) -> Exception:
     """Returns the exception itself if it can be pickled; otherwise its type and text."""
     try:
         ForkingPickler.loads(packed(error))
-    except Exception:  # noqa: BLE001  # whatever its own code does when it is copied
+    except Exception:  # noqa: BLE001  # broad: an exception of the user is copied by code of the user
         return RequestError(f"{type(error).__name__}: {error}")
     return error
 

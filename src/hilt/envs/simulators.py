@@ -87,7 +87,7 @@ class Simulators:
             if "task" in asked:
                 return self._begin(slot, asked)
             return self._go_on(slot, np.frombuffer(asked["actions"], asked["dtype"]).reshape(asked["shape"]))
-        except Exception as error:  # noqa: BLE001  (reported to the caller; an environment that raised is not used again)
+        except Exception as error:  # noqa: BLE001  # broad: environments may raise anything; it is reported to the caller
             reply = {"slot": slot, "error": traceback.format_exc(), "kind": type(error).__name__, "text": str(error)}
             self._forget(slot)
             return reply

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from hilt.core.errors import HiltError
+from hilt.core.errors import DeadlineError, HiltError
 from hilt.core.files import Files
 from hilt.replay.catalog import Catalog
 from hilt.replay.storage.segment import Segment
@@ -31,10 +32,13 @@ class Compressor:
             self._threads = [t for t in self._threads if t.is_alive()] + [thread]
             thread.start()
 
-    def wait(self) -> None:
-        """Waits until every complete segment is compressed."""
+    def wait(self, seconds: float) -> None:
+        """Waits until every complete segment is compressed; raises `DeadlineError` after this number of seconds."""
+        end = time.monotonic() + seconds
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, end - time.monotonic()))
+            if thread.is_alive():
+                raise DeadlineError(f"{self._catalog.path}: segments were not compressed within {seconds:g} s. Look at the disk.")
         self._threads = []
 
     def after_fork(self, lock: threading.RLock) -> None:

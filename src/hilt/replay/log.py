@@ -49,6 +49,7 @@ from hilt.replay.view import Selection, View
 from hilt.replay.writer import EpisodeWriter, write_trajectory
 
 _OFFSET = (1 << OFFSET_BITS) - 1
+COMPRESS_TIMEOUT_S = 600.0
 logger = logging.getLogger("hilt.replay")
 
 
@@ -431,9 +432,9 @@ class Log:
             self.require_writable()
             self.active_segments.complete_idle()
 
-    def compress(self) -> None:
-        """Waits until every full segment is compressed as the settings say."""
-        self._compressor.wait()
+    def compress(self, timeout: float = COMPRESS_TIMEOUT_S) -> None:
+        """Waits until every full segment is compressed as the settings say; raises `DeadlineError` after `timeout` seconds."""
+        self._compressor.wait(timeout)
 
     def close(self) -> None:
         """Makes everything power-safe (unless the durability is 'never') and lets go of all files; a temporary log is removed."""
@@ -441,8 +442,8 @@ class Log:
             return
         if self._syncer is not None:
             self._syncer.close()
-        self.compress()
         try:
+            self.compress()
             if self._write and self.durability.words != "never":
                 self.sync()
             if self._write and not self.temporary:

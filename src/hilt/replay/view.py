@@ -210,13 +210,10 @@ class Selection:
             self._runs.add(key, steps, join=extends)  # so that runs are extents; see `View.runs_are_extents`
             self.entered += steps
             return
-        try:
-            if self._whole:
-                self._judge(key >> OFFSET_BITS)
-            else:
-                self._admit(np.arange(key, key + steps), rows)
-        except Exception as error:  # noqa: BLE001  # raised to those who use the view; the step itself is fine
-            self._failure = error
+        if self._whole:
+            self._judge(key >> OFFSET_BITS)
+        else:
+            self._admit(np.arange(key, key + steps), rows)
 
     def removed(self, key: int, steps: int) -> None:
         before = self._live()
@@ -236,10 +233,7 @@ class Selection:
             return
         for trajectory in trajectories:
             if len(self._log.index.places_of(trajectory)):
-                try:
-                    self._judge(trajectory)
-                except Exception as error:  # noqa: BLE001  # as in `added`
-                    self._failure = error
+                self._judge(trajectory)
 
     def _live(self) -> int:
         return len(self._runs) - len(self._spent)
@@ -268,7 +262,11 @@ class Selection:
     def _admit(self, keys: Array, rows: Array | None) -> None:
         assert self._admits is not None
         with self._log.reading() as steps:
-            good = keys[self._admits(steps, keys, rows)]
+            try:
+                good = keys[self._admits(steps, keys, rows)]
+            except Exception as error:  # noqa: BLE001  # broad: the predicate is the user's; raised to those who use the view
+                self._failure = error
+                return
         if len(good):
             self.entered += len(good)
             breaks = np.flatnonzero(np.diff(good) != 1) + 1

@@ -90,7 +90,9 @@ class RobotServer:
         def serve() -> None:
             try:
                 asyncio.run(self.serve(ready.set))
-            except Exception as error:  # noqa: BLE001 - raised below, or reported by `failure` later
+            except Exception as error:
+                if ready.is_set():  # it has served: nobody waits for this any more, so that the thread reports it
+                    raise
                 problems.append(error)
                 ready.set()
 

@@ -148,7 +148,7 @@ class Saver:
         self.error = None
         try:
             save(self._run, update, agent, state, self._keep, self._files)
-        except Exception as error:  # noqa: BLE001  # any error is raised where the checkpoint is awaited
+        except Exception as error:  # noqa: BLE001  # broad: the state of an agent may fail to be saved in any way; `wait` raises it
             self.error = error
 
 

@@ -22,7 +22,7 @@ from hilt.wire.keys import ClientKeys
 from hilt.wire.link import Link
 from hilt.wire.probe import ProbeResult, probe
 from hilt.wire.remote import RemoteChannel, RemoteSampler, no_answer
-from hilt.wire.sockets import LeveledLogger, require_keys
+from hilt.wire.sockets import JOIN_S, LeveledLogger, require_keys
 from hilt.wire.weights import Subscriber
 
 MAX_TEXT = 256
@@ -203,6 +203,8 @@ class TrainerClient:
         if self._subscriber is not None:
             self._subscriber.close()
         self._end()
+        if self._updater is not None:
+            self._updater.join(JOIN_S)
         for name, store in self._stores.items():
             if len(store):
                 self._logger.warning("stopped with %d steps for %r that the learner has not acknowledged", len(store), name)

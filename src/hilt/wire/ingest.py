@@ -95,6 +95,7 @@ class DataSink:
         self._insert = _inserter(store, name)
         self._streams: dict[tuple[str, str], Stream] = {}
         self._asked_at = time.monotonic()
+        self._syncing: threading.Thread | None = None
 
     @property
     def promises_power(self) -> bool:
@@ -180,7 +181,7 @@ class DataSink:
         assert self.log is not None
         try:
             outcome.stored = insert_block(block.without(known) if known else block, stream.actor, stream.boot, first + known)
-        except Exception:  # one by one, each error has its answer
+        except Exception:  # broad: the store may be any object; one by one, each error has its answer
             self._logger.exception("%s: a block of %s was not stored as a whole", self.name, stream.actor)
             stream.received = received_by(self.log, stream.actor, stream.boot, self.name, first)
             stream.note(stream.received.high, self.log.appended)
@@ -203,7 +204,7 @@ class DataSink:
         except HiltError as error:
             self._refuse(stream, number, str(error), outcome)
             return True
-        except Exception as error:  # the store may be anybody's: its error goes to the sender, and the learner lives on
+        except Exception as error:  # broad: the store may be any object; its error goes to the sender, and the learner goes on
             self._logger.exception("%s: its insert failed on step %d of %s", self.name, number, stream.actor)
             self._refuse(stream, number, f"{type(error).__name__}: {error}", outcome)
             return True
@@ -228,8 +229,14 @@ class DataSink:
             self._asked_at = time.monotonic()
         elif time.monotonic() - self._asked_at > LONGEST_WAIT_S:
             self._asked_at = time.monotonic() + TROUBLE_RETRY_S
-            threading.Thread(target=self._sync, args=(self.log,), name="hilt-wire-sync", daemon=True).start()
+            self._syncing = threading.Thread(target=self._sync, args=(self.log,), name="hilt-wire-sync", daemon=True)
+            self._syncing.start()
         return synced
+
+    def wait(self, seconds: float) -> None:
+        """Waits until a sync that was begun has ended."""
+        if self._syncing is not None:
+            self._syncing.join(seconds)
 
     def _sync(self, log: Log) -> None:
         """Sooner than the log itself would, which may wait for the end of an episode: the senders keep everything until then."""

@@ -25,7 +25,7 @@ from zmq.utils import z85
 
 from hilt.core.errors import ConfigError, FormatError, HiltError
 from hilt.core.files import DISK, storage_errors
-from hilt.wire.sockets import EVERYTHING, LeveledLogger
+from hilt.wire.sockets import EVERYTHING, JOIN_S, LeveledLogger
 
 LEARNER = "learner"
 DOMAIN = b"hilt"
@@ -296,7 +296,7 @@ class Gatekeeper:
     def close(self) -> None:
         """Accepts no new clients from now on. Connected clients stay connected."""
         self._stop.set()
-        self._thread.join(10)
+        self._thread.join(JOIN_S)
 
     def _answer(self) -> None:
         try:

@@ -25,7 +25,7 @@ from hilt.wire.config import TrainerConfig
 from hilt.wire.keys import ClientKeys
 from hilt.wire.remote import GRACE_S, no_answer
 from hilt.wire.requests import copied, raise_error
-from hilt.wire.sockets import EVERYTHING, Bell, LeveledLogger, connect, context_for, keep_freed_memory
+from hilt.wire.sockets import EVERYTHING, JOIN_S, Bell, LeveledLogger, connect, context_for, keep_freed_memory
 
 PING_S = 1.0
 MIN_SILENCE_S = 3.0
@@ -202,7 +202,7 @@ class Link:
         """Ends the thread. What was not acknowledged stays in the stores."""
         self._stopping.set()
         self._awaken()
-        self._thread.join(10)
+        self._thread.join(JOIN_S)
         self._bell.close()
         for cursor in self.cursors.values():
             cursor.store.on_insert = None

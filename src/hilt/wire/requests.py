@@ -14,6 +14,7 @@ from typing import Any
 
 from hilt.core import errors
 from hilt.core.errors import FormatError, HiltError, RequestError, SchemaError, UnknownNameError
+from hilt.replay.sampling.limiters import gives_up
 from hilt.wire.codec import decode, encode
 from hilt.wire.sockets import EVERYTHING, LeveledLogger
 
@@ -43,7 +44,8 @@ class Requests:
         self._clients: OrderedDict[str, _Client] = OrderedDict()
         self._lock = threading.Lock()
         self._running = 0
-        self._closed = False
+        self._threads: list[threading.Thread] = []
+        self._closed = threading.Event()
 
     def take(self, sender: bytes, boot: str, message: Mapping[str, Any]) -> None:
         """Answers a request from memory, or begins to carry it out."""
@@ -68,7 +70,9 @@ class Requests:
         elif known == "new":
             until = time.monotonic() + min(seconds, LONGEST_S)
             arguments = (client, number, name, message.get("payload"), until)
-            threading.Thread(target=self._carry_out, args=arguments, name=f"hilt-wire-{name[:40]}", daemon=True).start()
+            thread = threading.Thread(target=self._carry_out, args=arguments, name=f"hilt-wire-{name[:40]}", daemon=True)
+            self._threads = [one for one in self._threads if one.is_alive()] + [thread]
+            thread.start()
 
     def forget(self, boot: str) -> None:
         """Forgets a client that has disconnected, and its replies."""
@@ -76,21 +80,32 @@ class Requests:
             self._clients.pop(boot, None)
 
     def close(self) -> None:
-        self._closed = True
+        """Answers nothing more. Requests that a rate limiter holds back end now."""
+        self._closed.set()
+
+    def wait(self, seconds: float) -> None:
+        """Waits until the requests that are being carried out have ended, except the one whose callback calls this."""
+        end = time.monotonic() + seconds
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, end - time.monotonic()))
+                if thread.is_alive():
+                    self._logger.warning("a request is still running after %g s (%s); it is left behind.", seconds, thread.name)
 
     def _carry_out(self, client: _Client, number: int, name: str, payload: Any, until: float) -> None:
+        gives_up.set(self._closed)
         reply: dict[str, Any] = {"kind": "reply", "number": number}
         try:
             reply["payload"] = self._call(name, payload, until - time.monotonic())
         except HiltError as error:
             reply |= {"error": str(error), "error_kind": type(error).__name__}
-        except Exception as error:  # whatever the learner's callback raises goes to the client that asked
+        except Exception as error:  # broad: the callback is the user's; its error goes to the client that asked
             self._logger.exception("the request %r failed", name)
             reply |= {"error": f"{name}: {type(error).__name__}: {error}", "error_kind": "RequestError"}
         with self._lock:
             self._running -= 1
             sender = client.done(number, reply)
-        if sender is not None and not self._closed:
+        if sender is not None and not self._closed.is_set():
             self._answer(sender, reply)
 
     def _call(self, name: str, payload: Any, seconds: float) -> Any:

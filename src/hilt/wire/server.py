@@ -34,7 +34,7 @@ from hilt.wire.ingest import TROUBLE_RETRY_S, DataSink, IngestOutcome, Stream
 from hilt.wire.keys import Gatekeeper, ServerKeys
 from hilt.wire.remote import Samplers, channel_requests
 from hilt.wire.requests import Requests
-from hilt.wire.sockets import Bell, LeveledLogger, context_for, keep_freed_memory, peer_address, require_keys
+from hilt.wire.sockets import JOIN_S, Bell, LeveledLogger, context_for, keep_freed_memory, peer_address, require_keys
 from hilt.wire.weights import Publisher
 from hilt.wire.wire_metrics import Counter, Gauge, serve
 
@@ -42,6 +42,8 @@ SESSIONS = 1_024
 """Connections that are remembered; the one that was silent longest is forgotten first."""
 SILENT_S = 600.0
 """Seconds of silence after which a client counts as disconnected: its running requests are ended."""
+CALLBACK_S = 1.0
+"""How long a server that is stopped waits for requests that are being carried out, in seconds."""
 MAX_TEXT, MAX_NUMBER = 256, 1 << 62
 """What names, boots, sequences and versions in messages may be at most."""
 STREAMS = 64
@@ -159,7 +161,12 @@ class TrainerServer:
         self._stopping.set()
         self._bell.ring()
         if self._thread is not None and self._serving != threading.get_ident():
-            self._stopped.wait(10)
+            self._stopped.wait(JOIN_S)
+            if self._thread.is_alive():
+                self._thread.join(JOIN_S)
+            self._requests.wait(CALLBACK_S)
+            for sink in self._sinks.values():
+                sink.wait(JOIN_S)
 
     def stats(self) -> dict[str, Any]:
         """Counters so far, and what is known of each actor."""
@@ -213,9 +220,11 @@ class TrainerServer:
             except FormatError as error:
                 self._counters.malformed.add(1)
                 self._logger.debug("a message that cannot be read was dropped: %s", error)
-            except Exception:  # one message shall not end the service for all others
+            except Exception:  # broad: one message must not end the service for all other clients
                 self._counters.malformed.add(1)
                 self._logger.exception("a message was dropped")
+                if (sender := frames[0].bytes) in self._sessions:
+                    self._forget(sender)  # it says hello again, and sends again what was not acknowledged
             if self._stopping.is_set():
                 return
 
@@ -315,7 +324,7 @@ class TrainerServer:
         except FormatError as error:
             self._counters.malformed.add(1)
             outcome = IngestOutcome(held=f"the learner cannot read it: {error}", retry=TROUBLE_RETRY_S)
-        except Exception as error:  # whatever it is, its sender shall know, and try again
+        except Exception as error:  # broad: after any error the sender must be answered, so that it sends the steps again
             self._logger.exception("steps for %s from %s could not be taken", name, session.actor)
             for other in self._sessions.values():
                 if other.streams.get((name, stream.boot)) is stream:
@@ -341,7 +350,7 @@ class TrainerServer:
         assert self._data_callback is not None
         try:
             self._data_callback(sink.name, {"data": transitions, "last_id": stream.process_safe})
-        except Exception:  # the steps are stored; what the learner's own function makes of them is no reason to stop serving
+        except Exception:  # broad: the callback is the user's, and the steps are stored
             self._logger.exception("data_callback failed on steps for %s", sink.name)
 
     def _tell_power_safe(self) -> None:

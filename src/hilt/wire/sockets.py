@@ -26,6 +26,8 @@ HEARTBEAT_MS = 1_000
 SILENCE_MS = 5_000
 """Seconds of silence after which a peer counts as disconnected: a pulled cable sends no message."""
 DRAIN_BYTES = 4_096
+JOIN_S = 10.0
+"""How long a server or client that is closed waits for a thread of its own, in seconds."""
 
 
 class LeveledLogger(logging.LoggerAdapter):  # type: ignore[type-arg]

@@ -441,7 +441,7 @@ class Subscriber:
             self._version = incoming.version
             if self._on_version is not None:
                 self._on_version(incoming.version)
-        except Exception:  # the callback is the user's, and the next weights may suit it
+        except Exception:  # broad: the callback is the user's, and the next weights may suit it
             self._failed += 1
             self._logger.exception("%s: the callback for weights, version %d, failed; waiting for the next.", self._name, incoming.version)
         finally:

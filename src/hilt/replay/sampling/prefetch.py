@@ -117,7 +117,7 @@ def _fill(make: Callable[[], Any], move: Callable[[Any], Any], position: Callabl
         try:
             batch = make()
             item = (move(batch), None, position())
-        except BaseException as error:  # noqa: BLE001  # handed to the one who waits for the batch, and raised there
+        except BaseException as error:  # noqa: BLE001  # broad: raised in the thread that takes the batch
             item = (None, error, None)
         while not stop.is_set():
             try:
