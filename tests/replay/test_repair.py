@@ -338,8 +338,8 @@ def test_bytes_behind_the_end_are_cut(plain: Path):
         rows.write(b"\0" * 50)
     found = verify(plain)
     assert found.ok and found.kinds() == {"leftover": 1, "torn": 1}
-    assert found.of("torn")[0].what == "50 bytes, 1 steps behind the last commit, which nobody was promised"
-    cut = "segments/000003/rows: 50 bytes, 1 steps behind the last commit, which nobody was promised: cut"
+    assert found.of("torn")[0].what == "50 bytes, 1 steps behind the last commit, which were not acknowledged"
+    cut = "segments/000003/rows: 50 bytes, 1 steps behind the last commit, which were not acknowledged: cut"
     assert repair(plain).mended == ["segments/000000/rows: 100 bytes behind its end were cut", cut]
     assert verify(plain).findings == []
     require_whole_but(plain, set())

@@ -132,7 +132,7 @@ class Catalog:
 
     def _hold_unfinished(self, entries: Array) -> Array:
         """The entries without those of trajectories that are not written to their end. A reader sees them later; the next
-        writer knows that nobody was promised them, and deletes them."""
+        writer knows that they were not acknowledged, and deletes them."""
         self._held = np.zeros(0, ENTRY)
         numbers = entries["key"] >> OFFSET_BITS
         torn = np.isin(numbers, list(self.facts.unfinished))
@@ -194,7 +194,7 @@ class Catalog:
                 selection.added(int(entry["key"]), int(entry["steps"]), None)
 
     def watch(self, selection: Selection) -> None:
-        """Tells a selection about every change from now on, as long as somebody holds it."""
+        """Reports every change to a selection from now on, as long as the selection is referenced."""
         self._selections = [ref for ref in self._selections if ref() is not None] + [weakref.ref(selection)]
 
     def selections(self) -> list[Selection]:
@@ -228,7 +228,7 @@ class Catalog:
         return place
 
     def end_extents(self, trajectory: int) -> None:
-        """Nobody appends to this trajectory any more."""
+        """Marks a trajectory as ended: nothing is appended to it any more."""
         for place in self.index.places_of(trajectory):
             self.index.entries["open"][place] = False
 
@@ -283,7 +283,7 @@ class Catalog:
                 if segment.sealed is None and segment.rows:
                     segment.list_held(self.index.extents_of(segment.number, self.segments.first_row(segment.number)), self.durable)
             self.seal.write(list(self.segments), (self.facts.nbytes, self.facts.crc), self.durable)
-        except StorageError as error:  # no step is lost by it, and somebody may have removed the folder
+        except StorageError as error:  # no step is lost by it, and the folder may have been removed
             logger.warning("%s: what it holds was not written down: %s", self.path, error)
 
     # Removing
@@ -346,7 +346,7 @@ class Catalog:
         self.live_steps -= steps
 
     def delete_segment(self, number: int) -> None:
-        """Removes a segment's files now, and its map as soon as nobody reads from it."""
+        """Removes a segment's files now, and its map as soon as no reader uses it."""
         segment = self.segments[number]
         folder, segment.deleted = segment.folder, True
         self.live_bytes -= segment.nbytes()
@@ -403,7 +403,7 @@ class Catalog:
     # Reading
 
     def snapshot(self, done: Callable[[], None]) -> Snapshot:
-        """The steps as they are now; `done` is called when nobody reads them any more."""
+        """The steps as they are now; `done` is called when they are no longer read."""
         return Snapshot(self.schema, self.index, self.segments.tables, self.facts, self.pool, done)
 
     def stop_writing(self) -> None:
@@ -413,7 +413,7 @@ class Catalog:
         self.segments.renew_locks()
 
     def close(self) -> None:
-        """Lets go of all files and maps, as soon as nobody reads from them."""
+        """Releases all files and maps, as soon as no reader uses them."""
         self.closed = True
         self.segments.close()
         self.facts.close()

@@ -1,7 +1,7 @@
 """When a step is safe, in plain words.
 
 *Process-safe*: the write returned, so it survives the process being killed. *Power-safe*: fsync returned, so it survives
-a power cut. Every append is process-safe when it returns; the setting says when it becomes power-safe.
+a power cut. Every append is process-safe when it returns; the setting determines when it becomes power-safe.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Facts:
         name = (actor, boot, store)
         if name not in self._origins:
             self._write({"origin": self.used["origin"] + 1, "actor": actor, "boot": boot, "store": store})
-            self._journal.sync()  # before any row says this number: after a power cut it would be nobody's, and be given to another
+            self._journal.sync()  # before any row has this number: after a power cut it would be free, and be given to another
         return self._origins[name]
 
     def known_origin(self, actor: str, boot: str, store: str) -> int | None:
@@ -198,7 +198,7 @@ class Facts:
 
 
 def _values(column: str, values: list[Any], like: Array) -> Array:
-    """Relabeled values as an array; the file may be somebody else's."""
+    """Relabeled values as an array; values of a file that another program wrote are checked."""
     try:
         made = np.array(values, like.dtype)
     except (ValueError, TypeError, OverflowError) as error:

@@ -64,7 +64,7 @@ class Log:
     def __init__(self, path: Path, settings: dict[str, Any], files: Files, lock: WriterLock | None, options: ReadOptions):
         self.path, self.settings, self._write = path, settings, lock is not None
         self.lock = threading.RLock()
-        """Held by whoever changes or draws from the log. A forked process gets another one."""
+        """Held while the log is changed or sampled. A forked process gets another one."""
         self.catalog = Catalog(path, settings, files, self._write, options)
         self.schema, self.index, self.facts = self.catalog.schema, self.catalog.index, self.catalog.facts
         self.quarantine, self.seal, self.recovery = self.catalog.quarantine, self.catalog.seal, self.catalog.recovery
@@ -106,7 +106,7 @@ class Log:
 
         `capacity_steps` and `capacity_bytes` bound it: the oldest trajectories go first, and their files are deleted.
         `compression` maps a large column to ``"zlib"`` or ``"zstd"``; it is done in the background, when a segment is
-        full. `cache_bytes` bounds how much of the frames is memory-mapped; the rest is read from the files. `verify_reads` says which
+        full. `cache_bytes` bounds how much of the frames is memory-mapped; the rest is read from the files. `verify_reads` determines which
         frames are compared with their checksums: ``"always"`` all, ``"sampled"`` of those in memory 1 in 16, ``"never"`` none.
         """
         folder = as_folder(path)
@@ -224,7 +224,7 @@ class Log:
 
     @contextlib.contextmanager
     def inserting(self, steps: int, timeout: float | None) -> Iterator[None]:
-        """Rate limiters let so many steps in, and no other thread writes or draws. What a step goes on with is found out inside."""
+        """A context in which rate limiters have admitted this number of steps, and no other thread writes or samples."""
         with self._limiters.inserting(steps, timeout), self.lock:
             self.require_writable()
             yield
@@ -382,7 +382,7 @@ class Log:
             return self.catalog.snapshot(partial(self._done_reading, self.catalog.segments.readers.enter()))
 
     def watch(self, selection: Selection) -> None:
-        """Tells a selection about every change from now on, as long as somebody holds it."""
+        """Reports every change to a selection from now on, as long as the selection is referenced."""
         self.catalog.watch(selection)
 
     def damage(self) -> list[Damage]:

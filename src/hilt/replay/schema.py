@@ -86,7 +86,7 @@ class Schema:
         return {}
 
     def grown_from(self, old: Schema) -> list[str]:
-        """The columns this schema adds to the old one; any other difference is an error that says what differs."""
+        """The columns this schema adds to the old one; any other difference is an error that names it."""
         added = [path for path in self.columns if path not in old.columns]
         lacking = [path for path in added if self.columns[path].default is None]
         changed = [line for line in old.columns.difference(self.columns) if not line.split(": ")[1].startswith("added")]

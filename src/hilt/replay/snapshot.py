@@ -34,7 +34,7 @@ class Snapshot:
         self._done()
 
     def expect(self, keys: Array, run: Array, runs: int) -> None:
-        """Says in which of the log's last `runs` extents these very keys lie, as somebody who drew them knows: a search less."""
+        """Notes in which of the log's last `runs` extents these very keys lie, as the sampler that drew them knows: it saves a search."""
         before = len(self._keys) - runs
         if before >= 0:
             self._guess = keys, run + before if before else run

@@ -142,11 +142,11 @@ class StepEncoder:
         for (now, _), before in zip(self._state_pairs, self._tail.state, strict=True):
             if leaves[now].tobytes() != before:
                 return False
-        # Where the schema has no next observations, nothing says that there is a gap.
+        # Where the schema has no next observations, a gap cannot be recognized.
         return all(self._is_tail(column, leaves[now], stored) for column, now, after in self._frames if after is not None)
 
     def step(self, leaves: Sequence[Array], follows: bool, sequence: int, segment: Segment) -> EncodedSteps:
-        """One step: the path that must be fast. `follows` says that it begins with what the last one ended with. See `Layout.row`."""
+        """One step: the path that must be fast. `follows`: it begins where the last one ended. See `Layout.row`."""
         fields: list[Any] = [self.trajectory, sequence, self.steps, self.origin, 1, FOLLOWS if follows else 0]
         fields += [leaves[place] if plain else leaves[place].tobytes() for place, plain in self._inline]
         known = self._tail.frames if follows and self._tail is not None else {}
@@ -170,7 +170,7 @@ class StepEncoder:
         return EncodedSteps(key, 1, row, new, self.origin, 1, sequence, sources, ended, Tail(state, tail))
 
     def many(self, steps: ManySteps, first: int, stop: int, follows: bool, sequence: int | Array, segment: Segment) -> EncodedSteps:
-        """The steps ``[first, stop)`` at once; `follows` says that the first of them begins with what the last one ended with."""
+        """The steps ``[first, stop)`` at once; `follows`: the first of them begins with the observation that the last one ended with."""
         count = stop - first
         rows = np.zeros(count, self._layout.row)
         rows["#trajectory"], rows["#origin"], rows["#width"] = self.trajectory, self.origin, self.width
@@ -334,7 +334,7 @@ class BlockSteps:
     ) -> tuple[Sequence[Array], dict[str, Array], Array | bool]:
         stream, _ = self._columns[column.columns[0]]
         numbers = {path: self._columns[path][1][first:stop] for path in column.columns}
-        if len(column.columns) > 1 and self._columns[column.columns[1]][0] is not stream:  # cast, or packed by somebody else
+        if len(column.columns) > 1 and self._columns[column.columns[1]][0] is not stream:  # cast, or packed elsewhere
             other, of_step = self._columns[column.columns[1]]
             numbers[column.columns[1]] = of_step[first:stop] + len(stream)
             stream = np.concatenate([stream, other])

@@ -255,8 +255,8 @@ def _torch_load(torch: Any, file: BinaryIO, where: str) -> Any:
                 f"{where} asks for {asked}, which a file of tensors does not; it was refused and nothing was run. "
                 f"If you made the file yourself, save plain dictionaries of tensors, numbers and text."
             ) from error
-        said = re.search(r"WeightsUnpickler error: (.+)", str(error))
-        reason = (said.group(1) if said else str(error) or type(error).__name__).splitlines()[0][:150]
+        reported = re.search(r"WeightsUnpickler error: (.+)", str(error))
+        reason = (reported.group(1) if reported else str(error) or type(error).__name__).splitlines()[0][:150]
         raise CorruptError(f"{where} is not a whole file of torch.save ({reason}). Copy it again from where it came.") from error
 
 

@@ -127,8 +127,8 @@ class Selection:
     """The steps that a rule admits, kept up to date by the log.
 
     A rule gets keys and returns booleans. It also gets the rows when they are just being written, so that small columns
-    need not be read back. `entered` and `left` count steps, for rate limiters. A rule that fails disturbs nobody who
-    writes to the log: whoever uses the view gets its error.
+    need not be read back. `entered` and `left` count steps, for rate limiters. A rule that fails does not affect
+    writers of the log: its error is raised where the view is used.
     """
 
     def __init__(self, log: Log, admits: Rule | None, whole_trajectories: bool = False):

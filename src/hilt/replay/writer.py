@@ -150,7 +150,7 @@ class EpisodeWriter:
 
 
 class RunningEpisodes:
-    """Running episodes of one log, by sender. Of an unnamed actor several are told apart by their frames."""
+    """Running episodes of one log, by sender. Several episodes of an unnamed actor are distinguished by their frames."""
 
     def __init__(self, log: Log, unnamed: int = 1):
         self._log, self._unnamed = log, unnamed

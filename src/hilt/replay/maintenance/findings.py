@@ -13,7 +13,7 @@ from hilt.core.tree import Array
 
 Kind = Literal["damage", "quarantined", "torn", "leftover"]
 """``damage``: bytes are not those that were written. ``quarantined``: likewise, known, and shown by no view. ``torn``:
-what was being written when a process ended, which nobody was promised. ``leftover``: of no use, and harmless."""
+what was being written when a process ended, and had not been acknowledged. ``leftover``: of no use, and harmless."""
 
 
 MAX_SPANS = 8

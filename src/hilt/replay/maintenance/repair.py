@@ -224,7 +224,7 @@ class Examination:
             text = f"line {number} does not have its checksum" + (f", it was about trajectory {about[0]}" if whom else "")
             self.add("damage", "annotations.jsonl", text, "is taken out, and the damaged file kept")
         if notes.torn and not self.report.writing:
-            what = f"{notes.torn:,} bytes behind the last fact, which nobody was promised"
+            what = f"{notes.torn:,} bytes behind the last fact, which were not acknowledged"
             self.add("torn", "annotations.jsonl", what, "is cut")
         self.lost_origins = sorted(self._origins - {0} - set(notes.origins))
         if self.lost_origins:
@@ -242,7 +242,7 @@ class Examination:
             self.add(kind, loss.file, f"{loss.what}, found when the log was opened later", KNOWN_LOST if loss.known else LOST)
 
     def _check_overlaps(self) -> None:
-        """Two rows that claim to be the same step: the later segment is a copy that somebody put there."""
+        """Two rows that claim to be the same step: the later segment is a copy that was put there."""
         if not self._extents:
             return
         extents = np.concatenate([e for _, e in self._extents])
@@ -297,7 +297,7 @@ class Examination:
 
 
 class Annotations:
-    """The late facts, line by line: which are whole, and what those say that matters to the rest."""
+    """The late facts, line by line: those that are whole, and their values that the rest depends on."""
 
     def __init__(self, path: Path):
         self._path = path

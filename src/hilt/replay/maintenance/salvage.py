@@ -53,7 +53,7 @@ class Checked:
     origins: Array
     """The senders that its whole steps name."""
     named: bool
-    """Whether every damaged step could be told by trajectory and offset."""
+    """Whether trajectory and offset of every damaged step are known."""
 
 
 class Salvage(Segment):
@@ -97,7 +97,7 @@ class Salvage(Segment):
         return Checked(damage, build_extents(rows, every), frames, np.unique(rows["#origin"][whole]), bool((trajectory[bad] >= 0).all()))
 
     def mend(self, bad: Array) -> list[str]:
-        """Rebuilds what was lost, and says what it did. The rows in `bad` must be in quarantine by now."""
+        """Rebuilds what was lost, and reports what it did. The rows in `bad` must be in quarantine by now."""
         done = []
         if self.header_lost:
             self.room = self._needed_room()
@@ -227,7 +227,7 @@ class Salvage(Segment):
     # Checking
 
     def _locate(self, rows: Array, scan: Scan) -> tuple[Array, Array]:
-        """Per row, its trajectory and offset: as the row says, and for a damaged one as the extents or its neighbors say; else -1."""
+        """Per row, its trajectory and offset: from the row, and for a damaged one from the extents or its neighbors; else -1."""
         total = max(len(rows), scan.rows)
         trajectory, offset = np.full(total, -1, np.int64), np.full(total, -1, np.int64)
         trajectory[: len(rows)], offset[: len(rows)] = rows["#trajectory"], rows["#offset"]
@@ -246,11 +246,11 @@ class Salvage(Segment):
             groups[d.what].append(np.arange(d.first, d.first + d.rows))
         for what, parts in groups.items():
             at = np.unique(np.concatenate(parts))
-            told = at[trajectory[at] >= 0]
+            named = at[trajectory[at] >= 0]
             file, _, text = what.partition(": ")
             kind: Kind = "quarantined" if np.isin(at, known).all() else "damage"
-            unknown = f" ({len(at) - len(told)} steps, of trajectories that cannot be told any more)" if len(told) < len(at) else ""
-            self._add(kind, file, text + unknown, KNOWN if kind == "quarantined" else QUARANTINED, spans(trajectory[told], offset[told]))
+            unknown = f" ({len(at) - len(named)} steps, of unknown trajectories)" if len(named) < len(at) else ""
+            self._add(kind, file, text + unknown, KNOWN if kind == "quarantined" else QUARANTINED, spans(trajectory[named], offset[named]))
 
     def _check_sizes(self, scan: Scan, trusted: Array, live: bool) -> None:
         """Files that end too early or too late."""
@@ -267,12 +267,12 @@ class Salvage(Segment):
                 self._add("leftover", file, f"{excess:,} bytes behind its end", CUT)
             elif excess > 0 and not live and not scan.damage:
                 steps = f", {scan.torn_rows} steps" if name == ROWS else ""
-                self._add("torn", file, f"{excess:,} bytes{steps} behind the last commit, which nobody was promised", CUT)
+                self._add("torn", file, f"{excess:,} bytes{steps} behind the last commit, which were not acknowledged", CUT)
 
     # Inside
 
     def _read(self, path: Path, reader: Callable[[Path], _T]) -> _T | None:
-        """What a small file says; None, and a finding, when it says nothing any more."""
+        """The contents of a small file; None, and a finding, when it is unreadable."""
         if not path.exists():
             self._add("damage", path.name, "the file is missing", REBUILT)
             return None
@@ -347,7 +347,7 @@ def wrong_with(error: CorruptError) -> str:
 
 
 def _vote(rows: Array, damage: Damage) -> tuple[int, Any]:
-    """Trajectory and offsets of damaged rows, as most of the neighbors and of the rows themselves say."""
+    """Trajectory and offsets of damaged rows, by majority of the neighbors and the rows themselves."""
     first, count = damage.first, damage.rows
     votes: Counter[tuple[int, int]] = Counter()
     if first + count < len(rows) and rows["#offset"][first + count] >= count:

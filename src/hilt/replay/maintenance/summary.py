@@ -1,4 +1,4 @@
-"""What a log holds, in plain values: for ``hilt data inspect``, and for whoever wants it as JSON."""
+"""A summary of a log in plain values, for ``hilt data inspect`` and for JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Memory for batches, used again.
 
 Fresh memory costs more than filling it: the system clears every page at its first touch. A pool lends the memory of
-batches that nobody holds any more.
+batches that are no longer referenced.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class BufferPool:
 
 
 class RecentMemory:
-    """Lends arrays of changing sizes: from the last few blocks, where one that nobody holds is large enough and not far too large."""
+    """Lends arrays of changing sizes: from the last few blocks, where one that is not referenced is large enough and not far too large."""
 
     def __init__(self, kept: int = 8) -> None:
         self._kept = kept

@@ -42,7 +42,7 @@ _PARAMETERS = ("samples_per_insert", "min_size_to_sample", "min_diff", "max_diff
 _log = logging.getLogger(__name__)
 
 gives_up: ContextVar[Event | None] = ContextVar("gives_up", default=None)
-"""Set by a thread that may be told to end while it waits: once the event is set, its waits end with `ClosedError`."""
+"""Set by a thread that may be asked to end while it waits: once the event is set, its waits end with `ClosedError`."""
 _LOOK_S = 0.05
 """How often such a thread looks, in seconds."""
 
@@ -69,7 +69,7 @@ class _Gate:
 class RateLimiter:
     """Lets inserts and samples through, or makes them wait, by the rule at the top of this file.
 
-    Safe to use from any number of threads. ``await_insert`` and ``await_sample`` count what they let through; whoever stores or
+    Safe to use from any number of threads. ``await_insert`` and ``await_sample`` count what they let through; code that stores or
     draws an item after it was let through uses ``inserting`` and ``sampling`` instead, which count the item once that is done.
 
     Args:
@@ -131,7 +131,7 @@ class RateLimiter:
         return self._through("insert", n, timeout)
 
     def sampling(self, n: int = 1, timeout: float | None = None) -> AbstractContextManager[Reservation]:
-        """The same for a block that draws items: until it ends, nobody else is let through on their account."""
+        """The same for a block that draws items: until it ends, no other call is admitted for the same items."""
         return self._through("sample", n, timeout)
 
     def inserted(self, n: int = 1) -> None:
@@ -250,7 +250,7 @@ class RateLimiter:
                         f"the rate limiter was closed while {_many(n, 'item')} waited to {kind}; open the store again to go on"
                     )
                 if given_up is not None and given_up.is_set():
-                    raise ClosedError(f"whoever wanted to {kind} {_many(n, 'item')} was closed")
+                    raise ClosedError(f"the caller that waited to {kind} {_many(n, 'item')} was closed")
                 if gate.queue[0] is ticket and self._may(kind, n):
                     return
                 gate.blocked += not blocked

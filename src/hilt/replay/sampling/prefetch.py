@@ -19,7 +19,7 @@ _DEADLINE_S = 660.0
 
 
 class Rewindable(Protocol):
-    """What batches are drawn from, where those that nobody took can be put back; a position of None means that they cannot."""
+    """The source of batches, to which batches that were not taken can be put back; a position of None means that they cannot."""
 
     def position(self) -> Any: ...
 
@@ -49,7 +49,7 @@ class Prefetch(Iterator[Any]):
         self._failure: BaseException | None = None
         position: Callable[[], Any] = (lambda: None) if source is None else source.position
         self._source, self._position = source, position()
-        # the thread does not refer to this object, so that an iterator nobody holds ends its thread
+        # the thread does not refer to this object, so that an iterator that is no longer referenced ends its thread
         given = (make, move, position, self._ready, self._stop)
         self._thread = threading.Thread(target=_fill, args=given, name="hilt-prefetch", daemon=True)
         self._thread.start()

@@ -28,7 +28,7 @@ class UniformDraw:
         self._table: _Table | None = None
 
     def draw(self, runs: Runs, places: Array, steps: Snapshot) -> Array:
-        """The keys at these places, ``0 <= places < len(runs)``. The snapshot is told where they lie."""
+        """The keys at these places, ``0 <= places < len(runs)``. The snapshot notes where they lie."""
         seen = (runs.version, steps.version)
         if seen != self._seen:
             self._seen, self._table, self._wait = seen, None, 2 + len(runs.starts) // _RUNS_PER_DRAW

@@ -2,7 +2,7 @@
 
 A row is checked with its whole segment, when the first row of it is read: the row holds the frames' numbers, so a flipped bit never
 pairs a step with another step's image. Frame numbers are compared with what the segment holds in every batch. The checksum of a frame
-costs as much as copying it from memory, so `verify_reads` says how many are checked.
+costs as much as copying it from memory, so `verify_reads` determines how many are checked.
 """
 
 from __future__ import annotations

@@ -34,11 +34,11 @@ class WriterLock:
             cure = "Open it with mode='r', or end that process."
             raise LockedError(f"{self._path.parent}: {_describe(raw)} is writing to this log. {cure}")
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        with contextlib.suppress(OSError):  # on a full disk nobody is named; the lock holds all the same
+        with contextlib.suppress(OSError):  # on a full disk the owner is not named; the lock holds all the same
             os.ftruncate(fd, 0)
             os.pwrite(fd, json.dumps(holder).encode(), 0)
         self._fd = fd
-        after_fork(self, "__exit__")  # it stays with the parent, and goes when that ends, whoever else lives on
+        after_fork(self, "__exit__")  # it stays with the parent, and is released when the parent ends, whatever its children do
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -112,7 +112,7 @@ def _try_lock(fd: int) -> bool:
 
 
 def writer_of(folder: Path) -> str | None:
-    """Who is writing to this log now, in words; None when nobody is."""
+    """A description of the process that writes to this log now; None when there is none."""
     path = folder / "writer.lock"
     if not path.exists():
         return None

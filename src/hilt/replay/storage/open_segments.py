@@ -76,13 +76,13 @@ class OpenSegments:
         return slot * self.tables[table].rows_per_slot
 
     def retire(self, number: int) -> None:
-        """Forgets a segment. Its files and maps are closed as soon as nobody reads from them."""
+        """Forgets a segment. Its files and maps are closed as soon as no reader uses them."""
         table, slot = self._slots.pop(number)
         del self._segments[number]
         self.readers.later(lambda: self.tables[table].remove(slot))
 
     def close(self) -> None:
-        """Closes all files and maps, as soon as nobody reads from them."""
+        """Closes all files and maps, as soon as no reader uses them."""
         self.readers.later(*(table.close for table in self.tables))
 
     def renew_locks(self) -> None:

@@ -55,7 +55,7 @@ class Recovery:
     def in_words(self) -> str:
         """One line about everything that was not as it should be; empty when nothing was."""
         parts = [
-            (self.torn_steps, f"{self.torn_steps} torn steps were cut, which nobody had been promised"),
+            (self.torn_steps, f"{self.torn_steps} torn steps were cut, which had not been acknowledged"),
             (self.torn_bytes, f"{self.torn_bytes} torn bytes of a late fact were cut"),
             (self.corrupt_steps, f"{self.corrupt_steps} damaged steps are in quarantine or set aside"),
             (self.corrupt_facts, f"{self.corrupt_facts} late facts are damaged"),
@@ -79,12 +79,12 @@ class Opener:
         seal: LogSeal,
         unread: frozenset[str] = frozenset(),
     ):
-        """`unread` are frame columns that nobody will read: what is wrong with their files does not matter."""
+        """`unread` are frame columns that will not be read: damage of their files does not matter."""
         self._seal, self._unread = seal, unread
         self._log, self._schemas, self._files, self._write, self._quarantine = log, schemas, files, write, quarantine
         self.recovery = Recovery()
         self.aside_steps = 0
-        """Steps in segments that were set aside, now and before, as far as it can be told."""
+        """The number of steps in segments that were set aside, now and before, as far as it is known."""
         self._hidden: dict[int, int] = {}  # of a reader: segment that tells nothing -> its steps
 
     def open(self, folder: Path) -> tuple[Segment, Array] | None:
@@ -105,7 +105,7 @@ class Opener:
         return self._save(folder)
 
     def look_again(self, segment: Segment, seen: int) -> Array:
-        """Where the whole steps lie that a writer appended to a segment since a reader saw so many rows of it."""
+        """Where the whole steps lie that a writer appended to a segment after the rows that a reader has seen."""
         rows = segment.read_rows(seen, os.fstat(segment.fd(ROWS)).st_size // segment.layout.row.itemsize)
         scan = scan_rows(segment, rows, growing=True)
         rows = rows[: scan.rows]
@@ -179,7 +179,7 @@ class Opener:
         else:
             stored = os.fstat(segment.fd(ROWS)).st_size // segment.layout.row.itemsize
             segment.set_counts(min(scan.rows, stored), {name: min(count, segment.stored_frames(name)) for name, count in frames.items()})
-        segment.bad_rows = np.zeros(0, np.int64)  # those that are damaged are in quarantine, and nobody asks for them
+        segment.bad_rows = np.zeros(0, np.int64)  # those that are damaged are in quarantine, and are not read
         return build_extents(rows, np.union1d(self._quarantine.rows(segment.number, self._unread), self._take_damage(scan)))
 
     def _take_damage(self, scan: Scan) -> Array:

@@ -1,4 +1,4 @@
-"""Readers that are never disturbed: what is removed from a log goes when nobody reads any more who read it then."""
+"""Epochs of readers: files that are removed from a log stay until every reader of that time has ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Readers:
         self._waiting: list[tuple[int, Callable[[], None]]] = []
 
     def enter(self) -> int:
-        """Somebody begins to read; returns the epoch, for `leave`."""
+        """Begins a read; returns the epoch, for `leave`."""
         self._reading[self._epoch] = self._reading.get(self._epoch, 0) + 1
         return self._epoch
 
@@ -25,7 +25,7 @@ class Readers:
         self._free()
 
     def later(self, *actions: Callable[[], None]) -> None:
-        """Calls actions when nobody reads any more who reads now."""
+        """Calls actions when all current readers have ended."""
         self._waiting += [(self._epoch, action) for action in actions]
         self._epoch += 1
         self._free()

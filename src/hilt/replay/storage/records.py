@@ -1,7 +1,7 @@
-"""The small files of a log, read with suspicion: a file that has its checksum may still be another file, or made by somebody else.
+"""The small files of a log, checked as they are read: even with a valid checksum, a file may be another one, or of another program.
 
-What does not hold what it should is a `ContentError`, which is a `CorruptError`: whoever can rebuild the file does, and nobody
-else relies on a number from it.
+Unexpected contents raise a `ContentError`, which is a `CorruptError`: callers that can rebuild the file do so, and the others use no
+value from it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def check_format(version: Any, where: Path) -> None:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """What log.json says."""
+    """The contents of log.json."""
     settings = read_json(path)
     check_format(settings.get("format") if settings.get("schemas") else None, path.parent)
     with _content(path):
@@ -95,7 +95,7 @@ def read_quarantine(path: Path) -> dict[str, list[Any]]:
 
 
 def is_fact(fact: Any) -> bool:
-    """Whether this is something that a line of annotations.jsonl may say. What a newer Hilt says is passed over by whoever reads it."""
+    """Whether this is a valid line of annotations.jsonl. Lines that only a newer Hilt knows are skipped."""
     try:
         with _content(Path("annotations.jsonl")):
             _check_fact(fact)

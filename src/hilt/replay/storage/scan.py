@@ -1,6 +1,6 @@
 """Reading a segment's rows with suspicion: which are whole, which are damaged, and where a torn tail begins.
 
-Rows are committed in blocks: one row, or all rows of a trajectory. The last row of a block says how many rows it has
+Rows are committed in blocks: one row, or all rows of a trajectory. The last row of a block has its number of rows
 and carries the checksum of them all. A damaged block is skipped and named; the blocks behind it stay usable.
 """
 
@@ -96,7 +96,7 @@ def scan_file(segment: Segment, growing: bool = False) -> tuple[Scan, Array]:
 
 
 def implausible(segment: Segment, rows: Array, bad: Array) -> list[Damage]:
-    """Rows that have their checksum and hold what no step has: the file may be somebody else's, or of another segment."""
+    """Rows with a valid checksum whose values no step can have: the file may be of another program or segment."""
     wrong = (rows["#trajectory"] < 0) | (rows["#trajectory"] >= MAX_ROOM) | (rows["#width"] == 0) | (rows["source"] >= len(Source))
     for number, _, row in frames_in_use(segment.layout, rows).values():
         wrong[row[(number < 0) | (number >= (segment.room or MAX_ROOM))]] = True

@@ -1,7 +1,7 @@
 """What a log held when it was closed: the proof that nothing is missing.
 
 A row and a frame carry their own checksums, so that a byte that changed is found. A byte that is *gone* from the end of a growing file
-is not, unless somebody wrote down how long the file was. `Log.close` writes ``closed.json``: every segment with its rows and frames, and
+is not, unless the length of the file was recorded. `Log.close` writes ``closed.json``: every segment with its rows and frames, and
 the length and the checksum of the late facts. Rows and facts are only appended, so this stays true, as a lower bound, while the next
 writer goes on; what that writer deletes is taken out of the list before it goes.
 """
@@ -44,7 +44,7 @@ class Loss:
     file: str
     what: str
     known: bool = False
-    """Whether `repair` has reported it; it is not damage any more then, but still said."""
+    """Whether `repair` has reported it; then it no longer counts as damage, but is still listed."""
 
 
 class LogSeal:
@@ -64,7 +64,7 @@ class LogSeal:
         """Reads the file. A log that was never closed, or was written by an older Hilt, has none: then nothing is promised."""
         self.segments, self.facts, self.losses, self.damaged, self._written = {}, None, [], False, False
         try:
-            said = read_json(self._path)
+            contents = read_json(self._path)
         except CorruptError:
             self.damaged = True
             return
@@ -74,11 +74,11 @@ class LogSeal:
             return
         self._written = True
         try:
-            self.segments = {int(number): Promise(**promise) for number, promise in said["segments"].items()}
+            self.segments = {int(number): Promise(**promise) for number, promise in contents["segments"].items()}
             if any(not isinstance(p.rows, int) or not 0 <= p.rows <= MAX_ROOM for p in self.segments.values()):
                 raise ValueError("rows of a segment")
-            self.facts = (int(said["facts"]["bytes"]), int(said["facts"]["crc"])) if said["facts"] else None
-            self.losses = [Loss(**loss) for loss in said["losses"]]
+            self.facts = (int(contents["facts"]["bytes"]), int(contents["facts"]["crc"])) if contents["facts"] else None
+            self.losses = [Loss(**loss) for loss in contents["losses"]]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             logger.warning("%s: expected segments, facts and losses as Log.close writes them (%r)", self._path, error)
             self.segments, self.facts, self.losses, self.damaged, self._written = {}, None, [], True, False
@@ -106,13 +106,13 @@ class LogSeal:
             self._save()
 
     def forget_facts(self) -> None:
-        """Says nothing about annotations.jsonl any more, before it is written anew."""
+        """Removes the entry of annotations.jsonl, before that file is written anew."""
         if self.facts is not None:
             self.facts = None
             self._save()
 
     def accept(self, found: Sequence[Loss], known: bool = False) -> None:
-        """Keeps the losses, so that every later `verify` names them, and goes on with what is there. `known`: repair has said so."""
+        """Keeps the losses, so that every later `verify` names them, and continues with the rest. `known`: repair has reported them."""
         new = [loss for loss in found if not any((old.file, old.what) == (loss.file, loss.what) for old in self.losses)]
         self.losses = [Loss(loss.file, loss.what, known or loss.known) for loss in [*self.losses, *new]]
         self.segments = {number: promise for number, promise in self.segments.items() if self._has_segment(number)}

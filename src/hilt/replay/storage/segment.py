@@ -103,9 +103,9 @@ class Segment:
         self._syncing = threading.Lock()
         self._sync_error: StorageError | None = None
         self.unread: frozenset[str] = frozenset()
-        """Frame columns that nobody reads here: their files may be damaged or missing."""
+        """Frame columns that are not read here: their files may be damaged or missing."""
         self.bad_rows: Array | None = None
-        """The rows that do not have their checksum; None while nobody has looked."""
+        """The rows whose checksum is wrong; None before they were checked."""
         self.promise = NOTHING
         """What it held when the log was last closed: less than that is damage, not a torn tail."""
         self.deleted = False
@@ -198,7 +198,7 @@ class Segment:
         with self._syncing:
             if not self.unsynced:
                 return
-            if self._sync_error is not None:  # the system may have dropped what it could not write, and would not say so again
+            if self._sync_error is not None:  # the system may have dropped what it could not write, and would not report it again
                 raise self._sync_error
             loose, self.unsynced, self._loose = self._loose, False, False  # before the sync: what comes meanwhile needs the next one
             try:
@@ -271,12 +271,12 @@ class Segment:
 
     @property
     def trusted(self) -> bool:
-        """Whether a sealed segment is as its seal says without a look at it: it was synced, or the machine has not been restarted."""
+        """Whether a sealed segment matches its seal without being read: it was synced, or the machine has not been restarted."""
         seal = self.sealed or {}
         return bool(seal.get("durable")) or (bool(seal.get("boot")) and seal["boot"] == boot_id())
 
     def vouch(self) -> None:
-        """Makes a sealed segment power-safe, and says so in its seal, after every byte of it was read."""
+        """Makes a sealed segment power-safe, and notes it in its seal, after every byte of it was read."""
         assert self.sealed is not None
         self.sync()
         self.sealed = {**self.sealed, "durable": True}
@@ -341,7 +341,7 @@ class Segment:
     def check_size(self, name: str) -> None:
         """An error when a file was cut behind our back; reading its map would end the process."""
         needed = self.rows * self.layout.row.itemsize if name == ROWS else self.frames[name] * self.layout.frame_of[name].nbytes
-        if os.lseek(self._fds[name], 0, os.SEEK_END) < needed:  # half the cost of fstat; nobody uses the file's position
+        if os.lseek(self._fds[name], 0, os.SEEK_END) < needed:  # half the cost of fstat; the file's position is not used
             raise self._cut_short("rows" if name == ROWS else self.layout.frame_of[name].file, None)
 
     def nbytes(self) -> int:
@@ -408,7 +408,7 @@ class Segment:
         return self._checked_extents(raw, "extents")
 
     def _checked_extents(self, raw: bytes, name: str) -> Array:
-        """Extents that lie within the segment and give every step a key: they may be somebody else's."""
+        """Extents that lie within the segment and give every step a key; those of another segment are refused."""
         extents = np.frombuffer(raw, EXTENT) if len(raw) % EXTENT.itemsize == 0 else np.zeros(1, EXTENT)
         right = (extents["row"] >= 0) & (extents["steps"] > 0) & (extents["width"] > 0)
         right &= (extents["trajectory"] >= 0) & (extents["trajectory"] < MAX_ROOM) & (extents["offset"] >= 0)
@@ -420,7 +420,7 @@ class Segment:
         return extents
 
     def is_there(self) -> bool:
-        """Whether the files that are open are those in the folder: somebody may have put another log in its place."""
+        """Whether the open files are those in the folder: another log may have been put in its place."""
         try:
             return os.stat(self.folder / "rows").st_ino == os.fstat(self._fds[ROWS]).st_ino
         except FileNotFoundError:

@@ -34,7 +34,7 @@ class Table:
     """Segments of one schema, each in a slot."""
 
     def __init__(self, schema: Schema, rows_per_slot: int, pool: BufferPool, options: ReadOptions, later: Callable[[Action], None]):
-        """`later` calls an action when nobody reads any more who reads now."""
+        """`later` calls an action when all current readers have ended."""
         self.schema, self.layout, self._pool = schema, schema.layout, pool
         self.rows_per_slot = rows_per_slot
         self._rows = make_arena(self.layout.row.itemsize, self.rows_per_slot)

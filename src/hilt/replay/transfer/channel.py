@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, explained_calls
 
 DEADLINE_S = 60.0
-"""Seconds that `Channel.put` and `Channel.get` wait unless told otherwise."""
+"""The default timeout in seconds of `Channel.put` and `Channel.get`."""
 
 T = TypeVar("T")
 

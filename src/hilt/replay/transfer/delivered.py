@@ -1,4 +1,4 @@
-"""What a log has of one sender. It is read from the rows themselves; there is no second file that could say otherwise."""
+"""The steps that a log has of one sender. They are read from the rows themselves; there is no second file that could contradict them."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ FULL = ("spill", "block", "drop_oldest")
 MEMORY_BYTES = 1 << 30
 """With ``full="spill"``, what is kept in memory at most, however many transitions that are."""
 _PLAIN_BYTES = 8 << 10
-"""What is not arrays is taken to be so large, which nobody has counted."""
+"""The estimated size in bytes of values that are not arrays, whose size is not measured."""
 KEPT_BLOCKS = 96
 """Blocks whose memory is used again after a burst: some 250 MB at most, and only if so much once waited."""
 _FROM_DISK = 16
@@ -289,5 +289,5 @@ class _Block:
 def _copied(transition: Any) -> Any:
     try:
         return copy.deepcopy(transition)
-    except (TypeError, copy.Error):  # a lock, an open file: it cannot be sent either, and whoever tries says so
+    except (TypeError, copy.Error):  # a lock, an open file: it cannot be sent either, and sending raises the error
         return transition
