@@ -64,6 +64,7 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(trylast=True)  # the tests that -m and -k leave out are gone by then: the order counts those that run
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not effort.is_long() and (gone := [item for item in items if "long" in item.keywords]):
         config.hook.pytest_deselected(items=gone)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tools.measure import measure
+from tools.measure import measure, syntax_trees
 
 SOURCE = Path(__file__).parent.parent / "src" / "hilt"
 
@@ -87,7 +87,7 @@ def violations(source: Path) -> list[str]:
         text = file.read_text()
         if (length := len(text.splitlines())) > LINE_LIMIT:
             found.append(f"{path}: {length} lines, at most {LINE_LIMIT} are allowed")
-        tree = ast.parse(text, path)
+        tree = syntax_trees(source)[file]
         for line, module in imports(tree, path):
             found += [f"{path}:{line}: {broken}" for broken in broken_by_import(path, module)]
         for node in ast.walk(tree):

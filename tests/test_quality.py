@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tools.measure import SOURCE, broad_excepts, measure
+from tools.measure import SOURCE, broad_excepts, measure, syntax_trees
 
 ROOT = Path(__file__).parent.parent
 
@@ -47,8 +47,8 @@ def test_mypy_is_strict_where_promised(tmp_path: Path):
 def test_a_constant_of_a_module_is_assigned_once():
     """Two that were given one name by a renaming: the first value was lost, and the learner looked around fifty times as often."""
     twice = []
-    for path in sorted((ROOT / "src" / "hilt").rglob("*.py")):
-        assigned = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign)]
+    for path, tree in syntax_trees(SOURCE).items():
+        assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
         names = [name.id for node in assigned for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
         twice += [f"{path.name}: {name}" for name in sorted(set(names)) if name.isupper() and names.count(name) > 1]
     assert not twice
@@ -101,8 +101,8 @@ def changes_of_the_process(tree: ast.AST, function: str = "module") -> set[str]:
 def test_libraries_do_not_change_the_process_that_they_are_used_in():
     """Environment, import path, current folder, filters of warnings and levels of loggers belong to the program that uses Hilt."""
     source, found = ROOT / "src" / "hilt", set()
-    for path in sorted(source.rglob("*.py")):
-        found |= {f"{path.relative_to(source)}: {function}" for function in changes_of_the_process(ast.parse(path.read_text()))}
+    for path, tree in syntax_trees(SOURCE).items():
+        found |= {f"{path.relative_to(source)}: {function}" for function in changes_of_the_process(tree)}
     assert found - set(MAY_CHANGE_THE_PROCESS) == set(), (
         "use core.platform.environment, core.names.import_path or env= of a child process; or name the function here, with a reason"
     )
@@ -160,9 +160,9 @@ NOT_JOINED = {
 def test_threads_are_joined_with_a_deadline():
     """A class or function that starts threads joins them, and every join has a timeout."""
     source, not_joined = ROOT / "src" / "hilt", []
-    for path in sorted(source.rglob("*.py")):
+    for path, tree in syntax_trees(SOURCE).items():
         text = path.read_text()
-        for part in ast.parse(text).body if ".join(" in text or "Thread(" in text else ():
+        for part in tree.body if ".join(" in text or "Thread(" in text else ():
             calls = [node for node in ast.walk(part) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
             joins = [call for call in calls if call.func.attr == "join" and not isinstance(call.func.value, ast.Constant | ast.JoinedStr)]
             place = f"{path.relative_to(source)}: {getattr(part, 'name', '')}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import re
 import sys
 from collections import Counter, defaultdict
@@ -23,7 +24,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 @functools.cache
 def measure(source: Path) -> dict[str, object]:
     files = {path: path.read_text() for path in sorted(source.rglob("*.py"))}
-    trees = {path: ast.parse(text) for path, text in files.items()}
+    trees, broadly = syntax_trees(source), broad_excepts(source)
     functions = {f"{name(path, source)}: {one}": node for path, tree in trees.items() for one, node in functions_of(tree)}
     public = [node for node in functions.values() if not node.name.startswith("_")]
     docstrings = [text for tree in trees.values() for text in documented(tree)]
@@ -46,21 +47,48 @@ def measure(source: Path) -> dict[str, object]:
         f"functions nested deeper than {DEEP}": [where for where, one in functions.items() if depth(one) > DEEP],
         "circles of imports": circles(import_graph(trees, source)),
         "public signatures that mention Any": share(["Any" in signature(one) for one in public]),
-        "broad excepts that do not raise": [place for place, reason in broad_excepts(source) if not reason],
-        "broad excepts with a reason": [place for place, reason in broad_excepts(source) if reason],
+        "broad excepts that do not raise": [place for place, reason in broadly if not reason],
+        "broad excepts with a reason": [place for place, reason in broadly if reason],
         "docstrings": len(docstrings),
         "docstrings that are fragments": sum(fragment(text) for text in docstrings),
         **{f"word: {word}": len(re.findall(rf"\b{re.escape(word)}\b", everything)) for word in OWN_WORDS},
     }
 
 
+@functools.cache
+def syntax_trees(source: Path) -> dict[Path, ast.Module]:
+    """The syntax tree of every file."""
+    gc.disable()  # it would look through millions of nodes again and again, and finds nothing to free
+    try:
+        return {path: ast.parse(path.read_text(), path.as_posix()) for path in sorted(source.rglob("*.py"))}
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def name(path: Path, source: Path) -> str:
     return path.relative_to(source.parent).as_posix()
 
 
+def statements(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    """The statements directly below a node, handlers and cases among them, each with the field that it is in. Expressions, which are most
+    of a tree, are left out."""
+    for field in ("body", "handlers", "orelse", "finalbody", "cases"):
+        below = getattr(node, field, ())
+        if isinstance(below, list):  # the body of a lambda or of a conditional expression is none
+            yield from ((field, child) for child in below)
+
+
+def all_statements(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and all statements below it."""
+    yield node
+    for _, child in statements(node):
+        yield from all_statements(child)
+
+
 def functions_of(node: ast.AST, within: str = "") -> Iterator[tuple[str, Function]]:
     """All functions with their qualified names, such as ``Log.append``."""
-    for child in ast.iter_child_nodes(node):
+    for _, child in statements(node):
         if isinstance(child, Function):
             yield f"{within}{child.name}", child
         yield from functions_of(child, f"{within}{child.name}." if isinstance(child, ast.ClassDef | Function) else within)
@@ -74,7 +102,7 @@ def import_graph(trees: dict[Path, ast.Module], source: Path) -> dict[str, set[s
 
 def imported(tree: ast.AST, known: set[str]) -> Iterator[str]:
     """The known modules that a syntax tree imports; ``from package import module`` is an import of the module."""
-    for node in ast.iter_child_nodes(tree):
+    for _, node in statements(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             continue
         if isinstance(node, ast.ImportFrom):
@@ -105,7 +133,7 @@ def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
 
 def documented(tree: ast.Module) -> Iterator[str]:
     """The docstrings of modules, classes and functions."""
-    for node in ast.walk(tree):
+    for node in all_statements(tree):
         if isinstance(node, ast.Module | ast.ClassDef | Function) and (text := ast.get_docstring(node)):
             yield text
 
@@ -132,13 +160,10 @@ def parameters(function: Function) -> int:
 def depth(node: ast.AST, level: int = 0) -> int:
     """How many loops, conditions and contexts lie in each other; an elif is no deeper than its if."""
     deepest = level
-    for field, value in ast.iter_fields(node):
-        for child in value if isinstance(value, list) else [value]:
-            if not isinstance(child, ast.AST):
-                continue
-            nests = isinstance(child, ast.If | ast.For | ast.While | ast.With | ast.Try)
-            is_elif = isinstance(node, ast.If) and field == "orelse" and isinstance(child, ast.If) and len(value) == 1
-            deepest = max(deepest, depth(child, level + (nests and not is_elif)))
+    for field, child in statements(node):
+        nests = isinstance(child, ast.If | ast.For | ast.While | ast.With | ast.Try)
+        is_elif = isinstance(node, ast.If) and field == "orelse" and isinstance(child, ast.If) and len(node.orelse) == 1
+        deepest = max(deepest, depth(child, level + (nests and not is_elif)))
     return deepest
 
 
@@ -156,18 +181,17 @@ def broad(node: ast.AST) -> bool:
     return caught in ("Exception", "BaseException") and not any(isinstance(one, ast.Raise) for one in ast.walk(node))
 
 
-def broad_excepts(source: Path) -> Iterator[tuple[str, str]]:
+def broad_excepts(source: Path) -> list[tuple[str, str]]:
     """Where broad excepts are that do not raise, as ``hilt/file.py: function``, each with the reason in a comment ``# broad: ...``."""
-    for path in sorted(source.rglob("*.py")):
-        text = path.read_text()
-        if not re.search(r"except( \w*Exception\b.*)?:", text):
-            continue
-        nodes, lines = list(ast.walk(ast.parse(text))), text.splitlines()
+    found = []
+    for path, tree in syntax_trees(source).items():
+        nodes, lines = list(all_statements(tree)), path.read_text().splitlines()
         for node in nodes:
             if isinstance(node, ast.ExceptHandler) and broad(node):
                 around = [one for one in nodes if isinstance(one, Function) and one.lineno <= node.lineno <= (one.end_lineno or 0)]
                 function = min(around, key=length).name if around else "module"
-                yield f"{name(path, source)}: {function}", lines[node.lineno - 1].partition("# broad: ")[2]
+                found.append((f"{name(path, source)}: {function}", lines[node.lineno - 1].partition("# broad: ")[2]))
+    return sorted(found)
 
 
 def fragment(text: str) -> bool:

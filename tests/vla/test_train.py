@@ -397,8 +397,8 @@ def test_an_alarm_at_a_validation_keeps_the_policy_of_the_best_one(tmp_path: Pat
     run = tmp_path / "run"
     with pytest.raises(AlarmError, match=r"alarm validation: worse It was ended because stop_on .* The policy so far is in .*run/policy"):
         started(run, "validation.period=1", "validation.episodes=1", "max_steps=3", "stop_on=[validation]")
-    result, result = read_json(run / "result.json"), read_json(run / "run.json")["ended"]
-    assert (result["reason"], result["step"], result["reason"], result["step"]) == ("alarm", 1, "alarm", 1) and result["success"] >= 0
+    result, ended = read_json(run / "result.json"), read_json(run / "run.json")["ended"]
+    assert (result["reason"], result["step"], ended["reason"], ended["step"]) == ("alarm", 1, "alarm", 1) and result["success"] >= 0
     kept, best = (policy.state_dict() for policy in (load_policy(run / "policy"), post_train.policy_of(run, "best")))
     assert all(np.array_equal(kept[name], best[name]) for name in best) and checkpoint.numbers(run) == [1]
     assert resumed(run, "max_steps=2", "stop_on=[]").reason == "max_steps"
