@@ -72,12 +72,12 @@ class Lab:
 
     @property
     def rounds(self) -> int:
-        return 2 if self.quick else 9
+        return 1 if self.quick else 9
 
     @property
     def seconds(self) -> float:
         """Seconds that each contender runs in one round."""
-        return 0.05 if self.quick else 0.5
+        return 0.02 if self.quick else 0.5
 
     def pick(self, full: int, quick: int) -> int:
         return quick if self.quick else full

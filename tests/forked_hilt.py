@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -64,6 +65,27 @@ class Forked:
 HILT = run_module("hilt")
 
 
+def in_a_fork(function: Callable[..., None]) -> Callable[..., None]:
+    """The function, called in a process of its own: what it draws with is not in this process, which forks others later."""
+
+    def call(*given: Any) -> None:
+        sys.stdout.flush(), sys.stderr.flush()
+        with PROGRESS._lock:
+            pid = os.fork()
+        if pid:
+            assert os.waitpid(pid, 0)[1] == 0
+            return
+        code = 1
+        try:
+            function(*given)
+            code = 0
+        finally:
+            sys.stdout.flush(), sys.stderr.flush()
+            os._exit(code)
+
+    return call
+
+
 def become(words: list[str], out: int, environment: dict[str, str]) -> int:
     """In the child: what `hilt` would have, and then `hilt`; returns its exit code."""
     os.setsid()
@@ -93,4 +115,5 @@ if __name__ == "__main__":
         import_module(module)
     gc.freeze()  # what children share with this process is not looked through, and so not copied
     train.ChildProcess = Forked  # type: ignore[assignment,misc]
+    train.demonstrate = in_a_fork(train.demonstrate)
     cli.main()

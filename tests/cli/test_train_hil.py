@@ -188,7 +188,7 @@ def debug_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("debug")
     labels = [Clip(drawn(np.array([n % 2] * 4), np.random.default_rng(n)), np.array([n % 2] * 4), f"state {n}", f"{n}") for n in range(8)]
     save(where / "classifier", classify(labels, ClassifierConfig(steps=20, batch_size=8, features=8, hidden=8)))
-    command = [sys.executable, "-m", "hilt", "train", "hil_debug", "actors=2", "wire.port=0", "wire.broadcast_port=0"]
+    command = [sys.executable, "-m", "tests.forked_hilt", "train", "hil_debug", "actors=2", "wire.port=0", "wire.broadcast_port=0"]
     command += ["classifier=classifier", "max_ahead=100", "update_to_data=1"]  # the actors wait for the learner, and it for them
     done = subprocess.run(command, cwd=where, env=ENV, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
