@@ -44,7 +44,7 @@ ALGORITHMS = ExtensionPoint("algorithm", "hilt.algorithms", {"rlpd": "hilt.algos
 
 @dataclass(frozen=True)
 class ScoredEpisodes:
-    """What an estimator sees: B episodes of T chunks, zeros after the end of each, from this rank only."""
+    """The input of an advantage estimator: B episodes of T chunks of this rank, with zeros after the end of each episode."""
 
     rewards: Tensor
     """[B, T]: of the task, less what each chunk pays for its divergence"""
@@ -94,7 +94,7 @@ class Estimator(ABC):
 
 
 class PolicyLoss(ABC):
-    """What an update minimizes for each term: a number, an action or a chunk, depending on `ratio`."""
+    """The loss of each term of an update; a term is a number, an action or a chunk, depending on `ratio`."""
 
     uses: ClassVar[frozenset[str]] = frozenset()
     """The settings clip_low, clip_high and dual_clip that it reads; others are refused, for they would do nothing"""

@@ -106,7 +106,7 @@ class PipedProcess:
         return bool(self._process.is_alive())
 
     def exit_code(self, seconds: float) -> int | None:
-        """How it ended, waiting at most this long; None if it goes on."""
+        """Waits at most this long for the process to end. Returns its exit code, or None if it is still running."""
         self._process.join(seconds)
         code: int | None = self._process.exitcode
         return code

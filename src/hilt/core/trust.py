@@ -49,7 +49,7 @@ VARIABLE = "HILT_NAMES"
 
 @dataclass
 class _Word:
-    """What the user trusts, and where names came from."""
+    """The modules that the user trusts, and where each name came from."""
 
     strict: bool = False
     """Whether every name that is not trusted is refused, wherever it came from"""

@@ -227,7 +227,7 @@ def _from_buffer(contents: Any, dtype: Any, shape: Any, order: Any, axes: Any = 
 
 
 def _encode(text: Any = b"", encoding: str = "latin1") -> bytes:
-    """How protocols 0 to 2 spell bytes. Other codecs compress or look modules up."""
+    """Bytes as protocols 0 to 2 store them. Other codecs are refused: they compress, or import modules."""
     if type(text) is bytes:
         return text
     if type(text) is not str or encoding not in ("latin1", "latin-1"):

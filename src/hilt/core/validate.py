@@ -46,7 +46,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Rule:
-    """What a setting may be."""
+    """The values that a setting may have."""
 
     minimum: float | None = None
     maximum: float | None = None

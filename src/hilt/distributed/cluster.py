@@ -121,7 +121,7 @@ class StoredObject:
 
 
 class RankActor:
-    """What Ray runs for a rank: a `WorkerHost`, and the ways to it."""
+    """The Ray actor of a rank: a `WorkerHost`, with methods that reach it."""
 
     def __init__(self, rank: int, size: int, trusted: Mapping[str, str]):
         leave_to_parent()
@@ -160,7 +160,7 @@ class RankActor:
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def standing(self) -> CallProgress | None:
-        """What the worker reported last."""
+        """Returns the last progress that the worker reported."""
         return self._standing
 
     def _hear(self, standing: CallProgress) -> None:

@@ -44,14 +44,14 @@ class LateWorkerError(LostWorkerError, DeadlineError):
 
 
 class WorkerTraceback(Exception):
-    """Where an exception of a worker happened: its cause, as Python prints it."""
+    """The traceback of a worker's exception as text, attached to it as its cause."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
 class Answer(NamedTuple):
-    """What a rank answers to a call."""
+    """The answer of a rank to a call."""
 
     value: Any = None
     error: Exception | None = None

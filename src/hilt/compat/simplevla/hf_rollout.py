@@ -110,7 +110,7 @@ class RobHFRollout:
         return {**{key: openvla_view(np.asarray(row[key]), size, crop=False) for key in keys}, "state": row["state"]}
 
     def process_input(self, inputs: Sequence[Mapping[str, Any]], task_descriptions: Sequence[str]) -> dict[str, Tensor]:
-        """What the model takes: `input_ids` and `attention_mask` [B, max_prompt_length], padded on the left; `pixel_values`
+        """Returns the inputs of the model: `input_ids` and `attention_mask` [B, max_prompt_length], padded on the left; `pixel_values`
         [B, 6 * images, H, W]; and with `use_proprio` `proprio` [B, D], normalized."""
         size = self.module.config.image_size
         cameras = ("full_image", *WRISTS[int(self.config.num_images_in_input)])

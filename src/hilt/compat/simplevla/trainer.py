@@ -61,7 +61,7 @@ class ResourcePoolManager:
 
 
 class RobRewardManager:
-    """What an episode earns, as in our runs (`hilt.vla.worker.reward_of`): ``verifier.reward_coef`` where it succeeded, and
+    """Computes the reward of an episode, as in our runs (`hilt.vla.worker.reward_of`): ``verifier.reward_coef`` where it succeeded, and
     ``hilt.rewards.format`` where no chunk was ill-formed, at the last number that was carried out."""
 
     def __init__(self, num_examine: int = 0, config: Any = None):
