@@ -19,16 +19,31 @@ SUITES = ("replay", "wire", "formats", "robot", "learn", "vla", "rollout")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench", description="Ours, peers and the machine's limits from one run, as ratios.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description="Ours, peers and the machine's limits from one run, as ratios."
+    )
     parser.add_argument("suite", choices=SUITES, help="which part to measure")
     parser.add_argument("--quick", action="store_true", help="smaller sizes, under a minute; no target counts as met")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write one object per row")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table, between the marks of a page that has them")
-    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="only this row or group of rows; may be given again")
-    parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="a folder on a disk, for the data (%(default)s)")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="also write the table, between the marks of a page that has them"
+    )
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="only this row or group of rows; may be given again"
+    )
+    parser.add_argument(
+        "--dir", type=Path, default=Path(tempfile.gettempdir()), help="a folder on a disk, for the data (%(default)s)"
+    )
     parser.add_argument("--seeds", type=int, metavar="N", help="learn: number of seeds (5, 1 with --quick)")
-    parser.add_argument("--minutes", type=float, metavar="M", help="learn: minutes of learning for each (5, a few seconds with --quick)")
-    parser.add_argument("--cores", type=int, metavar="N", help="learn: each run on N cores of its own, side by side (all, one at a time)")
+    parser.add_argument(
+        "--minutes", type=float, metavar="M", help="learn: minutes of learning for each (5, a few seconds with --quick)"
+    )
+    parser.add_argument(
+        "--cores",
+        type=int,
+        metavar="N",
+        help="learn: each run on N cores of its own, side by side (all, one at a time)",
+    )
     parser.add_argument(
         "--keep",
         type=Path,
@@ -56,7 +71,9 @@ def main(arguments: list[str] | None = None) -> int:
     lab = Lab(Path(tempfile.mkdtemp(prefix="hilt-bench-", dir=given.dir)), given.quick)
     lab.seeds, lab.minutes = given.seeds or lab.pick(5, 1), given.minutes or (0.1 if given.quick else 5.0)
     lab.cores, lab.keep, lab.only = given.cores or 0, given.keep and given.keep.absolute(), frozenset(given.only)
-    report = Report(shlex.join(["python", "-m", "bench", *(arguments if arguments is not None else sys.argv[1:])]), [], lab.limits)
+    report = Report(
+        shlex.join(["python", "-m", "bench", *(arguments if arguments is not None else sys.argv[1:])]), [], lab.limits
+    )
     try:
         report.rows = measure(lab, groups)
     finally:

@@ -88,7 +88,10 @@ def to_log(lab: Lab) -> list[Row]:
         peer, absent = _peer(stack, "pusher")
         for number in range(rounds + 1):
             lab.progress(f"to log: round {number} of {rounds}")
-            found = {how: logger.ask(how, path=str(path), target=str(lab.new("log")), timeout=300) for how in ("convert", "push")}
+            found = {
+                how: logger.ask(how, path=str(path), target=str(lab.new("log")), timeout=300)
+                for how in ("convert", "push")
+            }
             if peer is not None and number < lab.pick(4, 2):
                 found["TF-Agents"] = peer.ask("push", path=str(path), most=2 * steps, timeout=300)
             found["plain"] = {"seconds": seconds_each(lambda _: plain(), range(steps // LENGTH)), "steps": steps}
@@ -128,7 +131,9 @@ def memory(lab: Lab) -> list[Row]:
         path = make(lab.new(f"memory-{shards}"), "jpeg", size, shards * steps, shards)
         with ExitStack() as stack:
             ours = [stack.enter_context(Side("bench.formats_sides", "reader")) for _ in range(lab.pick(5, 1))]
-            peaks[f"ours {shards}"] = float(np.median([side.ask("peak", path=str(path), timeout=300) for side in ours])) / 1e6
+            peaks[f"ours {shards}"] = (
+                float(np.median([side.ask("peak", path=str(path), timeout=300) for side in ours])) / 1e6
+            )
             peer, absent = _peer(stack, "reader")
             if peer is not None:
                 peaks[f"tfds {shards}"] = peer.ask("peak", path=str(path), timeout=300) / 1e6
@@ -230,7 +235,11 @@ def _features(kind: str, size: int) -> dict[str, Any]:
     prefix = "tensorflow_datasets.core.features."
 
     def tensor(dtype: str, *shape: int) -> dict[str, Any]:
-        content = {"dtype": dtype, "encoding": "none", "shape": {"dimensions": [str(n) for n in shape]} if shape else {}}
+        content = {
+            "dtype": dtype,
+            "encoding": "none",
+            "shape": {"dimensions": [str(n) for n in shape]} if shape else {},
+        }
         return {"pythonClassName": prefix + ("tensor_feature.Tensor" if shape else "scalar.Scalar"), "tensor": content}
 
     image = {"dtype": "uint8", "encodingFormat": kind, "shape": {"dimensions": [str(size), str(size), "3"]}}

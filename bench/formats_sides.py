@@ -42,7 +42,9 @@ class Reader:
         for episode in open_dataset(Path(path)).rlds(CORES):
             steps += len(episode["steps"])
             check += sum(
-                int(column.ravel()[::4099].sum()) for column in flatten(episode["steps"].columns).values() if column.dtype == np.uint8
+                int(column.ravel()[::4099].sum())
+                for column in flatten(episode["steps"].columns).values()
+                if column.dtype == np.uint8
             )
         return {"seconds": time.perf_counter() - start, "steps": steps, "check": check}
 
@@ -65,7 +67,10 @@ class Logger:
         summary = convert(path, target, workers=CORES)
         seconds = time.perf_counter() - start
         remove(Path(target))
-        return {"seconds": seconds, "steps": summary.steps + summary.episodes}  # an episode of N steps is N - 1 transitions
+        return {
+            "seconds": seconds,
+            "steps": summary.steps + summary.episodes,
+        }  # an episode of N steps is N - 1 transitions
 
     def push(self, path: str, target: str) -> dict[str, float]:
         """The same through the function that TF-Agents has."""

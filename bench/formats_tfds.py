@@ -55,7 +55,9 @@ class Reader:
             if way == "flat":  # the steps of all episodes, in batches
                 data = data.flat_map(lambda episode: episode["steps"]).batch(50).prefetch(tf.data.AUTOTUNE)
             elif way == "episodes":  # each episode as one batch, several of them at a time
-                one = tf.autograph.experimental.do_not_convert(lambda episode: episode["steps"].batch(10_000).get_single_element())
+                one = tf.autograph.experimental.do_not_convert(
+                    lambda episode: episode["steps"].batch(10_000).get_single_element()
+                )
                 data = data.map(one, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
             self._made[path, way] = data
         return self._made[path, way]
@@ -79,7 +81,12 @@ class Pusher:
         data = tfds.builder_from_directory(path).as_dataset(split="train")
         spec = tensor_spec.add_outer_dim(rlds_to_reverb.create_trajectory_data_spec(data))
         table = reverb.Table(
-            "t", reverb.selectors.Uniform(), reverb.selectors.Fifo(), most, reverb.rate_limiters.MinSize(1), signature=spec
+            "t",
+            reverb.selectors.Uniform(),
+            reverb.selectors.Fifo(),
+            most,
+            reverb.rate_limiters.MinSize(1),
+            signature=spec,
         )
         server = reverb.Server([table])
         client = reverb.Client(f"127.0.0.1:{server.port}")

@@ -39,18 +39,30 @@ STATES, SEEDS, MINUTES = 100, 5, 5.0
 HZ = 20.0
 LEARNER_SECONDS = (60, 4)
 """Of each way in which a learner's time is looked at; and with --quick"""
-QUICK = ["task_options.image_size=32", "demonstrations=3", "agent.encoder.pretrain_updates=20", "training_starts=50", "log_period=1"]
+QUICK = [
+    "task_options.image_size=32",
+    "demonstrations=3",
+    "agent.encoder.pretrain_updates=20",
+    "training_starts=50",
+    "log_period=1",
+]
 """What --quick makes smaller besides"""
 
 
 OTHERS = {
-    "hg_dagger": (["algorithm=hg-dagger"], "HG-DAgger: it imitates demonstrations and take-overs, with the same operator"),
+    "hg_dagger": (
+        ["algorithm=hg-dagger"],
+        "HG-DAgger: it imitates demonstrations and take-overs, with the same operator",
+    ),
     "without_operator": (["operator=''"], "ours with the demonstrations, and nobody who takes over"),
     "delayed_operator": (
         ["operator_options.delay=5", "operator_options.noise=0.5"],
         "ours with an operator who reacts half a second (5 steps) late, with noise of half a full deflection on every motion",
     ),
-    "tired_operator": (["operator_options.tires_after=500"], "ours with an operator who takes over for 500 steps in all, and then watches"),
+    "tired_operator": (
+        ["operator_options.tires_after=500"],
+        "ours with an operator who takes over for 500 steps in all, and then watches",
+    ),
 }
 """The same run in other hands: what is set besides, and what that is"""
 
@@ -65,13 +77,17 @@ def pick(lab: Lab) -> list[Row]:
     def ours(name: str, seed: int) -> dict[str, Any]:
         """One of ours; of the first kind, what it is compared with besides."""
         kept = f"pick_{name}-{minutes}-{seed}"
-        return lab.once(kept, lambda: our_run(lab, kept, seed) if name == "ours" else other_run(lab, name, named[name], seed))
+        return lab.once(
+            kept, lambda: our_run(lab, kept, seed) if name == "ours" else other_run(lab, name, named[name], seed)
+        )
 
     def peer(variant: str, equal: bool, seed: int) -> dict[str, Any] | None:
         """For as long as ours took; or until it has made as many updates. One that could not be made is not kept."""
         name = f"pick_sb3-{list(VARIANTS).index(variant)}{'-equal' * equal}-{minutes}-{seed}"
         try:
-            return lab.once(name, lambda: peer_run(lab, variant, equal, lab.kept(f"pick_ours-{minutes}-{seed}"), made[seed], seed))
+            return lab.once(
+                name, lambda: peer_run(lab, variant, equal, lab.kept(f"pick_ours-{minutes}-{seed}"), made[seed], seed)
+            )
         except (OSError, RuntimeError) as error:
             absent["Stable-Baselines3"] = f"{str(error).strip().splitlines()[-1]}; make bench ARGS=learn installs it"
             return None
@@ -100,7 +116,8 @@ def pick(lab: Lab) -> list[Row]:
         facts["equal"] = [f"{best}, {one['seconds']:.0f} s" for one in again]
     lanes = [f"each run on {lab.cores} cores of its own, others beside it"] if lab.cores else []
     person = [
-        f"seed {seed}: person {100 * one['person']:.1f}% of the last steps, {one['took']:.0f} s in all" for seed, one in enumerate(made)
+        f"seed {seed}: person {100 * one['person']:.1f}% of the last steps, {one['took']:.0f} s in all"
+        for seed, one in enumerate(made)
     ]
     demos = float(np.mean([one["demonstrated"] for one in made]))
     return pick_rows(lab, found, absent, "; ".join([*lanes, *person]), demos, {**facts, **told})
@@ -163,7 +180,9 @@ class Made(NamedTuple):
     operator: int
 
     def __str__(self) -> str:
-        return f"{self.steps:,} steps, {self.updates:,} updates" + f", {self.operator:,} steps by the operator" * bool(self.operator)
+        return f"{self.steps:,} steps, {self.updates:,} updates" + f", {self.operator:,} steps by the operator" * bool(
+            self.operator
+        )
 
 
 def made_by(run: Path) -> Made:
@@ -178,7 +197,14 @@ def made_by(run: Path) -> Made:
 
 TRAINED = ["agent.encoder.training=critic", "agent.encoder.pretrain_updates=0", "agent.encoder.pretrain_predict=''"]
 """The encoder is trained by the critic from the start"""
-WITHOUT = [*TRAINED, "demonstrations=0", "operator=''", "agent.rlpd.critic_warmup=0", "agent.normalize_proprio=false", "random_steps=500"]
+WITHOUT = [
+    *TRAINED,
+    "demonstrations=0",
+    "operator=''",
+    "agent.rlpd.critic_warmup=0",
+    "agent.normalize_proprio=false",
+    "random_steps=500",
+]
 """Nobody shows anything, so nothing can be pretrained, imitated or normalized either"""
 
 
@@ -200,7 +226,12 @@ class Trial:
 
 
 def pick_rows(
-    lab: Lab, found: dict[str, list[Trial]], absent: dict[str, str], facts: str, demo_steps: float, made: dict[str, list[Any]]
+    lab: Lab,
+    found: dict[str, list[Trial]],
+    absent: dict[str, str],
+    facts: str,
+    demo_steps: float,
+    made: dict[str, list[Any]],
 ) -> list[Row]:
     peers = {name: trials for name, trials in found.items() if name.startswith("SB3") and len(trials) == lab.seeds}
     best = [max(trials[seed].percent for trials in peers.values()) for seed in range(lab.seeds)] if peers else []
@@ -249,7 +280,12 @@ def pick_rows(
             limit_name="steps of a demonstration",
             **{**common, "unit": "steps"},
         ),
-        row("pick_bc", "bc", f"imitation of the same demonstrations: the checkpoint before any update, {task}", targets=[below(70)]),
+        row(
+            "pick_bc",
+            "bc",
+            f"imitation of the same demonstrations: the checkpoint before any update, {task}",
+            targets=[below(70)],
+        ),
         Row(
             name="pick_sb3",
             ours=None,
@@ -277,14 +313,25 @@ def pick_rows(
             **{**common, "unit": "steps"},
         ),
         *(row(f"pick_{name}", name, f"{what}, {task}") for name, (_, what) in OTHERS.items()),
-        row("pick_without_demonstrations", "bare", f"ours without demonstrations and operator, the encoder trained by the critic, {task}"),
-        row("pick_operator_alone", "operator", "the scripted operator beside a policy that stands still, taking over by its rule"),
+        row(
+            "pick_without_demonstrations",
+            "bare",
+            f"ours without demonstrations and operator, the encoder trained by the critic, {task}",
+        ),
+        row(
+            "pick_operator_alone",
+            "operator",
+            "the scripted operator beside a policy that stands still, taking over by its rule",
+        ),
     ]
 
 
 WAYS = {
     "learner_in_torch": (TRAINED, "the encoder trained by the critic"),
-    "learner_in_torch_frozen": ([], "the encoder pretrained and frozen, what it makes of each frame kept, as the recipe has it"),
+    "learner_in_torch_frozen": (
+        [],
+        "the encoder pretrained and frozen, what it makes of each frame kept, as the recipe has it",
+    ),
 }
 """Settings of a learner whose time is looked at, and what they mean"""
 PRECISIONS = {"learner_updates": "float32", "learner_updates_bfloat16": "bfloat16"}
@@ -294,7 +341,8 @@ PRECISIONS = {"learner_updates": "float32", "learner_updates_bfloat16": "bfloat1
 def learner(lab: Lab) -> list[Row]:
     """What a learner that may make as many updates as it can does with its time, and how many it makes."""
     return lab.side_by_side(
-        lambda measure: measure(), [partial(in_torch, lab, name) for name in WAYS] + [partial(updates, lab, name) for name in PRECISIONS]
+        lambda measure: measure(),
+        [partial(in_torch, lab, name) for name in WAYS] + [partial(updates, lab, name) for name in PRECISIONS],
     )
 
 
@@ -302,7 +350,10 @@ def in_torch(lab: Lab, name: str) -> Row:
     options, what = WAYS[name]
     told = learned(lab, name, ["batch_size=256", *options])
     shares = Rates([100 * record["torch_share"] for record in told])
-    means = {key: np.mean([100 * record[key] for record in told]) for key in ("sample_wait_share", "wait_share", "other_share")}
+    means = {
+        key: np.mean([100 * record[key] for record in told])
+        for key in ("sample_wait_share", "wait_share", "other_share")
+    }
     return Row(
         name=name,
         ours=float(np.mean(shares.rounds)),
@@ -326,7 +377,9 @@ def updates(lab: Lab, name: str) -> Row:
     }
     if precision == "bfloat16" and why.precision != precision:
         return Row(ours=None, note=f"not measured: {why.why}", **common)
-    rates = Rates([record["updates_per_second"] for record in learned(lab, name, [f"agent.encoder.precision={precision}"])])
+    rates = Rates(
+        [record["updates_per_second"] for record in learned(lab, name, [f"agent.encoder.precision={precision}"])]
+    )
     size = lab.size(lab.pick(*LEARNER_SECONDS), LEARNER_SECONDS[0], "seconds")
     return Row(ours=rates.median, spread=rates.spread, size=size, **common)
 
@@ -408,7 +461,9 @@ def train(run: Path, options: list[str], seconds: float) -> float:
 
 def wait_for_steps(run: Path, process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 600
-    while not (run / "metrics.jsonl").exists() or not any("lateness_p99_ms" in record for record in metrics(run, "actor")):
+    while not (run / "metrics.jsonl").exists() or not any(
+        "lateness_p99_ms" in record for record in metrics(run, "actor")
+    ):
         if process.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"the actor of {run} has not begun to act; see its logs/")
         time.sleep(0.5)
@@ -417,7 +472,20 @@ def wait_for_steps(run: Path, process: subprocess.Popen[str]) -> None:
 def evaluated(run: Path, states: int, checkpoint: int | None = None) -> Trial:
     out = run / "evaluation.json"
     which = [] if checkpoint is None else ["--checkpoint", str(checkpoint)]
-    words = [sys.executable, "-m", "hilt", "eval", str(run), "--split", "test", "--episodes", str(states), "--json", str(out), *which]
+    words = [
+        sys.executable,
+        "-m",
+        "hilt",
+        "eval",
+        str(run),
+        "--split",
+        "test",
+        "--episodes",
+        str(states),
+        "--json",
+        str(out),
+        *which,
+    ]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False)
     if done.returncode:
         raise RuntimeError(f"hilt eval failed:\n{(done.stdout + done.stderr)[-4000:]}")
@@ -426,13 +494,20 @@ def evaluated(run: Path, states: int, checkpoint: int | None = None) -> Trial:
     return Trial([one["steps"] if one["success"] else 0 for one in outcomes])
 
 
-def sb3(run: Path, variant: dict[str, Any], ratio: float, seed: int, states: int, seconds: float, updates: int = 0) -> dict[str, Any]:
+def sb3(
+    run: Path, variant: dict[str, Any], ratio: float, seed: int, states: int, seconds: float, updates: int = 0
+) -> dict[str, Any]:
     """Its version, how it did in each state, steps and updates (as of `Made`), and seconds."""
     with Side("bench.learn_sides", "sb3", SB3) as side:
         about = side.ask("start", run=str(run), updates_per_step=ratio, seed=seed, **variant)
         made = side.ask("train", timeout=seconds + 300, seconds=seconds, updates=updates)
         trial = side.ask("evaluate", timeout=1200, states=states)
-    return {"version": about["version"], "trial": trial, "made": Made(made["steps"], made["updates"], 0), "seconds": made["seconds"]}
+    return {
+        "version": about["version"],
+        "trial": trial,
+        "made": Made(made["steps"], made["updates"], 0),
+        "seconds": made["seconds"],
+    }
 
 
 # What a run tells
@@ -470,7 +545,15 @@ def demonstrated_steps(run: Path) -> float:
 
 
 PICK = (
-    *("pick_success", "pick_margin", "pick_steps", "pick_bc", "pick_sb3", "pick_sb3_equal_updates", "pick_operator_steps"),
+    *(
+        "pick_success",
+        "pick_margin",
+        "pick_steps",
+        "pick_bc",
+        "pick_sb3",
+        "pick_sb3_equal_updates",
+        "pick_operator_steps",
+    ),
     *(f"pick_{name}" for name in OTHERS),
     *("pick_without_demonstrations", "pick_operator_alone"),
 )

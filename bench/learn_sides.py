@@ -22,7 +22,14 @@ class Sb3:
     sees: each camera, and the proprioception as one vector."""
 
     def start(
-        self, run: str, learning_rate: float, updates_per_step: float, seed: int, shared: bool = False, shift: int = 0, own: bool = False
+        self,
+        run: str,
+        learning_rate: float,
+        updates_per_step: float,
+        seed: int,
+        shared: bool = False,
+        shift: int = 0,
+        own: bool = False,
     ) -> dict[str, Any]:
         """Gives its version, how many demonstrated steps are in its buffer, and the size of its encoder. `shared`: actor and critics have
         one encoder, which the critics train; `shift`: images are moved by up to so many pixels in updates; `own`: discount, tau,
@@ -36,7 +43,9 @@ class Sb3:
 
         config = thaw(Hil, f"{run}/config.yaml")
         self.env = flat_env(make_env(config, operator=False), config, f"{run}/demos")
-        torch.set_num_threads(len(os.sched_getaffinity(0)))  # it has the machine for itself, as our processes have together
+        torch.set_num_threads(
+            len(os.sched_getaffinity(0))
+        )  # it has the machine for itself, as our processes have together
         agent, rlpd = config.agent, config.agent.rlpd
         entropy = -self.env.action_space.shape[0] / 2 if rlpd.target_entropy is None else rlpd.target_entropy
         ours: dict[str, Any] = {
@@ -80,7 +89,9 @@ class Sb3:
                     over = bool(steps["terminated"][t] or steps["truncated"][t])
                     limit = bool(steps["truncated"][t] and not steps["terminated"][t])
                     action, reward = steps["actions"][t][None, self.env.moved], np.array([steps["rewards"][t]])
-                    self.model.replay_buffer.add(before, after, action, reward, np.array([over]), [{"TimeLimit.truncated": limit}])
+                    self.model.replay_buffer.add(
+                        before, after, action, reward, np.array([over]), [{"TimeLimit.truncated": limit}]
+                    )
                     count += 1
         return count
 
@@ -103,7 +114,11 @@ class Sb3:
 
         start = time.monotonic()
         self.model.learn(10**9, callback=Clock(), progress_bar=False, log_interval=10**9)
-        return {"seconds": time.monotonic() - start, "steps": self.model.num_timesteps, "updates": self.model._n_updates}
+        return {
+            "seconds": time.monotonic() - start,
+            "steps": self.model.num_timesteps,
+            "updates": self.model._n_updates,
+        }
 
     def evaluate(self, states: int, split: str = "test") -> list[int]:
         """The steps that each initial state took to success, 0 where there was none; its mean action, nobody takes over."""
@@ -160,7 +175,9 @@ def flat_env(env: Any, config: Any, demos: str) -> Any:
         def __init__(self) -> None:
             super().__init__(env)
             state = gymnasium.spaces.Box(-np.inf, np.inf, (sum(sizes.values()),), np.float32)
-            self.observation_space = gymnasium.spaces.Dict({**{name: flat[path] for path, name in images.items()}, "state": state})
+            self.observation_space = gymnasium.spaces.Dict(
+                {**{name: flat[path] for path, name in images.items()}, "state": state}
+            )
             self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (len(moved),), np.float32)
             self.moved = moved
 
@@ -203,7 +220,10 @@ def encoder_class() -> Any:
                 self.cameras[key] = nn.Sequential(trunk, nn.Linear(width, features), nn.LayerNorm(features), nn.Tanh())
 
         def forward(self, observations: Any) -> Any:
-            seen = {key: self.moved(observations[key]) if self.shift and self.training else observations[key] for key in self.cameras}
+            seen = {
+                key: self.moved(observations[key]) if self.shift and self.training else observations[key]
+                for key in self.cameras
+            }
             return torch.cat([*(net(seen[key]) for key, net in self.cameras.items()), observations["state"]], 1)
 
         def moved(self, images: Any) -> Any:
@@ -212,7 +232,9 @@ def encoder_class() -> Any:
             padded = nn.functional.pad(images, [self.shift] * 4, mode="replicate")
             rows, columns = torch.randint(0, 2 * self.shift + 1, (2, count, 1)) + torch.arange(max(height, width))
             pick = torch.arange(count)[:, None, None]
-            return padded.permute(0, 2, 3, 1)[pick, rows[:, :height, None], columns[:, None, :width]].permute(0, 3, 1, 2)
+            return padded.permute(0, 2, 3, 1)[pick, rows[:, :height, None], columns[:, None, :width]].permute(
+                0, 3, 1, 2
+            )
 
     return Encoder
 

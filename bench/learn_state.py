@@ -79,7 +79,10 @@ def recipe(name: str) -> Any:
     from hilt.core.config import build
     from hilt.hil.config import Hil
 
-    return build(Hil(), {"task": "bench.learn_state:make", "task_options": {"env_name": TASKS[name]}, "demonstrations": DEMONSTRATIONS})
+    return build(
+        Hil(),
+        {"task": "bench.learn_state:make", "task_options": {"env_name": TASKS[name]}, "demonstrations": DEMONSTRATIONS},
+    )
 
 
 def button() -> Any:
@@ -108,7 +111,9 @@ class Updates:
         torch.set_num_threads(1)
         draw = np.random.default_rng(0)
         seen, moves = Box(-np.inf, np.inf, (NUMBERS,), np.float32), Box(-1.0, 1.0, (ACTIONS,), np.float32)
-        peer = stable_baselines3.SAC("MlpPolicy", _still(seen, moves), batch_size=BATCH, policy_kwargs={"net_arch": HIDDEN}, device="cpu")
+        peer = stable_baselines3.SAC(
+            "MlpPolicy", _still(seen, moves), batch_size=BATCH, policy_kwargs={"net_arch": HIDDEN}, device="cpu"
+        )
         for _ in range(2_000):
             now, then = (draw.normal(size=(1, NUMBERS)).astype(np.float32) for _ in range(2))
             action = draw.uniform(-1, 1, (1, ACTIONS)).astype(np.float32)
@@ -117,7 +122,10 @@ class Updates:
         settings = AgentConfig(encoder=EncoderConfig(kind="none"), proprio_width=0, activation="relu", hidden=HIDDEN)
         agent = Agent.make(Dict({"state": seen}), moves, settings)
         batch = {
-            **{key: {"state": draw.normal(size=(BATCH, NUMBERS)).astype(np.float32)} for key in ("observations", "next_observations")},
+            **{
+                key: {"state": draw.normal(size=(BATCH, NUMBERS)).astype(np.float32)}
+                for key in ("observations", "next_observations")
+            },
             "actions": draw.uniform(-1, 1, (BATCH, ACTIONS)).astype(np.float32),
             "rewards": np.zeros(BATCH, np.float32),
             "masks": np.ones(BATCH, np.float32),
@@ -128,7 +136,10 @@ class Updates:
                 before = time.process_time()
                 update()
                 spent[name].append(time.process_time() - before)
-        return {"version": stable_baselines3.__version__, **{name: float(np.median(each)) for name, each in spent.items()}}
+        return {
+            "version": stable_baselines3.__version__,
+            **{name: float(np.median(each)) for name, each in spent.items()},
+        }
 
 
 class Sac:
@@ -145,7 +156,9 @@ class Sac:
         env = make(TASKS[name])
         model = stable_baselines3.SAC("MlpPolicy", env, seed=seed, device="cpu")
         with Log.open(f"{run}/demos", "r") as log:
-            steps = log.read(log.all().keys(), ["observations", "next_observations", "actions", "rewards", "terminated"])
+            steps = log.read(
+                log.all().keys(), ["observations", "next_observations", "actions", "rewards", "terminated"]
+            )
         for t in range(len(steps["rewards"])):
             now, then = (steps[key]["state"][t][None] for key in ("observations", "next_observations"))
             over = np.array([bool(steps["terminated"][t])])
@@ -226,7 +239,9 @@ def success(lab: Lab, name: str) -> Row:
         f"setting but the task and {DEMONSTRATIONS} demonstrations of its script, {seconds} s from the first step; SB3's SAC with these in "
         "its buffer, its own settings, the same seconds and one thread",
         "targets": [at_least(90)],
-        "size": ", ".join(part for part in (lab.size(seconds, SECONDS, "seconds"), lab.size(states, STATES, "states")) if part),
+        "size": ", ".join(
+            part for part in (lab.size(seconds, SECONDS, "seconds"), lab.size(states, STATES, "states")) if part
+        ),
     }
     try:
         ours = lab.once(f"state_{name}", lambda: our_run(lab, name, seconds, states))
@@ -247,10 +262,27 @@ def our_run(lab: Lab, name: str, seconds: int, states: int) -> dict[str, Any]:
     need_metaworld()
     lab.progress(f"state: {name}, ours for {seconds} s")
     run, place = lab.new(f"run-{name}"), lab.kept(f"state_{name}")
-    words = [f"max_seconds={seconds}", "max_steps=1000000000", "seed=0", "wire.port=0", "wire.broadcast_port=0", *(lab.pick_words(QUICK))]
+    words = [
+        f"max_seconds={seconds}",
+        "max_steps=1000000000",
+        "seed=0",
+        "wire.port=0",
+        "wire.broadcast_port=0",
+        *(lab.pick_words(QUICK)),
+    ]
     _hilt("train", f"bench.learn_state:{name}", *words, "--run", str(run), timeout=seconds + 600)
     _hilt("eval", str(run), "--episodes", str(states), "--json", str(run / "out.json"), timeout=1200)
-    _hilt("eval", str(run), "--checkpoint", "0", "--episodes", str(states), "--json", str(run / "before.json"), timeout=1200)
+    _hilt(
+        "eval",
+        str(run),
+        "--checkpoint",
+        "0",
+        "--episodes",
+        str(states),
+        "--json",
+        str(run / "before.json"),
+        timeout=1200,
+    )
     done, before = (json.loads((run / file).read_text())["successes"] for file in ("out.json", "before.json"))
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     remove(place)
@@ -290,7 +322,10 @@ def _hilt(*words: str, timeout: float) -> None:
         raise RuntimeError(f"hilt {words[0]} failed:\n{(done.stdout + done.stderr)[-3000:]}")
 
 
-GROUPS = {"state_updates": Group(("state_updates",), updates), "state": Group(tuple(f"state_{name}" for name in TASKS), tasks)}
+GROUPS = {
+    "state_updates": Group(("state_updates",), updates),
+    "state": Group(tuple(f"state_{name}" for name in TASKS), tasks),
+}
 
 
 if __name__ == "__main__":

@@ -23,7 +23,13 @@ RECIPES = ("button", "pick", "pick_red", "drawer", "push", "insert", "peg")
 ROWS = tuple(f"task_{name}" for name in RECIPES)
 SEEDS, STATES = 5, 100
 """The full size"""
-QUICK = ["task_options.image_size=32", "demonstrations=2", "agent.encoder.pretrain_updates=5", "training_starts=50", "log_period=1"]
+QUICK = [
+    "task_options.image_size=32",
+    "demonstrations=2",
+    "agent.encoder.pretrain_updates=5",
+    "training_starts=50",
+    "log_period=1",
+]
 QUICK_UPDATES, MAX_SECONDS = 20, 3600.0
 
 
@@ -41,9 +47,25 @@ def learned(lab: Lab, name: str, seed: int) -> dict[str, Any]:
 
     run, start = lab.new(f"{name}-{seed}"), time.monotonic()
     lab.progress(f"tasks: {name}, seed {seed}")
-    limits = ["goal.success=0", f"max_seconds={MAX_SECONDS:g}", *([f"max_steps={QUICK_UPDATES}", *QUICK] if lab.quick else [])]
-    words = [sys.executable, "-m", "hilt", "train", f"tabletop_{name}", f"seed={seed}", *limits, "wire.port=0", "wire.broadcast_port=0"]
-    done = subprocess.run([*words, "--run", str(run)], cwd=ROOT, capture_output=True, text=True, timeout=MAX_SECONDS + 900, check=False)
+    limits = [
+        "goal.success=0",
+        f"max_seconds={MAX_SECONDS:g}",
+        *([f"max_steps={QUICK_UPDATES}", *QUICK] if lab.quick else []),
+    ]
+    words = [
+        sys.executable,
+        "-m",
+        "hilt",
+        "train",
+        f"tabletop_{name}",
+        f"seed={seed}",
+        *limits,
+        "wire.port=0",
+        "wire.broadcast_port=0",
+    ]
+    done = subprocess.run(
+        [*words, "--run", str(run)], cwd=ROOT, capture_output=True, text=True, timeout=MAX_SECONDS + 900, check=False
+    )
     if done.returncode:
         raise RuntimeError(f"hilt train tabletop_{name} failed:\n{(done.stdout + done.stderr)[-4000:]}")
     seconds = time.monotonic() - start
@@ -63,7 +85,9 @@ def row(lab: Lab, name: str, runs: list[dict[str, Any]]) -> Row:
     (share, low, high), (gain, least, most) = crossed(after), crossed(after - before)
     each = [f"{100 * one:.0f}" for one in after.mean(1)]
     spent = [f"{run['updates']:,}" for run in runs]
-    size = ", ".join(part for part in (lab.size(len(after), SEEDS, "seeds"), lab.size(after.shape[1], STATES, "states")) if part)
+    size = ", ".join(
+        part for part in (lab.size(len(after), SEEDS, "seeds"), lab.size(after.shape[1], STATES, "states")) if part
+    )
     return Row(
         name=f"task_{name}",
         ours=100 * share,

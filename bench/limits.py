@@ -29,7 +29,11 @@ class RamGather:
     def __init__(self, columns: Mapping[str, Array], batch: int, ahead: Sequence[int] = (0,)):
         """`ahead`: 0 picks the row itself, 1 the one after it, as a next observation is."""
         self._columns = {name: array.reshape(len(array), -1).view(np.uint8) for name, array in columns.items()}
-        self._out = {(name, k): np.ones((batch, array.shape[1]), np.uint8) for name, array in self._columns.items() for k in ahead}
+        self._out = {
+            (name, k): np.ones((batch, array.shape[1]), np.uint8)
+            for name, array in self._columns.items()
+            for k in ahead
+        }
         self._rows = len(next(iter(self._columns.values()))) - max(ahead)
         self._batch, self._rng = batch, np.random.default_rng(0)
 

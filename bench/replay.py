@@ -106,7 +106,9 @@ def _append(log: Log, episodes: list[list[dict[str, Any]]]) -> None:
                 episode.append(step)
 
 
-def _measure_peer(lab: Lab, kind: type[Peer], work: W1, contenders: dict[str, Callable[[], object]]) -> dict[str, Rates]:
+def _measure_peer(
+    lab: Lab, kind: type[Peer], work: W1, contenders: dict[str, Callable[[], object]]
+) -> dict[str, Rates]:
     """Fills a peer, timing single inserts first, then samples from it in turns with ours and the limit."""
     lab.progress(f"w1: {kind.title()}")
     folder = lab.new("peer")
@@ -253,7 +255,9 @@ def w3(lab: Lab) -> list[Row]:
     peer_blocks: dict[str, Rates] = {}
     for kind in found:
         lab.progress(f"w3: {kind.title()}")
-        peer = peers[kind.name] = kind(work.transitions, for_peers(work.columns(0)), BATCH, lab.new(f"peer-{len(peers)}"))
+        peer = peers[kind.name] = kind(
+            work.transitions, for_peers(work.columns(0)), BATCH, lab.new(f"peer-{len(peers)}")
+        )
         ready = [peer.block(for_peers(work.columns(b))) for b in range(work.blocks)]
         peer_blocks[kind.name] = Rates([work.block / seconds_of(peer.add_block, block) for block in ready])
     lab.progress("w3: sampling")

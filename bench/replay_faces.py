@@ -99,7 +99,12 @@ def disk_reads(lab: Lab) -> list[Row]:
     for window, cache in names:
         folder = lab.new("rlinf")
         buffer = TrajectoryReplayBuffer(
-            seed=0, enable_cache=cache > 0, cache_size=max(1, cache), sample_window_size=window, auto_save=True, auto_save_path=str(folder)
+            seed=0,
+            enable_cache=cache > 0,
+            cache_size=max(1, cache),
+            sample_window_size=window,
+            auto_save=True,
+            auto_save_path=str(folder),
         )
         generator = torch.Generator().manual_seed(0)
         for start in range(0, count, 10):
@@ -166,7 +171,9 @@ def _add_and_flush(buffer: TrajectoryReplayBuffer, trajectories: list[Trajectory
 
 
 def _no_reads(window: int, cache: int, why: str) -> Row:
-    return Row(name=f"disk_reads_window_{window}_cache_{cache}", ours=None, unit="reads/sample", what="not measured", note=why)
+    return Row(
+        name=f"disk_reads_window_{window}_cache_{cache}", ours=None, unit="reads/sample", what="not measured", note=why
+    )
 
 
 def _rlinf_trajectory(torch: Any, generator: Any) -> Trajectory:
@@ -184,5 +191,7 @@ def _rlinf_trajectory(torch: Any, generator: Any) -> Trajectory:
 FACE_GROUPS = {
     "hilserl": Group(("hilserl_insert", "hilserl_sample", "hilserl_sample_packed"), hilserl),
     "auto_save": Group(("rlinf_add_auto_save",), auto_save),
-    "disk_reads": Group(tuple(f"disk_reads_window_{w}_cache_{c}" for w in (0, 10, 100) for c in (0, 5, 50)), disk_reads),
+    "disk_reads": Group(
+        tuple(f"disk_reads_window_{w}_cache_{c}" for w in (0, 10, 100) for c in (0, 5, 50)), disk_reads
+    ),
 }

@@ -63,7 +63,13 @@ def sampling_memory(path: str, cache_bytes: int, batches: int) -> dict[str, floa
         files = max(files, now["RssFile"])
         together = max(together, sum(now.values()))
     rate = batches / (time.perf_counter() - clock)
-    return {"start": start["RssAnon"] + start["RssShmem"], "private": private, "files": files, "all": together, "rate": rate}
+    return {
+        "start": start["RssAnon"] + start["RssShmem"],
+        "private": private,
+        "files": files,
+        "all": together,
+        "rate": rate,
+    }
 
 
 def trajectories(lab: Lab) -> list[Row]:
@@ -83,7 +89,8 @@ def trajectories(lab: Lab) -> list[Row]:
     with Log.open(path) as large, Log.create(small_path, large.schema, durability="never") as small:
         views = large.all(), small.all()
         pairs = [
-            (seconds_each(small.add, [trajectory] * 100), seconds_each(large.add, [trajectory] * 100)) for _ in range(lab.pick(30, 10))
+            (seconds_each(small.add, [trajectory] * 100), seconds_each(large.add, [trajectory] * 100))
+            for _ in range(lab.pick(30, 10))
         ]
         assert len(views[0]) == count * per + len(views[1]) and len(view) == count * per
     remove(path)
@@ -150,7 +157,9 @@ def stall(lab: Lab) -> list[Row]:
     lab.progress("stall: a learner beside a writer")
     touch_memory(lab.folder, 400_000 * work.transitions)
     seconds = 0.5 if lab.quick else 4.0
-    with Log.create(lab.new("stall"), Schema.of(steps_of(work.columns(0))[0]), durability="never", capacity_steps=work.transitions) as log:
+    with Log.create(
+        lab.new("stall"), Schema.of(steps_of(work.columns(0))[0]), durability="never", capacity_steps=work.transitions
+    ) as log:
         for e in range(work.episodes):
             log.add(as_trajectory(work.columns(e)))
         sampler = log.all().sampler(seed=0)

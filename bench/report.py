@@ -27,7 +27,11 @@ class Target:
     value: float
 
     def text(self, unit: str) -> str:
-        return f"{self.sign} {number(self.value)} {unit}" if self.of == "ours" else f"{self.sign} {self.value:g}x {self.of}"
+        return (
+            f"{self.sign} {number(self.value)} {unit}"
+            if self.of == "ours"
+            else f"{self.sign} {self.value:g}x {self.of}"
+        )
 
     def met(self, value: float | None) -> bool:
         if value is None:
@@ -187,11 +191,27 @@ class Report:
         for row in self.rows:
             met = {True: "yes", False: "**no**", None: ""}[row.met]
             lines.append("| " + " | ".join([*_cells(row), met]) + " |")
-        lines += ["", *(f"- `{row.name}`: {row.what}" + (f". {row.notes}" if row.notes else "") + "." for row in self.rows), ""]
+        lines += [
+            "",
+            *(f"- `{row.name}`: {row.what}" + (f". {row.notes}" if row.notes else "") + "." for row in self.rows),
+            "",
+        ]
         return "\n".join(lines)
 
 
-_COLUMNS = ("row", "ours", "low - high", "unit", "best peer", "its figure", "to peer", "limit", "to limit", "target", "met")
+_COLUMNS = (
+    "row",
+    "ours",
+    "low - high",
+    "unit",
+    "best peer",
+    "its figure",
+    "to peer",
+    "limit",
+    "to limit",
+    "target",
+    "met",
+)
 
 
 def _cells(row: Row) -> list[str]:

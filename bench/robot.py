@@ -30,10 +30,14 @@ def tabletop(lab: Lab) -> list[Row]:
     with ExitStack() as stack:
         ours = stack.enter_context(Side("bench.robot_sides", "tabletop"))
         about = ours.ask("start", states=states)
-        contenders = {name: (ours, name) for name in ("steps", "physics", "render", "bare", "bare with pictures", "stock render")}
+        contenders = {
+            name: (ours, name) for name in ("steps", "physics", "render", "bare", "bare with pictures", "stock render")
+        }
         peer, version, absent = gym_hil_or_why_not(stack)
         if peer is not None:
-            contenders |= {f"gym-hil, {name}": (peer, name) for name in ("as shipped", "shadows off", "without cameras")}
+            contenders |= {
+                f"gym-hil, {name}": (peer, name) for name in ("as shipped", "shadows off", "without cameras")
+            }
         for number in range(rounds + 1):
             lab.progress(f"tabletop: round {number} of {rounds}")
             for name, (side, contender) in contenders.items():
@@ -46,7 +50,11 @@ def tabletop(lab: Lab) -> list[Row]:
     size = lab.size(rounds, 9, "rounds")
     gym_hil = {name: rates[name].median for name in rates if name.startswith("gym-hil")}
     note = f"{np.median(cpu):,.0f} in a second of processor time"
-    note += f"; gym-hil {version}, PandaPickCubeBase-v0: 50 substeps of 2 ms, its controller in Python" if peer is not None else ""
+    note += (
+        f"; gym-hil {version}, PandaPickCubeBase-v0: 50 substeps of 2 ms, its controller in Python"
+        if peer is not None
+        else ""
+    )
     return [
         Row(
             name="tabletop_steps",
@@ -112,7 +120,9 @@ def server(lab: Lab) -> list[Row]:
         for number in range(rounds):
             lab.progress(f"server: round {number + 1} of {rounds}")
             result = load(url, CONNECTIONS, requests)
-            assert set(result["answers"]) == {200, 400}, result["answers"]  # nonsense among it is refused, and nothing else
+            assert set(result["answers"]) == {200, 400}, result[
+                "answers"
+            ]  # nonsense among it is refused, and nothing else
             found.setdefault("p50", []).append(1e3 * result["period"]["p50"])
             found.setdefault("p99", []).append(1e3 * result["period"]["p99"])
             found.setdefault("max", []).append(1e3 * result["period"]["max"])

@@ -52,7 +52,10 @@ class Tabletop(Simulation):
     def start(self, states: int) -> dict[str, Any]:
         from hilt.envs.tabletop.suite_env import TabletopEnv
 
-        env, blind = TabletopEnv("pick", image_size=SIZE, control_hz=HZ), TabletopEnv("pick", image_size=None, control_hz=HZ)
+        env, blind = (
+            TabletopEnv("pick", image_size=SIZE, control_hz=HZ),
+            TabletopEnv("pick", image_size=None, control_hz=HZ),
+        )
         plans = [self._demonstrate(blind, state) for state in range(states)]
         self.contenders |= {"steps": self._episodes(env, plans), "physics": self._episodes(blind, plans)}
         cameras, turn = env.world.cameras, [0]
@@ -79,8 +82,17 @@ class Tabletop(Simulation):
             stock.update_scene(env.world.data, cameras[turn[0] % 2])
             stock.render()
 
-        self.contenders |= {"render": picture, "bare": bare, "bare with pictures": bare_with_pictures, "stock render": stock_picture}
-        return {"steps": sum(map(len, plans)), "substeps": substeps, "succeeded": all(len(plan) < env.step_limit for plan in plans)}
+        self.contenders |= {
+            "render": picture,
+            "bare": bare,
+            "bare with pictures": bare_with_pictures,
+            "stock render": stock_picture,
+        }
+        return {
+            "steps": sum(map(len, plans)),
+            "substeps": substeps,
+            "succeeded": all(len(plan) < env.step_limit for plan in plans),
+        }
 
     def _demonstrate(self, env: Any, state: int) -> list[Any]:
         env.reset(options={"split": "train", "state": state})
@@ -136,7 +148,9 @@ class GymHil(Simulation):
             prepare()
             if over[0]:
                 env.reset()
-            _, _, terminated, truncated, _ = env.step(rng.uniform(-0.01, 0.01, 7).astype(np.float32))  # its actions are meters
+            _, _, terminated, truncated, _ = env.step(
+                rng.uniform(-0.01, 0.01, 7).astype(np.float32)
+            )  # its actions are meters
             over[0] = terminated or truncated
 
         return step
@@ -152,7 +166,14 @@ class Bare:
         from starlette.routing import Route
 
         pose = [0.5, 0.0, 0.2, 1.0, 0.0, 0.0, 0.0]
-        state = {"pose": pose, "vel": [0.1] * 6, "force": [0.1] * 3, "torque": [0.1] * 3, "q": [0.1] * 7, "dq": [0.1] * 7}
+        state = {
+            "pose": pose,
+            "vel": [0.1] * 6,
+            "force": [0.1] * 3,
+            "torque": [0.1] * 3,
+            "q": [0.1] * 7,
+            "dq": [0.1] * 7,
+        }
         state |= {"jacobian": [[0.1] * 7] * 6, "gripper_pos": 1.0}
 
         async def getstate(request: Any) -> Any:

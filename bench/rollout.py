@@ -59,7 +59,9 @@ def rollouts(suite: str, lab: Lab) -> list[Row]:
                 rates.setdefault(name, []).append((count / steps, count / (begin + steps)))
     alone = {name: Rates([steps for steps, _ in found]) for name, found in rates.items()}
     whole = {name: Rates([all_of_it for _, all_of_it in found]) for name, found in rates.items()}
-    size = ", ".join(part for part in (lab.size(chunks, CHUNKS[suite], "chunks"), lab.size(rounds, ROUNDS[suite], "rounds")) if part)
+    size = ", ".join(
+        part for part in (lab.size(chunks, CHUNKS[suite], "chunks"), lab.size(rounds, ROUNDS[suite], "rounds")) if part
+    )
     scene = f"{TASKS[suite]}, {envs} environments on {envs} cores, chunks of {CHUNK}"
     pictures = f"two pictures of {SIZES[suite]} pixels"
 
@@ -74,19 +76,37 @@ def rollouts(suite: str, lab: Lab) -> list[Row]:
             peers={peer: found[peer].median} if peer in found else {},
             absent={each: absent[each] for each in (ours, peer) if each in absent},
             size=size,
-            note="others: " + ", ".join(f"{each} {rate.median:.3g}" for each, rate in found.items() if each not in (ours, peer)),
+            note="others: "
+            + ", ".join(f"{each} {rate.median:.3g}" for each, rate in found.items() if each not in (ours, peer)),
         )
 
     off = f"{SUBPROC}, cameras off"
     return [
-        row("", "ours", SUBPROC, alone, f"steps, without the beginning of episodes; {pictures} for a chunk, the peer's for each step", 1.5),
+        row(
+            "",
+            "ours",
+            SUBPROC,
+            alone,
+            f"steps, without the beginning of episodes; {pictures} for a chunk, the peer's for each step",
+            1.5,
+        ),
         row("_blind", "ours, cameras off", off, alone, "the same without pictures on either side", 1.0),
-        row("_trajectories", "ours", PROCESSES, whole, f"steps of whole episodes, from their making or reset on; {pictures}", 3.0),
+        row(
+            "_trajectories",
+            "ours",
+            PROCESSES,
+            whole,
+            f"steps of whole episodes, from their making or reset on; {pictures}",
+            3.0,
+        ),
     ]
 
 
 GROUPS = {
-    **{suite: Group([f"rollout_{suite}{name}" for name in ("", "_blind", "_trajectories")], partial(rollouts, suite)) for suite in CHUNKS},
+    **{
+        suite: Group([f"rollout_{suite}{name}" for name in ("", "_blind", "_trajectories")], partial(rollouts, suite))
+        for suite in CHUNKS
+    },
     "driver": Group(["rollout_driver"], driver),
     "share": Group(["rollout_other"], share),
 }

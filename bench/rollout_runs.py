@@ -85,9 +85,13 @@ def share(lab: Lab) -> list[Row]:
     never = ["validation.episodes=0", "validation.before=false", "validation.period=0", "validation.after=false"]
     lab.progress(f"share: {steps} training steps")
     train(begin_run(run, "vla_tabletop", build(vla_recipe("vla_tabletop"), *chosen, *never)), run)
-    found = [line for line in read_metrics(run, ["update"]) if "other_share" in line][1:]  # the first one makes the simulators
+    found = [line for line in read_metrics(run, ["update"]) if "other_share" in line][
+        1:
+    ]  # the first one makes the simulators
     other = [100 * values["other_share"] for values in found]
-    drawn = ", ".join(f"{name} {100 * statistics.median(values[f'{name}_share'] for values in found):.0f}%" for name in DRAWN)
+    drawn = ", ".join(
+        f"{name} {100 * statistics.median(values[f'{name}_share'] for values in found):.0f}%" for name in DRAWN
+    )
     seconds = statistics.median(values["step_seconds"] for values in found)
     beside = 100 * statistics.median(values["beside_share"] for values in found)
     return [

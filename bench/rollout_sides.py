@@ -76,7 +76,10 @@ class Ours(Contender):
     def open(self) -> None:
         from hilt.envs.pool import Pool
 
-        options: dict[str, Any] = {"image_size": self.size, "step_limit": 100_000}  # no episode ends here, as no peer's does
+        options: dict[str, Any] = {
+            "image_size": self.size,
+            "step_limit": 100_000,
+        }  # no episode ends here, as no peer's does
         if self.suite == "libero":
             options["shadows"] = True  # the pictures are then those that the peers give
         deadlines = {"start_s": DEADLINE_S, "step_s": DEADLINE_S}  # a busy machine is slow, and loses nothing
@@ -143,7 +146,9 @@ class Processes(Contender):
     def begin(self, states: list[int]) -> None:
         self.orders, self.seen = [self.context.Queue() for _ in states], [self.context.Queue() for _ in states]
         ways = zip(states, self.orders, self.seen, strict=True)
-        self.running = [self.context.Process(target=trajectory, args=(self.suite, self.size, *way), daemon=True) for way in ways]
+        self.running = [
+            self.context.Process(target=trajectory, args=(self.suite, self.size, *way), daemon=True) for way in ways
+        ]
         for process in self.running:
             process.start()
         self._wait()

@@ -28,7 +28,12 @@ class Side:
         self.name = f"{module} {role}"
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed with the process)
         self._process = subprocess.Popen(
-            [str(python), "-m", module, role], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
+            [str(python), "-m", module, role],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
         )
         self._answers: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._read, name=f"bench-{role}", daemon=True).start()

@@ -115,7 +115,9 @@ def load(lab: Lab) -> list[Row]:
     start = bench.now()
     policy.save_pretrained(folder)
     wrote = bench.now() - start
-    bench.tell(f"load: {sum(p.numel() for p in policy.parameters()) / 1e9:.2f} billion parameters written in {wrote:.0f} s")
+    bench.tell(
+        f"load: {sum(p.numel() for p in policy.parameters()) / 1e9:.2f} billion parameters written in {wrote:.0f} s"
+    )
     with Side("bench.vla_sides", "load") as side:
         found = side.ask("load", timeout=300, folder=str(folder), device=str(bench.device))
     same = float(sum(parameter.detach().float().abs().mean() for parameter in policy.parameters()))
@@ -127,7 +129,17 @@ def load(lab: Lab) -> list[Row]:
         f"{found['copy'] / 1e9:.2f} GB; loaded in {found['seconds']:.1f} s, every checksum compared; written in {wrote:.1f} s, power-safe"
     )
     what = "peak resident memory of a process that opens a checkpoint of safetensors shards on the device, over the size of its weights"
-    return [Row("load_host_memory", found["peak"] / found["copy"], "x one copy", what, [at_most(1.3)], size=bench.size, note=note)]
+    return [
+        Row(
+            "load_host_memory",
+            found["peak"] / found["copy"],
+            "x one copy",
+            what,
+            [at_most(1.3)],
+            size=bench.size,
+            note=note,
+        )
+    ]
 
 
 def act(lab: Lab) -> list[Row]:
@@ -152,7 +164,9 @@ def act(lab: Lab) -> list[Row]:
         lab.limits["bf16 matrix product of 8192"] = f"{rate / 1e12:.0f} TFLOP/s"
         low, high = found["ours"].spread
         chunks = batch * found["ours"].median
-        bench.tell(f"act: batch {batch} {chunks:.1f} chunks/s, peer {batch * found['peer'].median:.1f}, limit {rate / operations:.1f}")
+        bench.tell(
+            f"act: batch {batch} {chunks:.1f} chunks/s, peer {batch * found['peer'].median:.1f}, limit {rate / operations:.1f}"
+        )
         rows.append(
             Row(
                 f"chunks_{batch}", chunks, "chunks/s",
@@ -174,7 +188,10 @@ def act(lab: Lab) -> list[Row]:
         )
     )  # fmt: skip
     draws, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
-    seen = [{"full_image": draws.integers(0, 256, (256, 256, 3), np.uint8), "instruction": "pick up a bowl"} for _ in range(32)]
+    seen = [
+        {"full_image": draws.integers(0, 256, (256, 256, 3), np.uint8), "instruction": "pick up a bowl"}
+        for _ in range(32)
+    ]
     found = bench.rates({"ours": lambda: policy.act(seen, True, 1.6, generator)}, rounds=3)
     low, high = found["ours"].spread
     rows.append(
@@ -193,7 +210,10 @@ def update(lab: Lab) -> list[Row]:
     with Side("bench.vla_sides", "memory") as lora_side, Side("bench.vla_sides", "memory") as full_side:
         for side, adapters, (micro, share) in ((lora_side, True, LORA), (full_side, False, FULL)):
             side.tell("estimate", tiny=bench.tiny, rows=micro, lora=adapters, share=share)
-        rows = [one_update(bench, adapters, peer_update(bench, how[0]), how) for adapters, how in ((True, LORA), (False, FULL))]
+        rows = [
+            one_update(bench, adapters, peer_update(bench, how[0]), how)
+            for adapters, how in ((True, LORA), (False, FULL))
+        ]
         for row, side in zip(list(rows), (lora_side, full_side), strict=True):
             estimated, measured = side.answer(300)["bytes"], bench.measured[row.name]
             name = row.name.replace("update", "memory")
@@ -201,7 +221,9 @@ def update(lab: Lab) -> list[Row]:
             told = f"estimated {estimated / 1e9:.1f} GB, measured {measured / 1e9:.1f} GB"
             note = told if measured else "peaks on the CPU are in tests/policies"
             ratio = estimated / measured if measured else None
-            rows.append(Row(name, ratio, "x measured", what, [at_least(0.85), at_most(1.15)], size=bench.size, note=note))
+            rows.append(
+                Row(name, ratio, "x measured", what, [at_least(0.85), at_most(1.15)], size=bench.size, note=note)
+            )
     return rows
 
 
@@ -245,7 +267,11 @@ def one_update(bench: Bench, adapters: bool, beside: Rates, how: tuple[int, floa
     found = bench.rates({"ours": step}, rounds=3, seconds=6.0)["ours"]
     samples = 4 if bench.tiny else MINIBATCH
     trained = sum(parameter.numel() for parameter in parameters)
-    kind = f"LoRA of rank 32 on every linear layer ({trained / 1e6:.0f} million)" if adapters else f"all {trained / 1e9:.2f} billion"
+    kind = (
+        f"LoRA of rank 32 on every linear layer ({trained / 1e6:.0f} million)"
+        if adapters
+        else f"all {trained / 1e9:.2f} billion"
+    )
     rate = samples * found.median
     bench.tell(f"{name}: {rate:.1f} samples/s, {rate * operations / 1e12:.0f} TFLOP/s, {bench.peak() / 1e9:.1f} GB")
     return Row(
@@ -262,7 +288,9 @@ def one_update(bench: Bench, adapters: bool, beside: Rates, how: tuple[int, floa
 def question(policy: Any, batch: int) -> Callable[[], Any]:
     """Images and prompts on the device to action tokens there."""
     record = record_of(policy, batch)
-    images, prompt, length = (torch.from_numpy(record[name]).to(policy.device) for name in ("images", "prompt", "prompt_length"))
+    images, prompt, length = (
+        torch.from_numpy(record[name]).to(policy.device) for name in ("images", "prompt", "prompt_length")
+    )
     prompt, length = prompt.long(), length.long()
     return lambda: policy.action_logits(images, prompt, length, equal=True).argmax(-1)
 

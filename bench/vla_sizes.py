@@ -17,7 +17,11 @@ from hilt.policies.vla.tokens import ByteTokenizer
 
 PROMPT = 33
 """Tokens: with BOS, 256 patches, 56 slots and a stop, 346 in all"""
-UPSTREAM = {"model_type": "openvla", "vision_backbone_id": "dinosiglip-vit-so-224px", "llm_backbone_id": "llama2-7b-pure"}
+UPSTREAM = {
+    "model_type": "openvla",
+    "vision_backbone_id": "dinosiglip-vit-so-224px",
+    "llm_backbone_id": "llama2-7b-pure",
+}
 STATISTICS = {"q01": [-1.0] * 7, "q99": [1.0] * 7, "min": [-1.0] * 7, "max": [1.0] * 7, "mask": [True] * 6 + [False]}
 TINY_VIT = {"patch_size": 14, "embed_dim": 24, "depth": 3, "num_heads": 2}
 TINY = {
@@ -30,7 +34,9 @@ RANK, ALPHA = 32, 16
 
 def bare(tiny: bool, options: OpenVLAOptions | None = None) -> Any:
     """Without weights. The tokenizer is of bytes: prompts are given as ids here."""
-    config = OpenVLAConfig(upstream=dict(UPSTREAM), norm_stats={"libero_bench": {"action": STATISTICS}}, **(TINY if tiny else {}))  # type: ignore[arg-type]
+    config = OpenVLAConfig(
+        upstream=dict(UPSTREAM), norm_stats={"libero_bench": {"action": STATISTICS}}, **(TINY if tiny else {})
+    )  # type: ignore[arg-type]
     return OpenVLAOFT(config, tokenizer=ByteTokenizer(), options=options)
 
 
@@ -66,7 +72,10 @@ class Adapted(nn.Module):
         super().__init__()
         self.base_layer = layer
         inside = {"bias": False, "dtype": layer.weight.dtype, "device": layer.weight.device}
-        self.lora_A, self.lora_B = nn.Linear(layer.in_features, RANK, **inside), nn.Linear(RANK, layer.out_features, **inside)  # type: ignore[arg-type]
+        self.lora_A, self.lora_B = (
+            nn.Linear(layer.in_features, RANK, **inside),
+            nn.Linear(RANK, layer.out_features, **inside),
+        )  # type: ignore[arg-type]
         nn.init.zeros_(self.lora_B.weight)
 
     def forward(self, x: Tensor) -> Tensor:

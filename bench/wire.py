@@ -94,7 +94,9 @@ def stream(lab: Lab) -> list[Row]:
     ]
 
 
-def _ours(lab: Lab, stack: ExitStack, name: str, own: bool = False, spool: Path | None = None, keys: str | None = None) -> Turn:
+def _ours(
+    lab: Lab, stack: ExitStack, name: str, own: bool = False, spool: Path | None = None, keys: str | None = None
+) -> Turn:
     learner, ports = start_learner(lab, stack, name, keys=keys)
     actor = start_actor(stack, ports, f"actor-{name}", spool=spool, keys=keys)
     sent: list[int] = []
@@ -288,7 +290,9 @@ def actors(lab: Lab) -> list[Row]:
     remove(lab.folder / "log-actors")
     assert received == lags.size, f"{received} steps were received, {lags.size} were acknowledged"
     # The least in a while: a block of steps that is on its way is no growth, and what leaks is never given back.
-    grown = {name: (min(found[-(len(found) // 4) :]) - min(found[: len(found) // 4])) / 1e6 for name, found in memory.items()}
+    grown = {
+        name: (min(found[-(len(found) // 4) :]) - min(found[: len(found) // 4])) / 1e6 for name, found in memory.items()
+    }
     most = max((name for name in grown if name != "learner"), key=grown.__getitem__)
     size = lab.size(seconds, 600, "seconds")
     return [
@@ -405,7 +409,9 @@ def _disk_limit(lab: Lab) -> float:
 
 GROUPS = {
     "stream": Group(("w1_stream", "w1_stream_disk_spool", "w1_stream_keys"), stream),
-    "latency": Group(tuple(f"w1_latency_{safe}_p{share}" for safe in ("process", "power") for share in (50, 99)), latency),
+    "latency": Group(
+        tuple(f"w1_latency_{safe}_p{share}" for safe in ("process", "power") for share in (50, 99)), latency
+    ),
     "weights": Group(("weights_50mb", "weights_50mb_4"), weights),
     "strangers": Group(("strangers_cpu", "strangers_memory"), strangers),
     "actors": Group(("actors_8_lag_p99", "actors_8_memory"), actors),

@@ -20,7 +20,9 @@ REST = ("actions", "rewards", "masks", "dones")
 class Server:
     def start(self, transitions: int) -> int:
         """The port of a server with a table that keeps everything and never makes anybody wait."""
-        table = reverb.Table(TABLE, reverb.selectors.Uniform(), reverb.selectors.Fifo(), transitions, reverb.rate_limiters.MinSize(1))
+        table = reverb.Table(
+            TABLE, reverb.selectors.Uniform(), reverb.selectors.Fifo(), transitions, reverb.rate_limiters.MinSize(1)
+        )
         self._server = reverb.Server([table])
         return self._server.port  # type: ignore[no-any-return]
 
@@ -42,7 +44,10 @@ class Client:
             columns = self._work.columns(e)
             seen, after = columns["observations"], columns["next_observations"]
             flat = for_peers({k: v for k, v in columns.items() if k not in ("observations", "next_observations")})
-            steps = [{**{k: v[i] for k, v in seen.items()}, **{k: v[i] for k, v in flat.items()}} for i in range(self._work.episode)]
+            steps = [
+                {**{k: v[i] for k, v in seen.items()}, **{k: v[i] for k, v in flat.items()}}
+                for i in range(self._work.episode)
+            ]
             # The last observation is a step of its own; what else it carries belongs to no transition.
             steps.append({**steps[-1], **{k: v[-1] for k, v in after.items()}})
             self._ready.append(steps)

@@ -60,7 +60,9 @@ class Stranger:
 class Learner:
     """A `TrainerServer` with a log of W1."""
 
-    def start(self, ports: list[int], path: str, capacity: int | None = None, pool: int = W1.pool, keys: str | None = None) -> None:
+    def start(
+        self, ports: list[int], path: str, capacity: int | None = None, pool: int = W1.pool, keys: str | None = None
+    ) -> None:
         from hilt.replay import Log, Schema
         from hilt.wire import TrainerServer, make_trainer_config
 
@@ -85,7 +87,9 @@ class Learner:
         for episode, found in steps.items():
             expected = list(range(found[0], found[0] + len(found))) if sent is None else list(range(self._work.episode))
             assert found == expected, f"episode {episode}: a step is missing, twice or out of order: {found}"
-        assert sent is None or sorted(steps) == sorted(sent), f"episodes {sorted(steps)} are in the log, {sorted(sent)} were sent"
+        assert sent is None or sorted(steps) == sorted(sent), (
+            f"episodes {sorted(steps)} are in the log, {sorted(sent)} were sent"
+        )
         self._work.check(view.sampler(seed=0).sample(64))
         return len(held)
 
@@ -108,7 +112,13 @@ class Actor:
     """A `TrainerClient` with a spool."""
 
     def start(
-        self, ports: list[int], name: str, path: str | None = None, capacity: int = 50_000, pool: int = W1.pool, keys: str | None = None
+        self,
+        ports: list[int],
+        name: str,
+        path: str | None = None,
+        capacity: int = 50_000,
+        pool: int = W1.pool,
+        keys: str | None = None,
     ) -> None:
         from hilt.replay import QueuedDataStore
         from hilt.wire import TrainerClient, make_trainer_config
@@ -163,7 +173,9 @@ class Actor:
         return lags
 
     def _wait(self, number: int, power: bool) -> None:
-        assert self._client.wait_acknowledged(STORE, number, power=power, timeout=60.0), f"no acknowledgment of {number} within 60 s"
+        assert self._client.wait_acknowledged(STORE, number, power=power, timeout=60.0), (
+            f"no acknowledgment of {number} within 60 s"
+        )
 
     def close(self) -> None:
         self._client.stop()
@@ -210,7 +222,9 @@ class Subscriber:
             at, tree = self._got
             got = [leaf for parts in tree.values() for leaf in parts.values()]
             if int(got[0].flat[0]) == version:
-                assert all(map(np.array_equal, got, self._expected.leaves)), f"version {version} arrived with other numbers"
+                assert all(map(np.array_equal, got, self._expected.leaves)), (
+                    f"version {version} arrived with other numbers"
+                )
                 return at
         raise AssertionError(f"version {version} did not arrive within 60 s")
 

@@ -80,10 +80,14 @@ class W1:
             state = batch[name]["state"]
             for i, (episode, t) in enumerate(state[:, :2].astype(int).tolist()):
                 now = np.asarray(batch["observations"]["state"][i, :2]).astype(int).tolist()
-                assert [episode, t - ahead] == now, f"element {i}: {name} is step {t} of episode {episode}, expected the one after {now}"
+                assert [episode, t - ahead] == now, (
+                    f"element {i}: {name} is step {t} of episode {episode}, expected the one after {now}"
+                )
                 for camera in self.cameras:
                     expected = self._frames[camera][self.first_frame(episode) + t]
-                    assert np.array_equal(batch[name][camera][i], expected), f"element {i}: {name}/{camera} is another frame"
+                    assert np.array_equal(batch[name][camera][i], expected), (
+                        f"element {i}: {name}/{camera} is another frame"
+                    )
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,14 @@ class W3:
     transitions: int = 1_000_000
     block: int = 10_000
     """Transitions of one block, which is ten episodes."""
-    columns_asked: tuple[str, ...] = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
+    columns_asked: tuple[str, ...] = (
+        "observations",
+        "actions",
+        "rewards",
+        "next_observations",
+        "terminated",
+        "truncated",
+    )
     """The columns that peers hold too, by our names."""
 
     @property

@@ -18,7 +18,9 @@ from hypothesis import HealthCheck, settings
 from hilt.core.signals import ENDING
 from tests import effort, forked, schedule
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # other tests run beside this one: two threads of torch on busy cores are slower than one
+if (
+    "PYTEST_XDIST_WORKER" in os.environ
+):  # other tests run beside this one: two threads of torch on busy cores are slower than one
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # How long an example takes depends on what else the machine does; no test fails for that.
@@ -27,12 +29,18 @@ settings.register_profile("long", settings.get_profile("short"), max_examples=10
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="what `make test` shortens, at full length, and the tests marked `long`")
-    parser.addoption("--fast", action="store_true", help=f"the files with the quickest tests, {schedule.FAST_S:g} s in all")
+    parser.addoption(
+        "--long", action="store_true", help="what `make test` shortens, at full length, and the tests marked `long`"
+    )
+    parser.addoption(
+        "--fast", action="store_true", help=f"the files with the quickest tests, {schedule.FAST_S:g} s in all"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a job that a shell starts in the background; children would inherit it
+    if (
+        signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    ):  # as in a job that a shell starts in the background; children would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--long"):
         os.environ[effort.LONG] = "1"
@@ -55,7 +63,9 @@ def pytest_collection(session: pytest.Session) -> None:
     gc.disable()
     config = session.config
     if worker := getattr(config, "workerinput", None):
-        files = [file for file in schedule.files_in(config.rootpath, config.args) if not pytest_ignore_collect(file, config)]
+        files = [
+            file for file in schedule.files_in(config.rootpath, config.args) if not pytest_ignore_collect(file, config)
+        ]
         schedule.import_share(config.rootpath, files, int(worker["workerid"].removeprefix("gw")), worker["workercount"])
 
 
@@ -79,7 +89,9 @@ def _same_precision_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within the tests' own process `auto` is float32, on any CPU: numbers must not depend on it. Processes that a test starts decide."""
     from hilt.policies import precision
 
-    monkeypatch.setattr(precision, "_automatic", lambda device: precision.PrecisionChoice(precision.FLOAT32, "this is a test"))
+    monkeypatch.setattr(
+        precision, "_automatic", lambda device: precision.PrecisionChoice(precision.FLOAT32, "this is a test")
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -36,7 +36,9 @@ def some_of(kinds: Sequence[Hashable], short: int) -> list[int]:
     first = {kind: place for place, kind in reversed(list(enumerate(kinds)))}
     last = {kind: place for place, kind in enumerate(kinds)}
     between = max(short - len({*first.values(), *last.values()}), 2)
-    return sorted({*first.values(), *last.values(), *(round(i * (len(kinds) - 1) / (between - 1)) for i in range(between))})
+    return sorted(
+        {*first.values(), *last.values(), *(round(i * (len(kinds) - 1) / (between - 1)) for i in range(between))}
+    )
 
 
 def sampled(values: Iterable[Any], *kept: Any) -> list[Any]:
@@ -63,5 +65,7 @@ def need_rendering() -> None:
     need("mujoco")
     kind = os.environ.get("MUJOCO_GL", "egl").lower()
     library = {"egl": "EGL", "osmesa": "OSMesa"}.get(kind, "")
-    if kind in ("disable", "disabled", "off") or (sys.platform == "linux" and library and ctypes.util.find_library(library) is None):
+    if kind in ("disable", "disabled", "off") or (
+        sys.platform == "linux" and library and ctypes.util.find_library(library) is None
+    ):
         pytest.skip(f"nothing can be rendered here with MUJOCO_GL={kind}: see hilt doctor")

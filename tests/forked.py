@@ -73,7 +73,9 @@ class ForkServer:
         assert self._server.stdin is not None and self._server.stdout is not None
         print(json.dumps([str(script), timeout]), file=self._server.stdin, flush=True)
         status = int(self._server.stdout.readline())
-        return subprocess.CompletedProcess([str(script)], status, *(script.with_suffix(end).read_text() for end in (".out", ".err")))
+        return subprocess.CompletedProcess(
+            [str(script)], status, *(script.with_suffix(end).read_text() for end in (".out", ".err"))
+        )
 
     def close(self) -> None:
         self._server.communicate()

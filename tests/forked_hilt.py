@@ -23,13 +23,22 @@ from hilt.cli.show import PROGRESS
 from hilt.core.children import run_module
 from hilt.hil import launch as train
 
-SLOW_IMPORTS = ["torch", "gymnasium", "hilt.cli.train_hil", "hilt.hil.learner", "hilt.hil.actor", "hilt.policies.agent.agent"]
+SLOW_IMPORTS = [
+    "torch",
+    "gymnasium",
+    "hilt.cli.train_hil",
+    "hilt.hil.learner",
+    "hilt.hil.actor",
+    "hilt.policies.agent.agent",
+]
 
 
 class Forked:
     """What `hilt.hil.launch` uses of `hilt.core.children.ChildProcess`."""
 
-    def __init__(self, command: list[str], *, stdout: Any, stderr: Any, env: dict[str, str], start_new_session: bool) -> None:
+    def __init__(
+        self, command: list[str], *, stdout: Any, stderr: Any, env: dict[str, str], start_new_session: bool
+    ) -> None:
         assert command[: len(HILT)] == HILT and stderr is stdout and start_new_session
         assert {thread.name for thread in threading.enumerate()} <= {"MainThread", "hilt-live", "hilt-progress"}
         self.returncode: int | None = None

@@ -92,5 +92,7 @@ def import_share(root: Path, files: Sequence[Path], worker: int, workers: int) -
     takes half a minute: beginning with its own share, it finds most of the others' files compiled.
     """
     for file in files[worker::workers]:
-        with contextlib.suppress(Exception, pytest.skip.Exception):  # pytest imports it again, and reports what is wrong with it
+        with contextlib.suppress(
+            Exception, pytest.skip.Exception
+        ):  # pytest imports it again, and reports what is wrong with it
             importlib.import_module(".".join(file.relative_to(root).with_suffix("").parts))

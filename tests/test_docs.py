@@ -46,7 +46,9 @@ def test_example_runs(code: str, tmp_path: Path, server: ForkServer) -> None:
 @pytest.mark.parametrize("code", EXAMPLES)
 def test_example_runs_where_nothing_is_imported_yet(code: str, tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(code)
-    done = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    done = subprocess.run(
+        [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -55,7 +57,11 @@ PAGES = {"hil": "training", "distributed": "cluster"}
 
 
 def test_every_part_has_a_page() -> None:
-    parts = [p.name for p in (ROOT / "src" / "hilt").iterdir() if p.is_dir() and (p / "__init__.py").exists() and p.name != "cli"]
+    parts = [
+        p.name
+        for p in (ROOT / "src" / "hilt").iterdir()
+        if p.is_dir() and (p / "__init__.py").exists() and p.name != "cli"
+    ]
     for part in parts:
         page = ROOT / "docs" / f"{PAGES.get(part, part)}.md"
         assert page.exists() and "```python" in page.read_text(), f"{page}: one page per part, with a complete example"
@@ -63,7 +69,9 @@ def test_every_part_has_a_page() -> None:
 
 def test_the_architecture_page_and_its_picture_are_what_the_source_says() -> None:
     assert architecture.picture() == architecture.PICTURE.read_text(), "run: python tools/architecture.py"
-    assert architecture.page(architecture.PAGE.read_text()) == architecture.PAGE.read_text(), "run: python tools/architecture.py"
+    assert architecture.page(architecture.PAGE.read_text()) == architecture.PAGE.read_text(), (
+        "run: python tools/architecture.py"
+    )
 
 
 HOP = re.compile(r"^\| `([\w/]+\.py)` \| `([\w.]+)` \|", re.MULTILINE)
@@ -76,5 +84,11 @@ def test_every_hop_of_a_life_is_in_the_source(page: str, files: int) -> None:
     for file, name in hops:
         owner, _, function = name.rpartition(".")
         tree = ast.parse((ROOT / "src" / "hilt" / file).read_text())
-        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == owner] if owner else [tree]
-        assert any(getattr(one, "name", "") == function for node in nodes for one in ast.walk(node)), f"{file} has no {name}"
+        nodes = (
+            [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == owner]
+            if owner
+            else [tree]
+        )
+        assert any(getattr(one, "name", "") == function for node in nodes for one in ast.walk(node)), (
+            f"{file} has no {name}"
+        )

@@ -100,7 +100,9 @@ def change_json(path: Path, *keys: Any) -> None:
     for key in keys[:-1]:
         node = node[key]
     value = node[keys[-1]]
-    node[keys[-1]] = not value if isinstance(value, bool) else value + "." if isinstance(value, str) else value + type(value)(1)
+    node[keys[-1]] = (
+        not value if isinstance(value, bool) else value + "." if isinstance(value, str) else value + type(value)(1)
+    )
     path.write_text(json.dumps(document))
 
 
@@ -115,7 +117,10 @@ def fails(capsys: pytest.CaptureFixture[str], path: Path, *says: str) -> None:
 @pytest.mark.parametrize(
     ("name", "key"),
     [
-        *(("bridge_like", f"train/0/2/{path}") for path in ("action", "language_embedding", "language_instruction", "is_last", "reward")),
+        *(
+            ("bridge_like", f"train/0/2/{path}")
+            for path in ("action", "language_embedding", "language_instruction", "is_last", "reward")
+        ),
         *(("bridge_like", f"val/0/1/observation/{path}") for path in ("joint_state", "state", "wrist_image")),
         ("d4rl_like", "train/1/0/observation"),
         ("d4rl_like", "val/0/0/discount"),
@@ -141,7 +146,9 @@ def test_one_pixel_of_a_jpeg(copied: Any, capsys: pytest.CaptureFixture[str]):
     fails(capsys, path, "train/0/1/observation/image[")
 
 
-@pytest.mark.parametrize(("key", "levels"), [("1.raw", 40), ("2.decoded", 1), ("0.lanczos224", 2), ("3.center_crop", 1), ("1.jpeg", 1)])
+@pytest.mark.parametrize(
+    ("key", "levels"), [("1.raw", 40), ("2.decoded", 1), ("0.lanczos224", 2), ("3.center_crop", 1), ("1.jpeg", 1)]
+)
 def test_one_number_of_a_picture(key: str, levels: int, copied: Any, capsys: pytest.CaptureFixture[str]):
     path = copied("image") / "openvla_image_path.npz"
 
@@ -158,9 +165,20 @@ def test_one_number_of_a_picture(key: str, levels: int, copied: Any, capsys: pyt
         ("pi0_tiny", "out.sample_actions"),
         *(
             ("pi05_tiny", key)
-            for key in ("out.sample_actions", "out.flow_loss", "in.noise", "in.time", "in.tokens", "in.image_mask1", "seed")
+            for key in (
+                "out.sample_actions",
+                "out.flow_loss",
+                "in.noise",
+                "in.time",
+                "in.tokens",
+                "in.image_mask1",
+                "seed",
+            )
         ),
-        *(("smolvla_tiny", key) for key in ("out.sample_actions", "out.flow_loss", "in.state", "in.token_mask", "in.image0")),
+        *(
+            ("smolvla_tiny", key)
+            for key in ("out.sample_actions", "out.flow_loss", "in.state", "in.token_mask", "in.image0")
+        ),
     ],
 )
 def test_one_number_of_pi0(name: str, key: str, copied: Any, capsys: pytest.CaptureFixture[str]):
@@ -183,8 +201,24 @@ def test_one_number_of_pi0(name: str, key: str, copied: Any, capsys: pytest.Capt
 @pytest.mark.parametrize(
     "key",
     [
-        *("grpo", "gae_adv_g0.99_l0.95", "gae_ret_g0.99_l0.95", "reinforce_pp_g0.98", "policy_loss_h0.28_l0.2", "clip_fraction", "ppo_kl"),
-        *("value_loss_c0.5", "value_clip_fraction", "kl_penalty_kl", "kl_penalty_abs", "kl_penalty_mse", "entropy_mean_first6", "mask"),
+        *(
+            "grpo",
+            "gae_adv_g0.99_l0.95",
+            "gae_ret_g0.99_l0.95",
+            "reinforce_pp_g0.98",
+            "policy_loss_h0.28_l0.2",
+            "clip_fraction",
+            "ppo_kl",
+        ),
+        *(
+            "value_loss_c0.5",
+            "value_clip_fraction",
+            "kl_penalty_kl",
+            "kl_penalty_abs",
+            "kl_penalty_mse",
+            "entropy_mean_first6",
+            "mask",
+        ),
         *("adaptive_kl_values", "rewards", "finish", "group", "values", "log_prob", "ref_log_prob", "value_pred"),
     ],
 )
@@ -195,7 +229,11 @@ def test_one_number_of_the_algorithms(key: str, copied: Any, capsys: pytest.Capt
     def change(array: Any) -> Any:
         moved = np.array(array)
         first = moved.reshape(-1)[:1]
-        first[:] = ~first if moved.dtype == bool else first + (1 if moved.dtype.kind == "i" else 0.1 if key in algos.INPUTS else 1e-5)
+        first[:] = (
+            ~first
+            if moved.dtype == bool
+            else first + (1 if moved.dtype.kind == "i" else 0.1 if key in algos.INPUTS else 1e-5)
+        )
         return moved
 
     change_npz(path, key, change)
@@ -232,7 +270,9 @@ def test_one_number_of_a_conversion(keys: tuple[Any, ...], copied: Any, capsys: 
 
 
 @pytest.mark.parametrize("name", ["v3_image", "v3_video"])
-@pytest.mark.parametrize("key", ["observation.state", "action", "next.reward", "next.done", "complementary_info.is_intervention"])
+@pytest.mark.parametrize(
+    "key", ["observation.state", "action", "next.reward", "next.done", "complementary_info.is_intervention"]
+)
 def test_one_number_of_lerobot(name: str, key: str, copied: Any, capsys: pytest.CaptureFixture[str]):
     need(*["av"] * name.endswith("video"))
     path = copied("lerobot") / f"{name}_expected.npz"
@@ -252,7 +292,9 @@ def test_pictures_of_lerobot(copied: Any, capsys: pytest.CaptureFixture[str]):
     fails(capsys, folder / "v3_video", f"{key}: ", "dB from what is expected, and at least 23 are needed")
     shutil.copy(FOLDER / "lerobot/v3_video_expected.npz", folder)
     with np.load(folder / "v3_video_expected.npz") as file:
-        darker = {name: np.uint8(file[name] // 1.07) if name.endswith("images.front") else file[name] for name in file.files}
+        darker = {
+            name: np.uint8(file[name] // 1.07) if name.endswith("images.front") else file[name] for name in file.files
+        }
     np.savez(folder / "v3_video_expected.npz", **darker)
     fails(capsys, folder / "v3_video", "observation.images.front: ", "dB on average, and at least 31 are needed")
 
@@ -261,8 +303,18 @@ def test_pictures_of_lerobot(copied: Any, capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize(
     "key",
     [
-        *("plain_seed3_0/observations/state", "plain_seed3_1/rewards", "plain_indx/actions", "plain_download_2_6/next_observations/front"),
-        *("efficient_cap50_packed/observations/wrist", "efficient_cap12_unpacked/dones", "plain_wrapped7_seed11/masks", "plain_indx/indx"),
+        *(
+            "plain_seed3_0/observations/state",
+            "plain_seed3_1/rewards",
+            "plain_indx/actions",
+            "plain_download_2_6/next_observations/front",
+        ),
+        *(
+            "efficient_cap50_packed/observations/wrist",
+            "efficient_cap12_unpacked/dones",
+            "plain_wrapped7_seed11/masks",
+            "plain_indx/indx",
+        ),
         *("in/observations/front", "in/actions"),
     ],
 )
@@ -274,7 +326,11 @@ def test_one_number_of_hilserl(key: str, stack: int, copied: Any, capsys: pytest
 
 @pytest.mark.parametrize(
     "keys",
-    [("layout", "efficient_packed_n2", "observations/front", 1, 1), ("slots", "efficient_cap50_n1", "valid"), ("wrong", "gaps", 2, 0)],
+    [
+        ("layout", "efficient_packed_n2", "observations/front", 1, 1),
+        ("slots", "efficient_cap50_n1", "valid"),
+        ("wrong", "gaps", 2, 0),
+    ],
     ids=lambda keys: keys[0],
 )
 def test_one_fact_of_hilserl(keys: tuple[Any, ...], copied: Any, capsys: pytest.CaptureFixture[str]):
@@ -419,7 +475,10 @@ def test_jpeg_may_differ_a_little():
     spot[3, 4, 1] = 98
     assert golden.jpeg(spot, picture) == (3.0, None)
     spot[3, 5, 0] = 102
-    assert golden.jpeg(spot, picture)[1] == ": 99.85% of the numbers are within one level of what is expected, and 99.9% have to be"
+    assert (
+        golden.jpeg(spot, picture)[1]
+        == ": 99.85% of the numbers are within one level of what is expected, and 99.9% have to be"
+    )
     spot[3, 4, 0] = 104
     assert golden.jpeg(spot, picture)[1] == "[3, 4, 0]: ours is 104, expected 100"
 
@@ -427,7 +486,9 @@ def test_jpeg_may_differ_a_little():
 def test_lossy_pictures_may_differ_more():
     picture = np.random.default_rng(0).integers(30, 200, (16, 16, 3)).astype(np.uint8)
     assert golden.lossy(23)(picture + np.uint8(17), picture)[1] is None
-    assert "22.1 dB from what is expected, and at least 23 are needed" in str(golden.lossy(23)(picture + np.uint8(20), picture)[1])
+    assert "22.1 dB from what is expected, and at least 23 are needed" in str(
+        golden.lossy(23)(picture + np.uint8(20), picture)[1]
+    )
     assert golden.signal_to_noise(picture, picture) == np.inf
 
 

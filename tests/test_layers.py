@@ -36,7 +36,14 @@ LINES = [
     ["cli", "recipes", "compat"],
 ]
 ARROWS = {
-    *(("teleop", "envs"), ("teleop", "robot"), ("robot", "envs"), ("policies", "algos"), ("formats", "replay"), ("wire", "replay")),
+    *(
+        ("teleop", "envs"),
+        ("teleop", "robot"),
+        ("robot", "envs"),
+        ("policies", "algos"),
+        ("formats", "replay"),
+        ("wire", "replay"),
+    ),
     *(("classifier", "recording"), ("cli", "recipes"), ("compat", "recipes")),
 }
 
@@ -55,12 +62,19 @@ ONLY_IN = {
     "pygame": "teleop/gamepad.py",
     "pyspacemouse": "teleop/spacemouse.py",
     "tensorflow": "formats/dataset.py",  # a tf.data.Dataset is asked for by name, and nothing else needs it
-    **dict.fromkeys(["wandb", "tensorboard", "tensorboardX", "torch.utils.tensorboard", "trackio", "mlflow"], "observe/sinks.py"),
+    **dict.fromkeys(
+        ["wandb", "tensorboard", "tensorboardX", "torch.utils.tensorboard", "trackio", "mlflow"], "observe/sinks.py"
+    ),
     **dict.fromkeys(["pickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"], "core/unpickle.py"),
 }
 
 # Parts that do without torch, and the files of each that may import it: they begin so.
-TORCH_ONLY_IN = {"core": None, "formats": None, "wire": None, "replay": ("replay/tensors.py", "replay/sampling/torch_dataset.py")}
+TORCH_ONLY_IN = {
+    "core": None,
+    "formats": None,
+    "wire": None,
+    "replay": ("replay/tensors.py", "replay/sampling/torch_dataset.py"),
+}
 
 # Nothing imports compat but what starts a program. These load a name of it when somebody asks for that: what their users know stays there.
 PROMISED = ("replay/__init__.py", "policies/launcher.py", "hil/config.py")
@@ -93,7 +107,11 @@ def violations(source: Path) -> list[str]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
                 found += [f"{path}:{node.lineno}: {broken}" for broken in broken_by_call(path, node)]
-            if isinstance(node, ast.Constant) and str(node.value).startswith("hilt.compat") and not may_name_compat(path):
+            if (
+                isinstance(node, ast.Constant)
+                and str(node.value).startswith("hilt.compat")
+                and not may_name_compat(path)
+            ):
                 found.append(f"{path}:{node.lineno}: names {node.value}, which only {', '.join(PROMISED)} may")
     return found
 
@@ -114,7 +132,11 @@ def imports(tree: ast.Module, path: str) -> Iterator[tuple[int, str]]:
             origin = ".".join([*base, node.module] if node.module else base)
             # the names too, for `from hilt import replay` imports a part and `from os import path` a module
             yield from ((node.lineno, f"{origin}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Call) and name_of(node.func).split(".")[-1] in ("import_module", "optional_module", "__import__"):
+        elif isinstance(node, ast.Call) and name_of(node.func).split(".")[-1] in (
+            "import_module",
+            "optional_module",
+            "__import__",
+        ):
             yield from ((node.lineno, given.value) for given in node.args[:1] if isinstance(given, ast.Constant))
 
 
@@ -182,12 +204,20 @@ def test_allowed_parts_follow_the_drawing():
     ("path", "text", "broken"),
     [
         ("core/tree.py", "import hilt.replay", "core/tree.py:1: imports hilt.replay; core may use only itself"),
-        ("replay/log.py", "\nfrom hilt.wire.codec import pack", "replay/log.py:2: imports hilt.wire.codec.pack; replay may use only core"),
+        (
+            "replay/log.py",
+            "\nfrom hilt.wire.codec import pack",
+            "replay/log.py:2: imports hilt.wire.codec.pack; replay may use only core",
+        ),
         ("replay/log.py", "from hilt import observe", "imports hilt.observe"),
         ("replay/log.py", "from ..formats import rlds", "imports hilt.formats.rlds"),
         ("replay/log.py", "from .. import formats", "imports hilt.formats"),
         ("replay/log.py", "def late():\n    from hilt.hil import actor", "replay/log.py:2: imports hilt.hil.actor"),
-        ("replay/log.py", "import importlib\nimportlib.import_module('hilt.wire')", "replay/log.py:2: imports hilt.wire"),
+        (
+            "replay/log.py",
+            "import importlib\nimportlib.import_module('hilt.wire')",
+            "replay/log.py:2: imports hilt.wire",
+        ),
         ("formats/video.py", "av = optional_module('torch', 'Reading', 'formats')", "torch belongs in no file here"),
         ("envs/pool.py", "import hilt.teleop.page", "imports hilt.teleop.page"),
         ("algos/kl.py", "import hilt.replay", "algos may use only core"),
@@ -199,7 +229,11 @@ def test_allowed_parts_follow_the_drawing():
         ("envs/task.py", "import libero.libero", "libero belongs in envs/libero.py"),
         ("formats/rlds.py", "import tensorflow as tf", "tensorflow belongs in formats/dataset.py"),
         ("hil/learner.py", "import wandb", "wandb belongs in observe/sinks.py"),
-        ("observe/plots.py", "from torch.utils import tensorboard", "torch.utils.tensorboard belongs in observe/sinks.py"),
+        (
+            "observe/plots.py",
+            "from torch.utils import tensorboard",
+            "torch.utils.tensorboard belongs in observe/sinks.py",
+        ),
         ("replay/view.py", "import torch", "torch belongs in replay/tensors.py"),
         ("vla/train.py", "from hilt.hil.config import Hil", "imports hilt.hil.config.Hil"),
         ("hil/actor.py", "NAME = 'hilt.compat.serl:SACAgent'", "names hilt.compat.serl:SACAgent"),
@@ -223,7 +257,10 @@ def test_a_violation_is_found(tmp_path: Path, path: str, text: str, broken: str)
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("replay/log.py", "from . import segment\nfrom .view import View\nfrom hilt.core.errors import HiltError\nimport hilt"),
+        (
+            "replay/log.py",
+            "from . import segment\nfrom .view import View\nfrom hilt.core.errors import HiltError\nimport hilt",
+        ),
         ("replay/tensors.py", "import torch"),
         ("wire/server.py", "from ..replay import log"),
         ("policies/vla/vit.py", "import torch, transformers\nfrom hilt.algos import kl\nmodel.eval()"),
@@ -251,7 +288,9 @@ COUNTERPARTS = {"Batch 2", "Trajectory 2"}
 def test_names_and_folders_stay_readable():
     figures = measure(SOURCE)
     assert set(figures["class names used twice or more"]) == COUNTERPARTS
-    assert figures["file names used twice or more"] == ["launcher"], "it is HIL-SERL's, at the import line that its users know"
+    assert figures["file names used twice or more"] == ["launcher"], (
+        "it is HIL-SERL's, at the import line that its users know"
+    )
     assert figures["folders with more than 20 files"] == []
 
 
@@ -265,17 +304,32 @@ def test_measure_finds_what_it_counts(tmp_path: Path):
     write(tmp_path / "hilt", "a/one.py", f"class Twin: ...\ndef long():\n{body}\n")
     write(tmp_path / "hilt", "b/one.py", 'class Twin:\n    """Of the other."""\ntry: ...\nexcept Exception: ...\n')
     figures = measure(tmp_path / "hilt")
-    assert figures["class names used twice or more"] == ["Twin 2"] and figures["file names used twice or more"] == ["one"]
-    assert figures["functions over 60 lines"] == ["hilt/a/one.py: long"] and figures["docstrings that are fragments"] == 1
-    assert figures["broad excepts that do not raise"] == ["hilt/b/one.py: module"] and figures["broad excepts with a reason"] == []
+    assert figures["class names used twice or more"] == ["Twin 2"] and figures["file names used twice or more"] == [
+        "one"
+    ]
+    assert (
+        figures["functions over 60 lines"] == ["hilt/a/one.py: long"] and figures["docstrings that are fragments"] == 1
+    )
+    assert (
+        figures["broad excepts that do not raise"] == ["hilt/b/one.py: module"]
+        and figures["broad excepts with a reason"] == []
+    )
     assert figures["circles of imports"] == []
 
 
 def test_measure_finds_functions_that_take_or_nest_too_much(tmp_path: Path):
     ten = ", ".join(f"x{number}" for number in range(10))
-    write(tmp_path / "hilt", "a/wide.py", f"class One:\n    def most(self, {ten}): ...\n    def many(self, {ten}, x10): ...")
+    write(
+        tmp_path / "hilt",
+        "a/wide.py",
+        f"class One:\n    def most(self, {ten}): ...\n    def many(self, {ten}, x10): ...",
+    )
     nested = "\n".join("    " * (level + 1) + "if x:" for level in range(5))
-    write(tmp_path / "hilt", "a/deep.py", f"def flat(x):\n    if x: ...\n    elif not x: ...\ndef deep(x):\n{nested} ...\n")
+    write(
+        tmp_path / "hilt",
+        "a/deep.py",
+        f"def flat(x):\n    if x: ...\n    elif not x: ...\ndef deep(x):\n{nested} ...\n",
+    )
     figures = measure(tmp_path / "hilt")
     assert figures["functions with more than 10 parameters"] == ["hilt/a/wide.py: One.many"]
     assert figures["functions nested deeper than 4"] == ["hilt/a/deep.py: deep"]
@@ -285,6 +339,8 @@ def test_measure_finds_circles_of_imports_in_functions_too(tmp_path: Path):
     write(tmp_path / "hilt", "a/high.py", "from hilt.a import middle")
     write(tmp_path / "hilt", "a/middle.py", "import hilt.a.low")
     write(tmp_path / "hilt", "a/low.py", "def late():\n    from hilt.a.high import thing")
-    write(tmp_path / "hilt", "a/typed.py", "from hilt.a.high import x\nif TYPE_CHECKING:\n    from hilt.a.other import y")
+    write(
+        tmp_path / "hilt", "a/typed.py", "from hilt.a.high import x\nif TYPE_CHECKING:\n    from hilt.a.other import y"
+    )
     write(tmp_path / "hilt", "a/other.py", "from hilt.a.typed import z")
     assert measure(tmp_path / "hilt")["circles of imports"] == ["hilt.a.high - hilt.a.low - hilt.a.middle"]

@@ -36,7 +36,9 @@ def test_every_line_names_a_source_file_without_tests_of_its_name_and_a_test_fil
     for row in rows():
         if row["tests"]:
             assert row["file"] in known, f"{row['file']}: there is no such source file"
-            assert not mirrored(row["file"]).exists(), f"{row['file']}: it has tests of its name by now, and needs no line"
+            assert not mirrored(row["file"]).exists(), (
+                f"{row['file']}: it has tests of its name by now, and needs no line"
+            )
             assert (TESTS / row["tests"]).is_file(), f"{row['tests']}: there is no such test file"
 
 

@@ -37,7 +37,16 @@ def test_mypy_is_strict_where_promised(tmp_path: Path):
         (tmp_path / "hilt" / part).mkdir()
         (tmp_path / "hilt" / part / "__init__.py").touch()
         (tmp_path / "hilt" / part / "loose.py").write_text("def loose(x):\n    return x\n")
-    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(tmp_path / "cache"), "hilt"]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--config-file",
+        str(ROOT / "pyproject.toml"),
+        "--cache-dir",
+        str(tmp_path / "cache"),
+        "hilt",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 1, done.stdout + done.stderr
     for part in ("core", "replay", "wire"):
@@ -49,7 +58,13 @@ def test_a_constant_of_a_module_is_assigned_once():
     twice = []
     for path, tree in syntax_trees(SOURCE).items():
         assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
-        names = [name.id for node in assigned for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+        names = [
+            name.id
+            for node in assigned
+            for target in node.targets
+            for name in ast.walk(target)
+            if isinstance(name, ast.Name)
+        ]
         twice += [f"{path.name}: {name}" for name in sorted(set(names)) if name.isupper() and names.count(name) > 1]
     assert not twice
 
@@ -93,7 +108,9 @@ def changes_of_the_process(tree: ast.AST, function: str = "module") -> set[str]:
             found.add(function)
         if isinstance(node, ast.ImportFrom) and node.module in ("os", "sys", "warnings"):
             named = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {function for name in named if PROCESS_WIDE.fullmatch(name)}  # the search would not find it by another name
+            found |= {
+                function for name in named if PROCESS_WIDE.fullmatch(name)
+            }  # the search would not find it by another name
         found |= changes_of_the_process(node, inner)
     return found
 
@@ -112,14 +129,30 @@ def test_libraries_do_not_change_the_process_that_they_are_used_in():
 @pytest.mark.parametrize(
     "code",
     [
-        *("os.environ['A'] = '1'", "os.environ.setdefault('A', '1')", "del sys.path[0]", "sys.path += ['a']", "sys.path[:] = []"),
-        *("logger.setLevel(10)", "logging.getLogger('a').setLevel(10)", "warnings.filterwarnings('ignore')", "from os import environ"),
+        *(
+            "os.environ['A'] = '1'",
+            "os.environ.setdefault('A', '1')",
+            "del sys.path[0]",
+            "sys.path += ['a']",
+            "sys.path[:] = []",
+        ),
+        *(
+            "logger.setLevel(10)",
+            "logging.getLogger('a').setLevel(10)",
+            "warnings.filterwarnings('ignore')",
+            "from os import environ",
+        ),
         "os.chdir('/')",
     ],
 )
 def test_changes_of_the_process_are_found(code: str):
     assert changes_of_the_process(ast.parse(f"def f():\n    with g():\n        {code}\n")) == {"f"}
-    assert changes_of_the_process(ast.parse("x = {**os.environ}\ny = os.environ['A']\nz = sys.path[0]\nfrom os import path")) == set()
+    assert (
+        changes_of_the_process(
+            ast.parse("x = {**os.environ}\ny = os.environ['A']\nz = sys.path[0]\nfrom os import path")
+        )
+        == set()
+    )
 
 
 AN_OPTION_EACH = "typer makes an option of the command line from each parameter; what does the work takes settings"
@@ -163,13 +196,23 @@ def test_threads_are_joined_with_a_deadline():
     for path, tree in syntax_trees(SOURCE).items():
         text = path.read_text()
         for part in tree.body if ".join(" in text or "Thread(" in text else ():
-            calls = [node for node in ast.walk(part) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
-            joins = [call for call in calls if call.func.attr == "join" and not isinstance(call.func.value, ast.Constant | ast.JoinedStr)]
+            calls = [
+                node for node in ast.walk(part) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            ]
+            joins = [
+                call
+                for call in calls
+                if call.func.attr == "join" and not isinstance(call.func.value, ast.Constant | ast.JoinedStr)
+            ]
             place = f"{path.relative_to(source)}: {getattr(part, 'name', '')}"
-            assert not [join for join in joins if not join.args and not join.keywords], f"{place}: a join without a deadline"
+            assert not [join for join in joins if not join.args and not join.keywords], (
+                f"{place}: a join without a deadline"
+            )
             if any(ast.unparse(call.func) == "threading.Thread" for call in calls) and not joins:
                 not_joined.append(place)
-    assert not_joined == sorted(NOT_JOINED), "keep the thread and join it when its owner is closed; or name it here, with a reason"
+    assert not_joined == sorted(NOT_JOINED), (
+        "keep the thread and join it when its owner is closed; or name it here, with a reason"
+    )
 
 
 BROAD_EXCEPTS = {

@@ -36,7 +36,11 @@ def test_some_of_many_places_are_the_ends_of_each_kind_and_others_between(monkey
     assert some_of(kinds, 10) == list(range(100))
 
 
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.lists(st.floats(0, 50), min_size=8, max_size=8), st.integers(1, 4))
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=8),
+    st.lists(st.floats(0, 50), min_size=8, max_size=8),
+    st.integers(1, 4),
+)
 def test_longest_first(counts: list[int], seconds: list[float], workers: int):
     """Every test once; it begins with the longest, and a single worker goes from long to quick."""
     tests = [f"{file}::test_{number}" for file, count in zip(FILES, counts, strict=False) for number in range(count)]
@@ -66,7 +70,13 @@ def test_durations_name_existing_files():
 def test_each_worker_imports_another_share_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Together all files, each once; one that is skipped or broken is left to pytest, which reports it."""
     (folder := tmp_path / "shares").mkdir()
-    texts = {"a": "", "b": "import pytest\npytest.skip('not here', allow_module_level=True)", "c": "1 / 0", "d": "", "e": ""}
+    texts = {
+        "a": "",
+        "b": "import pytest\npytest.skip('not here', allow_module_level=True)",
+        "c": "1 / 0",
+        "d": "",
+        "e": "",
+    }
     for file, text in texts.items():
         (folder / f"test_{file}.py").write_text(text)
     (folder / "helper.py").touch()
@@ -82,8 +92,12 @@ def test_each_worker_imports_another_share_first(tmp_path: Path, monkeypatch: py
     assert shares == [{"shares.test_a", "shares.test_e"}, {"shares.test_d"}]
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="its fork server is started without the environment: see hilt.core.children")
-def test_a_fork_server_has_imported_what_its_children_need_wherever_it_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="its fork server is started without the environment: see hilt.core.children"
+)
+def test_a_fork_server_has_imported_what_its_children_need_wherever_it_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
     process_context("forkserver")  # from now on without the current folder on the path
     with forked.preloaded("tests.replay.writers") as context:

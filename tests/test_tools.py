@@ -24,9 +24,13 @@ def install(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_install_reports_progress(install: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_install_reports_progress(
+    install: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     all_lines(monkeypatch)
-    program = "print('Resolved 143 packages in 2.1s'); print(' + numpy==2.0'); print('Installed 143 packages', flush=True)"
+    program = (
+        "print('Resolved 143 packages in 2.1s'); print(' + numpy==2.0'); print('Installed 143 packages', flush=True)"
+    )
     assert install.run("installing with uv", [sys.executable, "-c", program]) == 0
     said = no_line_twice(capsys.readouterr().err)
     assert "installing with uv, Resolved 143 packages in 2.1s" in said and "installing with uv: done in " in said

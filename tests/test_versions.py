@@ -81,7 +81,21 @@ NEWER = {
 are not among them: ``tools/versions.py types`` knows Python's, and tests that run in the lowest versions torch's."""
 
 GONE = {
-    *("aifc", "asynchat", "asyncore", "audioop", "cgi", "cgitb", "crypt", "distutils", "imghdr", "imp", "lib2to3", "mailcap", "msilib"),
+    *(
+        "aifc",
+        "asynchat",
+        "asyncore",
+        "audioop",
+        "cgi",
+        "cgitb",
+        "crypt",
+        "distutils",
+        "imghdr",
+        "imp",
+        "lib2to3",
+        "mailcap",
+        "msilib",
+    ),
     *("nis", "nntplib", "ossaudiodev", "pipes", "smtpd", "sndhdr", "spwd", "sunau", "telnetlib", "uu", "xdrlib"),
 }
 """Modules that Python 3.10 has and 3.13 has not"""
@@ -117,7 +131,9 @@ def test_src_uses_no_name_that_the_lowest_or_the_newest_versions_lack():
     ],
 )
 def test_versions_find_missing_names(code: str, found: str):
-    assert wrong(code, "x.py") == ([f"x.py:{code.count(chr(10), 0, code.index(found.split('.')[-1])) + 1}: {found}"] if found else [])
+    assert wrong(code, "x.py") == (
+        [f"x.py:{code.count(chr(10), 0, code.index(found.split('.')[-1])) + 1}: {found}"] if found else []
+    )
 
 
 def wrong(code: str, file: str) -> list[str]:

@@ -94,7 +94,9 @@ def picture() -> str:
     for part, below in sorted(needed(graph)):
         (x, y), (u, v) = place[part], place[below]
         x, y, u, middle = x + BOX / 2, y + HEIGHT, u + BOX / 2, (y + HEIGHT + v) / 2
-        lines.append(f'<path class="way" d="M{x:.0f} {y:.0f} C{x:.0f} {middle:.0f} {u:.0f} {middle:.0f} {u:.0f} {v:.0f}"/>')
+        lines.append(
+            f'<path class="way" d="M{x:.0f} {y:.0f} C{x:.0f} {middle:.0f} {u:.0f} {middle:.0f} {u:.0f} {v:.0f}"/>'
+        )
     for part, (x, y) in sorted(place.items()):
         lines.append(f'<rect class="box" x="{x:.0f}" y="{y:.0f}" width="{BOX}" height="{HEIGHT}" rx="6"/>')
         lines.append(f'<text class="name" x="{x + BOX / 2:.0f}" y="{y + 26:.0f}" text-anchor="middle">{part}</text>')
@@ -107,7 +109,9 @@ def files() -> str:
     for folder in [SOURCE, *sorted(path.parent for path in SOURCE.rglob("__init__.py") if path.parent != SOURCE)]:
         name = "src/hilt/" + folder.relative_to(SOURCE).as_posix().removeprefix(".")
         lines += ["", f"{name.rstrip('/')}/   {_summary(folder / '__init__.py')}"]
-        lines += [f"    {file.name:<26}{_summary(file)}" for file in sorted(folder.glob("*.py")) if file.name != "__init__.py"]
+        lines += [
+            f"    {file.name:<26}{_summary(file)}" for file in sorted(folder.glob("*.py")) if file.name != "__init__.py"
+        ]
     return "\n".join([lines[0], *lines[2:], "```"])
 
 

@@ -16,7 +16,9 @@ from hilt.core.progress import Progress  # needs no package
 if __name__ == "__main__" and shutil.which("chromedriver") is None:
     apt = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=60"]
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise SystemExit(print("no chromedriver here, and installing it needs root and apt-get: the browser tests will be skipped"))
+        raise SystemExit(
+            print("no chromedriver here, and installing it needs root and apt-get: the browser tests will be skipped")
+        )
     print("installing chromium, once", flush=True)
     progress, environment = Progress(), os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     for arguments in (["update"], ["install", "-y", "--no-install-recommends", "chromium", "chromium-driver"]):

@@ -68,7 +68,9 @@ def write(results: Path) -> None:
 def name_of(case: ElementTree.Element) -> str:
     """As pytest names it on its command line; junit has the module with dots, and classes after it."""
     parts = case.get("classname", "").split(".")
-    length = next((i for i in range(len(parts), 0, -1) if ROOT.joinpath(*parts[:i]).with_suffix(".py").exists()), len(parts))
+    length = next(
+        (i for i in range(len(parts), 0, -1) if ROOT.joinpath(*parts[:i]).with_suffix(".py").exists()), len(parts)
+    )
     return "::".join(["/".join(parts[:length]) + ".py", *parts[length:], case.get("name", "")])
 
 

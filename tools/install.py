@@ -94,7 +94,9 @@ def run(phase: str, command: Sequence[str | Path], environment: Mapping[str, str
     """The exit code. What the command says is shown as a note, its last line; all of it, nearly, where it fails."""
     lines: list[str] = []
     with PROGRESS.phase(phase) as move:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment
+        )
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line.rstrip())

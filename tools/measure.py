@@ -25,22 +25,32 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 def measure(source: Path) -> dict[str, object]:
     files = {path: path.read_text() for path in sorted(source.rglob("*.py"))}
     trees, broadly = syntax_trees(source), broad_excepts(source)
-    functions = {f"{name(path, source)}: {one}": node for path, tree in trees.items() for one, node in functions_of(tree)}
+    functions = {
+        f"{name(path, source)}: {one}": node for path, tree in trees.items() for one, node in functions_of(tree)
+    }
     public = [node for node in functions.values() if not node.name.startswith("_")]
     docstrings = [text for tree in trees.values() for text in documented(tree)]
     everything = "\n".join(files.values()).lower()
     return {
         "files": len(files),
         "lines": sum(len(text.splitlines()) for text in files.values()),
-        f"lines over {LONG_FILE} in a file": [name(path, source) for path, text in files.items() if len(text.splitlines()) > LONG_FILE],
+        f"lines over {LONG_FILE} in a file": [
+            name(path, source) for path, text in files.items() if len(text.splitlines()) > LONG_FILE
+        ],
         f"folders with more than {FULL_FOLDER} files": [
-            f"{folder} {count}" for folder, count in Counter(name(path.parent, source) for path in files).items() if count > FULL_FOLDER
+            f"{folder} {count}"
+            for folder, count in Counter(name(path.parent, source) for path in files).items()
+            if count > FULL_FOLDER
         ],
         "class names used twice or more": twice(trees),
         "file names used twice or more": sorted(
-            stem for stem, count in Counter(path.stem for path in files).items() if count > 1 and stem not in ("__init__", "config")
+            stem
+            for stem, count in Counter(path.stem for path in files).items()
+            if count > 1 and stem not in ("__init__", "config")
         ),
-        f"functions over {LONG_FUNCTION} lines": [where for where, one in functions.items() if length(one) > LONG_FUNCTION],
+        f"functions over {LONG_FUNCTION} lines": [
+            where for where, one in functions.items() if length(one) > LONG_FUNCTION
+        ],
         f"functions with more than {MANY_PARAMETERS} parameters": [
             where for where, one in functions.items() if parameters(one) > MANY_PARAMETERS
         ],
@@ -91,12 +101,17 @@ def functions_of(node: ast.AST, within: str = "") -> Iterator[tuple[str, Functio
     for _, child in statements(node):
         if isinstance(child, Function):
             yield f"{within}{child.name}", child
-        yield from functions_of(child, f"{within}{child.name}." if isinstance(child, ast.ClassDef | Function) else within)
+        yield from functions_of(
+            child, f"{within}{child.name}." if isinstance(child, ast.ClassDef | Function) else within
+        )
 
 
 def import_graph(trees: dict[Path, ast.Module], source: Path) -> dict[str, set[str]]:
     """For each module, the modules that it imports, anywhere in its file but for type checking."""
-    modules = {name(path, source).removesuffix(".py").removesuffix("/__init__").replace("/", "."): tree for path, tree in trees.items()}
+    modules = {
+        name(path, source).removesuffix(".py").removesuffix("/__init__").replace("/", "."): tree
+        for path, tree in trees.items()
+    }
     return {module: set(imported(tree, set(modules))) - {module} for module, tree in modules.items()}
 
 
@@ -116,7 +131,11 @@ def imported(tree: ast.AST, known: set[str]) -> Iterator[str]:
 def circles(graph: dict[str, set[str]]) -> list[str]:
     """Modules of which each imports the next and the last the first: none can be understood, or moved, without all the others."""
     reached = {module: reachable(graph, module) for module in graph}
-    found = {frozenset(other for other in reached[module] if module in reached[other]) for module in graph if module in reached[module]}
+    found = {
+        frozenset(other for other in reached[module] if module in reached[other])
+        for module in graph
+        if module in reached[module]
+    }
     return sorted(" - ".join(sorted(circle)) for circle in found)
 
 
@@ -188,7 +207,11 @@ def broad_excepts(source: Path) -> list[tuple[str, str]]:
         nodes, lines = list(all_statements(tree)), path.read_text().splitlines()
         for node in nodes:
             if isinstance(node, ast.ExceptHandler) and broad(node):
-                around = [one for one in nodes if isinstance(one, Function) and one.lineno <= node.lineno <= (one.end_lineno or 0)]
+                around = [
+                    one
+                    for one in nodes
+                    if isinstance(one, Function) and one.lineno <= node.lineno <= (one.end_lineno or 0)
+                ]
                 function = min(around, key=length).name if around else "module"
                 found.append((f"{name(path, source)}: {function}", lines[node.lineno - 1].partition("# broad: ")[2]))
     return sorted(found)
@@ -205,7 +228,11 @@ def share(values: list[bool]) -> str:
 
 def main(source: Path = SOURCE) -> None:
     for what, value in measure(source).items():
-        shown = f"{len(value)}: {', '.join(map(str, value[:40]))}{', …' * (len(value) > 40)}" if isinstance(value, list) else value
+        shown = (
+            f"{len(value)}: {', '.join(map(str, value[:40]))}{', …' * (len(value) > 40)}"
+            if isinstance(value, list)
+            else value
+        )
         print(f"{what:<42}{shown}")
 
 

@@ -47,7 +47,9 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("resolve", "test"):
         command = commands.add_parser(name)
-        command.add_argument("--lowest", action="store_true", help="the lowest version of each package that pyproject.toml allows")
+        command.add_argument(
+            "--lowest", action="store_true", help="the lowest version of each package that pyproject.toml allows"
+        )
         command.add_argument("--pinned", action="store_true", help="the versions of constraints.txt")
         command.add_argument("--extras", default=installed_extras(), help="default: %(default)s")
         if name == "resolve":
@@ -91,7 +93,9 @@ def resolve(given: argparse.Namespace) -> int:
 
 def test(given: argparse.Namespace, arguments: list[str]) -> int:
     """Runs tests with the Python that runs this."""
-    venv = ROOT / f".venv-{sys.version_info[0]}.{sys.version_info[1]}{'-lowest' * given.lowest}{'-pinned' * given.pinned}"
+    venv = (
+        ROOT / f".venv-{sys.version_info[0]}.{sys.version_info[1]}{'-lowest' * given.lowest}{'-pinned' * given.pinned}"
+    )
     done = venv / ".installed"
     if not done.exists() or done.stat().st_mtime < (ROOT / "pyproject.toml").stat().st_mtime:
         make_venv(venv)

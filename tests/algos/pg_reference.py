@@ -18,7 +18,12 @@ Objective = Callable[[Params], float]
 
 
 def advantages(
-    settings: Any, earned: Rows, groups: Sequence[int], values: Rows, baselines: Sequence[float], paid: Rows | None = None
+    settings: Any,
+    earned: Rows,
+    groups: Sequence[int],
+    values: Rows,
+    baselines: Sequence[float],
+    paid: Rows | None = None,
 ) -> tuple[Rows, Rows]:
     """Of each chunk of each episode; and the returns that a critic learns."""
     gamma, kind = settings.discount, settings.estimator
@@ -46,7 +51,9 @@ def advantages(
         else:
             v = [*values[i], 0.0]
             delta = [r[t] + gamma * v[t + 1] - v[t] for t in range(len(r))]
-            found.append([sum((gamma * settings.lam) ** (k - t) * delta[k] for k in range(t, len(r))) for t in range(len(r))])
+            found.append(
+                [sum((gamma * settings.lam) ** (k - t) * delta[k] for k in range(t, len(r))) for t in range(len(r))]
+            )
     if kind == "gae":
         returns = [[a + b for a, b in zip(x, y, strict=True)] for x, y in zip(found, values, strict=True)]
     if how == "batch":
@@ -61,7 +68,9 @@ def divergence(kind: str, p: float, q: float) -> float:
     return {"kl": p - q, "abs": abs(p - q), "mse": (p - q) ** 2 / 2, "low_var_kl": math.exp(q - p) - (q - p) - 1}[kind]
 
 
-def objective(settings: Any, episodes: Sequence[Mapping[str, Any]], coefficient: float, batch: Sequence[int] | None = None) -> Objective:
+def objective(
+    settings: Any, episodes: Sequence[Mapping[str, Any]], coefficient: float, batch: Sequence[int] | None = None
+) -> Objective:
     """What one step minimizes, of the episodes of `batch` among all whose advantages are compared."""
     rewards = [list(map(float, e["rewards"])) for e in episodes]
     paid = [[0.0] * len(r) for r in rewards]
@@ -70,13 +79,22 @@ def objective(settings: Any, episodes: Sequence[Mapping[str, Any]], coefficient:
             for t, c, d in done(e):
                 p[t] += coefficient * divergence(settings.kl.estimate, e["old"][t, c, d], e["ref"][t, c, d])
     values = [list(map(float, e["value"])) for e in episodes]
-    worth, returns = advantages(settings, rewards, [e["group"] for e in episodes], values, [e["baseline"] for e in episodes], paid)
+    worth, returns = advantages(
+        settings, rewards, [e["group"] for e in episodes], values, [e["baseline"] for e in episodes], paid
+    )
     chosen = [(episodes[i], worth[i], returns[i]) for i in (range(len(episodes)) if batch is None else batch)]
     return lambda params: loss(settings, {name: value.tolist() for name, value in params.items()}, chosen, coefficient)
 
 
-def loss(settings: Any, params: Mapping[str, Any], chosen: Sequence[tuple[Any, list[float], list[float]]], coefficient: float) -> float:
-    surrogates, entropies, distances, errors = list[list[float]](), list[list[float]](), list[list[float]](), list[float]()
+def loss(
+    settings: Any, params: Mapping[str, Any], chosen: Sequence[tuple[Any, list[float], list[float]]], coefficient: float
+) -> float:
+    surrogates, entropies, distances, errors = (
+        list[list[float]](),
+        list[list[float]](),
+        list[list[float]](),
+        list[float](),
+    )
     for e, worth, returns in chosen:
         ratios, stale, entropy, distance = dict[Any, float](), dict[Any, float](), list[float](), list[float]()
         seen, tokens, old, ref = (e[name].tolist() for name in ("seen", "tokens", "old", "ref"))
@@ -108,7 +126,9 @@ def loss(settings: Any, params: Mapping[str, Any], chosen: Sequence[tuple[Any, l
     return total + (settings.value_coefficient * sum(errors) / len(errors) if settings.estimator == "gae" else 0.0)
 
 
-def log_ratios(params: Mapping[str, Any], reference: Mapping[str, Any], e: Mapping[str, Any]) -> dict[tuple[int, int, int], float]:
+def log_ratios(
+    params: Mapping[str, Any], reference: Mapping[str, Any], e: Mapping[str, Any]
+) -> dict[tuple[int, int, int], float]:
     """log p - log p_reference of each number that was carried out, in order."""
     found = {}
     for t, c, d in done(e):
@@ -120,7 +140,9 @@ def log_ratios(params: Mapping[str, Any], reference: Mapping[str, Any], e: Mappi
     return found
 
 
-def outcome_loss(beta: float, params: Mapping[str, Any], reference: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]]) -> float:
+def outcome_loss(
+    beta: float, params: Mapping[str, Any], reference: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]]
+) -> float:
     """What PRIME's reward policy minimizes: the mean cross-entropy of outcomes."""
     losses = []
     for e in episodes:
@@ -129,7 +151,9 @@ def outcome_loss(beta: float, params: Mapping[str, Any], reference: Mapping[str,
     return sum(losses) / len(losses)
 
 
-def process_advantages(settings: Any, prime: Any, ratios: Sequence[Mapping[Any, float]], groups: Sequence[int]) -> list[dict[Any, float]]:
+def process_advantages(
+    settings: Any, prime: Any, ratios: Sequence[Mapping[Any, float]], groups: Sequence[int]
+) -> list[dict[Any, float]]:
     """Of each number of each episode, by the position (t, c, d): what PRIME adds to the advantage of the outcome, without coefficient."""
     rewards = []
     for q in ratios:

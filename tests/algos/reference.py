@@ -30,7 +30,9 @@ def mlp(p: Params, x: np.ndarray) -> np.ndarray:
     return x @ p["mlp.out.weight"].T + p["mlp.out.bias"]
 
 
-def actor(p: Params, z: np.ndarray, features: int, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def actor(
+    p: Params, z: np.ndarray, features: int, noise: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Actions, their log-probabilities, means and deviations."""
     mean, log_std = np.split(mlp(p, inputs(p, z, features)), 2, axis=1)
     std = np.clip(np.exp(log_std), 1e-5, 5.0)
@@ -58,12 +60,16 @@ class Reference:
 
     def __init__(self, parts: dict[str, Params], settings: Any, features: int, target_entropy: float):
         self.p = {name: {key: value.astype(np.float64) for key, value in part.items()} for name, part in parts.items()}
-        self.slow = {name: {key: value.copy() for key, value in self.p[name].items()} for name in self.p if "critic" in name}
+        self.slow = {
+            name: {key: value.copy() for key, value in self.p[name].items()} for name in self.p if "critic" in name
+        }
         self.s, self.features, self.target_entropy = settings, features, target_entropy
         self.moments: dict[str, Any] = {name: None for name in self.p}
         self.actor_updates = 0
 
-    def update(self, b: dict[str, np.ndarray], which: set[str], next_noise: np.ndarray, noise: np.ndarray, members: list[int]) -> None:
+    def update(
+        self, b: dict[str, np.ndarray], which: set[str], next_noise: np.ndarray, noise: np.ndarray, members: list[int]
+    ) -> None:
         s, f = self.s, self.features
         temperature = np.log1p(np.exp(self.p["temperature"]["raw"]))
         discount = b["masks"] * s.discount ** b["n_steps"]
@@ -93,20 +99,28 @@ class Reference:
                     rows = ((np.tanh(mean) - b["actions"]) ** 2).mean(1)
                 else:
                     raw = 0.5 * np.log((1 + shown) / (1 - shown))
-                    rows = -np.log(np.exp(-0.5 * ((raw - mean) / std) ** 2) / (std * np.sqrt(2 * np.pi)) / (1 - shown**2)).sum(1)
+                    rows = -np.log(
+                        np.exp(-0.5 * ((raw - mean) / std) ** 2) / (std * np.sqrt(2 * np.pi)) / (1 - shown**2)
+                    ).sum(1)
                 loss += weight * rows[b["demo"]].mean()
             return float(loss)
 
         def temperature_loss(p: Params) -> float:
             return float(np.log1p(np.exp(p["raw"])) * (-next_log_prob.mean() - self.target_entropy))
 
-        losses: dict[str, Callable[[Params], float]] = {"critic": critic_loss, "actor": actor_loss, "temperature": temperature_loss}
+        losses: dict[str, Callable[[Params], float]] = {
+            "critic": critic_loss,
+            "actor": actor_loss,
+            "temperature": temperature_loss,
+        }
         if "grasp_critic" in self.p:
             chosen = mlp(self.p["grasp_critic"], inputs(self.p["grasp_critic"], b["next_z"], f)).argmax(1)
             slow = mlp(self.slow["grasp_critic"], inputs(self.slow["grasp_critic"], b["target_z"], f))
             every = np.arange(len(chosen))
             grasp_target = b["rewards"] + bias + b["grasp_penalty"] + discount * slow[every, chosen]
-            losses["grasp_critic"] = lambda p: float(((mlp(p, inputs(p, b["z"], f))[every, b["grasps"]] - grasp_target) ** 2).mean())
+            losses["grasp_critic"] = lambda p: float(
+                ((mlp(p, inputs(p, b["z"], f))[every, b["grasps"]] - grasp_target) ** 2).mean()
+            )
         if warming:
             which = which - {"temperature"}
         gradients = {name: slopes(losses[name], self.p[name]) for name in which}

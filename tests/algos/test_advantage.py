@@ -27,7 +27,9 @@ def rollouts(draw: st.DrawFn) -> Any:
     numbers = [[draw(NUMBER) for _ in range(2 * length)] for length in lengths]
     groups = [draw(st.integers(0, 2)) for _ in lengths]
     kind = draw(st.sampled_from([*GROUPED, "reinforce_plus_plus", "remax", "gae"]))
-    made = PolicyGradient(kind, draw(st.sampled_from([1.0, 0.9, 0.5])), lam=draw(st.sampled_from([1.0, 0.3])) if kind == "gae" else 1.0)
+    made = PolicyGradient(
+        kind, draw(st.sampled_from([1.0, 0.9, 0.5])), lam=draw(st.sampled_from([1.0, 0.3])) if kind == "gae" else 1.0
+    )
     how = draw(st.sampled_from(["auto", "none", "batch"] + ["group"] * (kind in GROUPED)))
     paid = [[draw(NUMBER) for _ in range(length)] for length in lengths] if draw(st.booleans()) else None
     return dataclasses.replace(made, normalize=how), lengths, numbers, groups, [draw(NUMBER) for _ in lengths], paid
@@ -48,7 +50,13 @@ def test_as_the_reference(rollout: Any):
     worth, returns = slow.advantages(made, rewards, groups, values, baselines, paid)
     mask = padded([[1.0] * n for n in lengths])
     beyond = 7 * (1 - mask)  # what lies after the end counts for nothing
-    given_ = (padded(rewards) + beyond, mask.bool(), torch.tensor(groups), padded(values) + beyond, torch.tensor(baselines).double())
+    given_ = (
+        padded(rewards) + beyond,
+        mask.bool(),
+        torch.tensor(groups),
+        padded(values) + beyond,
+        torch.tensor(baselines).double(),
+    )
     ours, theirs = advantages(made, *given_, penalty=None if paid is None else padded(paid) + beyond)
     assert torch.allclose(ours, padded(worth), atol=1e-6) and torch.allclose(theirs, padded(returns), atol=1e-6)
 
@@ -74,7 +82,9 @@ def test_whitened_over_all_ranks():
     assert whiten(torch.tensor([[3.0]]), torch.ones(1, 1)).tolist() == [[0.0]]
 
 
-@pytest.mark.parametrize(("kind", "says"), [("gae", "give the policy a value head"), ("remax", "the score of a greedy episode")])
+@pytest.mark.parametrize(
+    ("kind", "says"), [("gae", "give the policy a value head"), ("remax", "the score of a greedy episode")]
+)
 def test_without_what_it_needs(kind: str, says: str):
     with pytest.raises(ConfigError, match=says):
         advantages(PolicyGradient(kind), torch.ones(1, 1), torch.ones(1, 1), torch.zeros(1))

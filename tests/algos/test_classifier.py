@@ -9,7 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from hilt.algos.classifier import LOWEST, Classifier, accuracy, balanced, curve, loss, majority, probabilities, recommended
+from hilt.algos.classifier import (
+    LOWEST,
+    Classifier,
+    accuracy,
+    balanced,
+    curve,
+    loss,
+    majority,
+    probabilities,
+    recommended,
+)
 
 
 class Pass(nn.Module):
@@ -49,12 +59,16 @@ def test_dropout_is_drawn_from_the_generator_that_is_given_and_only_then():
 def test_losses_and_probabilities_are_the_formulas():
     logits, labels = torch.tensor([[2.0], [-1.0], [0.5]]), torch.tensor([1, 0, 0])
     p = [1 / (1 + math.exp(-z)) for z in (2.0, -1.0, 0.5)]
-    assert float(loss(logits, labels)) == pytest.approx(-(math.log(p[0]) + math.log(1 - p[1]) + math.log(1 - p[2])) / 3, abs=1e-6)
+    assert float(loss(logits, labels)) == pytest.approx(
+        -(math.log(p[0]) + math.log(1 - p[1]) + math.log(1 - p[2])) / 3, abs=1e-6
+    )
     np.testing.assert_allclose(probabilities(logits), [[1 - x, x] for x in p], atol=1e-6)
     logits = torch.tensor([[1.0, 2.0, 0.0], [0.0, 0.0, 3.0]])
     p3 = np.exp(logits.numpy()) / np.exp(logits.numpy()).sum(-1, keepdims=True)
     np.testing.assert_allclose(probabilities(logits), p3, atol=1e-6)
-    assert float(loss(logits, torch.tensor([1, 0]))) == pytest.approx(-(math.log(p3[0, 1]) + math.log(p3[1, 0])) / 2, abs=1e-6)
+    assert float(loss(logits, torch.tensor([1, 0]))) == pytest.approx(
+        -(math.log(p3[0, 1]) + math.log(p3[1, 0])) / 2, abs=1e-6
+    )
 
 
 def test_a_batch_has_as_many_frames_of_each_class_however_rare():
@@ -81,6 +95,8 @@ def test_the_recommended_threshold_prefers_precision_and_the_middle_of_what_is_a
     apart = curve(torch.tensor([0.1] * 9 + [0.99] * 9), torch.tensor([False] * 9 + [True] * 9))
     assert 0.7 < recommended(apart).threshold < 0.8  # everything from .11 to .99 separates them; never below LOWEST
     # One failure at .80 among successes at .70 and .90: to lose as many successes is better than to let it pass
-    mixed = curve(torch.tensor([0.2] * 20 + [0.8] * 4 + [0.7] * 2 + [0.9] * 18), torch.tensor([False] * 24 + [True] * 20))
+    mixed = curve(
+        torch.tensor([0.2] * 20 + [0.8] * 4 + [0.7] * 2 + [0.9] * 18), torch.tensor([False] * 24 + [True] * 20)
+    )
     assert 0.8 < recommended(mixed).threshold <= 0.9
     assert recommended(curve(torch.tensor([0.3, 0.1]), torch.tensor([True, False]))).threshold >= LOWEST

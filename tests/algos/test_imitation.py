@@ -44,7 +44,8 @@ def test_the_loss_of_behavior_cloning_is_hil_serls() -> None:
     np.testing.assert_allclose(loss, -log_prob, rtol=1e-12)
     np.testing.assert_allclose(loss[0], 0.5 * (1.6**2 + 0.25**2) + 1.8378770664093453, rtol=1e-12)
     np.testing.assert_allclose(
-        imitation_loss("mse", *(torch.from_numpy(part) for part in (mean, std, actions)), squashed=False), ((mean - actions) ** 2).mean(1)
+        imitation_loss("mse", *(torch.from_numpy(part) for part in (mean, std, actions)), squashed=False),
+        ((mean - actions) ** 2).mean(1),
     )
 
 

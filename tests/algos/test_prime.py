@@ -53,7 +53,12 @@ def cases(draw: st.DrawFn) -> Any:
     )  # fmt: skip
     numbers = st.floats(-2, 2).map(lambda x: round(x, 3))
     ratios = [
-        {(t, c, d): draw(numbers) for t in range(n) for c in range(1 if t == n - 1 and i % 2 else CHUNK) for d in range(DIM)}
+        {
+            (t, c, d): draw(numbers)
+            for t in range(n)
+            for c in range(1 if t == n - 1 and i % 2 else CHUNK)
+            for d in range(DIM)
+        }
         for i, n in enumerate(lengths)
     ]
     return made, process, ratios, [draw(st.integers(0, 1)) for _ in lengths]
@@ -121,9 +126,13 @@ def test_the_gradient_of_the_policy_with_process_rewards(estimator: str, granula
     rewards = [list(map(float, e["rewards"])) for e in MADE]
     outcome, returns = slow.advantages(made, rewards, GROUPS, rewards, [0.0] * len(MADE))
     added = slow.process_advantages(made, process, ratios, GROUPS)
-    worth: Any = [{place: outcome[i][place[0]] + 0.7 * x for place, x in terms.items()} for i, terms in enumerate(added)]
+    worth: Any = [
+        {place: outcome[i][place[0]] + 0.7 * x for place, x in terms.items()} for i, terms in enumerate(added)
+    ]
     chosen = list(zip(MADE, worth, returns, strict=True))
-    expected = slow.gradient(lambda p: slow.loss(made, {n: v.tolist() for n, v in p.items()}, chosen, 0.0), numbers(Toy()))
+    expected = slow.gradient(
+        lambda p: slow.loss(made, {n: v.tolist() for n, v in p.items()}, chosen, 0.0), numbers(Toy())
+    )
     assert same(actor.seen[0], expected)
     without = Plain(Toy())
     Updater(made, without).update(*collected(MADE))
@@ -132,7 +141,10 @@ def test_the_gradient_of_the_policy_with_process_rewards(estimator: str, granula
 
 @pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus"])
 def test_without_groups_it_is_a_part_of_each_chunks_reward(estimator: str):
-    made, process = PolicyGradient(estimator), Prime(coefficient=0.7, update="none", scale="none", beta=0.4, policy="folder")
+    made, process = (
+        PolicyGradient(estimator),
+        Prime(coefficient=0.7, update="none", scale="none", beta=0.4, policy="folder"),
+    )
     actor, judge, figures = updated(made, process)
     kept, first = numbers(others()[1]), numbers(Toy(seed=JUDGE))
     rewards = []
@@ -147,7 +159,9 @@ def test_without_groups_it_is_a_part_of_each_chunks_reward(estimator: str):
     assert figures["prime_reward"] == pytest.approx(
         np.mean([(r - e["rewards"]).sum() for r, e in zip(rewards, MADE, strict=True)]), abs=1e-6
     )
-    assert figures["score"] == pytest.approx(np.mean([e["rewards"].sum() for e in MADE])), "the score is of the rewards that were given"
+    assert figures["score"] == pytest.approx(np.mean([e["rewards"].sum() for e in MADE])), (
+        "the score is of the rewards that were given"
+    )
 
 
 def test_whitened_together_with_the_outcome():
@@ -160,12 +174,21 @@ def test_whitened_together_with_the_outcome():
 
 @pytest.mark.parametrize(
     "change",
-    [{"beta": 0.8}, {"granularity": "token"}, {"granularity": "whole"}, {"scale": "none"}, {"update": "before"}, {"coefficient": 0.3}],
+    [
+        {"beta": 0.8},
+        {"granularity": "token"},
+        {"granularity": "whole"},
+        {"scale": "none"},
+        {"update": "before"},
+        {"coefficient": 0.3},
+    ],
 )
 def test_each_setting_changes_the_gradient(change: dict[str, Any]):
     plain = Prime(coefficient=0.7, scale=change.get("scale", "batch"))
     plain = dataclasses.replace(plain, scale="none" if "beta" in change else "batch")
-    before, after = (updated(PolicyGradient(), each)[0].seen[0] for each in (plain, dataclasses.replace(plain, **change)))
+    before, after = (
+        updated(PolicyGradient(), each)[0].seen[0] for each in (plain, dataclasses.replace(plain, **change))
+    )
     assert not same(before, after, 1e-6)
 
 
@@ -174,7 +197,9 @@ def test_a_reward_policy_that_is_its_reference_gives_nothing_and_learns():
     updater = Updater(PolicyGradient(), actor, process=ProcessReward(Prime(coefficient=5.0, beta=0.5), judge, Toy()))
     losses = [updater.update(*collected(MADE)) for _ in range(60)]
     assert losses[0]["prime_reward"] == 0 and losses[0]["prime_loss"] == pytest.approx(np.log(2))
-    assert losses[-1]["prime_loss"] < 0.3 and losses[-1]["prime_accuracy"] > 0.8, "it tells the episodes apart by what was done in them"
+    assert losses[-1]["prime_loss"] < 0.3 and losses[-1]["prime_accuracy"] > 0.8, (
+        "it tells the episodes apart by what was done in them"
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,7 +224,11 @@ def test_what_would_do_nothing_is_refused(given_: dict[str, Any], says: str):
     ("algorithm", "granularity", "says"),
     [
         (PolicyGradient("remax"), "chunk", "a greedy episode, its baseline, gets no process reward. Take rloo"),
-        (PolicyGradient("gae"), "token", "prime.granularity=token with algorithm.estimator=gae .* Give prime.granularity=chunk"),
+        (
+            PolicyGradient("gae"),
+            "token",
+            "prime.granularity=token with algorithm.estimator=gae .* Give prime.granularity=chunk",
+        ),
         (PolicyGradient(ratio="chunk"), "token", "need one of grpo, dr_grpo, rloo, and ratio=token"),
     ],
 )

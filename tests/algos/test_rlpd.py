@@ -129,7 +129,11 @@ def test_what_is_not_named_does_not_move(which: set[str]) -> None:
     rlpd.update(nets, batch(0), BASE, generator(0), ALL | {"grasp_critic"}, 0, -1.0)  # all have momentum now
     before = {name: numbers(part) for name, part in parts.items()}
     rlpd.update(nets, batch(1), BASE, generator(0), frozenset(which), 1, -1.0)
-    moved = {name for name, part in parts.items() if any((value != before[name][key]).any() for key, value in numbers(part).items())}
+    moved = {
+        name
+        for name, part in parts.items()
+        if any((value != before[name][key]).any() for key, value in numbers(part).items())
+    }
     assert moved == which | {f"target_{name}" for name in which if "critic" in name}
 
 
@@ -149,10 +153,13 @@ def test_numbers_that_are_not_finite_never_reach_a_network() -> None:
     rows.target_z[rows.masks == 0] = float("nan")  # what is behind the end does not matter
     rlpd.update(nets, rows, BASE, generator(0), frozenset({"critic"}), 0, -1.0)
     after = numbers(nets.critic)
-    assert all(np.isfinite(value).all() for value in after.values()) and any((after[key] != value).any() for key, value in before.items())
+    assert all(np.isfinite(value).all() for value in after.values()) and any(
+        (after[key] != value).any() for key, value in before.items()
+    )
     rows.rewards[0] = float("nan")
     with pytest.raises(
-        SchemaError, match=r"critic_loss is nan: a row of the batch is not finite, or learning diverged. Nothing was changed"
+        SchemaError,
+        match=r"critic_loss is nan: a row of the batch is not finite, or learning diverged. Nothing was changed",
     ):
         rlpd.update(nets, rows, BASE, generator(0), ALL, 0, -1.0)
     assert all((after[key] == value).all() for key, value in numbers(nets.critic).items())
@@ -165,7 +172,9 @@ def test_a_subset_never_has_one_critic_twice() -> None:
     rows = replace(batch(0), rewards=torch.zeros(B), masks=torch.ones(B))
     subsets = [rlpd.draw(rows, settings, generator(seed), frozenset({"critic"}))[1] for seed in range(50)]
     seen = {rlpd.critic_target(rows, q, q[0], q[0], settings, subset)[0].item() for subset in subsets}
-    assert sorted(seen) == pytest.approx([0, 0.9])  # the least of all but one: critic 0, or critic 1 where 0 is left out
+    assert sorted(seen) == pytest.approx(
+        [0, 0.9]
+    )  # the least of all but one: critic 0, or critic 1 where 0 is left out
 
 
 def test_imitation_needs_to_know_whom() -> None:

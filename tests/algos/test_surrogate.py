@@ -48,7 +48,9 @@ def test_in_a_loss_mse_has_the_gradient_of_the_divergence_and_low_var_kl_that_of
     def gradient(x: torch.Tensor) -> torch.Tensor:
         return torch.autograd.grad(x, logits, retain_graph=True)[0]
 
-    found = {name: gradient((often * divergence(log_prob, reference, name)).sum()) for name in ("kl", "mse", "low_var_kl")}
+    found = {
+        name: gradient((often * divergence(log_prob, reference, name)).sum()) for name in ("kl", "mse", "low_var_kl")
+    }
     assert torch.allclose(found["mse"], gradient(reverse)) and torch.allclose(found["low_var_kl"], gradient(forward))
     assert found["kl"].abs().max() < 1e-12 and not torch.allclose(found["mse"], found["low_var_kl"], atol=0.1)
 

@@ -43,8 +43,12 @@ class Unclipped(PolicyLoss):
     def figures(self, settings: PolicyGradient) -> list[str]:
         return ["large_ratios"]
 
-    def terms(self, log_ratio: Tensor, advantage: Tensor, settings: PolicyGradient) -> tuple[Tensor, Mapping[str, Tensor]]:
-        return -advantage * log_ratio.exp(), {"large_ratios": (log_ratio.exp() > 1 + settings.clip_high).to(advantage.dtype)}
+    def terms(
+        self, log_ratio: Tensor, advantage: Tensor, settings: PolicyGradient
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        return -advantage * log_ratio.exp(), {
+            "large_ratios": (log_ratio.exp() > 1 + settings.clip_high).to(advantage.dtype)
+        }
 
 
 def named(kind: type) -> str:
@@ -59,7 +63,10 @@ def test_the_built_in_estimators_say_of_themselves_what_settings_ask():
 
 
 def test_an_estimator_of_ones_own_is_masked_and_normalized_as_the_others():
-    rewards, mask = torch.tensor([[0.0, 1.0], [0.0, 0.0], [3.0, 9.0]]).double(), torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]])
+    rewards, mask = (
+        torch.tensor([[0.0, 1.0], [0.0, 0.0], [3.0, 9.0]]).double(),
+        torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]]),
+    )
     group = torch.tensor([0, 0, 1])
     settings = PolicyGradient(estimator=named(BestOf))
     settings.check()
@@ -71,7 +78,9 @@ def test_an_estimator_of_ones_own_is_masked_and_normalized_as_the_others():
 
 def test_an_estimator_that_gives_another_shape_is_refused():
     with pytest.raises(SchemaError, match=r"expected advantages of the shape \[2, 3\].* got \[2\]"):
-        advantages(PolicyGradient(estimator=named(OfEpisodes)), torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(2).long())
+        advantages(
+            PolicyGradient(estimator=named(OfEpisodes)), torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(2).long()
+        )
 
 
 def test_settings_ask_the_estimator_and_the_loss_what_goes_with_them():
@@ -82,7 +91,9 @@ def test_settings_ask_the_estimator_and_the_loss_what_goes_with_them():
     with pytest.raises(ConfigError, match=r"expected a subclass of hilt.algos.tables.PolicyLoss"):
         PolicyGradient(loss=named(BestOf)).check()
     PolicyGradient(loss=named(Unclipped), clip_high=0.5).check()
-    with pytest.raises(ConfigError, match=r"clip_low=0.1 would do nothing: it needs another algorithm\.loss, one that reads clip_low"):
+    with pytest.raises(
+        ConfigError, match=r"clip_low=0.1 would do nothing: it needs another algorithm\.loss, one that reads clip_low"
+    ):
         PolicyGradient(loss=named(Unclipped), clip_low=0.1).check()
     with pytest.raises(ConfigError, match=r"normalize=group: .*OfEpisodes has no groups"):
         PolicyGradient(estimator=named(OfEpisodes), normalize="group").check()

@@ -26,7 +26,17 @@ ROOT = Path(__file__).parent.parent.parent
 def quick(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The rows of ``python -m bench replay --quick``, run as a user runs it."""
     folder = tmp_path_factory.mktemp("bench")
-    command = [sys.executable, "-m", "bench", "replay", "--quick", "--json", str(folder / "rows.json"), "--dir", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "bench",
+        "replay",
+        "--quick",
+        "--json",
+        str(folder / "rows.json"),
+        "--dir",
+        str(folder),
+    ]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
@@ -68,7 +78,12 @@ def test_bench_quick_row_meets_no_target(quick: list[dict[str, Any]]):
 def test_limits_stand_beside_the_rows_that_name_them(quick: list[dict[str, Any]]):
     limited = {row["name"] for row in quick if row["limit"]}
     assert limited == {"w1_sample_warm", "w1_sample_cold", "w1_insert_power_safe"}
-    assert set(quick[0]["limits"]) == {"memcpy", "gather of 49,152-byte rows", "cold pread gather", "disk write + fsync"}
+    assert set(quick[0]["limits"]) == {
+        "memcpy",
+        "gather of 49,152-byte rows",
+        "cold pread gather",
+        "disk write + fsync",
+    }
 
 
 def test_met_needs_every_target_every_peer_and_the_full_size():
@@ -91,13 +106,17 @@ def test_met_needs_every_target_every_peer_and_the_full_size():
 
 
 def test_the_page_is_renewed_between_its_marks(tmp_path: Path):
-    report = Report("python -m bench replay", [Row("x", 1234.5, "rows/s", "what it is", [at_least(1000)])], {"memcpy": "5 GB/s"})
+    report = Report(
+        "python -m bench replay", [Row("x", 1234.5, "rows/s", "what it is", [at_least(1000)])], {"memcpy": "5 GB/s"}
+    )
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- replay: begin -->\nold\n<!-- replay: end -->\nafter\n")
     report.write_markdown(page, "replay")
     report.write_markdown(page, "replay")
     text = page.read_text()
-    assert text.startswith("before\n<!-- replay: begin -->\n- command:") and text.endswith("<!-- replay: end -->\nafter\n")
+    assert text.startswith("before\n<!-- replay: begin -->\n- command:") and text.endswith(
+        "<!-- replay: end -->\nafter\n"
+    )
     assert "old" not in text and text.count("| x | 1,234 |") == 1 and "| >= 1,000 rows/s | yes |" in text
 
 
@@ -125,7 +144,10 @@ def test_contenders_take_turns():
 
 def test_bench_size_is_noted_only_when_it_differs(tmp_path: Path):
     lab = Lab(tmp_path, quick=True)
-    assert lab.size(20_000, 20_000, "transitions") == "" and lab.size(2_000, 20_000, "transitions") == "2,000 transitions instead of 20,000"
+    assert (
+        lab.size(20_000, 20_000, "transitions") == ""
+        and lab.size(2_000, 20_000, "transitions") == "2,000 transitions instead of 20,000"
+    )
 
 
 def test_the_wire_suite_lists_its_rows(capsys: pytest.CaptureFixture[str]):
@@ -140,16 +162,23 @@ def test_the_wire_suite_lists_its_rows(capsys: pytest.CaptureFixture[str]):
 
 
 def test_the_wire_suite_runs(tmp_path: Path):
-    assert main(["wire", "--quick", "--only", "latency", "--json", str(tmp_path / "rows.json"), "--dir", str(tmp_path)]) == 0
+    assert (
+        main(["wire", "--quick", "--only", "latency", "--json", str(tmp_path / "rows.json"), "--dir", str(tmp_path)])
+        == 0
+    )
     assert list(tmp_path.iterdir()) == [tmp_path / "rows.json"], "the data is removed at the end"
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert [row["name"] for row in rows] == list(load_groups("wire")["latency"].rows)
     for row in rows:
         assert set(KEYS) <= set(row) and row["low"] <= row["ours"] <= row["high"] and row["limit"] > 0, row["name"]
-        assert row["met"] is (False if row["target"] else None) and "200 transitions instead of 1,800" in row["note"], row["name"]
+        assert row["met"] is (False if row["target"] else None) and "200 transitions instead of 1,800" in row["note"], (
+            row["name"]
+        )
 
 
-@pytest.mark.parametrize(("python", "why"), [("nowhere", "there is no .venv-reverb"), (sys.executable, "No module named 'reverb'")])
+@pytest.mark.parametrize(
+    ("python", "why"), [("nowhere", "there is no .venv-reverb"), (sys.executable, "No module named 'reverb'")]
+)
 def test_bench_row_without_reverb_names_the_install(python: str, why: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(wire, "REVERB", Path(python))
     with ExitStack() as stack:
@@ -194,7 +223,11 @@ def test_formats_without_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for row in rows.values():
         assert row.ours is not None and row.ours >= 0 and row.met is False, row.name
         assert "was not measured: there is no .venv-reverb; make bench ARGS=formats" in row.notes
-    assert rows["rlds_read_jpeg"].limit and rows["rlds_read_png"].limit and rows["rlds_memory"].limit == 50 * 128 * 128 * 3 / 1e6
+    assert (
+        rows["rlds_read_jpeg"].limit
+        and rows["rlds_read_png"].limit
+        and rows["rlds_memory"].limit == 50 * 128 * 128 * 3 / 1e6
+    )
 
 
 def test_the_robot_suite_lists_its_rows(capsys: pytest.CaptureFixture[str]):
@@ -250,12 +283,19 @@ def trials(*successes: int, states: int = 100) -> list[learn.Trial]:
     return [learn.Trial([12] * n + [0] * (states - n)) for n in successes]
 
 
-def pick_rows(tmp_path: Path, ours: list[learn.Trial], absent: dict[str, str] | None = None, seeds: int = 5) -> dict[str, Row]:
+def pick_rows(
+    tmp_path: Path, ours: list[learn.Trial], absent: dict[str, str] | None = None, seeds: int = 5
+) -> dict[str, Row]:
     tried = {"0.0003": trials(0, 50, 97, 0, 0), "0.001": trials(20, 10, 0, 0, 0)}
     sb3 = {} if absent else {f"SB3 2 SAC, learning rate {rate}": found for rate, found in tried.items()}
     others = {"bc": trials(30, 40, 69, 40, 40), "bare": trials(0, 0, 0, 0, 0), "operator": trials(100, 99, 98, 99, 99)}
-    others |= {name: trials(66, 66, 66, 66, 66) for name in learn.OTHERS} | ({} if absent else {learn.EQUAL: trials(50, 50, 80, 60, 60)})
-    made = {name: [learn.Made(1000, 900, 10 * seed) for seed in range(5)] for name in ("ours", *learn.OTHERS, *sb3, learn.EQUAL)}
+    others |= {name: trials(66, 66, 66, 66, 66) for name in learn.OTHERS} | (
+        {} if absent else {learn.EQUAL: trials(50, 50, 80, 60, 60)}
+    )
+    made = {
+        name: [learn.Made(1000, 900, 10 * seed) for seed in range(5)]
+        for name in ("ours", *learn.OTHERS, *sb3, learn.EQUAL)
+    }
     lab = Lab(tmp_path, quick=False, seeds=seeds)
     facts = {**made, "equal": ["SB3 2 SAC, 700 s"]}
     rows = learn.pick_rows(lab, {"ours": ours, **others, **sb3}, absent or {}, "facts", 47.0, facts)
@@ -266,13 +306,21 @@ def pick_rows(tmp_path: Path, ours: list[learn.Trial], absent: dict[str, str] | 
 def test_learning_is_judged_seed_by_seed(tmp_path: Path):
     rows = pick_rows(tmp_path, trials(100, 95, 98, 100, 100))
     assert rows["pick_success"].met and "100% (96-100), 95% (89-98), 98% (93-99)" in rows["pick_success"].notes
-    assert rows["pick_margin"].ours == 1 and rows["pick_margin"].met, "97 was the better one of the two in the last seed"
+    assert rows["pick_margin"].ours == 1 and rows["pick_margin"].met, (
+        "97 was the better one of the two in the last seed"
+    )
     assert rows["pick_bc"].met and rows["pick_bc"].spread == (30, 69)
     assert rows["pick_steps"].ours == 12 and rows["pick_steps"].met, "fewer than the demonstrations' 47"
     assert rows["pick_sb3"].ours is None and rows["pick_sb3"].peer == "SB3 2 SAC, learning rate 0.0003"
     assert rows["pick_operator_alone"].ours == 99 and rows["pick_without_demonstrations"].ours == 0
-    assert rows["pick_hg_dagger"].ours == 66 and "1,000 steps, 900 updates, 20 steps by the operator" in rows["pick_hg_dagger"].notes
-    assert rows["pick_operator_steps"].ours == 20 and "tired_operator: 0, 10, 20, 30, 40" in rows["pick_operator_steps"].notes
+    assert (
+        rows["pick_hg_dagger"].ours == 66
+        and "1,000 steps, 900 updates, 20 steps by the operator" in rows["pick_hg_dagger"].notes
+    )
+    assert (
+        rows["pick_operator_steps"].ours == 20
+        and "tired_operator: 0, 10, 20, 30, 40" in rows["pick_operator_steps"].notes
+    )
     assert rows["pick_sb3_equal_updates"].peers == {learn.EQUAL: 60} and "700 s" in rows["pick_sb3_equal_updates"].notes
     assert "1,000 steps, 900 updates" in rows["pick_sb3"].notes
     assert not pick_rows(tmp_path, trials(100, 95, 96, 100, 100))["pick_margin"].met
@@ -282,9 +330,17 @@ def test_learning_is_judged_seed_by_seed(tmp_path: Path):
 
 def test_learning_at_another_size_or_without_its_peer_meets_nothing(tmp_path: Path):
     for rows in (pick_rows(tmp_path, trials(100, 100), seeds=2), pick_rows(tmp_path, trials(2, 2, 2, 2, 2, states=2))):
-        assert all(row.met is (False if row.targets else None) and "ran at another size" in row.notes for row in rows.values())
-    rows = pick_rows(tmp_path, trials(100, 100, 100, 100, 100), absent={"Stable-Baselines3": "No module named 'stable_baselines3'"})
-    assert rows["pick_margin"].ours is None and not rows["pick_margin"].met and "was not measured: No module" in rows["pick_sb3"].notes
+        assert all(
+            row.met is (False if row.targets else None) and "ran at another size" in row.notes for row in rows.values()
+        )
+    rows = pick_rows(
+        tmp_path, trials(100, 100, 100, 100, 100), absent={"Stable-Baselines3": "No module named 'stable_baselines3'"}
+    )
+    assert (
+        rows["pick_margin"].ours is None
+        and not rows["pick_margin"].met
+        and "was not measured: No module" in rows["pick_sb3"].notes
+    )
 
 
 def test_a_loop_that_only_sleeps():

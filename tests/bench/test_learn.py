@@ -20,7 +20,10 @@ from hilt.recipes import RECIPES
 
 
 def test_runs_side_by_side_have_cores_of_their_own(tmp_path: Path):
-    machine, words = sorted(os.sched_getaffinity(0)), [sys.executable, "-c", "import os; print(sorted(os.sched_getaffinity(0)))"]
+    machine, words = (
+        sorted(os.sched_getaffinity(0)),
+        [sys.executable, "-c", "import os; print(sorted(os.sched_getaffinity(0)))"],
+    )
 
     def cores_of_a_child(meet: threading.Barrier) -> list[int]:
         meet.wait(timeout=60)
@@ -28,7 +31,9 @@ def test_runs_side_by_side_have_cores_of_their_own(tmp_path: Path):
 
     alone = Lab(tmp_path, quick=True).side_by_side(cores_of_a_child, [threading.Barrier(1)] * 2)
     assert alone == [machine, machine], "without a number each has the whole machine"
-    together = Lab(tmp_path, quick=True, cores=1).side_by_side(cores_of_a_child, [threading.Barrier(len(machine))] * len(machine))
+    together = Lab(tmp_path, quick=True, cores=1).side_by_side(
+        cores_of_a_child, [threading.Barrier(len(machine))] * len(machine)
+    )
     assert sorted(together) == [[core] for core in machine], "all at once, as the barrier shows"
     assert sorted(os.sched_getaffinity(0)) == machine, "the bench itself moves freely"
 
@@ -45,22 +50,33 @@ def test_kept_results_of_runs_are_not_measured_again(tmp_path: Path) -> None:
         measured.append(value)
         return {"value": value}
 
-    assert [lab.once("a-0", lambda: measure(1)), lab.once("a-1", lambda: measure(2)), lab.once("a-0", lambda: measure(3))] == [
+    assert [
+        lab.once("a-0", lambda: measure(1)),
+        lab.once("a-1", lambda: measure(2)),
+        lab.once("a-0", lambda: measure(3)),
+    ] == [
         {"value": 1},
         {"value": 2},
         {"value": 1},
     ]
-    assert measured == [1, 2] and sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["a-0.json", "a-1.json"]
+    assert measured == [1, 2] and sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
+        "a-0.json",
+        "a-1.json",
+    ]
 
 
 def test_a_row_of_a_task_counts_seeds_and_scenes_as_samples(tmp_path: Path) -> None:
     before, after = np.zeros((5, 100)), np.ones((5, 100))
     after[2, :30], before[:, 50:] = 0, 1
     spent = {"seconds": 60, "updates": 100, "person": 40}
-    runs = [{**spent, "before": one.tolist(), "after": other.tolist()} for one, other in zip(before, after, strict=True)]
+    runs = [
+        {**spent, "before": one.tolist(), "after": other.tolist()} for one, other in zip(before, after, strict=True)
+    ]
     row = learn_tasks.row(Lab(tmp_path, quick=False), "push", runs)
     assert row.ours == pytest.approx(94) and row.spread == (70, 100) and not row.size
-    found = re.search(r"seeds and scenes (\d+) - (\d+); seeds 100, 100, 70, 100, 100%; imitation alone 50%, gain \+44", row.note)
+    found = re.search(
+        r"seeds and scenes (\d+) - (\d+); seeds 100, 100, 70, 100, 100%; imitation alone 50%, gain \+44", row.note
+    )
     assert found and int(found[1]) < 90 and int(found[2]) == 100, "one seed of five is worse, so others may be"
     assert "the operator made 40 steps" in row.note
     assert learn_tasks.row(Lab(tmp_path, quick=True), "push", runs[:1]).size == "1 seeds instead of 5"
@@ -92,7 +108,9 @@ def test_runs_of_pick_are_kept_with_what_their_peers_need(tmp_path: Path, monkey
     monkeypatch.setattr(learn, "train", train)
     monkeypatch.setattr(learn, "sb3", sb3)
     monkeypatch.setattr(learn, "Side", lambda *_: Alone())
-    monkeypatch.setattr(learn, "evaluated", lambda run, states, checkpoint=None: learn.Trial([12, 0 if checkpoint == 0 else 15]))
+    monkeypatch.setattr(
+        learn, "evaluated", lambda run, states, checkpoint=None: learn.Trial([12, 0 if checkpoint == 0 else 15])
+    )
     monkeypatch.setattr(learn, "made_by", lambda run: learn.Made(500, 1000, 30))
     monkeypatch.setattr(learn, "updates_per_step", lambda run: (2.0, 500))
     monkeypatch.setattr(learn, "interventions", lambda run: 0.25)
@@ -110,7 +128,9 @@ def test_runs_of_pick_are_kept_with_what_their_peers_need(tmp_path: Path, monkey
     assert len(made) == 2 * (2 + len(learn.OTHERS)) and first["pick_sb3"].absent and not first["pick_sb3"].peers
     installed = True
     second = rows(2)
-    assert len(made) == 2 * (2 + len(learn.OTHERS)) and len(asked) == 2 * (len(learn.VARIANTS) + 1), "only what was missing"
+    assert len(made) == 2 * (2 + len(learn.OTHERS)) and len(asked) == 2 * (len(learn.VARIANTS) + 1), (
+        "only what was missing"
+    )
     assert asked[-1] == {"seconds": learn.MAX_TIME * 300, "updates": 1000} and second["pick_margin"].ours == 100
     third = rows(3)
     assert len(asked) == 2 * (len(learn.VARIANTS) + 1) and third == second, "all of it was kept"
@@ -121,7 +141,9 @@ def test_runs_of_pick_are_kept_with_what_their_peers_need(tmp_path: Path, monkey
     assert len(made) == 4 * (2 + len(learn.OTHERS)), "results of other minutes are others"
 
 
-def test_runs_by_state_are_kept_where_meta_world_is_absent_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_by_state_are_kept_where_meta_world_is_absent_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lab = Lab(tmp_path / "lab", quick=False, keep=tmp_path / "kept")
     monkeypatch.setattr(learn_state, "PYTHON", "")
     assert "HILT_METAWORLD" in learn_state.success(lab, "button").absent["Meta-World"]
@@ -133,4 +155,6 @@ def test_runs_by_state_are_kept_where_meta_world_is_absent_later(tmp_path: Path,
 
 def test_results_of_quick_runs_are_never_those_of_full_ones(tmp_path: Path) -> None:
     quick, full = (Lab(tmp_path, quick=quick, keep=tmp_path / "kept") for quick in (True, False))
-    assert quick.once("a", lambda: {"size": 1}) == {"size": 1} and full.once("a", lambda: {"size": 100}) == {"size": 100}
+    assert quick.once("a", lambda: {"size": 1}) == {"size": 1} and full.once("a", lambda: {"size": 100}) == {
+        "size": 100
+    }

@@ -28,7 +28,9 @@ def test_rows_without_libero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.peers
 def test_rows_of_whole_runs(tmp_path: Path):
     (driver,) = rollout.GROUPS["driver"].run(Lab(tmp_path, quick=True))
-    assert driver.name == "rollout_driver" and 0.1 < driver.ours < 100, "cards and figures went through this process, and no picture"
+    assert driver.name == "rollout_driver" and 0.1 < driver.ours < 100, (
+        "cards and figures went through this process, and no picture"
+    )
     assert "pictures are 0.6 MB" in driver.notes and "2 chunks instead of 64" in driver.notes and not driver.met
     (other,) = rollout.GROUPS["share"].run(Lab(tmp_path, quick=True))
     assert other.name == "rollout_other" and 0 < other.ours < 100 and "simulator" in other.notes and not other.met

@@ -20,14 +20,20 @@ def clumsy(env: Any) -> Callable[[], Any]:
     """Picks up the cube and carries it about; or stops short, lets it fall, closes beside it. Which, follows from the episode's seed."""
     rng, world, expert = env.unwrapped.np_random, env.unwrapped.world, env.get_wrapper_attr("expert")()
     how = rng.choice(["fine", "fine", "fine", "short", "drops", "beside"])
-    turn, off, up = {"fine": 0.12, "short": rng.uniform(0.03, 0.09)}.get(how, 0.07), rng.uniform(-0.6, 0.6, 2), 0.3 * (how == "fine")
+    turn, off, up = (
+        {"fine": 0.12, "short": rng.uniform(0.03, 0.09)}.get(how, 0.07),
+        rng.uniform(-0.6, 0.6, 2),
+        0.3 * (how == "fine"),
+    )
     turned = False
 
     def act() -> Any:
         nonlocal turned
         action, turned = expert(), turned or world.body_pose("cube")[2] > turn
         if turned:
-            return np.array([*rng.uniform(-0.8, 0.8, 2), up * rng.random(), 0, 0, 0, 1 if how == "drops" else -1], np.float32)
+            return np.array(
+                [*rng.uniform(-0.8, 0.8, 2), up * rng.random(), 0, 0, 0, 1 if how == "drops" else -1], np.float32
+            )
         if how == "beside" and world.pose()[2] < 0.12:
             action[:2] += off
         return action
@@ -37,7 +43,10 @@ def clumsy(env: Any) -> Callable[[], Any]:
 
 def drawn(labels: Array, rng: np.random.Generator, size: int = SIZE) -> dict[str, Array]:
     """Noise, with a square whose place and color are its class."""
-    images = {camera: rng.integers(0, 90, (len(labels), size, size, 3), dtype=np.uint8) for camera in ("images/front", "images/wrist")}
+    images = {
+        camera: rng.integers(0, 90, (len(labels), size, size, 3), dtype=np.uint8)
+        for camera in ("images/front", "images/wrist")
+    }
     for image, label in zip(images["images/front"], labels, strict=True):
         image[4 : 4 + size // 3, 2 + 8 * label : 12 + 8 * label, label % 3] = 255
     return images
@@ -50,7 +59,9 @@ def clips(episodes: int = 12, classes: int = 2, steps: int = 12, seed: int = 0, 
         labels = np.zeros(steps, np.int64)
         if number % 3:
             labels[steps // 2 :] = np.arange(steps - steps // 2) * (classes - 1) // (steps - steps // 2) + 1
-        made.append(Clip(drawn(labels, rng), labels, f"state {number % states if states else number}", f"episode {number}"))
+        made.append(
+            Clip(drawn(labels, rng), labels, f"state {number % states if states else number}", f"episode {number}")
+        )
     return made
 
 
@@ -82,7 +93,12 @@ def write_log(path: Path, given: list[Clip], stack: bool = False, labels: bool =
         }
         wide = _map(lambda column: np.asarray(column)[:, None], columns)
         log = log or Log.create(path, Schema.of(wide, leading=2))
-        facts = {"recorded_as": "labeled frames", "task": "drawn", "split": "train", "state": int(clip.state.split()[-1])}
+        facts = {
+            "recorded_as": "labeled frames",
+            "task": "drawn",
+            "split": "train",
+            "state": int(clip.state.split()[-1]),
+        }
         log.add(wide, facts=facts if labels else {"task": "drawn"})
     assert log is not None
     log.close()

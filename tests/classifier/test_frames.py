@@ -35,11 +35,19 @@ def test_recordings_logs_and_both_kinds_of_pickles_give_the_same_episodes(tmp_pa
     convert(log, tmp_path / "export", to="hil-serl")
     pickles = sorted((tmp_path / "export" / "classifier_data").glob("*.pkl"))
     assert len(pickles) == 2
-    for place in ([tmp_path / "recording"], [log], [tmp_path / "export"], [tmp_path / "export" / "classifier_data"], pickles):
+    for place in (
+        [tmp_path / "recording"],
+        [log],
+        [tmp_path / "export"],
+        [tmp_path / "export" / "classifier_data"],
+        pickles,
+    ):
         found = read_frames(place)
         same(found, made)
         assert len({clip.state for clip in found}) == 6 and sorted(found[0].images) == ["front", "wrist"]
-    (tmp_path / "export" / "hilt.json").unlink()  # as HIL-SERL's own are, without initial states: those of the first frames
+    (
+        tmp_path / "export" / "hilt.json"
+    ).unlink()  # as HIL-SERL's own are, without initial states: those of the first frames
     same(read_frames([tmp_path / "export"]), made)
     assert [list(clip.images) for clip in with_cameras(read_frames([log]), ["wrist"])] == [["wrist"]] * 6
     several = read_frames([write_log(tmp_path / "more", clips(3, seed=1), stack=True), log])
@@ -90,17 +98,24 @@ def _first(tree: object) -> object:
 def test_frames_count_near_misses():
     labels = np.array([0, 0, 0, 1, 0, 1, 0])
     clip = Clip({}, labels, "", "")
-    assert clip.before_success(1, 2).tolist() == [False, True, True, False, True, False, False] and not clip.failed(1).any()
+    assert (
+        clip.before_success(1, 2).tolist() == [False, True, True, False, True, False, False]
+        and not clip.failed(1).any()
+    )
     assert Clip({}, labels * 0, "", "").failed(1).all() and not Clip({}, labels * 0, "", "").before_success(1).any()
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(0, 5), st.lists(st.integers(0, 2), min_size=1, max_size=4)), min_size=2, max_size=14),
+    st.lists(
+        st.tuples(st.integers(0, 5), st.lists(st.integers(0, 2), min_size=1, max_size=4)), min_size=2, max_size=14
+    ),
     st.floats(0.05, 0.8),
     st.integers(0, 99),
 )
-def test_no_episode_and_no_initial_state_is_on_both_sides(episodes: list[tuple[int, list[int]]], share: float, seed: int):
+def test_no_episode_and_no_initial_state_is_on_both_sides(
+    episodes: list[tuple[int, list[int]]], share: float, seed: int
+):
     made = [Clip({}, np.array(labels), f"state {state}", f"episode {i}") for i, (state, labels) in enumerate(episodes)]
     try:
         classes = class_count(made)
@@ -126,7 +141,9 @@ def test_frames_with_one_initial_state_are_split_by_episode():
 
 def test_frames_that_cannot_be_trained_from_are_refused(tmp_path: Path):
     failures = [Clip(clip.images, clip.labels * 0, clip.state, clip.where) for clip in clips(3)]
-    with pytest.raises(ConfigError, match=r"36 frames of 3 episodes, and none is of the class 1 \(success\).*mark frames of success"):
+    with pytest.raises(
+        ConfigError, match=r"36 frames of 3 episodes, and none is of the class 1 \(success\).*mark frames of success"
+    ):
         class_count(failures)
     with pytest.raises(ConfigError, match=r"none is of the class 0 \(failure\).*near misses above all"):
         class_count([Clip({}, np.ones(3, int), "", "")])
@@ -139,11 +156,15 @@ def test_frames_that_cannot_be_trained_from_are_refused(tmp_path: Path):
         read_frames([log, tmp_path / "x" / ".." / "log"])
     with pytest.raises(ConfigError, match="no data: give at least one recording"):
         read_frames([])
-    with pytest.raises(UnknownNameError, match=r"image_keys: no camera named 'images/side'.*Known: images/front, images/wrist"):
+    with pytest.raises(
+        UnknownNameError, match=r"image_keys: no camera named 'images/side'.*Known: images/front, images/wrist"
+    ):
         with_cameras(read_frames([log]), ["images/side"])
     with pytest.raises(FormatError, match=r"no labels\. Record some with: hilt record TASK --classifier"):
         read_frames([write_log(tmp_path / "demos", clips(2), labels=False)])
-    small = [Clip(drawn(clip.labels, np.random.default_rng(0), 28), clip.labels, clip.state, clip.where) for clip in clips(2)]
+    small = [
+        Clip(drawn(clip.labels, np.random.default_rng(0), 28), clip.labels, clip.state, clip.where) for clip in clips(2)
+    ]
     with pytest.raises(SchemaError, match=r"images/front is \(28, 28, 3\) in .*small, episode 0 and \(32, 32, 3\) in"):
         with_cameras(read_frames([log, write_log(tmp_path / "small", small)]), [])
     with pytest.raises(SchemaError, match="images/front is absent"):

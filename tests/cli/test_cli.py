@@ -57,7 +57,9 @@ def test_every_command_has_help(name: str):
     assert "<bool>" not in result.stdout and "`" not in result.stdout
 
 
-@pytest.mark.parametrize("words", [["--help"], ["-h"], ["data", "convert", "-h"], ["data", "convert", "--help"], ["keys", "new", "-h"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["-h"], ["data", "convert", "-h"], ["data", "convert", "--help"], ["keys", "new", "-h"]]
+)
 def test_help_of_commands_below(words: list[str]):
     result = run(*words)
     assert result.exit_code == 0 and "Usage:" in result.stdout
@@ -111,7 +113,9 @@ sys.argv = ["hilt", "doctor"]
 from hilt.cli import main
 main()
 """
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None and process.stdout.readline() == "waiting\n"
         time.sleep(0.1)  # into the sleep
         process.send_signal(signal.SIGINT)
@@ -129,19 +133,25 @@ def hilt_here(*words: str, **given: object) -> subprocess.CompletedProcess[str]:
 def test_a_path_that_is_too_long_is_a_line(words: list[str]):
     done = hilt_here(*words, "x" * 300)
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
-    assert done.stderr.startswith("error: xxx") and "(300 characters): File name too long. Check the path." in done.stderr
+    assert (
+        done.stderr.startswith("error: xxx") and "(300 characters): File name too long. Check the path." in done.stderr
+    )
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full on this system")
 def test_output_without_room_is_a_line():
     with open("/dev/full", "w") as full:
         done = hilt_here("settings", "hil_debug", stdout=full)
-    assert done.returncode == 1 and done.stderr.startswith("error: the output cannot be written: No space left on device."), done.stderr
+    assert done.returncode == 1 and done.stderr.startswith(
+        "error: the output cannot be written: No space left on device."
+    ), done.stderr
     assert done.stderr.count("\n") == 1
 
 
 def test_whoever_reads_may_go_early():
-    process = subprocess.Popen([sys.executable, "-m", "hilt", "settings", "hil_debug"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hilt", "settings", "hil_debug"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
     assert process.stderr.read() == b"" and process.wait(120) in (0, 1)

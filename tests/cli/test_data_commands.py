@@ -106,8 +106,15 @@ def test_inspect_shows_what_there_is(log: Path):
 def test_inspect_in_eighty_columns(tmp_path: Path):
     """Names were broken in the middle, and all facts repeated for each episode."""
     one = step(0, 0)
-    made = {**one, **{name: {"images": {"front_left": picture(0, 0)}} for name in ("observations", "next_observations")}}
-    facts = {"language_instruction": "put the carrot on the plate", "recorded_as": "demonstrations", "device": "spacemouse"}
+    made = {
+        **one,
+        **{name: {"images": {"front_left": picture(0, 0)}} for name in ("observations", "next_observations")},
+    }
+    facts = {
+        "language_instruction": "put the carrot on the plate",
+        "recorded_as": "demonstrations",
+        "device": "spacemouse",
+    }
     with Log.create(tmp_path / "log", Schema.of(made)) as opened:
         for state in (17, 23):
             with opened.episode(actor="arm") as running:
@@ -132,7 +139,9 @@ def test_columns_of_next_observations_that_differ_are_shown():
     other = {**columns[0], "column": "next_observations/a", "shape": [3]}
     assert without_mates([*columns, other]) == ([*columns, other], {})
     shown, follows = without_mates([*columns, {**other, "shape": [2], "bytes": 5}])
-    assert follows == {"observations": "next_observations"} and [(c["column"], c["bytes"]) for c in shown] == [("observations/a", 7)]
+    assert follows == {"observations": "next_observations"} and [(c["column"], c["bytes"]) for c in shown] == [
+        ("observations/a", 7)
+    ]
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "repair"])
@@ -142,7 +151,9 @@ def test_the_folder_of_a_recording_or_run_stands_for_its_log(log: Path, command:
     assert run("merge", log.parent, "--into", log.parent / "copy").exit_code == 0
     if command == "inspect":
         (log.parent / "copy").rename(log.parent / "demos")
-        assert f"The run's demonstrations: hilt data inspect {log.parent / 'demos'}" in run("inspect", log.parent).stdout
+        assert (
+            f"The run's demonstrations: hilt data inspect {log.parent / 'demos'}" in run("inspect", log.parent).stdout
+        )
 
 
 def test_inspect_as_json(log: Path):
@@ -190,17 +201,23 @@ def test_what_is_not_a_log_gets_one_line(log: Path, tmp_path: Path, command: str
     (tmp_path / "foreign").mkdir()
     result = run(command, tmp_path / "foreign")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == f"error: {tmp_path / 'foreign'}: not a Hilt log (no log.json in it). Give the folder that Log.create made.\n"
+    assert (
+        result.stderr
+        == f"error: {tmp_path / 'foreign'}: not a Hilt log (no log.json in it). Give the folder that Log.create made.\n"
+    )
     (tmp_path / "foreign" / "meta").mkdir()
     (tmp_path / "foreign" / "meta" / "info.json").write_text('{"codebase_version": "v3.0"}')
-    assert f"is a dataset (lerobot), and this command is for logs: hilt data convert {tmp_path / 'foreign'} NEW" in run(
-        command, tmp_path / "foreign"
-    ).stderr
+    assert (
+        f"is a dataset (lerobot), and this command is for logs: hilt data convert {tmp_path / 'foreign'} NEW"
+        in run(command, tmp_path / "foreign").stderr
+    )
     result = run(command, tmp_path / "absent")
     assert result.stderr == f"error: {tmp_path / 'absent'}: No such file or directory. Check the path.\n"
     write_json(log / "log.json", {**read_json(log / "log.json"), "format": 9})
     result = run(command, log)
-    assert result.stderr == f"error: {log}: written in format 9, this Hilt reads up to 1. Upgrade: pip install -U hilt\n"
+    assert (
+        result.stderr == f"error: {log}: written in format 9, this Hilt reads up to 1. Upgrade: pip install -U hilt\n"
+    )
 
 
 # --- the picture strip ------------------------------------------------------------------------------------------------------------
@@ -378,6 +395,8 @@ def test_a_wrong_command_line_is_exit_code_2(arguments: list[str], message: str)
     assert message in result.stderr
 
 
-@pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (999, "999 B"), (98_400, "98.4 kB"), (2 * 10**9, "2.0 GB"), (5e12, "5000.0 GB")])
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 B"), (999, "999 B"), (98_400, "98.4 kB"), (2 * 10**9, "2.0 GB"), (5e12, "5000.0 GB")]
+)
 def test_human_bytes(size: float, text: str):
     assert human_bytes(size) == text

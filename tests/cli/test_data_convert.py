@@ -40,7 +40,10 @@ def test_convert_says_what_it_did(tmp_path: Path) -> None:
 def test_notes_are_shown(tmp_path: Path) -> None:
     done = run("convert", BRIDGE, tmp_path / "log")
     assert "not carried over as it was:" in done.output and "last step" in done.output
-    assert f"hilt data inspect {tmp_path / 'log'}\n  hilt train RECIPE demonstrations=0 'demo_path=[{tmp_path / 'log'}]'" in done.output
+    assert (
+        f"hilt data inspect {tmp_path / 'log'}\n  hilt train RECIPE demonstrations=0 'demo_path=[{tmp_path / 'log'}]'"
+        in done.output
+    )
 
 
 def test_as_json(tmp_path: Path) -> None:
@@ -52,7 +55,9 @@ def test_as_json(tmp_path: Path) -> None:
 def test_options_have_the_types_of_their_format(tmp_path: Path) -> None:
     with new_log(tmp_path) as log:
         write(log, [*numbers(0, 3), step(3, terminated=True)])
-    assert run("convert", log.path, tmp_path / "out", "--to", "lerobot", "-o", "images=png", "-o", "fps=25").exit_code == 0
+    assert (
+        run("convert", log.path, tmp_path / "out", "--to", "lerobot", "-o", "images=png", "-o", "fps=25").exit_code == 0
+    )
     assert json.loads((tmp_path / "out" / "meta" / "info.json").read_text())["fps"] == 25
     wrong = run("convert", log.path, tmp_path / "two", "--to", "lerobot", "-o", "fps=fast")
     assert wrong.exit_code == 2 and "expected a number" in wrong.output
@@ -90,7 +95,9 @@ def test_inspect_counts_and_lists_columns(tmp_path: Path) -> None:
     said = run("inspect", BRIDGE)
     assert said.exit_code == 0, said.output
     assert "rlds" in said.output and "observations/image" in said.output and "32×40×3" in said.output
-    assert ["steps", "15"] in [line.split() for line in said.output.splitlines()] and "next_observations" not in said.output
+    assert ["steps", "15"] in [
+        line.split() for line in said.output.splitlines()
+    ] and "next_observations" not in said.output
     assert "hilt data convert" in said.output
     quick = json.loads(run("inspect", BRIDGE, "--quick", "--json").output)
     assert quick["counted"] is False and quick["episodes"] == 4 and quick["steps"] == 0
@@ -107,7 +114,9 @@ def test_inspect_draws_an_episode(tmp_path: Path) -> None:
     drawn = np.asarray(Image.open(out)).reshape(-1, 3)
     (_, episode, *_) = open_dataset(BRIDGE)
     shown = {tuple(pixel) for pixel in drawn.tolist()}
-    assert {tuple(pixel) for pixel in episode.columns["observations"]["wrist_image"][0].reshape(-1, 3).tolist()} <= shown
+    assert {
+        tuple(pixel) for pixel in episode.columns["observations"]["wrist_image"][0].reshape(-1, 3).tolist()
+    } <= shown
     assert "no episode -1" in run("inspect", BRIDGE, "--frames", "--trajectory", -1, "--out", out).output
     refused = run("inspect", BRIDGE, "--frames", "--out", tmp_path)
     assert refused.exit_code == 1 and not list(tmp_path.parent.glob(".*.new"))
@@ -119,10 +128,16 @@ def test_a_colon_in_the_name_of_a_folder(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     with new_log(tmp_path) as log:
         write(log, [*numbers(0, 3), step(3, terminated=True)])
-    assert run("convert", log.path, "as:videos", "--to", "lerobot", "-o", "codec=lossless", "-o", "fps=10").exit_code == 0
+    assert (
+        run("convert", log.path, "as:videos", "--to", "lerobot", "-o", "codec=lossless", "-o", "fps=10").exit_code == 0
+    )
     assert run("convert", "as:videos", "back:again").exit_code == 0
     for one, other in zip(open_dataset(log.path), open_dataset("back:again"), strict=True):
-        (images,) = [column for path, column in flatten(other.columns).items() if path.startswith("observations") and column.ndim == 4]
+        (images,) = [
+            column
+            for path, column in flatten(other.columns).items()
+            if path.startswith("observations") and column.ndim == 4
+        ]
         np.testing.assert_array_equal(one.columns["observations"]["image"], images)
 
 
@@ -141,7 +156,11 @@ def test_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
     command += ["-o", "shard_bytes=100000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     record, deadline = tmp_path / ".out.converting" / "record.jsonl", time.monotonic() + 60
-    while not (record.exists() and record.stat().st_size > 10_000) and process.poll() is None and time.monotonic() < deadline:
+    while (
+        not (record.exists() and record.stat().st_size > 10_000)
+        and process.poll() is None
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=600)

@@ -43,7 +43,9 @@ def run(*words: object) -> Result:
 
 
 def tried(successes: int, of: int = 10) -> EvaluationResult:
-    return EvaluationResult("task", "test", 0, False, 0, [EpisodeOutcome(state, 0, state < successes, 5, 0.0) for state in range(of)])
+    return EvaluationResult(
+        "task", "test", 0, False, 0, [EpisodeOutcome(state, 0, state < successes, 5, 0.0) for state in range(of)]
+    )
 
 
 def test_it_learns(monkeypatch: pytest.MonkeyPatch):
@@ -60,15 +62,21 @@ def test_it_learns(monkeypatch: pytest.MonkeyPatch):
     assert "WRONG" not in done.output and "It has learned" in done.stdout
     names = f"imitation of {recipe(demo.FAST.recipe).demonstrations} demonstrations", "after reinforcement learning"
     shares = [int(re.findall(rf"^{name} +(\d+)%", done.stdout, re.MULTILINE)[0]) for name in names]
-    cards = sorted((read_json(path) for path in Path("it").glob("evaluations/*/evaluation.json")), key=lambda card: card["update"])
+    cards = sorted(
+        (read_json(path) for path in Path("it").glob("evaluations/*/evaluation.json")), key=lambda card: card["update"]
+    )
     before, after = (card for card in cards if card["split"] == "test")
     held = [card for card in cards if card["split"] == "eval"]
     assert [round(100 * card["success"]) for card in (before, after)] == shares
     assert after["success"] >= demo.FAST.goal and after["success"] > before["success"]
     for card in (before, after):
         assert card["split"] == "test" and card["errors"] == 0
-        assert [one["state"] for one in card["outcomes"]] == list(range(demo.FAST.states)), "each state once, the same for both"
-    assert (before["update"], after["update"]) == (0, held[-1]["update"]), "the policy that reached the goal is the one of the exam"
+        assert [one["state"] for one in card["outcomes"]] == list(range(demo.FAST.states)), (
+            "each state once, the same for both"
+        )
+    assert (before["update"], after["update"]) == (0, held[-1]["update"]), (
+        "the policy that reached the goal is the one of the exam"
+    )
     assert all(card["success"] >= goal.success for card in held[-goal.hold :])
     video, curves = Path("it/before-after.mp4"), list(Path("it/plots").glob("*.png"))
     assert video.stat().st_size > 1000 and curves and Path("it/config.yaml").exists()
@@ -77,18 +85,30 @@ def test_it_learns(monkeypatch: pytest.MonkeyPatch):
 
 def test_where_nothing_is_learned_it_fails(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(demo, "FAST", demo.DemoPlan(demo.FAST.recipe, 4, 0.0, 1, 100))
-    less = ("demonstrations=3", "agent.encoder.pretrain_updates=10", "max_steps=20", "training_starts=20", "goal.success=0")
+    less = (
+        "demonstrations=3",
+        "agent.encoder.pretrain_updates=10",
+        "max_steps=20",
+        "training_starts=20",
+        "goal.success=0",
+    )
     less += ("task_options.step_limit=25",)
     all_lines(monkeypatch)
     done = run(*(f"--set={change}" for change in ("agent.rlpd.learning_rate=0", *less)))
     assert done.exit_code == 1, done.output
     said = no_line_twice(done.stderr) + no_line_twice(done.stdout)
     for phase in (
-        *("recording demonstrations of tabletop/", "waiting until the learner has started", "imitates the demonstrations first: "),
+        *(
+            "recording demonstrations of tabletop/",
+            "waiting until the learner has started",
+            "imitates the demonstrations first: ",
+        ),
         *("exam, after: 3 of 4", "making before-after.mp4, episodes: ", "drawing curves: "),
     ):
         assert phase in said
-    assert re.search(r"WRONG: imitation alone succeeds in (\d+%), what came after it in \1: nothing was learned\.", done.stderr)
+    assert re.search(
+        r"WRONG: imitation alone succeeds in (\d+%), what came after it in \1: nothing was learned\.", done.stderr
+    )
     assert "It has learned" not in done.output and Path("it/before-after.mp4").exists()
 
 
@@ -105,7 +125,9 @@ def test_where_nothing_is_learned_it_fails(monkeypatch: pytest.MonkeyPatch):
 )
 def test_what_counts_as_learned(before: int, after: int, words: list[str]):
     wrong, capped = demo.verdict(PLAN, tried(before), tried(after))
-    assert len(wrong) == len(words) and all(sentence.startswith(start) for sentence, start in zip(wrong, words, strict=True))
+    assert len(wrong) == len(words) and all(
+        sentence.startswith(start) for sentence, start in zip(wrong, words, strict=True)
+    )
     assert not capped
 
 
@@ -145,9 +167,15 @@ def test_options(asked: list[demo.HilStory]):
     assert plain.plan == demo.FAST and plain.run == Path("it") and plain.config.operator == "script"
     assert (human.config.operator, human.config.operator_options) == ("browser", {})
     for story in (plain, whole):
-        assert story.config.goal.success > story.plan.goal and not story.config.max_seconds, "success ends it, and no clock"
+        assert story.config.goal.success > story.plan.goal and not story.config.max_seconds, (
+            "success ends it, and no clock"
+        )
         assert story.plan.usual_steps < story.config.max_steps
-    assert (long.config.max_seconds, long.config.max_steps, long.config.seed) == (120, recipe(demo.FAST.recipe).max_steps, 3)
+    assert (long.config.max_seconds, long.config.max_steps, long.config.seed) == (
+        120,
+        recipe(demo.FAST.recipe).max_steps,
+        3,
+    )
     assert small.config.batch_size == 32
     assert whole.plan == demo.WHOLE and str(whole.run).startswith("runs/demo-")
 
@@ -160,8 +188,12 @@ def test_a_person_is_told_that_they_take_over(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_first_part_of_the_exam_goes_on_beside_learning_without_a_cap_in_minutes(monkeypatch: pytest.MonkeyPatch):
     tried: list[str] = []
-    monkeypatch.setattr(demo.HilStory, "_try", lambda self, name, move: tried.append(name) or self._tried.update({name: TRIED[name]}))
-    by_clock, by_number, broken = (demo.HilStory(demo.FAST, Hil(max_seconds=seconds), Path("it")) for seconds in (9, 0, 0))
+    monkeypatch.setattr(
+        demo.HilStory, "_try", lambda self, name, move: tried.append(name) or self._tried.update({name: TRIED[name]})
+    )
+    by_clock, by_number, broken = (
+        demo.HilStory(demo.FAST, Hil(max_seconds=seconds), Path("it")) for seconds in (9, 0, 0)
+    )
     by_number.begin_early()
     assert by_number._early is None, "there is no checkpoint yet"
     Path("it/checkpoints/0").mkdir(parents=True)
@@ -184,7 +216,9 @@ def stop() -> None:
 
 def test_ctrl_c_leaves_a_run_that_goes_on():
     command = [sys.executable, "-m", "hilt", "demo", "--fast", "--run", "it"]
-    process = subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
     try:
         deadline = time.monotonic() + 240
         while not Path("it/logs/learner.log").exists():

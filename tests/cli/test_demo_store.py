@@ -33,12 +33,21 @@ def test_it_records_is_killed_recovers_and_goes_on(tmp_path: Path):
     values = {name: value.strip() for name, value in values.items()}
     assert values["recorded"] == f"{STEPS:,} steps"
     assert values["lost"] == values["duplicated"] == "0 steps"
-    promised, found = (int(values[name].split()[0].replace(",", "")) for name in ("promised before the kill", "found after"))
+    promised, found = (
+        int(values[name].split()[0].replace(",", "")) for name in ("promised before the kill", "found after")
+    )
     assert STEPS * 0.4 <= promised <= found <= STEPS
     assert 98_304 < int(values["on disk"].split()[0].replace(",", "")) < 105_000
     assert values["killed at"].startswith("episode ")
     assert "0 steps/s" not in values["inserted"].split(",")[0]
-    for name in ("recovered in", "sampled, uniform", "sampled, human", "sampled, mix 50/50", "sampled, n-step", "verified"):
+    for name in (
+        "recovered in",
+        "sampled, uniform",
+        "sampled, human",
+        "sampled, mix 50/50",
+        "sampled, n-step",
+        "verified",
+    ):
         assert values[name]
     assert "All is right: nothing promised was lost" in result.stdout
     assert "recording, until it is killed ..." in result.stderr
@@ -89,19 +98,26 @@ def test_it_sees_a_wrong_pixel_a_lost_step_and_damage(tmp_path: Path, monkeypatc
 def test_too_little_room_is_one_line(tmp_path: Path):
     result = run("--steps", 10**12, "--folder", tmp_path)
     assert result.exit_code == 1
-    assert "1,000,000,000,000 steps need 110000000.0 GB" in result.stderr and "give --steps or --folder" in result.stderr
+    assert (
+        "1,000,000,000,000 steps need 110000000.0 GB" in result.stderr and "give --steps or --folder" in result.stderr
+    )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_recorder_that_fails_or_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "log").write_text("not a folder")
-    with demo_store.RecorderProcess(tmp_path / "log", 0, 5) as failing, pytest.raises(HiltError, match="ended with exit code 1"):
+    with (
+        demo_store.RecorderProcess(tmp_path / "log", 0, 5) as failing,
+        pytest.raises(HiltError, match="ended with exit code 1"),
+    ):
         list(failing.lines())
     monkeypatch.setattr(demo_store, "SILENCE_SECONDS", 0.01)
     with demo_store.RecorderProcess(tmp_path / "other", 0, 5) as slow:
         with pytest.raises(DeadlineError, match=r"reported nothing for 0 s"):
             list(slow.lines())
-        monkeypatch.setattr(demo_store, "SILENCE_SECONDS", 20.0)  # it is killed now, and a busy machine takes its time for that
+        monkeypatch.setattr(
+            demo_store, "SILENCE_SECONDS", 20.0
+        )  # it is killed now, and a busy machine takes its time for that
 
 
 def test_the_world_moves_and_can_be_recomputed():
@@ -110,5 +126,8 @@ def test_the_world_moves_and_can_be_recomputed():
         assert np.array_equal(first.front(t), again.front(t)) and np.array_equal(first.wrist(t), again.wrist(t))
     assert not np.array_equal(first.front(0), first.front(60))
     assert not np.array_equal(first.wrist(0), recorder.episode(6).wrist(0))
-    assert [{recorder.episode(e).source(t).name for t in range(100)} for e in (1, 4)] == [{"RANDOM"}, {"POLICY", "HUMAN"}]
+    assert [{recorder.episode(e).source(t).name for t in range(100)} for e in (1, 4)] == [
+        {"RANDOM"},
+        {"POLICY", "HUMAN"},
+    ]
     assert ((first.places >= 0) & (first.places <= 1)).all()

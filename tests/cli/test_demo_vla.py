@@ -20,11 +20,16 @@ for package in ("torch", "gymnasium", "mujoco", "av"):
 
 def test_the_verdict() -> None:
     assert verdict({"blind": 0.1, "start": 0.4, "after": 0.95}, 0.9) == ([], "")
-    assert verdict({"blind": 0.1, "start": 0.4}, 0.9) == ([], ""), "without reinforcement learning there is nothing to be reached"
+    assert verdict({"blind": 0.1, "start": 0.4}, 0.9) == ([], ""), (
+        "without reinforcement learning there is nothing to be reached"
+    )
     (one,), _ = verdict({"blind": 0.5, "start": 0.4, "after": 0.95}, 0.9)
     assert "replayed blindly succeeds in 50%" in one
     (few, none), _ = verdict({"blind": 0.1, "start": 0.6, "after": 0.5}, 0.9)
-    assert "50% of the exam, and 90% is the goal" in few and "began with 60% and ended with 50%: nothing was learned" in none
+    assert (
+        "50% of the exam, and 90% is the goal" in few
+        and "began with 60% and ended with 50%: nothing was learned" in none
+    )
 
 
 def test_a_cap_in_minutes_is_no_failure_where_success_rises() -> None:
@@ -45,13 +50,17 @@ def test_a_run_goes_on_with_another_of_the_limit_that_ended_it() -> None:
     assert [more(reason, config) for reason in ("max_seconds", "goal", "solved", "max_steps")] == [
         "max_seconds=360", "validation.goal=1", "solved_steps=0", "max_steps=800",
     ]  # fmt: skip
-    assert {word.partition("=")[0] for word in (more(reason, config) for reason in ("max_seconds", "goal", "solved", "-"))} <= CHANGEABLE
+    assert {
+        word.partition("=")[0] for word in (more(reason, config) for reason in ("max_seconds", "goal", "solved", "-"))
+    } <= CHANGEABLE
 
 
 def test_what_was_added_is_counted_over_the_same_states_in_any_order() -> None:
     before = [{"task": task, "state": state, "success": state % 2 == 0} for state in range(40) for task in "ab"]
     after = [{**card, "success": True} for card in reversed(before)]
-    assert re.fullmatch(r"\+50\.0 points, 95% interval \+\d\d\.\d to \+\d\d\.\d \(the same states, paired; .*\)", _gain(before, after))
+    assert re.fullmatch(
+        r"\+50\.0 points, 95% interval \+\d\d\.\d to \+\d\d\.\d \(the same states, paired; .*\)", _gain(before, after)
+    )
 
 
 def test_the_cost_of_a_run_with_validations_and_a_step_that_waited() -> None:
@@ -87,7 +96,11 @@ def test_each_option_does_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert story("--minutes", "2").config.max_seconds == 120 and story("--minutes", "0").config.max_steps == 0
     assert story("--seed", "4").config.seed == 4 and story("--run", "there").run == Path("there")
     rloo = story("--set", "algorithm.estimator=rloo")
-    assert rloo.config.algorithm.estimator == "rloo" and rloo._title("after") == "after RLOO" and usual._title("after") == "after GRPO"
+    assert (
+        rloo.config.algorithm.estimator == "rloo"
+        and rloo._title("after") == "after RLOO"
+        and usual._title("after") == "after GRPO"
+    )
     assert usual.config.imitation.weight == 0.05 and story("--set", "imitation.weight=0").config.imitation.weight == 0
     flow = story("--head", "flow").config.policy_options
     assert flow["head"] == "flow" and "smoothing" not in flow and usual.config.policy_options["smoothing"]
@@ -96,9 +109,14 @@ def test_each_option_does_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.peers
 def test_the_short_one_learns_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["demo", "vla", "--fast", "--run", "it", "--set", "validation.before=true"])
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(
+        cli.app, ["demo", "vla", "--fast", "--run", "it", "--set", "validation.before=true"]
+    )
     assert done.exit_code == 0, done.output
-    shares = [float(share) for share in re.findall(r"^(?:a demonstration|imitation|after).*? ([\d.]+)%", done.output, re.MULTILINE)[-3:]]
+    shares = [
+        float(share)
+        for share in re.findall(r"^(?:a demonstration|imitation|after).*? ([\d.]+)%", done.output, re.MULTILINE)[-3:]
+    ]
     assert done.output.count("precision: float32 (this is a test)\n") == 1
     assert read_json(Path("it/grpo/run.json"))["precision_why"] == "this is a test"
     assert len(shares) == 3 and shares[0] < 30 and shares[2] > shares[1]

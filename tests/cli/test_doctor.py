@@ -58,7 +58,9 @@ def apt(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         assert options["timeout"], "every wait has a deadline"
         calls.append([word for word in command[1:] if not word.startswith(("-", "DPkg"))])
 
-    monkeypatch.setattr(ctypes.util, "find_library", lambda name: name if ["install", PACKAGES[name]] in calls else None)
+    monkeypatch.setattr(
+        ctypes.util, "find_library", lambda name: name if ["install", PACKAGES[name]] in calls else None
+    )
     monkeypatch.setattr(subprocess, "run", fake_run)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
@@ -115,7 +117,9 @@ def test_absent_rendering_libraries_are_not_required(no_libraries, tmp_path: Pat
         assert f"apt-get install {package}" in result.stdout
 
 
-def test_fix_installs_what_is_absent_and_looks_again(apt: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_fix_installs_what_is_absent_and_looks_again(
+    apt: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     all_lines(monkeypatch)
     result = run("--fix", tmp_path)
     assert "examining this machine: 3 of " in no_line_twice(result.stderr)
@@ -135,7 +139,9 @@ def test_fix_without_root_says_so(no_libraries, apt: list[list[str]], monkeypatc
     assert "needs root and apt-get" in result.stderr
 
 
-def test_fix_gives_up_on_an_apt_that_hangs(no_libraries, apt: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_fix_gives_up_on_an_apt_that_hangs(
+    no_libraries, apt: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     def hang(command: list[str], **options: object) -> None:
         raise subprocess.TimeoutExpired(command, 300)
 
@@ -167,7 +173,9 @@ def test_an_old_python_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_a_zmq_without_keys_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setitem(sys.modules, "zmq", types.SimpleNamespace(zmq_version=lambda: "4.3.5", has=lambda capability: False))
+    monkeypatch.setitem(
+        sys.modules, "zmq", types.SimpleNamespace(zmq_version=lambda: "4.3.5", has=lambda capability: False)
+    )
     finding = examined(tmp_path)["zmq"]
     assert (finding.status, finding.found) == ("warn", "4.3.5, without CURVE")
     assert "only on this machine" in finding.cure
@@ -182,7 +190,9 @@ def test_an_absent_package_is_required(package: str, monkeypatch: pytest.MonkeyP
 
 
 def test_checksums_in_software_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setitem(sys.modules, "crc32c", types.SimpleNamespace(hardware_based=False, crc32c=lambda data: time.sleep(0.01)))
+    monkeypatch.setitem(
+        sys.modules, "crc32c", types.SimpleNamespace(hardware_based=False, crc32c=lambda data: time.sleep(0.01))
+    )
     finding = examined(tmp_path)["crc32c"]
     assert finding.status == "warn"
     assert finding.found.startswith("in software, 0.")
@@ -204,9 +214,15 @@ def test_absent_packages_of_datasets_are_named(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.parametrize(
     ("cuda", "available", "status", "found"),
-    [(None, False, "ok", "9.9, CPU"), ("13.0", True, "ok", "9.9, GPU X"), ("13.0", False, "warn", "9.9, built for CUDA, sees no GPU")],
+    [
+        (None, False, "ok", "9.9, CPU"),
+        ("13.0", True, "ok", "9.9, GPU X"),
+        ("13.0", False, "warn", "9.9, built for CUDA, sees no GPU"),
+    ],
 )
-def test_torch_and_its_device(cuda, available: bool, status: str, found: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_torch_and_its_device(
+    cuda, available: bool, status: str, found: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     fake = types.SimpleNamespace(
         __version__="9.9",
         version=types.SimpleNamespace(cuda=cuda),
@@ -270,7 +286,12 @@ def test_reads_that_cannot_decline_to_wait_are_a_warning(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("limit", "status", "cure"),
-    [((256, 4096), "warn", "ulimit -n 4096"), ((256, -1), "warn", "ulimit -n 65536"), ((1024, 4096), "ok", ""), ((-1, -1), "ok", "")],
+    [
+        ((256, 4096), "warn", "ulimit -n 4096"),
+        ((256, -1), "warn", "ulimit -n 65536"),
+        ((1024, 4096), "ok", ""),
+        ((-1, -1), "ok", ""),
+    ],
 )
 def test_open_files(limit: tuple[int, int], status: str, cure: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(resource, "getrlimit", lambda kind: limit)
@@ -283,7 +304,10 @@ def test_devices_that_may_not_be_read_come_with_their_cure(monkeypatch: pytest.M
     monkeypatch.setattr(os, "access", lambda path, mode: path.endswith("0"))
     monkeypatch.setattr(ctypes.util, "find_library", lambda name: name)
     found = examined(tmp_path)
-    assert found["gamepad"].found == "1 of 2 in /dev/input/event* may not be read" and "usermod -aG input" in found["gamepad"].cure
+    assert (
+        found["gamepad"].found == "1 of 2 in /dev/input/event* may not be read"
+        and "usermod -aG input" in found["gamepad"].cure
+    )
     assert found["SpaceMouse"].status == "warn" and "udev/rules.d/70-spacemouse.rules" in found["SpaceMouse"].cure
     monkeypatch.setattr(os, "access", lambda path, mode: True)
     assert examined(tmp_path)["SpaceMouse"].found == "pyspacemouse, 2 of 2 in /dev/hidraw* may be read"

@@ -31,9 +31,19 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_table_says_how_good_it_is(trained: Path, tmp_path: Path):
     text = run(str(trained), "--json", str(tmp_path / "out.json"))
     card = json.loads((tmp_path / "out.json").read_text())
-    assert card["episodes"] == 6 and card["update"] == 20 and card["split"] == "test" and not card["sample"] and len(card["outcomes"]) == 6
+    assert (
+        card["episodes"] == 6
+        and card["update"] == 20
+        and card["split"] == "test"
+        and not card["sample"]
+        and len(card["outcomes"]) == 6
+    )
     share = f"{card['successes']} of 6: {100 * card['success']:.1f}%, 95% interval {100 * card['low']:.1f}% to {100 * card['high']:.1f}%"
-    assert share in text and f"{card['length']:.1f} steps" in text and "after 20 learner steps, actions the most likely" in text
+    assert (
+        share in text
+        and f"{card['length']:.1f} steps" in text
+        and "after 20 learner steps, actions the most likely" in text
+    )
     assert "lost: 1" in text and "the environment failed: RuntimeError: the arm fell off" in text
     made = trained / "evaluations" / re.findall(r"test-00000020(?:-\d+)?", text)[-1]
     assert (made / "log").is_dir() and not list(made.rglob("*.mp4"))
@@ -42,15 +52,23 @@ def test_the_table_says_how_good_it_is(trained: Path, tmp_path: Path):
 def test_a_run_of_another_machine_whose_precision_is_slow_here_is_named(trained: Path, monkeypatch: pytest.MonkeyPatch):
     slow = "precision: bfloat16 is at least 25 times slower than float32 on this CPU"
     monkeypatch.setattr("hilt.runs.run_precision.slowness", lambda value, device, name: slow)
-    monkeypatch.setattr("hilt.runs.run_precision.setting_of", lambda config: Setting("agent.encoder.precision", "bfloat16", "cpu"))
+    monkeypatch.setattr(
+        "hilt.runs.run_precision.setting_of", lambda config: Setting("agent.encoder.precision", "bfloat16", "cpu")
+    )
     assert run(str(trained), "--episodes", "1").splitlines()[0] == slow
 
 
 def test_where_nobody_tells_success_there_is_a_dash(tmp_path: Path):
     pytest.importorskip("av")
     text = run(str(make_run(tmp_path / "silent", (10,), silent=True)), "--videos", "1")
-    assert "–: the environment does not tell" in text and "%" not in text.split("took")[0].split("–:")[1] and "failed states" not in text
-    (tmp_path / "silent" / "metrics.jsonl").write_text('{"kind": "update", "time": 1, "update": 10, "step": 9, "critic_loss": 1.0}\n')
+    assert (
+        "–: the environment does not tell" in text
+        and "%" not in text.split("took")[0].split("–:")[1]
+        and "failed states" not in text
+    )
+    (tmp_path / "silent" / "metrics.jsonl").write_text(
+        '{"kind": "update", "time": 1, "update": 10, "step": 9, "critic_loss": 1.0}\n'
+    )
     assert final_numbers(PlottedRun.load(tmp_path / "silent"), 20)["evaluation"] == "–"
     assert plot([tmp_path / "silent"], tmp_path / "plots")
 
@@ -83,7 +101,9 @@ def test_who_decided_is_said_and_a_person_can_be_asked(tmp_path: Path, monkeypat
     monkeypatch.setattr("hilt.classifier.reward.reward_function", lambda folder, space: lambda seen: True)
     said = run(str(silent), "--ask")
     assert "success in 6 of 6; right in 1: 5 false successes, 0 missed" in said
-    assert "the reward classifier: the task does not report success, and no person was asked (--ask)" in run(str(silent))
+    assert "the reward classifier: the task does not report success, and no person was asked (--ask)" in run(
+        str(silent)
+    )
 
 
 def test_workers_are_processes(trained: Path, monkeypatch: pytest.MonkeyPatch):
@@ -97,4 +117,7 @@ def test_workers_are_processes(trained: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_what_is_no_run_is_one_line(tmp_path: Path):
     done = CliRunner().invoke(cli.app, ["eval", str(tmp_path)])
-    assert done.exit_code == 1 and "is not a run: there is no config.yaml in it. Give the folder that `hilt train` made." in done.output
+    assert (
+        done.exit_code == 1
+        and "is not a run: there is no config.yaml in it. Give the folder that `hilt train` made." in done.output
+    )

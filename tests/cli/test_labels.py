@@ -41,7 +41,9 @@ def left(log: Path) -> list[int]:
 
 
 def test_delete_by_number(log: Path):
-    assert "would delete 3 of 4 trajectories, 15 of 20 steps" in run("delete", log, "0,2-3", "--dry-run") and left(log) == [0, 1, 2, 3]
+    assert "would delete 3 of 4 trajectories, 15 of 20 steps" in run("delete", log, "0,2-3", "--dry-run") and left(
+        log
+    ) == [0, 1, 2, 3]
     said = run("delete", log.parent, "0,2-3", "--yes")
     assert said.startswith("deleted 3 of 4 trajectories, 15 of 20 steps; ") and said.endswith("5 steps are left\n")
     assert left(log) == [1] and verify(log).ok
@@ -55,7 +57,10 @@ def test_delete_what_failed(log: Path):
 
 def test_delete_asks_first(log: Path):
     said = run("delete", log, "1", code=1)
-    assert "delete 1 of 4 trajectories, 5 of 20 steps, for good? There is no terminal to ask: add --yes" in said and len(left(log)) == 4
+    assert (
+        "delete 1 of 4 trajectories, 5 of 20 steps, for good? There is no terminal to ask: add --yes" in said
+        and len(left(log)) == 4
+    )
     assert "give the NUMBERS of trajectories, or --failures" in run("delete", log, code=2)
     assert "give the NUMBERS of trajectories, or --failures" in run("delete", log, "1", "--failures", code=2)
 
@@ -79,7 +84,11 @@ def test_relabel_steps_and_facts(log: Path):
     ("words", "said", "code"),
     [
         (["9", "rewards=0"], "no trajectory named '9'", 1),
-        (["0", "success=false"], "success is a fact of a trajectory, and no column of its steps: --fact success=false.", 1),
+        (
+            ["0", "success=false"],
+            "success is a fact of a trajectory, and no column of its steps: --fact success=false.",
+            1,
+        ),
         (["0", "reward=0"], "no column of numbers named 'reward'; did you mean 'rewards'", 1),
         (["0", "rewards=much"], "rewards='much': expected float32 ()", 1),
         (["0", "rewards=[1,2,3]", "--first", "3"], "expected one value or up to 2, of shape ()", 1),

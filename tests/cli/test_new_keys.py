@@ -44,7 +44,10 @@ def test_new_makes_them_and_says_where_they_go():
 
 
 def test_one_side_alone_and_another_folder():
-    assert "The learner's machine needs learner.key and every actor's .pub in its folder" in run("new", "learner", "--dir", "a/b").stdout
+    assert (
+        "The learner's machine needs learner.key and every actor's .pub in its folder"
+        in run("new", "learner", "--dir", "a/b").stdout
+    )
     text = run("new", "actor-3", "--dir", "c").stdout
     assert "The learner's machine needs actor-3.pub in its folder of keys." in text
     assert "Then give wire.keys=c to hilt learner and hilt actor (in Python, keys='c' to make_trainer_config)." in text
@@ -90,7 +93,9 @@ def test_list_names_what_is_wrong_and_shows_the_rest():
 def test_list_of_nothing():
     result = run("list")
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: keys: no such folder of keys. Make keys with: hilt keys new learner ACTOR --dir keys, or copy")
+    assert result.stderr.startswith(
+        "error: keys: no such folder of keys. Make keys with: hilt keys new learner ACTOR --dir keys, or copy"
+    )
     Path("keys").mkdir()
     result = run("list")
     assert (result.exit_code, result.stdout) == (0, "keys: no keys. Make them with: hilt keys new learner ACTOR\n")

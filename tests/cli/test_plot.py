@@ -28,7 +28,11 @@ def test_one_run_several_and_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "Success of the last 20 episodes" in (one / "plots" / "curves.html").read_text()
     all_lines(monkeypatch)
     both = run(str(one), str(two), "--smooth", "3")
-    assert both.exit_code == 0 and f"reading runs: 1 of 2, {two}" in no_line_twice(both.stderr) and "drawing curves: 3 of 4" in both.stderr
+    assert (
+        both.exit_code == 0
+        and f"reading runs: 1 of 2, {two}" in no_line_twice(both.stderr)
+        and "drawing curves: 3 of 4" in both.stderr
+    )
     page = Path("plots/curves.html").read_text()
     assert "2 runs" in page and "Success of the last 3 episodes" in page
     monkeypatch.setattr("hilt.observe.plots.picture", lambda *given: b"")  # which take a while

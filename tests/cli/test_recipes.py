@@ -32,14 +32,18 @@ def test_every_recipe_is_listed_with_its_command_and_meaning():
 
 
 def test_listing_recipes_needs_no_torch():
-    script = "import sys; from hilt.cli import app; app(['recipes'], standalone_mode=False); print('torch' in sys.modules)"
+    script = (
+        "import sys; from hilt.cli import app; app(['recipes'], standalone_mode=False); print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "False", done.stderr
 
 
 def test_every_setting_with_its_value_default_and_meaning():
     rows = {row["setting"]: row for row in json.loads(run("settings", "hil_debug", "--json"))}
-    assert list(rows) == [key for key, *_ in describe(Hil)] and all(row["meaning"] and row["type"] for row in rows.values())
+    assert list(rows) == [key for key, *_ in describe(Hil)] and all(
+        row["meaning"] and row["type"] for row in rows.values()
+    )
     assert (rows["batch_size"]["value"], rows["batch_size"]["default"]) == (32, Hil().batch_size)
     text = run("settings", "hil_debug", "batch_size=64", "batch_size", "control_hz")
     assert "batch_size = 64   (default: 256)   int" in text
@@ -55,7 +59,11 @@ def test_every_setting_with_its_value_default_and_meaning():
 def test_settings_of_a_run_and_of_other_jobs(tmp_path: Path):
     freeze(build(recipe("hil_debug"), "max_steps=77"), tmp_path / "config.yaml")
     assert "max_steps = 77" in run("settings", str(tmp_path / "config.yaml"), "max_steps")
-    for name, key in (("vla_debug", "collect.group_size"), ("sft_debug", "validation_period"), ("classifier", "learning_rate")):
+    for name, key in (
+        ("vla_debug", "collect.group_size"),
+        ("sft_debug", "validation_period"),
+        ("classifier", "learning_rate"),
+    ):
         assert f"{key} = " in run("settings", name)
 
 

@@ -39,7 +39,9 @@ def run(*arguments: object, code: int = 0) -> Result:
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen([*HILT, "record", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENV)
+    return subprocess.Popen(
+        [*HILT, "record", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENV
+    )
 
 
 def read_until(process: subprocess.Popen[str], words: str) -> str:
@@ -59,7 +61,11 @@ def test_a_script_records_tabletop(tmp_path: Path):
     process = start("tabletop/reach", "--device", "script", "--episodes", 3, "--out", out, "--image-size", 32)
     said, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, said
-    assert re.findall(r"episode (\d): \d+ steps, success, power-safe; have (\d) of 3", said) == [("1", "1"), ("2", "2"), ("3", "3")]
+    assert re.findall(r"episode (\d): \d+ steps, success, power-safe; have (\d) of 3", said) == [
+        ("1", "1"),
+        ("2", "2"),
+        ("3", "3"),
+    ]
     assert "3 episodes, 3 of them succeeded" in said and len(list((out / "videos").glob("*.mp4"))) == 3
     with Log.open(out / "log", "r") as log:
         assert log.schema.columns["observations/images/wrist"].shape == (32, 32, 3)
@@ -68,7 +74,9 @@ def test_a_script_records_tabletop(tmp_path: Path):
     for command in [line.split()[1:] for line in map(str.strip, said.splitlines()) if line.startswith("hilt data")]:
         run(*command)
     assert len(list(open_dataset(out / "lerobot"))) == 3
-    again = run("record", "tabletop/reach", "--device", "script", "--successes-needed", 4, "--out", out, "--image-size", 32)
+    again = run(
+        "record", "tabletop/reach", "--device", "script", "--successes-needed", 4, "--out", out, "--image-size", 32
+    )
     assert "have 3 of 4" in again.stdout and "1 episode," in again.stdout and "finishing the videos" in again.stdout
     enough = run("record", "tabletop/reach", "--device", "script", "--episodes", 3, "--out", out, "--image-size", 32)
     assert "already has 4: --episodes 7 records 3 more" in enough.stdout
@@ -124,7 +132,16 @@ def others_of(folder: Path) -> list[str]:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_in_an_episode(tmp_path: Path, number: signal.Signals, code: int):
     out = tmp_path / "a"
-    slow = ["-o", "delay=0.3", "-o", "hz=3", "-o", "hopeless=[0,1,2,3,4,5,6,7]", "--keep", "all"]  # an episode takes 2 s
+    slow = [
+        "-o",
+        "delay=0.3",
+        "-o",
+        "hz=3",
+        "-o",
+        "hopeless=[0,1,2,3,4,5,6,7]",
+        "--keep",
+        "all",
+    ]  # an episode takes 2 s
     process = start(TOY, "--device", "script", "--out", out, *slow)
     said = read_until(process, "have 1 of 20 episodes")
     time.sleep(0.7)
@@ -134,7 +151,11 @@ def test_interrupted_in_an_episode(tmp_path: Path, number: signal.Signals, code:
     assert process.wait(DEADLINE_S) == code, said
     with Log.open(out / "log", "r") as log:
         have = len(log.trajectories())  # one, where the machine is not so busy that the signal comes late
-    assert have and f"dropped: stopped; have {have} of 20" in said and f"There are {have} of 20. The same command goes on." in said
+    assert (
+        have
+        and f"dropped: stopped; have {have} of 20" in said
+        and f"There are {have} of 20. The same command goes on." in said
+    )
     assert "Traceback" not in said and f"hilt data inspect {out}" in said
     assert len(list((out / "videos").glob("*.mp4"))) == have and not others_of(out)
 
@@ -226,7 +247,19 @@ def test_a_person_has_three_times_the_steps(tmp_path: Path):
 
 def test_all_episodes_and_chosen_states(tmp_path: Path):
     out = tmp_path / "a"
-    options = ["-o", "hopeless=[1, 5]", "--states", "0-1,5", "--split", "train", "--keep", "all", "--no-video", "--seed", 7]
+    options = [
+        "-o",
+        "hopeless=[1, 5]",
+        "--states",
+        "0-1,5",
+        "--split",
+        "train",
+        "--keep",
+        "all",
+        "--no-video",
+        "--seed",
+        7,
+    ]
     done = run("record", TOY, "--device", "script", "--episodes", 4, "--out", out, *options)
     assert "no success, power-safe" in done.stdout and "4 episodes, 2 of them succeeded" in done.stdout
     assert not (out / "videos").exists()
@@ -245,11 +278,15 @@ def test_observations_of_hil_serl_and_the_mode(tmp_path: Path):
 
 def test_frames_for_a_classifier(tmp_path: Path):
     out = tmp_path / "a"
-    done = run("record", TOY, "--device", "script", "--classifier", "--successes-needed", 10, "--out", out, "--no-video")
+    done = run(
+        "record", TOY, "--device", "script", "--classifier", "--successes-needed", 10, "--out", out, "--no-video"
+    )
     assert "of 10 frames marked" in done.stdout
     with Log.open(out / "log", "r") as log:
         steps = log.read(log.all().keys(), ["labels", "rewards"])
-        assert steps["labels"].sum() >= 10 and 0 in steps["labels"] and (steps["labels"] == (steps["rewards"] > 0)).all()
+        assert (
+            steps["labels"].sum() >= 10 and 0 in steps["labels"] and (steps["labels"] == (steps["rewards"] > 0)).all()
+        )
 
 
 @pytest.mark.parametrize(
@@ -262,7 +299,11 @@ def test_frames_for_a_classifier(tmp_path: Path):
         (["--states", "5-3"], 2, "expected numbers and ranges"),
         (["--states", "1,,2"], 2, "expected numbers and ranges"),
         (["-o", "delay"], 2, "expected NAME=VALUE"),
-        (["-o", "color=red"], 1, "cannot be made with the options {'color': 'red'}: Toy.__init__() got an unexpected keyword argument"),
+        (
+            ["-o", "color=red"],
+            1,
+            "cannot be made with the options {'color': 'red'}: Toy.__init__() got an unexpected keyword argument",
+        ),
         (["-d", "haste=2"], 1, "script cannot be made with the options {'haste': 2}"),
         (["--device", "mouse"], 1, "no device named 'mouse'; did you mean 'spacemouse'?"),
         (["--mode", "press"], 1, "mode is 'press'"),
@@ -270,7 +311,14 @@ def test_frames_for_a_classifier(tmp_path: Path):
     ],
 )
 def test_what_cannot_work_is_said_in_a_sentence(tmp_path: Path, arguments: list[str], code: int, words: str):
-    given = ["record", TOY, "--out", str(tmp_path / "a"), *([] if "--device" in arguments else ["--device", "script"]), *arguments]
+    given = [
+        "record",
+        TOY,
+        "--out",
+        str(tmp_path / "a"),
+        *([] if "--device" in arguments else ["--device", "script"]),
+        *arguments,
+    ]
     assert words in " ".join(run(*given, code=code).output.split())
 
 
@@ -284,18 +332,23 @@ def test_what_is_done_next_with_a_recording():
         "hilt train tabletop_pick task_options.image_size=32 demonstrations=0 'demo_path=[recordings/my pick]' operator=browser",
         "hilt data convert 'recordings/my pick' 'recordings/my pick/lerobot' --to lerobot",
     ]
-    assert "hilt train RECIPE task=robot/arm.yaml demonstrations=0" in next_commands(made, Settings("robot/arm.yaml"), "spacemouse")[1]
+    assert (
+        "hilt train RECIPE task=robot/arm.yaml demonstrations=0"
+        in next_commands(made, Settings("robot/arm.yaml"), "spacemouse")[1]
+    )
     assert next_commands(made, Settings("tabletop/pick", successes_needed=5), "browser")[1] == (
         "hilt train classifier 'recordings/my pick' --out classifier"
     )
-    assert next_commands(made, Settings("tabletop/pick", observations="hil-serl"), "script")[2].endswith("--to hil-serl")
+    assert next_commands(made, Settings("tabletop/pick", observations="hil-serl"), "script")[2].endswith(
+        "--to hil-serl"
+    )
 
 
 def test_what_is_done_next_with_a_served_arm():
     from hilt.cli.serve_robot import next_commands
 
     assert next_commands(["http://127.0.0.1:5000/"], True, False) == [
-        "hilt record robot/127.0.0.1:5000 --device browser -o 'cameras=[\"front\", \"wrist\"]'"
+        'hilt record robot/127.0.0.1:5000 --device browser -o \'cameras=["front", "wrist"]\''
     ]
     assert next_commands(["http://10.0.0.2:5000/", "http://10.0.0.2:5001/"], False, True) == [
         "hilt record robot/10.0.0.2:5000,10.0.0.2:5001 --device browser -o token_file=FILE"

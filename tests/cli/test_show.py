@@ -18,7 +18,9 @@ from hilt.core.progress import printable
 from hilt.replay import Log, Schema
 
 
-def test_a_slow_import_is_announced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_a_slow_import_is_announced_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     for name in ("hilt_test_heavy", "hilt_test_ours"):
         (tmp_path / f"{name}.py").write_text("")
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -43,7 +45,9 @@ def test_nothing_that_is_shown_steers_the_terminal():
 
 def test_inspect_shows_names_facts_and_senders_of_a_log_as_text(tmp_path: Path):
     column, fact = "a\x1b[31m", "f\x1b]0;x\x07"
-    with Log.create(tmp_path / "log", Schema.of({column: np.float32(0), "rewards": np.float32(0)}), capacity_steps=100) as log:
+    with Log.create(
+        tmp_path / "log", Schema.of({column: np.float32(0), "rewards": np.float32(0)}), capacity_steps=100
+    ) as log:
         with log.episode(actor="sender\x1b[5m") as episode:
             episode.append({column: np.float32(1), "rewards": np.float32(1), "terminated": True})
             number = episode.trajectory

@@ -30,13 +30,20 @@ def run(*arguments: object, code: int = 0) -> Result:
 
 
 def test_frames_become_a_classifier_and_it_says_how_good_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    log, more = write_log(tmp_path / "log", clips(12)), write_log(tmp_path / "a=b", clips(6, seed=1))  # a path, whatever is in its name
+    log, more = (
+        write_log(tmp_path / "log", clips(12)),
+        write_log(tmp_path / "a=b", clips(6, seed=1)),
+    )  # a path, whatever is in its name
     all_lines(monkeypatch)
     done = run(log, more, "--out", tmp_path / "c", *QUICK)
     said = no_line_twice(done.stderr) + done.stdout
     assert "216 frames of 18 episodes, 2 classes" in said and "images/front (32 x 32), images/wrist (32 x 32)" in said
     assert f"reading {log}: 3 of 12" in said and "judging it on the frames that were held out" in said
-    assert "training: 2 of 20, loss" in said and "training: 20 of 20, loss" in said and said.count("of its batch right") >= 20
+    assert (
+        "training: 2 of 20, loss" in said
+        and "training: 20 of 20, loss" in said
+        and said.count("of its batch right") >= 20
+    )
     card = read_json(tmp_path / "c" / "classifier.json")
     held = card["held_out"]
     assert card["settings"]["steps"] == 20 and card["training"]["episodes"] + held["episodes"] == 18
@@ -69,7 +76,9 @@ def test_a_classifier_that_finds_no_success_is_not_suggested(tmp_path: Path):
     assert "hilt record TASK --classifier" in said and "hilt train RECIPE classifier=" not in said
 
 
-@pytest.mark.parametrize(("recall", "false", "useful"), [(0.0, 0, False), (0.5, 5, False), (0.6, 5, True), (0.1, 0, True)])
+@pytest.mark.parametrize(
+    ("recall", "false", "useful"), [(0.0, 0, False), (0.5, 5, False), (0.6, 5, True), (0.1, 0, True)]
+)
 def test_useful_is_better_than_chance(recall: float, false: int, useful: bool):
     assert is_useful({"frames": 20, "successes": 10, "recall": recall, "false_successes": false}) == useful
 

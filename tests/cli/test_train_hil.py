@@ -44,7 +44,9 @@ ENV = {**os.environ, "PYTHONPATH": str(ROOT), "MUJOCO_GL": os.environ.get("MUJOC
 
 def toy() -> Hil:
     agent = AgentConfig(encoder=EncoderConfig(kind="none"))
-    return Hil(task="tests.hil.toy:Toy", demonstrations=2, max_steps=0, agent=agent, wire=Wire(port=0, broadcast_port=0))
+    return Hil(
+        task="tests.hil.toy:Toy", demonstrations=2, max_steps=0, agent=agent, wire=Wire(port=0, broadcast_port=0)
+    )
 
 
 def run(*words: object, code: int = 0) -> Result:
@@ -61,17 +63,27 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_the_command_line_or_a_file_gives_stays_where_it_is_the_default() -> None:
     words = ("n_step=1", "batch_size=256", "cta_ratio=2", "agent.rlpd.learning_rate=3e-4")
     said = run("train", "tests.cli.test_train_hil:toy", *words, "--dry-run").stdout
-    assert all(line in said for line in ("\nn_step: 1\n", "\nbatch_size: 256\n", "\ncta_ratio: 2\n", " learning_rate: 0.0003\n"))
-    assert "state only" in said and "tau=0.01" in said and not any(f" {word.partition('=')[0]}=" in said for word in words)
+    assert all(
+        line in said
+        for line in ("\nn_step: 1\n", "\nbatch_size: 256\n", "\ncta_ratio: 2\n", " learning_rate: 0.0003\n")
+    )
+    assert (
+        "state only" in said and "tau=0.01" in said and not any(f" {word.partition('=')[0]}=" in said for word in words)
+    )
     Path("plain.yaml").write_text("task: Pendulum-v1\ncta_ratio: 2\nsteps_per_update: 50\n")
     said = run("train", "plain.yaml", "log_period=10", "--dry-run").stdout
-    assert all(line in said for line in ("\ncta_ratio: 2\n", "\nsteps_per_update: 50\n", "\nlog_period: 10\n", "max_ahead=200"))
+    assert all(
+        line in said for line in ("\ncta_ratio: 2\n", "\nsteps_per_update: 50\n", "\nlog_period: 10\n", "max_ahead=200")
+    )
 
 
 def test_a_dry_run_shows_all_and_starts_nothing(tmp_path: Path):
     said = run("train", "hil_debug", "batch_size=24", "actors=2", "--dry-run").stdout
     assert "batch_size: 24" in said and "discount: 0.97" in said and "would begin in runs/hil_debug" in said
-    assert "2 demonstrations of tabletop/reach" in said and "actor-2: hilt actor runs/hil_debug/config.yaml --name actor-2" in said
+    assert (
+        "2 demonstrations of tabletop/reach" in said
+        and "actor-2: hilt actor runs/hil_debug/config.yaml --name actor-2" in said
+    )
     assert said.count("precision: auto\n") == said.count("precision: float32 (this is a test)\n") == 1
     assert not list(tmp_path.iterdir())
     freeze(recipe("hil_debug"), tmp_path / "mine.yaml")
@@ -100,22 +112,62 @@ def test_what_cannot_be_is_refused_in_one_line(tmp_path: Path):
     for words, error in {
         ("train", "hil_debog"): "error: no recipe named 'hil_debog'; did you mean 'hil_debug'?",
         ("learner", "hil_debug", "batchsize=1"): "error: no setting named 'batchsize'; did you mean 'batch_size'?",
-        ("train", "hil_debug", "--run", "there"): "error: there has a run already: --resume goes on with it, --run FOLDER begins another.",
+        (
+            "train",
+            "hil_debug",
+            "--run",
+            "there",
+        ): "error: there has a run already: --resume goes on with it, --run FOLDER begins another.",
         ("train", "hil_debug", "--run", "there", "--dry-run"): "error: there has a run already",
-        ("train", "hil_debug", "batch_size=0", "--dry-run"): "error: batch_size=0: expected a whole number of at least 2",
+        (
+            "train",
+            "hil_debug",
+            "batch_size=0",
+            "--dry-run",
+        ): "error: batch_size=0: expected a whole number of at least 2",
         ("train", "hil_debug", "n_step=0"): "error: n_step=0: expected a whole number of at least 1",
         ("train", "hil_debug", "agent.hidden=[]"): "error: agent.hidden=[]: expected at least one",
-        ("learner", "hil_debug", "agent.rlpd.tau=2", *free): "error: agent.rlpd.tau=2.0: expected a number above 0 and at most 1.",
+        (
+            "learner",
+            "hil_debug",
+            "agent.rlpd.tau=2",
+            *free,
+        ): "error: agent.rlpd.tau=2.0: expected a number above 0 and at most 1.",
         ("train", "hil_debug", "agent.encoder.kind=big"): "error: agent.encoder.kind: no encoder named 'big'",
         ("train", "hil_debug", "agent.action_indices=[9]"): "error: action_indices is [9]; expected some of 0 to 6",
         ("train", "hil_debug", "agent.pose_keys=[state/q]"): "error: no proprioception in pose_keys named 'state/q'",
         ("train", "hil_debug", "agent.device=abacus", "--dry-run"): "error: device 'abacus' is no torch device",
         ("train", "hil_debug", "task_options.color=red"): "error: tabletop/reach cannot be made with task_options={",
-        ("train", "hil_debug", "actors=0"): "error: actors=0: expected a whole number of at least 1. A learner alone is `hilt learner`.",
-        ("actor", "hil_debug", "agent.rlpd.imitation_updates=9"): "error: agent.rlpd.imitation_updates=9 would do nothing: it needs",
-        ("train", "hil_debug", "demonstrations=0", "demonstration_options.speed=1"): "error: demonstration_options={'speed': 1} would",
-        ("learner", "--run", "there", "--resume", "seed=1"): "error: seed was 42 in there and is 1 now, which a resumed run cannot change",
-        ("train", "tabletop_pick", "--run", "there", "--resume"): "error: there is a run of hil_debug, not of tabletop_pick",
+        (
+            "train",
+            "hil_debug",
+            "actors=0",
+        ): "error: actors=0: expected a whole number of at least 1. A learner alone is `hilt learner`.",
+        (
+            "actor",
+            "hil_debug",
+            "agent.rlpd.imitation_updates=9",
+        ): "error: agent.rlpd.imitation_updates=9 would do nothing: it needs",
+        (
+            "train",
+            "hil_debug",
+            "demonstrations=0",
+            "demonstration_options.speed=1",
+        ): "error: demonstration_options={'speed': 1} would",
+        (
+            "learner",
+            "--run",
+            "there",
+            "--resume",
+            "seed=1",
+        ): "error: seed was 42 in there and is 1 now, which a resumed run cannot change",
+        (
+            "train",
+            "tabletop_pick",
+            "--run",
+            "there",
+            "--resume",
+        ): "error: there is a run of hil_debug, not of tabletop_pick",
         ("train", "--run", "nowhere", "--resume"): "error: nowhere has no run of `hilt train` to resume",
         ("actor", "hil_debug", "observations=flat"): "error: observations: no kind of observations named 'flat'",
         ("actor", "hil_debug", "--learner", "10.1.2.3"): "error: connecting to 10.1.2.3 without keys",
@@ -133,7 +185,10 @@ def test_ports_that_somebody_has_are_refused_before_anything_is_made(tmp_path: P
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         cure = "by another run perhaps: give this one free ports with wire.port=0 wire.broadcast_port=0."
-        for words in (["hil_debug", f"wire.port={port}"], ["--run", "there", "--resume", "wire.port=0", f"wire.broadcast_port={port}"]):
+        for words in (
+            ["hil_debug", f"wire.port={port}"],
+            ["--run", "there", "--resume", "wire.port=0", f"wire.broadcast_port={port}"],
+        ):
             for command in ("train", "learner"):
                 assert run(command, *words, code=1).stderr == f"error: port {port} is taken on 127.0.0.1, {cure}\n"
     assert not (tmp_path / "runs").exists()
@@ -142,13 +197,19 @@ def test_ports_that_somebody_has_are_refused_before_anything_is_made(tmp_path: P
 
 def test_a_learner_alone_records_its_demonstrations_and_goes_on_when_resumed(tmp_path: Path):
     said = run("learner", f"{__name__}:toy").stdout
-    assert "recorded 2 of 2 demonstrations" in said and "max_steps: 0 updates, 0 online steps, in runs/tests.cli.test_train_hil-toy" in said
+    assert (
+        "recorded 2 of 2 demonstrations" in said
+        and "max_steps: 0 updates, 0 online steps, in runs/tests.cli.test_train_hil-toy" in said
+    )
     with Log.open(tmp_path / "runs" / "tests.cli.test_train_hil-toy" / "demos", "r") as demos:
         assert len(demos.trajectories()) == 2, "which are the run's"
     assert "recorded" not in run("learner", f"{__name__}:toy", "--resume").stdout
     run("learner", "--run", str(tmp_path / "runs" / "tests.cli.test_train_hil-toy"), "--resume")  # named in another way
     said = run("learner", f"{__name__}:toy", "task_options.sides=3", "--run", "other", code=1).stderr
-    assert said.startswith("error: tests.hil.toy:Toy cannot be made with task_options={'sides': 3}: ") and "'sides'" in said
+    assert (
+        said.startswith("error: tests.hil.toy:Toy cannot be made with task_options={'sides': 3}: ")
+        and "'sides'" in said
+    )
 
 
 def test_the_classifier_has_its_own_command_under_the_same_word():
@@ -186,10 +247,26 @@ def test_who_was_started_by_hilt_train_ends_when_that_is_gone(tmp_path: Path):
 def debug_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where `hilt train hil_debug` was typed, with two actors and a classifier's word as the reward."""
     where = tmp_path_factory.mktemp("debug")
-    labels = [Clip(drawn(np.array([n % 2] * 4), np.random.default_rng(n)), np.array([n % 2] * 4), f"state {n}", f"{n}") for n in range(8)]
+    labels = [
+        Clip(drawn(np.array([n % 2] * 4), np.random.default_rng(n)), np.array([n % 2] * 4), f"state {n}", f"{n}")
+        for n in range(8)
+    ]
     save(where / "classifier", classify(labels, ClassifierConfig(steps=20, batch_size=8, features=8, hidden=8)))
-    command = [sys.executable, "-m", "tests.forked_hilt", "train", "hil_debug", "actors=2", "wire.port=0", "wire.broadcast_port=0"]
-    command += ["classifier=classifier", "max_ahead=100", "update_to_data=1"]  # the actors wait for the learner, and it for them
+    command = [
+        sys.executable,
+        "-m",
+        "tests.forked_hilt",
+        "train",
+        "hil_debug",
+        "actors=2",
+        "wire.port=0",
+        "wire.broadcast_port=0",
+    ]
+    command += [
+        "classifier=classifier",
+        "max_ahead=100",
+        "update_to_data=1",
+    ]  # the actors wait for the learner, and it for them
     done = subprocess.run(command, cwd=where, env=ENV, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (where / "said").write_text(done.stdout)
@@ -207,23 +284,37 @@ def test_hil_debug_with_two_actors_from_demonstrations_to_its_end(debug_run: Pat
     assert [path.name for path in sorted((folder / "checkpoints").iterdir())][-1] == "60"
     with Log.open(folder / "log", "r") as log, Log.open(folder / "demos", "r") as demos:
         assert 0 < len(log.by_source("random")) <= 40, "20 of each actor, but for those where the script took over"
-        assert len(demos.trajectories()) == 2 and len(log.by_source("human")), "demonstrations, and take-overs of the script"
-        first = [log.read(log.trajectory_keys(number)[:1], ["actions"])["actions"][0].tolist() for number in log.trajectories()[:2]]
+        assert len(demos.trajectories()) == 2 and len(log.by_source("human")), (
+            "demonstrations, and take-overs of the script"
+        )
+        first = [
+            log.read(log.trajectory_keys(number)[:1], ["actions"])["actions"][0].tolist()
+            for number in log.trajectories()[:2]
+        ]
         assert first[0] != first[1], "no two actors do the same"
         steps = log.read(log.all().keys(), ["rewards", "next_observations/images", "succeed"])
     said = reward_function(debug_run / "classifier")
-    judged = [said({"images": {name: frames[i] for name, frames in steps["next_observations"]["images"].items()}}) for i in range(60)]
+    judged = [
+        said({"images": {name: frames[i] for name, frames in steps["next_observations"]["images"].items()}})
+        for i in range(60)
+    ]
     assert steps["rewards"][:60].tolist() == judged and (steps["succeed"] == (steps["rewards"] > 0)).all()
 
 
-def test_the_same_episodes_of_hil_debug_give_the_same_curve_with_trajectories_as_its_store(debug_run: Path, tmp_path: Path):
+def test_the_same_episodes_of_hil_debug_give_the_same_curve_with_trajectories_as_its_store(
+    debug_run: Path, tmp_path: Path
+):
     folder = debug_run / "runs" / "hil_debug"
     with Log.open(folder / "log", "r") as log:
         with log.reading() as steps:
             ended = steps.ended_trajectories()
         ended.sort(key=lambda number: len(log.trajectory_keys(number)))
-        episodes = [log.read(log.trajectory_keys(number)) for number in (*ended[:1], *ended[-3:])]  # the shortest one may have one step
-    frozen = build(thaw(Hil, folder / "config.yaml"), "max_steps=6", "log_period=1", "training_starts=1", "demonstrations=0")
+        episodes = [
+            log.read(log.trajectory_keys(number)) for number in (*ended[:1], *ended[-3:])
+        ]  # the shortest one may have one step
+    frozen = build(
+        thaw(Hil, folder / "config.yaml"), "max_steps=6", "log_period=1", "training_starts=1", "demonstrations=0"
+    )
     curves = []
     for port, store in enumerate(("log", "trajectories")):
         config = build(frozen, f"store={store}", f"demo_path=[{folder / 'demonstrations'}]")
@@ -236,29 +327,59 @@ def test_the_same_episodes_of_hil_debug_give_the_same_curve_with_trajectories_as
                     for row in rows:
                         running.append(row)
             else:
-                sender = RolloutSender(SimpleNamespace(channel=lambda _, to=learner.experience.channel: to), f"{number}")
+                sender = RolloutSender(
+                    SimpleNamespace(channel=lambda _, to=learner.experience.channel: to), f"{number}"
+                )
                 for row in rows:
                     sender.insert(row)
                 assert sender.close(60) == 0
         learner.experience.take()
         learner.run()
         records = read_metrics(tmp_path / store, ["update"])
-        curves.append([(r["critic_loss"], r["actor_loss"], r["q/online"], r["q/demo"], r["human_steps"]) for r in records])
+        curves.append(
+            [(r["critic_loss"], r["actor_loss"], r["q/online"], r["q/demo"], r["human_steps"]) for r in records]
+        )
     assert curves[0] == curves[1] and len(curves[0]) == 6
 
 
 def test_an_alarm_of_the_learner_ends_the_command_with_its_sentence_and_a_checkpoint(tmp_path: Path):
     """A rate at which the critics leave the range of their targets, in five updates of a real learner with a real actor."""
     folder = tmp_path / "run"
-    command = [sys.executable, "-m", "tests.forked_hilt", "train", "tests.cli.test_train_hil:toy", "--trust", "tests", "--run", str(folder)]
-    command += ["demonstrations=0", "max_steps=100000", "training_starts=10", "log_period=1", "batch_size=16", "defaults=images"]
-    wild = ["stop_on=[q_bound]", "agent.rlpd.learning_rate=1", "agent.rlpd.target_range=[0,1]", "agent.rlpd.backup_entropy=false"]
-    done = subprocess.run([*command, *wild, "agent.hidden=[16]"], env=ENV, capture_output=True, text=True, timeout=600, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "tests.forked_hilt",
+        "train",
+        "tests.cli.test_train_hil:toy",
+        "--trust",
+        "tests",
+        "--run",
+        str(folder),
+    ]
+    command += [
+        "demonstrations=0",
+        "max_steps=100000",
+        "training_starts=10",
+        "log_period=1",
+        "batch_size=16",
+        "defaults=images",
+    ]
+    wild = [
+        "stop_on=[q_bound]",
+        "agent.rlpd.learning_rate=1",
+        "agent.rlpd.target_range=[0,1]",
+        "agent.rlpd.backup_entropy=false",
+    ]
+    done = subprocess.run(
+        [*command, *wild, "agent.hidden=[16]"], env=ENV, capture_output=True, text=True, timeout=600, check=False
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "error: learner: alarm q_bound: Q is from " in done.stderr and "The critics diverge: lower " in done.stderr
     assert f"hilt train --run {folder} --resume goes on from here" in done.stderr and "Traceback" not in done.stderr
     last, card = max(numbers(folder)), read_json(folder / "run.json")
-    assert (card["ended"]["reason"], card["ended"]["step"]) == ("alarm", last) and last >= 5, "it is raised by the mean of five records"
+    assert (card["ended"]["reason"], card["ended"]["step"]) == ("alarm", last) and last >= 5, (
+        "it is raised by the mean of five records"
+    )
     assert "q_bound" in {one["name"] for one in card["alarms"]}
 
 
@@ -266,7 +387,9 @@ def test_all_that_cannot_work_is_listed_in_a_dry_run_too(tmp_path: Path):
     words = ["bath_size=3", "operator=spacemose", "demo_path=[nowhere]", "demonstrations=0"]
     for command in (["train", "hil_debug", *words, "--dry-run"], ["train", "hil_debug", *words]):
         said = run(*command, code=1).stderr
-        assert said.startswith("error: 3 things cannot work as they are:\n  - no setting named 'bath_size'; did you mean 'batch_size'?")
+        assert said.startswith(
+            "error: 3 things cannot work as they are:\n  - no setting named 'bath_size'; did you mean 'batch_size'?"
+        )
         assert "operator=spacemose: no device named" in said and "demo_path has nowhere" in said
     said = run("train", "vla_debug", "sed=1", "collect.group_size=1", "--dry-run", code=1).stderr
     assert "no setting named 'sed'" in said and "group_size=1" in said and said.startswith("error: 2 things")

@@ -38,7 +38,12 @@ def test_from_a_recipe_to_a_policy_that_is_tried(tmp_path: Path, monkeypatch: py
     all_lines(monkeypatch)
     said = no_line_twice(run("train", "sft", "sft_debug", *TINY, "max_steps=12", "--run", folder))
     for phase in (
-        *("loading the policy", "recording demonstrations of tabletop/reach: 1 of 3", "reading ", "making the policy, "),
+        *(
+            "loading the policy",
+            "recording demonstrations of tabletop/reach: 1 of 3",
+            "reading ",
+            "making the policy, ",
+        ),
         *("training: 9 of 12, loss ", "validating after step 10, samples: ", "writing the policy"),
     ):
         assert f"\n{phase}" in f"\n{said}"
@@ -47,8 +52,13 @@ def test_from_a_recipe_to_a_policy_that_is_tried(tmp_path: Path, monkeypatch: py
                   "max_steps is reached: 12 steps", f"hilt eval {folder} --episodes 10 "):  # fmt: skip
         assert words in said
     said = run("eval", folder, "--split", "eval", "--episodes", 2, "--json", tmp_path / "card.json")
-    assert f"loading the policy of {folder}\n" in said and "tabletop/reach, eval states: 1 of 2, " in said, "no bar is seen in a pipe"
-    assert "tabletop/reach, 2 episodes from the states of eval" in said and '"episodes": 2' in (tmp_path / "card.json").read_text()
+    assert f"loading the policy of {folder}\n" in said and "tabletop/reach, eval states: 1 of 2, " in said, (
+        "no bar is seen in a pipe"
+    )
+    assert (
+        "tabletop/reach, 2 episodes from the states of eval" in said
+        and '"episodes": 2' in (tmp_path / "card.json").read_text()
+    )
     assert "leave --checkpoint and --workers out" in run("eval", folder, "--workers", 2, code=1)
     assert run("plot", folder).count("/curves") == 3
     said = run("train", "sft", "--run", folder, "--resume", "max_steps=14")
@@ -73,8 +83,13 @@ def test_adapters_are_trained_alone_and_merged(tmp_path: Path):
     changed = {name for name in before if not np.array_equal(before[name].numpy(), after[name].numpy())}
     assert set(before) == set(after)
     assert {name.split(".", 2)[2] for name in changed if "blocks" in name} == {"up.weight", "down.weight"}
-    assert {name for name in changed if "blocks" not in name} == {"action_head.out.weight", "action_head.out.bias"}  # trained in full
-    assert {"adapter_config.json", "adapter_model.safetensors"} <= {path.name for path in (tmp_path / "second/adapter").iterdir()}
+    assert {name for name in changed if "blocks" not in name} == {
+        "action_head.out.weight",
+        "action_head.out.bias",
+    }  # trained in full
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= {
+        path.name for path in (tmp_path / "second/adapter").iterdir()
+    }
     assert read_json(tmp_path / "second/result.json")["best_step"] > 0
 
 
@@ -86,7 +101,10 @@ def test_what_would_be_done_is_shown_and_what_is_wrong_told_in_a_line(tmp_path: 
     assert "lora.rank" in said and "Gradient steps at most" in said
     assert "hilt train sft" in run("train", "--help") and "hilt train classifier" in run("train", "--help")
     for words, expected in (
-        (["sft_debag"], "sft_debag is no recipe (sft_debug, sft_tabletop), no setting (KEY=VALUE), and there is no such file"),
+        (
+            ["sft_debag"],
+            "sft_debag is no recipe (sft_debug, sft_tabletop), no setting (KEY=VALUE), and there is no such file",
+        ),
         (["sft_debug", "sft_tabletop"], "two recipes were given, sft_debug and sft_tabletop: give one."),
         (["sft_debug", "batchsize=3"], "did you mean 'batch_size'?"),
         (["sft_debug", "policy_options.widht=3"], "a small VLA has no setting 'widht'"),

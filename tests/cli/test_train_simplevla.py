@@ -42,7 +42,9 @@ class StandIn(gymnasium.Env[Any, Any]):
         parts: dict[str, Any] = {"robot0_eef_pos": 3, "robot0_eef_quat": 4, "robot0_gripper_qpos": 2}
         parts = {name: spaces.Box(-9, 9, (size,), np.float32) for name, size in parts.items()}
         pictures = ("agentview_image", "robot0_eye_in_hand_image")
-        self.observation_space = spaces.Dict(parts | {name: spaces.Box(0, 255, (32, 32, 3), np.uint8) for name in pictures})
+        self.observation_space = spaces.Dict(
+            parts | {name: spaces.Box(0, 255, (32, 32, 3), np.uint8) for name in pictures}
+        )
         self.action_space = spaces.Box(-1, 1, (7,), np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -71,7 +73,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def run(*words: object, code: int = 0, **environment: str) -> str:
     result = CliRunner().invoke(
-        cli.app, ["train", "simplevla", *map(str, words)], env={"COLUMNS": "200", "ROBOT_PLATFORM": "LIBERO", **environment}
+        cli.app,
+        ["train", "simplevla", *map(str, words)],
+        env={"COLUMNS": "200", "ROBOT_PLATFORM": "LIBERO", **environment},
     )
     assert result.exit_code == code, result.output
     return result.output
@@ -80,7 +84,10 @@ def run(*words: object, code: int = 0, **environment: str) -> str:
 def test_rollout_filter_grpo_lora_merge_resume(folder: Path, tmp_path: Path):
     given = [*COMMAND, f"{MODEL}path={folder}"]
     said = run(*given, "trainer.total_training_steps=2", f"trainer.default_local_dir={tmp_path / 'run'}")
-    assert "training step: 2 groups (train_batch_size) x 4 (n_samples) = 8 episodes, 8 at each rank" in said and "2 training steps" in said
+    assert (
+        "training step: 2 groups (train_batch_size) x 4 (n_samples) = 8 episodes, 8 at each rank" in said
+        and "2 training steps" in said
+    )
     said = run(*given, "trainer.total_training_steps=3", f"trainer.default_local_dir={tmp_path / 'run'}", "--resume")
     assert "3 training steps" in said
     run(*given, "trainer.total_training_steps=3", "--run", tmp_path / "whole")
@@ -89,7 +96,9 @@ def test_rollout_filter_grpo_lora_merge_resume(folder: Path, tmp_path: Path):
     assert all(np.array_equal(resumed[name].numpy(), whole[name].numpy()) for name in whole), "resumed bit for bit"
     changed = {name for name in before if not np.array_equal(before[name].numpy(), resumed[name].numpy())}
     assert changed == {name for name in before if "q_proj" in name}, "adapters were trained, and merged"
-    assert {"adapter_config.json", "adapter_model.safetensors"} <= {path.name for path in (tmp_path / "run/adapter").iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= {
+        path.name for path in (tmp_path / "run/adapter").iterdir()
+    }
     assert "checkpoint" not in {path.name for path in folder.iterdir()} and not list(folder.glob("*.back*")), (
         "the user's folder is as it was"
     )
@@ -107,7 +116,9 @@ def test_what_would_be_done_is_shown_and_what_is_wrong_told_in_a_line(folder: Pa
         assert words in said
     assert not (tmp_path / "new").exists()
     assert "did you mean 'data.n_samples'?" in run("data.n_sample=8", code=1)
-    assert "ROBOT_PLATFORM=ALOHA has chunks of 25 actions" in run(*given, f"{MODEL}path={folder}", code=1, ROBOT_PLATFORM="ALOHA")
+    assert "ROBOT_PLATFORM=ALOHA has chunks of 25 actions" in run(
+        *given, f"{MODEL}path={folder}", code=1, ROBOT_PLATFORM="ALOHA"
+    )
     assert "give the keys of SimpleVLA-RL" in run(code=1)
 
 
@@ -119,7 +130,11 @@ def test_a_dry_run_of_the_eight_gpu_command_shows_everything_on_a_machine_withou
 
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     # of the tiny checkpoint's statistics; and the stand-in has no other suite
-    small = [f"{ROLLOUT}unnorm_key=tiny", "hilt.policy_options.allow_untrained=true", "data.task_suite_name=libero_goal"]
+    small = [
+        f"{ROLLOUT}unnorm_key=tiny",
+        "hilt.policy_options.allow_untrained=true",
+        "data.task_suite_name=libero_goal",
+    ]
     said = run(*EIGHT, *small, "--dry-run", "--run", tmp_path / "new", SFT_MODEL_PATH=str(folder))
     for words in (
         "group_size: 8", "step_limit: 512", "kind: processes", "would begin in",
@@ -131,6 +146,8 @@ def test_a_dry_run_of_the_eight_gpu_command_shows_everything_on_a_machine_withou
     assert not (tmp_path / "new").exists()
     said = run(*EIGHT, "--dry-run", "--run", tmp_path / "new", SFT_MODEL_PATH=str(tmp_path / "absent"))
     assert "device 'cuda' is not on this machine" in said and "expected the folder of a checkpoint" in said
-    assert "is not on this machine" in run(*EIGHT, *small, "--run", tmp_path / "new", SFT_MODEL_PATH=str(folder), code=1)
+    assert "is not on this machine" in run(
+        *EIGHT, *small, "--run", tmp_path / "new", SFT_MODEL_PATH=str(folder), code=1
+    )
     wrong = run(*EIGHT, "hilt.collect.group_size=1", "--dry-run", SFT_MODEL_PATH=str(folder), code=1)
     assert "collect.group_size" in wrong and "this machine lacks" not in wrong, "what cannot work anywhere is an error"

@@ -29,7 +29,10 @@ def test_what_would_be_done_is_shown_and_nothing_started(tmp_path: Path):
     assert not (tmp_path / "new").exists()
     for words, expected in (
         ("colect.group_size=4", "no setting named 'colect'; did you mean 'collect'?"),
-        ("algorithm.batch.trajectories_per_step=5", "which are not whole steps of the optimizer; give 4, or 0 for all in one."),
+        (
+            "algorithm.batch.trajectories_per_step=5",
+            "which are not whole steps of the optimizer; give 4, or 0 for all in one.",
+        ),
         ("policy=nowhere", "policy=nowhere: expected the folder of a checkpoint"),
         ("tasks=[tabletop/pik]", "no tabletop task named 'pik'; did you mean 'pick'?"),
     ):
@@ -43,7 +46,10 @@ def test_an_alarm_is_shown_and_ends_the_command(tmp_path: Path):
     wild = ("optimizer.learning_rate=0.3", "algorithm.epochs=4", "max_steps=20")
     said = run("train", RECIPE, *quiet, *wild, "--run", tmp_path / "run", code=1)
     assert "error: alarm ppo_kl: the policy moves " in said and "Lower optimizer.learning_rate" in said
-    assert f"hilt train --run {tmp_path / 'run'} --resume goes on" in said and read_json(tmp_path / "run" / "run.json")["alarms"]
+    assert (
+        f"hilt train --run {tmp_path / 'run'} --resume goes on" in said
+        and read_json(tmp_path / "run" / "run.json")["alarms"]
+    )
 
 
 def test_a_run_that_is_stopped_goes_on_and_is_tried_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -60,16 +66,27 @@ def test_a_run_that_is_stopped_goes_on_and_is_tried_and_drawn(tmp_path: Path, mo
 
     monkeypatch.setattr(roles.Worker, "collect", interrupted)
     said = run("train", RECIPE, "max_steps=2", "validation.period=0", "--run", folder, code=130)
-    assert "it was stopped: 1 training steps" in said and f"{folder / 'policy'}\nhilt train --run {folder} --resume" in said
+    assert (
+        "it was stopped: 1 training steps" in said
+        and f"{folder / 'policy'}\nhilt train --run {folder} --resume" in said
+    )
     assert read_json(folder / "result.json")["reason"] == "stopped" and load_policy(folder / "policy").chunk == 2
     monkeypatch.undo()
     with monkeypatch.context() as lines:
         all_lines(lines)
         said = no_line_twice(run("train", "--run", folder, "--resume"))
-    for words in ("= 16 episodes = 4 groups of 4", "step 2: success on eval states", "max_steps is reached: 2 training steps"):
+    for words in (
+        "= 16 episodes = 4 groups of 4",
+        "step 2: success on eval states",
+        "max_steps is reached: 2 training steps",
+    ):
         assert words in said
     for phase in (
-        *("starting the rank: the policy and the simulators", "step 2: collecting episodes: 5 of 16", "step 2: learning from the chunks: "),
+        *(
+            "starting the rank: the policy and the simulators",
+            "step 2: collecting episodes: 5 of 16",
+            "step 2: learning from the chunks: ",
+        ),
         *("after step 2: validating: 1 of ", "writing a checkpoint", "writing the policy"),
     ):
         assert phase in said
@@ -78,9 +95,17 @@ def test_a_run_that_is_stopped_goes_on_and_is_tried_and_drawn(tmp_path: Path, mo
     assert "3 training steps" in run("train", "--run", folder, "--resume", "max_steps=3")
     card = read_json(folder / "run.json")
     assert [(one["step"], one["settings"]) for one in card["changed"]] == [(2, {"max_steps": {"was": 2, "now": 3}})]
-    assert card["ended"] == {"at": card["ended"]["at"], "reason": "max_steps", "step": 3, "words": "max_steps is reached"}
+    assert card["ended"] == {
+        "at": card["ended"]["at"],
+        "reason": "max_steps",
+        "step": 3,
+        "words": "max_steps is reached",
+    }
     said = run("eval", folder, "--checkpoint", "best", "--json", tmp_path / "cards.json")
-    assert said.count("3 episodes from the states of test") == 2 and len(json.loads((tmp_path / "cards.json").read_text())) == 2
+    assert (
+        said.count("3 episodes from the states of test") == 2
+        and len(json.loads((tmp_path / "cards.json").read_text())) == 2
+    )
     assert "after 3 learner steps" in run("eval", folder, "--episodes", 1)
     assert run("plot", folder).count("plots/curves") == 3
     assert load_policy(folder / "policy").chunk == 2

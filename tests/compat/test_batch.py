@@ -16,12 +16,16 @@ from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
 
 def made(rows: int = 6, **meta: Any) -> Batch:
     names = np.array([f"row {row}" for row in range(rows)], object)
-    return Batch.from_single_dict({"x": torch.arange(rows), "pixels": torch.zeros(rows, 2, 3), "name": names}, meta_info=meta)
+    return Batch.from_single_dict(
+        {"x": torch.arange(rows), "pixels": torch.zeros(rows, 2, 3), "name": names}, meta_info=meta
+    )
 
 
 def rows_of(batch: Batch) -> list[int]:
     numbers: list[int] = batch.batch["x"].tolist()
-    assert [f"row {row}" for row in numbers] == batch.non_tensor_batch["name"].tolist(), "tensors and objects stay together"
+    assert [f"row {row}" for row in numbers] == batch.non_tensor_batch["name"].tolist(), (
+        "tensors and objects stay together"
+    )
     return numbers
 
 
@@ -60,7 +64,9 @@ def test_keys():
 
 
 def test_union_holds_equal_values_only():
-    batch = made(a=1).union(Batch({"x": torch.arange(6), "y": torch.ones(6)}, {"name": made().non_tensor_batch["name"]}, {"b": 2}))
+    batch = made(a=1).union(
+        Batch({"x": torch.arange(6), "y": torch.ones(6)}, {"name": made().non_tensor_batch["name"]}, {"b": 2})
+    )
     assert set(batch.batch) == {"x", "pixels", "y"} and batch.meta_info == {"a": 1, "b": 2}
     for other, words in (
         (Batch({"x": torch.arange(6) + 1}), "both batches have x, and it differs"),
@@ -76,7 +82,10 @@ def test_union_holds_equal_values_only():
 def test_rows_by_mask_range_list_and_number():
     batch = made(step=3)
     assert rows_of(batch.slice(range(1, 4))) == [1, 2, 3] and rows_of(batch[2]) == [2] and rows_of(batch[-2:]) == [4, 5]
-    assert rows_of(batch.slice(torch.arange(6) % 2 == 0)) == [0, 2, 4] and rows_of(batch.slice(np.array([5, 0]))) == [5, 0]
+    assert rows_of(batch.slice(torch.arange(6) % 2 == 0)) == [0, 2, 4] and rows_of(batch.slice(np.array([5, 0]))) == [
+        5,
+        0,
+    ]
     assert len(batch[[]]) == 0 and len(batch.slice(range(0))) == 0 and batch[[1]].meta_info == {"step": 3}
     batch.reorder(torch.tensor([5, 4, 3, 2, 1, 0]))
     assert rows_of(batch) == [5, 4, 3, 2, 1, 0]
@@ -109,8 +118,12 @@ def test_mini_batches():
     batch = made()
     assert [rows_of(each) for each in batch.make_iterator(3, epochs=2)] == [[0, 1, 2], [3, 4, 5]] * 2
     state = torch.random.get_rng_state()
-    first, again, other = ([row for each in batch.make_iterator(2, epochs=2, seed=seed) for row in rows_of(each)] for seed in (1, 1, 2))
-    assert first == again != other and sorted(first[:6]) == sorted(first[6:]) == list(range(6)) and first[:6] != first[6:]
+    first, again, other = (
+        [row for each in batch.make_iterator(2, epochs=2, seed=seed) for row in rows_of(each)] for seed in (1, 1, 2)
+    )
+    assert (
+        first == again != other and sorted(first[:6]) == sorted(first[6:]) == list(range(6)) and first[:6] != first[6:]
+    )
     assert torch.equal(state, torch.random.get_rng_state()), "the global generator is left alone"
     with pytest.raises(ConfigError, match="6 rows do not divide into mini-batches of 4"):
         batch.make_iterator(4, epochs=1)

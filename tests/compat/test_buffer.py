@@ -35,7 +35,9 @@ def golden_trajectories() -> list[Trajectory]:
     out = []
     for i in range(4):
         fields = nested(under(values, str(i)))
-        tensors = {k: ({n: torch.from_numpy(v) for n, v in x.items()} if isinstance(x, dict) else x) for k, x in fields.items()}
+        tensors = {
+            k: ({n: torch.from_numpy(v) for n, v in x.items()} if isinstance(x, dict) else x) for k, x in fields.items()
+        }
         tensors = {k: torch.from_numpy(x) if isinstance(x, np.ndarray) and x.ndim else x for k, x in tensors.items()}
         tensors["max_episode_length"] = int(tensors["max_episode_length"])
         tensors["model_weights_id"] = str(tensors["model_weights_id"])
@@ -97,7 +99,9 @@ def test_defect_1_every_trajectory_of_an_index_has_its_file(tmp_path: Path) -> N
         assert index["trajectory_id_list"] == [0, 1, 2, 3]
         total = 0
         for rank in range(3):
-            shard = TrajectoryReplayBuffer(load_path=str(tmp_path / str(i)), is_distributed=True, local_rank=rank, world_size=3)
+            shard = TrajectoryReplayBuffer(
+                load_path=str(tmp_path / str(i)), is_distributed=True, local_rank=rank, world_size=3
+            )
             assert shard.stats()["corrupt"] == 0
             total += shard.total_samples
             shard.sample(8)
@@ -136,7 +140,9 @@ def test_defect_4_other_fields_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("kind", ["pt", "pkl"])
-def test_defect_5_a_damaged_file_is_left_out_and_named(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_defect_5_a_damaged_file_is_left_out_and_named(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     shutil.copytree(FOLDER / kind, tmp_path / "c")
     damaged = next((tmp_path / "c").glob(f"trajectory_1_*.{kind}"))
     damaged.write_bytes(damaged.read_bytes()[:-200])
@@ -199,7 +205,12 @@ def test_index_and_metadata_have_both_names(tmp_path: Path) -> None:
         assert len(again) == 4 and again.stats()["corrupt"] == 0
         again.close()
         index = json.loads(
-            json.dumps({**index, "trajectory_index": {k: {**e, **entry_names(e)} for k, e in index["trajectory_index"].items()}})
+            json.dumps(
+                {
+                    **index,
+                    "trajectory_index": {k: {**e, **entry_names(e)} for k, e in index["trajectory_index"].items()},
+                }
+            )
         )
     buffer.close()
 
@@ -211,7 +222,9 @@ def entry_names(entry: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["pt", "pkl"])
 def test_auto_save_writes_what_load_reads(tmp_path: Path, kind: str) -> None:
-    buffer = TrajectoryReplayBuffer(auto_save=True, auto_save_path=str(tmp_path), trajectory_format=kind, sample_window_size=0)
+    buffer = TrajectoryReplayBuffer(
+        auto_save=True, auto_save_path=str(tmp_path), trajectory_format=kind, sample_window_size=0
+    )
     buffer.add_trajectories(golden_trajectories())
     buffer.flush()
     other = TrajectoryReplayBuffer(load_path=str(tmp_path), sample_window_size=0)
@@ -257,7 +270,9 @@ def test_the_log_underneath_knows_who_acted_and_what_ended() -> None:
     trajectories = golden_trajectories()
     buffer.add_trajectories(trajectories)
     assert buffer.log is not None
-    human = sum(int((t.intervene_flags != 0).flatten(2).any(-1).sum()) for t in trajectories if t.intervene_flags is not None)
+    human = sum(
+        int((t.intervene_flags != 0).flatten(2).any(-1).sum()) for t in trajectories if t.intervene_flags is not None
+    )
     assert len(buffer.log.by_source("human")) == human > 0
     assert len(buffer.log.all()) == 28
     buffer.close()
@@ -274,12 +289,20 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match=r"no trajectory format named 'ptt'; did you mean 'pt'\?"):
         TrajectoryReplayBuffer(trajectory_format="ptt")
     for name, value, expected in [
-        ("sample_window_size", -1, "sample_window_size: expected a whole number from 0 on, the number of trajectories, 0 for all; got -1"),
+        (
+            "sample_window_size",
+            -1,
+            "sample_window_size: expected a whole number from 0 on, the number of trajectories, 0 for all; got -1",
+        ),
         ("sample_window_size", None, "sample_window_size: expected a whole number from 0 on, .*; got None"),
         ("cache_size", "5", "max_size: expected a whole number from 1 on, .*; got '5'"),
         ("trajectory_format", 3, "no trajectory format named '3'. Known: pkl, pt"),
         ("load_path", 3, "load_path: expected the name of a folder, text or a pathlib.Path, got 3"),
-        ("sed", 3, r"TrajectoryReplayBuffer: no argument named 'sed'; did you mean 'seed'\? Expected TrajectoryReplayBuffer\(seed=1234, "),
+        (
+            "sed",
+            3,
+            r"TrajectoryReplayBuffer: no argument named 'sed'; did you mean 'seed'\? Expected TrajectoryReplayBuffer\(seed=1234, ",
+        ),
     ]:
         with pytest.raises(HiltError, match=expected):
             TrajectoryReplayBuffer(**{name: value})
@@ -329,7 +352,9 @@ def test_cache_is_first_in_first_out_and_grows() -> None:
         cache.put(9, {"a": torch.zeros(2, 2)})
     with pytest.raises(SchemaError, match=r"Trajectory contains no tensor fields\."):
         cache.put(9, {"x": "text"})
-    with pytest.raises(ConfigError, match=r"max_size: expected a whole number from 1 on, .* give enable_cache=False; got 0"):
+    with pytest.raises(
+        ConfigError, match=r"max_size: expected a whole number from 1 on, .* give enable_cache=False; got 0"
+    ):
         TrajectoryCache(0)
     cache.clear()
     assert len(cache) == 0
@@ -344,11 +369,15 @@ def test_cached_trajectories_are_not_read_from_disk() -> None:
         buffer.close()
 
 
-@pytest.mark.parametrize("text", ["[" * 10**6, '{"trajectory_format": "pt", "seed": 1e999, "trajectory_counter": 4}', "[]", "{", "{}"])
+@pytest.mark.parametrize(
+    "text", ["[" * 10**6, '{"trajectory_format": "pt", "seed": 1e999, "trajectory_counter": 4}', "[]", "{", "{}"]
+)
 def test_metadata_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
     shutil.copytree(FOLDER / "pt", tmp_path / "c")
     (tmp_path / "c/metadata.json").write_text(text)
-    with pytest.raises((CorruptError, FormatError), match=r"metadata\.json|its JSON files are not those of an RLinf replay buffer"):
+    with pytest.raises(
+        (CorruptError, FormatError), match=r"metadata\.json|its JSON files are not those of an RLinf replay buffer"
+    ):
         TrajectoryReplayBuffer(load_path=str(tmp_path / "c"))
 
 

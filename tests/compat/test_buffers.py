@@ -58,7 +58,9 @@ def transitions(stack: int) -> list[dict[str, Any]]:
 def make(kind: str, stack: int = 1, capacity: int = 50, **options: Any) -> Any:
     if kind == "plain":
         return ReplayBufferDataStore(space(stack), Box((2,)), capacity, **options)
-    return MemoryEfficientReplayBufferDataStore(space(stack), Box((2,)), capacity, image_keys=("front", "wrist"), **options)
+    return MemoryEfficientReplayBufferDataStore(
+        space(stack), Box((2,)), capacity, image_keys=("front", "wrist"), **options
+    )
 
 
 BOTH = pytest.mark.parametrize("kind", ["plain", "efficient"])
@@ -77,11 +79,18 @@ def observed(numbers: list[int]) -> dict[str, Any]:
     return {"front": front, "wrist": front ^ 255, "state": np.float32([[n, -n, 1] for n in numbers])}
 
 
-def transition(now: int, after: int | None = None, done: bool = False, mask: float | None = None, **extra: Any) -> dict[str, Any]:
+def transition(
+    now: int, after: int | None = None, done: bool = False, mask: float | None = None, **extra: Any
+) -> dict[str, Any]:
     after = now + 1 if after is None else after
     mask = 1.0 - done if mask is None else mask
     action = np.float32([now, -now])
-    made = {"observations": observed([now]), "next_observations": observed([after]), "actions": action, "rewards": float(now)}
+    made = {
+        "observations": observed([now]),
+        "next_observations": observed([after]),
+        "actions": action,
+        "rewards": float(now),
+    }
     return made | {"masks": mask, "dones": done} | extra
 
 
@@ -130,7 +139,10 @@ def test_the_same_transitions_at_the_same_places(kind: str, stack: int):
     buffer = make(kind, stack)
     for one in transitions(stack):
         buffer.insert(one)
-    for group, places in [("plain_indx", golden(stack)["plain_indx"].pop("indx")), ("plain_download_2_6", np.arange(2, 6))]:
+    for group, places in [
+        ("plain_indx", golden(stack)["plain_indx"].pop("indx")),
+        ("plain_download_2_6", np.arange(2, 6)),
+    ]:
         batch = flatten(buffer.sample(len(places), indx=places))
         for path, values in golden(stack)[group].items():
             if path != "indx":
@@ -295,7 +307,9 @@ def test_stacks_that_cannot_be_packed_say_so():
     odd = transition(0) | {"observations": observed([0, 1]), "next_observations": observed([5, 6])}
     buffer.insert(odd)
     check_right(buffer, [odd])
-    with pytest.raises(SchemaError, match="observations/front: observation and next observation cannot be packed into one stack"):
+    with pytest.raises(
+        SchemaError, match="observations/front: observation and next observation cannot be packed into one stack"
+    ):
         buffer.sample(1, pack_obs_and_next_obs=True)
     buffer.close()
 
@@ -355,17 +369,28 @@ def test_infos_are_passed_over():
 
 
 @BOTH
-def test_what_a_recording_has_beside_a_transition_is_passed_over_with_one_warning(kind: str, caplog: pytest.LogCaptureFixture):
+def test_what_a_recording_has_beside_a_transition_is_passed_over_with_one_warning(
+    kind: str, caplog: pytest.LogCaptureFixture
+):
     """Pickles that `hilt data convert --to hil-serl` writes have every column of the log as a key."""
     buffer = make(kind)
-    more = {"times": {"observed": 0.5, "sent": 0.6}, "labels": 1, "terminated": False, "truncated": False, "source": 2, "policy_version": 3}
+    more = {
+        "times": {"observed": 0.5, "sent": 0.6},
+        "labels": 1,
+        "terminated": False,
+        "truncated": False,
+        "source": 2,
+        "policy_version": 3,
+    }
     for number in range(3):
         buffer.insert(transition(number, **more, infos={}))
     check_right(buffer, [transition(number) for number in range(3)])
     assert buffer.log.read(buffer.log.all().keys(), ["source"])["source"].tolist() == [2, 2, 2]
     said = [record.getMessage() for record in caplog.records if record.name == "hilt.replay"]
     (warning,) = said
-    assert warning.startswith("transitions have times, labels, which this buffer does not store; it stores observations, ")
+    assert warning.startswith(
+        "transitions have times, labels, which this buffer does not store; it stores observations, "
+    )
     buffer.close()
 
 
@@ -378,7 +403,10 @@ def test_what_a_recording_has_beside_a_transition_is_passed_over_with_one_warnin
         ({"actions": np.zeros(3, np.float32)}, r"actions: expected float32 \(2,\), got float32 \(3,\)"),
         ({"actions": np.zeros(1, np.float32)}, r"actions: expected float32 \(2,\), got float32 \(1,\)"),
         ({"rewards": "one"}, r"rewards: expected float32 \(\), got <U3 \(\)"),
-        ({"observations": {"state": np.zeros((1, 3), np.float32)}}, r"observations/front: expected uint8 \(1, 8, 8, 3\), got nothing"),
+        (
+            {"observations": {"state": np.zeros((1, 3), np.float32)}},
+            r"observations/front: expected uint8 \(1, 8, 8, 3\), got nothing",
+        ),
         ({"dones": None}, "dones: expected bool"),
         ({"masks": np.ones(2)}, r"masks: expected float32 \(\), got float64 \(2,\)"),
     ],
@@ -470,7 +498,9 @@ def test_an_iterator():
     buffer = make("efficient")
     buffer.batch_insert(transition(t) for t in range(10))
     for device in (None, "cpu", ["cpu", "cpu"]):
-        batches = buffer.get_iterator(queue_size=3, sample_args={"batch_size": 6, "pack_obs_and_next_obs": True}, device=device)
+        batches = buffer.get_iterator(
+            queue_size=3, sample_args={"batch_size": 6, "pack_obs_and_next_obs": True}, device=device
+        )
         for _ in range(4):
             batch = next(batches)
             for one in batch if isinstance(batch, list) else [batch]:
@@ -567,12 +597,28 @@ def test_spaces():
     buffer = ReplayBufferDataStore(nested, Box((2,), np.float64), 10, next_observation_space=nested)
     assert dict(buffer.log.schema.columns)["observations/arm/pose"].shape == (6,)
     obs = {"arm": {"pose": np.zeros(6, np.float32), "open": 1}}
-    buffer.insert({"observations": obs, "next_observations": obs, "actions": np.zeros(2), "rewards": 0, "masks": 1, "dones": False})
+    buffer.insert(
+        {
+            "observations": obs,
+            "next_observations": obs,
+            "actions": np.zeros(2),
+            "rewards": 0,
+            "masks": 1,
+            "dones": False,
+        }
+    )
     assert buffer.sample(1)["actions"].dtype == np.float64
     buffer.close()
     flat = ReplayBufferDataStore(Box((4,)), Box((2,)), 10)
     flat.insert(
-        {"observations": np.zeros(4), "next_observations": np.ones(4), "actions": np.zeros(2), "rewards": 0, "masks": 1, "dones": False}
+        {
+            "observations": np.zeros(4),
+            "next_observations": np.ones(4),
+            "actions": np.zeros(2),
+            "rewards": 0,
+            "masks": 1,
+            "dones": False,
+        }
     )
     assert flat.sample(2)["next_observations"].tolist() == [[1.0] * 4] * 2
     flat.close()
@@ -585,13 +631,28 @@ def test_spaces():
             lambda: ReplayBufferDataStore(3, Box((2,)), 10),
             "observations: expected a space with a shape and a dtype .or a Dict space., got int",
         ),
-        (lambda: ReplayBufferDataStore(Dict({"x": "y"}), Box((2,)), 10), "observations/x: expected a space with a shape and a dtype"),
-        (lambda: ReplayBufferDataStore(Box((4,)), Box((2,)), 10, Box((5,))), "next_observation_space: expected the observation space"),
-        (lambda: ReplayBufferDataStore(Box((4,)), Box((2,)), 0), "capacity: expected a whole number from 1 on, .*; got 0"),
-        (lambda: MemoryEfficientReplayBufferDataStore(space(), Box((2,)), 10), "no image key in the observation space named 'image'"),
+        (
+            lambda: ReplayBufferDataStore(Dict({"x": "y"}), Box((2,)), 10),
+            "observations/x: expected a space with a shape and a dtype",
+        ),
+        (
+            lambda: ReplayBufferDataStore(Box((4,)), Box((2,)), 10, Box((5,))),
+            "next_observation_space: expected the observation space",
+        ),
+        (
+            lambda: ReplayBufferDataStore(Box((4,)), Box((2,)), 0),
+            "capacity: expected a whole number from 1 on, .*; got 0",
+        ),
+        (
+            lambda: MemoryEfficientReplayBufferDataStore(space(), Box((2,)), 10),
+            "no image key in the observation space named 'image'",
+        ),
         (
             lambda: MemoryEfficientReplayBufferDataStore(
-                Dict({"a": Box((1, 8, 8, 3), np.uint8), "b": Box((2, 8, 8, 3), np.uint8)}), Box((2,)), 10, image_keys=("a", "b")
+                Dict({"a": Box((1, 8, 8, 3), np.uint8), "b": Box((2, 8, 8, 3), np.uint8)}),
+                Box((2,)),
+                10,
+                image_keys=("a", "b"),
             ),
             "image_keys: expected one stack size for all images, got {'a': 1, 'b': 2}",
         ),
@@ -615,11 +676,16 @@ def test_many_threads_insert_and_sample():
             batch = buffer.sample(16, pack_obs_and_next_obs=True)
             number = batch["rewards"].astype(int)
             frames = batch["observations"]["front"][:, :, 0, 0].astype(int)
-            if not ((frames[:, 0, 0] + 256 * frames[:, 0, 1] == number) & (frames[:, 1, 0] + 256 * frames[:, 1, 1] == number + 1)).all():
+            if not (
+                (frames[:, 0, 0] + 256 * frames[:, 0, 1] == number)
+                & (frames[:, 1, 0] + 256 * frames[:, 1, 1] == number + 1)
+            ).all():
                 wrong.append(number)
 
     buffer.insert(transition(9000))
-    threads = [threading.Thread(target=insert, args=(1000 * i,)) for i in range(4)] + [threading.Thread(target=sample) for _ in range(2)]
+    threads = [threading.Thread(target=insert, args=(1000 * i,)) for i in range(4)] + [
+        threading.Thread(target=sample) for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -633,7 +699,9 @@ def test_a_slash_in_a_key_is_a_level():
     """Two arms of HIL-SERL's show left/wrist and right/wrist."""
     arms = Dict({f"{arm}/wrist": Box((1, 4, 4, 3), np.uint8) for arm in ("left", "right")})
     store = MemoryEfficientReplayBufferDataStore(arms, Box((14,)), 10, image_keys=list(arms.spaces))
-    before, after = ({key: np.full((1, 4, 4, 3), t + (key == "right/wrist"), np.uint8) for key in arms.spaces} for t in (1, 3))
+    before, after = (
+        {key: np.full((1, 4, 4, 3), t + (key == "right/wrist"), np.uint8) for key in arms.spaces} for t in (1, 3)
+    )
     ends = {"rewards": 0.0, "masks": 1.0, "dones": False}
     store.insert({"observations": before, "next_observations": after, "actions": np.zeros(14, np.float32), **ends})
     batch = store.sample(1)

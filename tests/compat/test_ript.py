@@ -32,7 +32,9 @@ def game(monkeypatch):
 
 def collect(runner, states=None, reward=None, **changes):
     config = SimpleNamespace(**{**SIZES, **changes})
-    return ript.distributed_collect_batches(runner, reward, states or DistributedInitialStateDataset(10), SmartSampler(config), config, 0)
+    return ript.distributed_collect_batches(
+        runner, reward, states or DistributedInitialStateDataset(10), SmartSampler(config), config, 0
+    )
 
 
 def test_scenario_one_tasks_in_turn():
@@ -43,7 +45,9 @@ def test_scenario_one_tasks_in_turn():
     seen += [tuple(runner.advance_task_cursor() for runner in runners) for _ in range(5)]
     assert seen == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 1), (0, 3)]
     idle = LIBEROEnvRunner(None, [])
-    assert idle.set_current_task_by_cursor() is None and idle.advance_task_cursor() is None and idle.assigned_tasks == []
+    assert (
+        idle.set_current_task_by_cursor() is None and idle.advance_task_cursor() is None and idle.assigned_tasks == []
+    )
 
 
 def test_scenario_two_states_in_a_ring():
@@ -91,7 +95,9 @@ def test_scenario_three_exactly_so_many(game):
 def test_a_failed_rollout_counts_and_is_told(game, caplog):
     (batch,) = collect(game(ToyPool(2, lose=lambda start: start.state == 0)))
     assert [episode["start"].state for episode in batch] == [4, 5, 6, 7]
-    assert "an attempt at task 9 failed" in caplog.text and "Traceback: the simulator of the toy fell over" in caplog.text
+    assert (
+        "an attempt at task 9 failed" in caplog.text and "Traceback: the simulator of the toy fell over" in caplog.text
+    )
     counts = "iteration 1, rank 0, task 9: 0 of 4 episodes after 3 attempts; 3 attempts failed"
     with pytest.raises(EmptyError, match=rf"{counts}(?s:.*)the simulator of the toy fell over"):
         collect(game(ToyPool(2, lose=lambda start: True)), when_exhausted="error")
@@ -100,7 +106,9 @@ def test_a_failed_rollout_counts_and_is_told(game, caplog):
     assert len(collect(game(ToyPool(2, broken=True)))[0]) == 4
     with pytest.raises(SchemaError, match=r"initial states are float64 \[4, 3\]"):  # a mistake is no failed rollout
         collect(game(), DistributedInitialStateDataset(states=np.ones((4, 3)), state_dim=3))
-    with pytest.raises(ConfigError, match=r"state 11 of libero_spatial/9 .* has the states 0 to 9: give .*num_states=10"):
+    with pytest.raises(
+        ConfigError, match=r"state 11 of libero_spatial/9 .* has the states 0 to 9: give .*num_states=10"
+    ):
         collect(game(), DistributedInitialStateDataset(50), data_batch_size=12)
     with pytest.raises(UnknownNameError, match="no when_exhausted named 'partially'; did you mean 'partial'"):
         collect(game(), when_exhausted="partially")

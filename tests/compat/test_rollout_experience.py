@@ -50,7 +50,9 @@ def send(channel: Channel[Any], numbers: range, people: dict[str, Any] = PEOPLE)
 
 
 def learner(run: Path, shown: Path, store: str, numbers: range = range(0), **changes: Any) -> Learner:
-    made = Learner(config(demo_path=[str(shown)], store=store, **changes), run, resume=True, env=spaces(True), wire=wire())
+    made = Learner(
+        config(demo_path=[str(shown)], store=store, **changes), run, resume=True, env=spaces(True), wire=wire()
+    )
     if store == "log":
         fill(made.experience.log, numbers, **PEOPLE)
     else:
@@ -62,21 +64,33 @@ def learner(run: Path, shown: Path, store: str, numbers: range = range(0), **cha
 def same(a: Any, b: Any) -> bool:
     ours, theirs = flatten(a), flatten(b)
     return ours.keys() == theirs.keys() and all(
-        np.asarray(ours[path]).dtype == np.asarray(theirs[path]).dtype and np.array_equal(ours[path], theirs[path]) for path in ours
+        np.asarray(ours[path]).dtype == np.asarray(theirs[path]).dtype and np.array_equal(ours[path], theirs[path])
+        for path in ours
     )
 
 
-@pytest.mark.parametrize("changes", [{"n_step": 1}, FROZEN, {"replay_buffer_capacity": 12, "n_step": 2}], ids=["plain", "frozen", "small"])
-def test_the_same_episodes_give_the_same_batches_and_the_same_curve(memory_path: Path, shown: Path, changes: dict[str, Any]):
-    log, rollouts = (learner(memory_path / store, shown, store, range(5), **changes) for store in ("log", "trajectories"))
-    assert log.experience.counts() == rollouts.experience.counts() and log.experience.total == rollouts.experience.total == 25
+@pytest.mark.parametrize(
+    "changes", [{"n_step": 1}, FROZEN, {"replay_buffer_capacity": 12, "n_step": 2}], ids=["plain", "frozen", "small"]
+)
+def test_the_same_episodes_give_the_same_batches_and_the_same_curve(
+    memory_path: Path, shown: Path, changes: dict[str, Any]
+):
+    log, rollouts = (
+        learner(memory_path / store, shown, store, range(5), **changes) for store in ("log", "trajectories")
+    )
+    assert (
+        log.experience.counts() == rollouts.experience.counts()
+        and log.experience.total == rollouts.experience.total == 25
+    )
     for n, part, images in ((16, "both", True), (7, "demo", False), (40, "both", False), (5, "demonstrations", False)):
         assert same(*(each.experience.sample(n, part, images) for each in (log, rollouts)))
     summaries = [each.run() for each in (log, rollouts)]
     assert summaries == [LearnerSummary("max_steps", 10, 25)] * 2
     agents = [load(memory_path / store, 10).agent for store in ("log", "trajectories")]
     assert same(*agents)
-    curves = [[r["critic_loss"] for r in read_metrics(memory_path / store, ["update"])] for store in ("log", "trajectories")]
+    curves = [
+        [r["critic_loss"] for r in read_metrics(memory_path / store, ["update"])] for store in ("log", "trajectories")
+    ]
     assert curves[0] == curves[1] and len(curves[0]) == 2
     told = [read_metrics(memory_path / store, ["episode"]) for store in ("log", "trajectories")]
     assert [r["length"] for r in told[1]] == [5] * (2 if "replay_buffer_capacity" in changes else 5)
@@ -90,7 +104,11 @@ def test_stopped_and_resumed_it_goes_on_bit_for_bit(memory_path: Path, shown: Pa
     cut = learner(memory_path / "cut", shown, "trajectories", range(5), **changes)
     assert cut.run(lambda: cut.update == 6).update == 6
     again = learner(memory_path / "cut", shown, "trajectories", **changes)
-    assert again.experience.total == 25 and again.experience.counts() == {"log_steps": 25, "demo_steps": 15, "human_steps": 5}
+    assert again.experience.total == 25 and again.experience.counts() == {
+        "log_steps": 25,
+        "demo_steps": 15,
+        "human_steps": 5,
+    }
     again.run()
     assert same(load(memory_path / "whole", 12).agent, load(memory_path / "cut", 12).agent)
     assert [r["trajectory"] for r in read_metrics(memory_path / "cut", ["episode"])] == [0, 1, 2, 3, 4]
@@ -115,10 +133,16 @@ def test_rlinfs_folder_has_every_episode_as_it_was_sent(memory_path: Path, shown
         buffer.load_checkpoint(str(folder))
         assert len(buffer) == 5 and buffer.total_samples == 25
         batch = buffer.sample(25)
-    steps = {tuple(step["observations"]["state"]["point"].tolist()): step for number in range(5) for step in episode(number, **PEOPLE)}
+    steps = {
+        tuple(step["observations"]["state"]["point"].tolist()): step
+        for number in range(5)
+        for step in episode(number, **PEOPLE)
+    }
     for i, point in enumerate(batch["curr_obs"]["state"]["point"].tolist()):
         step = steps[tuple(point)]
-        assert batch["rewards"][i, 0] == float(step["rewards"]) and batch["terminations"][i, 0] == bool(step["terminated"])
+        assert batch["rewards"][i, 0] == float(step["rewards"]) and batch["terminations"][i, 0] == bool(
+            step["terminated"]
+        )
         assert batch["next_obs"]["state"]["point"][i].tolist() == step["next_observations"]["state"]["point"].tolist()
         assert batch["intervene_flags"][i].all() == (step["source"] == 1 and not step["lost"])
 

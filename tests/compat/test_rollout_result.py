@@ -94,11 +94,19 @@ def test_interventions(index: int, mode: str, stored: dict[str, Any], made: dict
         assert part.versions is not None and part.versions.shape == (part.rewards.shape[0], 1, 1)  # type: ignore[union-attr]
 
 
-def test_interventions_of_two_epochs_keep_each_outcome_with_its_step(stored: dict[str, Any], made: dict[str, Any]) -> None:
+def test_interventions_of_two_epochs_keep_each_outcome_with_its_step(
+    stored: dict[str, Any], made: dict[str, Any]
+) -> None:
     whole = golden(stored, 3)
     (part,) = whole.extract_intervene_traj() or []
-    compare(part, trajectory_of(under(made, "extract/3/any/0")), but=("versions", "dones", "terminations", "truncations"))
-    for name in ("dones", "terminations", "truncations"):  # t = 1 of the first epoch, t = 4 is the second of the second one
+    compare(
+        part, trajectory_of(under(made, "extract/3/any/0")), but=("versions", "dones", "terminations", "truncations")
+    )
+    for name in (
+        "dones",
+        "terminations",
+        "truncations",
+    ):  # t = 1 of the first epoch, t = 4 is the second of the second one
         assert torch.equal(getattr(part, name), getattr(whole, name)[[2, 6]])
 
 
@@ -106,7 +114,9 @@ def test_side_by_side(made: dict[str, Any]) -> None:
     batch = convert_trajectories_to_batch([trajectory_of(under(made, f"cat_in/{i}")) for i in range(2)])
     theirs = under(made, "cat_out")
     ours = {
-        f"{k}/{n}" if isinstance(v, dict) else k: t for k, v in batch.items() for n, t in (v.items() if isinstance(v, dict) else [("", v)])
+        f"{k}/{n}" if isinstance(v, dict) else k: t
+        for k, v in batch.items()
+        for n, t in (v.items() if isinstance(v, dict) else [("", v)])
     }
     assert sorted(ours) == sorted(theirs) == sorted(NOTES["cat_keys"])
     assert list(batch)[:3] == ["curr_obs", "next_obs", "forward_inputs"]
@@ -138,14 +148,22 @@ def test_the_name_of_the_weights(case: dict[str, Any]) -> None:
 
 
 def test_without_versions_the_name_is_that_of_zero() -> None:
-    assert EmbodiedRolloutResult().to_trajectory().model_weights_id == NOTES["weights_ids"][0]["id"] == get_model_weights_id(None)
+    assert (
+        EmbodiedRolloutResult().to_trajectory().model_weights_id
+        == NOTES["weights_ids"][0]["id"]
+        == get_model_weights_id(None)
+    )
 
 
 # What RLinf gets wrong
 
 
 def step(environments: int = 2, **fields: Any) -> ChunkStepResult:
-    base = {"actions": torch.ones(environments, 6), "rewards": torch.ones(environments, 2), "prev_values": torch.ones(environments, 1)}
+    base = {
+        "actions": torch.ones(environments, 6),
+        "rewards": torch.ones(environments, 2),
+        "prev_values": torch.ones(environments, 1),
+    }
     return ChunkStepResult(**{**base, **fields})
 
 
@@ -185,7 +203,9 @@ def test_uneven_interventions_of_two_epochs_stay_aligned() -> None:
 
 def test_dones_may_come_without_truncations() -> None:
     flags = torch.ones(2, 1, 3, dtype=torch.bool)
-    whole = Trajectory(rewards=torch.zeros(2, 1, 1), intervene_flags=flags, dones=torch.tensor([0, 0, 1]).reshape(3, 1, 1))
+    whole = Trajectory(
+        rewards=torch.zeros(2, 1, 1), intervene_flags=flags, dones=torch.tensor([0, 0, 1]).reshape(3, 1, 1)
+    )
     (part,) = whole.extract_intervene_traj() or []
     assert part.dones.reshape(-1).tolist() == [0, 0, 1] and part.truncations is None
 
@@ -203,7 +223,11 @@ def test_observations_may_be_nested() -> None:
     assert list(trajectory.curr_obs["images"]) == ["front"]
     parts = trajectory.extract_intervene_traj() or []
     assert [p.curr_obs["images"]["front"].shape[0] for p in parts] == [1, 2]
-    assert convert_trajectories_to_batch(builder.to_splited_trajectories(2))["curr_obs"]["images"]["front"].shape == (2, 2, 3)
+    assert convert_trajectories_to_batch(builder.to_splited_trajectories(2))["curr_obs"]["images"]["front"].shape == (
+        2,
+        2,
+        3,
+    )
 
 
 def test_a_not_a_number_that_was_not_done_does_not_spoil_what_was() -> None:
@@ -228,8 +252,18 @@ def test_before_the_first_step_there_is_nothing_to_mark_or_replace() -> None:
     builder = EmbodiedRolloutResult()
     builder.update_last_actions(torch.ones(1, 2), torch.ones(1))
     builder.mark_last_step_with_intervene_flags(torch.ones(1))
-    assert builder.to_trajectory().to_dict().keys() == {"max_episode_length", "model_weights_id", "forward_inputs", "curr_obs", "next_obs"}
-    assert [t.max_episode_length for t in EmbodiedRolloutResult(max_episode_length=9).to_splited_trajectories(3)] == [9, 9, 9]
+    assert builder.to_trajectory().to_dict().keys() == {
+        "max_episode_length",
+        "model_weights_id",
+        "forward_inputs",
+        "curr_obs",
+        "next_obs",
+    }
+    assert [t.max_episode_length for t in EmbodiedRolloutResult(max_episode_length=9).to_splited_trajectories(3)] == [
+        9,
+        9,
+        9,
+    ]
 
 
 def test_clear_forgets_the_steps() -> None:
@@ -242,7 +276,9 @@ def test_clear_forgets_the_steps() -> None:
 
 
 def test_arrays_are_taken_for_tensors() -> None:
-    result = ChunkStepResult(actions=np.ones((2, 3), np.float32), rewards=np.zeros((2, 1)), forward_inputs={"a": {"b": np.zeros((2, 1))}})
+    result = ChunkStepResult(
+        actions=np.ones((2, 3), np.float32), rewards=np.zeros((2, 1)), forward_inputs={"a": {"b": np.zeros((2, 1))}}
+    )
     assert isinstance(result.actions, torch.Tensor) and isinstance(result.forward_inputs["a"]["b"], torch.Tensor)
 
 
@@ -252,7 +288,9 @@ def test_step_rows() -> None:
     assert step_rows("prev_values", rows, 6).reshape(-1).tolist() == [0, 1, 2, 4, 5, 6]
     assert step_rows("rewards", rows, 8) is rows
     for steps in (9, 5):
-        with pytest.raises(SchemaError, match=rf"dones has 8 rows for {steps} steps; it may have one more for each rollout epoch"):
+        with pytest.raises(
+            SchemaError, match=rf"dones has 8 rows for {steps} steps; it may have one more for each rollout epoch"
+        ):
             step_rows("dones", rows, steps)
 
 
@@ -275,9 +313,17 @@ def test_errors_name_the_field_and_say_what_to_do() -> None:
         (SchemaError, "rewards is a list", lambda: step(rewards=[1.0, 2.0])),
         (SchemaError, "forward_inputs/task is a list", lambda: step(forward_inputs={"task": ["a"]})),
         (SchemaError, "forward_inputs is a list; pass a dictionary", lambda: step(forward_inputs=[1])),
-        (SchemaError, "was given a dict; pass a ChunkStepResult", lambda: EmbodiedRolloutResult().append_step_result({})),  # type: ignore[arg-type]
+        (
+            SchemaError,
+            "was given a dict; pass a ChunkStepResult",
+            lambda: EmbodiedRolloutResult().append_step_result({}),
+        ),  # type: ignore[arg-type]
         (SchemaError, "was given no next_obs", lambda: EmbodiedRolloutResult().append_transitions({})),
-        (SchemaError, "curr_obs/name is a list", lambda: EmbodiedRolloutResult().append_transitions({"name": ["a"]}, {})),
+        (
+            SchemaError,
+            "curr_obs/name is a list",
+            lambda: EmbodiedRolloutResult().append_transitions({"name": ["a"]}, {}),
+        ),
         (
             SchemaError,
             r"intervene_flags has shape \(2, 4\) for actions of shape \(2, 6\)",
@@ -305,7 +351,9 @@ def test_errors_name_the_field_and_say_what_to_do() -> None:
 def test_a_split_that_torch_would_shorten_is_refused() -> None:
     builder = EmbodiedRolloutResult()
     builder.append_step_result(step(4))
-    with pytest.raises(ConfigError, match=r"4 environments do not make 3 trajectories of 2; .* to_splited_trajectories_by_sizes"):
+    with pytest.raises(
+        ConfigError, match=r"4 environments do not make 3 trajectories of 2; .* to_splited_trajectories_by_sizes"
+    ):
         builder.to_splited_trajectories(3)
     with pytest.raises(ConfigError, match=r"split_sizes are \[2, 1\], for 4 environments"):
         builder.to_splited_trajectories_by_sizes([2, 1])
@@ -333,7 +381,9 @@ def test_steps_that_do_not_fit_each_other_are_named() -> None:
 def test_trajectories_that_do_not_fit_each_other_are_named() -> None:
     assert convert_trajectories_to_batch([]) == {}
     one, two = Trajectory(rewards=torch.ones(2, 1, 1)), Trajectory(rewards=torch.ones(3, 1, 1))
-    with pytest.raises(SchemaError, match=r"rewards has the shapes \(2, 1, 1\), \(3, 1, 1\); only the second dimension"):
+    with pytest.raises(
+        SchemaError, match=r"rewards has the shapes \(2, 1, 1\), \(3, 1, 1\); only the second dimension"
+    ):
         convert_trajectories_to_batch([one, two])
     two = Trajectory(rewards=torch.ones(2, 1, 1), curr_obs={"a": torch.ones(2, 1)})
     with pytest.raises(SchemaError, match="curr_obs/a is in some trajectories but not in number 0"):

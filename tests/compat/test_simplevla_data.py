@@ -11,7 +11,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from hilt.compat.simplevla import Batch, BufferedDataLoader, LIBERO_Dataset, Robotwin_Dataset, collate_fn, rollout_batch, starts
+from hilt.compat.simplevla import (
+    Batch,
+    BufferedDataLoader,
+    LIBERO_Dataset,
+    Robotwin_Dataset,
+    collate_fn,
+    rollout_batch,
+    starts,
+)
 from hilt.core.errors import ConfigError, EmptyError, MissingFieldError, SchemaError, UnknownNameError
 from hilt.policies.base import join
 from hilt.vla.episode import RolloutEpisode, Start
@@ -23,11 +31,16 @@ def test_libero_dataset_states_held_out_on_request(caplog: pytest.LogCaptureFixt
     trials = [{int(row["trial_id"]) for row in dataset} for dataset in (train, valid)]
     assert len(train) == 10 * len(trials[0]) and len(valid) == 10 * len(trials[1]) and not trials[0] & trials[1]
     row = train[len(trials[0])]
-    assert row["task_suite_name"] == "libero_10" and (row["task_id"].dtype, row["task_id"].tolist()) == (torch.int64, [1])
+    assert row["task_suite_name"] == "libero_10" and (row["task_id"].dtype, row["task_id"].tolist()) == (
+        torch.int64,
+        [1],
+    )
     assert row["trial_seed"].tolist() == [-1]
     with caplog.at_level("INFO", "hilt.compat"):
         theirs = [LIBERO_Dataset("libero_90", 20, part) for part in ("train", "valid")]
-    assert len(theirs[0]) == 90 * 20 and [row["trial_id"] for row in theirs[0]] == [row["trial_id"] for row in theirs[1]]
+    assert len(theirs[0]) == 90 * 20 and [row["trial_id"] for row in theirs[0]] == [
+        row["trial_id"] for row in theirs[1]
+    ]
     assert caplog.messages[1] == (
         "LIBERO_Dataset('libero_90', train_val='valid'): 1800 rows, initial states 0 to 19 of each of 90 tasks, the same in train and "
         "valid; held_out=True separates them"
@@ -38,7 +51,10 @@ def test_libero_dataset_states_held_out_on_request(caplog: pytest.LogCaptureFixt
         (("libero_10", 50, "test"), "no train_val named 'test'"),
         (("libero_10", 0), "num_trials_per_task=0: LIBERO stores 50 initial states; give 1 to 50"),
         (("libero_10", 51), "num_trials_per_task=51: LIBERO stores 50 initial states"),
-        (("libero_10", 20, "valid", True), "num_trials_per_task=20 leaves no state to valid: give 50, or held_out=False"),
+        (
+            ("libero_10", 20, "valid", True),
+            "num_trials_per_task=20 leaves no state to valid: give 50, or held_out=False",
+        ),
     ):
         with pytest.raises((ConfigError, UnknownNameError), match=expected):
             LIBERO_Dataset(*wrong)
@@ -46,7 +62,9 @@ def test_libero_dataset_states_held_out_on_request(caplog: pytest.LogCaptureFixt
 
 def test_the_seeds_of_robotwin(tmp_path: Path):
     train, valid = (Robotwin_Dataset("robotwin_shoe_place", 3, part) for part in ("train", "valid"))
-    assert [int(row["trial_seed"]) for row in train] == [100_000, 100_001, 100_002] and train[0]["task_id"].tolist() == [-1]
+    assert [int(row["trial_seed"]) for row in train] == [100_000, 100_001, 100_002] and train[0][
+        "task_id"
+    ].tolist() == [-1]
     sources = [row["data_source"] for row in valid]
     assert sources == ["robotwin_shoe_place_train_iid"] * 128 + ["robotwin_shoe_place_eval_ood"] * 128
     assert int(valid[128]["trial_id"]) == 100_000_000
@@ -54,10 +72,14 @@ def test_the_seeds_of_robotwin(tmp_path: Path):
     for path, first in zip(files.values(), (5, 900), strict=True):
         Path(path).write_text(json.dumps({"lift_pot": {"success_seeds": list(range(first, first + 130))}}))
     second = Robotwin_Dataset("robotwin2_lift_pot", 2, "train", **files)
-    assert [int(row["trial_id"]) for row in second] == [5, 6] and len(Robotwin_Dataset("robotwin2_lift_pot", 2, "valid", **files)) == 256
+    assert [int(row["trial_id"]) for row in second] == [5, 6] and len(
+        Robotwin_Dataset("robotwin2_lift_pot", 2, "valid", **files)
+    ) == 256
     with pytest.raises(ConfigError, match="robotwin2_lift_pot has 130 seeds of train, and 131 were asked for"):
         Robotwin_Dataset("robotwin2_lift_pot", 131, "train", **files)
-    with pytest.raises(UnknownNameError, match=r"no RoboTwin task named 'robotwin2_lift_pots'; did you mean 'robotwin2_lift_pot'\?"):
+    with pytest.raises(
+        UnknownNameError, match=r"no RoboTwin task named 'robotwin2_lift_pots'; did you mean 'robotwin2_lift_pot'\?"
+    ):
         Robotwin_Dataset("robotwin2_lift_pots")
     begun = starts(Batch.from_single_dict(collate_fn([second[1]])), 2, **files)
     assert begun == [Start("robotwin2/lift_pot", "train", 1, 6, 0, member) for member in (0, 1)]
@@ -79,7 +101,10 @@ def test_collate_and_the_loader():
         with pytest.raises(StopIteration):
             loader.get_next_batch()
     prompts = Batch.from_single_dict(batches[0])
-    assert prompts.batch["task_id"].shape == (8, 1) and prompts.non_tensor_batch["task_suite_name"].tolist() == ["libero_goal"] * 8
+    assert (
+        prompts.batch["task_id"].shape == (8, 1)
+        and prompts.non_tensor_batch["task_suite_name"].tolist() == ["libero_goal"] * 8
+    )
     begun = starts(prompts, n_samples=2, seed=7)
     assert [(start.task, start.split, start.state, start.group, start.member) for start in begun[:3]] == [
         ("libero_goal/0", "train", 0, 0, 0), ("libero_goal/0", "train", 0, 0, 1), ("libero_goal/0", "train", 1, 1, 0),
@@ -90,7 +115,12 @@ def test_collate_and_the_loader():
     assert loader.buffer_size() == 16 and len(loader.get_from_buffer(10, 4)) == 10
     rest = loader.get_from_buffer(10, 4)
     assert len(rest) == 4 and loader.buffer_size() == 2, "of six rows four divide among four ranks"
-    assert rest.batch["trial_id"].flatten().tolist() == [0, 1, 0, 1] and rest.batch["task_id"].flatten().tolist() == [5, 5, 6, 6]
+    assert rest.batch["trial_id"].flatten().tolist() == [0, 1, 0, 1] and rest.batch["task_id"].flatten().tolist() == [
+        5,
+        5,
+        6,
+        6,
+    ]
     assert collate_fn([{"tree": [1, 2]}, {"tree": [3]}])["tree"].tolist() == [[1, 2], [3]]
     with pytest.raises(SchemaError, match="row 1 has b and row 0 has a"):
         collate_fn([{"a": 1}, {"b": 1}])
@@ -103,7 +133,9 @@ def episode(policy: Any, rows: int, seed: int, success: bool) -> RolloutEpisode:
     record = join([policy.act([each], temperature=1.6, generator=draws)[1] for each in seen])
     executed = np.array([policy.chunk] * (rows - 1) + [1], np.int32)
     start = Start("libero_goal/1", "train", 0, 0, group=seed)
-    return RolloutEpisode(start, record, executed, np.zeros(rows, np.float32), success, int(executed.sum()), not success, 0, b"")
+    return RolloutEpisode(
+        start, record, executed, np.zeros(rows, np.float32), success, int(executed.sum()), not success, 0, b""
+    )
 
 
 def test_the_rollout_batch_is_upstreams():
@@ -124,7 +156,9 @@ def test_the_rollout_batch_is_upstreams():
     }
     assert batch.batch["complete"].tolist() == [True, False] and batch.batch["finish_step"].tolist() == [7, 4]
     ids, mask = batch.batch["input_ids"], batch.batch["attention_mask"]
-    assert torch.equal(mask, ids.ne(32000).long()) and not mask[1, 2].any() and bool((mask.diff(dim=-1) >= 0).all()), "padded on the left"
+    assert torch.equal(mask, ids.ne(32000).long()) and not mask[1, 2].any() and bool((mask.diff(dim=-1) >= 0).all()), (
+        "padded on the left"
+    )
     done = torch.arange(3 * slots) < batch.batch["finish_step"][:, None] * policy.action_dim
     assert torch.equal(batch.batch["old_log_probs"] != 0, done)
     assert batch.non_tensor_batch["uid"].tolist() == ["0", "1"]

@@ -87,24 +87,39 @@ class _Handler(BaseHTTPRequestHandler):
             )
             self.hub.repositories.setdefault((kind, repo), {})
             self.hub.private[repo] = bool(asked.get("private") or asked.get("visibility") == "private")
-            self._json(200, {"url": f"{self.hub.endpoint}/{'datasets/' * (kind == 'dataset')}{repo}", "name": repo, "id": repo})
+            self._json(
+                200, {"url": f"{self.hub.endpoint}/{'datasets/' * (kind == 'dataset')}{repo}", "name": repo, "id": repo}
+            )
         elif path == "/api/validate-yaml":  # of a README's first lines
             self._json(200, {"errors": [], "warnings": []})
         elif re.fullmatch(r"/api/(model|dataset)s/([^/]+/[^/]+)/preupload/.+", path):
             files = json.loads(data)["files"]
             modes = [
-                {"path": one["path"], "uploadMode": "lfs" if one["size"] > LFS_BYTES else "regular", "shouldIgnore": False} for one in files
+                {
+                    "path": one["path"],
+                    "uploadMode": "lfs" if one["size"] > LFS_BYTES else "regular",
+                    "shouldIgnore": False,
+                }
+                for one in files
             ]
             self._json(200, {"files": modes})
         elif path.endswith("/info/lfs/objects/batch"):
             there = {"href": f"{self.hub.endpoint}/store"}
-            objects = [{"oid": one["oid"], "size": one["size"], "actions": {"upload": there}} for one in json.loads(data)["objects"]]
+            objects = [
+                {"oid": one["oid"], "size": one["size"], "actions": {"upload": there}}
+                for one in json.loads(data)["objects"]
+            ]
             self._json(200, {"transfer": "basic", "objects": objects})
         elif found := re.fullmatch(r"/api/(model|dataset)s/([^/]+/[^/]+)/commit/.+", path):
             sha = self._commit(found[1], found[2], [json.loads(line) for line in data.splitlines() if line.strip()])
             self._json(
                 200,
-                {"commitUrl": f"{self.hub.endpoint}/{found[2]}/commit/{sha}", "commitOid": sha, "success": True, "pullRequestUrl": None},
+                {
+                    "commitUrl": f"{self.hub.endpoint}/{found[2]}/commit/{sha}",
+                    "commitOid": sha,
+                    "success": True,
+                    "pullRequestUrl": None,
+                },
             )
         else:
             self._json(404, {"error": f"no {path}"})
@@ -125,13 +140,20 @@ class _Handler(BaseHTTPRequestHandler):
         if found := re.fullmatch(r"/api/(model|dataset)s/([^/]+/[^/]+)(?:/revision/(.+))?", path):
             sha = self.hub.revision(found[1], found[2], found[3] or "main")
             if sha is None:
-                return self._missing("RevisionNotFound" if (found[1], found[2]) in self.hub.repositories else "RepoNotFound", body)
+                return self._missing(
+                    "RevisionNotFound" if (found[1], found[2]) in self.hub.repositories else "RepoNotFound", body
+                )
             files = self.hub.repositories[found[1], found[2]][sha]
             return self._json(
-                200, {"id": found[2], "sha": sha, "private": False, "siblings": [_sibling(*one) for one in files.items()]}, body
+                200,
+                {"id": found[2], "sha": sha, "private": False, "siblings": [_sibling(*one) for one in files.items()]},
+                body,
             )
         if found := re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-            kind, sha = "dataset" if found[1] else "model", self.hub.revision("dataset" if found[1] else "model", found[2], found[3])
+            kind, sha = (
+                "dataset" if found[1] else "model",
+                self.hub.revision("dataset" if found[1] else "model", found[2], found[3]),
+            )
             data = self.hub.repositories[kind, found[2]][sha].get(found[4]) if sha else None
             if sha is None or data is None:
                 return self._missing("EntryNotFound", body)

@@ -18,7 +18,20 @@ from hilt.core import children
 from hilt.core.signals import leave_to_parent
 
 SOURCE = Path(hilt.__file__).parent
-POISON = ("random", "secrets", "json", "runpy", "multiprocessing", "logging", "typer", "signal", "struct", "socket", "types", "enum")
+POISON = (
+    "random",
+    "secrets",
+    "json",
+    "runpy",
+    "multiprocessing",
+    "logging",
+    "typer",
+    "signal",
+    "struct",
+    "socket",
+    "types",
+    "enum",
+)
 START = """
 import sys
 from hilt.core import children
@@ -57,8 +70,12 @@ def test_modules_and_code_are_run_without_the_current_folder(downloaded: Path):
         return done.stdout
 
     assert said(children.run_module("hilt", "--version")) == f"hilt {hilt.__version__}\n"
-    assert said(children.run_code("import json, random, sys; print(json.dumps(sys.argv[1:]))", "a", "b")) == '["a", "b"]\n'
-    usage = subprocess.run(children.run_module("hilt.recording.film"), cwd=downloaded, capture_output=True, text=True, timeout=120)
+    assert (
+        said(children.run_code("import json, random, sys; print(json.dumps(sys.argv[1:]))", "a", "b")) == '["a", "b"]\n'
+    )
+    usage = subprocess.run(
+        children.run_module("hilt.recording.film"), cwd=downloaded, capture_output=True, text=True, timeout=120
+    )
     assert "main() missing 3 required positional arguments" in usage.stderr  # it got as far as its own arguments
 
 
@@ -75,7 +92,9 @@ def test_hilt_as_a_module_takes_nothing_from_the_current_folder(downloaded: Path
     """`python -m` itself has the folder on its path until our first line."""
     for name in ("runpy", "types", "enum", "signal", "struct", "socket", "logging"):
         (downloaded / f"{name}.py").unlink(missing_ok=True)
-    done = subprocess.run([sys.executable, "-m", "hilt", "--version"], cwd=downloaded, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-m", "hilt", "--version"], cwd=downloaded, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -103,7 +122,9 @@ def test_child_process_begins_with_signals_blocked_if_it_leaves_them_to_its_pare
 
 
 def test_child_process_is_killed_when_it_does_not_end_in_time():
-    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('here', flush=True); time.sleep(600)"
+    code = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('here', flush=True); time.sleep(600)"
+    )
     child = children.ChildProcess(children.run_code(code), stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "here\n" and not child.ends_within(0) and not child.ends_within(-1)
     child.terminate()
@@ -112,7 +133,9 @@ def test_child_process_is_killed_when_it_does_not_end_in_time():
 
 
 def test_child_process_has_an_empty_input():
-    child = children.ChildProcess(children.run_code("import sys; print(len(sys.stdin.read()))"), stdout=subprocess.PIPE, text=True)
+    child = children.ChildProcess(
+        children.run_code("import sys; print(len(sys.stdin.read()))"), stdout=subprocess.PIPE, text=True
+    )
     assert child.communicate(timeout=120)[0] == "0\n"
 
 

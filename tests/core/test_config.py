@@ -39,30 +39,49 @@ def test_the_last_layer_counts(tmp_path: Path) -> None:
     assert config == Training(64, ["front"], Replay(7))
     assert isinstance(config.replay, Replay)
     assert build(Training()) == Training()
-    assert build(Training(), "replay.durability=robot/arm.yaml").replay.durability == "robot/arm.yaml"  # a value, not a file of settings
+    assert (
+        build(Training(), "replay.durability=robot/arm.yaml").replay.durability == "robot/arm.yaml"
+    )  # a value, not a file of settings
 
 
 @pytest.mark.parametrize("steps", ["256", "${batch_size}"])
 def test_config_knows_given_settings(steps: str, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(f"batch_size: 256\nreplay:\n  capacity_steps: {steps}\n")
-    config = build(build(Training(), tmp_path / "run.yaml"), {"cameras": ["wrist"]}, "options.speed=0.5", "replay={durability: never}")
+    config = build(
+        build(Training(), tmp_path / "run.yaml"),
+        {"cameras": ["wrist"]},
+        "options.speed=0.5",
+        "replay={durability: never}",
+    )
     assert given(config) == {"batch_size", "replay.capacity_steps", "cameras", "options.speed", "replay.durability"}
     assert given(Training(batch_size=256)) == given(build(Training())) == frozenset()
 
 
 def test_options_are_added_and_emptied() -> None:
     assert build(Training(), "options.state/q=2").options == {"speed": 0.5, "state/q": 2}
-    assert build(Training(), "options={}", "options.slow=1").options == {"slow": 1} and build(Training(), {"options": {}}).options == {}
+    assert (
+        build(Training(), "options={}", "options.slow=1").options == {"slow": 1}
+        and build(Training(), {"options": {}}).options == {}
+    )
     assert build(Training(), "replay={}") == Training(), "which is not one of options"
 
 
 @pytest.mark.parametrize(
     ("layer", "text"),
     [
-        ("batchsize=1", r"no setting named 'batchsize'; did you mean 'batch_size'\? Known here: batch_size, cameras, replay, options\."),
-        ("replay.capacity=1", r"no setting named 'replay\.capacity'; did you mean 'capacity_steps'\? Known here: capacity_steps, dur"),
+        (
+            "batchsize=1",
+            r"no setting named 'batchsize'; did you mean 'batch_size'\? Known here: batch_size, cameras, replay, options\.",
+        ),
+        (
+            "replay.capacity=1",
+            r"no setting named 'replay\.capacity'; did you mean 'capacity_steps'\? Known here: capacity_steps, dur",
+        ),
         ("batch_size=many", r"batch_size: Value 'many' of type 'str' could not be converted to Integer"),
-        ("capacity_steps=1", r"no setting named 'capacity_steps'; did you mean 'replay\.capacity_steps'\? Known here: batch_size"),
+        (
+            "capacity_steps=1",
+            r"no setting named 'capacity_steps'; did you mean 'replay\.capacity_steps'\? Known here: batch_size",
+        ),
         ("cameras=front", r"^cameras: expected a list, got 'front': write cameras=\[front\]\.$"),
         ("batch_size", r"'batch_size': expected an override such as key=value, or the path of a \.yaml file"),
         ("nowhere.yaml", r"nowhere\.yaml: No such file"),
@@ -74,7 +93,9 @@ def test_errors_name_the_key(layer: str, text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("word", ["replay.durability=", "replay.durability= ", 'replay.durability=""', "replay.durability=''"])
+@pytest.mark.parametrize(
+    "word", ["replay.durability=", "replay.durability= ", 'replay.durability=""', "replay.durability=''"]
+)
 def test_a_text_without_anything_after_its_sign_is_empty(word: str) -> None:
     assert build(Training(), word, "batch_size=1").replay.durability == ""
     with pytest.raises(ConfigError, match=r"no setting named 'replay\.durablity'"):
@@ -126,7 +147,9 @@ def test_described_with_the_text_under_each_field() -> None:
     ],
 )
 @pytest.mark.parametrize(
-    "base", [Training(), Training(8, [], Replay(2, "never"), {}), Training(options={"speed": 1}), Training(batch_size="9")], ids=str
+    "base",
+    [Training(), Training(8, [], Replay(2, "never"), {}), Training(options={"speed": 1}), Training(batch_size="9")],
+    ids=str,
 )  # type: ignore[arg-type]
 def test_with_only_what_is_named_it_is_the_same_as_with_all_of_it(base: Training, layers: list[Any]) -> None:
     """OmegaConf is given only the settings that a layer names; what comes out, and what is refused, is as if it had all of them."""
@@ -144,7 +167,11 @@ def test_config_fast_path_copies_other_settings(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(config_module, "_built_whole", lambda base, layers: pytest.fail("all of it"))
     base = Training()
     made = build(base, "batch_size=3", {"replay": {"capacity_steps": 4}})
-    assert made == Training(3, ["wrist"], Replay(4)) and made.options is not base.options and made.cameras is not base.cameras
+    assert (
+        made == Training(3, ["wrist"], Replay(4))
+        and made.options is not base.options
+        and made.cameras is not base.cameras
+    )
 
 
 def test_a_base_of_the_wrong_type_is_refused_though_no_layer_names_it() -> None:

@@ -90,15 +90,21 @@ def test_texts():
         ("import no_such_package", "No module named 'no_such_package'"),
     ],
 )
-def test_a_package_that_is_there_and_broken_is_not_called_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, why: str):
+def test_a_package_that_is_there_and_broken_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, why: str
+):
     """Such as one that is too old for another one."""
     (tmp_path / "broken_package.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    text = rf"^LoRA needs the package 'broken', which cannot be imported \({why}\): pip install --upgrade 'hilt\[vla\]'$"
+    text = (
+        rf"^LoRA needs the package 'broken', which cannot be imported \({why}\): pip install --upgrade 'hilt\[vla\]'$"
+    )
     with pytest.raises(MissingPackageError, match=text) as caught:
         optional_module("broken_package", "LoRA", "vla", "broken")
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
-    with pytest.raises(MissingPackageError, match=r"'no_such_package\.part', which is not installed: pip install 'hilt\[vla\]'"):
+    with pytest.raises(
+        MissingPackageError, match=r"'no_such_package\.part', which is not installed: pip install 'hilt\[vla\]'"
+    ):
         optional_module("no_such_package.part", "LoRA", "vla")
 
 
@@ -123,19 +129,32 @@ def test_sources(value: str | int):
 
 
 def test_unknown_sources():
-    with pytest.raises(UnknownNameError, match="no source named 'humn'; did you mean 'human'\\? Known: demo, human, policy, random"):
+    with pytest.raises(
+        UnknownNameError, match="no source named 'humn'; did you mean 'human'\\? Known: demo, human, policy, random"
+    ):
         Source.parse("humn")
     with pytest.raises(errors.ConfigError, match="source 7 is not one of 0 \\(policy\\), 1 \\(human\\)"):
         Source.parse(7)
 
 
-@pytest.mark.parametrize(("done", "mask", "ends"), [(True, 0.0, (True, False)), (True, 1.0, (False, True)), (False, 1.0, (False, False))])
+@pytest.mark.parametrize(
+    ("done", "mask", "ends"), [(True, 0.0, (True, False)), (True, 1.0, (False, True)), (False, 1.0, (False, False))]
+)
 def test_ends_of_hil_serl(done: bool, mask: float, ends: tuple[bool, bool]):
     assert ends_from_done_and_mask(done, mask) == ends
 
 
 def test_a_step_as_columns():
-    step = Step({"state": 1}, 2, 0.5, {"state": 3}, truncated=True, source=Source.DEMO, times={"sent": 1.5}, extra={"grasp_penalty": 0.1})
+    step = Step(
+        {"state": 1},
+        2,
+        0.5,
+        {"state": 3},
+        truncated=True,
+        source=Source.DEMO,
+        times={"sent": 1.5},
+        extra={"grasp_penalty": 0.1},
+    )
     assert step.columns() == {
         "observations": {"state": 1},
         "actions": 2,
@@ -179,10 +198,22 @@ def test_calls_that_do_not_fit_show_the_call_that_was_expected():
         (Shelf(1).put, (), {}, rf"^Shelf.put: missing a required argument: 'book'\. {known}"),
         (Shelf(1).put, ("a", 1, 2), {}, rf"^Shelf.put: too many positional arguments\. {known}"),
         (Shelf(1).put, ("a",), {"book": "b"}, rf"^Shelf.put: multiple values for argument 'book'\. {known}"),
-        (Shelf, (), {"widht": 3}, r"^Shelf: no argument named 'widht'; did you mean 'width'\? Expected Shelf\(width, \*, colour='white', "),
-        (Shelf, (), {"finish": 3}, r"^Shelf: missing a required argument: 'width'\. Expected Shelf\(width, \*, colour='white', \*\*set"),
+        (
+            Shelf,
+            (),
+            {"widht": 3},
+            r"^Shelf: no argument named 'widht'; did you mean 'width'\? Expected Shelf\(width, \*, colour='white', ",
+        ),
+        (
+            Shelf,
+            (),
+            {"finish": 3},
+            r"^Shelf: missing a required argument: 'width'\. Expected Shelf\(width, \*, colour='white', \*\*set",
+        ),
     ]
     for call, given, named, said in calls:
         with pytest.raises(ArgumentError, match=said) as caught:
             call(*given, **named)
-        assert isinstance(caught.value, ConfigError) and isinstance(caught.value, TypeError), "a script may catch either"
+        assert isinstance(caught.value, ConfigError) and isinstance(caught.value, TypeError), (
+            "a script may catch either"
+        )

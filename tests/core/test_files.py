@@ -35,7 +35,17 @@ def test_every_flipped_bit_of_a_json_file_is_found(tmp_path: Path):
             read_json(path)
 
 
-FOREIGN = [b"", b"{}", b"[]", b"null", b'"checksum"', b'{"checksum": "00000000"}', b"\xff\xfe", b"0" * 100, b"[" * 10**6]
+FOREIGN = [
+    b"",
+    b"{}",
+    b"[]",
+    b"null",
+    b'"checksum"',
+    b'{"checksum": "00000000"}',
+    b"\xff\xfe",
+    b"0" * 100,
+    b"[" * 10**6,
+]
 
 
 @pytest.mark.parametrize("text", FOREIGN)
@@ -116,7 +126,11 @@ def test_only_our_leftovers_are_leftovers(tmp_path: Path):
 @pytest.mark.parametrize(
     ("number", "kind", "text"),
     [
-        (errno.ENOSPC, DiskFullError, "/x/y: no room left to write .* nothing of this write was kept. Free space or lower capacity_bytes"),
+        (
+            errno.ENOSPC,
+            DiskFullError,
+            "/x/y: no room left to write .* nothing of this write was kept. Free space or lower capacity_bytes",
+        ),
         (errno.EACCES, StorageError, "/x/y: Permission denied. Check the owner and permissions of this path"),
         (errno.EROFS, StorageError, "/x/y: Read-only file system. The file system is read-only: choose another folder"),
         (errno.EMFILE, StorageError, "/x/y: Too many open files. Too many open files: raise the limit with ulimit -n"),

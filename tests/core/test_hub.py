@@ -24,7 +24,11 @@ from tests.effort import need
 
 need("huggingface_hub")
 
-FILES = {"config.json": b'{"model_type": "hilt_small_vla"}', "model.safetensors": bytes(range(256)) * 20, "README.md": b"# mine\n"}
+FILES = {
+    "config.json": b'{"model_type": "hilt_small_vla"}',
+    "model.safetensors": bytes(range(256)) * 20,
+    "README.md": b"# mine\n",
+}
 CODE = {"modeling.py": b"raise SystemExit('run')", "pytorch_model.bin": b"\x80\x04" * 900}
 
 
@@ -42,7 +46,12 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServe
     from huggingface_hub import constants
 
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, made.endpoint)
-    read = {"ENDPOINT": made.endpoint, "HUGGINGFACE_CO_URL_TEMPLATE": template, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": True}
+    read = {
+        "ENDPOINT": made.endpoint,
+        "HUGGINGFACE_CO_URL_TEMPLATE": template,
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_HUB_DISABLE_XET": True,
+    }
     for name, constant in read.items():  # what the library took from the environment when it was imported
         monkeypatch.setattr(constants, name, constant)
     yield made
@@ -82,12 +91,18 @@ def test_hub_fetch_gets_data_under_a_name_with_its_commit(server: HubServer):
 
     newest = hilt("fetch", "hf:org/arm")
     assert (hub.local(name_in(newest.stdout)) / "README.md").read_bytes() == b"# newer\n"
-    with pytest.raises(ConfigError, match=r"hf:org/arm: the name needs a commit \(@ and 40 digits\).*is on this machine"):
+    with pytest.raises(
+        ConfigError, match=r"hf:org/arm: the name needs a commit \(@ and 40 digits\).*is on this machine"
+    ):
         hub.local("hf:org/arm")
 
 
 def test_datasets_keep_their_folders(server: HubServer):
-    files = {"meta/info.json": b"{}", "data/chunk-000/file-000.parquet": b"PAR1" * 500, "videos/front/file-000.mp4": b"film" * 400}
+    files = {
+        "meta/info.json": b"{}",
+        "data/chunk-000/file-000.parquet": b"PAR1" * 500,
+        "videos/front/file-000.mp4": b"film" * 400,
+    }
     commit = server.commit("dataset", "org/picks", {**files, "picks.py": b"raise SystemExit"})
     assert hilt("fetch", "hf:datasets/org/picks").exit_code == 0
     folder = hub.local(f"hf:datasets/org/picks@{commit}")
@@ -114,7 +129,9 @@ def test_a_file_that_is_not_what_the_hub_announced_is_refused_and_another_try_go
     commit = server.commit("model", "org/arm", FILES)
     server.lies["model.safetensors"] = FILES["model.safetensors"][::-1]
     done = hilt("fetch", "hf:org/arm")
-    assert done.exit_code == 1 and re.search(r"model.safetensors of hf:org/arm@\w+: its checksum is", done.stderr), done.stderr
+    assert done.exit_code == 1 and re.search(r"model.safetensors of hf:org/arm@\w+: its checksum is", done.stderr), (
+        done.stderr
+    )
     with pytest.raises(ConfigError, match="is not on this machine"):
         hub.local(f"hf:org/arm@{commit}")
     server.lies.clear()
@@ -156,7 +173,10 @@ def test_names_that_are_none(name: str):
 def test_a_repository_that_is_not_there(server: HubServer):
     done = hilt("fetch", "hf:org/none")
     assert (
-        done.exit_code == 1 and done.stderr.count("\n") == 1 and "hf:org/none was not fetched" in done.stderr and "HF_TOKEN" in done.stderr
+        done.exit_code == 1
+        and done.stderr.count("\n") == 1
+        and "hf:org/none was not fetched" in done.stderr
+        and "HF_TOKEN" in done.stderr
     )
 
 
@@ -170,7 +190,9 @@ def test_hub_push_and_fetch(server: HubServer, kind: str, tmp_path: Path):
     assert done.exit_code == 0, done.stderr
     assert "not pushed, for they are not data that hilt fetch takes: modeling.py, pytorch_model.bin" in done.stdout
     pushed = name_in(done.stdout)
-    assert server.repositories[kind, "org/mine"][pushed.rpartition("@")[2]] == {**FILES, "meta/tasks.jsonl": b"{}\n"}, "no code, no pickles"
+    assert server.repositories[kind, "org/mine"][pushed.rpartition("@")[2]] == {**FILES, "meta/tasks.jsonl": b"{}\n"}, (
+        "no code, no pickles"
+    )
     assert server.private["org/mine"]
     assert hilt("fetch", pushed).exit_code == 0
     assert (hub.local(pushed) / "model.safetensors").read_bytes() == FILES["model.safetensors"]

@@ -49,11 +49,17 @@ def test_the_launcher_of_hil_serl_is_importable_by_the_line_that_docs_promise():
     from hilt.compat.serl import launcher
     from hilt.policies.launcher import SACAgent, checkpoints, make_sac_pixel_agent
 
-    assert (SACAgent, checkpoints, make_sac_pixel_agent) == (launcher.SACAgent, launcher.checkpoints, launcher.make_sac_pixel_agent)
+    assert (SACAgent, checkpoints, make_sac_pixel_agent) == (
+        launcher.SACAgent,
+        launcher.checkpoints,
+        launcher.make_sac_pixel_agent,
+    )
 
 
 def test_importing_a_package_imports_nothing_that_is_slow_or_of_other_systems():
     code = f"import sys, importlib; [importlib.import_module(name) for name in {[n for n in WITH_API if '.compat' not in n]}]; "
-    shown = "print([name for name in sys.modules if name.startswith('hilt.compat') or name in ('torch', 'mujoco', 'ray')])"
+    shown = (
+        "print([name for name in sys.modules if name.startswith('hilt.compat') or name in ('torch', 'mujoco', 'ray')])"
+    )
     done = subprocess.run([sys.executable, "-c", code + shown], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"

@@ -66,14 +66,20 @@ def test_a_class_of_another_kind_is_refused(point: ExtensionPoint):
         point.load_class("pathlib:Path", Base)
 
 
-def test_names_that_cannot_be_imported_are_errors(point: ExtensionPoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_names_that_cannot_be_imported_are_errors(
+    point: ExtensionPoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     (tmp_path / "unfinished.py").write_text("import a_package_that_is_not_there\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigError, match="the device 'unfinished:Thing' cannot be imported: No module named 'a_package_that"):
+    with pytest.raises(
+        ConfigError, match="the device 'unfinished:Thing' cannot be imported: No module named 'a_package_that"
+    ):
         point.load("unfinished:Thing")
 
 
-def test_names_that_are_not_trusted_are_refused_before_import(point: ExtensionPoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_names_that_are_not_trusted_are_refused_before_import(
+    point: ExtensionPoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     (tmp_path / "suspect.py").write_text("raise AssertionError('it was imported')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with trust.command_line([]):

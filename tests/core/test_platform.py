@@ -66,7 +66,9 @@ def test_reads_and_writes_go_on_where_the_system_stopped(form: str, file: int, m
     monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: pwrite(fd, memoryview(data).cast("B")[:700], offset))
     monkeypatch.setattr(os, "pread", lambda fd, size, offset: pread(fd, min(size, 900), offset))
     if preadv is not None:
-        monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset, *flags: preadv(fd, [memoryview(buffers[0])[:800]], offset, *flags))
+        monkeypatch.setattr(
+            os, "preadv", lambda fd, buffers, offset, *flags: preadv(fd, [memoryview(buffers[0])[:800]], offset, *flags)
+        )
     data = np.random.default_rng(0).integers(0, 255, 10_000, dtype=np.uint8)
     files.DISK.write(file, data, 5)
     out = np.zeros(20_000, np.uint8)
@@ -92,7 +94,9 @@ def test_buffers_are_written_and_read(form: str, file: int):
     assert os.pread(file, 99, 0) == b"\0\0" + rows.tobytes()
     found = np.zeros(8, np.uint8)
     assert platform.read_into(file, found, 2) == 8 and found.tolist() == list(range(8))
-    assert platform.read_into(file, found, 10) == 4 and found.tolist() == [8, 9, 10, 11, 4, 5, 6, 7], "less at the end of the file"
+    assert platform.read_into(file, found, 10) == 4 and found.tolist() == [8, 9, 10, 11, 4, 5, 6, 7], (
+        "less at the end of the file"
+    )
     platform.announce_read(file, 0, 8)
     platform.start_writing(file, 0, 8)
     platform.sync(file)
@@ -306,7 +310,9 @@ def test_files_are_read_alike_side_by_side_and_each_for_itself(tmp_path: Path):
             assert all(np.array_equal(arena.item(i), maps.item(i)) for i in index[:5].tolist())
 
         agree(rng.integers(per_slot, 2 * per_slot, size=50))  # of one file
-        agree(np.concatenate([rng.integers(500, size=20), [3 * per_slot + 99, 7, 7], np.arange(per_slot, per_slot + 5)]))
+        agree(
+            np.concatenate([rng.integers(500, size=20), [3 * per_slot + 99, 7, 7], np.arange(per_slot, per_slot + 5)])
+        )
         agree(np.zeros(0, np.int64))
         os.pwrite(fds[0], b"x" * item, 500 * item)  # a file that has grown since it was mapped
         agree(np.array([500, 0, 3 * per_slot]))
@@ -334,7 +340,9 @@ def test_a_log_from_a_machine_with_smaller_pages_is_read(tmp_path: Path, monkeyp
     assert np.array_equal(after["observations"]["image"], before["observations"]["image"])
     monkeypatch.setattr(mmap, "PAGESIZE", 1 << 16)
     row = SCHEMA.layout.row.itemsize
-    assert SCHEMA.layout.room(100) * row % (1 << 16) == 0, "new segments begin on the pages of the machine that writes them"
+    assert SCHEMA.layout.room(100) * row % (1 << 16) == 0, (
+        "new segments begin on the pages of the machine that writes them"
+    )
 
 
 # --- nothing of Linux elsewhere, and nothing missing on macOS ---------------------------------------------------------------------
@@ -352,7 +360,9 @@ LINUX_ONLY = {
     "mmap": ("MAP_",),
 }  # fmt: skip
 
-MENTIONS = re.compile("|".join([rf"{module}\.({'|'.join(names)})" for module, names in LINUX_ONLY.items()] + ["/proc", "/sys/", "fork"]))
+MENTIONS = re.compile(
+    "|".join([rf"{module}\.({'|'.join(names)})" for module, names in LINUX_ONLY.items()] + ["/proc", "/sys/", "fork"])
+)
 
 
 def uses_of_linux(path: Path) -> Iterator[str]:
@@ -365,7 +375,9 @@ def uses_of_linux(path: Path) -> Iterator[str]:
             for name in LINUX_ONLY.get(node.value.id, ()):
                 if node.attr == name or (name.endswith("_") and node.attr.startswith(name)):
                     yield f"{path.relative_to(SOURCE)}:{node.lineno}: {node.value.id}.{node.attr}"
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(("/proc", "/sys/")):
+        elif (
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(("/proc", "/sys/"))
+        ):
             yield f"{path.relative_to(SOURCE)}:{node.lineno}: {node.value}"
         elif isinstance(node, ast.Constant) and node.value in ("fork", "forkserver"):
             yield f"{path.relative_to(SOURCE)}:{node.lineno}: start method {node.value}"
@@ -400,7 +412,12 @@ def test_a_python_that_takes_itself_for_one_on_macos(tmp_path: Path):
     """It imports every module, writes and samples a log, sends steps, steps simulators and the tabletop, and serves a robot."""
     need_rendering()
     environment = {name: value for name, value in os.environ.items() if name != platform.VARIABLE}
-    found = [str(Path(__file__).parent / "mac"), str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    found = [
+        str(Path(__file__).parent / "mac"),
+        str(ROOT / "src"),
+        str(ROOT),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
     environment |= {"PYTHONPATH": ":".join(found), "MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl")}
     command = [sys.executable, "-m", "tests.core.mac.life", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=800)
@@ -416,9 +433,14 @@ def test_a_python_that_takes_itself_for_one_on_macos(tmp_path: Path):
 def test_the_doctor_names_what_is_portable_and_what_it_costs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     code = "from hilt.cli.doctor import check_system; from pathlib import Path; [print(f) for f in check_system(Path('.'))]"
     environment = {**os.environ, platform.VARIABLE: "1"}
-    told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60).stdout
+    told = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
+    ).stdout
     assert "facilities in their portable form, forced by HILT_PORTABLE" in told
-    assert "found='pread, then a copy (Linux: preadv, into the batch)', cure='cost: one more copy of each frame that is read'" in told
+    assert (
+        "found='pread, then a copy (Linux: preadv, into the batch)', cure='cost: one more copy of each frame that is read'"
+        in told
+    )
     monkeypatch.setattr(platform, "in_portable_form", lambda: [])
     (system,) = doctor.check_system(tmp_path)
     assert (system.status, system.found) == ("ok", f"{os.uname().sysname} {os.uname().machine}: all native")
@@ -427,7 +449,9 @@ def test_the_doctor_names_what_is_portable_and_what_it_costs(monkeypatch: pytest
 def test_the_docs_have_every_facility():
     lines = [line for line in (ROOT / "docs" / "core.md").read_text().splitlines() if line.startswith("| ")]
     for facility in platform.FACILITIES:
-        assert f"| {facility.name} | {facility.linux} | {facility.portable} | {facility.cost} |" in lines, "docs/core.md, Systems"
+        assert f"| {facility.name} | {facility.linux} | {facility.portable} | {facility.cost} |" in lines, (
+            "docs/core.md, Systems"
+        )
 
 
 def test_environment_is_set_for_a_while_and_as_before_after_that(monkeypatch: pytest.MonkeyPatch):

@@ -63,7 +63,10 @@ def test_a_short_phase_is_silent_and_short_phases_together_are_not(progress: Pro
         move(1)
         clock.time += 1
         move(2, note="loss 0.1")
-    assert out.getvalue().splitlines() == ["the second: 2 of 3, loss 0.1, about 2 s left", "the second: 2 of 3, done in 4 s"]
+    assert out.getvalue().splitlines() == [
+        "the second: 2 of 3, loss 0.1, about 2 s left",
+        "the second: 2 of 3, done in 4 s",
+    ]
 
 
 def test_progress_joins_its_thread_after_the_last_phase(out: io.StringIO, clock: Clock):
@@ -255,8 +258,14 @@ def test_a_terminal_gets_bars(monkeypatch: pytest.MonkeyPatch, clock: Clock, cap
         print("this too", file=sys.stdout)
         progress._screen.refresh()
     text = out.getvalue()
-    assert "exam, before: 50 of 100, about 10 s left" in text and "importing torch, 10 s so far" in text and "a word" in text
-    assert capsys.readouterr().out == "into a pipe\nthis too\n", "the standard output is a pipe: what it is given stays there"
+    assert (
+        "exam, before: 50 of 100, about 10 s left" in text
+        and "importing torch, 10 s so far" in text
+        and "a word" in text
+    )
+    assert capsys.readouterr().out == "into a pipe\nthis too\n", (
+        "the standard output is a pipe: what it is given stays there"
+    )
     monkeypatch.setattr(sys, "stdout", out)
     with progress.phase("exam, after"):
         progress.notify("above the bar")
@@ -287,5 +296,13 @@ def test_progress_time_between_phases_is_not_counted(progress: Progress, out: io
 
 
 def test_seconds_as_words():
-    assert [spell(s) for s in (0.4, 45, 99, 100, 420, 5400, 9000)] == ["0 s", "45 s", "99 s", "2 min", "7 min", "90 min", "2.5 h"]
+    assert [spell(s) for s in (0.4, 45, 99, 100, 420, 5400, 9000)] == [
+        "0 s",
+        "45 s",
+        "99 s",
+        "2 min",
+        "7 min",
+        "90 min",
+        "2.5 h",
+    ]
     assert [elapsed(s) for s in (0.4, 99, 100, 3735)] == ["0 s", "99 s", "1:40 min", "1:02:15 h"]

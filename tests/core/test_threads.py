@@ -15,8 +15,12 @@ CODE = "from hilt.core.threads import one_thread; one_thread(); import torch; pr
 
 @pytest.mark.parametrize(("asked", "expected"), [("", "1"), ("2", "2")])
 def test_torch_has_one_thread_unless_the_user_asks_for_more(asked: str, expected: str) -> None:
-    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | ({"OMP_NUM_THREADS": asked} if asked else {})
-    done = subprocess.run([sys.executable, "-c", CODE], env=env, capture_output=True, text=True, timeout=300, check=True)
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | (
+        {"OMP_NUM_THREADS": asked} if asked else {}
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], env=env, capture_output=True, text=True, timeout=300, check=True
+    )
     assert done.stdout.split() == [expected]
 
 

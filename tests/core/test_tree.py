@@ -15,7 +15,10 @@ from hilt.core.tree import ArraySpec, Spec, equal, flatten, unflatten
 
 SPEC = Spec(
     {
-        "observations": {"images": {"wrist_1": (np.uint8, (128, 128, 3))}, "state": ArraySpec(np.dtype(np.float32), (3,), finite=True)},
+        "observations": {
+            "images": {"wrist_1": (np.uint8, (128, 128, 3))},
+            "state": ArraySpec(np.dtype(np.float32), (3,), finite=True),
+        },
         "actions": (np.float32, (2,)),
         "rewards": (np.float32, ()),
         "dones": (bool, ()),
@@ -39,7 +42,9 @@ def step(**changes: Any) -> dict[str, Any]:
 
 
 def trajectory(length: int = 4, width: int = 2) -> dict[str, Any]:
-    return unflatten({path: np.broadcast_to(leaf, (length, width, *np.shape(leaf))) for path, leaf in flatten(step()).items()})
+    return unflatten(
+        {path: np.broadcast_to(leaf, (length, width, *np.shape(leaf))) for path, leaf in flatten(step()).items()}
+    )
 
 
 def refusal(tree: Any, spec: Spec = SPEC, **options: Any) -> str:
@@ -86,19 +91,27 @@ def test_missing_without_anything_near():
     tree = step()
     del tree["observations"]["images"]
     assert refusal(tree) == "observations/images/wrist_1: expected uint8 (128, 128, 3), got nothing. Add this field."
-    assert refusal(step() | {"observations": 3}).startswith("observations/images/wrist_1: expected uint8 (128, 128, 3), got nothing")
+    assert refusal(step() | {"observations": 3}).startswith(
+        "observations/images/wrist_1: expected uint8 (128, 128, 3), got nothing"
+    )
 
 
 def test_extra_with_a_suggestion():
     said = refusal(step(observations__stat=np.zeros(3, np.float32)))
-    assert said == "observations/stat: not a field of this schema; did you mean 'observations/state'? Remove it or declare it."
+    assert (
+        said
+        == "observations/stat: not a field of this schema; did you mean 'observations/state'? Remove it or declare it."
+    )
     assert refusal(step(zzz=1)) == "zzz: not a field of this schema. Remove it or declare it."
 
 
 def test_an_extra_mapping_is_named_even_when_it_is_empty():
     assert refusal(step() | {"infos": {}}) == "infos: not a field of this schema. Remove it or declare it."
     assert refusal(step() | {"infos": {"a": {}}}) == "infos/a: not a field of this schema. Remove it or declare it."
-    assert refusal(step() | {"infos": {"a": {"b": 1}}}) == "infos/a/b: not a field of this schema. Remove it or declare it."
+    assert (
+        refusal(step() | {"infos": {"a": {"b": 1}}})
+        == "infos/a/b: not a field of this schema. Remove it or declare it."
+    )
 
 
 def test_a_mapping_where_an_array_is_expected():
@@ -116,7 +129,10 @@ def test_tree_check_not_finite(bad: float):
 def test_a_scalar_that_is_not_finite():
     spec = Spec({"x": ArraySpec(np.dtype(np.float32), (), finite=True)})
     for value in (float("nan"), np.float32("nan"), np.array(np.nan, np.float32)):
-        assert refusal({"x": value}, spec) == "x: expected finite numbers, got nan at (). Drop this step or mend its source."
+        assert (
+            refusal({"x": value}, spec)
+            == "x: expected finite numbers, got nan at (). Drop this step or mend its source."
+        )
 
 
 @pytest.mark.parametrize("value", [1, 1.0, np.float64(1), np.int32(1), np.array(1.0), np.uint8(1)])
@@ -138,7 +154,9 @@ def test_a_number_that_does_not_fit(value: int):
 
 
 def test_lists_of_uneven_length_are_refused_by_name():
-    assert refusal(step(actions=[[1], [1, 2]])).startswith("actions: expected float32 (2,), got list, which is not an array of numbers")
+    assert refusal(step(actions=[[1], [1, 2]])).startswith(
+        "actions: expected float32 (2,), got list, which is not an array of numbers"
+    )
 
 
 def test_cast_takes_another_width_of_the_same_kind():
@@ -152,7 +170,10 @@ def test_cast_takes_another_width_of_the_same_kind():
 
 def test_cast_names_the_number_that_does_not_fit():
     spec = Spec({"x": (np.uint8, (3,))})
-    assert refusal({"x": np.array([1, 2, 300])}, spec, cast=True) == "x: expected uint8, got 300, which does not fit into it."
+    assert (
+        refusal({"x": np.array([1, 2, 300])}, spec, cast=True)
+        == "x: expected uint8, got 300, which does not fit into it."
+    )
 
 
 def test_without_cast_an_array_of_another_width_is_refused():
@@ -187,7 +208,9 @@ def test_tree_check_of_a_trajectory_names_types_and_shapes():
         SPEC.check_batch(tree, leading=2)
     tree = trajectory()
     tree["observations"]["state"] = np.full((4, 2, 3), np.nan, np.float32)
-    with pytest.raises(SchemaError, match=re.escape("observations/state: expected finite numbers, got nan at (0, 0, 0).")):
+    with pytest.raises(
+        SchemaError, match=re.escape("observations/state: expected finite numbers, got nan at (0, 0, 0).")
+    ):
         SPEC.check_batch(tree, leading=2)
     with pytest.raises(SchemaError, match="zzz: not a field"):
         SPEC.check_batch(trajectory() | {"zzz": np.zeros((4, 2))}, leading=2)
@@ -225,7 +248,9 @@ def test_difference():
 def test_an_unknown_path_lists_the_known_ones():
     with pytest.raises(MissingFieldError) as caught:
         SPEC["action"]
-    assert str(caught.value).startswith("action: no such field; did you mean 'actions'? Fields: observations/images/wrist_1, ")
+    assert str(caught.value).startswith(
+        "action: no such field; did you mean 'actions'? Fields: observations/images/wrist_1, "
+    )
 
 
 def test_array_spec_refuses_what_cannot_be_stored():
@@ -261,9 +286,9 @@ def test_keys_that_cannot_be_paths(key: Any):
 
 
 NAMES = st.text(st.characters(blacklist_characters="/", min_codepoint=33), min_size=1, max_size=4)
-TREES = st.recursive(st.integers(), lambda inner: st.dictionaries(NAMES, inner, min_size=1, max_size=3), max_leaves=8).filter(
-    lambda tree: isinstance(tree, dict)
-)
+TREES = st.recursive(
+    st.integers(), lambda inner: st.dictionaries(NAMES, inner, min_size=1, max_size=3), max_leaves=8
+).filter(lambda tree: isinstance(tree, dict))
 
 
 @given(TREES)

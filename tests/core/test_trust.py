@@ -75,7 +75,9 @@ POPEN = {"task": "subprocess:check_output", "task_options": {"args": ["touch", "
 
 
 @pytest.mark.parametrize("values", [POPEN, {"task": "somebodys:told"}, {"task": "somebodys:Id-v0"}])
-@pytest.mark.parametrize("words", ["train --run run --resume --dry-run", "train run/config.yaml --dry-run", "learner run/config.yaml"])
+@pytest.mark.parametrize(
+    "words", ["train --run run --resume --dry-run", "train run/config.yaml --dry-run", "learner run/config.yaml"]
+)
 def test_names_in_a_file_are_refused_before_anything_is_imported(words: str, values: dict[str, Any]):
     run_of_somebody(**values)
     module = values["task"].partition(":")[0]
@@ -254,7 +256,9 @@ def test_processes_of_multiprocessing_inherit_it(folder: Path):
 def test_registered_names_need_no_trust(monkeypatch: pytest.MonkeyPatch):
     from hilt.envs.task import make
 
-    monkeypatch.setattr(trust, "registered", lambda group: {"theirs": "somebodys:told"} if group == "hilt.tasks" else {})
+    monkeypatch.setattr(
+        trust, "registered", lambda group: {"theirs": "somebodys:told"} if group == "hilt.tasks" else {}
+    )
     with trust.command_line([]):
         assert load("somebodys:told").__name__ == "told"
         with pytest.raises(UnsafeError):
@@ -308,7 +312,9 @@ def test_trust_takes_modules_names_and_folders():
         trust.permit_folder(Path("f"), "root")
 
 
-@pytest.mark.parametrize("value", ["${oc.env:HOME}", "x${oc.env:HOME,none}y", "${oc.decode:'1'}", "${a.${oc.env:HOME}}"])
+@pytest.mark.parametrize(
+    "value", ["${oc.env:HOME}", "x${oc.env:HOME,none}y", "${oc.decode:'1'}", "${a.${oc.env:HOME}}"]
+)
 def test_a_file_of_settings_calls_no_resolver(value: str):
     Path("run.yaml").write_text(f'checkpoint_path: "{value}"\n')
     with pytest.raises(ConfigError, match="a file of settings calls nothing"):
@@ -332,7 +338,9 @@ def test_a_file_of_settings_does_not_grow_when_it_is_read():
 
 
 def test_a_recipe_of_the_users_may_name_a_config_of_hil_serls(folder: Path):
-    Path("somebodys.py").write_text(MODULE + "    def get_environment(self, fake_env=False, save_video=False, classifier=False): ...\n")
+    Path("somebodys.py").write_text(
+        MODULE + "    def get_environment(self, fake_env=False, save_video=False, classifier=False): ...\n"
+    )
     body = "def run():\n    return from_hil_serl('somebodys:Config', encoder_type='small')\n"
     Path("mine.py").write_text(f"from hilt.recipes.migrate import from_hil_serl\n{body}")
     with trust.command_line(["train", "mine:run"]):

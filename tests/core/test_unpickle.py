@@ -34,7 +34,10 @@ def load(data: bytes, **options: Any) -> Any:
 
 def transition() -> dict[str, Any]:
     rng = np.random.default_rng(0)
-    observation = {"state": rng.standard_normal((1, 19)).astype(np.float32), "wrist": rng.integers(0, 256, (1, 64, 64, 3), dtype=np.uint8)}
+    observation = {
+        "state": rng.standard_normal((1, 19)).astype(np.float32),
+        "wrist": rng.integers(0, 256, (1, 64, 64, 3), dtype=np.uint8),
+    }
     return {
         "observations": observation,
         "next_observations": {k: v[::-1].copy() for k, v in observation.items()},
@@ -42,14 +45,35 @@ def transition() -> dict[str, Any]:
         "rewards": np.float32(1.0),
         "masks": 0.0,
         "dones": np.bool_(True),
-        "infos": {"succeed": True, "left": False, "grasp_penalty": -0.02, "episode": {"r": np.array([1.0], np.float32)}},
+        "infos": {
+            "succeed": True,
+            "left": False,
+            "grasp_penalty": -0.02,
+            "episode": {"r": np.array([1.0], np.float32)},
+        },
     }
 
 
 SHARED = {"state": np.ones(2)}
 DATA = {
     "transition": transition(),
-    "plain": [None, True, False, 0, -1, 255, 65535, 2**40, -(2**90), 1.5, float("inf"), "text", "héé\n", b"", b"\x00\xff" * 200],
+    "plain": [
+        None,
+        True,
+        False,
+        0,
+        -1,
+        255,
+        65535,
+        2**40,
+        -(2**90),
+        1.5,
+        float("inf"),
+        "text",
+        "héé\n",
+        b"",
+        b"\x00\xff" * 200,
+    ],
     "containers": [(), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), {"a": {}}, {(0, "x"): 1, None: 2, 3: [], b"y": ()}, [[]]],
     "shared": [SHARED, [SHARED, (SHARED,)], {"again": SHARED}],
     "ordered": collections.OrderedDict([("b", 1), ("a", 2)]),
@@ -222,7 +246,8 @@ def test_unpickle_executes_nothing(name: str, protocol: int, tmp_path: Path) -> 
 
 def test_the_refusal_names_what_was_asked_for_and_the_file_and_the_cure() -> None:
     with pytest.raises(
-        UnsafeError, match=r"demo.pkl asks for posix.system, .* nothing was run. If you made the file yourself, load it with pickle"
+        UnsafeError,
+        match=r"demo.pkl asks for posix.system, .* nothing was run. If you made the file yourself, load it with pickle",
     ):
         load(pickle.dumps(Call(os.system, "true")))
 
@@ -285,19 +310,28 @@ def test_handmade_attacks_are_refused(case: str) -> None:
 
 GARBLED = {
     "objects called numbers": ARRAY + state(b"K\x01\x85", dtype("O8", plain_state(b"|")), b"C\x08" + bytes(8)) + b".",
-    "more elements than bytes": ARRAY + state(b"J\xff\xff\xff\x7f\x85", dtype("f8", plain_state()), b"C\x08" + bytes(8)) + b".",
+    "more elements than bytes": ARRAY
+    + state(b"J\xff\xff\xff\x7f\x85", dtype("f8", plain_state()), b"C\x08" + bytes(8))
+    + b".",
     "fewer elements than bytes": ARRAY + state(b"K\x01\x85", dtype("i1", plain_state(b"|")), b"C\x02ab") + b".",
     "a negative length": ARRAY + state(b"J\xff\xff\xff\xff\x85", dtype("i1", plain_state(b"|")), b"C\x00") + b".",
     "elements of no bytes": ARRAY + state(b"J\xff\xff\xff\x7f\x85", dtype("S0"), b"C\x00") + b".",
     "an array without its contents": ARRAY + b".",
     "fewer objects than elements": ARRAY + state(b"K\x02\x85", dtype("O8", plain_state(b"|")), b"]Na") + b".",
-    "objects of a negative number": ARRAY + state(b"J\xff\xff\xff\xff\x85", dtype("O8", plain_state(b"|")), b"]Na") + b".",
-    "a unit that is more than a unit": dtype("M8", b"(K\x04" + text("<") + b"NNNK\x00K\x00K\x00}(C\x05s],O8K\x01K\x01K\x01t\x86tb") + b".",
+    "objects of a negative number": ARRAY
+    + state(b"J\xff\xff\xff\xff\x85", dtype("O8", plain_state(b"|")), b"]Na")
+    + b".",
+    "a unit that is more than a unit": dtype(
+        "M8", b"(K\x04" + text("<") + b"NNNK\x00K\x00K\x00}(C\x05s],O8K\x01K\x01K\x01t\x86tb"
+    )
+    + b".",
     "the state of a list": b"]}b.",
     "the slots of a list": b"]N}" + text("append") + b"Ns\x86b.",
     "a call of a call": name("collections", "OrderedDict") + b")R)R.",
     "an ordered dict of pairs": name("collections", "OrderedDict") + b"]\x85R.",
-    "a huge empty array": name(MULTIARRAY, "_reconstruct") + name("numpy", "ndarray") + b"J\xff\xff\xff\x7f\x85C\x01d\x87R.",
+    "a huge empty array": name(MULTIARRAY, "_reconstruct")
+    + name("numpy", "ndarray")
+    + b"J\xff\xff\xff\x7f\x85C\x01d\x87R.",
     "another class of array": name(MULTIARRAY, "_reconstruct") + name("numpy", "dtype") + b"K\x00\x85C\x01b\x87R.",
     "an object scalar": name(MULTIARRAY, "scalar") + dtype("O8", plain_state(b"|")) + b"C\x08" + bytes(8) + b"\x86R.",
     "a strange byte order": dtype("f4", plain_state(b"!")) + b".",
@@ -311,8 +345,12 @@ GARBLED = {
     "a mark that is not there": b"t.",
     "a key without a value": b"}(K\x01u.",
     "items of a number": b"K\x01K\x02a.",
-    "a text scalar that is not text": name(MULTIARRAY, "scalar") + dtype("U1", plain_state()) + b"C\x04\xff\xff\xff\xff\x86R.",
-    "a text array that is not text": ARRAY + state(b"K\x01\x85", dtype("U1", plain_state()), b"C\x04\xff\xff\xff\xff") + b".",
+    "a text scalar that is not text": name(MULTIARRAY, "scalar")
+    + dtype("U1", plain_state())
+    + b"C\x04\xff\xff\xff\xff\x86R.",
+    "a text array that is not text": ARRAY
+    + state(b"K\x01\x85", dtype("U1", plain_state()), b"C\x04\xff\xff\xff\xff")
+    + b".",
     "text that is not text": b"\x8c\x02\xff\xff.",
     "an instruction of protocol 0": b"I1\n.",
 }
@@ -326,13 +364,20 @@ def test_garbled_pickles_are_corrupt(case: str) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"hello world", bytes(100), pickle.dumps([1], 0), pickle.dumps([1], 1)])
 def test_unpickle_refuses_other_files(data: bytes) -> None:
-    with pytest.raises(CorruptError, match=r"^demo\.pkl is not a whole pickle \(it does not begin as pickles of protocol 2 or later do\)"):
+    with pytest.raises(
+        CorruptError,
+        match=r"^demo\.pkl is not a whole pickle \(it does not begin as pickles of protocol 2 or later do\)",
+    ):
         load(data)
 
 
 def test_a_state_set_later_changes_nothing_that_was_made() -> None:
     number = dtype("i4", plain_state())
-    twice = ARRAY + state(b"K\x02\x85", dtype("i1", plain_state(b"|")), b"C\x02ab") + state(b"K\x01\x85", number, b"C\x04\x01\0\0\0")
+    twice = (
+        ARRAY
+        + state(b"K\x02\x85", dtype("i1", plain_state(b"|")), b"C\x02ab")
+        + state(b"K\x01\x85", number, b"C\x04\x01\0\0\0")
+    )
     same(load(b"\x80\x04" + twice + b"."), np.array([1], np.int32))
     array = ARRAY + b"(K\x01K\x01\x85" + number + b"\x94\x89C\x04\x01\0\0\0tb"
     changed = load(b"\x80\x04]" + array + b"ah\0" + plain_state(b">") + b"a.")
@@ -396,7 +441,11 @@ def test_a_container_in_itself_is_refused() -> None:
 
 @pytest.mark.parametrize("tower", [b")" + b"\x85" * 300_000, b")" + b"2\x86" * 64], ids=["deep", "wide"])
 def test_keys_that_would_take_all_of_the_stack_or_time_to_hash_are_refused(tower: bytes) -> None:
-    for data in (b"}" + tower + b"K\x01s.", b"}(" + tower + b"K\x01u.", name("collections", "OrderedDict") + b")R" + tower + b"K\x01s."):
+    for data in (
+        b"}" + tower + b"K\x01s.",
+        b"}(" + tower + b"K\x01u.",
+        name("collections", "OrderedDict") + b")R" + tower + b"K\x01s.",
+    ):
         with pytest.raises(UnsafeError, match="has a key with a tuple in it"):
             load(b"\x80\x04" + data)
     with pytest.raises(UnsafeError, match="has a key with a list in it"):
@@ -405,7 +454,9 @@ def test_keys_that_would_take_all_of_the_stack_or_time_to_hash_are_refused(tower
 
 def test_a_memo_number_beyond_2_to_the_20_is_held_against_the_size_of_the_file() -> None:
     remembered = b"]r" + (2**20 + 5).to_bytes(4, "little") + b"."
-    padding = b"B" + (2**20 + 100).to_bytes(4, "little") + bytes(2**20 + 100) + b"0"  # bytes that are taken from the stack again
+    padding = (
+        b"B" + (2**20 + 100).to_bytes(4, "little") + bytes(2**20 + 100) + b"0"
+    )  # bytes that are taken from the stack again
     assert load(b"\x80\x04" + padding + remembered) == []
     with pytest.raises(CorruptError, match="no whole instruction at byte 3 of 9"):
         load(b"\x80\x04" + remembered)
@@ -460,10 +511,18 @@ def test_unpickle_stand_ins_take_no_state() -> None:
 # Anything at all.
 
 leaves = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=5), st.binary(max_size=5), st.just(np.arange(3.0))
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.text(max_size=5),
+    st.binary(max_size=5),
+    st.just(np.arange(3.0)),
 )
 trees = st.recursive(
-    leaves, lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=3), inner, max_size=4)), max_leaves=12
+    leaves,
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=3), inner, max_size=4)),
+    max_leaves=12,
 )
 
 
@@ -505,7 +564,9 @@ def fuzz(seed: int, count: int) -> None:
         except HiltError as error:
             assert "demo.pkl" in str(error), number
             continue
-        with contextlib.suppress(ValueError, SystemError):  # a time without a unit, text that was changed after its check
+        with contextlib.suppress(
+            ValueError, SystemError
+        ):  # a time without a unit, text that was changed after its check
             str(value)
 
 

@@ -18,7 +18,9 @@ from hilt.core.validate import Need, check, check_values, defaults_of, needs, ru
 class Rate:
     highest: float = setting(1e-3, above=0, maximum=1)
     schedule: str = setting("constant", choices=("constant", "cosine"))
-    final: float = setting(0.0, minimum=0, below=1, needs=Need("{here}schedule=cosine", lambda c: c.schedule == "cosine"))
+    final: float = setting(
+        0.0, minimum=0, below=1, needs=Need("{here}schedule=cosine", lambda c: c.schedule == "cosine")
+    )
     betas: list[float] = setting(factory=lambda: [0.9, 0.999], length=2, minimum=0, below=1)
     warmup: int | None = setting(None, minimum=1, hint="Leave it out for none.")
 
@@ -60,8 +62,14 @@ class Run:
         ("network.hidden=[]", "network.hidden=[]: expected at least one, at least 1."),
         ("network.bounds=[1,0]", "network.bounds=[1.0, 0.0]: expected 2 numbers, in ascending order."),
         ("network.floors.a=-1", "network.floors={'a': -1.0}: expected a number above 0."),
-        ("rate.schedule=cosin", "rate.schedule: no schedule named 'cosin'; did you mean 'cosine'? Known: constant, cosine."),
-        ("other.final=0.5", "other.final=0.5 would do nothing: it needs other.schedule=cosine. Give that, or leave final out."),
+        (
+            "rate.schedule=cosin",
+            "rate.schedule: no schedule named 'cosin'; did you mean 'cosine'? Known: constant, cosine.",
+        ),
+        (
+            "other.final=0.5",
+            "other.final=0.5 would do nothing: it needs other.schedule=cosine. Give that, or leave final out.",
+        ),
     ],
 )
 def test_a_wrong_setting_is_said_with_what_was_expected(change: str, said: str):
@@ -116,7 +124,11 @@ def test_a_conflict_that_cannot_be_computed_is_raised_where_every_value_is_sound
 
 def test_metadata_is_there_for_whoever_shows_settings():
     shown = {name: str(rule) for name, rule in rules(Run).items()}
-    assert shown["rate.schedule"] == "one of constant, cosine" and shown["free"] == "" and shown["rate.highest"] == "above 0 and at most 1"
+    assert (
+        shown["rate.schedule"] == "one of constant, cosine"
+        and shown["free"] == ""
+        and shown["rate.highest"] == "above 0 and at most 1"
+    )
     needed = [(name, need.needed) for name, need in needs(Run)]
     assert ("network.crop", "learns=true") in needed and ("other.final", "{here}other.schedule=cosine") in needed
     assert all(need.there(Run()) is False for name, need in needs(Run) if name == "other.final")

@@ -41,7 +41,9 @@ def machines(tmp_path_factory):
     for name in ("one", "two"):
         folder = tmp_path_factory.mktemp(name)
         (folder / "machine.txt").write_text(name)
-        cluster.add_node(num_cpus=2, object_store_memory=80_000_000, env_vars={"HILT_NODE_FOLDER": str(folder), "PYTHONPATH": path})
+        cluster.add_node(
+            num_cpus=2, object_store_memory=80_000_000, env_vars={"HILT_NODE_FOLDER": str(folder), "PYTHONPATH": path}
+        )
     ray.init(cluster.address, logging_level="warning")
     yield cluster
     ray.shutdown()
@@ -74,7 +76,9 @@ def test_ranks_on_two_machines_join_fail_and_start_again(placed):
     assert "rank 1 of 2, in update()" in str(raised.value.__cause__) and "toy_group.py" in str(raised.value.__cause__)
 
     group.restart()
-    with pytest.raises(LostWorkerError, match=r"rank 1 of 2 \(both\) is gone, process \d+ on \S+: its worker process has died"):
+    with pytest.raises(
+        LostWorkerError, match=r"rank 1 of 2 \(both\) is gone, process \d+ on \S+: its worker process has died"
+    ):
         group.call("update", "die")
 
     group.restart()
@@ -139,7 +143,8 @@ def test_weights_that_do_not_arrive_are_late(placed):
 
 def test_what_finds_no_place(placed):
     with pytest.raises(
-        DeadlineError, match=r"3 ranks with 2 CPU and 0 GPU each, PACK, found no place within 2 s: the cluster has 4 CPU on 3"
+        DeadlineError,
+        match=r"3 ranks with 2 CPU and 0 GPU each, PACK, found no place within 2 s: the cluster has 4 CPU on 3",
     ):
         placed(ranks=3, cpus=2.0, wait_seconds=2)
 
@@ -183,7 +188,9 @@ def undisturbed(tmp_path_factory):
         ("die-in-update", ["placement.kind=ray", "sharding.enabled=true"]),
     ],
 )
-def test_a_run_is_the_same_wherever_its_ranks_are_and_goes_on_when_one_dies(fails, changes, machines, undisturbed, tmp_path, monkeypatch):
+def test_a_run_is_the_same_wherever_its_ranks_are_and_goes_on_when_one_dies(
+    fails, changes, machines, undisturbed, tmp_path, monkeypatch
+):
     monkeypatch.setattr("hilt.vla.train.WORKER", "tests.vla.toy_placed:make_worker")
     said = []
     address = [f"placement.address={machines.address}"] if "placement.kind=ray" in changes else []

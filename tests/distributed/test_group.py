@@ -46,7 +46,9 @@ def test_how_far_a_call_is_is_told_by_rank(group, monkeypatch):
     heard = []
     monkeypatch.setattr(group, "watch", lambda rank, standing: heard.append((rank, standing)))
     group.call("count", 3)
-    assert {rank for rank, _ in heard} == {0, 1, 2} and all(standing == ("counting", 1, 3, "by one") for _, standing in heard), "not each"
+    assert {rank for rank, _ in heard} == {0, 1, 2} and all(
+        standing == ("counting", 1, 3, "by one") for _, standing in heard
+    ), "not each"
     here = Here(TOY, (10,))
     here.watch = lambda rank, standing: heard.append((rank, standing))
     here.call("count", 2)
@@ -69,7 +71,12 @@ def test_a_start_is_stopped_and_no_rank_stays(kind: str, tmp_path: Path, made):
         return [int(path.name) for path in tmp_path.iterdir()]
 
     with pytest.raises(Stopped):
-        open_group(placement, "tests.distributed.toy_group:NeverReady", (tmp_path,), stop=lambda: len(begun()) == placement.ranks)
+        open_group(
+            placement,
+            "tests.distributed.toy_group:NeverReady",
+            (tmp_path,),
+            stop=lambda: len(begun()) == placement.ranks,
+        )
     gone_by = time.monotonic() + 60
     while kind == "processes" and any(map(is_there, begun())):
         assert time.monotonic() < gone_by, "a rank is still there"
@@ -99,7 +106,9 @@ def test_an_answer_that_cannot_travel_is_said(group):
 
 
 def test_a_killed_rank_is_the_cause_and_not_that_others_lost_it(group):
-    with pytest.raises(LostWorkerError, match=r"rank 2 of 3 is gone: its process was killed by SIGKILL; .* memory") as raised:
+    with pytest.raises(
+        LostWorkerError, match=r"rank 2 of 3 is gone: its process was killed by SIGKILL; .* memory"
+    ) as raised:
         group.call("die_at", 2)
     assert raised.value.rank == 2
 

@@ -56,14 +56,22 @@ def test_adamw_by_hand(settings: dict[str, Any]):
         for one, gradient in zip(kept, gradients, strict=False):
             g, n = gradient * min(1.0, clip / norm), one[3] + 1
             m, v = b1 * one[1] + (1 - b1) * g, b2 * one[2] + (1 - b2) * g**2
-            moved = one[0] * (1 - 0.1 * made.weight_decay) - 0.1 * m / (1 - b1**n) / (torch.sqrt(v / (1 - b2**n)) + 1e-8)
+            moved = one[0] * (1 - 0.1 * made.weight_decay) - 0.1 * m / (1 - b1**n) / (
+                torch.sqrt(v / (1 - b2**n)) + 1e-8
+            )
             one[:] = [moved, m, v, n]
     assert all(torch.allclose(p.double(), one[0], atol=1e-5) for p, one in zip(module.parameters(), kept, strict=True))
 
 
 def test_each_setting_moves_it_otherwise():
     usual = torch.cat(list(trained()[0].parameters()))
-    for change in ({"betas": [0.5, 0.999]}, {"weight_decay": 0.5}, {"gradient_clip": 0.0}, {"warmup_ratio": 0.5}, {"schedule": "cosine"}):
+    for change in (
+        {"betas": [0.5, 0.999]},
+        {"weight_decay": 0.5},
+        {"gradient_clip": 0.0},
+        {"warmup_ratio": 0.5},
+        {"schedule": "cosine"},
+    ):
         assert not torch.allclose(torch.cat(list(trained(**change)[0].parameters())), usual, atol=1e-5), change
 
 
@@ -89,13 +97,22 @@ def moved(ours: DataParallelOptimizer, **named: Any) -> tuple[float, float, dict
 
 def test_a_value_head_has_a_rate_a_clip_and_a_schedule_of_its_own():
     torch.manual_seed(0)
-    usual, head = Optimizer(learning_rate=0.001, weight_decay=0.0), Optimizer(learning_rate=0.1, gradient_clip=0.5, weight_decay=0.0)
+    usual, head = (
+        Optimizer(learning_rate=0.001, weight_decay=0.0),
+        Optimizer(learning_rate=0.1, gradient_clip=0.5, weight_decay=0.0),
+    )
     trunk, value, figures = moved(DataParallelOptimizer(Judged(), usual, head=head))
     assert (trunk, value) == pytest.approx((0.001, 0.1), rel=1e-3)
-    assert figures["learning_rate"] == 0.001 and figures["critic_learning_rate"] == 0.1 and figures["critic_gradient_norm"] > 1
+    assert (
+        figures["learning_rate"] == 0.001
+        and figures["critic_learning_rate"] == 0.1
+        and figures["critic_gradient_norm"] > 1
+    )
     late = Optimizer(learning_rate=0.1, warmup_ratio=1.0, weight_decay=0.0)
     assert moved(DataParallelOptimizer(Judged(), usual, head=late))[:2] == pytest.approx((0.001, 0.05), rel=1e-3)
-    assert moved(DataParallelOptimizer(Judged(), usual))[:2] == pytest.approx((0.001, 0.001), rel=1e-3), "without: like the rest"
+    assert moved(DataParallelOptimizer(Judged(), usual))[:2] == pytest.approx((0.001, 0.001), rel=1e-3), (
+        "without: like the rest"
+    )
 
 
 @pytest.mark.parametrize("head", [None, Optimizer(learning_rate=0.1)])
@@ -106,11 +123,18 @@ def test_the_head_alone(head: Optimizer | None):
     assert moved(ours)[0] > 0
     again = DataParallelOptimizer(Judged(), Optimizer(learning_rate=0.01), head=head)
     again.load_state_dict(ours.state_dict())
-    assert moved(ours)[2] == moved(again)[2] and all(torch.equal(ours.trained[name], again.trained[name]) for name in ours.trained)
+    assert moved(ours)[2] == moved(again)[2] and all(
+        torch.equal(ours.trained[name], again.trained[name]) for name in ours.trained
+    )
 
 
 def test_schedules():
-    assert [learning_rate(Optimizer(learning_rate=0.5, warmup_ratio=0.5), p) for p in (0.1, 0.25, 0.5, 1.0)] == [0.1, 0.25, 0.5, 0.5]
+    assert [learning_rate(Optimizer(learning_rate=0.5, warmup_ratio=0.5), p) for p in (0.1, 0.25, 0.5, 1.0)] == [
+        0.1,
+        0.25,
+        0.5,
+        0.5,
+    ]
     fall = Optimizer(learning_rate=1.0, warmup_ratio=0.2, schedule="cosine", min_lr_ratio=0.1)
     assert [learning_rate(fall, p) for p in (0.1, 0.2, 0.6, 1.0)] == pytest.approx([0.5, 1.0, 0.55, 0.1])
 
@@ -152,7 +176,9 @@ def test_gradients_of_ranks_add_up(monkeypatch: pytest.MonkeyPatch):
     ours.backward(module.loss(False))
     assert ours.step(1.0)["gradient_norm"] == pytest.approx(4 * float(torch.linspace(-1, 1, 5).norm()))
     assert ranks.calls == [2, 5, 5]
-    assert torch.allclose(module.second, before * (1 - 0.1 * 0.01))  # it had zeros, so it is decayed as at the other rank
+    assert torch.allclose(
+        module.second, before * (1 - 0.1 * 0.01)
+    )  # it had zeros, so it is decayed as at the other rank
 
 
 class Other(Alone):
@@ -194,7 +220,9 @@ def test_refused():
     module = Two()
     with pytest.raises(ConfigError, match="Two has no parameter that is trained"):
         DataParallelOptimizer(module.requires_grad_(False), Optimizer(learning_rate=0.1))
-    with pytest.raises(ConfigError, match="learning_rate is none, which only a run's settings can choose: give a number"):
+    with pytest.raises(
+        ConfigError, match="learning_rate is none, which only a run's settings can choose: give a number"
+    ):
         DataParallelOptimizer(module.requires_grad_(True), Optimizer())
     with pytest.raises(ConfigError, match="Two has no value_head that is trained, for which an optimizer was given"):
         DataParallelOptimizer(module, Optimizer(learning_rate=0.1), head=Optimizer(learning_rate=0.1))

@@ -27,7 +27,13 @@ def test_alone():
 
 def test_a_rank_that_joined_nobody_adds_nothing_up():
     ranks = Unjoined(1, 3)
-    for call in (lambda: ranks.sum_(torch.ones(1)), lambda: ranks.max(1), lambda: ranks.any(True), lambda: ranks.gather(1), ranks.barrier):
+    for call in (
+        lambda: ranks.sum_(torch.ones(1)),
+        lambda: ranks.max(1),
+        lambda: ranks.any(True),
+        lambda: ranks.gather(1),
+        ranks.barrier,
+    ):
         with pytest.raises(ClosedError, match="rank 1 of 3 only rolls out"):
             call()
 
@@ -64,7 +70,9 @@ def test_who_leaves_is_named_to_those_who_wait(group):
 def test_who_is_late_is_named_at_the_deadline(group, tmp_path: Path):
     answers = group.call("wait_for", 2, str(tmp_path))
     assert answers.pop(2) == "" and all("waited 5 s for rank 2 (last seen in join)." in answer for answer in answers)
-    assert any(answer.startswith("LateRankError: rank ") for answer in answers)  # who hears of it from another, lost that one
+    assert any(
+        answer.startswith("LateRankError: rank ") for answer in answers
+    )  # who hears of it from another, lost that one
 
 
 def test_who_is_killed_is_named(group):
@@ -104,7 +112,9 @@ def test_errors_of_others_who_use_torch_distributed():
 def test_the_meeting_is_at_no_other_address_than_its_own():
     store, address = host_meeting()
     port = int(address.rpartition(":")[2])
-    listening = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:] if line.split()[3] == "0A"]
+    listening = [
+        line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:] if line.split()[3] == "0A"
+    ]
     assert f"0100007F:{port:04X}" in listening and f"00000000:{port:04X}" not in listening
     del store
 

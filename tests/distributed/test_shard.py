@@ -17,7 +17,9 @@ from tests.distributed.toy_group import LEARNING_RATE, Net, Shards
 from tests.forked import preloaded
 
 SHARDS = "tests.distributed.toy_group:Shards"
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: what is moved from it to the CPU is not tested")
+CUDA = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no GPU: what is moved from it to the CPU is not tested"
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,9 @@ def enter(group, size):
 def same(one, two, tolerance=1e-6):
     assert set(one) == set(two)
     for name in one:
-        torch.testing.assert_close(one[name], two[name], rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            one[name], two[name], rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def test_checkpoints_go_from_two_ranks_to_one_to_four(group, single):
@@ -74,7 +78,9 @@ def test_checkpoints_go_from_two_ranks_to_one_to_four(group, single):
         for part in ("trained", "adam"):
             same(full[part], states[stage][part])
         answers = group.call("alone")[:size]  # rank-local: each rank asks another number of times
-        assert [len(given) for given in answers] == list(range(1, size + 1)) and len({given[0] for given in answers}) == 1
+        assert [len(given) for given in answers] == list(range(1, size + 1)) and len(
+            {given[0] for given in answers}
+        ) == 1
         state = full
 
 
@@ -108,7 +114,9 @@ def test_a_reward_policy_in_pieces_learns_from_the_outcomes_of_both_ranks_as_one
         assert apart.quantile(0.9) < 1e-6 * LEARNING_RATE
     assert figures[0]["prime_loss"] > figures[1]["prime_loss"], "it learned"
     (_, _, other) = Shards(ranks=Alone()).learn_outcomes(None, (3,), 2)
-    assert max((other[name] - judge[name]).abs().max() for name in judge) > LEARNING_RATE / 2, "the outcomes of one rank are not enough"
+    assert max((other[name] - judge[name]).abs().max() for name in judge) > LEARNING_RATE / 2, (
+        "the outcomes of one rank are not enough"
+    )
 
 
 @pytest.mark.parametrize("option", ["offload_gradients", "offload_optimizer", "offload_parameters"])
@@ -169,7 +177,8 @@ def test_what_cannot_be_sharded():
         Sharded(Net(), Optimizer(), Alone(), Sharding(enabled=True))
     with contextlib.closing(Here(SHARDS, (), joined=True)) as here:
         with pytest.raises(
-            UnknownNameError, match=r"no class of modules in this policy .sharding.units. named 'Peace'; did you mean 'Piece'"
+            UnknownNameError,
+            match=r"no class of modules in this policy .sharding.units. named 'Peace'; did you mean 'Piece'",
         ):
             here.call("build", {"units": ["Peace"]})
         here.call("build", {})

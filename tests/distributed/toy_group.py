@@ -123,7 +123,13 @@ class Toy:
         empty = ranks.sum_(torch.zeros(0))
         gathered = ranks.gather({"rank": rank, "text": "é" * rank, "none": None})
         ranks.barrier()
-        return float(ranks.sum_(torch.tensor([rank + 0.5])).sum()), len(empty), ranks.max(rank), ranks.any(rank == 1), gathered
+        return (
+            float(ranks.sum_(torch.tensor([rank + 0.5])).sum()),
+            len(empty),
+            ranks.max(rank),
+            ranks.any(rank == 1),
+            gathered,
+        )
 
     def _error(self, function):
         try:
@@ -151,7 +157,11 @@ class Net(nn.Module):
         super().__init__()
         self.checkpointed = checkpointed
         self.first, self.layers = nn.Linear(5, 7), nn.ModuleList([Piece(), Piece()])
-        self.last, self.unused, self.frozen = nn.Linear(7, 1), nn.Linear(3, 3), nn.Parameter(torch.ones(7), requires_grad=False)
+        self.last, self.unused, self.frozen = (
+            nn.Linear(7, 1),
+            nn.Linear(3, 3),
+            nn.Parameter(torch.ones(7), requires_grad=False),
+        )
 
     def evaluate(self, x):
         x = self.first(x)
@@ -160,14 +170,27 @@ class Net(nn.Module):
         return self.last(x * self.frozen)[:, 0]
 
 
-VLA = {"image_size": 16, "state_dim": 3, "chunk": 2, "action_dim": 3, "width": 16, "depth": 2, "heads": 2, "keypoints": 2}
+VLA = {
+    "image_size": 16,
+    "state_dim": 3,
+    "chunk": 2,
+    "action_dim": 3,
+    "width": 16,
+    "depth": 2,
+    "heads": 2,
+    "keypoints": 2,
+}
 
 
 def seen_by_vla(count):
     """Observations of the small VLA, with three instructions in turn."""
     draws, words = np.random.default_rng(0), ("push it", "lift the red cube", "close the drawer")
     return [
-        {"full_image": draws.integers(0, 255, (16, 16, 3)).astype(np.uint8), "state": draws.normal(size=3), "instruction": words[i % 3]}
+        {
+            "full_image": draws.integers(0, 255, (16, 16, 3)).astype(np.uint8),
+            "state": draws.normal(size=3),
+            "instruction": words[i % 3],
+        }
         for i in range(count)
     ]
 
@@ -183,7 +206,11 @@ class Shards:
         if self.world is not None:
             self.world.leave("for another world")
         inside = self.ranks.rank < size
-        self.world = join(address, self.ranks.rank, size, name=f"world-{size}", timeout_seconds=60, device=self.device) if inside else None
+        self.world = (
+            join(address, self.ranks.rank, size, name=f"world-{size}", timeout_seconds=60, device=self.device)
+            if inside
+            else None
+        )
 
     def build(self, sharding, state=None, checkpointed=0.0):
         if self.world is None:
@@ -212,11 +239,15 @@ class Shards:
 
         policy = SmallVLA(SmallVLAConfig(**VLA, value=value)).double()
         record = policy.act(seen_by_vla(3), generator=torch.Generator().manual_seed(0))[1]
-        self._give(policy, sharding, None if value == "none" else Optimizer(learning_rate=LEARNING_RATE / 3, gradient_clip=0.1))
+        self._give(
+            policy, sharding, None if value == "none" else Optimizer(learning_rate=LEARNING_RATE / 3, gradient_clip=0.1)
+        )
         mine = {name: array[self.world.rank :: self.world.size] for name, array in record.items()}
         for step in range(steps):
             found = policy.evaluate(mine)
-            self.optimizer.backward((found.log_prob.sum() + (0 if found.value is None else found.value.square().sum())) / 10)
+            self.optimizer.backward(
+                (found.log_prob.sum() + (0 if found.value is None else found.value.square().sum())) / 10
+            )
             self.optimizer.step(1.0, head_only=value != "none" and step == 0)
         return self.optimizer.state_dict()["trained"]
 
@@ -240,13 +271,22 @@ class Shards:
             executed, success = np.full(length, 2, np.int32), number in (0, 4, 5)
             executed[-1] = 1 + number % 2
             start = Start("toy", "train", number // 3, 0, number // 3, number)
-            made.append(RolloutEpisode(start, part, executed, np.zeros(length, np.float32), success, int(executed.sum()), False, 0, b""))
+            made.append(
+                RolloutEpisode(
+                    start, part, executed, np.zeros(length, np.float32), success, int(executed.sum()), False, 0, b""
+                )
+            )
         mine = made[sum(deal[: self.world.rank]) :][: deal[self.world.rank]]
         rewards = [np.eye(1, episode.rows, episode.rows - 1)[0] * episode.success for episode in mine]
         optimizer = self._give(policy, sharding)
         settings = Prime(coefficient=0.7, beta=0.3, granularity="token")
         process = ProcessReward(settings, self._give(judge, sharding), kept.requires_grad_(False))
-        updater = Updater(PolicyGradient(estimator="rloo", batch=Batching(chunks_per_pass=2)), optimizer, ranks=self.world, process=process)
+        updater = Updater(
+            PolicyGradient(estimator="rloo", batch=Batching(chunks_per_pass=2)),
+            optimizer,
+            ranks=self.world,
+            process=process,
+        )
         figures = [updater.update(mine, rewards) for _ in range(updates)]
         return figures, optimizer.state_dict()["trained"], process.optimizer.state_dict()["trained"]
 
@@ -255,14 +295,19 @@ class Shards:
         if self.world is None:
             return None
         size = self.world.size
-        whose = [0 if (row % size == 1 and row > 1) or (size > 2 and row % size == size - 1) else row % size for row in range(9)]
+        whose = [
+            0 if (row % size == 1 and row > 1) or (size > 2 and row % size == size - 1) else row % size
+            for row in range(9)
+        ]
         mine = [row for row in range(9) if whose[row] == self.world.rank]
         x, figures = torch.randn(9, 5, generator=torch.Generator().manual_seed(3)).to(self.device), []
         for _ in range(steps):
             total = torch.zeros(1)
             for half in (mine[::2], mine[1::2]):
                 rows, weight = (half, 1.0) if half else ([0], 0.0)  # the same passes at every rank
-                loss = weight * (self.optimizer.module.evaluate(x[rows]).float() - x[rows].sin().sum(1)).square().sum() / 9
+                loss = (
+                    weight * (self.optimizer.module.evaluate(x[rows]).float() - x[rows].sin().sum(1)).square().sum() / 9
+                )
                 self.optimizer.backward(loss)
                 total += loss.detach().cpu()
             length = self.optimizer.step(1.0)["gradient_norm"]
@@ -273,10 +318,14 @@ class Shards:
         """Of one pass at each rank, whole, and then forgotten."""
         if self.world is None:
             return None
-        self.optimizer.backward(self.optimizer.module.evaluate(torch.ones(2, 5, device=self.device)).sum() / self.world.size)
+        self.optimizer.backward(
+            self.optimizer.module.evaluate(torch.ones(2, 5, device=self.device)).sum() / self.world.size
+        )
         pieces, parameters = self.optimizer._gradients(), self.optimizer.trained.values()
         gather = getattr(self.optimizer, "_gathered", lambda piece, _: piece)
-        whole = [None if piece is None else gather(piece, p).clone() for piece, p in zip(pieces, parameters, strict=True)]
+        whole = [
+            None if piece is None else gather(piece, p).clone() for piece, p in zip(pieces, parameters, strict=True)
+        ]
         self.optimizer.module.zero_grad()
         self.optimizer._offloaded = {}
         return whole
@@ -289,7 +338,10 @@ class Shards:
         if self.world is None:
             return None
         with self.optimizer.whole(), torch.no_grad():
-            return [float(self.optimizer.module.evaluate(torch.ones(1, 5, device=self.device))) for _ in range(self.world.rank + 1)]
+            return [
+                float(self.optimizer.module.evaluate(torch.ones(1, 5, device=self.device)))
+                for _ in range(self.world.rank + 1)
+            ]
 
     def sizes(self):
         return None if self.world is None else sum(p.numel() for p in self.optimizer._pieces())

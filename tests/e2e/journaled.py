@@ -28,7 +28,9 @@ class Journaled(gymnasium.Env[Any, Any]):
     def __init__(self, folder: str, delay: float = 0.004):
         self.initial_states = {"train": 10, "test": 5}
         self.life, self.count, self.delay = secrets.randbits(23), 0, delay
-        self.observation_space = Dict({"state": Box(-np.inf, np.inf, (3,), np.float32), "image": Box(0, 255, (24, 24, 3), np.uint8)})
+        self.observation_space = Dict(
+            {"state": Box(-np.inf, np.inf, (3,), np.float32), "image": Box(0, 255, (24, 24, 3), np.uint8)}
+        )
         self.action_space = Box(-1, 1, (2,), np.float32)
         self._folder, self._file = Path(folder), -1
 
@@ -46,13 +48,21 @@ class Journaled(gymnasium.Env[Any, Any]):
         self.steps, self.count = self.steps + 1, self.count + 1
         reward, terminated = float(action[0] > 0.5), bool(action[0] > 0.95)
         truncated = not terminated and self.steps == LIMIT
-        line = {"count": self.count, "action": np.asarray(action).tolist(), "reward": reward, "ends": [terminated, truncated]}
+        line = {
+            "count": self.count,
+            "action": np.asarray(action).tolist(),
+            "reward": reward,
+            "ends": [terminated, truncated],
+        }
         os.write(self._file, json.dumps(line).encode() + b"\n")
         os.fsync(self._file)
         return self._seen(), reward, terminated, truncated, {"succeed": terminated}
 
     def _seen(self) -> Any:
-        return {"state": np.array([self.life, self.count, self.start], np.float32), "image": image_of(self.life, self.count)}
+        return {
+            "state": np.array([self.life, self.count, self.start], np.float32),
+            "image": image_of(self.life, self.count),
+        }
 
 
 def image_of(life: int, count: int) -> Array:

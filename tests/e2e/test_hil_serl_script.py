@@ -65,8 +65,22 @@ def folder(tmp_path: Path) -> Path:
 def export_recording(folder: Path) -> int:
     """Demonstrations that `hilt record` made and `hilt data convert --to hil-serl` wrote in the current folder, beside the others; returns
     their steps."""
-    record = ["record", "tabletop/reach", "--device", "script", "--episodes", "2", "--observations", "hil-serl", "--image-size", "32"]
-    for words in ([*record, "--out", "recorded", "--no-video"], ["data", "convert", "recorded/log", "exported", "--to", "hil-serl"]):
+    record = [
+        "record",
+        "tabletop/reach",
+        "--device",
+        "script",
+        "--episodes",
+        "2",
+        "--observations",
+        "hil-serl",
+        "--image-size",
+        "32",
+    ]
+    for words in (
+        [*record, "--out", "recorded", "--no-video"],
+        ["data", "convert", "recorded/log", "exported", "--to", "hil-serl"],
+    ):
         done = CliRunner().invoke(cli.app, words)
         assert done.exit_code == 0, done.output
     (made,) = (folder / "exported" / "demo_data").glob("*.pkl")
@@ -84,7 +98,12 @@ def test_the_script_runs_as_two_processes(folder: Path, monkeypatch: pytest.Monk
     one_thread = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}}
     running = {
         role: subprocess.Popen(
-            [sys.executable, "train.py", role], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **one_thread
+            [sys.executable, "train.py", role],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **one_thread,
         )
         for role in ("learner", "actor")
     }
@@ -100,29 +119,57 @@ def test_the_script_runs_as_two_processes(folder: Path, monkeypatch: pytest.Monk
     assert acted is not None and int(acted[1]) >= 1, f"the actor got no weights: {said['actor']}"
     demonstrated = int(re.search(r"demonstrated (\d+)", said["learner"])[1])  # type: ignore[index]
     assert demonstrated == exported + demonstrated_there > exported > 0
-    assert f"online 120 demo {demonstrated + int(acted[2])}" in said["learner"], "a take-over is in both, and nothing is lost"
+    assert f"online 120 demo {demonstrated + int(acted[2])}" in said["learner"], (
+        "a take-over is in both, and nothing is lost"
+    )
     assert "learned 60 steps, critic loss" in said["learner"] and said["learner"].count("stats {") >= 5
 
 
 def test_the_config_is_a_recipe_with_its_demonstrations_and_buffers(folder: Path, monkeypatch: pytest.MonkeyPatch):
     """``hilt train hil-serl:…``: pickles as they are, a folder of buffers imported, take-overs of the environment's own wrapper."""
     (demos,) = (folder / "demo_data").glob("*.pkl")
-    episode = [{key: value for key, value in step.items() if key != "infos"} for step in pickle.loads(demos.read_bytes())[:8]]
+    episode = [
+        {key: value for key, value in step.items() if key != "infos"} for step in pickle.loads(demos.read_bytes())[:8]
+    ]
     for name, steps in (("buffer", episode), ("demo_buffer", episode[2:5])):
         (folder / "old" / name).mkdir(parents=True)
         (folder / "old" / name / "transitions_1000.pkl").write_bytes(pickle.dumps(steps))
-    settings = ["demo_path=[demo_data/*.pkl]", "checkpoint_path=old", "max_steps=20", "training_starts=60", "checkpoint_period=0"]
+    settings = [
+        "demo_path=[demo_data/*.pkl]",
+        "checkpoint_path=old",
+        "max_steps=20",
+        "training_starts=60",
+        "checkpoint_period=0",
+    ]
     ports = [f"wire.port={free_port()}", f"wire.broadcast_port={free_port()}"]
     monkeypatch.chdir(folder)
-    command = [sys.executable, "-m", "tests.forked_hilt", "train", "hil-serl:my_task:TrainConfig", *settings, *ports, "--run", "run"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.forked_hilt",
+        "train",
+        "hil-serl:my_task:TrainConfig",
+        *settings,
+        *ports,
+        "--run",
+        "run",
+    ]
     path = os.pathsep.join([str(folder), str(ROOT)])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     with Log.open(folder / "run" / "log", "r") as log, Log.open(folder / "run" / "demos", "r") as demonstrated:
         sources = log.read(log.all().keys(), ["source"])["source"]
-        assert sources[:8].tolist() == [0, 0, 1, 1, 1, 0, 0, 0], "the imported steps come first, and say on which a person acted"
+        assert sources[:8].tolist() == [0, 0, 1, 1, 1, 0, 0, 0], (
+            "the imported steps come first, and say on which a person acted"
+        )
         assert set(sources[8:].tolist()) == {Source.RANDOM, Source.POLICY, Source.HUMAN} and len(sources) >= 60
         assert len(demonstrated) == len(pickle.loads(demos.read_bytes()))
     hil = recipe("my_recipe:reach")
-    assert hil.demo_path == ["demo_data/*.pkl"] and hil.task_options == {"config": "my_task:TrainConfig"} and hil.max_steps == 60
+    assert (
+        hil.demo_path == ["demo_data/*.pkl"]
+        and hil.task_options == {"config": "my_task:TrainConfig"}
+        and hil.max_steps == 60
+    )

@@ -43,9 +43,19 @@ class Train:
 
     def start(self, *words: str) -> None:
         with self.output.open("ab") as out:
-            command = [sys.executable, "-m", rounds("tests.forked_hilt", "hilt"), "train", *words, "--run", str(self.run)]
+            command = [
+                sys.executable,
+                "-m",
+                rounds("tests.forked_hilt", "hilt"),
+                "train",
+                *words,
+                "--run",
+                str(self.run),
+            ]
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
-            self.process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, cwd=ROOT, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, stdout=out, stderr=out, env=environment, cwd=ROOT, start_new_session=True
+            )
 
     def pid(self, name: str) -> int:
         """Of the newest process of this name."""
@@ -70,7 +80,11 @@ class Train:
         self.wait(lambda: self.steps() >= target, f"{count} more steps")
 
     def updates(self) -> int:
-        return max((record["update"] for record in read_metrics(self.run)), default=0) if (self.run / "metrics.jsonl").exists() else 0
+        return (
+            max((record["update"] for record in read_metrics(self.run)), default=0)
+            if (self.run / "metrics.jsonl").exists()
+            else 0
+        )
 
     def kill(self, *names: str) -> None:
         for name in names:
@@ -117,7 +131,10 @@ def train(memory_path: Path) -> Iterator[Train]:
 def check(train: Train, actors: int = 1) -> dict[str, int]:
     """The log has every step of every environment, in order, once, pixel for pixel; but for the last one of a life, whose insert may not
     have returned. What a spool still has is the same as what the log has, or comes after it."""
-    journals = {int(path.stem): [json.loads(line) for line in path.read_text().splitlines()] for path in train.journals.iterdir()}
+    journals = {
+        int(path.stem): [json.loads(line) for line in path.read_text().splitlines()]
+        for path in train.journals.iterdir()
+    }
     with Log.open(train.run / "log", "r") as log:
         rows = log.read(log.all().keys())
         lengths = [len(log.trajectory_keys(number)) for number in log.trajectories()]
@@ -128,7 +145,9 @@ def check(train: Train, actors: int = 1) -> dict[str, int]:
     spooled = set()
     for number in range(actors):
         spool = QueuedDataStore(1, path=train.run / "actors" / f"actor-{number + 1}" / "spool")
-        spooled |= {tuple(step["next_observations"]["state"].astype(int)[:2].tolist()) for step in spool.get_latest_data(-1)}
+        spooled |= {
+            tuple(step["next_observations"]["state"].astype(int)[:2].tolist()) for step in spool.get_latest_data(-1)
+        }
         spool.close()
     last = lost = 0
     for life, lines in journals.items():
@@ -142,7 +161,9 @@ def check(train: Train, actors: int = 1) -> dict[str, int]:
             assert before[row].tolist()[:2] == [life, line["count"] - 1] and after[row, 2] == before[row, 2]
             np.testing.assert_array_equal(rows["actions"][row], np.float32(line["action"]))
             assert rows["rewards"][row] == line["reward"]
-            assert [bool(rows["terminated"][row]), bool(rows["truncated"][row])] == line["ends"] and rows["succeed"][row] == line["ends"][0]
+            assert [bool(rows["terminated"][row]), bool(rows["truncated"][row])] == line["ends"] and rows["succeed"][
+                row
+            ] == line["ends"][0]
             np.testing.assert_array_equal(rows["observations"]["image"][row], image_of(life, line["count"] - 1))
             np.testing.assert_array_equal(rows["next_observations"]["image"][row], image_of(life, line["count"]))
     assert lost == 0, f"{lost} steps whose insert had returned are not in the log"
@@ -155,7 +176,9 @@ def check(train: Train, actors: int = 1) -> dict[str, int]:
     return {"steps": len(names), "lives of environments": len(journals), "under way when killed": last}
 
 
-def test_each_side_is_killed_and_the_whole_is_interrupted_and_nothing_is_lost(train: Train, counted: Callable[[str], None]):
+def test_each_side_is_killed_and_the_whole_is_interrupted_and_nothing_is_lost(
+    train: Train, counted: Callable[[str], None]
+):
     train.start(RECIPE, f"task_options.folder={train.journals}")
     train.wait_steps(60)
     for names in (("actor-1",), ("learner",), ("actor-1", "learner")):
@@ -166,7 +189,9 @@ def test_each_side_is_killed_and_the_whole_is_interrupted_and_nothing_is_lost(tr
     assert list((train.run / "checkpoints").iterdir()), "Ctrl-C leaves a checkpoint"
 
     before = train.updates()
-    train.start("--resume", f"max_steps={before + 10}")  # of the learner: how many steps actors make meanwhile depends on the machine
+    train.start(
+        "--resume", f"max_steps={before + 10}"
+    )  # of the learner: how many steps actors make meanwhile depends on the machine
     assert train.end() == 0, train.said()
     found = check(train)
     assert train.updates() > before and "ended: " in train.said()
@@ -203,7 +228,9 @@ def test_signals_to_all_processes_are_answered_by_one_and_no_update_is_lost(trai
 def test_each_signal_to_each_target_in_each_phase_of_a_run_with_an_actor(train: Train, number: int):
     """To `hilt train` alone, to its group, to its session; while the sides start, collect and learn, once and again while it ends."""
     targets = ["process", "group", "session"]
-    for place, (times, phase) in enumerate((times, phase) for times in (1, 2) for phase in ("start", "collect", "update")):
+    for place, (times, phase) in enumerate(
+        (times, phase) for times in (1, 2) for phase in ("start", "collect", "update")
+    ):
         before, steps, heard = train.updates(), train.steps(), len(train.said()) if train.output.exists() else 0
         train.start(*(["--resume"] if place else [RECIPE, f"task_options.folder={train.journals}"]))
         assert train.process is not None
@@ -216,15 +243,23 @@ def test_each_signal_to_each_target_in_each_phase_of_a_run_with_an_actor(train: 
         target = targets[(place + number) % 3]
         for again in range(times):
             time.sleep(0.5 * again)
-            pids = members(train.process.pid) if target == "session" else [train.process.pid if target == "process" else -train.process.pid]
+            pids = (
+                members(train.process.pid)
+                if target == "session"
+                else [train.process.pid if target == "process" else -train.process.pid]
+            )
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):  # it may have ended in order by now
                     os.kill(pid, number)
         said = f"{phase}, {target}, {times} times: "
         late = {-number} if times > 1 else set()  # the second one came after all was saved and said, while Python ended
-        assert train.end() in {128 + number, *late} and train.said()[heard:].count("stopped: ") >= 1, said + train.said()
+        assert train.end() in {128 + number, *late} and train.said()[heard:].count("stopped: ") >= 1, (
+            said + train.said()
+        )
         assert "Traceback" not in train.said() and "started again" not in train.said(), said + train.said()
-        assert max(numbers(train.run), default=0) >= train.updates() >= before + (phase == "update"), said + train.said()
+        assert max(numbers(train.run), default=0) >= train.updates() >= before + (phase == "update"), (
+            said + train.said()
+        )
     check(train)
 
 
@@ -237,7 +272,9 @@ def test_a_soak_of_kills(train: Train, counted: Callable[[str], None]):
     train.wait_steps(50)
     end = time.monotonic() + 180
     while time.monotonic() < end:
-        names = rng.choice([("learner",), ("actor-1",), ("actor-2",), ("learner", "actor-1"), ("learner", "actor-1", "actor-2")])
+        names = rng.choice(
+            [("learner",), ("actor-1",), ("actor-2",), ("learner", "actor-1"), ("learner", "actor-1", "actor-2")]
+        )
         time.sleep(rng.uniform(12, 30))  # more often, and `hilt train` gives up: at most 3 in a minute
         if train.process is not None and train.process.poll() is None:
             train.kill(*(name for name in names if _alive(train.pid(name))))

@@ -45,7 +45,9 @@ with Log.open("log", "r") as log:
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")} | {"COLUMNS": "200"}
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")} | {
+        "COLUMNS": "200"
+    }
     done = subprocess.run(command, cwd=cwd, env=clean, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -65,8 +67,12 @@ def wheel(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def bin(wheel: Path, folder: Path) -> Path:
     """The programs of a clean environment with the wheel in it."""
-    run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)  # to install pip there takes longer than the wheel
-    pip(folder / "venv/bin", "install", "--quiet", "--no-compile", str(wheel))  # compiling what nothing imports takes seconds
+    run(
+        sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder
+    )  # to install pip there takes longer than the wheel
+    pip(
+        folder / "venv/bin", "install", "--quiet", "--no-compile", str(wheel)
+    )  # compiling what nothing imports takes seconds
     return folder / "venv/bin"
 
 
@@ -108,7 +114,9 @@ def test_the_oldest_numpy_will_do(bin: Path, folder: Path):
     found = run(bin / "python", "store.py", cwd=folder)
     assert found.startswith("1.26.")
     assert "40 steps, all right" in found
-    in_one_process = re.search(r"## In one process.*?```python\n(.*?)```", (ROOT / "docs/wire.md").read_text(), re.DOTALL)
+    in_one_process = re.search(
+        r"## In one process.*?```python\n(.*?)```", (ROOT / "docs/wire.md").read_text(), re.DOTALL
+    )
     assert in_one_process is not None
     (folder / "wire.py").write_text(in_one_process[1])
     run(bin / "python", "wire.py", cwd=folder)

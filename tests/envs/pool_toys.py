@@ -27,7 +27,9 @@ class Counting(gymnasium.Env[Any, Any]):
         self.size, self.folder = size, folder
         self.action_space = spaces.Box(-9.0, 9.0, (1,), np.float32)
         image = spaces.Box(0, 255, (size, size, 3), np.uint8)
-        self.observation_space = spaces.Dict({"state": spaces.Dict({"left/sum": spaces.Box(-99, 99, (2,), np.float32)}), "front": image})
+        self.observation_space = spaces.Dict(
+            {"state": spaces.Dict({"left/sum": spaces.Box(-99, 99, (2,), np.float32)}), "front": image}
+        )
         self.observations = 0
         self._note("made")
 

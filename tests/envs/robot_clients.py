@@ -28,7 +28,9 @@ class Client:
 
     def __init__(self, url: str, *, source: str = "127.0.0.1", headers: dict[str, str] | None = None):
         at = urlsplit(url)
-        self._connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=60, source_address=(source, 0))
+        self._connection = http.client.HTTPConnection(
+            at.hostname or "", at.port, timeout=60, source_address=(source, 0)
+        )
         self._headers = headers or {}
 
     def post(self, path: str, body: Any = None, *, raw: bytes | None = None, method: str = "POST") -> Any:
@@ -39,7 +41,9 @@ class Client:
         if answer.status != 200:
             raise Refused(answer.status, data.decode())
         kind = answer.getheader("content-type", "")
-        return json.loads(data) if kind == "application/json" else data if kind.endswith("octet-stream") else data.decode()
+        return (
+            json.loads(data) if kind == "application/json" else data if kind.endswith("octet-stream") else data.decode()
+        )
 
     def close(self) -> None:
         self._connection.close()

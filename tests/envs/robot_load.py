@@ -50,9 +50,13 @@ async def _one(url: str, requests: int, pose: list[float], answers: Counter[int]
             path, body = "/pose", json.dumps({"arr": pose}).encode()
         elif number % 10 == 6:
             path, body = "/pose", b'{"arr": [1, 2, NaN]}'
-        writer.write(f"POST {path} HTTP/1.1\r\nHost: {at.netloc}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        writer.write(
+            f"POST {path} HTTP/1.1\r\nHost: {at.netloc}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+        )
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), TIMEOUT_S)
-        length = next(int(line.split(b":")[1]) for line in head.lower().splitlines() if line.startswith(b"content-length"))
+        length = next(
+            int(line.split(b":")[1]) for line in head.lower().splitlines() if line.startswith(b"content-length")
+        )
         await asyncio.wait_for(reader.readexactly(length), TIMEOUT_S)
         answers[int(head.split()[1])] += 1
     writer.close()

@@ -18,7 +18,9 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
     def __init__(self, prefixes=("",), rewards=None, infos=None, ends=None, images=True, seed=0):
         self.prefixes, self.rewards, self.infos, self.ends = prefixes, rewards or {}, infos or {}, ends or {}
         self.action_space = spaces.Box(-1.0, 1.0, (7 * len(prefixes),), np.float32)
-        state = {p + key: spaces.Box(-np.inf, np.inf, (size,), np.float32) for p in prefixes for key, size in SIZES.items()}
+        state = {
+            p + key: spaces.Box(-np.inf, np.inf, (size,), np.float32) for p in prefixes for key, size in SIZES.items()
+        }
         parts: dict[str, Any] = {"state": spaces.Dict(state)}
         if images:
             parts["images"] = spaces.Dict({"front": spaces.Box(0, 255, (4, 4, 3), np.uint8)})

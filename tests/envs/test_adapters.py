@@ -115,7 +115,9 @@ def test_errors_of_a_custom_environment_are_not_swallowed():
 
 
 def test_from_custom_reports_missing_members():
-    lacking = r"dict has no get_obs, get_instruction, eval_success, step_lim, step or take_action; from_custom needs them"
+    lacking = (
+        r"dict has no get_obs, get_instruction, eval_success, step_lim, step or take_action; from_custom needs them"
+    )
     with pytest.raises(ConfigError, match=lacking):
         from_custom(lambda seed: {}, ACTIONS)
     with pytest.raises(ConfigError, match=r"Reach has no action space; give one of a single action"):
@@ -127,7 +129,9 @@ def test_from_custom_reports_missing_members():
 
     with pytest.raises(SchemaError, match=r"an observation has 'hello' in it; expected numbers, arrays or tensors"):
         from_custom(Talks, ACTIONS)
-    env = from_custom(Talks, ACTIONS, observe=lambda seen: {"state": seen["state"].astype(np.float32)}, states={"train": 2})
+    env = from_custom(
+        Talks, ACTIONS, observe=lambda seen: {"state": seen["state"].astype(np.float32)}, states={"train": 2}
+    )
     assert env.reset()[0]["state"].dtype == np.float32 and env.initial_states == {"train": 2}
 
 
@@ -137,7 +141,9 @@ def test_from_custom_reports_missing_members():
 class Count(gymnasium.Env):
     """Counts up from its seed; ends by itself at a length that the seed decides, or at 12 steps. Dictionary observations, success told."""
 
-    observation_space = spaces.Dict({"n": spaces.Box(-np.inf, np.inf, (2,), np.float32), "image": spaces.Box(0, 255, (4, 4, 3), np.uint8)})
+    observation_space = spaces.Dict(
+        {"n": spaces.Box(-np.inf, np.inf, (2,), np.float32), "image": spaces.Box(0, 255, (4, 4, 3), np.uint8)}
+    )
     action_space = spaces.Box(-1, 1, (2,))
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -150,7 +156,13 @@ class Count(gymnasium.Env):
         self.n = (self.n + action).astype(np.float32)
         self.t += 1
         over = self.t == self.length
-        return self._look(), float(self.n[0]), over, self.t >= 12, {"succeed": bool(over and self.length % 2), "steps": self.t}
+        return (
+            self._look(),
+            float(self.n[0]),
+            over,
+            self.t >= 12,
+            {"succeed": bool(over and self.length % 2), "steps": self.t},
+        )
 
     def _look(self) -> Any:
         return {"n": self.n, "image": np.full((4, 4, 3), self.t, np.uint8)}
@@ -201,7 +213,12 @@ class ManiSkill(Tensors):
 gymnasium.register("HiltCount-v0", entry_point=Count)
 KINDS = {"sync": lambda env: env, "async": lambda env: env, "torch": Tensors, "maniskill": ManiSkill}
 CASES = [
-    *((name, kind, mode) for name in ("HiltCount-v0", "CartPole-v1") for kind in ("sync", "async") for mode in AutoresetMode),
+    *(
+        (name, kind, mode)
+        for name in ("HiltCount-v0", "CartPole-v1")
+        for kind in ("sync", "async")
+        for mode in AutoresetMode
+    ),
     *(("HiltCount-v0", "torch", mode) for mode in AutoresetMode),
     ("HiltCount-v0", "maniskill", AutoresetMode.SAME_STEP),
 ]
@@ -209,7 +226,9 @@ CASES = [
 
 def action_of(space: Any, env: int, t: int) -> Any:
     rng = np.random.default_rng([env, t])
-    return rng.uniform(-1, 1, space.shape).astype(np.float32) if isinstance(space, spaces.Box) else rng.integers(space.n)
+    return (
+        rng.uniform(-1, 1, space.shape).astype(np.float32) if isinstance(space, spaces.Box) else rng.integers(space.n)
+    )
 
 
 def singly(name: str, env: int, seed: int, episodes: int) -> list[Any]:
@@ -282,9 +301,14 @@ def test_each_environment_gives_equally_many_episodes():
     episodes = list(batch.episodes(lambda observation: rng.integers(0, 2, 3), per_env=2, seed=0))
     assert sorted(episode.env for episode in episodes) == [0, 0, 1, 1, 2, 2]
     for episode in episodes:
-        assert [step.terminated or step.truncated for step in episode.steps] == [False] * (len(episode.steps) - 1) + [True]
+        assert [step.terminated or step.truncated for step in episode.steps] == [False] * (len(episode.steps) - 1) + [
+            True
+        ]
         assert episode.success is None, "CartPole does not tell"
-        assert all(np.array_equal(a.next_observation, b.observation) for a, b in zip(episode.steps, episode.steps[1:], strict=False))
+        assert all(
+            np.array_equal(a.next_observation, b.observation)
+            for a, b in zip(episode.steps, episode.steps[1:], strict=False)
+        )
     batch.close()
 
 
@@ -301,7 +325,9 @@ def test_a_batch_that_hides_the_last_observation_is_refused_with_the_cure():
 
     batch = Batched(Silent(gymnasium.vector.SyncVectorEnv([Count] * 2, autoreset_mode="SameStep")))
     batch.reset(seed=0)
-    with pytest.raises(SchemaError, match=r"Silent begins a new episode inside step, .* has no 'final_obs'.*compute_final_obs=True"):
+    with pytest.raises(
+        SchemaError, match=r"Silent begins a new episode inside step, .* has no 'final_obs'.*compute_final_obs=True"
+    ):
         for _ in range(12):
             batch.step(np.zeros((2, 2), np.float32))
     with pytest.raises(ConfigError, match=r"autoreset='sometimes': expected one of NextStep, SameStep, Disabled"):
@@ -310,7 +336,9 @@ def test_a_batch_that_hides_the_last_observation_is_refused_with_the_cure():
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_a_batch_of_one_is_a_task(mode: AutoresetMode):
-    env = one_of(Tensors(gymnasium.vector.SyncVectorEnv([Count], autoreset_mode=mode)), step_limit=12, instruction="count")
+    env = one_of(
+        Tensors(gymnasium.vector.SyncVectorEnv([Count], autoreset_mode=mode)), step_limit=12, instruction="count"
+    )
     assert check_task(env) == []
     first, _ = env.reset(options={"split": "test", "state": 1})
     alone = Count()
@@ -326,7 +354,9 @@ def test_a_batch_of_one_is_a_task(mode: AutoresetMode):
     with pytest.raises(ConfigError, match=r"the episode is over; call reset\(\) before the next step"):
         env.step(action)
     env.close()
-    with pytest.raises(ConfigError, match="a task is one environment, and this simulator runs 2: make it with one, or use Batched"):
+    with pytest.raises(
+        ConfigError, match="a task is one environment, and this simulator runs 2: make it with one, or use Batched"
+    ):
         one_of(gymnasium.vector.SyncVectorEnv([Count] * 2))
 
 

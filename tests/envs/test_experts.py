@@ -78,7 +78,9 @@ def test_the_actions_alone_do_it(name: str) -> None:
 
 def _model(env: TabletopEnv) -> Array:
     m = env.world.model
-    return np.concatenate([part.ravel() for part in (m.body_pos, m.body_mass, m.geom_size, m.geom_pos, m.geom_friction, m.jnt_range)])
+    return np.concatenate(
+        [part.ravel() for part in (m.body_pos, m.body_mass, m.geom_size, m.geom_pos, m.geom_friction, m.jnt_range)]
+    )
 
 
 def test_an_expert_begins_again_when_it_has_failed() -> None:
@@ -141,7 +143,9 @@ def test_the_right_hand_cannot_take_the_baton_alone() -> None:
 
 @pytest.mark.peers
 @EVERY_TASK
-def test_the_expert_succeeds_in_nineteen_of_twenty_states_of_each_split(name: str, counted: Callable[[str], None]) -> None:
+def test_the_expert_succeeds_in_nineteen_of_twenty_states_of_each_split(
+    name: str, counted: Callable[[str], None]
+) -> None:
     env, rates, lengths = TabletopEnv(name, image_size=None), {}, []
     for split, count in SPLITS.items():
         runs = [demonstrate(env, split, state) for state in range(count)]

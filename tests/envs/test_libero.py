@@ -46,7 +46,9 @@ class StandIn:
         self.size, self.state, self.actions, self.drawn, self.looked = size, np.zeros(3), [], [], 0
         self._observables = {key: Eye() for key in [*libero.STATE, "bowl_pos", *(libero.CAMERAS if size else ())]}
         self.controller = SimpleNamespace(goal_pos=np.zeros(3), goal_ori=np.eye(3))
-        self.robots = [SimpleNamespace(gripper=SimpleNamespace(dof=1, current_action=np.ones(1)), controller=self.controller)]
+        self.robots = [
+            SimpleNamespace(gripper=SimpleNamespace(dof=1, current_action=np.ones(1)), controller=self.controller)
+        ]
         self.sim = SimpleNamespace(
             data=SimpleNamespace(qacc_warmstart=np.zeros(2), ctrl=np.zeros(2)),
             set_state_from_flattened=lambda state: setattr(self, "state", np.array(state)),
@@ -79,7 +81,9 @@ class StandIn:
         found: dict[str, Any] = {key: np.full(size, self.state.sum()) for key, size in libero.STATE.items()}
         for key in libero.CAMERAS.keys() & self._observables.keys():
             self.looked += self._observables[key]._enabled
-            found[key] = np.full((self.size, self.size, 3), int(self.state.sum() * 50) * self._observables[key]._enabled, np.uint8)
+            found[key] = np.full(
+                (self.size, self.size, 3), int(self.state.sum() * 50) * self._observables[key]._enabled, np.uint8
+            )
         return found
 
     def close(self) -> None:
@@ -103,7 +107,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, tasks in names.items():
         files[f"bddl_files/{name}/{tasks[0]}.bddl"] = "(define (problem P))"
         (root / "init_files" / name).mkdir(parents=True)
-        (root / f"init_files/{name}/{tasks[0]}.pruned_init").write_bytes(archive(np.arange(STORED * 3.0).reshape(STORED, 3) / 1000))
+        (root / f"init_files/{name}/{tasks[0]}.pruned_init").write_bytes(
+            archive(np.arange(STORED * 3.0).reshape(STORED, 3) / 1000)
+        )
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
@@ -120,7 +126,10 @@ def test_libero_env_is_a_task(installed: Path) -> None:
     env = make("libero_spatial/3", image_size=8, step_limit=9)
     assert isinstance(env, LiberoEnv) and check_task(env) == []
     assert env.instruction == "pick up the black bowl next to the plate"
-    assert make("libero_10/0").instruction == "close the top drawer" and make("libero_10/0").step_limit == STEP_LIMITS["libero_10"] == 520
+    assert (
+        make("libero_10/0").instruction == "close the top drawer"
+        and make("libero_10/0").step_limit == STEP_LIMITS["libero_10"] == 520
+    )
     assert list(SUITES) == list(STEP_LIMITS) and sum(SUITES.values()) == 130
     env.close()
     with pytest.raises(ConfigError, match="call reset first"):
@@ -137,7 +146,12 @@ def test_no_state_of_training_is_one_of_evaluation(installed: Path) -> None:
             assert env.state()[0] == numbers[state] * 3 / 1000
     everything = make("libero_spatial/0", splits={"train": [0, 50], "eval": [0, 50]}, wait_steps=0, image_size=None)
     assert everything.initial_states == {"train": 50, "eval": 50, "published": 50, "new": 50}
-    assert everything.states_of_train["published"] == 50 and env.states_of_train == {"train": 30, "eval": 0, "test": 0, "published": 30}
+    assert everything.states_of_train["published"] == 50 and env.states_of_train == {
+        "train": 30,
+        "eval": 0,
+        "test": 0,
+        "published": 30,
+    }
     for wrong in ({"train": [0, 51]}, {"train": [5, 5]}, {"new": [0, 5]}, {}):
         with pytest.raises(ConfigError, match=r"expected|this one is LIBERO's own"):
             make("libero_spatial/0", splits=wrong)
@@ -159,7 +173,9 @@ def test_the_published_states_are_all_fifty_and_new_ones_are_none_of_them(instal
     assert env.state()[0] not in (found["new"][7], *stored)
     env.reset(options={"split": "new", "state": 7})
     assert env.state()[0] == found["new"][7], "the same each time"
-    assert env.unwrapped._sim.drawn[-1] == env.unwrapped._sim.drawn[1], "fixtures stand where seed 0 puts them, as for stored states"
+    assert env.unwrapped._sim.drawn[-1] == env.unwrapped._sim.drawn[1], (
+        "fixtures stand where seed 0 puts them, as for stored states"
+    )
     assert split_to_report(env.initial_states) == "published" and split_to_report({"train": 1, "test": 1}) == "test"
 
 
@@ -167,7 +183,11 @@ def test_a_chunk_is_seen_once_and_ends_where_the_episode_does(installed: Path) -
     env = make("libero_spatial/0", image_size=8, step_limit=12, wait_steps=4)
     observation, info = env.reset(options={"split": "eval", "state": 0})
     sim = env._sim
-    assert len(sim.actions) == 4 and all((action == libero.WAIT).all() for action in sim.actions) and info["succeed"] is False
+    assert (
+        len(sim.actions) == 4
+        and all((action == libero.WAIT).all() for action in sim.actions)
+        and info["succeed"] is False
+    )
     assert sim.looked == 2 and observation["agentview_image"].any()  # each camera once, with the last step of waiting
     still = np.zeros((5, 7))
     observation, rewards, terminated, truncated, _ = env.step_chunk(still)
@@ -176,7 +196,9 @@ def test_a_chunk_is_seen_once_and_ends_where_the_episode_does(installed: Path) -
     go = still + np.array([1, 0, 0, 0, 0, 0, 1.0])
     observation, rewards, terminated, truncated, info = env.step_chunk(go)
     assert rewards.tolist() == [0, 0, 1] and terminated and not truncated and info["succeed"]
-    assert (observation["agentview_image"] == 7).all() and sim.looked == 4  # the end came before the picture: one is made of it
+    assert (
+        observation["agentview_image"] == 7
+    ).all() and sim.looked == 4  # the end came before the picture: one is made of it
     with pytest.raises(ConfigError, match="is over"):
         env.step(still[0])
     env.reset(options={"split": "eval", "state": 0})
@@ -273,7 +295,9 @@ def test_stored_states_that_carry_code_are_not_run(installed: Path, tmp_path: Pa
 def test_libero_missing_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libero.importlib.util, "find_spec", lambda name: None)
     for what in (lambda: make("libero_goal/0"), lambda: ready(["libero_goal/0"])):
-        with pytest.raises(MissingPackageError, match=r"is not installed: pip install 'hilt\[libero\]' && pip install --no-deps hf"):
+        with pytest.raises(
+            MissingPackageError, match=r"is not installed: pip install 'hilt\[libero\]' && pip install --no-deps hf"
+        ):
             what()
 
 
@@ -288,6 +312,8 @@ def test_libero_partly_missing_names_the_whole_install_command(tmp_path: Path, m
     for name in [name for name in sys.modules if name.partition(".")[0] == "libero"]:
         monkeypatch.delitem(sys.modules, name)
     libero._libero.cache_clear()
-    said = r"the package 'a_package_that_is_nowhere', which cannot be imported \(.*\): pip install 'hilt\[libero\]' && pip"
+    said = (
+        r"the package 'a_package_that_is_nowhere', which cannot be imported \(.*\): pip install 'hilt\[libero\]' && pip"
+    )
     with pytest.raises(MissingPackageError, match=said):
         libero._libero()

@@ -75,7 +75,9 @@ def test_episodes_are_those_of_one_environment_alone_whatever_the_number_of_work
         told = episodes(pool, BEGINS)
         assert told == episodes(pool, BEGINS), "environments that are used again begin as new ones"
         assert pool.counts == {"episodes": 12, "lost": 0, "restarts": 0}
-    assert [[(reply[0]["sum"], reply[2]) for reply in one] for one in told] == [alone(begin, i) for i, begin in enumerate(BEGINS)]
+    assert [[(reply[0]["sum"], reply[2]) for reply in one] for one in told] == [
+        alone(begin, i) for i, begin in enumerate(BEGINS)
+    ]
 
 
 def test_a_chunk_stops_where_the_episode_ends_and_is_observed_once() -> None:
@@ -116,10 +118,14 @@ def test_pool_replies_are_read_only_and_valid_until_the_next_request(workers: in
         pool.step(1, np.array([1, 2]))  # integers stay integers
         (moved,) = pool.collect([1])
         assert np.array_equal(first.observation, was)
-        assert np.array_equal(moved.observation, second.observation) and moved.executed == 2, "the second is written over now"
+        assert np.array_equal(moved.observation, second.observation) and moved.executed == 2, (
+            "the second is written over now"
+        )
 
 
-def test_many_slots_share_an_environment_that_takes_snapshots_and_others_are_kept_within_the_limit(tmp_path: Path) -> None:
+def test_many_slots_share_an_environment_that_takes_snapshots_and_others_are_kept_within_the_limit(
+    tmp_path: Path,
+) -> None:
     notes = tmp_path / "notes"
     with Pool(0, 3, task_options={"folder": str(tmp_path)}) as pool:
         episodes(pool, [Begin(SAVING, 1)] * 3)
@@ -140,12 +146,19 @@ def test_a_worker_has_one_thread_unless_somebody_asks_for_more(given: str, monke
     with Pool(1, 1) as pool:
         pool.describe(COUNTING)
         environment = Path(f"/proc/{pool._workers[0]._process.pid}/environ").read_text().split("\0")
-    assert f"LP_NUM_THREADS={given or 0}" in environment and any(each.startswith("OMP_NUM_THREADS=") for each in environment)
+    assert f"LP_NUM_THREADS={given or 0}" in environment and any(
+        each.startswith("OMP_NUM_THREADS=") for each in environment
+    )
 
 
 def test_a_task_is_described_by_a_worker_and_once(tmp_path: Path) -> None:
     with Pool(1, 1, task_options={"folder": str(tmp_path)}) as pool:
-        about = {"instruction": "save", "step_limit": LIMIT, "initial_states": {"train": 20, "eval": 20}, "action_dim": 1}
+        about = {
+            "instruction": "save",
+            "step_limit": LIMIT,
+            "initial_states": {"train": 20, "eval": 20},
+            "action_dim": 1,
+        }
         assert pool.describe(SAVING) == pool.describe(SAVING) == about
         episodes(pool, [Begin(SAVING, 1)])
         assert (tmp_path / "notes").read_text().split() == ["made"]
@@ -162,7 +175,9 @@ def test_an_exception_costs_its_episode_alone(workers: int) -> None:
         for slot, begin in enumerate(begins):
             pool.start(slot, begin)
         fine, other, wrong = pool.collect([0, 1, 2])
-        assert not fine.error and not other.error and "the scene has no table" in wrong.error and wrong.observation == {}
+        assert (
+            not fine.error and not other.error and "the scene has no table" in wrong.error and wrong.observation == {}
+        )
         for slot in (0, 1):
             pool.step(slot, np.full((2, 1), 0.5))
         lost, other = pool.collect([0, 1])
@@ -227,7 +242,10 @@ def test_a_worker_that_hangs_is_replaced_within_its_deadline_and_what_it_had_not
 
 
 def test_a_worker_that_fails_again_and_again_is_an_error() -> None:
-    with Pool(1, 1, restarts=1) as pool, pytest.raises(HiltError, match=r"2 failures of a worker[\s\S]*Segmentation fault"):
+    with (
+        Pool(1, 1, restarts=1) as pool,
+        pytest.raises(HiltError, match=r"2 failures of a worker[\s\S]*Segmentation fault"),
+    ):
         for _ in range(2):
             pool.start(0, Begin(COUNTING, DIES))
             pool.collect([0])
@@ -297,7 +315,9 @@ def test_pool_refuses_wrong_options(monkeypatch: pytest.MonkeyPatch) -> None:
             pool.start(0, Begin(COUNTING, 1))
         with pytest.raises(ConfigError, match="name it once"):
             pool.collect([0, 0])
-        with pytest.raises(ConfigError, match="state 1000 of split 'train' was asked for"):  # as it was raised in the worker
+        with pytest.raises(
+            ConfigError, match="state 1000 of split 'train' was asked for"
+        ):  # as it was raised in the worker
             pool.collect([0])
         for slot in (0, 1):
             pool.start(slot, Begin("tabletop/pick", 1000 - slot))

@@ -19,7 +19,7 @@ from hilt.envs.task import check_task, make, ready
 from hilt.policies.vla.observation_adapters import suite
 
 # What the scenes of RoboTwin do as far as we see it: joints follow actions, the task succeeds when the first joint is past 0.9.
-SCENE = '''
+SCENE = """
 import os, random, threading, time
 import numpy as np
 
@@ -57,7 +57,7 @@ class Scene:
 
     def close_env(self):
         self.said.append("closed")
-'''
+"""
 TWO = "from envs._scene import Scene\nclass lift_pot(Scene):\n    said = []\n"
 TWO += "    def get_info(self): return {'{A}': 'pot'}\n    def set_instruction(self, instruction): self.told = instruction\n"
 FILES = {
@@ -115,7 +115,9 @@ def test_joints_of_1_are_divided_on_a_copy_and_2_has_a_vector(root: Path) -> Non
         wanted = joints.copy()
         if env is one:
             wanted[[6, 13]] /= 0.045
-        assert np.allclose(row["state"], wanted) and (joints == joints[0]).all()  # what the simulator holds is as it was
+        assert (
+            np.allclose(row["state"], wanted) and (joints == joints[0]).all()
+        )  # what the simulator holds is as it was
         assert {key for key in row if key != "state"} == {"full_image", "left_wrist", "right_wrist", "instruction"}
         row["state"][:] = 9
         assert (seen["joint_action"] if env is one else seen["joint_action"]["vector"]).max() < 1
@@ -134,7 +136,9 @@ def test_a_sentence_belongs_to_its_seed(root: Path) -> None:
     with pytest.raises(UnknownNameError, match=r"instruction_type.*seen, unseen"):
         make("robotwin2/lift_pot", instruction_type="heard")
     two_arms = make("robotwin2/lift_pot", task_config="demo_clean")._sim.args
-    assert two_arms["embodiment_dis"] == 0.6 and two_arms["dual_arm_embodied"] is False and two_arms["head_camera_w"] == 8
+    assert (
+        two_arms["embodiment_dis"] == 0.6 and two_arms["dual_arm_embodied"] is False and two_arms["head_camera_w"] == 8
+    )
     assert make("robotwin/shoe_place")._sim.args["wrist_camera_fovy"] == 37
 
 
@@ -169,7 +173,9 @@ def test_an_unstable_seed_gives_way_to_the_next_that_no_other_state_has(root: Pa
     scene = type(env._sim)
     assert env.initial_states == {"train": 3, "eval": 2}
     scene.unstable, scene.said[:] = (6, 11), []
-    assert env.reset(options={"split": "train", "state": 1})[1]["seed"] == 14  # 10, 11, 12 would be first, then 13, 14, 15
+    assert (
+        env.reset(options={"split": "train", "state": 1})[1]["seed"] == 14
+    )  # 10, 11, 12 would be first, then 13, 14, 15
     assert [said for said in scene.said if said != "closed"] == [6, 11, 14]
     scene.unstable = (6, 11, 14)
     assert env.reset(options={"split": "train", "state": 1})[1]["seed"] == 20  # 17 is one of evaluation
@@ -219,7 +225,9 @@ def test_robotwin_reports_what_is_missing(root: Path, monkeypatch: pytest.Monkey
         make("robotwin2/lift_pot", task_config="demo_odd")
     monkeypatch.delenv("HILT_ROBOTWIN")
     assert make("robotwin2/lift_pot", root=root).step_limit == 6
-    with pytest.raises(StorageError, match=r"needs RoboTwin, which is not a package: .*root=FOLDER or set HILT_ROBOTWIN"):
+    with pytest.raises(
+        StorageError, match=r"needs RoboTwin, which is not a package: .*root=FOLDER or set HILT_ROBOTWIN"
+    ):
         ready(["robotwin2/lift_pot"])
     assert (len(TASKS["robotwin"]), len(TASKS["robotwin2"])) == (17, 21)
     assert not set(seeds("robotwin", "shoe_place")["train"]) & set(seeds("robotwin", "shoe_place")["eval"])

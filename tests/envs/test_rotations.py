@@ -34,4 +34,6 @@ def test_angles_are_the_same_numbers(quaternion: np.ndarray):
     scipy = Rotation.from_quat(quaternion)
     np.testing.assert_allclose(rotations.to_euler(quaternion), scipy.as_euler("xyz"), atol=1e-9)
     np.testing.assert_allclose(rotations.to_rotation_vector(quaternion), scipy.as_rotvec(), atol=1e-9)
-    np.testing.assert_allclose(rotations.from_euler([0.1, -0.2, 0.3]), Rotation.from_euler("xyz", [0.1, -0.2, 0.3]).as_quat(), atol=1e-12)
+    np.testing.assert_allclose(
+        rotations.from_euler([0.1, -0.2, 0.3]), Rotation.from_euler("xyz", [0.1, -0.2, 0.3]).as_quat(), atol=1e-12
+    )

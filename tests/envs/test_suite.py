@@ -86,7 +86,11 @@ def test_cube_and_target_are_seen_by_both_cameras_in_64_pixels(name: str) -> Non
             red, green, blue = np.moveaxis(world.render(camera, 64, 64).astype(float), -1, 0)
             assert np.sum((red > 90) & (red > 2 * green) & (red > 2 * blue)) >= least, (camera, split, state)
             if name == "place":
-                assert np.sum((green > 60) & (green > 1.8 * red) & (green > 1.8 * blue)) >= least, (camera, split, state)
+                assert np.sum((green > 60) & (green > 1.8 * red) & (green > 1.8 * blue)) >= least, (
+                    camera,
+                    split,
+                    state,
+                )
 
 
 def test_a_numbered_state_is_the_same_everywhere_and_after_anything() -> None:
@@ -240,7 +244,9 @@ def test_two_hands_are_wanted() -> None:
     assert not task.success(world), "nobody holds it"
     task, world = make("handover")
     task.begin(world, "train", 2)
-    there = world.pose(1)[:3] + np.array([0, BATON / 2, 0.015 - POST])  # so that the right post is between the right fingers
+    there = world.pose(1)[:3] + np.array(
+        [0, BATON / 2, 0.015 - POST]
+    )  # so that the right post is between the right fingers
     world.place("baton", pose(there, there[2]))
     assert not task.success(world), "between open fingers"
     world.grip(0.0, 1)

@@ -53,7 +53,10 @@ def test_observations_have_the_keys_of_hil_serl():
         "tcp_force": (3,),
         "tcp_torque": (3,),
     }
-    assert {key: value.shape for key, value in observation["images"].items()} == {"front": (64, 64, 3), "wrist": (64, 64, 3)}
+    assert {key: value.shape for key, value in observation["images"].items()} == {
+        "front": (64, 64, 3),
+        "wrist": (64, 64, 3),
+    }
     assert info["succeed"] is False and info["split"] == "train" and 0 <= info["state"] < 50
     assert env.instruction == SUITE["pick"].instruction and env.step_limit == SUITE["pick"].step_limit
     assert env.initial_states == {"train": 50, "eval": 100, "test": 100}
@@ -65,11 +68,16 @@ def test_two_arms_have_their_own_keys_and_halves_of_the_action():
     env = TabletopEnv("lift_tray")
     observation, _ = env.reset(seed=0)
     assert set(observation["images"]) == {"front", "left/wrist", "right/wrist"}
-    assert set(observation["state"]) == {f"{side}/{key}" for side in ("left", "right") for key in TabletopEnv("pick").reset()[0]["state"]}
+    assert set(observation["state"]) == {
+        f"{side}/{key}" for side in ("left", "right") for key in TabletopEnv("pick").reset()[0]["state"]
+    }
     assert env.action_space.shape == (14,)
     for _ in range(3):
         after, *_ = env.step(np.concatenate([action(z=1.0), action(x=1.0, grip=-1.0)]))
-    moved = {side: (after["state"][f"{side}/tcp_pose"] - observation["state"][f"{side}/tcp_pose"])[:3] for side in ("left", "right")}
+    moved = {
+        side: (after["state"][f"{side}/tcp_pose"] - observation["state"][f"{side}/tcp_pose"])[:3]
+        for side in ("left", "right")
+    }
     np.testing.assert_allclose(moved["left"], [0, 0, 0.08], atol=0.02)
     np.testing.assert_allclose(moved["right"], [0.08, 0, 0], atol=0.02)
     assert after["state"]["left/gripper_pose"] > 0.95 > after["state"]["right/gripper_pose"]
@@ -192,12 +200,16 @@ def test_a_numbered_state_is_one_state_and_a_seed_draws_among_them():
 
     def begin(**how) -> tuple[str, dict]:
         observation, info = env.reset(**how)
-        return hashlib.sha256(b"".join(v.tobytes() for v in flat(observation).values()) + env.world.snapshot().tobytes()).hexdigest(), info
+        return hashlib.sha256(
+            b"".join(v.tobytes() for v in flat(observation).values()) + env.world.snapshot().tobytes()
+        ).hexdigest(), info
 
     seven, info = begin(options={"split": "train", "state": 7})
     assert (info["split"], info["state"]) == ("train", 7)
     env.step(action(x=1.0))
-    others = [begin(options={"split": split, "state": 7})[0] for split in ("eval", "test")] + [begin(options={"state": 8})[0]]
+    others = [begin(options={"split": split, "state": 7})[0] for split in ("eval", "test")] + [
+        begin(options={"state": 8})[0]
+    ]
     assert len({seven, *others}) == 4
     assert begin(options={"split": "train", "state": 7})[0] == seven
     drawn = [begin(seed=1)[1]["state"]] + [begin()[1]["state"] for _ in range(5)]
@@ -207,7 +219,9 @@ def test_a_numbered_state_is_one_state_and_a_seed_draws_among_them():
     with pytest.raises(UnknownNameError, match="no reset option named 'stat'"):
         env.reset(options={"stat": 3})
     for state in (50, 1.5):
-        with pytest.raises(ConfigError, match=rf"state {state} of split 'train' was asked for; it has the states 0 to 49"):
+        with pytest.raises(
+            ConfigError, match=rf"state {state} of split 'train' was asked for; it has the states 0 to 49"
+        ):
             env.reset(options={"state": state})
 
 
@@ -241,7 +255,9 @@ def story() -> str:
 
 def test_the_same_seed_gives_the_same_pixels_in_another_process():
     code = "import tests.envs.test_suite_env as t; print(t.story())"
-    ended = subprocess.run([sys.executable, "-c", code], env=dict(os.environ), capture_output=True, text=True, timeout=600)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=dict(os.environ), capture_output=True, text=True, timeout=600
+    )
     assert (ended.stdout.strip(), ended.stderr) == (story(), "")
 
 
@@ -278,7 +294,9 @@ def test_a_chunk_is_its_steps_with_one_observation_and_one_environment_carries_o
     single, chunked = TabletopEnv("pick", image_size=16), TabletopEnv("pick", image_size=16)
     rng = np.random.default_rng(0)
     actions = rng.uniform(-1, 1, (2, 3, 4, 7)).astype(np.float32)  # two episodes, three chunks of four
-    expected = [[episode_start(single, state)] + [stepped(single, chunk) for chunk in actions[state]] for state in (0, 1)]
+    expected = [
+        [episode_start(single, state)] + [stepped(single, chunk) for chunk in actions[state]] for state in (0, 1)
+    ]
     found, saved = [[], []], [None, None]
     for turn in range(4):
         for state in (0, 1):
@@ -290,7 +308,10 @@ def test_a_chunk_is_its_steps_with_one_observation_and_one_environment_carries_o
             else:
                 found[state].append(episode_start(chunked, state))
             saved[state] = chunked.snapshot()
-    flat = [[np.concatenate([leaf.ravel() for part in one.values() for leaf in part.values()]) for one in ep] for ep in expected + found]
+    flat = [
+        [np.concatenate([leaf.ravel() for part in one.values() for leaf in part.values()]) for one in ep]
+        for ep in expected + found
+    ]
     assert np.array_equal(flat[:2], flat[2:])
 
 

@@ -164,7 +164,10 @@ def floats() -> Any:
 FAULTS = [
     ("instruction is None; expected what is to be done, in words", lambda: broken(instruction=None)),
     ("instruction is '  '; expected what is to be done, in words", lambda: broken(instruction="  ")),
-    ("step_limit is None; expected after how many steps an episode is truncated", lambda: broken(step_limit=None, step=no_limit)),
+    (
+        "step_limit is None; expected after how many steps an episode is truncated",
+        lambda: broken(step_limit=None, step=no_limit),
+    ),
     ("initial_states is None; expected how many each split has", lambda: broken(initial_states=None)),
     ("initial_states is {'train': 0}; expected how many each split has", lambda: broken(initial_states={"train": 0})),
     ("the action space is float64", lambda: broken(action_space=spaces.Box(-1, 1, (2,), np.float64))),
@@ -172,7 +175,10 @@ FAULTS = [
     ("(3, 6, 8); pictures are [height, width, channels].", lambda: pictures(spaces.Box(0, 255, (3, 6, 8), np.uint8))),
     # resets
     ("reset does not take options", no_options),
-    ("begin with one and the same observation: does reset use", lambda: broken(begin=lambda self, *_: Good.begin(self, "x", 0))),
+    (
+        "begin with one and the same observation: does reset use",
+        lambda: broken(begin=lambda self, *_: Good.begin(self, "x", 0)),
+    ),
     ("states train 0, train 2, eval 0, eval 2 begin with one and the same observation", lambda: broken(begin=coarse)),
     ("two resets to state 0 of 'train' begin differently", lambda: broken(begin=wanders)),
     ("the splits 'train' and 'eval' overlap", lambda: broken(begin=split_blind)),
@@ -180,28 +186,57 @@ FAULTS = [
     ("info reports success right after a reset", lambda: broken(reset=succeeded)),
     # success and ends
     ("info of step does not tell success: set info['succeed']", lambda: ended(lambda env, *most: (*most[:4], {}))),
-    ("step: info['succeed'] is 'yes'; expected True or False", lambda: ended(lambda env, *most: (*most[:4], {"succeed": "yes"}))),
-    ("True or False, for one environment", lambda: ended(lambda env, *most: (*most[:4], {"success": np.zeros(2, bool)}))),
+    (
+        "step: info['succeed'] is 'yes'; expected True or False",
+        lambda: ended(lambda env, *most: (*most[:4], {"succeed": "yes"})),
+    ),
+    (
+        "True or False, for one environment",
+        lambda: ended(lambda env, *most: (*most[:4], {"success": np.zeros(2, bool)})),
+    ),
     ("truncated is not True at step 5, the step limit.", lambda: ended(lambda env, *most: (*most[:3], False, most[4]))),
-    ("truncated is True at step 3; the step limit is 5.", lambda: ended(lambda env, *most: (*most[:3], env.t >= 3, most[4]))),
-    ("at the step limit terminated is True and truncated is not", lambda: ended(lambda env, s, r, a, b, i: (s, r, a or b, False, i))),
-    ("the reward is inf; expected one finite number.", lambda: ended(lambda env, seen, _, *most: (seen, float("inf"), *most))),
+    (
+        "truncated is True at step 3; the step limit is 5.",
+        lambda: ended(lambda env, *most: (*most[:3], env.t >= 3, most[4])),
+    ),
+    (
+        "at the step limit terminated is True and truncated is not",
+        lambda: ended(lambda env, s, r, a, b, i: (s, r, a or b, False, i)),
+    ),
+    (
+        "the reward is inf; expected one finite number.",
+        lambda: ended(lambda env, seen, _, *most: (seen, float("inf"), *most)),
+    ),
     ("terminated is 0; expected True or False.", lambda: ended(lambda env, s, r, end, *most: (s, r, int(end), *most))),
     ("step does not give five things", lambda: ended(lambda env, *most: most[:4])),
     ("reset does not give two things", lambda: broken(reset=lambda self, **given: Good.reset(self, **given)[0])),
     # what is seen and what is sent
     ("step changes the action that it is given", lambda: broken(step=mutates)),
     ("an observation that was returned is written into later", reusing),
-    ("observation/state/place has values that are not finite.", lambda: seen(place=lambda env: env.place + np.float32([0, np.inf]))),
-    ("place is outside its space Box(-10.0, 10.0, (2,), float32).", lambda: seen(place=lambda env: env.place + np.float32(20))),
-    ("place is float64 (2,); its space has float32 (2,).", lambda: seen(place=lambda env: env.place.astype(np.float64))),
+    (
+        "observation/state/place has values that are not finite.",
+        lambda: seen(place=lambda env: env.place + np.float32([0, np.inf])),
+    ),
+    (
+        "place is outside its space Box(-10.0, 10.0, (2,), float32).",
+        lambda: seen(place=lambda env: env.place + np.float32(20)),
+    ),
+    (
+        "place is float64 (2,); its space has float32 (2,).",
+        lambda: seen(place=lambda env: env.place.astype(np.float64)),
+    ),
     ("front is in the observation space and not in the observation.", lambda: seen(front=None)),
 ]
 
 
 def test_a_good_environment_has_no_findings():
     assert check_task(Good()) == []
-    assert check_task(broken(observation_space=Good.observation_space["state"]["place"], look=lambda self: self.place.copy())) == []
+    assert (
+        check_task(
+            broken(observation_space=Good.observation_space["state"]["place"], look=lambda self: self.place.copy())
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize(("sentence", "faulty"), FAULTS)
@@ -235,7 +270,9 @@ def mutated(action: Any) -> Any:
 
 
 def test_as_task_names_what_is_no_environment():
-    assert check_task(object()) == ["object is no gymnasium.Env: derive it from one, or use an adapter of hilt.envs.adapters."]
+    assert check_task(object()) == [
+        "object is no gymnasium.Env: derive it from one, or use an adapter of hilt.envs.adapters."
+    ]
 
 
 def test_a_gentle_policy_may_act():
@@ -276,7 +313,11 @@ def test_success_is_read_in_order():
 
 def test_a_plain_environment_works_as_it_is():
     env = as_task(gymnasium.make("CartPole-v1"))
-    assert (env.instruction, env.step_limit, env.initial_states) == ("cart pole", 500, {"train": 50, "eval": 50, "test": 100})
+    assert (env.instruction, env.step_limit, env.initial_states) == (
+        "cart pole",
+        500,
+        {"train": 50, "eval": 50, "test": 100},
+    )
     _, info = env.reset(seed=0)
     assert info["split"] == "train" and 0 <= info["state"] < 50 and info["succeed"] is False
     assert success_of(env.step(0)[4]) is None, "it does not say, so nobody else does"
@@ -293,22 +334,31 @@ def test_numbered_states_are_seeds_and_splits_are_disjoint():
             assert (info["split"], info["state"]) == (split, state)
     assert len(set(begins.values())) == 60
     assert env.reset(options={"split": "test", "state": 3})[0].tobytes() == begins["test", 3]
-    drawn = [[env.reset(seed=1 if t == 0 else None, options={"split": "train"})[1]["state"] for t in range(20)] for _ in range(2)]
+    drawn = [
+        [env.reset(seed=1 if t == 0 else None, options={"split": "train"})[1]["state"] for t in range(20)]
+        for _ in range(2)
+    ]
     assert drawn[0] == drawn[1] and len(set(drawn[0])) > 5, "by the seed, and no state leads to itself"
     with pytest.raises(UnknownNameError, match=r"no split named 'tset'; did you mean 'test'\? Known: test, train"):
         env.reset(options={"split": "tset"})
     with pytest.raises(ConfigError, match=r"state 30 of split 'train' was asked for; it has the states 0 to 29"):
         env.reset(options={"state": 30})
     for state in (1.5, "3", True):
-        with pytest.raises(ConfigError, match=rf"state {state!r} of split 'train' was asked for; it has the states 0 to 29"):
+        with pytest.raises(
+            ConfigError, match=rf"state {state!r} of split 'train' was asked for; it has the states 0 to 29"
+        ):
             env.reset(options={"state": state})
 
 
 def test_as_task_keeps_both_ends_and_can_shorten_the_limit():
     env = as_task(gymnasium.make("MountainCar-v0"), step_limit=7, instruction="up the hill")
     env.reset(seed=0)
-    assert [env.step(1)[2:4] for _ in range(7)] == [(False, False)] * 6 + [(False, True)] and env.instruction == "up the hill"
-    with pytest.raises(ConfigError, match=r"step_limit=300 cannot work: MountainCar-v0 ends an episode after 200 steps"):
+    assert [env.step(1)[2:4] for _ in range(7)] == [(False, False)] * 6 + [
+        (False, True)
+    ] and env.instruction == "up the hill"
+    with pytest.raises(
+        ConfigError, match=r"step_limit=300 cannot work: MountainCar-v0 ends an episode after 200 steps"
+    ):
         as_task(gymnasium.make("MountainCar-v0"), step_limit=300)
     with pytest.raises(ConfigError, match=r"Plain has no step limit; give one: task_options\.step_limit=200 in a run"):
         as_task(type("Plain", (gymnasium.Env,), {})())
@@ -318,7 +368,10 @@ def test_as_task_keeps_both_ends_and_can_shorten_the_limit():
 
 def test_as_task_keeps_what_a_task_has():
     env = Good()
-    assert as_task(env) is env and as_task(gymnasium.wrappers.TimeAwareObservation(gymnasium.make("CartPole-v1"))).step_limit == 500
+    assert (
+        as_task(env) is env
+        and as_task(gymnasium.wrappers.TimeAwareObservation(gymnasium.make("CartPole-v1"))).step_limit == 500
+    )
     other = as_task(env, instruction="shove it", step_limit=3)
     assert other.instruction == "shove it" and check_task(other) == [] and env.instruction == "push it to one"
     with pytest.raises(ConfigError, match="Good has numbered initial states of its own, so states= cannot be given"):
@@ -392,7 +445,9 @@ class Rendering(CartPoleEnv):
 
 
 @pytest.mark.parametrize(
-    ("variables", "expected"), [({}, "egl"), ({"MUJOCO_GL": "osmesa"}, "osmesa"), ({"DISPLAY": ":0"}, None)], ids=["none", "set", "screen"]
+    ("variables", "expected"),
+    [({}, "egl"), ({"MUJOCO_GL": "osmesa"}, "osmesa"), ({"DISPLAY": ":0"}, None)],
+    ids=["none", "set", "screen"],
 )
 def test_mujoco_needs_no_screen(variables: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch):
     """In somebody else's environment, too; the variables of this process are as before."""
@@ -408,7 +463,9 @@ def test_mujoco_needs_no_screen(variables: dict[str, str], expected: str | None,
 
 
 def test_task_names_may_be_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "our_lab.py").write_text(f"from {__name__} import Good\nfrom tests.envs.toy_arm import ToyArm\nclass Arm(ToyArm): pass\n")
+    (tmp_path / "our_lab.py").write_text(
+        f"from {__name__} import Good\nfrom tests.envs.toy_arm import ToyArm\nclass Arm(ToyArm): pass\n"
+    )
     (tmp_path / "colorsys.py").write_text("raise OSError('this hides a module of Python')\n")
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
@@ -421,11 +478,15 @@ def test_task_names_may_be_in_the_current_folder(tmp_path: Path, monkeypatch: py
 def test_task_unknown_name_suggests_the_nearest():
     with pytest.raises(UnknownNameError, match=r"no task named 'CartPol-v1'; did you mean 'CartPole-v1'\?$"):
         make("CartPol-v1")
-    with pytest.raises(ConfigError, match=r"no module 'nosuch', installed or in this folder \(/.*\); correct the name 'nosuch.module'"):
+    with pytest.raises(
+        ConfigError, match=r"no module 'nosuch', installed or in this folder \(/.*\); correct the name 'nosuch.module'"
+    ):
         make("nosuch.module:factory")
     with pytest.raises(UnknownNameError, match=r"no task named 'pick'; did you mean 'tabletop/pick'\?$"):
         make("pick")
-    with pytest.raises(UnknownNameError, match=r"no task named 'robot/'\. Known: robot/127.0.0.1:5000, robot/my_arm.yaml\.$"):
+    with pytest.raises(
+        UnknownNameError, match=r"no task named 'robot/'\. Known: robot/127.0.0.1:5000, robot/my_arm.yaml\.$"
+    ):
         make("robot/")
     with pytest.raises(ConfigError, match=r"tests.envs.test_task has no 'Goood'; did you mean 'Good'\?"):
         make(f"{__name__}:Goood")
@@ -452,11 +513,15 @@ def test_an_arm_is_swapped_for_a_simulator_in_one_line(tmp_path: Path):
             with recorded(name, tmp_path / kind, step_limit=4, **options) as log:
                 (number,) = log.trajectories()
                 about = log.facts.about(number)
-                assert len(log) == 4 and about["task"] == name and about[INSTRUCTION] and about["split"] == "train", name
+                assert len(log) == 4 and about["task"] == name and about[INSTRUCTION] and about["split"] == "train", (
+                    name
+                )
                 steps = log.read(log.trajectory_keys(number))
                 assert steps["truncated"].tolist() == [False] * 3 + [True] and np.abs(steps["actions"]).max() > 0, name
                 columns[kind] = {path: str(spec) for path, spec in log.schema.columns.items()}
-    assert columns["robot"] == columns["tabletop"] and "observations/state/tcp_pose" in columns["robot"], "no difference in the data"
+    assert columns["robot"] == columns["tabletop"] and "observations/state/tcp_pose" in columns["robot"], (
+        "no difference in the data"
+    )
 
 
 # ---- the page
@@ -468,6 +533,10 @@ def test_the_table_of_tasks_is_true():
     rows = [f"| `{name}` | {task.instruction} | {task.step_limit} | {task.arms} |" for name, task in SUITE.items()]
     assert table == "\n".join(["| task | instruction | steps at most | arms |", "|---|---|---|---|", *rows, ""])
     for module in (adapters, rewards, wrappers):
-        names = [name for name, value in vars(module).items() if isinstance(value, type) and value.__module__ == module.__name__]
+        names = [
+            name
+            for name, value in vars(module).items()
+            if isinstance(value, type) and value.__module__ == module.__name__
+        ]
         wanted = [name for name in names if not name.startswith("_") and name not in ("BatchedEpisode", "OneOf")]
         assert [name for name in wanted if f"`{name}`" not in page and f"`{name}(" not in page] == []

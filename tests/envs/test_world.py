@@ -86,7 +86,9 @@ def test_the_jacobian_is_the_poses_derivative():
     before = world.arm()
     world.advance(0.004)
     after = world.arm()
-    moved = np.concatenate([after.pose[:3] - before.pose[:3], to_rotation_vector(multiply(after.pose[3:], inverse(before.pose[3:])))])
+    moved = np.concatenate(
+        [after.pose[:3] - before.pose[:3], to_rotation_vector(multiply(after.pose[3:], inverse(before.pose[3:])))]
+    )
     assert before.jacobian.shape == (6, 7) and np.linalg.norm(before.vel) > 0.1
     np.testing.assert_allclose((before.jacobian + after.jacobian) / 2 @ (after.q - before.q), moved, atol=1e-7)
     np.testing.assert_allclose(after.jacobian @ after.dq, after.vel, atol=1e-12)
@@ -127,9 +129,13 @@ def test_the_integral_term_takes_away_what_a_load_leaves(kind, gain):
     errors = []
     for world in (loaded, integral):
         goal = world.pose()
-        world.data.xfrc_applied[world.model.body("hand").id] = [0, 5, 0, 0, 0, 0] if kind == "translational" else [0, 0, 0, 0, 0, 1]
+        world.data.xfrc_applied[world.model.body("hand").id] = (
+            [0, 5, 0, 0, 0, 0] if kind == "translational" else [0, 0, 0, 0, 0, 1]
+        )
         world.advance(3.0)
-        errors.append(np.linalg.norm((world.pose() - goal)[:3]) if kind == "translational" else turn_between(world.pose(), goal))
+        errors.append(
+            np.linalg.norm((world.pose() - goal)[:3]) if kind == "translational" else turn_between(world.pose(), goal)
+        )
     assert errors[1] < 0.1 * errors[0]
 
 
@@ -154,7 +160,9 @@ def test_arm_time_passes_equally_with_an_integral_term():
 
 
 def test_worlds_are_rendered_in_turns():
-    worlds = [World(f'<geom type="box" size=".05 .05 .05" pos=".5 0 .05" rgba="{color} 1"/>') for color in ("1 0 0", "0 0 1")]
+    worlds = [
+        World(f'<geom type="box" size=".05 .05 .05" pos=".5 0 .05" rgba="{color} 1"/>') for color in ("1 0 0", "0 0 1")
+    ]
     alone = [world.render() for world in worlds]
     for _ in range(2):
         for world, picture in zip(worlds, alone, strict=True):
@@ -192,7 +200,9 @@ def test_arm_pushes_with_stiffness_times_clip_and_senses_it():
     world.advance(1.5)
     state = world.arm()
     assert state.pose[2] == pytest.approx(0.01, abs=2e-3)  # the fingertips are on the table
-    assert state.force[2] == pytest.approx(-40.0, abs=0.5)  # the table pushes against the tcp's z axis, which points down
+    assert state.force[2] == pytest.approx(
+        -40.0, abs=0.5
+    )  # the table pushes against the tcp's z axis, which points down
     world.set_parameters({"translational_clip_neg_z": 0.005})
     world.advance(1.0)
     assert world.arm().force[2] == pytest.approx(-10.0, abs=0.5)
@@ -332,11 +342,15 @@ def story() -> str:
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, timeout=600)
+    return subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, timeout=600
+    )
 
 
 def test_another_process_sees_the_same_and_ends_quietly():
-    ended = python("import tests.envs.test_world as t; import hilt.envs.tabletop.world as w; v = w.World(); v.render(); print(t.story())")
+    ended = python(
+        "import tests.envs.test_world as t; import hilt.envs.tabletop.world as w; v = w.World(); v.render(); print(t.story())"
+    )
     assert ended.stderr == ""
     assert ended.stdout.strip() == story()
 

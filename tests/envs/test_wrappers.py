@@ -18,7 +18,11 @@ from scipy.spatial.transform import Rotation
 
 from hilt.core.errors import ConfigError, DeadlineError, UnknownNameError
 from hilt.core.rate import Rate
-from hilt.envs.rewards import HumanClassifierWrapper, MultiCameraBinaryRewardClassifierWrapper, MultiStageBinaryRewardClassifierWrapper
+from hilt.envs.rewards import (
+    HumanClassifierWrapper,
+    MultiCameraBinaryRewardClassifierWrapper,
+    MultiStageBinaryRewardClassifierWrapper,
+)
 from hilt.envs.tabletop.suite_env import TabletopEnv
 from hilt.envs.task import as_task
 from hilt.envs.wrappers import (
@@ -88,14 +92,22 @@ def test_spaces_are_true(tabletop: TabletopEnv, wrap: Any):
         obs, reward, terminated, truncated, info = env.step(action)
         assert env.observation_space.contains(obs)
         np.testing.assert_array_equal(action, given)
-        assert isinstance(reward, float) and isinstance(terminated, bool) and isinstance(truncated, bool) and isinstance(info, dict)
+        assert (
+            isinstance(reward, float)
+            and isinstance(terminated, bool)
+            and isinstance(truncated, bool)
+            and isinstance(info, dict)
+        )
     # upstream's Quat2EulerWrapper changes the space of the environment below it
     assert (tabletop.observation_space, tabletop.action_space) == before
 
 
 def test_the_contract_of_a_task_reaches_through_all_wrappers(tabletop: TabletopEnv):
     env = WRAPPED["all"](tabletop)
-    assert env.get_wrapper_attr("instruction") == tabletop.instruction and env.get_wrapper_attr("step_limit") == tabletop.step_limit
+    assert (
+        env.get_wrapper_attr("instruction") == tabletop.instruction
+        and env.get_wrapper_attr("step_limit") == tabletop.step_limit
+    )
     assert env.reset(options={"split": "eval", "state": 3})[1]["state"] == 3
 
 
@@ -129,11 +141,15 @@ def test_relative_frame_turns_actions_and_poses_of_every_arm(prefixes: tuple[str
         rotation, position = Rotation.from_quat(first[prefix + "tcp_pose"][3:]), first[prefix + "tcp_pose"][:3]
         linear = rotation.apply(mine[:3])
         np.testing.assert_allclose(sent[:3], linear, rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(sent[3:6], np.cross(position, linear) + rotation.apply(mine[3:6]), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            sent[3:6], np.cross(position, linear) + rotation.apply(mine[3:6]), rtol=1e-4, atol=1e-6
+        )
         assert sent[6] == mine[6]
         relative = rotation.inv() * Rotation.from_quat(now[prefix + "tcp_pose"][3:])
         pose = obs["state"][prefix + "tcp_pose"]
-        np.testing.assert_allclose(pose[:3], rotation.inv().apply(now[prefix + "tcp_pose"][:3] - position), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            pose[:3], rotation.inv().apply(now[prefix + "tcp_pose"][:3] - position), rtol=1e-4, atol=1e-6
+        )
         np.testing.assert_allclose(Rotation.from_quat(pose[3:]).as_matrix(), relative.as_matrix(), atol=1e-5)
 
 
@@ -168,7 +184,9 @@ def test_an_intervention_comes_up_as_the_numbers_that_would_do_the_same(prefixes
     *_, info = env.step(np.zeros(size, np.float32))
     for key in ("intervene_action", "executed_action"):
         np.testing.assert_allclose(env._turned(info[key], adjoints), done, atol=1e-5)
-    assert np.abs(env._turned(info["intervene_action"], env._adjoints) - done).max() > 0.05  # not the adjoint of after the step
+    assert (
+        np.abs(env._turned(info["intervene_action"], env._adjoints) - done).max() > 0.05
+    )  # not the adjoint of after the step
     np.testing.assert_array_equal(below.infos[1]["intervene_action"], done)
 
 
@@ -179,7 +197,9 @@ class Pushing(Device):
 
     def read(self) -> Reading:
         self.reads += 1
-        return Reading(np.array([0.8, 0.3, 0, 0, 0, 0.9]), 0, True) if self.reads > 1 else Reading(np.zeros(6), 0, False)
+        return (
+            Reading(np.array([0.8, 0.3, 0, 0, 0, 0.9]), 0, True) if self.reads > 1 else Reading(np.zeros(6), 0, False)
+        )
 
 
 def test_relative_frame_replays_a_persons_actions_as_the_same_motion():
@@ -349,7 +369,9 @@ def test_horizons_that_cannot_work_are_refused():
 def test_gripper_close_adds_the_grippers_number_and_takes_it_away(prefixes: tuple[str, ...]):
     size = len(prefixes)
     person = np.arange(7 * size, dtype=np.float32)
-    env = GripperCloseEnv(below := ScriptedEnv(prefixes, infos={1: {"intervene_action": person, "executed_action": person}}))
+    env = GripperCloseEnv(
+        below := ScriptedEnv(prefixes, infos={1: {"intervene_action": person, "executed_action": person}})
+    )
     assert env.action_space.shape == (6 * size,)
     env.reset()
     *_, info = env.step(np.ones(6 * size, np.float32))
@@ -369,7 +391,9 @@ class Opening(ScriptedEnv):
 
     def _observed(self):
         obs = super()._observed()
-        for prefix, opening in zip(self.prefixes, np.atleast_1d(self.openings[len(self.observations) - 1]), strict=True):
+        for prefix, opening in zip(
+            self.prefixes, np.atleast_1d(self.openings[len(self.observations) - 1]), strict=True
+        ):
             obs["state"][prefix + "gripper_pose"][:] = opening
         return obs
 
@@ -379,7 +403,13 @@ def test_changing_the_grippers_mind_costs(wrap: Any):
     person = np.array([0, 0, 0, 0, 0, 0, 1], np.float32)
     env = GripperPenaltyWrapper(wrap(Opening(1.0, 1.0, 0.2, 0.2, 0.2, 0.2, infos={5: {"intervene_action": person}})))
     env.reset()
-    told = [1.0, -1.0, -1.0, 0.3, -1.0]  # open: nothing; close: costs; again: nothing; leave: nothing; the person opens: costs
+    told = [
+        1.0,
+        -1.0,
+        -1.0,
+        0.3,
+        -1.0,
+    ]  # open: nothing; close: costs; again: nothing; leave: nothing; the person opens: costs
     paid = [env.step(np.array([0, 0, 0, 0, 0, 0, grip], np.float32))[4]["grasp_penalty"] for grip in told]
     assert [*map(str, paid)] == ["0.0", "-0.02", "0.0", "0.0", "-0.02"], "and no -0.0"
 
@@ -420,7 +450,12 @@ def test_statistics_of_an_episode_with_its_interventions(end: str):
         assert all("episode" not in env.step(np.zeros(7))[4] for _ in range(2))
         info = env.step(np.zeros(7))[4]
         episode = info["episode"]
-        assert (episode["r"], episode["l"], episode["intervention_count"], episode["intervention_steps"]) == (1.25, 3, 2, 5)
+        assert (episode["r"], episode["l"], episode["intervention_count"], episode["intervention_steps"]) == (
+            1.25,
+            3,
+            2,
+            5,
+        )
         assert [type(episode[key]) for key in "rlt"] == [float, int, float] and 0 <= episode["t"] < 60
         assert info["succeed"] is True
 
@@ -449,7 +484,9 @@ def test_a_classifier_gives_the_reward_and_ends_the_episode():
 
 @pytest.mark.parametrize("truth", [True, False])
 def test_reward_wrapper_keeps_the_success_of_the_task(truth: bool):
-    env = MultiCameraBinaryRewardClassifierWrapper(as_task(ScriptedEnv(), success=lambda *_: truth, step_limit=9), lambda obs: not truth)
+    env = MultiCameraBinaryRewardClassifierWrapper(
+        as_task(ScriptedEnv(), success=lambda *_: truth, step_limit=9), lambda obs: not truth
+    )
     env.reset()
     info = env.step(np.zeros(7))[4]
     assert (info["succeed"], info["task_success"]) == (not truth, truth)
@@ -488,7 +525,10 @@ def test_reward_wrapper_refuses_what_is_no_classifier():
 
 
 def test_stages_give_a_point_each_once():
-    logits = {0: [-5, 1.2, 5, -5], 1: [-5, 1.0, -5, 2.0]}  # sigmoid(1.0) = .73, sigmoid(1.2) = .77; what was reached stays
+    logits = {
+        0: [-5, 1.2, 5, -5],
+        1: [-5, 1.0, -5, 2.0],
+    }  # sigmoid(1.0) = .73, sigmoid(1.2) = .77; what was reached stays
     step = [-1]
     stages = [lambda obs: np.array(logits[0][step[0]]), lambda obs: logits[1][step[0]]]
     env = MultiStageBinaryRewardClassifierWrapper(ScriptedEnv(rewards={1: 9.0}, ends={1: "truncated"}), stages)
@@ -498,7 +538,12 @@ def test_stages_give_a_point_each_once():
         for step[0] in range(4):
             _, reward, terminated, truncated, info = env.step(np.zeros(7))
             seen.append((reward, terminated, truncated, info["succeed"]))
-        assert seen == [(0, False, True, False), (1, False, False, False), (0, False, False, False), (1, True, False, True)]
+        assert seen == [
+            (0, False, True, False),
+            (1, False, False, False),
+            (0, False, False, False),
+            (1, True, False, True),
+        ]
     with pytest.raises(ConfigError, match="0 stages"):
         MultiStageBinaryRewardClassifierWrapper(ScriptedEnv(), [])
 
@@ -506,7 +551,9 @@ def test_stages_give_a_point_each_once():
 def test_a_person_is_asked_at_the_end_also_when_time_ran_out():
     """Upstream does not ask at `truncated`."""
     asked: list[str] = []
-    env = HumanClassifierWrapper(ScriptedEnv(ends={2: "truncated"}, rewards={1: 3.0}), lambda question, seconds: not asked.append(question))
+    env = HumanClassifierWrapper(
+        ScriptedEnv(ends={2: "truncated"}, rewards={1: 3.0}), lambda question, seconds: not asked.append(question)
+    )
     assert env.reset()[1] == {"succeed": False}
     _, *first = env.step(np.zeros(7))
     assert first == [0.0, False, False, {"succeed": False}] and not asked
@@ -557,7 +604,12 @@ def test_a_rate_does_not_drift_and_never_sleeps_less_than_nothing():
     rate.wait()
     assert abs(clock.now - 10.401) < 1e-6 and rate.missed == 2 and min(clock.slept) >= 0
     timing = rate.timing()
-    assert timing["steps"] == 102 and abs(timing["p50"] - 0.1) < 1e-6 and abs(timing["max"] - 0.34) < 1e-6 and timing["missed"] == 2
+    assert (
+        timing["steps"] == 102
+        and abs(timing["p50"] - 0.1) < 1e-6
+        and abs(timing["max"] - 0.34) < 1e-6
+        and timing["missed"] == 2
+    )
     assert abs(timing["late_p50"] - 0.001) < 1e-6  # the sleep; and once it came 0.24 s after the deadline
     assert abs(np.percentile([0.001] * 101 + [0.24], 99) - timing["late_p99"]) < 1e-6
     with pytest.raises(ConfigError, match="a rate of 0 Hz"):

@@ -41,7 +41,14 @@ class ToyArm(Backend):
         if self._fails == "state":
             time.sleep(600)
         return RobotState(
-            self._pose, np.zeros(6), self.pushing[:3], self.pushing[3:], np.arange(7.0), np.zeros(7), np.eye(6, 7), self._gripper
+            self._pose,
+            np.zeros(6),
+            self.pushing[:3],
+            self.pushing[3:],
+            np.arange(7.0),
+            np.zeros(7),
+            np.eye(6, 7),
+            self._gripper,
         )
 
     def command(self, pose: Array, arm: int) -> None:

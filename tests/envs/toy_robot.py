@@ -114,4 +114,12 @@ class ToyRobot:
 
 
 def scene(**changes: Any) -> dict[str, Any]:
-    return {"task": "pick", "instruction": "pick it up", "succeed": False, "split": "train", "state": 0, "step_limit": 7, **changes}
+    return {
+        "task": "pick",
+        "instruction": "pick it up",
+        "succeed": False,
+        "split": "train",
+        "state": 0,
+        "step_limit": 7,
+        **changes,
+    }

@@ -42,7 +42,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     assert done.returncode == 0, done.stdout + done.stderr
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder / "site"))
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(folder / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]))
+        patch.setenv(
+            "PYTHONPATH", os.pathsep.join([str(folder / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
+        )
         trust.installed.cache_clear()
         yield folder / "site"
     trust.installed.cache_clear()
@@ -73,14 +75,25 @@ def refused(*words: str) -> str:
 def tuned(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of `hilt train sft` of the package's policy on demonstrations of its environment."""
     run = tmp_path_factory.mktemp("tuned") / "run"
-    words = ["policy=linear", "policy_options.chunk=2", "tasks=[example/up, example/down]", "demonstrations=3", "columns={state: state}"]
+    words = [
+        "policy=linear",
+        "policy_options.chunk=2",
+        "tasks=[example/up, example/down]",
+        "demonstrations=3",
+        "columns={state: state}",
+    ]
     words += ["max_steps=40", "validation=0", "learning_rate=0.05", "batch_size=8"]
     hilt("train", "sft", *words, "--run", str(run))
     return run
 
 
 def test_policy_is_fine_tuned_and_keeps_its_own_folder(tuned: Path):
-    assert sorted(path.name for path in (tuned / "policy").iterdir()) == ["bias.txt", "config.json", "log_std.txt", "weight.txt"]
+    assert sorted(path.name for path in (tuned / "policy").iterdir()) == [
+        "bias.txt",
+        "config.json",
+        "log_std.txt",
+        "weight.txt",
+    ]
     losses = [record["loss"] for record in read_metrics(tuned, ["update"])]
     assert losses[-1] < 0.2 * losses[0]
 
@@ -99,7 +112,10 @@ def test_policy_of_a_folder_is_post_trained(tuned: Path, tmp_path: Path):
 def test_policy_as_module_class_is_post_trained_evaluated_and_resumed(tmp_path: Path):
     words = ["policy=hilt_example.policy:LinearPolicy", "policy_options.chunk=1"]
     dry = hilt(*TRAIN, *words, "--dry-run")
-    assert "0.05, as is usual for a hilt_example.policy:LinearPolicy" in dry and "memory: it is not estimated for LinearPolicy" in dry
+    assert (
+        "0.05, as is usual for a hilt_example.policy:LinearPolicy" in dry
+        and "memory: it is not estimated for LinearPolicy" in dry
+    )
     hilt(*TRAIN, *words)
     hilt("eval", "run")
     hilt("train", "--run", "run", "--resume", "max_steps=3")
@@ -113,7 +129,10 @@ def test_policy_of_a_folder_that_names_code_runs_only_if_it_is_trusted(tuned: Pa
     card = folder / "config.json"
     card.write_text(card.read_text().replace('"linear"', '"unknown:Mine"'))
     said = refused(*TRAIN, f"policy={folder}")
-    assert "config.json names 'unknown:Mine', code that is not Hilt's; nothing of it was run" in said and "--trust unknown" in said
+    assert (
+        "config.json names 'unknown:Mine', code that is not Hilt's; nothing of it was run" in said
+        and "--trust unknown" in said
+    )
     assert "unknown" not in sys.modules
     hilt(*TRAIN, f"policy={folder}", "max_steps=1", "--trust", "unknown")
 
@@ -137,14 +156,47 @@ def test_estimator_and_loss_are_used_in_post_training(tmp_path: Path):
 
 
 def test_device_drives_an_environment_that_is_recorded(tmp_path: Path):
-    hilt("record", "example/up", "--device", "pusher", "-d", "by=0.8", "--episodes", "2", "--no-video", "--out", "recording")
+    hilt(
+        "record",
+        "example/up",
+        "--device",
+        "pusher",
+        "-d",
+        "by=0.8",
+        "--episodes",
+        "2",
+        "--no-video",
+        "--out",
+        "recording",
+    )
     with Log.open(tmp_path / "recording" / "log", "r") as log:
         assert np.unique(log.read(log.all().keys(), ["actions"])["actions"]) == pytest.approx([0.8])
-    hilt("record", "example/down", "--device", "hilt_example.device:Pusher", "-d", "by=-0.9", "--episodes", "1", "--no-video")
+    hilt(
+        "record",
+        "example/down",
+        "--device",
+        "hilt_example.device:Pusher",
+        "-d",
+        "by=-0.9",
+        "--episodes",
+        "1",
+        "--no-video",
+    )
 
 
 def test_arm_is_served():
-    words = [sys.executable, "-m", "hilt", "serve-robot", "--backend", "example_arm", "--set", "height=0.3", "--port", "0"]
+    words = [
+        sys.executable,
+        "-m",
+        "hilt",
+        "serve-robot",
+        "--backend",
+        "example_arm",
+        "--set",
+        "height=0.3",
+        "--port",
+        "0",
+    ]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
@@ -184,7 +236,9 @@ def trained(*words: str) -> str:
     """`hilt train`, with a learner and an actor in processes of their own, which are forked from one that has imported torch."""
     command = [sys.executable, "-m", "tests.forked_hilt", "train", *words]
     places = os.pathsep.join([*os.environ["PYTHONPATH"].split(os.pathsep), str(ROOT)])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONPATH": places})
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONPATH": places}
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -193,7 +247,16 @@ LEARN = ["hilt_example.recipes:lamp_with_a_person", "wire.port=0", "wire.broadca
 
 
 def test_agent_device_reward_and_sink_are_used_in_a_run_with_a_person(tmp_path: Path):
-    trained(*LEARN, "agent.kind=bandit", "agent.options.rate=0.5", "operator=pusher", "classifier=lit", "sinks=[tally]", "--run", "run")
+    trained(
+        *LEARN,
+        "agent.kind=bandit",
+        "agent.options.rate=0.5",
+        "operator=pusher",
+        "classifier=lit",
+        "sinks=[tally]",
+        "--run",
+        "run",
+    )
     updates = read_metrics(tmp_path / "run", ["update"])
     assert [record["update"] for record in updates if "bandit_reward" in record] == [5, 10, 15, 20]
     assert json.loads((tmp_path / "run" / "tally.json").read_text())["update"] == len(updates)
@@ -203,14 +266,18 @@ def test_agent_device_reward_and_sink_are_used_in_a_run_with_a_person(tmp_path: 
 def test_algorithm_is_used_in_a_run_with_a_person(tmp_path: Path):
     trained(*LEARN, "algorithm=hilt_example.off_policy:Regression", "algorithm_options.strength=2", "--run", "run")
     made = [record for record in read_metrics(tmp_path / "run", ["update"]) if "regressions" in record]
-    assert made[-1]["update"] == 20 and made[-1]["regressions"] == 40, "two updates in a learner step, as cta_ratio says"
+    assert made[-1]["update"] == 20 and made[-1]["regressions"] == 40, (
+        "two updates in a learner step, as cta_ratio says"
+    )
 
 
 def test_agent_and_algorithm_that_are_not_there_are_refused():
     run = ["train", "hilt_example.recipes:lamp_with_a_person", "--run", "run"]
     assert "no agent named 'bandi'; did you mean 'bandit'?" in refused(*run, "agent.kind=bandi")
     assert "no algorithm named 'regresion'; did you mean 'regression'?" in refused(*run, "algorithm=regresion")
-    assert "algorithm_options={'strength': 2} would do nothing: it needs another algorithm" in refused(*run, "algorithm_options.strength=2")
+    assert "algorithm_options={'strength': 2} would do nothing: it needs another algorithm" in refused(
+        *run, "algorithm_options.strength=2"
+    )
 
 
 # --- a dataset format and a metrics sink
@@ -224,7 +291,10 @@ def test_format_is_listed_written_recognized_and_read(tuned: Path, tmp_path: Pat
     hilt("data", "convert", "lines", "back", "-o", "first=1")
     with Log.open(source, "r") as before, Log.open(tmp_path / "back", "r") as after:
         assert len(after.trajectories()) == 2
-        theirs = [log.read(log.trajectory_keys(log.trajectories()[-1]), ["actions", "observations"]) for log in (before, after)]
+        theirs = [
+            log.read(log.trajectory_keys(log.trajectories()[-1]), ["actions", "observations"])
+            for log in (before, after)
+        ]
         np.testing.assert_array_equal(*(read["actions"] for read in theirs))
     hilt("data", "convert", str(source), "named", "--to", "hilt_example:json_lines")
 
@@ -240,7 +310,10 @@ def test_sink_gets_every_record(tmp_path: Path):
 
 FILES = {
     "hilt.vla.train": ("lamps", ["policy: linear", "estimator: grpo", "loss: clipped", "classifier: ''", "sinks: []"]),
-    "hilt.hil.launch": ("lamp_with_a_person", ["kind: actor_critic", "algorithm: rlpd", "classifier: ''", "operator: ''", "sinks: []"]),
+    "hilt.hil.launch": (
+        "lamp_with_a_person",
+        ["kind: actor_critic", "algorithm: rlpd", "classifier: ''", "operator: ''", "sinks: []"],
+    ),
 }
 
 
@@ -261,6 +334,10 @@ def test_nothing_that_only_a_file_names_is_imported(module: str, tmp_path: Path)
         resume = ["train", "--run", "run", "--resume"]
         for command in (resume, [*resume, "--dry-run"], *([["eval", "run"]] if key == "policy:" else [])):
             said = refused(*command)
-            assert "names 'suspect:Thing', code that is not Hilt's; nothing of it was run" in said, (line, command, said)
+            assert "names 'suspect:Thing', code that is not Hilt's; nothing of it was run" in said, (
+                line,
+                command,
+                said,
+            )
             assert "process" not in said, "no learner and no actor was started"
     assert "suspect" not in sys.modules

@@ -79,13 +79,17 @@ def read(path: Path, format: str) -> str:
 def check_text(error: HiltError) -> None:
     """One line, unless it is a strange name in a file that has several."""
     lines = str(error).split("\n")
-    assert lines[0].strip() and (len(lines) == 1 or not all(line.isprintable() for line in lines)), f"not one line: {error}"
+    assert lines[0].strip() and (len(lines) == 1 or not all(line.isprintable() for line in lines)), (
+        f"not one line: {error}"
+    )
 
 
 def carry_over(path: Path, format: str, target: Path) -> None:
     """Into a log, past whatever is damaged: every episode is counted."""
     try:
-        summary = convert(path, target, format=format, skip_corrupt=True, to="hil-serl" if format == "log" else "log", workers=2)
+        summary = convert(
+            path, target, format=format, skip_corrupt=True, to="hil-serl" if format == "log" else "log", workers=2
+        )
         assert summary.episodes + summary.damaged + summary.empty == len(open_dataset(path, format)), summary
     except HiltError:
         pass
@@ -97,7 +101,9 @@ def check(episode: Any) -> None:
     lengths = {path: len(column) for path, column in columns.items()}
     assert len(set(lengths.values())) == 1, f"columns of several lengths: {lengths}"
     for path, column in columns.items():
-        assert isinstance(column, np.ndarray) and column.dtype.kind in "biufcV" and not column.dtype.hasobject, f"{path}: {column.dtype}"
+        assert isinstance(column, np.ndarray) and column.dtype.kind in "biufcV" and not column.dtype.hasobject, (
+            f"{path}: {column.dtype}"
+        )
     for path in ("rewards", "terminated", "truncated", "source"):
         assert path in columns and columns[path].ndim == 1, f"{path}: {columns.get(path)}"
     json.dumps(episode.facts, allow_nan=False)
@@ -107,8 +113,29 @@ def check(episode: Any) -> None:
 
 
 FORBIDDEN = {
-    *("os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "subprocess.Popen", "pty.spawn", "socket.connect", "socket.bind"),
-    *("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink", "os.chmod", "os.chown", "shutil.rmtree"),
+    *(
+        "os.system",
+        "os.exec",
+        "os.posix_spawn",
+        "os.fork",
+        "os.forkpty",
+        "subprocess.Popen",
+        "pty.spawn",
+        "socket.connect",
+        "socket.bind",
+    ),
+    *(
+        "os.remove",
+        "os.rename",
+        "os.mkdir",
+        "os.rmdir",
+        "os.truncate",
+        "os.link",
+        "os.symlink",
+        "os.chmod",
+        "os.chown",
+        "shutil.rmtree",
+    ),
     "pickle.find_class",
 }
 
@@ -124,7 +151,9 @@ class Guard:
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self.watching:
             return
-        writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        writes = (
+            event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        )
         if (event in FORBIDDEN or writes) and "__pycache__" not in str(arguments[0]):
             self.seen.append(f"{event} {arguments[:2]}")
 

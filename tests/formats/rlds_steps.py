@@ -58,7 +58,9 @@ def expected(episodes: Iterable[dict[str, Any]]) -> tuple[list[tuple[Any, ...]],
         types = [0 if one["is_first"] else 2 if one["is_last"] else 1 for one in (now, after)]
         types = [2, 2] if types == [0, 0] else types
         discount = 0.0 if now["is_last"] and now["is_terminal"] else float(now["discount"])
-        found.append((types[0], now["observation"].tolist(), float(now["action"]), (), types[1], float(now["reward"]), discount))
+        found.append(
+            (types[0], now["observation"].tolist(), float(now["action"]), (), types[1], float(now["reward"]), discount)
+        )
     return found, None
 
 

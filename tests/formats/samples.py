@@ -38,9 +38,15 @@ def written(format: str, folder: Path) -> Path:
         kept = [key for key in flatten(steps[0]) if not key.startswith(("infos", "masks", "dones"))]
         columns = {key: np.stack([flatten(step)[key] for step in steps]) for key in kept}
         last = np.arange(len(steps)) == len(steps) - 1
-        ends = {"terminated": last, "truncated": np.zeros(len(steps), bool), "source": np.full(len(steps), number, np.uint8)}
+        ends = {
+            "terminated": last,
+            "truncated": np.zeros(len(steps), bool),
+            "source": np.full(len(steps), number, np.uint8),
+        }
         facts = {"success": True, "language_instruction": "go", "note": {"a": [1, None, "x"]}}
-        writer.add(number, Episode(unflatten({**columns, **ends, "rewards": columns["rewards"].astype(np.float32)}), facts))
+        writer.add(
+            number, Episode(unflatten({**columns, **ends, "rewards": columns["rewards"].astype(np.float32)}), facts)
+        )
     writer.finish()
     writer.close()
     return folder
@@ -48,7 +54,10 @@ def written(format: str, folder: Path) -> Path:
 
 def transitions(count: int) -> list[dict[str, Any]]:
     rng = np.random.default_rng(count)
-    states, pictures = rng.normal(size=(count + 1, 1, 4)).astype(np.float32), rng.integers(0, 255, (count + 1, 1, 8, 8, 3), np.uint8)
+    states, pictures = (
+        rng.normal(size=(count + 1, 1, 4)).astype(np.float32),
+        rng.integers(0, 255, (count + 1, 1, 8, 8, 3), np.uint8),
+    )
     frames = [{"state": state, "front": picture} for state, picture in zip(states, pictures, strict=True)]
     return [
         {
@@ -69,7 +78,9 @@ def hilserl(folder: Path) -> list[Path]:
         (run / name).mkdir(parents=True)
         for step in (5, 10):
             steps = [{k: v for k, v in one.items() if k != "infos"} for one in transitions(step)]
-            (run / name / f"transitions_{step}.pkl").write_bytes(pickle.dumps(steps if name == "buffer" else steps[2:4], protocol=4))
+            (run / name / f"transitions_{step}.pkl").write_bytes(
+                pickle.dumps(steps if name == "buffer" else steps[2:4], protocol=4)
+            )
     return [demos, old, run]
 
 
@@ -90,7 +101,9 @@ def robomimic(folder: Path) -> list[Path]:
             demo["dones"], demo["states"] = np.arange(steps) == steps - 1, rng.normal(size=(steps, 6))
             for group in ("obs", "next_obs")[: 2 - number]:
                 demo.create_group(group)["state"] = rng.normal(size=(steps, 3))
-                demo[group].create_dataset("agentview_image", data=rng.integers(0, 255, (steps, 8, 8, 3), np.uint8), compression="gzip")
+                demo[group].create_dataset(
+                    "agentview_image", data=rng.integers(0, 255, (steps, 8, 8, 3), np.uint8), compression="gzip"
+                )
         mask = file.create_group("mask")
         mask["train"] = np.array([b"demo_0"])
     libero = folder / "libero_demo.hdf5"
@@ -112,15 +125,29 @@ def minari(folder: Path) -> list[Path]:
             episode.attrs["id"], episode.attrs["total_steps"], episode.attrs["seed"] = number, steps, 7
             observations = episode.create_group("observations")
             observations["state"] = rng.normal(size=(steps + 1, 3))
-            observations.create_dataset("image", data=rng.integers(0, 255, (steps + 1, 8, 8, 3), np.uint8), compression="gzip")
+            observations.create_dataset(
+                "image", data=rng.integers(0, 255, (steps + 1, 8, 8, 3), np.uint8), compression="gzip"
+            )
             episode["actions"], episode["rewards"] = rng.normal(size=(steps, 2)).astype(np.float32), np.zeros(steps)
             episode["terminations"], episode["truncations"] = np.arange(steps) == steps - 1, np.zeros(steps, bool)
             episode.create_group("infos")["success"] = np.arange(steps + 1) == steps
     box = {"type": "Box", "dtype": "float64", "shape": [3], "low": [0, 0, 0], "high": [1, 1, 1]}
-    picture = {"type": "Box", "dtype": "uint8", "shape": [8, 8, 3], "low": [[[0] * 3] * 8] * 8, "high": [[[255] * 3] * 8] * 8}
+    picture = {
+        "type": "Box",
+        "dtype": "uint8",
+        "shape": [8, 8, 3],
+        "low": [[[0] * 3] * 8] * 8,
+        "high": [[[255] * 3] * 8] * 8,
+    }
     space = {"type": "Dict", "subspaces": {"state": box, "image": picture}}
     action = {"type": "Box", "dtype": "float32", "shape": [2], "low": [-1, -1], "high": [1, 1]}
-    known = {"total_episodes": 2, "total_steps": 7, "data_format": "hdf5", "dataset_id": "lift", "minari_version": "0.5.3"}
+    known = {
+        "total_episodes": 2,
+        "total_steps": 7,
+        "data_format": "hdf5",
+        "dataset_id": "lift",
+        "minari_version": "0.5.3",
+    }
     known |= {"observation_space": json.dumps(space), "action_space": json.dumps(action)}
     (data / "metadata.json").write_text(json.dumps(known))
     return [folder / "lift", *(minari_arrow(folder / kind, kind, known) for kind in ("arrow", "parquet"))]
@@ -140,8 +167,12 @@ def minari_arrow(folder: Path, kind: str, known: dict[str, Any]) -> Path:
         **{"rewards": np.zeros(9), "terminations": np.zeros(9, bool), "truncations": np.zeros(9, bool)},
     }
     batch = arrow.RecordBatch.from_pydict({name: arrow.array(column) for name, column in rows.items()})
-    datasets.write_dataset(batch, folder / "data", format=kind, partitioning=["episode_id"], existing_data_behavior="overwrite_or_ignore")
+    datasets.write_dataset(
+        batch, folder / "data", format=kind, partitioning=["episode_id"], existing_data_behavior="overwrite_or_ignore"
+    )
     for number in range(2):
-        (folder / f"data/{number}/metadata.json").write_text(json.dumps({"id": number, "total_steps": 4 - number, "seed": 7}))
+        (folder / f"data/{number}/metadata.json").write_text(
+            json.dumps({"id": number, "total_steps": 4 - number, "seed": 7})
+        )
     (folder / "data/metadata.json").write_text(json.dumps({**known, "data_format": kind}))
     return folder

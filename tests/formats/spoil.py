@@ -78,7 +78,9 @@ def changed(rng: random.Random, data: bytes) -> bytes:
         if not out:
             return bytes(out)
         region = rng.choice([len(out), min(len(out), 64), min(len(out), 600)])
-        at = rng.randrange(region) if rng.random() < 0.7 else len(out) - 1 - rng.randrange(region)  # heads and tails matter most
+        at = (
+            rng.randrange(region) if rng.random() < 0.7 else len(out) - 1 - rng.randrange(region)
+        )  # heads and tails matter most
         end = min(len(out), at + rng.choice([1, 2, 4, 8, 50, 1000]))
         how = rng.randrange(10)
         if how <= 2:
@@ -104,7 +106,19 @@ def changed(rng: random.Random, data: bytes) -> bytes:
 
 
 DEEP = "[" * 100_000 + "]" * 100_000
-WHOLE = [DEEP, '{"a":' * 50_000 + "1" + "}" * 50_000, "", "null", "[]", "{}", "1", '"x"', "NaN", "\ufeff{}", '{"a": 1' + "0" * 5000 + "}"]
+WHOLE = [
+    DEEP,
+    '{"a":' * 50_000 + "1" + "}" * 50_000,
+    "",
+    "null",
+    "[]",
+    "{}",
+    "1",
+    '"x"',
+    "NaN",
+    "\ufeff{}",
+    '{"a": 1' + "0" * 5000 + "}",
+]
 STRANGE: list[Any] = [
     None, True, False, 0, 1, -1, 2**31, -(2**31), 2**53, 2**63, -(2**63), 2**64, 10**30, 1e308, -1e308, 0.5, float("nan"), float("inf"),
     "", "x", "../../../etc/passwd", "/etc/passwd", "\x00", "a/b", "{", "{x}", "{0}", "{x:99999999999d}", "{x.__class__}", "{:03d}", "%s%n",
@@ -304,11 +318,16 @@ def spoil_table(rng: random.Random, path: Path) -> str:
         made = arrow.array(["x"] * len(table)) if rng.random() < 0.5 else arrow.array([[1.5]] * len(table))
     elif how == 5:
         rows = range(len(table))
-        order = rng.sample(rows, len(table)) if rng.random() < 0.5 or not rows else rng.choices(rows, k=rng.randrange(30))
+        order = (
+            rng.sample(rows, len(table)) if rng.random() < 0.5 or not rows else rng.choices(rows, k=rng.randrange(30))
+        )
         table = table.take(arrow.array(order, arrow.int64()))
     elif how == 6 and values and isinstance(values[0], dict):
         made = [value | {"path": rng.choice(["x", "../../x", None])} for value in values]
-        made = [value | {"bytes": rng.choice([None, changed(rng, value["bytes"])])} if value.get("bytes") else value for value in made]
+        made = [
+            value | {"bytes": rng.choice([None, changed(rng, value["bytes"])])} if value.get("bytes") else value
+            for value in made
+        ]
     elif values and isinstance(values[0], list):
         made = [rng.choice([value, [], value[:-1], [*value, 1]]) for value in values]
     if made is not None:
@@ -337,7 +356,9 @@ def spoil_hdf5(rng: random.Random, path: Path) -> str:
                 del file[name]
             elif how <= 2:
                 key = rng.choice([*item.attrs, "num_samples", "total_steps", "id", "env_args"])
-                item.attrs[key] = rng.choice([-1, 0, 2**40, 1.5, float("nan"), "x", "{", "../x", b"\xff\xfe", np.zeros(3), h5py.Empty("f")])
+                item.attrs[key] = rng.choice(
+                    [-1, 0, 2**40, 1.5, float("nan"), "x", "{", "../x", b"\xff\xfe", np.zeros(3), h5py.Empty("f")]
+                )
             elif how == 3:
                 file[f"{name}_again"] = h5py.SoftLink(rng.choice(["/nowhere", f"/{name}", "/"]))
             elif how == 4:
@@ -348,7 +369,9 @@ def spoil_hdf5(rng: random.Random, path: Path) -> str:
                 file.create_dataset(name, (2**40,), "f8", chunks=(1000,))  # takes no room until it is read
             elif how == 6:
                 del file[name]
-                file[name] = rng.choice([np.zeros(0), np.zeros((2, 0, 3)), np.float64(1), np.array([b"a", b"bc"]), np.zeros(3, "c16")])
+                file[name] = rng.choice(
+                    [np.zeros(0), np.zeros((2, 0, 3)), np.float64(1), np.array([b"a", b"bc"]), np.zeros(3, "c16")]
+                )
             elif how == 7:
                 del file[name]
                 file.create_dataset(name, (4,), h5py.string_dtype(), data=["a", "b", "c", ""])

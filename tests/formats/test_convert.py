@@ -65,7 +65,11 @@ def test_counts_and_notes(tmp_path: Path) -> None:
 
 def test_survey_counts_without_images(tmp_path: Path) -> None:
     counted, converted = survey(open_dataset(BRIDGE)), convert(BRIDGE, tmp_path / "log")
-    assert (counted.episodes, counted.steps, counted.unknown) == (converted.episodes, converted.steps, converted.unknown)
+    assert (counted.episodes, counted.steps, counted.unknown) == (
+        converted.episodes,
+        converted.steps,
+        converted.unknown,
+    )
 
 
 @pytest.mark.parametrize("to", WRITERS)
@@ -85,7 +89,9 @@ def test_a_stopped_conversion_goes_on(to: str, log: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "part").exists()
     summary = convert(source, tmp_path / "part", to=to, **options)
     assert 0 <= summary.went_on_from <= 3
-    assert (summary.episodes, summary.steps, summary.successes, summary.failures) == (5, 35, 3, 2), "earlier episodes are counted too"
+    assert (summary.episodes, summary.steps, summary.successes, summary.failures) == (5, 35, 3, 2), (
+        "earlier episodes are counted too"
+    )
     assert_same(tmp_path / "whole", tmp_path / "part")
     assert not list(tmp_path.glob(".*.converting"))
 
@@ -107,7 +113,15 @@ def test_sigkill_at_any_moment_loses_and_doubles_nothing(to: str, log: Path, tmp
         source = tmp_path / "source"
     options = LOSSLESS.get(to, {})
     convert(source, tmp_path / "whole", to=to, **options)
-    command = [sys.executable, "-c", KILLED, str(source), str(tmp_path / "part"), to, *(f"{k}={v}" for k, v in options.items())]
+    command = [
+        sys.executable,
+        "-c",
+        KILLED,
+        str(source),
+        str(tmp_path / "part"),
+        to,
+        *(f"{k}={v}" for k, v in options.items()),
+    ]
     rng, kills = random.Random(to), 0
     for after in (*range(0, 5, rounds(2, 1)), None):
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -148,7 +162,9 @@ def test_what_was_written_is_kept_when_it_is_stopped(to: str, log: Path, tmp_pat
 def test_another_conversion_to_the_same_place_is_not_mixed_in(log: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         convert(log, tmp_path / "out", to="rlds", progress=stopped_after(1))
-    with pytest.raises(ConfigError, match=r"unfinished conversion is there, with drop \[\], now \['policy_version'\]\. Repeat that"):
+    with pytest.raises(
+        ConfigError, match=r"unfinished conversion is there, with drop \[\], now \['policy_version'\]\. Repeat that"
+    ):
         convert(log, tmp_path / "out", to="rlds", drop=["policy_version"])
     with pytest.raises(ConfigError, match=r"with formats \['log', 'rlds'\], now \['log', 'hil-serl'\]"):
         convert(log, tmp_path / "out", to="hil-serl")
@@ -163,7 +179,9 @@ def test_another_conversion_to_the_same_place_is_not_mixed_in(log: Path, tmp_pat
         ({"to": "rlds", "drop": ["rewardz"]}, {"to": "rlds"}),
     ],
 )
-def test_a_command_that_failed_does_not_stand_in_the_way_of_the_right_one(wrong: Any, right: Any, log: Path, tmp_path: Path) -> None:
+def test_a_command_that_failed_does_not_stand_in_the_way_of_the_right_one(
+    wrong: Any, right: Any, log: Path, tmp_path: Path
+) -> None:
     with pytest.raises((ConfigError, UnknownNameError)):
         convert(log, tmp_path / "out", **wrong)
     assert not list(tmp_path.glob(".out*"))
@@ -181,13 +199,22 @@ def test_two_at_once_are_refused(log: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("to", [name for name in WRITERS if name != "log"])
 def test_a_writer_does_not_touch_the_files_of_others(to: str, log: Path, tmp_path: Path) -> None:
     """Nor a dataset that is complete."""
-    names = ("notes.txt", "buffer/transitions_1.pkl", "data/x.parquet", "meta/info.json", "data.hdf5", "trajectory_0_x.pt")
+    names = (
+        "notes.txt",
+        "buffer/transitions_1.pkl",
+        "data/x.parquet",
+        "meta/info.json",
+        "data.hdf5",
+        "trajectory_0_x.pt",
+    )
     for name in names:
         (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "mine" / name).write_text("precious")
     with pytest.raises(ConfigError, match="expected a new or empty folder"):
         create(tmp_path / "mine", to)
-    assert {p.relative_to(tmp_path / "mine").as_posix() for p in (tmp_path / "mine").rglob("*") if p.is_file()} == set(names)
+    assert {p.relative_to(tmp_path / "mine").as_posix() for p in (tmp_path / "mine").rglob("*") if p.is_file()} == set(
+        names
+    )
     convert(log, tmp_path / "done", to=to)
     before = {path: path.read_bytes() for path in (tmp_path / "done").rglob("*") if path.is_file()}
     with contextlib.closing(create(tmp_path / "done", to)) as writer:
@@ -199,7 +226,9 @@ def test_a_writer_does_not_touch_the_files_of_others(to: str, log: Path, tmp_pat
 
 
 @pytest.mark.parametrize("to", ["rlds", "hil-serl"])
-def test_what_was_written_before_a_stop_is_counted(log: Path, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_written_before_a_stop_is_counted(
+    log: Path, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also when the stop comes after the last thing that a writer does for an episode."""
     options: dict[str, Any] = {"shard_bytes": 1} if to == "rlds" else {"buffer_period": 1}
     whole = convert(log, tmp_path / "whole", to=to, **options)
@@ -242,7 +271,11 @@ def test_a_damaged_episode_is_named_or_passed_over_and_counted(tmp_path: Path) -
 def test_columns_are_dropped_and_images_resized(tmp_path: Path) -> None:
     convert(BRIDGE, tmp_path / "log", drop=["language_embedding", "observations/state"], image_size=(16, 12))
     with Log.open(tmp_path / "log", "r") as log:
-        assert log.schema.columns["observations/image"].shape == log.schema.columns["next_observations/wrist_image"].shape == (16, 12, 3)
+        assert (
+            log.schema.columns["observations/image"].shape
+            == log.schema.columns["next_observations/wrist_image"].shape
+            == (16, 12, 3)
+        )
         assert "language_embedding" not in log.schema.columns and "observations/state" not in log.schema.columns
     with pytest.raises(UnknownNameError, match="no column named 'observations/stat'; did you mean"):
         convert(BRIDGE, tmp_path / "other", drop=["observations/stat"])
@@ -272,7 +305,9 @@ def test_resizing_keeps_what_a_picture_shows() -> None:
     gray = resize(picture[..., :1], 4, 6)
     assert gray.shape == (2, 1, 4, 6, 1) and np.array_equal(gray[..., 0], small[..., 0])
     episode = Episode({"observations": {"a": picture, "mask": np.zeros((2, 40, 60), np.uint8)}})
-    assert EpisodeChange(image_size=(4, 6)).apply(episode).columns["observations"]["mask"].shape == (2, 40, 60), "not a picture"
+    assert EpisodeChange(image_size=(4, 6)).apply(episode).columns["observations"]["mask"].shape == (2, 40, 60), (
+        "not a picture"
+    )
 
 
 def test_an_episode_of_another_shape_is_refused_with_a_cure(tmp_path: Path) -> None:

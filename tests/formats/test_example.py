@@ -58,7 +58,9 @@ def test_varints_at_the_borders(value: int):
 
 
 def test_booleans_unsigned_and_double():
-    decoded = decode(encode({"b": np.array([True, False]), "u": np.array([2**64 - 1], np.uint64), "d": np.array([[0.5], [1.5]])}))
+    decoded = decode(
+        encode({"b": np.array([True, False]), "u": np.array([2**64 - 1], np.uint64), "d": np.array([[0.5], [1.5]])})
+    )
     assert decoded["b"].tolist() == [1, 0]  # type: ignore[union-attr]
     assert decoded["u"].view(np.uint64).tolist() == [2**64 - 1]  # type: ignore[union-attr]
     assert decoded["d"].tolist() == [0.5, 1.5]  # type: ignore[union-attr]

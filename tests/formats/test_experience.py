@@ -94,7 +94,9 @@ def test_an_episode_with_other_columns_is_refused(tmp_path: Path) -> None:
 
 
 def test_nothing_to_write_is_an_error_with_a_cure(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not one episode with a transition to write; look at the source with: hilt data inspect"):
+    with pytest.raises(
+        ConfigError, match="not one episode with a transition to write; look at the source with: hilt data inspect"
+    ):
         create(tmp_path / "copy", "log").finish()
 
 

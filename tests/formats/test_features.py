@@ -54,13 +54,21 @@ def load(tmp_path: Path, data: Any) -> Features:
 
 
 def decode(tmp_path: Path, data: Any, **fields: Any) -> dict[str, Any]:
-    return load(tmp_path, data).decode(example.encode({name.replace("__", "/"): values for name, values in fields.items()}))
+    return load(tmp_path, data).decode(
+        example.encode({name.replace("__", "/"): values for name, values in fields.items()})
+    )
 
 
 def test_steps_are_columns(tmp_path: Path):
     found = decode(
         tmp_path,
-        steps(reward=tensor("float32"), action=tensor("float64", 2), done=tensor("bool"), note=text(), inner=group(count=tensor("uint8"))),
+        steps(
+            reward=tensor("float32"),
+            action=tensor("float64", 2),
+            done=tensor("bool"),
+            note=text(),
+            inner=group(count=tensor("uint8")),
+        ),
         steps__reward=np.array([1.0, 2.0]),
         steps__action=np.arange(4.0),
         steps__done=np.array([0, 1]),
@@ -83,7 +91,13 @@ def test_numbers_too_large_for_float16_are_infinite(tmp_path: Path):
 def test_values_of_an_episode(tmp_path: Path):
     found = decode(
         tmp_path,
-        group(a=tensor("int16"), b=text(), c=tensor("float32", -1, 2), d=sequence(tensor("int32"), 2), e=tensor("string", 2)),
+        group(
+            a=tensor("int16"),
+            b=text(),
+            c=tensor("float32", -1, 2),
+            d=sequence(tensor("int32"), 2),
+            e=tensor("string", 2),
+        ),
         a=np.array([-7]),
         b=["日本".encode()],
         c=np.arange(6.0),
@@ -91,7 +105,11 @@ def test_values_of_an_episode(tmp_path: Path):
         e=[b"x", b"y"],
     )
     assert found["a"] == -7 and found["a"].dtype == np.int16 and found["b"].decode() == "日本"
-    assert found["c"].tolist() == [[0, 1], [2, 3], [4, 5]] and found["d"].tolist() == [4, 5] and found["e"].tolist() == [b"x", b"y"]
+    assert (
+        found["c"].tolist() == [[0, 1], [2, 3], [4, 5]]
+        and found["d"].tolist() == [4, 5]
+        and found["e"].tolist() == [b"x", b"y"]
+    )
 
 
 def test_rows_of_rows(tmp_path: Path):
@@ -111,7 +129,10 @@ def test_rows_of_rows(tmp_path: Path):
 
 def test_elements_without_size_do_not_count(tmp_path: Path):
     found = decode(
-        tmp_path, steps(nothing=tensor("float32", 0), i=tensor("int64")), steps__i=np.array([1, 2, 3]), steps__nothing=np.zeros(0)
+        tmp_path,
+        steps(nothing=tensor("float32", 0), i=tensor("int64")),
+        steps__i=np.array([1, 2, 3]),
+        steps__nothing=np.zeros(0),
     )
     assert found["steps"].columns["nothing"].shape == (3, 0)
 
@@ -121,7 +142,9 @@ def test_bytes_and_compressed_tensors(tmp_path: Path):
     found = decode(
         tmp_path,
         steps(
-            z=tensor("bfloat16", 1, 2, encoding="zlib"), b=tensor("bool", 3, encoding="bytes"), any=tensor("uint8", -1, -1, encoding="zlib")
+            z=tensor("bfloat16", 1, 2, encoding="zlib"),
+            b=tensor("bool", 3, encoding="bytes"),
+            any=tensor("uint8", -1, -1, encoding="zlib"),
         ),
         steps__z=[zlib.compress(half.tobytes())] * 2,
         steps__b=[b"\x01\x00\x07", b"\x00\x00\x01"],
@@ -149,12 +172,17 @@ def test_the_form_of_before_2022(tmp_path: Path):
                                 "content": {"shape": [None, None, 3], "dtype": "uint8", "encoding_format": "png"},
                             },
                             "label": {"type": PREFIX + "class_label_feature.ClassLabel", "content": {"num_classes": 3}},
-                            "state": {"type": PREFIX + "feature.Tensor", "content": {"shape": [2], "dtype": "float32", "encoding": "none"}},
+                            "state": {
+                                "type": PREFIX + "feature.Tensor",
+                                "content": {"shape": [2], "dtype": "float32", "encoding": "none"},
+                            },
                             "text": {"type": PREFIX + "text_feature.Text", "content": {"use_encoder": False}},
                             "clip": {
                                 "type": PREFIX + "tensor_feature.Tensor",
                                 "proto_cls": "tensorflow_datasets.TensorFeature",
-                                "content": json.dumps({"shape": {"dimensions": ["1"]}, "dtype": "int32", "encoding": "none"}),
+                                "content": json.dumps(
+                                    {"shape": {"dimensions": ["1"]}, "dtype": "int32", "encoding": "none"}
+                                ),
                             },
                         },
                     },
@@ -175,7 +203,9 @@ def test_the_form_of_before_2022(tmp_path: Path):
 
 
 def test_a_name_with_a_slash_is_a_path(tmp_path: Path):
-    found = decode(tmp_path, group(**{"a/b": tensor("int64"), "a/c": tensor("int64")}), a__b=np.array([1]), a__c=np.array([2]))
+    found = decode(
+        tmp_path, group(**{"a/b": tensor("int64"), "a/c": tensor("int64")}), a__b=np.array([1]), a__c=np.array([2])
+    )
     assert found == {"a": {"b": 1, "c": 2}}
 
 
@@ -210,11 +240,17 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_read(tmp_path: Path):
 
 def test_without_images(tmp_path: Path):
     data = steps(i=tensor("int64"), image=image(2, 2, 3), inner=group(image=image(2, 2, 3), state=tensor("int64")))
-    found = load(tmp_path, data).without_images().decode(example.encode({"steps/i": np.array([1]), "steps/inner/state": np.array([2])}))
+    found = (
+        load(tmp_path, data)
+        .without_images()
+        .decode(example.encode({"steps/i": np.array([1]), "steps/inner/state": np.array([2])}))
+    )
     assert found["steps"].columns == {"i": np.array([1]), "inner": {"state": np.array([2])}}
 
 
-STEPS = steps(i=tensor("int64"), v=tensor("float32", 2), z=tensor("uint8", 4, encoding="zlib"), t=text(), p=image(2, 2, 3))
+STEPS = steps(
+    i=tensor("int64"), v=tensor("float32", 2), z=tensor("uint8", 4, encoding="zlib"), t=text(), p=image(2, 2, 3)
+)
 GOOD = {
     "steps/i": np.array([1]),
     "steps/v": np.ones(2, np.float32),
@@ -234,7 +270,10 @@ GOOD = {
         ({"steps/v": np.array([1])}, "feature 'steps/v': expected float32, got int64"),
         ({"steps/t": np.array([1])}, "feature 'steps/t': expected bytes, got int64"),
         ({"steps/z": [b"yy"]}, "feature 'steps/z': not a compressed tensor"),
-        ({"steps/z": [zlib.compress(bytes(50))]}, "feature 'steps/z': a compressed tensor was cut off, or is larger than its shape"),
+        (
+            {"steps/z": [zlib.compress(bytes(50))]},
+            "feature 'steps/z': a compressed tensor was cut off, or is larger than its shape",
+        ),
         ({"steps/z": [zlib.compress(bytes(3))]}, r"feature 'steps/z': 3 bytes for a tensor of uint8 and shape \[4\]"),
         ({"steps/z": [zlib.compress(bytes(4))[:-2]]}, "feature 'steps/z': a compressed tensor was cut off"),
         ({"steps/z": np.array([1])}, "feature 'steps/z': expected bytes, got numbers of int64"),
@@ -258,7 +297,12 @@ def test_a_missing_value_of_the_episode_is_refused(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("lengths", "message"),
-    [([3, 3], "rows of 6 values in all, and 4 values"), ([-1, 5], "rows of 4 values"), ([2**62, 2**62], "rows of"), ([1], "rows of 1")],
+    [
+        ([3, 3], "rows of 6 values in all, and 4 values"),
+        ([-1, 5], "rows of 4 values"),
+        ([2**62, 2**62], "rows of"),
+        ([1], "rows of 1"),
+    ],
 )
 def test_rows_that_do_not_add_up_are_refused(tmp_path: Path, lengths: list[int], message: str):
     data = sequence(sequence(tensor("int64")))
@@ -270,9 +314,12 @@ def test_a_compressed_bomb_is_not_inflated(tmp_path: Path):
     bomb = zlib.compress(bytes(1 << 26))
     for shape, sizes in (((-1, -1), [1 << 40, 1]), ((-1, -1), [-1, 1]), ((-1, -1), [4, 4])):
         with pytest.raises(
-            CorruptError, match=r"feature 'a': a tensor of shape|feature 'a': a compressed tensor was cut off, or is larger"
+            CorruptError,
+            match=r"feature 'a': a tensor of shape|feature 'a': a compressed tensor was cut off, or is larger",
         ):
-            decode(tmp_path, group(a=tensor("uint8", *shape, encoding="zlib")), a__value=[bomb], a__shape=np.array(sizes))
+            decode(
+                tmp_path, group(a=tensor("uint8", *shape, encoding="zlib")), a__value=[bomb], a__shape=np.array(sizes)
+            )
 
 
 @pytest.mark.parametrize(
@@ -286,11 +333,16 @@ def test_a_compressed_bomb_is_not_inflated(tmp_path: Path):
         group(a=tensor("int64", 10**30) | {"tensor": {"shape": "abc", "dtype": "int64"}}),
         {"featuresDict": {"features": []}},
         group(a=sequence(None)),
-        {"pythonClassName": PREFIX + "features_dict.FeaturesDict", "featuresDict": {"features": {"a": {"tensor": {"shape": 1e400}}}}},
+        {
+            "pythonClassName": PREFIX + "features_dict.FeaturesDict",
+            "featuresDict": {"features": {"a": {"tensor": {"shape": 1e400}}}},
+        },
     ],
 )
 def test_what_is_no_features_is_refused(tmp_path: Path, data: Any):
-    with pytest.raises(FormatError, match=r"features\.json: (not the features of a TFDS dataset|expected a FeaturesDict at the top)"):
+    with pytest.raises(
+        FormatError, match=r"features\.json: (not the features of a TFDS dataset|expected a FeaturesDict at the top)"
+    ):
         load(tmp_path, data)
 
 

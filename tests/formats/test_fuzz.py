@@ -26,7 +26,12 @@ from tests.formats.samples import FORMATS
 SEED = int(os.environ.get("HILT_FUZZ_SEED", "0"))
 SECONDS = float(os.environ.get("HILT_FUZZ_SECONDS", "420")) / len(FORMATS)
 COUNT = 10**9 if "HILT_FUZZ_SECONDS" in os.environ else rounds(25, 1000)
-PACKAGES = {"lerobot": ("pyarrow", "av", "PIL"), "rlinf": ("torch",), "robomimic": ("h5py",), "minari": ("h5py", "pyarrow")}
+PACKAGES = {
+    "lerobot": ("pyarrow", "av", "PIL"),
+    "rlinf": ("torch",),
+    "robomimic": ("h5py",),
+    "minari": ("h5py", "pyarrow"),
+}
 
 
 def fuzz(format: str, folder: Path, seconds: float, *program: str) -> tuple[int, Counter[str], list[dict[str, Any]]]:
@@ -61,7 +66,9 @@ def test_spoilt_datasets(format: str, memory_path: Path, counted: Callable[[str]
         pytest.importorskip(package)
     tried, outcomes, wrong = fuzz(format, memory_path, SECONDS)
     counted(f"{tried} inputs of seed {SEED}: {dict(outcomes)}")
-    assert not wrong, "\n".join(f"{one['number']} ({one['what']}): {one['wrong']}\n    {one['at']}" for one in wrong[:20])
+    assert not wrong, "\n".join(
+        f"{one['number']} ({one['what']}): {one['wrong']}\n    {one['at']}" for one in wrong[:20]
+    )
     assert tried >= 5 and any("data" in outcome for outcome in outcomes)
     assert any("refused" in outcome or "damaged" in outcome for outcome in outcomes)
 

@@ -36,7 +36,10 @@ def golden() -> list[dict[str, Any]]:
     with np.load(GOLDEN) as file:
         columns = {key[3:]: file[key] for key in file if key.startswith("in/")}
     steps = [unflatten({path: values[i] for path, values in columns.items()}) for i in range(19)]
-    return [{**step, "rewards": float(step["rewards"]), "masks": float(step["masks"]), "dones": bool(step["dones"])} for step in steps]
+    return [
+        {**step, "rewards": float(step["rewards"]), "masks": float(step["masks"]), "dones": bool(step["dones"])}
+        for step in steps
+    ]
 
 
 def save(path: Path, steps: Any) -> Path:
@@ -81,7 +84,9 @@ def test_demonstrations_are_cut_where_they_are_done(tmp_path: Path) -> None:
 def test_an_episode_goes_on_in_the_next_file(cuts: list[int], tmp_path: Path) -> None:
     steps, first = golden(), 0
     for number, cut in enumerate(cuts):
-        save(tmp_path / "buffer" / f"transitions_{(number + 1) * 900}.pkl", steps[first:cut])  # 900, 1800: not in the order of text
+        save(
+            tmp_path / "buffer" / f"transitions_{(number + 1) * 900}.pkl", steps[first:cut]
+        )  # 900, 1800: not in the order of text
         first = cut
     episodes = list(open_dataset(tmp_path))
     assert [len(e) for e in episodes] == LENGTHS
@@ -94,7 +99,9 @@ def test_a_time_limit_without_dones_ends_an_episode_where_the_observations_break
     dataset = open_dataset(save(tmp_path / "buffer" / "transitions_19.pkl", steps))
     assert [len(e) for e in dataset] == LENGTHS
     assert not any(flags.any() for e in dataset for flags in (e.columns["terminated"], e.columns["truncated"]))
-    assert dataset.notes.counts == {"an episode without dones at its end (a time limit): it ends where observations do not go on": 4}
+    assert dataset.notes.counts == {
+        "an episode without dones at its end (a time limit): it ends where observations do not go on": 4
+    }
     steps[3] |= {"dones": True}
     first = next(iter(open_dataset(save(tmp_path / "buffer" / "transitions_19.pkl", steps))))
     assert first.columns["truncated"].tolist() == [False] * 3 + [True] and not first.columns["terminated"].any()
@@ -104,7 +111,10 @@ def test_interventions_mark_the_steps_of_the_actor(tmp_path: Path) -> None:
     steps, people = golden(), [2, 3, 7, 12, 18]
     for number, (first, stop) in enumerate([(0, 9), (9, 19)]):
         save(tmp_path / "buffer" / f"transitions_{number + 1}.pkl", steps[first:stop])
-        save(tmp_path / "demo_buffer" / f"transitions_{number + 1}.pkl", copy.deepcopy([steps[i] for i in people if first <= i < stop]))
+        save(
+            tmp_path / "demo_buffer" / f"transitions_{number + 1}.pkl",
+            copy.deepcopy([steps[i] for i in people if first <= i < stop]),
+        )
     dataset = open_dataset(tmp_path)
     episodes = list(dataset)
     assert_steps(episodes, steps)
@@ -132,7 +142,13 @@ def test_interventions_that_are_nowhere_else_are_episodes_of_their_own(tmp_path:
 def test_infos(tmp_path: Path) -> None:
     steps = golden()
     for i, step in enumerate(steps):
-        step["infos"] = {"grasp_penalty": -0.02 * i, "succeed": i in (3, 10), "left": False, "pose": {"x": np.full(2, i)}, "note": "text"}
+        step["infos"] = {
+            "grasp_penalty": -0.02 * i,
+            "succeed": i in (3, 10),
+            "left": False,
+            "pose": {"x": np.full(2, i)},
+            "note": "text",
+        }
         step["infos"] |= {"intervene_action": step["actions"].copy()} if i % 2 else {}
         step["infos"] |= {"episode": {"r": np.ones(1)}} if step["dones"] else {}
     dataset = open_dataset(save(tmp_path / "a_2_demos_now.pkl", steps))
@@ -176,7 +192,11 @@ def test_bytes_of_another_machine_and_flags_of_any_shape(tmp_path: Path) -> None
     steps = golden()
     for step in steps:
         step["actions"] = step["actions"].astype(">f4")
-        step |= {"rewards": np.array([step["rewards"]]), "dones": np.array([step["dones"]]), "masks": np.array([step["masks"]] * 2)}
+        step |= {
+            "rewards": np.array([step["rewards"]]),
+            "dones": np.array([step["dones"]]),
+            "masks": np.array([step["masks"]] * 2),
+        }
         step["infos"] = {"succeed": [[1], [2, 3]]}
     episodes = list(open_dataset(save(tmp_path / "a.pkl", steps)))
     assert [len(e) for e in episodes] == LENGTHS
@@ -363,10 +383,17 @@ def test_what_we_write_is_read_as_it_was(period: int, tmp_path: Path) -> None:
     period=st.integers(1, 20),
     cut=st.booleans(),
 )
-def test_round_trips(lengths: list[int], sources: Any, period: int, cut: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_round_trips(
+    lengths: list[int], sources: Any, period: int, cut: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     folder = tmp_path_factory.mktemp("trip")
     episodes = [
-        made(n, i, source=[sources.choice([0, 1, 2, 3]) for _ in range(n)], ended=sources.choice(["", "terminated", "truncated"]))
+        made(
+            n,
+            i,
+            source=[sources.choice([0, 1, 2, 3]) for _ in range(n)],
+            ended=sources.choice(["", "terminated", "truncated"]),
+        )
         for i, n in enumerate(lengths)
     ]
     write(create(folder, "hil-serl", buffer_period=period), episodes)
@@ -374,7 +401,11 @@ def test_round_trips(lengths: list[int], sources: Any, period: int, cut: bool, t
 
 
 def test_further_columns_and_single_arrays_come_back(tmp_path: Path) -> None:
-    more = {"times": {"sent": np.arange(4.0)}, "masks": np.full(4, 0.5, np.float32), "infos": {"grasp_penalty": np.ones(4)}}
+    more = {
+        "times": {"sent": np.arange(4.0)},
+        "masks": np.full(4, 0.5, np.float32),
+        "infos": {"grasp_penalty": np.ones(4)},
+    }
     more["phase"] = np.full((4, 2), 1j, np.complex64)
     episode = made(4, 1, **more)
     episode.columns["observations"] = np.arange(8.0).reshape(4, 2)
@@ -403,17 +434,27 @@ def test_the_original_loading_loop_reads_what_we_write(tmp_path: Path) -> None:
     episodes = mixed()
     write(create(tmp_path, "hil-serl", buffer_period=5), episodes)
     demos = original_loop(sorted((tmp_path / "demo_data").glob("*.pkl")), hoist=True)
-    online = original_loop(sorted((tmp_path / "buffer").glob("*.pkl"), key=lambda p: int(p.stem.split("_")[1])), hoist=False)
-    people = original_loop(sorted((tmp_path / "demo_buffer").glob("*.pkl"), key=lambda p: int(p.stem.split("_")[1])), hoist=False)
+    online = original_loop(
+        sorted((tmp_path / "buffer").glob("*.pkl"), key=lambda p: int(p.stem.split("_")[1])), hoist=False
+    )
+    people = original_loop(
+        sorted((tmp_path / "demo_buffer").glob("*.pkl"), key=lambda p: int(p.stem.split("_")[1])), hoist=False
+    )
     assert [d["infos"]["succeed"] for d in demos[:4]] == [False] * 4 and "infos" not in demos[4]
     wanted = [(e, i) for e in episodes if not (e.columns["source"] == 2).all() for i in range(len(e))]
     assert (len(demos), len(online), len(people)) == (7, len(wanted), 8)
     for got, (episode, i) in zip(online, wanted, strict=True):
-        for path, value in flatten({name: got[name] for name in ("observations", "next_observations", "actions", "rewards")}).items():
+        for path, value in flatten(
+            {name: got[name] for name in ("observations", "next_observations", "actions", "rewards")}
+        ).items():
             column = flatten(episode.columns)[path]
             assert value.dtype == column.dtype and np.array_equal(value, column[i])
         ended, stopped = bool(episode.columns["terminated"][i]), bool(episode.columns["truncated"][i])
-        assert got["dones"] == (ended or stopped) and got["masks"] == (0.0 if ended else 1.0) and got["masks"].dtype == np.float32
+        assert (
+            got["dones"] == (ended or stopped)
+            and got["masks"] == (0.0 if ended else 1.0)
+            and got["masks"].dtype == np.float32
+        )
     assert all(step["source"] == 1 for step in people)
 
 
@@ -462,7 +503,9 @@ def test_hilt_json_that_does_not_fit(tmp_path: Path) -> None:
         json.dumps({**known, "columns": {"a": ["O", []]}}),
         json.dumps({**known, "columns": {"a": ["<U3", []]}}),
         json.dumps({**known, "columns": []}),
-        json.dumps({**known, "columns": {name: kind for name, kind in known["columns"].items() if name != "truncated"}}),
+        json.dumps(
+            {**known, "columns": {name: kind for name, kind in known["columns"].items() if name != "truncated"}}
+        ),
         json.dumps({**known, "episodes": [""]}),
         json.dumps({**known, "episodes": [[known["episodes"][0][0], 0, 1e999, True, {}], known["episodes"][1]]}),
     ):
@@ -474,7 +517,9 @@ def test_hilt_json_that_does_not_fit(tmp_path: Path) -> None:
         with pytest.raises(CorruptError, match=r"not the transitions that hilt\.json or the other files tell of"):
             list(open_dataset(tmp_path))
     for first, stop in ((3, 3), (2, 9), (-1, 2), (9, 10), (0, 10**15)):
-        path.write_text(json.dumps({**known, "episodes": [[known["episodes"][0][0], first, stop, True, {}], known["episodes"][1]]}))
+        path.write_text(
+            json.dumps({**known, "episodes": [[known["episodes"][0][0], first, stop, True, {}], known["episodes"][1]]})
+        )
         with pytest.raises(CorruptError, match="transitions for"):
             list(open_dataset(tmp_path))
     path.write_text(json.dumps(known))

@@ -55,7 +55,10 @@ def test_what_a_format_cannot_hold_is_refused():
         (noise(3, 3, 3), "gif"),
         (np.zeros((3, 3, 1)), "png"),
     ):
-        with pytest.raises(ConfigError, match=rf"images of {image.dtype} with {image.shape[-1]} channels cannot be stored as '{format}'"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"images of {image.dtype} with {image.shape[-1]} channels cannot be stored as '{format}'",
+        ):
             encode(image, format)
 
 
@@ -103,7 +106,9 @@ def test_a_bomb_is_refused():
         decode(bomb, (4, 4, 3))
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff", b"GIF89a", b"\xff\xd8", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0" + bytes(50), bytes(100)])
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff", b"GIF89a", b"\xff\xd8", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0" + bytes(50), bytes(100)]
+)
 def test_what_is_no_image_is_refused(data: bytes):
     with pytest.raises(CorruptError, match=r"neither a PNG nor a JPEG image|not a readable"):
         decode(data)
@@ -145,10 +150,14 @@ def test_a_palette_and_gray_of_16_bits():
     assert (decode(encode(small), (4, 6, 1), np.uint16) == small.astype(np.uint16) * 257).all()
 
 
-@pytest.mark.parametrize(("module", "package", "format"), [("PIL.Image", "pillow", "png"), ("simplejpeg", "simplejpeg", "jpeg")])
+@pytest.mark.parametrize(
+    ("module", "package", "format"), [("PIL.Image", "pillow", "png"), ("simplejpeg", "simplejpeg", "jpeg")]
+)
 def test_an_absent_package_is_named(monkeypatch: pytest.MonkeyPatch, module: str, package: str, format: str):
     data = encode(noise(4, 6, 3), format)
     monkeypatch.setitem(sys.modules, module, None)
     for call in (lambda: decode(data), lambda: encode(noise(4, 6, 3), format)):
-        with pytest.raises(MissingPackageError, match=rf"images needs the package '{package}', .* pip install 'hilt\[images\]'"):
+        with pytest.raises(
+            MissingPackageError, match=rf"images needs the package '{package}', .* pip install 'hilt\[images\]'"
+        ):
             call()

@@ -25,7 +25,9 @@ GOLDEN = Path(__file__).parent.parent / "golden/lerobot"
 LENGTHS = (3, 4)
 
 
-def foreign(folder: Path, columns: dict[str, Any], version: str = "v3.0", group: int = 100, **features: dict[str, Any]) -> Path:
+def foreign(
+    folder: Path, columns: dict[str, Any], version: str = "v3.0", group: int = 100, **features: dict[str, Any]
+) -> Path:
     """A dataset of two episodes, 3 and 4 frames long; columns are arrays ``[7, ...]`` or lists."""
     (folder / "meta").mkdir(parents=True)
     total = sum(LENGTHS)
@@ -37,14 +39,27 @@ def foreign(folder: Path, columns: dict[str, Any], version: str = "v3.0", group:
         "task_index": np.array([0, 0, 0, 1, 1, 0, 0]),
         **columns,
     }
-    table = pa.table({name: column.tolist() if isinstance(column, np.ndarray) else column for name, column in columns.items()})
+    table = pa.table(
+        {name: column.tolist() if isinstance(column, np.ndarray) else column for name, column in columns.items()}
+    )
     arrays = {name: column for name, column in columns.items() if isinstance(column, np.ndarray)}
-    described = {name: {"dtype": column.dtype.name, "shape": list(column.shape[1:]) or [1]} for name, column in arrays.items()}
-    info = {"codebase_version": version, "fps": 5, "robot_type": "so100", "features": {**described, **features}, "total_episodes": 2}
+    described = {
+        name: {"dtype": column.dtype.name, "shape": list(column.shape[1:]) or [1]} for name, column in arrays.items()
+    }
+    info = {
+        "codebase_version": version,
+        "fps": 5,
+        "robot_type": "so100",
+        "features": {**described, **features},
+        "total_episodes": 2,
+    }
     tasks, lengths = [{"task_index": 0, "task": "push"}, {"task_index": 1, "task": "pull"}], [0, *LENGTHS]
     if version == "v3.0":
         place(folder / "data/chunk-000/file-000.parquet", table, group)
-        rows = [{"episode_index": i, "length": n, "data/chunk_index": 0, "data/file_index": 0} for i, n in enumerate(LENGTHS)]
+        rows = [
+            {"episode_index": i, "length": n, "data/chunk_index": 0, "data/file_index": 0}
+            for i, n in enumerate(LENGTHS)
+        ]
         for name in [name for name, feature in features.items() if feature["dtype"] == "video"]:
             for row in rows:
                 row |= {f"videos/{name}/chunk_index": 0, f"videos/{name}/file_index": 0}
@@ -54,7 +69,10 @@ def foreign(folder: Path, columns: dict[str, Any], version: str = "v3.0", group:
     else:
         for i, n in enumerate(LENGTHS):
             place(folder / f"data/chunk-000/episode_{i:06d}.parquet", table.slice(lengths[i], n), group)
-        lines(folder / "meta/episodes.jsonl", [{"episode_index": i, "tasks": [], "length": n} for i, n in enumerate(LENGTHS)])
+        lines(
+            folder / "meta/episodes.jsonl",
+            [{"episode_index": i, "tasks": [], "length": n} for i, n in enumerate(LENGTHS)],
+        )
         lines(folder / "meta/tasks.jsonl", tasks)
     (folder / "meta/info.json").write_text(json.dumps(info))
     return folder
@@ -82,7 +100,10 @@ def edit(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-STATE = {"observation.state": np.arange(14, dtype=np.float32).reshape(7, 2), "action": np.arange(7, dtype=np.float64)[:, None]}
+STATE = {
+    "observation.state": np.arange(14, dtype=np.float32).reshape(7, 2),
+    "action": np.arange(7, dtype=np.float64)[:, None],
+}
 
 
 @pytest.mark.parametrize("version", ["v2.0", "v2.1", "v3.0"])
@@ -117,7 +138,9 @@ def test_the_order_is_that_of_the_dataset_whoever_reads_it(tmp_path: Path) -> No
     assert_all_same([episode for job in dataset.jobs(first=1) if (episode := job())], alone[1:])
 
 
-def test_row_groups_are_read_once_and_only_where_an_episode_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_groups_are_read_once_and_only_where_an_episode_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read: list[int] = []
     real = LeRobotDataset._read_group
 
@@ -145,7 +168,9 @@ def test_without_images_no_video_is_touched(tmp_path: Path) -> None:
     assert [len(episode) for episode in episodes if episode] == [7, 4, 11]
     assert episodes[0] and set(episodes[0].columns["observations"]) == {"state"}
     for job in dataset.jobs():
-        with pytest.raises(CorruptError, match=r"videos/observation.images.front/chunk-000/file-000.mp4: this video is missing"):
+        with pytest.raises(
+            CorruptError, match=r"videos/observation.images.front/chunk-000/file-000.mp4: this video is missing"
+        ):
             job()
 
 
@@ -160,7 +185,9 @@ def test_without_images_no_video_is_touched(tmp_path: Path) -> None:
         ({"next.done": [1, 0, 1]}, [1, 0, 1], [0, 0, 0]),
     ],
 )
-def test_how_an_episode_ends(tmp_path: Path, flags: dict[str, list[int]], terminated: list[int], truncated: list[int]) -> None:
+def test_how_an_episode_ends(
+    tmp_path: Path, flags: dict[str, list[int]], terminated: list[int], truncated: list[int]
+) -> None:
     columns = {name: np.array([*values, 0, 0, 0, 0], bool) for name, values in flags.items()}
     first, _ = open_dataset(foreign(tmp_path / "a", {**STATE, **columns}))
     assert first.columns["terminated"].tolist() == terminated and first.columns["truncated"].tolist() == truncated
@@ -198,10 +225,25 @@ def test_names(tmp_path: Path) -> None:
 
 
 def test_arrays_of_every_type(tmp_path: Path) -> None:
-    types = ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64"]
+    types = [
+        "bool",
+        "int8",
+        "uint8",
+        "int16",
+        "uint16",
+        "int32",
+        "uint32",
+        "int64",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+    ]
     shapes = [(1,), (3,), (2, 3), (2, 1, 2), (1, 1, 1, 1, 2)]
     rng = np.random.default_rng(0)
-    columns = {f"observation.{t}_{i}": (rng.integers(0, 99, (7, *s))).astype(t) for t in types for i, s in enumerate(shapes)}
+    columns = {
+        f"observation.{t}_{i}": (rng.integers(0, 99, (7, *s))).astype(t) for t in types for i, s in enumerate(shapes)
+    }
     episodes = list(open_dataset(foreign(tmp_path / "a", columns)))
     for name, values in columns.items():
         got = np.concatenate([episode.columns["observations"][name.split(".")[1]] for episode in episodes])
@@ -211,7 +253,9 @@ def test_arrays_of_every_type(tmp_path: Path) -> None:
 def test_text_and_subtasks_are_facts(tmp_path: Path) -> None:
     columns = {**STATE, "note": ["a", "a", None, "b", "b", "b", "b"], "subtask_index": np.array([0, 1, 1, 0, 0, 0, 0])}
     folder = foreign(tmp_path / "a", columns, note={"dtype": "string", "shape": [1]})
-    place(folder / "meta/subtasks.parquet", pa.table({"subtask_index": [0, 1], "__index_level_0__": ["reach", "grasp"]}))
+    place(
+        folder / "meta/subtasks.parquet", pa.table({"subtask_index": [0, 1], "__index_level_0__": ["reach", "grasp"]})
+    )
     a, b = open_dataset(folder)
     assert a.facts["subtask"] == {"texts": ["reach", "grasp"], "begins": [0, 1]} and b.facts["subtask"] == "reach"
     assert a.facts["note"] == {"texts": ["a", ""], "begins": [0, 2]} and b.facts["note"] == "b"
@@ -220,7 +264,9 @@ def test_text_and_subtasks_are_facts(tmp_path: Path) -> None:
 
 def test_what_is_not_carried_over_is_noted(tmp_path: Path) -> None:
     late = np.array([0, 0.2, 0.45, 0, 0.2, 0.4, 0.6], np.float32)
-    dataset = open_dataset(edit(foreign(tmp_path / "a", {**STATE, "timestamp": late, "odd": list("abcdefg")}), total_episodes=9))
+    dataset = open_dataset(
+        edit(foreign(tmp_path / "a", {**STATE, "timestamp": late, "odd": list("abcdefg")}), total_episodes=9)
+    )
     list(dataset)
     notes = dataset.notes.counts
     assert notes["odd: not described in meta/info.json, not carried over"] == 1
@@ -229,7 +275,8 @@ def test_what_is_not_carried_over_is_noted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "declared", [{"shape": [16, 24, 3]}, {"shape": [3, 16, 24]}, {"shape": [3, 16, 24], "names": ["channels", "height", "width"]}]
+    "declared",
+    [{"shape": [16, 24, 3]}, {"shape": [3, 16, 24]}, {"shape": [3, 16, 24], "names": ["channels", "height", "width"]}],
 )
 def test_a_video_by_the_time_of_its_frames(tmp_path: Path, declared: dict[str, Any]) -> None:
     frames = np.arange(7 * 16 * 24 * 3).astype(np.uint8).reshape(7, 16, 24, 3)
@@ -247,7 +294,9 @@ def test_a_video_by_the_time_of_its_frames(tmp_path: Path, declared: dict[str, A
     late = np.array([0, 0.2, 0.45, 0, 0.2, 0.4, 0.6], np.float32)
     edit(folder, features__front={"names": None, **declared})
     place(folder / "data/chunk-000/file-000.parquet", changed(folder, timestamp=late))
-    with pytest.raises(CorruptError, match=r"file-000.mp4: no frame within 0.0001 s of 0.4500 s, where frame 2 of the episode belongs"):
+    with pytest.raises(
+        CorruptError, match=r"file-000.mp4: no frame within 0.0001 s of 0.4500 s, where frame 2 of the episode belongs"
+    ):
         list(open_dataset(folder))
     assert len(list(open_dataset(folder, tolerance_s=0.06))) == 2
 
@@ -277,18 +326,34 @@ def test_options_are_checked(tmp_path: Path) -> None:
         ({"fps": True}, CorruptError, "fps is True"),
         ({"chunks_size": "many"}, CorruptError, "chunks_size is 'many'"),
         ({"features": [1]}, CorruptError, "'features' is not described as LeRobot describes a feature"),
-        ({"features__action": {"dtype": "object"}}, CorruptError, "'action' is not described as LeRobot describes a feature"),
+        (
+            {"features__action": {"dtype": "object"}},
+            CorruptError,
+            "'action' is not described as LeRobot describes a feature",
+        ),
         ({"features__action": {"shape": [1 << 40]}}, CorruptError, "'action' is not described .* cannot be read"),
         ({"features__action": {"shape": [-1]}}, CorruptError, "'action' is not described"),
-        ({"features__action": {"shape": [2]}}, CorruptError, "episode 0: action is not float64 .2,. in every frame .3 values in 3 frames"),
+        (
+            {"features__action": {"shape": [2]}},
+            CorruptError,
+            "episode 0: action is not float64 .2,. in every frame .3 values in 3 frames",
+        ),
         ({"features__action": {"dtype": "int8"}}, None, ""),
         ({"features__observation.state": {"dtype": "image"}}, CorruptError, "pictures of shape"),
-        ({"features__observation.state": {"dtype": "image", "shape": [2, 1, 3]}}, CorruptError, "frame 0: observation.state: "),
+        (
+            {"features__observation.state": {"dtype": "image", "shape": [2, 1, 3]}},
+            CorruptError,
+            "frame 0: observation.state: ",
+        ),
         ({"features__action": {"dtype": "video", "shape": [16, 16, 4]}}, CorruptError, "pictures of shape"),
         ({"features__action": {"hilt": {"path": "truncated", "shape": []}}}, CorruptError, "cannot be truncated"),
         ({"features__action": {"hilt": {"path": "x", "shape": [7]}}}, CorruptError, "'action' is not described"),
         ({"features__action": {"hilt": 3}}, CorruptError, "'action' is not described"),
-        ({"data_path": "../{file_index}.parquet"}, UnsafeError, "data_path names '../0.parquet', which leads out of .*: it was not opened"),
+        (
+            {"data_path": "../{file_index}.parquet"},
+            UnsafeError,
+            "data_path names '../0.parquet', which leads out of .*: it was not opened",
+        ),
         ({"data_path": "/etc/passwd"}, UnsafeError, "leads out of"),
         ({"data_path": "data/{file_index:0999999999d}.parquet"}, CorruptError, "this file is missing"),
         ({"data_path": "data/{chunk_index.__class__}"}, CorruptError, "this file is missing"),
@@ -296,7 +361,9 @@ def test_options_are_checked(tmp_path: Path) -> None:
         ({"data_path": "data"}, CorruptError, "not as LeRobot writes it"),
     ],
 )
-def test_what_is_wrong_with_the_description(tmp_path: Path, changes: dict[str, Any], error: type[HiltError] | None, text: str) -> None:
+def test_what_is_wrong_with_the_description(
+    tmp_path: Path, changes: dict[str, Any], error: type[HiltError] | None, text: str
+) -> None:
     folder = edit(foreign(tmp_path / "a", STATE), **changes)
     if error is None:
         list(open_dataset(folder))
@@ -315,8 +382,14 @@ def test_what_is_wrong_with_the_description(tmp_path: Path, changes: dict[str, A
         ({"timestamp": [0.0, float("nan"), 0.4, 0, 0.2, 0.4, 0.6]}, "episode 0: its timestamps do not rise from 0"),
         ({"timestamp": [-1.0, 0.2, 0.4, 0, 0.2, 0.4, 0.6]}, "its timestamps do not rise from 0"),
         ({"action": [[1.0], [2.0], None, [4.0], [5.0], [6.0], [7.0]]}, "action is not float64 .1,. in every frame"),
-        ({"action": [[1.0], [2.0], [None], [4.0], [5.0], [6.0], [7.0]]}, "action is not float64 .1,. in every frame .2 values in 3 frames"),
-        ({"observation.state": [[1.0, 2, 3], [4.0], [5.0, 6], [1, 2], [1, 2], [1, 2], [1, 2]]}, "observation.state is not .*several sizes"),
+        (
+            {"action": [[1.0], [2.0], [None], [4.0], [5.0], [6.0], [7.0]]},
+            "action is not float64 .1,. in every frame .2 values in 3 frames",
+        ),
+        (
+            {"observation.state": [[1.0, 2, 3], [4.0], [5.0, 6], [1, 2], [1, 2], [1, 2], [1, 2]]},
+            "observation.state is not .*several sizes",
+        ),
         ({"action": list("abcdefg")}, "action is not float64"),
         ({"action": [{"x": 1}] * 7}, "action is not float64"),
     ],
@@ -351,8 +424,14 @@ def remove(*names: str) -> Callable[[Path], None]:
         (lambda f: (f / "meta/tasks.parquet").write_bytes(b"no"), r"tasks.parquet: not as LeRobot writes it"),
         (lambda f: (f / "meta/info.json").write_bytes(b"[" * 99999), r"info.json: not readable as JSON"),
         (lambda f: (f / "meta/info.json").write_bytes(b"[]"), r"info.json: a mapping was expected, got list"),
-        (lambda f: place(f / "meta/episodes/chunk-000/file-000.parquet", pa.table({"episode_index": [0]})), "file-000.parquet: not as"),
-        (lambda f: place(f / "meta/tasks.parquet", pa.table({"task_index": [0.5], "task": ["x"]})), "task_index is not a number in"),
+        (
+            lambda f: place(f / "meta/episodes/chunk-000/file-000.parquet", pa.table({"episode_index": [0]})),
+            "file-000.parquet: not as",
+        ),
+        (
+            lambda f: place(f / "meta/tasks.parquet", pa.table({"task_index": [0.5], "task": ["x"]})),
+            "task_index is not a number in",
+        ),
     ],
 )
 def test_what_is_wrong_with_the_lists(tmp_path: Path, spoil: Callable[[Path], None], text: str) -> None:

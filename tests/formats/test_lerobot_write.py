@@ -21,7 +21,14 @@ from hilt.formats.convert import convert
 from hilt.formats.episodes import Episode, transitions
 from tests.effort import rounds
 from tests.formats.test_video import decibels, drawn
-from tests.formats.toy_episodes import assert_all_same, assert_same, made, write, write_killed, write_stopped_at_every_call
+from tests.formats.toy_episodes import (
+    assert_all_same,
+    assert_same,
+    made,
+    write,
+    write_killed,
+    write_stopped_at_every_call,
+)
 from tests.replay.toy_steps import new_log, numbers, step, trajectory
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -80,7 +87,9 @@ columns = st.dictionaries(
 def test_any_columns_come_back(columns: dict[tuple[str, str], Any], seed: int) -> None:
     rng, leaves, seen = np.random.default_rng(seed), {}, {}
     for (head, name), (shape, dtype) in columns.items():
-        raw = np.frombuffer(rng.bytes(5 * int(np.prod(shape)) * np.dtype(dtype).itemsize), "uint8" if dtype == "bool" else dtype)
+        raw = np.frombuffer(
+            rng.bytes(5 * int(np.prod(shape)) * np.dtype(dtype).itemsize), "uint8" if dtype == "bool" else dtype
+        )
         values = (raw > 99 if dtype == "bool" else raw).reshape(5, *shape)
         if head == "observations":
             seen[name] = values
@@ -131,7 +140,12 @@ def test_the_names_that_lerobot_knows(tmp_path: Path) -> None:
     assert rows["observation.images.front"][0]["bytes"].startswith(b"\x89PNG")
     said = info(folder)
     assert (said["codebase_version"], said["fps"], said["robot_type"], said["video_path"]) == ("v3.0", 5, "so100", None)
-    assert (said["total_episodes"], said["total_frames"], said["total_tasks"], said["splits"]) == (1, 4, 1, {"train": "0:1"})
+    assert (said["total_episodes"], said["total_frames"], said["total_tasks"], said["splits"]) == (
+        1,
+        4,
+        1,
+        {"train": "0:1"},
+    )
 
 
 def test_pictures_that_no_video_holds_are_png(tmp_path: Path) -> None:
@@ -143,7 +157,9 @@ def test_pictures_that_no_video_holds_are_png(tmp_path: Path) -> None:
     episode.columns |= transitions(seen)
     folder = written(tmp_path / "a", [episode], codec="h264")
     kinds = {name.split(".")[-1]: feature["dtype"] for name, feature in info(folder)["features"].items()}
-    assert {name: kinds[name] for name in shapes} == {name: "video" if name in ("even", "stack") else "image" for name in shapes}
+    assert {name: kinds[name] for name in shapes} == {
+        name: "video" if name in ("even", "stack") else "image" for name in shapes
+    }
     (back,) = open_dataset(folder)
     for name, values in seen.items():
         assert back.columns["observations"][name].shape == values[:-1].shape
@@ -153,12 +169,16 @@ def test_pictures_that_no_video_holds_are_png(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", ["av1", "h264"])
-def test_videos_of_several_episodes_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str) -> None:
+def test_videos_of_several_episodes_in_several_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str
+) -> None:
     monkeypatch.setattr(lerobot_write, "UNIT_BYTES", 10 * 32 * 48 * 3)
     frames, episodes = drawn(31), []
     for first, length in ((0, 7), (7, 4), (11, 12), (23, 7)):
         episode = made(length, first)
-        episode.columns |= transitions({"state": np.zeros((length + 1, 1)), "front": frames[first : first + length + 1]})
+        episode.columns |= transitions(
+            {"state": np.zeros((length + 1, 1)), "front": frames[first : first + length + 1]}
+        )
         episodes.append(episode)
     folder = written(tmp_path / "a", episodes, codec=codec, fps=12.5)
     assert len(list(folder.glob("videos/*/*/*.mp4"))) == len(list(folder.glob("data/*/*.parquet"))) == 3
@@ -167,10 +187,19 @@ def test_videos_of_several_episodes_in_several_files(tmp_path: Path, monkeypatch
         last = [episode.columns["next_observations"].pop("front")[-1] for episode in (got, wanted)]
         assert min(decibels(a, b) for a, b in zip(*pictures, strict=True)) > 28 and np.array_equal(*last)
         assert_same(got, wanted)
-    rows = [row for unit in range(3) for row in pq.read_table(folder / f"meta/episodes/chunk-000/file-{unit:03d}.parquet").to_pylist()]
+    rows = [
+        row
+        for unit in range(3)
+        for row in pq.read_table(folder / f"meta/episodes/chunk-000/file-{unit:03d}.parquet").to_pylist()
+    ]
     assert [row["data/file_index"] for row in rows] == [0, 0, 1, 2]
-    assert [row["dataset_from_index"] for row in rows] == [0, 7, 11, 23] and [row["dataset_to_index"] for row in rows] == [7, 11, 23, 30]
-    times = [(row["videos/observation.images.front/from_timestamp"], row["videos/observation.images.front/to_timestamp"]) for row in rows]
+    assert [row["dataset_from_index"] for row in rows] == [0, 7, 11, 23] and [
+        row["dataset_to_index"] for row in rows
+    ] == [7, 11, 23, 30]
+    times = [
+        (row["videos/observation.images.front/from_timestamp"], row["videos/observation.images.front/to_timestamp"])
+        for row in rows
+    ]
     assert np.allclose(times, np.array([(0, 7), (7, 11), (0, 12), (0, 7)]) / 12.5)
 
 
@@ -194,7 +223,13 @@ def test_statistics_are_those_of_all_frames(tmp_path: Path, monkeypatch: pytest.
     stats = json.loads((folder / "meta/stats.json").read_text())
     state = np.concatenate([episode.columns["observations"]["state"] for episode in episodes]).astype(float)
     found = stats["observation.state"]
-    for name, value in {"min": state.min(0), "max": state.max(0), "mean": state.mean(0), "std": state.std(0), "count": [43]}.items():
+    for name, value in {
+        "min": state.min(0),
+        "max": state.max(0),
+        "mean": state.mean(0),
+        "std": state.std(0),
+        "count": [43],
+    }.items():
         assert np.allclose(found[name], value), name
     assert (np.diff([found[name] for name in ("min", "q01", "q10", "q50", "q90", "q99", "max")], axis=0) >= 0).all()
     pictures = np.concatenate([episode.columns["observations"]["front"] for episode in episodes]) / 255
@@ -203,7 +238,9 @@ def test_statistics_are_those_of_all_frames(tmp_path: Path, monkeypatch: pytest.
     assert np.shape(stats["observation.images.front"]["q50"]) == (3, 1, 1)
     assert np.isfinite(stats["action"]["mean"]).all() and stats["broken"]["max"] == [0] and "many" not in stats
     one = table(folder, "meta/episodes/chunk-000/file-000.parquet")
-    assert np.allclose(one["stats/observation.state/q50"][0], np.median(episodes[0].columns["observations"]["state"], axis=0))
+    assert np.allclose(
+        one["stats/observation.state/q50"][0], np.median(episodes[0].columns["observations"]["state"], axis=0)
+    )
 
 
 def test_an_episode_is_cut_at_its_gaps(tmp_path: Path) -> None:
@@ -228,7 +265,11 @@ def test_files_are_of_the_size_that_was_asked_for(tmp_path: Path) -> None:
     episodes = [made(3, i, noise=rng.normal(size=(3, 20000))) for i in range(6)]
     folder = written(tmp_path / "a", episodes, images="png", data_files_size_in_mb=1)
     sizes = [file.stat().st_size for file in sorted(folder.glob("data/*/*.parquet"))]
-    assert len(sizes) > 1 and all(1 << 20 <= size < 2 << 20 for size in sizes[:-1]) and info(folder)["data_files_size_in_mb"] == 1
+    assert (
+        len(sizes) > 1
+        and all(1 << 20 <= size < 2 << 20 for size in sizes[:-1])
+        and info(folder)["data_files_size_in_mb"] == 1
+    )
     assert_all_same(list(open_dataset(folder)), episodes)
 
 
@@ -246,9 +287,12 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("how", "options"), [("stopped", {"images": "png"}), ("killed", {"images": "png"}), ("killed", {"codec": "lossless"})]
+    ("how", "options"),
+    [("stopped", {"images": "png"}), ("killed", {"images": "png"}), ("killed", {"codec": "lossless"})],
 )
-def test_a_stopped_writer_goes_on(memory_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, options: dict[str, str]) -> None:
+def test_a_stopped_writer_goes_on(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, options: dict[str, str]
+) -> None:
     episodes = many(monkeypatch, count=4)
 
     def make(path: Path) -> Writer:
@@ -284,7 +328,9 @@ def test_a_writer_goes_on_after_the_last_complete_unit(tmp_path: Path, monkeypat
 def test_what_is_in_a_folder_already_stays(tmp_path: Path) -> None:
     (tmp_path / "a/data").mkdir(parents=True)
     (tmp_path / "a/data/precious").touch()
-    with pytest.raises(ConfigError, match=r"a: expected a new or empty folder, or an unfinished dataset. Choose another path"):
+    with pytest.raises(
+        ConfigError, match=r"a: expected a new or empty folder, or an unfinished dataset. Choose another path"
+    ):
         png(tmp_path / "a")
     written(tmp_path / "b", [made(3)], images="png")
     (tmp_path / "b/data/more").touch()
@@ -343,7 +389,9 @@ def test_what_cannot_be_written_is_noted(tmp_path: Path) -> None:
 def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     folder = written(tmp_path / "a", [made(3)], codec="lossless")
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingPackageError, match=rf"'{package}', which is not installed: pip install 'hilt\[formats\]'"):
+    with pytest.raises(
+        MissingPackageError, match=rf"'{package}', which is not installed: pip install 'hilt\[formats\]'"
+    ):
         list(open_dataset(folder))
     with pytest.raises(MissingPackageError, match=rf"'{package}', which is not installed"):
         written(tmp_path / "b", [made(3)])
@@ -395,12 +443,17 @@ def test_without_what_hilt_keeps_it_is_still_a_dataset(tmp_path: Path) -> None:
     assert np.array_equal(episode.columns["observations"]["front"], whole.columns["observations"]["front"])
     assert np.array_equal(episode.columns["next_observations"]["state"][-1], whole.columns["observations"]["state"][-1])
     assert episode.columns["truncated"].tolist() == [False, False, False, True]
-    assert episode.facts == {"fps": 10, "language_instruction": "put 1 down", "success": True} and len(dataset.notes.counts) == 1
+    assert (
+        episode.facts == {"fps": 10, "language_instruction": "put 1 down", "success": True}
+        and len(dataset.notes.counts) == 1
+    )
 
 
 def test_what_hilt_keeps_belongs_to_its_frames(tmp_path: Path) -> None:
     a, b = written(tmp_path / "a", [made(4)], images="png"), written(tmp_path / "b", [made(5)], images="png")
     kept = "meta/hilt/chunk-000/file-000.parquet"
     (a / kept).write_bytes((b / kept).read_bytes())
-    with pytest.raises(CorruptError, match=r"not of the 4 frames of episode 0. Remove meta/hilt to read the dataset without it"):
+    with pytest.raises(
+        CorruptError, match=r"not of the 4 frames of episode 0. Remove meta/hilt to read the dataset without it"
+    ):
         list(open_dataset(a))

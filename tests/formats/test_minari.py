@@ -56,7 +56,12 @@ def decoded(data: Array) -> Array:
 def written(folder: Path, lengths: tuple[int, ...] = (4, 3), **about: Any) -> tuple[Path, list[dict[str, Any]]]:
     """A dataset as Minari 0.5.4 lays it out, and what is in it."""
     (folder / "data").mkdir(parents=True)
-    metadata = {"total_episodes": len(lengths), "total_steps": sum(lengths), "data_format": "hdf5", "jpeg_encoding": True}
+    metadata = {
+        "total_episodes": len(lengths),
+        "total_steps": sum(lengths),
+        "data_format": "hdf5",
+        "jpeg_encoding": True,
+    }
     metadata |= {name: json.dumps(space) for name, space in SPACES.items()} | about
     (folder / "data" / "metadata.json").write_text(json.dumps(metadata))
     rng, inside = np.random.default_rng(0), []
@@ -85,7 +90,9 @@ def written(folder: Path, lengths: tuple[int, ...] = (4, 3), **about: Any) -> tu
                 of_any_length[i] = data
             assert len({len(g) for g in gray}) == 1
             group["observations/gray"] = np.stack(gray)
-            group.attrs.update({"id": number, "seed": 7 + number, "total_steps": length, "options/a/b": 3, "rewards_sum": 1.5})
+            group.attrs.update(
+                {"id": number, "seed": 7 + number, "total_steps": length, "options/a/b": 3, "rewards_sum": 1.5}
+            )
             columns |= {"observations/camera": np.stack(list(map(decoded, camera)))}
             columns |= {"observations/gray": np.stack(list(map(decoded, gray)))}
             inside.append(columns)
@@ -97,7 +104,9 @@ def assert_inside(columns: dict[str, Array], inside: dict[str, Array]) -> None:
     for path, values in inside.items():
         ours = path.replace("_index_", "").replace("terminations", "terminated").replace("truncations", "truncated")
         if path.startswith("observations/"):
-            assert np.array_equal(columns[ours], values[:-1]) and np.array_equal(columns[f"next_{ours}"], values[1:]), path
+            assert np.array_equal(columns[ours], values[:-1]) and np.array_equal(columns[f"next_{ours}"], values[1:]), (
+                path
+            )
         else:
             assert np.array_equal(columns[ours], values[-length:]) and columns[ours].dtype == values.dtype, path
 
@@ -153,15 +162,22 @@ def test_arrow(kind: str, tmp_path: Path) -> None:
     one["observations/camera"] = np.zeros((5, 32, 40, 3), np.uint8)
     del one["observations/gray"], one["infos/deep/y"]
     struct = pa.StructArray.from_arrays
-    pair = struct([pa.array(one["observations/pair/_index_0"]), fixed(one["observations/pair/_index_1"])], names=["0", "1"])
+    pair = struct(
+        [pa.array(one["observations/pair/_index_0"]), fixed(one["observations/pair/_index_1"])], names=["0", "1"]
+    )
     seen = [fixed(one["observations/state"]), pa.array([image] * 5, pa.binary()), pa.array(["go there"] * 5), pair]
     deep = pa.field("z", pa.list_(pa.float64(), 6), metadata={"shape": "2,3"})
     columns = {
         "episode_id": pa.array(np.zeros(5, np.int32)),
         "observations": struct(seen, names=["state", "camera", "mission", "pair"]),
-        "actions": struct([pa.array(np.pad(one["actions/_index_0"], (0, 1))), fixed(one["actions/_index_1"], 1)], names=["0", "1"]),
+        "actions": struct(
+            [pa.array(np.pad(one["actions/_index_0"], (0, 1))), fixed(one["actions/_index_1"], 1)], names=["0", "1"]
+        ),
         **{name: pa.array(np.pad(one[name], (0, 1))) for name in ("rewards", "terminations", "truncations")},
-        "infos": struct([pa.array(one["infos/x"]), fixed(np.arange(30.0).reshape(5, 2, 3))], fields=[pa.field("x", pa.float64()), deep]),
+        "infos": struct(
+            [pa.array(one["infos/x"]), fixed(np.arange(30.0).reshape(5, 2, 3))],
+            fields=[pa.field("x", pa.float64()), deep],
+        ),
     }
     datasets.write_dataset(
         pa.RecordBatch.from_pydict(columns), folder / "data", format=kind, partitioning=["episode_id"],

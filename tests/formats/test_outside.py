@@ -45,10 +45,19 @@ def listening() -> Any:
 
 
 @pytest.mark.parametrize(
-    "protocol", ["http:/127.0.0.1:{port}/x.mp4", "tcp:/127.0.0.1:{port}", "file:{outside}", "concat:{outside}|x", "subfile:{outside}"]
+    "protocol",
+    [
+        "http:/127.0.0.1:{port}/x.mp4",
+        "tcp:/127.0.0.1:{port}",
+        "file:{outside}",
+        "concat:{outside}|x",
+        "subfile:{outside}",
+    ],
 )
 @pytest.mark.parametrize("here", [True, False])
-def test_no_protocol_of_ffmpeg_is_spoken(videos: Path, listening: Any, protocol: str, here: bool, monkeypatch: pytest.MonkeyPatch):
+def test_no_protocol_of_ffmpeg_is_spoken(
+    videos: Path, listening: Any, protocol: str, here: bool, monkeypatch: pytest.MonkeyPatch
+):
     port, outside = listening.getsockname()[1], videos.parent / "private.mp4"
     shutil.copy(videos / VIDEOS, outside)
     set_info(videos / "meta/info.json", video_path=protocol.format(port=port, outside=outside))
@@ -57,7 +66,9 @@ def test_no_protocol_of_ffmpeg_is_spoken(videos: Path, listening: Any, protocol:
         list(lerobot.open_dataset(Path(".") if here else videos))
 
 
-@pytest.mark.parametrize("list_of_others", ["ffconcat version 1.0\nfile {outside}\n", "#EXTM3U\n#EXTINF:1,\nhttp://127.0.0.1:{port}/a.ts\n"])
+@pytest.mark.parametrize(
+    "list_of_others", ["ffconcat version 1.0\nfile {outside}\n", "#EXTM3U\n#EXTINF:1,\nhttp://127.0.0.1:{port}/a.ts\n"]
+)
 def test_a_list_of_further_files_is_no_video(videos: Path, listening: Any, list_of_others: str):
     outside = videos.parent / "private.mp4"
     shutil.move(videos / VIDEOS, outside)
@@ -110,14 +121,23 @@ def rlds(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("split", "error", "text"),
     [
-        ({"filepathTemplate": "../../{SPLIT}-{SHARD_X_OF_Y}"}, UnsafeError, "names '../../train-00000-of-.*' *, which leads out of"),
+        (
+            {"filepathTemplate": "../../{SPLIT}-{SHARD_X_OF_Y}"},
+            UnsafeError,
+            "names '../../train-00000-of-.*' *, which leads out of",
+        ),
         ({"filepathTemplate": "/etc/passwd"}, UnsafeError, "leads out of"),
         ({"numShards": str(10**12)}, FormatError, f"this file is missing, one of {10**12}"),
         ({"numShards": str(10**12), "filepathTemplate": ONE_FILE}, FormatError, "the file of two shards"),
     ],
 )
-def test_shards_are_files_of_the_folder_and_not_more_than_there_are(rlds: Path, split: dict[str, str], error: type[HiltError], text: str):
-    set_info(rlds / "dataset_info.json", splits=[{"name": "train", **({} if "numShards" in split else {"shardLengths": ["1"]}), **split}])
+def test_shards_are_files_of_the_folder_and_not_more_than_there_are(
+    rlds: Path, split: dict[str, str], error: type[HiltError], text: str
+):
+    set_info(
+        rlds / "dataset_info.json",
+        splits=[{"name": "train", **({} if "numShards" in split else {"shardLengths": ["1"]}), **split}],
+    )
     with pytest.raises(error, match=text):
         tfds.open_dataset(rlds)
 
@@ -145,8 +165,14 @@ def _with_bomb(path: Path, texts: int, size: int) -> None:
     data, reference = path.read_bytes(), struct.Struct("<IQI")  # length, address and number of a text
     length, step = struct.Struct("<I"), reference.size
     lengths = [length.unpack_from(data, place)[0] for place in range(len(data) - 3 * step)]
-    single = next(place for place, found in enumerate(lengths) if found == size and data[place + 4 : place + 12] in data[place + step :])
-    many = next(place for place, found in enumerate(lengths) if found == lengths[place + step] == lengths[place + 2 * step] == 1)
+    single = next(
+        place
+        for place, found in enumerate(lengths)
+        if found == size and data[place + 4 : place + 12] in data[place + step :]
+    )
+    many = next(
+        place for place, found in enumerate(lengths) if found == lengths[place + step] == lengths[place + 2 * step] == 1
+    )
     path.write_bytes(data[:many] + data[single : single + step] * texts + data[many + step * texts :])
 
 

@@ -55,28 +55,54 @@ def types(data: Any) -> list[tuple[int, int]]:
 def test_every_step_and_every_error_is_as_tf_agents_has_it(seed: int, spoil: float) -> None:
     episodes = random_episodes(np.random.default_rng(seed), spoil)
     assert converted(episodes) == expected(episodes)
-    columns = [{"steps": StoredSteps({k: np.stack([one[k] for one in e["steps"]]) for k in e["steps"][0]})} for e in episodes]
+    columns = [
+        {"steps": StoredSteps({k: np.stack([one[k] for one in e["steps"]]) for k in e["steps"][0]})} for e in episodes
+    ]
     assert converted(columns) == expected(episodes)
 
 
 def test_the_types_of_a_trajectory_are_those_of_tf_agents() -> None:
     trajectory = next(iter(convert_rlds_to_trajectories([episode(1, 3)])))
     assert type(trajectory) is Trajectory
-    assert trajectory._fields == ("step_type", "observation", "action", "policy_info", "next_step_type", "reward", "discount")
-    assert trajectory.step_type.dtype == trajectory.next_step_type.dtype == np.int32 and trajectory.discount.dtype == np.float32
+    assert trajectory._fields == (
+        "step_type",
+        "observation",
+        "action",
+        "policy_info",
+        "next_step_type",
+        "reward",
+        "discount",
+    )
+    assert (
+        trajectory.step_type.dtype == trajectory.next_step_type.dtype == np.int32
+        and trajectory.discount.dtype == np.float32
+    )
     assert trajectory.observation.dtype == np.float32 and trajectory.policy_info == ()
 
 
 def test_plain_numbers_get_the_types_that_tensorflow_gives_them() -> None:
-    plain = {"observation": [1, 2], "action": 0.1, "reward": 1.0, "discount": 1.0, "is_first": True, "is_last": True, "is_terminal": False}
+    plain = {
+        "observation": [1, 2],
+        "action": 0.1,
+        "reward": 1.0,
+        "discount": 1.0,
+        "is_first": True,
+        "is_last": True,
+        "is_terminal": False,
+    }
     (trajectory,) = convert_rlds_to_trajectories([{"steps": [plain]}])
-    assert trajectory.observation.dtype == np.int32 and trajectory.action == np.float32(0.1) and trajectory.reward.dtype == np.float32
+    assert (
+        trajectory.observation.dtype == np.int32
+        and trajectory.action == np.float32(0.1)
+        and trajectory.reward.dtype == np.float32
+    )
 
 
 def test_nested_observations_and_actions_are_those_of_the_step() -> None:
     """Upstream's keep the pair: [2, ...]."""
     steps = [
-        step(i, i == 0, i == 2, observation={"a": {"b": np.full(3, i)}, "c": np.int8(i)}, action={"d": np.float64(i)}) for i in range(3)
+        step(i, i == 0, i == 2, observation={"a": {"b": np.full(3, i)}, "c": np.int8(i)}, action={"d": np.float64(i)})
+        for i in range(3)
     ]
     found = list(convert_rlds_to_trajectories([{"steps": steps}]))
     assert [t.observation["a"]["b"].tolist() for t in found] == [[0] * 3, [1] * 3, [2] * 3]
@@ -90,9 +116,17 @@ STRICT = {
         (0, 0),
         "is not the last must not be followed by another",
     ),
-    "two first steps": ([[step(0, first=True), *episode(1, 3)["steps"]]], (0, 0), "must not follow a first step of the same episode"),
+    "two first steps": (
+        [[step(0, first=True), *episode(1, 3)["steps"]]],
+        (0, 0),
+        "must not follow a first step of the same episode",
+    ),
     "begins with mid": ([[step(0), step(1), step(2, last=True)]], (0, 0), "An episode must begin with a first step"),
-    "the second": ([episode(0, 2)["steps"], [step(0, first=True)]], (1, 0), "is not the last must not be followed by another"),
+    "the second": (
+        [episode(0, 2)["steps"], [step(0, first=True)]],
+        (1, 0),
+        "is not the last must not be followed by another",
+    ),
 }
 
 
@@ -121,13 +155,23 @@ def test_a_last_step_may_have_anything_and_nothing_harmful_comes_of_it(value: st
             if value == "absent":
                 del last[name]
             else:
-                last[name] = {"nan": np.float32(np.nan), "zero": np.float32(0), "none": None, "inf": np.float32(np.inf)}[value]
+                last[name] = {
+                    "nan": np.float32(np.nan),
+                    "zero": np.float32(0),
+                    "none": None,
+                    "inf": np.float32(np.inf),
+                }[value]
     ends = [t for t in convert_rlds_to_trajectories(data, strict=True) if t.step_type == 2]
     assert len(ends) == 3
     for t in ends:
         assert (t.action, t.reward, t.discount) == (0, 0, 0 if terminal or value == "zero" else 1)
         assert t.action.dtype == t.reward.dtype == np.float32
-    finite = {"observations": ("f4", (2,)), "next_observations": ("f4", (2,)), "actions": ("f4", (), True), "rewards": ("f4", (), True)}
+    finite = {
+        "observations": ("f4", (2,)),
+        "next_observations": ("f4", (2,)),
+        "actions": ("f4", (), True),
+        "rewards": ("f4", (), True),
+    }
     with Log.anonymous(Schema.declare({**finite, "discount": ("f4", (), True)})) as log:
         assert push_rlds_to_reverb(data, log) == 6
         assert np.isfinite(log.all().sample(50)["rewards"]).all() and len(log) == 3
@@ -154,7 +198,11 @@ def test_policy_info_is_made_from_the_step_and_the_next() -> None:
         return {"next": after["observation"], "ends": bool(after["is_first"])}
 
     found = [t.policy_info for t in convert_rlds_to_trajectories([episode(1, 2), episode(7, 1)], info)]
-    assert [i["next"].tolist() for i in found] == [[2, -2], [7, -7], [0, 0]] and [i["ends"] for i in found] == [False, True, True]
+    assert [i["next"].tolist() for i in found] == [[2, -2], [7, -7], [0, 0]] and [i["ends"] for i in found] == [
+        False,
+        True,
+        True,
+    ]
 
 
 def test_nothing_is_read_before_it_is_asked_for() -> None:
@@ -224,7 +272,11 @@ def test_the_error_is_tensorflows_too_where_that_is_loaded(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(errors=SimpleNamespace(InvalidArgumentError=Theirs)))
     with pytest.raises(Theirs) as caught:
         list(convert_rlds_to_trajectories(bad))
-    assert isinstance(caught.value, InvalidArgumentError) and isinstance(caught.value, ValueError) and isinstance(caught.value, HiltError)
+    assert (
+        isinstance(caught.value, InvalidArgumentError)
+        and isinstance(caught.value, ValueError)
+        and isinstance(caught.value, HiltError)
+    )
     assert str(caught.value) == MID and (caught.value.episode, caught.value.step, caught.value.pushed) == (0, 1, None)
 
 
@@ -236,7 +288,12 @@ def test_the_spec_of_a_trajectory() -> None:
     assert (spec.step_type.dtype, spec.step_type.shape, spec.step_type.name) == (np.int32, (), "step_type")
     assert spec.next_step_type == spec.step_type and spec.policy_info == ()
     assert (spec.observation.dtype, spec.observation.shape, spec.observation.name) == (np.float32, (2,), None)
-    assert (spec.discount.dtype, spec.discount.name, spec.discount.minimum, spec.discount.maximum) == (np.float32, "discount", 0.0, 1.0)
+    assert (spec.discount.dtype, spec.discount.name, spec.discount.minimum, spec.discount.maximum) == (
+        np.float32,
+        "discount",
+        0.0,
+        1.0,
+    )
 
 
 def test_the_spec_of_a_text() -> None:
@@ -268,17 +325,34 @@ def test_n_steps_of_e_episodes_are_n_minus_e_transitions_of_a_log() -> None:
         assert first["terminated"].tolist() == [False, False, True] and not first["truncated"].any()
         assert second["truncated"].tolist() == [False, True] and not second["terminated"].any()
         assert first["discount"].tolist() == [0.5] * 3 and first["source"].tolist() == [2] * 3
-        assert log.facts.about(0) == {"episode_metadata": {"note": "a"}, "last_step": {"action": 30.0, "reward": 3.0, "discount": 0.5}}
+        assert log.facts.about(0) == {
+            "episode_metadata": {"note": "a"},
+            "last_step": {"action": 30.0, "reward": 3.0, "discount": 0.5},
+        }
 
 
 def test_no_transition_crosses_from_one_episode_to_the_next_inside_one_element() -> None:
-    data = [{"steps": episode(0, 3)["steps"] + episode(10, 2, terminal=False)["steps"] + [step(20, first=True)] + episode(30, 2)["steps"]}]
+    data = [
+        {
+            "steps": episode(0, 3)["steps"]
+            + episode(10, 2, terminal=False)["steps"]
+            + [step(20, first=True)]
+            + episode(30, 2)["steps"]
+        }
+    ]
     with Log.anonymous(create_log_schema(data)) as log:
         assert push_rlds_to_reverb(data, log) == 8
         columns = log.read(log.trajectory_keys(0))
-        pairs = np.stack([columns["observations"][:, 0], columns["next_observations"][:, 0]], axis=1).astype(int).tolist()
+        pairs = (
+            np.stack([columns["observations"][:, 0], columns["next_observations"][:, 0]], axis=1).astype(int).tolist()
+        )
         assert pairs == [[0, 1], [1, 2], [10, 11], [30, 31]]
-        assert columns["terminated"].tolist() == [False, True, False, True] and columns["truncated"].tolist() == [False, False, True, False]
+        assert columns["terminated"].tolist() == [False, True, False, True] and columns["truncated"].tolist() == [
+            False,
+            False,
+            True,
+            False,
+        ]
 
 
 def test_policy_info_becomes_columns() -> None:
@@ -315,13 +389,21 @@ def test_a_bad_episode_half_way(text: str) -> None:
 
 def test_a_later_episode_of_another_shape() -> None:
     data = [episode(0, 3), {"steps": [step(i, i == 0, i == 1, observation=np.zeros(3, np.float32)) for i in range(2)]}]
-    with Log.anonymous(create_log_schema(data)) as log, pytest.raises(SchemaError, match="observations: expected") as error:
+    with (
+        Log.anonymous(create_log_schema(data)) as log,
+        pytest.raises(SchemaError, match="observations: expected") as error,
+    ):
         push_rlds_to_reverb(data, log)
     assert error.value.pushed == 3  # type: ignore[attr-defined]
 
 
 def test_a_log_whose_schema_does_not_fit() -> None:
-    declared = {"observations": ("f4", (3,)), "next_observations": ("f4", (3,)), "actions": ("f8", ()), "masks2": ("f4", ())}
+    declared = {
+        "observations": ("f4", (3,)),
+        "next_observations": ("f4", (3,)),
+        "actions": ("f8", ()),
+        "masks2": ("f4", ()),
+    }
     with Log.anonymous(Schema.declare(declared)) as log, pytest.raises(ValueError) as error:
         push_rlds_to_reverb([episode(0, 3)], log)
     assert str(error.value) == (
@@ -333,7 +415,10 @@ def test_a_log_whose_schema_does_not_fit() -> None:
 
 
 def test_columns_of_steps_that_a_log_lacks_are_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
-    kept = {name: ("f4", (2,) if "obs" in name else ()) for name in ("observations", "next_observations", "actions", "rewards")}
+    kept = {
+        name: ("f4", (2,) if "obs" in name else ())
+        for name in ("observations", "next_observations", "actions", "rewards")
+    }
     data = [{"steps": [step(i, i == 0, i == 1, more=np.int8(1)) for i in range(2)]}]
     with Log.anonymous(Schema.declare(kept)) as log, caplog.at_level(logging.WARNING, "hilt"):
         assert push_rlds_to_reverb(data, log) == 2
@@ -348,7 +433,11 @@ def test_a_data_store_gets_transitions() -> None:
     queue = QueuedDataStore(100)
     assert push_rlds_to_reverb([episode(0, 3), episode(10, 2)], queue) == 5
     got = queue.get_latest_data(-1)
-    assert [(t["observations"][0], t["next_observations"][0], t["terminated"]) for t in got] == [(0, 1, 0), (1, 2, 1), (10, 11, 1)]
+    assert [(t["observations"][0], t["next_observations"][0], t["terminated"]) for t in got] == [
+        (0, 1, 0),
+        (1, 2, 1),
+        (10, 11, 1),
+    ]
 
 
 def test_a_learners_buffer_gets_its_masks_and_dones() -> None:
@@ -387,7 +476,9 @@ def test_a_client_with_two_stores_is_asked_which(pair: Pair) -> None:
 
 @pytest.mark.parametrize("target", [set(), None, []])
 def test_something_that_takes_no_trajectories(target: Any) -> None:
-    wanted = f"expected a TF-Agents Reverb observer, a Log, a TrainerClient or a data store, got {type(target).__name__}"
+    wanted = (
+        f"expected a TF-Agents Reverb observer, a Log, a TrainerClient or a data store, got {type(target).__name__}"
+    )
     with pytest.raises(ConfigError, match=wanted):
         push_rlds_to_reverb([episode(0, 2)], target)
 
@@ -430,7 +521,10 @@ def test_what_an_observer_raises_has_the_count() -> None:
 
 
 def test_an_observer_with_another_signature() -> None:
-    data, other = [episode(0, 2)], [{"steps": [step(0, True, True, observation={"a": np.zeros(2)}, reward=np.float64(0))]}]
+    data, other = (
+        [episode(0, 2)],
+        [{"steps": [step(0, True, True, observation={"a": np.zeros(2)}, reward=np.float64(0))]}],
+    )
     fields = [s if s == () else SimpleNamespace(dtype=s.dtype, shape=(None, *s.shape)) for s in spec(data)]
     observer = Observer(data, Trajectory(*fields))
     with pytest.raises(ValueError) as error:

@@ -31,7 +31,11 @@ def wanted() -> dict[float, dict[str, Any]]:
     """Every step of the four trajectories, by the number that names it."""
     values, steps = packed("trajectories.npz"), {}
     for i, (length, width) in enumerate(SHAPES):
-        fields = {path: step_rows(path, a, length) for path, a in under(values, str(i)).items() if isinstance(a, np.ndarray) and a.ndim > 1}
+        fields = {
+            path: step_rows(path, a, length)
+            for path, a in under(values, str(i)).items()
+            if isinstance(a, np.ndarray) and a.ndim > 1
+        }
         for t in range(length):
             for b in range(width):
                 steps[float(fields["curr_obs/states"][t, b, 0])] = {path: array[t, b] for path, array in fields.items()}
@@ -55,8 +59,14 @@ def test_folders_of_the_original(folder: str) -> None:
                 ours = "extra/rewards" if path == "rewards" else ours
                 assert np.array_equal(columns[ours][t], value) and columns[ours].dtype == value.dtype, path
             assert columns["rewards"][t] == step["rewards"].sum(dtype=np.float32)
-            assert columns["terminated"][t] == step["terminations"].any() and columns["truncated"][t] == step["truncations"].any()
-            assert columns["source"][t] == step["intervene_flags"].any() and columns["policy_version"][t] == step["versions"].flat[0]
+            assert (
+                columns["terminated"][t] == step["terminations"].any()
+                and columns["truncated"][t] == step["truncations"].any()
+            )
+            assert (
+                columns["source"][t] == step["intervene_flags"].any()
+                and columns["policy_version"][t] == step["versions"].flat[0]
+            )
             seen.append(name)
     assert sorted(seen) == sorted(steps)
     assert episode.facts["environment"] == 0 and episode.facts["model_weights_id"].startswith("88cb322f")
@@ -76,7 +86,11 @@ def test_ranks_single_files_and_a_log(tmp_path: Path) -> None:
     summary = convert(tmp_path, tmp_path / "log", format="rlinf")
     assert (summary.episodes, summary.steps) == (3 * alone, 3 * 28)
     small = next(open_dataset(file).jobs(first=1, images=False))()
-    assert small is not None and "states" in small.columns["observations"] and "main_images" not in small.columns["observations"]
+    assert (
+        small is not None
+        and "states" in small.columns["observations"]
+        and "main_images" not in small.columns["observations"]
+    )
 
 
 def test_what_torch_alone_has_becomes_float32(tmp_path: Path) -> None:
@@ -132,7 +146,9 @@ def test_trajectories_of_another_kind(change: dict[str, Any], text: str, kind: s
 
     values = folders.read_trajectory(path)
     fills = {"long": torch.zeros(50, 2, 1), "wide": torch.zeros(3, 5, 1)}
-    folders.write_trajectory(path, {**values, **{name: fills.get(v, v) if isinstance(v, str) else v for name, v in change.items()}})
+    folders.write_trajectory(
+        path, {**values, **{name: fills.get(v, v) if isinstance(v, str) else v for name, v in change.items()}}
+    )
     with pytest.raises(CorruptError, match=text):
         list(open_dataset(tmp_path))
 
@@ -146,7 +162,9 @@ def test_code_is_refused_and_folders_without_an_index(tmp_path: Path) -> None:
             return os.mkdir, (str(tmp_path / "it-ran"),)
 
     shutil.copytree(FOLDER / "pkl", tmp_path / "a")
-    (tmp_path / "a" / next((FOLDER / "pkl").glob("trajectory_0*.pkl")).name).write_bytes(pickle.dumps({"rewards": Gadget()}))
+    (tmp_path / "a" / next((FOLDER / "pkl").glob("trajectory_0*.pkl")).name).write_bytes(
+        pickle.dumps({"rewards": Gadget()})
+    )
     with pytest.raises(UnsafeError, match=r"asks for posix\.mkdir"):
         list(open_dataset(tmp_path / "a"))
     assert not (tmp_path / "it-ran").exists()
@@ -164,7 +182,10 @@ def test_code_is_refused_and_folders_without_an_index(tmp_path: Path) -> None:
 def episodes() -> list[Episode]:
     made_here = [made(4, 0), made(1, 1, source=0, ended="truncated"), made(3, 2, source=[0, 1, 2], ended="")]
     for episode in made_here:
-        episode.columns |= {"times": {"sent": np.arange(len(episode)) / 3}, "versions": np.ones((len(episode), 1), np.int16)}
+        episode.columns |= {
+            "times": {"sent": np.arange(len(episode)) / 3},
+            "versions": np.ones((len(episode), 1), np.int16),
+        }
     made_here[0].facts |= {"model_weights_id": "../../x", "max_episode_length": 70}
     made_here[1].columns["truncated"][:] = made_here[1].columns["terminated"][:] = True
     return made_here
@@ -223,7 +244,13 @@ def test_writing_refuses_and_a_spoiled_companion_is_found(tmp_path: Path) -> Non
 
     path = tmp_path / "b" / "hilt_0.pt"
     kept = bridge.load_pt(path)
-    for change in ({"names": "["}, {"names": '["nothing"]'}, {"facts": "3"}, {"columns": {"source": torch.zeros(9)}}, {"columns": 3}):
+    for change in (
+        {"names": "["},
+        {"names": '["nothing"]'},
+        {"facts": "3"},
+        {"columns": {"source": torch.zeros(9)}},
+        {"columns": 3},
+    ):
         bridge.save_pt({**kept, **change}, path)
         with pytest.raises(CorruptError, match="trajectory_0_"):
             list(open_dataset(tmp_path / "b"))

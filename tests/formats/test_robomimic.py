@@ -85,7 +85,9 @@ def test_a_folder_of_libero_is_one_dataset(tmp_path: Path) -> None:
         path = demonstrations(tmp_path / f"task{number}_demo.hdf5", (4, 2), next_obs=False)
         with h5py.File(path, "a") as file:
             data = file["data"]
-            data.attrs["problem_info"] = json.dumps({"problem_name": "libero_tabletop", "language_instruction": [f'"{words}"']})
+            data.attrs["problem_info"] = json.dumps(
+                {"problem_name": "libero_tabletop", "language_instruction": [f'"{words}"']}
+            )
             data.attrs["bddl_file_name"] = "a/b.bddl"
             for demo in data.values():
                 demo["robot_states"] = np.ones((len(demo["actions"]), 9))
@@ -122,8 +124,16 @@ def test_odd_columns(tmp_path: Path) -> None:
     assert episode.facts["success"] is True and episode.facts["episode_metadata"] == {"operator": "ann"}
     assert episode.facts["language_instruction"] == {"texts": ["go", "stop"], "begins": [0, 2]}
     columns = flatten(episode.columns)
-    assert columns["extra/observations"].tolist() == [0, 0, 0] and not columns["rewards"].any() and not columns["terminated"].any()
-    assert columns["swapped"].dtype == np.int32 and columns["swapped"].tolist() == [0, 1, 2] and columns["flag"].dtype == bool
+    assert (
+        columns["extra/observations"].tolist() == [0, 0, 0]
+        and not columns["rewards"].any()
+        and not columns["terminated"].any()
+    )
+    assert (
+        columns["swapped"].dtype == np.int32
+        and columns["swapped"].tolist() == [0, 1, 2]
+        and columns["flag"].dtype == bool
+    )
     notes = [f"{name}: not numbers for each step, not carried over" for name in ("short", "scalar", "compound")]
     assert set(notes) | {"no rewards in this dataset: 0 everywhere"} <= set(dataset.notes.counts)
 
@@ -150,7 +160,9 @@ def test_an_observation_that_is_too_short_is_damage(tmp_path: Path) -> None:
     with h5py.File(demonstrations(tmp_path / "a.hdf5", (5, 3), next_obs=False), "r+") as file:
         del file["data/demo_0/obs/robot0_eef_pos"]
         file["data/demo_0/obs/robot0_eef_pos"] = np.zeros((4, 3))
-    with pytest.raises(CorruptError, match=r"a.hdf5: /data/demo_0/obs/robot0_eef_pos has 4 rows, and there are 5 actions"):
+    with pytest.raises(
+        CorruptError, match=r"a.hdf5: /data/demo_0/obs/robot0_eef_pos has 4 rows, and there are 5 actions"
+    ):
         convert(tmp_path / "a.hdf5", tmp_path / "log")
     summary = convert(tmp_path / "a.hdf5", tmp_path / "log", skip_corrupt=True)
     assert (summary.episodes, summary.damaged) == (1, 1)
@@ -263,7 +275,11 @@ def episodes() -> list[Any]:
     made_here = [made(4, 0), made(1, 1, source=0, ended="truncated"), made(3, 2, source=[0, 1, 2], ended="")]
     made_here[2].columns["next_observations"]["state"] = made_here[2].columns["next_observations"]["state"] + 1
     for episode in made_here:
-        episode.columns |= {"dones": np.zeros(len(episode)), "obs": {"x": np.ones(len(episode), np.int8)}, "hilt": np.ones(len(episode))}
+        episode.columns |= {
+            "dones": np.zeros(len(episode)),
+            "obs": {"x": np.ones(len(episode), np.int8)},
+            "hilt": np.ones(len(episode)),
+        }
     made_here[0].facts = {"env_args": {"env_name": "Lift", "type": 1}, "filter_keys": ["train"]}
     return made_here
 
@@ -272,7 +288,10 @@ def test_what_we_write_is_read_as_it_was(tmp_path: Path) -> None:
     write(create(tmp_path / "a", "robomimic"), episodes())
     dataset = open_dataset(tmp_path / "a")
     assert_all_same(list(dataset), episodes())
-    assert not dataset.notes.counts and sorted(path.name for path in (tmp_path / "a").iterdir()) == ["data.hdf5", "hilt.json"]
+    assert not dataset.notes.counts and sorted(path.name for path in (tmp_path / "a").iterdir()) == [
+        "data.hdf5",
+        "hilt.json",
+    ]
     with h5py.File(tmp_path / "a" / "data.hdf5") as file:
         assert file["data"].attrs["total"] == 8 and json.loads(file["data"].attrs["env_args"])["env_name"] == "Lift"
         assert file["mask/train"][()].tolist() == [b"demo_0"]

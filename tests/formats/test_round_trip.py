@@ -110,7 +110,10 @@ def test_there_and_back(to: str, episodes: list[Episode]) -> None:
         place = Path(folder)
         write_log(place / "log", episodes)
         summary = convert(place / "log", place / "there", to=to, workers=1, **LOSSLESS.get(to, {}))
-        known = ("success: known of some episodes only", "env_args: not known")  # what LeRobot and robomimic miss, and Hilt keeps
+        known = (
+            "success: known of some episodes only",
+            "env_args: not known",
+        )  # what LeRobot and robomimic miss, and Hilt keeps
         noted = [note for note in summary.notes if not note.startswith(known)]
         assert summary.episodes == len(episodes) and not noted
         convert(place / "there", place / "back", workers=1)

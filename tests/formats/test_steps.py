@@ -38,7 +38,11 @@ def same(a: Any, b: Any) -> None:
 
 
 def test_steps_become_transitions_without_copies() -> None:
-    columns = {"observation": {"image": np.zeros((5, 8, 8, 3), np.uint8)}, "action": np.ones((5, 2)), "reward": np.arange(5)}
+    columns = {
+        "observation": {"image": np.zeros((5, 8, 8, 3), np.uint8)},
+        "action": np.ones((5, 2)),
+        "reward": np.arange(5),
+    }
     found, notes = read({"steps": StoredSteps(columns)})
     assert np.shares_memory(found.columns["observations"]["image"], found.columns["next_observations"]["image"])
     assert found.columns["rewards"].dtype == np.float32 and found.columns["rewards"].tolist() == [0, 1, 2, 3]
@@ -48,7 +52,8 @@ def test_steps_become_transitions_without_copies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("terminal", "last", "ends"), [(True, True, (True, False)), (False, True, (False, True)), (False, False, (False, False))]
+    ("terminal", "last", "ends"),
+    [(True, True, (True, False)), (False, True, (False, True)), (False, False, (False, False))],
 )
 def test_how_an_episode_ends(terminal: bool, last: bool, ends: tuple[bool, bool]) -> None:
     found, _ = read({"steps": [step(0, first=True), step(1), step(2, last=last, terminal=terminal)]})
@@ -58,7 +63,10 @@ def test_how_an_episode_ends(terminal: bool, last: bool, ends: tuple[bool, bool]
 
 def test_a_terminal_step_inside_is_no_end() -> None:
     found, notes = read({"steps": [step(0, first=True), step(1, terminal=True), step(2, last=True)]})
-    assert not found.columns["terminated"].any() and notes["is_terminal on a step that is not the last: not taken for an end"] == 1
+    assert (
+        not found.columns["terminated"].any()
+        and notes["is_terminal on a step that is not the last: not taken for an end"] == 1
+    )
 
 
 def test_a_step_alone_is_no_transition() -> None:
@@ -69,8 +77,14 @@ def test_a_step_alone_is_no_transition() -> None:
 
 def test_the_last_step_can_be_kept() -> None:
     found, notes = read(episode(0, 3), keep_last=True)
-    assert found.columns["rewards"].tolist() == [0, 1, 2] and found.columns["terminated"].tolist() == [False, False, True]
-    assert found.columns["observations"][:, 0].tolist() == [0, 1, 2] and found.columns["next_observations"][:, 0].tolist() == [1, 2, 2]
+    assert found.columns["rewards"].tolist() == [0, 1, 2] and found.columns["terminated"].tolist() == [
+        False,
+        False,
+        True,
+    ]
+    assert found.columns["observations"][:, 0].tolist() == [0, 1, 2] and found.columns["next_observations"][
+        :, 0
+    ].tolist() == [1, 2, 2]
     assert "last_step" not in found.facts and notes == {}
     (single, _) = read(episode(7, 1, terminal=False), keep_last=True)
     assert single.columns["rewards"].tolist() == [7] and single.columns["truncated"].tolist() == [True]
@@ -88,10 +102,17 @@ def test_what_a_last_step_says_is_kept_and_its_nan_is_not() -> None:
 
 def test_texts_metadata_and_success_become_facts() -> None:
     made = episode(
-        0, 3, episode_id=np.int64(4), episode_metadata={"file_path": b"a/b.h5", "score": np.float32(np.nan), "success": np.bool_(True)}
+        0,
+        3,
+        episode_id=np.int64(4),
+        episode_metadata={"file_path": b"a/b.h5", "score": np.float32(np.nan), "success": np.bool_(True)},
     )
     for i, one in enumerate(made["steps"]):
-        one["observation"] = {"state": np.zeros(2, np.float32), "natural_language_instruction": "pick 杯".encode(), "tag": f"t{min(i, 1)}"}
+        one["observation"] = {
+            "state": np.zeros(2, np.float32),
+            "natural_language_instruction": "pick 杯".encode(),
+            "tag": f"t{min(i, 1)}",
+        }
     found, _ = read(made)
     assert list(found.columns["observations"]) == ["state"]
     assert found.facts["language_instruction"] == "pick 杯" and found.facts["success"] is True
@@ -121,7 +142,11 @@ def test_names_that_mean_something_else_in_a_log() -> None:
         one |= {"source": np.int64(9), "terminated": np.float32(3), "rewards": np.zeros(2), "mine": {"x": np.int8(1)}}
     found, _ = read(made)
     assert found.columns["source"].tolist() == [2, 2] and found.columns["terminated"].tolist() == [False, True]
-    assert found.columns["extra"]["source"].tolist() == [9, 9] and set(found.columns["extra"]) == {"source", "terminated", "rewards"}
+    assert found.columns["extra"]["source"].tolist() == [9, 9] and set(found.columns["extra"]) == {
+        "source",
+        "terminated",
+        "rewards",
+    }
     assert found.columns["mine"]["x"].tolist() == [1, 1]
 
 
@@ -151,7 +176,10 @@ def test_a_last_step_of_another_width_does_not_cost_the_column() -> None:
 
 def test_steps_may_be_columns_or_a_generator() -> None:
     made = episode(0, 3)["steps"]
-    same(read({"steps": {k: np.stack([s[k] for s in made]) for k in made[0]}})[0].columns, read({"steps": iter(made)})[0].columns)
+    same(
+        read({"steps": {k: np.stack([s[k] for s in made]) for k in made[0]}})[0].columns,
+        read({"steps": iter(made)})[0].columns,
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,7 +213,20 @@ def test_odd_columns_and_metadata_are_carried() -> None:
 
 # And back
 
-DTYPES = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64")
+DTYPES = (
+    "bool",
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "uint32",
+    "int32",
+    "uint64",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+)
 
 
 def random_episode(seed: int, cuts: bool = False) -> Episode:
@@ -199,10 +240,16 @@ def random_episode(seed: int, cuts: bool = False) -> Episode:
         if dtype.startswith("float"):
             return np.where(rng.random(count) < 0.1, np.nan, rng.normal(size=count)).astype(dtype)
         return (
-            rng.integers(0, 2, count).astype(bool) if dtype == "bool" else rng.integers(0, 256, (*count, 8), np.uint8).view(dtype)[..., 0]
+            rng.integers(0, 2, count).astype(bool)
+            if dtype == "bool"
+            else rng.integers(0, 256, (*count, 8), np.uint8).view(dtype)[..., 0]
         )
 
-    seen = {"image": column(4, 5, 3, dtype="uint8"), "inner": {"a": column(3), "b": column()}} if rng.random() < 0.7 else column(3)
+    seen = (
+        {"image": column(4, 5, 3, dtype="uint8"), "inner": {"a": column(3), "b": column()}}
+        if rng.random() < 0.7
+        else column(3)
+    )
     columns: dict[str, Any] = transitions(seen)
     rest = {
         "actions": column(2),
@@ -212,17 +259,34 @@ def random_episode(seed: int, cuts: bool = False) -> Episode:
         "mine": {"x": column()},
     }
     rest |= {"discount": column(dtype="float32")} if rng.random() < 0.5 else {}
-    columns |= {name: value[:-1] if not isinstance(value, dict) else {k: v[:-1] for k, v in value.items()} for name, value in rest.items()}
-    columns |= {"source": rng.integers(0, 4, length, np.uint8), "terminated": np.zeros(length, bool), "truncated": np.zeros(length, bool)}
+    columns |= {
+        name: value[:-1] if not isinstance(value, dict) else {k: v[:-1] for k, v in value.items()}
+        for name, value in rest.items()
+    }
+    columns |= {
+        "source": rng.integers(0, 4, length, np.uint8),
+        "terminated": np.zeros(length, bool),
+        "truncated": np.zeros(length, bool),
+    }
     columns["terminated"][-1], columns["truncated"][-1] = rng.random() < 0.4, rng.random() < 0.4
     if cuts:
         columns["terminated"] |= rng.random(length) < 0.3
-        after = {path: values.copy() for path, values in flatten(columns).items() if path.startswith("next_observations")}
+        after = {
+            path: values.copy() for path, values in flatten(columns).items() if path.startswith("next_observations")
+        }
         first = next(iter(after.values()))
         first[rng.random(length) < 0.3] = 1
         columns |= unflatten(after)
-    facts: dict[str, Any] = {"success": bool(rng.integers(2)), "fps": 12.5, "episode_metadata": {"file": "a", "n": 3, "x": None}}
-    facts |= {"language_instruction": [{"texts": ["a", "b"], "begins": [0, 1]} if length > 1 else "a", "pick 杯", None][rng.integers(3)]}
+    facts: dict[str, Any] = {
+        "success": bool(rng.integers(2)),
+        "fps": 12.5,
+        "episode_metadata": {"file": "a", "n": 3, "x": None},
+    }
+    facts |= {
+        "language_instruction": [{"texts": ["a", "b"], "begins": [0, 1]} if length > 1 else "a", "pick 杯", None][
+            rng.integers(3)
+        ]
+    }
     return Episode(columns, {name: value for name, value in facts.items() if value is not None})
 
 
@@ -249,9 +313,13 @@ def test_an_episode_with_gaps_and_ends_inside_comes_in_pieces(seed: int) -> None
     assert sum(notes.counts.values()) == len(pieces) - 1
     back = [to_episode(piece, Notes()) for piece in pieces]
     assert all(one is not None for one in back)
-    joined = {path: np.concatenate([flatten(one.columns)[path] for one in back if one]) for path in flatten(made.columns)}
+    joined = {
+        path: np.concatenate([flatten(one.columns)[path] for one in back if one]) for path in flatten(made.columns)
+    }
     same(unflatten(joined), made.columns)
-    assert [one.facts.get("success") for one in back if one] == [None] * (len(back) - 1) + [made.facts["success"]], "one outcome stays one"
+    assert [one.facts.get("success") for one in back if one] == [None] * (len(back) - 1) + [made.facts["success"]], (
+        "one outcome stays one"
+    )
 
 
 def test_the_pieces_of_texts_that_change() -> None:
@@ -266,7 +334,9 @@ def test_the_pieces_of_texts_that_change() -> None:
     ]
 
 
-@pytest.mark.parametrize("fact", [["a"], {"texts": []}, {"texts": ["a"], "begins": [0, 7]}, {"texts": ["a", "b"], "begins": [0, 9]}, 3])
+@pytest.mark.parametrize(
+    "fact", [["a"], {"texts": []}, {"texts": ["a"], "begins": [0, 7]}, {"texts": ["a", "b"], "begins": [0, 9]}, 3]
+)
 def test_an_instruction_of_another_shape_does_no_harm(fact: Any) -> None:
     made = Episode({"rewards": np.zeros(2, np.float32)}, {"language_instruction": fact})
     (piece,) = to_steps(made, Notes())
@@ -278,7 +348,9 @@ def test_an_instruction_of_another_shape_does_no_harm(fact: Any) -> None:
 def test_what_a_last_step_said_is_written_again() -> None:
     found, _ = read(episode(0, 3, terminal=False))
     (piece,) = to_steps(found, Notes())
-    assert piece["steps"][2]["action"] == 20 and piece["steps"][2]["reward"] == 2 and piece["steps"][2]["discount"] == 0.5
+    assert (
+        piece["steps"][2]["action"] == 20 and piece["steps"][2]["reward"] == 2 and piece["steps"][2]["discount"] == 0.5
+    )
     back = to_episode(piece, Notes())
     assert back is not None and back.facts == found.facts
 

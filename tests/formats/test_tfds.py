@@ -41,7 +41,9 @@ def shards(tmp_path: Path) -> Path:
     return reshard(tmp_path / "all_features" / "1.0.0", [2, 0, 3])
 
 
-def reshard(folder: Path, lengths: list[int], write: Callable[[Path, list[bytes]], None] | None = None, kind: str = "tfrecord") -> Path:
+def reshard(
+    folder: Path, lengths: list[int], write: Callable[[Path, list[bytes]], None] | None = None, kind: str = "tfrecord"
+) -> Path:
     source = RLDS / "all_features" / "1.0.0"
     file = RecordFile(source / "all_features-train.tfrecord-00000-of-00001")
     records = [bytes(file.read(*place)) for place in file.places()]
@@ -81,7 +83,9 @@ def test_jobs_in_order_from_any_number_on(shards: Path):
     assert len(dataset) == 5
     for first in range(7):
         episodes = [job() for job in dataset.jobs(first)]
-        assert [e and e.facts["episode_metadata"]["episode_id"] for e in episodes] == [0, None, 2, 3, None][first:]  # two have one step
+        assert [e and e.facts["episode_metadata"]["episode_id"] for e in episodes] == [0, None, 2, 3, None][
+            first:
+        ]  # two have one step
 
 
 def test_jobs_are_episodes():
@@ -89,8 +93,13 @@ def test_jobs_are_episodes():
     with np.load(RLDS / "bridge_like_expected.npz") as theirs:
         for number, episode in enumerate(episodes):
             for i in range(len(episode)):
-                assert (episode.columns["observations"]["image"][i] == theirs[f"train/{number}/{i}/observation/image"]).all()
-                assert (episode.columns["next_observations"]["image"][i] == theirs[f"train/{number}/{i + 1}/observation/image"]).all()
+                assert (
+                    episode.columns["observations"]["image"][i] == theirs[f"train/{number}/{i}/observation/image"]
+                ).all()
+                assert (
+                    episode.columns["next_observations"]["image"][i]
+                    == theirs[f"train/{number}/{i + 1}/observation/image"]
+                ).all()
                 assert (episode.columns["actions"][i] == theirs[f"train/{number}/{i}/action"]).all()
             assert episode.facts["split"] == "train" and isinstance(episode.facts["language_instruction"], str)
 
@@ -155,7 +164,9 @@ LENGTHS = {"train": [3, 0, 4], "val": [1], "held-out": [5]}
 )
 def test_slices(spec: str, expected: list[tuple[int, int, int]]):
     """What tensorflow_datasets makes of them; tests/peers/test_tfds.py asks it about many more."""
-    splits = {name: [Shard(Path(f"{i}"), length) for i, length in enumerate(lengths)] for name, lengths in LENGTHS.items()}
+    splits = {
+        name: [Shard(Path(f"{i}"), length) for i, length in enumerate(lengths)] for name, lengths in LENGTHS.items()
+    }
     assert [(int(part.shard.path.name), part.first, part.count) for part in select(spec, splits)] == expected
 
 
@@ -192,7 +203,9 @@ def test_where_a_dataset_may_lie(tmp_path: Path, shards: Path):
     assert not matches(tmp_path / "nothing") and not matches(shards / "features.json")
     shutil.copytree(shards, shards.parent / "2.0.0")
     assert matches(shards.parent)
-    with pytest.raises(FormatError, match=r"all_features: expected a folder with features\.json.*found: 1\.0\.0, 2\.0\.0"):
+    with pytest.raises(
+        FormatError, match=r"all_features: expected a folder with features\.json.*found: 1\.0\.0, 2\.0\.0"
+    ):
         open_dataset(shards.parent)
     with pytest.raises(FormatError, match="found: none"):
         open_dataset(tmp_path / "nothing")
@@ -208,7 +221,9 @@ def test_without_dataset_info_the_names_of_the_files_say_what_there_is(shards: P
 def test_without_dataset_info_a_gap_between_the_files_is_seen(shards: Path):
     (shards / "dataset_info.json").unlink()
     (shards / "all_features-train.tfrecord-00001-of-00003").unlink()
-    with pytest.raises(FormatError, match=r"00002-of-00003: the file before it is missing\. Fetch it, or dataset_info\.json"):
+    with pytest.raises(
+        FormatError, match=r"00002-of-00003: the file before it is missing\. Fetch it, or dataset_info\.json"
+    ):
         open_dataset(shards)
 
 
@@ -222,12 +237,18 @@ def test_dataset_info_without_lengths(shards: Path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"fileFormat": "riegeli"}, "files of the format 'riegeli'; those that can be read are tfrecord and array_record"),
+        (
+            {"fileFormat": "riegeli"},
+            "files of the format 'riegeli'; those that can be read are tfrecord and array_record",
+        ),
         ({"splits": 3}, "not the description of a TFDS dataset"),
         ({"splits": [{"name": "train", "shardLengths": ["x"]}]}, "not the description of a TFDS dataset"),
         ({"splits": [{"shardLengths": ["1"]}]}, "not the description of a TFDS dataset"),
         *(
-            ({"splits": [{"name": "train", "shardLengths": ["2", count, "3"]}]}, rf"not the description .*{count} records in all_features")
+            (
+                {"splits": [{"name": "train", "shardLengths": ["2", count, "3"]}]},
+                rf"not the description .*{count} records in all_features",
+            )
             for count in ("-1", "99999999999", str(2**70))
         ),
         ({"name": None}, "not the description of a TFDS dataset"),
@@ -276,7 +297,9 @@ def test_what_cannot_be_read_is_noted(shards: Path):
     features["featuresDict"]["features"]["maybe"] = {"pythonClassName": "x.Optional", "optional": {}}
     (shards / "features.json").write_text(json.dumps(features))
     dataset = open_dataset(shards)
-    assert list(dataset.notes.counts) == ["maybe: a feature of class x.Optional, which is not supported, not carried over"]
+    assert list(dataset.notes.counts) == [
+        "maybe: a feature of class x.Optional, which is not supported, not carried over"
+    ]
     assert ids(dataset) == [0, 1, 2, 3, 4]
 
 
@@ -343,7 +366,10 @@ def test_a_record_that_is_no_example_is_named_with_its_place(shards: Path):
     data = bytes(first.read(*next(first.places())))
     write_records(path, [data, b"\x0b"])
     found = outcomes(open_dataset(shards))
-    assert found[1] == f"{path}: the record at byte {len(data) + OVERHEAD}: not a tf.train.Example: a field of wire type 3 at byte 1 of 1."
+    assert (
+        found[1]
+        == f"{path}: the record at byte {len(data) + OVERHEAD}: not a tf.train.Example: a field of wire type 3 at byte 1 of 1."
+    )
 
 
 def test_a_file_that_vanishes_after_opening(shards: Path):
@@ -384,7 +410,9 @@ def test_array_record_files(tmp_path: Path):
 def test_array_record_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = reshard(tmp_path / "1.0.0", [5], write_records, "array_record")
     monkeypatch.setitem(__import__("sys").modules, "array_record.python.array_record_module", None)
-    with pytest.raises(MissingPackageError, match=r"Reading ArrayRecord files needs .*pip install 'hilt\[array-record\]'"):
+    with pytest.raises(
+        MissingPackageError, match=r"Reading ArrayRecord files needs .*pip install 'hilt\[array-record\]'"
+    ):
         ids(open_dataset(folder))
 
 

@@ -16,7 +16,12 @@ from hilt.core.errors import ConfigError, SchemaError
 from hilt.formats import open_dataset as open_any
 from hilt.formats.convert import convert
 from hilt.formats.episodes import Dataset, Episode
-from hilt.formats.rlds import convert_rlds_to_trajectories, create_log_schema, create_trajectory_data_spec, push_rlds_to_reverb
+from hilt.formats.rlds import (
+    convert_rlds_to_trajectories,
+    create_log_schema,
+    create_trajectory_data_spec,
+    push_rlds_to_reverb,
+)
 from hilt.formats.tensorflow_files.tfds_write import create
 from hilt.replay import Log
 from tests.effort import rounds
@@ -76,7 +81,9 @@ def test_types_that_a_list_of_numbers_cannot_hold(tmp_path: Path) -> None:
     assert stored.dtype == ml_dtypes.bfloat16 and stored[:4].tobytes() == more["bf16"].tobytes()
 
 
-@pytest.mark.parametrize("column", [np.array([b"ab", b"cd"]), np.array(["2020-01-01", "2021-01-01"], "M8[D]"), np.zeros((2, 0), np.uint32)])
+@pytest.mark.parametrize(
+    "column", [np.array([b"ab", b"cd"]), np.array(["2020-01-01", "2021-01-01"], "M8[D]"), np.zeros((2, 0), np.uint32)]
+)
 def test_a_column_that_has_no_place(tmp_path: Path, column: Any) -> None:
     writer = create(tmp_path)
     with pytest.raises(SchemaError, match="steps/strange: TFDS has no way to store"):
@@ -91,7 +98,9 @@ def test_images_as_jpeg_are_smaller_near_and_noted(tmp_path: Path) -> None:
     for format in ("png", "jpeg"):
         writer = create(tmp_path / format, image_format=format)
         write(writer, [one])
-        assert writer.notes.counts == ({} if format == "png" else {"images were stored as JPEG, which changes them a little": 1})
+        assert writer.notes.counts == (
+            {} if format == "png" else {"images were stored as JPEG, which changes them a little": 1}
+        )
     (found,) = open_dataset(tmp_path / "jpeg")
     assert 0 < np.abs(found.columns["observations"]["front"].astype(int) - smooth[:-1]).max() < 30
     assert (tmp_path / "jpeg/episodes-train.tfrecord-00000-of-00001").stat().st_size < 20_000
@@ -103,7 +112,9 @@ def test_shards(tmp_path: Path) -> None:
     lengths = [int(n) for n in info["splits"][0]["shardLengths"]]
     assert sum(lengths) == 5 and len(lengths) > 1
     files = sorted(tmp_path.glob("*.tfrecord-*"))
-    assert [f.name for f in files] == [f"episodes-train.tfrecord-{i:05}-of-{len(lengths):05}" for i in range(len(lengths))]
+    assert [f.name for f in files] == [
+        f"episodes-train.tfrecord-{i:05}-of-{len(lengths):05}" for i in range(len(lengths))
+    ]
     assert int(info["splits"][0]["numBytes"]) == sum(f.stat().st_size for f in files)
     assert_all_same(list(open_dataset(tmp_path)), episodes())
     assert_all_same(list(open_dataset(tmp_path, split="train[2:4]")), episodes()[2:4])
@@ -118,7 +129,12 @@ def test_an_episode_with_a_gap_is_cut_and_noted(tmp_path: Path) -> None:
     write(writer, [one])
     assert writer.notes.counts == {"an episode with gaps or ends inside was cut there": 1}
     first, second = open_dataset(tmp_path)
-    assert len(first) == 4 and len(second) == 2 and not first.columns["terminated"].any() and second.columns["terminated"][-1]
+    assert (
+        len(first) == 4
+        and len(second) == 2
+        and not first.columns["terminated"].any()
+        and second.columns["terminated"][-1]
+    )
     assert np.array_equal(second.columns["observations"]["state"], one.columns["observations"]["state"][4:])
 
 
@@ -129,14 +145,25 @@ def test_other_columns_than_before(tmp_path: Path) -> None:
         (made(3, more=np.zeros(3)), r"steps/more: expected nothing, got float64 \(\)\."),
         (made(3, policy_version=np.zeros((3, 1))), r"steps/policy_version: expected int64 \(\), got float64 \(1,\)\."),
     ):
-        with pytest.raises(SchemaError, match=f"^not as in the episodes before, and all steps of a dataset have the same features: {said}"):
+        with pytest.raises(
+            SchemaError,
+            match=f"^not as in the episodes before, and all steps of a dataset have the same features: {said}",
+        ):
             writer.add(1, episode)
     writer.close()
 
 
 def test_metadata_is_there_for_others_too(tmp_path: Path) -> None:
     first, second = made(2), made(3)
-    first.facts["episode_metadata"] = {"file": "a.h5", "n": 3, "x": 0.1, "ok": True, "list": [1], "a/b": 1, "huge": 2**80}
+    first.facts["episode_metadata"] = {
+        "file": "a.h5",
+        "n": 3,
+        "x": 0.1,
+        "ok": True,
+        "list": [1],
+        "a/b": 1,
+        "huge": 2**80,
+    }
     second.facts["episode_metadata"] = {"file": 7, "x": 0.2}
     write(create(tmp_path), [first, second])
     found = [episode["episode_metadata"] for episode in open_dataset(tmp_path).rlds()]  # type: ignore[attr-defined]
@@ -243,7 +270,9 @@ def test_what_has_no_ends_is_pushed_without(tmp_path: Path) -> None:
     write(create(tmp_path), [one])
     data = open_dataset(tmp_path)
     with Log.anonymous(create_log_schema(data)) as log:
-        assert push_rlds_to_reverb(data, log) == 3 and len(log) == 2 and not log.read(log.all().keys())["terminated"].any()
+        assert (
+            push_rlds_to_reverb(data, log) == 3 and len(log) == 2 and not log.read(log.all().keys())["terminated"].any()
+        )
 
 
 def test_the_last_step_of_a_dataset_can_be_kept() -> None:

@@ -64,7 +64,9 @@ def test_a_flipped_bit_in_data_loses_one_record(tmp_path: Path):
     file = RecordFile(path)
     places = list(file.places())
     assert len(places) == 4
-    with pytest.raises(CorruptError, match=rf"a: the record at byte {third} does not have its checksum; it is damaged\."):
+    with pytest.raises(
+        CorruptError, match=rf"a: the record at byte {third} does not have its checksum; it is damaged\."
+    ):
         file.read(*places[2])
     assert bytes(file.read(*places[3])) == RECORDS[3]
 

@@ -76,7 +76,9 @@ def long_distance(factory: pytest.TempPathFactory) -> Path:
     path = factory.getbasetemp() / "long.mp4"
     if not path.exists():
         with av.open(str(path), "w") as container:
-            stream = container.add_stream("libx264", FPS, options={"g": "12", "bf": "3", "b_strategy": "0", "crf": "5", "preset": "medium"})
+            stream = container.add_stream(
+                "libx264", FPS, options={"g": "12", "bf": "3", "b_strategy": "0", "crf": "5", "preset": "medium"}
+            )
             stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
             for frame in drawn(30):
                 container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
@@ -114,7 +116,9 @@ def test_what_is_missing_or_of_another_size_is_named(tmp_path: Path) -> None:
         shown(path, 0, 2, size=(32, 64))
     with pytest.raises(CorruptError, match=r"a.mp4: 6 frames, fewer than the 7 of the episode"):
         shown(path, 0, 7)
-    with pytest.raises(CorruptError, match=r"a.mp4: no frame within 0.0001 s of 0.6000 s, where frame 2 of the episode belongs"):
+    with pytest.raises(
+        CorruptError, match=r"a.mp4: no frame within 0.0001 s of 0.6000 s, where frame 2 of the episode belongs"
+    ):
         shown(path, 4, 7)
     with pytest.raises(CorruptError, match=r"no frame within 0.0001 s of 0.1500 s, where frame 1 of"):
         read_frames(path, np.array([0.1, 0.15, 0.2]), 32, 48, TOLERANCE)

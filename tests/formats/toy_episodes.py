@@ -20,7 +20,9 @@ from hilt.formats.episodes import Episode, Writer, transitions
 from tests.effort import some_of
 
 
-def made(length: int, seed: int = 0, *, source: int | Sequence[int] = 2, ended: str = "terminated", **more: Any) -> Episode:
+def made(
+    length: int, seed: int = 0, *, source: int | Sequence[int] = 2, ended: str = "terminated", **more: Any
+) -> Episode:
     """An episode of random numbers, with a camera; `more` are further columns."""
     rng = np.random.default_rng(seed)
     seen = {

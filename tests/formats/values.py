@@ -39,7 +39,12 @@ def named(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """What is not the same bit for bit; NaN is like NaN."""
-    found = [f"{key}: not in {name}" for name, a, b in (("ours", theirs, ours), ("theirs", ours, theirs)) for key in a if key not in b]
+    found = [
+        f"{key}: not in {name}"
+        for name, a, b in (("ours", theirs, ours), ("theirs", ours, theirs))
+        for key in a
+        if key not in b
+    ]
     for key in theirs:
         if key in ours:
             a, b = np.asarray(ours[key]), np.asarray(theirs[key])

@@ -29,7 +29,18 @@ from hilt.core.errors import HiltError
 FOLDER = Path(__file__).parent
 KINDS = ("rlds", "trajectories", "lerobot", "rlinf", "hilserl", "reverb", "image", "openvla", "pi0", "algos")
 """The modules of `kinds/`. An issue that brings golden files of a new kind adds its name here."""
-BROKEN = (HiltError, OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, ImportError, AssertionError, zipfile.BadZipFile)
+BROKEN = (
+    HiltError,
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    IndexError,
+    AttributeError,
+    ImportError,
+    AssertionError,
+    zipfile.BadZipFile,
+)
 """What a damaged or foreign golden file may raise: a FAIL of that file, and the others are still compared."""
 
 Difference = tuple[float, str | None]
@@ -51,7 +62,9 @@ class Result:
             self.failures.append(f"{key}{difference[1]}")
 
 
-def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any], allowed: Callable[[str], Any] = lambda key: exact) -> Result:
+def compare(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], allowed: Callable[[str], Any] = lambda key: exact
+) -> Result:
     """Every value of the one with its namesake of the other; `allowed` says by name how two values are compared."""
     result = Result()
     for key in [*theirs, *(key for key in ours if key not in theirs)]:
@@ -75,7 +88,9 @@ def exact(ours: Any, theirs: Any) -> Difference:
 
 def close(relative: float) -> Callable[[Any, Any], Difference]:
     """Numbers that differ by no more than this share of the expected one."""
-    return lambda ours, theirs: _arrays(np.asarray(ours), np.asarray(theirs), lambda apart: apart <= relative * np.abs(theirs))
+    return lambda ours, theirs: _arrays(
+        np.asarray(ours), np.asarray(theirs), lambda apart: apart <= relative * np.abs(theirs)
+    )
 
 
 def jpeg(ours: Any, theirs: Any) -> Difference:
@@ -112,7 +127,9 @@ def _arrays(ours: Any, theirs: Any, fits: Callable[[Any], Any]) -> Difference:
     if theirs.dtype.kind not in "biufc" and theirs.dtype.itemsize != 2:
         same = np.asarray(ours == theirs)
         apart = np.where(same, 0.0, math.inf)
-    elif theirs.dtype.kind in "iu" and theirs.dtype.itemsize == 8:  # beyond 2**53 a float would not see a difference of one
+    elif (
+        theirs.dtype.kind in "iu" and theirs.dtype.itemsize == 8
+    ):  # beyond 2**53 a float would not see a difference of one
         apart = np.abs(ours.astype(object) - theirs.astype(object)).astype(float) if ours.size else np.zeros(ours.shape)
     else:
         wide = complex if theirs.dtype.kind == "c" else float

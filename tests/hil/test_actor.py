@@ -50,7 +50,11 @@ class Told(Toy):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         Told.actions.append(np.asarray(action).tolist())
         *result, info = super().step(action)
-        return (*result, {**info, "intervene_action": np.full(3, 0.25)}) if self._own_person and self.steps % 2 else (*result, info)  # type: ignore[return-value]
+        return (
+            (*result, {**info, "intervene_action": np.full(3, 0.25)})
+            if self._own_person and self.steps % 2
+            else (*result, info)
+        )  # type: ignore[return-value]
 
 
 class Flat(Toy):
@@ -58,7 +62,10 @@ class Flat(Toy):
 
     def __init__(self) -> None:
         super().__init__()
-        self.observation_space, self.action_space = Dict({"state": Box(-1, 1, (2,), np.float32)}), Box(-1, 1, (7,), np.float32)
+        self.observation_space, self.action_space = (
+            Dict({"state": Box(-1, 1, (2,), np.float32)}),
+            Box(-1, 1, (7,), np.float32),
+        )
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         return super().step(action[:3])
@@ -103,12 +110,21 @@ class Learner:
     def _answer(self, _: str, payload: Any) -> dict[str, Any]:
         self.told.append(payload)
         left = {"left": self.limit - len(self.log)} if self.limit else {}
-        return {"stop": self.over, "update": self.update, "online": len(self.log), "run": self.run, **self.precision, **left}
+        return {
+            "stop": self.over,
+            "update": self.update,
+            "online": len(self.log),
+            "run": self.run,
+            **self.precision,
+            **left,
+        }
 
     def publish(self, version: int) -> None:
         state = {key: np.zeros_like(value) for key, value in self._agent.acting_state().items()}
         actions = len(state["actor.mlp.out.bias"]) // 2
-        state["actor.mlp.out.bias"] = np.repeat(np.float32([version / 10, -30]), actions)  # mean, and log of the standard deviation
+        state["actor.mlp.out.bias"] = np.repeat(
+            np.float32([version / 10, -30]), actions
+        )  # mean, and log of the standard deviation
         self.server.publish_network(state, version)
 
     def wait(self, ready: Callable[[], bool]) -> None:
@@ -140,7 +156,9 @@ def learner(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Learner]
     learner.close()
 
 
-def acting(learner: Learner, folder: Path, until: Callable[[], bool], name: str = "actor-1", said: list[str] | None = None) -> Acted:
+def acting(
+    learner: Learner, folder: Path, until: Callable[[], bool], name: str = "actor-1", said: list[str] | None = None
+) -> Acted:
     """Acts in this thread until that holds."""
     deadline = time.monotonic() + DEADLINE_S
     lines = [] if said is None else said
@@ -153,7 +171,9 @@ def acting(learner: Learner, folder: Path, until: Callable[[], bool], name: str 
 
 
 @pytest.mark.parametrize("learner", [{"random_steps": 9}], indirect=True)
-def test_first_random_steps_then_the_policy_and_every_step_carries_the_weights_that_made_it(learner: Learner, tmp_path: Path):
+def test_first_random_steps_then_the_policy_and_every_step_carries_the_weights_that_made_it(
+    learner: Learner, tmp_path: Path
+):
     learner.publish(1)
     said: list[str] = []
     newest = [1]
@@ -169,13 +189,23 @@ def test_first_random_steps_then_the_policy_and_every_step_carries_the_weights_t
     assert acted.reason == "the run has ended" and acted.spooled == 0 and acted.steps == len(learner.log)
     sources, versions, actions = learner.column("source", "policy_version", "actions")
     assert sources.tolist() == [Source.RANDOM] * 9 + [Source.POLICY] * (len(sources) - 9)
-    assert versions[:9].tolist() == [-1] * 9 and sorted(set(versions[9:].tolist())) == [1, 2, 3, 4] and (np.diff(versions[9:]) >= 0).all()
+    assert (
+        versions[:9].tolist() == [-1] * 9
+        and sorted(set(versions[9:].tolist())) == [1, 2, 3, 4]
+        and (np.diff(versions[9:]) >= 0).all()
+    )
     np.testing.assert_allclose(actions[9:], np.repeat(np.tanh(versions[9:, None] / 10), 3, 1), atol=1e-4)
     assert np.abs(np.diff(actions[:9, 0])).min() > 0, "random ones differ"
     # what the environment got is what the log has, and it began in all states of `train` before any came again
     np.testing.assert_array_equal(np.array(Told.actions, np.float32), actions)
-    assert {split for split, _ in Told.starts} == {"train"} and sorted(state for _, state in Told.starts[:8]) == list(range(8))
-    assert learner.told[0] == {"actor": "actor-1"} and learner.told[-1]["bye"] and learner.told[-1]["steps"] == len(sources)
+    assert {split for split, _ in Told.starts} == {"train"} and sorted(state for _, state in Told.starts[:8]) == list(
+        range(8)
+    )
+    assert (
+        learner.told[0] == {"actor": "actor-1"}
+        and learner.told[-1]["bye"]
+        and learner.told[-1]["steps"] == len(sources)
+    )
     assert any(line.startswith("episode 1: 6 steps, no success, return 0; weights") for line in said)
 
 
@@ -195,12 +225,17 @@ def test_random_steps_leave_alone_what_the_policy_never_moves(learner: Learner, 
 def test_actor_without_weights_waits_and_gives_up(learner: Learner, tmp_path: Path):
     said: list[str] = []
     report = lambda phase, note="": said.append(f"{phase}: {note}")  # noqa: E731
-    with pytest.raises(DeadlineError, match=rf"no weights from 127.0.0.1:{learner.config.wire.broadcast_port} yet, after 0.3 s: look at"):
+    with pytest.raises(
+        DeadlineError,
+        match=rf"no weights from 127.0.0.1:{learner.config.wire.broadcast_port} yet, after 0.3 s: look at",
+    ):
         act(learner.config, tmp_path / "actor", report=report, learner_timeout_s=0.3)
     where = f"127.0.0.1:{learner.config.wire.broadcast_port}"
     assert not Told.actions and not Told.starts and said[-1] == f"episode 1: waiting: no weights from {where} yet"
     nobody = config()
-    with pytest.raises(DeadlineError, match=rf"at 127.0.0.1:{nobody.wire.port} yet \(nothing can be reached there .*\), after"):
+    with pytest.raises(
+        DeadlineError, match=rf"at 127.0.0.1:{nobody.wire.port} yet \(nothing can be reached there .*\), after"
+    ):
         act(nobody, tmp_path / "other", learner_timeout_s=0.1)
 
 
@@ -209,7 +244,8 @@ LOOKS = {"agent": AgentConfig(encoder=EncoderConfig(kind="small", features=4), h
 
 @pytest.mark.parametrize("learner", [LOOKS], indirect=True)
 @pytest.mark.parametrize(
-    ("own", "told", "computes"), [("auto", "bfloat16", "bfloat16"), ("float32", "bfloat16", "float32"), ("auto", "", "auto")]
+    ("own", "told", "computes"),
+    [("auto", "bfloat16", "bfloat16"), ("float32", "bfloat16", "float32"), ("auto", "", "auto")],
 )
 def test_actor_uses_the_precision_of_the_run_unless_its_own_is_set(
     learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, told: str, computes: str
@@ -258,7 +294,9 @@ def test_a_take_over_of_the_environments_own_counts_as_a_persons(learner: Learne
     np.testing.assert_allclose(actions[:6, 0], np.where(odd, 0.25, np.tanh(0.5)), atol=1e-4)
 
 
-@pytest.mark.parametrize("learner", [{"operator": f"{__name__}:Hand", "operator_options": {"lost": 3, "stop": 8}}], indirect=True)
+@pytest.mark.parametrize(
+    "learner", [{"operator": f"{__name__}:Hand", "operator_options": {"lost": 3, "stop": 8}}], indirect=True
+)
 def test_lost_contact_is_a_column_and_stop_ends_the_run(learner: Learner, tmp_path: Path):
     learner.publish(1)
     acted = acting(learner, tmp_path / "actor", lambda: False)
@@ -300,10 +338,16 @@ def test_a_simulation_does_not_outrun_the_learner_but_acts_on_when_that_is_gone(
     monkeypatch.setattr("hilt.hil.actor.ANSWER_S", 2.0)
     learner.publish(1)
     acted: list[Acted] = []
-    thread = threading.Thread(target=lambda: acted.append(acting(learner, tmp_path / "actor", lambda: len(Told.actions) >= 400)))
+    thread = threading.Thread(
+        target=lambda: acted.append(acting(learner, tmp_path / "actor", lambda: len(Told.actions) >= 400))
+    )
     thread.start()
-    learner.wait(lambda: learner.told and learner.told[-1].get("steps", 0) > 0 and len(learner.log) == len(Told.actions))
-    learner.wait(lambda: sum(set(told) == {"actor"} for told in learner.told) > 5)  # it waits now, and asks ten times a second
+    learner.wait(
+        lambda: learner.told and learner.told[-1].get("steps", 0) > 0 and len(learner.log) == len(Told.actions)
+    )
+    learner.wait(
+        lambda: sum(set(told) == {"actor"} for told in learner.told) > 5
+    )  # it waits now, and asks ten times a second
     stands = len(learner.log)
     assert 30 <= stands < 400
     learner.update = 60
@@ -341,7 +385,10 @@ class Silent(Toy):
 
 @pytest.mark.parametrize(
     ("learner", "words"),
-    [({"task": f"{__name__}:Silent", "task_options": {"ends": ends}}, words) for ends, words in ((False, "no"), (True, "yes"))],
+    [
+        ({"task": f"{__name__}:Silent", "task_options": {"ends": ends}}, words)
+        for ends, words in ((False, "no"), (True, "yes"))
+    ],
     indirect=["learner"],
 )
 def test_actor_reports_whether_success_is_known(learner: Learner, tmp_path: Path, words: str):
@@ -363,12 +410,16 @@ def test_a_spool_of_another_run_is_not_sent_into_this_one(learner: Learner, tmp_
     with_steps.insert({"actions": np.zeros(3)})
     with_steps.close()
     third = Learner(learner.config, tmp_path / "third", run="a third")
-    with pytest.raises(ConfigError, match=r"has 1 steps that the learner of another run has not got.* another folder with --spool"):
+    with pytest.raises(
+        ConfigError, match=r"has 1 steps that the learner of another run has not got.* another folder with --spool"
+    ):
         act(learner.config, tmp_path / "actor", learner_timeout_s=1)
     third.close()
 
 
-def test_a_learner_of_another_run_at_the_same_place_gets_nothing_of_an_actor_that_lives_on(learner: Learner, tmp_path: Path):
+def test_a_learner_of_another_run_at_the_same_place_gets_nothing_of_an_actor_that_lives_on(
+    learner: Learner, tmp_path: Path
+):
     learner.publish(1)
     other: list[Learner] = []
 
@@ -417,16 +468,22 @@ def test_with_keys_only_who_has_one_comes_in(tmp_path: Path):
 
 def test_settings_that_differ_are_refused_before_anything_moves(learner: Learner, tmp_path: Path):
     learner.config.agent.hidden = [16]
-    with pytest.raises(RefusedError, match=r"the settings differ: version is .*\[16\].* there and .*\[8\].* at the learner"):
+    with pytest.raises(
+        RefusedError, match=r"the settings differ: version is .*\[16\].* there and .*\[8\].* at the learner"
+    ):
         act(learner.config, tmp_path / "actor", learner_timeout_s=1)
     assert not Told.starts
 
 
-def test_steps_that_the_learner_refuses_are_an_error_with_its_reason(learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_steps_that_the_learner_refuses_are_an_error_with_its_reason(
+    learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     learner.publish(1)
     seen = {"state": {"left/point": np.zeros(3, np.float32)}, "images": {"front": np.zeros((8, 8, 3), np.uint8)}}
     monkeypatch.setattr(Told, "_seen", lambda self: seen)
-    with pytest.raises(RefusedError, match=r"the learner refuses this actor's steps: .*images/front.* Give both sides the same recipe"):
+    with pytest.raises(
+        RefusedError, match=r"the learner refuses this actor's steps: .*images/front.* Give both sides the same recipe"
+    ):
         acting(learner, tmp_path / "actor", lambda: False)
 
 
@@ -437,7 +494,9 @@ def test_actor_keeps_the_control_rate_and_reports_lateness(learner: Learner, tmp
     (times,) = learner.column("times")
     assert (times["observed"] <= times["sent"]).all() and (times["sent"] <= times["applied"]).all()
     assert np.median(np.diff(times["sent"])) > 0.015, "about 50 steps a second, where it could do hundreds"
-    assert learner.told[-1]["lateness_p99_ms"] >= learner.told[-1]["lateness_p50_ms"] >= 0 and "missed" in learner.told[-1]
+    assert (
+        learner.told[-1]["lateness_p99_ms"] >= learner.told[-1]["lateness_p50_ms"] >= 0 and "missed" in learner.told[-1]
+    )
 
 
 def test_an_environment_that_keeps_its_own_rate_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -450,7 +509,13 @@ def test_an_environment_that_keeps_its_own_rate_is_left_to_it(tmp_path: Path, mo
 
 @pytest.mark.parametrize(
     "learner",
-    [{"task": f"{__name__}:Flat", "task_options": {}, "agent": AgentConfig("single-arm-learned-gripper", EncoderConfig(kind="none"))}],
+    [
+        {
+            "task": f"{__name__}:Flat",
+            "task_options": {},
+            "agent": AgentConfig("single-arm-learned-gripper", EncoderConfig(kind="none")),
+        }
+    ],
     indirect=True,
 )
 def test_a_learned_gripper_needs_a_penalty(learner: Learner, tmp_path: Path):

@@ -42,7 +42,10 @@ SHOWN = {
     "lost_contact": "hil/test_contact.py::test_lost_contact_pause_stays_paused_and_stop_works",
     "lost_contact_seconds": "hil/test_contact.py::test_after_a_while_the_policy_goes_on",
     "actors": "hil/test_launch.py::test_the_commands_are_one_learner_and_the_actors_that_were_asked_for",
-    **{f"agent.{name}": "hil/test_make_agent.py::test_kind_and_options_name_another_agent" for name in ("kind", "options")},
+    **{
+        f"agent.{name}": "hil/test_make_agent.py::test_kind_and_options_name_another_agent"
+        for name in ("kind", "options")
+    },
     "algorithm_options": "hil/test_make_agent.py::test_another_algorithm_is_made_with_algorithm_options_and_kept_in_checkpoints",
     "agent.setup_mode": "policies/test_agent.py::test_actions_have_the_layout_of_the_setup_mode",
     **{f"agent.encoder.{name}": ENCODER for name in ("kind", "training", "features", "precision")},
@@ -59,20 +62,38 @@ SHOWN = {
     "agent.proprio_floor": "policies/test_agent.py::test_proprioception_is_normalized_by_the_demonstrations",
     "agent.hidden": BODY,
     "agent.activation": BODY,
-    **{f"agent.{name}": "policies/test_agent.py::test_agent_actor_initial_std" for name in ("actor_scale", "initial_std", "std_range")},
+    **{
+        f"agent.{name}": "policies/test_agent.py::test_agent_actor_initial_std"
+        for name in ("actor_scale", "initial_std", "std_range")
+    },
     "agent.proprio_width": "policies/test_agent.py::test_agent_actor_initial_std",
     "agent.device": "policies/test_agent.py::test_the_device_is_checked",
-    **{f"agent.rlpd.{name}": RLPD for name in ("discount", "tau", "critics", "subset", "learning_rate", "temperature", "target_entropy")},
-    **{f"agent.rlpd.{name}": RLPD for name in ("backup_entropy", "reward_bias", "target_range", "actor_q", "actor_average")},
-    **{f"agent.rlpd.{name}": RLPD for name in ("critic_warmup", "imitation_weight", "imitation_updates", "imitation_loss", "random_crop")},
+    **{
+        f"agent.rlpd.{name}": RLPD
+        for name in ("discount", "tau", "critics", "subset", "learning_rate", "temperature", "target_entropy")
+    },
+    **{
+        f"agent.rlpd.{name}": RLPD
+        for name in ("backup_entropy", "reward_bias", "target_range", "actor_q", "actor_average")
+    },
+    **{
+        f"agent.rlpd.{name}": RLPD
+        for name in ("critic_warmup", "imitation_weight", "imitation_updates", "imitation_loss", "random_crop")
+    },
     "agent.rlpd.grasp_margin": "policies/test_agent.py::test_the_margin_of_a_gripper_is_heeded",
     "agent.rlpd.feature_noise": "policies/test_agent.py::test_noise_on_features_and_nothing_else",
     "defaults": "hil/test_defaults.py::test_defaults_keep_given_settings_and_images_keep_all",
     "algorithm": "hil/test_learner.py::test_imitation_learns_from_what_it_should",
     "store": "compat/test_rollout_experience.py::test_the_same_episodes_give_the_same_batches_and_the_same_curve",
-    **{name: "hil/test_learner.py::test_the_seed_the_capacity_and_n_step_change_what_is_learned" for name in ("seed", "n_step")},
+    **{
+        name: "hil/test_learner.py::test_the_seed_the_capacity_and_n_step_change_what_is_learned"
+        for name in ("seed", "n_step")
+    },
     "replay_buffer_capacity": "hil/test_learner.py::test_the_seed_the_capacity_and_n_step_change_what_is_learned",
-    **{name: PERIODS for name in ("batch_size", "cta_ratio", "steps_per_update", "log_period", "checkpoint_period", "max_steps")},
+    **{
+        name: PERIODS
+        for name in ("batch_size", "cta_ratio", "steps_per_update", "log_period", "checkpoint_period", "max_steps")
+    },
     "update_to_data": "hil/test_learner.py::test_update_to_data_caps_and_waiting_is_measured",
     "max_ahead": "hil/test_actor.py::test_a_simulation_does_not_outrun_the_learner_but_acts_on_when_that_is_gone",
     "random_steps": "hil/test_actor.py::test_first_random_steps_then_the_policy_and_every_step_carries_the_weights_that_made_it",
@@ -113,10 +134,21 @@ IDLE: dict[str, tuple[dict[str, Any], str]] = {
     "wire.key_name=arm": ({}, "wire.keys=keys"),
     **{f"goal.{change}": ({}, "goal.success=0.9") for change in ("states=5", "period=5", "hold=3")},
     "agent.proprio_floor.state/q=0.1": ({}, "agent.normalize_proprio=true"),
-    **{f"{name}=3": ({"algorithm": "bc"}, "algorithm=rlpd") for name in ("n_step", "cta_ratio", "update_to_data", "training_starts")},
+    **{
+        f"{name}=3": ({"algorithm": "bc"}, "algorithm=rlpd")
+        for name in ("n_step", "cta_ratio", "update_to_data", "training_starts")
+    },
     **{
         f"agent.rlpd.{change}": ({"algorithm": "hg-dagger"}, "algorithm=rlpd")
-        for change in ("discount=0.5", "tau=0.5", "critics=3", "subset=1", "temperature=0.5", "target_entropy=-1", "backup_entropy=true")
+        for change in (
+            "discount=0.5",
+            "tau=0.5",
+            "critics=3",
+            "subset=1",
+            "temperature=0.5",
+            "target_entropy=-1",
+            "backup_entropy=true",
+        )
     },
     **{
         f"agent.rlpd.{change}": ({"algorithm": "bc"}, "algorithm=rlpd")
@@ -128,14 +160,22 @@ IDLE: dict[str, tuple[dict[str, Any], str]] = {
     "agent.rlpd.imitation_loss=mse": ({}, "agent.rlpd.critic_warmup=5"),
     "agent.rlpd.grasp_margin=0.5": ({"algorithm": "bc"}, "agent.setup_mode=single-arm-learned-gripper"),
     "agent.rlpd.random_crop=2": ({"agent": {"encoder": {"training": "frozen"}}}, "agent.encoder.training=critic"),
-    "agent.encoder.pretrain_predict_weight=2": ({"agent": {"encoder": {"pretrain_updates": 1}}}, "agent.encoder.pretrain_predict=state/q"),
+    "agent.encoder.pretrain_predict_weight=2": (
+        {"agent": {"encoder": {"pretrain_updates": 1}}},
+        "agent.encoder.pretrain_predict=state/q",
+    ),
     **{
         f"agent.encoder.{change}": ({}, "agent.encoder.pretrain_updates=5")
         for change in ("pretrain_batch=64", "pretrain_crop=1", "pretrain_learning_rate=0.1", "pretrain_predict=state/q")
     },
     **{
         change: ({"agent": {"encoder": {"kind": "none"}}}, "agent.encoder.kind=small")
-        for change in ("image_keys=[front]", "agent.encoder.training=head", "agent.encoder.features=8", "agent.encoder.precision=bfloat16")
+        for change in (
+            "image_keys=[front]",
+            "agent.encoder.training=head",
+            "agent.encoder.features=8",
+            "agent.encoder.precision=bfloat16",
+        )
     },
 }
 """An override, in which config it would change nothing, and another override with which it would"""
@@ -170,7 +210,13 @@ def test_a_grippers_margin_counts_in_imitation_only():
 @pytest.mark.parametrize("name", RECIPES)
 def test_no_recipe_has_an_idle_setting_whatever_is_switched_off(name: str):
     check(recipe(name))
-    for off in ("demonstrations=0", "operator=''", "agent.normalize_proprio=false", "agent.encoder.kind=none", "algorithm=bc"):
+    for off in (
+        "demonstrations=0",
+        "operator=''",
+        "agent.normalize_proprio=false",
+        "agent.encoder.kind=none",
+        "algorithm=bc",
+    ):
         check(override(recipe(name), off))
 
 

@@ -51,10 +51,14 @@ def test_the_actor_makes_no_steps_until_contact_is_back(learner: test_actor.Lear
     said: list[str] = []
     acting(learner, tmp_path / "actor", lambda: len(learner.log) >= 9, said=said)
     lost, source = learner.column("lost", "source")
-    assert lost[:9].tolist() == [False, False, True, True] + [False] * 5, "the one in which it was found, and the first one after"
+    assert lost[:9].tolist() == [False, False, True, True] + [False] * 5, (
+        "the one in which it was found, and the first one after"
+    )
     assert (source == Source.HUMAN).all()
     told = [line for line in said if line.startswith(contact.CONTACT)]
-    assert "the run is paused, and after 30 s the policy goes on. To take over again, open http://127.0.0.1:1/" in told[0]
+    assert (
+        "the run is paused, and after 30 s the policy goes on. To take over again, open http://127.0.0.1:1/" in told[0]
+    )
     assert "is back" in told[1] and len(told) == 2
     assert max(stats.get("contact_losses", 0) for stats in learner.told) == 1
 
@@ -76,7 +80,9 @@ def test_lost_contact_pause_stays_paused_and_stop_works(learner: test_actor.Lear
     said: list[str] = []
     assert acting(learner, tmp_path / "actor", lambda: False, said=said).reason == "stop was pressed"
     assert len(learner.log) == 4
-    assert next(line for line in said if line.startswith(contact.CONTACT)).endswith("paused. To take over again, open http://127.0.0.1:1/")
+    assert next(line for line in said if line.startswith(contact.CONTACT)).endswith(
+        "paused. To take over again, open http://127.0.0.1:1/"
+    )
 
 
 def test_the_learner_pauses_its_clock_and_its_updates(memory_path: Path):

@@ -54,8 +54,12 @@ def record_until_killed(pipe: Connection, folder: Path, stop_at: int) -> None:
         raise
 
 
-def test_killed_before_every_system_call(memory_path: Path, counted: Callable[[str], None], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(writers, "_context", multiprocessing.get_context("fork"))  # all is imported here: a child starts in milliseconds
+def test_killed_before_every_system_call(
+    memory_path: Path, counted: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(
+        writers, "_context", multiprocessing.get_context("fork")
+    )  # all is imported here: a child starts in milliseconds
     places: Counter[str] = Counter()
     before: Counter[str] = Counter()
     kept = 0
@@ -81,9 +85,13 @@ def test_killed_before_every_system_call(memory_path: Path, counted: Callable[[s
     assert kind == "done" and not places
     for number in some_of([call.rsplit(" ", 1)[0] for call in calls], 30):
         session(number + 1)
-    assert set(before) == {"with 0 kept", "with 1 kept", "with 2 kept"}, "the last ones while the log is closed, which writes its proof"
+    assert set(before) == {"with 0 kept", "with 1 kept", "with 2 kept"}, (
+        "the last ones while the log is closed, which writes its proof"
+    )
     assert places["write"] and places["sync"] and places["rename"]
-    counted(f"{sum(places.values())} kills before {len(calls)} calls: {dict(places)}; {dict(before)}; {kept} episodes promised, 0 lost")
+    counted(
+        f"{sum(places.values())} kills before {len(calls)} calls: {dict(places)}; {dict(before)}; {kept} episodes promised, 0 lost"
+    )
 
 
 def check(folder: Path, promised: dict[int, int]) -> None:

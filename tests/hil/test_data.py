@@ -34,7 +34,9 @@ def agent_for(settings: Any, images: bool = False) -> Agent:
 def experience_for(run: Path, images: bool = False, said: list[str] | None = None, **changes: Any) -> Experience:
     settings = config(**changes)
     run.mkdir(exist_ok=True)
-    return Experience(run, settings, spaces(images), agent_for(settings, images), (said if said is not None else []).append)
+    return Experience(
+        run, settings, spaces(images), agent_for(settings, images), (said if said is not None else []).append
+    )
 
 
 @pytest.fixture
@@ -63,7 +65,9 @@ def test_a_grippers_penalty_is_summed_over_the_same_steps_as_the_reward(memory_p
     costs, discount = {}, experience._config.agent.rlpd.discount
     for number in (0, 1):
         with experience.log.episode(actor="toy", boot="1", store="actor_env") as running:
-            steps = [{**step, "grasp_penalty": np.float32(-1 - t)} for t, step in enumerate(episode(number, images=frozen))]
+            steps = [
+                {**step, "grasp_penalty": np.float32(-1 - t)} for t, step in enumerate(episode(number, images=frozen))
+            ]
             for t, step in enumerate(steps):
                 running.append(step)
                 costs[step["actions"].tobytes()] = [-1.0 - later for later in range(t, 5)][:3]
@@ -99,12 +103,16 @@ def test_every_batch_is_half_and_half_by_exact_count(filled: Experience, batch_s
         assert batch["demo"].tolist() == [False] * online + [True] * (batch_size - online)
         assert all(point in steps for point in points[:online])  # all of the log is online, what a person did too
         for point, source in zip(points[online:], batch["source"][online:], strict=True):
-            assert (point in shown and source == 2) or (steps[point]["source"] == 1 and not steps[point]["lost"] and source == 1)
+            assert (point in shown and source == 2) or (
+                steps[point]["source"] == 1 and not steps[point]["lost"] and source == 1
+            )
             drawn["human" if source == 1 else "demo"] += 1
         drawn["human online"] += int((batch["source"][:online] == 1).sum())
         drawn["lost online"] += sum(bool(steps[point]["lost"]) for point in points[:online])
     share = drawn["human"] / (drawn["human"] + drawn["demo"])
-    assert abs(share - 6 / 26) < 0.04  # six steps that a person did, twenty that were shown: each as likely as any other
+    assert (
+        abs(share - 6 / 26) < 0.04
+    )  # six steps that a person did, twenty that were shown: each as likely as any other
     assert drawn["human online"] and drawn["lost online"]
     assert filled.counts() == {"log_steps": 30, "demo_steps": 26, "human_steps": 6}
 
@@ -152,7 +160,9 @@ def test_batches_made_ahead_are_those_of_one_after_the_other(memory_path: Path, 
     again.load_state(state)
     assert same(again.next_batch(16, "both", frozen), plain.sample(16, "both", frozen))
     with pytest.raises(EmptyError, match="there are no demonstrations or take-overs"):
-        experience_for(memory_path / "empty", frozen, **({"agent": changes["agent"]} if frozen else {})).next_batch(4, "demo")
+        experience_for(memory_path / "empty", frozen, **({"agent": changes["agent"]} if frozen else {})).next_batch(
+            4, "demo"
+        )
     assert same(again.next_batch(16, "both", frozen), plain.sample(16, "both", frozen))
     again.close()
     plain.close()
@@ -163,18 +173,24 @@ def test_rewards_of_n_steps_masks_and_where_they_end(memory_path: Path, n: int):
     experience = experience_for(memory_path / "run", n_step=n)
     fill(experience.log, range(4))
     running = experience.log.episode(actor="toy", boot="1", store="actor_env")
-    for step in itertools.islice(episode(4), 2):  # one that goes on: what is there of it bootstraps from where it stands
+    for step in itertools.islice(
+        episode(4), 2
+    ):  # one that goes on: what is there of it bootstraps from where it stands
         running.append(step)
     batch, discount = experience.sample(200), 0.97
     steps = {point: (number, t) for number in range(5) for t, point in enumerate(known(number))}
-    assert {steps[point] for point in identity(batch)} == {(number, t) for number in range(5) for t in range(2 if number == 4 else 5)}
+    assert {steps[point] for point in identity(batch)} == {
+        (number, t) for number in range(5) for t in range(2 if number == 4 else 5)
+    }
     for i, point in enumerate(identity(batch)):
         number, t = steps[point]
         whole = list(episode(number))[: 2 if number == 4 else 5]
         k = min(n, len(whole) - t)
         last = whole[t + k - 1]
         assert batch["rewards"][i] == np.float32(sum(discount**j * float(whole[t + j]["rewards"]) for j in range(k)))
-        assert batch["n_steps"][i] == k and batch["masks"][i] == (0.0 if last["terminated"] else 1.0)  # a time limit bootstraps
+        assert batch["n_steps"][i] == k and batch["masks"][i] == (
+            0.0 if last["terminated"] else 1.0
+        )  # a time limit bootstraps
         assert (batch["next_observations"]["state"]["point"][i] == last["next_observations"]["state"]["point"]).all()
     assert set(batch["masks"]) == {0.0, 1.0} and batch["masks"].dtype == np.float32
     experience.close()
@@ -183,7 +199,9 @@ def test_rewards_of_n_steps_masks_and_where_they_end(memory_path: Path, n: int):
 def test_states_are_made_once_for_each_frame_and_forgotten_with_it(memory_path: Path):
     shown = demonstrations(memory_path / "shown", range(50, 52), images=True)
     encoder = {"agent": {"encoder": IMAGES}}
-    experience = experience_for(memory_path / "run", True, demo_path=[str(shown)], replay_buffer_capacity=30, n_step=2, **encoder)
+    experience = experience_for(
+        memory_path / "run", True, demo_path=[str(shown)], replay_buffer_capacity=30, n_step=2, **encoder
+    )
     frames, made = 0, experience._agent.states
 
     def counted(seen: Any) -> Any:
@@ -204,7 +222,11 @@ def test_states_are_made_once_for_each_frame_and_forgotten_with_it(memory_path: 
     plain = experience.sample(32, images=True)
     for which in ("observations", "next_observations"):
         assert plain[which]["images"]["front"].shape == (32, 32, 32, 3)
-    lookup = {tuple(step["observations"]["state"]["point"]): step for number in range(3) for step in episode(number, images=True)}
+    lookup = {
+        tuple(step["observations"]["state"]["point"]): step
+        for number in range(3)
+        for step in episode(number, images=True)
+    }
     for i in np.flatnonzero(~batch["demo"]):
         z = batch["observations"]["z"][i]  # four features, then the point
         assert (z == state(lookup[tuple(z[4:])]["observations"])).all()
@@ -212,7 +234,11 @@ def test_states_are_made_once_for_each_frame_and_forgotten_with_it(memory_path: 
     batch = experience.sample(64)
     assert len(experience._kept["log"]) == len(experience.log) <= 30
     assert len(experience._kept["log"].table.before) <= 2 * 30
-    last = {tuple(s["next_observations"]["state"]["point"]): s for number in range(14, 20) for s in episode(number, images=True)}
+    last = {
+        tuple(s["next_observations"]["state"]["point"]): s
+        for number in range(14, 20)
+        for s in episode(number, images=True)
+    }
     for i in np.flatnonzero(~batch["demo"]):
         z = batch["next_observations"]["z"][i]
         assert (z == state(last[tuple(z[4:])]["next_observations"])).all()
@@ -242,7 +268,11 @@ def transitions(number: int, **options: Any) -> list[dict[str, Any]]:
     """An episode as HIL-SERL pickles it."""
     keep = ("observations", "actions", "rewards", "next_observations")
     return [
-        {**{name: step[name] for name in keep}, "masks": 1.0 - step["terminated"], "dones": bool(step["terminated"] or step["truncated"])}
+        {
+            **{name: step[name] for name in keep},
+            "masks": 1.0 - step["terminated"],
+            "dones": bool(step["terminated"] or step["truncated"]),
+        }
         for step in episode(number, **options)
     ]
 
@@ -259,25 +289,35 @@ def test_demonstrations_in_any_format_once(memory_path: Path):
     pickled(memory_path / "pkl" / "a_1_demos_now.pkl", transitions(0) + transitions(2))
     pickled(memory_path / "pkl" / "b_1_demos_now.pkl", transitions(4))
     said: list[str] = []
-    paths = [str(shown.parent), str(memory_path / "pkl" / "*.pkl"), f"{memory_path}/pkl/../pkl/a_1_demos_now.pkl"]  # one of them twice
+    paths = [
+        str(shown.parent),
+        str(memory_path / "pkl" / "*.pkl"),
+        f"{memory_path}/pkl/../pkl/a_1_demos_now.pkl",
+    ]  # one of them twice
     experience = experience_for(memory_path / "run", said=said, demo_path=paths)
     assert len(experience.demos) == 10 + 15
     columns = experience.demos.read(experience.demos.all().keys())
-    assert columns["succeed"].sum() == 2 and not columns["lost"].any() and set(columns["source"]) == {2}  # two said so in their facts
+    assert (
+        columns["succeed"].sum() == 2 and not columns["lost"].any() and set(columns["source"]) == {2}
+    )  # two said so in their facts
     assert [line.split()[0] for line in said if "imported" in line] == ["10", "10", "5"]
     experience.close()
     shutil.rmtree(memory_path / "pkl")
     again = experience_for(memory_path / "run", said=said, demo_path=paths)
     assert len(again.demos) == 25 and sum("imported" in line for line in said) == 3
     again.close()
-    with pytest.raises(ConfigError, match=r"demo_path was .* when .*run began, and is nothing now; it is imported once"):
+    with pytest.raises(
+        ConfigError, match=r"demo_path was .* when .*run began, and is nothing now; it is imported once"
+    ):
         experience_for(memory_path / "run")
 
 
 def test_experience_imports_both_buffers_of_hil_serl(memory_path: Path):
     folder = memory_path / "checkpoint"
     pickled(folder / "buffer" / "transitions_10.pkl", transitions(0) + transitions(1))
-    pickled(folder / "demo_buffer" / "transitions_10.pkl", transitions(0)[1:3] + transitions(8))  # two of them are among the actor's
+    pickled(
+        folder / "demo_buffer" / "transitions_10.pkl", transitions(0)[1:3] + transitions(8)
+    )  # two of them are among the actor's
     said: list[str] = []
     experience = experience_for(memory_path / "run", said=said, checkpoint_path=str(folder))
     assert experience.counts() == {"log_steps": 10, "demo_steps": 7, "human_steps": 2} and len(experience.demos) == 5
@@ -306,7 +346,9 @@ def killed_at_its_third_episode(run: Path, shown: Path) -> None:
 
 def test_an_import_that_was_killed_is_made_again_as_a_whole(memory_path: Path):
     shown = demonstrations(memory_path / "shown", range(50, 54))
-    child = multiprocessing.get_context("fork").Process(target=killed_at_its_third_episode, args=(memory_path / "run", shown))
+    child = multiprocessing.get_context("fork").Process(
+        target=killed_at_its_third_episode, args=(memory_path / "run", shown)
+    )
     child.start()
     child.join(60)
     assert child.exitcode == -signal.SIGKILL and not (memory_path / "run" / "demos").exists()
@@ -319,7 +361,9 @@ def test_experience_refuses_what_does_not_fit(memory_path: Path):
     with pytest.raises(StorageError, match=r"demo_path has .*nothing.*pkl, and there is no such file"):
         experience_for(memory_path / "a", demo_path=[str(memory_path / "nothing*.pkl")])
     wide = pickled(memory_path / "wide.pkl", [{**row, "actions": np.zeros(3, np.float32)} for row in transitions(0)])
-    with pytest.raises(SchemaError, match=r"wide.pkl: actions is float32 \(3,\), and this run's task has float32 \(2,\)"):
+    with pytest.raises(
+        SchemaError, match=r"wide.pkl: actions is float32 \(3,\), and this run's task has float32 \(2,\)"
+    ):
         experience_for(memory_path / "b", demo_path=[str(wide)])
     lacking = pickled(memory_path / "lacking.pkl", transitions(0))
     with pytest.raises(SchemaError, match=r"lacking.pkl has no observations/images/front, which this run's task has"):
@@ -357,11 +401,21 @@ def test_experience_reports_an_episode_cut_by_a_restart_once(memory_path: Path):
         "lost_steps": 0,
         "actor": "a",
     }
-    cut = {"rewards": np.ones(2), "terminated": np.zeros(2), **{name: np.zeros(2) for name in ("lost", "succeed", "source")}}
-    facts = episode_figures({**cut, "times/observed": np.arange(2), "times/applied": np.arange(2)}, Rlpd(discount=0.5, reward_bias=1.0))
-    assert (facts["return"], facts["return_to_go"], facts["cut_share"]) == (2.0, 2.5, 0.375), "(2 + 3) / 2, and (0.5 + 0.25) / 2"
+    cut = {
+        "rewards": np.ones(2),
+        "terminated": np.zeros(2),
+        **{name: np.zeros(2) for name in ("lost", "succeed", "source")},
+    }
+    facts = episode_figures(
+        {**cut, "times/observed": np.arange(2), "times/applied": np.arange(2)}, Rlpd(discount=0.5, reward_bias=1.0)
+    )
+    assert (facts["return"], facts["return_to_go"], facts["cut_share"]) == (2.0, 2.5, 0.375), (
+        "(2 + 3) / 2, and (0.5 + 0.25) / 2"
+    )
     assert list(experience.finished()) == []
-    assert experience._episodes._figures(running.trajectory, [running.trajectory + 7])["length"] == 2  # the part before it was evicted
+    assert (
+        experience._episodes._figures(running.trajectory, [running.trajectory + 7])["length"] == 2
+    )  # the part before it was evicted
     experience.reported([running.trajectory])
     experience.close()
     again = experience_for(memory_path / "run")
@@ -372,7 +426,11 @@ def test_experience_reports_an_episode_cut_by_a_restart_once(memory_path: Path):
 
 def test_experience_foresight():
     gripper = [0.2, 0.9, 0.1, -0.7, -1.0, 0.0, 1.0, 0.6]  # open at first; closed from 3 on, opened at 6
-    columns = {"actions": np.zeros((8, 7)), "observations/p": np.arange(8.0)[:, None], "next_observations/p": np.arange(1, 9.0)[:, None]}
+    columns = {
+        "actions": np.zeros((8, 7)),
+        "observations/p": np.arange(8.0)[:, None],
+        "next_observations/p": np.arange(1, 9.0)[:, None],
+    }
     columns["actions"][:, 6] = gripper
     foresight = Foresight("p")
     foresight.add(range(8), columns)
@@ -383,6 +441,9 @@ def test_experience_foresight():
 def test_columns_are_those_of_a_recording_and_what_a_run_knows_besides():
     from hilt.hil.data import columns_for
 
-    base, learned = columns_for(config(), spaces()), columns_for(config(agent={"setup_mode": "dual-arm-learned-gripper"}), spaces())
+    base, learned = (
+        columns_for(config(), spaces()),
+        columns_for(config(agent={"setup_mode": "dual-arm-learned-gripper"}), spaces()),
+    )
     assert set(flatten(base)) - set(flatten(columns_of(spaces()))) == {"succeed", "lost"}
     assert set(learned) - set(base) == {"grasp_penalty"}

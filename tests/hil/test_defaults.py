@@ -33,18 +33,28 @@ def test_a_policy_that_sees_numbers_alone_has_no_image_machinery_and_imitates_fi
     config, choice = choose(**SHOWS)
     assert choice.changed == {**STATE, **SHOWN, "max_ahead": SIMULATED_AHEAD} and config.defaults == "state"
     assert config.agent.encoder.kind == "none" and config.agent.encoder.pretrain_updates == 1_000 and config.n_step == 3
-    assert str(choice).startswith("state only: the policy sees 13 numbers and no images: agent.encoder.kind=none, agent.proprio_width=0")
+    assert str(choice).startswith(
+        "state only: the policy sees 13 numbers and no images: agent.encoder.kind=none, agent.proprio_width=0"
+    )
     bare, choice = choose()
-    assert choice.changed == {**STATE, "max_ahead": SIMULATED_AHEAD} and not bare.agent.normalize_proprio, "there is nothing to imitate"
+    assert choice.changed == {**STATE, "max_ahead": SIMULATED_AHEAD} and not bare.agent.normalize_proprio, (
+        "there is nothing to imitate"
+    )
 
 
 def test_defaults_keep_given_settings_and_images_keep_all():
     config, choice = choose(**SHOWS, cta_ratio=3, agent={"rlpd": {"tau": 0.02}})
-    assert (config.cta_ratio, config.agent.rlpd.tau) == (3, 0.02) and not {"cta_ratio", "agent.rlpd.tau"} & choice.changed.keys()
+    assert (config.cta_ratio, config.agent.rlpd.tau) == (3, 0.02) and not {
+        "cta_ratio",
+        "agent.rlpd.tau",
+    } & choice.changed.keys()
     for seen, settings in ((PICTURES, {}), (NUMBERS, {"defaults": "images"})):
         config, choice = choose(seen, **SHOWS, **settings)
         assert choice.changed == {} and config == build(Hil(), SHOWS, {"defaults": "images"})
-    for settings in ({"defaults": "state"}, {"agent": {"encoder": {"kind": "none"}}}):  # it has images, and looks at none
+    for settings in (
+        {"defaults": "state"},
+        {"agent": {"encoder": {"kind": "none"}}},
+    ):  # it has images, and looks at none
         assert choose(PICTURES, **SHOWS, **settings)[0].agent.encoder.kind == "none"
     with pytest.raises(UnknownNameError, match="no defaults named 'pixels'"):
         check(Hil(defaults="pixels"))
@@ -61,11 +71,18 @@ def test_defaults_keep_settings_given_with_the_default_value(how: str, tmp_path:
     (tmp_path / "mine.yaml").write_text(FILE)
     base = build(Hil(), SHOWS, *{"mapping": [PLAIN], "file": [tmp_path / "mine.yaml"], "words": WORDS}[how])
     monkeypatch.setattr(train, "_taken", lambda host, port: True)
-    for config in (base, build(base, "seed=3"), override(base, "seed=3"), own_ports(base)):  # it stays so whoever changes something else
+    for config in (
+        base,
+        build(base, "seed=3"),
+        override(base, "seed=3"),
+        own_ports(base),
+    ):  # it stays so whoever changes something else
         config, choice = chosen(config, Spaces(NUMBERS, Box(-1, 1, (4,), np.float32), False))
         assert (config.n_step, config.batch_size, config.cta_ratio, config.max_ahead) == (1, 256, 2, 0)
         assert config.agent.rlpd.learning_rate == 3e-4 and config.agent.rlpd.tau == SHOWN["agent.rlpd.tau"]
-        assert not {"n_step", "batch_size", "cta_ratio", "max_ahead", "agent.rlpd.learning_rate"} & choice.changed.keys()
+        assert (
+            not {"n_step", "batch_size", "cta_ratio", "max_ahead", "agent.rlpd.learning_rate"} & choice.changed.keys()
+        )
 
 
 @pytest.mark.parametrize(
@@ -88,9 +105,17 @@ def test_the_choice_is_recorded_and_frozen_with_the_run(tmp_path: Path):
     own = {"task": "Pendulum-v1", "steps_per_update": Hil().steps_per_update, "wire": {"port": 0, "broadcast_port": 0}}
     config = begin_run(run, "mine", build(Hil(), own))
     card = read_json(run / "run.json")
-    assert card["defaults"] == "state" and card["defaults_changed"]["cta_ratio"] == 1 and card["defaults_why"].startswith("state only")
-    assert lines(run)[0].startswith("state only: the policy sees 3 numbers") and thaw(Hil, run / "config.yaml") == config
-    assert config.steps_per_update == Hil().steps_per_update and "steps_per_update" not in card["defaults_changed"], "it was given"
+    assert (
+        card["defaults"] == "state"
+        and card["defaults_changed"]["cta_ratio"] == 1
+        and card["defaults_why"].startswith("state only")
+    )
+    assert (
+        lines(run)[0].startswith("state only: the policy sees 3 numbers") and thaw(Hil, run / "config.yaml") == config
+    )
+    assert config.steps_per_update == Hil().steps_per_update and "steps_per_update" not in card["defaults_changed"], (
+        "it was given"
+    )
     assert resume_run(run, "", []) == config
     assert resume_run(run, "", ["max_ahead=0"]).max_ahead == 0, "it is chosen once"
     text = (run / "config.yaml").read_text()

@@ -44,15 +44,24 @@ def step(config: Hil, action: Any, operator: bool = True) -> dict[str, Any]:
 
 def test_environment_without_an_operator_reports_executed_actions():
     info = step(Hil(task=TOY), np.full(3, 2.0))
-    assert info["source"] == Source.POLICY and info["executed_action"].tolist() == [1, 1, 1] and "intervene_action" not in info
-    assert "executed_action" not in step(Hil(task=TOY, operator="script"), np.ones(3), operator=False)  # an evaluation: nobody could
+    assert (
+        info["source"] == Source.POLICY
+        and info["executed_action"].tolist() == [1, 1, 1]
+        and "intervene_action" not in info
+    )
+    assert "executed_action" not in step(
+        Hil(task=TOY, operator="script"), np.ones(3), operator=False
+    )  # an evaluation: nobody could
 
 
 def test_an_operator_takes_over_with_the_options_of_the_device_and_of_the_take_over():
     device = f"{__name__}:Closes"
     info = step(Hil(task=TOY, operator=device, operator_options={"number": 7, "action_indices": [1]}), np.zeros(3))
     assert info["source"] == Source.HUMAN and info["executed_action"].tolist() == [0, 1, 0] and Closes.closed
-    assert step(Hil(task=TOY, operator=device, operator_options={"mode": "toggle"}), np.zeros(3))["source"] == Source.POLICY
+    assert (
+        step(Hil(task=TOY, operator=device, operator_options={"mode": "toggle"}), np.zeros(3))["source"]
+        == Source.POLICY
+    )
     some = Hil(task=TOY, operator=device, agent=AgentConfig(action_indices=[0, 2]))
     assert step(some, np.zeros(3))["executed_action"].tolist() == [1, 0, 1], "nobody moves what the policy cannot move"
     Closes.closed = False
@@ -78,7 +87,12 @@ def test_limits_observations_and_the_grippers_penalty():
     assert results[0][4]["grasp_penalty"] == -0.02, "an open gripper was told to close"
     assert "grasp_penalty" not in step(Hil(**REACH), close)
     hil_serl = spaces(Hil(task="tabletop/reach", task_options={"image_size": 16}, observations="hil-serl"))
-    assert hil_serl.observation_space["state"].shape == (1, 19) and hil_serl.observation_space["front"].shape == (1, 16, 16, 3)
+    assert hil_serl.observation_space["state"].shape == (1, 19) and hil_serl.observation_space["front"].shape == (
+        1,
+        16,
+        16,
+        3,
+    )
     assert isinstance(spaces(Hil(**REACH)).observation_space["state"], gym.Dict)
     with pytest.raises(UnknownNameError, match="no kind of observations named 'hilserl'; did you mean 'hil-serl'"):
         check(Hil(observations="hilserl"))
@@ -111,7 +125,11 @@ def test_an_environment_of_gymnasiums_is_taken_as_it_is():
     check_fit(Hil(task="Pendulum-v1"))
     pictures = {"task": f"{__name__}:Pictures", "max_traj_length": 5}
     with make_env(Hil(**pictures, task_options={"low": 0.0}), True) as env:
-        assert env.reset(options=START)[0]["images"]["front"].shape == env.observation_space["images"]["front"].shape == (8, 8, 3)
+        assert (
+            env.reset(options=START)[0]["images"]["front"].shape
+            == env.observation_space["images"]["front"].shape
+            == (8, 8, 3)
+        )
         env.step(np.float32([-1, 1]))
         assert env.unwrapped.given[0].tolist() == [0, 1]
     for settings, words in (
@@ -126,7 +144,9 @@ def test_an_environment_of_gymnasiums_is_taken_as_it_is():
 def test_a_classifier_gives_the_reward_and_the_learner_does_not_need_it(monkeypatch: pytest.MonkeyPatch):
     reward = pytest.importorskip("hilt.classifier.reward")
     asked: list[Any] = []
-    monkeypatch.setattr(reward, "reward_function", lambda folder, space: asked.append((folder, space)) or (lambda seen: 1.0))
+    monkeypatch.setattr(
+        reward, "reward_function", lambda folder, space: asked.append((folder, space)) or (lambda seen: 1.0)
+    )
     with make_env(Hil(task=TOY, classifier="a/folder"), True) as env:
         env.reset(seed=0, options=START)
         _, given, terminated, _, info = env.step(np.zeros(3))
@@ -137,12 +157,16 @@ def test_a_classifier_gives_the_reward_and_the_learner_does_not_need_it(monkeypa
 
 
 def test_spaces_connects_to_nothing():
-    robot = spaces(Hil(task="robot/127.0.0.1:9", task_options={"cameras": ["front"]}, operator="browser"))  # nobody is there
+    robot = spaces(
+        Hil(task="robot/127.0.0.1:9", task_options={"cameras": ["front"]}, operator="browser")
+    )  # nobody is there
     assert robot.action_space.shape == (7,)
 
 
 def test_the_wires_settings():
-    here, there = (trainer_config(Hil(wire=Wire(port=7001, broadcast_port=7002)), learner=learner) for learner in (True, False))
+    here, there = (
+        trainer_config(Hil(wire=Wire(port=7001, broadcast_port=7002)), learner=learner) for learner in (True, False)
+    )
     assert (here.port_number, here.broadcast_port, here.bind_ip, here.keys) == (7001, 7002, "127.0.0.1", None)
     assert here.agreement() == there.agreement() and there.bind_ip is None
     other = trainer_config(Hil(agent=AgentConfig(hidden=[64])), learner=False)
@@ -150,5 +174,7 @@ def test_the_wires_settings():
     keys = Hil(wire=Wire(host="learner.lan", keys="keys", key_name="arm"))
     assert trainer_config(keys, learner=True).bind_ip is None and trainer_config(keys, learner=True).key_name is None
     assert trainer_config(keys, learner=False).key_name == "arm" and trainer_config(keys, learner=False).keys == "keys"
-    assert trainer_config(Hil(wire=Wire(host="192.168.1.5")), learner=True).bind_ip == "192.168.1.5"  # which the wire refuses without keys
+    assert (
+        trainer_config(Hil(wire=Wire(host="192.168.1.5")), learner=True).bind_ip == "192.168.1.5"
+    )  # which the wire refuses without keys
     assert workplace.NullDevice().read().engaged is False

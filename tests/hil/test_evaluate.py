@@ -42,7 +42,9 @@ def told(done: EvaluationResult) -> list[tuple[int, bool, int, float]]:
 
 def test_wilsons_interval():
     assert wilson(95, 100) == pytest.approx((0.88825, 0.97846), abs=1e-5)
-    assert wilson(0, 10) == pytest.approx((0.0, 0.27753), abs=1e-5) and wilson(10, 10) == pytest.approx((0.72247, 1.0), abs=1e-5)
+    assert wilson(0, 10) == pytest.approx((0.0, 0.27753), abs=1e-5) and wilson(10, 10) == pytest.approx(
+        (0.72247, 1.0), abs=1e-5
+    )
     with pytest.raises(ConfigError, match="3 successes of 2 episodes"):
         wilson(3, 2)
     with pytest.raises(ConfigError, match="0 successes of 0 episodes: expected at least one episode"):
@@ -59,9 +61,21 @@ def test_wilsons_interval_is_scipys(given: tuple[int, int]):
 
 def test_every_state_is_tried_once_and_counted():
     done = evaluate(config(), Walker())
-    assert told(done) == [(0, True, 1, 1), (1, True, 2, 1), (2, True, 3, 1), (3, True, 4, 1), (4, False, 4, 0), (5, False, 4, 0)]
+    assert told(done) == [
+        (0, True, 1, 1),
+        (1, True, 2, 1),
+        (2, True, 3, 1),
+        (3, True, 4, 1),
+        (4, False, 4, 0),
+        (5, False, 4, 0),
+    ]
     result = done.to_json()
-    assert (result["successes"], result["episodes"], result["steps_per_success"], result["length"]) == (4, STATES, 2.5, 3.0)
+    assert (result["successes"], result["episodes"], result["steps_per_success"], result["length"]) == (
+        4,
+        STATES,
+        2.5,
+        3.0,
+    )
     assert result["success"] == result["return"] == 4 / 6 and (result["low"], result["high"]) == wilson(4, 6)
     assert evaluate(config(limit=1), Walker(), states=[5]).to_json()["steps_per_success"] is None
 
@@ -72,7 +86,9 @@ def test_evaluate_selects_states():
     assert [one[0] for one in told(evaluate(config(), Walker(), states=[4, 1]))] == [4, 1]
     again = evaluate(config(), Walker(), "train", episodes=4)
     assert len({one.seed for one in again.outcomes}) == 4, "a state that comes again is another episode"
-    assert {one.seed for one in evaluate(config(), Walker(), seed=1).outcomes}.isdisjoint(one.seed for one in again.outcomes)
+    assert {one.seed for one in evaluate(config(), Walker(), seed=1).outcomes}.isdisjoint(
+        one.seed for one in again.outcomes
+    )
 
 
 def test_the_likeliest_action_unless_it_is_to_be_drawn():
@@ -89,11 +105,15 @@ def test_an_environment_that_fails_costs_one_episode(tmp_path: Path):
     assert [one.state for one in done.errors] == [3], "from state 0 there is no second step"
     assert (done.successes, len(done.outcomes)) == (3, STATES) and done.to_json()["errors"] == 1
     with Log.open(done.folder / "log", "r") as log:
-        assert log.facts.about(3)["error"] == "RuntimeError: the arm fell off" and log.facts.about(3)["success"] is False
+        assert (
+            log.facts.about(3)["error"] == "RuntimeError: the arm fell off" and log.facts.about(3)["success"] is False
+        )
 
 
 def test_evaluate_refuses_take_overs():
-    with pytest.raises(ConfigError, match=r"a person acted in an evaluation\. Evaluate without the wrapper through which they do"):
+    with pytest.raises(
+        ConfigError, match=r"a person acted in an evaluation\. Evaluate without the wrapper through which they do"
+    ):
         evaluate(config(person=True), Walker())
     settings = replace(config(), operator="no such device")
     assert evaluate(settings, Walker()).successes == 4, "an operator that the settings name is not even opened"
@@ -101,18 +121,26 @@ def test_evaluate_refuses_take_overs():
 
 def test_evaluate_a_task_without_success():
     done = evaluate(config(silent=True), Walker())
-    assert [one[1] for one in told(done)] == [None] * STATES and done.success is done.interval is done.steps_per_success is None
+    assert [one[1] for one in told(done)] == [
+        None
+    ] * STATES and done.success is done.interval is done.steps_per_success is None
     result = done.to_json()
-    assert [result[name] for name in ("success", "low", "high", "successes")] == [None, None, None, 0] and result["return"] > 0
+    assert [result[name] for name in ("success", "low", "high", "successes")] == [None, None, None, 0] and result[
+        "return"
+    ] > 0
     some = replace(done, outcomes=[replace(done.outcomes[0], success=True), *done.outcomes[1:]])
     assert some.success == 1 / STATES, "one that tells it only when it is so has told it of all"
     lost = replace(done, outcomes=[replace(done.outcomes[0], success=False, error="it fell")])
     assert lost.success is None, "an episode that was lost tells nothing"
 
 
-def test_a_classifier_that_is_wrong_is_not_measured_in_place_of_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_classifier_that_is_wrong_is_not_measured_in_place_of_the_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """It calls the second place a success, wherever the goal is. The walker of state n succeeds at place n + 1, within four steps."""
-    monkeypatch.setattr("hilt.classifier.reward.reward_function", lambda folder, space: lambda seen: seen["state"]["left/place"][0] >= 2)
+    monkeypatch.setattr(
+        "hilt.classifier.reward.reward_function", lambda folder, space: lambda seen: seen["state"]["left/place"][0] >= 2
+    )
     settings = replace(config(), classifier="folder")
     done = evaluate(settings, Walker(), folder=tmp_path)
     assert [(one.success, one.verdict, one.judge, one.steps) for one in done.outcomes] == [
@@ -144,12 +172,21 @@ def test_where_the_task_does_not_know_a_person_is_asked(monkeypatch: pytest.Monk
     done = evaluate(config(silent=True), Walker(), ask=ask)
     assert done.judges == ["person"] and done.successes == STATES - 2 and done.agreement is None
     assert asked[1] == "episode from state 1, 2 steps: success? (1/0) "
-    assert evaluate(config(), Walker(), ask=ask).judges == ["task"] and len(asked) == STATES, "where it knows, nobody is asked"
-    monkeypatch.setattr("hilt.classifier.reward.reward_function", lambda folder, space: lambda seen: seen["state"]["left/place"][0] >= 2)
+    assert evaluate(config(), Walker(), ask=ask).judges == ["task"] and len(asked) == STATES, (
+        "where it knows, nobody is asked"
+    )
+    monkeypatch.setattr(
+        "hilt.classifier.reward.reward_function", lambda folder, space: lambda seen: seen["state"]["left/place"][0] >= 2
+    )
     settings = replace(config(silent=True), classifier="folder")
     alone, both = evaluate(settings, Walker()), evaluate(settings, Walker(), ask=ask)
     assert alone.judges == ["classifier"] and alone.successes == STATES - 1 and alone.agreement is None
-    assert both.judges == ["person"] and both.successes == STATES and both.agreement and both.agreement["missed_successes"] == 1
+    assert (
+        both.judges == ["person"]
+        and both.successes == STATES
+        and both.agreement
+        and both.agreement["missed_successes"] == 1
+    )
     with pytest.raises(ConfigError, match="2 workers, and a person is to be asked after each episode"):
         evaluate(config(), Walker(), ask=ask, workers=2)
 
@@ -160,24 +197,39 @@ def test_evaluate_writes_a_log(tmp_path: Path):
     assert read_json(done.folder / "evaluation.json") == done.to_json()
     with Log.open(done.folder / "log", "r") as log:
         steps = log.read(log.trajectory_keys(3))
-        assert len(log.trajectories()) == STATES and [log.facts.about(n)["success"] for n in log.trajectories()] == [True] * 4 + [False] * 2
+        assert (
+            len(log.trajectories()) == STATES
+            and [log.facts.about(n)["success"] for n in log.trajectories()] == [True] * 4 + [False] * 2
+        )
         assert steps["rewards"].tolist() == [0, 0, 0, 1] and steps["terminated"].tolist() == [False] * 3 + [True]
         assert set(steps["source"]) == {Source.POLICY} and set(steps["policy_version"]) == {30}
         assert steps["observations"]["images"]["front"][2, 0, 0, 0] == 80, "a copy: the environment went on"
         assert log.read(log.trajectory_keys(5))["truncated"].tolist() == [False] * 3 + [True]
     assert evaluate(config(), Walker(), folder=tmp_path / "evaluations", update=30).folder.name == "test-00000030-2"
-    assert evaluate(config(), Walker(), folder=tmp_path / "evaluations", sample=True).folder.name == "test-00000000-sampled"
+    assert (
+        evaluate(config(), Walker(), folder=tmp_path / "evaluations", sample=True).folder.name
+        == "test-00000000-sampled"
+    )
 
 
 def test_the_outcome_is_the_same_with_any_number_of_workers(tmp_path: Path, fork: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("hilt.core.children.process_context", lambda _: fork)  # other tests start workers that import torch themselves
+    monkeypatch.setattr(
+        "hilt.core.children.process_context", lambda _: fork
+    )  # other tests start workers that import torch themselves
     settings = config(noise=0.3, shaped=0.1, limit=6)
     agent = make_agent(settings, spaces(settings))
     columns = ["observations", "actions", "rewards", "terminated", "truncated", "source", "policy_version"]
     found, seen = [], []
     for workers in (1, 2):
         done = evaluate(
-            settings, agent, sample=True, episodes=7, seed=3, workers=workers, folder=tmp_path, watch=lambda _, *n: seen.append(n)
+            settings,
+            agent,
+            sample=True,
+            episodes=7,
+            seed=3,
+            workers=workers,
+            folder=tmp_path,
+            watch=lambda _, *n: seen.append(n),
         )
         with Log.open(done.folder / "log", "r") as log:
             found.append((done.outcomes, [log.read(log.trajectory_keys(n), columns) for n in log.trajectories()]))
@@ -191,12 +243,18 @@ def test_the_outcome_is_the_same_with_any_number_of_workers(tmp_path: Path, fork
 
 def test_tasks_that_share_their_scenes_are_not_as_many_independent_episodes():
     def tried(*tasks: str) -> list[tuple[str, int, bool]]:
-        return [(task, state, state % 5 > 0) for task in tasks for state in range(100)]  # each scene is lost or solved by all
+        return [
+            (task, state, state % 5 > 0) for task in tasks for state in range(100)
+        ]  # each scene is lost or solved by all
 
-    apart, together = (tried(*(f"tabletop/{name}" for name in names)) for names in (("reach", "push"), ("press_red", "press_blue")))
+    apart, together = (
+        tried(*(f"tabletop/{name}" for name in names)) for names in (("reach", "push"), ("press_red", "press_blue"))
+    )
     assert over_tasks(apart) == (*wilson(160, 200), 200) and over_tasks(tried("Mine-v0", "Yours-v0"))[2] == 200
     low, high, counted = over_tasks(together)
-    assert counted == pytest.approx(99) and (low, high) == pytest.approx(clustered([one[2] for one in together], list(range(100)) * 2))
+    assert counted == pytest.approx(99) and (low, high) == pytest.approx(
+        clustered([one[2] for one in together], list(range(100)) * 2)
+    )
     assert over_tasks(tried("tabletop/press_red")) == (*wilson(80, 100), 100)
     outcomes = [{"state": state, "success": state % 5 > 0} for state in range(100)]
     result = {"split": "test", "success": 0.8, "successes": 80, "episodes": 100, "outcomes": outcomes}
@@ -222,7 +280,9 @@ def test_workers_have_the_copy_of_the_actor_that_is_tried(monkeypatch: pytest.Mo
         return evaluation._alone(plan, other, env, tries)
 
     monkeypatch.setattr(evaluation, "_together", here)
-    alone, together = (evaluate(settings, agent, sample=sample, episodes=3, workers=workers).outcomes for workers in (1, 2))
+    alone, together = (
+        evaluate(settings, agent, sample=sample, episodes=3, workers=workers).outcomes for workers in (1, 2)
+    )
     assert alone == together and not any(one.error for one in alone)
 
 
@@ -236,7 +296,9 @@ def test_evaluate_reports_workers_that_cannot_start():
     code = "from tests.hil.toy_evaluation import Walker, config\nfrom hilt.hil.evaluate import evaluate\n"
     code += "Walker.acting_state = lambda self, slow: {}\nevaluate(config(), Walker(), workers=2)\n"
     path = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run([sys.executable], input=code, env=path, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        [sys.executable], input=code, env=path, capture_output=True, text=True, timeout=600, check=False
+    )
     assert "a process of the evaluation ended with exit code 1. See its error above; a script" in done.stderr
 
 
@@ -252,7 +314,9 @@ def test_evaluate_workers_end_with_their_parent(tmp_path: Path):
     """
     (tmp_path / "script.py").write_text(code)
     path = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
-    process = subprocess.Popen([sys.executable, str(tmp_path / "script.py")], env=path, start_new_session=True, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "script.py")], env=path, start_new_session=True, stderr=subprocess.DEVNULL
+    )
     try:
         wait_for(lambda: (tmp_path / "began").exists(), 240)
         process.send_signal(signal.SIGKILL)
@@ -282,13 +346,20 @@ def test_checkpoints_by_name(tmp_path: Path):
     run = make_run(tmp_path / "run", (10, 20, 30))
     assert [find_checkpoint(run, which).update for which in ("last", 10, "20")] == [30, 10, 20]
     with pytest.raises(
-        ConfigError, match=r"no checkpoint was evaluated on the split eval. First: hilt eval .* --split eval --checkpoint N"
+        ConfigError,
+        match=r"no checkpoint was evaluated on the split eval. First: hilt eval .* --split eval --checkpoint N",
     ):
         find_checkpoint(run, "best")
     for update, limit, split in ((10, 3, "eval"), (20, 1, "eval"), (30, 9, "test")):
         evaluate(config(limit=limit), Walker(), split, update=update, folder=run / "evaluations")
     for update, limit in ((10, 1), (20, 4)):
-        evaluate(config(limit=limit, silent=True), Walker(), "eval", update=update, folder=tmp_path / "silent" / "evaluations")
+        evaluate(
+            config(limit=limit, silent=True),
+            Walker(),
+            "eval",
+            update=update,
+            folder=tmp_path / "silent" / "evaluations",
+        )
     shutil.copytree(run / "checkpoints", tmp_path / "silent" / "checkpoints")
     assert find_checkpoint(tmp_path / "silent", "best").update == 20, "by return where success is unknown"
     assert find_checkpoint(run, "best").update == 10, "what was tried on the states that are reported does not count"

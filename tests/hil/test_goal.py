@@ -52,7 +52,14 @@ def awaited(watch: GoalWatch) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("shares", "held"),
-    [([], False), ([0.9], False), ([0.9, 0.9], True), ([1.0, 0.8], False), ([0.8, 0.9, 1.0], True), ([0.9, 0.8, 0.9], False)],
+    [
+        ([], False),
+        ([0.9], False),
+        ([0.9, 0.9], True),
+        ([1.0, 0.8], False),
+        ([0.8, 0.9, 1.0], True),
+        ([0.9, 0.8, 0.9], False),
+    ],
 )
 def test_goal_holds_when_the_last_evaluations_in_a_row_reach_it(shares: list[float], held: bool):
     assert holds(Goal(success=0.9, hold=2), shares) == held
@@ -63,7 +70,9 @@ def test_goal_holds_when_the_last_evaluations_in_a_row_reach_it(shares: list[flo
 def test_checkpoints_are_evaluated_in_another_process_and_what_they_gave_is_kept(
     tmp_path: Path, fork: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("hilt.core.children.process_context", lambda _: fork)  # that of the next test imports torch itself
+    monkeypatch.setattr(
+        "hilt.core.children.process_context", lambda _: fork
+    )  # that of the next test imports torch itself
     run = make_run(tmp_path / "run")
     settings = thaw(Hil, run / "config.yaml")
     settings.task, settings.task_options = TASK, {"good": [0, 1]}
@@ -77,7 +86,10 @@ def test_checkpoints_are_evaluated_in_another_process_and_what_they_gave_is_kept
             assert (card["update"], card["successes"], card["episodes"], card["errors"]) == (update, 2, 3, 0)
         assert watch.reached and watch.last == 20
         kept = [read_json(path) for path in sorted(run.glob("evaluations/*/evaluation.json"))]
-        assert [(one["split"], one["update"], one["success"]) for one in kept] == [("eval", 10, 2 / 3), ("eval", 20, 2 / 3)]
+        assert [(one["split"], one["update"], one["success"]) for one in kept] == [
+            ("eval", 10, 2 / 3),
+            ("eval", 20, 2 / 3),
+        ]
         assert GoalWatch(settings, run).reached, "a resumed run knows what was evaluated before"
         again = GoalWatch(settings, run)
         again.forget_after(10)
@@ -88,7 +100,9 @@ def test_checkpoints_are_evaluated_in_another_process_and_what_they_gave_is_kept
             watch._deaths = deaths
             if not deaths:
                 assert "ended with exit code -9; another one is started" in awaited(watch)["error"]
-        with pytest.raises(HiltError, match=r"ended 3 times in a row, last with exit code -9.*--resume goal\.success=0"):
+        with pytest.raises(
+            HiltError, match=r"ended 3 times in a row, last with exit code -9.*--resume goal\.success=0"
+        ):
             awaited(watch)
     finally:
         watch.close()
@@ -97,11 +111,17 @@ def test_checkpoints_are_evaluated_in_another_process_and_what_they_gave_is_kept
 def test_a_task_that_does_not_report_success_is_an_error_and_so_is_what_the_process_raises(tmp_path: Path):
     run = make_run(tmp_path / "run")
     settings = thaw(Hil, run / "config.yaml")
-    settings.task, settings.task_options, settings.goal = TASK, {"good": [], "silent": True}, Goal(success=0.5, states=2)
+    settings.task, settings.task_options, settings.goal = (
+        TASK,
+        {"good": [], "silent": True},
+        Goal(success=0.5, states=2),
+    )
     watch = GoalWatch(settings, run)
     try:
         watch.ask(10)
-        with pytest.raises(ConfigError, match=r"goal\.success=0\.5: .*Whatever does not report success, so it is never reached"):
+        with pytest.raises(
+            ConfigError, match=r"goal\.success=0\.5: .*Whatever does not report success, so it is never reached"
+        ):
             awaited(watch)
         (run / "checkpoints" / "20" / "agent.pt").write_bytes(b"")
         watch.ask(20)
@@ -159,7 +179,15 @@ class Scripted(GoalWatch):
         folder = self._run / "evaluations" / f"eval-{self.asked:08d}"
         folder.mkdir(parents=True)
         write_json(folder / "evaluation.json", {**card, "split": "eval"})
-        return {**card, "successes": round(share * self.goal.states), "low": share, "high": share, "seconds": 0.0, "errors": 0, "pairs": ""}
+        return {
+            **card,
+            "successes": round(share * self.goal.states),
+            "low": share,
+            "high": share,
+            "seconds": 0.0,
+            "errors": 0,
+            "pairs": "",
+        }
 
 
 def events(run: Path) -> list[str]:
@@ -187,7 +215,9 @@ def test_learning_ends_at_the_goal_with_the_policy_that_reached_it(
     assert [record["validation_success"] for record in measured] == [0.95, 0.5, 0.9, 1.0]
     updates = [int(record["validation_update"]) for record in measured]
     assert all(b - a >= 10 for a, b in pairwise(updates)), "each evaluation is of another checkpoint"
-    assert checkpoint.numbers(run)[-1] == updates[-1] <= done.update, "the last checkpoint is the one that reached the goal"
+    assert checkpoint.numbers(run)[-1] == updates[-1] <= done.update, (
+        "the last checkpoint is the one that reached the goal"
+    )
     assert f"the policy that reached the goal is the last checkpoint, of update {updates[-1]:,}" in events(run)
     assert any("success in 10 of 20 evaluation states" in text and "the goal is 90%" in text for text in events(run))
 

@@ -54,11 +54,16 @@ def test_a_run_is_frozen_once_and_resumed_with_its_settings(tmp_path: Path):
     assert resume_run(run, "mine", []) == resume_run(run, "", []) == config
     assert resume_run(run, "", ["max_steps=5", "wire.host=::1"]).max_steps == 5
     assert resume_run(run, "", []).wire.host == "::1", "what was changed is frozen"
-    assert resume_run(run, "", ["wire.port=0"]).wire.port not in (0, config.wire.port), "another free one, if that is taken by now"
+    assert resume_run(run, "", ["wire.port=0"]).wire.port not in (0, config.wire.port), (
+        "another free one, if that is taken by now"
+    )
     card = read_json(run / "run.json")
     assert card["recipe"] == "mine" and len(card["id"]) == 16
     assert card["changed"][0]["settings"]["max_steps"] == {"was": 1_000_000, "now": 5}
-    assert card["changed"][0]["step"] == 0 and resume_run(run, "", ["agent.rlpd.learning_rate=1e-5"]).agent.rlpd.learning_rate == 1e-5
+    assert (
+        card["changed"][0]["step"] == 0
+        and resume_run(run, "", ["agent.rlpd.learning_rate=1e-5"]).agent.rlpd.learning_rate == 1e-5
+    )
 
 
 def test_resume_refuses_breaking_changes(tmp_path: Path):
@@ -90,7 +95,9 @@ def test_resume_refuses_breaking_changes(tmp_path: Path):
 def test_resume_changeable_settings_exist():
     for key in CHANGEABLE:
         functools.reduce(getattr, key.split("."), Hil())
-    whole = {f"{part}.{name}" for part, kind in {"wire": Wire, "goal": Goal}.items() for name in kind.__dataclass_fields__}
+    whole = {
+        f"{part}.{name}" for part, kind in {"wire": Wire, "goal": Goal}.items() for name in kind.__dataclass_fields__
+    }
     assert {key for key in CHANGEABLE if "." in key and not key.startswith("agent.rlpd.")} == whole
 
 
@@ -137,9 +144,13 @@ def test_the_run_ends_with_its_learner_and_leaves_no_process(tmp_path: Path, mon
     said: list[str] = []
     looks: list[int] = []
     phases: list[str] = []
-    outcome = train(Hil(), tmp_path, notify=said.append, look=lambda: looks.append(1), report=lambda name, *_: phases.append(name))
+    outcome = train(
+        Hil(), tmp_path, notify=said.append, look=lambda: looks.append(1), report=lambda name, *_: phases.append(name)
+    )
     assert phases == ["waiting until the learner has started", "waiting until the learner and the actors have ended"]
-    assert outcome.ended and not outcome.restarts and len(looks) >= 2 and len(started(said)) == 3 and gone(started(said))
+    assert (
+        outcome.ended and not outcome.restarts and len(looks) >= 2 and len(started(said)) == 3 and gone(started(said))
+    )
 
 
 def test_processes_of_a_hilt_train_that_was_killed_are_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -153,20 +164,28 @@ def test_processes_of_a_hilt_train_that_was_killed_are_awaited(tmp_path: Path, m
     for thread in threads:
         thread.start()
     assert train(Hil(), tmp_path, notify=said.append).ended
-    assert f"is still at work in {tmp_path}: waiting until it has ended" in said[0] and not any(thread.is_alive() for thread in threads)
+    assert f"is still at work in {tmp_path}: waiting until it has ended" in said[0] and not any(
+        thread.is_alive() for thread in threads
+    )
 
 
-def test_stopped_from_outside_all_are_asked_and_who_does_not_hear_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_stopped_from_outside_all_are_asked_and_who_does_not_hear_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(module, "END_S", 2.0)
     deaf = "import signal, time; signal.signal(signal.SIGUSR1, signal.SIG_IGN); print('there', flush=True); time.sleep(600)"
     scripts(monkeypatch, learner=WAITS, actor_1=deaf)
     said: list[str] = []
     ready = [tmp_path / "logs" / f"{name}.log" for name in ("learner", "actor-1")]
-    outcome = train(Hil(), tmp_path, notify=said.append, stop=lambda: all(path.exists() and path.read_text() for path in ready))
+    outcome = train(
+        Hil(), tmp_path, notify=said.append, stop=lambda: all(path.exists() and path.read_text() for path in ready)
+    )
     assert not outcome.ended and said[-1] == "actor-1 did not end within 2 s: killed" and gone(started(said))
 
 
-def test_an_error_of_a_process_is_the_error_of_the_run_in_its_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_error_of_a_process_is_the_error_of_the_run_in_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     says = "import sys, time; time.sleep(0.5); print('error: the arm is not there. Switch it on.', file=sys.stderr); sys.exit(1)"
     scripts(monkeypatch, learner=WAITS, actor_1=says)
     said: list[str] = []
@@ -194,7 +213,9 @@ def test_launch_restarts_killed_processes_up_to_three_times_a_minute(tmp_path: P
 
     thread = threading.Thread(target=kill)
     thread.start()
-    with pytest.raises(HiltError, match=r"actor-1 was killed 4 times within a minute, last by SIGKILL\. Find out by whom"):
+    with pytest.raises(
+        HiltError, match=r"actor-1 was killed 4 times within a minute, last by SIGKILL\. Find out by whom"
+    ):
         train(Hil(), tmp_path, notify=said.append)
     thread.join()
     assert sum("is started again" in line for line in said) == 3 and "by SIGSEGV and is started again" in "".join(said)
@@ -210,7 +231,11 @@ def test_launch_prints_the_page_address_at_once(tmp_path: Path, monkeypatch: pyt
 
 
 def test_launch_appends_to_the_log_of_a_child(tmp_path: Path):
-    child = Child("one", [sys.executable, "-c", "import sys; print('error: it is broken', flush=True); sys.exit(1)"], tmp_path / "one.log")
+    child = Child(
+        "one",
+        [sys.executable, "-c", "import sys; print('error: it is broken', flush=True); sys.exit(1)"],
+        tmp_path / "one.log",
+    )
     (tmp_path / "one.log").write_text("error: of long ago\n")
     child.start()
     assert child.wait(DEADLINE_S) and child.failed and str(child.error()) == "one: it is broken"

@@ -55,7 +55,9 @@ def learner(template: Path, run: Path, **changes: Any) -> Learner:
     """On a copy of the template's run, or what became of it."""
     if not run.exists():
         shutil.copytree(template / "run", run)
-    return Learner(config(demo_path=[str(template / "shown")], **changes), run, resume=True, env=spaces(True), wire=wire())
+    return Learner(
+        config(demo_path=[str(template / "shown")], **changes), run, resume=True, env=spaces(True), wire=wire()
+    )
 
 
 def records(run: Path, kind: str) -> list[dict[str, Any]]:
@@ -64,13 +66,17 @@ def records(run: Path, kind: str) -> list[dict[str, Any]]:
 
 def same(a: Any, b: Any) -> bool:
     ours, theirs = flatten(a), flatten(b)
-    return ours.keys() == theirs.keys() and all(np.array_equal(np.asarray(ours[path]), np.asarray(theirs[path])) for path in ours)
+    return ours.keys() == theirs.keys() and all(
+        np.array_equal(np.asarray(ours[path]), np.asarray(theirs[path])) for path in ours
+    )
 
 
 # Updates that are not finite
 
 
-def test_updates_that_are_not_finite_are_left_out_and_counted(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_updates_that_are_not_finite_are_left_out_and_counted(
+    template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """One row that was not finite ended the run, and so did every resume that drew it again."""
     one, bad = learner(template, memory_path / "run", log_period=1, max_steps=12), {3, 4, 8}
     sample = one.experience.next_batch
@@ -81,10 +87,28 @@ def test_updates_that_are_not_finite_are_left_out_and_counted(template: Path, me
 
     monkeypatch.setattr(one.experience, "next_batch", drawn)
     assert one.run() == LearnerSummary("max_steps", 12, 30)
-    assert [r["skipped_updates"] for r in records(memory_path / "run", "update")] == [0, 0, 0, 1, 2, 2, 2, 2, 3, 3, 3, 3]
-    assert sum(" is left out: " in r["event"] for r in records(memory_path / "run", "event")) == 2, "once for each series"
+    assert [r["skipped_updates"] for r in records(memory_path / "run", "update")] == [
+        0,
+        0,
+        0,
+        1,
+        2,
+        2,
+        2,
+        2,
+        3,
+        3,
+        3,
+        3,
+    ]
+    assert sum(" is left out: " in r["event"] for r in records(memory_path / "run", "event")) == 2, (
+        "once for each series"
+    )
     saved = latest(memory_path / "run").agent
-    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in flatten(saved["networks"]).values()) and saved["updates"] == 9
+    assert (
+        all(np.isfinite(np.asarray(leaf)).all() for leaf in flatten(saved["networks"]).values())
+        and saved["updates"] == 9
+    )
 
 
 def test_learner_keeps_critic_updates_before_a_skipped_one(
@@ -101,11 +125,15 @@ def test_learner_keeps_critic_updates_before_a_skipped_one(
     monkeypatch.setattr(agent_module.rlpd, "update", drawn)
     one.run()
     said = [r["event"] for r in records(memory_path / "run", "event") if " is left out: " in r["event"]]
-    assert len(said) == 1 and said[0].endswith("Before it, in the same step, the critics had 2 good updates, which stay."), said
+    assert len(said) == 1 and said[0].endswith(
+        "Before it, in the same step, the critics had 2 good updates, which stay."
+    ), said
     assert one.agent.updates == 5 and one.agent.actor_updates == 1
 
 
-def test_a_run_that_diverged_ends_with_the_way_to_go_on(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_that_diverged_ends_with_the_way_to_go_on(
+    template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     run, update = memory_path / "run", agent_module.rlpd.update
 
     def diverged(nets: Any, batch: Any, settings: Any, *given: Any) -> Any:
@@ -113,7 +141,9 @@ def test_a_run_that_diverged_ends_with_the_way_to_go_on(template: Path, memory_p
         return update(nets, batch, settings, *given)
 
     monkeypatch.setattr(agent_module.rlpd, "update", diverged)
-    with pytest.raises(AlarmError, match=r"the last 20 updates were left out; .* of update 0 with a lower rate: .*learning_rate=3e-05"):
+    with pytest.raises(
+        AlarmError, match=r"the last 20 updates were left out; .* of update 0 with a lower rate: .*learning_rate=3e-05"
+    ):
         learner(template, run, max_steps=50).run()
     rate = {"agent": {"encoder": {"kind": "none"}, "hidden": [16], "rlpd": {"random_crop": 0, "learning_rate": 3e-5}}}
     assert learner(template, run, **rate).run() == LearnerSummary("max_steps", 10, 30)
@@ -122,13 +152,19 @@ def test_a_run_that_diverged_ends_with_the_way_to_go_on(template: Path, memory_p
 def test_an_alarm_ends_the_run_and_it_goes_on(template: Path, memory_path: Path):
     """With one online step for many updates, which is what happens when actors stand still."""
     run, many = memory_path / "run", {"log_period": 10, "max_steps": 2000}
-    with pytest.raises(AlarmError, match=r"alarm update_to_data: 610 updates were made for 30 online steps, 20 for each"):
+    with pytest.raises(
+        AlarmError, match=r"alarm update_to_data: 610 updates were made for 30 online steps, 20 for each"
+    ):
         learner(template, run, stop_on=["update_to_data"], **many).run()
     assert numbers(run)[-1] == 610, "with a checkpoint"
     event = next(record for record in records(run, "event") if "alarm" in record)
     assert (event["alarm"], event["alarm/update_to_data"], event["stops"]) == ("update_to_data", 1.0, True)
-    assert learner(template, run, stop_on=[], **{**many, "max_steps": 620}).run() == LearnerSummary("max_steps", 620, 30)
-    assert [record["alarm"] for record in records(run, "event") if "alarm" in record] == ["update_to_data"] * 2, "it is still so"
+    assert learner(template, run, stop_on=[], **{**many, "max_steps": 620}).run() == LearnerSummary(
+        "max_steps", 620, 30
+    )
+    assert [record["alarm"] for record in records(run, "event") if "alarm" in record] == ["update_to_data"] * 2, (
+        "it is still so"
+    )
 
 
 def test_learner_logs_realized_q(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -193,7 +229,12 @@ def test_learner_on_a_gpu_learns_and_resumes(template: Path, memory_path: Path, 
     again = learner(template, memory_path / "run", **{**changes, "max_steps": 15})
     assert next(again.agent.networks["actor"].parameters()).is_cuda
     assert again.run() == LearnerSummary("max_steps", 15, 30)
-    figures = [value for record in records(memory_path / "run", "update") for value in record.values() if isinstance(value, float)]
+    figures = [
+        value
+        for record in records(memory_path / "run", "update")
+        for value in record.values()
+        if isinstance(value, float)
+    ]
     assert np.isfinite(figures).all() and len(figures) > 10
 
 
@@ -242,13 +283,22 @@ def test_one_learner_for_one_run(template: Path, memory_path: Path):
 
 def test_learner_periods_and_ratios(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
     one = learner(
-        template, memory_path / "a", max_steps=12, cta_ratio=3, steps_per_update=4, log_period=3, checkpoint_period=5, batch_size=9
+        template,
+        memory_path / "a",
+        max_steps=12,
+        cta_ratio=3,
+        steps_per_update=4,
+        log_period=3,
+        checkpoint_period=5,
+        batch_size=9,
     )
     published, sizes = [], []
     publish, update = one.server.publish_network, one.agent.update
     monkeypatch.setattr(one.server, "publish_network", lambda *given: published.append(one.update) or publish(*given))
     monkeypatch.setattr(
-        one.agent, "update", lambda batch, *given, **named: sizes.append(len(batch["masks"])) or update(batch, *given, **named)
+        one.agent,
+        "update",
+        lambda batch, *given, **named: sizes.append(len(batch["masks"])) or update(batch, *given, **named),
     )
     assert one.run() == LearnerSummary("max_steps", 12, 30)
     assert one.agent.updates == 36 and one.agent.actor_updates == 12  # two of the critics alone for each of all
@@ -256,8 +306,13 @@ def test_learner_periods_and_ratios(template: Path, memory_path: Path, monkeypat
     assert published == [0, 4, 8, 12, 12]  # the last one once more at the end
     assert [r["update"] for r in records(memory_path / "a", "update")] == [3, 6, 9, 12]
     assert numbers(memory_path / "a") == [0, 5, 10, 12]
-    last, named = records(memory_path / "a", "update")[-1], {name for r in records(memory_path / "a", "update") for name in r}
-    assert {f"{what}/{who}" for what in ("q", "td_error", "reward", "gradient_share") for who in ("online", "demo", "human")} <= named
+    last, named = (
+        records(memory_path / "a", "update")[-1],
+        {name for r in records(memory_path / "a", "update") for name in r},
+    )
+    assert {
+        f"{what}/{who}" for what in ("q", "td_error", "reward", "gradient_share") for who in ("online", "demo", "human")
+    } <= named
     assert (
         last["rows/online"] == 5
         and last["rows/demo"] == 4
@@ -302,7 +357,9 @@ def test_learner_waits_for_training_starts(memory_path: Path):
     assert "there are no demonstrations and no take-overs yet: batches are all online" in said
 
 
-@pytest.mark.parametrize(("limit", "reason"), [({"max_env_steps": 30}, "max_env_steps"), ({"max_seconds": 1.0}, "max_seconds")])
+@pytest.mark.parametrize(
+    ("limit", "reason"), [({"max_env_steps": 30}, "max_env_steps"), ({"max_seconds": 1.0}, "max_seconds")]
+)
 def test_learner_limits(template: Path, memory_path: Path, limit: dict[str, Any], reason: str):
     summary = learner(template, memory_path / "a", max_steps=10**6, **limit).run()
     assert summary.reason == reason and (summary.update == 0) == (reason == "max_env_steps")
@@ -355,7 +412,9 @@ def test_imitation_learns_from_what_it_should(template: Path, memory_path: Path,
     for algorithm, expected in (("bc", {2}), ("hg-dagger", {1, 2})):
         one, sources = learner(template, memory_path / algorithm, algorithm=algorithm), set()
         imitate = one.agent.imitate
-        seen = lambda batch, imitate=imitate, sources=sources, **named: sources.update(batch["source"].tolist()) or imitate(batch, **named)  # noqa: E731
+        seen = lambda batch, imitate=imitate, sources=sources, **named: (
+            sources.update(batch["source"].tolist()) or imitate(batch, **named)
+        )  # noqa: E731
         monkeypatch.setattr(one.agent, "imitate", seen)
         one.run()
         assert sources == expected and one.agent.updates == 0 and one.agent.imitations == 10
@@ -363,7 +422,9 @@ def test_imitation_learns_from_what_it_should(template: Path, memory_path: Path,
         Learner(config(algorithm="bc"), memory_path / "none", env=spaces(), wire=wire()).run()
 
 
-def test_when_an_error_ends_it_the_checkpoint_that_was_begun_is_written(memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_when_an_error_ends_it_the_checkpoint_that_was_begun_is_written(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Nothing writes into the run any more when the next learner may open it."""
     save = checkpoint.save
     monkeypatch.setattr(checkpoint, "save", lambda *given: time.sleep(0.5) or save(*given))
@@ -372,9 +433,13 @@ def test_when_an_error_ends_it_the_checkpoint_that_was_begun_is_written(memory_p
     assert numbers(memory_path / "none") == [0]
 
 
-def test_the_encoder_is_pretrained_on_demonstrations_first(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_encoder_is_pretrained_on_demonstrations_first(
+    template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     half = learner(template, memory_path / "a", **FROZEN)
-    assert half.run(lambda: half.agent.imitations == 2).reason == "stopped" and numbers(memory_path / "a") == []  # begins anew
+    assert (
+        half.run(lambda: half.agent.imitations == 2).reason == "stopped" and numbers(memory_path / "a") == []
+    )  # begins anew
     one = learner(template, memory_path / "a", **FROZEN)
     before = {key: value.clone() for key, value in one.agent.encoder.state_dict().items()}
     sizes, imitate = [], one.agent.imitate
@@ -397,8 +462,13 @@ def test_learner_pretrains_with_the_demonstrations(template: Path, memory_path: 
     changes = {**FROZEN, "agent": {"encoder": FORESEEING, "normalize_proprio": True}}
     one = learner(template, memory_path / "a", **changes)
     batch = one.experience.sample(8, "demonstrations", images=True)
-    assert batch["future"].shape == (8, 2, 3) and (batch["future"][:, 0] == batch["future"][:, 1]).all()  # no gripper: the end, twice
-    points = {number: [step["next_observations"]["state"]["point"] for step in episode(2 * number)] for number in range(50, 54)}
+    assert (
+        batch["future"].shape == (8, 2, 3) and (batch["future"][:, 0] == batch["future"][:, 1]).all()
+    )  # no gripper: the end, twice
+    points = {
+        number: [step["next_observations"]["state"]["point"] for step in episode(2 * number)]
+        for number in range(50, 54)
+    }
     for point, future in zip(batch["observations"]["state"]["point"], batch["future"], strict=True):
         assert (future[0] == points[int(point[0]) // 2][-1]).all()
     one.run()
@@ -406,7 +476,9 @@ def test_learner_pretrains_with_the_demonstrations(template: Path, memory_path: 
     again = learner(template, memory_path / "a", **{**changes, "max_steps": 11})
     assert np.allclose(again.agent.networks["proprio"].mean, mean, atol=1e-5)  # kept in the checkpoint
     again.run()
-    with pytest.raises(ConfigError, match="normalize_proprio takes mean and deviation from demonstrations, and there are none"):
+    with pytest.raises(
+        ConfigError, match="normalize_proprio takes mean and deviation from demonstrations, and there are none"
+    ):
         Learner(config(agent={"normalize_proprio": True}), memory_path / "b", env=spaces(), wire=wire()).run()
 
 
@@ -429,14 +501,22 @@ def test_pretraining_is_repeated_from_scratch_with_what_was_collected(
 ):
     whole, published, given = learner(template, memory_path / "whole", **COLLECTING), [], []
     publish, update = whole.server.publish_network, whole.agent.update
-    monkeypatch.setattr(whole.server, "publish_network", lambda state, *version: published.append(state) or publish(state, *version))
+    monkeypatch.setattr(
+        whole.server, "publish_network", lambda state, *version: published.append(state) or publish(state, *version)
+    )
     monkeypatch.setattr(whole.agent, "update", lambda batch, **named: given.append(batch) or update(batch, **named))
     assert whole.run() == LearnerSummary("max_steps", 10, 30) and numbers(memory_path / "whole") == [0, 1, 10]
     first, second = (load(memory_path / "whole", update).agent["networks"] for update in (0, 1))
     seen = [{name: state[f"encoder.{name}"] for name in first["encoder"]} for state in published]
-    assert same(seen[0], first["encoder"]) and all(same(one, second["encoder"]) for one in seen[1:]), "never one that is half trained"
+    assert same(seen[0], first["encoder"]) and all(same(one, second["encoder"]) for one in seen[1:]), (
+        "never one that is half trained"
+    )
     assert not same(first["encoder"], second["encoder"]) and same(second["encoder"], whole.agent.encoder.state_dict())
-    frames = {tuple(s["observations"]["state"]["point"]): s["observations"]["images"] for n in range(6) for s in episode(n, images=True)}
+    frames = {
+        tuple(s["observations"]["state"]["point"]): s["observations"]["images"]
+        for n in range(6)
+        for s in episode(n, images=True)
+    }
     for z in given[0]["observations"]["z"][:8]:
         features = whole.agent.trunk_features({"images/front": frames[tuple(z[4:])]["front"][None]})[0]
         assert (features == z[:4]).all(), "of the new one"
@@ -464,7 +544,9 @@ def test_learner_collects_and_imitates(template: Path, memory_path: Path):
     ends = {number: list(episode(number))[-1]["next_observations"]["state"]["point"] for number, _ in steps.values()}
     rows = [steps[tuple(point)] for point in batch["observations"]["state"]["point"]]
     assert set(rows) == set(steps.values()), "all of these, and no episode that failed"
-    assert batch["imitated"].tolist() == [number >= 100 or t == 1 for number, t in rows], "on step 2 the person was lost"
+    assert batch["imitated"].tolist() == [number >= 100 or t == 1 for number, t in rows], (
+        "on step 2 the person was lost"
+    )
     assert all((future == ends[number]).all() for (number, _), future in zip(rows, batch["future"], strict=True))
     one.run(lambda: True)
 
@@ -475,7 +557,9 @@ def test_while_it_collects_actors_need_not_wait_for_updates(memory_path: Path):
     made = Learner(settings, memory_path / "run", env=spaces(True), wire=wire())
     with Driven(made) as driven:
         waits = "waits: 0 of 8 steps are collected, with the pretrained policy and the operator"
-        driven.until(lambda: bool(driven.weights) and any(r["event"] == waits for r in records(memory_path / "run", "event")))
+        driven.until(
+            lambda: bool(driven.weights) and any(r["event"] == waits for r in records(memory_path / "run", "event"))
+        )
 
         def ahead() -> int:
             answer = driven.client.request("send-stats", {"actor": "arm"})
@@ -513,7 +597,11 @@ def test_buffers_in_hil_serls_files(template: Path, memory_path: Path):
         assert sorted(p.name for p in (run / name).iterdir()) == ["transitions_30.pkl", "transitions_40.pkl"]
     changes = {"checkpoint_path": str(run), "max_steps": 1, "max_seconds": 1e-9}
     other = Learner(config(**changes), memory_path / "b", env=spaces(True), wire=wire())
-    assert other.experience.counts() == {"log_steps": 40, "demo_steps": 6, "human_steps": 6}  # found again among the actor's
+    assert other.experience.counts() == {
+        "log_steps": 40,
+        "demo_steps": 6,
+        "human_steps": 6,
+    }  # found again among the actor's
     assert other.run().reason == "max_steps", "no step was made in this run, from which seconds would count"
 
 
@@ -524,7 +612,10 @@ def test_buffers_in_hil_serls_files(template: Path, memory_path: Path):
         ({"store": "table"}, "no store named 'table'"),
         ({"batch_size": 1}, "batch_size=1: expected a whole number of at least 2"),
         ({"update_to_data": -1}, "update_to_data=-1"),
-        ({"agent": {"encoder": {"pretrain_predict": "state/point"}}}, "pretrain_predict=state/point would do nothing: it needs"),
+        (
+            {"agent": {"encoder": {"pretrain_predict": "state/point"}}},
+            "pretrain_predict=state/point would do nothing: it needs",
+        ),
         ({"collect_steps": 9}, "collect_steps=9 would do nothing: it needs agent.encoder.pretrain_updates"),
         ({**COLLECTING, "algorithm": "bc"}, "collect_steps=20 would do nothing: it needs algorithm=rlpd"),
         ({**COLLECTING, "replay_buffer_capacity": 19}, "collect_steps=20 is more than is kept"),
@@ -553,7 +644,9 @@ class Driven:
         self._thread.start()
         self.spool = QueuedDataStore(1000)
         self.weights: list[Any] = []
-        self.client = TrainerClient("arm", "127.0.0.1", one.server.config, data_stores={"actor_env": self.spool}, wait_for_server=10)
+        self.client = TrainerClient(
+            "arm", "127.0.0.1", one.server.config, data_stores={"actor_env": self.spool}, wait_for_server=10
+        )
         self.client.recv_network_callback(self.weights.append)
 
     def until(self, true: Callable[[], bool]) -> None:
@@ -579,7 +672,9 @@ def test_learner_sends_the_precision_to_actors(template: Path, memory_path: Path
     """`auto` is decided for all of its processes, here where nobody did before."""
     monkeypatch.setattr(precision, "_automatic", lambda device: precision.PrecisionChoice("bfloat16", "it is faster"))
     made = learner(template, memory_path / "run", agent={"encoder": {**IMAGES, "precision": "auto"}})
-    assert made.agent.encoder.config.precision == made._answer("send-stats", {"actor": "arm"})["precision"] == "bfloat16"
+    assert (
+        made.agent.encoder.config.precision == made._answer("send-stats", {"actor": "arm"})["precision"] == "bfloat16"
+    )
     made.run(lambda: True)
 
 
@@ -587,7 +682,9 @@ def test_steps_come_in_and_weights_and_answers_go_out(memory_path: Path):
     run = memory_path / "run"
     run.mkdir()
     write_json(run / "run.json", {"id": "abc"})
-    made = Learner(config(max_steps=15, training_starts=5, steps_per_update=5), run, resume=True, env=spaces(), wire=wire())
+    made = Learner(
+        config(max_steps=15, training_starts=5, steps_per_update=5), run, resume=True, env=spaces(), wire=wire()
+    )
     with Driven(made) as driven:
         driven.until(lambda: bool(driven.weights))  # before a single step is there
         assert driven.client.policy_version == 1_000_000 and set(driven.weights[0]) == set(made.agent.acting_state())
@@ -610,7 +707,9 @@ def test_steps_come_in_and_weights_and_answers_go_out(memory_path: Path):
 
 
 def test_learner_success_is_unknown_without_reports(memory_path: Path):
-    with Driven(Learner(config(max_env_steps=99, training_starts=90), memory_path / "run", env=spaces(), wire=wire())) as driven:
+    with Driven(
+        Learner(config(max_env_steps=99, training_starts=90), memory_path / "run", env=spaces(), wire=wire())
+    ) as driven:
         assert driven.client.request("send-stats", {"actor": "arm", "says_success": "not yet"})["left"] == 99
         for step in [*episode(0), *episode(1, human=(2,))]:
             driven.spool.insert(step)

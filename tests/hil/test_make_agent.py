@@ -33,7 +33,9 @@ class Still(StepAgent):
         self.proprio, self._speed = ["state"], speed
 
     @classmethod
-    def make(cls, observation_space: Any, action_space: Any, config: AgentConfig | None = None, *rest: Any, **more: Any) -> Still:
+    def make(
+        cls, observation_space: Any, action_space: Any, config: AgentConfig | None = None, *rest: Any, **more: Any
+    ) -> Still:
         assert config is not None
         return cls(**config.options)
 
@@ -63,7 +65,9 @@ class Counting(OffPolicyAlgorithm):
     def setup(self, networks: Any, width: int, actions: int, seed: int) -> None:
         self.own, self.made = torch.zeros(width + actions), self._first
 
-    def update(self, networks: Any, batch: Any, settings: Any, generator: Any, which: Any, *rest: Any) -> dict[str, float]:
+    def update(
+        self, networks: Any, batch: Any, settings: Any, generator: Any, which: Any, *rest: Any
+    ) -> dict[str, float]:
         self.made += 1
         return {"made": float(self.made), "rows": float(len(batch.z)), "networks": float(len(which))}
 
@@ -80,7 +84,11 @@ def named(kind: type) -> str:
 
 def batch() -> dict[str, Any]:
     seen = {"state": np.zeros((4, 3), np.float32)}
-    numbers = {"actions": np.zeros((4, 2), np.float32), "rewards": np.ones(4, np.float32), "masks": np.ones(4, np.float32)}
+    numbers = {
+        "actions": np.zeros((4, 2), np.float32),
+        "rewards": np.ones(4, np.float32),
+        "masks": np.ones(4, np.float32),
+    }
     return {"observations": seen, "next_observations": seen, **numbers}
 
 
@@ -90,7 +98,12 @@ def test_kind_and_options_name_another_agent():
     agent = make_agent(config, PLACE)
     assert isinstance(agent, Still) and agent.sample_actions({}).tolist() == [0.5, 0.5]
     assert (agent.critics, agent.image_paths, agent.frozen) == (frozenset(), (), False)
-    for refused in (lambda: agent.imitate({}), lambda: agent.fit_proprio({}), agent.begin_anew, lambda: agent.states({})):
+    for refused in (
+        lambda: agent.imitate({}),
+        lambda: agent.fit_proprio({}),
+        agent.begin_anew,
+        lambda: agent.states({}),
+    ):
         with pytest.raises(ConfigError, match=r"Still .*"):
             refused()
     with pytest.raises(ConfigError, match="Still has an update of its own: leave algorithm=Counting out"):
@@ -113,11 +126,17 @@ def test_another_algorithm_is_made_with_algorithm_options_and_kept_in_checkpoint
     assert other.algorithm.made == 6 and other.algorithm.own.tolist() == [1] * 5
     other.begin_anew()
     assert other.algorithm.made == 5 and other.updates == 0
-    with pytest.raises(ConfigError, match=r"cannot be made with algorithm_options=\{'last': 1\}: .*unexpected keyword argument 'last'"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be made with algorithm_options=\{'last': 1\}: .*unexpected keyword argument 'last'"
+    ):
         make_agent(Hil(agent=AgentConfig(**SMALL), algorithm=named(Counting), algorithm_options={"last": 1}), PLACE)
 
 
 def test_the_built_in_algorithms_are_listed_beside_others():
-    assert "algorithm" not in make_agent(Hil(agent=AgentConfig(**SMALL)), PLACE).state_dict(), "checkpoints are as they were"
-    with pytest.raises(UnknownNameError, match=r"no algorithm named 'rlpb'; did you mean 'rlpd'\? Known: bc, hg-dagger, .*rlpd"):
+    assert "algorithm" not in make_agent(Hil(agent=AgentConfig(**SMALL)), PLACE).state_dict(), (
+        "checkpoints are as they were"
+    )
+    with pytest.raises(
+        UnknownNameError, match=r"no algorithm named 'rlpb'; did you mean 'rlpd'\? Known: bc, hg-dagger, .*rlpd"
+    ):
         check(Hil(algorithm="rlpb"))

@@ -31,7 +31,9 @@ def test_one_problem_is_itself_and_several_are_listed_once_each():
     problems.report()
     assert not problems.check(build, Hil(), "sed=3", "batch_size=many") and len(problems.errors) == 2
     assert not problems.check(build, Hil(), "sed=3") and len(problems.errors) == 2, "once"
-    with pytest.raises(SeveralErrors, match=r"^2 things cannot work as they are:\n  - no setting named 'sed'.*\n  - batch_size: "):
+    with pytest.raises(
+        SeveralErrors, match=r"^2 things cannot work as they are:\n  - no setting named 'sed'.*\n  - batch_size: "
+    ):
         problems.report()
     with pytest.raises(ConfigError, match=r"^no setting named 'sed'"):
         build(Hil(), "sed=3")
@@ -42,13 +44,21 @@ def test_every_wrong_setting_of_a_file_is_named(tmp_path: Path):
     (tmp_path / "a.yaml").write_text(wrong)
     with pytest.raises(SeveralErrors) as error:
         build(Hil(), tmp_path / "a.yaml")
-    assert len(error.value.errors) == 4 and all(word in str(error.value) for word in ("'sed'", "hiden", "encoder.kind", "wire.port"))
+    assert len(error.value.errors) == 4 and all(
+        word in str(error.value) for word in ("'sed'", "hiden", "encoder.kind", "wire.port")
+    )
 
 
 def test_a_run_lists_all_that_cannot_work_and_makes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "wandb" else find(name, *more))
-    config = Hil(**TOY, operator="spacemose", sinks=["wandb", "tensorbord"], demo_path=["nowhere", "none/*.pkl"], classifier="nofolder")
+    config = Hil(
+        **TOY,
+        operator="spacemose",
+        sinks=["wandb", "tensorbord"],
+        demo_path=["nowhere", "none/*.pkl"],
+        classifier="nofolder",
+    )
     with pytest.raises(SeveralErrors) as error:
         begin_run(tmp_path / "run", "mine", config)
     said = str(error.value)
@@ -85,7 +95,9 @@ def test_demonstrations_of_another_task_are_refused_before_anything_is_made(tmp_
 
 @pytest.mark.parametrize("name", ["none", "spacemose"])
 def test_preflight_unknown_operator_names_the_empty_one(name: str):
-    with pytest.raises(ConfigError, match=rf"operator={name}: no device named.*Leave it empty \(operator=\) if no one takes over"):
+    with pytest.raises(
+        ConfigError, match=rf"operator={name}: no device named.*Leave it empty \(operator=\) if no one takes over"
+    ):
         check_begin(Hil(**TOY, operator=name))
 
 
@@ -101,7 +113,14 @@ def test_post_training_lists_all_that_cannot_work(tmp_path: Path):
     settings: dict[str, Any] = {"seed": -1, "policy": "nowhere", "sinks": ["none"], "rewards": {"success": 0}}
     with pytest.raises(SeveralErrors) as error:
         build(Vla(), {**settings, "collect": {"group_size": 0}, "critic": {"kind": "shared"}}).check()
-    wrong = ["seed=-1", "policy=nowhere", "no sink named", "all coefficients of rewards are 0", "group_size", "kind=shared"]
+    wrong = [
+        "seed=-1",
+        "policy=nowhere",
+        "no sink named",
+        "all coefficients of rewards are 0",
+        "group_size",
+        "kind=shared",
+    ]
     for words in (*wrong, "nothing to try"):
         assert words in str(error.value), words
 
@@ -117,7 +136,10 @@ def test_a_run_that_an_error_ends_before_it_has_anything_leaves_no_folder(tmp_pa
     begin_run(run, "mine", Hil(**TOY))
     kept = r"^no\n.*run has what was made until then: hilt train --run .* --resume"
     with pytest.raises(HiltError, match=kept), undone_if_nothing_is_kept(run):
-        with Log.create(run / "log", Log.open(tmp_path / "shown", "r").schema) as log, log.episode(actor="a") as running:
+        with (
+            Log.create(run / "log", Log.open(tmp_path / "shown", "r").schema) as log,
+            log.episode(actor="a") as running,
+        ):
             running.append({name: value for name, value in next(episode(0)).items() if name not in ("succeed", "lost")})
         raise HiltError("no")
     assert (run / "config.yaml").exists()
@@ -161,12 +183,16 @@ def test_demonstrations_of_another_task_with_the_same_columns_are_warned_of(
         with Log.open(tmp_path / "demos") as log:
             log.annotate(log.trajectories()[0], task=recorded)
     lines = other_tasks(Hil(task=trained, demo_path=[str(tmp_path / "demos")]))
-    assert len(lines) == warns and all(f"recorded of {recorded}, and this run learns {trained}" in line for line in lines)
+    assert len(lines) == warns and all(
+        f"recorded of {recorded}, and this run learns {trained}" in line for line in lines
+    )
 
 
 def test_preflight_recording_without_hil_serl_observations_names_the_option():
     image, state = np.zeros((2, 8, 8, 3), np.uint8), np.zeros((2, 3), np.float32)
     columns = {"observations": {"images": {"front": image}, "state": {"tcp_pose": state}}, "actions": state}
     schema = Schema.declare({"observations": {"front": ArraySpec(np.dtype(np.uint8), (1, 8, 8, 3))}})
-    with pytest.raises(HiltError, match=r"has no observations/front.*Record it with `hilt record TASK --observations hil-serl`"):
+    with pytest.raises(
+        HiltError, match=r"has no observations/front.*Record it with `hilt record TASK --observations hil-serl`"
+    ):
         _fitted(schema, Episode(columns), "recordings/pick")

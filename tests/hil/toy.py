@@ -20,7 +20,14 @@ class Toy(gymnasium.Env[Any, Any]):
 
     instruction = "reach the goal"
 
-    def __init__(self, hopeless: Sequence[int] = (), step_limit: int = 6, penalty: bool = False, delay: float = 0.0, hz: float = 200.0):
+    def __init__(
+        self,
+        hopeless: Sequence[int] = (),
+        step_limit: int = 6,
+        penalty: bool = False,
+        delay: float = 0.0,
+        hz: float = 200.0,
+    ):
         self.initial_states, self.step_limit, self.control_hz = {"train": 8, "test": 2}, step_limit, hz
         self._hopeless, self._penalty, self._delay = hopeless, penalty, delay
         state = Dict({"left/point": Box(-np.inf, np.inf, (3,), np.float32)})

@@ -72,7 +72,11 @@ class Walker:
 
 
 def config(**options: Any) -> Hil:
-    return Hil(task=TASK, task_options=options, agent=AgentConfig(encoder=EncoderConfig(features=4, precision="float32"), hidden=[8]))
+    return Hil(
+        task=TASK,
+        task_options=options,
+        agent=AgentConfig(encoder=EncoderConfig(features=4, precision="float32"), hidden=[8]),
+    )
 
 
 def make_run(folder: Path, updates: tuple[int, ...] = (10, 20), **options: Any) -> Path:

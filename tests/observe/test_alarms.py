@@ -19,7 +19,16 @@ VLA = RunFacts("vla", gae=True)
 HIL = RunFacts("hil", discount=0.97, target_entropy=-2.0, actions=4)
 STEP = {"ppo_kl": 0.01, "clip_fraction": 0.1, "entropy": 1.2, "explained_variance": 0.4, "skipped_steps": 0.0}
 STEP |= {"groups": 64.0, "groups_all_succeeded": 20.0, "groups_all_failed": 10.0}
-UPDATE = {"q": 0.5, "q/online": 0.5, "q_max": 1.1, "q_min": -0.1, "reward_max": 1.0, "reward_min": 0.0, "realized_q": 0.4, "entropy": -3.0}
+UPDATE = {
+    "q": 0.5,
+    "q/online": 0.5,
+    "q_max": 1.1,
+    "q_min": -0.1,
+    "reward_max": 1.0,
+    "reward_min": 0.0,
+    "realized_q": 0.4,
+    "entropy": -3.0,
+}
 UPDATE |= {"skipped_updates": 0.0, "update": 1000.0, "step": 500.0}
 
 
@@ -48,7 +57,10 @@ WRONG_HIL: dict[str, tuple[RunFacts, list[dict[str, float]]]] = {
 
 
 def test_a_validation_counts_as_many_episodes_as_are_independent():
-    records = [{"validation_success": p, "validation_episodes": 400.0, "validation_effective_episodes": 100.0} for p in (0.6, 0.45)]
+    records = [
+        {"validation_success": p, "validation_episodes": 400.0, "validation_effective_episodes": 100.0}
+        for p in (0.6, 0.45)
+    ]
     assert not raised(VLA, *records), "in 100 scenes of four tasks that is 2.1 standard errors"
     assert raised(VLA, *[record | {"validation_effective_episodes": 400.0} for record in records]) == ["validation"]
 
@@ -58,7 +70,11 @@ def test_validations_of_the_same_states_are_compared_in_pairs():
 
     def validated(failed: int, states: int = 100) -> dict[str, Any]:
         tried = " ".join("0" if state < failed else "1" for state in range(states))
-        return {"validation_success": 1 - failed / states, "validation_episodes": float(states), "validation_outcomes": tried}
+        return {
+            "validation_success": 1 - failed / states,
+            "validation_episodes": float(states),
+            "validation_outcomes": tried,
+        }
 
     assert raised(VLA, validated(10), validated(20)) == raised(HIL, validated(10), validated(20)) == ["validation"]
     assert not raised(VLA, validated(10), validated(18)), "8 of them are 2.8 standard errors"
@@ -81,24 +97,38 @@ def test_each_alarm_of_a_run_with_a_person_is_raised_alone(name: str):
 
 def test_a_healthy_run_raises_none():
     wave = [0.1 * math.sin(n) for n in range(60)]
-    steps = [STEP | {"ppo_kl": 0.02 + w / 5, "entropy": 1.5 - n / 60 + w, "explained_variance": -0.3 + n / 30} for n, w in enumerate(wave)]
-    learned = [{"validation_success": min(0.97, 0.3 + n / 60) + w / 4, "validation_episodes": 100} for n, w in enumerate(wave)]
+    steps = [
+        STEP | {"ppo_kl": 0.02 + w / 5, "entropy": 1.5 - n / 60 + w, "explained_variance": -0.3 + n / 30}
+        for n, w in enumerate(wave)
+    ]
+    learned = [
+        {"validation_success": min(0.97, 0.3 + n / 60) + w / 4, "validation_episodes": 100} for n, w in enumerate(wave)
+    ]
     assert raised(VLA, *steps, *learned) == []
-    updates = [UPDATE | {"q": 0.5 + w, "q/online": 0.5 + w, "entropy": -2.0 - n / 20, "update": 10.0 * n} for n, w in enumerate(wave)]
+    updates = [
+        UPDATE | {"q": 0.5 + w, "q/online": 0.5 + w, "entropy": -2.0 - n / 20, "update": 10.0 * n}
+        for n, w in enumerate(wave)
+    ]
     assert raised(HIL, *updates, *learned) == []
     assert raised(RunFacts("vla", ratio="chunk"), *[STEP | {"ppo_kl": 0.4}] * 5) == [], "a chunk has many numbers"
     assert raised(RunFacts("vla", target_kl=0.2), *[STEP | {"ppo_kl": 0.3}] * 5) == [], "as far as was asked for"
-    assert raised(RunFacts("vla"), *[STEP | {"entropy": -1.0 - n / 10} for n in range(12)]) == [], "a continuous one may be below 0"
+    assert raised(RunFacts("vla"), *[STEP | {"entropy": -1.0 - n / 10} for n in range(12)]) == [], (
+        "a continuous one may be below 0"
+    )
     assert raised(RunFacts("vla"), *[STEP | {"entropy": -1.0 - n / 2} for n in range(12)]) == ["entropy"]
 
 
 def test_bounds_follow_rewards_discount_and_the_range_of_targets():
     deep = [UPDATE | {"q_min": -90.0, "reward_min": -3.0}] * 5
-    assert raised(HIL, *deep) == [] and raised(HIL, *[UPDATE | {"q_min": -20.0}] * 5) == ["q_bound"], "no reward was below 0"
+    assert raised(HIL, *deep) == [] and raised(HIL, *[UPDATE | {"q_min": -20.0}] * 5) == ["q_bound"], (
+        "no reward was below 0"
+    )
     assert raised(RunFacts("hil", discount=0.97, q_range=(0.0, 1.0)), *[UPDATE | {"q_max": 2.0}] * 5) == ["q_bound"]
     nothing = UPDATE | {"reward_max": 0.0, "realized_q": 0.0}
     assert raised(HIL, *[nothing] * 9) == [], "as long as nobody has seen a reward"
-    assert raised(RunFacts("hil", discount=0.97, entropy_in_q=True), *[UPDATE | {"q_max": 99.0}] * 5) == [], "entropy has no bound"
+    assert raised(RunFacts("hil", discount=0.97, entropy_in_q=True), *[UPDATE | {"q_max": 99.0}] * 5) == [], (
+        "entropy has no bound"
+    )
 
 
 def test_entropy_in_q_is_no_overestimation():
@@ -106,7 +136,9 @@ def test_entropy_in_q_is_no_overestimation():
     high = [UPDATE | {"q/online": 9.0}] * 5
     assert raised(RunFacts("hil", discount=0.97), *high) == ["overestimation"]
     assert raised(RunFacts("hil", discount=0.97, entropy_in_q=True), *high) == []
-    with pytest.raises(ConfigError, match="stop_on=overestimation would do nothing: it needs algorithm=rlpd, backup_entropy=false"):
+    with pytest.raises(
+        ConfigError, match="stop_on=overestimation would do nothing: it needs algorithm=rlpd, backup_entropy=false"
+    ):
         check_stop_on(["overestimation"], RunFacts("hil", entropy_in_q=True))
 
 
@@ -154,7 +186,9 @@ def test_names_that_would_end_nothing_are_refused():
         check_stop_on(["ppokl"], VLA)
     with pytest.raises(UnknownNameError, match=r"no alarm named 'q_bound'"):
         check_stop_on(["q_bound"], VLA)
-    with pytest.raises(ConfigError, match=r"stop_on=explained_variance would do nothing: it needs algorithm\.estimator=gae"):
+    with pytest.raises(
+        ConfigError, match=r"stop_on=explained_variance would do nothing: it needs algorithm\.estimator=gae"
+    ):
         check_stop_on(["explained_variance"], RunFacts("vla"))
     with pytest.raises(SeveralErrors):
         check_stop_on(["validation", "overestimation"], RunFacts("hil", rlpd=False, validates=False))

@@ -22,25 +22,54 @@ def write(folder: Path, *records: dict[str, object]) -> None:
 
 
 def episode(success: bool, human: int = 0, length: int = 20) -> dict[str, object]:
-    return {"kind": "episode", "success": success, "length": length, "intervention_steps": human, "return": float(success)}
+    return {
+        "kind": "episode",
+        "success": success,
+        "length": length,
+        "intervention_steps": human,
+        "return": float(success),
+    }
 
 
 def test_standing_of_a_run(tmp_path: Path):
     now = 1100.0
     standing = Standing(tmp_path, lambda: now)
     assert not standing.read() and dict(standing.rows())["who acts"] == "none yet"
-    write(tmp_path, {"time": 1000, "step": 5, "critic_loss": 0.5}, {"update": 400, "step": 900, "critic_loss": 0.25, "q/demo": 0.75})
-    write(tmp_path, {"updates_per_second": 40.0, "env_steps_per_second": 12.5, "staleness": 31.6, "torch_share": 0.925, "log_steps": 12345})
+    write(
+        tmp_path,
+        {"time": 1000, "step": 5, "critic_loss": 0.5},
+        {"update": 400, "step": 900, "critic_loss": 0.25, "q/demo": 0.75},
+    )
+    write(
+        tmp_path,
+        {
+            "updates_per_second": 40.0,
+            "env_steps_per_second": 12.5,
+            "staleness": 31.6,
+            "torch_share": 0.925,
+            "log_steps": 12345,
+        },
+    )
     write(tmp_path, *[episode(True) for _ in range(30)], episode(False, human=10), episode(True, human=10))
     write(tmp_path, {"kind": "actor", "time": 1095, "actor": "b", "acting": "human", "lateness_p99_ms": 1.25})
-    write(tmp_path, {"kind": "actor", "time": 1020, "actor": "a", "acting": "policy"}, {"kind": "event", "event": "a checkpoint"})
+    write(
+        tmp_path,
+        {"kind": "actor", "time": 1020, "actor": "a", "acting": "policy"},
+        {"kind": "event", "event": "a checkpoint"},
+    )
     assert standing.read() and not standing.read()
     rows = dict(standing.rows())
     assert rows["who acts"] == "a: silent, b: human"
     assert rows["online steps"] == "900 (12.5/s)" and rows["updates"] == "400 (40/s)   92% torch"
     assert rows["success"] == "95% of the last 20 episodes; 100% of 18 without take-over"
-    assert rows["a person makes"] == "5% of steps" and rows["losses"] == "critic 0.25" and rows["Q values"] == "demo 0.75"
-    assert rows["acting weights"] == "32 updates old" and rows["steps kept"] == "online 12,345" and rows["last event"] == "a checkpoint"
+    assert (
+        rows["a person makes"] == "5% of steps" and rows["losses"] == "critic 0.25" and rows["Q values"] == "demo 0.75"
+    )
+    assert (
+        rows["acting weights"] == "32 updates old"
+        and rows["steps kept"] == "online 12,345"
+        and rows["last event"] == "a checkpoint"
+    )
     assert rows["control rate"].startswith("1.2 ms late") and "policy" not in rows, "what nobody told is left out"
     assert standing.line({"max_seconds": 160}).startswith("1:40  900 steps (12.5/s)  400 updates (40/s)  success 95%")
     assert standing.line({"max_seconds": 160}).endswith("critic loss 0.25  1:00 left  a checkpoint")
@@ -80,7 +109,9 @@ def test_standing_shows_unknown_success_as_a_dash(tmp_path: Path):
     standing = Standing(tmp_path, lambda: 1100.0)
     write(tmp_path, {**episode(True), "success": None, "step": 5})
     standing.read()
-    assert dict(standing.rows())["success"] == "–" and "success –" in standing.line({}) and "0%" not in standing.success()
+    assert (
+        dict(standing.rows())["success"] == "–" and "success –" in standing.line({}) and "0%" not in standing.success()
+    )
     write(tmp_path, episode(True, human=3))
     standing.read()
     assert standing.success() == "100% of the last 1 episodes; – of 0 without take-over"
@@ -112,8 +143,14 @@ def test_a_pipe_gets_a_line_now_and_then(tmp_path: Path, monkeypatch):
         shown.look()
         assert "20 updates" not in out.getvalue(), "not yet due"
     first, before, second, third = out.getvalue().splitlines()
-    assert before == "imitates the demonstrations first" and "imitates" not in second, "what goes before learning is told"
-    assert first == "recording [20] demonstrations" and "40 steps  10 updates (5/s)" in second and second.endswith("0:18 left")
+    assert before == "imitates the demonstrations first" and "imitates" not in second, (
+        "what goes before learning is told"
+    )
+    assert (
+        first == "recording [20] demonstrations"
+        and "40 steps  10 updates (5/s)" in second
+        and second.endswith("0:18 left")
+    )
     assert "80 steps  20 updates" in third and "\x1b" not in out.getvalue()
 
 
@@ -151,7 +188,12 @@ def test_no_line_comes_twice_where_nothing_changes(tmp_path: Path):
             clock[0] += 10
             shown.look()
     waits = "waits: there is no online step yet"
-    assert out.getvalue().splitlines() == [waits, f"{waits} (10 s so far)", f"{waits} (20 s so far)", f"{waits} (30 s so far)"]
+    assert out.getvalue().splitlines() == [
+        waits,
+        f"{waits} (10 s so far)",
+        f"{waits} (20 s so far)",
+        f"{waits} (30 s so far)",
+    ]
 
 
 def test_a_thread_looks_at_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -187,4 +229,10 @@ def test_a_terminal_gets_a_table(tmp_path: Path, monkeypatch):
         shown.look()
         shown.notify("a word")
     text = out.getvalue()
-    assert "pick" in text and "0:18 left" in text and "100% of the last 1 episodes" in text and "a word" in text and "\x1b[" in text
+    assert (
+        "pick" in text
+        and "0:18 left" in text
+        and "100% of the last 1 episodes" in text
+        and "a word" in text
+        and "\x1b[" in text
+    )

@@ -19,7 +19,9 @@ def losses(folder: Path) -> list[tuple[int, float]]:
 
 def test_one_object_a_line(tmp_path: Path):
     with Metrics(tmp_path / "run") as metrics:
-        metrics.write("update", {"loss": np.float32(0.5), "count": np.int64(3), "on": np.bool_(True)}, update=10, step=100)
+        metrics.write(
+            "update", {"loss": np.float32(0.5), "count": np.int64(3), "on": np.bool_(True)}, update=10, step=100
+        )
         metrics.write("episode", {"success": True, "actor": "arm-1", "unknown": None}, update=11, step=107)
         metrics.event("no demonstrations", update=12, step=108)
     first, second, third = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -72,7 +74,9 @@ def test_updates_that_were_made_again_are_read_once(tmp_path: Path):
 
 def test_metrics_refuse_what_cannot_be_written(tmp_path: Path):
     metrics = Metrics(tmp_path)
-    with pytest.raises(ConfigError, match="metrics of the kind 'updates': expected one of update, episode, actor, event"):
+    with pytest.raises(
+        ConfigError, match="metrics of the kind 'updates': expected one of update, episode, actor, event"
+    ):
         metrics.write("updates", {}, update=0, step=0)
     with pytest.raises(ConfigError, match="a metric named 'step': every record has its own"):
         metrics.write("update", {"step": 3}, update=0, step=0)

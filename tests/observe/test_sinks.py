@@ -33,7 +33,10 @@ def check_tensorboard(folder: Path) -> None:
     for axis in ("updates", "steps"):
         reader = EventAccumulator(str(folder / "tensorboard" / f"over_{axis}"))
         reader.Reload()
-        found |= {tag: [(event.step, round(event.value, 3)) for event in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
+        found |= {
+            tag: [(event.step, round(event.value, 3)) for event in reader.Scalars(tag)]
+            for tag in reader.Tags()["scalars"]
+        }
     assert found.pop("update/not_finite") == [(10, 1), (20, 1), (30, 1)]
     assert found == {
         "update/critic_loss": [(10, 0.1), (20, 0.2), (30, 1.3)],

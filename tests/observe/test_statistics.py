@@ -89,7 +89,9 @@ def test_students_factor() -> None:
 
 
 def test_statistics_refuse_what_cannot_be_compared() -> None:
-    with pytest.raises(ConfigError, match="2 and 1 episodes cannot be paired: try both policies from the same initial states"):
+    with pytest.raises(
+        ConfigError, match="2 and 1 episodes cannot be paired: try both policies from the same initial states"
+    ):
         paired_difference([True, False], [True], [0, 1])
     with pytest.raises(ConfigError, match="2 outcomes and 1 clusters: expected the cluster of each outcome"):
         clustered([True, False], [0])

@@ -70,7 +70,9 @@ class RealTable:
         return samples
 
     def mutate(self, updates: dict[int, float], deletes: list[int]) -> None:
-        self.client.mutate_priorities(TABLE, {self.keys[number]: p for number, p in updates.items()}, [self.keys[n] for n in deletes])
+        self.client.mutate_priorities(
+            TABLE, {self.keys[number]: p for number, p in updates.items()}, [self.keys[n] for n in deletes]
+        )
         for number in deletes:
             del self.keys[number]
 
@@ -81,9 +83,16 @@ class RealTable:
     def counts(self) -> list[Any]:
         """Size, inserts, samples, and what could be inserted and sampled now, as zeros and ones."""
         info = self.client.server_info(30)[TABLE]
-        asked = [self.table.can_insert(n) for n in range(1, AHEAD + 1)] + [self.table.can_sample(n) for n in range(1, AHEAD + 1)]
+        asked = [self.table.can_insert(n) for n in range(1, AHEAD + 1)] + [
+            self.table.can_sample(n) for n in range(1, AHEAD + 1)
+        ]
         limits = info.rate_limiter_info
-        return [info.current_size, limits.insert_stats.completed, limits.sample_stats.completed, "".join(str(int(a)) for a in asked)]
+        return [
+            info.current_size,
+            limits.insert_stats.completed,
+            limits.sample_stats.completed,
+            "".join(str(int(a)) for a in asked),
+        ]
 
     def present(self) -> list[int]:
         """All items of a Uniform table, found by sampling until each was seen."""
@@ -145,7 +154,13 @@ def table_case(spec: dict[str, Any], rng: random.Random, steps: int) -> dict[str
 
 def remover_case(remover: str, rng: random.Random, steps: int) -> dict[str, Any]:
     """Random inserts, updates and deletes on a small table, with what is in it after each."""
-    spec = {"sampler": ["Uniform"], "remover": [remover], "max_size": 5, "max_times_sampled": 0, "limiter": ["MinSize", 1]}
+    spec = {
+        "sampler": ["Uniform"],
+        "remover": [remover],
+        "max_size": 5,
+        "max_times_sampled": 0,
+        "limiter": ["MinSize", 1],
+    }
     real = RealTable(spec)
     done: list[list[Any]] = []
     present: list[int] = []
@@ -174,7 +189,9 @@ def prioritized_case(exponent: float, priorities: list[float], rng: random.Rando
     """How often each item is drawn and with what stated probability; then again after updates and deletes."""
     size = len(priorities)
     sampler = ["Prioritized", exponent]
-    real = RealTable({"sampler": sampler, "remover": ["Fifo"], "max_size": size, "max_times_sampled": 0, "limiter": ["MinSize", 1]})
+    real = RealTable(
+        {"sampler": sampler, "remover": ["Fifo"], "max_size": size, "max_times_sampled": 0, "limiter": ["MinSize", 1]}
+    )
     rounds = []
     try:
         for number, priority in enumerate(priorities):
@@ -210,7 +227,13 @@ def main(folder: Path) -> None:
         for _ in range(2):
             tables.append(table_case(random_spec(rng, limiter), rng, 40))
     for sampler in DETERMINISTIC:  # each order, long
-        spec = {"sampler": [sampler], "remover": ["Fifo"], "max_size": 30, "max_times_sampled": 0, "limiter": ["MinSize", 1]}
+        spec = {
+            "sampler": [sampler],
+            "remover": ["Fifo"],
+            "max_size": 30,
+            "max_times_sampled": 0,
+            "limiter": ["MinSize", 1],
+        }
         tables.append(table_case(spec, rng, 120))
         tables.append(table_case(spec | {"max_times_sampled": 2}, rng, 60))
     write(folder, "tables.json", tables)

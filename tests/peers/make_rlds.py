@@ -80,7 +80,9 @@ class AllFeatures(tfds.core.GeneratorBasedBuilder):
     def step(self, rng: np.random.Generator, i: int, length: int) -> dict[str, Any]:
         def numbers(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
             if dtype.kind == "f":
-                return rng.choice([0.0, -0.0, 1.5, np.inf, -np.inf, np.nan, 1e-7, rng.normal()], size=shape).astype(dtype)
+                return rng.choice([0.0, -0.0, 1.5, np.inf, -np.inf, np.nan, 1e-7, rng.normal()], size=shape).astype(
+                    dtype
+                )
             low, high = np.iinfo(dtype).min, min(np.iinfo(dtype).max, 2**63 - 1)  # what tf.train.Example can hold
             return rng.choice(np.array([low, high, 0, 1, 100], dtype), size=shape)
 
@@ -295,7 +297,9 @@ def slices(rng: random.Random) -> list[dict[str, Any]]:
             return f"{value + rng.choice((0, 0, 0.5)) if unit == '%' else value}{unit}"
 
         spec = f"train[{border()}:{border()}]" if rng.random() < 0.9 else f"train[{border()}]"
-        template = tfds.core.ShardedFileTemplate(data_dir="/", dataset_name="d", filetype_suffix="tfrecord", split="train")
+        template = tfds.core.ShardedFileTemplate(
+            data_dir="/", dataset_name="d", filetype_suffix="tfrecord", split="train"
+        )
         info = tfds.core.SplitInfo(name="train", shard_lengths=lengths, num_bytes=0, filename_template=template)
         try:
             instructions = tfds.core.splits.SplitDict([info])[spec].file_instructions
@@ -303,7 +307,8 @@ def slices(rng: random.Random) -> list[dict[str, Any]]:
             if whole.to is not None and whole.to < (whole.from_ or 0):  # there it means too much, here nothing
                 continue
             parts = [
-                [int(i.filename.rsplit("-", 3)[-3]), i.skip, i.take if i.take >= 0 else i.examples_in_shard - i.skip] for i in instructions
+                [int(i.filename.rsplit("-", 3)[-3]), i.skip, i.take if i.take >= 0 else i.examples_in_shard - i.skip]
+                for i in instructions
             ]
         except (ValueError, NotImplementedError):
             parts = None
@@ -316,5 +321,9 @@ if __name__ == "__main__":
     make(folder / "sharded", AllFeatures, shards=3)
     make(folder / "array_record", AllFeatures, "array_record")
     (folder / "splits.json").write_text(json.dumps(slices(random.Random(0))))
-    np.savez_compressed(folder / "all_features_expected.npz", **expected(make(folder, AllFeatures), AllFeatures.EPISODES, False))
-    np.savez_compressed(folder / "ragged_features.npz", **expected(make(folder, RaggedFeatures), RaggedFeatures.EPISODES, True))
+    np.savez_compressed(
+        folder / "all_features_expected.npz", **expected(make(folder, AllFeatures), AllFeatures.EPISODES, False)
+    )
+    np.savez_compressed(
+        folder / "ragged_features.npz", **expected(make(folder, RaggedFeatures), RaggedFeatures.EPISODES, True)
+    )

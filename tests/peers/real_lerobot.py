@@ -45,7 +45,10 @@ class VideoReader:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for frame in self.container.decode(video=0):
-            yield {"data": torch.from_numpy(frame.to_rgb().to_ndarray()).permute(2, 0, 1), "pts": float(frame.pts * frame.time_base)}
+            yield {
+                "data": torch.from_numpy(frame.to_rgb().to_ndarray()).permute(2, 0, 1),
+                "pts": float(frame.pts * frame.time_base),
+            }
 
 
 def stand_in(name: str, **members: Any) -> types.ModuleType:
@@ -56,7 +59,10 @@ def stand_in(name: str, **members: Any) -> types.ModuleType:
     return module
 
 
-transforms, reader = stand_in("torchvision.transforms", ToTensor=ToTensor), stand_in("torchvision.io", VideoReader=VideoReader)
+transforms, reader = (
+    stand_in("torchvision.transforms", ToTensor=ToTensor),
+    stand_in("torchvision.io", VideoReader=VideoReader),
+)
 stand_in("torchvision", transforms=transforms, io=reader, set_video_backend=lambda backend: None)
 
 CACHE = tempfile.mkdtemp(prefix="hilt-lerobot-")

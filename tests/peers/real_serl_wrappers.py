@@ -44,7 +44,9 @@ class ReplayEnv(gymnasium.Env):
     def observed(self):
         state = {}
         for i, key in enumerate(self.keys):  # two arms see different rows
-            state[key] = self.data[key.split("/")[-1]][(self.t + 17 * (i // len(SIZES))) % len(self.data["tcp_pose"])].copy()
+            state[key] = self.data[key.split("/")[-1]][
+                (self.t + 17 * (i // len(SIZES))) % len(self.data["tcp_pose"])
+            ].copy()
         return {"state": state, "images": {"front": np.full((2, 2, 3), self.t, np.uint8)}}
 
 
@@ -65,7 +67,12 @@ def rolled(env, below, actions):
     out = {}
     for action in actions:
         obs, reward, terminated, truncated, info = env.step(action.copy())
-        row = {**dict(leaves(obs)), "reward": float(np.asarray(reward)), "done": bool(terminated), "truncated": bool(truncated)}
+        row = {
+            **dict(leaves(obs)),
+            "reward": float(np.asarray(reward)),
+            "done": bool(terminated),
+            "truncated": bool(truncated),
+        }
         row.update({f"info.{key}": value for key, value in leaves(info) if key in ("succeed", "grasp_penalty")})
         rows.append(row)
         for key in ("intervene_action",):
@@ -80,7 +87,11 @@ def rolled(env, below, actions):
 
 def run(w, data):
     """``{case: {name: array}}`` of the wrappers in `w`."""
-    seven, fourteen, six = data["actions"], np.concatenate([data["actions"], -data["actions"]], 1), data["actions"][:, :6]
+    seven, fourteen, six = (
+        data["actions"],
+        np.concatenate([data["actions"], -data["actions"]], 1),
+        data["actions"][:, :6],
+    )
     cases = {}
 
     def case(name, below, wrap, actions):
@@ -100,7 +111,9 @@ def run(w, data):
     case("close", ReplayEnv(data), lambda env: w.RelativeFrame(w.GripperCloseEnv(env)), six)
     case("penalty", ReplayEnv(data), lambda env: w.GripperPenaltyWrapper(full(env), penalty=-0.02), seven)
     verdict = lambda obs: int(obs["state"][0, 0] > 0.6)  # noqa: E731
-    case("classifier", ReplayEnv(data), lambda env: w.MultiCameraBinaryRewardClassifierWrapper(full(env), verdict), seven)
+    case(
+        "classifier", ReplayEnv(data), lambda env: w.MultiCameraBinaryRewardClassifierWrapper(full(env), verdict), seven
+    )
     stages = [lambda obs, i=i: np.array(10.0 * obs["state"][0, i]) for i in (0, 1, 14)]
     case("stages", ReplayEnv(data), lambda env: w.MultiStageBinaryRewardClassifierWrapper(full(env), stages), seven)
     return cases
@@ -123,14 +136,31 @@ def upstream(checkout):
     """Upstream's classes, by name."""
     for path in ("serl_launcher", "serl_robot_infra", "examples"):
         sys.path.insert(0, f"{checkout}/{path}")
-    for name in ("pyrealsense2", "requests", "cv2", "jax", "franka_env.envs.franka_env", "franka_env.envs.franka_wrench_env"):
+    for name in (
+        "pyrealsense2",
+        "requests",
+        "cv2",
+        "jax",
+        "franka_env.envs.franka_env",
+        "franka_env.envs.franka_wrench_env",
+    ):
         sys.modules[name] = types.ModuleType(name)
-    for name in ("franka_env.spacemouse.spacemouse_expert", "franka_env.camera.video_capture", "franka_env.camera.rs_capture"):
+    for name in (
+        "franka_env.spacemouse.spacemouse_expert",
+        "franka_env.camera.video_capture",
+        "franka_env.camera.rs_capture",
+    ):
         sys.modules[name] = types.ModuleType(name)
     sys.modules["franka_env.spacemouse.spacemouse_expert"].SpaceMouseExpert = None
-    sys.modules["franka_env.camera.video_capture"].VideoCapture = sys.modules["franka_env.camera.rs_capture"].RSCapture = None
+    sys.modules["franka_env.camera.video_capture"].VideoCapture = sys.modules[
+        "franka_env.camera.rs_capture"
+    ].RSCapture = None
     franka = sys.modules["franka_env.envs.franka_env"]
-    franka.FrankaEnv, franka.DefaultEnvConfig, sys.modules["franka_env.envs.franka_wrench_env"].FrankaWrenchEnv = object, None, None
+    franka.FrankaEnv, franka.DefaultEnvConfig, sys.modules["franka_env.envs.franka_wrench_env"].FrankaWrenchEnv = (
+        object,
+        None,
+        None,
+    )
 
     sys.modules["jax"].tree_map = lambda function, tree, is_leaf: stacked(tree, function)
 

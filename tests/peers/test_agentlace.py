@@ -27,7 +27,9 @@ ROOT = Path(__file__).parents[2]
 
 pytestmark = [
     pytest.mark.peers,
-    pytest.mark.skipif(not CHECKOUT, reason="HILT_AGENTLACE is not set: give a checkout of https://github.com/youliangtan/agentlace"),
+    pytest.mark.skipif(
+        not CHECKOUT, reason="HILT_AGENTLACE is not set: give a checkout of https://github.com/youliangtan/agentlace"
+    ),
 ]
 
 COMPAT = '''
@@ -211,7 +213,9 @@ os._exit(0)  # without stopping anything, of which the original dies or waits fo
 
 def run(python: str, path: Path, script: Path) -> dict[str, Any]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), str(ROOT)])}
-    done = subprocess.run([python, str(script), str(free_port())], env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [python, str(script), str(free_port())], env=environment, capture_output=True, text=True, timeout=200
+    )
     assert done.stdout, done.stderr
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
@@ -226,13 +230,17 @@ def test_where_it_loses_steps(compat: Path, tmp_path: Path, counted: Callable[[s
     assert ours["two_actors"] == {"sent": 7, "arrived": 7, "twice": 0, "update": True}
     assert ours["an_actor_that_starts_again"] == {"sent": 56, "arrived": 56, "twice": 0, "update": True}
     script.write_text(
-        SCENARIOS.replace("store = QueuedDataStore(capacity)", "store = __import__('hilt.replay').replay.QueuedDataStore(capacity)")
+        SCENARIOS.replace(
+            "store = QueuedDataStore(capacity)", "store = __import__('hilt.replay').replay.QueuedDataStore(capacity)"
+        )
     )
     spilling = run(sys.executable, compat, script)
     counted(f"ours, with what its queue does by itself (spill): {spilling}")
     assert spilling["a_queue_that_overflows"] == {"sent": 10, "arrived": 10, "twice": 0, "update": True}
     if not PYTHON:
-        pytest.skip("HILT_AGENTLACE_PYTHON is not set: give a Python that can import agentlace, and the original is run beside ours")
+        pytest.skip(
+            "HILT_AGENTLACE_PYTHON is not set: give a Python that can import agentlace, and the original is run beside ours"
+        )
     script.write_text(SCENARIOS)
     theirs = run(PYTHON, Path(CHECKOUT), script)
     counted(f"agentlace: {theirs}")

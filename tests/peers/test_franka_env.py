@@ -94,7 +94,9 @@ def test_the_real_client_resets_steps_and_grips() -> None:
     checkout, python = os.environ.get("HILT_HILSERL"), os.environ.get("HILT_HILSERL_PYTHON")
     if not checkout or not python:
         pytest.skip("HILT_HILSERL and HILT_HILSERL_PYTHON do not name a checkout of HIL-SERL and a Python for it")
-    places = [place / "serl_robot_infra" for place in (Path(checkout), Path(checkout).parent)]  # the checkout, or a part of it
+    places = [
+        place / "serl_robot_infra" for place in (Path(checkout), Path(checkout).parent)
+    ]  # the checkout, or a part of it
     code = next(filter(Path.is_dir, places), None)
     if code is None:
         pytest.skip(f"HILT_HILSERL={checkout} has no folder serl_robot_infra in it or beside it")

@@ -61,7 +61,9 @@ def test_gym_hil_env_is_a_task():
         "its block lies at one place unless told otherwise; nothing else is missing"
     )
     (finding,) = check_task(make(TASK, random_block_position=True))
-    assert "two resets to state 0 of 'train' begin differently" in finding, "and then it is drawn from numpy's global generator"
+    assert "two resets to state 0 of 'train' begin differently" in finding, (
+        "and then it is drawn from numpy's global generator"
+    )
 
 
 def test_ten_scripted_episodes(tmp_path: Path, counted: Callable[[str], None]):
@@ -81,7 +83,10 @@ def test_ten_scripted_episodes(tmp_path: Path, counted: Callable[[str], None]):
     blocks = set()
     for episode in episodes:
         assert set(episode["source"]) == {int(Source.DEMO)}
-        assert episode["terminated"].tolist() == [False] * (len(episode["rewards"]) - 1) + [True] and not episode["truncated"].any()
+        assert (
+            episode["terminated"].tolist() == [False] * (len(episode["rewards"]) - 1) + [True]
+            and not episode["truncated"].any()
+        )
         blocks.add(tuple(episode["observations"]["environment_state"][0]))
         assert episode["next_observations"]["environment_state"][-1, 2] > 0.1, "the block is in the air"
     assert len(blocks) == 10, "each at another place"
@@ -93,10 +98,14 @@ def test_ten_scripted_episodes(tmp_path: Path, counted: Callable[[str], None]):
         for t, action in enumerate(episode["actions"]):
             assert np.array_equal(observation["agent_pos"], episode["observations"]["agent_pos"][t])
             observation, _, _, _, info = again.step(action)
-        assert np.array_equal(observation["agent_pos"], episode["next_observations"]["agent_pos"][-1]) and success_of(info)
+        assert np.array_equal(observation["agent_pos"], episode["next_observations"]["agent_pos"][-1]) and success_of(
+            info
+        )
     again.close()
     steps = sum(len(episode["rewards"]) for episode in episodes)
-    counted(f"gym-hil {version('gym-hil')}: 10 of 10 episodes succeeded, {steps} steps in {seconds:.1f} s; played again to the last bit")
+    counted(
+        f"gym-hil {version('gym-hil')}: 10 of 10 episodes succeeded, {steps} steps in {seconds:.1f} s; played again to the last bit"
+    )
 
 
 def test_pictures_are_recorded(tmp_path: Path, counted: Callable[[str], None]):
@@ -109,6 +118,9 @@ def test_pictures_are_recorded(tmp_path: Path, counted: Callable[[str], None]):
     log = Log.open(tmp_path / "pictures/log", "r")
     pixels = log.read(log.trajectory_keys(log.trajectories()[0]))["observations"]["pixels"]
     log.close()
-    assert {name: images.shape for name, images in pixels.items()} == {"front": (5, 128, 128, 3), "wrist": (5, 128, 128, 3)}
+    assert {name: images.shape for name, images in pixels.items()} == {
+        "front": (5, 128, 128, 3),
+        "wrist": (5, 128, 128, 3),
+    }
     assert all(images.dtype == np.uint8 and images.std() > 5 for images in pixels.values())
     counted(f"5 steps with two pictures of 128 pixels in {time.perf_counter() - started:.1f} s")

@@ -44,7 +44,11 @@ def assert_as_minari_says(folder: Path, dataset: Any) -> list[Episode]:
 
     for ours, theirs in zip(episodes, dataset.iterate_episodes(), strict=True):
         columns, compared = flatten(ours.columns), 0
-        wanted = {"observations": tree(theirs.observations), "actions": tree(theirs.actions), "infos": tree(theirs.infos or {})}
+        wanted = {
+            "observations": tree(theirs.observations),
+            "actions": tree(theirs.actions),
+            "infos": tree(theirs.infos or {}),
+        }
         wanted |= {"rewards": theirs.rewards, "terminated": theirs.terminations, "truncated": theirs.truncations}
         for path, values in flatten(wanted).items():
             if isinstance(values, list):  # text
@@ -123,7 +127,12 @@ def test_minari_from_a_real_environment(datasets: Path) -> None:
             cuts.append(cut)
         buffers.append(
             EpisodeBuffer(
-                seed=seed, observations=observations, actions=actions, rewards=rewards, terminations=ends[1:], truncations=cuts[1:]
+                seed=seed,
+                observations=observations,
+                actions=actions,
+                rewards=rewards,
+                terminations=ends[1:],
+                truncations=cuts[1:],
             )
         )
     dataset = minari.create_dataset_from_buffers("cartpole/random-v0", buffers, env="CartPole-v1")

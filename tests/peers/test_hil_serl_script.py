@@ -83,13 +83,33 @@ def checkout() -> Path:
 def test_the_configs_of_its_tasks_are_recipes():
     parts = [str(checkout() / part) for part in ("examples", "serl_launcher", "serl_robot_infra")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*parts, *sys.path])}
-    done = subprocess.run([sys.executable, "-c", CONFIGS], env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", CONFIGS], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     print(done.stdout)
     assert json.loads(done.stdout.partition("found ")[2]) == {
         "ram_insertion": ["single-arm-fixed-gripper", 0.97, 5000, 1000, ["wrist_1", "wrist_2"], 100, [1, 19], [6]],
-        "usb_pickup_insertion": ["single-arm-learned-gripper", 0.98, 2000, 1000, ["side_policy", "wrist_1", "wrist_2"], 120, [1, 19], [7]],
-        "object_handover": ["dual-arm-learned-gripper", 0.97, 5000, 1000, ["left/wrist", "right/wrist", "left/side"], 200, [1, 26], [14]],
+        "usb_pickup_insertion": [
+            "single-arm-learned-gripper",
+            0.98,
+            2000,
+            1000,
+            ["side_policy", "wrist_1", "wrist_2"],
+            120,
+            [1, 19],
+            [7],
+        ],
+        "object_handover": [
+            "dual-arm-learned-gripper",
+            0.97,
+            5000,
+            1000,
+            ["left/wrist", "right/wrist", "left/side"],
+            200,
+            [1, 26],
+            [14],
+        ],
     }
 
 
@@ -112,16 +132,28 @@ def test_train_rlpd_as_it_stands_there(tmp_path: Path):
     ports = f"make_trainer_config(port_number={free_port()}, broadcast_port={free_port()})"
     (tmp_path / "train_rlpd.py").write_text(script.replace("make_trainer_config()", ports))
     task = file_of_the_page("my_task.py").replace("max_steps = 60", "max_steps = 130")
-    more = "buffer_period = 50\n    log_period = 10\n    replay_buffer_capacity = 1000"  # what DefaultTrainingConfig has
+    more = (
+        "buffer_period = 50\n    log_period = 10\n    replay_buffer_capacity = 1000"  # what DefaultTrainingConfig has
+    )
     (tmp_path / "my_task.py").write_text(task.replace("buffer_period = 0", more))
     record_demos(tmp_path / "demo_data" / "reach_2_demos_2026-11-15_10-00-00.pkl", 2)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(upstream / "serl_launcher"), *sys.path])}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(upstream / "serl_launcher"), *sys.path]),
+    }
     demos = next((tmp_path / "demo_data").iterdir())
     flags = {"learner": [f"--demo_path={demos}", "--checkpoint_path=learned"], "actor": ["--checkpoint_path=acted"]}
     running = {
         role: subprocess.Popen(
             [sys.executable, "train_rlpd.py", f"--{role}", "--exp_name=reach", "--debug", *given],
-            **{"cwd": tmp_path, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True},
+            **{
+                "cwd": tmp_path,
+                "env": environment,
+                "stdout": subprocess.PIPE,
+                "stderr": subprocess.STDOUT,
+                "text": True,
+            },
         )
         for role, given in flags.items()
     }
@@ -132,7 +164,17 @@ def test_train_rlpd_as_it_stands_there(tmp_path: Path):
     finally:
         for process in running.values():
             process.kill()
-    assert {path.name for path in (tmp_path / "learned").iterdir()} == {"checkpoint_30", "checkpoint_60", "checkpoint_90", "checkpoint_120"}
-    assert {path.name for path in (tmp_path / "acted" / "buffer").iterdir()} == {"transitions_50.pkl", "transitions_100.pkl"}
+    assert {path.name for path in (tmp_path / "learned").iterdir()} == {
+        "checkpoint_30",
+        "checkpoint_60",
+        "checkpoint_90",
+        "checkpoint_120",
+    }
+    assert {path.name for path in (tmp_path / "acted" / "buffer").iterdir()} == {
+        "transitions_50.pkl",
+        "transitions_100.pkl",
+    }
     lines = len(script.splitlines())
-    print(f"train_rlpd.py: {lines} lines, {len(IMPORTS)} imports and {len(JAX)} kinds of lines of jax changed; it learned and acted")
+    print(
+        f"train_rlpd.py: {lines} lines, {len(IMPORTS)} imports and {len(JAX)} kinds of lines of jax changed; it learned and acted"
+    )

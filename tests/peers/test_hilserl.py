@@ -78,7 +78,10 @@ def test_hilserl_loading_loop_reads_our_pickles(kind: str, tmp_path: Path) -> No
                 episode.columns[name] = {key: column[:, None] for key, column in episode.columns[name].items()}
     write(create(folder, "hil-serl", buffer_period=8), episodes)
     done = subprocess.run(
-        [python, "-c", LOOP, folder, tmp_path / "out.npz"], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": checkout}
+        [python, "-c", LOOP, folder, tmp_path / "out.npz"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": checkout},
     )
     assert done.returncode == 0, done.stderr
     print(done.stdout)
@@ -94,7 +97,13 @@ def test_hilserl_loading_loop_reads_our_pickles(kind: str, tmp_path: Path) -> No
         for name, ours in steps.items():
             assert len(theirs[f"{name}/rewards"]) == len(ours) > 0
             for row, (columns, i) in enumerate(ours):
-                for path in ("actions", "rewards", "observations/front", "next_observations/front", "next_observations/state"):
+                for path in (
+                    "actions",
+                    "rewards",
+                    "observations/front",
+                    "next_observations/front",
+                    "next_observations/state",
+                ):
                     assert np.array_equal(theirs[f"{name}/{path}"][row], columns[path][i]), (name, path, row)
                 assert theirs[f"{name}/dones"][row] == (columns["terminated"][i] or columns["truncated"][i])
                 assert theirs[f"{name}/masks"][row] == 1.0 - columns["terminated"][i]

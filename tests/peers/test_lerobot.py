@@ -57,16 +57,23 @@ def test_the_golden_datasets_are_to_it_what_they_are_to_us(name: str) -> None:
 
 def moving(length: int, seed: int, **more: Any) -> Episode:
     """An episode with two cameras that can be videos."""
-    episode = made(length, seed, ended="truncated" if seed % 2 else "terminated", source=[i % 2 for i in range(length)], **more)
+    episode = made(
+        length, seed, ended="truncated" if seed % 2 else "terminated", source=[i % 2 for i in range(length)], **more
+    )
     cameras = {"front": (64, 0), "wrist": (48, 3)}
-    images = {name: np.stack([real.drawn(h, 64, i + ahead, seed) for i in range(length + 1)]) for name, (h, ahead) in cameras.items()}
+    images = {
+        name: np.stack([real.drawn(h, 64, i + ahead, seed) for i in range(length + 1)])
+        for name, (h, ahead) in cameras.items()
+    }
     state = np.random.default_rng(seed).normal(size=(length + 1, 8)).astype(np.float32)
     episode.columns |= transitions({"images": images, "state": state, "one": np.arange(length + 1, dtype=np.int16)})
     return episode
 
 
 @v3_only
-@pytest.mark.parametrize("options", [{"images": "png"}, {"codec": "av1"}, {"codec": "h264"}, {"codec": "lossless"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"images": "png"}, {"codec": "av1"}, {"codec": "h264"}, {"codec": "lossless"}], ids=str
+)
 def test_lerobot_reads_our_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]) -> None:
     monkeypatch.setattr(lerobot_write, "UNIT_BYTES", 10 * (64 + 48) * 64 * 3)  # three files of each kind
     grid = np.arange(66, dtype=np.uint16).reshape(11, 2, 3)
@@ -88,7 +95,10 @@ def test_lerobot_reads_our_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                     assert np.array_equal(value, read[path][i]), (path, i)
                     assert golden.signal_to_noise(value, said[path][i]) > 25
                 elif path:
-                    assert np.array_equal(value.reshape(said[path].shape[1:]), said[path][i].astype(value.dtype)), (path, i)
+                    assert np.array_equal(value.reshape(said[path].shape[1:]), said[path][i].astype(value.dtype)), (
+                        path,
+                        i,
+                    )
             assert theirs[f"{number}/{i}/next.done"] == (said["terminated"][i] or said["truncated"][i])
             assert theirs[f"{number}/{i}/complementary_info.is_intervention"] == (said["source"][i] == 1)
         assert theirs[f"{number}/{len(episode) - 1}/next.success"] == episode.facts["success"]
@@ -121,7 +131,9 @@ def test_lerobot_appends_to_our_datasets(tmp_path: Path, images: str) -> None:
     cameras = [name for name, feature in features.items() if feature["dtype"] in ("image", "video")]
     for i in range(4):
         item = dataset[i % 3]
-        frame = {n: item[n].numpy().reshape(f["shape"]).astype(f["dtype"]) for n, f in features.items() if n not in cameras}
+        frame = {
+            n: item[n].numpy().reshape(f["shape"]).astype(f["dtype"]) for n, f in features.items() if n not in cameras
+        }
         pictures = {name: real.drawn(features[name]["shape"][0], 64, i, 5) for name in cameras}
         dataset.add_frame({**frame, **pictures, "task": "once more"})
     dataset.save_episode()

@@ -62,11 +62,19 @@ def equal(a: Any, b: Any) -> bool:
 def libero_itself(script: str, folder: Path) -> str:
     """Run in a process that knows nothing of Hilt; LIBERO finds its folders in a file, or it would ask for them."""
     root = libero._root()
-    (folder / "config.yaml").write_text(json.dumps({"benchmark_root": str(root), "bddl_files": str(root / "bddl_files")}))
+    (folder / "config.yaml").write_text(
+        json.dumps({"benchmark_root": str(root), "bddl_files": str(root / "bddl_files")})
+    )
     begin = f"import numpy as np, libero.libero\nlibero.libero._assets_path_cache = {ASSETS!r}\n"
     told = os.environ | {"LIBERO_CONFIG_PATH": str(folder)}
     done = subprocess.run(
-        [sys.executable, "-c", begin + script], cwd=folder, env=told, capture_output=True, text=True, timeout=900, stdin=subprocess.DEVNULL
+        [sys.executable, "-c", begin + script],
+        cwd=folder,
+        env=told,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -177,17 +185,24 @@ def test_real_libero_env_is_a_task() -> None:
 def test_every_task_has_its_states_and_its_words(tmp_path: Path) -> None:
     script = f"import json\nfrom libero.libero import benchmark\nfor name in {list(libero.SUITES)}:\n"
     told = libero_itself(script + "    print(json.dumps(benchmark.get_benchmark(name)().tasks))", tmp_path)
-    theirs = [json.loads(line) for line in told.splitlines() if line.startswith("[[")]  # between lines about the order of tasks
+    theirs = [
+        json.loads(line) for line in told.splitlines() if line.startswith("[[")
+    ]  # between lines about the order of tasks
     for (suite, count), tasks in zip(libero.SUITES.items(), theirs, strict=True):
         assert libero.task_names(suite) == [task[0] for task in tasks] and len(tasks) == count
         for number, task in enumerate(tasks):
             env = LiberoEnv(suite, number)
-            assert env.instruction == task[1] and env._stored.shape[0] == libero.STORED and env._stored.dtype == np.float64
+            assert (
+                env.instruction == task[1] and env._stored.shape[0] == libero.STORED and env._stored.dtype == np.float64
+            )
 
 
 def test_files_that_are_missing_are_named_before_anything_starts() -> None:
     ready([f"{suite}/{number}" for suite in ("libero_spatial", "libero_goal") for number in range(10)])
-    for suite, file in {"libero_object": "scenes/libero_floor_base_style.xml", "libero_10": "articulated_objects/microwave.xml"}.items():
+    for suite, file in {
+        "libero_object": "scenes/libero_floor_base_style.xml",
+        "libero_10": "articulated_objects/microwave.xml",
+    }.items():
         if not Path(ASSETS, file).exists():
             with pytest.raises(StorageError, match=rf"{suite} needs files that .* lacks: .*{file}.*HILT_LIBERO_ASSETS"):
                 ready([f"{suite}/{number}" for number in range(10)])
@@ -198,7 +213,9 @@ def test_files_that_are_missing_are_named_before_anything_starts() -> None:
 def test_real_libero_asks_nothing_and_writes_nothing(tmp_path: Path) -> None:
     script = "from hilt.envs.task import ready; ready(['libero_spatial/0']); import sys; print('torch' in sys.modules)"
     told = {key: value for key, value in os.environ.items() if key != "LIBERO_CONFIG_PATH"} | {"HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", script], env=told, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=told, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL
+    )
     assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
     assert not (tmp_path / ".libero").exists()
 
@@ -263,11 +280,20 @@ def test_env_worker_plays_an_episode_of_libero_in_a_process_of_its_own(tmp_path:
         return all(np.array_equal(value, theirs[key][row].astype(value.dtype)) for key, value in answer["obs"].items())
 
     first = answered.get(timeout=600)
-    assert (first["type"], first["task_description"], first["task_file_name"]) == ("init", task.language, "libero_spatial_task_4_trial_31")
+    assert (first["type"], first["task_description"], first["task_file_name"]) == (
+        "init",
+        task.language,
+        "libero_spatial_task_4_trial_31",
+    )
     assert (first["active"], first["complete"], first["finish_step"]) == (True, False, 0) and same(first, 10)
     asked.put(chunk)
     second = answered.get(timeout=600)
-    assert (second["type"], second["active"], second["complete"], second["finish_step"]) == ("step", True, False, 3) and same(second, 13)
+    assert (second["type"], second["active"], second["complete"], second["finish_step"]) == (
+        "step",
+        True,
+        False,
+        3,
+    ) and same(second, 13)
     (picture,) = second["valid_images"]
     assert np.array_equal(picture, second["obs"]["agentview_image"][::-1, ::-1]), "turned, as its policies were trained"
     asked.put(chunk)
@@ -314,7 +340,13 @@ def test_pi0_learns_by_rloo_on_two_ranks_over_nine_tasks_and_goes_on(tmp_path: P
     policy = tiny()
     policy.save_pretrained(tmp_path / "pi0")
     (tmp_path / "plan.yaml").write_text(PLAN)
-    settings = [f"policy={tmp_path / 'pi0'}", "placement.kind=processes", "placement.ranks=2", "algorithm.entropy=0.01", "pool.workers=1"]
+    settings = [
+        f"policy={tmp_path / 'pi0'}",
+        "placement.kind=processes",
+        "placement.ranks=2",
+        "algorithm.entropy=0.01",
+        "pool.workers=1",
+    ]
     settings += ["task_options.image_size=64", "task_options.reflections=false", "pool.start_s=900", "pool.step_s=600"]
     config = build(rloo(tmp_path / "plan.yaml"), *settings, "optimizer.learning_rate=0.01")
     run = tmp_path / "run"

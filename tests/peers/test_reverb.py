@@ -20,7 +20,9 @@ from hilt.replay.sampling import limiters as limiter
 from hilt.replay.sampling import selectors as select
 from tests.replay.toy_table import chi_square_is_plausible, replay_remover, replay_table, same
 
-reverb = pytest.importorskip("reverb", reason="no dm-reverb (Linux on x86-64, Python up to 3.11): see tests/golden/reverb/README.md")
+reverb = pytest.importorskip(
+    "reverb", reason="no dm-reverb (Linux on x86-64, Python up to 3.11): see tests/golden/reverb/README.md"
+)
 
 from tests.peers import make_reverb_golden as real  # noqa: E402  (imports reverb)
 
@@ -85,7 +87,11 @@ def test_the_same_parameters_are_refused():
         for min_size in (-1, 0, 1, 4):
             for buffer in (0.0, 0.5, 1.0, 2.5, 3.0, (-2.0, 1.0), (1.0, 9.0), (-5.0, 0.0), (10.0, 30.0), (10.0, 10.5)):
                 theirs = refused(reverb.rate_limiters.SampleToInsertRatio, ratio, min_size, buffer)
-                assert refused(limiter.SampleToInsertRatio, ratio, min_size, buffer) == theirs, (ratio, min_size, buffer)
+                assert refused(limiter.SampleToInsertRatio, ratio, min_size, buffer) == theirs, (
+                    ratio,
+                    min_size,
+                    buffer,
+                )
                 tried += 1
     for min_size in (-1, 0, 1, 2):
         assert refused(limiter.MinSize, min_size) == refused(reverb.rate_limiters.MinSize, min_size)

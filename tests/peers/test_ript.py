@@ -32,8 +32,19 @@ pytestmark = [
 
 
 def tiny_pi0(folder: Path) -> None:
-    sizes: dict[str, Any] = {"vision": VisionConfig(16, 1, 2, 24, 14, 28), "vocabulary": 300, "tokenizer_max_length": 200}
-    sizes |= {"chunk_size": 4, "n_action_steps": 4, "max_action_dim": 8, "max_state_dim": 8, "action_dim": 7, "state_dim": 8}
+    sizes: dict[str, Any] = {
+        "vision": VisionConfig(16, 1, 2, 24, 14, 28),
+        "vocabulary": 300,
+        "tokenizer_max_length": 200,
+    }
+    sizes |= {
+        "chunk_size": 4,
+        "n_action_steps": 4,
+        "max_action_dim": 8,
+        "max_state_dim": 8,
+        "action_dim": 7,
+        "state_dim": 8,
+    }
     sizes |= {"vlm": StackConfig(16, 2, 24, 4, 2, 4), "expert": StackConfig(12, 2, 16, 4, 2, 4), "flow": Flow(steps=2)}
     rows = np.random.default_rng(0).normal(0, 0.3, (50, 8))
     usual = {"state": statistics(rows), "action": statistics(rows[:, :7])}
@@ -45,7 +56,12 @@ def test_nine_tasks_two_ranks_two_iterations_resumed_once(tmp_path: Path, monkey
     tiny_pi0(tmp_path / "pi0")
     (tmp_path / "plan.yaml").write_text(PLAN)
     here = ["policy=pi0", "placement.kind=processes", "placement.ranks=2", "pool.workers=0"]
-    short = ["task_options.image_size=32", "task_options.step_limit=8", "validation.after=false", "validation.episodes=0"]
+    short = [
+        "task_options.image_size=32",
+        "task_options.step_limit=8",
+        "validation.after=false",
+        "validation.episodes=0",
+    ]
 
     def train(*words: str) -> None:
         done = CliRunner().invoke(app, ["train", "rloo", "--config", "plan.yaml", *words])
@@ -57,9 +73,13 @@ def test_nine_tasks_two_ranks_two_iterations_resumed_once(tmp_path: Path, monkey
         log = EpisodeLog(tmp_path / "runs" / "rloo-plan" / "rollouts" / f"rank-{rank}")
         episodes = [log.read(number)[0] for number in range(8)]
         log.close()
-        assert [episode.start.task for episode in episodes] == [f"libero_spatial/{task}" for task in tasks for _ in range(4)]
+        assert [episode.start.task for episode in episodes] == [
+            f"libero_spatial/{task}" for task in tasks for _ in range(4)
+        ]
         for low in range(0, 8, 4):
             drawn = sorted((episode.start.state, episode.first) for episode in episodes[low : low + 4])
             assert [state for state, _ in drawn] == [0, 0, 1, 1], "two states of the task's ring, twice each"
-            assert drawn[0] == drawn[1] and drawn[2] == drawn[3] and drawn[0][1] != drawn[2][1], "and one first frame for each"
+            assert drawn[0] == drawn[1] and drawn[2] == drawn[3] and drawn[0][1] != drawn[2][1], (
+                "and one first frame for each"
+            )
         assert all(episode.steps == 8 and episode.version == (place >= 4) for place, episode in enumerate(episodes))

@@ -20,7 +20,9 @@ import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: make test-peers makes the venv")
-reverb = pytest.importorskip("reverb", reason="no dm-reverb: it has wheels for Linux on x86-64 and Python up to 3.11 only")
+reverb = pytest.importorskip(
+    "reverb", reason="no dm-reverb: it has wheels for Linux on x86-64 and Python up to 3.11 only"
+)
 tfds = pytest.importorskip("tensorflow_datasets")
 
 import ml_dtypes  # noqa: E402
@@ -44,7 +46,9 @@ FIRST = 1000 * int(os.environ.get("HILT_FUZZ_SEED", "0"))
 def as_dataset(episodes: list[dict[str, Any]]) -> Any:
     """A tf.data.Dataset of episodes."""
     stacked = [stack(one["steps"]) for one in episodes]
-    return tf.data.Dataset.from_tensor_slices({"steps": [tf.data.Dataset.from_tensor_slices(columns) for columns in stacked]})
+    return tf.data.Dataset.from_tensor_slices(
+        {"steps": [tf.data.Dataset.from_tensor_slices(columns) for columns in stacked]}
+    )
 
 
 def stack(values: list[Any]) -> Any:
@@ -168,7 +172,9 @@ class Server:
         self.length = sequence_length
         fifo = reverb.selectors.Fifo
         limiter = reverb.rate_limiters.MinSize
-        self.server = reverb.Server([reverb.Table(n, fifo(), fifo(), 1000, limiter(1), signature=signature) for n in ("ours", "theirs")])
+        self.server = reverb.Server(
+            [reverb.Table(n, fifo(), fifo(), 1000, limiter(1), signature=signature) for n in ("ours", "theirs")]
+        )
         self.client = self.server.localhost_client()
 
     def observer(self, table: str, **options: Any) -> Any:
@@ -208,12 +214,19 @@ def assert_same_items(ours: list[list[Any]], theirs: list[list[Any]]) -> None:
         assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-OBSERVERS = [(2, {}), (3, {"pad_end_of_episodes": True}), (3, {"pad_end_of_episodes": True, "tile_end_of_episodes": True}), (None, {})]
+OBSERVERS = [
+    (2, {}),
+    (3, {"pad_end_of_episodes": True}),
+    (3, {"pad_end_of_episodes": True, "tile_end_of_episodes": True}),
+    (None, {}),
+]
 
 
 @pytest.mark.parametrize("given", ["list", "tf.data"])
 @pytest.mark.parametrize(("length", "options"), OBSERVERS)
-def test_what_is_sampled_back_is_what_tf_agents_pushes(serve: Any, length: int | None, options: dict[str, Any], given: str) -> None:
+def test_what_is_sampled_back_is_what_tf_agents_pushes(
+    serve: Any, length: int | None, options: dict[str, Any], given: str
+) -> None:
     rng = np.random.default_rng(0)
     episodes = [*random_episodes(rng, 0), *random_episodes(rng, 0), episode(0, 1), episode(50, 4, terminal=False)]
     data = as_dataset(episodes)
@@ -228,7 +241,13 @@ def test_what_is_sampled_back_is_what_tf_agents_pushes(serve: Any, length: int |
 def test_episodes_sampled_back_are_the_episodes(serve: Any) -> None:
     """Nested observations, which TF-Agents cannot push."""
     steps = [
-        step(i, i == 0, i == 4, i == 4, observation={"image": np.full((4, 4, 3), i, np.uint8), "state": np.full(2, i, np.float64)})
+        step(
+            i,
+            i == 0,
+            i == 4,
+            i == 4,
+            observation={"image": np.full((4, 4, 3), i, np.uint8), "state": np.full(2, i, np.float64)},
+        )
         for i in range(5)
     ]
     episodes = [{"steps": steps}, {"steps": [{**one, "action": np.float32(-1)} for one in steps]}]
@@ -240,8 +259,13 @@ def test_episodes_sampled_back_are_the_episodes(serve: Any) -> None:
     for item, one in zip(items, episodes, strict=True):
         step_type, image, state, action, next_type, reward, discount = item
         assert step_type.tolist() == [0, 1, 1, 1, 2] and next_type.tolist() == [1, 1, 1, 2, 0]
-        assert np.array_equal(image, stack([s["observation"]["image"] for s in one["steps"]])) and image.dtype == np.uint8
-        assert np.array_equal(state, stack([s["observation"]["state"] for s in one["steps"]])) and state.dtype == np.float64
+        assert (
+            np.array_equal(image, stack([s["observation"]["image"] for s in one["steps"]])) and image.dtype == np.uint8
+        )
+        assert (
+            np.array_equal(state, stack([s["observation"]["state"] for s in one["steps"]]))
+            and state.dtype == np.float64
+        )
         assert action.tolist() == [s["action"] for s in one["steps"]] and reward.tolist() == [0, 1, 2, 3, 4]
         assert discount.tolist() == [0.5] * 4 + [0]
 
@@ -250,13 +274,18 @@ def test_a_replay_buffer_of_tf_agents_samples_them(serve: Any) -> None:
     episodes = [episode(10 * i, 4) for i in range(5)]
     server = serve(episodes, 2)
     spec = rlds.create_trajectory_data_spec(episodes)
-    buffer = reverb_replay_buffer.ReverbReplayBuffer(spec, sequence_length=2, table_name="ours", local_server=server.server)
+    buffer = reverb_replay_buffer.ReverbReplayBuffer(
+        spec, sequence_length=2, table_name="ours", local_server=server.server
+    )
     observer = reverb_utils.ReverbAddTrajectoryObserver(buffer.py_client, "ours", 2)
     assert rlds.push_rlds_to_reverb(episodes, observer) == 20
     observer.flush()
     assert buffer.num_frames() == 15
     for experience, _ in buffer.as_dataset(sample_batch_size=4, num_steps=2).take(3):
-        assert np.array_equal(experience.observation[..., 0], experience.reward) and experience.is_boundary().shape == (4, 2)
+        assert np.array_equal(experience.observation[..., 0], experience.reward) and experience.is_boundary().shape == (
+            4,
+            2,
+        )
 
 
 def test_policy_info_goes_where_the_table_has_it(serve: Any) -> None:
@@ -283,7 +312,10 @@ def test_another_signature(serve: Any) -> None:
     for data in (episodes, as_dataset(episodes)):
         with pytest.raises(ValueError) as error:
             rlds.push_rlds_to_reverb(data, server.observer("ours"))
-        assert str(error.value) == f"{rlds.MISMATCH} observation: the table has float64 (None, 3), the data float32 (None, 2)."
+        assert (
+            str(error.value)
+            == f"{rlds.MISMATCH} observation: the table has float64 (None, 3), the data float32 (None, 2)."
+        )
     with pytest.raises(ValueError, match=rlds.MISMATCH):
         rlds_to_reverb.push_rlds_to_reverb(as_dataset(episodes), server.observer("theirs"))
     server = serve(episodes, 2, signature=None)
@@ -321,15 +353,22 @@ def test_a_bad_episode_half_way(serve: Any, text: str, length: int | None, given
     assert isinstance(error.value, rlds.InvalidArgumentError) and isinstance(error.value, ValueError)
     assert str(error.value).startswith(text) and error.value.pushed == 7
     assert rlds_to_reverb.push_rlds_to_reverb(as_dataset(good), theirs) == 7
-    assert_same_items(server.items("ours", ours), server.items("theirs", theirs))  # the good ones, and nothing of the bad one
+    assert_same_items(
+        server.items("ours", ours), server.items("theirs", theirs)
+    )  # the good ones, and nothing of the bad one
 
 
 def test_a_tf_dataset_into_a_log() -> None:
     episodes = [episode(0, 4), episode(10, 1), episode(20, 3, terminal=False)]
-    with Log.anonymous(rlds.create_log_schema(as_dataset(episodes))) as log, Log.anonymous(rlds.create_log_schema(episodes)) as other:
+    with (
+        Log.anonymous(rlds.create_log_schema(as_dataset(episodes))) as log,
+        Log.anonymous(rlds.create_log_schema(episodes)) as other,
+    ):
         assert rlds.push_rlds_to_reverb(as_dataset(episodes), log) == rlds.push_rlds_to_reverb(episodes, other) == 8
         a, b = (flatten(one.read(one.all().keys())) for one in (log, other))
-        assert set(a) == set(b) and all(np.array_equal(a[path], b[path]) and a[path].dtype == b[path].dtype for path in a)
+        assert set(a) == set(b) and all(
+            np.array_equal(a[path], b[path]) and a[path].dtype == b[path].dtype for path in a
+        )
 
 
 # What we write, opened by tensorflow_datasets
@@ -349,7 +388,9 @@ def assert_tfds_has(folder: Path, episodes: list[Episode]) -> None:
             for path in a:
                 x, y = np.asarray(a[path]), np.asarray(b[path])
                 assert (x.dtype, x.shape) == (y.dtype, y.shape), path
-                assert a[path] == b[path] if x.dtype.hasobject or x.dtype.kind == "S" else x.tobytes() == y.tobytes(), path
+                assert a[path] == b[path] if x.dtype.hasobject or x.dtype.kind == "S" else x.tobytes() == y.tobytes(), (
+                    path
+                )
         metadata = {name: value.numpy() for name, value in theirs["episode_metadata"].items()}
         assert metadata["hilt"] == ours["episode_metadata"]["hilt"]
 
@@ -372,7 +413,11 @@ def test_tensorflow_datasets_opens_what_we_write(tmp_path: Path) -> None:
     episodes[0].facts["episode_metadata"] = {"file": "a.h5", "n": 3, "x": 0.1, "ok": True}
     write(create(tmp_path, name="toy", version="2.1.0", shard_bytes=10_000), episodes)
     builder = tfds.builder_from_directory(str(tmp_path))
-    assert builder.info.name == "toy" and str(builder.version) == "2.1.0" and builder.info.splits["train"].num_examples == 4
+    assert (
+        builder.info.name == "toy"
+        and str(builder.version) == "2.1.0"
+        and builder.info.splits["train"].num_examples == 4
+    )
     assert len(builder.info.splits["train"].shard_lengths) > 1
     assert_tfds_has(tmp_path, episodes)
     first = next(iter(builder.as_dataset(split="train[:1]")))["episode_metadata"]

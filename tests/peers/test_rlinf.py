@@ -30,7 +30,14 @@ def real() -> Any:
     checkout = os.environ.get("HILT_RLINF")
     if not checkout:
         pytest.skip("HILT_RLINF does not name a checkout of RLinf")
-    for name in ("rlinf", "rlinf.data", "rlinf.data.schema", "rlinf.data.storage", "rlinf.data.storage.replay", "rlinf.utils"):
+    for name in (
+        "rlinf",
+        "rlinf.data",
+        "rlinf.data.schema",
+        "rlinf.data.storage",
+        "rlinf.data.storage.replay",
+        "rlinf.utils",
+    ):
         package = types.ModuleType(name)
         package.__path__ = [str(Path(checkout, *name.split(".")))]
         sys.modules[name] = package

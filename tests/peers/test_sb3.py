@@ -1,6 +1,6 @@
 """Stable-Baselines3's SAC in ``python -m bench learn`` has what ours has: environment, demonstrations, the size of the encoder.
 
-    pip install -c constraints.txt '.[learn-bench]' && python -m pytest -m peers tests/peers/test_sb3.py
+pip install -c constraints.txt '.[learn-bench]' && python -m pytest -m peers tests/peers/test_sb3.py
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ pytestmark = pytest.mark.peers
 def test_sb3_setup_equals_ours(tmp_path: Path):
     pytest.importorskip("stable_baselines3")
     run = tmp_path / "run"
-    settings = ["task_options.image_size=32", "demonstrations=2", "agent.encoder.pretrain_updates=5", "training_starts=50", "max_steps=5"]
+    settings = [
+        "task_options.image_size=32",
+        "demonstrations=2",
+        "agent.encoder.pretrain_updates=5",
+        "training_starts=50",
+        "max_steps=5",
+    ]
     ports = [f"wire.port={free_port()}", f"wire.broadcast_port={free_port()}"]
     words = [sys.executable, "-m", "hilt", "train", "tabletop_pick", *settings, *ports, "--run", str(run)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)

@@ -54,7 +54,9 @@ OURS = SimpleNamespace(**{**vars(wrappers), **vars(rewards)})
 
 def test_the_same_numbers_come_out(data: dict[str, np.ndarray], theirs: dict[str, Any]) -> None:
     ours = program.run(OURS, data)
-    assert {f"{case}|{name}" for case, values in ours.items() for name in values} >= {key for key in theirs if "mistakes" not in key}
+    assert {f"{case}|{name}" for case, values in ours.items() for name in values} >= {
+        key for key in theirs if "mistakes" not in key
+    }
     for case, values in ours.items():
         worst = 0.0
         for name in sorted(values):

@@ -109,6 +109,12 @@ def test_trackio_on_this_machine(tmp_path: Path):
         rows = database.execute("select run_name, step, metrics from metrics order by id").fetchall()
     assert len({name for name, _, _ in rows}) == 1
     found = [(step, json.loads(values)) for _, step, values in rows]
-    losses = [(step, values["update"], values["update/critic_loss"]) for step, values in found if "update/critic_loss" in values]
-    assert losses == [(20, 10, 0.1), (40, 20, 0.2), (60, 30, 0.3), (80, 40, 1.4)], "30 was made again, and is there once"
+    losses = [
+        (step, values["update"], values["update/critic_loss"])
+        for step, values in found
+        if "update/critic_loss" in values
+    ]
+    assert losses == [(20, 10, 0.1), (40, 20, 0.2), (60, 30, 0.3), (80, 40, 1.4)], (
+        "30 was made again, and is there once"
+    )
     assert [values["episode/success"] for _, values in found if "episode/success" in values] == [0.0, 1.0]

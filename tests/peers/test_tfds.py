@@ -22,9 +22,13 @@ PYTHON = ROOT / ".venv-reverb" / "bin" / "python"
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not PYTHON.exists():
-        pytest.skip("tensorflow_datasets is not installed: make test-peers makes a venv for it, .venv-reverb, on Linux x86-64")
+        pytest.skip(
+            "tensorflow_datasets is not installed: make test-peers makes a venv for it, .venv-reverb, on Linux x86-64"
+        )
     folder = tmp_path_factory.mktemp("tfds")
-    subprocess.run([PYTHON, "-m", "tests.peers.make_rlds", folder], cwd=ROOT, check=True, capture_output=True, timeout=500)
+    subprocess.run(
+        [PYTHON, "-m", "tests.peers.make_rlds", folder], cwd=ROOT, check=True, capture_output=True, timeout=500
+    )
     return folder
 
 
@@ -52,7 +56,9 @@ def test_slices_are_rounded_as_the_real_library_does(made: Path):
     for case in cases:
         shards = [Shard(Path(f"{i}"), length) for i, length in enumerate(case["lengths"])]
         try:
-            parts = [[int(part.shard.path.name), part.first, part.count] for part in select(case["spec"], {"train": shards})]
+            parts = [
+                [int(part.shard.path.name), part.first, part.count] for part in select(case["spec"], {"train": shards})
+            ]
         except ConfigError:
             parts = None
         if sum(case["lengths"]):  # an empty split is an error there

@@ -14,7 +14,12 @@ from hilt.policies.agent.config import AgentConfig, EncoderConfig, Rlpd
 
 torch.set_num_threads(1)
 PIXELS = 32
-MODES = {"single-arm-learned-gripper": 7, "dual-arm-learned-gripper": 14, "single-arm-fixed-gripper": 7, "dual-arm-fixed-gripper": 14}
+MODES = {
+    "single-arm-learned-gripper": 7,
+    "dual-arm-learned-gripper": 14,
+    "single-arm-fixed-gripper": 7,
+    "dual-arm-fixed-gripper": 14,
+}
 
 
 def spaces(actions: int = 7, stack: int = 0) -> tuple[dict[str, Any], ArraySpec]:
@@ -24,18 +29,26 @@ def spaces(actions: int = 7, stack: int = 0) -> tuple[dict[str, Any], ArraySpec]
 
 
 def config(mode: str = "single-arm-fixed-gripper", encoder: EncoderConfig | None = None, **rlpd: Any) -> AgentConfig:
-    return AgentConfig(mode, encoder or EncoderConfig(features=8), hidden=[16, 16], rlpd=replace(Rlpd(learning_rate=1e-3), **rlpd))
+    return AgentConfig(
+        mode, encoder or EncoderConfig(features=8), hidden=[16, 16], rlpd=replace(Rlpd(learning_rate=1e-3), **rlpd)
+    )
 
 
-def make(mode: str = "single-arm-fixed-gripper", encoder: EncoderConfig | None = None, seed: int = 0, **rlpd: Any) -> Agent:
+def make(
+    mode: str = "single-arm-fixed-gripper", encoder: EncoderConfig | None = None, seed: int = 0, **rlpd: Any
+) -> Agent:
     return Agent.make(*spaces(MODES[mode]), config(mode, encoder, **rlpd), seed=seed)
 
 
 def observations(r: np.random.Generator, n: int, features: int = 0) -> dict[str, Any]:
-    seen: dict[str, Any] = {"state": {"pose": r.normal(size=(n, 3)).astype(np.float32), "grip": r.random(n).astype(np.float32)}}
+    seen: dict[str, Any] = {
+        "state": {"pose": r.normal(size=(n, 3)).astype(np.float32), "grip": r.random(n).astype(np.float32)}
+    }
     if features:
         return seen | {"features": r.normal(size=(n, features)).astype(np.float32)}
-    return seen | {"images": {name: r.integers(0, 256, (n, PIXELS, PIXELS, 3), np.uint8) for name in ("front", "wrist")}}
+    return seen | {
+        "images": {name: r.integers(0, 256, (n, PIXELS, PIXELS, 3), np.uint8) for name in ("front", "wrist")}
+    }
 
 
 def batch(seed: int = 0, n: int = 8, actions: int = 7, features: int = 0) -> dict[str, Any]:
@@ -55,7 +68,11 @@ def batch(seed: int = 0, n: int = 8, actions: int = 7, features: int = 0) -> dic
 def numbers(agent: Agent) -> dict[str, np.ndarray]:
     """Every number of every network, by name."""
     parts = {**agent.networks, **{f"target {name}": net for name, net in agent.targets.items()}}
-    return {f"{name}.{key}": value.detach().numpy().copy() for name, net in parts.items() for key, value in net.state_dict().items()}
+    return {
+        f"{name}.{key}": value.detach().numpy().copy()
+        for name, net in parts.items()
+        for key, value in net.state_dict().items()
+    }
 
 
 def moved(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> set[str]:

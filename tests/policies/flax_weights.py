@@ -10,7 +10,11 @@ import numpy as np
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {"conv_init/kernel": (7, 7, 3, 64), "norm_init/scale": (64,), "norm_init/bias": (64,)}
+    found: dict[str, tuple[int, ...]] = {
+        "conv_init/kernel": (7, 7, 3, 64),
+        "norm_init/scale": (64,),
+        "norm_init/bias": (64,),
+    }
     for i, (inputs, filters) in enumerate([(64, 64), (64, 128), (128, 256), (256, 512)]):
         block = f"ResNetBlock_{i}"
         found |= {f"{block}/Conv_0/kernel": (3, 3, inputs, filters), f"{block}/Conv_1/kernel": (3, 3, filters, filters)}
@@ -35,7 +39,11 @@ def fill(name: str, shape: tuple[int, ...]) -> np.ndarray:
     start = sum(ord(letter) * (i + 1) for i, letter in enumerate(name)) % 1000
     wave = np.sin(np.arange(np.prod(shape), dtype=np.float64) * 0.7345 + start)
     values = (
-        1 + 0.2 * wave if name.endswith("scale") else 0.1 * wave if name.endswith("bias") else 1.4 * wave * np.sqrt(2 / np.prod(shape[:-1]))
+        1 + 0.2 * wave
+        if name.endswith("scale")
+        else 0.1 * wave
+        if name.endswith("bias")
+        else 1.4 * wave * np.sqrt(2 / np.prod(shape[:-1]))
     )
     return values.reshape(shape).astype(np.float32)
 

@@ -45,7 +45,9 @@ def test_the_encoder_learns_by_the_critics_alone(training: str) -> None:
     agent.update(batch(2), {"critic"})
     trained = set() if training == "frozen" else {"encoder", "target encoder"}
     assert moved(after, numbers(agent)) == {"critic", "target critic"} | trained
-    trunk_moved = any(not np.array_equal(v, after[k]) for k, v in numbers(agent).items() if k.startswith("encoder.trunks"))
+    trunk_moved = any(
+        not np.array_equal(v, after[k]) for k, v in numbers(agent).items() if k.startswith("encoder.trunks")
+    )
     assert trunk_moved == (training == "critic")
 
 
@@ -55,7 +57,9 @@ def test_pretraining_moves_a_frozen_encoder_and_its_target() -> None:
         before = numbers(agent)
         agent.imitate(batch(0), encoder=True)
         assert moved(before, numbers(agent)) == expected
-    assert all(np.array_equal(v, numbers(agent)[f"target {k}"]) for k, v in numbers(agent).items() if k.startswith("encoder"))
+    assert all(
+        np.array_equal(v, numbers(agent)[f"target {k}"]) for k, v in numbers(agent).items() if k.startswith("encoder")
+    )
     before = numbers(agent)
     agent.imitate(batch(0))
     assert moved(before, numbers(agent)) == {"actor"}
@@ -106,7 +110,11 @@ def test_every_image_of_an_update_is_moved_by_itself() -> None:
     agent, rows = make(random_crop=4), batch(0, n=64)
     rows["observations"]["images"]["wrist"] = rows["observations"]["images"]["front"]
     moved_images = [agent._cropped({"observations": rows["observations"]}, "observations") for _ in range(2)]
-    front, wrist, again = moved_images[0]["images/front"], moved_images[0]["images/wrist"], moved_images[1]["images/front"]
+    front, wrist, again = (
+        moved_images[0]["images/front"],
+        moved_images[0]["images/wrist"],
+        moved_images[1]["images/front"],
+    )
     for other in (wrist, again):
         assert (front == other).flatten(1).all(1).sum() < 12  # of 64; 1 in 81 by chance
 
@@ -157,7 +165,9 @@ def test_an_agent_that_only_imitates_is_a_plain_gaussian() -> None:
     with torch.no_grad():
         agent.networks["actor"].mlp.out.weight.zero_()
         agent.networks["actor"].mlp.out.bias[:7] = torch.tensor([-9.0, -1, -0.5, 0, 0.5, 1, 9])
-    np.testing.assert_allclose(agent.sample_actions(batch(0)["observations"], argmax=True)[0], [-1, -1, -0.5, 0, 0.5, 1, 1])
+    np.testing.assert_allclose(
+        agent.sample_actions(batch(0)["observations"], argmax=True)[0], [-1, -1, -0.5, 0, 0.5, 1, 1]
+    )
     with pytest.raises(ConfigError, match=r"update: this agent was made with squashed=False, to imitate"):
         agent.update(batch(0))
     agent.begin_anew()
@@ -167,7 +177,9 @@ def test_an_agent_that_only_imitates_is_a_plain_gaussian() -> None:
     squashed = make()
     older = {key: value for key, value in squashed.state_dict().items() if key != "squashed"}
     for state, one, cure in ((older, agent, "train it again"), (agent.state_dict(), squashed, "Check algorithm=")):
-        with pytest.raises(SchemaError, match=rf"this state is of an actor with the .* Gaussian.*{cure}|-Gaussian.*{cure}"):
+        with pytest.raises(
+            SchemaError, match=rf"this state is of an actor with the .* Gaussian.*{cure}|-Gaussian.*{cure}"
+        ):
             one.load_state_dict(state)
     squashed.load_state_dict(older)
 
@@ -181,7 +193,9 @@ def test_imitation_without_pretraining_has_one_learning_rate_and_one_crop(encode
 
     base = after()
     assert not np.array_equal(base, after(rate=1e-4)) and not np.array_equal(base, after(crop=0))
-    assert np.array_equal(base, after(pretrain_learning_rate=1e-1, pretrain_crop=0)), "which are of pretraining, and there is none"
+    assert np.array_equal(base, after(pretrain_learning_rate=1e-1, pretrain_crop=0)), (
+        "which are of pretraining, and there is none"
+    )
 
 
 def test_after_pretraining_a_grippers_target_is_its_critic() -> None:
@@ -223,7 +237,9 @@ def test_settings_of_pretraining_are_heeded() -> None:
         return agent.trunk_features({f"images/{k}": v for k, v in batch(1)["observations"]["images"].items()})
 
     base = after()
-    assert not np.array_equal(base, after(pretrain_crop=0)) and not np.array_equal(base, after(pretrain_learning_rate=1e-4))
+    assert not np.array_equal(base, after(pretrain_crop=0)) and not np.array_equal(
+        base, after(pretrain_learning_rate=1e-4)
+    )
 
 
 @pytest.mark.parametrize("change", [{"hidden": [16]}, {"activation": "relu"}])
@@ -275,7 +291,12 @@ def test_settings_that_cannot_work_are_refused(change: dict[str, Any], message: 
 def test_the_policy_moves_only_some_of_the_numbers() -> None:
     agent = Agent.make(*spaces(), replace(config(), action_indices=[0, 1, 6]))
     done = agent.sample_actions(batch(0)["observations"], seed=0)
-    assert done.shape == (8, 7) and (done[:, 2:6] == 0).all() and (done[:, [0, 1, 6]] != 0).all() and agent.target_entropy == -1.5
+    assert (
+        done.shape == (8, 7)
+        and (done[:, 2:6] == 0).all()
+        and (done[:, [0, 1, 6]] != 0).all()
+        and agent.target_entropy == -1.5
+    )
     twin = Agent.make(*spaces(), replace(config(), action_indices=[0, 1, 6]))
     rows, others = batch(0), batch(0)
     others["actions"][:, 2:6] = 0.5
@@ -288,7 +309,8 @@ def test_the_policy_moves_only_some_of_the_numbers() -> None:
 
 def test_proprioception_is_normalized_by_the_demonstrations() -> None:
     agents = [
-        Agent.make(*spaces(), replace(config(), normalize_proprio=on, proprio_floor={"state/pose": 0.5}), seed=0) for on in (False, True)
+        Agent.make(*spaces(), replace(config(), normalize_proprio=on, proprio_floor={"state/pose": 0.5}), seed=0)
+        for on in (False, True)
     ]
     seen = batch(0, n=50)["observations"]
     seen["state"]["grip"] = 100 + 7 * seen["state"]["grip"]
@@ -296,7 +318,11 @@ def test_proprioception_is_normalized_by_the_demonstrations() -> None:
     for agent in agents:
         agent.fit_proprio(seen)
     normal = agents[1].networks["proprio"]
-    scales = [seen["state"]["grip"].std(), 0.5, *seen["state"]["pose"][:, 1:].std(0)]  # in the order of the paths, with the floor
+    scales = [
+        seen["state"]["grip"].std(),
+        0.5,
+        *seen["state"]["pose"][:, 1:].std(0),
+    ]  # in the order of the paths, with the floor
     np.testing.assert_allclose(normal.scale, scales, rtol=1e-5)  # type: ignore[arg-type]
     np.testing.assert_allclose(normal.mean, [seen["state"]["grip"].mean(), *seen["state"]["pose"].mean(0)], rtol=1e-4)  # type: ignore[arg-type]
     assert not np.array_equal(*(agent.sample_actions(seen, argmax=True) for agent in agents))
@@ -304,23 +330,31 @@ def test_proprioception_is_normalized_by_the_demonstrations() -> None:
     actor.load_acting_state(agents[1].acting_state())
     assert np.array_equal(actor.sample_actions(seen, argmax=True), agents[1].sample_actions(seen, argmax=True))
     with pytest.raises(UnknownNameError, match="no proprioception in proprio_floor named 'state/pos'"):
-        Agent.make(*spaces(), replace(config(), normalize_proprio=True, proprio_floor={"state/pos": 1.0})).fit_proprio(seen)
+        Agent.make(*spaces(), replace(config(), normalize_proprio=True, proprio_floor={"state/pos": 1.0})).fit_proprio(
+            seen
+        )
 
 
 def test_a_pose_is_seen_as_columns_of_its_rotation() -> None:
     """A quaternion and its negative are the same turn."""
     space = {"state": {"tcp_pose": ArraySpec(np.dtype(np.float32), (7,))}}
-    agents = [Agent.make(space, spaces()[1], replace(config(), pose_keys=keys), seed=0) for keys in ([], ["state/tcp_pose"])]
+    agents = [
+        Agent.make(space, spaces()[1], replace(config(), pose_keys=keys), seed=0) for keys in ([], ["state/tcp_pose"])
+    ]
     pose = np.array([[0.1, 0.2, 0.3, 0.5, -0.5, 0.5, 0.5], [0, 0, 0, 0, 0, 0, 1]], np.float32)
     negative = pose * ([1] * 3 + [-1] * 4)
     same_turn = [
-        np.array_equal(*(a.sample_actions({"state": {"tcp_pose": p}}, argmax=True) for p in (pose, negative.astype(np.float32))))
+        np.array_equal(
+            *(a.sample_actions({"state": {"tcp_pose": p}}, argmax=True) for p in (pose, negative.astype(np.float32)))
+        )
         for a in agents
     ]
     assert same_turn == [False, True]
     columns = rotation_columns(torch.from_numpy(pose)).numpy()
     matrices = Rotation.from_quat(pose[:, 3:]).as_matrix()
-    np.testing.assert_allclose(columns, np.concatenate([pose[:, :3], matrices[:, :, 0], matrices[:, :, 1]], axis=1), atol=1e-6)
+    np.testing.assert_allclose(
+        columns, np.concatenate([pose[:, :3], matrices[:, :, 0], matrices[:, :, 1]], axis=1), atol=1e-6
+    )
     with pytest.raises(ConfigError, match="a pose has 7 numbers"):
         Agent.make(*spaces(), replace(config(), pose_keys=["state/pose"]))
 
@@ -329,11 +363,15 @@ def test_pretraining_foresees_what_is_asked() -> None:
     rows = batch(0)
     rows["future"] = np.random.default_rng(1).normal(size=(8, 2, 3)).astype(np.float32)
     settings = {
-        weight: config(encoder=replace(FROZEN, pretrain_predict="state/pose", pretrain_predict_weight=weight)) for weight in (0.0, 1.0)
+        weight: config(encoder=replace(FROZEN, pretrain_predict="state/pose", pretrain_predict_weight=weight))
+        for weight in (0.0, 1.0)
     }
     agents = {weight: Agent.make(*spaces(), each, seed=0) for weight, each in settings.items()}
     first = {weight: agent.imitate(rows, encoder=True)["forecast_loss"] for weight, agent in agents.items()}
-    last = {weight: [agent.imitate(rows, encoder=True) for _ in range(60)][-1]["forecast_loss"] for weight, agent in agents.items()}
+    last = {
+        weight: [agent.imitate(rows, encoder=True) for _ in range(60)][-1]["forecast_loss"]
+        for weight, agent in agents.items()
+    }
     assert first[0.0] == first[1.0] and last[1.0] < 0.5 * first[1.0] < last[0.0]
     with pytest.raises(MissingFieldError, match="future: no such field"):
         agents[1.0].imitate(batch(0), encoder=True)
@@ -343,7 +381,10 @@ def test_pretraining_foresees_what_is_asked() -> None:
 
 def test_only_rows_that_are_to_be_imitated_are() -> None:
     encoder = replace(FROZEN, pretrain_predict="state/pose")
-    rows = batch(0) | {"imitated": np.arange(8) < 5, "future": np.random.default_rng(1).normal(size=(8, 2, 3)).astype(np.float32)}
+    rows = batch(0) | {
+        "imitated": np.arange(8) < 5,
+        "future": np.random.default_rng(1).normal(size=(8, 2, 3)).astype(np.float32),
+    }
     other = batch(0)["actions"]
     other[5:] *= -1
     later = rows["future"].copy()
@@ -365,7 +406,9 @@ def test_agent_can_be_reinitialized() -> None:
     agent.update(batch(0, features=16))
     agent.begin_anew()
     assert moved(numbers(made), numbers(agent)) == set() and agent.updates == agent.imitations == 0
-    assert agent.update(batch(0, features=16))[1] == made.update(batch(0, features=16))[1], "and its generator is where it was"
+    assert agent.update(batch(0, features=16))[1] == made.update(batch(0, features=16))[1], (
+        "and its generator is where it was"
+    )
 
 
 def test_noise_on_features_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,7 +426,9 @@ def test_noise_on_features_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> 
     assert again.update(rows)[1] == agent.update(rows)[1], "its generator is in the checkpoint"
     losses = [make(encoder=FROZEN, feature_noise=noise).imitate(rows)["mse"] for noise in (0.0, 0.5)]
     assert losses[0] != losses[1]
-    with pytest.raises(ConfigError, match=r"rlpd.feature_noise=0.1 is for the features of a frozen encoder, and there is none. Set"):
+    with pytest.raises(
+        ConfigError, match=r"rlpd.feature_noise=0.1 is for the features of a frozen encoder, and there is none. Set"
+    ):
         make(feature_noise=0.1)
     with pytest.raises(ConfigError, match=r"rlpd.feature_noise=-1: expected a number of at least 0"):
         make(feature_noise=-1)
@@ -404,7 +449,9 @@ def test_a_slow_copy_of_the_actor_is_evaluated() -> None:
     first = agent.sample_actions(seen, argmax=True)
     agent.update(batch(0))
     after = numbers(agent)
-    np.testing.assert_allclose(after["target actor.mlp.out.weight"], 0.9 * before + 0.1 * after["actor.mlp.out.weight"], atol=1e-7)
+    np.testing.assert_allclose(
+        after["target actor.mlp.out.weight"], 0.9 * before + 0.1 * after["actor.mlp.out.weight"], atol=1e-7
+    )
     slow = agent.sample_actions(seen, argmax=True)
     actor = make(actor_average=0.1, seed=1)
     actor.load_acting_state(agent.acting_state())
@@ -414,7 +461,9 @@ def test_a_slow_copy_of_the_actor_is_evaluated() -> None:
     assert np.array_equal(numbers(agent)["target actor.mlp.out.weight"], numbers(agent)["actor.mlp.out.weight"])
 
 
-@pytest.mark.parametrize("change", [{"actor_scale": 0.1}, {"initial_std": 0.2}, {"std_range": [0.3, 0.31]}, {"proprio_width": 0}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"actor_scale": 0.1}, {"initial_std": 0.2}, {"std_range": [0.3, 0.31]}, {"proprio_width": 0}], ids=str
+)
 def test_agent_actor_initial_std(change: dict[str, Any]) -> None:
     agents = [Agent.make(*spaces(), replace(config(), **given), seed=0) for given in ({}, change)]
     z = torch.randn(1000, 20, generator=torch.Generator().manual_seed(0))
@@ -453,7 +502,16 @@ def test_agent_details_are_by_source() -> None:
 
 def test_agent_update_returns_metrics() -> None:
     _, info = make("single-arm-learned-gripper").update(batch(0))
-    assert set(info) >= {"critic_loss", "q", "target_q", "actor_loss", "entropy", "temperature_loss", "temperature", "grasp_critic_loss"}
+    assert set(info) >= {
+        "critic_loss",
+        "q",
+        "target_q",
+        "actor_loss",
+        "entropy",
+        "temperature_loss",
+        "temperature",
+        "grasp_critic_loss",
+    }
     assert all(type(value) is float and np.isfinite(value) for value in info.values())
 
 
@@ -478,7 +536,10 @@ def test_actions_have_the_layout_of_the_setup_mode(mode: str) -> None:
 def test_two_grippers_make_nine_outcomes() -> None:
     layout = ActionLayout("dual-arm-learned-gripper", 14)
     actions = torch.zeros(9, 14)
-    actions[:, 6], actions[:, 13] = torch.tensor([-1, -1, -1, 0, 0, 0, 1, 1, 1.0]), torch.tensor([-1, 0, 1, -1, 0, 1, -1, 0, 1.0])
+    actions[:, 6], actions[:, 13] = (
+        torch.tensor([-1, -1, -1, 0, 0, 0, 1, 1, 1.0]),
+        torch.tensor([-1, 0, 1, -1, 0, 1, -1, 0, 1.0]),
+    )
     continuous, outcomes = layout.split(actions + torch.arange(14) * 1e-3)
     assert outcomes is not None and outcomes.tolist() == list(range(9))
     np.testing.assert_allclose(continuous[0], np.array([*range(6), *range(7, 13)]) * 1e-3)
@@ -510,7 +571,9 @@ def test_only_the_keys_asked_for_are_seen() -> None:
     assert np.array_equal(agent.sample_actions(a, argmax=True), agent.sample_actions(b, argmax=True))
     b["images"]["wrist"] = a["images"]["wrist"][::-1]
     assert not np.array_equal(agent.sample_actions(a, argmax=True), agent.sample_actions(b, argmax=True))
-    with pytest.raises(UnknownNameError, match=r"image_keys: no image .* named 'images/frnt'; did you mean 'images/front'"):
+    with pytest.raises(
+        UnknownNameError, match=r"image_keys: no image .* named 'images/frnt'; did you mean 'images/front'"
+    ):
         Agent.make(*spaces(), config(), image_keys=["images/frnt"])
 
 
@@ -549,7 +612,11 @@ def test_agent_refuses_batches_that_do_not_fit() -> None:
     with pytest.raises(ConfigError, match="expected uint8 images"):
         rows = batch(0)
         agent.update(
-            {**rows, "observations": rows["observations"] | {"images": {k: v[:, 1:] for k, v in rows["observations"]["images"].items()}}}
+            {
+                **rows,
+                "observations": rows["observations"]
+                | {"images": {k: v[:, 1:] for k, v in rows["observations"]["images"].items()}},
+            }
         )
     with pytest.raises(SchemaError, match="no 'grasp_penalty'"):
         learned = batch(0)
@@ -575,7 +642,9 @@ def test_features_may_be_kept_of_a_frozen_encoder() -> None:
     a = agent.sample_actions(kept["observations"], argmax=True)
     np.testing.assert_allclose(a, agent.sample_actions(rows["observations"], argmax=True), atol=1e-5)
     with pytest.raises(SchemaError, match=r"features: expected \[B, 16\]"):
-        agent.update({**kept, "observations": {"state": rows["observations"]["state"], "features": np.zeros((8, 4), np.float32)}})
+        agent.update(
+            {**kept, "observations": {"state": rows["observations"]["state"], "features": np.zeros((8, 4), np.float32)}}
+        )
 
 
 def test_agent_states_of_a_frozen_encoder_can_be_cached() -> None:

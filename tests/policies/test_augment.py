@@ -37,7 +37,10 @@ def flat(*color: float, rows: int = 300, size: int = 4) -> Tensor:
 def within(found: Tensor, low: float, high: float, tolerance: float) -> None:
     """Nowhere beyond the bounds, and near to both of them."""
     width = high - low
-    assert low - tolerance <= float(found.min()) < low + 0.1 * width and high - 0.1 * width < float(found.max()) <= high + tolerance
+    assert (
+        low - tolerance <= float(found.min()) < low + 0.1 * width
+        and high - 0.1 * width < float(found.max()) <= high + tolerance
+    )
 
 
 @pytest.mark.parametrize("device", devices())

@@ -26,7 +26,9 @@ def test_records_with_prompts_of_different_length_are_joined() -> None:
 
 
 def test_records_of_two_policies_are_refused() -> None:
-    with pytest.raises(SchemaError, match=r"record 1 has the fields \['tokens'\] and record 0 has \['prompt', 'prompt_length'\]"):
+    with pytest.raises(
+        SchemaError, match=r"record 1 has the fields \['tokens'\] and record 0 has \['prompt', 'prompt_length'\]"
+    ):
         join([record(1, 2), {"tokens": np.zeros((1, 7))}])
     with pytest.raises(SchemaError, match="given no record"):
         join([])
@@ -40,7 +42,8 @@ def test_records_go_through_a_log(tmp_path: Path) -> None:
     chance, random = torch.Generator().manual_seed(0), np.random.default_rng(0)
     acted = [
         policy.act(
-            [{"full_image": random.integers(0, 256, (32, 32, 3), np.uint8), "state": np.ones(2), "instruction": words}], generator=chance
+            [{"full_image": random.integers(0, 256, (32, 32, 3), np.uint8), "state": np.ones(2), "instruction": words}],
+            generator=chance,
         )[1]
         for words in ("go", "go there, and then home")
     ]

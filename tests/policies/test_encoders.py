@@ -18,9 +18,18 @@ from tests.policies.flax_weights import arrays, image, write
 torch.set_num_threads(1)
 
 FLAX = {
-    (128, 128): ([0.000000, 0.122675, 0.569863, 3.023393, 0.799503], [-0.355025, 0.532732, 0.775151, 0.742206, 0.449156, -0.343058]),
-    (64, 64): ([0.474282, 0.000000, 0.487687, 4.414784, 0.779558], [-0.332410, 0.547138, 0.777824, 0.738950, 0.434570, -0.362407]),
-    (200, 160): ([1.646140, 0.000000, 0.605480, 3.064908, 0.825181], [-0.384349, 0.512827, 0.771328, 0.746267, 0.468021, -0.316663]),
+    (128, 128): (
+        [0.000000, 0.122675, 0.569863, 3.023393, 0.799503],
+        [-0.355025, 0.532732, 0.775151, 0.742206, 0.449156, -0.343058],
+    ),
+    (64, 64): (
+        [0.474282, 0.000000, 0.487687, 4.414784, 0.779558],
+        [-0.332410, 0.547138, 0.777824, 0.738950, 0.434570, -0.362407],
+    ),
+    (200, 160): (
+        [1.646140, 0.000000, 0.605480, 3.064908, 0.825181],
+        [-0.384349, 0.512827, 0.771328, 0.746267, 0.468021, -0.316663],
+    ),
 }
 """Five numbers of the trunk's maps and six of the result, by HIL-SERL's own modules (commit 5d02aed7, flax 0.8.2, jax 0.4.25) on the
 weights and images of `flax_weights`: maps[0, 0, 0, 5], maps[1, 3, 2, 200], mean, largest, deviation; result[1, :6]."""
@@ -30,7 +39,9 @@ weights and images of `flax_weights`: maps[0, 0, 0, 5], maps[1, 3, 2, 200], mean
 def test_resnet10_gives_the_numbers_of_flax(tmp_path: Path, size: tuple[int, int]) -> None:
     config = EncoderConfig("resnet10", weights=str(write(tmp_path)), training="head", features=256)
     encoder = Encoder({"front": (*size, 3)}, config, generator(0))
-    head = {key.removeprefix("head/"): torch.from_numpy(array) for key, array in arrays().items() if key.startswith("head/")}
+    head = {
+        key.removeprefix("head/"): torch.from_numpy(array) for key, array in arrays().items() if key.startswith("head/")
+    }
     with torch.no_grad():
         own = dict(encoder.heads[0].named_parameters())
         own["masks"].copy_(head["SpatialLearnedEmbeddings_0/kernel"].permute(2, 0, 1, 3))
@@ -51,7 +62,9 @@ def test_a_stack_is_folded_into_channels() -> None:
     folded = as_image(stack, (4, 4, 9), "front")
     for frame in range(3):
         assert torch.equal(folded[..., 3 * frame : 3 * frame + 3], stack[:, frame])
-    with pytest.raises(ConfigError, match=r"front: expected uint8 images \[B, ...\] that fold to \(4, 4, 3\), got uint8 \(2, 4, 4, 9\)"):
+    with pytest.raises(
+        ConfigError, match=r"front: expected uint8 images \[B, ...\] that fold to \(4, 4, 3\), got uint8 \(2, 4, 4, 9\)"
+    ):
         as_image(stack, (4, 4, 3), "front")
 
 
@@ -73,11 +86,17 @@ def test_a_trunk_that_rests_gets_no_gradient_and_is_shared(tmp_path: Path) -> No
     assert len(encoder.trunks) == 1 and len(encoder.heads) == 2
     images = {name: torch.zeros(1, 32, 32, 3, dtype=torch.uint8) for name in "ab"}
     encoder(images, trunk=False).sum().backward()
-    assert all(p.grad is None for p in encoder.trunks.parameters()) and all(p.grad is not None for p in encoder.heads.parameters())
+    assert all(p.grad is None for p in encoder.trunks.parameters()) and all(
+        p.grad is not None for p in encoder.heads.parameters()
+    )
     assert set(encoder.trained_by_critic()) == set(encoder.trained_by_imitation()) == set(encoder.heads.parameters())
     tuned = Encoder({"a": (32, 32, 3), "b": (32, 32, 3)}, replace(config, training="critic"), generator(0))
     assert len(tuned.trunks) == 2 and set(tuned.trained_by_critic()) == set(tuned.parameters())
-    assert all(torch.equal(a, b) for trunk in tuned.trunks for a, b in zip(trunk.parameters(), encoder.trunks.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for trunk in tuned.trunks
+        for a, b in zip(trunk.parameters(), encoder.trunks.parameters(), strict=True)
+    )
 
 
 def test_dropout_is_the_callers() -> None:
@@ -97,7 +116,9 @@ def test_a_crop_is_a_cut_out_of_the_edge_padded_image(stack: tuple[int, ...]) ->
     moves = []
     for before, after in zip(images.numpy(), cropped, strict=True):
         padded = np.pad(before, [(0, 0)] * len(stack) + [(2, 2), (2, 2), (0, 0)], mode="edge")
-        moves += [[(y, x) for y in range(5) for x in range(5) if np.array_equal(padded[..., y : y + 6, x : x + 7, :], after)]]
+        moves += [
+            [(y, x) for y in range(5) for x in range(5) if np.array_equal(padded[..., y : y + 6, x : x + 7, :], after)]
+        ]
     assert all(len(found) == 1 for found in moves), "each image moves by itself, the frames of a stack together"
     assert {found[0] for found in moves} == {(y, x) for y in range(5) for x in range(5)}
     assert not np.array_equal(cropped, random_crop(images, 2, generator(1)).numpy())
@@ -111,7 +132,10 @@ def test_a_crop_is_a_cut_out_of_the_edge_padded_image(stack: tuple[int, ...]) ->
         (EncoderConfig(training="always"), "no encoder training named 'always'"),
         (EncoderConfig(features=0), "encoder.features=0: expected a whole number of at least 1"),
         (EncoderConfig(weights="x.pkl"), "only kind=resnet10 reads a file; kind is 'small'"),
-        (EncoderConfig("resnet10", training="head"), "nothing has trained; set encoder.weights or encoder.pretrain_updates"),
+        (
+            EncoderConfig("resnet10", training="head"),
+            "nothing has trained; set encoder.weights or encoder.pretrain_updates",
+        ),
         (EncoderConfig("resnet10", training="frozen"), "keeps a trunk that nothing has trained"),
     ],
 )

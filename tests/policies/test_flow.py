@@ -29,7 +29,9 @@ def field_of(weights: Tensor, noisy: bool = True) -> flow.Field:
         a, b, c, d, e, f = weights.to(x.dtype)
         t = times[:, None, None]
         raw = torch.tanh(d * x + e * t)
-        return FlowStep(a * x + b * t + c * x * t, flow.bounded_std(raw, Flow()) if noisy else None, (f * x).mean((1, 2)) + times)
+        return FlowStep(
+            a * x + b * t + c * x * t, flow.bounded_std(raw, Flow()) if noisy else None, (f * x).mean((1, 2)) + times
+        )
 
     return field
 
@@ -44,8 +46,12 @@ def test_a_draw_and_its_evaluation_agree_to_the_last_bit(how: Flow) -> None:
     assert drawn.chain.shape == (ROWS, how.drawn + 1, 3, 2) and drawn.log_prob.shape == SHAPE
     assert drawn.log_prob.abs().min() > 0
     # other weights, another temperature: the log-probability of what was drawn is another one
-    assert not torch.equal(flow.evaluate(field_of(WEIGHTS * 1.1), drawn.chain, drawn.step, how, heat).log_prob, drawn.log_prob)
-    assert not torch.equal(flow.evaluate(field_of(WEIGHTS), drawn.chain, drawn.step, how, heat * 1.1).log_prob, drawn.log_prob)
+    assert not torch.equal(
+        flow.evaluate(field_of(WEIGHTS * 1.1), drawn.chain, drawn.step, how, heat).log_prob, drawn.log_prob
+    )
+    assert not torch.equal(
+        flow.evaluate(field_of(WEIGHTS), drawn.chain, drawn.step, how, heat * 1.1).log_prob, drawn.log_prob
+    )
 
 
 @pytest.mark.parametrize("how", FLOWS, ids=lambda f: f"{f.kind}-{f.drawn}")
@@ -83,7 +89,11 @@ def test_the_noise_of_flow_sde_leaves_the_distribution_as_it_is() -> None:
     """Actions N(0.4, 0.3^2): the best field is linear, so mean and variance can be followed through every drawn step."""
     how = Flow("sde", steps=400, level=0.5, joint=True)
     times, goal, spread = flow.schedule(how, WEIGHTS), 0.4, 0.3
-    mean, variance, two = torch.zeros(()).double(), torch.ones(()).double(), torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    mean, variance, two = (
+        torch.zeros(()).double(),
+        torch.ones(()).double(),
+        torch.tensor([[0.0], [1.0]], dtype=torch.float64),
+    )
     for i in range(400):
         t = times[i]
         slope = (t - (1 - t) * spread**2) / (t**2 + (1 - t) ** 2 * spread**2)
@@ -124,7 +134,9 @@ def test_one_drawn_step_is_any_of_them_and_the_others_are_eulers() -> None:
     for kind, last in (("sde", 4), ("cps", 3), ("noise", 4)):
         how = Flow(kind, steps=5, joint=False)
         cold = torch.full((ROWS,), 1e-9)
-        drawn = flow.draw(lambda x, t: FlowStep(torch.ones_like(x), torch.full_like(x, 0.1)), SHAPE, how, cold, generator())
+        drawn = flow.draw(
+            lambda x, t: FlowStep(torch.ones_like(x), torch.full_like(x, 0.1)), SHAPE, how, cold, generator()
+        )
         assert sorted(set(drawn.step.tolist())) == list(range(last + 1))
         if kind != "cps":  # where nearly no noise is left, all of it is a straight line
             straight = torch.randn(SHAPE, generator=generator()) - 1
@@ -134,11 +146,15 @@ def test_one_drawn_step_is_any_of_them_and_the_others_are_eulers() -> None:
 def test_without_sampling_nothing_but_the_start_is_random() -> None:
     still = flow.draw(lambda x, t: FlowStep(x, None, t), (2, 3, 1), Flow(steps=4), torch.ones(2), None, sample=False)
     assert still.step.tolist() == [-1, -1] and not still.actions.any() and not still.log_prob.any()
-    begun = flow.draw(lambda x, t: FlowStep(x, None, t), (2, 3, 1), Flow(steps=4), torch.ones(2), generator(), sample=False)
+    begun = flow.draw(
+        lambda x, t: FlowStep(x, None, t), (2, 3, 1), Flow(steps=4), torch.ones(2), generator(), sample=False
+    )
     torch.testing.assert_close(begun.actions, torch.randn((2, 3, 1), generator=generator()) * 0.75**4)
     again = flow.evaluate(lambda x, t: FlowStep(x, None, t), begun.chain, begun.step, Flow(steps=4), torch.ones(2))
     assert not again.log_prob.any() and begun.value is not None and begun.value.tolist() == [1.0, 1.0]
-    given = flow.draw(lambda x, t: FlowStep(x), (2, 3, 1), Flow(steps=4), torch.ones(2), None, sample=False, start=torch.ones(2, 3, 1))
+    given = flow.draw(
+        lambda x, t: FlowStep(x), (2, 3, 1), Flow(steps=4), torch.ones(2), None, sample=False, start=torch.ones(2, 3, 1)
+    )
     torch.testing.assert_close(given.actions, torch.full((2, 3, 1), 0.75**4))
     with pytest.raises(ConfigError, match=r"a flow needs a generator: give act\(\) one, or sample=False"):
         flow.draw(lambda x, t: FlowStep(x), (2, 3, 1), Flow(), torch.ones(2), None)
@@ -150,7 +166,9 @@ def test_times() -> None:
     assert flow.schedule(Flow(steps=10), torch.zeros(1)).tolist() == [float(np.float32(1 - i / 10)) for i in range(11)]
     drawn = np.sort(flow.training_times(20_000, generator()).numpy())
     assert drawn[0] >= 0.001 and drawn[-1] <= 1
-    assert np.abs(((drawn - 0.001) / 0.999) ** 1.5 - (np.arange(20_000) + 0.5) / 20_000).max() < 0.015  # Kolmogorov: Beta(1.5, 1)
+    assert (
+        np.abs(((drawn - 0.001) / 0.999) ** 1.5 - (np.arange(20_000) + 0.5) / 20_000).max() < 0.015
+    )  # Kolmogorov: Beta(1.5, 1)
     embedded = flow.embed_times(torch.tensor([0.25]), 6)
     turns = [2 * math.pi * 0.25 / period for period in (4e-3, math.sqrt(4e-3 * 4), 4.0)]
     np.testing.assert_allclose(embedded[0], [*map(math.sin, turns), *map(math.cos, turns)], atol=1e-6)

@@ -44,8 +44,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     [
         ({"causal": True}, set()),
         ({"num_images": 2, "use_proprio": True, "proprio_dim": 7, "value_head": True}, {"heads.safetensors"}),
-        ({"head": "l1", "use_proprio": True, "proprio_dim": 7}, {"action_head--0_checkpoint.pt", "proprio_projector--0_checkpoint.pt"}),
-        ({"head": "laplace", "film": True}, {"action_head--0_checkpoint.pt", "vision_backbone--0_checkpoint.pt", "heads.safetensors"}),
+        (
+            {"head": "l1", "use_proprio": True, "proprio_dim": 7},
+            {"action_head--0_checkpoint.pt", "proprio_projector--0_checkpoint.pt"},
+        ),
+        (
+            {"head": "laplace", "film": True},
+            {"action_head--0_checkpoint.pt", "vision_backbone--0_checkpoint.pt", "heads.safetensors"},
+        ),
     ],
 )
 def test_save_and_load_is_the_same_policy(tmp_path: Path, changes: dict[str, Any], apart: set[str]):
@@ -68,13 +74,18 @@ def test_save_and_load_is_the_same_policy(tmp_path: Path, changes: dict[str, Any
     assert contents(tmp_path / "a") == contents(tmp_path / "b"), "saved once more, every file holds the same"
 
 
-def test_the_folder_is_never_changed_and_its_code_never_runs(saved: tuple[Any, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_folder_is_never_changed_and_its_code_never_runs(
+    saved: tuple[Any, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     folder = tmp_path / "upstream"
     shutil.copytree(saved[1], folder)
     for name in ("modeling_prismatic.py", "configuration_prismatic.py", "processing_prismatic.py", "__init__.py"):
         (folder / name).write_text("print('this ran')\nraise SystemExit\n")
     document = json.loads((folder / "config.json").read_text())
-    document["auto_map"] = {"AutoConfig": "configuration_prismatic.OpenVLAConfig", "AutoModelForVision2Seq": "modeling_prismatic.X"}
+    document["auto_map"] = {
+        "AutoConfig": "configuration_prismatic.OpenVLAConfig",
+        "AutoModelForVision2Seq": "modeling_prismatic.X",
+    }
     (folder / "config.json").write_text(json.dumps(document))
     before = files(folder)
     policy = OpenVLAOFT.from_pretrained(folder, allow_untrained=True)
@@ -93,7 +104,9 @@ def test_upstream_folders_need_options(saved: tuple[Any, Path], tmp_path: Path):
     policy, folder = saved[0], tmp_path / "upstream"
     shutil.copytree(saved[1], folder)
     document = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({key: value for key, value in document.items() if key not in ("hilt", "unnorm_key")}))
+    (folder / "config.json").write_text(
+        json.dumps({key: value for key, value in document.items() if key not in ("hilt", "unnorm_key")})
+    )
     sizes = {"vit": policy.config.vit, "image_size": 28, "allow_untrained": True}
     with pytest.raises(ConfigError, match=r"its files do not determine how it decodes: give variant='oft'"):
         load_policy(folder, **sizes)
@@ -106,24 +119,36 @@ def test_upstream_folders_need_options(saved: tuple[Any, Path], tmp_path: Path):
     assert aloha.chunk == 25 and aloha.config.normalization == "minmax"
     with pytest.raises(ConfigError, match=r"the number of actions in a chunk is unknown\. Give chunk="):
         OpenVLAOFT.from_pretrained(folder, unnorm_key="mystery", **sizes)
-    with pytest.raises(UnknownNameError, match=r"'libero_gaol'; did you mean 'libero_goal'\? Known: aloha_pour, libero_goal, mystery"):
+    with pytest.raises(
+        UnknownNameError, match=r"'libero_gaol'; did you mean 'libero_goal'\? Known: aloha_pour, libero_goal, mystery"
+    ):
         OpenVLAOFT.from_pretrained(folder, unnorm_key="libero_gaol", **sizes)
     aloha.save_pretrained(tmp_path / "again")
     assert load_policy(tmp_path / "again", allow_untrained=True, dtype="bfloat16").unnorm_key == "aloha_pour", (
         "what was chosen is remembered"
     )
-    with pytest.raises(ConfigError, match=r"no config\.json in it\. Give a checkpoint's folder, or a name that `hilt fetch` has shown"):
+    with pytest.raises(
+        ConfigError, match=r"no config\.json in it\. Give a checkpoint's folder, or a name that `hilt fetch` has shown"
+    ):
         load_policy("openvla/openvla-7b")
     aloha.save_pretrained(tmp_path / "run" / "policy")
-    with pytest.raises(ConfigError, match=r"run: there is no config\.json in it\. This is a run; its policy is .*run/policy, or a name"):
+    with pytest.raises(
+        ConfigError, match=r"run: there is no config\.json in it\. This is a run; its policy is .*run/policy, or a name"
+    ):
         load_policy(tmp_path / "run")
-    with pytest.raises(UnknownNameError, match=r"no option of an OpenVLA named 'centre_crop'; did you mean 'center_crop'\?"):
+    with pytest.raises(
+        UnknownNameError, match=r"no option of an OpenVLA named 'centre_crop'; did you mean 'center_crop'\?"
+    ):
         OpenVLAOFT.from_pretrained(folder, unnorm_key="libero_goal", centre_crop=False)
     with pytest.raises(UnknownNameError, match=r"did you mean 'unnorm_key'\?"):
         load_policy(folder, unorm_key="libero_goal")
-    with pytest.raises(ConfigError, match="statistics of 3 datasets; name one as unnorm_key: aloha_pour, libero_goal, mystery"):
+    with pytest.raises(
+        ConfigError, match="statistics of 3 datasets; name one as unnorm_key: aloha_pour, libero_goal, mystery"
+    ):
         OpenVLAOFT.from_pretrained(folder, **sizes)
-    means = json.loads((folder / "preprocessor_config.json").read_text()) | {"means": [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]]}
+    means = json.loads((folder / "preprocessor_config.json").read_text()) | {
+        "means": [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]]
+    }
     (folder / "preprocessor_config.json").write_text(json.dumps(means))
     read = OpenVLAOFT.from_pretrained(folder, unnorm_key="libero_goal", dtype=torch.bfloat16, **sizes)
     assert read.pixel_mean.flatten().tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
@@ -140,7 +165,9 @@ def test_an_l1_checkpoint_is_no_discrete_policy(tmp_path: Path, saved: tuple[Any
     (tmp_path / "l1" / "action_head--0_checkpoint.pt").unlink()
     with pytest.raises(ConfigError, match="head='l1' was asked for, and there is no action_head--"):
         OpenVLAOFT.from_pretrained(tmp_path / "l1")
-    with pytest.raises(ConfigError, match=r"only 0\.\d% of the probability lies on action tokens.*allow_untrained=True"):
+    with pytest.raises(
+        ConfigError, match=r"only 0\.\d% of the probability lies on action tokens.*allow_untrained=True"
+    ):
         OpenVLAOFT.from_pretrained(tmp_path / "l1", head="tokens")
     trained = tiny()
     trained.language_model.lm_head.weight.data[: trained.token.first] = 0
@@ -170,7 +197,8 @@ def test_damage_and_mistakes_are_named(saved: tuple[Any, Path], tmp_path: Path):
     wider = document | {"text_config": {**document["text_config"], "intermediate_size": 50}}
     (folder / "config.json").write_text(json.dumps(wider))
     with pytest.raises(
-        SchemaError, match=r"model\.safetensors: the tensor language_model\.model\.layers\.0\.mlp\.\w+_proj\.weight has the shape"
+        SchemaError,
+        match=r"model\.safetensors: the tensor language_model\.model\.layers\.0\.mlp\.\w+_proj\.weight has the shape",
     ):
         OpenVLAOFT.from_pretrained(folder)
     deeper = document | {"text_config": {**document["text_config"], "num_hidden_layers": 3}}
@@ -188,21 +216,28 @@ def test_damage_and_mistakes_are_named(saved: tuple[Any, Path], tmp_path: Path):
     (folder / "model.safetensors").write_bytes(whole)
     for step in ("1", "2"):
         torch.save({}, folder / f"action_head--{step}_checkpoint.pt")
-    with pytest.raises(FormatError, match=r"2 files of the action_head \(action_head--1_checkpoint\.pt, action_head--2"):
+    with pytest.raises(
+        FormatError, match=r"2 files of the action_head \(action_head--1_checkpoint\.pt, action_head--2"
+    ):
         OpenVLAOFT.from_pretrained(folder)
     assert policy.source is None
 
 
 def test_policy_too_large_is_refused_before_it_is_read(saved: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("hilt.policies.io.memory.free_bytes", lambda device: 1_000_000)
-    with pytest.raises(ConfigError, match=r"loading needs .* MB: weights .* MB on cpu, which has 1\.0 MB free\. Try dtype=torch\.bfloat16"):
+    with pytest.raises(
+        ConfigError,
+        match=r"loading needs .* MB: weights .* MB on cpu, which has 1\.0 MB free\. Try dtype=torch\.bfloat16",
+    ):
         OpenVLAOFT.from_pretrained(saved[1], allow_untrained=True)
 
 
 def test_adapters_are_merged_into_the_folder(saved: tuple[Any, Path], tmp_path: Path):
     policy = tiny()
     parameters = lora.attach(policy, rank=2)
-    assert all("lm_head" not in name for name in lora.adapted(policy)) and any("vision_backbone" in name for name in lora.adapted(policy))
+    assert all("lm_head" not in name for name in lora.adapted(policy)) and any(
+        "vision_backbone" in name for name in lora.adapted(policy)
+    )
     with torch.no_grad():
         for place, parameter in enumerate(parameters):
             parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(place))
@@ -224,7 +259,11 @@ def test_adapters_that_openvla_oft_leaves_in_its_vision_are_merged(tmp_path: Pat
     name = "vision_backbone.featurizer.blocks.0.block.attn.qkv"
     weight = state.pop(f"{name}.weight")
     a, b = torch.randn(32, weight.shape[1]), torch.randn(weight.shape[0], 32)
-    state |= {f"{name}.base_layer.weight": weight, f"{name}.lora_A.default.weight": a, f"{name}.lora_B.default.weight": b}
+    state |= {
+        f"{name}.base_layer.weight": weight,
+        f"{name}.lora_A.default.weight": a,
+        f"{name}.lora_B.default.weight": b,
+    }
     torch.save({f"module.{key}": value for key, value in state.items()}, file)
     again = OpenVLAOFT.from_pretrained(tmp_path / "a")
     assert torch.allclose(again.state_dict()[f"vision_backbone.{name}.weight"], weight + 0.5 * b @ a, atol=1e-4)

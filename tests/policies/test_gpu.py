@@ -37,7 +37,9 @@ def test_a_gpu_gives_what_the_cpu_gives(family: str, kind: str):
     theirs.to("cuda:0")
     actions, record = ours.act(seen, generator=torch.Generator().manual_seed(0))
     again, other = theirs.act(seen, generator=torch.Generator().manual_seed(0))
-    assert again.shape == actions.shape and {name: array.shape for name, array in other.items()} == {n: a.shape for n, a in record.items()}
+    assert again.shape == actions.shape and {name: array.shape for name, array in other.items()} == {
+        n: a.shape for n, a in record.items()
+    }
     np.testing.assert_allclose(again, actions, rtol=0, atol=near * np.abs(actions).max())
 
     here, there = ours.evaluate(record), theirs.evaluate(record)
@@ -48,5 +50,8 @@ def test_a_gpu_gives_what_the_cpu_gives(family: str, kind: str):
             torch.testing.assert_close(two.cpu(), one, rtol=near, atol=near * float(one.detach().abs().max()), msg=name)
     for found in (here, there):
         sum(part.float().mean() for part in found if part is not None).backward()
-    flat = [torch.cat([p.grad.cpu().flatten() for p in policy.parameters() if p.grad is not None]) for policy in (ours, theirs)]
+    flat = [
+        torch.cat([p.grad.cpu().flatten() for p in policy.parameters() if p.grad is not None])
+        for policy in (ours, theirs)
+    ]
     assert float((flat[0] - flat[1]).norm() / flat[0].norm()) < 5 * near and flat[0].norm() > 0

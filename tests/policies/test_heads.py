@@ -114,9 +114,13 @@ def test_token_head_decodes_and_is_trained() -> None:
 def test_a_gaussian_keeps_within_its_bounds() -> None:
     head = made("gaussian")
     torch.nn.init.constant_(head.more, 50.0)
-    _, entropy = head.evaluate(features(), head.draw(features(), torch.ones(ROWS), generator(), True).memory, torch.ones(ROWS))
+    _, entropy = head.evaluate(
+        features(), head.draw(features(), torch.ones(ROWS), generator(), True).memory, torch.ones(ROWS)
+    )
     torch.testing.assert_close(entropy, torch.full_like(entropy, 0.5 * math.log(2 * math.pi * math.e * 4)))
-    assert torch.equal(head.draw(features(), torch.ones(ROWS), None, False).actions, head.out(features()).view(ROWS, CHUNK, DIM))
+    assert torch.equal(
+        head.draw(features(), torch.ones(ROWS), None, False).actions, head.out(features()).view(ROWS, CHUNK, DIM)
+    )
 
 
 @pytest.mark.parametrize("kind", HEADS)

@@ -59,7 +59,10 @@ def test_a_numeric_trace_guards_refactors(mode: str) -> None:
     The weights come from a rule of this repository, since torch 2.13 draws them otherwise than 2.11 (`trunc_normal_`).
     What is left is rounding: CPUs and versions differ by less than the tolerance, and a term that is forgotten does not.
     """
-    agent, n = make(mode, critics=3, subset=2, backup_entropy=True, imitation_weight=0.1), 14 if mode.startswith("dual") else 7
+    agent, n = (
+        make(mode, critics=3, subset=2, backup_entropy=True, imitation_weight=0.1),
+        14 if mode.startswith("dual") else 7,
+    )
     with torch.no_grad():
         for name, net in agent.networks.items():
             for key, value in net.state_dict().items():

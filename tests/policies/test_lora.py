@@ -53,12 +53,16 @@ def test_lora_changes_nothing_before_training_and_only_adapters_and_heads_after(
     assert torch.equal(torch.get_rng_state(), state), "the global generator is not touched"
     net = trained(Net())
     assert not torch.allclose(net(X), before(X))
-    assert torch.equal(net.trunk[0].base_layer.weight, before.trunk[0].weight) and torch.equal(net.lm_head.weight, before.lm_head.weight)
+    assert torch.equal(net.trunk[0].base_layer.weight, before.trunk[0].weight) and torch.equal(
+        net.lm_head.weight, before.lm_head.weight
+    )
     assert not torch.equal(net.value_head.weight, before.value_head.weight)
     assert torch.equal(trained(Net())(X), net(X)), "one seed, one result"
     other = Net()
     attach(other, rank=2, full=(), targets=["2"], dtype=torch.float64)
-    assert {name for name, p in other.named_parameters() if p.requires_grad} == {f"trunk.2.lora_{s}.default.weight" for s in "AB"}
+    assert {name for name, p in other.named_parameters() if p.requires_grad} == {
+        f"trunk.2.lora_{s}.default.weight" for s in "AB"
+    }
     assert other.trunk[2].lora_A["default"].weight.dtype == torch.float64
 
 

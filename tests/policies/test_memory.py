@@ -88,7 +88,13 @@ def test_half_the_precision_is_half_the_weights():
 
 def test_memory_estimate_that_does_not_fit_is_an_error_with_the_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     needs = Estimate(
-        weights=15 * 10**9, gradients=15 * 10**9, optimizer=60 * 10**9, activations=20 * 10**9, largest=10**9, rows=32, training=True
+        weights=15 * 10**9,
+        gradients=15 * 10**9,
+        optimizer=60 * 10**9,
+        activations=20 * 10**9,
+        largest=10**9,
+        rows=32,
+        training=True,
     )
     assert needs.total == 110 * 10**9 and needs.places("cuda:0") == {"cuda:0": needs.total, "cpu": 10**9}
     monkeypatch.setattr(memory, "free_bytes", lambda device: 80 * 10**9)
@@ -107,7 +113,11 @@ def test_memory_estimate_that_does_not_fit_is_an_error_with_the_fix(monkeypatch:
     assert memory.free_bytes("cpu") > 10**6
     with pytest.raises(ConfigError, match="is not on this machine"):
         memory.free_bytes("cuda:99")
-    for name, number in (("memory.max", "5000"), ("memory.current", "2000"), ("memory.stat", "anon 5\ninactive_file 700")):
+    for name, number in (
+        ("memory.max", "5000"),
+        ("memory.current", "2000"),
+        ("memory.stat", "anon 5\ninactive_file 700"),
+    ):
         (tmp_path / name).write_text(number + "\n")
     monkeypatch.setattr(platform, "CONTAINER", tmp_path)
     assert memory.free_bytes("cpu") == 3700

@@ -57,7 +57,9 @@ def test_critics_are_those_of_autograd(
     members: int, rows: int, hidden: list[int], activation: str, proprio: int, dtype: torch.dtype, shared: bool
 ) -> None:
     critics = stir(Critics(body(hidden, activation, proprio), A, generator(1), members), dtype)
-    z, actions, dq = (random(*shape, seed=9, dtype=dtype) for shape in ((rows, FEATURES + proprio), (rows, A), (members, rows)))
+    z, actions, dq = (
+        random(*shape, seed=9, dtype=dtype) for shape in ((rows, FEATURES + proprio), (rows, A), (members, rows))
+    )
     actions.requires_grad_()
     expected = critics(z, actions)
     tape = critics.run(z, actions.detach(), critics.of_states(z) if shared else None)
@@ -67,7 +69,9 @@ def test_critics_are_those_of_autograd(
     *theirs, dactions = torch.autograd.grad(expected, [*trained, actions], dq)
     found = critics.gradients(tape, dq[..., None], trained)
     assert_close(found, theirs)
-    assert [each.stride() for each in found] == [each.stride() for each in trained]  # Adam's kernel reads their memory in order
+    assert [each.stride() for each in found] == [
+        each.stride() for each in trained
+    ]  # Adam's kernel reads their memory in order
     assert_close([critics.network.backward(tape, dq[..., None], learns=False, of_more=True)], [dactions])
 
 
@@ -92,7 +96,9 @@ def test_rows_behind_have_no_gradient(proprio: int) -> None:
     mean, std = actor.gaussian(tape.out[0])
     assert_close([mean, std], [each.detach() for each in actor(z)])
     dout = actor.gaussian_backward(tape.out[0, :3], dmean, dstd)
-    assert_close(actor.gradients(tape, dout, trained, rows=3), torch.autograd.grad(actor(z[:3]), trained, [dmean, dstd]))
+    assert_close(
+        actor.gradients(tape, dout, trained, rows=3), torch.autograd.grad(actor(z[:3]), trained, [dmean, dstd])
+    )
 
 
 def test_a_deviation_at_its_limit_has_no_gradient() -> None:
@@ -105,12 +111,19 @@ def test_a_deviation_at_its_limit_has_no_gradient() -> None:
 
 
 def test_a_grasp_critic_and_a_temperature() -> None:
-    critic, z, dq = stir(GraspCritic(body([5], "tanh", proprio=2), 9, generator(1))), random(6, FEATURES + 2), random(6, 9)
+    critic, z, dq = (
+        stir(GraspCritic(body([5], "tanh", proprio=2), 9, generator(1))),
+        random(6, FEATURES + 2),
+        random(6, 9),
+    )
     trained = list(critic.parameters())
     tape = critic.run(z)
     assert_close(critic.gradients(tape, dq[None], trained), torch.autograd.grad(critic(z), trained, dq))
     temperature = Temperature(0.3).double()
-    assert_close(temperature.gradients(torch.tensor(0.7, dtype=torch.float64)), torch.autograd.grad(0.7 * temperature(), [temperature.raw]))
+    assert_close(
+        temperature.gradients(torch.tensor(0.7, dtype=torch.float64)),
+        torch.autograd.grad(0.7 * temperature(), [temperature.raw]),
+    )
 
 
 def moved(network: BranchedNetwork, z: Tensor, *more: Tensor) -> Tensor:

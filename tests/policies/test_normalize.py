@@ -11,9 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hilt.core.errors import ConfigError, FormatError, SchemaError, UnknownNameError
-from hilt.policies.vla.normalize import Normalizer, gripper_inverted, gripper_signs, read_statistics, resolve_key, statistics
+from hilt.policies.vla.normalize import (
+    Normalizer,
+    gripper_inverted,
+    gripper_signs,
+    read_statistics,
+    resolve_key,
+    statistics,
+)
 
-STATS = {"q01": [-2.0, 0.0], "q99": [2.0, 10.0], "min": [-4.0, 0.0], "max": [4.0, 20.0], "mean": [1.0, 2.0], "std": [0.5, 4.0]}
+STATS = {
+    "q01": [-2.0, 0.0],
+    "q99": [2.0, 10.0],
+    "min": [-4.0, 0.0],
+    "max": [4.0, 20.0],
+    "mean": [1.0, 2.0],
+    "std": [0.5, 4.0],
+}
 
 
 @pytest.mark.parametrize(
@@ -30,7 +44,9 @@ def test_epsilon_mask_and_clip():
     assert Normalizer(STATS, epsilon=1.0).unnormalize(np.array([1.0, 1.0])).tolist() == [3.0, 11.0]
     assert Normalizer(STATS, epsilon=1.0).normalize(np.array([3.0, 11.0])).tolist() == [1.0, 1.0]
     masked = Normalizer({**STATS, "mask": [True, False]}, epsilon=0)
-    assert masked.normalize(np.array([1.0, 7.0])).tolist() == [0.5, 7.0] and masked.unnormalize(np.array([0.5, 7.0])).tolist() == [1.0, 7.0]
+    assert masked.normalize(np.array([1.0, 7.0])).tolist() == [0.5, 7.0] and masked.unnormalize(
+        np.array([0.5, 7.0])
+    ).tolist() == [1.0, 7.0]
     assert Normalizer(STATS, clip=True).normalize(np.array([9.0, -9.0])).tolist() == [1.0, -1.0]
     assert Normalizer(STATS, epsilon=0).normalize(np.array([9.0, -9.0])).tolist() == [4.5, -2.8]
 
@@ -82,10 +98,16 @@ def test_statistics_of_our_own():
 def test_statistics_key_is_resolved():
     stats = {"libero_goal_no_noops": 1, "bridge": 2}
     assert resolve_key(stats, "bridge") == "bridge" and resolve_key(stats, "libero_goal") == "libero_goal_no_noops"
-    assert resolve_key({"lift_pot": 1, "b": 1}, "robotwin2_lift_pot") == "lift_pot" and resolve_key({"only": 1}) == "only"
-    with pytest.raises(ConfigError, match="statistics of 2 datasets; name one as unnorm_key: bridge, libero_goal_no_noops"):
+    assert (
+        resolve_key({"lift_pot": 1, "b": 1}, "robotwin2_lift_pot") == "lift_pot" and resolve_key({"only": 1}) == "only"
+    )
+    with pytest.raises(
+        ConfigError, match="statistics of 2 datasets; name one as unnorm_key: bridge, libero_goal_no_noops"
+    ):
         resolve_key(stats)
-    with pytest.raises(UnknownNameError, match=r"unnorm_key.* named 'libero_gaol'.*Known: bridge, libero_goal_no_noops"):
+    with pytest.raises(
+        UnknownNameError, match=r"unnorm_key.* named 'libero_gaol'.*Known: bridge, libero_goal_no_noops"
+    ):
         resolve_key(stats, "libero_gaol")
 
 

@@ -33,7 +33,8 @@ def test_libero_is_turned_round_and_its_gripper_too():
     assert np.array_equal(seen["wrist_image"], raw["robot0_eye_in_hand_image"][::-1, ::-1])
     assert seen["instruction"] == "open it" and seen["state"].dtype == np.float32
     assert np.allclose(
-        seen["state"], np.concatenate([raw["robot0_eef_pos"], axis_angle(raw["robot0_eef_quat"]), raw["robot0_gripper_qpos"]])
+        seen["state"],
+        np.concatenate([raw["robot0_eef_pos"], axis_angle(raw["robot0_eef_quat"]), raw["robot0_gripper_qpos"]]),
     )
     actions = np.array([[0.5, 1.0], [0.5, 0.0], [0.5, 0.7]])
     assert suite("libero").command(actions).tolist() == [[0.5, -1], [0.5, 1], [0.5, -1]]
@@ -41,7 +42,12 @@ def test_libero_is_turned_round_and_its_gripper_too():
 
 
 def test_liberos_own_demonstrations_have_other_names():
-    raw = {"agentview_rgb": image(2), "eye_in_hand_rgb": image(2), "ee_pos": np.ones((2, 3)), "ee_ori": np.zeros((2, 3))}
+    raw = {
+        "agentview_rgb": image(2),
+        "eye_in_hand_rgb": image(2),
+        "ee_pos": np.ones((2, 3)),
+        "ee_ori": np.zeros((2, 3)),
+    }
     seen = suite("libero").views({**raw, "gripper_states": np.full((2, 2), 0.5)})
     assert np.array_equal(seen["full_image"], raw["agentview_rgb"][:, ::-1, ::-1])
     assert seen["state"].tolist() == [[1, 1, 1, 0, 0, 0, 0.5, 0.5]] * 2
@@ -69,10 +75,14 @@ def test_robotwin_in_both_versions():
     second = suite("robotwin2_lift").observe({"observation": views, "joint_action": {"vector": joints}}, "lift")
     assert list(second) == ["full_image", "left_wrist", "right_wrist", "state", "instruction"]
     assert (
-        np.allclose(second["state"], joints) and np.allclose(first["state"][[6, 13]], [6, 13]) and np.isclose(first["state"][5], 5 * 0.045)
+        np.allclose(second["state"], joints)
+        and np.allclose(first["state"][[6, 13]], [6, 13])
+        and np.isclose(first["state"][5], 5 * 0.045)
     )
     assert joints[6] == 6 * 0.045  # the simulator's own array stays as it is
-    assert list(suite("aloha").views({"observation": {"head_camera": views["head_camera"]}, "joint_action": {"vector": joints}})) == [
+    assert list(
+        suite("aloha").views({"observation": {"head_camera": views["head_camera"]}, "joint_action": {"vector": joints}})
+    ) == [
         "full_image",
         "state",
     ]
@@ -90,12 +100,33 @@ def test_tabletop_with_one_arm_and_with_two(joined: bool):
     one = suite("tabletop/pick").views(
         {"state": {"tcp_pose": pose, "gripper_pose": np.ones(1)}, "images": {"front": image(), "wrist": image()}}
     )
-    assert list(one) == ["full_image", "wrist_image", "state"] and one["state"].tolist() == [1, 2, 3, 1, 0, 0, 0, 1, 0, 1]
-    arms = {f"{arm}/{name}": value for arm in ("left", "right") for name, value in (("tcp_pose", pose), ("gripper_pose", np.ones(1)))}
+    assert list(one) == ["full_image", "wrist_image", "state"] and one["state"].tolist() == [
+        1,
+        2,
+        3,
+        1,
+        0,
+        0,
+        0,
+        1,
+        0,
+        1,
+    ]
+    arms = {
+        f"{arm}/{name}": value
+        for arm in ("left", "right")
+        for name, value in (("tcp_pose", pose), ("gripper_pose", np.ones(1)))
+    }
     views = {"front": image(), "left/wrist": image(), "right/wrist": image()}
     if not joined:  # as a log nests them
-        arms = {arm: {name: arms[f"{arm}/{name}"] for name in ("tcp_pose", "gripper_pose")} for arm in ("left", "right")}
-        views = {"front": views["front"], "left": {"wrist": views["left/wrist"]}, "right": {"wrist": views["right/wrist"]}}
+        arms = {
+            arm: {name: arms[f"{arm}/{name}"] for name in ("tcp_pose", "gripper_pose")} for arm in ("left", "right")
+        }
+        views = {
+            "front": views["front"],
+            "left": {"wrist": views["left/wrist"]},
+            "right": {"wrist": views["right/wrist"]},
+        }
     two = suite("tabletop").views({"state": arms, "images": views})
     assert list(two) == ["full_image", "left_wrist", "right_wrist", "state"] and two["state"].shape == (20,)
 
@@ -105,7 +136,9 @@ def test_pressing_needs_the_hand_alone():
     seen = press.observe({"state": {"tcp_pose": pose}, "images": {"wrist": image()}}, "go")
     assert list(seen) == ["wrist_image", "state", "instruction"] and seen["state"].tolist() == [3]
     told = press.command(np.array([[0.1, 0.2, 0.3]] * 4, np.float32))
-    assert told.shape == (4, 7) and told[0].tolist() == pytest.approx([0.1, 0.2, 0.3, 0, 0, 0, -1]), "no turn, and closed fingers"
+    assert told.shape == (4, 7) and told[0].tolist() == pytest.approx([0.1, 0.2, 0.3, 0, 0, 0, -1]), (
+        "no turn, and closed fingers"
+    )
     assert press.taught(told).tolist() == told[:, :3].tolist()
 
 
@@ -121,5 +154,7 @@ def test_a_dataset_of_ones_own():
 
 
 def test_an_unknown_suite():
-    with pytest.raises(UnknownNameError, match=r"no suite named 'liber'.*Known: aloha, bridge, libero, robotwin, robotwin2, tabletop"):
+    with pytest.raises(
+        UnknownNameError, match=r"no suite named 'liber'.*Known: aloha, bridge, libero, robotwin, robotwin2, tabletop"
+    ):
         suite("liber")

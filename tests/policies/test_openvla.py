@@ -38,7 +38,9 @@ KINDS: dict[str, dict[str, Any]] = {
 def policy_of(name: str, options: OpenVLAOptions | None = None) -> Any:
     """One whose weights say something: those of `initialize` are nearly nothing."""
     policy = tiny(options=options, **KINDS[name])
-    state = {key: torch.from_numpy(kind.weight(key, tuple(value.shape), 7)) for key, value in policy.state_dict().items()}
+    state = {
+        key: torch.from_numpy(kind.weight(key, tuple(value.shape), 7)) for key, value in policy.state_dict().items()
+    }
     policy.load_state_dict(state, strict=True)
     return policy
 
@@ -114,7 +116,9 @@ def test_a_causal_oft_is_refused(monkeypatch: pytest.MonkeyPatch):
         other = lambda *args, layout, **more: right(*args, layout=llama.AttentionLayout(causal=causal), **more)  # noqa: E731, B023
         monkeypatch.setattr(llama, "attend", other)
         policy = policy_of(name)
-        with pytest.raises(ConfigError, match=r"attention is (causal|bidirectional) here, and this model was trained with"):
+        with pytest.raises(
+            ConfigError, match=r"attention is (causal|bidirectional) here, and this model was trained with"
+        ):
             policy.check_attention()
 
 
@@ -129,7 +133,9 @@ def test_evaluate_gives_the_log_prob_of_act(name: str, equal: bool):
     told = policy.evaluate(record)
     assert actions.shape == told.log_prob.shape == told.entropy.shape == (3, policy.chunk, 7)
     assert actions.dtype == record["log_prob"].dtype == np.float32
-    np.testing.assert_array_equal(told.log_prob.detach().numpy(), record["log_prob"])  # bit for bit, with gradients and without
+    np.testing.assert_array_equal(
+        told.log_prob.detach().numpy(), record["log_prob"]
+    )  # bit for bit, with gradients and without
     assert record["log_prob"].std() > 0.01 and np.isfinite(record["log_prob"]).all()
     if policy.value_head is not None:
         np.testing.assert_array_equal(told.value.detach().numpy(), record["value"])
@@ -162,7 +168,10 @@ def test_greedy_is_the_likeliest(name: str):
     first, record = policy.act(seen(2), sample=False)
     again, _ = policy.act(seen(2), sample=False, temperature=3.0)
     np.testing.assert_array_equal(first, again)
-    drawn = [policy.evaluate({**record, **acted(policy, 2)[1], "temperature": record["temperature"]}).log_prob for _ in range(2)]
+    drawn = [
+        policy.evaluate({**record, **acted(policy, 2)[1], "temperature": record["temperature"]}).log_prob
+        for _ in range(2)
+    ]
     assert all((record["log_prob"].sum() > each.sum().item()) for each in drawn)
 
 
@@ -191,7 +200,9 @@ def test_draw_inverts_the_distribution(weights: list[float], place: int):
 def test_laplace_numbers():
     uniform = torch.rand(200_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     drawn = openvla.laplace(uniform)
-    assert abs(drawn.mean()) < 0.01 and abs(drawn.abs().mean() - 1) < 0.01 and abs(drawn.abs().square().mean() - 2) < 0.05
+    assert (
+        abs(drawn.mean()) < 0.01 and abs(drawn.abs().mean() - 1) < 0.01 and abs(drawn.abs().square().mean() - 2) < 0.05
+    )
     assert torch.isfinite(openvla.laplace(torch.tensor([0.0, 0.5, 1 - 2**-24]))).all()
     ours = torch.distributions.Laplace(0.0, 1.0)
     torch.testing.assert_close(ours.cdf(drawn[:100]), uniform[:100])
@@ -274,7 +285,9 @@ def test_compiled_layers_share_one_graph_of_each_kind(monkeypatch: pytest.Monkey
     graphs: list[Any] = []
     compiled = torch.nn.Module.compile
     traced = lambda graph, _: graphs.append(graph) or graph.forward  # noqa: E731
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **more: compiled(self, backend=traced, fullgraph=True, **more))
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda self, **more: compiled(self, backend=traced, fullgraph=True, **more)
+    )
     torch._dynamo.reset()
     policy.compile_layers()
     np.testing.assert_array_equal(policy.evaluate(record).log_prob.detach().numpy(), record["log_prob"])
@@ -295,7 +308,9 @@ def test_the_value_can_leave_the_trunk_alone():
 # --- bfloat16 ---
 
 
-@pytest.mark.parametrize("name", sampled(KINDS, "tokens", "laplace"))  # on a CPU without its instructions bfloat16 takes seconds
+@pytest.mark.parametrize(
+    "name", sampled(KINDS, "tokens", "laplace")
+)  # on a CPU without its instructions bfloat16 takes seconds
 def test_bfloat16_products_over_float32_weights(name: str):
     """Stated bound: log-probabilities within 0.1 of float32's, whose spread is several units; gradients and weights stay float32."""
     policy = policy_of(name)
@@ -386,7 +401,9 @@ def test_upstreams_face():
     pixels, proprio = torch.randn(2, 12, 28, 28, generator=draws), torch.randn(2, 7, generator=draws)
     asked = {"do_sample": True, "temperature": 1.6, "padding_idx": 32000, "proprio": proprio}
     once, response = policy.generate_action_verl(ids, pixels, generator=torch.Generator().manual_seed(1), **asked)
-    again, _ = policy.generate_action_verl(ids, pixels, ids != 32000, generator=torch.Generator().manual_seed(1), **asked)
+    again, _ = policy.generate_action_verl(
+        ids, pixels, ids != 32000, generator=torch.Generator().manual_seed(1), **asked
+    )
     np.testing.assert_array_equal(once, again)
     assert once.shape == (2, 3, 7) and once.dtype == np.float64 and response.shape == (2, 21)
     policy.set_num_images_in_input(1)
@@ -421,7 +438,9 @@ def test_action_logits_are_those_of_evaluate():
     images = torch.from_numpy(record["images"])
     logits = policy.action_logits(images, given.prompt, given.length, given.proprio, equal=True)
     place = torch.from_numpy(record["tokens"]).long().flatten(1)[..., None] - policy.token.first
-    np.testing.assert_array_equal(logits.log_softmax(-1).gather(-1, place).detach().numpy().reshape(2, 3, 7), record["log_prob"])
+    np.testing.assert_array_equal(
+        logits.log_softmax(-1).gather(-1, place).detach().numpy().reshape(2, 3, 7), record["log_prob"]
+    )
     wider = torch.nn.functional.pad(given.prompt, (0, 4))
     torch.testing.assert_close(policy.action_logits(images, wider, given.length, given.proprio), logits)
 
@@ -477,7 +496,9 @@ def test_imitation_sees_pictures_that_are_changed_by_chance_in_training_only(nam
     policy.eval()
     assert loss(None) == still, "what is measured is not changed"
     record = policy.act(rows, sample=False)[1]
-    assert np.array_equal(record["images"][:, 0], openvla_view(np.stack([row["full_image"] for row in rows]), policy.config.image_size))
+    assert np.array_equal(
+        record["images"][:, 0], openvla_view(np.stack([row["full_image"] for row in rows]), policy.config.image_size)
+    )
 
 
 def test_the_scale_does_not_move_the_mean():
@@ -494,7 +515,9 @@ def test_the_scale_does_not_move_the_mean():
 
 def test_l1_draws_nothing():
     policy = tiny(head="l1")
-    with pytest.raises(ConfigError, match="the L1 head gives one action and draws none: use sample=False, or head='laplace'"):
+    with pytest.raises(
+        ConfigError, match="the L1 head gives one action and draws none: use sample=False, or head='laplace'"
+    ):
         policy.act(seen(1))
     actions, record = policy.act(seen(1), sample=False)
     assert actions.shape == (1, 3, 7) and "log_prob" not in record
@@ -509,12 +532,20 @@ def test_l1_draws_nothing():
         ({"head": "diffusion"}, UnknownNameError, "head"),
         ({"variant": "ar", "head": "l1"}, ConfigError, "a token at a time from one image"),
         ({"use_proprio": True}, ConfigError, "proprio_dim=0: expected at least 1"),
-        ({"use_proprio": True, "proprio_dim": 8}, ConfigError, "state has 8 numbers, and the statistics of libero_spatial_no_noops 7"),
+        (
+            {"use_proprio": True, "proprio_dim": 8},
+            ConfigError,
+            "state has 8 numbers, and the statistics of libero_spatial_no_noops 7",
+        ),
         ({"vit": [{"depht": 3}]}, UnknownNameError, "depht"),
         ({"action_dim": 6}, ConfigError, "actions have 6 numbers, and the statistics of libero_spatial_no_noops 7"),
         ({"norm_stats": {"a": {"action": statistics()["action"]}}, **PROPRIO}, UnknownNameError, "libero_spatial"),
         ({"vit": None, "upstream": {"vision_backbone_id": "clip-vit-l"}}, UnknownNameError, "clip-vit-l"),
-        ({"vit": None, "upstream": {"timm_override_act_layers": ["quick_gelu"]}}, ConfigError, "needs another activation"),
+        (
+            {"vit": None, "upstream": {"timm_override_act_layers": ["quick_gelu"]}},
+            ConfigError,
+            "needs another activation",
+        ),
     ],
 )
 def test_configs_that_cannot_work(changes: dict[str, Any], error: type[Exception], says: str):
@@ -523,9 +554,21 @@ def test_configs_that_cannot_work(changes: dict[str, Any], error: type[Exception
 
 
 def test_a_config_goes_through_json():
-    document = {"norm_stats": {"a": {}}, "use_proprio": True, "proprio_dim": 8, "image_sizes": [384, 384], "auto_map": {"x": "y"}}
+    document = {
+        "norm_stats": {"a": {}},
+        "use_proprio": True,
+        "proprio_dim": 8,
+        "image_sizes": [384, 384],
+        "auto_map": {"x": "y"},
+    }
     config = OpenVLAConfig.from_json(document, chunk=25, head="l1")
-    assert (config.image_size, config.proprio_dim, config.chunk, config.width, config.vocabulary) == (384, 8, 25, 4096, 32000)
+    assert (config.image_size, config.proprio_dim, config.chunk, config.width, config.vocabulary) == (
+        384,
+        8,
+        25,
+        4096,
+        32000,
+    )
     written = config.to_json()
     assert written["auto_map"] == {"x": "y"} and written["norm_stats"] == {"a": {}}
     assert OpenVLAConfig.from_json(written) == config
@@ -570,7 +613,10 @@ def test_options_without_effect(changes: dict[str, Any], options: dict[str, Any]
 def test_observations_that_lack_something():
     policy = policy_of("tokens_2img_proprio")
     row = seen(1)[0]
-    with pytest.raises(SchemaError, match=r"wrist_image of observation 1 is float64 \[8, 9, 3\].* Of one from 0 to 1: \(255 \* picture\)"):
+    with pytest.raises(
+        SchemaError,
+        match=r"wrist_image of observation 1 is float64 \[8, 9, 3\].* Of one from 0 to 1: \(255 \* picture\)",
+    ):
         policy.act([row, {**row, "wrist_image": np.zeros((8, 9, 3))}], sample=False)
     for name in ("wrist_image", "state", "instruction"):
         with pytest.raises(MissingFieldError, match=f"observation 1 has no '{name}', which this policy needs; it has"):
@@ -579,7 +625,9 @@ def test_observations_that_lack_something():
         policy.act([{**row, "instruction": b"go"}])
     with pytest.raises(SchemaError, match=r"the state of observation 1 is \[3\]; expected is \[7\]"):
         policy.act([row, {**row, "state": np.zeros(3)}])
-    with pytest.raises(SchemaError, match=r"\[1, 4, 7\] with a mask of \[1, 4\] were given; they are \[B, 3, 7\] and \[B, 3\]"):
+    with pytest.raises(
+        SchemaError, match=r"\[1, 4, 7\] with a mask of \[1, 4\] were given; they are \[B, 3, 7\] and \[B, 3\]"
+    ):
         policy.supervised_loss([row], np.zeros((1, 4, 7)), np.ones((1, 4), bool))
     with pytest.raises(SchemaError, match="no observation"):
         policy.act([])

@@ -130,7 +130,8 @@ def test_bfloat16_is_near_float32(tmp_path: Path) -> None:
     """Within 0.05 on tiny models, and act equals evaluate in it too; what is beside the stacks of layers stays in float32."""
     made("noise").save_pretrained(tmp_path / "policy")
     exact, rough = (
-        Pi0.from_pretrained(tmp_path / "policy", dtype=dtype, tokenizer=ByteTokenizer()) for dtype in (torch.float32, torch.bfloat16)
+        Pi0.from_pretrained(tmp_path / "policy", dtype=dtype, tokenizer=ByteTokenizer())
+        for dtype in (torch.float32, torch.bfloat16)
     )
     _, record = rough.act(seen(), generator=generator())
     assert np.array_equal(rough.evaluate(record).log_prob.detach().numpy(), record["log_prob"])
@@ -138,7 +139,11 @@ def test_bfloat16_is_near_float32(tmp_path: Path) -> None:
     assert 0 < apart < 0.05
     kinds = {name: parameter.dtype for name, parameter in rough.named_parameters()}
     assert kinds["paligemma_with_expert.gemma_expert.model.layers.0.mlp.up_proj.weight"] == torch.bfloat16
-    for name in ("action_out_proj.weight", "noise_head.0.weight", "paligemma_with_expert.gemma_expert.model.norm.weight"):
+    for name in (
+        "action_out_proj.weight",
+        "noise_head.0.weight",
+        "paligemma_with_expert.gemma_expert.model.norm.weight",
+    ):
         assert kinds[name] == torch.float32
 
 
@@ -178,18 +183,33 @@ def test_actions_are_in_the_robots_units() -> None:
 
 def test_pi05_has_the_state_in_its_words() -> None:
     policy = made("pi05")
-    assert policy.prompt(" pick_the\ncube ", np.float32([-1, 0, 0.999])) == "Task: pick the cube, State: 0 128 255;\nAction: "
+    assert (
+        policy.prompt(" pick_the\ncube ", np.float32([-1, 0, 0.999]))
+        == "Task: pick the cube, State: 0 128 255;\nAction: "
+    )
     assert made("sde").prompt("pick_the cube", np.zeros(3)) == "pick the cube\n"
     assert made("smolvla").prompt("pick_the cube", np.zeros(3)) == "pick_the cube\n"
-    assert made("sde", tokenizer_max_length=4).act(seen(), generator=generator())[1]["prompt_length"].tolist() == [4, 4, 4]
+    assert made("sde", tokenizer_max_length=4).act(seen(), generator=generator())[1]["prompt_length"].tolist() == [
+        4,
+        4,
+        4,
+    ]
 
 
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [
         ({"state": np.zeros(4)}, SchemaError, r"the state of observation 0 has the shape \[4\]; expected is \[3\]"),
-        ({"wrist_image": np.zeros((9, 8, 3))}, SchemaError, r"wrist_image of observation 0 is float64 \[9, 8, 3\]; expected is uint8"),
-        ({"full_image": None, "wrist_image": None}, MissingFieldError, "observation 0 has none of the pictures full_image, wrist_image"),
+        (
+            {"wrist_image": np.zeros((9, 8, 3))},
+            SchemaError,
+            r"wrist_image of observation 0 is float64 \[9, 8, 3\]; expected is uint8",
+        ),
+        (
+            {"full_image": None, "wrist_image": None},
+            MissingFieldError,
+            "observation 0 has none of the pictures full_image, wrist_image",
+        ),
     ],
 )
 def test_observations_that_do_not_fit(change: dict[str, Any], error: type[Exception], says: str) -> None:
@@ -249,11 +269,16 @@ def test_the_loss_of_imitation() -> None:
 def test_imitation_sees_pictures_that_are_changed_by_chance_in_training_only(name: str, usual: bool) -> None:
     """As openpi does; lerobot trains SmolVLA without."""
     given = (seen(2), np.zeros((2, 4, 2), np.float32), np.ones((2, 4), bool))
-    loss = {augmented: made(name, **({} if augmented is None else {"augment": augmented})) for augmented in (None, True, False)}
+    loss = {
+        augmented: made(name, **({} if augmented is None else {"augment": augmented}))
+        for augmented in (None, True, False)
+    }
     trained = {key: policy.train().supervised_loss(*given, generator())[0].item() for key, policy in loss.items()}
     assert trained[None] == trained[usual] != trained[not usual]
     assert trained[True] == loss[True].supervised_loss(*given, generator())[0].item(), "the same draws, the same loss"
-    assert {policy.eval().supervised_loss(*given, generator())[0].item() for policy in loss.values()} == {trained[False]}
+    assert {policy.eval().supervised_loss(*given, generator())[0].item() for policy in loss.values()} == {
+        trained[False]
+    }
 
 
 def test_pi0_learns_by_imitation_and_by_reward() -> None:
@@ -299,7 +324,10 @@ def test_options_of_training(name: str) -> None:
         of(policy.evaluate(record)).sum().backward()
         return {each: parameter.grad for each, parameter in policy.named_parameters() if parameter.grad is not None}
 
-    plain, twice = gradients(lambda found: found.log_prob), gradients(lambda found: found.log_prob, gradient_checkpointing=True)
+    plain, twice = (
+        gradients(lambda found: found.log_prob),
+        gradients(lambda found: found.log_prob, gradient_checkpointing=True),
+    )
     assert plain.keys() == twice.keys() and all(torch.equal(plain[each], twice[each]) for each in plain)
     calls: list[int] = []
     policy = made(name, gradient_checkpointing=True)
@@ -322,7 +350,9 @@ def test_a_folder_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
     again = load_policy(tmp_path / "policy")
     assert type(again) is type(policy) and again.config == policy.config and again.statistics == policy.statistics
     for one, other in zip(
-        policy.act(seen(), generator=generator())[1].values(), again.act(seen(), generator=generator())[1].values(), strict=True
+        policy.act(seen(), generator=generator())[1].values(),
+        again.act(seen(), generator=generator())[1].values(),
+        strict=True,
     ):
         assert np.array_equal(one, other)
     frozen = [{each for each, value in p.named_parameters() if not value.requires_grad} for p in (policy, again)]
@@ -362,9 +392,13 @@ def test_folders_of_others(tmp_path: Path) -> None:
         return load_policy(folder, tokenizer=ByteTokenizer(), **sizes, **options)
 
     def same(other: Any) -> None:
-        for one, two in zip(policy.act(seen(), generator=generator()), other.act(seen(), generator=generator()), strict=True):
+        for one, two in zip(
+            policy.act(seen(), generator=generator()), other.act(seen(), generator=generator()), strict=True
+        ):
             for each in (one,) if isinstance(one, np.ndarray) else one:
-                np.testing.assert_allclose(*((one, two) if isinstance(one, np.ndarray) else (one[each], two[each])), rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(
+                    *((one, two) if isinstance(one, np.ndarray) else (one[each], two[each])), rtol=1e-5, atol=1e-6
+                )
 
     lerobot = {
         "type": "pi0", "chunk_size": 4, "n_action_steps": 3, "max_action_dim": 5, "max_state_dim": 6, "num_inference_steps": 4,
@@ -406,8 +440,13 @@ def test_folders_of_others(tmp_path: Path) -> None:
     assert {file.name for file in (tmp_path / "saved").glob("*token*")} == {"tokenizer.json", "tokenizer_config.json"}
     assert (tmp_path / "saved" / step["state_file"]).is_file() and not list((tmp_path / "saved").rglob("*.py"))
     renamed = {name.replace("vision_tower.vision_model.", "vision_tower."): value for name, value in prefixed.items()}
-    buffers = {f"normalize_inputs.buffer_observation_state.{number}": numbers[f"observation.state.{number}"] for number in ("mean", "std")}
-    buffers |= {f"unnormalize_outputs.buffer_action.{number}": numbers[f"action.{number}"] for number in ("mean", "std")}
+    buffers = {
+        f"normalize_inputs.buffer_observation_state.{number}": numbers[f"observation.state.{number}"]
+        for number in ("mean", "std")
+    }
+    buffers |= {
+        f"unnormalize_outputs.buffer_action.{number}": numbers[f"action.{number}"] for number in ("mean", "std")
+    }
     same(opened(tmp_path / "old", lerobot, renamed | buffers))
 
     openpi = {
@@ -425,7 +464,8 @@ def test_folders_of_others(tmp_path: Path) -> None:
         (assets / "norm_stats.json").write_text(json.dumps({"norm_stats": stats}))
     same(opened(tmp_path / "openpi", openpi, state, asset="physical-intelligence/libero", **more))
     with pytest.raises(
-        ConfigError, match=r"has the statistics of physical-intelligence/droid, physical-intelligence/libero\. Say which: asset="
+        ConfigError,
+        match=r"has the statistics of physical-intelligence/droid, physical-intelligence/libero\. Say which: asset=",
     ):
         opened(tmp_path / "openpi", openpi, state, **more)
     with pytest.raises(MissingFieldError, match=r"openpi: of its tensors 1 missing \(action_in_proj.bias\)"):
@@ -450,7 +490,10 @@ def test_published_sizes() -> None:
         "paligemma_with_expert.paligemma.model.vision_tower.vision_model.embeddings.position_embedding.weight"
     ].shape == (256, 1152)
     assert (
-        pi05.config.adaptive and pi05.horizon == 10 and pi05.config.tokenizer_max_length == 200 and pi05.config.state_normalization == "q99"
+        pi05.config.adaptive
+        and pi05.horizon == 10
+        and pi05.config.tokenizer_max_length == 200
+        and pi05.config.state_normalization == "q99"
     )
     assert pi05.state_dict()["paligemma_with_expert.gemma_expert.model.norm.dense.weight"].shape == (3072, 1024)
 
@@ -459,7 +502,11 @@ def test_published_sizes() -> None:
     ("given", "error", "says"),
     [
         ({"use_relative_actions": True}, ConfigError, "use_relative_actions=True, which is not built here"),
-        ({"time_sampling_beta_alpha": 2.0}, ConfigError, "time_sampling_beta_alpha=2.0; flows are trained with 1.5 here"),
+        (
+            {"time_sampling_beta_alpha": 2.0},
+            ConfigError,
+            "time_sampling_beta_alpha=2.0; flows are trained with 1.5 here",
+        ),
         ({"paligemma_variant": "gemma_9b"}, UnknownNameError, "gemma_9b"),
         ({"normalization_mapping": {"STATE": "QUANTILE10"}}, UnknownNameError, "QUANTILE10"),
     ],
@@ -510,7 +557,9 @@ def block_too_many(policy: FlowPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("wrong", [causal, exact_gelu, block_too_many])
 @pytest.mark.parametrize("name", ["pi05", "smolvla"])
-def test_the_tolerance_is_narrow_enough(name: str, wrong: Callable[[Any, Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tolerance_is_narrow_enough(
+    name: str, wrong: Callable[[Any, Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = golden.FOLDER / f"pi0/{name}_tiny.npz"
     with np.load(case) as file:
         keys, config, seed = json.loads(str(file["keys"])), json.loads(str(file["config"])), int(file["seed"])

@@ -21,7 +21,11 @@ from hilt.policies.precision import PrecisionChoice, Trial, choose, measures, sl
 from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from hilt.replay.tensors import generator
 
-NONE, AMX, AVX512 = "fpu sse2 avx2 avx512f", "fpu sse2 avx512f avx512_bf16 amx_tile amx_bf16", "fpu sse2 avx512f avx512_bf16"
+NONE, AMX, AVX512 = (
+    "fpu sse2 avx2 avx512f",
+    "fpu sse2 avx512f avx512_bf16 amx_tile amx_bf16",
+    "fpu sse2 avx512f avx512_bf16",
+)
 DECIDES = precision._automatic  # as it is outside tests
 
 
@@ -69,7 +73,9 @@ def test_conclusive_instructions_decide_without_a_trial(cpu, machine: str, instr
     assert str(choose("auto")) == f"precision: {chosen} ({why})"
 
 
-@pytest.mark.parametrize(("machine", "instructions"), [("x86_64", AVX512), ("aarch64", "fp asimd bf16"), ("arm64", None), ("x86_64", None)])
+@pytest.mark.parametrize(
+    ("machine", "instructions"), [("x86_64", AVX512), ("aarch64", "fp asimd bf16"), ("arm64", None), ("x86_64", None)]
+)
 @pytest.mark.parametrize(
     ("gain", "chosen", "why"),
     [
@@ -78,14 +84,18 @@ def test_conclusive_instructions_decide_without_a_trial(cpu, machine: str, instr
         (0.04, "float32", "measured on this CPU: bfloat16 is 25.0 times as slow"),
     ],
 )
-def test_else_a_trial_decides_once_in_a_process(cpu, machine: str, instructions: str, gain: float, chosen: str, why: str):
+def test_else_a_trial_decides_once_in_a_process(
+    cpu, machine: str, instructions: str, gain: float, chosen: str, why: str
+):
     trials = cpu(machine, instructions, gain)
     assert choose("auto") == choose("auto") == PrecisionChoice(chosen, why)
     assert len(trials) == 1
 
 
 @pytest.mark.parametrize("name", precision.RESTRICTING)
-def test_with_a_restricting_environment_variable_the_instructions_are_not_conclusive(cpu, monkeypatch: pytest.MonkeyPatch, name: str):
+def test_with_a_restricting_environment_variable_the_instructions_are_not_conclusive(
+    cpu, monkeypatch: pytest.MonkeyPatch, name: str
+):
     trials = cpu("x86_64", AMX, 1 / 12)
     monkeypatch.setenv(name, "AVX2")
     assert choose("auto").precision == "float32" and len(trials) == 1
@@ -95,7 +105,9 @@ def test_with_a_restricting_environment_variable_the_instructions_are_not_conclu
 
 def test_a_choice_by_hand_counts_and_nothing_is_measured(cpu):
     cpu("x86_64", NONE)
-    assert choose("bfloat16") == PrecisionChoice("bfloat16", "as set") and choose("float32") == PrecisionChoice("float32", "as set")
+    assert choose("bfloat16") == PrecisionChoice("bfloat16", "as set") and choose("float32") == PrecisionChoice(
+        "float32", "as set"
+    )
     with pytest.raises(UnknownNameError, match=r"no precision named 'bf16'"):
         choose("bf16")
 
@@ -115,7 +127,9 @@ def test_a_choice_by_hand_that_is_far_slower_is_named(cpu):
 def test_precision_is_not_measured_where_instructions_decide_or_on_a_gpu(cpu):
     cpu("x86_64", NONE)
     assert slowness("float32") == slowness("auto") == slowness("bfloat16", "cuda:0") == ""
-    assert not measures("float32") and not measures("auto") and not measures("bfloat16", "cuda:0") and measures("bfloat16")
+    assert (
+        not measures("float32") and not measures("auto") and not measures("bfloat16", "cuda:0") and measures("bfloat16")
+    )
     cpu("x86_64", AMX)
     assert slowness("bfloat16") == ""
     cpu("x86_64", AVX512)
@@ -125,7 +139,9 @@ def test_precision_is_not_measured_where_instructions_decide_or_on_a_gpu(cpu):
 @pytest.mark.parametrize("device", ["cuda:0", "mps"])
 def test_auto_is_float32_on_a_gpu_whatever_the_cpu_can_do(cpu, device: str):
     cpu("x86_64", AMX)
-    assert choose("auto", device) == PrecisionChoice("float32", "networks of this size are no faster in bfloat16 on a GPU")
+    assert choose("auto", device) == PrecisionChoice(
+        "float32", "networks of this size are no faster in bfloat16 on a GPU"
+    )
 
 
 # The trial itself
@@ -188,17 +204,23 @@ def test_the_trial_leaves_torch_as_it_was():
 def chosen_by_a_process(**environment: str) -> str:
     code = "from hilt.policies.precision import choose; print(choose('auto').precision)"
     kept = {name: value for name, value in os.environ.items() if name not in precision.RESTRICTING}
-    done = subprocess.run([sys.executable, "-c", code], env={**kept, **environment}, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**kept, **environment}, capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-@pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="oneDNN's limit is one of x86's instructions")
+@pytest.mark.skipif(
+    platform.machine().lower() not in ("x86_64", "amd64"), reason="oneDNN's limit is one of x86's instructions"
+)
 def test_a_process_whose_onednn_is_restricted_to_avx2_computes_in_float32():
     assert chosen_by_a_process(ONEDNN_MAX_CPU_ISA="AVX2") == "float32"
 
 
-@pytest.mark.skipif(precision._by_instructions() != "float32", reason="this CPU has bfloat16 instructions, or lists none")
+@pytest.mark.skipif(
+    precision._by_instructions() != "float32", reason="this CPU has bfloat16 instructions, or lists none"
+)
 def test_a_process_on_this_cpu_computes_in_float32():
     assert chosen_by_a_process() == "float32"
 
@@ -248,7 +270,9 @@ def test_the_former_name_of_the_setting_goes_on_working(tmp_path: Path, given: s
 
 
 def test_the_former_name_with_another_value_names_the_new_one():
-    with pytest.raises(ConfigError, match=r"bfloat16=auto: this setting is now precision, which is auto, float32 or bfloat16"):
+    with pytest.raises(
+        ConfigError, match=r"bfloat16=auto: this setting is now precision, which is auto, float32 or bfloat16"
+    ):
         build(AgentConfig(), "encoder.bfloat16=auto")
     with pytest.raises(ConfigError, match=r"bfloat16=True beside precision=auto: this setting is now precision"):
         SmallVLAConfig.from_json({"bfloat16": True, "precision": "auto"})

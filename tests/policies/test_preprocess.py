@@ -31,7 +31,9 @@ def test_resizing_is_pils(height: int, width: int, wanted: int, rows: bool, smoo
     """One direction at a time: which of the two comes first is another matter in each version of PIL."""
     given_picture, size = picture(height, width, height * width, smooth), (wanted, width) if rows else (height, wanted)
     for ours, theirs in ((images.bicubic, Image.Resampling.BICUBIC), (images.bilinear, Image.Resampling.BILINEAR)):
-        assert np.array_equal(ours(given_picture, size), np.asarray(Image.fromarray(given_picture).resize(size[::-1], theirs)))
+        assert np.array_equal(
+            ours(given_picture, size), np.asarray(Image.fromarray(given_picture).resize(size[::-1], theirs))
+        )
 
 
 def test_columns_are_resized_first():
@@ -52,7 +54,12 @@ def test_a_jpeg_round_trip_is_libjpegs(height: int, width: int, quality: int, sm
 
 def test_leading_dimensions_stay_and_a_tensor_gives_a_tensor():
     batch = np.stack([picture(40, 30, seed) for seed in range(6)]).reshape(2, 3, 40, 30, 3)
-    for function in (images.openvla_view, images.rotate180, lambda x: images.resize_with_pad(x, 32), lambda x: images.bicubic(x, 20)):
+    for function in (
+        images.openvla_view,
+        images.rotate180,
+        lambda x: images.resize_with_pad(x, 32),
+        lambda x: images.bicubic(x, 20),
+    ):
         whole, tensor = function(batch), function(torch.from_numpy(batch))
         assert isinstance(whole, np.ndarray) and isinstance(tensor, torch.Tensor) and whole.dtype == np.uint8
         assert np.array_equal(whole, tensor.numpy())
@@ -87,9 +94,18 @@ def test_floats_are_normalized_per_color():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: images.bicubic(np.zeros((4, 4, 3), np.float32), 8), "bicubic() was given torch.float32 [4, 4, 3]; pictures are uint8"),
-        (lambda: images.rotate180([1]), "rotate180() was given list; pictures are uint8 of shape [..., height, width, 3]."),
-        (lambda: images.center_crop(np.zeros((4, 4, 3), np.uint8), area=1.5), "area=1.5; the share of the area that is kept is above 0"),
+        (
+            lambda: images.bicubic(np.zeros((4, 4, 3), np.float32), 8),
+            "bicubic() was given torch.float32 [4, 4, 3]; pictures are uint8",
+        ),
+        (
+            lambda: images.rotate180([1]),
+            "rotate180() was given list; pictures are uint8 of shape [..., height, width, 3].",
+        ),
+        (
+            lambda: images.center_crop(np.zeros((4, 4, 3), np.uint8), area=1.5),
+            "area=1.5; the share of the area that is kept is above 0",
+        ),
         (lambda: images.jpeg_round_trip(np.zeros((4, 4, 3), np.uint8), quality=0), "a JPEG of quality 0 was asked for"),
     ],
 )

@@ -11,7 +11,16 @@ pytest.importorskip("torch")
 
 from hilt.core import trust
 from hilt.core.errors import ConfigError, UnknownNameError, UnsafeError
-from hilt.policies.registry import POLICIES, check_policy, document_of, is_new, kind_of, load_policy, policy_class, policy_sizes
+from hilt.policies.registry import (
+    POLICIES,
+    check_policy,
+    document_of,
+    is_new,
+    kind_of,
+    load_policy,
+    policy_class,
+    policy_sizes,
+)
 from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 
 SMALL = SmallVLAConfig(image_size=16, state_dim=1, chunk=1, action_dim=1, width=16, heads=2, depth=1, keypoints=1)
@@ -37,7 +46,12 @@ def test_a_name_and_a_class_are_new_and_a_folder_is_not(folder: Path, monkeypatc
     monkeypatch.setitem(POLICIES, "mine", f"{__name__}:Mine")
     assert all(is_new(name) for name in ("small_vla", "mine", f"{__name__}:Mine"))
     assert not any(is_new(name) for name in (str(folder), "elsewhere", "hf:somebody/policy@main"))
-    assert [policy_class(name) for name in ("small_vla", "mine", f"{__name__}:Mine", str(folder))] == [SmallVLA, Mine, Mine, SmallVLA]
+    assert [policy_class(name) for name in ("small_vla", "mine", f"{__name__}:Mine", str(folder))] == [
+        SmallVLA,
+        Mine,
+        Mine,
+        SmallVLA,
+    ]
     assert document_of(str(folder))["chunk"] == 1 and document_of("mine") == document_of("elsewhere") == {}
 
 
@@ -45,7 +59,9 @@ def test_policy_folder_names_its_policy(folder: Path, monkeypatch: pytest.Monkey
     assert kind_of(folder) == "small_vla"
     monkeypatch.setitem(POLICIES, "mine", f"{__name__}:Mine")
     assert type(load_policy(renamed(folder, "mine"))) is Mine
-    with pytest.raises(UnknownNameError, match=r"no policy, as .*config\.json has it in model_type, named 'mien'; did you mean 'mine'"):
+    with pytest.raises(
+        UnknownNameError, match=r"no policy, as .*config\.json has it in model_type, named 'mien'; did you mean 'mine'"
+    ):
         load_policy(renamed(folder, "mien"))
 
 
@@ -59,7 +75,9 @@ def test_code_that_a_folder_names_needs_trust_in_a_program_too(folder: Path):
 
 
 def test_policy_registry_refuses_what_is_no_policy(folder: Path):
-    with pytest.raises(ConfigError, match=r"prime.policy=elsewhere: expected the folder of a checkpoint.* openvla, pi0, smolvla"):
+    with pytest.raises(
+        ConfigError, match=r"prime.policy=elsewhere: expected the folder of a checkpoint.* openvla, pi0, smolvla"
+    ):
         check_policy("elsewhere", {}, "prime.policy")
     with pytest.raises(ConfigError, match=r"expected a subclass of hilt\.policies\.base\.Policy"):
         check_policy("pathlib:Path", {})

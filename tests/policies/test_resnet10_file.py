@@ -34,7 +34,10 @@ class Evil:
 
 
 def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
-    for name, tree in [("whole", Evil(tmp_path / "ran")), ("inside", nested() | {"conv_init": {"kernel": Evil(tmp_path / "ran")}})]:
+    for name, tree in [
+        ("whole", Evil(tmp_path / "ran")),
+        ("inside", nested() | {"conv_init": {"kernel": Evil(tmp_path / "ran")}}),
+    ]:
         path = tmp_path / f"{name}.pkl"
         path.write_bytes(pickle.dumps(tree))
         with pytest.raises(UnsafeError, match=r"asks for posix\.system.*it was refused and nothing was run"):
@@ -52,7 +55,11 @@ def jax_arrays(monkeypatch: pytest.MonkeyPatch) -> Any:
     _reconstruct_array.__module__ = "jax._src.array"
     module = types.ModuleType("jax._src.array")
     module._reconstruct_array = _reconstruct_array  # type: ignore[attr-defined]
-    for name, made in (("jax", types.ModuleType("jax")), ("jax._src", types.ModuleType("jax._src")), ("jax._src.array", module)):
+    for name, made in (
+        ("jax", types.ModuleType("jax")),
+        ("jax._src", types.ModuleType("jax._src")),
+        ("jax._src.array", module),
+    ):
         monkeypatch.setitem(sys.modules, name, made)
     _reconstruct_array.__qualname__ = "_reconstruct_array"
 
@@ -62,7 +69,12 @@ def jax_arrays(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         def __reduce__(self) -> Any:
             function, arguments, state = self.array.__reduce__()
-            return _reconstruct_array, (function, arguments, *(self.spoiled or [state]), {"weak_type": False, "named_shape": {}})
+            return _reconstruct_array, (
+                function,
+                arguments,
+                *(self.spoiled or [state]),
+                {"weak_type": False, "named_shape": {}},
+            )
 
     return JaxArray
 
@@ -78,7 +90,9 @@ def test_arrays_of_jax_are_read_without_it(tmp_path: Path, jax_arrays: Any) -> N
     assert all(np.array_equal(tensor.numpy(), expected[name].numpy()) for name, tensor in read_resnet10(path).items())
 
 
-@pytest.mark.parametrize("state", [(1, (4,), np.dtype("f4"), False, b"too few"), (1, (1,), np.dtype("O"), False, [1]), "text", (1, 2)])
+@pytest.mark.parametrize(
+    "state", [(1, (4,), np.dtype("f4"), False, b"too few"), (1, (1,), np.dtype("O"), False, [1]), "text", (1, 2)]
+)
 def test_arrays_of_jax_that_are_none_are_refused(tmp_path: Path, jax_arrays: Any, state: Any) -> None:
     path = tmp_path / "jax.pkl"
     tree = changed(nested(), jax_arrays) | {"conv_init": {"kernel": jax_arrays(np.zeros(3, np.float32), state)}}
@@ -90,9 +104,18 @@ def test_arrays_of_jax_that_are_none_are_refused(tmp_path: Path, jax_arrays: Any
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda tree: tree.pop("norm_init"), "has no 'norm_init/scale', which HIL-SERL's ResNet-10 has; it begins with conv_init/kernel"),
-        (lambda tree: tree["conv_init"].update(kernel=np.zeros((7, 7, 6, 64))), r"conv_init/kernel has the shape \(7, 7, 6, 64\)"),
-        (lambda tree: tree["norm_init"].update(bias=np.full(64, np.nan)), "norm_init/bias has numbers that are not finite"),
+        (
+            lambda tree: tree.pop("norm_init"),
+            "has no 'norm_init/scale', which HIL-SERL's ResNet-10 has; it begins with conv_init/kernel",
+        ),
+        (
+            lambda tree: tree["conv_init"].update(kernel=np.zeros((7, 7, 6, 64))),
+            r"conv_init/kernel has the shape \(7, 7, 6, 64\)",
+        ),
+        (
+            lambda tree: tree["norm_init"].update(bias=np.full(64, np.nan)),
+            "norm_init/bias has numbers that are not finite",
+        ),
         (lambda tree: tree["norm_init"].update(bias="text"), "norm_init/bias is no array of numbers"),
     ],
 )

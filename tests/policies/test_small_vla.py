@@ -79,10 +79,15 @@ def test_the_log_probability_of_what_was_done_is_that_of_its_record(kind: str, s
     assert policy.evaluate(select(record, [])).log_prob.shape == (0, 2, 2)
     # in other company, and padded otherwise, a row has the same log-probability
     other = join(
-        [select(record, [6, 2]), policy.act([seen(1)[0] | {"instruction": "a longer sentence than these"}], sample, 0.8, generator())[1]]
+        [
+            select(record, [6, 2]),
+            policy.act([seen(1)[0] | {"instruction": "a longer sentence than these"}], sample, 0.8, generator())[1],
+        ]
     )
     near = 2e-2 if policy.config.precision == "bfloat16" else 1e-5
-    np.testing.assert_allclose(policy.evaluate(other).log_prob.detach().numpy()[:2], record["log_prob"][[6, 2]], rtol=0, atol=near)
+    np.testing.assert_allclose(
+        policy.evaluate(other).log_prob.detach().numpy()[:2], record["log_prob"][[6, 2]], rtol=0, atol=near
+    )
 
 
 def test_bfloat16_is_near_float32() -> None:
@@ -135,7 +140,10 @@ def test_pictures_of_other_sizes_are_resized() -> None:
     policy, (first, second) = made("tokens"), seen(2)
     first["full_image"] = np.repeat(np.repeat(second["full_image"], 2, 0), 2, 1)
     _, record = policy.act([first, second], generator=generator())
-    assert record["images"].shape == (2, 2, 32, 32, 3) and np.abs(record["images"][0, 0].astype(int) - second["full_image"]).mean() < 30
+    assert (
+        record["images"].shape == (2, 2, 32, 32, 3)
+        and np.abs(record["images"][0, 0].astype(int) - second["full_image"]).mean() < 30
+    )
 
 
 def test_small_vla_uses_no_global_generator() -> None:
@@ -156,7 +164,9 @@ def test_ranges_are_learned_and_kept() -> None:
     assert answers[..., 0].min() == 10 and answers[..., 0].max() == 30 and (answers[..., 1] == -1).all()
     near, far = (policy.act([seen(1)[0] | {"state": np.full(3, value)}], sample=False)[0] for value in (5, 500))
     assert not np.array_equal(near, far)
-    assert np.array_equal(far, policy.act([seen(1)[0] | {"state": np.full(3, 5000.0)}], sample=False)[0])  # five deviations are the most
+    assert np.array_equal(
+        far, policy.act([seen(1)[0] | {"state": np.full(3, 5000.0)}], sample=False)[0]
+    )  # five deviations are the most
     with pytest.raises(SchemaError, match=r"state_mean has 3 numbers by the config, and \[4\] were given"):
         policy.fit(np.zeros((2, 4)), actions)
 
@@ -177,8 +187,13 @@ def test_pictures_are_moved_when_imitating() -> None:
     given = seen(4), np.zeros((4, 2, 2), np.float32), np.ones((4, 2), bool)
     plain = still.supervised_loss(*given)[0]
     assert plain != moved.supervised_loss(*given, generator=generator())[0]
-    flat = [row | {"full_image": np.full((32, 32, 3), 9, np.uint8), "wrist_image": np.full((32, 32, 3), 7, np.uint8)} for row in given[0]]
-    assert still.supervised_loss(flat, *given[1:])[0] == moved.supervised_loss(flat, *given[1:], generator=generator())[0]
+    flat = [
+        row | {"full_image": np.full((32, 32, 3), 9, np.uint8), "wrist_image": np.full((32, 32, 3), 7, np.uint8)}
+        for row in given[0]
+    ]
+    assert (
+        still.supervised_loss(flat, *given[1:])[0] == moved.supervised_loss(flat, *given[1:], generator=generator())[0]
+    )
     with pytest.raises(ConfigError, match="shift=3 moves pictures at random: give supervised_loss a generator"):
         moved.supervised_loss(*given)
 
@@ -236,7 +251,9 @@ def test_a_folder_gives_back_the_same_policy(kind: str, tmp_path: Path) -> None:
     assert isinstance(again, SmallVLA) and again.config == policy.config
     actions, record = policy.act(seen(4), generator=generator())
     same, kept = again.act(seen(4), generator=generator())
-    near = 1e-5 if kind == "bfloat16" else 0  # without bfloat16 instructions, the first product in a process is computed in another way
+    near = (
+        1e-5 if kind == "bfloat16" else 0
+    )  # without bfloat16 instructions, the first product in a process is computed in another way
     np.testing.assert_array_equal(actions, same)
     for name in record:
         np.testing.assert_allclose(kept[name], record[name], rtol=near, atol=near)
@@ -249,24 +266,32 @@ def test_adapters_are_trained_with_the_heads_and_saved_as_part_of_the_weights(tm
     _, record = policy.act(seen(4), generator=generator())
     np.testing.assert_allclose(record["log_prob"], plain["log_prob"], rtol=0, atol=1e-6)
     assert np.array_equal(policy.evaluate(record).log_prob.detach().numpy(), record["log_prob"])
-    assert any(each is policy.action_head.out.weight for each in trained) and not policy.eyes.stem.layers[0].weight.requires_grad
+    assert (
+        any(each is policy.action_head.out.weight for each in trained)
+        and not policy.eyes.stem.layers[0].weight.requires_grad
+    )
     optimizer = Adam(trained, 0.05)
     for _ in range(2):  # an adapter's second factor is 0 before the first step
         optimizer.descend(policy.evaluate(record).log_prob.mean() + policy.evaluate(record).value.mean())  # type: ignore[union-attr]
     policy.save_pretrained(tmp_path / "policy")
     now = policy.evaluate(record).log_prob.detach().numpy()
     assert np.abs(now - record["log_prob"]).max() > 0.01
-    np.testing.assert_allclose(load_policy(tmp_path / "policy").evaluate(record).log_prob.detach().numpy(), now, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        load_policy(tmp_path / "policy").evaluate(record).log_prob.detach().numpy(), now, rtol=0, atol=1e-5
+    )
 
 
 def test_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     made("tokens").save_pretrained(folder := tmp_path / "policy")
-    greedy = [SmallVLA.from_pretrained(folder, decode=how).act(seen(1), sample=False)[0] for how in ("mean", "likeliest")]
+    greedy = [
+        SmallVLA.from_pretrained(folder, decode=how).act(seen(1), sample=False)[0] for how in ("mean", "likeliest")
+    ]
     assert not np.array_equal(*greedy)
     with pytest.raises(StorageError, match="exists and is not empty"):
         made("tokens").save_pretrained(folder)
     with pytest.raises(
-        SchemaError, match=r"the tensor action_head.out.weight has the shape \[20, 16\], and the config asks for \[28, 16\]"
+        SchemaError,
+        match=r"the tensor action_head.out.weight has the shape \[20, 16\], and the config asks for \[28, 16\]",
     ):
         SmallVLA.from_pretrained(folder, bins=7)
     with pytest.raises(ConfigError, match=r"a small VLA has no setting 'bin'; did you mean 'bins'\?"):
@@ -275,7 +300,9 @@ def test_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert config["model_type"] == "hilt_small_vla"
     with pytest.raises(ConfigError, match=r"has no setting 'stepz'; did you mean 'steps'\?"):
         SmallVLAConfig.from_json(config | {"flow": {"stepz": 3}})
-    assert SmallVLAConfig.from_json(config) == made("tokens").config and SmallVLAConfig.from_json({}) == SmallVLAConfig()
+    assert (
+        SmallVLAConfig.from_json(config) == made("tokens").config and SmallVLAConfig.from_json({}) == SmallVLAConfig()
+    )
     made("sde").save_pretrained(tmp_path / "flow")
     assert SmallVLA.from_pretrained(tmp_path / "flow", flow=Flow(steps=2)).config.flow.steps == 2
 
@@ -315,7 +342,10 @@ def test_small_vla_refuses_wrong_settings() -> None:
         ({"cameras": ()}, "give at least one"),
         ({"width": 30}, "width is 30; it is a multiple of heads, which is 4"),
         ({"std": 0.0}, "std=0.0: expected a number above 0"),
-        ({"bins": 99, "head": "gaussian"}, "bins=99 would do nothing: it needs head=tokens. Give that, or leave bins out"),
+        (
+            {"bins": 99, "head": "gaussian"},
+            "bins=99 would do nothing: it needs head=tokens. Give that, or leave bins out",
+        ),
         ({"std": 0.1}, "std=0.1 would do nothing: it needs head=gaussian"),
         ({"flow": Flow(steps=3)}, "flow.steps=3 would do nothing: it needs head=flow"),
         ({"keypoints": 9, "vision": "patches"}, "keypoints=9 would do nothing: it needs vision=keypoints"),
@@ -326,18 +356,25 @@ def test_small_vla_refuses_wrong_settings() -> None:
         made("tokens").act([])
     for wrong, text in (
         ({"state": np.zeros(4)}, r"the state of observation 0 is \[4\]; expected is \[3\]"),
-        ({"full_image": np.zeros((32, 32, 3))}, r"full_image of observation 0 is float64 \[32, 32, 3\]; expected is uint8 \[H, W, 3\]"),
+        (
+            {"full_image": np.zeros((32, 32, 3))},
+            r"full_image of observation 0 is float64 \[32, 32, 3\]; expected is uint8 \[H, W, 3\]",
+        ),
         ({"wrist_image": np.zeros((32, 32), np.uint8)}, r"wrist_image of observation 0 is uint8 \[32, 32\]"),
         ({"instruction": b"go"}, "the instruction of observation 0 is b'go'; expected is text"),
     ):
         with pytest.raises(SchemaError, match=text):
             made("tokens").act([seen(1)[0] | wrong], sample=False)
-    with pytest.raises(MissingFieldError, match=r"this record has no 'actions', but images, .*: it is of another policy"):
+    with pytest.raises(
+        MissingFieldError, match=r"this record has no 'actions', but images, .*: it is of another policy"
+    ):
         made("gaussian").evaluate(made("tokens").act(seen(1), sample=False)[1])
     for temperature in (0.0, -1.0, float("nan")):
         with pytest.raises(ConfigError, match="draws nothing; give one above 0"):
             made("gaussian").act(seen(1), temperature=temperature, generator=generator())
-    with pytest.raises(SchemaError, match=r"\[1, 3, 2\] with a mask of \[1, 3\] were given; they are \[B, 2, 2\] and \[B, 2\]"):
+    with pytest.raises(
+        SchemaError, match=r"\[1, 3, 2\] with a mask of \[1, 3\] were given; they are \[B, 2, 2\] and \[B, 2\]"
+    ):
         made("tokens").supervised_loss(seen(1), np.zeros((1, 3, 2)), np.ones((1, 3), bool), generator())
 
 
@@ -349,10 +386,36 @@ def test_sizes_are_as_documented() -> None:
 
 
 def test_no_policy_needs_what_a_gpu_machine_lacks() -> None:
-    parts = ["vla.small_vla", "vla.openvla", "vla.pi0", "vla.smolvla", "vla.observation_adapters", "io.folders", "io.lora", "io.memory"]
+    parts = [
+        "vla.small_vla",
+        "vla.openvla",
+        "vla.pi0",
+        "vla.smolvla",
+        "vla.observation_adapters",
+        "io.folders",
+        "io.lora",
+        "io.memory",
+    ]
     names = ", ".join(f"hilt.policies.{name}" for name in parts)
     code = f"import {names}, sys; print(*{{name.split('.')[0] for name in sys.modules}})"
-    loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600).stdout.split())
+    loaded = set(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600
+        ).stdout.split()
+    )
     assert "torch" in loaded
-    absent = {"transformers", "peft", "PIL", "simplejpeg", "crc32c", "omegaconf", "msgpack", "zmq", "yaml", "rich", "typer", "ml_dtypes"}
+    absent = {
+        "transformers",
+        "peft",
+        "PIL",
+        "simplejpeg",
+        "crc32c",
+        "omegaconf",
+        "msgpack",
+        "zmq",
+        "yaml",
+        "rich",
+        "typer",
+        "ml_dtypes",
+    }
     assert not loaded & absent

@@ -65,7 +65,9 @@ def test_round_trip_and_the_library_beside(tmp_path: Path, shard_bytes: int):
 
 def test_tensor_files_read_into_another_type_and_names(tmp_path: Path):
     net = filled()
-    safetensors.torch.save_file({f"model.{n}": t.clone() for n, t in net.state_dict().items()}, tmp_path / "model.safetensors")
+    safetensors.torch.save_file(
+        {f"model.{n}": t.clone() for n, t in net.state_dict().items()}, tmp_path / "model.safetensors"
+    )
     with torch.device("meta"):
         again = Net()
     load_into(again, Tensors(tmp_path), rename=lambda name: f"model.{name}", dtype=torch.bfloat16)
@@ -83,10 +85,14 @@ def test_damage_names_tensor_and_file(tmp_path: Path):
     flipped = bytearray(whole)
     flipped[whole.index(weights._bytes_of(net.second.weight.detach())) + 5] ^= 1
     file.write_bytes(flipped)
-    with pytest.raises(CorruptError, match=r"model\.safetensors: the bytes of the tensor second\.weight do not have their checksum"):
+    with pytest.raises(
+        CorruptError, match=r"model\.safetensors: the bytes of the tensor second\.weight do not have their checksum"
+    ):
         load_into(Net(), Tensors(file))
     file.write_bytes(whole[:-3])
-    with pytest.raises(CorruptError, match=r"model\.safetensors: not a whole safetensors file \(.*not fully covered\)\. Copy it again"):
+    with pytest.raises(
+        CorruptError, match=r"model\.safetensors: not a whole safetensors file \(.*not fully covered\)\. Copy it again"
+    ):
         Tensors(file)
     file.write_bytes(whole)
     cut = Tensors(file)
@@ -113,7 +119,8 @@ def test_names_and_shapes_are_compared_before_anything_is_read(tmp_path: Path):
     wrong = filled(1)
     wrong.second = nn.Linear(5, 6)
     with pytest.raises(
-        SchemaError, match=r"model\.safetensors: the tensor second\.weight has the shape \[6, 4\], and the config asks for \[6, 5\]"
+        SchemaError,
+        match=r"model\.safetensors: the tensor second\.weight has the shape \[6, 4\], and the config asks for \[6, 5\]",
     ):
         load_into(wrong, Tensors(file))
     assert torch.equal(wrong.first.weight, before["first.weight"])
@@ -128,7 +135,8 @@ def test_devices_types_and_places_are_checked(tmp_path: Path):
     file = write_tensors(tmp_path, filled().state_dict())[0]
     for shape in ((7, 4), (5, 4)):
         with pytest.raises(
-            SchemaError, match=r"model\.safetensors: the tensor second\.weight has the shape \[6, 4\], and \[\d, 4\] was asked for"
+            SchemaError,
+            match=r"model\.safetensors: the tensor second\.weight has the shape \[6, 4\], and \[\d, 4\] was asked for",
         ):
             Tensors(file).read("second.weight", torch.empty(shape))
 
@@ -193,7 +201,10 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path):
 
 def test_files_of_torch_save(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     torch.save({"module.fc.weight": torch.ones(2), "bias": torch.zeros(1)}, tmp_path / "a.pt")
-    assert {name: tensor.tolist() for name, tensor in read_pt(tmp_path / "a.pt").items()} == {"fc.weight": [1, 1], "bias": [0]}
+    assert {name: tensor.tolist() for name, tensor in read_pt(tmp_path / "a.pt").items()} == {
+        "fc.weight": [1, 1],
+        "bias": [0],
+    }
     torch.save({"a": print}, tmp_path / "b.pt")
     with pytest.raises(UnsafeError, match=r"b\.pt holds more than tensors; it was refused"):
         read_pt(tmp_path / "b.pt")

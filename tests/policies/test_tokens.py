@@ -79,9 +79,13 @@ def test_rows_are_padded_at_the_right():
 def folder(tmp_path: Path) -> Path:
     """A tokenizer as a checkpoint has it: Llama's way of putting <s> in front, with a </s> that no prompt may end with."""
     tokenizers = pytest.importorskip("tokenizers")
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<s>": 0, "</s>": 1, "a": 2, "b": 3, "<unk>": 4}, unk_token="<unk>"))
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"<s>": 0, "</s>": 1, "a": 2, "b": 3, "<unk>": 4}, unk_token="<unk>")
+    )
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
     made.enable_padding(length=9)
     made.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}}))

@@ -11,12 +11,28 @@ from hilt.policies.vla.openvla import OpenVLA, OpenVLAConfig, OpenVLAOFT, OpenVL
 from hilt.policies.vla.tokens import ByteTokenizer
 
 VIT = {"patch_size": 14, "embed_dim": 24, "depth": 3, "num_heads": 2}
-UPSTREAM = {"model_type": "openvla", "vision_backbone_id": "dinosiglip-vit-so-224px", "llm_backbone_id": "llama2-7b-pure"}
-TEXT = {"vocab_size": 32064, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+UPSTREAM = {
+    "model_type": "openvla",
+    "vision_backbone_id": "dinosiglip-vit-so-224px",
+    "llm_backbone_id": "llama2-7b-pure",
+}
+TEXT = {
+    "vocab_size": 32064,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 
 
 def statistics(size: int = 7) -> dict[str, Any]:
-    rows = {"q01": [-1.0] * size, "q99": [1.0] * size, "min": [-2.0] * size, "max": [2.0] * size, "mask": [True] * (size - 1) + [False]}
+    rows = {
+        "q01": [-1.0] * size,
+        "q99": [1.0] * size,
+        "min": [-2.0] * size,
+        "max": [2.0] * size,
+        "mask": [True] * (size - 1) + [False],
+    }
     return {"action": rows, "proprio": {**rows, "mask": [True] * size}}
 
 
@@ -26,7 +42,10 @@ def tiny(seed: int = 0, **changes: Any) -> Any:
 
 def bare(causal: bool = False, options: OpenVLAOptions | None = None, **changes: Any) -> Any:
     """Without weights."""
-    vits = [VIT | {"init_values": 0.1, "reg_tokens": 4, "no_embed_class": True}, VIT | {"class_token": False, "global_pool": "map"}]
+    vits = [
+        VIT | {"init_values": 0.1, "reg_tokens": 4, "no_embed_class": True},
+        VIT | {"class_token": False, "global_pool": "map"},
+    ]
     config = OpenVLAConfig(
         **{"upstream": dict(UPSTREAM), "norm_stats": {"libero_spatial_no_noops": statistics()}, "text_config": dict(TEXT), "image_size": 28,
            "vit": vits, "variant": "ar" if causal else "oft", "chunk": 1 if causal else 3, **changes}

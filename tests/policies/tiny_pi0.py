@@ -21,4 +21,6 @@ SIZES: dict[str, Any] = {
 
 def tiny(seed: int = 0) -> Pi0:
     rows = np.random.default_rng(0).normal(0, 0.3, (50, 8))
-    return Pi0(Pi0Config(**SIZES), ByteTokenizer(), {"state": statistics(rows), "action": statistics(rows[:, :7])}, seed)
+    return Pi0(
+        Pi0Config(**SIZES), ByteTokenizer(), {"state": statistics(rows), "action": statistics(rows[:, :7])}, seed
+    )

@@ -94,7 +94,9 @@ def test_hil_serl_config_is_carried_over(module: ModuleType):
     assert (hil.agent.encoder.kind, hil.agent.encoder.training) == ("resnet10", "critic")
     assert hil.image_keys == ["wrist_1"] and hil.proprio_keys == ["state"] and hil.demo_path == ["demo_data/usb.pkl"]
     assert hil.seed == 7 and hil.max_traj_length == 0 and hil.batch_size == 256
-    assert {key: getattr(Hil(), key) for key in SAME} == {key: getattr(hil, key) for key in SAME}, "defaults are the same in both"
+    assert {key: getattr(Hil(), key) for key in SAME} == {key: getattr(hil, key) for key in SAME}, (
+        "defaults are the same in both"
+    )
     assert not Arm.made, "nothing is made to read a config"
 
 
@@ -127,7 +129,9 @@ def test_demonstrations_are_not_processed(module: ModuleType):
 
 
 def test_settings_of_ours_may_be_given(module: ModuleType):
-    hil = from_hil_serl("usb_task:TrainConfig", demo_path="all.pkl", encoder_type="small", agent={"hidden": [8]}, classifier="looks")
+    hil = from_hil_serl(
+        "usb_task:TrainConfig", demo_path="all.pkl", encoder_type="small", agent={"hidden": [8]}, classifier="looks"
+    )
     assert hil.demo_path == ["all.pkl"] and hil.agent.encoder.kind == "small" and list(hil.agent.hidden) == [8]
     assert hil.task_options["classifier"] is False, "ours takes the place of theirs"
     with pytest.raises(ConfigError, match="no setting named 'batchsize'; did you mean 'batch_size'"):
@@ -138,7 +142,9 @@ def test_hil_serl_env_connects_at_the_first_reset(module: ModuleType):
     hil = from_hil_serl("usb_task:TrainConfig")
     env = make(hil.task, **hil.task_options)
     assert Arm.made == [{"fake_env": True, "save_video": False, "classifier": False}]
-    assert env.observation_space["wrist_1"].shape == (1, 8, 8, 3) and env.step_limit == 3 and env.instruction == "usb task"
+    assert (
+        env.observation_space["wrist_1"].shape == (1, 8, 8, 3) and env.step_limit == 3 and env.instruction == "usb task"
+    )
     env.reset(options={"split": "train", "state": 0})
     assert Arm.made[1:] == [{"fake_env": False, "save_video": False, "classifier": True}]
 
@@ -157,7 +163,9 @@ def test_hil_serl_time_limit_with_done_is_a_truncation(module: ModuleType):
 
 def test_hil_serl_name_without_a_class_reports_where_it_was_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"usb_task is looked for in experiments/mappings\.py, and .*Or give hil-serl:MODULE:CLASS"):
+    with pytest.raises(
+        ConfigError, match=r"usb_task is looked for in experiments/mappings\.py, and .*Or give hil-serl:MODULE:CLASS"
+    ):
         from_hil_serl("usb_task")
 
 
@@ -167,7 +175,9 @@ def test_an_experiment_by_its_name(module: ModuleType, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "experiments", ModuleType("experiments"))
     monkeypatch.setitem(sys.modules, "experiments.mappings", mappings)
     assert from_hil_serl("usb_pickup").task_options == {"config": "usb_task:TrainConfig"}
-    with pytest.raises(UnknownNameError, match=r"no experiment in experiments\.mappings named 'usb_pikup'; did you mean 'usb_pickup'"):
+    with pytest.raises(
+        UnknownNameError, match=r"no experiment in experiments\.mappings named 'usb_pikup'; did you mean 'usb_pickup'"
+    ):
         from_hil_serl("usb_pikup")
 
 

@@ -38,7 +38,12 @@ OFT: dict[str, Any] = {
     **ALIKE, "algorithm.logprob_type": "token_level", "algorithm.update_epoch": 1, "algorithm.clip_ratio_high": 0.28,
     "optim.value_lr": 3.0e-3, "optim.adam_beta2": 0.999,
 }  # fmt: skip
-PPO: dict[str, Any] = {"algorithm.adv_type": "gae", "algorithm.group_size": 1, "model.add_value_head": True, "optim.critic_warmup_steps": 0}
+PPO: dict[str, Any] = {
+    "algorithm.adv_type": "gae",
+    "algorithm.group_size": 1,
+    "model.add_value_head": True,
+    "optim.critic_warmup_steps": 0,
+}
 GRPO: dict[str, Any] = {
     "algorithm.adv_type": "grpo", "algorithm.group_size": 8, "model.add_value_head": False, "algorithm.filter_rewards": True
 }  # fmt: skip
@@ -79,7 +84,12 @@ OTHERWISE: dict[str, set[str]] = {
     "model.unnorm_key": {"oft_ppo"},  # of ManiSkill's data
     "env.train.max_episode_steps": {"oft_ppo"},  # of ManiSkill's tasks
     "env.train.max_steps_per_rollout_epoch": {"oft_ppo"},
-    "actor.global_batch_size": {"pi0_ppo", "pi05_ppo", "pi0_grpo", "oft_ppo"},  # whole episodes: see the test of these below
+    "actor.global_batch_size": {
+        "pi0_ppo",
+        "pi05_ppo",
+        "pi0_grpo",
+        "oft_ppo",
+    },  # whole episodes: see the test of these below
     "algorithm.gamma": {"pi0_grpo", "oft_grpo"},  # without effect on their grpo, whose scores are sums of rewards
 }
 """Settings that differ from their source; docs/recipes.md and the recipes say so"""
@@ -107,14 +117,25 @@ def as_theirs(config: Vla) -> dict[str, Any]:
     }  # fmt: skip
     if "flow" in options:
         flow = options["flow"]
-        found |= {"openpi.noise_method": f"flow_{flow['kind']}", "openpi.noise_level": flow["level"], "model.num_steps": flow["steps"]}
+        found |= {
+            "openpi.noise_method": f"flow_{flow['kind']}",
+            "openpi.noise_level": flow["level"],
+            "model.num_steps": flow["steps"],
+        }
     if collect.filter_accuracy:  # their bounds are of rewards
         most = 5.0 if collect.temperature == 1.6 else 1.0
         bounds = {"lower": collect.accuracy_lower_bound, "upper": collect.accuracy_upper_bound}
         found |= {f"algorithm.rewards_{name}_bound": share * most for name, share in bounds.items()}
     if gae:
-        same = critic.optimizer.betas == config.optimizer.betas and critic.optimizer.gradient_clip == config.optimizer.gradient_clip
-        found |= {"algorithm.gae_lambda": algorithm.lam, "algorithm.value_clip": algorithm.value_clip, "same optimizer": same}
+        same = (
+            critic.optimizer.betas == config.optimizer.betas
+            and critic.optimizer.gradient_clip == config.optimizer.gradient_clip
+        )
+        found |= {
+            "algorithm.gae_lambda": algorithm.lam,
+            "algorithm.value_clip": algorithm.value_clip,
+            "same optimizer": same,
+        }
         found |= {"optim.value_lr": critic.optimizer.learning_rate, "optim.critic_warmup_steps": critic.warmup_steps}
     return found
 
@@ -125,14 +146,29 @@ def test_each_setting_is_that_of_its_source_or_listed_as_another(name: str):
     ours = as_theirs(config)
     assert f"{file}.yaml" in " ".join((getattr(published, name).__doc__ or "").split()), "the recipe names its file"
     different = {key for key, value in theirs.items() if key in ours and ours[key] != pytest.approx(value)}
-    without = {"algorithm.bootstrap_type", "sampling.temperature_eval", "env.train.max_steps_per_rollout_epoch"}  # no setting of ours
+    without = {
+        "algorithm.bootstrap_type",
+        "sampling.temperature_eval",
+        "env.train.max_steps_per_rollout_epoch",
+    }  # no setting of ours
     different |= without & theirs.keys()
     assert different == {key for key, names in OTHERWISE.items() if name in names}
     sizes = {"env.train.total_num_envs", "env.train.rollout_epoch", "env.train.max_steps_per_rollout_epoch"}
     gae = {"algorithm.gae_lambda", "algorithm.value_clip", "optim.value_lr"}
-    unused = {"algorithm.rewards_lower_bound", "algorithm.rewards_upper_bound"} if not config.collect.filter_accuracy else gae
-    unused |= {"algorithm.huber_delta", "algorithm.reward_coef", "algorithm.bootstrap_type", "sampling.temperature_eval"} | sizes
-    assert {key for key in theirs if key not in ours} <= unused, "each of their settings has one of ours, or cannot have an effect"
+    unused = (
+        {"algorithm.rewards_lower_bound", "algorithm.rewards_upper_bound"}
+        if not config.collect.filter_accuracy
+        else gae
+    )
+    unused |= {
+        "algorithm.huber_delta",
+        "algorithm.reward_coef",
+        "algorithm.bootstrap_type",
+        "sampling.temperature_eval",
+    } | sizes
+    assert {key for key in theirs if key not in ours} <= unused, (
+        "each of their settings has one of ours, or cannot have an effect"
+    )
     assert ours.get("same optimizer", True), "of the critic, but for its rate"
 
 
@@ -170,7 +206,9 @@ def test_recipes_page_lists_how_each_recipe_ends(name: str):
     """It said of all of them that they end when every group succeeds: with a discount below 1 none does."""
     config, page = vla_recipe(name), (Path(__file__).parents[2] / "docs/recipes.md").read_text()
     rows = page.split("| recipe | ends |")[1].split("\n\n")[0]
-    (row,) = (row for row in rows.splitlines() if f"`{name}`" in row or (name.startswith("libero_") and "`libero_*`" in row))
+    (row,) = (
+        row for row in rows.splitlines() if f"`{name}`" in row or (name.startswith("libero_") and "`libero_*`" in row)
+    )
     assert f"after {config.max_steps} training steps" in row
     assert ("when every group succeeds" in row) == config.may_be_solved
 
@@ -182,7 +220,10 @@ SMALL = (
     "pool={workers: 0, envs_per_worker: 0, start_s: 120, step_s: 60}", "validation={before: false, period: 0, after: false}",
     "algorithm.batch={trajectories_per_step: 4, chunks_per_pass: 8}",
 )  # fmt: skip
-OWN = {"pi": [], "oft": ["policy_options.unnorm_key=tiny", "policy_options.allow_untrained=true"]}  # random weights, which a guard refuses
+OWN = {
+    "pi": [],
+    "oft": ["policy_options.unnorm_key=tiny", "policy_options.allow_untrained=true"],
+}  # random weights, which a guard refuses
 
 
 @pytest.mark.parametrize("name", ["pi0_ppo", "pi0_grpo", "oft_ppo", "oft_grpo"])
@@ -200,7 +241,10 @@ def test_each_runs_from_the_command_line(name: str, folder: Path, tmp_path: Path
     assert ("value_loss" in updates[0]) == name.endswith("ppo") == ("explained_variance" in updates[0])
     before, after = Tensors(folder), Tensors(tmp_path / "run/policy")
     changed = {part for part in before if not np.array_equal(before[part].numpy(), after[part].numpy())}
-    trained = {"pi": lambda part: "expert" in part or "action" in part or "state_proj" in part, "oft": lambda part: True}[kind]
+    trained = {
+        "pi": lambda part: "expert" in part or "action" in part or "state_proj" in part,
+        "oft": lambda part: True,
+    }[kind]
     assert changed and all(map(trained, changed)), "pi0's language model is frozen"
     if name == "oft_ppo":
         assert (tmp_path / "run/adapter/adapter_config.json").is_file() and "value_head" not in str(changed)

@@ -36,7 +36,9 @@ def test_every_recipe_ends_by_updates_and_the_clock_is_a_cap(name: str):
     """Six of them ended by the clock alone, so that what they reached depended on the machine."""
     config: Any = recipe(name) if name in RECIPES else vla_recipe(name)
     assert 0 < config.max_steps <= 100_000
-    assert not config.max_seconds or config.max_steps / config.max_seconds < 20, "two busy cores make as many updates a second"
+    assert not config.max_seconds or config.max_steps / config.max_seconds < 20, (
+        "two busy cores make as many updates a second"
+    )
 
 
 def test_functions_of_ones_own_and_files():

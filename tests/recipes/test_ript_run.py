@@ -43,14 +43,21 @@ def test_the_plan_as_it_stands(tmp_path):
     collect = config.collect
     assert (collect.group_size, collect.data_batch_size, collect.groups_at_once, collect.tasks_per_step) == (2, 4, 2, 1)
     assert (collect.init_state_mode, collect.when_exhausted, collect.report_ranks) == ("distinct", "partial", True)
-    assert (config.algorithm.estimator, config.algorithm.epochs, config.algorithm.batch.chunks_per_pass) == ("rloo", 1, 64)
+    assert (config.algorithm.estimator, config.algorithm.epochs, config.algorithm.batch.chunks_per_pass) == (
+        "rloo",
+        1,
+        64,
+    )
     assert (config.validation.episodes, config.validation.before, config.validation.after) == (2, False, True)
 
 
 @pytest.mark.parametrize("key", ["task_name", "task_names_to_use"])
 def test_nine_is_task_nine(tmp_path, key):
     assert made(tmp_path, f"task: {{{key}: 9}}").tasks == ["libero_spatial/9"]
-    assert made(tmp_path, f"task: {{{key}: [2, 9], benchmark_name: LIBERO_GOAL}}").tasks == ["libero_goal/2", "libero_goal/9"]
+    assert made(tmp_path, f"task: {{{key}: [2, 9], benchmark_name: LIBERO_GOAL}}").tasks == [
+        "libero_goal/2",
+        "libero_goal/9",
+    ]
     assert made(tmp_path, f"{key}: 9").tasks == ["libero_spatial/9"], "outside its section too"
     assert len(made(tmp_path, f"task: {{{key}: null, benchmark_name: libero_90}}").tasks) == 90
     words = made(tmp_path, f"task: {{{key}: [pick_red, tabletop/reach], benchmark_name: tabletop}}").tasks
@@ -114,7 +121,12 @@ def test_names_of_ripts_own_files_are_understood(tmp_path):
 
 
 def test_ript_settings_without_counterpart_are_listed_together(tmp_path):
-    own = {"algo__use_laplace_sampling": True, "algo__scale_factor": 5.0, "algo__header_lr": 5e-5, "algo__log_scale_clip": [-2, 0.5]}
+    own = {
+        "algo__use_laplace_sampling": True,
+        "algo__scale_factor": 5.0,
+        "algo__header_lr": 5e-5,
+        "algo__log_scale_clip": [-2, 0.5],
+    }
     with pytest.raises(SeveralErrors) as error:
         made(tmp_path, RIPT, **own, algo__fix_scale_head=True, algo__rloo_batchsize=3, algo__lr="much")
     assert len(error.value.errors) == 7 and str(error.value).count("Leave it out.") == 5
@@ -124,7 +136,9 @@ def test_ript_settings_without_counterpart_are_listed_together(tmp_path):
 def test_ript_impossible_batch_is_refused_before_anything_starts(tmp_path):
     ours = {"task__benchmark_name": "tabletop", "task__task_names_to_use": ["reach", "button"]}
     made(tmp_path, **ours).check()
-    with pytest.raises(ConfigError, match="groups_at_once=2 in max_sampling_attempts=1 are 2 groups, and data_batch_size=5 needs 3"):
+    with pytest.raises(
+        ConfigError, match="groups_at_once=2 in max_sampling_attempts=1 are 2 groups, and data_batch_size=5 needs 3"
+    ):
         made(tmp_path, **ours, algo__data_batch_size=5, algo__max_sampling_attempts=1).check()
     (tmp_path / "list.yaml").write_text("- 1")
     with pytest.raises(ConfigError, match="expected settings by name"):

@@ -64,8 +64,15 @@ def with_wandb() -> Iterator[None]:
 def test_the_command_line_of_the_documents():
     found = run(ROBOT_PLATFORM="LIBERO", WANDB_API_KEY="key")
     config, batch = found.config, found.config.algorithm.batch
-    assert config.policy == "/models/sft" and config.policy_options["unnorm_key"] == "libero_10" and config.policy_options["chunk"] == 8
-    assert config.tasks == [f"libero_10/{number}" for number in range(10)] and config.task_options == {"step_limit": 512, "wait_steps": 10}
+    assert (
+        config.policy == "/models/sft"
+        and config.policy_options["unnorm_key"] == "libero_10"
+        and config.policy_options["chunk"] == 8
+    )
+    assert config.tasks == [f"libero_10/{number}" for number in range(10)] and config.task_options == {
+        "step_limit": 512,
+        "wait_steps": 10,
+    }
     assert (config.collect.group_size, config.collect.data_batch_size, config.collect.temperature) == (8, 64, 1.6)
     assert (batch.trajectories_per_step, batch.chunks_per_pass, batch.log_prob_chunks_per_pass) == (128, 16, 4 * 64)
     assert (config.placement.kind, config.placement.ranks, config.sharding.enabled, config.sharding.precision) == (
@@ -77,7 +84,11 @@ def test_the_command_line_of_the_documents():
     assert (config.max_steps, config.checkpoint_period, config.validation.period) == (100 * (500 // 64), 25, 4)
     assert config.algorithm.kl.where == "none" and config.rewards.success == 5 and config.sinks == ["wandb"]
     assert found.folder == Path("ckpt/SimpleVLA-RL/libero10_openvlaoft_grpo")
-    assert found.environment == {"WANDB_PROJECT": "SimpleVLA-RL", "WANDB_RUN_GROUP": "libero10_openvlaoft_grpo", "WANDB_MODE": "online"}
+    assert found.environment == {
+        "WANDB_PROJECT": "SimpleVLA-RL",
+        "WANDB_RUN_GROUP": "libero10_openvlaoft_grpo",
+        "WANDB_MODE": "online",
+    }
     for words in (
         "64 groups (train_batch_size) x 8 (n_samples) = 512 episodes, 64 at each rank",
         "128 trajectories (ppo_mini_batch_size), 16 at each rank; 4 of them in a training step",
@@ -191,7 +202,10 @@ NEEDS: dict[str, tuple[str, list[str]]] = {
     "reward_model.prime_model.optim.lr": ("3e-6", PROCESS),
     "reward_model.prime_model.optim.lr_warmup_steps_ratio": ("0.1", PROCESS),
     "reward_model.prime_model.optim.warmup_style": ("cosine", PROCESS),
-    "reward_model.prime_model.optim.min_lr_ratio": ("0.1", [*PROCESS, "reward_model.prime_model.optim.warmup_style=cosine"]),
+    "reward_model.prime_model.optim.min_lr_ratio": (
+        "0.1",
+        [*PROCESS, "reward_model.prime_model.optim.warmup_style=cosine"],
+    ),
     "reward_model.prime_model.optim.weight_decay": ("0.1", PROCESS),
     "reward_model.prime_model.optim.grad_clip": ("10.0", PROCESS),
     "algorithm.kl_penalty": ("mse", KL),
@@ -206,7 +220,12 @@ NEEDS: dict[str, tuple[str, list[str]]] = {
 def test_every_key_is_in_one_table_and_has_its_change():
     assert len(known()) == len(set(known())) == len({*SETTINGS, *CRITIC, *PRIME, *READ}) + len(AGREE) + len(PASSING)
     assert {*CHANGES, *NEEDS} == {*SETTINGS, *CRITIC, *PRIME, *READ}
-    for key in ("data.n_samples", f"{ACTOR}ulysses_sequence_parallel_size", "trainer.runtime_env", "algorithm.adv_params.verifier_gamma"):
+    for key in (
+        "data.n_samples",
+        f"{ACTOR}ulysses_sequence_parallel_size",
+        "trainer.runtime_env",
+        "algorithm.adv_params.verifier_gamma",
+    ):
         assert key in known()
 
 
@@ -235,7 +254,9 @@ def test_simplevla_keys_without_effect_accept_only_defaults(key: str):
         assert seen(f"{key}={json.dumps(value)}") == seen()
     strange = {bool: str(not passing[0]), int: "7", float: "0.7"}.get(type(passing[0]), "strange")
     refused = seen(f"{key}={strange}")
-    assert re.match(f"{key}={strange} has no meaning here: .{{20,}}", refused) or f"{key}={strange}: expected" in refused
+    assert (
+        re.match(f"{key}={strange} has no meaning here: .{{20,}}", refused) or f"{key}={strange}: expected" in refused
+    )
 
 
 @pytest.mark.parametrize(
@@ -252,17 +273,29 @@ def test_simplevla_keys_without_effect_accept_only_defaults(key: str):
         (["data.task_suite_name=robotwin2_fold"], "no task suite named 'robotwin2_fold'"),
         (["data.train_batch_size=60"], "data.train_batch_size=60 groups do not divide among 8 ranks: give 64"),
         ([f"{ACTOR}ppo_micro_batch_size=4"], "ppo_micro_batch_size=4 trajectories do not divide among 8 ranks: give 8"),
-        ([f"{ACTOR}ppo_micro_batch_size=24"], "ppo_micro_batch_size=24 must divide ppo_mini_batch_size=128 trajectories"),
+        (
+            [f"{ACTOR}ppo_micro_batch_size=24"],
+            "ppo_micro_batch_size=24 must divide ppo_mini_batch_size=128 trajectories",
+        ),
         ([f"{ACTOR}ppo_mini_batch_size=1024"], "and that the 512 episodes of a training step"),
         (["data.train_batch_size=1024"], "has 10 tasks x 50 initial states = 500: an epoch would have no step"),
-        (["reward_model.prime_norm=none"], "prime_norm=none would do nothing: it needs reward_model.rm_coef above 0 and rm_type"),
-        (["reward_model.prime_model.optim.lr=1e-4", "reward_model.rm_coef=1"], "it needs reward_model.prime_model.update=after or before"),
+        (
+            ["reward_model.prime_norm=none"],
+            "prime_norm=none would do nothing: it needs reward_model.rm_coef above 0 and rm_type",
+        ),
+        (
+            ["reward_model.prime_model.optim.lr=1e-4", "reward_model.rm_coef=1"],
+            "it needs reward_model.prime_model.update=after or before",
+        ),
         (["reward_model.rm_type=dpo"], "no reward_model.rm_type named 'dpo'"),
         (["reward_model.prime_granularity=step", *PROCESS], "no reward_model.prime_granularity named 'step'"),
         (["critic.optim.lr=3e-5"], "would do nothing: only algorithm.adv_estimator=gae has a critic"),
         ([f"{MODEL}lora_alpha=8"], "they need actor_rollout_ref.model.lora_rank=N"),
         ([f"{ACTOR}ppo_max_token_len_per_gpu=99"], "it needs actor_rollout_ref.actor.use_dynamic_bsz=True"),
-        (["algorithm.kl_ctrl.type=adaptive", *KL], "algorithm.kl_ctrl.horizon and algorithm.kl_ctrl.type=adaptive go together"),
+        (
+            ["algorithm.kl_ctrl.type=adaptive", *KL],
+            "algorithm.kl_ctrl.horizon and algorithm.kl_ctrl.type=adaptive go together",
+        ),
         (["algorithm.kl_penalty=mse"], "they need algorithm.kl_ctrl.kl_coef above 0"),
         ([f"{ROLLOUT}twin2_task_config=demo_clean"], "twin2_task_config=demo_clean would do nothing with libero_10"),
         (["trainer.logger=[console,swanlab]"], "no logger named 'swanlab'"),
@@ -277,22 +310,49 @@ def test_simplevla_errors_are_raised_before_anything_starts(words: list[str], ex
 
 def test_settings_of_ours_and_a_machine_without_a_gpu():
     found = run(
-        "trainer.n_gpus_per_node=0", "hilt.pool.workers=3", "hilt.policy_options.allow_untrained=true", "+trainer.total_training_steps=2"
+        "trainer.n_gpus_per_node=0",
+        "hilt.pool.workers=3",
+        "hilt.policy_options.allow_untrained=true",
+        "+trainer.total_training_steps=2",
     )
     config = found.config
-    assert config.device == "cpu" and config.placement.ranks == 1 and not config.sharding.enabled and config.pool.workers == 3
+    assert (
+        config.device == "cpu"
+        and config.placement.ranks == 1
+        and not config.sharding.enabled
+        and config.pool.workers == 3
+    )
     assert config.policy_options["compute"] == "auto"  # their bfloat16 is meant for a GPU
     assert run("trainer.n_gpus_per_node=0", f"{ROLLOUT}dtype=bfloat16").config.policy_options["compute"] == "bfloat16"
-    assert config.policy_options["allow_untrained"] is True and config.max_steps == 2 and config.collect.data_batch_size == 512
-    assert run("data.task_suite_name=tabletop/reach", "trainer.total_training_steps=1").config.tasks == ["tabletop/reach"]
+    assert (
+        config.policy_options["allow_untrained"] is True
+        and config.max_steps == 2
+        and config.collect.data_batch_size == 512
+    )
+    assert run("data.task_suite_name=tabletop/reach", "trainer.total_training_steps=1").config.tasks == [
+        "tabletop/reach"
+    ]
     assert run(*ADAPTIVE).config.algorithm.kl.controller == "adaptive"
     two = run("trainer.nnodes=2", f"{ACTOR}ppo_micro_batch_size=16").config
-    assert (two.placement.kind, two.placement.ranks, two.placement.address, two.collect.idle_ranks) == ("ray", 16, "auto", "steal")
+    assert (two.placement.kind, two.placement.ranks, two.placement.address, two.collect.idle_ranks) == (
+        "ray",
+        16,
+        "auto",
+        "steal",
+    )
 
 
 @pytest.mark.parametrize(
     "words",
-    [KL, ADAPTIVE, [*GAE, *UNFILTERED], LORA, [*NORMAL, "reward_model.model.path=judge"], ROBOTWIN, [f"{ACTOR}use_dynamic_bsz=True"]],
+    [
+        KL,
+        ADAPTIVE,
+        [*GAE, *UNFILTERED],
+        LORA,
+        [*NORMAL, "reward_model.model.path=judge"],
+        ROBOTWIN,
+        [f"{ACTOR}use_dynamic_bsz=True"],
+    ],
 )
 def test_simplevla_sizes_are_printed_in_order(words: list[str]):
     config = run(*words).config
@@ -305,16 +365,24 @@ def test_filters_that_mislead_a_critic_are_refused():
 
 
 def test_the_environment(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"which checkpoint\? Give actor_rollout_ref.model.path=FOLDER, or export SFT_MODEL_PATH"):
+    with pytest.raises(
+        ConfigError, match=r"which checkpoint\? Give actor_rollout_ref.model.path=FOLDER, or export SFT_MODEL_PATH"
+    ):
         simplevla(COMMAND, {})
     offline = run()
-    assert offline.environment["WANDB_MODE"] == "offline" and "WANDB_API_KEY is not set: wandb is offline" in "\n".join(offline.lines)
+    assert offline.environment["WANDB_MODE"] == "offline" and "WANDB_API_KEY is not set: wandb is offline" in "\n".join(
+        offline.lines
+    )
     assert run("trainer.wandb_mode=disabled").config.sinks == []
     with pytest.raises(UnknownNameError, match="no ROBOT_PLATFORM named 'LIBRO'; did you mean 'LIBERO'"):
         run(ROBOT_PLATFORM="LIBRO")
-    with pytest.raises(ConfigError, match="ALOHA has chunks of 25 actions of 14 numbers, and the command line has 8 of 7"):
+    with pytest.raises(
+        ConfigError, match="ALOHA has chunks of 25 actions of 14 numbers, and the command line has 8 of 7"
+    ):
         run(ROBOT_PLATFORM="ALOHA")
-    (tmp_path / "config.json").write_text(json.dumps({"norm_stats": {"aloha": {"action": {"q01": [0.0] * 14}}}, "hilt": {"chunk": 25}}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"norm_stats": {"aloha": {"action": {"q01": [0.0] * 14}}}, "hilt": {"chunk": 25}})
+    )
     assert run(f"{MODEL}path={tmp_path}", ROBOT_PLATFORM="ALOHA").config.policy == str(tmp_path)
     with pytest.raises(ConfigError, match=f"LIBERO has chunks of 8 actions of 7 numbers, and {tmp_path} has 25 of 14"):
         run(f"{MODEL}path={tmp_path}", ROBOT_PLATFORM="LIBERO")
@@ -353,12 +421,24 @@ def test_a_script_is_read_and_not_run(tmp_path: Path):
 
 
 def test_simplevla_errors_are_listed_together():
-    words = ["data.n_sample=8", "trainer.runtime_env=align.json", "data.n_samples=many", "data.val_batch_size=0", "trainer.logger=[paper]"]
+    words = [
+        "data.n_sample=8",
+        "trainer.runtime_env=align.json",
+        "data.n_samples=many",
+        "data.val_batch_size=0",
+        "trainer.logger=[paper]",
+    ]
     words += ["data.train_batch_size=64"]
     with pytest.raises(SeveralErrors) as error:
         simplevla(words, {"ROBOT_PLATFORM": "MOON"}, here=True)
     said = str(error.value)
-    wanted = ["'data.n_sample'", "runtime_env=align.json has no meaning", "n_samples=many", "which checkpoint?", "val_batch_size=0"]
+    wanted = [
+        "'data.n_sample'",
+        "runtime_env=align.json has no meaning",
+        "n_samples=many",
+        "which checkpoint?",
+        "val_batch_size=0",
+    ]
     wanted += ["'MOON'", "'paper'"]
     assert all(word in said for word in wanted), said
 

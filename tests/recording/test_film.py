@@ -60,7 +60,11 @@ def test_cameras_of_different_sizes_and_odd_ones(tmp_path: Path):
     small, odd = np.full((64, 64, 3), 200, np.uint8), np.full((301, 33, 3), 100, np.uint8)
     made = picture([small, odd], COLORS[1], ["words", "more"], ("marked", GREEN))
     assert made.shape[0] % 2 == made.shape[1] % 2 == 0 and made.shape[1] >= 256 + 33
-    assert near(made[BAR + 100, 100], (200, 200, 200)) and near(made[BAR + 300, 256 + 10], (100, 100, 100)) and near(made[0, 0], COLORS[1])
+    assert (
+        near(made[BAR + 100, 100], (200, 200, 200))
+        and near(made[BAR + 300, 256 + 10], (100, 100, 100))
+        and near(made[0, 0], COLORS[1])
+    )
 
 
 def test_film_of_a_killed_session_is_made_by_the_next(tmp_path: Path):
@@ -78,7 +82,10 @@ def test_a_missing_package_is_one_line_and_no_video(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "av" else there(name, *rest))
     summary = record(Toy(hz=10), Script(), tmp_path / "a", Settings("toy", episodes=1))
     (note,) = summary.notes
-    assert note == "no videos: A video of each episode needs the package 'av', which is not installed: pip install 'hilt[formats]'"
+    assert (
+        note
+        == "no videos: A video of each episode needs the package 'av', which is not installed: pip install 'hilt[formats]'"
+    )
     assert summary.have == 1 and summary.videos == 0
 
 
@@ -104,7 +111,9 @@ def test_film_that_cannot_be_made_is_reported_and_leaves_nothing(tmp_path: Path)
     assert [p.name for p in (tmp_path / "v").iterdir()] == ["episode-000000.mp4"]
 
 
-def test_an_encoder_that_fails_costs_one_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_an_encoder_that_fails_costs_one_video(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     record(Toy(hz=10), Script(), tmp_path / "a", Settings("toy", episodes=2), videos=False)
     made = []
 
@@ -130,7 +139,9 @@ def test_the_recorder_itself_never_loads_an_encoder(tmp_path: Path):
         assert record(Toy(hz=10), Script(), pathlib.Path(sys.argv[1]), Settings("toy", episodes=1)).videos == 1
         assert "av" not in sys.modules and "PIL" not in sys.modules
     """
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "a")], capture_output=True, text=True, timeout=600, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -97,13 +97,24 @@ def test_only_successes_stay_and_the_rest_is_counted(tmp_path: Path):
             assert (facts["task"], facts["device"], facts["language_instruction"]) == (TOY, "script", "reach the goal")
             assert facts["fps"] == 200 and facts["recorded_as"] == "demonstrations"
             assert facts["intervention_steps"] == facts["steps"] == len(log.trajectory_keys(number))
-            assert set(facts["versions"]) >= {"hilt", "gymnasium", "numpy"} and facts["options"] == {"hopeless": [0, 1, 2, 3]}
+            assert set(facts["versions"]) >= {"hilt", "gymnasium", "numpy"} and facts["options"] == {
+                "hopeless": [0, 1, 2, 3]
+            }
         steps = log.read(log.trajectory_keys(log.trajectories()[0]))
-        assert steps["terminated"].tolist() == [False] * (len(steps["rewards"]) - 1) + [True] and not steps["truncated"].any()
+        assert (
+            steps["terminated"].tolist() == [False] * (len(steps["rewards"]) - 1) + [True]
+            and not steps["truncated"].any()
+        )
         moved = points(log, log.trajectories()[0])
-        assert np.allclose(np.diff(moved, axis=0), 0.2 * steps["actions"], atol=1e-6), "the action recorded is the action executed"
+        assert np.allclose(np.diff(moved, axis=0), 0.2 * steps["actions"], atol=1e-6), (
+            "the action recorded is the action executed"
+        )
         times = steps["times"]
-        assert (times["observed"] <= times["sent"]).all() and (times["sent"] <= times["applied"]).all() and times["observed"][0] > 1.7e9
+        assert (
+            (times["observed"] <= times["sent"]).all()
+            and (times["sent"] <= times["applied"]).all()
+            and times["observed"][0] > 1.7e9
+        )
         assert (steps["policy_version"] == -1).all()
 
 
@@ -111,7 +122,9 @@ def test_record_keep_all_marks_failures(tmp_path: Path):
     summary, _ = session(tmp_path / "a", toy={"hopeless": [0, 1, 2, 3]}, episodes=8, keep="all")
     assert (summary.have, summary.episodes, summary.successes, summary.attempts) == (8, 8, 4, 8)
     with opened(tmp_path / "a") as log:
-        failed = {log.facts.about(number)["state"] for number in log.trajectories() if not log.facts.about(number)["success"]}
+        failed = {
+            log.facts.about(number)["state"] for number in log.trajectories() if not log.facts.about(number)["success"]
+        }
         assert failed == {0, 1, 2, 3}, "each initial state once, and those that are hopeless failed"
 
 
@@ -174,7 +187,11 @@ def test_an_episode_is_power_safe_when_it_is_reported(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"task": "tests.hil.toy:Other"}, ConfigError, "demonstrations of tests.hil.toy:Toy .* tests.hil.toy:Other .*--out"),
+        (
+            {"task": "tests.hil.toy:Other"},
+            ConfigError,
+            "demonstrations of tests.hil.toy:Toy .* tests.hil.toy:Other .*--out",
+        ),
         ({"toy": {"step_limit": 4}}, ConfigError, r"options \{\} and nested observations, and .* \{'step_limit': 4\}"),
         ({"successes_needed": 5}, ConfigError, "has demonstrations of .* labeled frames"),
         ({"split": "eval"}, UnknownNameError, "no split named 'eval'.* Known: test, train"),
@@ -184,7 +201,9 @@ def test_an_episode_is_power_safe_when_it_is_reported(tmp_path: Path, monkeypatc
         ({"episodes": 0}, ConfigError, "expected at least 1"),
     ],
 )
-def test_record_refuses_another_task_or_settings(tmp_path: Path, change: dict[str, Any], error: type[Exception], words: str):
+def test_record_refuses_another_task_or_settings(
+    tmp_path: Path, change: dict[str, Any], error: type[Exception], words: str
+):
     session(tmp_path / "a", episodes=1)
     with pytest.raises(error, match=words):
         session(tmp_path / "a", **change)
@@ -196,7 +215,13 @@ def test_an_arm_whose_settings_changed_is_refused_in_one_log(tmp_path: Path):
         def __init__(self, **changes: Any):
             super().__init__()
             camera = {"kind": "opencv", "source": "0", "deadline_seconds": 5.0}
-            self.settings = {"hz": 10.0, "action_scale": [0.03, 0.15], "limit_low": [0.0], "cameras": {"front": camera}, **changes}
+            self.settings = {
+                "hz": 10.0,
+                "action_scale": [0.03, 0.15],
+                "limit_low": [0.0],
+                "cameras": {"front": camera},
+                **changes,
+            }
 
     def recorded(episodes: int, **changes: Any) -> None:
         record(Arm(**changes), Script(), tmp_path / "a", Settings("robot/arm.yaml", episodes=episodes), videos=False)
@@ -208,7 +233,9 @@ def test_an_arm_whose_settings_changed_is_refused_in_one_log(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"cameras was .*'source': '0'.* and is \{\} now"):
         recorded(3, cameras={})
     with opened(tmp_path / "a") as log:
-        assert [log.facts.about(n)["settings"]["limit_low"] for n in log.trajectories()] == [[0.0], [0.1]], "each episode knows them all"
+        assert [log.facts.about(n)["settings"]["limit_low"] for n in log.trajectories()] == [[0.0], [0.1]], (
+            "each episode knows them all"
+        )
 
 
 def test_where_nothing_was_recorded_anything_may_be(tmp_path: Path):
@@ -224,7 +251,9 @@ def test_where_nothing_was_recorded_anything_may_be(tmp_path: Path):
     assert session(tmp_path / "a", Person("stop"))[0].episodes == 0
     other = Toy(step_limit=7)
     other.observation_space["images"].spaces["side"] = Box(0, 255, (8, 8, 3), np.uint8)
-    assert not record(other, Script(), tmp_path / "a", Settings(TOY, {"step_limit": 7}), stop=lambda: True, videos=False).episodes
+    assert not record(
+        other, Script(), tmp_path / "a", Settings(TOY, {"step_limit": 7}), stop=lambda: True, videos=False
+    ).episodes
     assert session(tmp_path / "a", toy={"step_limit": 8}, episodes=1)[0].have == 1
 
 
@@ -248,9 +277,14 @@ def test_a_person(tmp_path: Path):
     summary, watch = session(tmp_path / "a", person, episodes=2)
     assert [(r.dropped, r.steps) for r in watch.episodes] == [("no success", 4), ("", 5), ("stopped", 3)]
     assert summary.stopped and not summary.complete and summary.have == 1
-    assert summary.timing is not None and summary.timing["steps"] == summary.steps and summary.timing["nominal"] == 1 / 200
+    assert (
+        summary.timing is not None and summary.timing["steps"] == summary.steps and summary.timing["nominal"] == 1 / 200
+    )
     assert "p99" in summary.rate()
-    assert [status.message for status in person.shown[:2]] == ["0 of 2 recorded", "0 of 2 recorded. Take over to begin."]
+    assert [status.message for status in person.shown[:2]] == [
+        "0 of 2 recorded",
+        "0 of 2 recorded. Take over to begin.",
+    ]
     assert {status.instruction for status in person.shown} == {"reach the goal"}
     with opened(tmp_path / "a") as log:
         (number,) = log.trajectories()
@@ -362,7 +396,9 @@ def test_stop_from_outside_drops_the_running_episode(tmp_path: Path):
             self.reached = summary.attempts == 2 and summary.step == 1
 
     watch = Second()
-    summary = record(Toy(), Script(), tmp_path / "a", Settings(TOY), watch=watch, stop=lambda: watch.reached, videos=False)
+    summary = record(
+        Toy(), Script(), tmp_path / "a", Settings(TOY), watch=watch, stop=lambda: watch.reached, videos=False
+    )
     assert summary.stopped and (summary.have, summary.discarded) == (1, {"stopped": 1})
     assert (watch.episodes[1].dropped, watch.episodes[1].steps) == ("stopped", 1)
     with opened(tmp_path / "a") as log:
@@ -377,7 +413,9 @@ def test_record_reports_a_script_that_always_fails(tmp_path: Path):
 def test_an_environment_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its error comes at once, not after the videos; what was recorded before stays, and no half of an episode does."""
     popen = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen(["sleep", "3600"], **options))  # videos take long
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda command, **options: popen(["sleep", "3600"], **options)
+    )  # videos take long
     steps = []
 
     class Fails(Toy):
@@ -485,7 +523,13 @@ def test_a_plain_environment(tmp_path: Path):
     """Numbered states, words and a limit come from `as_task`, in Python as in the command."""
     env = gymnasium.make("Pendulum-v1", max_episode_steps=5)
     script = Script(expert=lambda env: lambda: np.array([0.5]))
-    record(env, script, tmp_path / "a", Settings("Pendulum-v1", episodes=2, keep="all", split="eval", states=[3, 4]), videos=False)
+    record(
+        env,
+        script,
+        tmp_path / "a",
+        Settings("Pendulum-v1", episodes=2, keep="all", split="eval", states=[3, 4]),
+        videos=False,
+    )
     with opened(tmp_path / "a") as log:
         assert [log.facts.about(number)["state"] for number in log.trajectories()] == [3, 4]
         assert log.facts.about(0)["language_instruction"] == "pendulum" and log.facts.about(0)["split"] == "eval"
@@ -532,7 +576,9 @@ def test_the_penalty_of_the_gripper_becomes_a_column(tmp_path: Path):
     record(Toy(penalty=True), Script(), tmp_path / "a", Settings(TOY, episodes=2), videos=False)
     record(Toy(penalty=True), Script(), tmp_path / "a", Settings(TOY, episodes=3), videos=False)
     with opened(tmp_path / "a") as log:
-        first, *others = [log.read(log.trajectory_keys(number), ["grasp_penalty"])["grasp_penalty"] for number in log.trajectories()]
+        first, *others = [
+            log.read(log.trajectory_keys(number), ["grasp_penalty"])["grasp_penalty"] for number in log.trajectories()
+        ]
         assert (first == 0).all()
         for penalty in others:
             assert np.allclose(penalty, -0.02 * np.arange(1, len(penalty) + 1))
@@ -576,7 +622,10 @@ def test_episodes_played_again_reach_the_recorded_states(tmp_path: Path):
         again = make(log.facts.about(log.trajectories()[0])["task"])
         for number in log.trajectories():
             furthest = replay_open_loop(log, number, again)
-            assert {path for path in furthest if "images" in path} == {"observations/images/front", "observations/images/wrist"}
+            assert {path for path in furthest if "images" in path} == {
+                "observations/images/front",
+                "observations/images/wrist",
+            }
             assert set(furthest.values()) == {0.0}, furthest
         keys = log.trajectory_keys(log.trajectories()[0])
         wrong = -log.read(keys[4:5], ["actions"])["actions"]
@@ -594,18 +643,26 @@ def test_observations_as_hil_serl_has_them(tmp_path: Path):
     assert record(env, Script(), tmp_path / "a", settings).videos == 1
     with opened(tmp_path / "a") as log:
         shapes = {path: spec.shape for path, spec in log.schema.columns.items() if path.startswith("observations")}
-        assert shapes == {"observations/state": (1, 19), "observations/front": (1, 64, 64, 3), "observations/wrist": (1, 64, 64, 3)}
+        assert shapes == {
+            "observations/state": (1, 19),
+            "observations/front": (1, 64, 64, 3),
+            "observations/wrist": (1, 64, 64, 3),
+        }
         steps = log.read(log.trajectory_keys(0), ["actions", "grasp_penalty", "observations/state"])
         assert np.allclose(np.unique(steps["grasp_penalty"]), [-0.02, 0]), "the gripper was told to close"
         assert np.allclose(steps["observations"]["state"][0, 0, 4:10], 0, atol=1e-6), "poses are relative to the first"
         assert len(log.trajectory_keys(0)) == log.facts.about(0)["intervention_steps"]
         assert replay_open_loop(log, 0, as_hil_serl(env))["observations/state"] < 1e-2
     env.close()
-    with pytest.raises(ConfigError, match=r"and hil-serl observations, and .* and nested observations were to be added"):
+    with pytest.raises(
+        ConfigError, match=r"and hil-serl observations, and .* and nested observations were to be added"
+    ):
         session(tmp_path / "a", task="tabletop/pick")
 
 
-@pytest.mark.parametrize("device", [None, Person(None, 1.0, 1.0, "success", None, 0.5, "success")], ids=["script", "person"])
+@pytest.mark.parametrize(
+    "device", [None, Person(None, 1.0, 1.0, "success", None, 0.5, "success")], ids=["script", "person"]
+)
 def test_demonstrations_become_hil_serl_files(tmp_path: Path, device: Device | None):
     session(tmp_path / "a", device, episodes=2)
     convert(tmp_path / "a" / "log", tmp_path / "out", to="hil-serl", exp_name="toy")
@@ -620,8 +677,14 @@ def test_labeled_frames_become_hil_serl_files(tmp_path: Path):
     person = Person(None, 1.0, "success", "success", None, 1.0, None, 1.0, "success", *[None] * 3)
     session(tmp_path / "a", person, successes_needed=3)
     convert(tmp_path / "a" / "log", tmp_path / "out", to="hil-serl", exp_name="toy")
-    good, bad = (sorted((tmp_path / "out" / "classifier_data").glob(f"toy_{name}_images_*.pkl")) for name in ("3_success", "failure"))
-    assert len(good) == len(bad) == 1 and sorted(p.name for p in (tmp_path / "out").iterdir()) == ["classifier_data", "hilt.json"]
+    good, bad = (
+        sorted((tmp_path / "out" / "classifier_data").glob(f"toy_{name}_images_*.pkl"))
+        for name in ("3_success", "failure")
+    )
+    assert len(good) == len(bad) == 1 and sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "classifier_data",
+        "hilt.json",
+    ]
     for (file,), label, steps in ((good, 1, 3), (bad, 0, 9)):
         episodes = list(open_dataset(file))
         assert sum(map(len, episodes)) == steps and all(episode.facts["success"] == bool(label) for episode in episodes)
@@ -638,4 +701,6 @@ def same_log(folder: Path, format: str) -> bool:
             steps = log.read(log.all().keys())
             order = np.argsort(steps["times"]["sent"])
             found.append({path: column[order] for path, column in flatten(steps).items()})
-        return found[0].keys() == found[1].keys() and all(np.array_equal(found[0][path], found[1][path]) for path in found[0])
+        return found[0].keys() == found[1].keys() and all(
+            np.array_equal(found[0][path], found[1][path]) for path in found[0]
+        )

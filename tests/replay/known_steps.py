@@ -102,7 +102,9 @@ def check_whole(keys: Array, shape: Array, present: list[int]) -> None:
     counts = dict(zip(*np.unique(np.array(present) >> OFFSET_BITS, return_counts=True), strict=True))
     for number, (steps, width) in zip((keys >> OFFSET_BITS).tolist(), shape.tolist(), strict=True):
         if width:
-            assert counts[number] == steps * width, f"trajectory {number} has {counts[number]} of its {steps * width} steps"
+            assert counts[number] == steps * width, (
+                f"trajectory {number} has {counts[number]} of its {steps * width} steps"
+            )
 
 
 def same(batch: dict[str, Any], expected: dict[str, Any], keys: Array, prefix: str = "") -> None:
@@ -112,7 +114,9 @@ def same(batch: dict[str, Any], expected: dict[str, Any], keys: Array, prefix: s
             same(batch[name], value, keys, f"{prefix}{name}/")
         elif not np.array_equal(batch[name], value):
             wrong = np.flatnonzero((batch[name] != value).reshape(len(keys), -1).any(axis=1))
-            raise AssertionError(f"{prefix}{name} is wrong in {len(wrong)} of {len(keys)} steps, first in {describe(int(keys[wrong[0]]))}")
+            raise AssertionError(
+                f"{prefix}{name} is wrong in {len(wrong)} of {len(keys)} steps, first in {describe(int(keys[wrong[0]]))}"
+            )
 
 
 def describe(key: int) -> str:

@@ -78,7 +78,9 @@ class Recorder(Files):
     def write(self, fd: int, data: Any, offset: int) -> None:
         with self._lock:
             super().write(fd, data, offset)
-            self.events.append(Event("write", file=self._of_fd[fd], data=bytes(memoryview(data).cast("B")), offset=offset))
+            self.events.append(
+                Event("write", file=self._of_fd[fd], data=bytes(memoryview(data).cast("B")), offset=offset)
+            )
 
     def write_all(self, fd: int, buffers: Sequence[Any], offset: int) -> None:
         for buffer in buffers:
@@ -119,7 +121,9 @@ class Recorder(Files):
             super().rename(source, target)
             for path in [p for p in self._number if p == source or source in p.parents]:
                 self._number[target / path.relative_to(source)] = self._number.pop(path)
-            self.events.append(Event("rename", source, target, file=-self._number[target] if folder else self._number[target]))
+            self.events.append(
+                Event("rename", source, target, file=-self._number[target] if folder else self._number[target])
+            )
 
     def remove(self, path: Path) -> None:
         with self._lock:
@@ -220,7 +224,9 @@ class Disk:
             folder = self._folders[-folder.now[name]]
         return folder
 
-    def _make(self, folder: _Folder, target: Path, kept: set[int], rng: np.random.Generator, made: dict[int, bytes]) -> None:
+    def _make(
+        self, folder: _Folder, target: Path, kept: set[int], rng: np.random.Generator, made: dict[int, bytes]
+    ) -> None:
         names = dict(folder.durable)
         for number, change in folder.pending:
             if number in kept:

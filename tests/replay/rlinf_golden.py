@@ -49,7 +49,10 @@ def nested(values: dict[str, Any]) -> dict[str, Any]:
 
 def trajectory_of(values: dict[str, Any]) -> Trajectory:
     tree = nested(values)
-    plain = {"max_episode_length": int(tree.pop("max_episode_length")), "model_weights_id": tree.pop("model_weights_id")}
+    plain = {
+        "max_episode_length": int(tree.pop("max_episode_length")),
+        "model_weights_id": tree.pop("model_weights_id"),
+    }
     return Trajectory(
         **plain,
         **to_torch({k: v for k, v in tree.items() if not isinstance(v, dict)}),
@@ -67,13 +70,21 @@ def builder_of(trajectory: Trajectory, epochs: int) -> EmbodiedRolloutResult:
         epoch = t // each
         if t % each == 0:
             builder.append_step_result(ChunkStepResult(**{name: getattr(trajectory, name)[t + epoch] for name in ends}))
-        fields = {name: getattr(trajectory, name)[t] for name in ("actions", "rewards", "prev_logprobs", "prev_values", "versions")}
+        fields = {
+            name: getattr(trajectory, name)[t]
+            for name in ("actions", "rewards", "prev_logprobs", "prev_values", "versions")
+        }
         inputs = {key: value[t] for key, value in trajectory.forward_inputs.items()}
         builder.append_step_result(
-            ChunkStepResult(**fields, forward_inputs=inputs, **{name: getattr(trajectory, name)[t + epoch + 1] for name in ends})
+            ChunkStepResult(
+                **fields, forward_inputs=inputs, **{name: getattr(trajectory, name)[t + epoch + 1] for name in ends}
+            )
         )
         builder.intervene_flags[-1] = trajectory.intervene_flags[t]  # type: ignore[index]
         builder.append_transitions(
-            *({**{k: v[t] for k, v in tree.items()}, "task_descriptions": ["x"]} for tree in (trajectory.curr_obs, trajectory.next_obs))
+            *(
+                {**{k: v[t] for k, v in tree.items()}, "task_descriptions": ["x"]}
+                for tree in (trajectory.curr_obs, trajectory.next_obs)
+            )
         )
     return builder

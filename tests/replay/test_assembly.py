@@ -24,7 +24,9 @@ from tests.replay.toy_steps import IMAGE, SCHEMA, check, new_log, numbers, obser
 END = st.sampled_from(["", "", "", "terminated", "truncated"])
 STEP = st.tuples(st.booleans(), END)  # whether there is a gap before it, and how it ends
 EPISODE = st.lists(STEP, min_size=1, max_size=7)
-WHOLE = st.integers(1, 5).flatmap(lambda length: st.lists(st.lists(STEP, min_size=length, max_size=length), min_size=1, max_size=3))
+WHOLE = st.integers(1, 5).flatmap(
+    lambda length: st.lists(st.lists(STEP, min_size=length, max_size=length), min_size=1, max_size=3)
+)
 RECORDED = st.lists(st.one_of(EPISODE, WHOLE), min_size=1, max_size=4)
 QUICK = settings(max_examples=rounds(12, 100), deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -43,7 +45,9 @@ class Model:
         now, made = self._number, []
         for gap, end in plan:
             now = now + 2 if gap else now
-            made.append(step(now, now + 1, terminated=end == "terminated", truncated=end == "truncated", policy_version=0))
+            made.append(
+                step(now, now + 1, terminated=end == "terminated", truncated=end == "truncated", policy_version=0)
+            )
             now += 1
         self._number = now
         return made
@@ -68,7 +72,11 @@ class Model:
         one, other = self.steps[key], key + self.width[key]
         if one["terminated"] or one["truncated"] or other not in self.steps:
             return None
-        return other if np.array_equal(one["next_observations"]["image"], self.steps[other]["observations"]["image"]) else None
+        return (
+            other
+            if np.array_equal(one["next_observations"]["image"], self.steps[other]["observations"]["image"])
+            else None
+        )
 
     def window(self, key: int, length: int) -> list[int]:
         keys = [key]
@@ -145,11 +153,21 @@ def test_n_step_of_hil_serl_columns(tmp_path: Path):
 def test_n_step_with_keys_and_out(tmp_path: Path):
     with new_log(tmp_path) as log:
         write(log, numbers(0, 6))
-        out = {"rewards": np.zeros(4, np.float32), "discounts": np.zeros(4, np.float32), "n_steps": np.zeros(4, np.int64)}
+        out = {
+            "rewards": np.zeros(4, np.float32),
+            "discounts": np.zeros(4, np.float32),
+            "n_steps": np.zeros(4, np.int64),
+        }
         out_obs = {"next_observations": {"image": np.zeros((4, *IMAGE), np.uint8)}}
         sampler = log.all().sampler(n_step=2, discount=1.0, seed=0)
         batch = sampler.sample(4, keys=["rewards", "next_observations"], out={**out, **out_obs})
-        assert set(flatten(batch)) == {"rewards", "discounts", "n_steps", "next_observations/image", "next_observations/state"}
+        assert set(flatten(batch)) == {
+            "rewards",
+            "discounts",
+            "n_steps",
+            "next_observations/image",
+            "next_observations/state",
+        }
         for name, array in out.items():
             assert batch[name] is array
         assert batch["next_observations"]["image"] is out_obs["next_observations"]["image"]
@@ -163,7 +181,9 @@ def test_n_step_needs_a_reward(tmp_path: Path):
     with new_log(tmp_path, Schema.declare({"observations": (np.float32, (2,)), "rewards": (np.float32, (2,))})) as log:
         with log.episode() as episode:
             episode.append({"observations": np.zeros(2, np.float32), "rewards": np.zeros(2, np.float32)})
-        with pytest.raises(SchemaError, match=r"rewards: n-step returns need a column with one number per step, got float32 \(2,\)"):
+        with pytest.raises(
+            SchemaError, match=r"rewards: n-step returns need a column with one number per step, got float32 \(2,\)"
+        ):
             log.all().sampler(n_step=2).sample(1)
     with new_log(tmp_path / "other", Schema.declare({"observations": (np.float32, (2,))})) as log:
         with log.episode() as episode:
@@ -196,7 +216,9 @@ def test_sequences(plans: list[Any], length: int, segment_bytes: int | None):
                 wanted = flatten(model.steps[window[t]]) if t < len(window) else None
                 for path, values in flat.items():
                     if path != "mask":
-                        assert np.array_equal(values[i, t], wanted[path] if wanted else np.zeros_like(values[i, t])), path
+                        assert np.array_equal(values[i, t], wanted[path] if wanted else np.zeros_like(values[i, t])), (
+                            path
+                        )
 
 
 def test_sequences_into_arrays(tmp_path: Path):
@@ -209,7 +231,9 @@ def test_sequences_into_arrays(tmp_path: Path):
         assert image[:, :, 5, 5, 0].tolist() == [[0, 1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 0]]
         assert mask.tolist() == [[True] * 3] * 3 + [[True, True, False]]
         for wrong in (np.zeros((3, 4, *IMAGE), np.uint8), np.zeros((12, *IMAGE), np.uint8)):  # as many elements
-            with pytest.raises(SchemaError, match=r"out\['observations/image'\]: expected contiguous uint8 \(4, 3, 20, 20, 3\)"):
+            with pytest.raises(
+                SchemaError, match=r"out\['observations/image'\]: expected contiguous uint8 \(4, 3, 20, 20, 3\)"
+            ):
                 sampler.sample(4, out={"observations": {"image": wrong}})
 
 
@@ -256,7 +280,9 @@ def test_stacked_frames_into_arrays_and_by_name(tmp_path: Path):
         assert set(flatten(batch)) == {"observations/state", "rewards"}
     with new_log(tmp_path / "other") as log:
         write(log, numbers(0, 2))
-        with pytest.raises(SchemaError, match="actions: only observations with a next observation can be stacked: observations/state, "):
+        with pytest.raises(
+            SchemaError, match="actions: only observations with a next observation can be stacked: observations/state, "
+        ):
             log.all().sampler(stack=(2, ["actions"])).sample(1)
 
 
@@ -279,8 +305,13 @@ def test_whole_episodes(tmp_path: Path):
                 wanted = flatten(step(number_of)) if t < lengths[number] else None
                 for path, values in flatten(batch).items():
                     if path != "mask":
-                        assert np.array_equal(values[i, t], wanted[path] if wanted else np.zeros_like(values[i, t])), path
-        with pytest.raises(ConfigError, match="out= cannot be used with whole episodes: their length is not known before they are drawn"):
+                        assert np.array_equal(values[i, t], wanted[path] if wanted else np.zeros_like(values[i, t])), (
+                            path
+                        )
+        with pytest.raises(
+            ConfigError,
+            match="out= cannot be used with whole episodes: their length is not known before they are drawn",
+        ):
             log.all().sampler(episodes=True).sample(1, out={"rewards": np.zeros((1, 5), np.float32)})
 
 
@@ -318,5 +349,7 @@ def test_chains_end_where_steps_were_evicted(tmp_path: Path):
         assert oldest > 0
         for i, number in enumerate((batch.steps & 0xFFFFFFFF).tolist()):
             wanted = [max(oldest, number - back) for back in (2, 1, 0)]
-            assert np.array_equal(batch["observations"]["image"][i], np.stack([observation(n)["image"] for n in wanted]))
+            assert np.array_equal(
+                batch["observations"]["image"][i], np.stack([observation(n)["image"] for n in wanted])
+            )
         running.end()

@@ -21,7 +21,9 @@ def test_batch_memory_is_reused_only_without_references() -> None:
     third = memory.empty((3, 1 << 18), np.dtype(np.float32))
     assert third.shape == (3, 1 << 18) and third.dtype == np.float32
     assert third.__array_interface__["data"] == place, "a block that is large enough"
-    assert memory.empty((1, 1 << 20), np.dtype(np.uint8)).__array_interface__["data"] != kept.__array_interface__["data"]
+    assert (
+        memory.empty((1, 1 << 20), np.dtype(np.uint8)).__array_interface__["data"] != kept.__array_interface__["data"]
+    )
 
 
 def test_a_block_that_is_far_too_large_is_not_taken_and_few_are_kept() -> None:

@@ -25,7 +25,8 @@ def test_items_come_out_in_the_order_they_went_in() -> None:
 
 def test_a_wait_for_an_item_ends() -> None:
     with pytest.raises(
-        DeadlineError, match=r"channel 'rollouts': waited 0\.05 s for an item, and 0 items .* Check that the other side is alive"
+        DeadlineError,
+        match=r"channel 'rollouts': waited 0\.05 s for an item, and 0 items .* Check that the other side is alive",
     ):
         Channel(name="rollouts").get(timeout=0.05)
 
@@ -83,7 +84,10 @@ def test_closing_wakes_everyone_who_waits(deed: str) -> None:
     if deed == "put":
         channel.put(0)
     with ThreadPoolExecutor(3) as pool:
-        waiting = [pool.submit(channel.put, 1, timeout=60) if deed == "put" else pool.submit(channel.get, timeout=60) for _ in range(3)]
+        waiting = [
+            pool.submit(channel.put, 1, timeout=60) if deed == "put" else pool.submit(channel.get, timeout=60)
+            for _ in range(3)
+        ]
         time.sleep(0.05)
         channel.close()
         for future in waiting:

@@ -18,7 +18,9 @@ from tests.replay.toy_steps import new_log, numbers, write
 CODECS = {"observations/image": "zlib"}
 
 
-def test_compressor_in_a_forked_process_has_no_threads_and_the_lock_of_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_compressor_in_a_forked_process_has_no_threads_and_the_lock_of_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """The process is forked while a thread compresses. Waiting for it in the child would be waiting for a thread that is not there."""
     begun, may_end, real = threading.Event(), threading.Event(), Segment.compress
 
@@ -36,7 +38,9 @@ def test_compressor_in_a_forked_process_has_no_threads_and_the_lock_of_its_log(t
         if child == 0:
             try:
                 log.compress()
-                same = log._compressor._lock is log.lock and log.read(log.all().keys())["rewards"].tolist() == list(range(10))
+                same = log._compressor._lock is log.lock and log.read(log.all().keys())["rewards"].tolist() == list(
+                    range(10)
+                )
                 os._exit(0 if same else 2)
             finally:
                 os._exit(1)

@@ -42,7 +42,9 @@ def check_sequences(batch: Any) -> int:
     assert (np.where(mask, t - np.arange(mask.shape[1]), t[:, :1]) == t[:, :1]).all()
     assert not batch["terminated"][:, :-1][mask[:, 1:]].any()
     for name, wanted in inside.items():
-        parts = [(batch[name], wanted)] if not isinstance(wanted, dict) else [(batch[name][k], wanted[k]) for k in wanted]
+        parts = (
+            [(batch[name], wanted)] if not isinstance(wanted, dict) else [(batch[name][k], wanted[k]) for k in wanted]
+        )
         for got, right in parts:
             assert np.array_equal(got[mask], np.asarray(right)[mask]), name
             assert not got[~mask].any(), name
@@ -89,7 +91,9 @@ class Bench:
 
         self._threads.append(threading.Thread(target=run, name=name))
 
-    def run(self, seconds: float, enough: Callable[[], bool] = lambda: True, wake: Callable[[], None] = lambda: None) -> None:
+    def run(
+        self, seconds: float, enough: Callable[[], bool] = lambda: True, wake: Callable[[], None] = lambda: None
+    ) -> None:
         """For some seconds, and until there was enough of it: on a busy machine that takes longer."""
         for thread in self._threads:
             thread.start()
@@ -163,7 +167,9 @@ def sampler_of(log: Log, kind: str) -> Callable[[int], int]:
 def run(log: Log, seconds: float, enough: Callable[[], bool] = lambda: True) -> Bench:
     log.add(trajectory(0, 12, 4))
     bench = Bench()
-    for who, make in enumerate([inserter_of_steps, inserter_of_steps, inserter_of_trajectories, inserter_of_trajectories]):
+    for who, make in enumerate(
+        [inserter_of_steps, inserter_of_steps, inserter_of_trajectories, inserter_of_trajectories]
+    ):
         bench.work(f"inserter {who}", make(log, who))
     for kind in ("uniform", "prioritized", "sequences", "returns"):
         bench.work(kind, sampler_of(log, kind))
@@ -193,7 +199,9 @@ def test_writers_and_samplers_side_by_side(tmp_path: Path, counted: Callable[[st
         bench = run(log, rounds(2.0, 30.0), enough)
         stats = log.stats()
         counts = ", ".join(f"{name} {n}" for name, n in bench.counts.items())
-        counted(f"{counts}; evicted {stats['evicted']}, segments deleted {stats['segments_deleted']}, trajectories {stats['trajectories']}")
+        counted(
+            f"{counts}; evicted {stats['evicted']}, segments deleted {stats['segments_deleted']}, trajectories {stats['trajectories']}"
+        )
 
 
 @pytest.mark.parametrize(
@@ -206,7 +214,9 @@ def test_writers_and_samplers_side_by_side(tmp_path: Path, counted: Callable[[st
     ],
     ids=["compressed", "bounded map", "by bytes", "synced"],
 )
-def test_writers_and_samplers_side_by_side_with(tmp_path: Path, settings: dict[str, Any], counted: Callable[[str], None]):
+def test_writers_and_samplers_side_by_side_with(
+    tmp_path: Path, settings: dict[str, Any], counted: Callable[[str], None]
+):
     with make_log(tmp_path / "log", **{"capacity_steps": 1000, "durability": "never", **settings}) as log:
         bench = run(log, rounds(0.5, 5.0))
         counted(", ".join(f"{name} {n}" for name, n in bench.counts.items()))
@@ -230,7 +240,11 @@ def test_limited(tmp_path: Path):
             bench.work(f"sampler {who}", sample)
         bench.run(rounds(0.5, 5.0), lambda: log.stats()["inserted"] > 40 and log.stats()["sampled"] > 40, limiter.close)
         stats, counts = log.stats(), limiter.stats()
-        assert (counts["inserts"], counts["samples"], counts["size"]) == (stats["inserted"], stats["sampled"], stats["steps"])
+        assert (counts["inserts"], counts["samples"], counts["size"]) == (
+            stats["inserted"],
+            stats["sampled"],
+            stats["steps"],
+        )
 
 
 @pytest.mark.parametrize("chained", [False, True])

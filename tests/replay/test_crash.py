@@ -20,7 +20,17 @@ from hilt.replay import Log
 from hilt.replay.key_ranges import key_of
 from hilt.replay.retention import Retention
 from tests.effort import rounds, some_of
-from tests.replay.known_steps import IMAGE, SEGMENT_BYTES, SPACING, all_keys, check_contents, columns, describe, make_log, trajectory
+from tests.replay.known_steps import (
+    IMAGE,
+    SEGMENT_BYTES,
+    SPACING,
+    all_keys,
+    check_contents,
+    columns,
+    describe,
+    make_log,
+    trajectory,
+)
 from tests.replay.writers import DEADLINE_S, NEVER, PLACES, Writer, add_forever, write_forever, write_once
 
 KILLS = rounds(30, 120)
@@ -92,7 +102,9 @@ def test_killed_at_random_moments(memory_path: Path, counted: Callable[[str], No
         assert not writer.failures()
         fresh = promises.take(writer.reports)
         outcome["killed while opening" if ("opened",) not in writer.reports else "killed while writing"] += 1
-        look_at = fresh | set(rng.choice(list(promises.steps), size=min(100, len(promises.steps))).tolist() if promises.steps else ())
+        look_at = fresh | set(
+            rng.choice(list(promises.steps), size=min(100, len(promises.steps))).tolist() if promises.steps else ()
+        )
         with Log.open(folder, "r") as log:
             extra = check_after_kill(promises, log, look_at | unpromised(log, promises))
         if rng.random() < 0.5:  # else the next writer has to mend it
@@ -109,7 +121,9 @@ def test_killed_at_random_moments(memory_path: Path, counted: Callable[[str], No
         assert promises.check(log) == []
         assert log.damage() == []
         outcome["segments"] = len(log.segments)
-    counted(f"{KILLS} kills, {len(promises.steps)} steps and {len(promises.facts)} facts promised, none lost; {dict(outcome)}")
+    counted(
+        f"{KILLS} kills, {len(promises.steps)} steps and {len(promises.facts)} facts promised, none lost; {dict(outcome)}"
+    )
     assert outcome["killed while writing"] >= KILLS // 2
 
 
@@ -135,7 +149,9 @@ def test_killed_at_random_moments_while_old_trajectories_go(memory_path: Path, c
                 assert len(present) > capacity - 16 or not gone, f"{gone} steps are gone, only {len(present)} are left"
                 assert len(present) <= capacity + (16 if mode == "r" else 0)
                 promises.steps.update({key: (0, 0) for key in present - set(promises.steps)})
-    counted(f"{KILLS // 3} kills, {len(promises.steps)} steps written, {len(present)} left; nothing lost but the oldest")
+    counted(
+        f"{KILLS // 3} kills, {len(promises.steps)} steps written, {len(present)} left; nothing lost but the oldest"
+    )
     assert gone > 100
 
 
@@ -179,7 +195,9 @@ def test_killed_before_each_system_call(place: str, memory_path: Path, counted: 
     assert 2 * len(killed) >= len(places), f"killed at calls {killed} of {len(calls)}, and {places} were wanted"
     places = killed
     kinds = Counter(calls[number].removeprefix("second half of ").split()[0] for number in places)
-    counted(f"killed before {len(places)} of {len(calls)} calls: {', '.join(f'{n} {kind}' for kind, n in kinds.most_common())}")
+    counted(
+        f"killed before {len(places)} of {len(calls)} calls: {', '.join(f'{n} {kind}' for kind, n in kinds.most_common())}"
+    )
     print("\n".join(f"{place}: {call}" for call in calls))
 
 
@@ -193,7 +211,9 @@ def prepare(place: str, template: Path) -> list[Any]:
         log.annotate(number, tag=5)
         reports: list[Any] = [("trajectory", number, 100 * SPACING, 3, 2), ("fact", number, 5)]
         if place.startswith("open"):
-            reports += [("trajectory", log.add(trajectory(s * SPACING, 4, 3)), s * SPACING, 4, 3) for s in range(101, 104)]
+            reports += [
+                ("trajectory", log.add(trajectory(s * SPACING, 4, 3)), s * SPACING, 4, 3) for s in range(101, 104)
+            ]
         if place == "open a log with many old facts":
             for i in range(1200):
                 log.facts.annotate(reports[-2][1], {"old": i})

@@ -117,7 +117,9 @@ def path_of(kind: str, pristine: Pristine) -> str:
 
 
 def test_the_kinds_are_all_there_are(pristine: Pristine):
-    assert {path_of(kind, pristine).rpartition("/")[2] for kind in KINDS} == {path.rpartition("/")[2] for path in pristine.files()}
+    assert {path_of(kind, pristine).rpartition("/")[2] for kind in KINDS} == {
+        path.rpartition("/")[2] for path in pristine.files()
+    }
     with Log.open(pristine.folder, "r") as log:
         assert set(check_contents(log, whole=False)) == pristine.keys
         assert len(log.damage()) == log.stats()["corrupt"] == len(pristine.quarantined)
@@ -208,7 +210,10 @@ def keys_of(log: Log, segment: int, first: int, rows: int) -> list[int]:
     keys = []
     for entry in log.index.entries[log.index.entries["segment"] == segment]:
         start = int(entry["at"]) % next(s.room for s in log.segments if s.number == segment)
-        keys += [int(entry["key"]) + row - start for row in range(max(start, first), min(start + int(entry["steps"]), first + rows))]
+        keys += [
+            int(entry["key"]) + row - start
+            for row in range(max(start, first), min(start + int(entry["steps"]), first + rows))
+        ]
     return keys
 
 
@@ -226,9 +231,13 @@ def test_a_flipped_bit_in_the_settings(pristine: Pristine, tmp_path: Path):
         assert set(check_contents(log, whole=False)) == pristine.keys
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith(("header", "seal", "extents", "quarantine"))])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind.startswith(("header", "seal", "extents", "quarantine"))]
+)
 @pytest.mark.parametrize("how", ["missing", "empty", "garbage"])
-def test_a_small_file_is_rebuilt(kind: str, how: str, pristine: Pristine, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_small_file_is_rebuilt(
+    kind: str, how: str, pristine: Pristine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     folder, file = pristine.copy(tmp_path / "log"), path_of(kind, pristine)
     if how == "missing":
         (folder / file).unlink()
@@ -263,7 +272,12 @@ def test_a_cut_or_missing_data_file(kind: str, how: str, pristine: Pristine, tmp
     path.unlink() if how == "missing" else os.truncate(path, 0 if how == "empty" else path.stat().st_size // 2)
     segment = path.parent.name
     with Log.open(pristine.folder, "r") as log:
-        mine = {int(e["key"]) + i for e in log.index.entries if int(e["segment"]) == int(segment) for i in range(int(e["steps"]))}
+        mine = {
+            int(e["key"]) + i
+            for e in log.index.entries
+            if int(e["segment"]) == int(segment)
+            for i in range(int(e["steps"]))
+        }
     for mode in ("r", "a", "a"):
         with Log.open(folder, mode) as log:  # type: ignore[arg-type]
             present = set(check_contents(log, whole=False))
@@ -282,7 +296,11 @@ def test_unreadable_segment_is_set_aside(pristine: Pristine, tmp_path: Path, cap
     with Log.open(folder, "r") as log:
         assert log.recovery.set_aside == [segment]
         seen = set(check_contents(log, whole=False))
-        assert log.stats()["corrupt"] == len(pristine.quarantined) + 12 == len(pristine.quarantined) + len(pristine.keys - seen)
+        assert (
+            log.stats()["corrupt"]
+            == len(pristine.quarantined) + 12
+            == len(pristine.quarantined) + len(pristine.keys - seen)
+        )
         log.refresh()
         assert set(all_keys(log)) == seen
     assert (folder / "segments" / segment).exists(), "a reader changes nothing"
@@ -339,7 +357,9 @@ def test_only_the_steps_of_a_damaged_frame_are_lost(tmp_path: Path):
     with Log.open(folder) as log:
         assert [key & 0xFFFFFFFF for key in check_contents(log)] == [0, 1, 2, 5, 6, 7]
         assert log.recovery.corrupt_steps == 2
-        assert [d.what for d in log.quarantine.list()] == 2 * ["observations.image.frames: frame 4 does not have its checksum"]
+        assert [d.what for d in log.quarantine.list()] == 2 * [
+            "observations.image.frames: frame 4 does not have its checksum"
+        ]
         sequences = log.all().sampler(sequence_length=8, seed=0).sample(64)
         assert sequences["mask"].sum(axis=1).max() == 3, "a window never crosses the gap"
 
@@ -479,7 +499,9 @@ def test_a_newer_segment_is_refused_and_not_set_aside(pristine: Pristine, tmp_pa
     assert header.exists()
 
 
-@pytest.mark.parametrize("text", [b"", b"{}", b"[]", b"\x00" * 50, b'{"format": 1}', json.dumps({"format": 1, "schemas": []}).encode()])
+@pytest.mark.parametrize(
+    "text", [b"", b"{}", b"[]", b"\x00" * 50, b'{"format": 1}', json.dumps({"format": 1, "schemas": []}).encode()]
+)
 def test_a_foreign_log_json_is_refused(text: bytes, tmp_path: Path):
     (tmp_path / "log.json").write_bytes(text)
     with pytest.raises(CorruptError, match=r"log\.json: "):
@@ -489,7 +511,9 @@ def test_a_foreign_log_json_is_refused(text: bytes, tmp_path: Path):
 def test_opening_what_is_no_log_is_refused(tmp_path: Path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("x")
-    with pytest.raises(FormatError, match=r"folder: not a Hilt log \(no log.json in it\). Give the folder that Log.create made"):
+    with pytest.raises(
+        FormatError, match=r"folder: not a Hilt log \(no log.json in it\). Give the folder that Log.create made"
+    ):
         Log.open(tmp_path / "folder")
     with pytest.raises(StorageError, match="file: Not a directory"):
         Log.open(tmp_path / "file")
@@ -506,7 +530,9 @@ def test_reading_a_damaged_compressed_frame_is_an_error(pristine: Pristine, tmp_
     path.write_bytes(raw)
     with Log.open(folder, "r") as log:
         entry = next(e for e in log.index.entries if int(e["segment"]) == int(segment) and e["steps"] == 12)
-        with pytest.raises(CorruptError, match=r"frame 0 of observations/image does not decompress .*; run: hilt data repair"):
+        with pytest.raises(
+            CorruptError, match=r"frame 0 of observations/image does not decompress .*; run: hilt data repair"
+        ):
             log.read(np.array([int(entry["key"])]), columns=["observations"])
         rest = [int(entry["key"]) + i for i in range(8, 12)]
         check_contents(log, rest)
@@ -524,7 +550,9 @@ def test_a_sealed_segment_lists_no_row_twice(pristine: Pristine):
 
 
 @pytest.mark.parametrize("verify_reads", ["always", "sampled"])
-def test_no_flipped_bit_gives_a_wrong_batch(verify_reads: str, pristine: Pristine, memory_path: Path, counted: Callable[[str], None]):
+def test_no_flipped_bit_gives_a_wrong_batch(
+    verify_reads: str, pristine: Pristine, memory_path: Path, counted: Callable[[str], None]
+):
     """Read without a look at the rest: a damaged row is an error, and so is a damaged frame, at once or after some batches."""
     rng, errors = np.random.default_rng(5), 0
     for kind in ("rows of a sealed segment", "rows of a compressed segment", "raw frames", "compressed frames"):

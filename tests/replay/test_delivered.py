@@ -26,10 +26,14 @@ CUTS = int(os.environ.get("HILT_POWER_CUTS", rounds(12, 100)))
 
 
 def new(path: Path, **settings: Any) -> Log:
-    return Log.create(path, SCHEMA, **{"durability": "never", "segment_bytes": 4 * SCHEMA.layout.step_bytes, **settings})
+    return Log.create(
+        path, SCHEMA, **{"durability": "never", "segment_bytes": 4 * SCHEMA.layout.step_bytes, **settings}
+    )
 
 
-def send(log: Log, numbers: Any, sender: Any = A, length: int = 5, chains: RunningEpisodes | None = None) -> RunningEpisodes:
+def send(
+    log: Log, numbers: Any, sender: Any = A, length: int = 5, chains: RunningEpisodes | None = None
+) -> RunningEpisodes:
     """Steps with these numbers; every `length` of them are an episode."""
     chains = chains or RunningEpisodes(log)
     for n in numbers:
@@ -156,7 +160,9 @@ def test_a_writer_that_was_killed(tmp_path: Path):
 
 
 @pytest.mark.parametrize("durability", ["every step", "every episode", "at most 5 ms", "never"])
-def test_power_cuts(durability: str, memory_path: Path, counted: Callable[[str], None], monkeypatch: pytest.MonkeyPatch):
+def test_power_cuts(
+    durability: str, memory_path: Path, counted: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+):
     """Two senders; the power is cut at any moment; whatever the log does not say it has is sent again. In the end everything is there
     once, but for what a full log had let go of."""
     root = memory_path / "disk"

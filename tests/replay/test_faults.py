@@ -38,7 +38,18 @@ from hilt.replay import Log, Schema
 from hilt.replay.key_ranges import key_of
 from hilt.replay.maintenance.repair import verify
 from tests.effort import rounds
-from tests.replay.known_steps import IMAGE, SCHEMA, SPACING, all_keys, check_contents, columns, length, make_log, same, trajectory
+from tests.replay.known_steps import (
+    IMAGE,
+    SCHEMA,
+    SPACING,
+    all_keys,
+    check_contents,
+    columns,
+    length,
+    make_log,
+    same,
+    trajectory,
+)
 from tests.replay.writers import DEADLINE_S, Writer
 
 ROOT = os.geteuid() == 0
@@ -66,7 +77,13 @@ class Promised:
 
     def everything(self) -> None:
         """Steps, trajectories that fit a segment and that do not, and facts; what finds no room is counted."""
-        actions: list[Callable[[], None]] = [*3 * [self.step], self.trajectory, self.step, lambda: self.trajectory(5, 4), self.fact]
+        actions: list[Callable[[], None]] = [
+            *3 * [self.step],
+            self.trajectory,
+            self.step,
+            lambda: self.trajectory(5, 4),
+            self.fact,
+        ]
         for action in actions:
             try:
                 action()
@@ -87,7 +104,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 400 kB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    if not ROOT or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)], capture_output=True).returncode:
+    if (
+        not ROOT
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)], capture_output=True
+        ).returncode
+    ):
         pytest.skip("mounting a small disk needs root; test_no_room_at_any_call covers the same in another way")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
@@ -356,7 +378,9 @@ def test_a_read_only_file_system(small_disk: Path):
     with make_log(small_disk / "log") as log:
         log.add(trajectory(0, 4, 3))
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    with pytest.raises(StorageError, match=r"Read-only file system\. The file system is read-only: choose another folder"):
+    with pytest.raises(
+        StorageError, match=r"Read-only file system\. The file system is read-only: choose another folder"
+    ):
         Log.open(small_disk / "log")
     with pytest.raises(StorageError, match="The file system is read-only: choose another folder"):
         make_log(small_disk / "other")
@@ -366,7 +390,9 @@ def test_a_read_only_file_system(small_disk: Path):
 
 def test_a_folder_with_other_things_in_it(tmp_path: Path):
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(ConfigError, match=r"expected a new or empty folder, got one that holds thesis\.tex\. Choose another path"):
+    with pytest.raises(
+        ConfigError, match=r"expected a new or empty folder, got one that holds thesis\.tex\. Choose another path"
+    ):
         make_log(tmp_path)
     make_log(tmp_path / "log").close()
     with pytest.raises(ConfigError, match=r"a log is there already; open it with Log\.open\('.*/log'\)"):
@@ -511,7 +537,9 @@ def append_and_evict(pipe: Connection, folder: Path, seconds: float) -> None:
             rng, end, seed = np.random.default_rng(0), time.monotonic() + seconds, 0
             episode, episode_seed = log.episode(), 0
             pipe.send(("writing",))
-            while time.monotonic() < end or (seed < 300 * SPACING and time.monotonic() < end + 40):  # likewise, some 1,300 steps
+            while time.monotonic() < end or (
+                seed < 300 * SPACING and time.monotonic() < end + 40
+            ):  # likewise, some 1,300 steps
                 seed += SPACING
                 if rng.random() < 0.3:
                     number = log.add(trajectory(seed, 4, 3))
@@ -534,7 +562,9 @@ def sample_and_check(pipe: Connection, folder: Path, seconds: float, seed: int) 
         end, batches, seen = time.monotonic() + seconds, 0, 0
         with Log.open(folder, "r", cache_bytes=None if seed else 200_000) as log:
             sampler = log.all().sampler(seed=seed)
-            while time.monotonic() < end or (batches <= 20 and time.monotonic() < end + 30):  # on a machine that stands still
+            while time.monotonic() < end or (
+                batches <= 20 and time.monotonic() < end + 30
+            ):  # on a machine that stands still
                 log.refresh()
                 keys = all_keys(log)
                 assert len(keys) == len(set(keys)) == len(log)
@@ -558,7 +588,9 @@ def check_batch(batch: Any) -> None:
 
 
 @pytest.mark.parametrize("compression", ["raw", "zlib"])
-def test_readers_beside_a_writer_that_appends_evicts_and_compresses(compression: str, tmp_path: Path, counted: Callable[[str], None]):
+def test_readers_beside_a_writer_that_appends_evicts_and_compresses(
+    compression: str, tmp_path: Path, counted: Callable[[str], None]
+):
     """Every field of every batch is right, no key is there twice, and readers come after the writer."""
     settings = {"compression": {IMAGE: "zlib"}} if compression == "zlib" else {}
     make_log(tmp_path / "log", capacity_steps=300, durability="never", **settings).close()
@@ -572,7 +604,9 @@ def test_readers_beside_a_writer_that_appends_evicts_and_compresses(compression:
     _, inserted, evicted, deleted = writer.reports[-1]
     assert inserted > 500 and evicted > 200 and deleted > 10
     assert all(reader.reports[-1][1] > 20 for reader in readers), [reader.reports for reader in readers]
-    counted(f"{inserted} steps in, {evicted} evicted, {deleted} segments deleted; batches checked {[r.reports[-1][1] for r in readers]}")
+    counted(
+        f"{inserted} steps in, {evicted} evicted, {deleted} segments deleted; batches checked {[r.reports[-1][1] for r in readers]}"
+    )
 
 
 def test_a_reader_follows_everything_a_writer_does(tmp_path: Path):
@@ -663,13 +697,19 @@ def test_a_log_opened_for_reading_is_not_written_to(tmp_path: Path):
         number = log.add(trajectory(0, 2, 1))
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "log").rglob("*")}
     with Log.open(tmp_path / "log", "r") as log:
-        add, annotate, delete = lambda: log.add(trajectory(SPACING, 2, 1)), lambda: log.annotate(number, a=1), lambda: log.delete(number)
+        add, annotate, delete = (
+            lambda: log.add(trajectory(SPACING, 2, 1)),
+            lambda: log.annotate(number, a=1),
+            lambda: log.delete(number),
+        )
         for action in (add, annotate, delete, log.episode):
             with pytest.raises(ReadOnlyError, match=r"log: opened for reading; open it with mode='a' to write"):
                 action()
         check_contents(log)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "log").rglob("*")} == before
-    with pytest.raises(ConfigError, match="capacity_steps: a log that is opened for reading keeps its settings; open it with mode='a'"):
+    with pytest.raises(
+        ConfigError, match="capacity_steps: a log that is opened for reading keeps its settings; open it with mode='a'"
+    ):
         Log.open(tmp_path / "log", "r", capacity_steps=5)
     with pytest.raises(ConfigError, match="mode 'w': expected 'r' to read or 'a' to append"):
         Log.open(tmp_path / "log", "w")  # type: ignore[arg-type]
@@ -780,20 +820,32 @@ BAD_STEPS = {
         MissingFieldError,
         r"observations/state: expected float32 \(3,\), got nothing.* Add this field",
     ),
-    "missing subtree": (changed(observations=None), MissingFieldError, r"observations/image: expected uint8 \(32, 32, 3\), got nothing"),
+    "missing subtree": (
+        changed(observations=None),
+        MissingFieldError,
+        r"observations/image: expected uint8 \(32, 32, 3\), got nothing",
+    ),
     "extra": (
         changed(reward=np.float32(1)),
         SchemaError,
         r"reward: not a field of this schema; did you mean 'rewards'\? Remove it or declare it",
     ),
-    "extra inside": (changed(observations__depth=np.zeros(4)), SchemaError, r"observations/depth: not a field of this schema"),
+    "extra inside": (
+        changed(observations__depth=np.zeros(4)),
+        SchemaError,
+        r"observations/depth: not a field of this schema",
+    ),
     "nan": (
         changed(observations__state=np.array([0, np.nan, 0], np.float32)),
         SchemaError,
         r"observations/state: expected finite numbers, got nan at \(1,\)",
     ),
     "infinite": (changed(rewards=np.float32(np.inf)), SchemaError, r"rewards: expected finite numbers, got inf"),
-    "a mapping": (changed(actions={"arm": np.zeros(2)}), SchemaError, r"actions: expected float32 \(2,\), got a mapping with arm"),
+    "a mapping": (
+        changed(actions={"arm": np.zeros(2)}),
+        SchemaError,
+        r"actions: expected float32 \(2,\), got a mapping with arm",
+    ),
     "text": (changed(actions="left"), SchemaError, r"actions: expected float32 \(2,\), got"),
 }
 
@@ -824,13 +876,18 @@ def _batched(value: Any) -> Any:
 def test_a_bad_trajectory_is_refused_by_name(tmp_path: Path):
     with make_log(tmp_path / "log", schema=FINITE) as log:
         good = {name: _batched(value) for name, value in good_step().items()}
-        with pytest.raises(SchemaError, match=r"actions: expected leading axes \(3, 2\) as observations/image has, got \(3, 1\)"):
+        with pytest.raises(
+            SchemaError, match=r"actions: expected leading axes \(3, 2\) as observations/image has, got \(3, 1\)"
+        ):
             log.add({**good, "actions": good["actions"][:, :1]})
         with pytest.raises(SchemaError, match="a trajectory needs at least one step, got T=0 and B=2"):
             log.add({name: _first(value, 0) for name, value in good.items()})
         late = np.array(good["rewards"])
         late[2, 1] = np.nan
-        with pytest.raises(SchemaError, match=r"rewards: expected finite numbers, got nan at \(2, 1\)\. Drop this step or mend its source"):
+        with pytest.raises(
+            SchemaError,
+            match=r"rewards: expected finite numbers, got nan at \(2, 1\)\. Drop this step or mend its source",
+        ):
             log.add({**good, "rewards": late})
         log.add(good)
         assert len(log) == 6 and log.stats()["rejected"] >= 2

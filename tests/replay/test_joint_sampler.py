@@ -28,7 +28,9 @@ def logs(tmp_path: Path) -> Any:
 
 def joint(logs: tuple[Log, Log], seed: Any = 0, **options: Any) -> JointSampler:
     demos, online = logs
-    return JointSampler({"shown": demos.all().sampler(**options), "human": online.by_source("human").sampler(**options)}, seed)
+    return JointSampler(
+        {"shown": demos.all().sampler(**options), "human": online.by_source("human").sampler(**options)}, seed
+    )
 
 
 def drawn(sampler: Any, n: int) -> list[int]:
@@ -49,14 +51,20 @@ def test_the_draws_are_those_of_one_view_in_the_order_in_which_they_were_drawn(l
         check(batch, i, step(place if place < 20 else place + 90, source=2 if place < 20 else 1))
     assert batch.counts == {"shown": int((places < 20).sum()), "human": int((places >= 20).sum())}
     keys = np.r_[logs[0].all().keys(), logs[1].by_source("human").keys()]
-    assert np.array_equal(batch.steps, keys[places]) and np.allclose(batch.probabilities, 1 / 50) and (batch.weights == 1).all()
+    assert (
+        np.array_equal(batch.steps, keys[places])
+        and np.allclose(batch.probabilities, 1 / 50)
+        and (batch.weights == 1).all()
+    )
 
 
 def test_joint_elements_follow_the_sources(logs: tuple[Log, Log]):
     batch = joint(logs, n_step=3, discount=1.0).sample(32)
     assert set(batch["n_steps"]) <= {1, 2, 3} and batch["discounts"].shape == (32,)
     first = batch["observations"]["state"][:, 0]
-    assert np.array_equal(batch["rewards"], first * batch["n_steps"] + [{1: 0, 2: 1, 3: 3}[n] for n in batch["n_steps"].tolist()])
+    assert np.array_equal(
+        batch["rewards"], first * batch["n_steps"] + [{1: 0, 2: 1, 3: 3}[n] for n in batch["n_steps"].tolist()]
+    )
 
 
 def test_a_mix_of_a_joint_sampler(logs: tuple[Log, Log]):
@@ -99,9 +107,13 @@ def test_joint_refuses_incompatible_sources(logs: tuple[Log, Log]):
     with pytest.raises(ConfigError, match="a joint sampler needs at least one source"):
         JointSampler({})
     for options in ({"how": "fifo"}, {"replace": False}, {"limiter": MinSize(1)}):
-        with pytest.raises(ConfigError, match="the source 'a' of a joint sampler: expected a uniform sampler, with replacement"):
+        with pytest.raises(
+            ConfigError, match="the source 'a' of a joint sampler: expected a uniform sampler, with replacement"
+        ):
             JointSampler({"a": logs[0].all().sampler(**options)})
     with pytest.raises(ConfigError, match="batch_size: expected at least 1, got 0"):
         joint(logs).sample(0)
-    with pytest.raises(ConfigError, match=r"this state is of a sampler with .*'shown', 'human'.*, and this one has .*'a'"):
+    with pytest.raises(
+        ConfigError, match=r"this state is of a sampler with .*'shown', 'human'.*, and this one has .*'a'"
+    ):
         JointSampler({"a": logs[0].all()}).load_state(joint(logs).state())

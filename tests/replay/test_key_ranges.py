@@ -93,7 +93,9 @@ class Machine(RuleBasedStateMachine):
     def holds(self) -> None:
         check(self.runs, self.expected)
         for first in (1, 3):
-            assert self.runs.since(first).keys().tolist() == [k for k in sorted(self.expected) if k >> OFFSET_BITS >= first]
+            assert self.runs.since(first).keys().tolist() == [
+                k for k in sorted(self.expected) if k >> OFFSET_BITS >= first
+            ]
 
 
 TestMachine = Machine.TestCase

@@ -47,7 +47,9 @@ def wait_until(condition: Any) -> None:
 # -- the same answers as Reverb --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", GOLDEN, ids=lambda case: "-".join(map(str, [*case["table"]["limiter"], case["table"]["sampler"][0]])))
+@pytest.mark.parametrize(
+    "case", GOLDEN, ids=lambda case: "-".join(map(str, [*case["table"]["limiter"], case["table"]["sampler"][0]]))
+)
 def test_answers_of_the_real_reverb(case: dict[str, Any]):
     same(replay_table(case), case["steps"])
 
@@ -111,9 +113,15 @@ def test_constructors_choose_reverbs_numbers():
         (lambda: SampleToInsertRatio(0, 1, 5), r"samples_per_insert \(0\) must be > 0"),
         (lambda: SampleToInsertRatio(float("nan"), 1, 5), "must be a number, not NaN"),
         (lambda: SampleToInsertRatio("2x", 1, 5), "'2x'.* must be a number"),  # type: ignore[arg-type]
-        (lambda: SampleToInsertRatio(3, 1, 2.9), r"error_buffer \(2.9\) must be >= max\(1.0, samples_per_insert\) = 3 .* widen it"),
+        (
+            lambda: SampleToInsertRatio(3, 1, 2.9),
+            r"error_buffer \(2.9\) must be >= max\(1.0, samples_per_insert\) = 3 .* widen it",
+        ),
         (lambda: SampleToInsertRatio(1, 1, (0, 1)), r"error_buffer \(\(0, 1\)\) must be >="),
-        (lambda: SampleToInsertRatio(1, 5, (6, 20)), r"from 6, is above samples_per_insert \* min_size_to_sample = 5.*lower its first"),
+        (
+            lambda: SampleToInsertRatio(1, 5, (6, 20)),
+            r"from 6, is above samples_per_insert \* min_size_to_sample = 5.*lower its first",
+        ),
         (lambda: SampleToInsertRatio(1, 0, 5), r"min_size_to_sample \(0\) must be 1 or more"),
         (lambda: SampleToInsertRatio(1, 1, (1, 2, 3)), r"one number or a pair"),  # type: ignore[arg-type]
         (lambda: Queue(0), r"^size \(0\) must be 1 or more"),
@@ -121,7 +129,10 @@ def test_constructors_choose_reverbs_numbers():
         (lambda: RateLimiter(float("inf"), 1, 0, 5), r"samples_per_insert \(inf\) must be > 0 and finite"),
         (lambda: MinSize(1).can_sample(0), r"n \(0\) must be 1 or more"),
         (lambda: MinSize(1).inserted(-1), r"n \(-1\) must be 0 or more"),
-        (lambda: MinSize(1).await_sample(timeout=-1), r"timeout \(-1\) must be 0 or more seconds and finite; None waits 600 s"),
+        (
+            lambda: MinSize(1).await_sample(timeout=-1),
+            r"timeout \(-1\) must be 0 or more seconds and finite; None waits 600 s",
+        ),
         (lambda: MinSize(1).await_insert(timeout=float("inf")), r"timeout \(inf\) must be"),
     ],
 )
@@ -150,7 +161,9 @@ def test_limiter_timeout_reports_what_was_missing():
     with pytest.raises(DeadlineError) as caught:
         limiter.await_sample(256, timeout=0.05)
     assert time.monotonic() - start >= 0.05
-    assert "s to sample 256: 40 of 100 items needed are there; insert more or lower min_size_to_sample" in str(caught.value)
+    assert "s to sample 256: 40 of 100 items needed are there; insert more or lower min_size_to_sample" in str(
+        caught.value
+    )
     assert isinstance(caught.value, TimeoutError)
     assert limiter.stats()["sample_expired"] == limiter.stats()["sample_blocked"] == 1
     assert limiter.stats()["samples"] == 0
@@ -166,7 +179,9 @@ def test_deadline_of_the_ratio_gives_the_sums():
     sums = "5 inserts × 2 - 8 samples = 2, which 2 more samples would make 0, below min_diff 2; insert 1 more or lower min_diff"
     with pytest.raises(DeadlineError, match=sums):
         limiter.await_sample(2, timeout=0)
-    with pytest.raises(DeadlineError, match="9 at once do not fit between min_diff and max_diff: sample fewer at once or give a larger"):
+    with pytest.raises(
+        DeadlineError, match="9 at once do not fit between min_diff and max_diff: sample fewer at once or give a larger"
+    ):
         limiter.await_sample(9, timeout=0)
 
 
@@ -328,7 +343,9 @@ def test_state_round_trip():
 
 def test_a_state_of_other_parameters_is_refused():
     saved = SampleToInsertRatio(1, 4, 3).state()
-    with pytest.raises(ConfigError, match=r"samples_per_insert 1.0 \(here 2.0\), min_diff 1.0 \(here 5.0\).*or reset\(\) it and count"):
+    with pytest.raises(
+        ConfigError, match=r"samples_per_insert 1.0 \(here 2.0\), min_diff 1.0 \(here 5.0\).*or reset\(\) it and count"
+    ):
         SampleToInsertRatio(2, 4, 3).load_state(saved)
     del saved["deletes"]
     with pytest.raises(ConfigError, match="lacks deletes; give what state"):
@@ -354,7 +371,9 @@ def test_limiter_counts_samples_when_they_are_drawn():
         assert limiter.stats()["samples"] == 0
         assert (limiter.can_sample(1), limiter.can_sample(2)) == (True, False)  # nobody else takes the three
         assert not limiter.can_insert(1)  # and no room is made before they are gone
-        with pytest.raises(DeadlineError, match="4 inserts × 1 - 3 samples = 1, which 2 more samples would make -1, below min_diff 0"):
+        with pytest.raises(
+            DeadlineError, match="4 inserts × 1 - 3 samples = 1, which 2 more samples would make -1, below min_diff 0"
+        ):
             limiter.await_sample(2, timeout=0)
     assert limiter.stats()["samples"] == 3
     assert limiter.can_insert(3)

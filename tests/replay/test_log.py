@@ -56,10 +56,14 @@ EXTRA = {
 
 
 def with_extra(n: int) -> dict[str, Any]:
-    return step(n, grasp_penalty=np.float32(n), force=np.full(3, n, np.int16), depth=np.full((40, 40), n % 251, np.uint8))
+    return step(
+        n, grasp_penalty=np.float32(n), force=np.full(3, n, np.int16), depth=np.full((40, 40), n % 251, np.uint8)
+    )
 
 
-@pytest.mark.parametrize("name", ["rows", "seal.json", "extents", "header.json", ".hidden", "a b", "b\u00e4r", "closed.json"])
+@pytest.mark.parametrize(
+    "name", ["rows", "seal.json", "extents", "header.json", ".hidden", "a b", "b\u00e4r", "closed.json"]
+)
 def test_a_column_may_have_the_name_of_a_file(tmp_path: Path, name: str):
     values = [np.full(300, number, np.float32) for number in range(20)]
     with Log.create(tmp_path / "log", Schema.of({name: values[0], "n": np.float32(0)}), segment_bytes=9_000) as log:
@@ -78,7 +82,10 @@ def test_a_column_may_have_the_name_of_a_file(tmp_path: Path, name: str):
     [
         ({"a\0b": (np.float32, ())}, "expected a name that a file can have"),
         ({"a\udc80": (np.float32, (300,))}, "expected a name that a file can have"),
-        ({"a.b": (np.float32, (300,)), "a": {"b": (np.float32, (300,))}}, "a.b and a/b: two large columns would be stored in one file"),
+        (
+            {"a.b": (np.float32, (300,)), "a": {"b": (np.float32, (300,))}},
+            "a.b and a/b: two large columns would be stored in one file",
+        ),
         ({"x" * 300: (np.float32, (300,))}, "at most 200 bytes of name, got 307"),
     ],
 )
@@ -97,7 +104,11 @@ def test_a_log_gains_columns_and_old_steps_show_their_defaults(tmp_path: Path, s
             keys = np.random.default_rng(0).permutation(log.all().keys())
             for batch in (log.read(keys), log.all().sampler(seed=0).sample(50)):
                 for i, number in enumerate(batch["policy_version"].tolist()):
-                    old = {"grasp_penalty": np.float32(-0.5), "force": np.full(3, 7, np.int16), "depth": np.full((40, 40), 9, np.uint8)}
+                    old = {
+                        "grasp_penalty": np.float32(-0.5),
+                        "force": np.full(3, 7, np.int16),
+                        "depth": np.full((40, 40), 9, np.uint8),
+                    }
                     check(batch, i, with_extra(number) if number >= 20 else step(number) | old)
             out = {"depth": np.zeros((len(keys), 40, 40), np.uint8)}
             assert log.read(keys, ["depth"], out=out)["depth"] is out["depth"]
@@ -116,11 +127,17 @@ def test_a_log_gains_columns_and_old_steps_show_their_defaults(tmp_path: Path, s
     ("schema", "said"),
     [
         (grown(extra=ArraySpec(np.dtype(np.float32))), "extra: added without a default"),
-        (Schema.declare({k: v for k, v in SCHEMA.columns.items() if k != "actions"}), r"actions: removed (was float32 (3,))"),
+        (
+            Schema.declare({k: v for k, v in SCHEMA.columns.items() if k != "actions"}),
+            r"actions: removed (was float32 (3,))",
+        ),
         (grown(actions=ArraySpec(np.dtype(np.float32), (4,))), "actions: float32 (3,) became float32 (4,)"),
         (grown(actions=ArraySpec(np.dtype(np.float64), (3,))), "actions: float32 (3,) became float64 (3,)"),
         (grown(rewards=ArraySpec(np.dtype(np.float32), finite=True)), "rewards: finite=False became finite=True"),
-        (Schema.declare(dict(SCHEMA.columns), stacked=["observations/image"]), "stacked: () became ('observations/image',)"),
+        (
+            Schema.declare(dict(SCHEMA.columns), stacked=["observations/image"]),
+            "stacked: () became ('observations/image',)",
+        ),
     ],
     ids=["no default", "removed", "shape", "dtype", "finite", "stacked"],
 )
@@ -129,7 +146,8 @@ def test_log_schema_change_is_refused_with_the_difference(tmp_path: Path, schema
         write(log, numbers(0, 3))
     before = (tmp_path / "log/log.json").read_bytes()
     with pytest.raises(
-        SchemaError, match="this log has another schema: .*" + re.escape(said) + ".* A log may gain columns that have a default"
+        SchemaError,
+        match="this log has another schema: .*" + re.escape(said) + ".* A log may gain columns that have a default",
     ):
         Log.open(tmp_path / "log", schema=schema)
     assert (tmp_path / "log/log.json").read_bytes() == before
@@ -254,7 +272,12 @@ def test_a_bounded_map_gives_the_same_batches(tmp_path: Path):
         with Log.open(tmp_path / "log", cache_bytes=cache_bytes) as log:
             check_all(log)
             assert np.array_equal(log.all().sampler(seed=0).sample(100)["observations"]["image"], wanted)
-            mapped = sum(size for table in log.catalog.segments.tables for slots in table._mapped.values() for size in slots.values())
+            mapped = sum(
+                size
+                for table in log.catalog.segments.tables
+                for slots in table._mapped.values()
+                for size in slots.values()
+            )
             assert mapped <= cache_bytes
             assert (log.stats()["disk_reads"] > 0) == (cache_bytes == 0)
     with Log.open(tmp_path / "log", cache_bytes=100_000) as log:
@@ -333,7 +356,9 @@ def test_capacity_in_bytes_bounds_the_folder(tmp_path: Path, compression: Any):
             write(log, numbers(first, 10))
             sizes.append(folder_bytes(tmp_path / "log"))
         log.compress()
-        assert max(sizes) <= limit * (1 if compression is None else 1.4)  # a segment exists twice while it is compressed
+        assert max(sizes) <= limit * (
+            1 if compression is None else 1.4
+        )  # a segment exists twice while it is compressed
         assert len(log) > 100
         assert log.stats()["segments_deleted"] > 10
         check_all(log)
@@ -419,7 +444,9 @@ def test_bad_settings(tmp_path: Path, settings: dict[str, Any], said: str):
 
 
 def test_opening(tmp_path: Path):
-    with pytest.raises(FormatError, match=r"not a Hilt log \(no log\.json in it\)\. Give the folder that Log\.create made"):
+    with pytest.raises(
+        FormatError, match=r"not a Hilt log \(no log\.json in it\)\. Give the folder that Log\.create made"
+    ):
         Log.open(tmp_path)
     with pytest.raises(ConfigError, match="mode 'w': expected 'r' to read or 'a' to append"):
         Log.open(tmp_path, "w")  # type: ignore[arg-type]
@@ -429,10 +456,17 @@ def test_opening(tmp_path: Path):
         with pytest.raises(LockedError):
             Log.open(tmp_path / "log")
         with Log.open(tmp_path / "log", "r") as reader:
-            for call in (lambda: write(reader, numbers(0, 1)), lambda: reader.add(trajectory([numbers(0, 1)])), lambda: reader.delete(0)):
+            for call in (
+                lambda: write(reader, numbers(0, 1)),
+                lambda: reader.add(trajectory([numbers(0, 1)])),
+                lambda: reader.delete(0),
+            ):
                 with pytest.raises(ReadOnlyError, match="opened for reading; open it with mode='a' to write"):
                     call()
-        with pytest.raises(ConfigError, match="capacity_steps: a log that is opened for reading keeps its settings; open it with mode='a'"):
+        with pytest.raises(
+            ConfigError,
+            match="capacity_steps: a log that is opened for reading keeps its settings; open it with mode='a'",
+        ):
             Log.open(tmp_path / "log", "r", capacity_steps=3)
         write(log, numbers(0, 2))
     with pytest.raises(ConfigError, match="expected a new or empty folder, got one that holds"):
@@ -444,7 +478,9 @@ def test_log_is_freed_with_its_last_reference(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     gc.disable()
     try:
-        log = Log.anonymous(SCHEMA, capacity_steps=100, segment_bytes=30_000, compression={"observations/image": "zlib"})
+        log = Log.anonymous(
+            SCHEMA, capacity_steps=100, segment_bytes=30_000, compression={"observations/image": "zlib"}
+        )
         for first in range(0, 60, 10):
             write(log, numbers(first, 10))
         log.by_source("policy").sampler().sample(4)
@@ -490,7 +526,9 @@ def test_each_frame_is_stored_once(tmp_path: Path):
 @pytest.mark.parametrize("stack", [1, 2, 4])
 def test_each_frame_of_a_stack_is_stored_once(tmp_path: Path, stack: int, whole: bool):
     spec = ArraySpec(np.dtype(np.float32), (stack, 3))
-    schema = Schema.declare({"observations": {"image": spec}, "next_observations": {"image": spec}}, stacked=["observations/image"])
+    schema = Schema.declare(
+        {"observations": {"image": spec}, "next_observations": {"image": spec}}, stacked=["observations/image"]
+    )
     frames = np.arange(60, dtype=np.float32).reshape(20, 3) - 10  # among them 0.0 and a -0.0
     frames[5, 0] = -0.0
     stacks = np.stack([[frames[max(0, k)] for k in range(n - stack + 1, n + 1)] for n in range(20)])
@@ -498,7 +536,13 @@ def test_each_frame_of_a_stack_is_stored_once(tmp_path: Path, stack: int, whole:
         if whole:
             log.add({"observations": {"image": stacks[:-1, None]}, "next_observations": {"image": stacks[1:, None]}})
         else:
-            write(log, [{"observations": {"image": stacks[n]}, "next_observations": {"image": stacks[n + 1]}} for n in range(19)])
+            write(
+                log,
+                [
+                    {"observations": {"image": stacks[n]}, "next_observations": {"image": stacks[n + 1]}}
+                    for n in range(19)
+                ],
+            )
         keys = log.all().keys()
         batch = log.read(keys)
         assert batch["observations"]["image"].tobytes() == stacks[:-1].tobytes()
@@ -513,7 +557,10 @@ def test_a_frame_that_equals_in_number_but_not_in_bytes_is_another_one(tmp_path:
     spec = ArraySpec(np.dtype(np.float32), (2, 3))
     schema = Schema.declare({"observations": {"x": spec}, "next_observations": {"x": spec}}, stacked=["observations/x"])
     zero = np.zeros((1, 3), np.float32)
-    one = {"observations": {"x": np.concatenate([zero + 1, zero])}, "next_observations": {"x": np.concatenate([-zero, zero + 2])}}
+    one = {
+        "observations": {"x": np.concatenate([zero + 1, zero])},
+        "next_observations": {"x": np.concatenate([-zero, zero + 2])},
+    }
     with new_log(tmp_path, schema) as log:
         write(log, [one])
         log.add({name: {"x": value["x"][None, None]} for name, value in one.items()})
@@ -625,4 +672,9 @@ def test_trajectories_that_ended_who_sent_them_and_what_follows_what(tmp_path: P
             assert steps.ended_trajectories() == [second, third]
             assert steps.senders() == {first: ("a", "1", "s"), second: ("b", "2", "s"), third: ("", "", "")}
             keys = log.trajectory_keys(second)
-            assert steps.follows(keys).tolist() == [False, True, False, True] and steps.sequences(keys).tolist() == [5, 6, 7, 8]
+            assert steps.follows(keys).tolist() == [False, True, False, True] and steps.sequences(keys).tolist() == [
+                5,
+                6,
+                7,
+                8,
+            ]

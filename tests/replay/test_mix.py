@@ -47,9 +47,11 @@ def largest_remainder(batch_size: int, ratios: list[float]) -> list[int]:
 @settings(max_examples=rounds(50, 1000), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.integers(1, 300),
-    st.lists(st.one_of(st.sampled_from([0.0, 0.1, 0.2, 0.25, 1 / 3, 0.7, 1.0, 2.0]), st.floats(0, 1e6)), min_size=3, max_size=3).filter(
-        any
-    ),
+    st.lists(
+        st.one_of(st.sampled_from([0.0, 0.1, 0.2, 0.25, 1 / 3, 0.7, 1.0, 2.0]), st.floats(0, 1e6)),
+        min_size=3,
+        max_size=3,
+    ).filter(any),
 )
 def test_counts_are_exact(log: Log, batch_size: int, ratios: list[float]):
     names = ["policy", "human", "demo"]
@@ -77,7 +79,9 @@ def test_the_order_is_that_of_the_sources(log: Log):
 
 
 def test_views_are_sources_too(log: Log):
-    assert origin(Mix({"online": log.by_source("policy"), "demo": log.by_source("demo")}).sample(10)) == [0] * 5 + [2] * 5
+    assert (
+        origin(Mix({"online": log.by_source("policy"), "demo": log.by_source("demo")}).sample(10)) == [0] * 5 + [2] * 5
+    )
 
 
 def test_the_parts_are_what_the_samplers_give_alone(log: Log):
@@ -98,7 +102,8 @@ def test_one_source(log: Log):
 def test_an_empty_source(tmp_path: Path, log: Log):
     mix = Mix(sources(log, "policy", "random"))
     with pytest.raises(
-        EmptyError, match=r"the source 'random' of this mix holds no step; fill it first, or make the mix with empty='share'\."
+        EmptyError,
+        match=r"the source 'random' of this mix holds no step; fill it first, or make the mix with empty='share'\.",
     ):
         mix.sample(8)
     shared = Mix(sources(log, "policy", "random", "demo"), {"policy": 1, "random": 2, "demo": 3}, empty="share")
@@ -106,7 +111,9 @@ def test_an_empty_source(tmp_path: Path, log: Log):
     assert origin(shared.sample(8)) == [0] * 2 + [2] * 6
     with pytest.raises(EmptyError, match="the source 'random' of this mix holds no step"):
         Mix(sources(log, "random"), empty="share").sample(1)
-    assert origin(Mix(sources(log, "policy", "random"), {"policy": 1, "random": 0}).sample(3)) == [0] * 3  # nobody asks for it
+    assert (
+        origin(Mix(sources(log, "policy", "random"), {"policy": 1, "random": 0}).sample(3)) == [0] * 3
+    )  # nobody asks for it
 
 
 @pytest.mark.parametrize(
@@ -135,7 +142,11 @@ def test_state_and_stats(log: Log):
     mix, other = Mix(sources(log, "policy", "demo")), Mix(sources(log, "policy", "demo"))
     mix.sample(10)
     other.load_state(mix.state())
-    assert mix.stats() == other.stats() == {name: {"sampled": 5, "batches": 1, "stale_priorities": 0} for name in ("policy", "demo")}
+    assert (
+        mix.stats()
+        == other.stats()
+        == {name: {"sampled": 5, "batches": 1, "stale_priorities": 0} for name in ("policy", "demo")}
+    )
     assert np.array_equal(mix.sample(30).steps, other.sample(30).steps)
     with pytest.raises(ConfigError, match="this state is of the sources policy, demo, this mix has human"):
         Mix(sources(log, "human")).load_state(mix.state())
@@ -180,18 +191,27 @@ def test_concat_batches():
     assert both["observations"]["x"].shape == (5, 3)
     wide = concat_batches({"x": np.zeros((2, 1))}, {"x": np.ones((2, 3))}, axis=1)
     assert wide["x"].tolist() == [[0, 1, 1, 1]] * 2
-    assert concat_batches({"x": np.zeros((2, 1))}, {"x": np.ones((2, 3))}, 1)["x"].shape == (2, 4)  # as HIL-SERL calls it
+    assert concat_batches({"x": np.zeros((2, 1))}, {"x": np.ones((2, 3))}, 1)["x"].shape == (
+        2,
+        4,
+    )  # as HIL-SERL calls it
 
 
-@pytest.mark.parametrize(("a", "b", "where"), [({"x": 1, "y": {"z": 2}}, {"x": 1}, "first"), ({"x": 1}, {"x": 1, "y": {"z": 2}}, "second")])
+@pytest.mark.parametrize(
+    ("a", "b", "where"), [({"x": 1, "y": {"z": 2}}, {"x": 1}, "first"), ({"x": 1}, {"x": 1, "y": {"z": 2}}, "second")]
+)
 def test_a_key_in_only_one_batch_is_named(a: Any, b: Any, where: str):
     """HIL-SERL takes the keys of the first and says nothing."""
-    with pytest.raises(SchemaError, match=f"y/z: only the {where} batch has this field; sample both with the same keys"):
+    with pytest.raises(
+        SchemaError, match=f"y/z: only the {where} batch has this field; sample both with the same keys"
+    ):
         concat_batches(a, b)
 
 
 def test_shapes_that_do_not_fit_are_named():
-    with pytest.raises(SchemaError, match=r"x/y: batches of shapes \(2, 3\) and \(2, 4\) cannot be joined along axis 0"):
+    with pytest.raises(
+        SchemaError, match=r"x/y: batches of shapes \(2, 3\) and \(2, 4\) cannot be joined along axis 0"
+    ):
         concat_batches({"x": {"y": np.zeros((2, 3))}}, {"x": {"y": np.zeros((2, 4))}})
 
 

@@ -22,7 +22,17 @@ from hilt.replay import Log
 from hilt.replay.key_ranges import key_of
 from hilt.replay.storage.segment import ROWS
 from tests.effort import rounds
-from tests.replay.known_steps import IMAGE, SPACING, all_keys, check_contents, columns, describe, length, make_log, trajectory
+from tests.replay.known_steps import (
+    IMAGE,
+    SPACING,
+    all_keys,
+    check_contents,
+    columns,
+    describe,
+    length,
+    make_log,
+    trajectory,
+)
 from tests.replay.power import Disk, Event, Recorder
 
 CUTS = int(os.environ.get("HILT_POWER_CUTS", rounds(10, 100)))
@@ -145,7 +155,13 @@ def moments(events: list[Event], rng: np.random.Generator, count: int) -> Iterat
 
 @pytest.mark.parametrize("compression", ["raw", "zlib"])
 @pytest.mark.parametrize("durability", ["every step", "every episode", "at most 5 ms", "never"])
-def test_power_cuts(durability: str, compression: str, memory_path: Path, counted: Callable[[str], None], monkeypatch: pytest.MonkeyPatch):
+def test_power_cuts(
+    durability: str,
+    compression: str,
+    memory_path: Path,
+    counted: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+):
     settings = {"compression": {IMAGE: "zlib"}} if compression == "zlib" else {}
     root = memory_path / "disk"
     root.mkdir()
@@ -220,10 +236,14 @@ def check_log(log: Log, steps: set[int], facts: dict[tuple[int, str], Any], when
     present = set(all_keys(log))
     lost = sorted(steps - present)
     assert not lost, f"{when}: {len(lost)} of {len(steps)} promised steps are lost, the first is {describe(lost[0])}"
-    check_contents(log, whole=False)  # of what was not promised a part may be lost, as the log says; what is there is right
+    check_contents(
+        log, whole=False
+    )  # of what was not promised a part may be lost, as the log says; what is there is right
     for (number, name), value in facts.items():
         if key_of(number) in present:
-            assert log.facts.about(number).get(name) in (value, 2), f"{when}: the fact {name} about trajectory {number} is lost"
+            assert log.facts.about(number).get(name) in (value, 2), (
+                f"{when}: the fact {name} about trajectory {number} is lost"
+            )
 
 
 def test_a_segment_that_is_deleted_while_it_is_synced(tmp_path: Path):

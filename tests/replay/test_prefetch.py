@@ -201,7 +201,10 @@ def test_prefetch_of_a_prioritized_sampler_is_discarded_by_state(log: Log):
 
 def test_torch_tensors(log: Log):
     torch = pytest.importorskip("torch")
-    batches, plain = log.all().sampler("prioritized", seed=0).batches(8, device="cpu"), log.all().sampler("prioritized", seed=0)
+    batches, plain = (
+        log.all().sampler("prioritized", seed=0).batches(8, device="cpu"),
+        log.all().sampler("prioritized", seed=0),
+    )
     for _ in range(3):
         batch, wanted = next(batches), plain.sample(8)
         for path, tensor in flatten(batch).items():
@@ -222,7 +225,8 @@ def test_a_list_of_devices_gets_a_copy_each(log: Log):
 
 
 @pytest.mark.parametrize(
-    ("device", "said"), [(3, "device is a builtins.int"), ("gpu", "device 'gpu' is no torch device"), ([], "an empty list")]
+    ("device", "said"),
+    [(3, "device is a builtins.int"), ("gpu", "device 'gpu' is no torch device"), ([], "an empty list")],
 )
 def test_a_device_of_a_wrong_kind_is_refused_at_once(log: Log, device: Any, said: str):
     pytest.importorskip("torch")

@@ -33,7 +33,9 @@ def observation(number: int) -> dict[str, Any]:
     return {"state": np.array([number, -number], np.float32), "image": image}
 
 
-def transition(now: int, after: int, source: int = 0, terminated: bool = False, truncated: bool = False) -> dict[str, Any]:
+def transition(
+    now: int, after: int, source: int = 0, terminated: bool = False, truncated: bool = False
+) -> dict[str, Any]:
     return {
         "observations": observation(now),
         "actions": np.full(3, now * 0.5, np.float32),

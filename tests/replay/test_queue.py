@@ -61,7 +61,15 @@ def test_acknowledged_transitions_are_let_go():
     store.acknowledge(99)
     assert (len(store), store.latest_data_id()) == (0, 5)
     assert store.insert(transition(6)) == 6
-    assert store.stats() == {"inserted": 7, "dropped": 0, "spilled": 0, "kept": 1, "on_disk": 0, "latest": 6, "acknowledged": 5}
+    assert store.stats() == {
+        "inserted": 7,
+        "dropped": 0,
+        "spilled": 0,
+        "kept": 1,
+        "on_disk": 0,
+        "latest": 6,
+        "acknowledged": 5,
+    }
     store.close()
 
 
@@ -70,7 +78,9 @@ def test_acknowledged_transitions_are_let_go():
 
 def test_spilled_transitions_come_back_as_they_were():
     store = QueuedDataStore(3)
-    inserted = [transition(t, done=t % 4 == 3, mask=float(t % 8 != 3), source=t % 3, policy_version=t) for t in range(20)]
+    inserted = [
+        transition(t, done=t % 4 == 3, mask=float(t % 8 != 3), source=t % 3, policy_version=t) for t in range(20)
+    ]
     for one in inserted:
         store.insert(one)
     assert store.stats()["spilled"] == 17 == store.stats()["on_disk"]
@@ -89,7 +99,10 @@ def test_spilled_transitions_come_back_as_they_were():
 
 def test_transitions_that_differ_in_what_is_built_in():
     store = QueuedDataStore(1)
-    inserted = [transition(t) | ({"source": 1} if t % 3 == 0 else {}) | ({"terminated": True} if t % 4 == 0 else {}) for t in range(12)]
+    inserted = [
+        transition(t) | ({"source": 1} if t % 3 == 0 else {}) | ({"terminated": True} if t % 4 == 0 else {})
+        for t in range(12)
+    ]
     store.batch_insert(inserted)
     assert all(same(a, b) for a, b in zip(store.get_latest_data(-1), inserted, strict=True))
     store.close()
@@ -130,7 +143,9 @@ def test_queue_deletes_acknowledged_steps_from_disk(tmp_path: Path):
 def test_blocking_waits_for_room():
     store = QueuedDataStore(3, full="block")
     store.batch_insert(transition(t) for t in range(3))
-    said = r"waited 0 s for room: 3 of 3 transitions are not acknowledged\. Is the learner running\? Or use full='spill'\."
+    said = (
+        r"waited 0 s for room: 3 of 3 transitions are not acknowledged\. Is the learner running\? Or use full='spill'\."
+    )
     with pytest.raises(DeadlineError, match=said):
         store.insert(transition(3), timeout=0)
     assert store.latest_data_id() == 2
@@ -194,7 +209,10 @@ def test_a_transition_keeps_the_boot_of_the_process_that_inserted_it(tmp_path: P
     while (parcel := store.parcel(after)) is not None:
         assert parcel.packed is not None
         steps = [int(step["rewards"]) for step in PackedBlock(parcel.packed)]
-        sent += [(parcel.boot, first, value) for first, value in zip(range(parcel.first, parcel.last + 1), steps, strict=True)]
+        sent += [
+            (parcel.boot, first, value)
+            for first, value in zip(range(parcel.first, parcel.last + 1), steps, strict=True)
+        ]
         after = parcel.last
     assert boots[0] != boots[1]
     assert sent == [(boots[0], i, i) for i in range(3)] + [(boots[1], i, i) for i in range(3, 6)] + [(store.boot, 6, 6)]
@@ -212,7 +230,9 @@ def test_a_killed_process_leaves_all_that_insert_returned(tmp_path: Path):
             "    print(t, flush=True)",
         ]
     )
-    process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "spool")], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "spool")], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     last = -1
     while last < 150:
@@ -242,7 +262,9 @@ def test_transitions_of_several_layouts(tmp_path: Path, on_disk: bool):
     after = -1
     while (parcel := store.parcel(after)) is not None:
         assert parcel.packed is not None and parcel.first == after + 1
-        assert all(same(unflatten(a), b) for a, b in zip(PackedBlock(parcel.packed), inserted[parcel.first :], strict=False))
+        assert all(
+            same(unflatten(a), b) for a, b in zip(PackedBlock(parcel.packed), inserted[parcel.first :], strict=False)
+        )
         store.acknowledge(after := parcel.last)
     assert len(store) == 0
     store.close()
@@ -262,7 +284,12 @@ def test_killed_at_any_write_a_step_is_there_whole_or_not_at_all(tmp_path: Path,
             raise _KilledError
         write(self, fd, data, offset)
 
-    last = {"state": np.arange(3, dtype=np.float32), "terminated": np.True_, "source": np.uint8(1), "policy_version": np.int64(7)}
+    last = {
+        "state": np.arange(3, dtype=np.float32),
+        "terminated": np.True_,
+        "source": np.uint8(1),
+        "policy_version": np.int64(7),
+    }
     kept = []
     for calls in range(20):
         path = tmp_path / str(calls)
@@ -369,7 +396,9 @@ def test_a_transition_that_cannot_be_spilled_is_named_and_kept():
 def test_queue_cannot_spill_what_is_no_mapping():
     store = QueuedDataStore(1)
     store.insert(np.zeros(3))
-    with pytest.raises(SchemaError, match="a transition of type ndarray cannot be kept on disk; expected a mapping of arrays"):
+    with pytest.raises(
+        SchemaError, match="a transition of type ndarray cannot be kept on disk; expected a mapping of arrays"
+    ):
         store.insert(np.zeros(3))
     assert store.latest_data_id() == 0
     store.close()
@@ -394,7 +423,11 @@ def test_a_strange_source_is_named_and_leaves_nothing(tmp_path: Path):
         (0, {}, "capacity: expected a whole number from 1 on, .*; got 0"),
         (1, {"full": "wait"}, "full='wait': expected one of spill, block, drop_oldest"),
         (1, {"durability": "every step"}, "durability='every step' is for transitions on disk; give a path= too"),
-        (1, {"full": "block", "path": "x"}, "path= is where full='spill' keeps transitions; with full='block' nothing is written"),
+        (
+            1,
+            {"full": "block", "path": "x"},
+            "path= is where full='spill' keeps transitions; with full='block' nothing is written",
+        ),
     ],
 )
 def test_arguments_that_cannot_work(capacity: int, options: dict[str, Any], said: str):

@@ -17,7 +17,16 @@ import numpy as np
 import pytest
 
 from hilt.core.checksums import read_json, write_json
-from hilt.core.errors import ConfigError, CorruptError, FormatError, HiltError, LockedError, SchemaError, StorageError, VersionError
+from hilt.core.errors import (
+    ConfigError,
+    CorruptError,
+    FormatError,
+    HiltError,
+    LockedError,
+    SchemaError,
+    StorageError,
+    VersionError,
+)
 from hilt.core.files import Files
 from hilt.core.tree import ArraySpec
 from hilt.replay import Log, Schema
@@ -160,7 +169,9 @@ def test_a_whole_log_has_no_findings(log_folder: Path):
 def test_a_flipped_bit_anywhere_is_found_named_and_mended(log_folder: Path, seed: int):
     """One bit in every file of the log, each time in a fresh copy."""
     generator = random.Random(seed)
-    files = [p.relative_to(log_folder) for p in sorted(log_folder.rglob("*")) if p.is_file() and p.name != "writer.lock"]
+    files = [
+        p.relative_to(log_folder) for p in sorted(log_folder.rglob("*")) if p.is_file() and p.name != "writer.lock"
+    ]
     generator.shuffle(files)
     for file in files[:4]:  # some, each time others
         folder = Path(shutil.copytree(log_folder, log_folder.with_name("copy")))
@@ -230,7 +241,9 @@ def test_a_report_is_readable_by_machines(plain: Path):
 
 
 @pytest.mark.parametrize("damage", ["flip", "delete", "empty"])
-@pytest.mark.parametrize("file", ["segments/000000/header.json", "segments/000000/seal.json", "segments/000000/extents", "log.json"])
+@pytest.mark.parametrize(
+    "file", ["segments/000000/header.json", "segments/000000/seal.json", "segments/000000/extents", "log.json"]
+)
 def test_files_that_follow_from_others_are_rebuilt(log_folder: Path, file: str, damage: str):
     path = log_folder / file
     if damage == "flip":
@@ -686,7 +699,9 @@ def test_an_interrupted_repair_is_run_again(log_folder: Path):
     assert 10 < len(whole.changes) < 100
     for changes in some_of(whole.changes, 10):
         folder = Path(shutil.copytree(log_folder, log_folder.with_name("copy")))
-        with contextlib.suppress(StorageError):  # only the last change of all, the seal of the whole log, is not worth an error
+        with contextlib.suppress(
+            StorageError
+        ):  # only the last change of all, the seal of the whole log, is not worth an error
             repair(folder, files=FailingFiles(changes))
         repair(folder)
         assert verify(folder).ok, changes
@@ -752,7 +767,14 @@ def test_merge_keeps_everything_but_the_numbers(log_folder: Path, second: Path, 
     assert seen[-1] == (made.steps, made.steps)
     assert verify(tmp_path / "both").findings == []
     with Log.open(tmp_path / "both") as log:
-        assert log.read(log.trajectory_keys(EPISODES + 1), ["rewards"])["rewards"].tolist()[3:9] == [5.0, 6.0, 5.0, 6.0, 7.0, 9.0]
+        assert log.read(log.trajectory_keys(EPISODES + 1), ["rewards"])["rewards"].tolist()[3:9] == [
+            5.0,
+            6.0,
+            5.0,
+            6.0,
+            7.0,
+            9.0,
+        ]
         assert log.durability.words == "every episode"
         record(log, range(70, 71))
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
@@ -775,7 +797,9 @@ def test_merge_skips_quarantine_and_keeps_the_gap(plain: Path, tmp_path: Path):
 @pytest.mark.parametrize("file", ["rows", IMAGE])
 def test_merge_refuses_to_copy_damage(plain: Path, tmp_path: Path, file: str):
     flip(plain / "segments/000001" / file, 40)
-    with pytest.raises(CorruptError, match=rf"segments/000001/{file}: (row|frame) 0 does not have its checksum; run: hilt data repair"):
+    with pytest.raises(
+        CorruptError, match=rf"segments/000001/{file}: (row|frame) 0 does not have its checksum; run: hilt data repair"
+    ):
         merge([plain], tmp_path / "copy")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["log"]
 
@@ -854,7 +878,10 @@ def test_merge_then_split_then_merge_gives_the_same_trajectories(log_folder: Pat
         (lambda log, to: split(log, [to, to]), "two targets are the same folder"),
         (lambda log, to: split(log, [to], ratios=[0.9, 0.1]), "got 2 ratios for 1 targets"),
         (lambda log, to: split(log, [to, log.with_name("b")], ratios=[0.9, -0.1]), "expected ratios above 0"),
-        (lambda log, to: split(log, [to, log.with_name("b")], ratios=[99, 1]), "its share of 6 trajectories is none; give it a larger"),
+        (
+            lambda log, to: split(log, [to, log.with_name("b")], ratios=[99, 1]),
+            "its share of 6 trajectories is none; give it a larger",
+        ),
     ],
 )
 def test_merge_and_split_errors(plain: Path, tmp_path: Path, act: Callable[[Path, Path], object], message: str):

@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hilt.core.errors import ClosedError, ConfigError, DeadlineError, DiskFullError, EmptyError, SchemaError, UnknownNameError
+from hilt.core.errors import (
+    ClosedError,
+    ConfigError,
+    DeadlineError,
+    DiskFullError,
+    EmptyError,
+    SchemaError,
+    UnknownNameError,
+)
 from hilt.core.files import Files
 from hilt.core.tree import flatten
 from hilt.replay import Log, MinSize, Queue, RateLimiter, Sampler, SampleToInsertRatio, Schema
@@ -68,14 +76,22 @@ def test_uniform_is_uniform(log: Log):
 
 def test_a_torch_generator_as_seed_draws_what_randint_draws(log: Log):
     torch = pytest.importorskip("torch")
-    keys, sampler, own = log.all().keys(), log.all().sampler(seed=torch.Generator().manual_seed(5)), torch.Generator().manual_seed(5)
+    keys, sampler, own = (
+        log.all().keys(),
+        log.all().sampler(seed=torch.Generator().manual_seed(5)),
+        torch.Generator().manual_seed(5),
+    )
     for n in (3, 100, 1):
-        assert np.array_equal(sampler.sample(n, keys=["rewards"]).steps, keys[torch.randint(0, 40, (n,), generator=own).numpy()])
+        assert np.array_equal(
+            sampler.sample(n, keys=["rewards"]).steps, keys[torch.randint(0, 40, (n,), generator=own).numpy()]
+        )
     state, ahead = sampler.state(), drawn(sampler, 9)
     other = log.all().sampler(seed=torch.Generator())
     other.load_state(state)
     assert drawn(other, 9) == ahead
-    with pytest.raises(ConfigError, match="a torch generator draws steps uniformly, with replacement and without a limit"):
+    with pytest.raises(
+        ConfigError, match="a torch generator draws steps uniformly, with replacement and without a limit"
+    ):
         log.all().sampler("fifo", seed=torch.Generator())
 
 
@@ -89,7 +105,9 @@ def test_an_assembly_may_be_given(log: Log):
     batch = log.all().sampler(seed=0, assembly=NStep(2, 0.5, also=("policy_version",))).sample(50)
     ends = batch["n_steps"] == 1
     rewards = batch["observations"]["state"][:, 0]
-    assert np.array_equal(batch["rewards"], np.where(ends, rewards, 1.5 * rewards + 0.5)) and ends.any() and not ends.all()
+    assert (
+        np.array_equal(batch["rewards"], np.where(ends, rewards, 1.5 * rewards + 0.5)) and ends.any() and not ends.all()
+    )
     assert np.array_equal(batch["policy_version"], batch["rewards"].astype(np.int64))
 
 
@@ -191,7 +209,9 @@ def test_bad_priorities_are_refused_at_once_and_change_nothing(log: Log, bad: fl
     if evicted:
         log.delete(0)
     before = pickle.dumps(sampler.state())
-    with pytest.raises(ConfigError, match=f"the priority at position 1 .*{said}; a priority must be 0 or more and finite"):
+    with pytest.raises(
+        ConfigError, match=f"the priority at position 1 .*{said}; a priority must be 0 or more and finite"
+    ):
         sampler.update_priorities(keys, np.array([1.0, bad, 2.0]))
     assert pickle.dumps(sampler.state()) == before
 
@@ -204,7 +224,9 @@ def test_priorities_and_steps_that_do_not_match(log: Log):
 
 @pytest.mark.parametrize("how", ["uniform", "fifo", "lifo"])
 def test_update_priorities_without_priorities_is_an_error(log: Log, how: str):
-    with pytest.raises(ConfigError, match=f"a {how} sampler has no priorities; use 'prioritized', 'min_heap' or 'max_heap'"):
+    with pytest.raises(
+        ConfigError, match=f"a {how} sampler has no priorities; use 'prioritized', 'min_heap' or 'max_heap'"
+    ):
         log.all().sampler(how).update_priorities(log.all().keys()[:1], np.ones(1))
 
 
@@ -251,7 +273,8 @@ def test_a_step_is_drawn_so_often_and_no_more(log: Log, how: str, times: int):
     assert sorted(stream) == sorted(list(range(40)) * times)
     assert len(sampler) == 0
     with pytest.raises(
-        EmptyError, match=rf"1 draws were asked for and only 0 are left \(max_times_sampled={times}\); ask for fewer or add"
+        EmptyError,
+        match=rf"1 draws were asked for and only 0 are left \(max_times_sampled={times}\); ask for fewer or add",
     ):
         sampler.sample(1)
     write(log, numbers(40, 1))
@@ -287,11 +310,19 @@ def test_max_times_is_kept_while_steps_come_and_go(log: Log):
     ("how", "options", "said"),
     [
         ("unifrom", {}, "no sampler named 'unifrom'; did you mean 'uniform'"),
-        ("fifo", {"replace": False}, "replace=False is for uniform sampling, got how='fifo'; use max_times_sampled=1 instead"),
+        (
+            "fifo",
+            {"replace": False},
+            "replace=False is for uniform sampling, got how='fifo'; use max_times_sampled=1 instead",
+        ),
         ("uniform", {"max_times_sampled": -1}, "max_times_sampled=-1: expected 0 or more"),
         ("uniform", {"max_times_sampled": 1, "replace": False}, "without episodes= and replace=False"),
         ("fifo", {"episodes": True}, "whole episodes are drawn uniformly with replacement, got how='fifo'"),
-        ("uniform", {"exponent": 0.9}, "exponent= and beta= are for prioritized sampling, got how='uniform'; leave them out"),
+        (
+            "uniform",
+            {"exponent": 0.9},
+            "exponent= and beta= are for prioritized sampling, got how='uniform'; leave them out",
+        ),
         ("max_heap", {"beta": 0.9}, "exponent= and beta= are for prioritized sampling"),
         ("prioritized", {"exponent": -1}, r"exponent \(-1\) must be 0 or more and finite"),
         ("prioritized", {"beta": -0.1}, "beta=-0.1: expected 0"),
@@ -300,7 +331,11 @@ def test_max_times_is_kept_while_steps_come_and_go(log: Log):
         ("uniform", {"n_step": 2, "discount": 1.5}, "n-step: expected n >= 1 and a discount in"),
         ("uniform", {"sequence_length": 0}, "sequences: expected a length of at least 1 step, got 0"),
         ("uniform", {"stack": (0, ["observations/image"])}, "stacked frames: expected at least 1 frame and 1 column"),
-        ("uniform", {"n_step": 2, "episodes": True}, "choose one of n_step, sequence_length, stack, episodes and assembly, got 2"),
+        (
+            "uniform",
+            {"n_step": 2, "episodes": True},
+            "choose one of n_step, sequence_length, stack, episodes and assembly, got 2",
+        ),
     ],
 )
 def test_options_that_cannot_work(log: Log, how: str, options: dict[str, Any], said: str):
@@ -313,7 +348,10 @@ def test_sample_reports_wrong_arguments_before_drawing(log: Log):
     for call, said in [
         ({"batch_size": 0}, "batch_size: expected at least 1, got 0"),
         ({"batch_size": 3, "keys": ["reward"]}, "no column named 'reward'; did you mean 'rewards'"),
-        ({"batch_size": 3, "out": {"reward": np.zeros(3, np.float32)}}, "no field of the batch for out= named 'reward'"),
+        (
+            {"batch_size": 3, "out": {"reward": np.zeros(3, np.float32)}},
+            "no field of the batch for out= named 'reward'",
+        ),
         (
             {"batch_size": 3, "keys": ["actions"], "out": {"rewards": np.zeros(3, np.float32)}},
             "no field of the batch for out= named 'rewards'",
@@ -324,7 +362,10 @@ def test_sample_reports_wrong_arguments_before_drawing(log: Log):
         ),
         ({"batch_size": 3, "out": {"rewards": np.zeros(3)}}, r"expected contiguous float32 \(3,\), got float64 \(3,\)"),
         ({"batch_size": 3, "out": {"rewards": np.zeros(6, np.float32)[::2]}}, "got float32 .* not contiguous"),
-        ({"batch_size": 3, "out": {"rewards": [0.0] * 3}}, r"expected float32 \(3,\), got list, which is not a numpy array"),
+        (
+            {"batch_size": 3, "out": {"rewards": [0.0] * 3}},
+            r"expected float32 \(3,\), got list, which is not a numpy array",
+        ),
     ]:
         with pytest.raises((ConfigError, UnknownNameError, SchemaError), match=said):
             sampler.sample(**call)
@@ -334,7 +375,10 @@ def test_sample_reports_wrong_arguments_before_drawing(log: Log):
 
 def test_a_column_that_the_sampler_would_hide_is_refused(tmp_path: Path):
     schema = Schema.declare({"observations": (np.float32, (2,)), "rewards": (np.float32, ()), "mask": (bool, ())})
-    with new_log(tmp_path, schema) as log, pytest.raises(SchemaError, match="mask: this sampler adds a column of this name"):
+    with (
+        new_log(tmp_path, schema) as log,
+        pytest.raises(SchemaError, match="mask: this sampler adds a column of this name"),
+    ):
         log.all().sampler(sequence_length=3)
 
 
@@ -344,7 +388,9 @@ def test_a_column_that_the_sampler_would_hide_is_refused(tmp_path: Path):
 def test_keys_reads_no_images(log: Log, monkeypatch: pytest.MonkeyPatch):
     gathered: list[str] = []
     real = Table.gather
-    monkeypatch.setattr(Table, "gather", lambda self, column, *rest: (gathered.append(column.name), real(self, column, *rest))[1])
+    monkeypatch.setattr(
+        Table, "gather", lambda self, column, *rest: (gathered.append(column.name), real(self, column, *rest))[1]
+    )
     sampler = log.all().sampler(seed=0)
     batch = sampler.sample(8, keys=["observations/state", "actions"])
     assert set(flatten(batch)) == {"observations/state", "actions"}
@@ -434,13 +480,18 @@ def test_a_sampler_goes_on_bit_for_bit_in_another_process(tmp_path: Path):
             log.delete(log.trajectories()[-1])
     code = "import sys; from tests.replay.test_sampler import in_another_process; in_another_process(*sys.argv[1:])"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "log"), str(tmp_path / "states")], capture_output=True, text=True, timeout=600
+        [sys.executable, "-c", code, str(tmp_path / "log"), str(tmp_path / "states")],
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     theirs = json.loads(done.stdout)
     shift = len(KINDS) << OFFSET_BITS  # the other process wrote its new trajectories behind these
     for kind, ours, their in zip(KINDS, wanted, theirs, strict=True):
-        mine = [[k + shift if i % 4 == 0 and k >> OFFSET_BITS >= 20 else k for k in part] for i, part in enumerate(ours)]
+        mine = [
+            [k + shift if i % 4 == 0 and k >> OFFSET_BITS >= 20 else k for k in part] for i, part in enumerate(ours)
+        ]
         assert mine == their, kind
 
 
@@ -501,7 +552,9 @@ def test_min_size_limiter_blocks_and_reports(tmp_path: Path):
         limiter = MinSize(5)
         sampler = log.all().sampler(limiter=limiter)
         write(log, numbers(0, 3))
-        with pytest.raises(DeadlineError, match="to sample 2: 3 of 5 items needed are there; insert more or lower min_size_to_sample"):
+        with pytest.raises(
+            DeadlineError, match="to sample 2: 3 of 5 items needed are there; insert more or lower min_size_to_sample"
+        ):
             sampler.sample(2, timeout=0)
         assert sampler.stats()["sampled"] == 0
         thread = threading.Thread(target=lambda: sampler.sample(2, timeout=60))
@@ -520,7 +573,8 @@ def test_a_ratio_pushes_back_the_writer(tmp_path: Path):
             for n in range(5):  # as Reverb: diff in [2, 10]
                 episode.append(step(n), timeout=0)
             with pytest.raises(
-                DeadlineError, match=r"to insert 1: 5 inserts × 2 - 0 samples = 10, which 1 more insert would make 12, above"
+                DeadlineError,
+                match=r"to insert 1: 5 inserts × 2 - 0 samples = 10, which 1 more insert would make 12, above",
             ):
                 episode.append(step(5), timeout=0)
             for _ in range(4):
@@ -702,7 +756,9 @@ def test_a_limiter_goes_on_where_it_was(tmp_path: Path):
 
 def test_a_view_without_a_rule_cannot_be_limited(log: Log):
     for view in (log.last(2), log.all() & log.by_source("human")):
-        with pytest.raises(ConfigError, match=r"a rate limiter needs a view that steps enter one by one: all\(\), by_source\(\)"):
+        with pytest.raises(
+            ConfigError, match=r"a rate limiter needs a view that steps enter one by one: all\(\), by_source\(\)"
+        ):
             view.sampler(limiter=MinSize(1))
 
 
@@ -744,6 +800,12 @@ def test_stats(log: Log):
     sampler.sample(7)
     assert sampler.stats() == {"sampled": 12, "batches": 2, "stale_priorities": 0}
     stats = log.stats()
-    assert (stats["inserted"], stats["sampled"], stats["steps"], stats["trajectories"], stats["evicted"]) == (40, 12, 40, 10, 0)
+    assert (stats["inserted"], stats["sampled"], stats["steps"], stats["trajectories"], stats["evicted"]) == (
+        40,
+        12,
+        40,
+        10,
+        0,
+    )
     assert stats["inserted_per_s"] > 0 and stats["sampled_per_s"] > 0
     assert len(sampler) == 40

@@ -86,7 +86,9 @@ def test_one_changed_number_is_noticed():
         same(replay_remover(case), case["steps"])
 
 
-@pytest.mark.parametrize("case", PRIORITIZED, ids=lambda case: f"{case['exponent']}-{len(case['rounds'][0]['priorities'])}")
+@pytest.mark.parametrize(
+    "case", PRIORITIZED, ids=lambda case: f"{case['exponent']}-{len(case['rounds'][0]['priorities'])}"
+)
 def test_probabilities_of_the_real_reverb(case: dict[str, Any]):
     """Ours and its own are the formula's to the last bits, and its counts, like ours, are plausible for them."""
     for round_ in case["rounds"]:
@@ -94,7 +96,11 @@ def test_probabilities_of_the_real_reverb(case: dict[str, Any]):
         ours = Prioritized(case["exponent"])
         ours.insert(keys, priorities)
         sampled, probabilities = ours.sample(case["draws"], rng(len(keys)))
-        weights = [p ** case["exponent"] if p else 0.0 for p in priorities.tolist()] if priorities.any() else [1.0] * len(keys)
+        weights = (
+            [p ** case["exponent"] if p else 0.0 for p in priorities.tolist()]
+            if priorities.any()
+            else [1.0] * len(keys)
+        )
         expected = np.array(weights) / math.fsum(weights)
         np.testing.assert_allclose(probabilities, expected[keys.searchsorted(sampled)], rtol=1e-15)
         real = dict(round_["probabilities"])
@@ -373,7 +379,9 @@ def test_a_bad_priority_is_an_error_at_once(make: Callable[[], Any], bad: float,
     ours.insert(ints(1, 2), floats(1, 2))
     before = ours.state()
     priorities = np.append(np.ones(count - 1), bad)
-    with pytest.raises(ConfigError, match=rf"priority at position {count - 1} \(key {9 + count}\) is {bad}.*0 or more and finite"):
+    with pytest.raises(
+        ConfigError, match=rf"priority at position {count - 1} \(key {9 + count}\) is {bad}.*0 or more and finite"
+    ):
         ours.insert(np.arange(10, 10 + count), priorities)
     with pytest.raises(ConfigError, match=rf"position {count - 1} \(key 2\) is {bad}"):
         ours.update(np.array([1] * (count - 1) + [2]), priorities)
@@ -385,17 +393,26 @@ def test_keys_that_cannot_be_right(make: Callable[[], Any]):
     ours.insert(ints(5, 7, 6))
     before = ours.state()
     for call, message in [
-        (lambda: ours.insert(ints(9, 5), floats(1, 1)), r"key 5 at position 1 is already there; update\(\) changes its priority"),
+        (
+            lambda: ours.insert(ints(9, 5), floats(1, 1)),
+            r"key 5 at position 1 is already there; update\(\) changes its priority",
+        ),
         (lambda: ours.insert(ints(5), floats(1)), r"key 5 at position 0 is already there"),
         (lambda: ours.insert(ints(9, 8, 9)), "key 9 is given twice, at positions 0 and 2; give each key once"),
         (lambda: ours.delete(ints(5, 8)), r"key 8 at position 1 is not among the 3 keys here; ask contains\(\) before"),
         (lambda: ours.delete(ints(5, 6, 5)), "key 5 is given twice, at positions 0 and 2"),
         (lambda: ours.update(ints(4), floats(1)), "key 4 at position 0 is not among the 3 keys here"),
-        (lambda: ours.insert(ints(1, 2), floats(1)), r"got 2 keys and priorities of shape \(1,\); give one priority for each key"),
+        (
+            lambda: ours.insert(ints(1, 2), floats(1)),
+            r"got 2 keys and priorities of shape \(1,\); give one priority for each key",
+        ),
         (lambda: ours.insert(ints(1), floats(1, 2)), r"got 1 keys and priorities of shape \(2,\)"),
         (lambda: ours.insert(np.array([1.5])), "one-dimensional array of int64, got shape .* of float64"),
         (lambda: ours.insert(np.array([[1]])), r"got shape \(1, 1\)"),
-        (lambda: ours.insert(np.array([2**63], np.uint64)), "key 9223372036854775808 at position 0 does not fit into int64"),
+        (
+            lambda: ours.insert(np.array([2**63], np.uint64)),
+            "key 9223372036854775808 at position 0 does not fit into int64",
+        ),
         (lambda: ours.sample(0, rng()), "0 keys were asked of a .* selector; ask for 1 or more"),
     ]:
         with pytest.raises(ConfigError, match=message):
@@ -431,7 +448,9 @@ def test_plain_lists_are_taken(make: Callable[[], Any]):
 def test_a_priority_too_large_to_sum(exponent: float, priority: float):
     ours = Prioritized(exponent)
     for keys in (ints(1), ints(1, 2)):
-        with pytest.raises(ConfigError, match=rf"position 0 is {priority}".replace("+", r"\+") + ".*too large to be summed; scale"):
+        with pytest.raises(
+            ConfigError, match=rf"position 0 is {priority}".replace("+", r"\+") + ".*too large to be summed; scale"
+        ):
             ours.insert(keys, np.full(len(keys), priority))
     assert len(ours) == 0
     ours.insert(np.arange(1000), np.full(1000, 1e290 ** (1 / exponent) * 0.999))
@@ -485,9 +504,13 @@ def test_a_restored_selector_goes_on_alike(make: Callable[[], Any]):
 def test_states_that_do_not_fit():
     heap = MinHeap()
     heap.insert(ints(1, 2), floats(1, 2))
-    with pytest.raises(ConfigError, match="state of a MinHeap selector, and a MaxHeap was to take it; build the same class"):
+    with pytest.raises(
+        ConfigError, match="state of a MinHeap selector, and a MaxHeap was to take it; build the same class"
+    ):
         MaxHeap().load_state(heap.state())
-    with pytest.raises(ConfigError, match=r"saved with exponent 0\.5, and this selector has 1\.0; build it with the saved"):
+    with pytest.raises(
+        ConfigError, match=r"saved with exponent 0\.5, and this selector has 1\.0; build it with the saved"
+    ):
         Prioritized(1).load_state(Prioritized(0.5).state())
     with pytest.raises(ConfigError, match="lacks keys; give what state"):
         Fifo().load_state({"selector": "Fifo"})
@@ -531,7 +554,9 @@ def test_the_order_of_deletes_decides_nothing(make: Callable[[], Any]):
         ours.delete(gone)
     np.testing.assert_equal(one.state(), other.state())
     if isinstance(one, OrderedSelector) and not isinstance(one, Lifo):
-        assert one.state()["keys"].tolist() == one.peek(100).tolist()  # a state is in order, whatever the heap looks like inside
+        assert (
+            one.state()["keys"].tolist() == one.peek(100).tolist()
+        )  # a state is in order, whatever the heap looks like inside
 
 
 def test_stale_entries_of_a_heap_are_dropped():

@@ -11,7 +11,15 @@ import pytest
 from hilt.core.tree import Spec
 from hilt.replay import Log, step_encoder
 from hilt.replay.sampling.batch_memory import BufferPool
-from hilt.replay.step_encoder import BlockSteps, EncodedSteps, PackedBlock, PackedSteps, StepEncoder, TrajectorySteps, same_rows
+from hilt.replay.step_encoder import (
+    BlockSteps,
+    EncodedSteps,
+    PackedBlock,
+    PackedSteps,
+    StepEncoder,
+    TrajectorySteps,
+    same_rows,
+)
 from tests.replay.toy_steps import SCHEMA, numbers, step, trajectory
 
 
@@ -43,17 +51,29 @@ def encoded(log: Log, how: str, given: list[dict[str, Any]]) -> list[EncodedStep
 @pytest.mark.parametrize("how", ["packed", "trajectory"])
 def test_encoder_makes_the_same_rows_and_frames_however_steps_come(tmp_path: Path, how: str):
     given = [*numbers(5, 6, source=np.uint8(1)), step(11, 11), step(11, 20, terminated=True)]
-    given = [{**one, "source": np.uint8(one["source"]), "policy_version": np.int64(one["policy_version"])} for one in given]
-    with Log.create(tmp_path / "a", SCHEMA, durability="never") as one, Log.create(tmp_path / "b", SCHEMA, durability="never") as other:
+    given = [
+        {**one, "source": np.uint8(one["source"]), "policy_version": np.int64(one["policy_version"])} for one in given
+    ]
+    with (
+        Log.create(tmp_path / "a", SCHEMA, durability="never") as one,
+        Log.create(tmp_path / "b", SCHEMA, durability="never") as other,
+    ):
         wanted, (found,) = encoded(one, "one by one", given), encoded(other, how, given)
     rows = np.frombuffer(b"".join(bytes(part.rows) for part in wanted), SCHEMA.layout.row)
     names = [name for name in rows.dtype.names or () if name not in ("#count", "#crc")]  # of a commit
     for name in names:
         assert np.frombuffer(found.rows, rows.dtype)[name].tolist() == rows[name].tolist(), name
     image = "observations/image"
-    assert [bytes(frame) for frame in found.frames[image]] == [bytes(frame) for part in wanted for frame in part.frames[image]]
+    assert [bytes(frame) for frame in found.frames[image]] == [
+        bytes(frame) for part in wanted for frame in part.frames[image]
+    ]
     assert len(found.frames[image]) == len(given) + 1, "each frame once"
-    assert (found.key, found.steps, found.sequence, found.ended) == (wanted[0].key, len(given), wanted[-1].sequence, True)
+    assert (found.key, found.steps, found.sequence, found.ended) == (
+        wanted[0].key,
+        len(given),
+        wanted[-1].sequence,
+        True,
+    )
     assert (found.sources, found.origin, found.width) == (0b11, 2, 1)
     if how == "packed":
         assert found.tail == wanted[-1].tail

@@ -17,7 +17,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hilt.core.errors import ConfigError, CorruptError, FormatError, MissingPackageError, SchemaError, StorageError, UnsafeError
+from hilt.core.errors import (
+    ConfigError,
+    CorruptError,
+    FormatError,
+    MissingPackageError,
+    SchemaError,
+    StorageError,
+    UnsafeError,
+)
 from hilt.replay import tensors as bridge
 
 torch = pytest.importorskip("torch")
@@ -50,7 +58,10 @@ def test_without_torch_the_error_has_the_pip_line(monkeypatch: pytest.MonkeyPatc
 
 def batch() -> dict[str, Any]:
     return {
-        "observations": {"state": np.arange(6, dtype=np.float32).reshape(2, 3), "image": np.full((2, 4, 4, 3), 7, np.uint8)},
+        "observations": {
+            "state": np.arange(6, dtype=np.float32).reshape(2, 3),
+            "image": np.full((2, 4, 4, 3), 7, np.uint8),
+        },
         "rewards": np.array([0.5, 1.0]),
         "dones": np.array([True, False]),
         "tokens": np.arange(4).reshape(2, 2),
@@ -87,7 +98,13 @@ def test_tensors_that_cannot_be_shared_are_copied_without_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tensors = bridge.to_torch(
-            {"fixed": fixed, "swapped": np.arange(3, dtype=">i4"), "reversed": np.arange(3)[::-1], "number": 2.5, "scalar": np.float32(1)}
+            {
+                "fixed": fixed,
+                "swapped": np.arange(3, dtype=">i4"),
+                "reversed": np.arange(3)[::-1],
+                "number": 2.5,
+                "scalar": np.float32(1),
+            }
         )
     assert [t.tolist() for t in tensors.values()] == [[0.0, 1.0, 2.0], [0, 1, 2], [2, 1, 0], 2.5, 1.0]
     tensors["fixed"][0] = 5
@@ -172,7 +189,9 @@ def test_tensors_on_an_unknown_device_are_an_error(device: Any, said: str) -> No
 def test_cuda() -> None:
     tensors = bridge.to_torch(batch(), "cuda")
     assert all(t.is_cuda for t in (tensors["rewards"], tensors["observations"]["image"]))
-    np.testing.assert_array_equal(bridge.raw_array(tensors["observations"]["image"], "")[0], batch()["observations"]["image"])
+    np.testing.assert_array_equal(
+        bridge.raw_array(tensors["observations"]["image"], "")[0], batch()["observations"]["image"]
+    )
     first, second = bridge.to_torch(batch(), ["cuda:0", "cpu"])
     assert first["tokens"].is_cuda and not second["tokens"].is_cuda
     assert bridge.to_torch(first, "cuda:0")["tokens"].data_ptr() == first["tokens"].data_ptr()
@@ -201,7 +220,10 @@ def test_the_global_generator_is_left_alone() -> None:
 
 def test_seeds() -> None:
     assert bridge.generator(None).initial_seed() != bridge.generator(None).initial_seed()
-    assert bridge.randint(bridge.generator(np.int64(3)), 9, 4).tolist() == bridge.randint(bridge.generator(3), 9, 4).tolist()
+    assert (
+        bridge.randint(bridge.generator(np.int64(3)), 9, 4).tolist()
+        == bridge.randint(bridge.generator(3), 9, 4).tolist()
+    )
     for seed in ("3", 1.5, 2**64, True):
         with pytest.raises(ConfigError, match="pass an integer of at most 64 bits"):
             bridge.generator(seed)  # type: ignore[arg-type]
@@ -310,7 +332,9 @@ def test_an_archive_of_several_disks_is_corrupt(tmp_path: Path) -> None:
     locator = raw.index(b"PK\x06\x07")
     raw[locator + 16] = 2
     path.write_bytes(raw)
-    with pytest.raises(CorruptError, match=r"disks\.pt is (a damaged archive|not a whole file of torch\.save) \("):  # by Python or by torch
+    with pytest.raises(
+        CorruptError, match=r"disks\.pt is (a damaged archive|not a whole file of torch\.save) \("
+    ):  # by Python or by torch
         bridge.load_pt(path)
 
 
@@ -381,7 +405,9 @@ REBUILD = importlib.import_module("torch._utils")._rebuild_tensor_v2
 
 
 def storage(count: int) -> Any:
-    return torch.storage.TypedStorage(wrap_storage=torch.zeros(count).untyped_storage(), dtype=torch.float32, _internal=True)
+    return torch.storage.TypedStorage(
+        wrap_storage=torch.zeros(count).untyped_storage(), dtype=torch.float32, _internal=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -405,7 +431,9 @@ def test_a_tensor_stays_within_its_memory(arguments: Any, tmp_path: Path) -> Non
 
 
 def test_whole_numbers_have_no_gradients(tmp_path: Path) -> None:
-    memory = torch.storage.TypedStorage(wrap_storage=torch.zeros(2).untyped_storage(), dtype=torch.int32, _internal=True)
+    memory = torch.storage.TypedStorage(
+        wrap_storage=torch.zeros(2).untyped_storage(), dtype=torch.int32, _internal=True
+    )
     (tmp_path / "tensor.pkl").write_bytes(pickle.dumps({"x": Call(REBUILD, memory, 0, (2,), (1,), True, {})}))
     with pytest.raises(CorruptError, match=r"a tensor of torch\.int32 with gradients"):
         bridge.load_pkl(tmp_path / "tensor.pkl")
@@ -413,7 +441,10 @@ def test_whole_numbers_have_no_gradients(tmp_path: Path) -> None:
 
 def test_a_tensor_needs_memory_and_no_hooks(tmp_path: Path) -> None:
     path = tmp_path / "tensor.pkl"
-    for reduced in (Call(REBUILD, storage(2), 0, (2,), (1,), False, {"hook": 1}), Call(REBUILD, np.zeros(2), 0, (2,), (1,), False, {})):
+    for reduced in (
+        Call(REBUILD, storage(2), 0, (2,), (1,), False, {"hook": 1}),
+        Call(REBUILD, np.zeros(2), 0, (2,), (1,), False, {}),
+    ):
         path.write_bytes(pickle.dumps({"x": reduced}))
         with pytest.raises(UnsafeError, match="with hooks or without memory"):
             bridge.load_pkl(path)

@@ -102,7 +102,13 @@ def test_a_loader_goes_through_shuffled_epochs_in_workers(dataset: StepDataset, 
 @given(data=st.data(), size=st.integers(1, 60), shuffle=st.booleans(), drop=st.booleans())
 def test_a_loader_resumes_bit_for_bit(log: Log, data: st.DataObject, size: int, shuffle: bool, drop: bool):
     def made() -> StepLoader:
-        return StepLoader(StepDataset(log.all(), ["rewards"]), min(size, STEPS) if drop else size, seed=9, shuffle=shuffle, drop_last=drop)
+        return StepLoader(
+            StepDataset(log.all(), ["rewards"]),
+            min(size, STEPS) if drop else size,
+            seed=9,
+            shuffle=shuffle,
+            drop_last=drop,
+        )
 
     whole, loader = made(), made()
     batches = [batch for _ in range(3) for batch in rewards(whole)]
@@ -166,7 +172,10 @@ def test_settings_that_cannot_work(dataset: StepDataset, options: dict[str, Any]
 def test_pinned_memory_needs_a_gpu(dataset: StepDataset):
     if torch.cuda.is_available():
         (batch, *_) = StepLoader(dataset, 8, pin_memory=True)
-        assert batch["rewards"].is_pinned() and not next(iter(StepLoader(dataset, 8, pin_memory=False)))["rewards"].is_pinned()
+        assert (
+            batch["rewards"].is_pinned()
+            and not next(iter(StepLoader(dataset, 8, pin_memory=False)))["rewards"].is_pinned()
+        )
     else:
         with pytest.raises(ConfigError, match="pin_memory=True is for copies to a GPU, and torch finds none here"):
             StepLoader(dataset, 8, pin_memory=True)

@@ -24,7 +24,12 @@ def make_log(path: Path, lengths: list[int], **settings: Any) -> Log:
 
 
 def add(log: Log, trajectory: int, length: int) -> None:
-    log.add({"number": (1000 * trajectory + np.arange(length))[:, None], "truncated": (np.arange(length) == length - 1)[:, None]})
+    log.add(
+        {
+            "number": (1000 * trajectory + np.arange(length))[:, None],
+            "truncated": (np.arange(length) == length - 1)[:, None],
+        }
+    )
 
 
 def numbers(keys: np.ndarray) -> list[int]:
@@ -44,8 +49,12 @@ def drawn_until_a_table(drawing: UniformDraw, log: Log, runs: Runs, places: np.n
 
 
 @settings(max_examples=rounds(20, 200), deadline=None)
-@given(lengths=st.lists(st.one_of(st.integers(1, 4), st.integers(1, 90)), min_size=1, max_size=40), last=st.integers(0, 5))
-def test_search_and_table_agree_for_every_place(lengths: list[int], last: int, tmp_path_factory: pytest.TempPathFactory):
+@given(
+    lengths=st.lists(st.one_of(st.integers(1, 4), st.integers(1, 90)), min_size=1, max_size=40), last=st.integers(0, 5)
+)
+def test_search_and_table_agree_for_every_place(
+    lengths: list[int], last: int, tmp_path_factory: pytest.TempPathFactory
+):
     with make_log(tmp_path_factory.mktemp("log") / "log", lengths, segment_bytes=1 << 12) as log:
         runs = log.last(last).runs() if last else log.all().runs()
         places = np.random.default_rng(0).permutation(len(runs))

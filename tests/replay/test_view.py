@@ -71,7 +71,9 @@ def test_where(log: Log):
     assert rewards(log.where("actions", lambda a: a[:, 0] < 1)) == [0, 1]
     with pytest.raises(UnknownNameError, match="no column named 'reward'; did you mean 'rewards'"):
         log.where("reward", lambda r: r > 0)
-    with pytest.raises(SchemaError, match="observations: expected one column, got a subtree; choose one of observations/state, obs"):
+    with pytest.raises(
+        SchemaError, match="observations: expected one column, got a subtree; choose one of observations/state, obs"
+    ):
         log.where("observations", lambda x: x)
 
 
@@ -183,7 +185,9 @@ def test_view_predicate_that_fails_does_not_disturb_writers(log: Log):
     assert rewards(other)[-4:] == [98, 99, 100, 101]
     assert [key - keys[0] for key in keys] == [0, 1, 2, 3]
     for use in (view.keys, lambda: len(view), lambda: view.sample(1), lambda: (view | other).keys()):
-        with pytest.raises(SchemaError, match="the rule of this view failed on a new step: ZeroDivisionError\\('not this one'\\)"):
+        with pytest.raises(
+            SchemaError, match="the rule of this view failed on a new step: ZeroDivisionError\\('not this one'\\)"
+        ):
             use()
 
 
@@ -197,7 +201,9 @@ def test_view_without_references_is_freed(log: Log):
 
 
 def test_sampling_an_empty_view(log: Log):
-    with pytest.raises(EmptyError, match=r"the view of .*/log holds no step yet; add some, or wait with a rate limiter \(MinSize\)"):
+    with pytest.raises(
+        EmptyError, match=r"the view of .*/log holds no step yet; add some, or wait with a rate limiter \(MinSize\)"
+    ):
         log.by_source("demo").sample(4)
 
 
@@ -281,7 +287,13 @@ def test_relabeled_steps_where_the_schema_forbids_nan(tmp_path: Path):
 def test_a_closed_log(log: Log):
     view, sampler = log.all(), log.all().sampler()
     log.close()
-    for use in (lambda: view.sample(1), lambda: sampler.sample(1), lambda: log.read(np.array([0])), lambda: log.add({}), log.refresh):
+    for use in (
+        lambda: view.sample(1),
+        lambda: sampler.sample(1),
+        lambda: log.read(np.array([0])),
+        lambda: log.add({}),
+        log.refresh,
+    ):
         if use == log.refresh:
             continue
         with pytest.raises((ClosedError, SchemaError)):
@@ -294,7 +306,12 @@ def test_a_closed_log(log: Log):
 def test_a_reader_shows_what_the_writer_shows(tmp_path: Path):
     """Also where episodes run while others are evicted: the writer spares running ones, and so must the reader."""
     with new_log(tmp_path, capacity_steps=40, segment_bytes=30_000) as log, Log.open(tmp_path / "log", "r") as reader:
-        views = {"all": reader.all(), "human": reader.by_source("human"), "last": reader.last(3), "good": reader.successes()}
+        views = {
+            "all": reader.all(),
+            "human": reader.by_source("human"),
+            "last": reader.last(3),
+            "good": reader.successes(),
+        }
         oldest = log.episode()
         oldest.append(step(0))
         for i in range(30):

@@ -83,7 +83,13 @@ class Stream:
 def schema_of(layout: str) -> Schema:
     """Everything narrow."""
     (step,) = Stream(0, layout.replace("wide", "")).steps([FOLLOW])
-    return Schema.of({key: value for key, value in step.items() if key not in ("terminated", "truncated", "source", "policy_version")})
+    return Schema.of(
+        {
+            key: value
+            for key, value in step.items()
+            if key not in ("terminated", "truncated", "source", "policy_version")
+        }
+    )
 
 
 def parcels(queue: QueuedDataStore, after: int, cuts: list[int]) -> list[tuple[int, PackedBlock]]:
@@ -105,7 +111,10 @@ def content(log: Log) -> dict[str, Any]:
     with log.reading() as steps:
         raw = dict(zip(RAW, steps.fields(keys, RAW), strict=True))
     entries = log.index.entries
-    index = {name: entries[name].tolist() for name in ("key", "steps", "sequence", "origin", "sources", "ended", "open", "width")}
+    index = {
+        name: entries[name].tolist()
+        for name in ("key", "steps", "sequence", "origin", "sources", "ended", "open", "width")
+    }
     names = log.facts.origins()
     return {
         "keys": keys.tolist(),
@@ -139,7 +148,10 @@ turns = st.lists(st.tuples(st.integers(0, 2), moves), min_size=1, max_size=6)
 )
 def test_a_block_is_stored_as_its_steps_are(layout: str, turns: Any, cuts: list[int], rows: int, unnamed: int):
     schema = schema_of(layout)
-    with ExitStack() as ending, tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+    with (
+        ExitStack() as ending,
+        tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder,
+    ):
         logs = [
             Log.create(Path(folder) / name, schema, durability="never", segment_bytes=rows * schema.layout.step_bytes)
             for name in ("steps", "blocks")
@@ -162,7 +174,10 @@ def test_a_block_is_stored_as_its_steps_are(layout: str, turns: Any, cuts: list[
         assert fast == sum(len(events) for _, events in turns)  # none of these needs the slow way
         wanted, found = content(logs[0]), content(logs[1])
         for name in wanted:
-            if "wide depth" not in layout or name not in ("frames", "live"):  # cast apart, they are compared in full and found the same
+            if "wide depth" not in layout or name not in (
+                "frames",
+                "live",
+            ):  # cast apart, they are compared in full and found the same
                 assert found[name] == wanted[name], name
         for log in logs:
             assert log.damage() == []
@@ -181,7 +196,9 @@ ends = st.sampled_from([(False, 1.0), (False, 0.0), (True, 0.0), (True, 1.0), (T
 
 
 @settings(max_examples=rounds(8, 100), deadline=None, suppress_health_check=list(HealthCheck))
-@given(kind=st.sampled_from(["plain", "efficient"]), chosen=st.lists(ends, min_size=1, max_size=20), whole=st.booleans())
+@given(
+    kind=st.sampled_from(["plain", "efficient"]), chosen=st.lists(ends, min_size=1, max_size=20), whole=st.booleans()
+)
 def test_buffers_read_the_same_ends_from_a_block(kind: str, chosen: list[Any], whole: bool):
     one, many = make(kind), make(kind)
     queue = QueuedDataStore(100)
@@ -254,19 +271,37 @@ FRAME = "observations/image"
         (changed("columns", "actions", lambda a: a[:-1]), "columns of different lengths or none"),
         (changed("columns", "actions", lambda a: a.tolist()), "columns of different lengths or none"),
         (changed("columns", "rewards", lambda a: a[0]), "columns of different lengths or none"),
-        (changed("numbers", FRAME, lambda a: a + 2), "observations/image: a block of steps refers to frames that it does not have"),
-        (changed("numbers", FRAME, lambda a: a - 1), "observations/image: a block of steps refers to frames that it does not have"),
-        (changed("numbers", FRAME, lambda a: a[:, None]), "observations/image: a block of steps refers to frames that it does not have"),
+        (
+            changed("numbers", FRAME, lambda a: a + 2),
+            "observations/image: a block of steps refers to frames that it does not have",
+        ),
+        (
+            changed("numbers", FRAME, lambda a: a - 1),
+            "observations/image: a block of steps refers to frames that it does not have",
+        ),
+        (
+            changed("numbers", FRAME, lambda a: a[:, None]),
+            "observations/image: a block of steps refers to frames that it does not have",
+        ),
         (changed("numbers", FRAME, lambda a: a.astype(float)), "refers to frames that it does not have"),
         (changed("numbers", FRAME, lambda a: a.astype(np.uint64)), "refers to frames that it does not have"),
         (changed("frames", FRAME, lambda a: a[:-1]), "refers to frames that it does not have"),
         (changed("frames", FRAME, lambda a: np.uint8(3)), "refers to frames that it does not have"),
         ({**good(), "frames": {}}, "refers to frames that it does not have"),
-        ({"columns": {"a": np.zeros(1 << 17, bool)}, "frames": {}, "numbers": {}}, "a block of 131072 steps; at most 65536"),
+        (
+            {"columns": {"a": np.zeros(1 << 17, bool)}, "frames": {}, "numbers": {}},
+            "a block of 131072 steps; at most 65536",
+        ),
     ],
 )
 def test_what_does_not_fit_together(packed: Any, said: str):
-    if packed and "numbers" in packed and packed.get("numbers") and FRAME in packed["numbers"] and said.startswith("observations/image"):
+    if (
+        packed
+        and "numbers" in packed
+        and packed.get("numbers")
+        and FRAME in packed["numbers"]
+        and said.startswith("observations/image")
+    ):
         packed["numbers"].pop("next_" + FRAME, None)  # the first to be looked at
     with pytest.raises(FormatError, match=said):
         PackedBlock(packed)
@@ -313,7 +348,10 @@ def test_a_strange_source_is_refused_and_does_not_come_back(tmp_path: Path):
 
 def test_an_empty_block(tmp_path: Path):
     packed = good()
-    none = {part: {path: values[:0] if part != "frames" else values for path, values in packed[part].items()} for part in packed}
+    none = {
+        part: {path: values[:0] if part != "frames" else values for path, values in packed[part].items()}
+        for part in packed
+    }
     with Log.create(tmp_path / "log", schema_of(""), durability="never") as log:
         assert RunningEpisodes(log).insert_block(SENDERS[0], PackedBlock(none), 0, 0) == []
 
@@ -332,7 +370,9 @@ def test_no_room_at_any_call(memory_path: Path, durability: str, counted: Callab
     failures = 0
     for full_at in range(1, 10**6, rounds(3, 1)):
         files = Running()
-        log = Log.create(memory_path / "log", schema, durability=durability, files=files, segment_bytes=3 * schema.layout.step_bytes)
+        log = Log.create(
+            memory_path / "log", schema, durability=durability, files=files, segment_bytes=3 * schema.layout.step_bytes
+        )
         chains, known = RunningEpisodes(log), []
         files.calls, files.full_at = 0, full_at
         for first, block in blocks:
@@ -350,7 +390,9 @@ def test_no_room_at_any_call(memory_path: Path, durability: str, counted: Callab
                 known.append(number)
                 assert sequences(log) == known
         calls, files.full_at = files.calls, -1
-        assert log.read(log.all().keys(), ["rewards"])["rewards"].tolist() == [step["rewards"] for step in queue.get_latest_data(-1)]
+        assert log.read(log.all().keys(), ["rewards"])["rewards"].tolist() == [
+            step["rewards"] for step in queue.get_latest_data(-1)
+        ]
         assert log.damage() == []
         log.close()
         with Log.open(memory_path / "log") as again:

@@ -62,7 +62,9 @@ class ToyTable:
         self.limiter.reset()
 
     def counts(self) -> list[Any]:
-        asked = [self.limiter.can_insert(n + 1) for n in range(AHEAD)] + [self.limiter.can_sample(n + 1) for n in range(AHEAD)]
+        asked = [self.limiter.can_insert(n + 1) for n in range(AHEAD)] + [
+            self.limiter.can_sample(n + 1) for n in range(AHEAD)
+        ]
         stats = self.limiter.stats()
         return [len(self.items), stats["inserts"], stats["samples"], "".join(str(int(a)) for a in asked)]
 

@@ -17,7 +17,29 @@ from hilt.replay.storage.journal import format_line
 from hilt.replay.storage.segment import EXTENT, Segment
 
 _WAYS = ["flip"] * 5 + ["cut", "grow", "zero", "delete", "swap", "empty", "garbage", "copy"]
-_VALUES = [None, -1, 0, 1, 7, 2**31, 2**40, 2**63, -(2**63), 1.5, "x", "", [], {}, [[1]], True, "<f8", "|O", 10**30, ["a"], {"a": 1}]
+_VALUES = [
+    None,
+    -1,
+    0,
+    1,
+    7,
+    2**31,
+    2**40,
+    2**63,
+    -(2**63),
+    1.5,
+    "x",
+    "",
+    [],
+    {},
+    [[1]],
+    True,
+    "<f8",
+    "|O",
+    10**30,
+    ["a"],
+    {"a": 1},
+]
 
 
 def damage(folder: Path, generator: random.Random) -> None:
@@ -61,7 +83,13 @@ def craft(folder: Path, generator: random.Random) -> None:
 
 
 def _craft_json(folder: Path, segment: Path, generator: random.Random) -> None:
-    files = [folder / "log.json", segment / "header.json", segment / "seal.json", folder / "closed.json", folder / "quarantine.json"]
+    files = [
+        folder / "log.json",
+        segment / "header.json",
+        segment / "seal.json",
+        folder / "closed.json",
+        folder / "quarantine.json",
+    ]
     path = generator.choice(files)
     data = read_json(path) if path.exists() else {"segments": {"1": [[0, 2, "x: y"]]}}
     _mutate(data, generator)
@@ -71,7 +99,10 @@ def _craft_json(folder: Path, segment: Path, generator: random.Random) -> None:
 def _craft_rows(folder: Path, segment: Path, generator: random.Random) -> None:
     row = Segment.open(segment).layout.row
     rows = np.fromfile(segment / "rows", row)
-    i, name = generator.randrange(len(rows)), generator.choice([name for name in row.names or () if name not in ("#pad", "#crc")])
+    i, name = (
+        generator.randrange(len(rows)),
+        generator.choice([name for name in row.names or () if name not in ("#pad", "#crc")]),
+    )
     raw = rows.view(np.uint8).reshape(len(rows), -1)
     if row[name].names:
         rows[name]["frame"][i] = generator.choice([-1, 10**9, 2**62, -(2**63), 5, 0])
@@ -97,8 +128,14 @@ def _craft_extents(folder: Path, segment: Path, generator: random.Random) -> Non
 
 def _craft_fact(folder: Path, segment: Path, generator: random.Random) -> None:
     known = [json.loads(line[9:]) for line in (folder / "annotations.jsonl").read_bytes().splitlines()]
-    known += [{"trajectory": 1, "column": "rewards", "first": 0, "values": [1.0, 2.0]}, {"trajectory": 1, "deleted_before": 3}]
-    known += [{"used": {"trajectory": 5, "segment": 5, "origin": 5}, "seen": {"1": 5}}, {"trajectory": 4, "whole": False}]
+    known += [
+        {"trajectory": 1, "column": "rewards", "first": 0, "values": [1.0, 2.0]},
+        {"trajectory": 1, "deleted_before": 3},
+    ]
+    known += [
+        {"used": {"trajectory": 5, "segment": 5, "origin": 5}, "seen": {"1": 5}},
+        {"trajectory": 4, "whole": False},
+    ]
     fact = generator.choice(known)
     _mutate(fact, generator)
     with (folder / "annotations.jsonl").open("ab") as file:

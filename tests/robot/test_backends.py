@@ -94,7 +94,11 @@ class HalfArm(Backend):
         ("tabletop", {"task": "tabletop/pik"}, r"no tabletop task named 'pik'"),
         ("tabletop", {"robot_ip": "1"}, r"unexpected keyword argument 'robot_ip'; it takes \(task"),
         ("no.such:Arm", {}, r"there is no module 'no', installed or in this folder"),
-        (f"{__name__}:HalfArm", {}, r"HalfArm has no workspace, no grip: write them, see 'An arm of your own' in docs/robot.md"),
+        (
+            f"{__name__}:HalfArm",
+            {},
+            r"HalfArm has no workspace, no grip: write them, see 'An arm of your own' in docs/robot.md",
+        ),
         ("json:dumps", {}, r"expected a subclass of hilt.robot.backends.Backend"),
     ],
 )

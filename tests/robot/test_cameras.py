@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hilt.core.errors import ConfigError, DeadlineError, MissingPackageError, RefusedError, RequestError, StorageError, UnknownNameError
+from hilt.core.errors import (
+    ConfigError,
+    DeadlineError,
+    MissingPackageError,
+    RefusedError,
+    RequestError,
+    StorageError,
+    UnknownNameError,
+)
 from hilt.robot.cameras import KINDS, CameraConfig, Frame, fitted, open_camera
 from hilt.robot.robot_client import RobotClient
 from tests.envs.toy_robot import ToyRobot, scene
@@ -65,14 +73,17 @@ def test_a_camera_that_stalls_is_named_with_its_cure(video: str):
     camera = opened(CameraConfig(kind="opencv", source=video, fps=2000, stale_seconds=0.1, deadline_seconds=2))
     camera.read()
     with pytest.raises(
-        DeadlineError, match=r"camera 'front', video file '.*scene.avi', gave no frame for \d\.\d s. A file ends: give a longer"
+        DeadlineError,
+        match=r"camera 'front', video file '.*scene.avi', gave no frame for \d\.\d s. A file ends: give a longer",
     ):
         read_until(camera, lambda frame: False)
     camera.close()
 
 
 def test_camera_that_does_not_open_is_reported_with_the_fix(tmp_path: Path, video: str):
-    with pytest.raises(StorageError, match=r"camera 'front', OpenCV device 97, does not open: /dev/video97 does not exist; there are"):
+    with pytest.raises(
+        StorageError, match=r"camera 'front', OpenCV device 97, does not open: /dev/video97 does not exist; there are"
+    ):
         opened(CameraConfig(kind="opencv", source="97"))
     with pytest.raises(StorageError, match=r"no.mp4 does not exist; check the path"):
         opened(CameraConfig(kind="opencv", source=str(tmp_path / "no.mp4")))
@@ -86,7 +97,9 @@ def test_a_device_gets_the_size_and_rate_asked_for(monkeypatch: pytest.MonkeyPat
     import cv2
 
     told: dict[Any, Any] = {}
-    capture = SimpleNamespace(isOpened=lambda: True, set=told.__setitem__, read=lambda: (False, None), release=lambda: None)
+    capture = SimpleNamespace(
+        isOpened=lambda: True, set=told.__setitem__, read=lambda: (False, None), release=lambda: None
+    )
     monkeypatch.setattr(cv2, "VideoCapture", lambda source: told.update(source=source) or capture)
     opened(CameraConfig(kind="opencv", source="3", width=320, height=240, fps=30)).close()
     assert told == {"source": 3, cv2.CAP_PROP_FRAME_WIDTH: 320, cv2.CAP_PROP_FRAME_HEIGHT: 240, cv2.CAP_PROP_FPS: 30}
@@ -115,7 +128,9 @@ def test_settings_without_effect_are_refused(config: CameraConfig, sentence: str
 
 
 def test_a_camera_of_ones_own(monkeypatch: pytest.MonkeyPatch):
-    source = SimpleNamespace(label="my camera", cure="", grab=lambda: np.full((4, 4, 3), 7, np.uint8), close=lambda: None)
+    source = SimpleNamespace(
+        label="my camera", cure="", grab=lambda: np.full((4, 4, 3), 7, np.uint8), close=lambda: None
+    )
     monkeypatch.setitem(KINDS, "mine", lambda name, config: source)
     camera = opened(CameraConfig(kind="mine", exposure=3))
     assert camera.read().image[0, 0, 0] == 7
@@ -159,7 +174,9 @@ def test_a_frame_stays_as_it_is_when_the_source_uses_its_memory_again(monkeypatc
 
 
 def test_an_unknown_kind_lists_the_known():
-    with pytest.raises(UnknownNameError, match=r"no kind of camera .* named 'webcam'. Known: opencv, realsense, simulation"):
+    with pytest.raises(
+        UnknownNameError, match=r"no kind of camera .* named 'webcam'. Known: opencv, realsense, simulation"
+    ):
         opened(CameraConfig(kind="webcam"))
 
 
@@ -171,7 +188,9 @@ def test_a_picture_is_cropped_then_resized():
     np.testing.assert_array_equal(fitted("a", image, [4, 24, 10, 30], 20), image[4:24, 10:30])
     assert fitted("a", image, [], 16).shape == (16, 16, 3)
     for crop in ([0, 41, 0, 10], [5, 5, 0, 10], [0, 10]):
-        with pytest.raises(ConfigError, match=r"camera 'a': crop=.* is not \[top, bottom, left, right\] within a frame of \(40, 60\)"):
+        with pytest.raises(
+            ConfigError, match=r"camera 'a': crop=.* is not \[top, bottom, left, right\] within a frame of \(40, 60\)"
+        ):
             fitted("a", image, crop, 16)
 
 
@@ -181,7 +200,9 @@ def test_a_picture_is_cropped_then_resized():
 def test_a_simulations_picture_is_of_now_and_of_the_size_asked_for():
     with ToyRobot(scene()) as toy:
         camera = opened(CameraConfig(source="top", height=20), 10, toy.url)
-        assert camera.read().image.shape == (20, 10, 3) and toy.bodies("image") == [{"camera": "top", "height": 20, "width": 10}]
+        assert camera.read().image.shape == (20, 10, 3) and toy.bodies("image") == [
+            {"camera": "top", "height": 20, "width": 10}
+        ]
         toy.raw["image"] = ("application/octet-stream", b"1234")
         with pytest.raises(RequestError, match=r"camera 'front': the simulation's picture is not \(20, 10, 3\) bytes"):
             camera.read()
@@ -211,10 +232,14 @@ class RealSense:
         self.stopped = False
 
     def context(self) -> Any:
-        return SimpleNamespace(devices=[SimpleNamespace(get_info=lambda _, serial=serial: serial) for serial in self.serials])
+        return SimpleNamespace(
+            devices=[SimpleNamespace(get_info=lambda _, serial=serial: serial) for serial in self.serials]
+        )
 
     def config(self) -> Any:
-        return SimpleNamespace(enable_device=lambda *a: self.calls.append(a), enable_stream=lambda *a: self.calls.append(a))
+        return SimpleNamespace(
+            enable_device=lambda *a: self.calls.append(a), enable_stream=lambda *a: self.calls.append(a)
+        )
 
     def pipeline(self) -> Any:
         return self
@@ -226,7 +251,9 @@ class RealSense:
 
     def get_device(self) -> Any:
         blind = SimpleNamespace(supports=lambda option: False)
-        seeing = SimpleNamespace(supports=lambda option: option == "exposure", set_option=lambda *a: self.calls.append(a))
+        seeing = SimpleNamespace(
+            supports=lambda option: option == "exposure", set_option=lambda *a: self.calls.append(a)
+        )
         return SimpleNamespace(query_sensors=lambda: [blind, seeing])
 
     def wait_for_frames(self, milliseconds: int) -> Any:
@@ -264,17 +291,23 @@ def test_defaults_of_a_realsense_and_automatic_exposure(library: RealSense):
 
 
 def test_a_realsense_that_is_not_there_or_busy_or_stalled(library: RealSense):
-    with pytest.raises(StorageError, match=r"camera 'front': no RealSense '333'; connected: 111, 222\. Plug it in; .*udev rules"):
+    with pytest.raises(
+        StorageError, match=r"camera 'front': no RealSense '333'; connected: 111, 222\. Plug it in; .*udev rules"
+    ):
         opened(CameraConfig(kind="realsense", source="333"))
     library.serials = []
     with pytest.raises(StorageError, match="connected: none"):
         opened(CameraConfig(kind="realsense", source="111"))
     library.serials, library.start_error = ["111"], "Device or resource busy"
-    with pytest.raises(StorageError, match=r"RealSense 111, does not start: Device or resource busy\. .*another program has it open"):
+    with pytest.raises(
+        StorageError, match=r"RealSense 111, does not start: Device or resource busy\. .*another program has it open"
+    ):
         opened(CameraConfig(kind="realsense", source="111"))
     library.start_error, library.stalled = "", True
     camera = opened(CameraConfig(kind="realsense", source="111", deadline_seconds=0.3))
-    with pytest.raises(DeadlineError, match=r"gave no frame within 0.3 s \(Frame didn't arrive within 1000\). Check its USB 3 cable"):
+    with pytest.raises(
+        DeadlineError, match=r"gave no frame within 0.3 s \(Frame didn't arrive within 1000\). Check its USB 3 cable"
+    ):
         camera.read()
     library.stalled = False
     assert camera.read().image.shape == (480, 640, 3)  # it was plugged in again
@@ -283,5 +316,8 @@ def test_a_realsense_that_is_not_there_or_busy_or_stalled(library: RealSense):
 
 def test_camera_without_its_package_names_the_pip_line(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pyrealsense2", None)
-    with pytest.raises(MissingPackageError, match=r"a RealSense camera needs the package 'pyrealsense2'.*pip install 'hilt\[realsense\]'"):
+    with pytest.raises(
+        MissingPackageError,
+        match=r"a RealSense camera needs the package 'pyrealsense2'.*pip install 'hilt\[realsense\]'",
+    ):
         opened(CameraConfig(kind="realsense", source="111"))

@@ -77,7 +77,9 @@ POINT = st.lists(st.floats(-1, 1), min_size=3, max_size=3)
 
 @given(POINT, UNIT, POINT, UNIT, st.floats(1e-4, 1.0), st.floats(1e-4, 4.0))
 @settings(max_examples=rounds(60, 1000), deadline=None)
-def test_slew_never_passes_its_limits_and_comes_nearer(p: Any, q: Any, p2: Any, q2: Any, meters: float, radians: float) -> None:
+def test_slew_never_passes_its_limits_and_comes_nearer(
+    p: Any, q: Any, p2: Any, q2: Any, meters: float, radians: float
+) -> None:
     start, goal = (np.array([*a, *(np.array(b) / np.linalg.norm(b))]) for a, b in ((p, q), (p2, q2)))
 
     def apart(a: Any, b: Any) -> tuple[float, float]:
@@ -86,7 +88,9 @@ def test_slew_never_passes_its_limits_and_comes_nearer(p: Any, q: Any, p2: Any, 
 
     there = slew(start, goal, meters, radians)
     assert np.linalg.norm(there[3:]) == pytest.approx(1)
-    for moved, whole, left, most in zip(apart(there, start), apart(goal, start), apart(goal, there), (meters, radians), strict=True):
+    for moved, whole, left, most in zip(
+        apart(there, start), apart(goal, start), apart(goal, there), (meters, radians), strict=True
+    ):
         assert moved <= most + 1e-6 and moved == pytest.approx(min(whole, most), abs=1e-5)
         assert left == pytest.approx(max(0.0, whole - most), abs=1e-5)
 
@@ -135,7 +139,11 @@ def test_a_pushed_arm_keeps_the_stiffness_that_it_is_given_meanwhile() -> None:
     assert backend._world.parameters[0]["translational_stiffness"] == 0, "a spring would hold it back"
     backend.hold(0)
     known = backend._world.parameters[0]
-    assert (known["translational_stiffness"], known["rotational_stiffness"], known["rotational_damping"]) == (1234, 150, 5)
+    assert (known["translational_stiffness"], known["rotational_stiffness"], known["rotational_damping"]) == (
+        1234,
+        150,
+        5,
+    )
 
 
 def test_a_backend_slower_than_its_rate_leaves_some_of_its_core_to_others() -> None:

@@ -72,7 +72,9 @@ def test_every_request_has_a_deadline_and_a_late_reply_is_not_the_next_one(toy: 
     assert client.post("getstate", seconds=60)["pose"] == toy.pose
     toy.delays["jointreset"] = 0.4
     assert client.post("jointreset", seconds=60) == "done"
-    toy.trickle.add("getstate")  # a byte every 0.05 s: no single wait is long, and all of them take more than ten seconds
+    toy.trickle.add(
+        "getstate"
+    )  # a byte every 0.05 s: no single wait is long, and all of them take more than ten seconds
     with pytest.raises(DeadlineError, match="getstate"):
         client.post("getstate")
 
@@ -110,7 +112,9 @@ def test_a_refusal_raises_with_the_servers_sentence(toy: ToyRobot):
 
 
 def test_robot_env_reports_missing_server_and_address():
-    with pytest.raises(RefusedError, match=r"/getstate: no robot server answers \(Connection refused\). Start one: hilt serve-robot"):
+    with pytest.raises(
+        RefusedError, match=r"/getstate: no robot server answers \(Connection refused\). Start one: hilt serve-robot"
+    ):
         RobotClient("http://127.0.0.1:9").post("getstate")
     for wrong in ("127.0.0.1:5000", "ftp://robot", "http://"):
         with pytest.raises(ConfigError, match="something like http://"):
@@ -129,7 +133,9 @@ def test_the_token_is_sent_and_comes_from_a_file(toy: ToyRobot, tmp_path: Path):
 
 def test_making_one_needs_no_server():
     """Upstream asks the server in its constructor, also for an environment that is only there for its spaces."""
-    config = RobotConfig(url="http://127.0.0.1:9", cameras={"front": CameraConfig()}, image_size=32, instruction="do it", step_limit=5)
+    config = RobotConfig(
+        url="http://127.0.0.1:9", cameras={"front": CameraConfig()}, image_size=32, instruction="do it", step_limit=5
+    )
     env = RobotEnv(config)
     assert env.action_space.shape == (7,) and env.observation_space["images"]["front"].shape == (32, 32, 3)
     assert (env.instruction, env.step_limit, env.control_hz) == ("do it", 5, 10.0)
@@ -151,7 +157,9 @@ def test_reset_goes_to_the_reset_pose_by_small_steps(toy: ToyRobot):
     poses = toy.poses()
     assert len(poses) == 5 and np.abs(np.diff(poses[:, :3], axis=0)).max() < 0.03  # 0.1 m in 0.1 s at 50 Hz
     np.testing.assert_allclose(np.linalg.norm(poses[:, 3:], axis=1), 1.0)  # upstream's are shorter on the way
-    np.testing.assert_allclose(poses[-1], [0.6, 0.1, 0.1, *Rotation.from_euler("xyz", [np.pi, 0, 0.5]).as_quat()], atol=1e-9)
+    np.testing.assert_allclose(
+        poses[-1], [0.6, 0.1, 0.1, *Rotation.from_euler("xyz", [np.pi, 0, 0.5]).as_quat()], atol=1e-9
+    )
     np.testing.assert_allclose(obs["state"]["tcp_pose"], poses[-1], rtol=1e-6, atol=1e-7)
 
 
@@ -191,27 +199,41 @@ def test_robot_env_observes_anew_after_a_wait_following_reset(toy: ToyRobot):
     toy.gripper, toy.asked = 0.25, []
     looked = time.monotonic()
     now = env.look()
-    assert (obs["state"]["gripper_pose"][0], now["state"]["gripper_pose"][0]) == (1.0, 0.25) and toy.routes == ["getstate"]
+    assert (obs["state"]["gripper_pose"][0], now["state"]["gripper_pose"][0]) == (1.0, 0.25) and toy.routes == [
+        "getstate"
+    ]
     assert env.step(STILL)[4]["period_seconds"] < time.monotonic() - looked, "the wait is no period"
 
 
 def test_robot_env_settings_need_no_address(toy: ToyRobot):
     settings = env_of(toy, action_scale=[0.02, 0.1], cameras={"front": CameraConfig()}).settings
-    assert settings["action_scale"] == [0.02, 0.1] and settings["hz"] == 50.0 and settings["cameras"]["front"]["kind"] == "simulation"
+    assert (
+        settings["action_scale"] == [0.02, 0.1]
+        and settings["hz"] == 50.0
+        and settings["cameras"]["front"]["kind"] == "simulation"
+    )
     assert not {"url", "token_file", "request_seconds"} & settings.keys()
     dual = robot_task("a:1,b:2", cameras={"front": {}, "left/wrist": {}}).settings
-    assert set(dual["left/cameras"]) == {"front", "left/wrist"} and dual["right/cameras"] == {} and dual["right/hz"] == 10.0
+    assert (
+        set(dual["left/cameras"]) == {"front", "left/wrist"}
+        and dual["right/cameras"] == {}
+        and dual["right/hz"] == 10.0
+    )
 
 
 def test_robot_env_reports_an_arm_that_does_not_reach_its_pose(toy: ToyRobot):
     toy.blocked = True
-    with pytest.raises(RequestError, match=r"the arm is 0\.100 m from its reset pose, and at most reset_tolerance=0\.05 m"):
+    with pytest.raises(
+        RequestError, match=r"the arm is 0\.100 m from its reset pose, and at most reset_tolerance=0\.05 m"
+    ):
         env_of(toy, reset_pose=[0.5, 0.0, 0.3, np.pi, 0, 0]).reset()
     env_of(toy, reset_pose=[0.5, 0.0, 0.3, np.pi, 0, 0], reset_tolerance=0.2).reset()
 
 
 def test_robot_env_resets_the_scene_of_a_simulation_and_takes_its_task(simulation: ToyRobot):
-    with pytest.raises(ConfigError, match=r"has the task 'pick', and task='stack' was asked for: hilt serve-robot --task stack"):
+    with pytest.raises(
+        ConfigError, match=r"has the task 'pick', and task='stack' was asked for: hilt serve-robot --task stack"
+    ):
         env_of(simulation, task="stack").reset()
     simulation.asked.clear()
     env = env_of(simulation, compliance={"translational_Ki": 2.0}, task="pick")
@@ -325,7 +347,9 @@ def test_the_command_stays_in_the_safety_box(toy: ToyRobot):
     poses = toy.poses()
     assert (poses[:, :3] >= np.array(low[:3]) - 1e-9).all() and (poses[:, :3] <= np.array(high[:3]) + 1e-9).all()
     angles = np.array([to_euler(pose[3:]) for pose in poses])
-    assert (np.abs(angles[:, 0]) >= low[3] - 1e-6).all() and (np.abs(angles[:, 1:]) <= np.array([0.1, 0.3]) + 1e-6).all()
+    assert (np.abs(angles[:, 0]) >= low[3] - 1e-6).all() and (
+        np.abs(angles[:, 1:]) <= np.array([0.1, 0.3]) + 1e-6
+    ).all()
     assert (angles[:, 0] > 0).any() and (angles[:, 0] < 0).any()  # both sides of pi
 
 
@@ -395,7 +419,9 @@ def test_the_rate_is_kept_whatever_the_policy_takes(toy: ToyRobot):
         late[0] += 0.02  # a policy thinks
         env.step(STILL)
     seconds, timing = next(clock) + late[0] - began, env.timing()
-    assert timing["steps"] == 10 and timing["nominal"] == 0.05 and timing["p50"] <= timing["p99"] <= timing["max"] < 0.06
+    assert (
+        timing["steps"] == 10 and timing["nominal"] == 0.05 and timing["p50"] <= timing["p99"] <= timing["max"] < 0.06
+    )
     assert 0.48 < seconds < 0.52 and not timing["missed"], "no drift: upstream's would take 0.7 s"
 
 
@@ -451,7 +477,11 @@ def test_tasks_by_name(tmp_path: Path):
     assert list(env.observation_space["images"]) == ["front", "wrist"]
     (tmp_path / "arm.yaml").write_text("url: https://arm:1\ncameras:\n  top: {kind: realsense, source: '1234'}\n")
     env = robot_task(str(tmp_path / "arm.yaml"), image_size=32)
-    assert isinstance(env, RobotEnv) and env.config.url == "https://arm:1" and env.observation_space["images"]["top"].shape == (32, 32, 3)
+    assert (
+        isinstance(env, RobotEnv)
+        and env.config.url == "https://arm:1"
+        and env.observation_space["images"]["top"].shape == (32, 32, 3)
+    )
     dual = robot_task("a:1,b:2", cameras={"front": {"height": 9}, "left/wrist": {}, "right/wrist": {}}, step_limit=9)
     assert isinstance(dual, DualRobotEnv) and [arm.config.url for arm in dual.arms] == ["http://a:1", "http://b:2"]
     assert list(dual.observation_space["images"]) == ["front", "left/wrist", "right/wrist"] and dual.step_limit == 9
@@ -473,8 +503,13 @@ def two():
         yield left, right
 
 
-def dual_of(two: tuple[ToyRobot, ToyRobot], left: dict[str, Any] | None = None, right: dict[str, Any] | None = None) -> DualRobotEnv:
-    settings = [RobotConfig(url=robot.url, **{**FAST, **AWAY, **(own or {})}) for robot, own in zip(two, (left, right), strict=True)]
+def dual_of(
+    two: tuple[ToyRobot, ToyRobot], left: dict[str, Any] | None = None, right: dict[str, Any] | None = None
+) -> DualRobotEnv:
+    settings = [
+        RobotConfig(url=robot.url, **{**FAST, **AWAY, **(own or {})})
+        for robot, own in zip(two, (left, right), strict=True)
+    ]
     return DualRobotEnv(settings[0], settings[1])
 
 
@@ -510,7 +545,9 @@ def test_the_reward_needs_both_arms_and_the_end_one(two: tuple[ToyRobot, ToyRobo
 
 
 def test_dual_arm_settings_are_shared_once_or_equal(two: tuple[ToyRobot, ToyRobot]):
-    with pytest.raises(ConfigError, match=r"hz is 50.0 for the left arm and 20.0 for the right one; it belongs to both"):
+    with pytest.raises(
+        ConfigError, match=r"hz is 50.0 for the left arm and 20.0 for the right one; it belongs to both"
+    ):
         dual_of(two, right={"hz": 20.0})
     assert dual_of(two, {"step_limit": 3}).step_limit == 3
     assert dual_of(two, {"step_limit": 3}, {"step_limit": 3}).step_limit == 3
@@ -575,7 +612,12 @@ def test_two_simulated_arms_behind_two_ports():
 
     with RobotServer("tabletop", {"task": "lift_tray"}, port=0) as server:
         env = robot_task(
-            ",".join(server.urls), hz=20, step_limit=10, image_size=16, request_seconds=60, cameras={"front": {"deadline_seconds": 60}}
+            ",".join(server.urls),
+            hz=20,
+            step_limit=10,
+            image_size=16,
+            request_seconds=60,
+            cameras={"front": {"deadline_seconds": 60}},
         )
         obs, _ = env.reset(options={"split": "train", "state": 0})
         assert env.observation_space.contains(obs)

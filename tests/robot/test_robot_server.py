@@ -35,7 +35,16 @@ from tests.envs.toy_arm import HOME
 
 DEADLINE_S = 120.0  # only so that nothing hangs: the machine may be busy
 TOY, DUAL = "tests.envs.toy_arm:ToyArm", "handover"
-STATE = {"pose": (7,), "vel": (6,), "force": (3,), "torque": (3,), "q": (7,), "dq": (7,), "jacobian": (6, 7), "gripper_pos": ()}
+STATE = {
+    "pose": (7,),
+    "vel": (6,),
+    "force": (3,),
+    "torque": (3,),
+    "q": (7,),
+    "dq": (7,),
+    "jacobian": (6, 7),
+    "gripper_pos": (),
+}
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +90,12 @@ def refused(client: Client, path: str, body: Any = None, **how: Any) -> Refused:
 
 def test_the_requests_of_hil_serls_client_one_by_one(tabletop: Client) -> None:
     """Spec A8: constructor, reset, a step, a step that closes the gripper. Interpolated quaternions are not of length one."""
-    stiff = {"translational_stiffness": 2000, "translational_damping": 89, "rotational_Ki": 0, "translational_clip_neg_x": 0.01}
+    stiff = {
+        "translational_stiffness": 2000,
+        "translational_damping": 89,
+        "rotational_Ki": 0,
+        "translational_clip_neg_x": 0.01,
+    }
 
     def check_state() -> Any:
         state = tabletop.post("/getstate")
@@ -99,7 +113,9 @@ def test_the_requests_of_hil_serls_client_one_by_one(tabletop: Client) -> None:
     move(start)
     assert tabletop.post("/update_param", stiff) == "Updated compliance parameters"
     check_state()
-    goal = np.array([0.5, 0.05, 0.2, *-from_euler([np.pi, 0, 0.4])])  # the far sign: the way between leads through short quaternions
+    goal = np.array(
+        [0.5, 0.05, 0.2, *-from_euler([np.pi, 0, 0.4])]
+    )  # the far sign: the way between leads through short quaternions
     path = np.linspace(start, goal, 10)
     assert np.linalg.norm(path[:, 3:], axis=1).min() < 0.5
     for pose in path:
@@ -143,7 +159,12 @@ GOOD: list[tuple[str, Any, Any, str]] = [
     ("/activate_gripper", None, "Activated", "activate_gripper"),
     ("/reset_gripper", None, "Reset", "grip 1.0 False"),
     ("/update_param", {}, "Updated compliance parameters", "set_parameters"),
-    ("/update_param", {"rotational_clip_neg_z": 0.5}, "Updated compliance parameters", "set_parameters ('rotational_clip_neg_z', 0.5)"),
+    (
+        "/update_param",
+        {"rotational_clip_neg_z": 0.5},
+        "Updated compliance parameters",
+        "set_parameters ('rotational_clip_neg_z', 0.5)",
+    ),
     (
         "/set_load",
         {"mass": 0.5, "F_x_center_load": [0, 0, 0.1], "load_inertia": [0] * 9},
@@ -181,30 +202,60 @@ def test_every_route_answers_as_hil_serls_server_and_reaches_the_backend(toy: Cl
         ("/pose", "\xff", 400, "/pose: the body is not JSON"),
         ("/pose", "[" * 20000, 400, "/pose: the body is not JSON"),
         ("/pose", "[1, 2]", 400, "expected a JSON object, got [1, 2]"),
-        ("/pose", '{"arr": [0.5, 0, 0.3, 1, 0, 0]}', 400, "arr: expected a list of 7 numbers, x y z and a quaternion x y z w; got 6."),
+        (
+            "/pose",
+            '{"arr": [0.5, 0, 0.3, 1, 0, 0]}',
+            400,
+            "arr: expected a list of 7 numbers, x y z and a quaternion x y z w; got 6.",
+        ),
         ("/pose", '{"arr": "0.5"}', 400, "got '0.5'"),
         ("/pose", '{"arr": [0.5, 0, NaN, 1, 0, 0, 0]}', 400, "arr[2]: expected a finite number, got nan."),
         ("/pose", '{"arr": [0.5, 0, 0.3, 1, 0, 0, -Infinity]}', 400, "arr[6]: expected a finite number, got -inf."),
-        ("/pose", '{"arr": [1' + "0" * 400 + ", 0, 0.3, 1, 0, 0, 0]}", 400, "arr[0]: expected a finite number, got an integer of hundreds"),
+        (
+            "/pose",
+            '{"arr": [1' + "0" * 400 + ", 0, 0.3, 1, 0, 0, 0]}",
+            400,
+            "arr[0]: expected a finite number, got an integer of hundreds",
+        ),
         ("/pose", '{"arr": [0.5, 0, 0.3, 1e308, 1e308, 1e308, 0]}', 400, "arr[3]: expected a finite number"),
         ("/pose", '{"arr": [0.5, "a", 0.3, 1, 0, 0, 0]}', 400, "arr[1]: expected a number, got 'a'."),
         ("/pose", '{"arr": [0.5, true, 0.3, 1, 0, 0, 0]}', 400, "arr[1]: expected a number, got True."),
         ("/pose", '{"arr": [0.5, null, 0.3, 1, 0, 0, 0]}', 400, "arr[1]: expected a number, got None."),
-        ("/pose", '{"arr": [0.5, 0, 0.3, 0, 0, 0, 0]}', 400, "expected a quaternion of length 1 in its last four numbers, got [0.0, 0.0"),
+        (
+            "/pose",
+            '{"arr": [0.5, 0, 0.3, 0, 0, 0, 0]}',
+            400,
+            "expected a quaternion of length 1 in its last four numbers, got [0.0, 0.0",
+        ),
         ("/pose", '{"arr": [0.5, 0, 0.3, 2, 0, 0, 0]}', 400, "of length 2."),
-        ("/pose", '{"arr": [0.9, 0, 0.3, 1, 0, 0, 0]}', 400, "is outside the workspace; expected x y z from (0.2 -0.4 0) to (0.8 0.4 0.6)"),
+        (
+            "/pose",
+            '{"arr": [0.9, 0, 0.3, 1, 0, 0, 0]}',
+            400,
+            "is outside the workspace; expected x y z from (0.2 -0.4 0) to (0.8 0.4 0.6)",
+        ),
         ("/wrench", '{"arr": [1, 2, 3]}', 400, "arr: expected a list of 6 numbers, a force and a torque; got 3."),
         ("/move_gripper", "{}", 400, "expected a JSON object with 'gripper_pos'"),
         ("/move_gripper", '{"gripper_pos": "open"}', 400, "gripper_pos: expected a number, got 'open'."),
         ("/update_param", '{"translational_stifness": 1}', 400, "did you mean 'translational_stiffness'?"),
-        ("/update_param", '{"translational_stiffness": -1}', 400, "translational_stiffness: expected a number of 0 or more, got -1."),
+        (
+            "/update_param",
+            '{"translational_stiffness": -1}',
+            400,
+            "translational_stiffness: expected a number of 0 or more, got -1.",
+        ),
         ("/update_param", '{"rotational_Ki": 1}', 400, "rotational_Ki: the toy has none."),
         ("/pose", '{"arr": [0.5, 0, 0.3, 1, 0, 0, 0], "speed": 0.1}', 400, "'speed' is not known here. Expected arr."),
         ("/status", '{"second": 1}', 400, "'second' is not known here; did you mean 'seconds'? Expected seconds."),
         ("/status", '{"\\ud800\\n": 1}', 400, "'\\ud800\\n' is not known here"),
         ("/p%0Aose", "", 404, "no route '/p\\nose'; did you mean '/pose'?"),
         ("/set_load", '{"mass": -1}', 400, "mass: expected kilograms, 0 or more, got -1.0."),
-        ("/set_load", '{"mass": 1, "F_x_center_load": [0, 0, 0], "load_inertia": [0]}', 400, "load_inertia: expected a list of 9 numbers"),
+        (
+            "/set_load",
+            '{"mass": 1, "F_x_center_load": [0, 0, 0], "load_inertia": [0]}',
+            400,
+            "load_inertia: expected a list of 9 numbers",
+        ),
         ("/status", '{"seconds": 0}', 400, "seconds: expected a number above 0"),
         ("/image", '{"camera": "front", "height": 64, "width": 64}', 404, "/image: this backend is no simulation"),
         ("/scene", "{}", 404, "/scene: this backend is no simulation"),
@@ -212,7 +263,9 @@ def test_every_route_answers_as_hil_serls_server_and_reaches_the_backend(toy: Cl
         ("/pose", "x" * 70000, 413, "expected a body of at most 65536 bytes."),
     ],
 )
-def test_invalid_requests_are_refused_with_a_sentence(toy_url: str, path: str, raw: str, status: int, sentence: str) -> None:
+def test_invalid_requests_are_refused_with_a_sentence(
+    toy_url: str, path: str, raw: str, status: int, sentence: str
+) -> None:
     client = Client(toy_url)
     before = client.post("/getpos")["pose"]
     problem = refused(client, path, raw=raw.encode("latin-1"))
@@ -227,7 +280,10 @@ def test_routes_are_post_only(toy: Client) -> None:
 def test_backend_without_a_method_gives_501(tabletop: Client) -> None:
     load = {"mass": 1, "F_x_center_load": [0, 0, 0], "load_inertia": [0] * 9}
     problem = refused(tabletop, "/set_load", load)
-    assert problem.status == 501 and "TabletopBackend cannot make up for a load; expected mass 0, got 1.0." in problem.sentence
+    assert (
+        problem.status == 501
+        and "TabletopBackend cannot make up for a load; expected mass 0, got 1.0." in problem.sentence
+    )
     assert tabletop.post("/set_load", {**load, "mass": 0}) == "Set Load"
 
 
@@ -302,7 +358,10 @@ def test_one_controller_at_a_time(toy_url: str) -> None:
             two.post("/clearerr")
         except Refused as problem:
             assert problem.status == 423
-            assert "arm 0 is controlled by 127.0.0.1, for 0." in problem.sentence and "127.0.0.2 may have it after that" in problem.sentence
+            assert (
+                "arm 0 is controlled by 127.0.0.1, for 0." in problem.sentence
+                and "127.0.0.2 may have it after that" in problem.sentence
+            )
             break
         assert time.monotonic() < deadline
         time.sleep(0.4)
@@ -319,7 +378,9 @@ def test_the_scene_and_its_pictures(tabletop: Client) -> None:
     assert (facts["split"], facts["state"], facts["task"], facts["succeed"]) == ("test", 99, "reach", False)
     assert facts["step_limit"] > 0 and facts["instruction"] and facts["time"] < 0.5
     assert tabletop.post("/scene")["state"] == 99
-    pictures = {camera: tabletop.post("/image", {"camera": camera, "height": 48, "width": 64}) for camera in ("front", "wrist")}
+    pictures = {
+        camera: tabletop.post("/image", {"camera": camera, "height": 48, "width": 64}) for camera in ("front", "wrist")
+    }
     front = np.frombuffer(pictures["front"], np.uint8).reshape(48, 64, 3)
     assert front.std() > 5 and pictures["front"] != pictures["wrist"]
     for path, body, sentence in (
@@ -327,12 +388,20 @@ def test_the_scene_and_its_pictures(tabletop: Client) -> None:
         ("/scene", {"split": "train", "state": 50}, "states 0 to 49, not 50"),
         ("/scene", {"split": "live", "state": 5}, "has no split 'live'"),
         ("/scene", {"split": "train", "state": "5"}, "expected split, a name, and state, a number"),
-        ("/scene", {"task": "pick", "split": "train", "state": 5}, "this server has 'reach'; start another one with --task pick"),
+        (
+            "/scene",
+            {"task": "pick", "split": "train", "state": 5},
+            "this server has 'reach'; start another one with --task pick",
+        ),
         ("/scene", {"seed": 5}, "'seed' is not known here. Expected task, split, state."),
         ("/scene", {"task": "\ud800"}, r"start another one with --task \ud800"),
         ("/image", {"camera": "top", "height": 64, "width": 64}, "no camera named 'top'. Known: front, wrist."),
         ("/image", {"camera": "front", "height": 64, "width": 64, "quality": 5}, "'quality' is not known here"),
-        ("/image", {"camera": "front", "height": 64, "width": 4096}, "expected a height and a width of 1 to 1024 pixels, got 64 and 4096."),
+        (
+            "/image",
+            {"camera": "front", "height": 64, "width": 4096},
+            "expected a height and a width of 1 to 1024 pixels, got 64 and 4096.",
+        ),
     ):
         assert sentence in refused(tabletop, path, body).sentence
     assert tabletop.post("/scene")["state"] == 99
@@ -434,7 +503,10 @@ def test_a_web_page_cannot_move_the_arm(toy_url: str) -> None:
         ({"Host": "evil.example:5000"}, "Host: expected localhost or a loopback address, got 'evil.example:5000'."),
         ({"Host": "127.0.0.1.evil.example"}, "Host: expected localhost"),
         ({"Host": ""}, "Host: expected localhost"),
-        *(({"Host": f"{host}evil.example"}, "Host: expected localhost") for host in ("[::1].", "[::1]", "[::1", "::1", "localhost:1@")),
+        *(
+            ({"Host": f"{host}evil.example"}, "Host: expected localhost")
+            for host in ("[::1].", "[::1]", "[::1", "::1", "localhost:1@")
+        ),
     ):
         problem = refused(Client(toy_url, headers=headers), "/open_gripper")
         assert problem.status == 403 and sentence in problem.sentence
@@ -458,7 +530,9 @@ def token_file(path: Path, token: str, mode: int = 0o600) -> Path:
 
 def test_beyond_loopback_a_token_is_needed(tmp_path: Path) -> None:
     for host in ("0.0.0.0", "192.168.1.5", "robot.local", "::"):
-        with pytest.raises(ConfigError, match="every client that reaches the server can move the arm: make a token with"):
+        with pytest.raises(
+            ConfigError, match="every client that reaches the server can move the arm: make a token with"
+        ):
             RobotServer(TOY, host=host, port=0)
     tokens = [token_file(tmp_path / f"{name}.token", f"{name}-0123456789abcdef") for name in ("anna", "ben")]
     with RobotServer(TOY, host="0.0.0.0", port=0, tokens=tokens) as server:
@@ -505,7 +579,9 @@ def test_connections_are_few_and_never_idle_for_long(monkeypatch: pytest.MonkeyP
         at = ("127.0.0.1", int(server.urls[0].split(":")[-1].strip("/")))
         few = [socket.create_connection(at, DEADLINE_S) for _ in range(3)]
         with socket.create_connection(at, DEADLINE_S) as fourth:
-            fourth.sendall(b"POST /getstate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            fourth.sendall(
+                b"POST /getstate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            )
             assert _all_of(fourth).startswith(b"HTTP/1.1 200 ")
         assert _all_of(few[0]) == b"", "one too many: the oldest that asked for nothing"
         for connection in few:
@@ -514,7 +590,11 @@ def test_connections_are_few_and_never_idle_for_long(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(http_server, "IDLE_S", 0.5)
         monkeypatch.setattr(http_server, "FIRST_S", 1.5)
         monkeypatch.setattr(robot_server, "BODY_S", 0.5)
-        starts = (b"", b"POST /getstate HTTP/1.1\r\nHost: loc", b"POST /pose HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
+        starts = (
+            b"",
+            b"POST /getstate HTTP/1.1\r\nHost: loc",
+            b"POST /pose HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{",
+        )
         slow = [socket.create_connection(at, DEADLINE_S) for _ in starts]
         for connection, start in zip(slow, starts, strict=True):
             connection.sendall(start)
@@ -529,7 +609,9 @@ DRIBBLE = b"POST /pose HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n\
 
 @pytest.mark.parametrize("start", [b"", b"POST /pose HTTP/1.1\r\nHo", DRIBBLE])
 @pytest.mark.parametrize("with_token", [False, True])
-def test_many_connections_from_one_address_do_not_block_its_clients(start: bytes, with_token: bool, tmp_path: Path) -> None:
+def test_many_connections_from_one_address_do_not_block_its_clients(
+    start: bytes, with_token: bool, tmp_path: Path
+) -> None:
     tokens = [token_file(tmp_path / "me.token", "t" * 32)] if with_token else []
     headers = {"Authorization": "Bearer " + "t" * 32} if with_token else {}
     with RobotServer(TOY, port=0, tokens=tokens) as server, contextlib.ExitStack() as crowd:
@@ -543,7 +625,9 @@ def test_many_connections_from_one_address_do_not_block_its_clients(start: bytes
                 one.sendall(start)
         for _ in range(3):  # newcomers
             assert Client(server.urls[0], headers=headers).post("/getstate")
-        assert before.post("/getstate") and before._connection.sock is held, "and who was there before keeps its connection"
+        assert before.post("/getstate") and before._connection.sock is held, (
+            "and who was there before keeps its connection"
+        )
 
 
 def _all_of(connection: socket.socket) -> bytes:
@@ -665,7 +749,9 @@ def test_commands_of_disconnected_clients_are_not_executed_after_a_stall(tmp_pat
         late.close()
         server.send_signal(signal.SIGCONT)
         assert Client(url).post("/open_gripper") == "Opened"
-        assert [line for line in (tmp_path / "journal").read_text().splitlines() if "grip" in line] == ["grip 1.0 False"]
+        assert [line for line in (tmp_path / "journal").read_text().splitlines() if "grip" in line] == [
+            "grip 1.0 False"
+        ]
     finally:
         server.kill()
         server.wait(DEADLINE_S)
@@ -695,9 +781,13 @@ def test_slow_backend_still_gets_commands_and_is_reported(caplog: pytest.LogCapt
 def test_backend_that_does_not_open_is_reported_at_once() -> None:
     with pytest.raises(ConfigError, match=r"^no tabletop task named 'pik'; did you mean 'pick'\?"):
         RobotServer("tabletop", {"task": "pik"}, port=0)
-    with pytest.raises(RequestError, match=rf"^the backend '{TOY}' did not start: OSError: no route to 192.0.2.10$") as caught:
+    with pytest.raises(
+        RequestError, match=rf"^the backend '{TOY}' did not start: OSError: no route to 192.0.2.10$"
+    ) as caught:
         RobotServer(TOY, {"fails": "open"}, port=0)
-    assert "Traceback" in str(caught.value.__cause__) and "toy_arm.py" in str(caught.value.__cause__), "all of it, for --debug"
+    assert "Traceback" in str(caught.value.__cause__) and "toy_arm.py" in str(caught.value.__cause__), (
+        "all of it, for --debug"
+    )
 
 
 def test_when_the_server_ends_a_backend_that_hangs_goes_too() -> None:
@@ -706,7 +796,9 @@ def test_when_the_server_ends_a_backend_that_hangs_goes_too() -> None:
     controls = []
     for server, how in zip(servers, (signal.SIGINT, signal.SIGKILL), strict=True):
         assert server.stderr is not None
-        assert server.stderr.readline() == f"waiting for the backend {TOY!r} to tell its first state, for 60 s at most\n"
+        assert (
+            server.stderr.readline() == f"waiting for the backend {TOY!r} to tell its first state, for 60 s at most\n"
+        )
         controls += children(server.pid)
         server.send_signal(how)
     assert [server.wait(DEADLINE_S) for server in servers] == [130, -signal.SIGKILL] and len(controls) == 2
@@ -739,7 +831,19 @@ LATE = ("a tick of the control loop is", "waiting for the backend")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_when_the_server_ends_the_arm_is_held_and_no_process_stays(how: signal.Signals, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
-    command = [*HILT, "serve-robot", "--backend", TOY, "--port", "0", "--set", f"journal={journal}", "--set", "moves=yes", *LIMITS]
+    command = [
+        *HILT,
+        "serve-robot",
+        "--backend",
+        TOY,
+        "--port",
+        "0",
+        "--set",
+        f"journal={journal}",
+        "--set",
+        "moves=yes",
+        *LIMITS,
+    ]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert server.stdout is not None and server.stderr is not None
     client = Client(server.stdout.readline().split()[-1])

@@ -121,8 +121,12 @@ def save_until_killed(pipe: Connection, run: Path, stop_at: int) -> None:
         raise
 
 
-def test_killed_before_every_system_call(memory_path: Path, counted: Callable[[str], None], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(writers, "_context", multiprocessing.get_context("fork"))  # all is imported here: a child starts in milliseconds
+def test_killed_before_every_system_call(
+    memory_path: Path, counted: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(
+        writers, "_context", multiprocessing.get_context("fork")
+    )  # all is imported here: a child starts in milliseconds
     places: Counter[str] = Counter()
     newest: Counter[int] = Counter()
     stop_at, done = 0, False

@@ -90,7 +90,9 @@ def test_the_former_name_forces_it_too(kind: Any, machine: Any):
 
 def test_a_run_that_does_not_look_has_no_precision(machine: Any, tmp_path: Path):
     machine("bfloat16")
-    config = train.begin_run(tmp_path / "run", "recipe", build(recipe("hil_debug"), "agent.encoder.kind=none", "agent.encoder.features=64"))
+    config = train.begin_run(
+        tmp_path / "run", "recipe", build(recipe("hil_debug"), "agent.encoder.kind=none", "agent.encoder.features=64")
+    )
     assert config.agent.encoder.precision == "auto" and "precision" not in read_json(tmp_path / "run" / "run.json")
     assert lines(config) == []
     train.resume_run(tmp_path / "run", "", [])  # nothing was frozen that would be refused
@@ -100,16 +102,22 @@ def test_a_folder_of_a_small_vla_gets_the_choice_of_the_run(machine: Any, tmp_pa
     machine("bfloat16")
     SmallVLA(SmallVLAConfig(precision="float32")).save_pretrained(tmp_path / "policy")
     config, choice = settle(Sft(policy=str(tmp_path / "policy")))
-    assert config.policy_options == {"precision": "bfloat16"} and choice == PrecisionChoice("bfloat16", "this CPU likes it")
+    assert config.policy_options == {"precision": "bfloat16"} and choice == PrecisionChoice(
+        "bfloat16", "this CPU likes it"
+    )
 
 
 def test_an_openvla_computes_in_what_is_faster_on_a_cpu_and_as_its_weights_are_on_a_gpu(machine: Any, tmp_path: Path):
     machine("bfloat16")
     (tmp_path / "config.json").write_text('{"model_type": "openvla"}')
     config, choice = settle(Sft(policy=str(tmp_path)))
-    assert config.policy_options == {"compute": "bfloat16"} and choice == PrecisionChoice("bfloat16", "this CPU likes it")
+    assert config.policy_options == {"compute": "bfloat16"} and choice == PrecisionChoice(
+        "bfloat16", "this CPU likes it"
+    )
     config, choice = settle(Sft(policy=str(tmp_path), device="cuda"))
-    assert config.policy_options == {"compute": "float32"} and choice == PrecisionChoice("float32", "in the precision of the weights")
+    assert config.policy_options == {"compute": "float32"} and choice == PrecisionChoice(
+        "float32", "in the precision of the weights"
+    )
 
 
 def test_weights_in_bfloat16_are_named_where_they_are_slow(machine: Any, tmp_path: Path):
@@ -118,7 +126,11 @@ def test_weights_in_bfloat16_are_named_where_they_are_slow(machine: Any, tmp_pat
     config, choice = settle(Vla(policy=str(tmp_path), policy_options={"dtype": "bfloat16"}))
     assert choice == PrecisionChoice("bfloat16", "as set")
     first, second = lines(config)
-    assert first == "precision: bfloat16 (as set)" and "at least 10 times slower" in second and "policy_options.dtype=float32" in second
+    assert (
+        first == "precision: bfloat16 (as set)"
+        and "at least 10 times slower" in second
+        and "policy_options.dtype=float32" in second
+    )
     assert settle(Vla(policy=str(tmp_path)))[1] is None and lines(Vla(policy=str(tmp_path))) == []
 
 

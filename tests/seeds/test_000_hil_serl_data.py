@@ -63,7 +63,10 @@ class FrankaEnv(gymnasium.Env):
 
     def seen(self) -> dict[str, Any]:
         images = {name: np.full(self.shape, self.number + 100 * place, np.uint8) for place, name in enumerate(CAMERAS)}
-        return {"images": images, "state": {name: np.full(size, self.number, np.float32) for name, size in STATE.items()}}
+        return {
+            "images": images,
+            "state": {name: np.full(size, self.number, np.float32) for name, size in STATE.items()},
+        }
 
 
 class Person(Device):
@@ -78,7 +81,9 @@ class Person(Device):
         return Reading(motion=np.eye(6)[0] * (0.25 if held else 0), engaged=held)
 
 
-config = SimpleNamespace(image_keys=list(CAMERAS), replay_buffer_capacity=200, batch_size=16, max_steps=20, buffer_period=10)
+config = SimpleNamespace(
+    image_keys=list(CAMERAS), replay_buffer_capacity=200, batch_size=16, max_steps=20, buffer_period=10
+)
 
 
 def demonstrations(env: Any, episodes: int) -> list[dict[str, Any]]:
@@ -97,7 +102,9 @@ def demonstrations(env: Any, episodes: int) -> list[dict[str, Any]]:
     return kept
 
 
-def buffer(env: Any, image_keys: Any = None, capacity: Any = 200, **options: Any) -> MemoryEfficientReplayBufferDataStore:
+def buffer(
+    env: Any, image_keys: Any = None, capacity: Any = 200, **options: Any
+) -> MemoryEfficientReplayBufferDataStore:
     """As the document constructs it."""
     image_keys = config.image_keys if image_keys is None else image_keys
     return MemoryEfficientReplayBufferDataStore(
@@ -126,7 +133,9 @@ def until(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("image_keys", [CAMERAS, ["images/wrist_1", "images/wrist_2"]], ids=["by leaf", "by path"])
 @pytest.mark.parametrize("shape", [(16, 16, 3), (32, 32, 3), (1, 16, 16, 3)], ids=str)
-def test_demonstrations_with_nested_images_are_loaded_and_come_back_pixel_for_pixel(tmp_path: Path, made: Any, shape: Any, image_keys: Any):
+def test_demonstrations_with_nested_images_are_loaded_and_come_back_pixel_for_pixel(
+    tmp_path: Path, made: Any, shape: Any, image_keys: Any
+):
     env = FrankaEnv(shape)
     path = tmp_path / "demo_data" / "usb_2_demos_2026-11-16_10-00-00.pkl"
     path.parent.mkdir()
@@ -144,24 +153,47 @@ def test_demonstrations_with_nested_images_are_loaded_and_come_back_pixel_for_pi
         for key in ("observations", "next_observations"):
             expected = np.stack([transition[key]["images"][name] for transition in transitions])
             assert np.array_equal(plain[key]["images"][name], expected)
-            assert np.array_equal(plain[key]["state"]["tcp_pose"][:, 0].astype(np.uint8) + 100 * place, expected.reshape(10, -1)[:, 0])
+            assert np.array_equal(
+                plain[key]["state"]["tcp_pose"][:, 0].astype(np.uint8) + 100 * place, expected.reshape(10, -1)[:, 0]
+            )
         stacks = packed["observations"]["images"][name]
         assert stacks.shape == (10, (shape[0] if len(shape) == 4 else 1) + 1, *shape[-3:])
-        assert np.array_equal(stacks[:, -1].reshape(10, -1)[:, 0], plain["next_observations"]["images"][name].reshape(10, -1)[:, -1])
-        assert np.array_equal(stacks[:, 0].reshape(10, -1)[:, 0], plain["observations"]["images"][name].reshape(10, -1)[:, 0])
-    assert "images" not in packed["next_observations"] and packed["next_observations"]["state"]["tcp_vel"].shape == (10, 6)
-    assert plain["masks"].tolist() == [1, 1, 1, 1, 0] * 2 and plain["dones"].tolist() == [False] * 4 + [True] + [False] * 4 + [True]
+        assert np.array_equal(
+            stacks[:, -1].reshape(10, -1)[:, 0], plain["next_observations"]["images"][name].reshape(10, -1)[:, -1]
+        )
+        assert np.array_equal(
+            stacks[:, 0].reshape(10, -1)[:, 0], plain["observations"]["images"][name].reshape(10, -1)[:, 0]
+        )
+    assert "images" not in packed["next_observations"] and packed["next_observations"]["state"]["tcp_vel"].shape == (
+        10,
+        6,
+    )
+    assert plain["masks"].tolist() == [1, 1, 1, 1, 0] * 2 and plain["dones"].tolist() == [False] * 4 + [True] + [
+        False
+    ] * 4 + [True]
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"image_keys": ["images"]}, "'images' is not an image but a group of images/wrist_1, images/wrist_2; give the images' names"),
-        ({"image_keys": "wrist_1"}, r"image_keys: expected a list of names, such as \['wrist_1', 'wrist_2'\], got 'wrist_1'"),
+        (
+            {"image_keys": ["images"]},
+            "'images' is not an image but a group of images/wrist_1, images/wrist_2; give the images' names",
+        ),
+        (
+            {"image_keys": "wrist_1"},
+            r"image_keys: expected a list of names, such as \['wrist_1', 'wrist_2'\], got 'wrist_1'",
+        ),
         ({"image_keys": 5}, "image_keys: expected a list of names"),
         ({"image_keys": [None]}, "no image key in the observation space named 'None'. Known: images/wrist_1"),
-        ({"image_keys": ["wrist_3"]}, "no image key in the observation space named 'wrist_3'. Known: images/wrist_1, images/wrist_2"),
-        ({"image_keys": ["tcp_pose"]}, r"expected an image \(H, W, C\) or a stack \(stack, H, W, C\), got float32 \(7,\) for 'tcp_pose'"),
+        (
+            {"image_keys": ["wrist_3"]},
+            "no image key in the observation space named 'wrist_3'. Known: images/wrist_1, images/wrist_2",
+        ),
+        (
+            {"image_keys": ["tcp_pose"]},
+            r"expected an image \(H, W, C\) or a stack \(stack, H, W, C\), got float32 \(7,\) for 'tcp_pose'",
+        ),
         ({"capacity": None}, "capacity: expected a whole number from 1 on, .*; got None"),
         ({"capacity": "200"}, "capacity: expected a whole number from 1 on, .*; got '200'"),
         ({"capacity": 2e5}, "capacity: expected a whole number from 1 on, .*; got 200000.0"),
@@ -174,9 +206,18 @@ def test_demonstrations_with_nested_images_are_loaded_and_come_back_pixel_for_pi
         ({"capacity_bytes": "1 GB"}, "capacity_bytes: expected a number above 0 or None, got '1 GB'"),
         ({"segment_bytes": [1]}, r"segment_bytes: expected a number above 0 or None, got \[1\]"),
         ({"compression": "zstd"}, "compression: expected a codec by column, .*; got 'zstd'"),
-        ({"capactiy_bytes": 1}, "MemoryEfficientReplayBufferDataStore: no argument named 'capactiy_bytes'; did you mean 'capacity_bytes'"),
-        ({"image_key": ["wrist_1"]}, r"no argument named 'image_key'; did you mean 'image_keys'\? Known: observation_space, action_space,"),
-        ({"capacity": 1 << 70}, "capacity: expected a whole number from 1 on of at most 64 bits, .*; got 1180591620717411303424"),
+        (
+            {"capactiy_bytes": 1},
+            "MemoryEfficientReplayBufferDataStore: no argument named 'capactiy_bytes'; did you mean 'capacity_bytes'",
+        ),
+        (
+            {"image_key": ["wrist_1"]},
+            r"no argument named 'image_key'; did you mean 'image_keys'\? Known: observation_space, action_space,",
+        ),
+        (
+            {"capacity": 1 << 70},
+            "capacity: expected a whole number from 1 on of at most 64 bits, .*; got 1180591620717411303424",
+        ),
     ],
 )
 def test_a_buffer_that_cannot_be_made_says_what_was_given_and_what_to_do(given: dict[str, Any], said: str):
@@ -186,8 +227,12 @@ def test_a_buffer_that_cannot_be_made_says_what_was_given_and_what_to_do(given: 
 
 def test_a_leaf_that_two_groups_have_must_be_given_by_path(made: Any):
     arm = spaces.Dict({"wrist": spaces.Box(0, 255, (16, 16, 3), np.uint8)})
-    arms = SimpleNamespace(observation_space=spaces.Dict({"left": arm, "right": arm}), action_space=spaces.Box(-1, 1, (14,), np.float32))
-    with pytest.raises(ConfigError, match="'wrist' was given, and left/wrist, right/wrist all end so; give the whole paths"):
+    arms = SimpleNamespace(
+        observation_space=spaces.Dict({"left": arm, "right": arm}), action_space=spaces.Box(-1, 1, (14,), np.float32)
+    )
+    with pytest.raises(
+        ConfigError, match="'wrist' was given, and left/wrist, right/wrist all end so; give the whole paths"
+    ):
         buffer(arms, ["wrist"])
     made(buffer(arms, ["left/wrist", "right/wrist"]))
 
@@ -203,34 +248,61 @@ def test_calls_with_wrong_arguments_are_explained(made: Any):
         (lambda: store.sample(None), "batch_size: expected a whole number from 1 on, .* got None"),
         (lambda: store.sample(2, keys=[1]), r"keys: expected the names of columns, .* got \[1\]"),
         (lambda: store.get_iterator(sample_args=8), "sample_args: expected a mapping of sample.*got 8"),
-        (lambda: store.get_iterator(sample_args={"batch_size": 2, "pack_obs": True}), "named 'pack_obs'; did you mean 'pack_obs_and"),
-        (lambda: store.get_iterator(queue_size=None, sample_args={"batch_size": 2}), "queue_size: expected a whole number"),
+        (
+            lambda: store.get_iterator(sample_args={"batch_size": 2, "pack_obs": True}),
+            "named 'pack_obs'; did you mean 'pack_obs_and",
+        ),
+        (
+            lambda: store.get_iterator(queue_size=None, sample_args={"batch_size": 2}),
+            "queue_size: expected a whole number",
+        ),
         (lambda: store.sample(0), "batch_size: expected a whole number from 1 on, .* got 0"),
         (lambda: store.sample(2, keys="actions"), "keys: expected the names of columns, .* got 'actions'"),
         (lambda: store.sample(2, indx=[[0], [0, 0]]), r"indx: expected whole numbers in \[0, 1\), got"),
         (lambda: store.get_latest_data(None), "from_id: expected a whole number, .* got None"),
         (lambda: store.get_latest_data(1.5), "from_id: expected a whole number, .* got 1.5"),
         (lambda: store.batch_insert(None), "batch_insert: expected a list of transitions, got NoneType"),
-        (lambda: store.batch_insert(transition), "batch_insert: expected a list .* got dict. One transition is stored with insert"),
-        (lambda: store.insert(transition, sequence="a"), "sequence: expected a whole number from -1 on, the number of .*; got 'a'"),
+        (
+            lambda: store.batch_insert(transition),
+            "batch_insert: expected a list .* got dict. One transition is stored with insert",
+        ),
+        (
+            lambda: store.insert(transition, sequence="a"),
+            "sequence: expected a whole number from -1 on, the number of .*; got 'a'",
+        ),
         (lambda: store.insert(transition, sequence=1.5), "sequence: expected a whole number from -1 on, .*; got 1.5"),
-        (lambda: store.insert(transition, sequence=1 << 70), "sequence: expected a whole number from -1 on of at most 64 bits, .*; got 11"),
-        (lambda: store.insert(transition, sequnce=3), "DataStore.insert: no argument named 'sequnce'; did you mean 'sequence'"),
+        (
+            lambda: store.insert(transition, sequence=1 << 70),
+            "sequence: expected a whole number from -1 on of at most 64 bits, .*; got 11",
+        ),
+        (
+            lambda: store.insert(transition, sequnce=3),
+            "DataStore.insert: no argument named 'sequnce'; did you mean 'sequence'",
+        ),
         (lambda: store.sample(2, kyes=["actions"]), "DataStore.sample: no argument named 'kyes'; did you mean 'keys'"),
         (lambda: store.seed("x"), "seed: expected a whole number from 0 on, .*; got 'x'"),
         (lambda: concat_batches(None, {}), "the first batch: expected a mapping, as sample.. returns it, got NoneType"),
         (lambda: concat_batches({}, [1]), "the second batch: expected a mapping, .* got list"),
-        (lambda: concat_batches({"a": np.zeros(1)}, {"a": np.zeros(1)}, axis=None), "axis: expected a whole number, .* got None"),
+        (
+            lambda: concat_batches({"a": np.zeros(1)}, {"a": np.zeros(1)}, axis=None),
+            "axis: expected a whole number, .* got None",
+        ),
     ]
     for call, said in calls:
         with pytest.raises(HiltError, match=said):
             call()
     plain = made(ReplayBufferDataStore(env.observation_space, env.action_space, 20))
-    with pytest.raises(ConfigError, match=r"pack_obs_and_next_obs was given, .* use MemoryEfficientReplayBufferDataStore"):
+    with pytest.raises(
+        ConfigError, match=r"pack_obs_and_next_obs was given, .* use MemoryEfficientReplayBufferDataStore"
+    ):
         plain.get_iterator(sample_args={"batch_size": 2, "pack_obs_and_next_obs": True})
-    with pytest.raises(ConfigError, match=r"image_keys=\['wrist_1'\] was given, .* use MemoryEfficientReplayBufferDataStore"):
+    with pytest.raises(
+        ConfigError, match=r"image_keys=\['wrist_1'\] was given, .* use MemoryEfficientReplayBufferDataStore"
+    ):
         ReplayBufferDataStore(env.observation_space, env.action_space, 20, image_keys=["wrist_1"])
-    with pytest.raises(ConfigError, match=r"ReplayBufferDataStore: no argument named 'capcity'; did you mean 'capacity'\?"):
+    with pytest.raises(
+        ConfigError, match=r"ReplayBufferDataStore: no argument named 'capcity'; did you mean 'capacity'\?"
+    ):
         ReplayBufferDataStore(env.observation_space, env.action_space, capcity=20)
     assert set(store.sample(2, keys=(key for key in ["actions"]))) == {"actions"}, "names may come from a generator"
     store.insert({**transition, 3: "a key that is no text"})
@@ -244,11 +316,20 @@ def test_a_queue_with_wrong_arguments_explains_them():
     full.insert({"rewards": 0.0})
     known = r"Expected QueuedDataStore\(capacity, \*, full='spill', path=None, durability='never'\)"
     calls: list[tuple[Callable[[], Any], str]] = [
-        (lambda: QueuedDataStore(capcity=3), rf"QueuedDataStore: no argument named 'capcity'; did you mean 'capacity'\? {known}"),
+        (
+            lambda: QueuedDataStore(capcity=3),
+            rf"QueuedDataStore: no argument named 'capcity'; did you mean 'capacity'\? {known}",
+        ),
         (lambda: QueuedDataStore(), rf"QueuedDataStore: missing a required argument: 'capacity'\. {known}"),
         (lambda: QueuedDataStore(3, "block"), rf"QueuedDataStore: too many positional arguments\. {known}"),
-        (lambda: queue.insert({}, tmeout=3), r"QueuedDataStore.insert: no argument named 'tmeout'; did you mean 'timeout'\?"),
-        (lambda: full.insert({"rewards": 0.0}, timeout="1"), "timeout: expected a number of seconds from 0 on, such as 60.0; got '1'"),
+        (
+            lambda: queue.insert({}, tmeout=3),
+            r"QueuedDataStore.insert: no argument named 'tmeout'; did you mean 'timeout'\?",
+        ),
+        (
+            lambda: full.insert({"rewards": 0.0}, timeout="1"),
+            "timeout: expected a number of seconds from 0 on, such as 60.0; got '1'",
+        ),
         (lambda: queue.parcel(None), "after: expected a whole number, .* or -1 for all that are kept; got None"),
         (lambda: queue.parcel(-1, None), "max_bytes: expected a whole number from 1 on, .*; got None"),
         (lambda: QueuedDataStore(None), "capacity: expected a whole number from 1 on, .* such as 50000; got None"),
@@ -304,7 +385,9 @@ def act(env: Any, data_store: Any, intvn_data_store: Any, steps: int) -> tuple[l
     return everything, episodes
 
 
-def through_the_wire(env: Any, replay_buffer: Any, demo_buffer: Any, made: Any, steps: int = 20) -> tuple[list[Any], list[Any], Any]:
+def through_the_wire(
+    env: Any, replay_buffer: Any, demo_buffer: Any, made: Any, steps: int = 20
+) -> tuple[list[Any], list[Any], Any]:
     """An actor and a learner as the document connects them; returns what was inserted, the episodes, and the weights that arrived."""
     ports = {"port_number": free_port(), "broadcast_port": free_port()}
     server = TrainerServer(make_trainer_config(**ports))
@@ -325,7 +408,9 @@ def through_the_wire(env: Any, replay_buffer: Any, demo_buffer: Any, made: Any, 
     client.recv_network_callback(received.append)
     inserted, episodes = act(env, data_store, intvn_data_store, steps)
     client.update()
-    until(lambda: len(replay_buffer) == steps and len(demo_buffer) == sum(one["intervention_steps"] for one in episodes))
+    until(
+        lambda: len(replay_buffer) == steps and len(demo_buffer) == sum(one["intervention_steps"] for one in episodes)
+    )
     server.publish_network({"weights": np.arange(3.0)})
     until(lambda: bool(received))
     return inserted, episodes, received[-1]
@@ -338,13 +423,17 @@ def test_the_actor_sends_everything_and_interventions_twice_and_gets_weights(mad
     assert episodes == [{"counted": (2, 3), "intervention_count": 2, "intervention_steps": 3}] * 4
     assert weights["weights"].tolist() == [0, 1, 2]
     online, human = replay_buffer.sample(20, indx=np.arange(20)), demo_buffer.sample(12, indx=np.arange(12))
-    assert online["actions"][:, 0].tolist() == [0, 0.25, 0.25, 0, 0.25] * 4, "the person's action is the one that is stored"
+    assert online["actions"][:, 0].tolist() == [0, 0.25, 0.25, 0, 0.25] * 4, (
+        "the person's action is the one that is stored"
+    )
     assert (human["actions"][:, 0] == 0.25).all()
     for name in CAMERAS:
         expected = np.stack([one["next_observations"]["images"][name] for one in inserted])
         assert np.array_equal(online["next_observations"]["images"][name], expected)
     held = [t for t in inserted if t["actions"][0]]
-    assert np.array_equal(human["observations"]["images"]["wrist_2"], np.stack([t["observations"]["images"]["wrist_2"] for t in held]))
+    assert np.array_equal(
+        human["observations"]["images"]["wrist_2"], np.stack([t["observations"]["images"]["wrist_2"] for t in held])
+    )
 
 
 def test_an_episode_of_a_run_has_its_intervention_count_beside_its_steps():
@@ -354,7 +443,9 @@ def test_an_episode_of_a_run_has_its_intervention_count_beside_its_steps():
     from hilt.hil.data import episode_figures
 
     source = np.array([Source.POLICY, Source.HUMAN, Source.HUMAN, Source.POLICY, Source.HUMAN])
-    columns = {name: np.zeros(5) for name in ("rewards", "terminated", "lost", "succeed", "times/observed", "times/applied")}
+    columns = {
+        name: np.zeros(5) for name in ("rewards", "terminated", "lost", "succeed", "times/observed", "times/applied")
+    }
     record = episode_figures({**columns, "source": source}, Rlpd())
     assert (record["intervention_count"], record["intervention_steps"]) == (2, 3)
 
@@ -436,14 +527,22 @@ class IsaacLab(gymnasium.Env):
     is_vector_env = True
     metadata: ClassVar = {"render_modes": [None]}
 
-    def __init__(self, num_envs: int = 1, compute_final_obs: bool = True, ends: bool = True, scalar_first: bool = False):
+    def __init__(
+        self, num_envs: int = 1, compute_final_obs: bool = True, ends: bool = True, scalar_first: bool = False
+    ):
         self.torch = pytest.importorskip("torch")
         self.num_envs, self.device, self.ends = num_envs, "cpu", ends
         self.cfg = SimpleNamespace(compute_final_obs=compute_final_obs)
         self.max_episode_length, self.scalar_first = 5, scalar_first
         self.commands: list[Any] = []
         box = lambda *shape: spaces.Box(-np.inf, np.inf, shape, np.float32)  # noqa: E731
-        terms = {"tcp_pose": box(7), "tcp_vel": box(6), "gripper_pose": box(1), "tcp_force": box(3), "tcp_torque": box(3)}
+        terms = {
+            "tcp_pose": box(7),
+            "tcp_vel": box(6),
+            "gripper_pose": box(1),
+            "tcp_force": box(3),
+            "tcp_torque": box(3),
+        }
         cameras = {"wrist_1": box(16, 16, 3), "wrist_2": box(16, 16, 3)}
         self.single_observation_space = spaces.Dict({"policy": spaces.Dict(terms), "rgb": spaces.Dict(cameras)})
         self.single_action_space = box(7)
@@ -466,7 +565,9 @@ class IsaacLab(gymnasium.Env):
         over = (self.steps >= self.max_episode_length) & self.ends
         self.compute()
         if over.any() and self.cfg.compute_final_obs:
-            extras["final_obs"] = {group: {name: term.clone() for name, term in terms.items()} for group, terms in self.obs_buf.items()}
+            extras["final_obs"] = {
+                group: {name: term.clone() for name, term in terms.items()} for group, terms in self.obs_buf.items()
+            }
         self.steps[over] = 0
         self.compute()
         return self.obs_buf, over.float(), over, self.torch.zeros_like(over), extras
@@ -484,7 +585,9 @@ def test_isaac_drives_the_unchanged_data_path(made: Any):
     simulator = IsaacLab()
     env = IsaacSimFrankaEnv(simulator, quaternion="xyzw")
     assert env.observation_space["images"]["wrist_1"] == spaces.Box(0, 255, (16, 16, 3), np.uint8)
-    assert {name: space.shape for name, space in env.observation_space["state"].items()} == {name: (n,) for name, n in STATE.items()}
+    assert {name: space.shape for name, space in env.observation_space["state"].items()} == {
+        name: (n,) for name, n in STATE.items()
+    }
     env = SpacemouseIntervention(env, device=Person())
     env = ChunkingWrapper(SERLObsWrapper(Quat2EulerWrapper(RelativeFrame(env))), obs_horizon=1, act_exec_horizon=None)
     replay_buffer, demo_buffer = made(buffer(env)), made(buffer(env))
@@ -492,7 +595,9 @@ def test_isaac_drives_the_unchanged_data_path(made: Any):
     assert episodes == [{"counted": (2, 3), "intervention_count": 2, "intervention_steps": 3}] * 4
     online = replay_buffer.sample(20, indx=np.arange(20))
     assert online["observations"]["wrist_1"][:, 0, 0, 0, 0].tolist() == [0, 1, 2, 3, 4] * 4
-    assert online["next_observations"]["wrist_1"][:, 0, 0, 0, 0].tolist() == [1, 2, 3, 4, 5] * 4, "with the last frames of episodes"
+    assert online["next_observations"]["wrist_1"][:, 0, 0, 0, 0].tolist() == [1, 2, 3, 4, 5] * 4, (
+        "with the last frames of episodes"
+    )
     assert online["rewards"].tolist() == [0, 0, 0, 0, 1] * 4 and online["masks"].tolist() == [1, 1, 1, 1, 0] * 4
     assert online["observations"]["state"].shape == (20, 1, 19)
     assert len(demo_buffer) == 12
@@ -500,7 +605,9 @@ def test_isaac_drives_the_unchanged_data_path(made: Any):
 
 def test_isaac_of_release_2_has_other_quaternions_and_ends_by_what_is_given(made: Any):
     simulator = IsaacLab(compute_final_obs=False, ends=False, scalar_first=True)
-    env = IsaacSimFrankaEnv(simulator, quaternion="wxyz", success=lambda seen: seen["policy"]["tcp_vel"][0] == 3, step_limit=4)
+    env = IsaacSimFrankaEnv(
+        simulator, quaternion="wxyz", success=lambda seen: seen["policy"]["tcp_vel"][0] == 3, step_limit=4
+    )
     seen, _ = env.reset()
     assert seen["state"]["tcp_pose"][3:].tolist() == [0, 0, 0, 1], "x, y, z, w as scipy and HIL-SERL have it"
     steps = [env.step(np.zeros(7)) for _ in range(4)]
@@ -527,11 +634,26 @@ def test_isaac_keeps_the_gripper_where_no_command_is_given():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: IsaacSimFrankaEnv(IsaacLab(4), quaternion="xyzw"), "a task is one environment, and this simulator runs 4"),
-        (lambda: IsaacSimFrankaEnv(IsaacLab(), quaternion="zyxw"), "quaternion is 'zyxw': expected 'wxyz' .Isaac Lab 2. or 'xyzw'"),
-        (lambda: IsaacSimFrankaEnv(IsaacLab(), quaternion="xyzw", state=["tcp_poze"]), "did you mean 'policy/tcp_pose'"),
-        (lambda: IsaacSimFrankaEnv(IsaacLab(), quaternion="xyzw", state={"tcp_pose": "tcp_vel"}), "tcp_pose has 6 numbers .* expected 7"),
-        (lambda: IsaacSimFrankaEnv(IsaacLab(), quaternion="xyzw", images=["tcp_vel"]), r"tcp_vel is float32 \[6\]; expected uint8"),
+        (
+            lambda: IsaacSimFrankaEnv(IsaacLab(4), quaternion="xyzw"),
+            "a task is one environment, and this simulator runs 4",
+        ),
+        (
+            lambda: IsaacSimFrankaEnv(IsaacLab(), quaternion="zyxw"),
+            "quaternion is 'zyxw': expected 'wxyz' .Isaac Lab 2. or 'xyzw'",
+        ),
+        (
+            lambda: IsaacSimFrankaEnv(IsaacLab(), quaternion="xyzw", state=["tcp_poze"]),
+            "did you mean 'policy/tcp_pose'",
+        ),
+        (
+            lambda: IsaacSimFrankaEnv(IsaacLab(), quaternion="xyzw", state={"tcp_pose": "tcp_vel"}),
+            "tcp_pose has 6 numbers .* expected 7",
+        ),
+        (
+            lambda: IsaacSimFrankaEnv(IsaacLab(), quaternion="xyzw", images=["tcp_vel"]),
+            r"tcp_vel is float32 \[6\]; expected uint8",
+        ),
         (lambda: IsaacSimFrankaEnv(FrankaEnv(), quaternion="xyzw"), "FrankaEnv has no num_envs"),
     ],
 )
@@ -555,13 +677,25 @@ def test_many_environments_at_once_fill_the_same_buffer(made: Any):
     batch = Batched(IsaacLab(3))
     first = batch.reset()
     space = space_of({group: {name: term[0] for name, term in terms.items()} for group, terms in first.items()})
-    store = made(MemoryEfficientReplayBufferDataStore(space, spaces.Box(-1, 1, (7,), np.float32), 200, image_keys=CAMERAS))
+    store = made(
+        MemoryEfficientReplayBufferDataStore(space, spaces.Box(-1, 1, (7,), np.float32), 200, image_keys=CAMERAS)
+    )
     for _ in range(6):
         for number, step in enumerate(batch.step(np.zeros((3, 7), np.float32))):
             if step is not None:
-                ends = {"rewards": step.reward, "masks": 1.0 - step.terminated, "dones": step.terminated or step.truncated}
-                kept = {"observations": step.observation, "actions": step.action, "next_observations": step.next_observation}
+                ends = {
+                    "rewards": step.reward,
+                    "masks": 1.0 - step.terminated,
+                    "dones": step.terminated or step.truncated,
+                }
+                kept = {
+                    "observations": step.observation,
+                    "actions": step.action,
+                    "next_observations": step.next_observation,
+                }
                 store.insert({**kept, **ends}, actor=f"isaac_{number}")
     assert len(store) == 18
     held = store.sample(18, indx=np.arange(18))
-    assert np.array_equal(held["next_observations"]["rgb"]["wrist_1"][:, 0, 0, 0], held["observations"]["policy"]["tcp_vel"][:, 0] + 1)
+    assert np.array_equal(
+        held["next_observations"]["rgb"]["wrist_1"][:, 0, 0, 0], held["observations"]["policy"]["tcp_vel"][:, 0] + 1
+    )

@@ -40,7 +40,9 @@ def step(number: int, **flags: bool) -> dict[str, Any]:
 
 def episode(first: int, length: int, terminal: bool = False) -> dict[str, Any]:
     last = length - 1
-    return {"steps": [step(first + i, first=i == 0, last=i == last, terminal=terminal and i == last) for i in range(length)]}
+    return {
+        "steps": [step(first + i, first=i == 0, last=i == last, terminal=terminal and i == last) for i in range(length)]
+    }
 
 
 DATA = [episode(0, 3), episode(10, 2, terminal=True)]
@@ -53,12 +55,15 @@ def test_the_spec_of_trajectories_has_the_types_and_shapes_of_the_steps():
     spec = create_trajectory_data_spec(DATA)
     assert isinstance(spec, Trajectory) and spec.policy_info == ()
     fields = [getattr(spec, name) for name in ("observation", "action", "reward", "discount")]
-    assert [(field.dtype.name, field.shape) for field in fields] == [("float32", shape) for shape in ((17,), (6,), (), ())]
+    assert [(field.dtype.name, field.shape) for field in fields] == [
+        ("float32", shape) for shape in ((17,), (6,), (), ())
+    ]
     assert spec.step_type.dtype == spec.next_step_type.dtype == np.int32
 
 
 @pytest.mark.parametrize(
-    "function", [create_trajectory_data_spec, convert_rlds_to_trajectories, lambda data: push_rlds_to_reverb(data, None)]
+    "function",
+    [create_trajectory_data_spec, convert_rlds_to_trajectories, lambda data: push_rlds_to_reverb(data, None)],
 )
 def test_data_without_steps_is_a_value_error(function: Any):
     for data in ([], [{"steps": []}], [{"nothing": 1}]):
@@ -79,7 +84,9 @@ def test_each_step_becomes_a_trajectory_with_the_type_of_the_next():
         (FIRST, LAST),
         (LAST, FIRST),  # a padding step of type first is behind the last episode
     ]
-    assert [float(one.discount) for one in found] == [1, 1, 1, 1, 0], "the third step truncates, the last one terminates"
+    assert [float(one.discount) for one in found] == [1, 1, 1, 1, 0], (
+        "the third step truncates, the last one terminates"
+    )
     assert [float(one.reward) for one in found] == NUMBERS and found[1].action.tolist() == [1] * 6
 
 
@@ -92,11 +99,19 @@ def test_policy_info_is_made_from_neighboring_steps():
     ("wrong", "said"),
     [
         ([{"steps": [step(0, first=True), step(1)]}, episode(5, 2)], "Mid step should not be followed by a first step"),
-        ([{"steps": [step(0, first=True), step(1, terminal=True), step(2, last=True)]}], "Terminal step must be the last step"),
-        ([episode(0, 2), {"steps": [step(5), step(6, last=True)]}], "Last step of an episode must be followed by a first step"),
+        (
+            [{"steps": [step(0, first=True), step(1, terminal=True), step(2, last=True)]}],
+            "Terminal step must be the last step",
+        ),
+        (
+            [episode(0, 2), {"steps": [step(5), step(6, last=True)]}],
+            "Last step of an episode must be followed by a first step",
+        ),
     ],
 )
-def test_an_episode_that_ends_terminates_or_begins_wrongly_is_an_invalid_argument(wrong: Any, said: str, tmp_path: Path):
+def test_an_episode_that_ends_terminates_or_begins_wrongly_is_an_invalid_argument(
+    wrong: Any, said: str, tmp_path: Path
+):
     with pytest.raises(InvalidArgumentError, match=said):
         list(convert_rlds_to_trajectories(wrong))
     with Log.create(tmp_path / "log", create_log_schema(DATA)) as log, pytest.raises(InvalidArgumentError, match=said):
@@ -110,13 +125,21 @@ def test_trajectories_are_mapped_taken_and_batched_as_with_tf_data():
     found = convert_rlds_to_trajectories(DATA)
     assert list(found.map(lambda one: float(one.reward)).take(3)) == [0, 1, 2]
     batches = list(found.batch(2))
-    assert [one.observation.shape for one in batches] == [(2, 17), (2, 17), (1, 17)] and isinstance(batches[0], Trajectory)
-    assert batches[0].policy_info == () and batches[1].step_type.tolist() == [LAST, FIRST] and batches[1].reward.dtype == np.float32
+    assert [one.observation.shape for one in batches] == [(2, 17), (2, 17), (1, 17)] and isinstance(
+        batches[0], Trajectory
+    )
+    assert (
+        batches[0].policy_info == ()
+        and batches[1].step_type.tolist() == [LAST, FIRST]
+        and batches[1].reward.dtype == np.float32
+    )
     assert len(list(found.batch(2, drop_remainder=True))) == 2
     pairs = found.map(lambda one: (one.reward, one.discount))
     assert list(pairs.map(lambda reward, discount: float(reward * discount))) == [0, 1, 2, 10, 0]
     assert len(list(found.take(-1))) == 5 and len(list(found.as_numpy_iterator())) == 5
-    nested = convert_rlds_to_trajectories([{"steps": [{**one, "observation": {"state": one["observation"]}} for one in DATA[0]["steps"]]}])
+    nested = convert_rlds_to_trajectories(
+        [{"steps": [{**one, "observation": {"state": one["observation"]}} for one in DATA[0]["steps"]]}]
+    )
     assert next(iter(nested.batch(3))).observation["state"].shape == (3, 17)
 
 
@@ -164,13 +187,17 @@ def test_arguments_that_mean_nothing_are_explained(call: Any, said: str):
 
 def test_a_batch_of_unequal_shapes_names_the_field():
     uneven = convert_rlds_to_trajectories(DATA).map(lambda one: one._replace(observation=np.zeros(int(one.reward))))
-    with pytest.raises(SchemaError, match=r"observation: expected one shape in a batch, got \(0,\), \(1,\); make them equal with map"):
+    with pytest.raises(
+        SchemaError, match=r"observation: expected one shape in a batch, got \(0,\), \(1,\); make them equal with map"
+    ):
         list(uneven.batch(2))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is not None, reason="TensorFlow is installed")
 def test_a_tf_dataset_without_tensorflow_is_an_error_with_the_cure():
-    with pytest.raises(MissingPackageError, match=r"as_tf_dataset=True needs the package 'tensorflow', .*pip install tensorflow"):
+    with pytest.raises(
+        MissingPackageError, match=r"as_tf_dataset=True needs the package 'tensorflow', .*pip install tensorflow"
+    ):
         convert_rlds_to_trajectories(DATA, as_tf_dataset=True)
 
 
@@ -184,7 +211,9 @@ def test_a_tf_dataset_has_the_same_trajectories():
     batch = next(iter(found.shuffle(5, seed=0).batch(5)))
     assert batch.observation.shape == (5, 17) and batch.policy_info["ahead"].shape == (5,)
     with pytest.raises(tf.errors.InvalidArgumentError, match="Mid step should not be followed by a first step"):
-        list(convert_rlds_to_trajectories([{"steps": [step(0, first=True), step(1)]}, episode(5, 2)], as_tf_dataset=True))
+        list(
+            convert_rlds_to_trajectories([{"steps": [step(0, first=True), step(1)]}, episode(5, 2)], as_tf_dataset=True)
+        )
 
 
 # 将 RLDS 数据推送到 Reverb: push_rlds_to_reverb
@@ -210,10 +239,14 @@ def test_pushing_counts_trajectories_and_compares_signatures(tmp_path: Path):
     observer = Observer(create_trajectory_data_spec(DATA))
     assert push_rlds_to_reverb(DATA, observer) == 5 == len(observer.got)
     other = [{"steps": [{**one, "observation": np.zeros(3, np.float32)} for one in DATA[0]["steps"]]}]
-    with pytest.raises(ValueError, match=r"Replay buffer table signature spec should match RLDS data spec.*observation"):
+    with pytest.raises(
+        ValueError, match=r"Replay buffer table signature spec should match RLDS data spec.*observation"
+    ):
         push_rlds_to_reverb(other, observer)
     with Log.create(tmp_path / "log", create_log_schema(DATA)) as log:
-        assert push_rlds_to_reverb(DATA, log) == 5 and len(log) == 3, "transitions: the last step of an episode is where the last one ends"
+        assert push_rlds_to_reverb(DATA, log) == 5 and len(log) == 3, (
+            "transitions: the last step of an episode is where the last one ends"
+        )
 
 
 # RLDS 步骤如何映射到 TF Agents 轨迹
@@ -221,6 +254,10 @@ def test_pushing_counts_trajectories_and_compares_signatures(tmp_path: Path):
 
 def test_what_a_last_step_has_beside_its_observation_means_nothing():
     data = [episode(0, 3, terminal=True)]
-    data[0]["steps"][-1] |= {"reward": np.float32(np.nan), "action": np.full(6, np.nan, np.float32), "discount": np.float32(np.nan)}
+    data[0]["steps"][-1] |= {
+        "reward": np.float32(np.nan),
+        "action": np.full(6, np.nan, np.float32),
+        "discount": np.float32(np.nan),
+    }
     last = list(convert_rlds_to_trajectories(data))[-1]
     assert (float(last.reward), float(last.discount), last.action.tolist()) == (0, 0, [0] * 6)

@@ -64,7 +64,9 @@ def runner(tasks: Any, pool: ToyPool | None = None) -> LIBEROEnvRunner:
 
 
 def settings(**changes: Any) -> SimpleNamespace:
-    return SimpleNamespace(**{"num_parallel_envs": 2, "rloo_batch_size": 2, "data_batch_size": 4, "max_sampling_attempts": 5, **changes})
+    return SimpleNamespace(
+        **{"num_parallel_envs": 2, "rloo_batch_size": 2, "data_batch_size": 4, "max_sampling_attempts": 5, **changes}
+    )
 
 
 # 目标逻辑, 1: tasks by rank
@@ -104,7 +106,12 @@ def test_each_iteration_works_on_one_task_by_the_cursor():
 
 def test_the_dataset_of_initial_states_as_it_is_written():
     init_dataset = DistributedInitialStateDataset(num_states=50, state_dim=8, rank=1, world_size=2)
-    assert (init_dataset.rank, init_dataset.world_size, init_dataset.init_state_cursor, len(init_dataset.states)) == (1, 2, 0, 50)
+    assert (init_dataset.rank, init_dataset.world_size, init_dataset.init_state_cursor, len(init_dataset.states)) == (
+        1,
+        2,
+        0,
+        50,
+    )
     states = init_dataset.get_states_for_envs(num_parallel_envs=2, rloo_batch_size=2)
     assert states.shape == (4, 8) and states[:, 0].tolist() == [0, 1, 2, 3] and init_dataset.init_state_cursor == 4
     assert len(np.unique(init_dataset.sample_batch_circular(46), axis=0)) == 46 and init_dataset.init_state_cursor == 0
@@ -147,19 +154,31 @@ def test_a_batch_has_exactly_as_many_episodes_whatever_the_size_of_a_group(data_
         episodes += batch
     for low in range(0, len(episodes) - 1, 2):  # what a batch had no room for is at the beginning of the next one
         first, second = episodes[low : low + 2]
-        assert first["group_rewards"].tolist() == second["group_rewards"].tolist() == [first["total_reward"], second["total_reward"]]
+        assert (
+            first["group_rewards"].tolist()
+            == second["group_rewards"].tolist()
+            == [first["total_reward"], second["total_reward"]]
+        )
         assert first["start"].state == (second["start"].state - 1) % 10
 
 
 def test_failed_attempts_leave_the_partial_batch_or_an_error(caplog: pytest.LogCaptureFixture):
     def collected(**changes: Any) -> list[Any]:
-        one, config = runner([9], ToyPool(2, lose=lambda start: start.state >= 4)), settings(data_batch_size=8, **changes)
+        one, config = (
+            runner([9], ToyPool(2, lose=lambda start: start.state >= 4)),
+            settings(data_batch_size=8, **changes),
+        )
         one.set_current_task_by_cursor()
-        return distributed_collect_batches(one, None, DistributedInitialStateDataset(10), SmartSampler(config), config, 0)
+        return distributed_collect_batches(
+            one, None, DistributedInitialStateDataset(10), SmartSampler(config), config, 0
+        )
 
     (batch,) = collected(max_sampling_attempts=2)
     assert [episode["start"].state for episode in batch] == [0, 1, 2, 3]
-    assert "4 of 8 episodes after 2 attempts; 1 attempts failed" in caplog.text and "the simulator of the toy fell over" in caplog.text
+    assert (
+        "4 of 8 episodes after 2 attempts; 1 attempts failed" in caplog.text
+        and "the simulator of the toy fell over" in caplog.text
+    )
     with pytest.raises(EmptyError, match=r"4 of 8 episodes after 2 attempts(?s:.*)The last failure"):
         collected(max_sampling_attempts=2, when_exhausted="error")
 
@@ -204,11 +223,22 @@ def test_the_plan_runs_as_its_scenarios_say_on_two_ranks(tmp_path: Path):
     for iteration in range(plan.max_steps):
         pool.started.clear()
         found = [one.collect(Dice(), iteration) for one in ranks]
-        assert [len(each.episodes) for each in found] == [4, 4], "scenario 3: each iteration exactly four, no more and no less"
-        begun = [len({start.state for start in pool.started if start.task == each.episodes[0].start.task}) for each in found]
+        assert [len(each.episodes) for each in found] == [4, 4], (
+            "scenario 3: each iteration exactly four, no more and no less"
+        )
+        begun = [
+            len({start.state for start in pool.started if start.task == each.episodes[0].start.task}) for each in found
+        ]
         assert begun == [4, 4], "scenario 2: 2 environments x 2 rollouts have four different states"
         tasks.append(tuple(each.episodes[0].start.task for each in found))
-    assert [tuple(int(task.rpartition("/")[2]) for task in pair) for pair in tasks] == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 1), (0, 3)]
+    assert [tuple(int(task.rpartition("/")[2]) for task in pair) for pair in tasks] == [
+        (0, 1),
+        (2, 3),
+        (4, 5),
+        (6, 7),
+        (8, 1),
+        (0, 3),
+    ]
     assert said[:3] == [
         "iteration 1, rank 0: task libero_spatial/0, target 4 episodes, collected 4",
         "iteration 1, rank 1: task libero_spatial/1, target 4 episodes, collected 4",
@@ -217,7 +247,10 @@ def test_the_plan_runs_as_its_scenarios_say_on_two_ranks(tmp_path: Path):
 
 
 def test_the_debugging_yaml_with_one_task_leaves_the_second_rank_without_work(tmp_path: Path):
-    plan, said = from_plan(tmp_path, "task: {task_name: 9, num_parallel_envs: 2}\ntraining: {num_train_steps: 3}"), list[str]()
+    plan, said = (
+        from_plan(tmp_path, "task: {task_name: 9, num_parallel_envs: 2}\ntraining: {num_train_steps: 3}"),
+        list[str](),
+    )
     busy, idle = trainers(plan.collect, plan.tasks, 2, said)
     assert len(busy.collect(Dice(), 0).episodes) == 4 and idle.collect(Dice(), 0).episodes == []
     assert plan.tasks == ["libero_spatial/9"] and said[1] == (
@@ -227,13 +260,17 @@ def test_the_debugging_yaml_with_one_task_leaves_the_second_rank_without_work(tm
 
 @pytest.mark.parametrize("data_batch_size", [1, 3, 5])
 def test_the_trainer_takes_any_batch_size_and_resumes_in_the_middle_of_a_group(tmp_path: Path, data_batch_size: int):
-    text = PLAN.replace("data_batch_size: 4", f"data_batch_size: {data_batch_size}").replace("[0, 1, 2, 3, 4, 5, 6, 7, 8]", "[0]")
+    text = PLAN.replace("data_batch_size: 4", f"data_batch_size: {data_batch_size}").replace(
+        "[0, 1, 2, 3, 4, 5, 6, 7, 8]", "[0]"
+    )
     collect = from_plan(tmp_path, text).collect
     (through,) = trainers(collect, ["libero_spatial/0"], 1, said := list[str]())
     found = [through.collect(Dice(), iteration) for iteration in range(5)]
     stream = [episode.start for each in found for episode in each.episodes]
     assert [len(each.episodes) for each in found] == [data_batch_size] * 5
-    assert [start.state for start in stream] == [number % 10 for number in range(len(stream))], "each is learned from once"
+    assert [start.state for start in stream] == [number % 10 for number in range(len(stream))], (
+        "each is learned from once"
+    )
     for each in found:
         whole = {episode.start.group: 0 for episode in each.episodes}
         for episode in (*each.episodes, *each.beside):
@@ -251,8 +288,15 @@ def test_the_trainer_takes_any_batch_size_and_resumes_in_the_middle_of_a_group(t
     assert resumed == stream
 
 
-def test_advantages_of_a_group_that_a_batch_cuts_are_those_of_the_whole_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    sizes = ["collect.data_batch_size=5", "collect.group_size=4", "algorithm.batch.trajectories_per_step=0", "algorithm.estimator=rloo"]
+def test_advantages_of_a_group_that_a_batch_cuts_are_those_of_the_whole_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    sizes = [
+        "collect.data_batch_size=5",
+        "collect.group_size=4",
+        "algorithm.batch.trajectories_per_step=0",
+        "algorithm.estimator=rloo",
+    ]
     worker = Worker(toy_config(*sizes), tmp_path, Alone())
     worker.load_own([])
     scores: dict[int, dict[int, float]] = {}
@@ -282,13 +326,17 @@ def test_advantages_of_a_group_that_a_batch_cuts_are_those_of_the_whole_group(tm
 
 @pytest.mark.parametrize("otherwise", ["partial", "error", "continue"])
 def test_when_attempts_are_exhausted_the_trainer_learns_from_what_there_is(tmp_path: Path, otherwise: str):
-    collect = from_plan(tmp_path, PLAN.replace("data_batch_size: 4", "data_batch_size: 8\n  max_sampling_attempts: 2")).collect
+    collect = from_plan(
+        tmp_path, PLAN.replace("data_batch_size: 4", "data_batch_size: 8\n  max_sampling_attempts: 2")
+    ).collect
     assert collect.when_exhausted == "partial", "as in the document; collect.when_exhausted=error is the other way"
     collect.when_exhausted, collect.retries = otherwise, 0
     said: list[str] = []
     (one,) = trainers(collect, ["libero_spatial/0"], 1, said, ToyPool(2, lose=lambda start: start.state >= 6))
     if otherwise == "error":
-        with pytest.raises(EmptyError, match="rank 0 has 3 of 4 groups of libero_spatial/0 after max_sampling_attempts=2"):
+        with pytest.raises(
+            EmptyError, match="rank 0 has 3 of 4 groups of libero_spatial/0 after max_sampling_attempts=2"
+        ):
             one.collect(Dice(), 0)
         return
     found = one.collect(Dice(), 0)

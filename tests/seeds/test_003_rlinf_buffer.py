@@ -32,7 +32,10 @@ def rollout(number: int = 0, steps: int = T) -> Trajectory:
     result = EmbodiedRolloutResult(max_episode_length=10)
     for t in range(steps):
         states = [torch.full((B, 3), 100.0 * number + t + after) for after in (0, 1)]
-        seen = [{"states": state, "images": torch.full((B, 4, 4, 3), t + after).byte()} for after, state in enumerate(states)]
+        seen = [
+            {"states": state, "images": torch.full((B, 4, 4, 3), t + after).byte()}
+            for after, state in enumerate(states)
+        ]
         result.append_step_result(
             ChunkStepResult(
                 actions=torch.full((B, 7), float(t)),
@@ -66,16 +69,27 @@ def pair(memory_path: Path) -> Iterator[Pair]:
 @pytest.mark.parametrize("trajectory_format", ["pt", "pkl"])
 def test_index_and_metadata_have_the_fields_of_the_document(tmp_path: Path, trajectory_format: str):
     """And so Storage and Async Writing: both formats, written by one thread, the index after the writes."""
-    made = TrajectoryReplayBuffer(seed=0, auto_save=True, auto_save_path=str(tmp_path), trajectory_format=trajectory_format)
+    made = TrajectoryReplayBuffer(
+        seed=0, auto_save=True, auto_save_path=str(tmp_path), trajectory_format=trajectory_format
+    )
     made.add_trajectories([rollout(0), rollout(1)])
     made.close()
     index = json.loads((tmp_path / "trajectory_index.json").read_text())
     entries = index.get("trajectory_index", index)
     first = next(iter(entries.values()))
     assert {"uuid", "trajectory_id", "num_samples", "shape", "max_episode_length"} <= first.keys()
-    assert (first["trajectory_id"], first["num_samples"], first["max_episode_length"], first["shape"][:2]) == (0, T * B, 10, [T, B])
+    assert (first["trajectory_id"], first["num_samples"], first["max_episode_length"], first["shape"][:2]) == (
+        0,
+        T * B,
+        10,
+        [T, B],
+    )
     metadata = json.loads((tmp_path / "metadata.json").read_text())
-    assert (metadata["total_samples"], metadata["trajectory_format"], metadata["seed"]) == (2 * T * B, trajectory_format, 0)
+    assert (metadata["total_samples"], metadata["trajectory_format"], metadata["seed"]) == (
+        2 * T * B,
+        trajectory_format,
+        0,
+    )
     assert len(list(tmp_path.glob(f"*.{trajectory_format}"))) == 2
 
 
@@ -96,7 +110,9 @@ def test_a_sample_has_so_many_chunks_of_the_newest_trajectories(buffer: Trajecto
     buffer.add_trajectories([rollout(number) for number in range(5)])
     batch = buffer.sample(num_chunks=32)
     assert batch["rewards"].shape == (32, 1) and batch["curr_obs"]["states"].shape == (32, 3)
-    assert torch.equal(batch["next_obs"]["states"], batch["curr_obs"]["states"] + 1), "rows of one transition stay together"
+    assert torch.equal(batch["next_obs"]["states"], batch["curr_obs"]["states"] + 1), (
+        "rows of one transition stay together"
+    )
     assert len(set((batch["rewards"] // 100).int().flatten().tolist())) > 2
     buffer.sample_window_size = 1
     assert set((buffer.sample(8)["rewards"] // 100).int().flatten().tolist()) == {4}

@@ -69,7 +69,10 @@ def lines_of(*words: str) -> str:
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
-        (f"{ACTOR}ulysses_sequence_parallel_size=2", f"not split over GPUs .* give a smaller {ACTOR}traj_mini_batch_size, .*=True"),
+        (
+            f"{ACTOR}ulysses_sequence_parallel_size=2",
+            f"not split over GPUs .* give a smaller {ACTOR}traj_mini_batch_size, .*=True",
+        ),
         (f"{REF}ulysses_sequence_parallel_size=4", "not split over GPUs"),
         (f"{ACTOR}strategy=megatron", f"there is FSDP, and no Megatron: .*{ACTOR}fsdp_config.param_offload=True"),
         ("critic.strategy=megatron", "there is FSDP, and no Megatron"),
@@ -95,17 +98,25 @@ class Trainer:
 
         if "libero" in self.config.data.task_suite_name:
             self.train_dataset: Any = LIBERO_Dataset(
-                self.config.data.task_suite_name, num_trials_per_task=self.config.data.num_trials_per_task, train_val="train"
+                self.config.data.task_suite_name,
+                num_trials_per_task=self.config.data.num_trials_per_task,
+                train_val="train",
             )
             self.val_dataset: Any = LIBERO_Dataset(
-                self.config.data.task_suite_name, num_trials_per_task=self.config.data.num_trials_per_task, train_val="valid"
+                self.config.data.task_suite_name,
+                num_trials_per_task=self.config.data.num_trials_per_task,
+                train_val="valid",
             )
         elif "robotwin" in self.config.data.task_suite_name:
             self.train_dataset = Robotwin_Dataset(
-                self.config.data.task_suite_name, num_trials_per_task=self.config.data.num_trials_per_task, train_val="train"
+                self.config.data.task_suite_name,
+                num_trials_per_task=self.config.data.num_trials_per_task,
+                train_val="train",
             )
             self.val_dataset = Robotwin_Dataset(
-                self.config.data.task_suite_name, num_trials_per_task=self.config.data.num_trials_per_task, train_val="valid"
+                self.config.data.task_suite_name,
+                num_trials_per_task=self.config.data.num_trials_per_task,
+                train_val="valid",
             )
         else:
             raise ValueError(f"Unsupported task suite name: {self.config.data.task_suite_name}")
@@ -120,7 +131,11 @@ class Trainer:
             )
         )
         self.val_dataloader = DataLoader(
-            dataset=self.val_dataset, batch_size=self.config.data.val_batch_size, shuffle=True, drop_last=True, collate_fn=collate_fn
+            dataset=self.val_dataset,
+            batch_size=self.config.data.val_batch_size,
+            shuffle=True,
+            drop_last=True,
+            collate_fn=collate_fn,
         )
 
         assert len(self.train_dataloader) >= 1
@@ -162,10 +177,15 @@ def test_create_dataloader_of_one_and_of_every_robotwin_task():
     assert (len(one.train_dataset), len(one.val_dataset)) == (70, 256)
     assert (len(every.train_dataset), len(every.val_dataset)) == (17 * 10, 17 * 256)
     rows = list(every.train_dataset)
-    assert len({row["task_suite_name"] for row in rows}) == 17 and "robotwin_shoe_place" in {row["task_suite_name"] for row in rows}
+    assert len({row["task_suite_name"] for row in rows}) == 17 and "robotwin_shoe_place" in {
+        row["task_suite_name"] for row in rows
+    }
     assert rows[0]["data_source"] == rows[0]["task_suite_name"] + "_train_iid"
     assert "robotwin_all" in suites() and "robotwin2_all" in suites()
-    told = simplevla([*COMMAND, "data.task_suite_name=robotwin2_all", "data.num_trials_per_task=1000"], {"SFT_MODEL_PATH": "/models/sft"})
+    told = simplevla(
+        [*COMMAND, "data.task_suite_name=robotwin2_all", "data.num_trials_per_task=1000"],
+        {"SFT_MODEL_PATH": "/models/sft"},
+    )
     assert len(told.config.tasks) == 21 and "robotwin2/lift_pot" in told.config.tasks
 
 
@@ -211,7 +231,9 @@ def episode_of(policy: Any, rows: int, seed: int, success: bool, state: int = 0)
     record = join([policy.act([each], temperature=1.6, generator=draws)[1] for each in observations(rows, seed, state)])
     executed = np.array([policy.chunk] * (rows - 1) + [1], np.int32)
     start = Start("libero_goal/1", "train", 0, 0, group=seed)
-    return RolloutEpisode(start, record, executed, np.zeros(rows, np.float32), success, int(executed.sum()), not success, 0, b"")
+    return RolloutEpisode(
+        start, record, executed, np.zeros(rows, np.float32), success, int(executed.sum()), not success, 0, b""
+    )
 
 
 def test_pixel_values_of_a_rollout_batch_are_what_generate_action_verl_takes():
@@ -219,7 +241,9 @@ def test_pixel_values_of_a_rollout_batch_are_what_generate_action_verl_takes():
     episodes = [episode_of(policy, 3, 0, True), episode_of(policy, 2, 1, False)]
     batch, frames = (rollout_batch(episodes, policy, 256, pixel_values=wanted).batch for wanted in (True, False))
     assert batch["pixel_values"].shape == (2, 3, 6, 28, 28) and "frames" not in batch and "pixel_values" not in frames
-    assert batch["responses"].shape == (2, 3, policy.slots) and batch["input_ids"].shape == batch["attention_mask"].shape == (2, 3, 256)
+    assert batch["responses"].shape == (2, 3, policy.slots) and batch["input_ids"].shape == batch[
+        "attention_mask"
+    ].shape == (2, 3, 256)
     assert (batch["complete"].dtype, batch["finish_step"].dtype) == (torch.bool, torch.int64)
     assert "action" not in batch, "actions are for the environment"
     assert torch.equal(policy.frames_of(batch["pixel_values"][0]), frames["frames"][0]), "nothing is lost on the way"
@@ -280,7 +304,9 @@ def test_generate_action_verl_takes_an_action_head_a_noise_projector_and_film():
 
     def denoised(projector: Any) -> Any:
         draws = torch.Generator().manual_seed(3)
-        return policy.generate_action_verl(**asked, action_head=head, noisy_action_projector=projector, generator=draws)[0]
+        return policy.generate_action_verl(
+            **asked, action_head=head, noisy_action_projector=projector, generator=draws
+        )[0]
 
     once, again, other = denoised(projector), denoised(projector), denoised(torch.nn.Linear(1, 32))
     np.testing.assert_array_equal(once, again)
@@ -292,7 +318,9 @@ def test_generate_action_verl_takes_an_action_head_a_noise_projector_and_film():
         tiny(causal=True).generate_action_verl(**asked, action_head=head)
 
     listening = tiny(film=True)
-    np.testing.assert_array_equal(*(listening.generate_action_verl(**asked, **film)[0] for film in ({}, {"use_film": True})))
+    np.testing.assert_array_equal(
+        *(listening.generate_action_verl(**asked, **film)[0] for film in ({}, {"use_film": True}))
+    )
     for model, film in ((policy, True), (listening, False)):
         with pytest.raises(ConfigError, match=f"use_film={film}, and this checkpoint was trained with"):
             model.generate_action_verl(**asked, use_film=film)
@@ -304,7 +332,11 @@ def test_a_rollout_batch_goes_back_to_the_episodes_it_was_made_of():
     for pixel_values in (True, False):
         again = episodes_of(rollout_batch(episodes, policy, 256, pixel_values=pixel_values), policy, temperature=1.6)
         for one, other in zip(episodes, again, strict=True):
-            assert (other.success, other.steps, other.executed.tolist()) == (one.success, one.steps, one.executed.tolist())
+            assert (other.success, other.steps, other.executed.tolist()) == (
+                one.success,
+                one.steps,
+                one.executed.tolist(),
+            )
             for name in ("images", "tokens", "prompt_length", "temperature"):
                 np.testing.assert_array_equal(other.record[name], one.record[name])
             with torch.no_grad():
@@ -356,7 +388,13 @@ def test_gradient_accumulation_is_the_mini_batch_over_the_micro_batch():
 
 # --- 环境并行与封装 ---
 
-PLACES = {"task_suite_name": "libero_goal", "max_prompt_length": 256, "num_images_in_input": 2, "use_proprio": True, "center_crop": True}
+PLACES = {
+    "task_suite_name": "libero_goal",
+    "max_prompt_length": 256,
+    "num_images_in_input": 2,
+    "use_proprio": True,
+    "center_crop": True,
+}
 CONFIG = OmegaConf.create({
     **PLACES, "micro_batch_size": 1, "val_micro_batch_size": 2, "num_steps_wait": 10, "unnorm_key": "libero_spatial", "temperature": 1.6,
     "do_sample": True, "vla": "openvla-oft", "model_family": "openvla",
@@ -367,7 +405,9 @@ CONFIG = OmegaConf.create({
 class LiberoStandIn(StandIn):
     """Also begins in a state as LIBERO stores it, and takes the size of pictures."""
 
-    def __init__(self, number: str, step_limit: int = 512, wait_steps: int = 10, image_size: int = 256, shadows: bool = False):
+    def __init__(
+        self, number: str, step_limit: int = 512, wait_steps: int = 10, image_size: int = 256, shadows: bool = False
+    ):
         super().__init__(number, step_limit, wait_steps)
 
     def begin(self, flattened: Any) -> Any:
@@ -383,12 +423,16 @@ def simulator(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_env_worker_answers_by_its_queues():
     asked: queue.Queue[Any] = queue.Queue()
     answered: queue.Queue[Any] = queue.Queue()
-    worker = threading.Thread(target=env_worker, args=("libero_goal", 3, 7, CONFIG, asked, answered, True, 0, 512), daemon=True)
+    worker = threading.Thread(
+        target=env_worker, args=("libero_goal", 3, 7, CONFIG, asked, answered, True, 0, 512), daemon=True
+    )
     worker.start()
     first = answered.get(timeout=60)
     assert first["type"] == "init" and first["task_description"] == "push the plate"
     assert first["task_file_name"] == "libero_goal_task_3_trial_7"
-    assert (first["active"], first["complete"], first["finish_step"]) == (True, False, 0) and first["obs"]["agentview_image"][0, 0, 0] == 7
+    assert (first["active"], first["complete"], first["finish_step"]) == (True, False, 0) and first["obs"][
+        "agentview_image"
+    ][0, 0, 0] == 7
     assert len(first["valid_images"]) == 1
     up = np.zeros((8, 7), np.float32)
     up[:, 2] = 1
@@ -397,7 +441,9 @@ def test_env_worker_answers_by_its_queues():
     assert (second["type"], second["active"], second["complete"], second["finish_step"]) == ("step", True, False, 8)
     asked.put(up)
     last = answered.get(timeout=60)
-    assert (last["active"], last["complete"], last["finish_step"]) == (False, True, 10), "two actions of the second chunk"
+    assert (last["active"], last["complete"], last["finish_step"]) == (False, True, 10), (
+        "two actions of the second chunk"
+    )
     asked.put(None)
     worker.join(timeout=60)
     assert not worker.is_alive()
@@ -459,11 +505,18 @@ def test_the_parts_of_a_step_are_what_the_policy_does_itself():
     rollout = RobHFRollout(module=policy, config=CONFIG)
     assert rollout.unnorm_key == "libero_spatial_no_noops"
     raw, words = LiberoStandIn("0").reset(options={"state": 9})[0], "Push the plate"
-    raw = {name: np.random.default_rng(0).integers(0, 256, value.shape).astype(value.dtype) for name, value in raw.items()}
+    raw = {
+        name: np.random.default_rng(0).integers(0, 256, value.shape).astype(value.dtype) for name, value in raw.items()
+    }
     inputs = rollout._obs_to_input(raw)
     assert set(inputs) == {"full_image", "wrist_image", "state"} and inputs["state"].shape == (8,)
     batch = rollout.process_input([inputs, inputs], [words, words])
-    assert batch["input_ids"].shape == batch["attention_mask"].shape == (2, 256) and batch["pixel_values"].shape == (2, 12, 28, 28)
+    assert batch["input_ids"].shape == batch["attention_mask"].shape == (2, 256) and batch["pixel_values"].shape == (
+        2,
+        12,
+        28,
+        28,
+    )
     assert torch.equal(batch["attention_mask"].ne(0), batch["input_ids"].ne(32000)), "as the document says"
     assert bool((batch["attention_mask"].int().diff(dim=1) >= 0).all()), "padded on the left"
     assert batch["proprio"].shape == (2, 8) and float(batch["proprio"].abs().max()) <= 1
@@ -473,7 +526,13 @@ def test_the_parts_of_a_step_are_what_the_policy_does_itself():
     assert torch.equal(step["responses"], torch.from_numpy(record["tokens"]).flatten(1).long())
     records = [{"complete": True, "finish_step": 5}, {"complete": False, "finish_step": 6}]
     made = rollout._prepare_output_batch([step, step], records, 2)
-    assert made.batch["responses"].shape == (2, 2, policy.slots) and made.batch["pixel_values"].shape == (2, 2, 12, 28, 28)
+    assert made.batch["responses"].shape == (2, 2, policy.slots) and made.batch["pixel_values"].shape == (
+        2,
+        2,
+        12,
+        28,
+        28,
+    )
     assert made.batch["proprio"].shape == (2, 2, 8) and made.batch["complete"].tolist() == [True, False]
     assert made.batch["finish_step"].tolist() == [5, 6] and "action" not in made.batch
     with pytest.raises(ConfigError, match="batch_size=3, and these steps are of 2 episodes"):
@@ -482,11 +541,15 @@ def test_the_parts_of_a_step_are_what_the_policy_does_itself():
 
 def test_obs_to_input_of_robotwin():
     policy = tiny(num_images=3)
-    rollout = RobHFRollout(policy, OmegaConf.merge(CONFIG, {"task_suite_name": "robotwin2_lift_pot", "num_images_in_input": 3}))
+    rollout = RobHFRollout(
+        policy, OmegaConf.merge(CONFIG, {"task_suite_name": "robotwin2_lift_pot", "num_images_in_input": 3})
+    )
     cameras = {name: {"rgb": np.zeros((6, 8, 3), np.uint8)} for name in ("head_camera", "left_camera", "right_camera")}
     joints = np.full(14, 0.045, np.float32)
     for version, told, gripper in (("1.0", joints, 1.0), ("2.0", {"vector": joints}, 0.045)):
-        row = rollout._obs_to_input({"observation": cameras, "joint_action": told}, is_robotwin=True, robotwin_version=version)
+        row = rollout._obs_to_input(
+            {"observation": cameras, "joint_action": told}, is_robotwin=True, robotwin_version=version
+        )
         assert set(row) == {"full_image", "left_wrist", "right_wrist", "state"}
         np.testing.assert_allclose(row["state"][[6, 13]], gripper, rtol=1e-5)
     assert joints[6] == np.float32(0.045), "what the environment holds is as it was"
@@ -500,9 +563,13 @@ def test_generate_sequences_rolls_out_groups_and_validates_greedily():
     made = rollout.generate_sequences(Batch.from_single_dict(rows, meta_info={"n_samples": 2, "pixel_values": False}))
     assert len(made) == 4 and made.non_tensor_batch["uid"].tolist() == ["0", "0", "1", "1"]
     assert made.non_tensor_batch["task"].tolist() == ["libero_goal/0"] * 2 + ["libero_goal/1"] * 2
-    assert made.batch["responses"].shape == (4, 171, policy.slots), "512 actions in chunks of 3: batches of two calls can be joined"
+    assert made.batch["responses"].shape == (4, 171, policy.slots), (
+        "512 actions in chunks of 3: batches of two calls can be joined"
+    )
     assert made.batch["finish_step"].tolist() == [10] * 4 and made.meta_info["temperature"] == 1.6
-    valid = [rollout.generate_sequences(Batch.from_single_dict(rows, meta_info={"pixel_values": False})) for _ in range(2)]
+    valid = [
+        rollout.generate_sequences(Batch.from_single_dict(rows, meta_info={"pixel_values": False})) for _ in range(2)
+    ]
     assert len(valid[0]) == 2 and torch.equal(valid[0].batch["responses"], valid[1].batch["responses"]), "no draws"
     Batch.concat([made, valid[0]])
     rollout.close()

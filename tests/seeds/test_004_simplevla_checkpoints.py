@@ -31,7 +31,13 @@ from tests.vla.toy_vla import config
 
 need("fsspec")
 QUIET = ("validation.before=false", "validation.period=0", "validation.after=false")
-FILES = {"config.json", "model.safetensors", "dataset_statistics.json", "preprocessor_config.json", "tokenizer_config.json"}
+FILES = {
+    "config.json",
+    "model.safetensors",
+    "dataset_statistics.json",
+    "preprocessor_config.json",
+    "tokenizer_config.json",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -59,13 +65,24 @@ def equal(a: Path, b: Path) -> bool:
 
 
 def test_save_freq_writes_an_adapter_and_the_merged_model(folder: Path, tmp_path: Path):  # noqa: F811
-    words = [*COMMAND, f"{MODEL}path={folder}", "trainer.total_training_steps=3", f"trainer.default_local_dir={tmp_path / 'run'}"]
+    words = [
+        *COMMAND,
+        f"{MODEL}path={folder}",
+        "trainer.total_training_steps=3",
+        f"trainer.default_local_dir={tmp_path / 'run'}",
+    ]
     said = run(*words)
-    assert "checkpoint folders: one every 1 training steps, 3 in all, of which all of them stay: 3 x " in said and "are free" in said
+    assert (
+        "checkpoint folders: one every 1 training steps, 3 in all, of which all of them stay: 3 x " in said
+        and "are free" in said
+    )
     assert sorted(path.name for path in (tmp_path / "run/actor").iterdir()) == [f"global_step_{n}" for n in (1, 2, 3)]
     last = tmp_path / "run/actor/global_step_3"
     assert {path.name for path in last.iterdir()} >= {*FILES, "lora_adapter"}
-    assert {path.name for path in (last / "lora_adapter").iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
+    assert {path.name for path in (last / "lora_adapter").iterdir()} >= {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
     base = load_policy(folder, allow_untrained=True)
     lora.load_adapter(base, last / "lora_adapter")
     merged, value = lora.merged(base)
@@ -76,21 +93,39 @@ def test_save_freq_writes_an_adapter_and_the_merged_model(folder: Path, tmp_path
 
 def test_without_adapters_the_full_state_and_the_newest_ones_stay_by_the_rule(folder: Path, tmp_path: Path):  # noqa: F811
     words = [word for word in COMMAND if "lora_rank" not in word and "target_modules" not in word]
-    run(*words, f"{MODEL}path={folder}", "trainer.total_training_steps=2", "hilt.export_keep=1", "--run", tmp_path / "run")
+    run(
+        *words,
+        f"{MODEL}path={folder}",
+        "trainer.total_training_steps=2",
+        "hilt.export_keep=1",
+        "--run",
+        tmp_path / "run",
+    )
     (last,) = (tmp_path / "run/actor").iterdir()
-    assert last.name == "global_step_2" and {path.name for path in last.iterdir()} >= FILES and not (last / "lora_adapter").exists()
+    assert (
+        last.name == "global_step_2"
+        and {path.name for path in last.iterdir()} >= FILES
+        and not (last / "lora_adapter").exists()
+    )
     before, after = weights(folder), weights(last)
-    assert set(before) == set(after) and sum(not np.array_equal(before[name], after[name]) for name in before) > len(before) / 2
+    assert (
+        set(before) == set(after)
+        and sum(not np.array_equal(before[name], after[name]) for name in before) > len(before) / 2
+    )
 
 
 def test_their_loader_opens_the_folder(tmp_path: Path):
     """`from_pretrained` of transformers with a model class registered for "openvla", as upstream registers its own."""
     tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "<s>": 1, "</s>": 2, "pick": 3}, unk_token="<unk>"))
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"<unk>": 0, "<s>": 1, "</s>": 2, "pick": 3}, unk_token="<unk>")
+    )
     sft = tmp_path / "sft"
     tiny().save_pretrained(sft)
     (sft / "tokenizer_config.json").unlink()
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
     fast.save_pretrained(sft)
     policy = load_policy(sft, allow_untrained=True)
     lora.attach(policy, rank=2, targets=["q_proj"])
@@ -108,7 +143,11 @@ def test_their_loader_opens_the_folder(tmp_path: Path):
         def __init__(self, config: Any):
             super().__init__(config)
             shell = tiny(seed=7)
-            self.vision_backbone, self.projector, self.language_model = shell.vision_backbone, shell.projector, shell.language_model
+            self.vision_backbone, self.projector, self.language_model = (
+                shell.vision_backbone,
+                shell.projector,
+                shell.language_model,
+            )
             self.post_init()
 
         def _init_weights(self, module: Any) -> None:
@@ -129,10 +168,14 @@ def test_save_checkpoint_with_an_hdfs_path_copies_and_replaces_no_folder_of_othe
     policy = tiny()
     exports.save_checkpoint(policy, tmp_path / "local", hdfs_path="memory://bucket/actor")
     UrlFolder("memory://bucket/actor").download("", tmp_path / "back")
-    assert files_of(tmp_path / "back").keys() == files_of(tmp_path / "local").keys() and equal(tmp_path / "back", tmp_path / "local")
+    assert files_of(tmp_path / "back").keys() == files_of(tmp_path / "local").keys() and equal(
+        tmp_path / "back", tmp_path / "local"
+    )
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("years of work")
-    with pytest.raises(ConfigError, match=r"mine has files, and is no checkpoint that could be replaced: give the path of a new folder"):
+    with pytest.raises(
+        ConfigError, match=r"mine has files, and is no checkpoint that could be replaced: give the path of a new folder"
+    ):
         exports.save_checkpoint(policy, tmp_path / "mine")
     assert (tmp_path / "mine/thesis.txt").exists()
 
@@ -177,9 +220,15 @@ def test_the_command_line_of_simplevla_resumes_from_default_hdfs_dir(folder: Pat
 def test_an_unreachable_url_is_an_error_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "file").write_text("in the way")
     for url, expected in (
-        ("nowhere://bucket/run", r"nowhere://bucket/run cannot be written to: .*Protocol not known.*available_protocols"),
+        (
+            "nowhere://bucket/run",
+            r"nowhere://bucket/run cannot be written to: .*Protocol not known.*available_protocols",
+        ),
         (f"file://{tmp_path}/file/run", r"cannot be written to: .*Check the address, the permissions and the network"),
-        ("hdfs://127.0.0.1:1/run", r"cannot be written to: .*It needs `pip install pyarrow`, Hadoop's libhdfs, and HADOOP_HOME"),
+        (
+            "hdfs://127.0.0.1:1/run",
+            r"cannot be written to: .*It needs `pip install pyarrow`, Hadoop's libhdfs, and HADOOP_HOME",
+        ),
     ):
         with pytest.raises(ConfigError, match=expected):
             begin_run(tmp_path / "run", "toy", config(f"copy_to={url}"))
@@ -194,7 +243,9 @@ def test_an_unreachable_url_is_an_error_before_training(tmp_path: Path, monkeypa
             config("copy_to=s3://bucket/run").check()
     monkeypatch.setattr(url_folder, "CONNECT_TIMEOUT_S", 0.05)
     monkeypatch.setattr(UrlFolder, "_probe", lambda self, failed: time.sleep(1))
-    with pytest.raises(ConfigError, match=r"there was no answer within 0.05 s. It needs `pip install s3fs`, and credentials in AWS"):
+    with pytest.raises(
+        ConfigError, match=r"there was no answer within 0.05 s. It needs `pip install s3fs`, and credentials in AWS"
+    ):
         config("copy_to=s3://bucket/run").check()
 
 
@@ -229,7 +280,9 @@ def test_sizes_and_checksums_are_compared_after_the_copy(tmp_path: Path, memory:
         return file
 
     monkeypatch.setattr(type(memory), "open", spoils)
-    with pytest.raises(CorruptError, match=r"weights was copied to /there/a/weights, which has 200 bytes with the SHA-256"):
+    with pytest.raises(
+        CorruptError, match=r"weights was copied to /there/a/weights, which has 200 bytes with the SHA-256"
+    ):
         place.upload("a", {"weights": tmp_path / "weights"})
     assert place.folders("") == [], "without a manifest it is not complete"
     monkeypatch.undo()
@@ -253,7 +306,9 @@ def test_a_damaged_state_is_passed_over_and_none_is_an_error(tmp_path: Path, mem
     memory.store["/there/run/resume/000002-step_2/checkpoints/2/agent.pt"].write(b"\xff\xff")
     said: list[str] = []
     exports.fetch_run("memory://there/run", tmp_path / "back", said.append)
-    assert "000002-step_2 is passed over" in said[0] and said[1].endswith("goes on from memory://there/run/resume/000001-step_1")
+    assert "000002-step_2 is passed over" in said[0] and said[1].endswith(
+        "goes on from memory://there/run/resume/000001-step_1"
+    )
     assert train(resume_run(tmp_path / "back", "", []), tmp_path / "back").step == 2
     assert equal(tmp_path / "back/policy", tmp_path / "run/policy")
     with pytest.raises(ConfigError, match="has no complete state to resume from: leave out --resume to begin a run"):
@@ -279,6 +334,10 @@ def test_what_would_do_nothing_is_refused_and_save_freq_is_both_periods(folder: 
     with pytest.raises(ConfigError, match="export_keep=2 would do nothing: it needs export_period=N"):
         config("export_keep=2").check()
     said = run(*COMMAND, f"{MODEL}path={folder}", "trainer.total_training_steps=4", "trainer.save_freq=2", "--dry-run")
-    assert "export_period: 2" in said and "checkpoint_period: 2" in said and "2 in all, of which all of them stay: 2 x " in said
+    assert (
+        "export_period: 2" in said
+        and "checkpoint_period: 2" in said
+        and "2 in all, of which all of them stay: 2 x " in said
+    )
     said = run(*COMMAND, f"{MODEL}path={folder}", "trainer.total_training_steps=4", "trainer.save_freq=-1", "--dry-run")
     assert "export_period: 0" in said and "checkpoint folders" not in said

@@ -29,19 +29,32 @@ def test_filter_truncated_cuts_episodes_off_at_max_response_length():
     assert cut.task_options["step_limit"] == 300 and cut.collect.filter_truncated
     assert cut.algorithm.batch.log_prob_chunks_per_pass == 4 * 38, "a trajectory has 38 chunks of 8 actions"
     said = lines_of("data.filter_truncated=True", "data.max_response_length=300")
-    assert "an episode is cut off after 300 actions (data.max_response_length), in validation too; a group with one is dropped" in said
-    one = settings_of("data.task_suite_name=robotwin2_lift_pot", "data.num_trials_per_task=1000", "data.filter_truncated=True")
+    assert (
+        "an episode is cut off after 300 actions (data.max_response_length), in validation too; a group with one is dropped"
+        in said
+    )
+    one = settings_of(
+        "data.task_suite_name=robotwin2_lift_pot", "data.num_trials_per_task=1000", "data.filter_truncated=True"
+    )
     assert one.task_options["step_limit"] == 128
     twin = ["data.task_suite_name=robotwin2_lift_pot", f"{MODEL}action_token_len=14", f"{MODEL}action_chunks_len=25"]
-    assert settings_of(*twin, "data.num_trials_per_task=1000").policy_options["chunk"] == 25, "its script for RoboTwin has 128 beside it"
+    assert settings_of(*twin, "data.num_trials_per_task=1000").policy_options["chunk"] == 25, (
+        "its script for RoboTwin has 128 beside it"
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
         (["data.max_response_length=7"], "data.max_response_length=7 actions: an answer has 8. Give 8 or more"),
-        (["data.filter_truncated=True", "data.max_response_length=600"], "an episode has 512 actions. Give 512 at most"),
-        (["data.filter_truncated=True", "data.task_suite_name=tabletop/reach"], "tabletop/reach has a step limit of its own. Leave"),
+        (
+            ["data.filter_truncated=True", "data.max_response_length=600"],
+            "an episode has 512 actions. Give 512 at most",
+        ),
+        (
+            ["data.filter_truncated=True", "data.task_suite_name=tabletop/reach"],
+            "tabletop/reach has a step limit of its own. Leave",
+        ),
         (["data.max_prompt_length=0"], "data.max_prompt_length=0: expected a whole number from 1 on"),
     ],
 )
@@ -67,12 +80,17 @@ class Limited(StandIn):
         return seen, reward, done, not done and self._steps >= self.step_limit, info
 
 
-def test_a_run_drops_groups_that_were_cut_off_at_max_response_length(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+def test_a_run_drops_groups_that_were_cut_off_at_max_response_length(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):  # noqa: F811
     monkeypatch.setitem(task.TASKS, "libero_goal", Limited)
     given = [*COMMAND, f"{MODEL}path={folder}", "trainer.total_training_steps=1", "data.filter_truncated=True"]
     tries = ["hilt.collect.max_sampling_attempts=2", "hilt.collect.when_exhausted=error"]
     said = run(*given, *tries, "data.max_response_length=9", "--run", tmp_path / "cut", code=1)
-    assert "4 groups in 2 attempts, 4 dropped (a member was truncated)" in said and "leave filter_truncated out, or raise" in said
+    assert (
+        "4 groups in 2 attempts, 4 dropped (a member was truncated)" in said
+        and "leave filter_truncated out, or raise" in said
+    )
     run(*given, "data.max_response_length=10", "--run", tmp_path / "whole")
     (update,) = read_metrics(tmp_path / "whole", ["update"])
     assert update["dropped_truncated"] == 0 and update["used_episodes"] == 8
@@ -93,7 +111,9 @@ def test_prompts_are_padded_on_the_left_to_max_prompt_length_and_log_probabiliti
             for row, length in enumerate(episode.record["prompt_length"]):
                 ids, mask = batch["input_ids"][place, row], batch["attention_mask"][place, row]
                 assert ids[width - length :].tolist() == episode.record["prompt"][row, :length].tolist()
-                assert bool((ids[: width - length] == 32000).all()) and mask.tolist() == [0] * (width - length) + [1] * int(length)
+                assert bool((ids[: width - length] == 32000).all()) and mask.tolist() == [0] * (width - length) + [
+                    1
+                ] * int(length)
         inputs = policy.inputs_of(*(batch[name][0] for name in ("input_ids", "pixel_values", "attention_mask")))
         drawn = batch["responses"][0].view(-1, policy.chunk, policy.action_dim)
         with torch.no_grad():
@@ -104,7 +124,9 @@ def test_prompts_are_padded_on_the_left_to_max_prompt_length_and_log_probabiliti
         rollout_batch(episodes, policy, most - 1)
 
 
-def test_a_rollout_pads_prompts_to_max_prompt_length_and_refuses_longer_ones_before_it_begins(monkeypatch: pytest.MonkeyPatch):
+def test_a_rollout_pads_prompts_to_max_prompt_length_and_refuses_longer_ones_before_it_begins(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setitem(task.TASKS, "libero_goal", LiberoStandIn)
     policy = tiny()
     rows = Batch.from_single_dict(collate_fn([LIBERO_Dataset("libero_goal")[0]]), meta_info={"pixel_values": False})
@@ -123,7 +145,10 @@ def test_a_rollout_pads_prompts_to_max_prompt_length_and_refuses_longer_ones_bef
     rollout.config.max_prompt_length = 40
     monkeypatch.setattr(policy, "act", lambda *_, **__: pytest.fail("it rolled out"))
     expected = r"a prompt has (\d+) tokens, and max_prompt_length=40: give at least \1\."
-    for refused in (lambda: rollout.generate_sequences(rows), lambda: rollout.process_input([seen], ["push the plate"])):
+    for refused in (
+        lambda: rollout.generate_sequences(rows),
+        lambda: rollout.process_input([seen], ["push the plate"]),
+    ):
         with pytest.raises(ConfigError, match=expected):
             refused()
     rollout.close()

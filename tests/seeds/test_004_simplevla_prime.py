@@ -39,7 +39,9 @@ def started(folder: Path, *changes: str) -> list[dict[str, Any]]:  # noqa: F811
 
 def same(a: Path, b: Path) -> bool:
     first, second = Tensors(a), Tensors(b)
-    return set(first) == set(second) and all(np.array_equal(first[name].numpy(), second[name].numpy()) for name in first)
+    return set(first) == set(second) and all(
+        np.array_equal(first[name].numpy(), second[name].numpy()) for name in first
+    )
 
 
 # --- in a run ---
@@ -47,8 +49,12 @@ def same(a: Path, b: Path) -> bool:
 
 def test_a_run_with_process_rewards_and_on_from_where_it_stopped_bit_for_bit(tmp_path: Path):
     told = started(tmp_path / "whole", *ON, "max_steps=4", "checkpoint_period=2")
-    assert [math.isfinite(record[name]) for record in told for name in ("prime_loss", "prime_accuracy", "prime_reward")] == [True] * 12
-    assert told[0]["prime_reward"] == pytest.approx(0, abs=1e-4) and abs(told[1]["prime_reward"]) > 1e-3, "it begins as its reference is"
+    assert [
+        math.isfinite(record[name]) for record in told for name in ("prime_loss", "prime_accuracy", "prime_reward")
+    ] == [True] * 12
+    assert told[0]["prime_reward"] == pytest.approx(0, abs=1e-4) and abs(told[1]["prime_reward"]) > 1e-3, (
+        "it begins as its reference is"
+    )
     started(tmp_path / "part", *ON, "max_steps=2", "checkpoint_period=2")
     train(resume_run(tmp_path / "part", "", ["max_steps=4"]), tmp_path / "part")
     assert same(tmp_path / "part/policy", tmp_path / "whole/policy")
@@ -60,20 +66,30 @@ def test_a_run_with_process_rewards_and_on_from_where_it_stopped_bit_for_bit(tmp
 
 @pytest.mark.parametrize(
     "change",
-    ["prime.granularity=token", "prime.scale=none", "prime.update=before", "prime.reference=policy", "prime.optimizer.learning_rate=0.1"],
+    [
+        "prime.granularity=token",
+        "prime.scale=none",
+        "prime.update=before",
+        "prime.reference=policy",
+        "prime.optimizer.learning_rate=0.1",
+    ],
 )
 def test_each_setting_changes_the_run(change: str, tmp_path: Path):
     shared = [*ON, "max_steps=2", "collect.data_batch_size=8"]
     plain, other = started(tmp_path / "plain", *shared), started(tmp_path / "other", *shared, change)
     names = ("prime_loss", "prime_reward", "policy_loss", "prime_learning_rate")
-    assert [[record[name] for name in names] for record in plain] != [[record[name] for name in names] for record in other]
+    assert [[record[name] for name in names] for record in plain] != [
+        [record[name] for name in names] for record in other
+    ]
 
 
 def test_reward_policy_and_reference_of_folders(tmp_path: Path):
     started(tmp_path / "first", "max_steps=2")
     policy = f"prime.policy={tmp_path / 'first/policy'}"
     told = started(tmp_path / "fixed", *ON[:1], policy, "prime.update=none", "max_steps=1", "lora.rank=2")
-    assert told[0]["prime_reward"] != 0 and "prime_loss" not in told[0], "trained before, it rewards from the first step and stays as it is"
+    assert told[0]["prime_reward"] != 0 and "prime_loss" not in told[0], (
+        "trained before, it rewards from the first step and stays as it is"
+    )
     equal = [policy, f"prime.reference_policy={tmp_path / 'first/policy'}", "reference.offload=true"]
     told = started(tmp_path / "equal", *ON, *equal, "max_steps=1")
     assert told[0]["prime_reward"] == pytest.approx(0, abs=1e-4)
@@ -84,7 +100,10 @@ def test_reward_policy_and_reference_of_folders(tmp_path: Path):
 def test_what_would_do_nothing_is_refused_and_memory_is_counted():
     for changes, says in (
         (["prime.beta=0.1"], "prime.beta=0.1 would do nothing: it needs prime.coefficient above 0"),
-        ([*ON, "prime.reference=policy", "reference.offload=true"], "offload=True would do nothing: it needs algorithm.kl.where"),
+        (
+            [*ON, "prime.reference=policy", "reference.offload=true"],
+            "offload=True would do nothing: it needs algorithm.kl.where",
+        ),
         ([*ON, "solved_steps=3"], "solved_steps=3 would do nothing: it needs .*prime.coefficient=0"),
         ([*ON, "algorithm.estimator=remax"], "prime.coefficient with algorithm.estimator=remax"),
     ):
@@ -113,23 +132,43 @@ def test_the_keys_of_prime_in_the_documents_command_line():
     )  # fmt: skip
     prime = made.prime
     assert (prime.coefficient, prime.beta, prime.granularity, prime.scale) == (5, 0.05, "token", "batch")
-    assert (prime.update, prime.policy, prime.reference, prime.reference_policy) == ("after", "", "frozen", ""), "the policy's own folder"
+    assert (prime.update, prime.policy, prime.reference, prime.reference_policy) == ("after", "", "frozen", ""), (
+        "the policy's own folder"
+    )
     assert (prime.optimizer.learning_rate, prime.optimizer.gradient_clip, prime.optimizer.weight_decay) == (1e-6, 10, 0)
     assert made.rewards.success == 5 and not made.rewards.classifier and made.reference.offload
-    gae = ["algorithm.adv_estimator=gae", "data.filter_accuracy=False", "data.accuracy_lower_bound=0", "data.accuracy_upper_bound=1"]
+    gae = [
+        "algorithm.adv_estimator=gae",
+        "data.filter_accuracy=False",
+        "data.accuracy_lower_bound=0",
+        "data.accuracy_upper_bound=1",
+    ]
     other = [f"{RM}prime_model.update=before", f"{RM}prime_norm=none", f"{RM}prime_model.ref_type=policy"]
     made = settings(*gae, f"{RM}rm_coef=5", *other)
-    assert (made.prime.granularity, made.prime.scale, made.prime.reference, made.prime.update) == ("chunk", "none", "policy", "before")
+    assert (made.prime.granularity, made.prime.scale, made.prime.reference, made.prime.update) == (
+        "chunk",
+        "none",
+        "policy",
+        "before",
+    )
     assert settings().prime.coefficient == 0, "as in the document: without a coefficient there is none"
     with pytest.raises((ConfigError, SeveralErrors), match=r"every reward would be 0. Give prime.update=after"):
         settings(f"{RM}rm_coef=5").prime.check()
 
 
 def test_a_run_of_the_command_line_with_adapters(folder: Path, tmp_path: Path):  # noqa: F811
-    words = [*COMMAND, f"{MODEL}path={folder}", "trainer.total_training_steps=2", f"{RM}rm_coef=5", f"{RM}prime_model.update=after"]
+    words = [
+        *COMMAND,
+        f"{MODEL}path={folder}",
+        "trainer.total_training_steps=2",
+        f"{RM}rm_coef=5",
+        f"{RM}prime_model.update=after",
+    ]
     run(*words, f"{RM}prime_model.optim.lr=0.01", "trainer.save_freq=2", "--run", tmp_path / "run")
     told = updates(tmp_path / "run")
-    assert told[0]["prime_reward"] == pytest.approx(0, abs=1e-4) and told[0]["prime_loss"] == pytest.approx(math.log(2), abs=0.01)
+    assert told[0]["prime_reward"] == pytest.approx(0, abs=1e-4) and told[0]["prime_loss"] == pytest.approx(
+        math.log(2), abs=0.01
+    )
     assert abs(told[1]["prime_reward"]) > 1e-3
     assert told[0]["prime_learning_rate"] == 0.01 and told[0]["prime_gradient_norm"] > 0
     trained = checkpoint.load(tmp_path / "run", 2).agent["shared"]["prime"]["trained"]

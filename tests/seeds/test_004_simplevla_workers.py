@@ -56,7 +56,12 @@ ROLLOUT = {
     "micro_batch_size": 1, "val_micro_batch_size": 2, "log_prob_micro_batch_size": 4, "max_prompt_length": 256, "num_steps_wait": 10,
     "unnorm_key": "libero_spatial", "dtype": "float32", "do_sample": True, "name": "hf",
 }  # fmt: skip
-ACTOR = {"optim": {"lr": 0.001, "total_training_steps": 10}, "ppo_mini_batch_size": 4, "ppo_micro_batch_size": 2, "grad_clip": 1.0}
+ACTOR = {
+    "optim": {"lr": 0.001, "total_training_steps": 10},
+    "ppo_mini_batch_size": 4,
+    "ppo_micro_batch_size": 2,
+    "grad_clip": 1.0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +82,13 @@ def config_of(checkpoint: Path, **model: Any) -> Any:
     """`actor_rollout_ref`"""
     ref = {"log_prob_micro_batch_size": 4}
     return OmegaConf.create(
-        {"model": {**MODEL, "path": str(checkpoint), **model}, "actor": ACTOR, "rollout": ROLLOUT, "ref": ref, "hilt": HILT}
+        {
+            "model": {**MODEL, "path": str(checkpoint), **model},
+            "actor": ACTOR,
+            "rollout": ROLLOUT,
+            "ref": ref,
+            "hilt": HILT,
+        }
     )
 
 
@@ -171,7 +182,12 @@ def test_a_micro_batch_does_not_change_the_gradient():
         data = rolled(policy)
         data.meta_info["temperature"] = 1.6
         data.batch["advantages"] = torch.tensor([[1.0], [-1.0]]) * (data.batch["old_log_probs"] != 0)
-        config = {"optim": {"lr": 0.001}, "ppo_mini_batch_size": 2, "ppo_micro_batch_size": micro, "traj_mini_batch_size": 1}
+        config = {
+            "optim": {"lr": 0.001},
+            "ppo_mini_batch_size": 2,
+            "ppo_micro_batch_size": micro,
+            "traj_mini_batch_size": 1,
+        }
         optimizer = torch.optim.AdamW(policy.parameters(), lr=0.002, betas=(0.9, 0.95), weight_decay=0.0)
         actor = RobDataParallelPPOActor(config, policy, optimizer)
         metrics = actor.update_policy(data)
@@ -206,12 +222,18 @@ def test_the_critic_learns_the_returns(checkpoint: Path):
 
 def test_the_reward_manager_verifies_and_rewards_the_last_number():
     data = rolled(tiny())
-    manager = RobRewardManager(num_examine=0, config=OmegaConf.create({"verifier": {"reward_coef": 5}, "reward_model": {"rm_coef": 2}}))
+    manager = RobRewardManager(
+        num_examine=0, config=OmegaConf.create({"verifier": {"reward_coef": 5}, "reward_model": {"rm_coef": 2}})
+    )
     scores, success, form, both = manager.verify(data)
     assert scores == [1.0, 0.0] and success == {"all": 0.5} and form == {"all": 1.0} and both == {"all": 0.5}
     rewards, metrics = manager(data)
     last = int(data.batch["finish_step"][0]) * 7 - 1
-    assert rewards["gt_scores"].nonzero().tolist() == [[0, last]] and float(rewards["all"][0, last]) == 5 and metrics["reward_all"] == 2.5
+    assert (
+        rewards["gt_scores"].nonzero().tolist() == [[0, last]]
+        and float(rewards["all"][0, last]) == 5
+        and metrics["reward_all"] == 2.5
+    )
     data.batch["rm_scores"] = torch.zeros_like(rewards["all"]).index_fill(1, torch.tensor([0]), 0.5)
     rewards, metrics = manager(data)
     assert float(rewards["all"][1].sum()) == 1.0 and metrics["reward_model"] == 0.5
@@ -231,12 +253,27 @@ def test_the_reward_manager_gives_what_a_run_gives():
             rewards = RobRewardManager(0, config)(data)[0]["all"][0].view(-1, policy.chunk * policy.action_dim)
             rows = -(-steps // policy.chunk)
             expected = reward_of(
-                RolloutEpisode(Start("", "train", 0, 0), {}, np.zeros(rows), np.zeros(rows), success, steps, False, 0, b"", ill_formed),
+                RolloutEpisode(
+                    Start("", "train", 0, 0),
+                    {},
+                    np.zeros(rows),
+                    np.zeros(rows),
+                    success,
+                    steps,
+                    False,
+                    0,
+                    b"",
+                    ill_formed,
+                ),
                 Rewards(success=4, format=0.5),
             )
             np.testing.assert_allclose(rewards.sum(1)[:rows], expected)
-            assert not rewards[rows:].any() and rewards.flatten().nonzero().tolist() == [[steps * 7 - 1]] * bool(expected.any())
-    with pytest.raises(ConfigError, match="environment=1, and this data has no rewards of the environment: leave it at 0"):
+            assert not rewards[rows:].any() and rewards.flatten().nonzero().tolist() == [[steps * 7 - 1]] * bool(
+                expected.any()
+            )
+    with pytest.raises(
+        ConfigError, match="environment=1, and this data has no rewards of the environment: leave it at 0"
+    ):
         RobRewardManager(0, OmegaConf.create({"hilt": {"rewards": {"environment": 1}}}))(data)
 
 
@@ -270,7 +307,9 @@ def test_ray_trainer_fits_with_a_tree_of_settings(checkpoint: Path, tmp_path: Pa
     })  # fmt: skip
     del tree.actor_rollout_ref["hilt"]
     manager = RobRewardManager(num_examine=0, config=tree)
-    remote = SimpleNamespace(__ray_metadata__=SimpleNamespace(class_name="RobActorRolloutRefWorker"))  # what ray.remote(...) gives
+    remote = SimpleNamespace(
+        __ray_metadata__=SimpleNamespace(class_name="RobActorRolloutRefWorker")
+    )  # what ray.remote(...) gives
     roles = {Role.ActorRollout: remote, Role.RefPolicy: RobActorRolloutRefWorker, Role.Critic: CriticWorker}
     pools = ResourcePoolManager(resource_pool_spec={"global_pool": [0]}, mapping=dict.fromkeys(roles, "global_pool"))
     trainer = RayTrainer(
@@ -294,17 +333,27 @@ def test_ray_trainer_fits_with_a_tree_of_settings(checkpoint: Path, tmp_path: Pa
     monkeypatch.setattr("hilt.compat.simplevla.trainer.train", noting)
     done = trainer.fit()
     assert found == ["1"] and "HILT_OF_A_SCRIPT" not in os.environ, "it is for the processes of the run"
-    assert done.step == 1 and (tmp_path / "run" / "policy" / "config.json").is_file() and (tmp_path / "run" / "adapter").is_dir()
+    assert (
+        done.step == 1
+        and (tmp_path / "run" / "policy" / "config.json").is_file()
+        and (tmp_path / "run" / "adapter").is_dir()
+    )
     for wrong, expected in (
         ({"reward_fn": lambda data: 0}, "rewarded where they are made, by rewards"),
         ({"role_worker_mapping": {Role.Critic: RobActorRolloutRefWorker}}, "give CriticWorker, or no mapping"),
-        ({"resource_pool_manager": ResourcePoolManager({"a": [8, 8]}, {})}, "trainer asks for .* GPUs of each machine: give these"),
+        (
+            {"resource_pool_manager": ResourcePoolManager({"a": [8, 8]}, {})},
+            "trainer asks for .* GPUs of each machine: give these",
+        ),
         ({"ray_worker_group_cls": object}, "ray_worker_group_cls would do nothing"),
     ):
         with pytest.raises(ConfigError, match=expected):
             RayTrainer(tree, **wrong)
     for tokenizer, expected in (
-        (SimpleNamespace(encode=lambda text: [1, 2, 3]), "writes a prompt in other ids than .* Give the tokenizer of .*sft0"),
+        (
+            SimpleNamespace(encode=lambda text: [1, 2, 3]),
+            "writes a prompt in other ids than .* Give the tokenizer of .*sft0",
+        ),
         ("llama", "tokenizer is 'llama': expected a tokenizer with encode"),
     ):
         with pytest.raises(ConfigError, match=expected):
@@ -328,7 +377,9 @@ class Own(Policy):
         torch.nn.init.zeros_(self.mean.bias)
 
     def _normal(self, states: np.ndarray) -> torch.distributions.Normal:
-        return torch.distributions.Normal(self.mean(torch.from_numpy(states)).view(-1, self.chunk, self.action_dim), 1.0)
+        return torch.distributions.Normal(
+            self.mean(torch.from_numpy(states)).view(-1, self.chunk, self.action_dim), 1.0
+        )
 
     def act(self, observations: Any, sample: bool = True, temperature: float = 1.0, generator: Any = None) -> Any:
         states = np.stack([np.asarray(row["state"], np.float32) for row in observations])
@@ -336,7 +387,11 @@ class Own(Policy):
             normal = self._normal(states)
             noise = torch.randn(normal.mean.shape, generator=generator) if sample else torch.zeros_like(normal.mean)
             actions = normal.mean + noise
-        return actions.numpy(), {"state": states, "actions": actions.numpy(), "log_prob": normal.log_prob(actions).numpy()}
+        return actions.numpy(), {
+            "state": states,
+            "actions": actions.numpy(),
+            "log_prob": normal.log_prob(actions).numpy(),
+        }
 
     def evaluate(self, record: Any) -> Evaluation:
         normal = self._normal(record["state"])
@@ -369,11 +424,16 @@ def test_a_model_of_ones_own_rolls_out_and_learns(tmp_path: Path):
     begun = [Start("libero_goal/0", "train", 0, 0, group, member) for group in range(4) for member in range(4)]
     with contextlib.closing(Pool(0, 8, task_options={"step_limit": 512, "wait_steps": 10})) as pool:
         outcomes = [*roll_out(policy, pool, begun, suite=suite("libero_goal"), generator=draws)]
-    episodes = sorted((one for one in outcomes if isinstance(one, RolloutEpisode)), key=lambda one: (one.start.group, one.start.member))
+    episodes = sorted(
+        (one for one in outcomes if isinstance(one, RolloutEpisode)),
+        key=lambda one: (one.start.group, one.start.member),
+    )
     assert len(episodes) == 16 and len({one.success for one in episodes}) == 2
     before = policy.mean.bias.detach().clone()
     rewards = [reward_of(one, Rewards()) for one in episodes]
-    figures = Updater(PolicyGradient(), DataParallelOptimizer(policy, Optimizer(learning_rate=0.01))).update(episodes, rewards)
+    figures = Updater(PolicyGradient(), DataParallelOptimizer(policy, Optimizer(learning_rate=0.01))).update(
+        episodes, rewards
+    )
     assert figures["gradient_norm"] > 0 and not torch.equal(policy.mean.bias, before)
     up = policy.mean.bias.detach().view(3, 7)[0, 2]
     assert float(up) > 0, "the tenth action, the first of its chunk, succeeds where it goes up"
@@ -383,15 +443,21 @@ def test_a_model_of_ones_own_rolls_out_and_learns(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["mine", f"{__name__}:Own"])
-def test_a_model_of_ones_own_is_named_in_the_settings_of_a_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_model_of_ones_own_is_named_in_the_settings_of_a_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """By registration, as in the document's `registry.py`, and as module:Class; the folder of the run opens by the registered name."""
     with pytest.raises(ConfigError, match="policy=mine: expected the folder of a checkpoint"):
         build(Vla(), {"policy": "mine", "tasks": ["libero_goal/0"]}).check()
     monkeypatch.setitem(POLICIES, "mine", f"{__name__}:Own")
     quiet = ["validation.before=false", "validation.period=0", "validation.after=false", "optimizer.learning_rate=0.01"]
     sizes = ["collect.group_size=4", "collect.data_batch_size=8", "max_steps=2", "pool.workers=0"]
-    config = build(Vla(), f"policy={name}", "tasks=[libero_goal/0]", "task_options={step_limit: 20, wait_steps: 0}", *quiet, *sizes)
+    config = build(
+        Vla(), f"policy={name}", "tasks=[libero_goal/0]", "task_options={step_limit: 20, wait_steps: 0}", *quiet, *sizes
+    )
     begin_run(tmp_path / "run", "own", config)
     assert train(config, tmp_path / "run").reason == "max_steps"
     kept = load_policy(tmp_path / "run/policy")
-    assert type(kept) is policy_class(name) and any(bool(weight.abs().max() > 0) for weight in kept.parameters()), "it began with zeros"
+    assert type(kept) is policy_class(name) and any(bool(weight.abs().max() > 0) for weight in kept.parameters()), (
+        "it began with zeros"
+    )

@@ -56,7 +56,12 @@ def wait(browser: Any, script: str, seconds: float = 120) -> Any:
 def key(browser: Any, name: str, down: bool, text: str = "") -> None:
     """A key of the keyboard, pressed or released, as the operating system would tell the browser; with the text that it types."""
     code = {"Enter": 13, "Escape": 27, "Backspace": 8, "Tab": 9}.get(name) or ord(name.upper())
-    event = {"key": name, "code": f"Key{name.upper()}" if len(name) == 1 else name, "windowsVirtualKeyCode": code, "text": text}
+    event = {
+        "key": name,
+        "code": f"Key{name.upper()}" if len(name) == 1 else name,
+        "windowsVirtualKeyCode": code,
+        "text": text,
+    }
     kind = ("keyDown" if text else "rawKeyDown") if down else "keyUp"
     browser.execute_cdp_cmd("Input.dispatchKeyEvent", {"type": kind, **event})
 
@@ -76,7 +81,10 @@ def measure(folder: Path, pixels: int = 128, rate_hz: float = 20.0, presses: int
     from hilt.teleop.devices import Status
 
     rng = np.random.default_rng(0)
-    pictures = [np.kron(rng.integers(0, 256, (pixels // 8, pixels // 8, 3)), np.ones((8, 8, 1))).astype(np.uint8) for _ in range(16)]
+    pictures = [
+        np.kron(rng.integers(0, 256, (pixels // 8, pixels // 8, 3)), np.ones((8, 8, 1))).astype(np.uint8)
+        for _ in range(16)
+    ]
     found: dict[str, float] = {}
     with Browser() as device:
         device.reset()
@@ -85,7 +93,9 @@ def measure(folder: Path, pixels: int = 128, rate_hz: float = 20.0, presses: int
         def show() -> None:
             step = 0
             while not done.wait(1 / rate_hz):
-                device.show({"front": pictures[step % 16], "wrist": pictures[(step + 5) % 16]}, Status("human", step=step))
+                device.show(
+                    {"front": pictures[step % 16], "wrist": pictures[(step + 5) % 16]}, Status("human", step=step)
+                )
                 step += 1
 
         thread = threading.Thread(target=show)
@@ -107,7 +117,9 @@ def measure(folder: Path, pixels: int = 128, rate_hz: float = 20.0, presses: int
                     time.sleep(0.0005)
             ages = browser.execute_script("return document.querySelector('.hilt').cockpit.ages")
             for name, values in (("frame_age", ages[20:]), ("key_latency", latencies)):
-                found |= {f"{name}_p{part}_ms": round(1000 * float(np.percentile(values, part)), 1) for part in (50, 95)}
+                found |= {
+                    f"{name}_p{part}_ms": round(1000 * float(np.percentile(values, part)), 1) for part in (50, 95)
+                }
         finally:
             done.set()
             thread.join()

@@ -42,12 +42,17 @@ class Noting(gymnasium.Env):
 
     def __init__(self, length: int = 7, limit: int = 100, action_space: Any = None):
         self.action_space = action_space or spaces.Box(-1, 1, (length,), np.float32)
-        self.observation_space = spaces.Dict({"images": spaces.Dict({"front": spaces.Box(0, 255, (4, 6, 3), np.uint8)})})
+        self.observation_space = spaces.Dict(
+            {"images": spaces.Dict({"front": spaces.Box(0, 255, (4, 6, 3), np.uint8)})}
+        )
         self.step_limit = limit
         self.got: list[Any] = []
 
     def _see(self) -> Any:
-        return {"images": {"front": np.full((4, 6, 3), len(self.got), np.uint8)}, "state": {"mask": np.zeros((4, 6), np.uint8)}}
+        return {
+            "images": {"front": np.full((4, 6, 3), len(self.got), np.uint8)},
+            "state": {"mask": np.zeros((4, 6), np.uint8)},
+        }
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         self.got = []
@@ -63,7 +68,9 @@ def push(x: float = 0, y: float = 0, z: float = 0, *turn: float, **rest: Any) ->
     return Reading(np.array([x, y, z, *turn, *[0.0] * (3 - len(turn))]), **{"engaged": True, **rest})
 
 
-def until(device: Device, wanted: Callable[[Reading], bool], seconds: float = 120, each: Callable[[], None] = lambda: None) -> Reading:
+def until(
+    device: Device, wanted: Callable[[Reading], bool], seconds: float = 120, each: Callable[[], None] = lambda: None
+) -> Reading:
     """The first reading that is as wanted."""
     deadline = time.monotonic() + seconds
     while not wanted(reading := device.read()):

@@ -60,7 +60,9 @@ class Client:
         header["bytes"] = data[4 + length :]
         return header
 
-    def hold(self, motion: list[float] | None = None, gripper: int = 0, sent: float | None = None, arm: int = 0) -> None:
+    def hold(
+        self, motion: list[float] | None = None, gripper: int = 0, sent: float | None = None, arm: int = 0
+    ) -> None:
         state = {"motion": motion or [0.0] * 6, "gripper": gripper, "arm": arm, "seen": self.seen}
         self.socket.send(json.dumps(state | {"sent": time.monotonic() if sent is None else sent}))
 
@@ -133,7 +135,9 @@ def test_the_driver_is_read_and_others_are_not(device: Browser, viewer: Callable
     assert until(device, lambda r: r.motion.any(), each=lambda: other.hold([1, 0, 0, 0, 0, 0])).motion[0] == 1
 
 
-def test_silence_is_lost_until_the_driver_is_back_or_another_one_takes_over(device: Browser, viewer: Callable[[str], Client]):
+def test_silence_is_lost_until_the_driver_is_back_or_another_one_takes_over(
+    device: Browser, viewer: Callable[[str], Client]
+):
     driver, other = viewer("a"), viewer("b")
     driver.press("take", 1, 0)
     until(device, lambda r: r.motion.any(), each=lambda: driver.hold([1] * 6, 1))
@@ -151,7 +155,9 @@ def test_a_backlog_is_old_when_it_arrives(device: Browser, viewer: Callable[[str
     """States that a stalled network kept for a second do not count as what the driver holds now."""
     driver = viewer("a")
     driver.press("take", 1, 0)
-    until(device, lambda r: r.motion.any(), each=lambda: driver.hold([1] * 6))  # the clocks were compared, by a state that was fresh
+    until(
+        device, lambda r: r.motion.any(), each=lambda: driver.hold([1] * 6)
+    )  # the clocks were compared, by a state that was fresh
     until(device, lambda r: r.engaged and not r.motion.any(), each=driver.hold)
     for _ in range(20):
         driver.hold([1] * 6, sent=time.monotonic() - 1)
@@ -234,7 +240,11 @@ def test_the_status_may_have_numpys_numbers(device: Browser, viewer: Callable[[s
     while header["status"]["instruction"] != "lift":
         client.hold()
         header = client.receive()
-    assert header["status"]["episode"] == 3 and header["status"]["reward"] == 0.5 and header["status"]["message"] == "hello"
+    assert (
+        header["status"]["episode"] == 3
+        and header["status"]["reward"] == 0.5
+        and header["status"]["message"] == "hello"
+    )
 
 
 @pytest.mark.parametrize(
@@ -424,7 +434,12 @@ def test_beyond_loopback_the_token_is_needed(elsewhere: Any):
     assert get(device, "/_nicegui/anything").status == 403
     entered = get(device, f"/?token={device.token}")
     cookie = entered.headers["Set-Cookie"]
-    assert entered.status == 200 and "HttpOnly" in cookie and "samesite=strict" in cookie.lower() and b"url=/" in entered.read()
+    assert (
+        entered.status == 200
+        and "HttpOnly" in cookie
+        and "samesite=strict" in cookie.lower()
+        and b"url=/" in entered.read()
+    )
     cookie = cookie.partition(";")[0]
     assert get(device, Cookie=cookie).status == 200
     assert get(device, Cookie=f"other=1; {cookie}", Host="192.168.1.5:80").status == 200
@@ -442,7 +457,9 @@ def test_beyond_loopback_the_token_is_needed(elsewhere: Any):
 def test_browser_port_in_use_is_reported(device: Browser):
     port = urlsplit(device.url).port
     assert port is not None
-    with pytest.raises(ConfigError, match=rf"127.0.0.1 port {port}: cannot listen here \(Address already in use\). Give another port"):
+    with pytest.raises(
+        ConfigError, match=rf"127.0.0.1 port {port}: cannot listen here \(Address already in use\). Give another port"
+    ):
         Browser(port=port)
     with pytest.raises(ConfigError, match=r"no\.such\.host\.invalid port 0: cannot listen here"):
         Browser("no.such.host.invalid")

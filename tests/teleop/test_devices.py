@@ -14,7 +14,9 @@ from tests.teleop.played import Noting, Played
 
 
 def test_an_unknown_device_lists_the_known():
-    with pytest.raises(UnknownNameError, match=r"no device named 'joypad'.*: browser, gamepad, keyboard, .*, script, spacemouse"):
+    with pytest.raises(
+        UnknownNameError, match=r"no device named 'joypad'.*: browser, gamepad, keyboard, .*, script, spacemouse"
+    ):
         open_device("joypad")
 
 
@@ -50,7 +52,12 @@ def test_keys():
 
 
 def test_acting_follows_hil_serls_rule():
-    assert [acting(np.array([value, 0, 0, 0, 0, 0]), 0) for value in (0, 0.001, 0.0011, -0.5)] == [False, False, True, True]
+    assert [acting(np.array([value, 0, 0, 0, 0, 0]), 0) for value in (0, 0.001, 0.0011, -0.5)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
     assert acting(np.zeros(6), -1)
 
 

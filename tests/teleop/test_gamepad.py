@@ -20,7 +20,9 @@ pygame = pytest.importorskip("pygame")
 
 # axes and buttons of SDL's virtual game controller
 LEFT_X, LEFT_Y, RIGHT_X, RIGHT_Y, LEFT_TRIGGER, RIGHT_TRIGGER = range(6)
-A, B, X, Y, BACK, GUIDE, START, LEFT_STICK, RIGHT_STICK, LEFT_SHOULDER, RIGHT_SHOULDER, UP, DOWN, LEFT, RIGHT = range(15)
+A, B, X, Y, BACK, GUIDE, START, LEFT_STICK, RIGHT_STICK, LEFT_SHOULDER, RIGHT_SHOULDER, UP, DOWN, LEFT, RIGHT = range(
+    15
+)
 GAME_CONTROLLER, WHEEL = 1, 2
 
 
@@ -173,7 +175,9 @@ def test_no_such_number(pad: Pad):
 def test_a_stick_whose_buttons_are_unknown(pad: Pad):
     pad.unplug()
     pad.plug(WHEEL)
-    with pytest.raises(DeviceError, match=r"SDL does not know the buttons of 'Virtual.*': set SDL_GAMECONTROLLERCONFIG"):
+    with pytest.raises(
+        DeviceError, match=r"SDL does not know the buttons of 'Virtual.*': set SDL_GAMECONTROLLERCONFIG"
+    ):
         open_device("gamepad")
 
 

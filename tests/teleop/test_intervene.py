@@ -36,7 +36,13 @@ def infos(env: TakeOver, steps: int, action: Any = POLICY) -> list[dict[str, Any
 def test_a_person_acts_while_the_device_is_held():
     env = played(Reading(), push(1), push(0.5, gripper=1), Reading(), push(0, -1))
     found = infos(env, 5)
-    assert [info["source"] for info in found] == [Source.POLICY, Source.HUMAN, Source.HUMAN, Source.POLICY, Source.HUMAN]
+    assert [info["source"] for info in found] == [
+        Source.POLICY,
+        Source.HUMAN,
+        Source.HUMAN,
+        Source.POLICY,
+        Source.HUMAN,
+    ]
     np.testing.assert_array_equal(env.unwrapped.got[1:4], [[1, 0, 0, 0, 0, 0, 0], [0.5, 0, 0, 0, 0, 0, 1], POLICY])
     assert [("intervene_action" in info) for info in found] == [False, True, True, False, True]
     assert [info["intervention_count"] for info in found] == [0, 1, 1, 1, 2]
@@ -52,7 +58,9 @@ def test_take_over_info_has_the_executed_action():
         assert env.action_space.contains(got)
         np.testing.assert_array_equal(info["executed_action"], got)
         np.testing.assert_array_equal(info.get("intervene_action", got), got)
-    np.testing.assert_array_equal(env.unwrapped.got[:2], np.float32([[1, -1, 0, 0, 0, 0, 0.3], [1, 0.1, 0, 0, 0, 0, -1]]))
+    np.testing.assert_array_equal(
+        env.unwrapped.got[:2], np.float32([[1, -1, 0, 0, 0, 0, 0.3], [1, 0.1, 0, 0, 0, 0, -1]])
+    )
 
 
 def test_take_over_info_is_safe_from_environments_that_change_actions():
@@ -67,7 +75,9 @@ def test_take_over_info_is_safe_from_environments_that_change_actions():
 
 def test_a_toggle_switches_whatever_is_held():
     toggle = Reading(events=("toggle",))
-    env = played(push(1), toggle, Reading(), push(0, 1), toggle, push(1), push(1, events=("toggle", "toggle")), mode="toggle")
+    env = played(
+        push(1), toggle, Reading(), push(0, 1), toggle, push(1), push(1, events=("toggle", "toggle")), mode="toggle"
+    )
     found = infos(env, 7)
     assert [info["source"] for info in found] == [0, 1, 1, 1, 0, 0, 0]
     np.testing.assert_array_equal(env.unwrapped.got[1:4], [[0] * 7, [0] * 7, [0, 1, 0, 0, 0, 0, 0]])
@@ -91,7 +101,9 @@ def test_lost_contact_holds_still_until_it_is_back():
 
 
 def test_a_pause_keeps_events_and_the_step_after_it_moves_nothing():
-    env = played(Reading(), push(1), push(1, lost=True), Reading(lost=True, events=("reset",)), push(1), push(0), push(1))
+    env = played(
+        Reading(), push(1), push(1, lost=True), Reading(lost=True, events=("reset",)), push(1), push(0), push(1)
+    )
     found = infos(env, 3)
     assert env.poll().lost and not env.poll().lost
     *_, truncated, info = env.step(np.full(7, 0.5))
@@ -112,7 +124,9 @@ def test_take_over_ignores_inputs_held_when_contact_returns():
     env = played(Reading(), push(1), push(1, lost=True), push(1), push(0), push(1), clock=now.__next__)
     infos(env, 6)
     assert [got[0] for got in env.unwrapped.got] == [0.5, 1, 0, 0, 0, 1]
-    assert [status.message for _, status in env.device.shown[1:]] == ["", "", "", LET_GO_CONTACT, "", ""], "and the reason is the right one"
+    assert [status.message for _, status in env.device.shown[1:]] == ["", "", "", LET_GO_CONTACT, "", ""], (
+        "and the reason is the right one"
+    )
 
 
 def test_take_over_continues_inputs_held_over_a_brief_stall():
@@ -139,7 +153,10 @@ def test_a_toggle_outlasts_lost_contact():
 def test_without_a_policy_doing_nothing_is_the_persons_too():
     env = played(Reading(), push(1), policy=False)
     found = infos(env, 2, np.zeros(7))
-    assert [(info["source"], "intervene_action" in info) for info in found] == [(Source.HUMAN, False), (Source.HUMAN, True)]
+    assert [(info["source"], "intervene_action" in info) for info in found] == [
+        (Source.HUMAN, False),
+        (Source.HUMAN, True),
+    ]
     assert [status.who for _, status in env.device.shown] == ["none", "none", "human"]
 
 
@@ -158,7 +175,9 @@ def test_without_a_policy_doing_nothing_is_the_persons_too():
         ((), 0.25, False, False, {}),
     ],
 )
-def test_events_end_episodes(events: tuple[str, ...], reward: float, terminated: bool, truncated: bool, told: dict[str, bool]):
+def test_events_end_episodes(
+    events: tuple[str, ...], reward: float, terminated: bool, truncated: bool, told: dict[str, bool]
+):
     env = played(Reading(events=events))
     _, *found, info = env.step(POLICY)
     assert found == [reward, terminated, truncated]
@@ -209,7 +228,9 @@ def test_another_action_space_needs_a_function():
     env = played(Reading(), push(-1), push(1), env=cart, action_of=steer)
     infos(env, 3, 1)
     assert cart.got == [1, 0, 1]
-    named = TakeOver(cart, open_device("tests.teleop.played:Played", readings=[push(0), push(1)], action_of=f"{__name__}:steer"))
+    named = TakeOver(
+        cart, open_device("tests.teleop.played:Played", readings=[push(0), push(1)], action_of=f"{__name__}:steer")
+    )
     named.reset()
     infos(named, 2, 1)
     assert cart.got == [0, 1]
@@ -228,7 +249,9 @@ def test_a_number_stays_one_that_can_be_a_key():
 
 @pytest.mark.parametrize("reading", [None, Reading(np.zeros(3)), Reading(gripper=2)])
 def test_a_reading_that_is_none_is_named(reading: Any):
-    with pytest.raises(SchemaError, match=r"the device played gave .*: expected a Reading with a motion of six numbers and a gripper"):
+    with pytest.raises(
+        SchemaError, match=r"the device played gave .*: expected a Reading with a motion of six numbers and a gripper"
+    ):
         played(reading).step(POLICY)
 
 
@@ -270,13 +293,17 @@ def test_the_status_is_shown_after_reset_and_every_step():
         ("human", 1, 1, 2, 1.25),
         ("policy", 2, 1, 0, 0.0),
     ]
-    assert {(s.instruction, s.step_limit) for s in statuses} == {("note what comes", 100)} and statuses[-1].message == "slowly"
+    assert {(s.instruction, s.step_limit) for s in statuses} == {("note what comes", 100)} and statuses[
+        -1
+    ].message == "slowly"
 
 
 def test_a_person_sees_larger_pictures_than_the_policy():
     env = played(env=TabletopEnv("reach", image_size=16, render_size=48))
     assert env.observation_space["images"]["front"].shape == (16, 16, 3)
-    assert {name: image.shape for name, image in env.device.shown[-1][0].items()} == dict.fromkeys(["front", "wrist"], (48, 48, 3))
+    assert {name: image.shape for name, image in env.device.shown[-1][0].items()} == dict.fromkeys(
+        ["front", "wrist"], (48, 48, 3)
+    )
     assert env.device.shown[-1][1].gripper == pytest.approx([1], abs=0.1)
     env.close()
 
@@ -321,7 +348,9 @@ def test_taking_over_goes_on_from_where_the_arm_is_and_giving_back_too():
     assert (arm.moved[:, 1] > -0.001).all(), "never back: it stops where it was told to be"
     assert np.abs(arm.moved[13:16]).max() < 0.001, "and then it stands"
     assert np.abs(arm.moved[:, [0, 2]]).max() < 0.003 and np.abs(arm.turned).max() < 0.01
-    np.testing.assert_array_equal(arm.actions[16:], np.float32([policy] * 8), "the policy's actions are used as they are")
+    np.testing.assert_array_equal(
+        arm.actions[16:], np.float32([policy] * 8), "the policy's actions are used as they are"
+    )
 
 
 @pytest.mark.parametrize("mode", ["hold", "toggle"])
@@ -337,9 +366,13 @@ def test_a_stick_that_was_deflected_before_moves_nothing_until_it_was_released(m
 def test_the_gripper_stays_as_it_is():
     close = [0.0] * 6 + [-1]
     before, button = push(0, gripper=1, engaged=False), push(0, gripper=1)
-    arm = Arm([NOBODY] * 8 + [STILL] * 4 + [NOBODY] * 2 + [before] * 2 + [button] * 4 + [STILL, button] + [STILL] * 6, close)
+    arm = Arm(
+        [NOBODY] * 8 + [STILL] * 4 + [NOBODY] * 2 + [before] * 2 + [button] * 4 + [STILL, button] + [STILL] * 6, close
+    )
     assert arm.gripper[0] > 0.8, "open at first"
-    assert arm.gripper[8:21].max() < 0.2, "the policy closed it, and neither hand-over nor a button held since before opens it"
+    assert arm.gripper[8:21].max() < 0.2, (
+        "the policy closed it, and neither hand-over nor a button held since before opens it"
+    )
     assert arm.gripper[-1] > 0.8, "pressed anew, the button does"
 
 

@@ -177,7 +177,9 @@ def test_buttons(plain: Terminal):
             events += until(keys, lambda r: r.events != ()).events
         assert events == ["success", "fail", "reset", "toggle"]
         until(keys, lambda r: r.arm == 1)
-        plain.type(b"\x1bx\x1bOP\x1b[15~\x1b[?62c\xc3\xa9")  # alt and x, F1, F5, a late answer, é: none of them is the escape key
+        plain.type(
+            b"\x1bx\x1bOP\x1b[15~\x1b[?62c\xc3\xa9"
+        )  # alt and x, F1, F5, a late answer, é: none of them is the escape key
         plain.type(b"\t")
         assert until(keys, lambda r: r.arm == 0).events == ()
         plain.type(b"\x1b")
@@ -219,7 +221,9 @@ def test_a_terminal_that_hangs_up_is_lost(plain: Terminal):
 def test_keyboard_without_a_terminal_is_reported_with_the_fix(tmp_path):
     (tmp_path / "file").touch()
     for path in (tmp_path / "absent", tmp_path / "file"):
-        with pytest.raises(DeviceError, match=r"the keyboard needs a terminal, and here is none .*: use the device browser"):
+        with pytest.raises(
+            DeviceError, match=r"the keyboard needs a terminal, and here is none .*: use the device browser"
+        ):
             open_device("keyboard", terminal=str(path))
 
 
@@ -244,7 +248,9 @@ time.sleep(600)
 def test_the_terminal_is_restored_however_the_program_ends(kitty: Terminal, end: str):
     before = kitty.mode
     command = [sys.executable, "-c", "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n" + PROGRAM, end]
-    program = subprocess.Popen(command, stdin=kitty.slave, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    program = subprocess.Popen(
+        command, stdin=kitty.slave, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
     assert program.stdout is not None and program.stdout.read(5) == b"ready"
     if end == "interrupt":
         assert kitty.mode != before

@@ -46,7 +46,9 @@ def test_a_policy_without_progress_is_taken_over_and_given_back(action: Any, mod
     watched, acted = [Source.POLICY] * PROGRESS_WINDOW, [Source.HUMAN] * TURN
     assert sources(env, np.asarray(action), 2 * (PROGRESS_WINDOW + TURN), mode) == (watched + acted) * 2
     np.testing.assert_array_equal(env.got[PROGRESS_WINDOW : PROGRESS_WINDOW + TURN], np.float32([WISH] * TURN))
-    assert env.plans == 2 * PROGRESS_WINDOW + 2, "a new one at each step that it watches, and one each time it takes over"
+    assert env.plans == 2 * PROGRESS_WINDOW + 2, (
+        "a new one at each step that it watches, and one each time it takes over"
+    )
 
 
 @pytest.mark.parametrize("action", [WISH, 0.3 * WISH, 9 * WISH, [0.5, 0.9, -0.5, 0, 0, 0, -1]])
@@ -121,7 +123,8 @@ def test_an_environment_that_leaves_the_gripper_out_gets_the_rest():
 
 def test_script_without_an_expert_reports_what_to_provide():
     with pytest.raises(
-        ConfigError, match=r"has no expert\(\) for the device script: give it a method expert\(\).*-d expert=module:function"
+        ConfigError,
+        match=r"has no expert\(\) for the device script: give it a method expert\(\).*-d expert=module:function",
     ):
         TakeOver(Noting(), Script())
     env = TakeOver(Noting(action_space=spaces.Discrete(3)), Script(expert=f"{__name__}:always_two"))
@@ -144,7 +147,9 @@ def test_an_expert_that_makes_no_function_is_refused():
 def test_script_expert_with_an_argument_is_an_error():
     env = TakeOver(Noting(), Script(expert=lambda env: lambda observation: WISH))
     env.reset()
-    with pytest.raises(ConfigError, match=r"cannot be called without arguments \(missing a required argument: 'observation'\)"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be called without arguments \(missing a required argument: 'observation'\)"
+    ):
         env.step(np.zeros(7))
 
 
@@ -165,7 +170,11 @@ def test_an_expert_can_be_made_slower_inexact_and_restricted_to_some_numbers():
 
     assert (actions(speed=0.5) == [*wish[:6] * 0.5, -1]).all(), "the gripper is not slower"
     noisy = actions(noise=0.2, seed=3)
-    assert (noisy[:, 6] == -1).all() and np.abs(noisy.std(0)[:6] - 0.2).max() < 0.03 and np.abs(noisy.mean(0) - wish).max() < 0.05
+    assert (
+        (noisy[:, 6] == -1).all()
+        and np.abs(noisy.std(0)[:6] - 0.2).max() < 0.03
+        and np.abs(noisy.mean(0) - wish).max() < 0.05
+    )
     assert (noisy == actions(noise=0.2, seed=3)).all() and (noisy != actions(noise=0.2, seed=4))[:, :6].all()
     assert (actions(action_indices=[0, 6]) == [1, 0, 0, 0, 0, 0, -1]).all()
     with pytest.raises(ConfigError, match=r"speed=0, noise=0\.0: expected a share of the expert's speed"):

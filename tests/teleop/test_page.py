@@ -70,7 +70,9 @@ def test_a_late_message_is_as_old_as_it_is_late():
     assert viewer.sent_at(7.0, 107.51) == pytest.approx(107.01, abs=2 * DRIFT)  # half a second late
     assert viewer.sent_at(8.0, 108.01) == pytest.approx(108.01, abs=2 * DRIFT)
     for second in range(9, 600):  # clocks that part slowly do no harm
-        assert viewer.sent_at(second, 100.01 + second * (1 + DRIFT / 2)) == pytest.approx(100.01 + second * (1 + DRIFT / 2), abs=0.01)
+        assert viewer.sent_at(second, 100.01 + second * (1 + DRIFT / 2)) == pytest.approx(
+            100.01 + second * (1 + DRIFT / 2), abs=0.01
+        )
 
 
 def test_a_clock_that_stood_still_counts_again_after_a_take():
@@ -127,9 +129,13 @@ def page(chrome: Any, device: Any) -> Iterator[Any]:
     chromium.shape(chrome, 1280, 800)
     device.reset()
     device.show({"front": PICTURE, "wrist": PICTURE}, Status("policy", "pick up the red cube", 1, 0, 7, 100))
-    if not chrome.execute_script("return document.querySelector('.hilt')?.cockpit?.online"):  # else as the last test left it
+    if not chrome.execute_script(
+        "return document.querySelector('.hilt')?.cockpit?.online"
+    ):  # else as the last test left it
         chromium.open_page(chrome, device.url)
-    chromium.wait(chrome, f"return document.querySelector('.hilt').cockpit.view.episode === {device._episode}")  # else no press counts
+    chromium.wait(
+        chrome, f"return document.querySelector('.hilt').cockpit.view.episode === {device._episode}"
+    )  # else no press counts
     chrome.execute_script("document.querySelector('.hilt').cockpit.facing = false")
     if view(chrome, "lost"):
         click(chrome, ".resume")
@@ -172,7 +178,14 @@ def test_keys_sticks_and_gamepad_move_and_are_released(page: Any, device: Any):
         until(device, lambda reading: not reading.motion.any())
     chromium.key(page, "w", True)
     chromium.key(page, "d", True)
-    assert until(device, lambda reading: reading.motion.any() and reading.motion[1]).motion.tolist() == [1, -1, 0, 0, 0, 0]
+    assert until(device, lambda reading: reading.motion.any() and reading.motion[1]).motion.tolist() == [
+        1,
+        -1,
+        0,
+        0,
+        0,
+        0,
+    ]
     page.execute_script("window.dispatchEvent(new Event('blur'))")
     until(device, lambda reading: not reading.motion.any())
     chromium.key(page, "w", False)
@@ -211,7 +224,9 @@ def gamepad(browser: Any, axes: list[float], button: int = -1, layout: str = "st
     """A pad with its sticks there and that button pressed, as the browser would tell; and the page has seen it."""
     pressed = [{"pressed": index == button, "value": int(index == button)} for index in range(17)]
     pad = {"id": "Pad (test)", "connected": True, "mapping": layout, "axes": axes, "buttons": pressed}
-    browser.execute_script(f"navigator.getGamepads = () => [{json.dumps(pad)}]; document.querySelector('.hilt').cockpit.turnOver()")
+    browser.execute_script(
+        f"navigator.getGamepads = () => [{json.dumps(pad)}]; document.querySelector('.hilt').cockpit.turnOver()"
+    )
 
 
 @needs_chromium
@@ -240,12 +255,16 @@ def test_page_releases_keys_whose_keyup_is_missing(page: Any, device: Any):
     numpad = {"code": "Numpad8", "windowsVirtualKeyCode": 38, "isKeypad": True}
     page.execute_cdp_cmd("Input.dispatchKeyEvent", {"type": "rawKeyDown", "key": "ArrowUp", **numpad})
     until(device, lambda reading: reading.motion[0] == 1)
-    page.execute_cdp_cmd("Input.dispatchKeyEvent", {"type": "keyUp", "key": "8", **numpad})  # Num Lock was pressed meanwhile
+    page.execute_cdp_cmd(
+        "Input.dispatchKeyEvent", {"type": "keyUp", "key": "8", **numpad}
+    )  # Num Lock was pressed meanwhile
     until(device, lambda reading: not reading.motion.any())
     chromium.key(page, "w", True)
     until(device, lambda reading: reading.motion.any())
     for kind in ("mousePressed", "mouseReleased"):  # a menu would swallow the release
-        page.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": kind, "x": 300, "y": 300, "button": "right", "clickCount": 1})
+        page.execute_cdp_cmd(
+            "Input.dispatchMouseEvent", {"type": kind, "x": 300, "y": 300, "button": "right", "clickCount": 1}
+        )
     until(device, lambda reading: not reading.motion.any())
     chromium.key(page, "w", False)
 
@@ -312,7 +331,9 @@ def test_page_sends_every_button_once(page: Any, device: Any):
 @needs_chromium
 def test_page_marks_nothing_before_the_first_step(page: Any, device: Any):
     device.show({"front": PICTURE}, Status("none", episode=2))
-    chromium.wait(page, "return document.querySelector('.success').disabled && document.querySelector('.fail').disabled")
+    chromium.wait(
+        page, "return document.querySelector('.success').disabled && document.querySelector('.fail').disabled"
+    )
     chromium.key(page, "Enter", True)
     chromium.key(page, "Enter", False)
     click(page, ".reset")
@@ -354,10 +375,14 @@ CUT = """return [...document.querySelectorAll('.legend, .legend *, footer, .hand
 
 
 @needs_chromium
-def test_the_legend_is_whole_with_two_arms_and_a_message(page: Any, device: Any, artifacts: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_legend_is_whole_with_two_arms_and_a_message(
+    page: Any, device: Any, artifacts: Path, monkeypatch: pytest.MonkeyPatch
+):
     """At 1280 x 657, a laptop's window, it was cut."""
     monkeypatch.setattr(device, "_arms", 2)
-    device.show({"front": PICTURE, "wrist": PICTURE}, Status("human", "pick up the red cube", 1, 0, 7, 100, message=LET_GO))
+    device.show(
+        {"front": PICTURE, "wrist": PICTURE}, Status("human", "pick up the red cube", 1, 0, 7, 100, message=LET_GO)
+    )
     chromium.wait(page, "return document.querySelector('.hilt').cockpit.view.arms === 2")
     for pad, keys in ((False, 20), (True, 11)):
         if pad:
@@ -377,7 +402,9 @@ def test_page_explains_keys_before_take_over(page: Any, device: Any):
     """They did nothing, and nothing said so."""
     chromium.key(page, "w", True)
     chromium.key(page, "w", False)
-    chromium.wait(page, "return document.querySelector('.who').innerText.includes('move nothing yet: press Take over (T) first.')")
+    chromium.wait(
+        page, "return document.querySelector('.who').innerText.includes('move nothing yet: press Take over (T) first.')"
+    )
     assert banner(page) == "The policy is in control" and page.find_elements("css selector", ".hilt.nudged .take")
     assert not device.read().motion.any()
     take_over(page, device)
@@ -394,7 +421,14 @@ def test_the_legend_of_a_gamepad(page: Any, device: Any):
     legend = "return document.querySelector('.legend').innerText.replace(/\\s+/g, ' ')"
     chromium.wait(page, f"{legend}.includes('Take over Start')")
     said = page.execute_script(legend)
-    for line in ("Move Left stick", "Up, down, turn Right stick", "Pitch, roll Cross", "Open, close LTRT", "Success A", "Fail B"):
+    for line in (
+        "Move Left stick",
+        "Up, down, turn Right stick",
+        "Pitch, roll Cross",
+        "Open, close LTRT",
+        "Success A",
+        "Fail B",
+    ):
         assert line in said, said
     page.find_element("xpath", "//section[contains(@class, 'legend')]//button[text()='Keys']").click()
     chromium.wait(page, f"{legend}.includes('Forward, back WS')")
@@ -526,11 +560,18 @@ def test_a_broken_connection_comes_back_to_the_same_seat(page: Any, device: Any)
     take_over(page, device)
     chromium.key(page, "w", True)
     until(device, lambda reading: reading.motion.any())
-    page.execute_script("const cockpit = document.querySelector('.hilt').cockpit; cockpit.socket.close(); cockpit.press('stop')")
+    page.execute_script(
+        "const cockpit = document.querySelector('.hilt').cockpit; cockpit.socket.close(); cockpit.press('stop')"
+    )
     until(device, lambda reading: not reading.motion.any())
     chromium.key(page, "w", False)
-    assert "stop" in until(device, lambda reading: bool(reading.events)).events  # pressed without a connection, told with the next
-    chromium.wait(page, "return document.querySelector('.hilt').cockpit.online && document.querySelector('.hilt').cockpit.view.driving")
+    assert (
+        "stop" in until(device, lambda reading: bool(reading.events)).events
+    )  # pressed without a connection, told with the next
+    chromium.wait(
+        page,
+        "return document.querySelector('.hilt').cockpit.online && document.querySelector('.hilt').cockpit.view.driving",
+    )
     reading = until(device, lambda reading: not reading.lost)
     assert reading.engaged and not reading.motion.any() and reading.events == ()
 
@@ -539,12 +580,16 @@ def test_a_broken_connection_comes_back_to_the_same_seat(page: Any, device: Any)
 def test_pictures_go_on_after_a_broken_connection(page: Any, device: Any):
     """They stood still, with the age of new ones beside them, for as many messages as had come before the connection broke."""
     device.show({"front": np.zeros_like(PICTURE)}, Status("policy"))
-    pixel = "return document.querySelector('canvas[data-camera=front]')?.getContext('2d').getImageData(5, 5, 1, 1).data[0]"
+    pixel = (
+        "return document.querySelector('canvas[data-camera=front]')?.getContext('2d').getImageData(5, 5, 1, 1).data[0]"
+    )
     chromium.wait(page, f"{pixel} < 20")
     chromium.wait(page, "return document.querySelector('.hilt').cockpit.seen > 20")
     page.execute_script("document.querySelector('.hilt').cockpit.socket.close()")
     chromium.wait(page, "return !document.querySelector('.hilt').cockpit.online")
-    chromium.wait(page, "const cockpit = document.querySelector('.hilt').cockpit; return cockpit.online && cockpit.seen < 10")
+    chromium.wait(
+        page, "const cockpit = document.querySelector('.hilt').cockpit; return cockpit.online && cockpit.seen < 10"
+    )
     device.show({"front": np.full_like(PICTURE, 255)}, Status("policy"))
     chromium.wait(page, f"{pixel} > 235 ? 'drawn' : document.querySelector('.hilt').cockpit.seen > 18 && 'not drawn'")
     assert page.execute_script(pixel) > 235
@@ -557,7 +602,8 @@ def test_a_phone_drives_two_arms_with_a_finger(page: Any, device: Any, artifacts
 
     device.attach(Dual)
     device.show(
-        {"front": PICTURE, "left/wrist": PICTURE, "right/wrist": PICTURE}, Status("human", "lift the tray with both arms", 12, 9, 41, 120)
+        {"front": PICTURE, "left/wrist": PICTURE, "right/wrist": PICTURE},
+        Status("human", "lift the tray with both arms", 12, 9, 41, 120),
     )
     chromium.shape(page, 360, 740)
     chromium.wait(page, "return document.querySelectorAll('.choice button').length > 3")
@@ -565,13 +611,17 @@ def test_a_phone_drives_two_arms_with_a_finger(page: Any, device: Any, artifacts
     width = page.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
     assert width == [360, 360]  # nothing to the right of the screen
     seen = "const box = document.querySelector(arguments[0]).getBoundingClientRect(); return box.top >= 0 && box.bottom <= innerHeight"
-    assert page.execute_script(seen, ".stop") and page.execute_script(seen, ".take") and page.execute_script(seen, ".who")
+    assert (
+        page.execute_script(seen, ".stop") and page.execute_script(seen, ".take") and page.execute_script(seen, ".who")
+    )
     page.save_screenshot(str(artifacts / "phone-dual.png"))
     chromium.key(page, "Tab", True)
     chromium.key(page, "Tab", False)
     chromium.key(page, "e", True)
     reading = until(device, lambda reading: reading.arm == 1)
-    assert not reading.motion.any()  # first the other arm with nothing held: what was held at the change would not count
+    assert (
+        not reading.motion.any()
+    )  # first the other arm with nothing held: what was held at the change would not count
     assert until(device, lambda reading: reading.motion.any()).motion[2] == 1
     chromium.key(page, "e", False)
     page.find_element("xpath", "//button[text()='Left arm']").click()
@@ -580,7 +630,8 @@ def test_a_phone_drives_two_arms_with_a_finger(page: Any, device: Any, artifacts
     stick = page.find_element("css selector", ".stick")
     page.execute_script("arguments[0].scrollIntoView({block: 'center'})", stick)
     box = page.execute_script(
-        "const box = arguments[0].getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]", stick
+        "const box = arguments[0].getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]",
+        stick,
     )
     for kind, points in (("touchStart", [(0, 0)]), ("touchMove", [(-20, 0)]), ("touchMove", [(-55, 0)])):
         touches = [{"x": box[0] + x, "y": box[1] + y} for x, y in points]
@@ -625,7 +676,15 @@ class Driven(threading.Thread):
             while not self.ending.is_set():
                 began = time.monotonic()
                 after, reward, terminated, truncated, info = env.step(np.array([0, -0.1, 0, 0, 0, 0, 0], np.float32))
-                step = Step(observation, info["executed_action"], np.float32(reward), after, terminated, truncated, Source(info["source"]))
+                step = Step(
+                    observation,
+                    info["executed_action"],
+                    np.float32(reward),
+                    after,
+                    terminated,
+                    truncated,
+                    Source(info["source"]),
+                )
                 if log is None:
                     own = ("observations", "actions", "rewards", "next_observations")
                     log = Log.create(self.folder, Schema.of({name: step.columns()[name] for name in own}))
@@ -653,7 +712,9 @@ class Driven(threading.Thread):
 
 
 @needs_chromium
-def test_a_person_takes_over_drives_gives_back_and_marks_success(page: Any, device: Any, tmp_path: Path, artifacts: Path):
+def test_a_person_takes_over_drives_gives_back_and_marks_success(
+    page: Any, device: Any, tmp_path: Path, artifacts: Path
+):
     loop = Driven(device, tmp_path / "log")
     loop.start()
     try:
@@ -758,7 +819,10 @@ def test_an_episode_is_recorded_from_the_page(page: Any, device: Any, tmp_path: 
     until(device, lambda reading: not reading.engaged)
     device.close()
     chromium.wait(page, "return !document.querySelector('.hilt').cockpit.online")
-    assert page.find_element("css selector", ".who").text.split("\n") == ["Recording has ended: 1 of 1.", "You may close this page."]
+    assert page.find_element("css selector", ".who").text.split("\n") == [
+        "Recording has ended: 1 of 1.",
+        "You may close this page.",
+    ]
     with Log.open(tmp_path / "run/log", "r") as log:
         steps = log.read(log.trajectory_keys(log.trajectories()[0]), ["source", "actions"])
     assert set(steps["source"].tolist()) == {Source.HUMAN}

@@ -41,7 +41,14 @@ def buttons(left: bool, right: bool) -> bytes:
 # A push to the right and up with a turn, in reports that alternate as a mouse's do, then let go.
 PUSH = [
     bytes.fromhex(report)
-    for report in ("010c000300fbff", "02000001000000", "01af000700a2fe", "020300fcff5e01", "01000000000000", "02000000000000")
+    for report in (
+        "010c000300fbff",
+        "02000001000000",
+        "01af000700a2fe",
+        "020300fcff5e01",
+        "01000000000000",
+        "02000000000000",
+    )
 ]
 
 
@@ -58,7 +65,9 @@ class Hidapi:
     def hid_enumerate(self, vendor: int, product: int) -> Any:
         if not self.plugged:
             return self._ffi.NULL
-        self._info = self._ffi.new("struct hid_device_info*", {"path": self._path, "vendor_id": 0x256F, "product_id": self.product})
+        self._info = self._ffi.new(
+            "struct hid_device_info*", {"path": self._path, "vendor_id": 0x256F, "product_id": self.product}
+        )
         return self._info
 
     def hid_free_enumeration(self, start: Any) -> None:
@@ -103,7 +112,14 @@ def test_axes_are_those_of_hil_serl(mouse: SpaceMouse, hidapi: Hidapi):
     """Each report is parsed by pyspacemouse in the convention that HIL-SERL knew, and mapped with its formula."""
     spec = pyspacemouse.api.get_device_specs()["SpaceMouseCompact"]
     upstream = pyspacemouse.SpaceMouseDevice(spec)
-    single = [moved(350, 0, 0), moved(0, 350, 0), moved(0, 0, 350), turned(350, 0, 0), turned(0, -200, 0), turned(0, 0, 100)]
+    single = [
+        moved(350, 0, 0),
+        moved(0, 350, 0),
+        moved(0, 0, 350),
+        turned(350, 0, 0),
+        turned(0, -200, 0),
+        turned(0, 0, 100),
+    ]
     for report in [*single, *PUSH]:
         upstream._process(report)
         s = upstream._state
@@ -127,7 +143,9 @@ def test_buttons_close_and_open(mouse: SpaceMouse, hidapi: Hidapi):
     assert not mouse.read().engaged, "a button is nothing where there is no gripper"
 
 
-def test_spacemouse_both_buttons_toggle_without_moving_the_gripper(mouse: SpaceMouse, hidapi: Hidapi, monkeypatch: pytest.MonkeyPatch):
+def test_spacemouse_both_buttons_toggle_without_moving_the_gripper(
+    mouse: SpaceMouse, hidapi: Hidapi, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(spacemouse, "TOGETHER_SECONDS", 5.0)  # longer than this machine is ever stopped
     hidapi.reports.append(buttons(True, False))
     until(mouse, lambda r: mouse._button == -1)
@@ -176,7 +194,9 @@ def test_a_reader_that_fails_is_lost(mouse: SpaceMouse, hidapi: Hidapi, monkeypa
 
 def test_no_permission(hidapi: Hidapi):
     hidapi.allowed = False
-    with pytest.raises(DeviceError, match=r'may not be opened: echo .KERNEL=="hidraw\*".*uaccess.*udev/rules\.d/70-spacemouse'):
+    with pytest.raises(
+        DeviceError, match=r'may not be opened: echo .KERNEL=="hidraw\*".*uaccess.*udev/rules\.d/70-spacemouse'
+    ):
         open_device("spacemouse")
 
 
@@ -194,7 +214,9 @@ def test_none_is_there(hidapi: Hidapi, capsys: pytest.CaptureFixture[str]):
 
 def test_the_library_is_absent(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(easyhid.easyhid, "hidapi", object())
-    with pytest.raises(DeviceError, match="needs the library hidapi, which is not there: apt-get install libhidapi-hidraw0"):
+    with pytest.raises(
+        DeviceError, match="needs the library hidapi, which is not there: apt-get install libhidapi-hidraw0"
+    ):
         open_device("spacemouse")
 
 

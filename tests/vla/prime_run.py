@@ -35,19 +35,30 @@ def main(seeds: int) -> None:
             with temporary_folder("hilt-prime-") as folder:
                 run = Path(folder) / "run"
                 quiet = ("validation.before=false", "validation.period=0", "solved_steps=5", "checkpoint_period=1000")
-                settings = config(f"max_steps={STEPS}", "optimizer.learning_rate=3e-3", f"tasks=[{UP}]", f"seed={seed}", *quiet, *changes)
+                settings = config(
+                    f"max_steps={STEPS}",
+                    "optimizer.learning_rate=3e-3",
+                    f"tasks=[{UP}]",
+                    f"seed={seed}",
+                    *quiet,
+                    *changes,
+                )
                 begin_run(run, "toy", settings)
                 ends.append(train(settings, run).success)
                 episodes = read_metrics(run, ["episode"])
                 steps = np.array([record["training_step"] for record in episodes])
                 won = np.array([float(record["success"]) for record in episodes])
                 curves.append([won[(steps - 1) * PARTS // STEPS == part].mean() for part in range(PARTS)])
-                accuracies += [record["prime_accuracy"] for record in read_metrics(run, ["update"]) if "prime_accuracy" in record][-5:]
+                accuracies += [
+                    record["prime_accuracy"] for record in read_metrics(run, ["update"]) if "prime_accuracy" in record
+                ][-5:]
         curve = ", ".join(f"{100 * x:.0f}%" for x in np.mean(curves, 0))
         end = ", ".join(f"{100 * x:.0f}%" for x in ends)
         told = f"; its accuracy at the end {100 * np.mean(accuracies):.0f}%" if accuracies else ""
         spent = f"{time.process_time() - began:.0f} CPU-s"
-        print(f"{name}: training {curve}; validation {end} (mean {100 * np.mean(ends):.0f}%){told}; {spent}", flush=True)
+        print(
+            f"{name}: training {curve}; validation {end} (mean {100 * np.mean(ends):.0f}%){told}; {spent}", flush=True
+        )
 
 
 if __name__ == "__main__":

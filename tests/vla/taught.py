@@ -19,14 +19,21 @@ from tests.formats.toy_episodes import made
 NAMES = {"full_image": "front", "state": "state"}
 
 
-def write_log(path: Path, episodes: Sequence[tuple[int, str, bool | None]], action: Callable[[int], float] | None = None) -> Path:
+def write_log(
+    path: Path, episodes: Sequence[tuple[int, str, bool | None]], action: Callable[[int], float] | None = None
+) -> Path:
     """Of (steps, instruction, success); an action of episode `n` is `action(n)`, or at random."""
     writer = create(path, "log")
     for number, (steps, words, success) in enumerate(episodes):
         episode = made(steps, number)
         if action is not None:
             episode.columns["actions"][:] = action(number)
-        writer.add(number, Episode(episode.columns, {"success": success, "language_instruction": words} if words else {"success": success}))
+        writer.add(
+            number,
+            Episode(
+                episode.columns, {"success": success, "language_instruction": words} if words else {"success": success}
+            ),
+        )
     writer.finish()
     return path
 

@@ -26,11 +26,15 @@ SMALL = Collecting(group_size=2, data_batch_size=4, retries=0)
 
 def made(pool=None, tasks=("a", "b"), said=None, rank=0, ranks=1, **changes):
     tell = said.append if said is not None else (lambda text: None)
-    return Collector(replace(SMALL, **changes), list(tasks), pool or ToyPool(), GAME, rank=rank, ranks=ranks, seed=3, notify=tell)
+    return Collector(
+        replace(SMALL, **changes), list(tasks), pool or ToyPool(), GAME, rank=rank, ranks=ranks, seed=3, notify=tell
+    )
 
 
 def steps(collector, count, policy=None, **options):
-    return [[plain(episode) for episode in collector.collect(policy or Dice(), n, **options).episodes] for n in range(count)]
+    return [
+        [plain(episode) for episode in collector.collect(policy or Dice(), n, **options).episodes] for n in range(count)
+    ]
 
 
 def stored(state):
@@ -71,7 +75,9 @@ def test_never_one_more_or_less_and_whole_groups_that_began_alike(data):
 def test_one_task_a_step_and_idle_ranks():
     tasks = [str(task) for task in range(9)]
     ranks = [made(tasks=tasks, rank=rank, ranks=2, tasks_per_step=1) for rank in range(2)]
-    seen = [tuple({episode.start.task for episode in one.collect(Dice()).episodes}.pop() for one in ranks) for _ in range(6)]
+    seen = [
+        tuple({episode.start.task for episode in one.collect(Dice()).episodes}.pop() for one in ranks) for _ in range(6)
+    ]
     assert seen == [("0", "1"), ("2", "3"), ("4", "5"), ("6", "7"), ("8", "1"), ("0", "3")]
     busy, idle = (made(tasks=["9"], rank=rank, ranks=2) for rank in range(2))
     there, none = busy.collect(Dice()), idle.collect(Dice())
@@ -99,7 +105,9 @@ def test_only_training_states_and_so_many_of_them():
 
 
 def test_an_environment_that_does_not_begin_alike_is_found_out():
-    with pytest.raises(SchemaError, match=r"members 0 and 1 of group 0 \(a, state 0\) did not begin with the same observation"):
+    with pytest.raises(
+        SchemaError, match=r"members 0 and 1 of group 0 \(a, state 0\) did not begin with the same observation"
+    ):
         made(ToyPool(broken=True)).collect(Dice())
     assert len(made(ToyPool(broken=True), same_first_frame=False).collect(Dice()).episodes) == 4
     assert len(made(ToyPool(broken=True), init_state_mode="distinct").collect(Dice()).episodes) == 4
@@ -118,12 +126,15 @@ def test_accuracy_bounds_are_inclusive():
     got = half.collect(Dice())
     shares = [np.mean([episode.success for episode in got.episodes[low : low + 4]]) for low in (0, 4)]
     assert shares == [0.5, 0.5] and got.figures["dropped_too_easy"] + got.figures["dropped_too_hard"] > 0
-    sure = made(ToyPool(hard=lambda start: 0.0), filter_accuracy=True, accuracy_lower_bound=0.5, accuracy_upper_bound=1.0)
+    sure = made(
+        ToyPool(hard=lambda start: 0.0), filter_accuracy=True, accuracy_lower_bound=0.5, accuracy_upper_bound=1.0
+    )
     assert sure.collect(Dice()).figures["attempts"] == 1
 
 
 @pytest.mark.parametrize(
-    ("hard", "words"), [(0.0, "all members succeeded.*The policy solves these"), (2.0, "all members failed.*solves none")]
+    ("hard", "words"),
+    [(0.0, "all members succeeded.*The policy solves these"), (2.0, "all members failed.*solves none")],
 )
 def test_nothing_is_left_to_learn_from(hard, words):
     filtered = {"dynamic_sampling": True, "max_sampling_attempts": 3}
@@ -139,7 +150,9 @@ def test_nothing_is_left_to_learn_from(hard, words):
     assert ("begin with a better one" in said[-1]) == bool(hard), "what to do, unless all is solved"
     same = "groups_all_failed" if hard else "groups_all_succeeded"
     assert got.figures[same] == got.figures["groups"] == 6
-    assert len(made(ToyPool(hard=lambda start: hard)).collect(Dice()).episodes) == 4, "without the filter, such groups count"
+    assert len(made(ToyPool(hard=lambda start: hard)).collect(Dice()).episodes) == 4, (
+        "without the filter, such groups count"
+    )
 
 
 def by_turns(start):
@@ -154,9 +167,19 @@ def test_groups_of_an_incomplete_batch_wait_for_the_next_step(greedy):
     options = {"tasks": ["a"], "dynamic_sampling": True, "max_sampling_attempts": 3, "data_batch_size": 8}
     collector = made(ToyPool(hard=by_turns), said=said, **options)
     first, second = (collector.collect(Dice(), version, greedy=greedy) for version in range(2))
-    assert first.episodes == [] and first.greedy == {} and first.figures["surplus_groups"] == 3 and first.figures["used_groups"] == 0
-    assert "has 3 of 4 groups of a after max_sampling_attempts=3: 8 groups" in said[0] and "wait for the next step" in said[0]
-    assert [episode.version for episode in second.episodes] == [0] * 6 + [1] * 2 and second.figures["carried_groups"] == 3
+    assert (
+        first.episodes == []
+        and first.greedy == {}
+        and first.figures["surplus_groups"] == 3
+        and first.figures["used_groups"] == 0
+    )
+    assert (
+        "has 3 of 4 groups of a after max_sampling_attempts=3: 8 groups" in said[0]
+        and "wait for the next step" in said[0]
+    )
+    assert [episode.version for episode in second.episodes] == [0] * 6 + [1] * 2 and second.figures[
+        "carried_groups"
+    ] == 3
     assert len(second.greedy) == (4 if greedy else 0) and not said[1:]
     resumed = made(ToyPool(hard=by_turns), **options)
     resumed.load_state_dict(stored(collector.state_dict()))
@@ -166,10 +189,19 @@ def test_groups_of_an_incomplete_batch_wait_for_the_next_step(greedy):
 def test_a_solved_step_ends_before_its_attempts_do():
     said: list[str] = []
     collector = made(
-        ToyPool(hard=lambda start: 0.0), said=said, dynamic_sampling=True, group_size=8, data_batch_size=128, max_sampling_attempts=20
+        ToyPool(hard=lambda start: 0.0),
+        said=said,
+        dynamic_sampling=True,
+        group_size=8,
+        data_batch_size=128,
+        max_sampling_attempts=20,
     )
     got = collector.collect(Dice())
-    assert got.figures["attempts"] == 2 and got.figures["episodes"] == 256 and "all members of all 32 groups of a, b succeeded" in said[0]
+    assert (
+        got.figures["attempts"] == 2
+        and got.figures["episodes"] == 256
+        and "all members of all 32 groups of a, b succeeded" in said[0]
+    )
 
 
 def test_a_resumed_collector_may_have_groups_of_another_size():
@@ -201,7 +233,9 @@ def test_a_resumed_collector_begins_where_its_settings_say_now(name):
     state = stored(collector.state_dict())
     assert json.loads(state["planned"]) and state["surplus"]
     pool = ToyPool()
-    other = made(pool, tasks=["a"], said=said, groups_at_once=3, prefetch=True, **(before | {"init_state_mode": "group"} | after))
+    other = made(
+        pool, tasks=["a"], said=said, groups_at_once=3, prefetch=True, **(before | {"init_state_mode": "group"} | after)
+    )
     other.load_state_dict(state)
     episodes = [episode for _ in range(2) for episode in other.collect(Dice()).episodes]
     assert len(said) == 1 and "rank 0: 1 groups that were carried over do not fit collect.* as it is set now" in said[0]
@@ -240,11 +274,21 @@ def test_truncated_and_ill_formed_groups_are_dropped():
     got = made(ToyPool(hard=lambda start: 20.0), tasks=["a"], filter_format=False).collect(policy)
     assert [episode.start.state for episode in got.episodes] == [0, 0, 1, 1] and got.figures["dropped_ill_formed"] == 0
     first = got.episodes[0]
-    assert first.ill_formed and not first.success and first.rows == 1 and first.executed.tolist() == [0] and first.rewards.tolist() == [0]
-    assert all(np.isfinite(array).all() for array in first.record.values() if array.dtype.kind == "f"), "no gradient becomes NaN by it"
+    assert (
+        first.ill_formed
+        and not first.success
+        and first.rows == 1
+        and first.executed.tolist() == [0]
+        and first.rewards.tolist() == [0]
+    )
+    assert all(np.isfinite(array).all() for array in first.record.values() if array.dtype.kind == "f"), (
+        "no gradient becomes NaN by it"
+    )
     with pytest.raises(RuntimeError, match="the dice are gone"):
         made(filter_format=False).collect(Dice(lambda seen: "raise"))
-    with pytest.raises(EmptyError, match=r"a chunk was ill-formed\).*cannot be carried out(?s:.*)RuntimeError: the dice are gone"):
+    with pytest.raises(
+        EmptyError, match=r"a chunk was ill-formed\).*cannot be carried out(?s:.*)RuntimeError: the dice are gone"
+    ):
         made(max_sampling_attempts=2).collect(Dice(lambda seen: "raise"))
 
 
@@ -254,7 +298,10 @@ def test_a_failed_rollout_is_an_attempt_and_is_told_with_its_traceback():
     assert [episode.start.state for episode in got.episodes] == [1, 1, 2, 2]
     assert got.figures["attempts"] == 2 and got.figures["lost_episodes"] == 2 and got.figures["dropped_lost"] == 1
     assert said[0] == "rank 0: an episode of a, state 0, is lost:\nTraceback: the simulator of the toy fell over"
-    with pytest.raises(EmptyError, match=r"4 dropped \(a member was lost with its simulator\), 8 episodes lost(?s:.*)Traceback: the sim"):
+    with pytest.raises(
+        EmptyError,
+        match=r"4 dropped \(a member was lost with its simulator\), 8 episodes lost(?s:.*)Traceback: the sim",
+    ):
         made(ToyPool(lose=lambda start: True), max_sampling_attempts=2).collect(Dice())
     once = iter([True])
     assert made(ToyPool(lose=lambda start: next(once, False)), retries=1).collect(Dice()).figures["attempts"] == 1
@@ -267,7 +314,16 @@ def test_the_surplus_is_used_in_the_next_step_or_thrown_away():
     assert [episode.version for episode in second.episodes] == [0, 0, 1, 1] and second.figures["carried_groups"] == 1
     assert third.figures["attempts"] == 0 and third.report == "nothing was rolled out", "two groups were left over"
     wasteful = made(tasks=["a"], groups_at_once=3, carry_over=False)
-    assert [e.start.state for e in wasteful.collect(Dice()).episodes + wasteful.collect(Dice()).episodes] == [0, 0, 1, 1, 3, 3, 4, 4]
+    assert [e.start.state for e in wasteful.collect(Dice()).episodes + wasteful.collect(Dice()).episodes] == [
+        0,
+        0,
+        1,
+        1,
+        3,
+        3,
+        4,
+        4,
+    ]
     assert made(oversample_factor=1.5).collect(Dice()).figures["surplus_groups"] == 1
 
 
@@ -343,7 +399,9 @@ def test_solved_states_are_passed_over():
 
 def test_greedy_episodes_from_where_the_groups_began():
     kept: list = []
-    got = made(ToyPool(hard=lambda start: 0.5 if start.state else 0.6)).collect(Dice(), 7, greedy=True, keep=kept.append)
+    got = made(ToyPool(hard=lambda start: 0.5 if start.state else 0.6)).collect(
+        Dice(), 7, greedy=True, keep=kept.append
+    )
     assert got.greedy.keys() == {episode.start.group for episode in got.episodes} and len(kept) == 6
     for episode in got.episodes:
         greedy = got.greedy[episode.start.group]
@@ -358,12 +416,24 @@ def test_a_greedy_episode_that_is_lost_takes_its_group_with_it():
     lossy = ToyPool(lose=lambda start: start.member == 2 and start.state in (0, 2))
     collector = made(lossy, tasks=["a"], said=said, groups_at_once=3)
     got = collector.collect(Dice(), greedy=True)
-    assert [episode.start.state for episode in got.episodes] == [1, 1, 3, 3] and len(got.greedy) == 2, "others are in its place"
+    assert [episode.start.state for episode in got.episodes] == [1, 1, 3, 3] and len(got.greedy) == 2, (
+        "others are in its place"
+    )
     assert got.figures["dropped_lost"] == got.figures["lost_episodes"] == 2 and got.figures["attempts"] == 2
-    assert got.report.startswith("6 groups in 2 attempts, 2 dropped (a member was lost") and "state 0, is lost:\nTraceback" in said[0]
-    assert [episode.start.state for episode in collector.collect(Dice(), greedy=True).episodes] == [4, 4, 5, 5], "the surplus is as it was"
-    with pytest.raises(EmptyError, match=r"has 0 of 2 groups of a after max_sampling_attempts=2(?s:.*)The simulator fails(?s:.*)Traceback"):
-        made(ToyPool(lose=lambda start: start.member == 2), tasks=["a"], max_sampling_attempts=2).collect(Dice(), greedy=True)
+    assert (
+        got.report.startswith("6 groups in 2 attempts, 2 dropped (a member was lost")
+        and "state 0, is lost:\nTraceback" in said[0]
+    )
+    assert [episode.start.state for episode in collector.collect(Dice(), greedy=True).episodes] == [4, 4, 5, 5], (
+        "the surplus is as it was"
+    )
+    with pytest.raises(
+        EmptyError,
+        match=r"has 0 of 2 groups of a after max_sampling_attempts=2(?s:.*)The simulator fails(?s:.*)Traceback",
+    ):
+        made(ToyPool(lose=lambda start: start.member == 2), tasks=["a"], max_sampling_attempts=2).collect(
+            Dice(), greedy=True
+        )
     calls = iter([False] * 9)
     before = made(tasks=["a"])
     assert before.collect(Dice(), greedy=True, stop=lambda: next(calls, True)).stopped
@@ -374,11 +444,23 @@ def test_a_greedy_episode_that_is_lost_takes_its_group_with_it():
     [
         ({"accuracy_lower_bound": 0.1}, "accuracy_lower_bound=0.1 would do nothing: it needs filter_accuracy=true"),
         ({"filter_accuracy": True}, "filter_accuracy=True would do nothing: it needs a bound"),
-        ({"accuracy_lower_bound": 0.9, "accuracy_upper_bound": 0.1, "filter_accuracy": True}, "expected lower <= upper"),
-        ({"carry_over": False}, "carry_over=False would do nothing: it needs oversample_factor above 1 or groups_at_once"),
+        (
+            {"accuracy_lower_bound": 0.9, "accuracy_upper_bound": 0.1, "filter_accuracy": True},
+            "expected lower <= upper",
+        ),
+        (
+            {"carry_over": False},
+            "carry_over=False would do nothing: it needs oversample_factor above 1 or groups_at_once",
+        ),
         ({"oversample_factor": 0.5}, "oversample_factor=0.5: expected a number of at least 1"),
-        ({"groups_at_once": 2, "oversample_factor": 2.0}, "oversample_factor=2.0 would do nothing: it needs groups_at_once=0"),
-        ({"group_size": 1, "dynamic_sampling": True}, "dynamic_sampling=True would do nothing: it needs a group_size of at least 2"),
+        (
+            {"groups_at_once": 2, "oversample_factor": 2.0},
+            "oversample_factor=2.0 would do nothing: it needs groups_at_once=0",
+        ),
+        (
+            {"group_size": 1, "dynamic_sampling": True},
+            "dynamic_sampling=True would do nothing: it needs a group_size of at least 2",
+        ),
         (
             {"groups_at_once": 1, "max_sampling_attempts": 1},
             "groups_at_once=1 in max_sampling_attempts=1 are 1 groups, and .* needs 2: raise",

@@ -93,7 +93,9 @@ def test_it_is_refused_in_a_sentence(what: str):
 def test_an_unknown_key_is_told_with_the_nearest():
     with pytest.raises(ConfigError, match=r"no setting named 'collect.groupsize'; did you mean 'group_size'\?"):
         config("collect.groupsize=4")
-    with pytest.raises(ConfigError, match=r"is of no suite that Hilt knows: give .* columns=\{full_image: images/front, state: state\}"):
+    with pytest.raises(
+        ConfigError, match=r"is of no suite that Hilt knows: give .* columns=\{full_image: images/front, state: state\}"
+    ):
         build(Vla(), {"tasks": [UP]}).check()  # a task that tells nothing of how its observations are named
 
 
@@ -107,11 +109,24 @@ def test_the_sizes_in_words():
     assert said[3] == "learning rate: 0.01, where 0.0003 is usual for a small_vla"
     assert said[4] == "run: 4 training steps = 64 episodes to learn from, 8 steps of the optimizer"
     assert said[5] == "validation: 3 times every eval state of every task"
-    many = ["placement.kind=processes", "placement.ranks=3", "pool.workers=2", "algorithm.epochs=3", "collect.oversample_factor=1.5"]
-    many += ["algorithm.batch.trajectories_per_step=0", "algorithm.batch.tokens_per_pass=2048", "max_seconds=60", "validation.episodes=5"]
+    many = [
+        "placement.kind=processes",
+        "placement.ranks=3",
+        "pool.workers=2",
+        "algorithm.epochs=3",
+        "collect.oversample_factor=1.5",
+    ]
+    many += [
+        "algorithm.batch.trajectories_per_step=0",
+        "algorithm.batch.tokens_per_pass=2048",
+        "max_seconds=60",
+        "validation.episodes=5",
+    ]
     said = config(*many).arithmetic()
     assert said[0].endswith("over 3 ranks; in flight at each 6 environments in 2 processes")
-    assert said[1].startswith("training step: 16 of each of 2 ranks with work = 32 episodes = 8 groups of 4, and what is rolled out beyond")
+    assert said[1].startswith(
+        "training step: 16 of each of 2 ranks with work = 32 episodes = 8 groups of 4, and what is rolled out beyond"
+    )
     assert said[2].startswith(
         "update: 3 epochs of 32 episodes, 32 in each step of the optimizer = 3 steps; passes of at most 2,048 tokens at"
     )
@@ -125,7 +140,10 @@ def test_the_sizes_in_words():
 def test_the_learning_rate_goes_by_what_is_trained(tmp_path: Path):
     plain = Vla(tasks=[UP])
     assert plain.optimizer.learning_rate is None and plain.settled().optimizer.learning_rate == 3e-4
-    assert "learning rate: 0.0003, as is usual for a small_vla" in plain.arithmetic() and plain.settled().arithmetic() == plain.arithmetic()
+    assert (
+        "learning rate: 0.0003, as is usual for a small_vla" in plain.arithmetic()
+        and plain.settled().arithmetic() == plain.arithmetic()
+    )
     adapters = replace(plain, lora=replace(plain.lora, rank=8), policy=str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "openvla"}')
     large = replace(adapters, lora=plain.lora)
@@ -193,6 +211,8 @@ def test_which_recipes_are_of_post_training(tmp_path: Path):
     assert not is_vla("hilt.recipes.hil:hil_debug")
     mine = settings(tmp_path / "mine.yaml", f"tasks: ['{UP}']\nmax_steps: 7\n")
     assert is_vla(str(mine)) and vla_recipe(str(mine)).max_steps == 7
-    assert not is_vla(str(settings(tmp_path / "other.yaml", "task: tabletop/pick\n"))) and not is_vla(str(tmp_path / "absent.yaml"))
+    assert not is_vla(str(settings(tmp_path / "other.yaml", "task: tabletop/pick\n"))) and not is_vla(
+        str(tmp_path / "absent.yaml")
+    )
     with pytest.raises(ConfigError, match=r"expected a hilt\.vla\.config\.Vla"):
         vla_recipe("hilt.recipes.hil:hil_debug")

@@ -24,7 +24,10 @@ def opened(tmp_path: Path, *paths: Path, **more: Any) -> Demonstrations:
 
 
 def test_a_batch_is_what_was_seen_and_what_follows(tmp_path: Path):
-    logs = write_log(tmp_path / "a", [(5, "put", True)]), write_log(tmp_path / "b", [(3, "take", None), (4, "put", True)])
+    logs = (
+        write_log(tmp_path / "a", [(5, "put", True)]),
+        write_log(tmp_path / "b", [(3, "take", None), (4, "put", True)]),
+    )
     lessons, episodes = opened(tmp_path, *logs), [made(5, 0), made(3, 0), made(4, 1)]
     assert len(lessons) == 12 and lessons.action_dim == 2 and lessons.rows([1]).tolist() == [[1, 0], [1, 1], [1, 2]]
     rows = np.array([[2, 3], [0, 1], [1, 0], [0, 4]])
@@ -70,7 +73,9 @@ def test_another_format_becomes_a_log_once(tmp_path: Path):
         assert lessons.batch(lessons.rows([0])[:1], 2)[0][0]["full_image"].dtype == np.uint8
         lessons.close()
     reading = [(f"reading {path}, episodes", done, 3) for done in (1, 2, 3)]
-    assert phases == [*((f"converting {path}, episodes", done, 4) for done in (1, 2, 3, 4)), *reading, *reading], "one of them is empty"
+    assert phases == [*((f"converting {path}, episodes", done, 4) for done in (1, 2, 3, 4)), *reading, *reading], (
+        "one of them is empty"
+    )
     assert len(said) == 1 and "were read from" in said[0] and (tmp_path / "data/0-1.0.0/log.json").is_file()
 
 
@@ -123,7 +128,9 @@ def test_whole_episodes_of_each_instruction_are_held_out(tmp_path: Path):
     assert lessons.split(0.4, seed=0) == (learned, held) and lessons.split(0.4, seed=1) != (learned, held)
     assert len(lessons.split(0.01, seed=0)[1]) == 1 and lessons.split(0.0, seed=0)[1] == []
     alone = opened(tmp_path, write_log(tmp_path / "b", [(2, "a", True), (2, "b", True)]))
-    with pytest.raises(ConfigError, match="holds out whole episodes, and there is one for each instruction: give more, or validation=0"):
+    with pytest.raises(
+        ConfigError, match="holds out whole episodes, and there is one for each instruction: give more, or validation=0"
+    ):
         alone.split(0.1, seed=0)
 
 

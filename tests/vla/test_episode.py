@@ -10,7 +10,9 @@ from hilt.vla.episode import RolloutEpisode, Start, digest, token_mask
 def test_the_mask_has_what_was_carried_out():
     record = {"log_prob": np.zeros((2, 3, 2), np.float32)}
     executed = np.array([3, 1], np.int32)
-    episode = RolloutEpisode(Start("a/b", "train", 0, 0), record, executed, np.zeros(2, np.float32), True, 4, False, 0, b"")
+    episode = RolloutEpisode(
+        Start("a/b", "train", 0, 0), record, executed, np.zeros(2, np.float32), True, 4, False, 0, b""
+    )
     assert episode.rows == 2
     assert token_mask(episode, 2).tolist() == [[[True, True]] * 3, [[True, True], [False, False], [False, False]]]
 

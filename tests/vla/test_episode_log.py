@@ -38,7 +38,11 @@ def same(one: RolloutEpisode, other: RolloutEpisode) -> bool:
         + [(one.record[name], other.record[name]) for name in one.record]
     )
     plain = [item.name for item in fields(RolloutEpisode) if item.name not in ("record", "executed", "rewards", "last")]
-    return arrays and set(one.record) == set(other.record) and all(getattr(one, name) == getattr(other, name) for name in plain)
+    return (
+        arrays
+        and set(one.record) == set(other.record)
+        and all(getattr(one, name) == getattr(other, name) for name in plain)
+    )
 
 
 def test_an_episode_comes_back_bit_for_bit_also_in_another_process(tmp_path: Path):
@@ -53,10 +57,19 @@ def test_an_episode_comes_back_bit_for_bit_also_in_another_process(tmp_path: Pat
     again.close()
     with Log.open(tmp_path / "log", "r") as plain:  # as every other part reads it
         facts = plain.facts.about(1)
-        assert (facts["task"], facts["state"], facts["training_step"], facts["success"]) == ("tabletop/pick", 5, 4, False)
+        assert (facts["task"], facts["state"], facts["training_step"], facts["success"]) == (
+            "tabletop/pick",
+            5,
+            4,
+            False,
+        )
         assert facts["language_instruction"] == "pick it up" and len(plain.successes()) == 3
         ends = plain.read(plain.trajectory_keys(1), ["terminated", "truncated", "policy_version"])
-        assert not ends["terminated"].any() and ends["truncated"].tolist() == [False] * 4 + [True] and set(ends["policy_version"]) == {12}
+        assert (
+            not ends["terminated"].any()
+            and ends["truncated"].tolist() == [False] * 4 + [True]
+            and set(ends["policy_version"]) == {12}
+        )
 
 
 def test_what_came_after_a_checkpoint_is_taken_out(tmp_path: Path):
@@ -69,7 +82,9 @@ def test_what_came_after_a_checkpoint_is_taken_out(tmp_path: Path):
     again = EpisodeLog(tmp_path / "log")
     assert same(again.read(again.end())[0], episode(trajectory=again.end()))
     empty = episode(record={}, executed=np.zeros(0, np.int32), rewards=np.zeros(0, np.float32))
-    assert again.add(empty, 2, empty.rewards) == empty.trajectory == -1, "the policy's first chunk was ill-formed: there is nothing"
+    assert again.add(empty, 2, empty.rewards) == empty.trajectory == -1, (
+        "the policy's first chunk was ill-formed: there is nothing"
+    )
     again.close()
 
 

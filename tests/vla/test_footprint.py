@@ -25,14 +25,22 @@ def megabytes(line: str, part: str) -> float:
 
 
 def test_each_role_has_a_line():
-    lines = [*footprint(config("algorithm.estimator=gae", "critic.kind=separate", "algorithm.kl.where=reward", "reference.offload=true"))]
+    lines = [
+        *footprint(
+            config(
+                "algorithm.estimator=gae", "critic.kind=separate", "algorithm.kl.where=reward", "reference.offload=true"
+            )
+        )
+    ]
     assert [line.split(":")[0] for line in lines] == [
         "memory of the policy, in training with 64 chunks in a pass",
         "memory of the reference, on the host but for its passes with 64 chunks in a pass",
         "memory of the critic, in training with 64 chunks in a pass",
         "memory that cpu has free here",
     ]
-    assert "with 10 chunks in a pass" in next(footprint(config("algorithm.batch.tokens_per_pass=420"))), "prompts of 40 tokens, chunks of 2"
+    assert "with 10 chunks in a pass" in next(footprint(config("algorithm.batch.tokens_per_pass=420"))), (
+        "prompts of 40 tokens, chunks of 2"
+    )
     count = sum(p.numel() for p in first_policy(config(), SIZES).parameters())
     assert megabytes(lines[0], "weights") == pytest.approx(4 * count / 1e6, abs=0.1)
     assert "optimizer" not in lines[1] and megabytes(lines[2], "weights") >= megabytes(lines[0], "weights")

@@ -21,7 +21,13 @@ from tests.vla.toy_vla import DOWN, UP, config, weights
 
 pytestmark = pytest.mark.peers  # three pairs of processes, each of which imports torch
 
-TWO = ("placement.kind=processes", "placement.ranks=2", "placement.wait_seconds=60", "checkpoint_period=1", "max_steps=3")
+TWO = (
+    "placement.kind=processes",
+    "placement.ranks=2",
+    "placement.wait_seconds=60",
+    "checkpoint_period=1",
+    "max_steps=3",
+)
 
 
 def started(run: Path, *changes: Any, **more: Any) -> Any:
@@ -65,7 +71,9 @@ def test_a_task_each_and_on_after_a_rank_was_killed_or_all_were_stopped(tmp_path
     thread.start()
     assert started(killed, notify=said.append).reason == "max_steps"
     thread.join(60)
-    assert any("rank 1 of 2 is gone: its process was killed by SIGKILL" in line and "started again" in line for line in said)
+    assert any(
+        "rank 1 of 2 is gone: its process was killed by SIGKILL" in line and "started again" in line for line in said
+    )
     assert same(whole, killed) and told(whole) == told(killed)
 
     assert started(parts, stop=lambda: (parts / "checkpoints" / "1").exists()).reason == "stopped"
@@ -80,4 +88,7 @@ def test_with_another_number_of_ranks_what_was_learned_goes_on(tmp_path: Path):
     here = ["placement.kind=here", "placement.ranks=1", "placement.wait_seconds=600"]
     one = resume_run(run, "", [*here, "max_steps=2"])
     assert train(one, run, notify=said.append).step == 2
-    assert any("had 2 ranks that collect and has 1 now: what was learned goes on, collecting begins anew" in line for line in said)
+    assert any(
+        "had 2 ranks that collect and has 1 now: what was learned goes on, collecting begins anew" in line
+        for line in said
+    )

@@ -16,12 +16,22 @@ STARTS = [Start("a/b", "train", state, 0, state) for state in range(11)]
 
 def roll(pool, policy=None, starts=STARTS, stop=lambda: False, **settings):
     chosen = RolloutSettings(**settings)
-    return list(roll_out(policy or Dice(), pool, starts, suite=GAME, settings=chosen, generator=generator(0), stop=stop))
+    return list(
+        roll_out(policy or Dice(), pool, starts, suite=GAME, settings=chosen, generator=generator(0), stop=stop)
+    )
 
 
 def plain(episode):
     arrays = {name: array.tolist() for name, array in episode.record.items()}
-    return episode.start, arrays, episode.executed.tolist(), episode.rewards.tolist(), episode.success, episode.steps, episode.truncated
+    return (
+        episode.start,
+        arrays,
+        episode.executed.tolist(),
+        episode.rewards.tolist(),
+        episode.success,
+        episode.steps,
+        episode.truncated,
+    )
 
 
 def test_every_start_is_rolled_out_once_and_the_policy_is_asked_for_no_row_more():
@@ -30,7 +40,9 @@ def test_every_start_is_rolled_out_once_and_the_policy_is_asked_for_no_row_more(
     assert sorted(episode.start.state for episode in episodes) == list(range(11)) and pool.idle
     assert policy.asked == sum(episode.rows for episode in episodes)
     for episode in episodes:
-        assert episode.steps == episode.executed.sum() and len(episode.rewards) == episode.rows == len(episode.record["tokens"])
+        assert episode.steps == episode.executed.sum() and len(episode.rewards) == episode.rows == len(
+            episode.record["tokens"]
+        )
         assert episode.success == (episode.rewards.sum() == 1) and episode.truncated == (not episode.success)
         assert episode.truncated == (episode.steps == LIMIT and not episode.success)
         assert episode.instruction == "win" and episode.last["state"][1] == episode.steps
@@ -76,18 +88,24 @@ def test_a_lost_episode_is_begun_again_and_then_reported():
     assert [(one.start.state, one.error) for one in lost] == [(3, "Traceback: the simulator of the toy fell over")]
     assert sum(start.state == 3 for start in pool.started) == 3
     once = iter([True])
-    assert all(isinstance(outcome, RolloutEpisode) for outcome in roll(ToyPool(lose=lambda start: next(once, False)), retries=1))
+    assert all(
+        isinstance(outcome, RolloutEpisode)
+        for outcome in roll(ToyPool(lose=lambda start: next(once, False)), retries=1)
+    )
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"), [("nan", "not finite"), ("token", "token 99 is none of the action tokens 0 to 9"), ("raise", "gone")]
+    ("fault", "words"),
+    [("nan", "not finite"), ("token", "token 99 is none of the action tokens 0 to 9"), ("raise", "gone")],
 )
 def test_an_ill_formed_chunk_ends_its_episode_and_no_other(fault, words):
     policy = Dice(lambda seen: fault if seen["state"][0] == 5 and seen["state"][1] >= 2 else "")
     episodes = roll(ToyPool(hard=lambda start: 2.0), policy, strict=True)
     bad = [episode for episode in episodes if episode.ill_formed]
     assert [episode.start.state for episode in bad] == [5] and words in bad[0].ill_formed
-    assert (bad[0].rows, bad[0].steps, bad[0].success, bad[0].truncated) == (1, 2, False, False), "the chunk was not carried out"
+    assert (bad[0].rows, bad[0].steps, bad[0].success, bad[0].truncated) == (1, 2, False, False), (
+        "the chunk was not carried out"
+    )
     assert all(episode.steps == LIMIT for episode in episodes if not episode.ill_formed)
 
 
@@ -96,7 +114,9 @@ def test_without_strict_a_token_is_carried_out_and_an_exception_is_raised():
     bad = next(episode for episode in episodes if episode.ill_formed)
     assert bad.steps == LIMIT
     failed = roll(ToyPool(), Dice(lambda seen: "nan" if seen["state"][0] == 5 else ""))
-    assert next(episode for episode in failed if episode.ill_formed).executed.tolist() == [0], "one row, of which nothing was carried out"
+    assert next(episode for episode in failed if episode.ill_formed).executed.tolist() == [0], (
+        "one row, of which nothing was carried out"
+    )
     pool = ToyPool()
     with pytest.raises(RuntimeError, match="the dice are gone"):
         roll(pool, Dice(lambda seen: "raise"))

@@ -50,10 +50,23 @@ def start(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
     monkeypatch.setattr(sft, "make_policy", make)
 
-    def started(name: str = "run", stop_at: int | None = None, resume: bool = False, **changes: Any) -> tuple[Path, Any, Row]:
+    def started(
+        name: str = "run", stop_at: int | None = None, resume: bool = False, **changes: Any
+    ) -> tuple[Path, Any, Row]:
         run = tmp_path / name
-        base = {"data": [str(log)], "columns": NAMES, "validation": 0.25, "learning_rate": 0.05, "batch_size": 8, "validation_period": 2}
-        config = resume_run(run, "", [f"{k}={v}" for k, v in changes.items()]) if resume else begin_run(run, "", Sft(**{**base, **changes}))
+        base = {
+            "data": [str(log)],
+            "columns": NAMES,
+            "validation": 0.25,
+            "learning_rate": 0.05,
+            "batch_size": 8,
+            "validation_period": 2,
+        }
+        config = (
+            resume_run(run, "", [f"{k}={v}" for k, v in changes.items()])
+            if resume
+            else begin_run(run, "", Sft(**{**base, **changes}))
+        )
         steps: list[int] = []
         done = train(config, run, stop=lambda: (steps.append(0), stop_at is not None and len(steps) > stop_at + 1)[1])
         return run, done, rows[-1]
@@ -66,25 +79,41 @@ def test_it_stops_after_the_validation_minimum_and_keeps_that(start: Callable[..
     assert done.reason == "best" and done.step == done.best_step + 3 * 2 < 60
     assert np.allclose(kept(run), 0.5, atol=0.12) and done.loss < 0.01
     records = [record for record in read_metrics(run, ["update"]) if "validation_loss" in record]
-    assert min(records, key=lambda record: record["validation_loss"])["update"] == done.best_step == records[-1]["best_step"]
+    assert (
+        min(records, key=lambda record: record["validation_loss"])["update"]
+        == done.best_step
+        == records[-1]["best_step"]
+    )
     learned = [record for record in read_metrics(run, ["update"]) if "loss" in record]
     assert [record["update"] for record in learned] == list(range(1, done.step + 1))
-    assert {"learning_rate", "gradient_norm", "samples_per_second", "far"} <= learned[0].keys() and "validation_far" in records[0]
-    assert read_json(run / "result.json")["best_step"] == done.best_step and sorted(p.name for p in (run / "best").iterdir()) == [
-        str(done.best_step)
-    ]
+    assert {"learning_rate", "gradient_norm", "samples_per_second", "far"} <= learned[
+        0
+    ].keys() and "validation_far" in records[0]
+    assert read_json(run / "result.json")["best_step"] == done.best_step and sorted(
+        p.name for p in (run / "best").iterdir()
+    ) == [str(done.best_step)]
     assert torch.equal(policy.idle.detach(), torch.ones(2))  # it has no part in the loss
 
 
 def test_without_validation_it_learns_from_all_and_keeps_the_last(start: Callable[..., Any]):
     run, done, _ = start(max_steps=100, validation=0.0, validation_period=100)
-    assert (done.reason, done.step, done.best_step) == ("max_steps", 100, 100) and np.allclose(kept(run), 0.875, atol=0.1)
+    assert (done.reason, done.step, done.best_step) == ("max_steps", 100, 100) and np.allclose(
+        kept(run), 0.875, atol=0.1
+    )
     assert not [record for record in read_metrics(run, ["update"]) if "validation_loss" in record]
 
 
 def test_on_from_where_it_was_stopped_bit_for_bit(start: Callable[..., Any], tmp_path: Path):
-    options: dict[str, Any] = {"max_steps": 17, "patience": 50, "warmup_steps": 5, "schedule": "cosine", "weight_decay": 0.1}
-    options["data"] = [str(write_log(tmp_path / "different", [(4, "go", True)] * 9))]  # so that it matters which rows come when
+    options: dict[str, Any] = {
+        "max_steps": 17,
+        "patience": 50,
+        "warmup_steps": 5,
+        "schedule": "cosine",
+        "weight_decay": 0.1,
+    }
+    options["data"] = [
+        str(write_log(tmp_path / "different", [(4, "go", True)] * 9))
+    ]  # so that it matters which rows come when
     whole, done, _ = start("whole", **options)
     parts, first, _ = start("parts", stop_at=7, **options)
     assert (first.reason, first.step) == ("stopped", 7) and (parts / "policy").is_dir()
@@ -118,7 +147,9 @@ def test_what_the_optimizer_is_told(start: Callable[..., Any]):
     assert not np.array_equal(plain, kept(start("rate", max_steps=2, learning_rate=0.01)[0]))
     clipped, _, _ = start("clip", max_steps=2, gradient_clip=1e-9, log_period=1)
     assert read_metrics(clipped, ["update"])[0]["gradient_norm"] > 0.1
-    assert np.all(kept(clipped) < 0.06) and not np.array_equal(plain, kept(clipped))  # so small that Adam's epsilon counts
+    assert np.all(kept(clipped) < 0.06) and not np.array_equal(
+        plain, kept(clipped)
+    )  # so small that Adam's epsilon counts
 
 
 def test_the_learning_rate():
@@ -130,7 +161,9 @@ def test_the_learning_rate():
 
 def test_a_loss_that_is_no_number(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Row, "supervised_loss", lambda self, *_, **__: (self.row.sum() * math.nan, {}))
-    with pytest.raises(ConfigError, match=r"the loss is nan after 0 steps\. Go on from step 0 .*--resume learning_rate=0\.005"):
+    with pytest.raises(
+        ConfigError, match=r"the loss is nan after 0 steps\. Go on from step 0 .*--resume learning_rate=0\.005"
+    ):
         start()
 
 
@@ -155,8 +188,12 @@ def test_actions_of_another_robot(start: Callable[..., Any], monkeypatch: pytest
 
 
 def test_what_does_not_fit_is_refused_before_the_first_step(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sft, "free_bytes", lambda device: 3 * 4 * 4 - 1)  # four float32, their gradients and two moments
-    with pytest.raises(ConfigError, match=r"gradients and optimizer need 0.0 GB on cpu, .*train adapters \(lora.rank=32\)"):
+    monkeypatch.setattr(
+        sft, "free_bytes", lambda device: 3 * 4 * 4 - 1
+    )  # four float32, their gradients and two moments
+    with pytest.raises(
+        ConfigError, match=r"gradients and optimizer need 0.0 GB on cpu, .*train adapters \(lora.rank=32\)"
+    ):
         start()
     monkeypatch.setattr(sft, "free_bytes", lambda device: 3 * 4 * 4)
     assert start("other", max_steps=1)[1].step == 1
@@ -171,7 +208,14 @@ def test_one_process_trains(start: Callable[..., Any], tmp_path: Path):
 def test_statistics_of_the_data(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     row, asked = Row(), dict[str, Any]()
     monkeypatch.setattr("hilt.vla.sft.load_policy", lambda folder, **options: (asked.update(options), row)[1])
-    config = Sft(policy=str(tmp_path), data=[str(log)], columns=NAMES, statistics="data", max_steps=1, policy_options={"chunk": 3})
+    config = Sft(
+        policy=str(tmp_path),
+        data=[str(log)],
+        columns=NAMES,
+        statistics="data",
+        max_steps=1,
+        policy_options={"chunk": 3},
+    )
     train(begin_run(tmp_path / "run", "", config), tmp_path / "run")
     assert asked == {"device": "cpu", "chunk": 3} and row.used[1] == "data"
     assert row.used[0]["action"]["max"] == [1, 1] and len(row.used[0]["proprio"]["mean"]) == 3
@@ -191,7 +235,10 @@ def test_resuming_changes_only_what_can_be_changed(start: Callable[..., Any], tm
         resume_run(tmp_path / "none", "", [])
     assert start(resume=True, max_steps=4, patience=9)[1].step == 4
     (change,) = read_json(run / "run.json")["changed"]
-    assert change["step"] == 2 and change["settings"] == {"max_steps": {"was": 2, "now": 4}, "patience": {"was": 5, "now": 9}}
+    assert change["step"] == 2 and change["settings"] == {
+        "max_steps": {"was": 2, "now": 4},
+        "patience": {"was": 5, "now": 9},
+    }
 
 
 @pytest.mark.parametrize(
@@ -201,7 +248,11 @@ def test_resuming_changes_only_what_can_be_changed(start: Callable[..., Any], tm
         ({"validation": 1.0}, ConfigError, "validation=1.0: expected a number from 0 to 0.9."),
         ({"schedule": "linear"}, UnknownNameError, "no schedule named 'linear'"),
         ({"statistics": "mine"}, UnknownNameError, "no statistics named 'mine'"),
-        ({"data": []}, ConfigError, "there is nothing to learn from: give data=[PATH], or tasks=[tabletop/pick] and demonstrations=20."),
+        (
+            {"data": []},
+            ConfigError,
+            "there is nothing to learn from: give data=[PATH], or tasks=[tabletop/pick] and demonstrations=20.",
+        ),
         ({"columns": {}}, ConfigError, "whose names do the observations have? Give suite=NAME"),
         ({"columns": {}, "suite": "nowhere"}, UnknownNameError, "no suite named 'nowhere'"),
         ({"suite": "libero"}, ConfigError, "suite=libero would do nothing: it needs no columns beside it"),
@@ -255,7 +306,10 @@ def test_small_vla_needs_a_picture(log: Path, tmp_path: Path):
     [
         (
             "openvla",
-            {"statistics": "data", "policy_options": {"allow_untrained": True, "unnorm_key": "libero_spatial", "center_crop": False}},
+            {
+                "statistics": "data",
+                "policy_options": {"allow_untrained": True, "unnorm_key": "libero_spatial", "center_crop": False},
+            },
         ),
         ("openvla", {"lora": Lora(rank=2), "policy_options": {"dtype": "bfloat16", "allow_untrained": True}}),
         ("l1", {"policy_options": {}}),
@@ -275,12 +329,31 @@ def test_every_policy_is_taught(device: str, kind: str, changes: dict[str, Any],
     else:
         policy = test_pi0.made(kind)
     policy.save_pretrained(tmp_path / "policy")
-    base = {"policy": str(tmp_path / "policy"), "policy_options": {"allow_untrained": True}, "data": [str(log)], "columns": NAMES}
-    config = Sft(**{**base, "max_steps": 4, "validation_period": 2, "batch_size": 4, "learning_rate": 0.002, "device": device, **changes})
+    base = {
+        "policy": str(tmp_path / "policy"),
+        "policy_options": {"allow_untrained": True},
+        "data": [str(log)],
+        "columns": NAMES,
+    }
+    config = Sft(
+        **{
+            **base,
+            "max_steps": 4,
+            "validation_period": 2,
+            "batch_size": 4,
+            "learning_rate": 0.002,
+            "device": device,
+            **changes,
+        }
+    )
     train(begin_run(tmp_path / "run", "", config), tmp_path / "run")
     saved = checkpoint.latest(tmp_path / "run")
     assert saved is not None and {tensor.dtype for tensor in saved.agent["adam"].values()} == {torch.float32}
-    losses = [record["validation_loss"] for record in read_metrics(tmp_path / "run", ["update"]) if "validation_loss" in record]
+    losses = [
+        record["validation_loss"]
+        for record in read_metrics(tmp_path / "run", ["update"])
+        if "validation_loss" in record
+    ]
     assert losses[1] < losses[0]
     opened = sft.open_policy(tmp_path / "run", config)
     assert (opened.chunk, opened.action_dim) == (policy.chunk, 2)
@@ -291,7 +364,9 @@ def test_every_policy_is_taught(device: str, kind: str, changes: dict[str, Any],
 def test_all_weights_are_trained_in_float32(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("hilt.vla.sft.load_policy", lambda *_, **__: Row().to(torch.bfloat16))
     config = Sft(policy=str(tmp_path), policy_options={"dtype": "bfloat16"}, data=[str(log)], columns=NAMES)
-    with pytest.raises(ConfigError, match=r"policy_options.dtype=bfloat16: weights that are trained are float32. Leave it out"):
+    with pytest.raises(
+        ConfigError, match=r"policy_options.dtype=bfloat16: weights that are trained are float32. Leave it out"
+    ):
         train(begin_run(tmp_path / "run", "", config), tmp_path / "run")
 
 
@@ -306,7 +381,10 @@ def test_a_chunk_is_used_up_before_the_policy_looks_again():
     words = Suite(lambda raw: {"state": raw}, command=lambda actions: actions * 10)
     agent = ChunkAgent(Counted(), words, "go", execute=2)
     given = [agent.sample_actions(n, seed=n, argmax=True)[0] for n in range(3)]
-    assert given == [0, 10, 0] and asked == [({"state": 0, "instruction": "go"}, False), ({"state": 2, "instruction": "go"}, False)]
+    assert given == [0, 10, 0] and asked == [
+        ({"state": 0, "instruction": "go"}, False),
+        ({"state": 2, "instruction": "go"}, False),
+    ]
     agent.begin()
     assert agent.sample_actions(7, argmax=True)[0] == 0 and len(asked) == 3
     drawn = [ChunkAgent(Counted(), words, "go").sample_actions(0, seed=seed)[0] for seed in (1, 1, 2)]

@@ -35,11 +35,26 @@ from tests.vla.taught import write_log
 from tests.vla.toy_signals import NOTES, PHASE, WAIT_S, pausing
 
 TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
-TOY = ("tests.vla.toy_vla:config", "--trust", "tests", "tasks=[tests.vla.toy_vla:up]", "solved_steps=0", "validation.episodes=1")
+TOY = (
+    "tests.vla.toy_vla:config",
+    "--trust",
+    "tests",
+    "tasks=[tests.vla.toy_vla:up]",
+    "solved_steps=0",
+    "validation.episodes=1",
+)
 TOY = (*TOY, "validation.period=1", "max_steps=1000000")
-PLACED = {"here": (), "processes": ("placement.kind=processes", "placement.ranks=2"), "ray": ("placement.kind=ray", "placement.ranks=2")}
+PLACED = {
+    "here": (),
+    "processes": ("placement.kind=processes", "placement.ranks=2"),
+    "ray": ("placement.kind=ray", "placement.ranks=2"),
+}
 
-TUNING = {"prepare": (sft, "make_policy", 1), "learn": (sft.Training, "_learn", 2), "judge": (sft.Training, "_validate", 2)}
+TUNING = {
+    "prepare": (sft, "make_policy", 1),
+    "learn": (sft.Training, "_learn", 2),
+    "judge": (sft.Training, "_validate", 2),
+}
 """Phases of supervised fine-tuning: the call that waits"""
 
 
@@ -86,7 +101,9 @@ class Life:
     def send(self, case: Case) -> None:
         """Whatever the case says, when the phase is reached."""
         self.wait(lambda: (self.notes / "there").exists() and (self.notes / "paused").exists(), case.phase)
-        with contextlib.suppress(ProcessLookupError):  # while ranks start, the first one may end the run before the second is sent
+        with contextlib.suppress(
+            ProcessLookupError
+        ):  # while ranks start, the first one may end the run before the second is sent
             for again in range(case.times):
                 time.sleep(1.0 * again)  # by then the first one was handled: two that are pending together are one
                 if case.target == "terminal":
@@ -141,7 +158,11 @@ def become(words: tuple[str, ...], output: str, notes: Path, phase: str) -> None
 
 def steps_of(run: Path) -> int:
     """Training steps that were finished, as the metrics tell."""
-    return max((record["update"] for record in read_metrics(run, ["update"])), default=0) if (run / "metrics.jsonl").exists() else 0
+    return (
+        max((record["update"] for record in read_metrics(run, ["update"])), default=0)
+        if (run / "metrics.jsonl").exists()
+        else 0
+    )
 
 
 def check(life: Life, run: Path, case: Case, code: int, words: str = r"it was stopped: (\d+) training steps") -> int:
@@ -178,12 +199,19 @@ def lives(fork: Any, folder: Path, words: tuple[str, ...], cases: list[Case]) ->
 
 @pytest.mark.timeout(900)
 def test_a_signal_in_each_phase_of_a_run_in_one_process(fork: Any, memory_path: Path):
-    cases = [Case("start", "process"), Case("collect", pool=1), Case("validate", "session", INT), Case("update", "terminal")]
+    cases = [
+        Case("start", "process"),
+        Case("collect", pool=1),
+        Case("validate", "session", INT),
+        Case("update", "terminal"),
+    ]
     lives(fork, memory_path, TOY, cases)
 
 
 @pytest.mark.timeout(900)
-def test_a_signal_to_all_ranks_loses_no_training_step_and_they_end_when_the_controller_is_killed(fork: Any, memory_path: Path):
+def test_a_signal_to_all_ranks_loses_no_training_step_and_they_end_when_the_controller_is_killed(
+    fork: Any, memory_path: Path
+):
     cases = [Case("collect"), Case("save", "session", times=2)]
     run = lives(fork, memory_path, (*TOY, *PLACED["processes"]), cases)
     last = Life(fork, memory_path, ("train", "--run", str(run), "--resume"), "update")
@@ -212,7 +240,11 @@ def tuned(fork: Any, folder: Path, cases: list[Case]) -> None:
     """`lives` of supervised fine-tuning."""
     log, run, before = write_log(folder / "log", [(6, "go", True)] * 4), folder / "run", 0
     for number, case in enumerate(cases):
-        words = ("--resume",) if number else (str(log), COLUMNS, *TINY, "validation_period=2", "max_steps=100000", "patience=100000")
+        words = (
+            ("--resume",)
+            if number
+            else (str(log), COLUMNS, *TINY, "validation_period=2", "max_steps=100000", "patience=100000")
+        )
         life = Life(fork, folder, ("train", "sft", "--run", str(run), *words), case.phase, case.target == "terminal")
         life.send(case)
         code, said = life.end(), life.said()
@@ -236,5 +268,7 @@ def test_a_signal_in_each_phase_of_supervised_fine_tuning(fork: Any, memory_path
 @pytest.mark.parametrize("number", [TERM, INT, HUP])
 def test_each_signal_to_each_target_in_each_phase_of_supervised_fine_tuning(fork: Any, memory_path: Path, number: int):
     targets = ["process", "group", "session"]
-    cases = [Case(phase, target, number, times) for phase in (*TUNING, "save") for target in targets for times in (1, 2)]
+    cases = [
+        Case(phase, target, number, times) for phase in (*TUNING, "save") for target in targets for times in (1, 2)
+    ]
     tuned(fork, memory_path, [*cases, *[Case(phase, "terminal") for phase in (*TUNING, "save")] * (number == HUP)])

@@ -38,7 +38,13 @@ def test_each_task_is_at_exactly_one_rank(tasks, ranks):
 
 
 def test_nine_is_task_nine():
-    assert chosen(9, SUITE) == chosen("9", SUITE) == chosen([9], SUITE) == chosen("libero_spatial/9", SUITE) == ["libero_spatial/9"]
+    assert (
+        chosen(9, SUITE)
+        == chosen("9", SUITE)
+        == chosen([9], SUITE)
+        == chosen("libero_spatial/9", SUITE)
+        == ["libero_spatial/9"]
+    )
     assert chosen(None, SUITE) == SUITE
     assert chosen([0, "libero_spatial/3"], SUITE) == ["libero_spatial/0", "libero_spatial/3"]
     with pytest.raises(ConfigError, match="task 10 was asked for; there are the tasks 0 to 9"):
@@ -109,7 +115,11 @@ def test_an_idle_rank_has_nothing_or_steals_other_states():
     thieves = [agenda(["a"], rank=rank, ranks=3, steal=True, states=7) for rank in range(3)]
     drawn = [set(states(one.draw(len(one.rings["a"].numbers), 1))) for one in thieves]
     assert sorted(state for own in drawn for state in own) == list(range(7))
-    assert [one.tasks for one in (agenda(["a", "b"], rank=r, ranks=3, steal=True) for r in range(3))] == [["a"], ["b"], ["a"]]
+    assert [one.tasks for one in (agenda(["a", "b"], rank=r, ranks=3, steal=True) for r in range(3))] == [
+        ["a"],
+        ["b"],
+        ["a"],
+    ]
     assert agenda(["a", "b", "c"], rank=1, ranks=2, steal=True).tasks == ["b"], "who has work steals none"
     with pytest.raises(ConfigError, match="a has no initial state in its split 'train'"):
         agenda(["a"], states=0)
@@ -141,5 +151,7 @@ def test_an_agenda_goes_on_where_its_checkpoint_was():
     go(first, 3)
     again.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert go(again, 4) == go(first, 4)
-    with pytest.raises(ConfigError, match="rank 0 has the tasks c, and the checkpoint is of a, b: resume with the same tasks"):
+    with pytest.raises(
+        ConfigError, match="rank 0 has the tasks c, and the checkpoint is of a, b: resume with the same tasks"
+    ):
         agenda(["c"]).load_state_dict(first.state_dict())

@@ -47,7 +47,10 @@ def resumed(run: Path, *changes: str, **more: Any) -> TrainSummary:
 
 
 def told(run: Path) -> list[dict[str, Any]]:
-    return [{name: value for name, value in record.items() if name not in MEASURED} for record in read_metrics(run, ["update", "episode"])]
+    return [
+        {name: value for name, value in record.items() if name not in MEASURED}
+        for record in read_metrics(run, ["update", "episode"])
+    ]
 
 
 def logged(run: Path) -> list[tuple[Any, ...]]:
@@ -57,7 +60,9 @@ def logged(run: Path) -> list[tuple[Any, ...]]:
         for trajectory in log.trajectories():
             facts = {name: fact for name, fact in log.facts.about(trajectory).items() if name != "trajectory"}
             rows = log.read(log.trajectory_keys(trajectory), ["record", "rewards", "executed", "earned"])
-            found.append((json.dumps(facts, sort_keys=True), *(rows["record"][n].tobytes() for n in sorted(rows["record"]))))
+            found.append(
+                (json.dumps(facts, sort_keys=True), *(rows["record"][n].tobytes() for n in sorted(rows["record"])))
+            )
         return found
 
 
@@ -67,23 +72,42 @@ def test_it_learns_validates_and_keeps_its_best(device: str, tmp_path: Path):
     sizes = ["collect.data_batch_size=32", "algorithm.batch.trajectories_per_step=16", "validation.period=5"]
     done = started(run, "max_steps=10", f"device={device}", *sizes, report=lambda *given: phases.append(given))
     assert list(dict.fromkeys(name for name, *_ in phases))[:6] == [
-        *("starting the rank: the policy and the simulators", "after step 0: validating", "step 1: collecting episodes"),
+        *(
+            "starting the rank: the policy and the simulators",
+            "after step 0: validating",
+            "step 1: collecting episodes",
+        ),
         *("step 1: learning from the chunks", "step 2: collecting episodes", "step 2: learning from the chunks"),
     ]
-    assert [one[:3] for one in phases if "validating" in one[0]][:3] == [("after step 0: validating", *n) for n in ((), (1, 10), (2, 10))]
-    assert ("step 3: collecting episodes", 32, 32, "") in phases and phases[-2:] == [("writing a checkpoint",), ("writing the policy",)]
+    assert [one[:3] for one in phases if "validating" in one[0]][:3] == [
+        ("after step 0: validating", *n) for n in ((), (1, 10), (2, 10))
+    ]
+    assert ("step 3: collecting episodes", 32, 32, "") in phases and phases[-2:] == [
+        ("writing a checkpoint",),
+        ("writing the policy",),
+    ]
     learned = [count for name, *count in phases if name == "step 3: learning from the chunks"]
     assert learned[-1][0] == learned[-1][1] and learned[1:] == sorted(learned[1:])
     updates = read_metrics(run, ["update"])
     validated = [record for record in updates if "validation_success" in record]
     assert [record["update"] for record in validated] == [0, 5, 10]
     assert validated[-1]["validation_success"] >= validated[0]["validation_success"] + 0.4, "GRPO learns both tasks"
-    assert (done.reason, done.step, done.success) == ("max_steps", 10, max(record["validation_success"] for record in validated))
-    low, high = wilson(round(10 * validated[-1]["validation_success"]), 10)  # five states of each of two tasks, all of them
+    assert (done.reason, done.step, done.success) == (
+        "max_steps",
+        10,
+        max(record["validation_success"] for record in validated),
+    )
+    low, high = wilson(
+        round(10 * validated[-1]["validation_success"]), 10
+    )  # five states of each of two tasks, all of them
     assert (validated[-1]["validation_low"], validated[-1]["validation_high"]) == (low, high)
     for task in (UP, DOWN):
         result = read_json(run / "evaluations" / f"eval-00000010-{task}" / "evaluation.json")
-        assert result["episodes"] == 5 and result["success"] == validated[-1][f"validation_success/{task}"] and result["split"] == "eval"
+        assert (
+            result["episodes"] == 5
+            and result["success"] == validated[-1][f"validation_success/{task}"]
+            and result["split"] == "eval"
+        )
         assert [one["state"] for one in result["outcomes"]] == [0, 1, 2, 3, 4]
     learned = [record for record in updates if "policy_loss" in record]
     assert [record["update"] for record in learned] == list(range(1, 11)) and learned[0]["used_episodes"] == 32
@@ -105,7 +129,9 @@ def test_it_learns_validates_and_keeps_its_best(device: str, tmp_path: Path):
 @pytest.mark.parametrize("before", [True, False])
 def test_an_environment_that_does_not_report_success_is_refused_with_its_first_episode(tmp_path: Path, before: bool):
     tasks = {"tasks": ["tests.vla.toy_vla:silent"], "validation": {"before": before}}
-    with pytest.raises(ConfigError, match=r"silent does not report success: .* none of succeed, is_success, success.*as_task\(env"):
+    with pytest.raises(
+        ConfigError, match=r"silent does not report success: .* none of succeed, is_success, success.*as_task\(env"
+    ):
         started(tmp_path / "run", **tasks)
 
 
@@ -188,7 +214,11 @@ def test_on_from_where_it_was_interrupted_bit_for_bit(way: str, tmp_path: Path, 
     assert done.reason == "max_steps" and done.step == 3
     one, other = weights(whole), weights(parts)
     assert set(one) == set(other)
-    different = [name for name in one if not np.array_equal(one[name], other[name]) and "trajectory" not in name and "log_end" not in name]
+    different = [
+        name
+        for name in one
+        if not np.array_equal(one[name], other[name]) and "trajectory" not in name and "log_end" not in name
+    ]
     assert not different
     assert logged(whole) == logged(parts)
     assert told(whole) == told(parts)
@@ -211,15 +241,21 @@ def test_stopped_in_a_validation_it_is_made_again(tmp_path: Path, monkeypatch: p
         return validate(worker, step)
 
     monkeypatch.setattr(roles.Worker, "validate", stopped)
-    assert started(run) == TrainSummary("stopped", 0, -1, -1.0, pytest.approx(0, abs=60)) and not (run / "policy").exists()
+    assert (
+        started(run) == TrainSummary("stopped", 0, -1, -1.0, pytest.approx(0, abs=60)) and not (run / "policy").exists()
+    )
     elapsed = checkpoint.latest(run).state["elapsed"]
-    assert resumed(run).reason == "stopped" and checkpoint.latest(run).state["elapsed"] > elapsed, "in the same step once more"
+    assert resumed(run).reason == "stopped" and checkpoint.latest(run).state["elapsed"] > elapsed, (
+        "in the same step once more"
+    )
     monkeypatch.setattr(roles.Worker, "validate", validate)
     assert resumed(run, "max_steps=1").step == 1 and (run / "policy").is_dir()
     assert [record["update"] for record in read_metrics(run, ["update"]) if "validation_success" in record] == [0, 1]
 
 
-def test_a_run_that_is_stopped_writes_its_policy_after_what_it_goes_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_that_is_stopped_writes_its_policy_after_what_it_goes_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     run, never = tmp_path / "run", ("validation.before=false", "validation.period=0", "validation.after=false")
     settings = config(*never, "max_steps=9", "checkpoint_period=9")
     begin_run(run, "toy", settings)
@@ -232,8 +268,14 @@ def test_a_run_that_is_stopped_writes_its_policy_after_what_it_goes_on_from(tmp_
         return train(now, run, stop=lambda: any(record["update"] >= step for record in updates()), **more)
 
     done = stopped_after(1)
-    assert done.reason == "stopped" and done.best_step == done.step >= 1 and done.success == -1, "without a validation the last is kept"
-    assert read_json(run / "result.json") == {**read_json(run / "result.json"), "reason": "stopped", "best_step": done.step}
+    assert done.reason == "stopped" and done.best_step == done.step >= 1 and done.success == -1, (
+        "without a validation the last is kept"
+    )
+    assert read_json(run / "result.json") == {
+        **read_json(run / "result.json"),
+        "reason": "stopped",
+        "best_step": done.step,
+    }
     last = post_train.policy_of(run, "last").state_dict()
     kept = load_policy(run / "policy").state_dict()
     assert all(np.array_equal(kept[name], last[name]) for name in last)
@@ -266,7 +308,9 @@ def test_time_that_was_lost_with_a_worker_was_spent(tmp_path: Path):
 def test_how_often_it_is_validated(tmp_path: Path):
     def times(name: str, *changes: str) -> list[int]:
         started(tmp_path / name, "max_steps=3", *changes)
-        return [record["update"] for record in read_metrics(tmp_path / name, ["update"]) if "validation_success" in record]
+        return [
+            record["update"] for record in read_metrics(tmp_path / name, ["update"]) if "validation_success" in record
+        ]
 
     assert times("default") == [0, 2, 3]
     assert times("never", "validation.before=false", "validation.period=0", "validation.after=false") == []
@@ -285,7 +329,10 @@ def test_max_seconds_ends_it_after_a_step_and_it_goes_on(tmp_path: Path):
 def test_the_schedule_follows_the_end_that_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """It went by max_steps alone: a run that max_seconds ended had never left its highest learning rate."""
     monkeypatch.setattr(post_train.Controller, "_seconds", lambda self: self._elapsed + 10.0 * self.step)
-    run, given = tmp_path / "run", ("optimizer.schedule=cosine", "validation.before=false", "validation.period=0", "validation.after=false")
+    run, given = (
+        tmp_path / "run",
+        ("optimizer.schedule=cosine", "validation.before=false", "validation.period=0", "validation.after=false"),
+    )
     assert started(run, *given, "max_steps=1000", "max_seconds=40", "checkpoint_period=1").reason == "max_seconds"
 
     def rates() -> list[float]:
@@ -299,34 +346,56 @@ def test_the_schedule_follows_the_end_that_comes_first(tmp_path: Path, monkeypat
 def test_seconds_before_the_first_training_step_are_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The validation before it, one of 60 of 900 seconds, passed a warm-up over."""
     monkeypatch.setattr(post_train.Controller, "_seconds", lambda self: 60.0 + 10.0 * self.step)
-    run, given = tmp_path / "run", ("optimizer.schedule=cosine", "validation.before=false", "validation.period=0", "validation.after=false")
+    run, given = (
+        tmp_path / "run",
+        ("optimizer.schedule=cosine", "validation.before=false", "validation.period=0", "validation.after=false"),
+    )
     assert started(run, *given, "max_steps=1000", "max_seconds=80").step == 2
     assert resumed(run, "max_seconds=100").step == 4
     rates = [record["learning_rate"] for record in read_metrics(run, ["update"]) if "learning_rate" in record]
-    assert rates == pytest.approx([learning_rate(config(*given).optimizer, p) for p in (0.001, 10 / 20, 20 / 40, 30 / 40)])
+    assert rates == pytest.approx(
+        [learning_rate(config(*given).optimizer, p) for p in (0.001, 10 / 20, 20 / 40, 30 / 40)]
+    )
 
 
 def test_a_run_in_which_every_group_succeeds_ends_as_solved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """With a filter it ended with an error, and left no policy."""
     run, said = tmp_path / "run", list[str]()
-    easy = {"tasks": ["tests.vla.toy_vla:easy"], "collect": {"group_size": 8, "data_batch_size": 64, "dynamic_sampling": True}}
-    settings = config("max_steps=50", "algorithm.batch.trajectories_per_step=0", "solved_steps=2", "validation.before=false", **easy)
+    easy = {
+        "tasks": ["tests.vla.toy_vla:easy"],
+        "collect": {"group_size": 8, "data_batch_size": 64, "dynamic_sampling": True},
+    }
+    settings = config(
+        "max_steps=50", "algorithm.batch.trajectories_per_step=0", "solved_steps=2", "validation.before=false", **easy
+    )
     begin_run(run, "", settings)
     done = train(settings, run, notify=said.append)
     assert (done.reason, done.step) == ("solved", 2) and (run / "policy").is_dir() and checkpoint.numbers(run) == [2]
     assert any("all members of all 32 groups" in line for line in said)
     ended = read_json(run / "run.json")["ended"]
-    assert ended["reason"] == "solved" and ended["words"] == "solved: all members of all groups succeeded in 2 training steps in a row"
+    assert (
+        ended["reason"] == "solved"
+        and ended["words"] == "solved: all members of all groups succeeded in 2 training steps in a row"
+    )
     assert resumed(run).step == 2, "it is still solved"
     monkeypatch.setattr(post_train, "WAITING", 1)
     assert resumed(run, "solved_steps=0", "max_steps=3").reason == "exhausted", "nothing is left to learn from"
-    assert [(one["step"], one["settings"]["solved_steps"]) for one in read_json(run / "run.json")["changed"]] == [(2, {"was": 2, "now": 0})]
+    assert [(one["step"], one["settings"]["solved_steps"]) for one in read_json(run / "run.json")["changed"]] == [
+        (2, {"was": 2, "now": 0})
+    ]
 
 
 def test_a_step_whose_groups_only_wait_is_no_training_step(tmp_path: Path):
     """It counted in max_steps, and in the schedule of the learning rate."""
-    run, quiet = tmp_path / "run", ("validation.before=false", "validation.period=0", "validation.after=false", "checkpoint_period=1")
-    few = ("collect.dynamic_sampling=true", "collect.max_sampling_attempts=1", "algorithm.batch.trajectories_per_step=0")
+    run, quiet = (
+        tmp_path / "run",
+        ("validation.before=false", "validation.period=0", "validation.after=false", "checkpoint_period=1"),
+    )
+    few = (
+        "collect.dynamic_sampling=true",
+        "collect.max_sampling_attempts=1",
+        "algorithm.batch.trajectories_per_step=0",
+    )
     given = (*quiet, *few, "optimizer.learning_rate=1e-6", "optimizer.schedule=cosine", "critic.kind=none")
     done = started(run, *given, "max_steps=2")
     assert done.reason == "max_steps" and done.waited > 0 and done.step == 2 + done.waited
@@ -346,43 +415,76 @@ def test_a_run_that_finds_nothing_to_learn_from_ends(tmp_path: Path, monkeypatch
     run, never = tmp_path / "run", {"tasks": ["tests.vla.toy_vla:hopeless"], "collect": {"dynamic_sampling": True}}
     done = started(run, "collect.max_sampling_attempts=1", "validation.before=false", "max_steps=2", **never)
     assert (done.reason, done.step, done.waited) == ("exhausted", 3, 3) and (run / "policy").is_dir()
-    assert read_json(run / "run.json")["ended"]["words"].startswith("3 steps in a row found too few groups to learn from")
+    assert read_json(run / "run.json")["ended"]["words"].startswith(
+        "3 steps in a row found too few groups to learn from"
+    )
 
 
-def test_gradients_that_are_not_finite_end_a_run_that_goes_on_with_another_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_gradients_that_are_not_finite_end_a_run_that_goes_on_with_another_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     run, backward = tmp_path / "run", DataParallelOptimizer.backward
 
     def spoiled(optimizer: DataParallelOptimizer, loss: Any) -> None:
         backward(optimizer, loss * (math.nan if optimizer.settings.learning_rate > 1e-3 else 1.0))
 
     monkeypatch.setattr(DataParallelOptimizer, "backward", spoiled)
-    quiet = ("validation.before=false", "validation.period=0", "validation.after=false", "checkpoint_period=1", "max_steps=9")
-    with pytest.raises(AlarmError, match=r"the last 6 steps of the optimizer .* from step 0.*--resume optimizer\.learning_rate=0\.001"):
+    quiet = (
+        "validation.before=false",
+        "validation.period=0",
+        "validation.after=false",
+        "checkpoint_period=1",
+        "max_steps=9",
+    )
+    with pytest.raises(
+        AlarmError, match=r"the last 6 steps of the optimizer .* from step 0.*--resume optimizer\.learning_rate=0\.001"
+    ):
         started(run, *quiet)
-    skipped = [(one["skipped_steps"], one["skipped_in_a_row"]) for one in read_metrics(run, ["update"]) if "skipped_steps" in one]
+    skipped = [
+        (one["skipped_steps"], one["skipped_in_a_row"])
+        for one in read_metrics(run, ["update"])
+        if "skipped_steps" in one
+    ]
     assert skipped == [(2, 2), (2, 4), (2, 6)] and not checkpoint.numbers(run)
     done = resumed(run, "optimizer.learning_rate=0.001", "max_steps=2", "collect.group_size=8", "algorithm.epochs=2")
     assert (done.reason, done.step) == ("max_steps", 2)
     change = read_json(run / "run.json")["changed"][0]["settings"]
-    assert change["optimizer.learning_rate"] == {"was": 0.01, "now": 0.001} and change["collect.group_size"] == {"was": 4, "now": 8}
+    assert change["optimizer.learning_rate"] == {"was": 0.01, "now": 0.001} and change["collect.group_size"] == {
+        "was": 4,
+        "now": 8,
+    }
     last = [one for one in read_metrics(run, ["update"]) if "skipped_steps" in one][-1]
     assert last["skipped_steps"] == 0 and last["optimizer_steps"] == 4
 
 
 def test_an_alarm_ends_a_run_with_a_checkpoint_and_it_goes_on(tmp_path: Path):
     """A learning rate at which the policy jumps: it is raised in a real run."""
-    run, quiet = tmp_path / "run", ("validation.before=false", "validation.period=0", "validation.after=false", "max_steps=20")
-    with pytest.raises(AlarmError, match=r"alarm ppo_kl: the policy moves .* nats .* --resume goes on from here. The policy .*run/policy"):
+    run, quiet = (
+        tmp_path / "run",
+        ("validation.before=false", "validation.period=0", "validation.after=false", "max_steps=20"),
+    )
+    with pytest.raises(
+        AlarmError,
+        match=r"alarm ppo_kl: the policy moves .* nats .* --resume goes on from here. The policy .*run/policy",
+    ):
         started(run, *quiet, "optimizer.learning_rate=0.3", "algorithm.epochs=4", "stop_on=[ppo_kl]")
     (last,) = checkpoint.numbers(run)
     kept, now = (policy.state_dict() for policy in (load_policy(run / "policy"), post_train.policy_of(run, "last")))
-    assert all(np.array_equal(kept[name], now[name]) for name in now), "as when it is stopped: without a validation the last is kept"
+    assert all(np.array_equal(kept[name], now[name]) for name in now), (
+        "as when it is stopped: without a validation the last is kept"
+    )
     assert read_json(run / "result.json")["reason"] == "alarm" and read_json(run / "result.json")["best_step"] == last
     result = read_json(run / "run.json")
-    assert result["ended"]["reason"] == "alarm" and result["ended"]["step"] == last and result["alarms"][0]["name"] == "ppo_kl"
+    assert (
+        result["ended"]["reason"] == "alarm"
+        and result["ended"]["step"] == last
+        and result["alarms"][0]["name"] == "ppo_kl"
+    )
     calm = ("optimizer.learning_rate=0.0001", "algorithm.epochs=1", f"max_steps={last + 3}")
     assert resumed(run, *calm).reason == "max_steps" and read_json(run / "run.json")["ended"]["reason"] == "max_steps"
-    with pytest.raises(ConfigError, match=r"stop_on=explained_variance would do nothing: it needs algorithm\.estimator=gae"):
+    with pytest.raises(
+        ConfigError, match=r"stop_on=explained_variance would do nothing: it needs algorithm\.estimator=gae"
+    ):
         config("stop_on=[explained_variance]").check()
 
 
@@ -395,10 +497,15 @@ def test_an_alarm_at_a_validation_keeps_the_policy_of_the_best_one(tmp_path: Pat
 
     monkeypatch.setattr(post_train.AlarmWatch, "take", worse)
     run = tmp_path / "run"
-    with pytest.raises(AlarmError, match=r"alarm validation: worse It was ended because stop_on .* The policy so far is in .*run/policy"):
+    with pytest.raises(
+        AlarmError,
+        match=r"alarm validation: worse It was ended because stop_on .* The policy so far is in .*run/policy",
+    ):
         started(run, "validation.period=1", "validation.episodes=1", "max_steps=3", "stop_on=[validation]")
     result, ended = read_json(run / "result.json"), read_json(run / "run.json")["ended"]
-    assert (result["reason"], result["step"], ended["reason"], ended["step"]) == ("alarm", 1, "alarm", 1) and result["success"] >= 0
+    assert (result["reason"], result["step"], ended["reason"], ended["step"]) == ("alarm", 1, "alarm", 1) and result[
+        "success"
+    ] >= 0
     kept, best = (policy.state_dict() for policy in (load_policy(run / "policy"), post_train.policy_of(run, "best")))
     assert all(np.array_equal(kept[name], best[name]) for name in best) and checkpoint.numbers(run) == [1]
     assert resumed(run, "max_steps=2", "stop_on=[]").reason == "max_steps"
@@ -415,7 +522,9 @@ def test_goal_ends_training_when_validations_in_a_row_reach_it(tmp_path: Path, m
     monkeypatch.setattr(post_train.Controller, "_validate", validated)
     goal = ("validation.goal=0.9", "validation.hold=2", "validation.period=1", "validation.episodes=1")
     done = started(tmp_path / "run", *goal, "max_steps=3")
-    assert (done.reason, done.step) == ("max_steps", 3), "validations 0, 1, 2, 3: the goal was reached, and did not hold"
+    assert (done.reason, done.step) == ("max_steps", 3), (
+        "validations 0, 1, 2, 3: the goal was reached, and did not hold"
+    )
     done = resumed(tmp_path / "run", "max_steps=100")
     assert (done.reason, done.step) == ("goal", 4), "the one before it was resumed counts"
     assert (tmp_path / "run" / "policy").is_dir()
@@ -436,8 +545,12 @@ def test_a_validation_of_tasks_that_share_their_scenes_counts_these(tmp_path: Pa
     monkeypatch.setattr(evaluation, "scene_of", lambda task: "one")
     started(tmp_path / "run", "max_steps=0")
     (validated,) = (record for record in read_metrics(tmp_path / "run", ["update"]) if "validation_success" in record)
-    results = [read_json(tmp_path / "run/evaluations" / f"eval-00000000-{task}" / "evaluation.json") for task in (UP, DOWN)]
-    outcomes, states = zip(*((bool(one["success"]), one["state"]) for result in results for one in result["outcomes"]), strict=True)
+    results = [
+        read_json(tmp_path / "run/evaluations" / f"eval-00000000-{task}" / "evaluation.json") for task in (UP, DOWN)
+    ]
+    outcomes, states = zip(
+        *((bool(one["success"]), one["state"]) for result in results for one in result["outcomes"]), strict=True
+    )
     assert (validated["validation_low"], validated["validation_high"]) == pytest.approx(clustered(outcomes, states))
     assert validated["validation_effective_episodes"] == pytest.approx(effective(outcomes, states))
 
@@ -462,14 +575,18 @@ def test_adapters_are_trained_alone_merged_and_gone_on_with(tmp_path: Path):
     last = post_train.policy_of(run, "last")
     changed = {name.split(".")[-2] for name in before if not np.array_equal(before[name].numpy(), after[name].numpy())}
     assert set(before) == set(after) and changed <= {"up", "down", "out"}, "adapters, and the head in full"
-    assert {name.rpartition(".lora_")[0].rpartition(".")[2] for name, _ in last.named_parameters() if ".lora_" in name} == {"up", "down"}
+    assert {
+        name.rpartition(".lora_")[0].rpartition(".")[2] for name, _ in last.named_parameters() if ".lora_" in name
+    } == {"up", "down"}
     assert (run / "adapter/adapter_model.safetensors").is_file()
 
 
 def test_what_cannot_go_on_is_said_and_a_refused_start_is_no_run(tmp_path: Path):
     run = tmp_path / "run"
     started(run, "max_steps=1")
-    with pytest.raises(ConfigError, match=r"critic\.kind was 'none' in .* and is 'shared' now, which a resumed run cannot change"):
+    with pytest.raises(
+        ConfigError, match=r"critic\.kind was 'none' in .* and is 'shared' now, which a resumed run cannot change"
+    ):
         resumed(run, "critic.kind=shared", "algorithm.estimator=gae")
     with pytest.raises(ConfigError, match="has no run of post-training to resume"):
         resume_run(tmp_path, "", [])
@@ -485,7 +602,12 @@ def test_what_cannot_go_on_is_said_and_a_refused_start_is_no_run(tmp_path: Path)
     with pytest.raises(ConfigError, match=r"checkpoint 'first': expected best, last, or the number of one: 1"):
         post_train.policy_of(run, "first")
     with pytest.raises(EmptyError, match="has 0 of 4 groups"):
-        given = ("collect.dynamic_sampling=true", "collect.max_sampling_attempts=1", "collect.temperature=0.001", "seed=5")
+        given = (
+            "collect.dynamic_sampling=true",
+            "collect.max_sampling_attempts=1",
+            "collect.temperature=0.001",
+            "seed=5",
+        )
         given = (*given, "collect.when_exhausted=error")
         started(tmp_path / "none", *given, "validation.before=false")
     assert (tmp_path / "none/rollouts/rank-0").is_dir(), "what was collected stays to be looked at"

@@ -47,7 +47,9 @@ def numbers(toy: Toy) -> slow.Params:
     return {name: p.detach().numpy().copy() for name, p in toy.named_parameters()}
 
 
-def expected(settings: PolicyGradient, params: slow.Params, made: list[dict[str, Any]] = MADE, batch: Any = None) -> slow.Params:
+def expected(
+    settings: PolicyGradient, params: slow.Params, made: list[dict[str, Any]] = MADE, batch: Any = None
+) -> slow.Params:
     return slow.gradient(slow.objective(settings, made, COEFFICIENT, batch), params)
 
 
@@ -119,21 +121,32 @@ def test_every_epoch_is_another_gradient():
 def test_fewer_episodes_than_a_whole_update_count_as_among_all():
     """A batch of one group moved the policy as far as a whole one."""
     for per_step, wanted, share in ((0, 12, 0.5), (0, 6, 1.0), (0, 3, 1.0), (8, 24, 0.75), (4, 24, 0.75)):
-        settings = PolicyGradient(batch=Batching(trajectories_per_step=per_step, shuffle=False) if per_step else Batching())
+        settings = PolicyGradient(
+            batch=Batching(trajectories_per_step=per_step, shuffle=False) if per_step else Batching()
+        )
         whole, part = Plain(Toy(), rate=0.0), Plain(Toy(), rate=0.0)
         told = Updater(settings, whole).update(*collected(MADE))
         less = Updater(settings, part).update(*collected(MADE), expected=wanted)
-        assert all(same(ours, {name: share * g for name, g in full.items()}) for ours, full in zip(part.seen, whole.seen, strict=True))
-        assert {name: less[name] for name in ("policy_loss", "ppo_kl")} == {name: told[name] for name in ("policy_loss", "ppo_kl")}
+        assert all(
+            same(ours, {name: share * g for name, g in full.items()})
+            for ours, full in zip(part.seen, whole.seen, strict=True)
+        )
+        assert {name: less[name] for name in ("policy_loss", "ppo_kl")} == {
+            name: told[name] for name in ("policy_loss", "ppo_kl")
+        }
 
 
 def test_an_update_ends_at_its_target_kl():
     for target, steps in ((0.0, 4), (1e6, 4), (1e-9, 1)):
-        actor, figures = updated(PolicyGradient(epochs=4, target_kl=target), episodes([3, 1, 2, 2, 3, 1], away=0.0), Toy())
+        actor, figures = updated(
+            PolicyGradient(epochs=4, target_kl=target), episodes([3, 1, 2, 2, 3, 1], away=0.0), Toy()
+        )
         assert len(actor.seen) == figures["optimizer_steps"] == steps, target
         assert figures.get("kl_stopped") == (None if not target else float(steps < 4))
         assert all(p.grad is None for p in actor.module.parameters()), "the gradient of the step that was not made"
-    with pytest.raises(ConfigError, match=r"target_kl=0\.1 would do nothing: it needs several steps in an update, algorithm\.epochs=2"):
+    with pytest.raises(
+        ConfigError, match=r"target_kl=0\.1 would do nothing: it needs several steps in an update, algorithm\.epochs=2"
+    ):
         PolicyGradient(target_kl=0.1).check()
 
 
@@ -146,8 +159,13 @@ def test_figures_are_means_whatever_the_reduction():
         told = [updated(PolicyGradient(ratio=ratio, dual_clip=1.3, **each))[1] for each in reductions]
         for name in names:
             assert [one[name] for one in told] == pytest.approx([told[0][name]] * len(told)), (ratio, name)
-        assert len({round(one["policy_loss"], 6) for one in told}) == len(told), "the loss itself is reduced as it was asked for"
-    stopped = [updated(PolicyGradient(epochs=4, target_kl=0.01, **each), episodes([3, 1, 2, 2, 3, 1]))[1] for each in reductions]
+        assert len({round(one["policy_loss"], 6) for one in told}) == len(told), (
+            "the loss itself is reduced as it was asked for"
+        )
+    stopped = [
+        updated(PolicyGradient(epochs=4, target_kl=0.01, **each), episodes([3, 1, 2, 2, 3, 1]))[1]
+        for each in reductions
+    ]
     assert [one["kl_stopped"] for one in stopped] == [1.0] * len(stopped)
 
 
@@ -160,7 +178,11 @@ def test_steps_that_are_left_out_are_counted():
     assert (figures["skipped_steps"], figures["skipped_in_a_row"], figures["optimizer_steps"]) == (3, 3, 3)
     assert not actor.seen and same(numbers(toy), before, 0)
     later = Updater(settings, actor).update(*collected(made))
-    assert (later["skipped_steps"], later["skipped_in_a_row"]) == (0, 0) and len(actor.seen) == 3 and np.isfinite(later["gradient_norm"])
+    assert (
+        (later["skipped_steps"], later["skipped_in_a_row"]) == (0, 0)
+        and len(actor.seen) == 3
+        and np.isfinite(later["gradient_norm"])
+    )
 
 
 def test_a_price_that_was_set_anew_is_the_one_that_counts():
@@ -221,7 +243,11 @@ def test_steps_of_so_many_trajectories():
         assert same(seen, expected(settings, params, batch=[2 * step, 2 * step + 1]))
         params = {name: value - 0.1 * seen[name] for name, value in params.items()}
     again, once_more, other = (updated(PolicyGradient(batch=Batching(2)), seed=seed)[0].seen for seed in (0, 0, 1))
-    assert same(again[0], once_more[0], 0) and not same(again[0], other[0], 1e-4) and not same(again[0], actor.seen[0], 1e-4)
+    assert (
+        same(again[0], once_more[0], 0)
+        and not same(again[0], other[0], 1e-4)
+        and not same(again[0], actor.seen[0], 1e-4)
+    )
 
 
 def test_passes_change_nothing_but_memory():
@@ -233,7 +259,9 @@ def test_passes_change_nothing_but_memory():
         sizes[name] = toy.asked
     # 4 numbers in each chunk; six with a prompt of 3 tokens, two with 4, two with 5, two with 6
     assert sizes == {"chunks": [5, 5, 2], "tokens": [3, 3, 2, 2, 2]}
-    with pytest.raises(ConfigError, match="tokens_per_pass=8: one chunk with its prompt has 9 tokens; give at least as many"):
+    with pytest.raises(
+        ConfigError, match="tokens_per_pass=8: one chunk with its prompt has 9 tokens; give at least as many"
+    ):
         updated(PolicyGradient(batch=Batching(tokens_per_pass=8)))
 
 
@@ -269,10 +297,18 @@ def test_recomputed_log_probabilities_begin_with_a_ratio_of_one_and_weigh_what_i
 def test_stale_episodes_have_one_gradient_whether_log_probabilities_are_recomputed_or_not():
     """Where nothing is clipped or capped both are the gradient of p / p_drawn times the advantage. Episodes of this policy weigh 1."""
     bare, stale = {"clip_low": 1.0, "clip_high": 1e6}, episodes([3, 1, 2, 2, 3, 1], away=0.1)
-    carried, again = (updated(PolicyGradient(**bare, recompute_log_prob=recomputed), stale) for recomputed in (False, True))
-    assert same(carried[0].seen[0], again[0].seen[0]) and again[1]["importance_capped"] == 0 and again[1]["importance_weight_max"] > 1.1
+    carried, again = (
+        updated(PolicyGradient(**bare, recompute_log_prob=recomputed), stale) for recomputed in (False, True)
+    )
+    assert (
+        same(carried[0].seen[0], again[0].seen[0])
+        and again[1]["importance_capped"] == 0
+        and again[1]["importance_weight_max"] > 1.1
+    )
     _, figures = updated(PolicyGradient(recompute_log_prob=True), episodes([2, 3, 1], away=0.0))
-    assert figures["importance_weight"] == pytest.approx(1, abs=1e-6) and figures["importance_weight_max"] == pytest.approx(1, abs=1e-5)
+    assert figures["importance_weight"] == pytest.approx(1, abs=1e-6) and figures[
+        "importance_weight_max"
+    ] == pytest.approx(1, abs=1e-5)
     assert figures["importance_capped"] == 0 and figures["behavior_kl"] == pytest.approx(0, abs=1e-6)
 
 
@@ -286,7 +322,11 @@ def test_a_critic_of_its_own_learns_first():
     assert judge.asked == [5, 5, 2, 12] and not actor.seen and len(critic.seen) == 1
     assert "policy_loss" not in told and told["value_loss"] > 0 and told["critic_learning_rate"] == 0.1
     later = updater.update(*collected(MADE))
-    assert len(actor.seen) == 1 and later["value_loss"] < told["value_loss"] and {"policy_loss", "explained_variance"} <= set(later)
+    assert (
+        len(actor.seen) == 1
+        and later["value_loss"] < told["value_loss"]
+        and {"policy_loss", "explained_variance"} <= set(later)
+    )
 
     def judged(p: slow.Params) -> list[dict[str, Any]]:
         return [{**e, "value": e["seen"] @ p["value"]} for e in MADE]
@@ -295,18 +335,31 @@ def test_a_critic_of_its_own_learns_first():
     both = expected(settings, {"weight": numbers(Toy())["weight"], "value": first["value"]}, judged(first))
     assert np.allclose(critic.seen[0]["value"], both["value"] / settings.value_coefficient, atol=1e-6)
     second = {"value": first["value"] - 0.1 * critic.seen[0]["value"]}
-    assert np.allclose(actor.seen[0]["weight"], expected(settings, {**numbers(Toy()), **second}, judged(second))["weight"], atol=1e-6)
+    assert np.allclose(
+        actor.seen[0]["weight"], expected(settings, {**numbers(Toy()), **second}, judged(second))["weight"], atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("kind", ["shared", "detached"])
 def test_a_value_head_learns_first_without_its_policy(kind: str):
     """Its loss is all that there is meanwhile; afterwards both learn, each at its own rate."""
-    sizes: Any = {"image_size": 16, "state_dim": 1, "chunk": 1, "action_dim": 1, "width": 8, "heads": 2, "depth": 1, "keypoints": 2}
+    sizes: Any = {
+        "image_size": 16,
+        "state_dim": 1,
+        "chunk": 1,
+        "action_dim": 1,
+        "width": 8,
+        "heads": 2,
+        "depth": 1,
+        "keypoints": 2,
+    }
     policy = SmallVLA(SmallVLAConfig(**sizes, value=kind, precision="float32"))
     seen = {"full_image": np.zeros((16, 16, 3), np.uint8), "state": np.zeros(1, np.float32), "instruction": "go"}
     _, record = policy.act([seen] * 4, generator=torch.Generator().manual_seed(0))
     made = [
-        RolloutEpisode(Start("toy", "train", 0, 0), select(record, [i]), np.int32([1]), np.zeros(1), True, 1, False, 0, b"")
+        RolloutEpisode(
+            Start("toy", "train", 0, 0), select(record, [i]), np.int32([1]), np.zeros(1), True, 1, False, 0, b""
+        )
         for i in range(4)
     ]
     optimizer = DataParallelOptimizer(policy, Optimizer(learning_rate=1e-4), head=Optimizer(learning_rate=1e-2))
@@ -315,7 +368,9 @@ def test_a_value_head_learns_first_without_its_policy(kind: str):
     def update() -> tuple[set[str], dict[str, float]]:
         before = {name: p.detach().clone() for name, p in policy.named_parameters()}
         figures = updater.update(made, [np.float32([i % 2]) for i in range(4)])
-        return {name.split(".")[0] for name, p in policy.named_parameters() if not torch.equal(p, before[name])}, figures
+        return {
+            name.split(".")[0] for name, p in policy.named_parameters() if not torch.equal(p, before[name])
+        }, figures
 
     parts, figures = update()
     assert parts == {"value_head"} and "policy_loss" not in figures and figures["critic_learning_rate"] == 1e-2
@@ -338,7 +393,12 @@ def test_what_it_tells():
     assert told["policy_loss"] == pytest.approx(slow.objective(bare, MADE, 0.0)(numbers(Toy())), abs=1e-6)
     assert told["trajectories"] == 6 and told["chunks"] == 12 and told["tokens"] == sum(len(slow.done(e)) for e in MADE)
     assert told["score"] == pytest.approx(np.mean([e["rewards"].sum() for e in MADE]))
-    assert 0 < told["clip_fraction"] < 1 and 0 < told["dual_clip_fraction"] < 1 and told["entropy"] > 0 and told["kl_loss"] > 0
+    assert (
+        0 < told["clip_fraction"] < 1
+        and 0 < told["dual_clip_fraction"] < 1
+        and told["entropy"] > 0
+        and told["kl_loss"] > 0
+    )
     assert told["gradient_norm"] > 0 and told["learning_rate"] == 0.1
 
 
@@ -364,15 +424,23 @@ def test_nothing_to_learn_from():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Updater(PolicyGradient(kl=KL["loss"]), Plain(Toy())), "kl.where=loss and no reference: give both, or neither"),
+        (
+            lambda: Updater(PolicyGradient(kl=KL["loss"]), Plain(Toy())),
+            "kl.where=loss and no reference: give both, or neither",
+        ),
         (lambda: Updater(PLAIN, Plain(Toy()), reference=Toy()), "kl.where=none and a reference"),
         (lambda: Updater(PLAIN, Plain(Toy()), critic=Plain(Toy())), "a critic would do nothing with estimator=grpo"),
         (lambda: Updater(PLAIN, Plain(Toy()), critic_warmup=3), "critic_warmup=3 would do nothing with estimator=grpo"),
         (
-            lambda: Updater(PolicyGradient(estimator="remax"), Plain(Toy())).update(*collected(MADE), baselines={0: 1.0}),
+            lambda: Updater(PolicyGradient(estimator="remax"), Plain(Toy())).update(
+                *collected(MADE), baselines={0: 1.0}
+            ),
             "group 1 has no greedy",
         ),
-        (lambda: Updater(PLAIN, Plain(Toy())).update(collected(MADE)[0], []), "6 episodes came with 0 arrays of rewards"),
+        (
+            lambda: Updater(PLAIN, Plain(Toy())).update(collected(MADE)[0], []),
+            "6 episodes came with 0 arrays of rewards",
+        ),
     ],
 )
 def test_refused(make: Callable[[], Any], says: str):
@@ -396,13 +464,24 @@ def test_gae_without_a_value():
 def test_every_head_learns_from_every_estimator(head: str):
     """What was rewarded becomes likelier; the first ratio is 1, for the policy has not changed since it acted."""
     for estimator in ESTIMATORS:
-        sizes = {"image_size": 16, "state_dim": 1, "chunk": 2, "action_dim": 2, "width": 16, "heads": 2, "depth": 1, "keypoints": 2}
+        sizes = {
+            "image_size": 16,
+            "state_dim": 1,
+            "chunk": 2,
+            "action_dim": 2,
+            "width": 16,
+            "heads": 2,
+            "depth": 1,
+            "keypoints": 2,
+        }
         policy = SmallVLA(SmallVLAConfig(**sizes, head=head, value="detached"))  # type: ignore[arg-type]
         seen = {"full_image": np.zeros((16, 16, 3), np.uint8), "state": np.zeros(1, np.float32), "instruction": "go"}
         _, record = policy.act([seen] * 8, generator=torch.Generator().manual_seed(0))
         won = np.arange(8) % 2
         made = [
-            RolloutEpisode(Start("toy", "train", 0, 0), select(record, [i]), np.int32([2]), np.zeros(1), True, 2, False, 0, b"")
+            RolloutEpisode(
+                Start("toy", "train", 0, 0), select(record, [i]), np.int32([2]), np.zeros(1), True, 2, False, 0, b""
+            )
             for i in range(8)
         ]
         updater = Updater(PolicyGradient(estimator), DataParallelOptimizer(policy, Optimizer(learning_rate=1e-3)))
@@ -420,11 +499,25 @@ DEALS = {1: [9], 2: [9, 0], 3: [3, 0, 6], 4: [0, 3, 0, 6]}
 """Episodes of each rank, by the number of ranks: whole groups, uneven, and none at all"""
 CASES = [
     PLAIN,
-    PolicyGradient(estimator="gae", lam=0.7, reduction="token_mean", ratio="action", kl=KL["reward"], batch=Batching(chunks_per_pass=4)),
+    PolicyGradient(
+        estimator="gae",
+        lam=0.7,
+        reduction="token_mean",
+        ratio="action",
+        kl=KL["reward"],
+        batch=Batching(chunks_per_pass=4),
+    ),
     PolicyGradient(estimator="reinforce_plus_plus", entropy=0.1, reduction="trajectory_sum", kl=KL["loss"]),
-    PolicyGradient(estimator="rloo", recompute_log_prob=True, epochs=2, batch=Batching(trajectories_per_step=4, chunks_per_pass=3)),
+    PolicyGradient(
+        estimator="rloo", recompute_log_prob=True, epochs=2, batch=Batching(trajectories_per_step=4, chunks_per_pass=3)
+    ),
 ]
-PROCESS = [Prime(coefficient=0.7, granularity="token"), Prime(coefficient=0.7, scale="none", update="before", beta=0.5), None, None]
+PROCESS = [
+    Prime(coefficient=0.7, granularity="token"),
+    Prime(coefficient=0.7, scale="none", update="before", beta=0.5),
+    None,
+    None,
+]
 """Process rewards of the cases"""
 
 
@@ -440,7 +533,9 @@ def in_step(policy: Toy, ranks: Any) -> Toy:
     return policy
 
 
-def at_a_rank(mine: list[dict[str, Any]], ranks: Any, lockstep: bool) -> list[tuple[list[slow.Params], dict[str, float], slow.Params]]:
+def at_a_rank(
+    mine: list[dict[str, Any]], ranks: Any, lockstep: bool
+) -> list[tuple[list[slow.Params], dict[str, float], slow.Params]]:
     """The gradients, figures and weights of all cases."""
     done = []
     for settings, prime in zip(CASES, PROCESS, strict=True):
@@ -475,7 +570,9 @@ def test_the_gradient_of_many_ranks_is_that_of_one(size: int, fork: Any):
     """Through gloo. In lockstep every rank makes the same number of passes, with zeros where it has nothing."""
     store, address = host_meeting()
     pipes = [fork.Pipe(False) for _ in range(size)]
-    made = [fork.Process(target=a_rank, args=(address, rank, size, pipes[rank][1]), daemon=True) for rank in range(size)]
+    made = [
+        fork.Process(target=a_rank, args=(address, rank, size, pipes[rank][1]), daemon=True) for rank in range(size)
+    ]
     for process, (_, theirs) in zip(made, pipes, strict=True):
         process.start()
         theirs.close()  # so that a rank that ends without an answer is noticed at once
@@ -487,7 +584,10 @@ def test_the_gradient_of_many_ranks_is_that_of_one(size: int, fork: Any):
     for lockstep, alone in enumerate([at_a_rank(MANY, None, False)] * 2):
         for case, (seen, figures, weights) in enumerate(alone):
             results = [found[rank][lockstep][case] for rank in range(size)]
-            assert all(same(results[0][2], result[2], 0) and result[1] | {"calls": 0} == results[0][1] | {"calls": 0} for result in results)
+            assert all(
+                same(results[0][2], result[2], 0) and result[1] | {"calls": 0} == results[0][1] | {"calls": 0}
+                for result in results
+            )
             assert len({result[1]["calls"] for result in results}) == 1 or not lockstep
             if len(seen) == 1:  # with several steps, ranks deal their trajectories each by itself
                 assert same(results[0][0][0], seen[0]) and same(results[0][2], weights)

@@ -61,7 +61,11 @@ def test_what_an_episode_earns():
         return given.tolist()
 
     assert earned(one, success=5.0) == [0, 0, 5] and earned(replace(one, success=False), success=5.0) == [0, 0, 0]
-    assert earned(one, format=0.5) == [0, 0, 0.5] and earned(replace(one, ill_formed="a token"), format=0.5) == [0, 0, 0]
+    assert earned(one, format=0.5) == [0, 0, 0.5] and earned(replace(one, ill_formed="a token"), format=0.5) == [
+        0,
+        0,
+        0,
+    ]
     assert earned(one, environment=2.0) == [1, 0.5, 2] and earned(one, learned=3.0) == [0, 0, 3]
     assert earned(one, success=1.0, format=0.5, environment=1.0, learned=-2.0) == [0.5, 0.25, 1 + 1 + 0.5 - 2]
     assert reward_of(replace(one, rewards=one.rewards[:0], executed=one.executed[:0]), Rewards()).shape == (0,)
@@ -85,7 +89,9 @@ def test_the_reference_stays_as_it_was_wherever_it_lies(worker: Any):
 def test_a_value_head_on_the_trunk_trains_it_or_not(kind: str, trunk: bool, worker: Any, tmp_path: Path):
     first = first_policy(config(), SIZES)
     first.save_pretrained(tmp_path / "first")  # without a value head: it begins here
-    settings = config("algorithm.estimator=gae", f"critic.kind={kind}", policy=str(tmp_path / "first"), policy_options={})
+    settings = config(
+        "algorithm.estimator=gae", f"critic.kind={kind}", policy=str(tmp_path / "first"), policy_options={}
+    )
     settings.policy_options = {}
     policy = first_policy(settings, {})
     assert torch.equal(policy.words.weight, first.words.weight) and policy.config.value == kind
@@ -103,27 +109,39 @@ def test_a_value_head_on_the_trunk_trains_it_or_not(kind: str, trunk: bool, work
 def test_a_critic_of_its_own_is_really_trained(worker: Any):
     one = worker("algorithm.estimator=gae", "critic.kind=separate", "critic.warmup_steps=1")
     one.load_own([])
-    policy, critic = ({name: p.detach().clone() for name, p in each.named_parameters()} for each in (one.policy, one.critic.module))
+    policy, critic = (
+        {name: p.detach().clone() for name, p in each.named_parameters()} for each in (one.policy, one.critic.module)
+    )
     one.collect(0)
     figures = one.update(1.0)
     assert figures["value_loss"] > 0
-    assert all(torch.equal(p, policy[name]) for name, p in one.policy.named_parameters()), "the critic learns alone at first"
+    assert all(torch.equal(p, policy[name]) for name, p in one.policy.named_parameters()), (
+        "the critic learns alone at first"
+    )
     assert any(not torch.equal(p, critic[name]) for name, p in one.critic.module.named_parameters())
 
 
 def test_with_adapters_a_critic_of_its_own_has_adapters_too(worker: Any):
     one = worker("algorithm.estimator=gae", "critic.kind=separate", "lora.rank=2")
     names = list(one.critic.trained)
-    assert all("lora_" in name or name.split(".")[0] in HEADS for name in names) and any("lora_" in name for name in names)
+    assert all("lora_" in name or name.split(".")[0] in HEADS for name in names) and any(
+        "lora_" in name for name in names
+    )
     assert any(name.startswith("value_head.") for name in names), "its head is trained in full"
 
 
 def test_an_entropy_coefficient_of_fixed_noise_is_refused_when_the_policy_is_opened(tmp_path: Path):
     sizes = {"width": 16, "depth": 1, "heads": 2, "keypoints": 2, "chunk": 2, "head": "flow"}
     for kind in ("sde", "noise"):
-        first_policy(replace(config(), policy_options={**sizes, "flow": {"kind": kind}}), SIZES).save_pretrained(tmp_path / kind)
+        first_policy(replace(config(), policy_options={**sizes, "flow": {"kind": kind}}), SIZES).save_pretrained(
+            tmp_path / kind
+        )
         settings = replace(config("algorithm.entropy=0.01"), policy=str(tmp_path / kind), policy_options={})
-        with contextlib.nullcontext() if kind == "noise" else pytest.raises(ConfigError, match="the noise of a flow of kind sde is fixed"):
+        with (
+            contextlib.nullcontext()
+            if kind == "noise"
+            else pytest.raises(ConfigError, match="the noise of a flow of kind sde is fixed")
+        ):
             Worker(settings, tmp_path / f"run-{kind}", Alone()).close()
 
 
@@ -154,7 +172,9 @@ def test_the_driver_is_told_little(worker: Any):
     one.load_own([])
     told = one.collect(0)
     assert len(told["episodes"]) == 16 and len(json.dumps(told)) < 16 * 500
-    assert len(json.dumps(episode_summary(episode(64), 3))) < 500 and "ill_formed" not in episode_summary(episode(64), 3)
+    assert len(json.dumps(episode_summary(episode(64), 3))) < 500 and "ill_formed" not in episode_summary(
+        episode(64), 3
+    )
 
 
 def test_an_episode_without_a_row_is_told_though_it_is_not_in_the_log(worker: Any, monkeypatch: pytest.MonkeyPatch):
@@ -171,15 +191,21 @@ def test_an_episode_without_a_row_is_told_though_it_is_not_in_the_log(worker: An
     told = one.collect(0)
     ill = [summary for summary in told["episodes"] if "ill_formed" in summary]
     assert len(ill) == 8
-    assert {(summary["ill_formed"], summary["trajectory"], summary["length"]) for summary in ill} == {("ValueError: nonsense", -1, 0)}
+    assert {(summary["ill_formed"], summary["trajectory"], summary["length"]) for summary in ill} == {
+        ("ValueError: nonsense", -1, 0)
+    }
     assert told["messages"][0].startswith("an ill-formed chunk in") and told["figures"]["dropped_ill_formed"] == 2
 
 
 def test_episodes_and_weights_pass_from_one_worker_to_another(tmp_path: Path):
     settings = config()
-    plain = json.loads(json.dumps({"tasks": settings.tasks, "columns": settings.columns, "policy_options": settings.policy_options}))
+    plain = json.loads(
+        json.dumps({"tasks": settings.tasks, "columns": settings.columns, "policy_options": settings.policy_options})
+    )
     plain |= {"collect": {"group_size": 4, "data_batch_size": 16}, "max_steps": 4}
-    acts, learns = (make_worker(plain, str(tmp_path / role), ranks=Alone(), role=role) for role in ("roll_out", "train"))
+    acts, learns = (
+        make_worker(plain, str(tmp_path / role), ranks=Alone(), role=role) for role in ("roll_out", "train")
+    )
     both = make_worker(plain, str(tmp_path / "both"), ranks=Alone())
     for one in (acts, both):
         one.load_own([])
@@ -189,7 +215,9 @@ def test_episodes_and_weights_pass_from_one_worker_to_another(tmp_path: Path):
     version, weights = learns.weights()
     acts.take_weights(version, weights)
     assert version == 1 and acts.episodes == []
-    acts.take_weights(version, {name: 0 * array for name, array in weights.items()})  # the one that it has: nothing is copied
+    acts.take_weights(
+        version, {name: 0 * array for name, array in weights.items()}
+    )  # the one that it has: nothing is copied
     assert all(torch.equal(p, dict(both.policy.named_parameters())[name]) for name, p in acts.policy.named_parameters())
     made = trained_policy(both._config, both.sizes(), both.trained())
     assert all(torch.equal(p, dict(both.policy.named_parameters())[name]) for name, p in made.named_parameters())

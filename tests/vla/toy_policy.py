@@ -69,7 +69,9 @@ def episodes(lengths: Sequence[int], group_size: int = 3, seed: int = 1, away: f
             was, kept = old.evaluate(record), ref.evaluate(record)
         executed = np.full(length, CHUNK, np.int32)
         executed[-1] = 1 + i % CHUNK
-        rewards = np.where(np.arange(length) == length - 1, float(draws.random() < 0.5) + 0.1 * draws.normal(), 0.05 * draws.normal())
+        rewards = np.where(
+            np.arange(length) == length - 1, float(draws.random() < 0.5) + 0.1 * draws.normal(), 0.05 * draws.normal()
+        )
         facts: dict[str, Any] = {"rewards": rewards, "group": i // group_size, "baseline": float(draws.random())}
         assert was.value is not None
         facts |= {
@@ -99,5 +101,9 @@ def collected(made: Sequence[dict[str, Any]]) -> tuple[list[RolloutEpisode], lis
         record["prompt_length"] = np.full(len(e["seen"]), 3 + i % 4, np.int32)
         start = Start("toy", "train", e["group"], 0, e["group"], i)
         steps, won = int(e["executed"].sum()), bool(e.get("success", True))
-        found.append(RolloutEpisode(start, record, e["executed"], np.zeros(len(e["seen"]), np.float32), won, steps, False, 0, b""))
+        found.append(
+            RolloutEpisode(
+                start, record, e["executed"], np.zeros(len(e["seen"]), np.float32), won, steps, False, 0, b""
+            )
+        )
     return found, [e["rewards"] for e in made]

@@ -70,7 +70,9 @@ class ToyPool:
         won, done = bool(rewards[-1]), done + len(rewards)
         self._games[slot] = start, done
         over = done >= LIMIT
-        self._waiting[slot] = Answer(slot, self._frame(slot), "win", np.array(rewards, np.float32), len(rewards), won, over, won)
+        self._waiting[slot] = Answer(
+            slot, self._frame(slot), "win", np.array(rewards, np.float32), len(rewards), won, over, won
+        )
 
     def collect(self, slots: Sequence[int], timeout: float | None = None) -> list[Answer]:
         self.calls.append(("collect", tuple(slots)))

@@ -40,6 +40,8 @@ def make_worker(settings: Any, run: str, *, ranks: Any, stop: Callable[[], bool]
     if phase == "start" and ranks.rank == 0:
         pause()
     worker = roles.make_worker(settings, run, ranks=ranks, stop=stop, role=role)
-    if phase in ("collect", "update", "validate") and ranks.rank == 0:  # of the second training step; a validation before the first counts
+    if (
+        phase in ("collect", "update", "validate") and ranks.rank == 0
+    ):  # of the second training step; a validation before the first counts
         setattr(worker, phase, pausing(getattr(worker, phase), 2, stop if phase != "update" else lambda: True))
     return worker

@@ -47,7 +47,10 @@ class Light(gymnasium.Env[Any, Any]):
         return self._seen(), float(done), done, self._steps >= self.step_limit, {"succeed": done}
 
     def _seen(self) -> Any:
-        return {"front": np.full((16, 16, 3), round(20 * self._light) % 256, np.uint8), "state": np.array([self._light], np.float32)}
+        return {
+            "front": np.full((16, 16, 3), round(20 * self._light) % 256, np.uint8),
+            "state": np.array([self._light], np.float32),
+        }
 
 
 def up(**options: Any) -> Light:

@@ -39,8 +39,12 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--spool", type=Path, help="a folder for the spools; in memory without")
     parser.add_argument("--capacity", type=int, default=200, help="transitions that a spool keeps in memory")
     parser.add_argument("--hertz", type=float, default=50)
-    parser.add_argument("--eager", action="store_true", help="many messages are on their way at a time, as with large images")
-    parser.add_argument("--epoch", type=float, default=0.0, help="the monotonic time that inserts are stamped relative to")
+    parser.add_argument(
+        "--eager", action="store_true", help="many messages are on their way at a time, as with large images"
+    )
+    parser.add_argument(
+        "--epoch", type=float, default=0.0, help="the monotonic time that inserts are stamped relative to"
+    )
     return parser.parse_args(words)
 
 
@@ -60,7 +64,8 @@ def act(args: argparse.Namespace, journal: Journal, stop: Stop) -> None:
     if args.eager:
         link.WORTH_SENDING = 1
     spools = {
-        store: QueuedDataStore(args.capacity, path=args.spool / store) if args.spool else QueuedDataStore(args.capacity) for store in STORES
+        store: QueuedDataStore(args.capacity, path=args.spool / store) if args.spool else QueuedDataStore(args.capacity)
+        for store in STORES
     }
     journal.write("opened", *(len(spool) for spool in spools.values()))
     config = make_trainer_config(args.port, args.broadcast, keys=args.keys, key_name=args.key_name)

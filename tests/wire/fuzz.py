@@ -115,7 +115,11 @@ def freshen(rng: random.Random, tree: dict[str, Any]) -> None:
     if tree.get("kind") == "data":
         tree |= {"epoch": number, "n": 0, "first": tree["first"] + rng.choice([0, 1, 100 * number])}
     elif tree.get("kind") == "request":
-        tree |= {"number": 1_000 + number, "oldest": rng.choice([0, 1_000 + number]), "seconds": rng.choice([0.0, 0.1, tree["seconds"]])}
+        tree |= {
+            "number": 1_000 + number,
+            "oldest": rng.choice([0, 1_000 + number]),
+            "seconds": rng.choice([0.0, 0.1, tree["seconds"]]),
+        }
     elif tree.get("kind") == "hello" and rng.random() < 0.3:
         tree |= {"boot": f"boot-{number}", "actor": f"fuzz-{rng.randrange(20)}"}
     elif tree.get("kind") == "want":
@@ -181,7 +185,9 @@ def change_bytes(rng: random.Random, frames: Frames) -> Frames:
             data += rng.randbytes(rng.choice([1, 10, 1_000]))
         elif how == 5 and data:
             start = rng.randrange(len(data))
-            huge = rng.choice([b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9"]) + b"\xff\xff\xff\xff"  # list, map, bytes, text, extension
+            huge = (
+                rng.choice([b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9"]) + b"\xff\xff\xff\xff"
+            )  # list, map, bytes, text, extension
             data[start : start + rng.randrange(9)] = rng.choice([huge, b""])
         elif how == 6:
             frames.insert(rng.randrange(len(frames) + 1), rng.choice([b"", rng.randbytes(20), frames[0]]))
@@ -200,7 +206,11 @@ def random_frames(rng: random.Random) -> Frames:
     if how == 1:
         return [b"HILT\x01" + rng.randbytes(rng.choice([0, 1, 8, 64, 500]))]
     if how == 2:
-        return [b"HILT" + bytes([rng.randrange(256)]) + bytes([rng.choice([0x81, 0x91, 0x80, 0xDE, 0xDF])] * rng.choice([1, 70, 5_000]))]
+        return [
+            b"HILT"
+            + bytes([rng.randrange(256)])
+            + bytes([rng.choice([0x81, 0x91, 0x80, 0xDE, 0xDF])] * rng.choice([1, 70, 5_000]))
+        ]
     return [b""] * rng.choice([1, 2, 1_000])
 
 
@@ -330,10 +340,18 @@ def zmtp_garbage(rng: random.Random, captured: Captured, most: int) -> tuple[byt
             parts.append(b"".join(bytes([1, 1]) + b"x" for _ in range(rng.choice([1, 500]))) + bytes([0, 0]))
         elif how == 3:
             frames = captured.pick(rng, rng.random() < 0.5)
-            parts.append(b"".join(bytes([2 | (i < len(frames) - 1)]) + struct.pack(">Q", len(f)) + f for i, f in enumerate(frames)))
+            parts.append(
+                b"".join(
+                    bytes([2 | (i < len(frames) - 1)]) + struct.pack(">Q", len(f)) + f for i, f in enumerate(frames)
+                )
+            )
         elif how == 4:
             frames = change_bytes(rng, captured.pick(rng, False))
-            parts.append(b"".join(bytes([2 | (i < len(frames) - 1)]) + struct.pack(">Q", len(f)) + f for i, f in enumerate(frames)))
+            parts.append(
+                b"".join(
+                    bytes([2 | (i < len(frames) - 1)]) + struct.pack(">Q", len(f)) + f for i, f in enumerate(frames)
+                )
+            )
         else:
             parts.append(b"\x02" + struct.pack(">Q", len(body)) + body)
     last = rng.randrange(5)
@@ -387,7 +405,18 @@ def fuzz_bytes(config: TrainerConfig, captured: Captured, count: int, seed: int,
 def fuzz_http(port: int, count: int, seed: int, counts: Counter[str]) -> None:
     rng = random.Random(seed)
     for _ in range(count):
-        line = rng.choice(["GET /metrics", "GET /", "POST /metrics", "GET /%00", "GET /../../etc/passwd", "HEAD /metrics", "BREW /", ""])
+        line = rng.choice(
+            [
+                "GET /metrics",
+                "GET /",
+                "POST /metrics",
+                "GET /%00",
+                "GET /../../etc/passwd",
+                "HEAD /metrics",
+                "BREW /",
+                "",
+            ]
+        )
         version, length = rng.choice(["1.0", "1.1", "9.9", "x", "-1.1"]), rng.choice(["-1", "5", "9" * 40, "x"])
         data = rng.choice([
             rng.randbytes(rng.choice([0, 1, 50, 2_000])),

@@ -38,7 +38,9 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--journal", type=Path, required=True)
     parser.add_argument("--capacity", type=int, default=1_000_000)
     parser.add_argument("--publish", type=float, default=0.5, help="seconds between two versions of the weights")
-    parser.add_argument("--epoch", type=float, default=0.0, help="the monotonic time that inserts are stamped relative to")
+    parser.add_argument(
+        "--epoch", type=float, default=0.0, help="the monotonic time that inserts are stamped relative to"
+    )
     return parser.parse_args(words)
 
 
@@ -75,8 +77,12 @@ def learn(args: argparse.Namespace, journal: Journal, stop: Stop) -> None:
         now = time.monotonic()
         if args.publish and now >= due:
             version += 1
-            journal.write("published", version)  # first: nobody may have seen a version that is given again after a kill
-            server.publish_network({"version": version, "values": np.full(WEIGHTS, version, np.float32)}, version=version)
+            journal.write(
+                "published", version
+            )  # first: nobody may have seen a version that is given again after a kill
+            server.publish_network(
+                {"version": version, "values": np.full(WEIGHTS, version, np.float32)}, version=version
+            )
             due = now + args.publish
         if now >= look_at:
             for buffer in buffers.values():

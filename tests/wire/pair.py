@@ -66,7 +66,9 @@ class Pair:
         self._ending.callback(made.close)
         return made
 
-    def client(self, name: str = "actor-1", stores: dict[str, Any] | None = None, *, options: Any = None, **settings: Any) -> TrainerClient:
+    def client(
+        self, name: str = "actor-1", stores: dict[str, Any] | None = None, *, options: Any = None, **settings: Any
+    ) -> TrainerClient:
         """With one new queue for `ENV` unless told otherwise; `options` are those of the client, `settings` of the config."""
         given = {ENV: self.spool()} if stores is None else stores
         how = {"timeout_ms": 5000, "wait_for_server": SECONDS if self._serves else False, **(options or {})}
@@ -133,7 +135,9 @@ def scrape(port: int) -> dict[str, float]:
     """What Prometheus would read."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=SECONDS) as answer:
         text = answer.read().decode()
-    return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if not line.startswith("#")}
+    return {
+        line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if not line.startswith("#")
+    }
 
 
 def said_in(caplog: Any, level: int = logging.WARNING) -> str:

@@ -29,7 +29,9 @@ _context.set_forkserver_preload(["tests.replay.writers", "tests.wire.processes"]
 class Child:
     """A process of ours, seen from outside."""
 
-    def __init__(self, main: Callable[[Sequence[str]], None], words: Sequence[Any], output: Path, prefix: Sequence[str] = ()):
+    def __init__(
+        self, main: Callable[[Sequence[str]], None], words: Sequence[Any], output: Path, prefix: Sequence[str] = ()
+    ):
         """With a `prefix`, a command such as ``ip netns exec NAME``, it is started anew, by that command."""
         text = [str(word) for word in words]
         self.output, self._popen, self._process = output, None, None
@@ -65,7 +67,9 @@ class Child:
             return self._popen.wait(seconds)
         assert self._process is not None
         self._process.join(seconds)
-        assert self._process.exitcode is not None, f"the process does not end within {seconds:g} s; its output is in {self.output}"
+        assert self._process.exitcode is not None, (
+            f"the process does not end within {seconds:g} s; its output is in {self.output}"
+        )
         return self._process.exitcode
 
     def memory_bytes(self) -> int:
@@ -95,7 +99,17 @@ class Learner:
         self.child = self._start()
 
     def _start(self) -> Child:
-        words = ["--folder", self.folder, "--port", self.port, "--broadcast", self.broadcast, "--journal", self.journal, *self._options]
+        words = [
+            "--folder",
+            self.folder,
+            "--port",
+            self.port,
+            "--broadcast",
+            self.broadcast,
+            "--journal",
+            self.journal,
+            *self._options,
+        ]
         self.lives += 1
         return Child(learner_main.main, words, self._output, self._prefix)
 
@@ -103,7 +117,9 @@ class Learner:
         self.child = self._start()
 
     def wait_ready(self, lives: int = 1) -> None:
-        wait_for(lambda: len(said(self.journal, "ready")) >= lives or said(self.journal, "error"), "the learner", DEADLINE_S)
+        wait_for(
+            lambda: len(said(self.journal, "ready")) >= lives or said(self.journal, "error"), "the learner", DEADLINE_S
+        )
         self.check_errors()
 
     def check_errors(self) -> None:
@@ -122,7 +138,9 @@ class Learner:
 class Actor:
     """An actor, over all its lives."""
 
-    def __init__(self, folder: Path, number: int, ports: Sequence[int], *options: Any, disk: bool, prefix: Sequence[str] = ()):
+    def __init__(
+        self, folder: Path, number: int, ports: Sequence[int], *options: Any, disk: bool, prefix: Sequence[str] = ()
+    ):
         self.number, self.disk, self._folder, self._ports = number, disk, folder, ports
         self._options, self._prefix, self._output = options, prefix, folder / f"actor-{number}.output"
         self.lives = 0
@@ -130,7 +148,16 @@ class Actor:
 
     def _start(self) -> Child:
         self.lives += 1
-        words: list[Any] = ["--number", self.number, "--life", self.lives - 1, "--port", self._ports[0], "--broadcast", self._ports[1]]
+        words: list[Any] = [
+            "--number",
+            self.number,
+            "--life",
+            self.lives - 1,
+            "--port",
+            self._ports[0],
+            "--broadcast",
+            self._ports[1],
+        ]
         words += ["--journal", self.journal(self.lives - 1), *self._options]
         if self.disk:
             words += ["--spool", self._folder / f"spool-{self.number}"]
@@ -159,7 +186,9 @@ class Actor:
         last = 0
         for path in self.journals().values():
             seen = said(path, "weights")
-            assert all(line[2] == "whole" for line in seen), f"{path.name}: {next(line for line in seen if line[2] != 'whole')}"
+            assert all(line[2] == "whole" for line in seen), (
+                f"{path.name}: {next(line for line in seen if line[2] != 'whole')}"
+            )
             versions = [int(line[1]) for line in seen]
             assert versions == sorted(set(versions)), f"{path.name}: weights went back: {versions}"
             last = versions[-1] if versions else 0
@@ -171,7 +200,9 @@ class Actor:
         self.check_errors()
         unflushed = said(self.journal(), "unflushed")
         assert not unflushed, f"actor {self.number} could not flush: {' '.join(unflushed[0][1:])}"
-        assert code == 0 and said(self.journal(), "flushed"), f"actor {self.number} ended with {code}; its output is in {self._output}"
+        assert code == 0 and said(self.journal(), "flushed"), (
+            f"actor {self.number} ended with {code}; its output is in {self._output}"
+        )
 
 
 def end_all(actors: Sequence[Actor], learner: Learner) -> None:

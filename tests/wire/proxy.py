@@ -55,7 +55,13 @@ class Proxy:
         """Everything passes, at once, as it comes."""
 
         async def change() -> None:
-            self._stalled, self._bytes_per_second, self._delay, self._left, self._deaf_after = frozenset(), 0.0, 0.0, {}, -1
+            self._stalled, self._bytes_per_second, self._delay, self._left, self._deaf_after = (
+                frozenset(),
+                0.0,
+                0.0,
+                {},
+                -1,
+            )
             self._changed.set()
             await self._listen()
 
@@ -265,7 +271,9 @@ class _Link:
         for task in self._tasks:
             task.cancel()
         for end in (self._near, self._far):
-            self._loop.call_soon(_reset, end)  # after the tasks have let go of it: its number may be given to the next connection
+            self._loop.call_soon(
+                _reset, end
+            )  # after the tasks have let go of it: its number may be given to the next connection
 
 
 def _reset(end: socket.socket) -> None:

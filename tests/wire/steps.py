@@ -37,7 +37,9 @@ SPACE = SimpleNamespace(spaces={"image": _space(np.uint8, SIDE, SIDE, 3), "state
 ACTION_SPACE = _space(np.float32, 2)
 
 
-def make_buffer(path: Path | None, capacity: int = 1_000_000, durability: str = "at most 10 ms", **settings: Any) -> ReplayBufferDataStore:
+def make_buffer(
+    path: Path | None, capacity: int = 1_000_000, durability: str = "at most 10 ms", **settings: Any
+) -> ReplayBufferDataStore:
     """A learner's buffer. Its segments hold some two hundred steps, so that they turn over all the time."""
     settings.setdefault("segment_bytes", 200 * SIDE * SIDE * 3)
     return ReplayBufferDataStore(SPACE, ACTION_SPACE, capacity, path=path, durability=durability, **settings)
@@ -58,7 +60,9 @@ def wanted_in(store: str, n: Any) -> Any:
 
 def columns(actor: Any, life: Any, n: Any) -> dict[str, Any]:
     """The transitions with these numbers, all of any one shape. `actions` is left out: it carries the time of the insert."""
-    actor, life, n = np.broadcast_arrays(np.asarray(actor, np.int64), np.asarray(life, np.int64), np.asarray(n, np.int64))
+    actor, life, n = np.broadcast_arrays(
+        np.asarray(actor, np.int64), np.asarray(life, np.int64), np.asarray(n, np.int64)
+    )
     done = n % LENGTH == LENGTH - 1
     cut_short = n // LENGTH % 3 == 2
     return {
@@ -93,7 +97,9 @@ def check_pixels(batch: dict[str, Any]) -> tuple[Array, Array, Array]:
         for part in name.split("/"):
             found = found[part]
         wrong = np.flatnonzero((np.asarray(found) != value).reshape(len(n), -1).any(axis=1))
-        assert not len(wrong), f"{name} is wrong in {len(wrong)} of {len(n)} steps, first in actor {actor[wrong[0]]} n {n[wrong[0]]}"
+        assert not len(wrong), (
+            f"{name} is wrong in {len(wrong)} of {len(n)} steps, first in actor {actor[wrong[0]]} n {n[wrong[0]]}"
+        )
     assert np.array_equal(batch["actions"][:, 0], n.astype(np.float32)), "actions are wrong"
     return actor, life, n
 
@@ -186,16 +192,24 @@ class Arrived:
             where = f"{self.store}, actor {actor}, life {life}"
             order = found.get((actor, life), [])
             twice = [n for n, times in Counter(order).items() if times > 1]
-            assert not twice, f"{where}: {len(twice)} of {len(order)} steps are there twice, the first is n={min(twice)}"
+            assert not twice, (
+                f"{where}: {len(twice)} of {len(order)} steps are there twice, the first is n={min(twice)}"
+            )
             promised = said.promised(actor in on_disk)
             lost = sorted(promised - set(order))
-            assert not lost, f"{where}: {len(lost)} of {len(promised)} promised steps are lost, from n={lost[0]} to n={lost[-1]}"
+            assert not lost, (
+                f"{where}: {len(lost)} of {len(promised)} promised steps are lost, from n={lost[0]} to n={lost[-1]}"
+            )
             assert order == sorted(order), f"{where}: out of order: {_first_disorder(order)}"
             never = [n for n in order if n > said.begun]
-            assert not never, f"{where}: {len(never)} steps are there that were never inserted, the first is n={never[0]}"
+            assert not never, (
+                f"{where}: {len(never)} steps are there that were never inserted, the first is n={never[0]}"
+            )
             expected = [n for n in range((order[-1] if order else -1) + 1) if wanted_in(self.store, n)]
             missing = sorted(set(expected) - set(order))
-            assert order == expected, f"{where}: of {len(expected)} steps up to n={order[-1]}, {len(missing)} are missing: {missing[:5]}"
+            assert order == expected, (
+                f"{where}: of {len(expected)} steps up to n={order[-1]}, {len(missing)} are missing: {missing[:5]}"
+            )
             counts["promised"] += len(promised)
             counts["unpromised but there"] += len(order) - len(promised)
             counts["lost with their memory"] += len(said.inserted) - len(set(order) & set(said.inserted))

@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hilt.core.errors import ClosedError, ConfigError, DeadlineError, RefusedError, RequestError, SchemaError, UnknownNameError
+from hilt.core.errors import (
+    ClosedError,
+    ConfigError,
+    DeadlineError,
+    RefusedError,
+    RequestError,
+    SchemaError,
+    UnknownNameError,
+)
 from hilt.replay import QueuedDataStore
 from hilt.wire import TrainerClient, TrainerConfig, make_trainer_config
 from tests.wire.pair import FLUSH_MS, Pair, eventually, said_in
@@ -83,7 +91,10 @@ def test_waiting_for_the_server(pair: Pair, caplog: pytest.LogCaptureFixture, mo
 def test_client_log_level_is_its_own(pair: Pair, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     """Another client, and the program that it is a part of, log as before."""
     monkeypatch.setattr("hilt.wire.client.TELL_EVERY_S", 0.0)
-    quiet, level = {"wait_for_server": 0.3, "timeout_ms": 100, "log_level": logging.ERROR}, logging.getLogger("hilt.wire").level
+    quiet, level = (
+        {"wait_for_server": 0.3, "timeout_ms": 100, "log_level": logging.ERROR},
+        logging.getLogger("hilt.wire").level,
+    )
     with pytest.raises(DeadlineError):
         pair.client(options=quiet)
     assert not caplog.records
@@ -105,7 +116,9 @@ def test_one_queue_has_one_way_out(pair: Pair):
     with pytest.raises(ConfigError, match="b: this queue is sent already, under another name or by another client"):
         pair.client(stores={"a": pair.spool(), "b": spool, "c": spool})
     first = pair.client(stores={"a": spool})
-    with pytest.raises(ConfigError, match="a: this queue is sent already, under another name or by another client; give each its own"):
+    with pytest.raises(
+        ConfigError, match="a: this queue is sent already, under another name or by another client; give each its own"
+    ):
         pair.client("other", {"a": spool})
     first.stop()
     pair.client(stores={"a": spool})
@@ -145,17 +158,24 @@ def test_the_learner_is_gone(pair: Pair):
     client = pair.client(stores={ENV: spool}, options=QUICK)
     server.stop()
     spool.insert(transition(1, 0, 0))
-    eventually(lambda: "no learner answers" in client.update(50).problem or not client.stats()["connected"], "it to be noticed")
+    eventually(
+        lambda: "no learner answers" in client.update(50).problem or not client.stats()["connected"], "it to be noticed"
+    )
     done = client.update(100)
     assert not done and done.waiting == 1
-    assert done.problem == f"1 steps are not acknowledged after 0.1 s and stay here: no learner answers at 127.0.0.1:{pair.ports[0]}"
+    assert (
+        done.problem
+        == f"1 steps are not acknowledged after 0.1 s and stay here: no learner answers at 127.0.0.1:{pair.ports[0]}"
+    )
 
 
 def test_the_learner_is_slow(pair: Pair):
     pair.server()
     with Proxy(*pair.ports) as proxy:
         spool = pair.spool()
-        client = pair.client(stores={ENV: spool}, port_number=proxy.ports[0], broadcast_port=proxy.ports[1], options=QUICK)
+        client = pair.client(
+            stores={ENV: spool}, port_number=proxy.ports[0], broadcast_port=proxy.ports[1], options=QUICK
+        )
         proxy.stall()
         spool.insert(transition(1, 0, 0))
         done = client.update(100)
@@ -168,7 +188,9 @@ def test_update_reports_dropped_steps_once(pair: Pair):
     server = pair.server()
     spool = pair.spool(3, full="drop_oldest")
     with Proxy(*pair.ports) as proxy:
-        client = pair.client(stores={ENV: spool}, port_number=proxy.ports[0], broadcast_port=proxy.ports[1], options=QUICK)
+        client = pair.client(
+            stores={ENV: spool}, port_number=proxy.ports[0], broadcast_port=proxy.ports[1], options=QUICK
+        )
         proxy.stall()
         for n in range(8):
             spool.insert(transition(1, 0, n))
@@ -211,7 +233,9 @@ def test_background_updates_log_problems(pair: Pair, caplog: pytest.LogCaptureFi
     client.start_async_update(interval=0.05)
     server.stop()
     spool.insert(transition(1, 0, 0))
-    eventually(lambda: "actor-1: 1 steps are not acknowledged after 0.2 s and stay here" in said_in(caplog), "a warning")
+    eventually(
+        lambda: "actor-1: 1 steps are not acknowledged after 0.2 s and stay here" in said_in(caplog), "a warning"
+    )
     assert sum(thread.name == "hilt-wire-update" for thread in threading.enumerate()) == 1
     client.stop()
     eventually(lambda: all(thread.name != "hilt-wire-update" for thread in threading.enumerate()), "the thread to end")
@@ -263,10 +287,16 @@ def test_a_step_larger_than_a_message_may_be(pair: Pair, caplog: pytest.LogCaptu
     assert client.update(FLUSH_MS)
     spool.insert({"large": np.zeros(1 << 16, np.uint8)[:, None] + np.zeros(2, np.uint8)})
     done = client.update(300)
-    assert not done and "stay here: 131072 bytes in one array, but max_message_bytes=65536. Give make_trainer_config" in done.problem
+    assert (
+        not done
+        and "stay here: 131072 bytes in one array, but max_message_bytes=65536. Give make_trainer_config"
+        in done.problem
+    )
     assert "a step for 'own' cannot be sent: 131072 bytes in one array" in said_in(caplog)
     assert client.stats()["reconnects"] == 0
-    with pytest.raises(ConfigError, match=r"131072 bytes in one array, but max_message_bytes=65536. Send less at a time"):
+    with pytest.raises(
+        ConfigError, match=r"131072 bytes in one array, but max_message_bytes=65536. Send less at a time"
+    ):
         client.request("send-stats", {"x": np.zeros(131072, np.uint8)})
 
 
@@ -307,7 +337,9 @@ def test_a_queue_that_is_closed_first(pair: Pair, tmp_path: Path, caplog: pytest
     pair.server()
     with Proxy(*pair.ports) as proxy:
         spool = QueuedDataStore(4, path=tmp_path / "spool")
-        client = pair.client(stores={ENV: spool}, port_number=proxy.ports[0], broadcast_port=proxy.ports[1], options=QUICK)
+        client = pair.client(
+            stores={ENV: spool}, port_number=proxy.ports[0], broadcast_port=proxy.ports[1], options=QUICK
+        )
         proxy.stall()
         for n in range(30):
             spool.insert(transition(1, 0, n))
@@ -416,7 +448,9 @@ def test_answers(pair: Pair):
         client.request("fail", {"what": "jump"})
     with pytest.raises(SchemaError, match="actions: expected two"):
         client.request("schema", {})
-    with pytest.raises(RequestError, match="odd: the learner's answer cannot be sent: payload/it: a value of type object"):
+    with pytest.raises(
+        RequestError, match="odd: the learner's answer cannot be sent: payload/it: a value of type object"
+    ):
         client.request("odd", {})
     with pytest.raises(UnknownNameError, match="no request type named 'send-stat'; did you mean 'send-stats'"):
         client.request("send-stat", {})
@@ -468,7 +502,9 @@ def test_a_request_is_carried_out_once_when_its_answer_is_lost(pair: Pair):
         for i in range(3):
             proxy.stall(DOWN)
             got: list[Any] = []
-            thread = threading.Thread(target=lambda i=i, got=got: got.append(client.request("send-stats", {"i": i}, timeout_ms=FLUSH_MS)))
+            thread = threading.Thread(
+                target=lambda i=i, got=got: got.append(client.request("send-stats", {"i": i}, timeout_ms=FLUSH_MS))
+            )
             thread.start()
             eventually(lambda i=i: len(calls) > i, "the callback")
             proxy.cut()
@@ -632,7 +668,9 @@ def test_two_callbacks_for_weights(pair: Pair):
     pair.server()
     client = pair.client()
     client.recv_network_callback(lambda _: None)
-    with pytest.raises(ConfigError, match="this client has a callback for weights already; make one function that does both"):
+    with pytest.raises(
+        ConfigError, match="this client has a callback for weights already; make one function that does both"
+    ):
         client.recv_network_callback(lambda _: None)
 
 
@@ -661,7 +699,9 @@ def test_a_forked_process(pair: Pair):
     assert mine.poll(60)
     said = mine.recv()
     process.join(60)
-    assert said[0].startswith("this process was forked from the one whose client sends these steps; make the queue and its client after")
+    assert said[0].startswith(
+        "this process was forked from the one whose client sends these steps; make the queue and its client after"
+    )
     assert said[1] == "this client was stopped; make another one."
     spool.insert(transition(1, 0, 1))
     assert client.update(FLUSH_MS) and len(buffer) == 2
@@ -678,14 +718,26 @@ def test_a_forked_process(pair: Pair):
         ({"port_number": None}, "port_number=None: expected a whole number from 1 to 65535"),
         ({"broadcast_port": 70000}, "broadcast_port=70000: expected a whole number"),
         ({"metrics_port": -1}, "metrics_port=-1: expected a whole number"),
-        ({"port_number": 5589}, "port_number=5589, broadcast_port=5589, metrics_port=None: expected a port of its own for each"),
-        ({"rate_limit": 0}, "rate_limit=0: expected a number above 0. It is in requests per second; None is any number"),
+        (
+            {"port_number": 5589},
+            "port_number=5589, broadcast_port=5589, metrics_port=None: expected a port of its own for each",
+        ),
+        (
+            {"rate_limit": 0},
+            "rate_limit=0: expected a number above 0. It is in requests per second; None is any number",
+        ),
         ({"rate_limit": float("nan")}, "rate_limit=nan: expected a number above 0"),
         ({"max_message_bytes": 1000}, "max_message_bytes=1000: expected a whole number of at least 65536"),
         ({"experimental_pipeline_port": 5590}, "experimental_pipeline_port: there is one way to send here"),
-        ({"request_types": "send-stats"}, r"request_types='send-stats': expected a list of names, such as \['send-stats'\]"),
+        (
+            {"request_types": "send-stats"},
+            r"request_types='send-stats': expected a list of names, such as \['send-stats'\]",
+        ),
         ({"key_name": "arm"}, "key_name=arm would do nothing: it needs keys=FOLDER, in which it names a key"),
-        ({"transport": "in-process", "keys": "keys"}, "transport='in-process' opens no port: keys= and bind_ip= are for tcp"),
+        (
+            {"transport": "in-process", "keys": "keys"},
+            "transport='in-process' opens no port: keys= and bind_ip= are for tcp",
+        ),
         ({"transport": "in-process", "bind_ip": "127.0.0.1"}, "transport='in-process' opens no port"),
     ],
 )
@@ -696,6 +748,16 @@ def test_settings_that_cannot_work(settings: dict[str, Any], said: str):
 
 def test_every_setting_is_shown_to_do_something():
     """Where: `port_number` .. in all of these tests; `keys`, `key_name`, `bind_ip` in test_keys and test_server; the others here."""
-    shown = {"port_number", "broadcast_port", "request_types", "rate_limit", "version", "bind_ip", "keys", "key_name", "transport"}
+    shown = {
+        "port_number",
+        "broadcast_port",
+        "request_types",
+        "rate_limit",
+        "version",
+        "bind_ip",
+        "keys",
+        "key_name",
+        "transport",
+    }
     shown |= {"metrics_port", "max_message_bytes", "experimental_pipeline_port"}
     assert set(TrainerConfig.__dataclass_fields__) == shown

@@ -61,8 +61,18 @@ def same(given: Any, got: Any) -> None:
         for a, b in zip(given, got, strict=True):
             same(a, b)
     elif isinstance(given, np.ndarray):
-        assert type(got) is np.ndarray and got.dtype == given.dtype and got.dtype.str == given.dtype.str and got.shape == given.shape
-        assert whole(got).tobytes() == whole(given).tobytes() and got.flags.c_contiguous and got.flags.aligned and not got.flags.writeable
+        assert (
+            type(got) is np.ndarray
+            and got.dtype == given.dtype
+            and got.dtype.str == given.dtype.str
+            and got.shape == given.shape
+        )
+        assert (
+            whole(got).tobytes() == whole(given).tobytes()
+            and got.flags.c_contiguous
+            and got.flags.aligned
+            and not got.flags.writeable
+        )
     elif isinstance(given, float):
         assert type(got) is float and np.float64(got).tobytes() == np.float64(given).tobytes()
     else:
@@ -86,10 +96,19 @@ def arrays(draw: st.DrawFn) -> np.ndarray[Any, Any]:
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 leaves = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(), texts, st.binary(max_size=2 * INLINE_BYTES), arrays()
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**64 - 1),
+    st.floats(),
+    texts,
+    st.binary(max_size=2 * INLINE_BYTES),
+    arrays(),
 )
 messages = st.dictionaries(
-    texts, st.recursive(leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4), max_leaves=20)
+    texts,
+    st.recursive(
+        leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4), max_leaves=20
+    ),
 )
 
 
@@ -118,8 +137,21 @@ def test_every_type_of_array_in_every_layout(dtype: Any):
 
 
 def test_scalars_stay_scalars():
-    scalars = [np.float32(1.5), np.float64(0.1), np.int8(-3), np.bool_(True), np.longdouble(1) / 3, np.complex64(1j), np.float16(2)]
-    scalars += [np.datetime64("2024-02-29T01:02:03", "ns"), np.timedelta64(5, "h"), ml_dtypes.bfloat16(3), np.void(b"ab")]
+    scalars = [
+        np.float32(1.5),
+        np.float64(0.1),
+        np.int8(-3),
+        np.bool_(True),
+        np.longdouble(1) / 3,
+        np.complex64(1j),
+        np.float16(2),
+    ]
+    scalars += [
+        np.datetime64("2024-02-29T01:02:03", "ns"),
+        np.timedelta64(5, "h"),
+        ml_dtypes.bfloat16(3),
+        np.void(b"ab"),
+    ]
     got = decode(encode({"scalars": scalars}))["scalars"]
     for a, b in zip(scalars, got, strict=True):
         assert type(b) is type(a) and b.dtype == a.dtype and b.tobytes() == a.tobytes()
@@ -253,20 +285,35 @@ class Broken:
         ({"a": {"b": {(1, 2): 3}}}, "a/b: the key (1, 2) is of type tuple; keys are text. Rename it."),
         ({"o": {"wrist/left": [0, {"x": object()}]}}, f"o/wrist/left/1/x: a value of type object; {CAN}"),
         ({"o": {1, 2}}, f"o: a value of type set; {CAN}"),
-        ({"o": np.array([None])}, "o: an array of Python objects (dtype object) cannot be sent. Convert it to numbers or text."),
-        ({"o": np.array([(1, None)], "i4,O")[0]}, "o: an array of Python objects (dtype [('f0', '<i4'), ('f1', 'O')]) cannot be sent."),
+        (
+            {"o": np.array([None])},
+            "o: an array of Python objects (dtype object) cannot be sent. Convert it to numbers or text.",
+        ),
+        (
+            {"o": np.array([(1, None)], "i4,O")[0]},
+            "o: an array of Python objects (dtype [('f0', '<i4'), ('f1', 'O')]) cannot be sent.",
+        ),
         ({"n": [2**64]}, "n/0: the number 18446744073709551616 does not fit into 64 bits. Send it as text."),
         ({"n": -(2**63) - 1}, "n: the number -9223372036854775809 does not fit into 64 bits. Send it as text."),
         ({"n": 10**5000}, "n: the number of 16610 bits does not fit into 64 bits. Send it as text."),
-        ({"s": "a\ud800"}, "s: the text 'a\\ud800' has a half of a character pair, which no encoding has. Send it as bytes."),
+        (
+            {"s": "a\ud800"},
+            "s: the text 'a\\ud800' has a half of a character pair, which no encoding has. Send it as bytes.",
+        ),
         ({"\udfff": 0}, "the message: the text '\\udfff' has a half of a character pair, which no encoding has."),
         ({"m": np.ma.zeros(3)}, "m: a masked array would lose its mask. Send its data and its mask as two arrays."),
-        ({"e": np.zeros((2**21, 0))}, "e: an array of shape (2097152, 0) has no bytes but more than 1,048,576 elements. Leave it out."),
+        (
+            {"e": np.zeros((2**21, 0))},
+            "e: an array of shape (2097152, 0) has no bytes but more than 1,048,576 elements. Leave it out.",
+        ),
         ({"b": Broken()}, "b: a value of type Broken that does not turn into an array (deleted)."),
         (LOOP, "/".join(["again"] * 64) + ": nested deeper than 64 levels. Does it contain itself?"),
         ({"b": b"x" * 500, "x": ["y" * 2**20] * 16}, "the message has 16,777,"),
         ({"x": [0] * 2**18}, "the message has 262,147 values and keys, at most 262,144 can be sent."),
-        ({"x": [np.zeros(65)] * 16_385}, "the message has 16,385 arrays of more than 512 bytes, at most 16,384 can be sent. Stack what"),
+        (
+            {"x": [np.zeros(65)] * 16_385},
+            "the message has 16,385 arrays of more than 512 bytes, at most 16,384 can be sent. Stack what",
+        ),
         ({"d": np.zeros(1, [("x" * 999 + str(i), "u1") for i in range(66)])}, "d: a type of 66,"),
         (
             {"t": np.zeros(1, {"names": ["a"], "formats": ["u1"], "titles": [(1,)]})},
@@ -291,9 +338,14 @@ def test_the_string_type_of_numpy_2():
 
 def test_tensors_without_a_counterpart():
     torch = pytest.importorskip("torch")
-    with pytest.raises(SchemaError, match=r"^w/sparse: this is a Tensor, not a dense tensor or an array\. Leave this field"):
+    with pytest.raises(
+        SchemaError, match=r"^w/sparse: this is a Tensor, not a dense tensor or an array\. Leave this field"
+    ):
         encode({"w": {"sparse": torch.eye(3).to_sparse()}})
-    with warnings.catch_warnings(), pytest.raises(SchemaError, match=r"^w: a Tensor of torch.complex32 has no numpy counterpart\."):
+    with (
+        warnings.catch_warnings(),
+        pytest.raises(SchemaError, match=r"^w: a Tensor of torch.complex32 has no numpy counterpart\."),
+    ):
         warnings.simplefilter("ignore")  # torch calls this type an experiment
         encode({"w": torch.zeros(3, dtype=torch.complex32)})
 
@@ -479,7 +531,9 @@ def damage(source: random.Random, frames: list[bytes]) -> None:
     if how == 0:
         data[place : place + 1] = bytes([data[place] ^ (1 << source.randrange(8))]) if place < len(data) else b""
     elif how <= 2:
-        data[place : place + 1] = bytes([source.choice((0, 1, 0x7F, 0x80, 0xC1, 0xDD, 0xDF, 0xFF, source.randrange(256)))])
+        data[place : place + 1] = bytes(
+            [source.choice((0, 1, 0x7F, 0x80, 0xC1, 0xDD, 0xDF, 0xFF, source.randrange(256)))]
+        )
     elif how == 3:
         del data[place:]
     elif how == 4:

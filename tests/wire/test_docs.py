@@ -18,7 +18,9 @@ PAGE = (Path(__file__).parent.parent.parent / "docs" / "wire.md").read_text()
 def script(name: str, ports: tuple[int, int]) -> str:
     found = re.search(rf"\*\*{name}\*\*.*?```python\n(.*?)```", PAGE, re.DOTALL)
     assert found is not None, f"docs/wire.md has no script {name}"
-    own_ports = f"make_trainer_config(port_number={ports[0]}, broadcast_port={ports[1]}, "  # others may use the usual ones now
+    own_ports = (
+        f"make_trainer_config(port_number={ports[0]}, broadcast_port={ports[1]}, "  # others may use the usual ones now
+    )
     return found[1].replace("make_trainer_config(", own_ports)
 
 
@@ -42,7 +44,9 @@ def test_a_learner_and_two_actors_each_with_only_its_keys(tmp_path: Path):
         name = "learner.py" if machine == "learner" else "actor.py"
         (folder / name).write_text(script(name, ports))
         arguments = ["400"] if machine == "learner" else ["127.0.0.1", machine]
-        running.append(subprocess.Popen([sys.executable, name, *arguments], cwd=folder, stderr=subprocess.PIPE, text=True))
+        running.append(
+            subprocess.Popen([sys.executable, name, *arguments], cwd=folder, stderr=subprocess.PIPE, text=True)
+        )
     try:
         for process in running:
             _, said = process.communicate(timeout=600)

@@ -25,7 +25,19 @@ from tests.effort import rounds
 from tests.wire.journal import wait_for
 from tests.wire.processes import DEADLINE_S, Learner, free_port, kill_all
 from tests.wire.proxy import DOWN, UP, Proxy
-from tests.wire.steps import ENV, INTERVENTION, LENGTH, STORES, Arrived, Told, check_log, check_pixels, make_buffer, transition, wanted_in
+from tests.wire.steps import (
+    ENV,
+    INTERVENTION,
+    LENGTH,
+    STORES,
+    Arrived,
+    Told,
+    check_log,
+    check_pixels,
+    make_buffer,
+    transition,
+    wanted_in,
+)
 
 FLUSH_MS = DEADLINE_S * 1000
 
@@ -46,7 +58,9 @@ class Bench:
 
     def start_learner(self, wrap: Callable[[Any], Any] = lambda buffer: buffer, **settings: Any) -> TrainerServer:
         self._learner = ExitStack()
-        server = TrainerServer(self.config(), data_callback=lambda store, payload: self.callbacks.append((store, len(payload["data"]))))
+        server = TrainerServer(
+            self.config(), data_callback=lambda store, payload: self.callbacks.append((store, len(payload["data"])))
+        )
         for store in STORES:
             buffer = make_buffer(self.folder / store, **settings)
             self._learner.callback(buffer.close)
@@ -73,7 +87,9 @@ class Bench:
         spools = {store: QueuedDataStore(path=path / store if path else None, **settings) for store in STORES}
         actor = BenchActor(self, number, life, spools)
         actor.insert(already)
-        actor.client = TrainerClient(name or f"actor-{number}", "127.0.0.1", self.config(ports), data_stores=spools, wait_for_server=True)
+        actor.client = TrainerClient(
+            name or f"actor-{number}", "127.0.0.1", self.config(ports), data_stores=spools, wait_for_server=True
+        )
         try:
             yield actor
         finally:
@@ -113,7 +129,9 @@ class BenchActor:
 
     def wait_empty(self) -> None:
         """Until nothing is kept: everything is power-safe at the learner."""
-        wait_for(lambda: not any(len(spool) for spool in self.spools.values()), "power-safe acknowledgments", DEADLINE_S)
+        wait_for(
+            lambda: not any(len(spool) for spool in self.spools.values()), "power-safe acknowledgments", DEADLINE_S
+        )
 
 
 @pytest.fixture
@@ -246,7 +264,9 @@ def test_acknowledgments_that_are_lost(bench: Bench):
             before = arrived_in(bench.folder / ENV)
             proxy.stall(DOWN)
             actor.insert(20)
-            wait_for(lambda before=before: arrived_in(bench.folder / ENV) > before, "the learner to get some", DEADLINE_S)
+            wait_for(
+                lambda before=before: arrived_in(bench.folder / ENV) > before, "the learner to get some", DEADLINE_S
+            )
             assert not actor.client.wait_acknowledged(ENV, before, timeout=0)
             proxy.cut()
             proxy.heal()
@@ -263,7 +283,9 @@ def test_steps_that_the_learner_has_let_go_of_do_not_come_again(memory_path: Pat
         with Proxy(learner.port, learner.broadcast) as proxy:
             proxy.stall_answers_after(25_000)  # more than a greeting, less than the steps
             with bench.actor(1, 0, proxy.ports, already=LENGTH) as unaware:
-                wait_for(lambda: arrived_in(learner.folder / ENV) == LENGTH, "the learner to get an episode", DEADLINE_S)
+                wait_for(
+                    lambda: arrived_in(learner.folder / ENV) == LENGTH, "the learner to get an episode", DEADLINE_S
+                )
                 with bench.actor(2, 0, (learner.port, learner.broadcast)) as other:
                     other.insert(20 * LENGTH)
                     assert other.flush()

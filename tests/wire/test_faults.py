@@ -106,7 +106,11 @@ class Chaos:
         return f"{which}: {[self._proxies[i].cut() for i in which]} connections"
 
     def _cut_in_the_middle(self) -> str:
-        i, way, nbytes = self._rng.randrange(ACTORS), self._rng.choice([UP, UP, DOWN]), self._rng.choice([1, 50, 700, 3000, 20_000])
+        i, way, nbytes = (
+            self._rng.randrange(ACTORS),
+            self._rng.choice([UP, UP, DOWN]),
+            self._rng.choice([1, 50, 700, 3000, 20_000]),
+        )
         self._proxies[i].cut_after(self._rng.randrange(nbytes), way)
         return f"{i} {way}"
 
@@ -139,7 +143,12 @@ def test_exactly_once_under_faults(memory_path: Path, counted: Callable[[str], N
 def test_exactly_once_under_faults_with_curve_keys(memory_path: Path, counted: Callable[[str], None]):
     names = ["learner", *(f"actor-{number}" for number in range(ACTORS))]
     new_keys(memory_path / "keys", names)
-    survive(memory_path, counted, FAULTS_WITH_KEYS, [["--keys", str(memory_path / "keys"), "--key-name", name] for name in names])
+    survive(
+        memory_path,
+        counted,
+        FAULTS_WITH_KEYS,
+        [["--keys", str(memory_path / "keys"), "--key-name", name] for name in names],
+    )
 
 
 def survive(folder: Path, counted: Callable[[str], None], faults: int, options: list[list[str]]) -> None:
@@ -161,7 +170,11 @@ def survive(folder: Path, counted: Callable[[str], None], faults: int, options: 
         final = learner.published() + 1
         wait_for(lambda: learner.published() > final, "two more versions of the weights", DEADLINE_S)
         for actor in actors:
-            wait_for(lambda actor=actor: actor.check_weights() >= final, f"actor {actor.number} to get the newest weights", DEADLINE_S)
+            wait_for(
+                lambda actor=actor: actor.check_weights() >= final,
+                f"actor {actor.number} to get the newest weights",
+                DEADLINE_S,
+            )
         end_all(actors, learner)
         found = check_exactly_once(learner, actors)
     except BaseException:
@@ -193,5 +206,13 @@ def heal(learner: Learner, actors: list[Actor], proxies: list[Proxy]) -> None:
     for part in (learner, *actors):
         part.check_errors()
     for actor in actors:
-        wait_for(lambda actor=actor: said(actor.journal(), "connected"), f"actor {actor.number} to reach the learner", DEADLINE_S)
-        wait_for(lambda actor=actor: said(actor.journal(), "ack"), f"a step of actor {actor.number} to be acknowledged", DEADLINE_S)
+        wait_for(
+            lambda actor=actor: said(actor.journal(), "connected"),
+            f"actor {actor.number} to reach the learner",
+            DEADLINE_S,
+        )
+        wait_for(
+            lambda actor=actor: said(actor.journal(), "ack"),
+            f"a step of actor {actor.number} to be acknowledged",
+            DEADLINE_S,
+        )

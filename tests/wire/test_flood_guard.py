@@ -291,7 +291,9 @@ class Flood:
 def test_a_flood(tmp_path: Path, counted: Callable[[str], None]):
     new_keys(tmp_path, ["learner", "arm"])
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=serve_for_a_flood, args=(tmp_path, theirs), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(
+        target=serve_for_a_flood, args=(tmp_path, theirs), daemon=True
+    )
     process.start()
     context = zmq.Context()
     try:

@@ -144,7 +144,9 @@ def use_everything(server: Server, captured: Captured, channel: str) -> None:
         while not {"want:", "ping:"} <= set(captured.templates):
             assert time.monotonic() < deadline, sorted(captured.templates)
             time.sleep(0.05)
-    assert {"hello:", "data:", "bye:", "request:send-stats", "request:hilt/sample", "request:hilt/get"} <= set(captured.templates)
+    assert {"hello:", "data:", "bye:", "request:send-stats", "request:hilt/sample", "request:hilt/get"} <= set(
+        captured.templates
+    )
 
 
 class GoodClient:
@@ -201,7 +203,9 @@ def test_fuzz(keyed: bool, messages: int, tmp_path: Path, memory_path: Path, cou
     finally:
         server.process.kill()
     said = ", ".join(f"{count:,} {what}" for what, count in counts.most_common())
-    counted(f"{counts.total():,} messages ({said}); the server's own memory {grown / 1e6:+.1f} MB, {stats['malformed']:,.0f} malformed")
+    counted(
+        f"{counts.total():,} messages ({said}); the server's own memory {grown / 1e6:+.1f} MB, {stats['malformed']:,.0f} malformed"
+    )
     assert counts.total() - counts["(not heard)"] >= messages
     assert grown < GROWTH_BYTES
     arrived = Arrived(ENV)

@@ -20,7 +20,11 @@ INSIDE = {"transport": "in-process"}
 
 def listening() -> set[str]:
     """The TCP ports that this process listens on, as the kernel sees them."""
-    mine = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if Path(f"/proc/self/fd/{fd}").is_symlink()}
+    mine = {
+        os.readlink(f"/proc/self/fd/{fd}")
+        for fd in os.listdir("/proc/self/fd")
+        if Path(f"/proc/self/fd/{fd}").is_symlink()
+    }
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
@@ -123,6 +127,9 @@ def test_in_process_without_a_server(pair: Pair, caplog: pytest.LogCaptureFixtur
         pair.client(options={"timeout_ms": 200}, **INSIDE)
     server = pair.server(stores={ENV: pair.buffer(None)}, **INSIDE)
     pair.client(**INSIDE)
-    assert "the learner at this process keeps 'actor_env' only while it runs; give its store a path= to keep steps" in said_in(caplog)
+    assert (
+        "the learner at this process keeps 'actor_env' only while it runs; give its store a path= to keep steps"
+        in said_in(caplog)
+    )
     server.stop()
     pair.server(stores={}, **INSIDE)  # its name is free again

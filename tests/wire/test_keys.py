@@ -49,7 +49,9 @@ class Door:
         if keys is not None:
             keys.secure(client)
         client.connect(f"tcp://127.0.0.1:{self.port}")
-        with contextlib.suppress(zmq.Again):  # refused before it spoke: it has nobody to say it to, and would wait for ever
+        with contextlib.suppress(
+            zmq.Again
+        ):  # refused before it spoke: it has nobody to say it to, and would wait for ever
             client.send(b"hello", zmq.NOBLOCK)
         return client
 
@@ -171,7 +173,9 @@ def test_a_damaged_file_keeps_no_other_out(door: Door, folder: Path, caplog: pyt
         assert not door.enters(ClientKeys.load(folder, "actor-2"))
         assert door.enters(ClientKeys.load(folder, "actor-1"))
     told = [record.getMessage() for record in caplog.records if "actor-2.pub" in record.getMessage()]
-    assert len(told) == 1 and told[0].startswith(f"{folder}/actor-2.pub: not a whole key (no public key is in it). Copy it again")
+    assert len(told) == 1 and told[0].startswith(
+        f"{folder}/actor-2.pub: not a whole key (no public key is in it). Copy it again"
+    )
 
 
 def test_missing_key_folder_accepts_no_client(door: Door, folder: Path, caplog: pytest.LogCaptureFixture):
@@ -203,7 +207,14 @@ def test_the_folder_is_not_read_for_every_stranger(folder: Path, monkeypatch: py
 
 
 def request(**changes: bytes) -> list[bytes]:
-    frames = {"version": b"1.0", "id": b"7", "domain": b"hilt", "address": b"127.0.0.1", "identity": b"", "mechanism": b"CURVE"}
+    frames = {
+        "version": b"1.0",
+        "id": b"7",
+        "domain": b"hilt",
+        "address": b"127.0.0.1",
+        "identity": b"",
+        "mechanism": b"CURVE",
+    }
     return list({**frames, "key": bytes(32), **changes}.values())
 
 
@@ -268,7 +279,10 @@ def test_secrets_are_not_shown(folder: Path):
 def test_names(tmp_path: Path, name: str):
     with pytest.raises(ConfigError) as error:
         new_keys(tmp_path, ["fine", name])
-    assert str(error.value) == f"{name!r}: not a name for a key; expected up to 64 letters, digits, '-' and '_', such as actor-1."
+    assert (
+        str(error.value)
+        == f"{name!r}: not a name for a key; expected up to 64 letters, digits, '-' and '_', such as actor-1."
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -307,7 +321,10 @@ def test_a_secret_that_others_may_read(folder: Path, mode: int):
     path.chmod(mode)
     with pytest.raises(ConfigError) as error:
         ServerKeys.load(folder, "my learner")
-    assert str(error.value) == f"{path}: others may use this secret key (mode {mode:04o}, expected 0600). Run: chmod 600 '{path}'"
+    assert (
+        str(error.value)
+        == f"{path}: others may use this secret key (mode {mode:04o}, expected 0600). Run: chmod 600 '{path}'"
+    )
     path.chmod(0o400)
     assert ServerKeys.load(folder, "my learner").name == "my learner"
 
@@ -328,7 +345,9 @@ def test_a_secret_that_others_may_read(folder: Path, mode: int):
 def test_a_damaged_secret(folder: Path, content: bytes, why: str):
     path = folder / "learner.key"
     whole = read_key(path)
-    path.write_bytes(content.replace(b"public = %s", b"public = " + whole.public).replace(b"%s", zmq.curve_keypair()[1]))
+    path.write_bytes(
+        content.replace(b"public = %s", b"public = " + whole.public).replace(b"%s", zmq.curve_keypair()[1])
+    )
     with pytest.raises(FormatError) as error:
         ServerKeys.load(folder)
     cure = "Copy it again from where it was made, or make new ones with: hilt keys new NAME"
@@ -372,7 +391,9 @@ def test_missing_keys_are_reported(folder: Path, tmp_path: Path):
 
     nowhere = tmp_path / "nowhere"
     cure = f"Make keys with: hilt keys new learner ACTOR --dir {nowhere}, or copy the folder from where they were made."
-    assert said(ServerKeys.load, nowhere) == said(ClientKeys.load, nowhere) == f"{nowhere}: no such folder of keys. {cure}"
+    assert (
+        said(ServerKeys.load, nowhere) == said(ClientKeys.load, nowhere) == f"{nowhere}: no such folder of keys. {cure}"
+    )
 
     several = f"{folder}: several actors' keys are here (actor-1, actor-2). Say which is used: key_name='actor-1'."
     assert said(ClientKeys.load, folder) == several
@@ -388,7 +409,9 @@ def test_missing_keys_are_reported(folder: Path, tmp_path: Path):
         f"Copy ACTOR.key here from where it was made, or make it with: hilt keys new ACTOR --dir {folder}"
     )
     (folder / "learner.key").rename(folder / "actor-1.key")
-    assert said(ServerKeys.load, folder).startswith(f"{folder}/learner.key: no such key (secret keys here: actor-1.key). Make it with:")
+    assert said(ServerKeys.load, folder).startswith(
+        f"{folder}/learner.key: no such key (secret keys here: actor-1.key). Make it with:"
+    )
     (folder / "learner.pub").unlink()
     assert said(ClientKeys.load, folder) == (
         f"{folder}/learner.pub: no such file, without which the learner cannot be known. Copy it from the learner's machine."

@@ -112,7 +112,9 @@ class Sender:
 
     def start(self) -> None:
         self.life, self._n = self.life + 1, 0
-        self.spools = {store: QueuedDataStore(100, path=self._spool / store if self._spool else None) for store in STORES}
+        self.spools = {
+            store: QueuedDataStore(100, path=self._spool / store if self._spool else None) for store in STORES
+        }
         self._numbers: dict[str, dict[int, Which]] = {store: {} for store in STORES}
         config = make_trainer_config(*self._ports)
         self.client = TrainerClient("actor-1", "127.0.0.1", config, data_stores=self.spools, wait_for_server=True)
@@ -175,16 +177,22 @@ def test_the_power_of_the_learner_is_cut(memory_path: Path, counted: Callable[[s
                 machine = Machine(folder, port, broadcast, "at most 20 ms")
                 proxy.heal()
         actor.flush()
-        wait_for(lambda: not any(len(queue) for queue in actor.spools.values()), "everything to be power-safe", DEADLINE_S)
+        wait_for(
+            lambda: not any(len(queue) for queue in actor.spools.values()), "everything to be power-safe", DEADLINE_S
+        )
         actor.stop()
     machine.stop()
     for store in STORES:
         found = steps_in(folder / store)
         missing = sorted(actor.inserted[store] ^ set(found))
         assert not missing, f"{store}: {len(missing)} steps are lost or made up: {missing[:5]}"
-        assert max(found.values()) == 1, f"{store}: twice: {sorted(which for which, times in found.items() if times > 1)[:5]}"
+        assert max(found.values()) == 1, (
+            f"{store}: twice: {sorted(which for which, times in found.items() if times > 1)[:5]}"
+        )
     steps, lives = sum(len(inserted) for inserted in actor.inserted.values()), actor.life + 1
-    counted(f"{CUTS} power cuts, {lives} lives of the actor, {steps} steps exactly once; the disk forgot a step {forgotten} times")
+    counted(
+        f"{CUTS} power cuts, {lives} lives of the actor, {steps} steps exactly once; the disk forgot a step {forgotten} times"
+    )
 
 
 def steps_in(path: Path) -> Counter[Which]:

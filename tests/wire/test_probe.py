@@ -22,7 +22,9 @@ def test_probe_reports_keys_on_one_side_only(tmp_path: Path):
     bare = make_trainer_config(keyed.port_number, keyed.broadcast_port)
     with TrainerServer(keyed, request_callback=lambda *_: {}) as server:
         server.start(threaded=True)
-        with pytest.raises(RefusedError, match=r"no learner at 127\.0\.0\.1:\d+ lets 'arm' in: the learner there has keys"):
+        with pytest.raises(
+            RefusedError, match=r"no learner at 127\.0\.0\.1:\d+ lets 'arm' in: the learner there has keys"
+        ):
             TrainerClient("arm", "127.0.0.1", bare, wait_for_server=30)
         found = probe("127.0.0.1", keyed.port_number, True)
         assert not found.final and "needs this side's .pub, and this side's its learner.pub" in found.reason
@@ -36,10 +38,16 @@ def test_probe_reports_keys_on_one_side_only(tmp_path: Path):
 def test_probe_recognizes_other_servers():
     port = free_port()
     assert "nothing can be reached there (Connection refused)" in probe("127.0.0.1", port, False).reason
-    with pytest.raises(UnansweredError, match=r"Nothing can be reached there \(Connection refused\)\. Check that it runs"):
+    with pytest.raises(
+        UnansweredError, match=r"Nothing can be reached there \(Connection refused\)\. Check that it runs"
+    ):
         TrainerClient("arm", "127.0.0.1", make_trainer_config(port, free_port()), wait_for_server=0.1)
     with socket.create_server(("127.0.0.1", 0)) as other:
-        threading.Thread(target=lambda: other.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"), daemon=True).start()
+        threading.Thread(
+            target=lambda: other.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"), daemon=True
+        ).start()
         found = probe("127.0.0.1", other.getsockname()[1], False)
         assert "does not greet as a learner does" in found.reason and not found.final
-        assert "does not greet" in probe("127.0.0.1", other.getsockname()[1], False, timeout_s=0.05).reason, "it says nothing at all"
+        assert "does not greet" in probe("127.0.0.1", other.getsockname()[1], False, timeout_s=0.05).reason, (
+            "it says nothing at all"
+        )

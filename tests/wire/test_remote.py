@@ -137,7 +137,9 @@ def test_remote_sampler_raises_the_errors_of_a_local_one(stocked: Any):
 
     pair.server(stores={ENV: buffer, "own": Own(), "empty": pair.buffer("empty")})
     client = pair.client(stores={})
-    with pytest.raises(RequestError, match="no data store or sampler at the learner named 'actor_emv'; did you mean 'actor_env'"):
+    with pytest.raises(
+        RequestError, match="no data store or sampler at the learner named 'actor_emv'; did you mean 'actor_env'"
+    ):
         client.sampler("actor_emv").sample(1)
     with pytest.raises(ConfigError, match="own: this store keeps no log, so there is no view to draw from"):
         client.sampler("own").sample(1)
@@ -218,7 +220,10 @@ def test_trajectories_of_arrays(pair: Pair):
     channel, client = channel_pair(pair)
     rng = np.random.default_rng(0)
     sent = {
-        "obs": {"main_images": rng.integers(0, 255, (7, 2, 32, 32, 3), np.uint8), "states": rng.random((7, 2, 8)).astype(np.float32)},
+        "obs": {
+            "main_images": rng.integers(0, 255, (7, 2, 32, 32, 3), np.uint8),
+            "states": rng.random((7, 2, 8)).astype(np.float32),
+        },
         "actions": rng.random((7, 2, 7)).astype(np.float32),
         "rewards": rng.random((7, 2)).astype(np.float32),
         "dones": rng.random((7, 2)) < 0.5,
@@ -238,13 +243,18 @@ def test_full_and_empty_have_deadlines_and_go_on_afterwards(pair: Pair):
     channel, client = channel_pair(pair, 1)
     remote = client.channel("trajectories")
     for _ in range(2):
-        with pytest.raises(DeadlineError, match=r"channel 'trajectories': waited 0\.\d+ s for an item, and 0 items were waiting"):
+        with pytest.raises(
+            DeadlineError, match=r"channel 'trajectories': waited 0\.\d+ s for an item, and 0 items were waiting"
+        ):
             remote.get(timeout=0.05)
     channel.put("here")
     assert remote.get(timeout=60) == "here"
     remote.put("first")
     for _ in range(2):
-        with pytest.raises(DeadlineError, match=r"channel 'trajectories': waited 0\.\d+ s for room for an item, and 1 items were waiting"):
+        with pytest.raises(
+            DeadlineError,
+            match=r"channel 'trajectories': waited 0\.\d+ s for room for an item, and 1 items were waiting",
+        ):
             remote.put("second", timeout=0.05)
     assert channel.get(timeout=0) == "first"
     item = {"i": 2}
@@ -296,7 +306,9 @@ def test_exactly_once_over_a_bad_network(pair: Pair, way: str):
         for i in range(3):
             proxy.cut_after(60 + 37 * i, way)
             remote.put({"i": i, "x": np.full(2000, i)}, timeout=60)
-        assert [item["i"] for item in (channel.get(timeout=0) for _ in range(3))] == list(range(3)) and not channel.qsize()
+        assert [item["i"] for item in (channel.get(timeout=0) for _ in range(3))] == list(
+            range(3)
+        ) and not channel.qsize()
         for i in range(3):
             channel.put({"i": i, "x": np.full(2000, i)})
         got = []
@@ -312,7 +324,9 @@ def test_remote_channel_delivers_an_item_whose_reply_was_lost(pair: Pair, monkey
     channel: Channel[Any] = Channel(0, "c")
     server.register_channel("c", channel)
     with Proxy(*pair.ports) as proxy:
-        client = pair.client(stores={}, port_number=proxy.ports[0], broadcast_port=proxy.ports[1], options={"timeout_ms": 300})
+        client = pair.client(
+            stores={}, port_number=proxy.ports[0], broadcast_port=proxy.ports[1], options={"timeout_ms": 300}
+        )
         channel.put("first")
         proxy.stall(DOWN)
         with pytest.raises(DeadlineError, match="hilt/get: no answer from the learner"):

@@ -133,7 +133,13 @@ def test_server_and_client_leave_no_thread_behind(pair: Pair, caplog: pytest.Log
     asking.start()
     eventually(lambda: server._requests._running == 1, "the request")
     names = {thread.name for thread in set(threading.enumerate()) - before}
-    assert {"hilt-wire-server", "hilt-wire-client", "hilt-wire-update", "hilt-wire-metrics", "hilt-wire-hilt/sample"} <= names
+    assert {
+        "hilt-wire-server",
+        "hilt-wire-client",
+        "hilt-wire-update",
+        "hilt-wire-metrics",
+        "hilt-wire-hilt/sample",
+    } <= names
     server.stop()
     client.stop()
     asking.join(60)
@@ -178,7 +184,9 @@ except KeyboardInterrupt:
     TrainerServer(server.config).stop()
     print("free", flush=True)
 """
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
@@ -339,7 +347,10 @@ def test_server_refuses_a_bad_step_only_to_its_sender(pair: Pair, kind: str, cap
     assert not done and (done.refused, done.waiting, done.acknowledged) == (2, 0, 4)
     assert done.problem == "2 steps were refused"
     said = said_in(caplog, logging.ERROR)
-    assert "refused step 3 for 'actor_env', which is lost: observations/state: expected float32 (6,), got float32 (7,)" in said
+    assert (
+        "refused step 3 for 'actor_env', which is lost: observations/state: expected float32 (6,), got float32 (7,)"
+        in said
+    )
     assert "refused step 4 for 'actor_env', which is lost: actions: expected float32 (2,), got <U3 (2,)" in said
     assert other.update(FLUSH_MS)
     assert len(buffer) == 10
@@ -385,7 +396,9 @@ def test_a_data_callback_that_raises(pair: Pair, caplog: pytest.LogCaptureFixtur
     assert "data_callback failed on steps for actor_env" in said_in(caplog)
 
 
-def test_server_goes_on_after_a_message_that_fails(pair: Pair, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+def test_server_goes_on_after_a_message_that_fails(
+    pair: Pair, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
     """A defect that one message meets must not end the learner for all actors. The message is dropped, and its sender says hello again:
     else it would wait for the acknowledgment for ever."""
     buffer = pair.buffer()
@@ -454,7 +467,9 @@ def test_a_full_disk(pair: Pair, monkeypatch: pytest.MonkeyPatch):
             spool.insert(transition(1, 0, n))
         done = client.update(1000)
         assert not done and done.waiting == 29 and done.refused == 0
-        assert done.problem.endswith("after 1 s and stay here: the learner cannot store it: the disk is full. Make room.")
+        assert done.problem.endswith(
+            "after 1 s and stay here: the learner cannot store it: the disk is full. Make room."
+        )
     assert client.update(FLUSH_MS)
     assert len(buffer) == 30 and client.stats()["reconnects"] == 0
 
@@ -470,11 +485,17 @@ def test_a_closed_log(pair: Pair):
     buffer.close()
     spool.insert(transition(1, 0, 1))
     done = client.update(500)
-    assert "stay here: the learner cannot store it: " in done.problem and "this log is closed; open it again." in done.problem
+    assert (
+        "stay here: the learner cannot store it: " in done.problem
+        and "this log is closed; open it again." in done.problem
+    )
     client.stop()  # says goodbye, and its episode cannot be ended
     hand = pair.by_hand()
     hand.hello(pair.config(), actor="actor-1", stores={ENV: {"boot": spool.boot, "first": 0, "example": None}})
-    assert "it cannot store steps: " in (why := hand.receive("refuse")["why"]) and "this log is closed; open it again." in why
+    assert (
+        "it cannot store steps: " in (why := hand.receive("refuse")["why"])
+        and "this log is closed; open it again." in why
+    )
     assert len(spool) == 1
     server.stop()
 
@@ -504,7 +525,9 @@ ODD += [np.zeros(3), np.zeros((2, 0))]
 
 
 def odd_hellos(config: Any) -> list[dict[str, Any]]:
-    hellos: list[dict[str, Any]] = [{name: odd} for name in ("actor", "boot", "seen_version", "agreement", "stores", "kind") for odd in ODD]
+    hellos: list[dict[str, Any]] = [
+        {name: odd} for name in ("actor", "boot", "seen_version", "agreement", "stores", "kind") for odd in ODD
+    ]
     hellos += [{"stores": {ENV: odd}} for odd in ODD]
     hellos += [{"stores": {ENV: {"boot": odd, "first": 0, "example": None}}} for odd in ODD]
     hellos += [{"stores": {ENV: {"boot": "b", "first": odd, "example": None}}} for odd in ODD]
@@ -522,12 +545,27 @@ def odd_blocks() -> list[Any]:
         for name in good[part]:
             blocks += [{**good, part: {**good[part], name: odd}} for odd in ODD]
             value = good[part][name]
-            others = [value[:-1], value.reshape(-1), value.astype("S"), value[None], value.astype(complex), value.astype("M8[s]")]
+            others = [
+                value[:-1],
+                value.reshape(-1),
+                value.astype("S"),
+                value[None],
+                value.astype(complex),
+                value.astype("M8[s]"),
+            ]
             blocks += [{**good, part: {**good[part], name: other}} for other in others]
     many = np.zeros(1_000_000, bool)
     blocks.append({"columns": {"dones": many}, "frames": {}, "numbers": {}})
-    blocks.append({"columns": {"a": np.zeros(5), "a/b": np.zeros(5), "/": np.zeros(5), "": np.zeros(5)}, "frames": {}, "numbers": {}})
-    blocks.append({"columns": {"dones": np.zeros((5, 2), bool), "masks": np.zeros((5, 3))}, "frames": {}, "numbers": {}})
+    blocks.append(
+        {
+            "columns": {"a": np.zeros(5), "a/b": np.zeros(5), "/": np.zeros(5), "": np.zeros(5)},
+            "frames": {},
+            "numbers": {},
+        }
+    )
+    blocks.append(
+        {"columns": {"dones": np.zeros((5, 2), bool), "masks": np.zeros((5, 3))}, "frames": {}, "numbers": {}}
+    )
     for odd in ({"source": np.full(5, 200, np.uint8)}, {"policy_version": np.array(["a"] * 5)}):
         blocks.append({**good, "columns": {**good["columns"], **odd}})
     return blocks
@@ -537,9 +575,19 @@ def odd_blocks() -> list[Any]:
 def test_server_survives_any_message(pair: Pair, kind: str, caplog: pytest.LogCaptureFixture):
     """Every field as everything it should not be. Nobody gets an error for it, and an honest client is served on."""
     buffer, own = pair.buffer(), Bare()
-    server = pair.server(stores={ENV: {"buffer": buffer, "log": buffer.log, "own": own}[kind]}, request_callback=lambda *_: {})
+    server = pair.server(
+        stores={ENV: {"buffer": buffer, "log": buffer.log, "own": own}[kind]}, request_callback=lambda *_: {}
+    )
     hand, config = pair.by_hand(), pair.config()
-    for frames in ([], [b""], [b"\x00" * 40], encode({"kind": "hello"})[:1], [b"HILT"], [b"HILT\x01"], [b"HILT\x01\xc1"]):
+    for frames in (
+        [],
+        [b""],
+        [b"\x00" * 40],
+        encode({"kind": "hello"})[:1],
+        [b"HILT"],
+        [b"HILT\x01"],
+        [b"HILT\x01\xc1"],
+    ):
         if frames:
             hand.send_frames(*[bytes(frame) for frame in frames])
     for changes in odd_hellos(config):
@@ -556,7 +604,17 @@ def test_server_survives_any_message(pair: Pair, kind: str, caplog: pytest.LogCa
         hand.send(**{**data, "first": 100, "epoch": epoch, "n": 0, "packed": block})
     for name in ("number", "oldest", "type", "seconds", "payload", "again"):
         for odd in ODD:
-            hand.send(**{"kind": "request", "number": 1, "oldest": 0, "type": "send-stats", "seconds": 1.0, "payload": {}, name: odd})
+            hand.send(
+                **{
+                    "kind": "request",
+                    "number": 1,
+                    "oldest": 0,
+                    "type": "send-stats",
+                    "seconds": 1.0,
+                    "payload": {},
+                    name: odd,
+                }
+            )
     for kind_of in ("hilt/sample", "hilt/priorities", "hilt/size", "hilt/put", "hilt/get"):
         for i, odd in enumerate(ODD):
             hand.send(kind="request", number=1000 + i, oldest=0, type=kind_of, seconds=0.0, payload=odd)
@@ -603,7 +661,9 @@ def test_sessions_and_senders_do_not_pile_up(pair: Pair):
         hand.hello(config, actor=f"a{i}", boot=f"b{i}", stores={ENV: {"boot": f"b{i}", "first": 0, "example": None}})
     hand.enter(config, stores={ENV: {"boot": "b", "first": 0, "example": None}})
     for i in range(300):
-        hand.send(kind="data", store=ENV, boot=f"c{i}", first=0, epoch=i, n=0, packed=packed(0), items=None, depth=0, lag=0.0)
+        hand.send(
+            kind="data", store=ENV, boot=f"c{i}", first=0, epoch=i, n=0, packed=packed(0), items=None, depth=0, lag=0.0
+        )
     for _ in range(300):
         hand.receive("ack")
     assert len(server._sessions) == 1
@@ -663,7 +723,9 @@ def test_metrics_at_the_real_endpoint(pair: Pair):
     hand.enter(pair.config(metrics_port=None), actor="twice")
     two = packed(0, 1, policy_version=5)
     for epoch in range(2):
-        hand.send(kind="data", store=ENV, boot="b", first=0, epoch=epoch, n=0, packed=two, items=None, depth=17, lag=2.5)
+        hand.send(
+            kind="data", store=ENV, boot="b", first=0, epoch=epoch, n=0, packed=two, items=None, depth=17, lag=2.5
+        )
         hand.receive("ack")
     found = scrape(port)
     assert found['hilt_wire_steps_duplicate_total{actor="twice",store="actor_env"}'] == 2

@@ -117,7 +117,9 @@ def test_hours_of_it(tmp_path: Path, counted: Callable[[str], None]):
     told = told_by({life: path for actor in actors for life, path in actor.journals().items()})
     for store in STORES:
         counts = audit.arrived[store].check(told[store], [actor.number for actor in actors if actor.disk])
-        counted(f"{store}: {audit.arrived[store].steps} steps exactly once from {len(audit.arrived[store].boots)} boots; {dict(counts)}")
+        counted(
+            f"{store}: {audit.arrived[store].steps} steps exactly once from {len(audit.arrived[store].boots)} boots; {dict(counts)}"
+        )
         report = verify(learner.folder / store)
         assert report.ok, "; ".join(str(finding) for finding in report.findings)
     lag = np.array([[float(value) for value in line[1:]] for line in said(learner.journal, "lag")])
@@ -136,7 +138,16 @@ def test_hours_of_it(tmp_path: Path, counted: Callable[[str], None]):
 def disturb(rng: random.Random, learner: Learner, actors: list[Actor], proxies: list[Proxy]) -> str:
     """One fault, mended before it returns."""
     kind = rng.choice(
-        ["actor killed", "actor paused", "learner paused", "connections cut", "cut in the middle", "refused", "stalled", "slow"]
+        [
+            "actor killed",
+            "actor paused",
+            "learner paused",
+            "connections cut",
+            "cut in the middle",
+            "refused",
+            "stalled",
+            "slow",
+        ]
     )
     number, seconds = rng.randrange(ACTORS), rng.uniform(0.1, 1.5)
     proxy = proxies[number]

@@ -71,7 +71,12 @@ def test_a_changed_pixel_is_seen(tmp_path: Path):
 
 
 def test_steps_are_distinct():
-    seen = {transition(a, life, n)["observations"]["image"].tobytes() for a in range(4) for life in range(4) for n in range(60)}
+    seen = {
+        transition(a, life, n)["observations"]["image"].tobytes()
+        for a in range(4)
+        for life in range(4)
+        for n in range(60)
+    }
     assert len(seen) == 4 * 4 * 60
     first, second = transition(1, 0, 4), transition(1, 0, 5)
     assert np.array_equal(first["next_observations"]["image"], second["observations"]["image"])

@@ -33,10 +33,22 @@ def hosts() -> Iterator[Hosts]:
 
 def make_keys(folder: Path, *actors: str) -> dict[str, str]:
     """Makes keys, and gives each host only those that it needs. Returns the folders by name."""
-    command = [sys.executable, "-c", "from hilt.cli import main; main()", "keys", "new", "learner", *actors, "--dir", str(folder / "all")]
+    command = [
+        sys.executable,
+        "-c",
+        "from hilt.cli import main; main()",
+        "keys",
+        "new",
+        "learner",
+        *actors,
+        "--dir",
+        str(folder / "all"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
-    needs = {"learner": ["learner.key", *(f"{name}.pub" for name in actors)]} | {name: [f"{name}.key", "learner.pub"] for name in actors}
+    needs = {"learner": ["learner.key", *(f"{name}.pub" for name in actors)]} | {
+        name: [f"{name}.key", "learner.pub"] for name in actors
+    }
     for name, files in needs.items():
         (folder / name).mkdir()
         for file in files:
@@ -55,7 +67,11 @@ def test_a_cable_is_pulled_and_plugged_in_again(hosts: Hosts, memory_path: Path,
             options = ("--host", hosts.address["learner"], "--hertz", HERTZ, "--keys", keys[f"actor-{number}"])
             actors.append(Actor(memory_path, number, (5588, 5589), *options, disk=disk, prefix=hosts.on("actor")))
         for actor in actors:
-            wait_for(lambda actor=actor: actor.check_weights() and said(actor.journal(), "ack"), "steps and weights to pass", DEADLINE_S)
+            wait_for(
+                lambda actor=actor: actor.check_weights() and said(actor.journal(), "ack"),
+                "steps and weights to pass",
+                DEADLINE_S,
+            )
         hosts.pull("actor")
         time.sleep(1)  # what was under way
         before = [(actor.inserted(), len(said(actor.journal(), "ack")), actor.check_weights()) for actor in actors]
@@ -63,11 +79,17 @@ def test_a_cable_is_pulled_and_plugged_in_again(hosts: Hosts, memory_path: Path,
         during = [(actor.inserted(), len(said(actor.journal(), "ack")), actor.check_weights()) for actor in actors]
         newest = learner.published()
         hosts.plug("actor")
-        for actor, (inserted, acks, version), (later, acks_later, version_later) in zip(actors, before, during, strict=True):
+        for actor, (inserted, acks, version), (later, acks_later, version_later) in zip(
+            actors, before, during, strict=True
+        ):
             assert later > inserted + PULLED_S, "the actor stood still while the cable was pulled"
             assert (acks, version) == (acks_later, version_later), "something passed through a pulled cable"
             assert newest > version
-            wait_for(lambda actor=actor: actor.check_weights() >= newest, f"actor {actor.number} to get the newest weights", DEADLINE_S)
+            wait_for(
+                lambda actor=actor: actor.check_weights() >= newest,
+                f"actor {actor.number} to get the newest weights",
+                DEADLINE_S,
+            )
         end_all(actors, learner)
         found = check_exactly_once(learner, actors)
     finally:

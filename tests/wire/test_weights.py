@@ -220,8 +220,12 @@ def test_a_late_joiner_gets_the_newest_and_only_that(side: Side) -> None:
     assert 0 <= row["seen_s"] < weights.LATELY_S
 
 
-@pytest.mark.parametrize(("seconds", "length"), [(2.5, 1_000), pytest.param(2.5, 5_000_000, marks=pytest.mark.long), (8.0, 5_000_000)])
-def test_weights_stopped_subscriber_delays_no_other_and_gets_the_newest(side: Side, seconds: float, length: int) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "length"), [(2.5, 1_000), pytest.param(2.5, 5_000_000, marks=pytest.mark.long), (8.0, 5_000_000)]
+)
+def test_weights_stopped_subscriber_delays_no_other_and_gets_the_newest(
+    side: Side, seconds: float, length: int
+) -> None:
     """With an answer on its way that is small, or fills what the network holds, or lasts until the connection is given up."""
     publisher = side.publisher()
     stopped, other = side.process("stopped"), side.process("other")
@@ -455,7 +459,9 @@ def test_large_blocks_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_version_must_be_above_the_last(side: Side, version: Any) -> None:
     publisher = side.publisher()
     publisher.publish({}, version=3)
-    text = re.escape(f"version={version!r}: expected a whole number above 3, the last one; leave it out for the next number.")
+    text = re.escape(
+        f"version={version!r}: expected a whole number above 3, the last one; leave it out for the next number."
+    )
     with pytest.raises(ConfigError, match=f"^{text}$"):
         publisher.publish({}, version=version)
     assert publisher.version == 3
@@ -579,7 +585,12 @@ def test_a_repeated_question_is_answered_once(side: Side) -> None:
     assert decode(hand.recv_multipart()) == {"kind": "none", "seq": 1, "sent": False}
     publisher.publish({"mark": 1})
     answer = decode(hand.recv_multipart())
-    assert (answer["kind"], answer["seq"], answer["version"], answer["instance"]) == ("weights", 1, 1, publisher.instance)
+    assert (answer["kind"], answer["seq"], answer["version"], answer["instance"]) == (
+        "weights",
+        1,
+        1,
+        publisher.instance,
+    )
     publisher.publish({"mark": 2})
     for _ in range(3):
         hand.send_multipart(encode(want()))
@@ -677,7 +688,15 @@ def answer(seq: int, version: int, payload: Any, **other: Any) -> dict[str, Any]
     block = np.zeros(total, np.uint8)
     for offset, frame in zip(offsets, frames, strict=True):
         block[offset : offset + len(frame)] = np.frombuffer(frame, np.uint8)
-    whole = {"kind": "weights", "seq": seq, "instance": "hand", "version": version, "offset": 0, "sizes": sizes, "data": block}
+    whole = {
+        "kind": "weights",
+        "seq": seq,
+        "instance": "hand",
+        "version": version,
+        "offset": 0,
+        "sizes": sizes,
+        "data": block,
+    }
     return {**whole, **other}
 
 
@@ -742,11 +761,15 @@ def test_weights_that_cannot_be_read_are_left_out(side: Side, caplog: pytest.Log
     assert asked["have"] == 1  # or it would come again and again
     hand.say(**answer(asked["seq"], 2, {"mark": 2}))
     until(lambda: subscriber.version == 2)
-    assert caplog.messages[0].startswith("actor: weights, version 1, are unreadable and left out: the message begins with")
+    assert caplog.messages[0].startswith(
+        "actor: weights, version 1, are unreadable and left out: the message begins with"
+    )
     assert subscriber.stats()["malformed"] == 1
 
 
-def test_weights_without_room_are_left_out(side: Side, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_without_room_are_left_out(
+    side: Side, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     take = weights._Blocks.take
 
     def refuse(blocks: weights._Blocks, size: int) -> memoryview:
@@ -767,7 +790,9 @@ def test_weights_without_room_are_left_out(side: Side, caplog: pytest.LogCapture
     assert re.fullmatch(r"actor: no memory for 20\d\d bytes of weights, version 1 left out\.", caplog.messages[0])
 
 
-def test_weights_silence_opens_a_new_socket_and_logs(side: Side, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_silence_opens_a_new_socket_and_logs(
+    side: Side, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(weights, "SILENCE_S", 0.2)
     monkeypatch.setattr(weights, "ASK_S", 0.05)
     caplog.set_level(logging.WARNING, "hilt.wire")

@@ -78,7 +78,10 @@ def test_the_format_to_the_letter():
 
 @given(
     st.dictionaries(
-        st.tuples(st.text(st.characters(exclude_categories=["Cs"])), st.sampled_from(['"', "\\", "\n", "\\n", 'x="y",z="', "}", "é"])),
+        st.tuples(
+            st.text(st.characters(exclude_categories=["Cs"])),
+            st.sampled_from(['"', "\\", "\n", "\\n", 'x="y",z="', "}", "é"]),
+        ),
         st.one_of(st.integers(-(2**53), 2**53), st.floats(allow_nan=False)),
         max_size=5,
     ),
@@ -89,7 +92,9 @@ def test_the_real_parser_finds_what_was_put_in(values: dict[tuple[str, str], flo
     gauge = Gauge(registry, "g", help, ("first", "second"))
     for (first, second), value in values.items():
         gauge.set(value, first=first, second=second)
-    assert samples(written(registry)) == {("g", (("first", a), ("second", b))): float(v) for (a, b), v in values.items()}
+    assert samples(written(registry)) == {
+        ("g", (("first", a), ("second", b))): float(v) for (a, b), v in values.items()
+    }
 
 
 def test_numbers_that_are_not_finite():
@@ -153,7 +158,9 @@ def test_threads_lose_no_count():
 
 @pytest.mark.parametrize("labels", [{}, {"b": 1}, {"a": 1, "b": 1}])
 def test_labels_other_than_those_of_the_metric_are_refused(labels: dict[str, int]):
-    with pytest.raises(ConfigError, match=rf"metric g: labels {re.escape(str(sorted(labels)))} were given, expected \['a'\]"):
+    with pytest.raises(
+        ConfigError, match=rf"metric g: labels {re.escape(str(sorted(labels)))} were given, expected \['a'\]"
+    ):
         Gauge(made(), "g", "", ("a",)).set(1, **labels)
 
 
@@ -168,7 +175,11 @@ def test_the_page(page):
     registry, endpoint = page
     Counter(registry, "c_total", "é", ("actor",)).add(1, actor="\udcff lone half")  # which no encoding has
     status, headers, text = ask(endpoint)
-    assert status == 200 and headers["Content-Type"].startswith("text/plain; version=") and "Python" not in headers["Server"]
+    assert (
+        status == 200
+        and headers["Content-Type"].startswith("text/plain; version=")
+        and "Python" not in headers["Server"]
+    )
     assert samples(text) == {("c_total", (("actor", "? lone half"),)): 1}
     Counter(registry, "d_total", "")
     assert samples(ask(endpoint, "/metrics?name[]=d_total")[2]) == {("d_total", ()): 0}
@@ -210,7 +221,9 @@ def test_metrics_server_closes_slow_connections(monkeypatch: pytest.MonkeyPatch)
     endpoint = serve(made(), 0)
     try:
         trickling = socket.create_connection(("127.0.0.1", endpoint.port), timeout=60)
-        silent = [socket.create_connection(("127.0.0.1", endpoint.port), timeout=60) for _ in range(3 * MAX_CONNECTIONS)]
+        silent = [
+            socket.create_connection(("127.0.0.1", endpoint.port), timeout=60) for _ in range(3 * MAX_CONNECTIONS)
+        ]
         deadline = time.monotonic() + 120
         with pytest.raises(ConnectionError), trickling:  # a byte now and then does not help
             while time.monotonic() < deadline:

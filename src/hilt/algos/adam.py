@@ -31,7 +31,12 @@ class Adam:
         betas: Sequence[float] = (0.9, 0.999),
         moments_on: str | None = None,
     ):
-        self.parameters, self.learning_rate, self.weight_decay, self.betas = list(parameters), learning_rate, weight_decay, betas
+        self.parameters, self.learning_rate, self.weight_decay, self.betas = (
+            list(parameters),
+            learning_rate,
+            weight_decay,
+            betas,
+        )
         self._first, self._second = (
             [torch.zeros_like(p, requires_grad=False, device=moments_on) for p in self.parameters] for _ in range(2)
         )

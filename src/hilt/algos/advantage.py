@@ -80,10 +80,14 @@ class Grpo(Estimator):
     def estimate(self, episodes: ScoredEpisodes, settings: PolicyGradient) -> Tensor:
         group, beside = episodes.group, episodes.beside
         score, cost = (returns_to_go(each, settings.discount)[:, :1].sum(1) for each in (episodes.task, episodes.paid))
-        scores, groups = (score, group) if beside is None else (torch.cat([score, beside[0]]), torch.cat([group, beside[1]]))
+        scores, groups = (
+            (score, group) if beside is None else (torch.cat([score, beside[0]]), torch.cat([group, beside[1]]))
+        )
         scale = deviation(scores, groups)[: len(score)] if episodes.normalization == "group" else 1.0
         worth = compared(scores, groups, leave_one_out=self.leave_one_out)[: len(score)]
-        return (worth / scale - compared(cost, group, leave_one_out=self.leave_one_out))[:, None].expand_as(episodes.rewards)
+        return (worth / scale - compared(cost, group, leave_one_out=self.leave_one_out))[:, None].expand_as(
+            episodes.rewards
+        )
 
 
 class DrGrpo(Grpo):
@@ -116,7 +120,9 @@ class Remax(Estimator):
 
     def estimate(self, episodes: ScoredEpisodes, settings: PolicyGradient) -> Tensor:
         if episodes.baseline is None:
-            raise ConfigError("estimator=remax needs the score of a greedy episode for each start: let the run collect them.")
+            raise ConfigError(
+                "estimator=remax needs the score of a greedy episode for each start: let the run collect them."
+            )
         return episodes.returns - episodes.baseline[:, None]
 
 
@@ -139,7 +145,11 @@ class Gae(Estimator):
 
 def gae(rewards: Tensor, values: Tensor, discount: float, lam: float) -> tuple[Tensor, Tensor]:
     """Advantages and returns ``A + V``, both [B, T]. Beyond T nothing more comes."""
-    found, ahead, value = torch.zeros_like(rewards), torch.zeros_like(rewards[:, :1].sum(1)), torch.zeros_like(rewards[:, :1].sum(1))
+    found, ahead, value = (
+        torch.zeros_like(rewards),
+        torch.zeros_like(rewards[:, :1].sum(1)),
+        torch.zeros_like(rewards[:, :1].sum(1)),
+    )
     for t in reversed(range(rewards.shape[1])):
         ahead = rewards[:, t] + discount * value - values[:, t] + discount * lam * ahead
         value = values[:, t]

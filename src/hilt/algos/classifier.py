@@ -105,7 +105,9 @@ def curve(success: Tensor, truth: Tensor, thresholds: Sequence[float] = THRESHOL
     for threshold in thresholds:
         called = success >= threshold
         hits, wrong = int((called & truth).sum()), int((called & ~truth).sum())
-        out.append(At(threshold, hits / (hits + wrong) if hits + wrong else None, hits / max(1, int(truth.sum())), wrong))
+        out.append(
+            At(threshold, hits / (hits + wrong) if hits + wrong else None, hits / max(1, int(truth.sum())), wrong)
+        )
     return out
 
 

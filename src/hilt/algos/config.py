@@ -110,7 +110,9 @@ class Batching:
     """Instead: as many chunks as have no more tokens than this, those of the prompt and the action counted; 0: chunks_per_pass"""
     log_prob_chunks_per_pass: int = setting(0, minimum=0)
     """Chunks that go together where no gradient is taken: reference, separate critic, recomputed log-probabilities; 0: chunks_per_pass"""
-    shuffle: bool = setting(True, needs=Need("{here}trajectories_per_step=N: there is one step, of all", lambda c: c.trajectories_per_step))
+    shuffle: bool = setting(
+        True, needs=Need("{here}trajectories_per_step=N: there is one step, of all", lambda c: c.trajectories_per_step)
+    )
     """Trajectories are dealt to the steps of each epoch anew; without: in their order"""
 
 
@@ -157,7 +159,9 @@ class PolicyGradient:
     """An update ends before a step in which the policy is further than this (ppo_kl, in nats) from the one that collected; 0: never"""
     reduction: str = setting("trajectory_mean", choices=("token_mean", "trajectory_mean", "trajectory_sum"))
     """How terms become a loss: "token_mean": each counts the same; "trajectory_mean": each trajectory; "trajectory_sum": a long one more"""
-    horizon: int = setting(1000, minimum=1, needs=Need("{here}reduction=trajectory_sum", lambda c: c.reduction == "trajectory_sum"))
+    horizon: int = setting(
+        1000, minimum=1, needs=Need("{here}reduction=trajectory_sum", lambda c: c.reduction == "trajectory_sum")
+    )
     """Of "trajectory_sum": terms that a trajectory's sum is divided by"""
     ratio: str = setting("token", choices=("token", "action", "chunk"))
     """What one ratio is of: a "token" (one number of an action), an "action", or a "chunk" """
@@ -169,7 +173,9 @@ class PolicyGradient:
     """Of gae: how far a value may move in an update before it gains nothing more; 0: any way"""
     recompute_log_prob: bool = False
     """Ratios begin with log-probabilities that are computed anew before an update; those of the rollout give each term a weight"""
-    importance_cap: float = setting(2.0, minimum=1, needs=Need("{here}recompute_log_prob=true", lambda c: c.recompute_log_prob))
+    importance_cap: float = setting(
+        2.0, minimum=1, needs=Need("{here}recompute_log_prob=true", lambda c: c.recompute_log_prob)
+    )
     """Of recompute_log_prob: the weight, p before the update / p of the rollout, is truncated at this (decoupled PPO)"""
     kl: Kl = field(default_factory=Kl)
     batch: Batching = setting(factory=Batching, needs=_WITHOUT_GRADIENT)
@@ -204,7 +210,9 @@ class Optimizer:
     """Share of the run in which the learning rate rises from 0"""
     schedule: str = setting("constant", choices=SCHEDULES)
     """What follows: constant; or cosine, which falls until the end of the run"""
-    min_lr_ratio: float = setting(0.0, minimum=0, maximum=1, needs=Need("{here}schedule=cosine", lambda c: c.schedule == "cosine"))
+    min_lr_ratio: float = setting(
+        0.0, minimum=0, maximum=1, needs=Need("{here}schedule=cosine", lambda c: c.schedule == "cosine")
+    )
     """Where cosine ends, as a share of the highest"""
 
     def check(self) -> None:
@@ -246,7 +254,12 @@ class Prime:
         check(self, "prime")
 
     def conflicts(self, here: str) -> Iterator[str]:
-        if self.coefficient and self.update == "none" and self.policy == self.reference_policy and self.reference == "frozen":
+        if (
+            self.coefficient
+            and self.update == "none"
+            and self.policy == self.reference_policy
+            and self.reference == "frozen"
+        ):
             yield (
                 f"{here}update=none and a reward policy that is its own reference: every reward would be 0. Give {here}update=after, or "
                 f"{here}policy=FOLDER, one that was trained before."

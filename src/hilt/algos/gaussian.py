@@ -22,7 +22,9 @@ def sample(mean: Tensor, std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tanh(raw), _log_prob(raw, noise, std)
 
 
-def sample_backward(actions: Tensor, std: Tensor, noise: Tensor, dactions: Tensor, dlog_prob: Tensor) -> tuple[Tensor, Tensor]:
+def sample_backward(
+    actions: Tensor, std: Tensor, noise: Tensor, dactions: Tensor, dlog_prob: Tensor
+) -> tuple[Tensor, Tensor]:
     """The gradients of mean and std ``[B, A]`` from those of what `sample` made, `dlog_prob` being one for all rows.
 
     With u = mean + std * noise: d tanh(u) / du = 1 - tanh(u)^2, and d log_prob / du = 2 tanh(u); d log_prob / d std = -1 / std besides.

@@ -93,7 +93,9 @@ def advantages(process: Process, group: Tensor, discount: float, leave_one_out: 
     mean = torch.where(mask, value, 0.0).sum((1, 2)) / mask.sum((1, 2)).clamp(min=1)
     baseline = mean - compared(mean, group, leave_one_out)
     left = torch.where(mask, value - baseline[:, None, None], 0.0)
-    there = mask if mask.shape[2] > 1 else mask.flip(1).cumsum(1).flip(1) > 0  # "whole" rewards the last chunk for all of them
+    there = (
+        mask if mask.shape[2] > 1 else mask.flip(1).cumsum(1).flip(1) > 0
+    )  # "whole" rewards the last chunk for all of them
     return Process(_to_go(left, discount), there)
 
 

@@ -62,7 +62,9 @@ class Networks:
             "grasp_critic": (self.target_grasp_critic, self.grasp_critic),
         }
         self._averages = {
-            name: (list(slow.parameters()), list(quick.parameters())) for name, (slow, quick) in pairs.items() if slow is not None
+            name: (list(slow.parameters()), list(quick.parameters()))
+            for name, (slow, quick) in pairs.items()
+            if slow is not None
         }
 
     def average(self, name: str, share: float) -> None:
@@ -148,7 +150,12 @@ def update(
             ends = torch.stack([tape.out.amax(), tape.out.amin(), earned.amax(), earned.amin()]).tolist()
             info |= zip(("q_max", "q_min", "reward_max", "reward_min"), ends, strict=True)
         gradients["critic"] = nets.critic.gradients(tape, (errors * (2 / errors.numel()))[..., None], trained)
-        figures |= {"critic_loss": errors.square(), "q": tape.out, "target_q": target, "reward": rewards(batch, settings)}
+        figures |= {
+            "critic_loss": errors.square(),
+            "q": tape.out,
+            "target_q": target,
+            "reward": rewards(batch, settings),
+        }
     if "grasp_critic" in which:
         figures["grasp_critic_loss"], figures["grasp_q"], gradients["grasp_critic"] = grasp_loss(nets, batch, settings)
     if "actor" in which:
@@ -218,7 +225,12 @@ def act(nets: Networks, batch: Transitions, noise: Tensor | None, next_noise: Te
 
 
 def critic_target(
-    batch: Transitions, next_q: Tensor, next_log_prob: Tensor, temperature: Tensor, settings: Rlpd, subset: Tensor | None
+    batch: Transitions,
+    next_q: Tensor,
+    next_log_prob: Tensor,
+    temperature: Tensor,
+    settings: Rlpd,
+    subset: Tensor | None,
 ) -> Tensor:
     """Returns the targets of the critics, ``[B]``."""
     value = (next_q if subset is None else next_q[subset]).amin(dim=0)
@@ -246,7 +258,13 @@ def discounted(value: Tensor, batch: Transitions, settings: Rlpd) -> Tensor:
 
 
 def actor_loss(
-    nets: Networks, batch: Transitions, policy: ActorOutputs, shared: Any, settings: Rlpd, temperature: Tensor, actor_updates: int
+    nets: Networks,
+    batch: Transitions,
+    policy: ActorOutputs,
+    shared: Any,
+    settings: Rlpd,
+    temperature: Tensor,
+    actor_updates: int,
 ) -> tuple[Sequence[Tensor] | None, dict[str, Tensor]]:
     """The gradients of the actor's parameters, none where there is nothing to imitate; and its figures."""
     warming = actor_updates < settings.critic_warmup
@@ -269,7 +287,9 @@ def actor_loss(
             loss, *found = imitation_gradients(settings, mean, std, batch, weight)
             figures |= {"imitation_loss": loss, "imitation_weight": loss.new_tensor(weight)}
             figures["actor_loss"] = figures["actor_loss"] + weight * loss
-            dmean, dstd = (ours if before is None else before + ours for before, ours in zip((dmean, dstd), found, strict=True))
+            dmean, dstd = (
+                ours if before is None else before + ours for before, ours in zip((dmean, dstd), found, strict=True)
+            )
     if dmean is None or dstd is None:
         return None, figures
     dout = nets.actor.gaussian_backward(tape.out[0, :rows], dmean, dstd)
@@ -284,7 +304,9 @@ def actor_value(q: Tensor, settings: Rlpd) -> tuple[Tensor, Tensor]:
     return value, torch.zeros_like(q).scatter_(0, least[None], -1 / len(value))
 
 
-def imitation_gradients(settings: Rlpd, mean: Tensor, std: Tensor, batch: Transitions, weight: float) -> tuple[Tensor, Tensor, Tensor]:
+def imitation_gradients(
+    settings: Rlpd, mean: Tensor, std: Tensor, batch: Transitions, weight: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """The loss of imitating the demonstrations, and `weight` of its gradients for mean and std ``[B, A]``."""
     with torch.enable_grad():
         mean, std = mean.detach().requires_grad_(), std.detach().requires_grad_()
@@ -301,7 +323,9 @@ def imitation_weight(settings: Rlpd, updates: int) -> float:
 def grasp_loss(nets: Networks, batch: Transitions, settings: Rlpd) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
     """Double DQN: the critic chooses, its target network judges. The loss and the values of what was done ``[B]``, and the gradients."""
     if batch.grasps is None or batch.grasp_penalty is None:
-        raise SchemaError("the batch has no 'grasp_penalty'; a learned gripper needs this column: 0 where there is none.")
+        raise SchemaError(
+            "the batch has no 'grasp_penalty'; a learned gripper needs this column: 0 where there is none."
+        )
     best = nets.grasp_critic.run(batch.next_z, learns=False).out[0].argmax(dim=1, keepdim=True)
     next_q = nets.target_grasp_critic.run(batch.target_z, learns=False).out[0].gather(1, best).squeeze(1)
     target = rewards(batch, settings) + batch.grasp_penalty + discounted(next_q, batch, settings)
@@ -313,7 +337,9 @@ def grasp_loss(nets: Networks, batch: Transitions, settings: Rlpd) -> tuple[Tens
     return errors.square(), q, found
 
 
-def by_group(nets: Networks, batch: Transitions, tape: Any, errors: Tensor, trained: list[Tensor], settings: Rlpd) -> dict[str, float]:
+def by_group(
+    nets: Networks, batch: Transitions, tape: Any, errors: Tensor, trained: list[Tensor], settings: Rlpd
+) -> dict[str, float]:
     """Returns for the rows of each source: reward, Q, error ``[E, B]``, and the share of the critics' gradient."""
     details, norms = {}, {}
     for name, rows in batch.groups.items():
@@ -337,7 +363,9 @@ def check_finite(info: Mapping[str, float], gradients: Mapping[str, Sequence[Ten
     for name, each in (gradients or {}).items():
         found[f"the gradient of {name}"] = torch.stack(torch._foreach_norm(list(each))).sum().item()
     if bad := [name for name, value in found.items() if not math.isfinite(value)]:
-        raise NotFiniteError(f"{bad[0]} is {found[bad[0]]}: a row of the batch is not finite, or learning diverged. Nothing was changed.")
+        raise NotFiniteError(
+            f"{bad[0]} is {found[bad[0]]}: a row of the batch is not finite, or learning diverged. Nothing was changed."
+        )
 
 
 def polyak(slow: nn.Module, quick: nn.Module, tau: float) -> None:

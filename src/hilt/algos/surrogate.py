@@ -37,7 +37,9 @@ class ClippedSurrogate(PolicyLoss):
     def figures(self, settings: PolicyGradient) -> list[str]:
         return ["clip_fraction"] + ["dual_clip_fraction"] * bool(settings.dual_clip)
 
-    def terms(self, log_ratio: Tensor, advantage: Tensor, settings: PolicyGradient) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def terms(
+        self, log_ratio: Tensor, advantage: Tensor, settings: PolicyGradient
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
         found = surrogate(log_ratio, advantage, settings.clip_low, settings.clip_high, settings.dual_clip)
         shown = {"clip_fraction": found.clipped, "dual_clip_fraction": found.dual_clipped}
         return found.loss, {name: shown[name] for name in self.figures(settings)}
@@ -61,7 +63,9 @@ def terms(log_prob: Tensor, mask: Tensor, ratio: str) -> tuple[Tensor, Tensor]:
     return log_prob, mask
 
 
-def surrogate(log_ratio: Tensor, advantage: Tensor, clip_low: float, clip_high: float, dual_clip: float = 0.0) -> Surrogate:
+def surrogate(
+    log_ratio: Tensor, advantage: Tensor, clip_low: float, clip_high: float, dual_clip: float = 0.0
+) -> Surrogate:
     """Returns the surrogate of terms of any shape."""
     ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     free, held = -advantage * ratio, -advantage * ratio.clamp(1 - clip_low, 1 + clip_high)
@@ -82,7 +86,9 @@ def value_loss(value: Tensor, old: Tensor, returns: Tensor, clip: float = 0.0) -
     return 0.5 * torch.maximum(free, held), (held > free).to(free.dtype)
 
 
-def weights(reduction: str, terms: Tensor, of: Tensor, all_terms: float, all_trajectories: float, horizon: int) -> Tensor:
+def weights(
+    reduction: str, terms: Tensor, of: Tensor, all_terms: float, all_trajectories: float, horizon: int
+) -> Tensor:
     """What each term of a row counts in the loss, [R]. `terms` [R]: how many a row has; `of` [R]: whose trajectory's it is."""
     if reduction == "token_mean":
         return torch.full_like(terms, 1 / max(all_terms, 1))

@@ -104,7 +104,9 @@ class PolicyLoss(ABC):
         return []
 
     @abstractmethod
-    def terms(self, log_ratio: Tensor, advantage: Tensor, settings: PolicyGradient) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def terms(
+        self, log_ratio: Tensor, advantage: Tensor, settings: PolicyGradient
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The loss of each term, with gradients, and figures of each term by name. `log_ratio`: log p - log p_old, with gradients;
         `advantage`: of the same shape, without."""
 
@@ -144,7 +146,9 @@ def off_policy_algorithm(name: str, options: Mapping[str, Any]) -> OffPolicyAlgo
     try:
         return kind(**options)
     except TypeError as error:
-        raise ConfigError(f"algorithm={name} cannot be made with algorithm_options={dict(options)}: {error}. Correct them.") from error
+        raise ConfigError(
+            f"algorithm={name} cannot be made with algorithm_options={dict(options)}: {error}. Correct them."
+        ) from error
 
 
 def estimator(name: str) -> Estimator:

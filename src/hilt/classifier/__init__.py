@@ -6,7 +6,14 @@ from hilt.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from hilt.classifier.frames import Clip, read_frames
-    from hilt.classifier.reward import ClassifierConfig, RewardClassifier, TrainedClassifier, reward_function, save, train
+    from hilt.classifier.reward import (
+        ClassifierConfig,
+        RewardClassifier,
+        TrainedClassifier,
+        reward_function,
+        save,
+        train,
+    )
 
 __all__ = [
     "ClassifierConfig",

@@ -64,12 +64,16 @@ def read_frames(paths: Sequence[str | Path], report: Report = silent) -> list[Cl
     """The episodes of any number of recordings, logs and pickles, with all their cameras."""
     places = [Path(path).resolve() for path in paths]
     if not places:
-        raise ConfigError("no data: give at least one recording of hilt record --classifier, or HIL-SERL's classifier_data.")
+        raise ConfigError(
+            "no data: give at least one recording of hilt record --classifier, or HIL-SERL's classifier_data."
+        )
     if twice := [given for given, place in zip(paths, places, strict=True) if places.count(place) > 1]:
         raise ConfigError(f"{twice[0]} is given twice, and its frames would count twice. Give it once.")
     clips = _joined([clip for path in paths for clip in _clips(Path(path), report)])
     if not clips:
-        raise ConfigError(f"{', '.join(map(str, paths))}: not one frame. Record some with: hilt record TASK --classifier.")
+        raise ConfigError(
+            f"{', '.join(map(str, paths))}: not one frame. Record some with: hilt record TASK --classifier."
+        )
     return clips
 
 
@@ -125,9 +129,15 @@ def class_count(clips: Sequence[Clip]) -> int:
     if not found.all():
         absent = int(np.flatnonzero(found == 0)[0])
         name = {0: "failure", 1: "success"}.get(absent, str(absent)) if len(found) == 2 else str(absent)
-        cure = "mark frames of success with the success key" if absent else "let steps pass unmarked, near misses above all"
+        cure = (
+            "mark frames of success with the success key"
+            if absent
+            else "let steps pass unmarked, near misses above all"
+        )
         given = f"{found.sum():,} frames of {len(clips)} episodes, and none is of the class {absent} ({name})"
-        raise ConfigError(f"{given}: a classifier needs frames of every class. Record more with hilt record TASK --classifier, and {cure}.")
+        raise ConfigError(
+            f"{given}: a classifier needs frames of every class. Record more with hilt record TASK --classifier, and {cure}."
+        )
     return len(found)
 
 
@@ -137,7 +147,11 @@ def _clips(path: Path, report: Report) -> Iterator[Clip]:
     if recording:
         place = path / "log"
     else:
-        place = path / "classifier_data" if (path / "classifier_data").is_dir() and not (path / "hilt.json").is_file() else path
+        place = (
+            path / "classifier_data"
+            if (path / "classifier_data").is_dir() and not (path / "hilt.json").is_file()
+            else path
+        )
     dataset = open_dataset(place)
     try:
         for number, episode in enumerate(dataset):
@@ -153,23 +167,41 @@ def _clip(dataset: Dataset, episode: Episode, where: str) -> Clip:
     columns, facts = episode.columns, episode.facts
     if LABELS in columns:
         labels = np.asarray(columns[LABELS])
-        if labels.ndim != 1 or labels.dtype.kind not in "biu" or not 0 <= labels.min(initial=0) <= labels.max(initial=0) < MAX_CLASSES:
-            raise SchemaError(f"{where}: labels are {labels.dtype} {labels.shape}; expected a number from 0 to {MAX_CLASSES - 1} a step.")
+        if (
+            labels.ndim != 1
+            or labels.dtype.kind not in "biu"
+            or not 0 <= labels.min(initial=0) <= labels.max(initial=0) < MAX_CLASSES
+        ):
+            raise SchemaError(
+                f"{where}: labels are {labels.dtype} {labels.shape}; expected a number from 0 to {MAX_CLASSES - 1} a step."
+            )
     elif dataset.format == "hil-serl" and {*dataset.describe()} <= {"files (success)", "files (failure)"}:
         labels = np.full(len(episode), facts["success"])
     else:
         raise FormatError(f"{where}: {NO_LABELS}")
     seen = columns["next_observations"]
     leaves = flatten(seen) if isinstance(seen, dict) else {}
-    pictures = {name: leaf for name, leaf in leaves.items() if leaf.dtype == np.uint8 and leaf.ndim in (4, 5) and leaf.shape[-1] == 3}
+    pictures = {
+        name: leaf
+        for name, leaf in leaves.items()
+        if leaf.dtype == np.uint8 and leaf.ndim in (4, 5) and leaf.shape[-1] == 3
+    }
     images = {name: leaf[:, -1] if leaf.ndim == 5 else leaf for name, leaf in pictures.items()}
     if not images:
-        raise SchemaError(f"{where}: no images among its observations. Record with cameras: a classifier looks at nothing else.")
+        raise SchemaError(
+            f"{where}: no images among its observations. Record with cameras: a classifier looks at nothing else."
+        )
     state = f"{facts.get('task')} {facts.get('split')} {facts['state']}" if "state" in facts else ""
     if dataset.format == "log":
         return Clip(images, labels.astype(np.int64), state or where, where)
     ended = bool(columns["terminated"][-1] or columns["truncated"][-1])
-    return Clip(images, labels.astype(np.int64), state, where, (_digest(columns["observations"], 0), b"" if ended else _digest(seen, -1)))
+    return Clip(
+        images,
+        labels.astype(np.int64),
+        state,
+        where,
+        (_digest(columns["observations"], 0), b"" if ended else _digest(seen, -1)),
+    )
 
 
 def _joined(pieces: list[Clip]) -> list[Clip]:

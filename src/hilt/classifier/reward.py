@@ -117,7 +117,9 @@ def train(clips: Sequence[Clip], config: ClassifierConfig, watch: Watch | None =
         "classes": classes,
         "success": success,
         "threshold": threshold,
-        "why": f"given as threshold={threshold:g}" if config.threshold else _why(best, int((labels == success).sum()), by),
+        "why": f"given as threshold={threshold:g}"
+        if config.threshold
+        else _why(best, int((labels == success).sum()), by),
         "settings": asdict(config),
         "training": {**_size(learned, classes), "loss": last, "seconds": round(time.monotonic() - began, 1)},
         "held_out": {
@@ -129,7 +131,10 @@ def train(clips: Sequence[Clip], config: ClassifierConfig, watch: Watch | None =
             "curve": [[point.threshold, point.precision, point.recall, point.false_successes] for point in points],
         },
     }
-    pictures = {"thresholds.png": _curve_picture(points, threshold), "mistakes.png": _mistakes(held, probability, labels)}
+    pictures = {
+        "thresholds.png": _curve_picture(points, threshold),
+        "mistakes.png": _mistakes(held, probability, labels),
+    }
     return TrainedClassifier(model, metadata, pictures)
 
 
@@ -151,7 +156,9 @@ def check_free(folder: Path) -> None:
     """Refuses a folder in which something is, before the work."""
     with storage_errors(folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigError(f"{folder} exists already, and nothing is written over. Choose another --out, or remove it.")
+            raise ConfigError(
+                f"{folder} exists already, and nothing is written over. Choose another --out, or remove it."
+            )
 
 
 def reward_function(folder: str | Path, threshold: float | None = None, space: Any = None) -> RewardClassifier:
@@ -185,7 +192,14 @@ class RewardClassifier:
     """Calls an observation a success or not, as it comes from the environment: nested, or HIL-SERL's with a stack, of which the newest
     frame counts. A camera is found by its name in either (``images/front``, ``front``)."""
 
-    def __init__(self, model: algo.Classifier, shapes: Mapping[str, tuple[int, ...]], success: int, threshold: float, folder: Path):
+    def __init__(
+        self,
+        model: algo.Classifier,
+        shapes: Mapping[str, tuple[int, ...]],
+        success: int,
+        threshold: float,
+        folder: Path,
+    ):
         self.threshold, self.folder = threshold, folder
         self._model, self._shapes, self._success = model, dict(shapes), success
 
@@ -199,7 +213,9 @@ class RewardClassifier:
         for name, shape in self._shapes.items():
             image = np.asarray(leaves[self._camera(name, leaves)])
             self._check_shape(name, image.dtype, image.shape)
-            images[name] = torch.from_numpy(np.array(image.reshape(-1, *shape)[-1:]))  # a copy: an environment may use its arrays again
+            images[name] = torch.from_numpy(
+                np.array(image.reshape(-1, *shape)[-1:])
+            )  # a copy: an environment may use its arrays again
         with torch.no_grad():
             return float(algo.probabilities(self._model(images))[0, self._success])
 
@@ -217,13 +233,17 @@ class RewardClassifier:
         if name in leaves or len(near) == 1:
             return name if name in leaves else near[0]
         cure = f"Give the environment this camera, or train a classifier without it (image_keys=). Here: {', '.join(leaves) or 'nothing'}."
-        raise SchemaError(f"the classifier {self.folder} looks at {name}, which is not in the observation{suggest(name, leaves)} {cure}")
+        raise SchemaError(
+            f"the classifier {self.folder} looks at {name}, which is not in the observation{suggest(name, leaves)} {cure}"
+        )
 
     def _check_shape(self, name: str, dtype: Any, shape: tuple[int, ...]) -> None:
         wanted = self._shapes[name]
         if dtype != np.uint8 or shape[-3:] != wanted or len(shape) not in (3, 4) or not shape[0]:
             cure = f"Make the environment with that size (task_options.image_size={wanted[0]}), or train one on frames of this size."
-            raise SchemaError(f"{name} is {dtype} {shape}, and the classifier {self.folder} was trained on uint8 {wanted}. {cure}")
+            raise SchemaError(
+                f"{name} is {dtype} {shape}, and the classifier {self.folder} was trained on uint8 {wanted}. {cure}"
+            )
 
 
 # Training
@@ -234,26 +254,42 @@ def _model(
 ) -> algo.Classifier:
     """With first weights; `learned`: to be filled from a file of ours, so the trunk's own file is not needed."""
     # float32 everywhere: what it answers is a reward, and must not depend on the machine
-    encoder = EncoderConfig(config.encoder, config.weights, "head" if config.weights else "critic", config.features, "float32")
+    encoder = EncoderConfig(
+        config.encoder, config.weights, "head" if config.weights else "critic", config.features, "float32"
+    )
     if learned:
         encoder.weights, encoder.pretrain_updates = "", 1  # a trunk that was trained, in words that the encoder knows
-    made = algo.Classifier(Encoder(shapes, encoder, draws), len(shapes) * config.features, classes, config.hidden, config.dropout)
+    made = algo.Classifier(
+        Encoder(shapes, encoder, draws), len(shapes) * config.features, classes, config.hidden, config.dropout
+    )
     for part in (made.dense, made.norm, made.out):
         initialize(part, draws)
     return made
 
 
 def _fit(
-    model: algo.Classifier, clips: Sequence[Clip], classes: int, config: ClassifierConfig, draws: torch.Generator, watch: Watch | None
+    model: algo.Classifier,
+    clips: Sequence[Clip],
+    classes: int,
+    config: ClassifierConfig,
+    draws: torch.Generator,
+    watch: Watch | None,
 ) -> float:
     """The last loss."""
     images = {name: torch.from_numpy(np.concatenate([clip.images[name] for clip in clips])) for name in clips[0].images}
     labels = torch.from_numpy(np.concatenate([clip.labels for clip in clips]))
-    parameters = [*model.encoder.trained_by_imitation(), *model.dense.parameters(), *model.norm.parameters(), *model.out.parameters()]
+    parameters = [
+        *model.encoder.trained_by_imitation(),
+        *model.dense.parameters(),
+        *model.norm.parameters(),
+        *model.out.parameters(),
+    ]
     adam, last = torch.optim.Adam(parameters, config.learning_rate), 0.0
     for step in range(1, config.steps + 1):
         rows = algo.balanced(labels, classes, config.batch_size, draws)
-        logits = model({name: random_crop(image[rows], config.random_crop, draws) for name, image in images.items()}, draws)
+        logits = model(
+            {name: random_crop(image[rows], config.random_crop, draws) for name, image in images.items()}, draws
+        )
         loss = algo.loss(logits, labels[rows])
         adam.zero_grad()
         loss.backward()
@@ -272,7 +308,9 @@ def _probabilities(model: algo.Classifier, clips: Sequence[Clip]) -> torch.Tenso
     with torch.no_grad():
         for clip in clips:
             for first in range(0, len(clip), CHUNK):
-                images = {name: torch.from_numpy(image[first : first + CHUNK].copy()) for name, image in clip.images.items()}
+                images = {
+                    name: torch.from_numpy(image[first : first + CHUNK].copy()) for name, image in clip.images.items()
+                }
                 out.append(algo.probabilities(model(images)))
     return torch.cat(out)
 
@@ -289,7 +327,9 @@ def _size(clips: Sequence[Clip], classes: int) -> dict[str, Any]:
     }
 
 
-def _at(threshold: float, probability: torch.Tensor, truth: torch.Tensor, clips: Sequence[Clip], success: int) -> dict[str, Any]:
+def _at(
+    threshold: float, probability: torch.Tensor, truth: torch.Tensor, clips: Sequence[Clip], success: int
+) -> dict[str, Any]:
     """What happens at the threshold that is used, near misses apart."""
     point = algo.curve(probability, truth, [threshold])[0]
     called = (probability >= threshold).numpy()
@@ -318,7 +358,9 @@ def _why(best: algo.At, successes: int, by: str) -> str:
 
 def _curve_picture(points: Sequence[algo.At], threshold: float) -> bytes:
     x = np.array([point.threshold for point in points])
-    defined = np.array([(point.threshold, point.precision) for point in points if point.precision is not None], np.float64)
+    defined = np.array(
+        [(point.threshold, point.precision) for point in points if point.precision is not None], np.float64
+    )
     lines = [
         *([Line("precision", defined[:, 0], defined[:, 1], 0)] if len(defined) else []),
         Line("recall", x, np.array([point.recall for point in points]), 1),
@@ -344,7 +386,9 @@ def _mistakes(clips: Sequence[Clip], probability: torch.Tensor, labels: torch.Te
     while len(tiles) % 3:
         tiles.append(np.zeros_like(tiles[0]))
     rows = [np.concatenate(tiles[first : first + 3], 1) for first in range(0, len(tiles), 3)]
-    image = optional_module("PIL.Image", "The pictures of a classifier", "images", "pillow").fromarray(np.concatenate(rows))
+    image = optional_module("PIL.Image", "The pictures of a classifier", "images", "pillow").fromarray(
+        np.concatenate(rows)
+    )
     file = io.BytesIO()
     image.save(file, "PNG")
     return file.getvalue()

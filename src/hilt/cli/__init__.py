@@ -31,7 +31,10 @@ COMMANDS = {
     "plot": ("hilt.cli.plot", "Draw the learning curves of runs, as PNG files and as one page."),
     "recipes": ("hilt.cli.recipes:recipes", "List the recipes that ship with Hilt."),
     "settings": ("hilt.cli.recipes:settings", "Show all settings of a recipe: value, default, unit and meaning."),
-    "train": ("hilt.cli.train_hil:train", "Train from a recipe: with a person in the loop, or a VLA policy on rollouts."),
+    "train": (
+        "hilt.cli.train_hil:train",
+        "Train from a recipe: with a person in the loop, or a VLA policy on rollouts.",
+    ),
     "train classifier": ("hilt.cli.train_classifier", "Train a reward classifier from frames of success and failure."),
     "train sft": ("hilt.cli.train_sft", "Fine-tune a VLA policy on demonstrations, full or LoRA."),
     "train rloo": ("hilt.cli.rloo", "Post-train a VLA policy by RLOO, from the YAML file of a RIPT-style trainer."),
@@ -39,11 +42,17 @@ COMMANDS = {
     "learner": ("hilt.cli.train_hil:learner", "Run a learner alone, which actors on this or other machines join."),
     "actor": ("hilt.cli.train_hil:actor", "Run an actor alone, for a learner on this or another machine."),
     "record": ("hilt.cli.record_command", "Record episodes of a person or a script, in a simulator or on an arm."),
-    "data": ("hilt.cli.data.data_commands", "Inspect and convert datasets; verify, repair, merge, split, relabel logs."),
+    "data": (
+        "hilt.cli.data.data_commands",
+        "Inspect and convert datasets; verify, repair, merge, split, relabel logs.",
+    ),
     "fetch": ("hilt.cli.fetch:fetching", "Fetch a policy or a dataset from the Hugging Face Hub, hf:org/name."),
     "push": ("hilt.cli.fetch:pushing", "Push a policy or a dataset to the Hugging Face Hub."),
     "keys": ("hilt.cli.new_keys", "Make the keys with which a learner and its actors authenticate."),
-    "serve-robot": ("hilt.cli.serve_robot", "Serve an arm, real or simulated, over HTTP, like HIL-SERL's robot server."),
+    "serve-robot": (
+        "hilt.cli.serve_robot",
+        "Serve an arm, real or simulated, over HTTP, like HIL-SERL's robot server.",
+    ),
     "doctor": ("hilt.cli.doctor", "Check this machine, and print how to install what is missing."),
 }
 
@@ -56,7 +65,9 @@ class LazyGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if " ".join(args[:2]) in COMMANDS:  # `train classifier` is a command, and `train hil_debug` one with an argument
+        if (
+            " ".join(args[:2]) in COMMANDS
+        ):  # `train classifier` is a command, and `train hil_debug` one with an argument
             args = [" ".join(args[:2]), *args[2:]]
         name, command, rest = super().resolve_command(ctx, args)
         if name in COMMANDS:
@@ -85,7 +96,9 @@ class LazyGroup(TyperGroup):
                 typer.echo(printable(f"error: {error}"), err=True)
             raise typer.Exit(1) from error
         except OSError as error:
-            if ctx.params["debug"] or error.errno == errno.EPIPE:  # the reader of the output is gone: typer ends silently
+            if (
+                ctx.params["debug"] or error.errno == errno.EPIPE
+            ):  # the reader of the output is gone: typer ends silently
                 raise
             typer.echo(printable(f"error: {_in_words(error)}"), err=True)
             raise typer.Exit(1) from error
@@ -97,7 +110,9 @@ def _in_words(error: OSError) -> str:
     """What the operating system refused: a path that is too long, a disk without room. Without a file it was the output."""
     why, name = error.strerror or str(error), str(error.filename or "")
     if not name:
-        with contextlib.suppress(OSError):  # else Python tries to write the rest once more at its end, and fails with a traceback
+        with contextlib.suppress(
+            OSError
+        ):  # else Python tries to write the rest once more at its end, and fails with a traceback
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return f"the output cannot be written: {why}. Give it another place. `hilt --debug` shows where it happened."
     shown = name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}... ({len(name)} characters)"
@@ -108,7 +123,9 @@ MAX_SHOWN = 120
 """Characters of a path that an error shows"""
 HELP = {"help_option_names": ["-h", "--help"]}
 """Inherited by every command"""
-app = typer.Typer(cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False, context_settings=HELP)
+app = typer.Typer(
+    cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False, context_settings=HELP
+)
 
 
 def _print_version(wanted: bool) -> None:
@@ -120,7 +137,9 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def hilt(
     debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
 ) -> None:
     """Robot policies by reinforcement learning, with a person in the loop."""
 

@@ -57,8 +57,12 @@ class DoctorLine:
 
 @app.command()
 def doctor(
-    folder: Annotated[Path, typer.Argument(help="Where experience will be stored.", exists=True, file_okay=False)] = Path("."),
-    fix: Annotated[bool, typer.Option("--fix", help="Install missing Debian packages, where it may (root, apt-get).")] = False,
+    folder: Annotated[
+        Path, typer.Argument(help="Where experience will be stored.", exists=True, file_okay=False)
+    ] = Path("."),
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Install missing Debian packages, where it may (root, apt-get).")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say only what is missing or may need attention.")] = False,
 ) -> None:
     """Check that this machine has what Hilt needs, and print how to install what is missing."""
@@ -76,7 +80,9 @@ def examine(folder: Path) -> list[DoctorLine]:
     found: list[DoctorLine] = []
     with PROGRESS.phases() as report:
         for number, check in enumerate(CHECKS):
-            report("examining this machine", number, len(CHECKS), check.__name__.removeprefix("check_").replace("_", " "))
+            report(
+                "examining this machine", number, len(CHECKS), check.__name__.removeprefix("check_").replace("_", " ")
+            )
             found += check(folder)
     return found
 
@@ -92,7 +98,9 @@ def show(findings: list[DoctorLine]) -> None:
     color = {"ok": "green", "portable": "cyan", "warn": "yellow", "missing": "red"}
     for finding in findings:
         # Text, because rich would take the brackets of 'hilt[torch]' for a style
-        table.add_row(Text(finding.status, color[finding.status]), Text(finding.name), Text(finding.found), Text(finding.cure))
+        table.add_row(
+            Text(finding.status, color[finding.status]), Text(finding.name), Text(finding.found), Text(finding.cure)
+        )
     Console().print(table)
 
 
@@ -121,7 +129,13 @@ def check_python(folder: Path) -> Iterator[DoctorLine]:
     if sys.version_info >= OLDEST_PYTHON:
         yield DoctorLine("python", "ok", version)
     else:
-        yield DoctorLine("python", "missing", version, f"install Python {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer", required=True)
+        yield DoctorLine(
+            "python",
+            "missing",
+            version,
+            f"install Python {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer",
+            required=True,
+        )
 
 
 def check_system(folder: Path) -> Iterator[DoctorLine]:
@@ -129,10 +143,16 @@ def check_system(folder: Path) -> Iterator[DoctorLine]:
     system = os.uname()
     portable = platform.in_portable_form()
     forced = f", forced by {platform.VARIABLE}" if platform.FORCED else ""
-    how = f"{len(portable)} of {len(platform.FACILITIES)} facilities in their portable form{forced}" if portable else "all native"
+    how = (
+        f"{len(portable)} of {len(platform.FACILITIES)} facilities in their portable form{forced}"
+        if portable
+        else "all native"
+    )
     yield DoctorLine("system", "ok", f"{system.sysname} {system.machine}: {how}")
     for facility in portable:
-        yield DoctorLine(facility.name, "portable", f"{facility.portable} (Linux: {facility.linux})", f"cost: {facility.cost}")
+        yield DoctorLine(
+            facility.name, "portable", f"{facility.portable} (Linux: {facility.linux})", f"cost: {facility.cost}"
+        )
 
 
 def check_numpy(folder: Path) -> Iterator[DoctorLine]:
@@ -157,7 +177,9 @@ def check_crc32c(folder: Path) -> Iterator[DoctorLine]:
     if crc32c.hardware_based:
         yield DoctorLine("crc32c", "ok", f"in hardware, {speed}")
     else:
-        yield DoctorLine("crc32c", "warn", f"in software, {speed}", "a processor with SSE4.2 or ARMv8 CRC makes writes faster")
+        yield DoctorLine(
+            "crc32c", "warn", f"in software, {speed}", "a processor with SSE4.2 or ARMv8 CRC makes writes faster"
+        )
 
 
 def check_zmq(folder: Path) -> Iterator[DoctorLine]:
@@ -170,7 +192,10 @@ def check_zmq(folder: Path) -> Iterator[DoctorLine]:
         yield DoctorLine("zmq", "ok", f"{zmq.zmq_version()}, with keys")
     else:
         yield DoctorLine(
-            "zmq", "warn", f"{zmq.zmq_version()}, without CURVE", "learner and actors only on this machine; pip's pyzmq has it"
+            "zmq",
+            "warn",
+            f"{zmq.zmq_version()}, without CURVE",
+            "learner and actors only on this machine; pip's pyzmq has it",
         )
 
 
@@ -178,20 +203,26 @@ def check_torch(folder: Path) -> Iterator[DoctorLine]:
     try:
         torch = importlib.import_module("torch")
     except (ImportError, OSError) as error:  # OSError: a shared library of it that does not load
-        yield DoctorLine("torch", "missing", str(error), "pip install 'hilt[torch]' (not needed on the robot's computer)")
+        yield DoctorLine(
+            "torch", "missing", str(error), "pip install 'hilt[torch]' (not needed on the robot's computer)"
+        )
         return
     if torch.cuda.is_available():
         yield DoctorLine("torch", "ok", f"{torch.__version__}, {torch.cuda.get_device_name()}")
     elif torch.version.cuda is None:
         yield DoctorLine("torch", "ok", f"{torch.__version__}, CPU")
     else:
-        yield DoctorLine("torch", "warn", f"{torch.__version__}, built for CUDA, sees no GPU", "nvidia-smi; or a CPU build of torch")
+        yield DoctorLine(
+            "torch", "warn", f"{torch.__version__}, built for CUDA, sees no GPU", "nvidia-smi; or a CPU build of torch"
+        )
 
 
 def check_formats(folder: Path) -> Iterator[DoctorLine]:
     absent = [name for name in FORMATS if importlib.util.find_spec(name) is None]
     if absent:
-        yield DoctorLine("datasets", "missing", f"no {', '.join(absent)}", "pip install 'hilt[formats]' (for hilt data convert)")
+        yield DoctorLine(
+            "datasets", "missing", f"no {', '.join(absent)}", "pip install 'hilt[formats]' (for hilt data convert)"
+        )
     else:
         yield DoctorLine("datasets", "ok", ", ".join(FORMATS))
 
@@ -201,12 +232,16 @@ def check_disk(folder: Path) -> Iterator[DoctorLine]:
     if free >= 5:
         yield DoctorLine("disk", "ok", f"{free:.0f} GB free")
     else:
-        yield DoctorLine("disk", "warn", f"{free:.1f} GB free", "20,000 transitions with two small images take 2 GB: make room")
+        yield DoctorLine(
+            "disk", "warn", f"{free:.1f} GB free", "20,000 transitions with two small images take 2 GB: make room"
+        )
     kind = filesystem(folder)
     if kind in MEMORY_FILESYSTEMS:
         yield DoctorLine("filesystem", "warn", kind, "this is memory: nothing here survives a power cut, synced or not")
     elif kind.startswith(NETWORK_FILESYSTEMS):
-        yield DoctorLine("filesystem", "warn", kind, "over a network, locks may not reach other machines: prefer a local disk")
+        yield DoctorLine(
+            "filesystem", "warn", kind, "over a network, locks may not reach other machines: prefer a local disk"
+        )
     else:
         yield DoctorLine("filesystem", "ok", kind)
 
@@ -216,7 +251,9 @@ def check_file_calls(folder: Path) -> Iterator[DoctorLine]:
     try:
         file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by the with below, apart from the error of opening
     except OSError as error:
-        yield DoctorLine("writing", "missing", str(error), "choose a folder that you may write to: hilt doctor FOLDER", required=True)
+        yield DoctorLine(
+            "writing", "missing", str(error), "choose a folder that you may write to: hilt doctor FOLDER", required=True
+        )
         return
     with file:
         yield _try_lock(file.fileno())
@@ -229,7 +266,9 @@ def _try_lock(fd: int) -> DoctorLine:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        return DoctorLine("flock", "missing", str(error), "use another filesystem: a lock keeps out a second writer", required=True)
+        return DoctorLine(
+            "flock", "missing", str(error), "use another filesystem: a lock keeps out a second writer", required=True
+        )
     return DoctorLine("flock", "ok", "locks are taken")
 
 
@@ -243,7 +282,9 @@ def _try_sync(fd: int) -> DoctorLine:
     found = f"{statistics.median(delays):.1f} ms for 64 KiB"
     if statistics.median(delays) < 50:
         return DoctorLine("fsync", "ok", found)
-    return DoctorLine("fsync", "warn", found, "power-safe writes wait this long: sync per episode, or use a faster disk")
+    return DoctorLine(
+        "fsync", "warn", found, "power-safe writes wait this long: sync per episode, or use a faster disk"
+    )
 
 
 def _try_nowait(fd: int) -> DoctorLine:
@@ -261,7 +302,9 @@ def check_rendering(folder: Path) -> Iterator[DoctorLine]:
         if found:
             yield DoctorLine(f"lib{library}, to render", "ok", found)
         else:
-            yield DoctorLine(f"lib{library}, to render", "missing", "not found", f"apt-get install {package}", package=package)
+            yield DoctorLine(
+                f"lib{library}, to render", "missing", "not found", f"apt-get install {package}", package=package
+            )
     yield _try_picture()
 
 
@@ -299,10 +342,19 @@ def check_devices(folder: Path) -> Iterator[DoctorLine]:
             yield DoctorLine(name, "missing", f"no {package}", TELEOP)
         elif library and ctypes.util.find_library(library) is None:
             yield DoctorLine(
-                name, "missing", f"no lib{library}", spacemouse.INSTALL, package=platform.LINUX * spacemouse.INSTALL.split()[-1]
+                name,
+                "missing",
+                f"no lib{library}",
+                spacemouse.INSTALL,
+                package=platform.LINUX * spacemouse.INSTALL.split()[-1],
             )
         elif closed:
-            yield DoctorLine(name, "warn", f"{len(closed)} of {len(there)} in {nodes} may not be read", f"if yours is among them: {cure}")
+            yield DoctorLine(
+                name,
+                "warn",
+                f"{len(closed)} of {len(there)} in {nodes} may not be read",
+                f"if yours is among them: {cure}",
+            )
         else:
             readable = f", {len(there)} of {len(there)} in {nodes} may be read" if platform.DEVICE_NODES else ""
             yield DoctorLine(name, "ok", f"{package}{readable}")
@@ -336,7 +388,12 @@ CHECKS: list[Callable[[Path], Iterator[DoctorLine]]] = [
 
 FORMATS = ("PIL", "simplejpeg", "av", "pyarrow", "h5py")  # what datasets of other systems need
 
-RENDERING = {"EGL": "libegl1", "GL": "libgl1", "GLESv2": "libgles2", "OSMesa": "libosmesa6"}  # library: its Debian package
+RENDERING = {
+    "EGL": "libegl1",
+    "GL": "libgl1",
+    "GLESv2": "libgles2",
+    "OSMesa": "libosmesa6",
+}  # library: its Debian package
 DRIVERS = "libgl1-mesa-dri"  # what renders where there is no GPU
 
 MEMORY_FILESYSTEMS = ("tmpfs", "ramfs")

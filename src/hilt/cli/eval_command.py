@@ -34,13 +34,25 @@ def _option(metavar: str, help: str, default: str | bool = True, **rest: Any) ->
 def evaluate(
     run: Annotated[Path, typer.Argument(help="The folder that `hilt train` made.", show_default=False)],
     checkpoint: Annotated[
-        str, _option("WHICH", "last, best (on the split eval), or its number of learner or training steps. Of sft: leave it out.")
+        str,
+        _option(
+            "WHICH", "last, best (on the split eval), or its number of learner or training steps. Of sft: leave it out."
+        ),
     ] = "last",
     split: Annotated[
-        str, _option("NAME", "Whose initial states are tried.", "published where a task has it (LIBERO: 50 of each task), else test")
+        str,
+        _option(
+            "NAME",
+            "Whose initial states are tried.",
+            "published where a task has it (LIBERO: 50 of each task), else test",
+        ),
     ] = "",
-    episodes: Annotated[int | None, _option("N", "How many episodes, from the first state on.", "every state once", min=1)] = None,
-    sample: Annotated[bool, typer.Option("--sample", help="Sample actions as in training; default: the most likely.")] = False,
+    episodes: Annotated[
+        int | None, _option("N", "How many episodes, from the first state on.", "every state once", min=1)
+    ] = None,
+    sample: Annotated[
+        bool, typer.Option("--sample", help="Sample actions as in training; default: the most likely.")
+    ] = False,
     seed: Annotated[int, _option("N", "Of whatever is random.", min=0)] = 0,
     videos: Annotated[int, _option("N", "The number of first episodes to make videos of.", min=0)] = 0,
     workers: Annotated[int, _option("N", "Processes; the outcome is the same with any number.", min=1)] = 1,
@@ -74,7 +86,11 @@ def evaluate(
     if len(evaluated) > 1:
         show_all(evaluated)
     if json_file is not None:
-        DISK.replace(json_file, json.dumps(evaluated[0] if len(evaluated) == 1 else evaluated, indent=1).encode() + b"\n", durable=False)
+        DISK.replace(
+            json_file,
+            json.dumps(evaluated[0] if len(evaluated) == 1 else evaluated, indent=1).encode() + b"\n",
+            durable=False,
+        )
 
 
 @dataclass(frozen=True)
@@ -163,9 +179,13 @@ def show_all(results: Sequence[Mapping[str, Any]]) -> None:
     if any(result["success"] is None for result in results):
         return
     successes, episodes = (sum(result[name] for result in results) for name in ("successes", "episodes"))
-    low, high, _ = over_tasks([(result["task"], one["state"], bool(one["success"])) for result in results for one in result["outcomes"]])
+    low, high, _ = over_tasks(
+        [(result["task"], one["state"], bool(one["success"])) for result in results for one in result["outcomes"]]
+    )
     share = f"{100 * successes / episodes:.1f}%, 95% interval {100 * low:.1f}% to {100 * high:.1f}%"
-    typer.echo(f"all {len(results)} tasks, split {results[0]['split']}: success in {successes:,} of {episodes:,} episodes, {share}")
+    typer.echo(
+        f"all {len(results)} tasks, split {results[0]['split']}: success in {successes:,} of {episodes:,} episodes, {share}"
+    )
 
 
 def show(done: EvaluationResult) -> None:
@@ -175,8 +195,16 @@ def show(done: EvaluationResult) -> None:
     share = f"{100 * (done.success or 0.0):.1f}%, 95% interval {100 * low:.1f}% to {100 * high:.1f}%"
     rows: list[list[object]] = [
         ["task", f"{done.task}, {_many(len(done.outcomes), 'episode')} from the states of {done.split}"],
-        ["policy", f"after {done.update:,} learner steps, actions {'sampled' if done.sample else 'the most likely'}, no take-overs"],
-        ["success", "–: the environment does not tell" if done.success is None else f"{done.successes} of {len(done.outcomes)}: {share}"],
+        [
+            "policy",
+            f"after {done.update:,} learner steps, actions {'sampled' if done.sample else 'the most likely'}, no take-overs",
+        ],
+        [
+            "success",
+            "–: the environment does not tell"
+            if done.success is None
+            else f"{done.successes} of {len(done.outcomes)}: {share}",
+        ],
         *_judged(done),
         ["steps per success", "–" if done.steps_per_success is None else f"{done.steps_per_success:.1f}"],
         ["episode length", f"{result['length']:.1f} steps"],
@@ -188,7 +216,10 @@ def show(done: EvaluationResult) -> None:
     lost = [str(one.state) for one in done.outcomes if not one.success and not one.error]
     if lost and done.success is not None:
         rows.append(["failed states", ", ".join(lost[:20]) + ", …" * (len(lost) > 20)])
-    rows += [[f"lost: {count}", f"the environment failed: {error}"] for error, count in Counter(one.error for one in done.errors).items()]
+    rows += [
+        [f"lost: {count}", f"the environment failed: {error}"]
+        for error, count in Counter(one.error for one in done.errors).items()
+    ]
     wide = 24 + max(len(str(text)) for _, text in rows)  # a path that is folded cannot be copied
     Console(width=wide, soft_wrap=True).print(table("", "", rows=rows))
 
@@ -209,7 +240,9 @@ def _judged(done: EvaluationResult) -> list[list[object]]:
     if done.agreement or set(done.judges) - {"task", ""}:
         rows.append(["decided by", "; ".join(JUDGES[judge] for judge in done.judges)])
     if (agreement := done.agreement) is not None:
-        wrong = f"{_many(agreement['false_successes'], 'false success', 'es')}, {agreement['missed_successes']:,} missed"
+        wrong = (
+            f"{_many(agreement['false_successes'], 'false success', 'es')}, {agreement['missed_successes']:,} missed"
+        )
         verdicts = f"success in {agreement['verdicts_of_success']:,} of {agreement['episodes']:,}; right in {agreement['agree']:,}: {wrong}"
         rows.append(["classifier", verdicts])
     return rows

@@ -21,7 +21,9 @@ fetching, pushing = (typer.Typer(add_completion=False) for _ in range(2))
 
 @fetching.command()
 def fetch(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="hf:org/name, hf:datasets/org/name; @REVISION after it if you like.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="hf:org/name, hf:datasets/org/name; @REVISION after it if you like.")
+    ],
 ) -> None:
     """Fetch a policy or a dataset, and show the name by which every other command finds it.
 
@@ -39,8 +41,12 @@ def fetch(
 
 @pushing.command()
 def push(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", exists=True, file_okay=False, help="A policy's folder, or a dataset's.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="hf:org/name or hf:datasets/org/name; made if there is none.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", exists=True, file_okay=False, help="A policy's folder, or a dataset's.")
+    ],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="hf:org/name or hf:datasets/org/name; made if there is none.")
+    ],
     public: Annotated[bool, typer.Option("--public", help="Everybody may read a repository that is made now.")] = False,
 ) -> None:
     """Push the data in a folder as one commit. A new repository is private."""
@@ -60,7 +66,9 @@ def _check_kind(folder: Path, name: hub.Name) -> None:
         found = detect(folder)
     except FormatError:
         return
-    raise ConfigError(f"{folder} is a dataset ({found}), and {name} is a repository of a model: push it to hf:datasets/{name.repo}.")
+    raise ConfigError(
+        f"{folder} is a dataset ({found}), and {name} is a repository of a model: push it to hf:datasets/{name.repo}."
+    )
 
 
 def _named(paths: list[str]) -> str:

@@ -17,10 +17,26 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "plot": ("hilt plot runs/tabletop_pick", "hilt plot runs/seed-0 runs/seed-1 --out compared", "docs/observe.md"),
     "recipes": ("hilt recipes", "hilt recipes --json", "docs/recipes.md"),
-    "settings": ("hilt settings tabletop_pick encoder max_", "hilt settings runs/mine/config.yaml --changed", "docs/recipes.md"),
-    "train": ("hilt train tabletop_pick operator=browser --run runs/mine", "hilt train --run runs/mine --resume", "docs/training.md"),
-    "train classifier": ("hilt train classifier frames", "hilt train classifier frames steps=150 --out classifier", "docs/classifier.md"),
-    "train sft": ("hilt train sft sft_debug", "hilt train sft demos policy=FOLDER lora.rank=32 --run runs/sft", "docs/fine-tuning.md"),
+    "settings": (
+        "hilt settings tabletop_pick encoder max_",
+        "hilt settings runs/mine/config.yaml --changed",
+        "docs/recipes.md",
+    ),
+    "train": (
+        "hilt train tabletop_pick operator=browser --run runs/mine",
+        "hilt train --run runs/mine --resume",
+        "docs/training.md",
+    ),
+    "train classifier": (
+        "hilt train classifier frames",
+        "hilt train classifier frames steps=150 --out classifier",
+        "docs/classifier.md",
+    ),
+    "train sft": (
+        "hilt train sft sft_debug",
+        "hilt train sft demos policy=FOLDER lora.rank=32 --run runs/sft",
+        "docs/fine-tuning.md",
+    ),
     "train rloo": (
         "hilt train rloo --config FILE policy=FOLDER --dry-run",
         "hilt train rloo --run runs/rloo --resume",
@@ -46,8 +62,16 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hilt record robot/arm.yaml --device spacemouse --classifier",
         "docs/recording.md",
     ),
-    "data": ("hilt data inspect recordings/tabletop-pick", "hilt data convert bridge/1.0.0 bridge-log", "docs/formats.md"),
-    "data inspect": ("hilt data inspect recordings/tabletop-pick", "hilt data inspect bridge/1.0.0 --frames", "docs/formats.md"),
+    "data": (
+        "hilt data inspect recordings/tabletop-pick",
+        "hilt data convert bridge/1.0.0 bridge-log",
+        "docs/formats.md",
+    ),
+    "data inspect": (
+        "hilt data inspect recordings/tabletop-pick",
+        "hilt data inspect bridge/1.0.0 --frames",
+        "docs/formats.md",
+    ),
     "data convert": (
         "hilt data convert bridge/1.0.0 bridge-log",
         "hilt data convert bridge-log bridge-lerobot --to lerobot",
@@ -61,15 +85,31 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hilt data merge log --into new --without observations/wrist",
         "docs/replay.md",
     ),
-    "data split": ("hilt data split log train held-out --ratios 0.9,0.1", "hilt data split log --parts 4", "docs/replay.md"),
-    "data relabel": ("hilt data relabel log 3,7-9 rewards=0", "hilt data relabel log 3 --fact success=false --dry-run", "docs/replay.md"),
+    "data split": (
+        "hilt data split log train held-out --ratios 0.9,0.1",
+        "hilt data split log --parts 4",
+        "docs/replay.md",
+    ),
+    "data relabel": (
+        "hilt data relabel log 3,7-9 rewards=0",
+        "hilt data relabel log 3 --fact success=false --dry-run",
+        "docs/replay.md",
+    ),
     "data delete": ("hilt data delete log 3,7-9", "hilt data delete log --failures --dry-run", "docs/replay.md"),
     "fetch": ("hilt fetch hf:datasets/lerobot/pusht", "hilt fetch hf:org/policy@v1.0", "docs/formats.md"),
-    "push": ("hilt push runs/sft/policy hf:org/mine", "hilt push dataset hf:datasets/org/mine --public", "docs/formats.md"),
+    "push": (
+        "hilt push runs/sft/policy hf:org/mine",
+        "hilt push dataset hf:datasets/org/mine --public",
+        "docs/formats.md",
+    ),
     "keys": ("hilt keys new learner arm-1", "hilt keys list", "docs/wire.md"),
     "keys new": ("hilt keys new learner arm-1", "hilt keys new arm-2 --dir keys", "docs/wire.md"),
     "keys list": ("hilt keys list", "hilt keys list --dir keys", "docs/wire.md"),
-    "serve-robot": ("hilt serve-robot --task pick", "hilt serve-robot --backend my_arm:MyArm --set robot_ip=172.16.0.2", "docs/robot.md"),
+    "serve-robot": (
+        "hilt serve-robot --task pick",
+        "hilt serve-robot --backend my_arm:MyArm --set robot_ip=172.16.0.2",
+        "docs/robot.md",
+    ),
     "doctor": ("hilt doctor", "hilt doctor --fix", "docs/core.md"),
 }
 """For each command its examples, and the page of the documentation that describes it"""
@@ -78,7 +118,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 def write_examples(name: str, formatter: Any) -> None:
     """Writes the examples of a command, and the page that describes it, below its help."""
     *examples, page = EXAMPLES[name]
-    formatter.write("".join(f" {line}\n" for line in ("Examples:", *(f"  {example}" for example in examples), f"Documentation: {page}")))
+    formatter.write(
+        "".join(
+            f" {line}\n" for line in ("Examples:", *(f"  {example}" for example in examples), f"Documentation: {page}")
+        )
+    )
 
 
 def tidy(command: Any, name: str) -> Any:

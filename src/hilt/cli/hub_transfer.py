@@ -27,7 +27,20 @@ from hilt.core.progress import Report, silent
 MANIFEST = "hilt-hub.json"
 """Beside the files of a snapshot: where they come from, and the checksum of each"""
 DATA = {
-    *(".safetensors", ".json", ".jsonl", ".txt", ".model", ".md", ".jinja", ".vocab", ".merges", ".yaml", ".yml", ".csv"),
+    *(
+        ".safetensors",
+        ".json",
+        ".jsonl",
+        ".txt",
+        ".model",
+        ".md",
+        ".jinja",
+        ".vocab",
+        ".merges",
+        ".yaml",
+        ".yml",
+        ".csv",
+    ),
     *(".parquet", ".mp4", ".png", ".jpg", ".jpeg", ".hdf5", ".h5", ".tfrecord", ".array_record", ".npz"),
 }
 """Endings of the files that are fetched. Weights come as safetensors alone"""
@@ -69,7 +82,9 @@ def fetch(name: str, report: Report = silent) -> Fetched:
     if asked.is_pinned and (asked.folder / asked.revision).exists():
         return _checked(asked, report)
     with _errors(f"{asked} was not fetched"):
-        info = api.repo_info(asked.repo, repo_type=asked.kind, revision=asked.revision or None, files_metadata=True, timeout=TIMEOUT_S)
+        info = api.repo_info(
+            asked.repo, repo_type=asked.kind, revision=asked.revision or None, files_metadata=True, timeout=TIMEOUT_S
+        )
     pinned = replace(asked, revision=info.sha)
     target = pinned.folder / info.sha
     if target.exists():
@@ -101,12 +116,16 @@ def push(folder: Path, name: str, public: bool = False, report: Report = silent)
     asked = parse(name)
     if asked.revision:
         raise ConfigError(f"{name}: a push makes a new commit; leave out @{asked.revision}.")
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink() and path.name != MANIFEST)
+    paths = sorted(
+        path for path in folder.rglob("*") if path.is_file() and not path.is_symlink() and path.name != MANIFEST
+    )
     _check_whole(folder, paths)
     chosen = [path for path in paths if path.suffix.lower() in DATA]
     left_out = [path.relative_to(folder).as_posix() for path in paths if path.suffix.lower() not in DATA]
     if not chosen:
-        raise ConfigError(f"{folder}: there are no files in it that the Hub would be given ({', '.join(sorted(DATA))}).")
+        raise ConfigError(
+            f"{folder}: there are no files in it that the Hub would be given ({', '.join(sorted(DATA))})."
+        )
     api = _hub()
     from huggingface_hub import CommitOperationAdd
 
@@ -124,7 +143,9 @@ def _check_whole(folder: Path, paths: list[Path]) -> None:
     log = next((path.parent for path in paths if path.name == "log.json" and (path.parent / "segments").is_dir()), None)
     if log is None:
         return
-    cure = f"push a dataset made of it: hilt data convert {log} NEW --to lerobot, then hilt push NEW hf:datasets/ORG/NAME"
+    cure = (
+        f"push a dataset made of it: hilt data convert {log} NEW --to lerobot, then hilt push NEW hf:datasets/ORG/NAME"
+    )
     if log != folder and (folder / "policy").is_dir():
         cure = f"for the policy, push {folder / 'policy'}; for the steps, {cure}"
     raise ConfigError(f"{log} is a log of Hilt's, which does not go to the Hub as it is; {cure}.")
@@ -135,9 +156,13 @@ def _check_files(name: Name, wanted: list[str], left_out: list[str]) -> None:
     for path in wanted:
         parts = PurePosixPath(path)
         if parts.is_absolute() or ".." in parts.parts or "\\" in path or "\0" in path or parts.parts[0] == ".cache":
-            raise FormatError(f"{name} has a file {path!r}, which would be written outside of its folder; nothing was fetched.")
+            raise FormatError(
+                f"{name} has a file {path!r}, which would be written outside of its folder; nothing was fetched."
+            )
     if not wanted:
-        raise FormatError(f"{name}: none of its {len(left_out)} files is data that Hilt reads ({', '.join(sorted(DATA))}).")
+        raise FormatError(
+            f"{name}: none of its {len(left_out)} files is data that Hilt reads ({', '.join(sorted(DATA))})."
+        )
     weights = [path for path in left_out if PurePosixPath(path).suffix.lower() in WEIGHTS]
     if name.kind == "model" and weights and not any(path.endswith(".safetensors") for path in wanted):
         raise FormatError(
@@ -167,7 +192,9 @@ def _compared(path: Path, expected: Any, name: Name) -> str:
     if given != wanted:
         with storage_errors(path):
             path.unlink()
-        raise CorruptError(f"{path.name} of {name}: its checksum is {given[:12]}..., the Hub's is {str(wanted)[:12]}.... Fetch it again.")
+        raise CorruptError(
+            f"{path.name} of {name}: its checksum is {given[:12]}..., the Hub's is {str(wanted)[:12]}.... Fetch it again."
+        )
     return sha256.hexdigest()
 
 
@@ -182,7 +209,9 @@ def _checked(name: Name, report: Report) -> Fetched:
             while block := file.read(BLOCK):
                 sha256.update(block)
         if sha256.hexdigest() != known:
-            raise CorruptError(f"{folder / path} has changed since it was fetched. Remove {folder} and fetch {name} again.")
+            raise CorruptError(
+                f"{folder / path} has changed since it was fetched. Remove {folder} and fetch {name} again."
+            )
     report("checking files", len(manifest["sha256"]), len(manifest["sha256"]))
     return _fetched(name, manifest["sha256"], manifest["left_out"])
 

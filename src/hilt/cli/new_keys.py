@@ -22,7 +22,9 @@ def keys() -> None:
 
 @app.command("new")
 def make_keys(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help=f"{LEARNER!r} and the actors' names.", show_default=False)],
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help=f"{LEARNER!r} and the actors' names.", show_default=False)
+    ],
     folder: Folder = Path("keys"),
 ) -> None:
     """Make a pair of keys for each name. Nothing is overwritten."""
@@ -33,11 +35,17 @@ def make_keys(
     typer.echo("")
     actors = [name for name in names if name != LEARNER]
     publics = ", ".join(f"{name}.pub" for name in actors) or "every actor's .pub"
-    typer.echo(f"The learner's machine needs {f'{LEARNER}.key and ' * (LEARNER in names)}{publics} in its folder of keys.")
+    typer.echo(
+        f"The learner's machine needs {f'{LEARNER}.key and ' * (LEARNER in names)}{publics} in its folder of keys."
+    )
     for name in actors or ["ACTOR"]:
         typer.echo(f"The machine of {name} needs {name}.key and {LEARNER}.pub.")
-    typer.echo("Copy the files with scp -p, which keeps their modes: a .key file must have mode 0600 (chmod 600) and be nowhere else.")
-    typer.echo(f"Then give wire.keys={folder} to hilt learner and hilt actor (in Python, keys={str(folder)!r} to make_trainer_config).")
+    typer.echo(
+        "Copy the files with scp -p, which keeps their modes: a .key file must have mode 0600 (chmod 600) and be nowhere else."
+    )
+    typer.echo(
+        f"Then give wire.keys={folder} to hilt learner and hilt actor (in Python, keys={str(folder)!r} to make_trainer_config)."
+    )
 
 
 @app.command("list")

@@ -48,8 +48,12 @@ def list_recipes(as_json: AsJson = False) -> None:
     for job in dict.fromkeys(one["job"] for one in found):
         rows = [[one["command"], one["meaning"]] for one in found if one["job"] == job]
         Console().print(table("", "", rows=rows, title=f"\n{job[0].upper()}{job[1:]}"))
-    typer.echo("\nA recipe is also a file of settings (run.yaml), or a function of yours (module:function): docs/recipes.md")
-    typer.echo("hilt settings RECIPE shows all settings of one; hilt train RECIPE KEY=VALUE changes them; --dry-run starts nothing")
+    typer.echo(
+        "\nA recipe is also a file of settings (run.yaml), or a function of yours (module:function): docs/recipes.md"
+    )
+    typer.echo(
+        "hilt settings RECIPE shows all settings of one; hilt train RECIPE KEY=VALUE changes them; --dry-run starts nothing"
+    )
 
 
 def meaning_of(place: str) -> str:
@@ -58,14 +62,22 @@ def meaning_of(place: str) -> str:
     spec = importlib.util.find_spec(module)
     assert spec is not None and spec.origin is not None
     body = ast.parse(Path(spec.origin).read_text("utf-8")).body
-    text = next((ast.get_docstring(node) for node in body if isinstance(node, ast.FunctionDef) and node.name == function), None) or ""
+    text = (
+        next(
+            (ast.get_docstring(node) for node in body if isinstance(node, ast.FunctionDef) and node.name == function),
+            None,
+        )
+        or ""
+    )
     return (quoted(" ".join(text.split())) or "").partition(". ")[0].rstrip(".")
 
 
 @settings.command("settings")
 def show_settings(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help=RECIPE, show_default=False)],
-    words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]... [TEXT]...", help=WORDS, show_default=False)] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]... [TEXT]...", help=WORDS, show_default=False)
+    ] = None,
     changed: Annotated[bool, typer.Option("--changed", help="Only settings that differ from their default.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -75,7 +87,9 @@ def show_settings(
     rows = [row for row in described(config) if row["value"] != row["default"] or not changed]
     shown = [row for row in rows if not texts or any(text in row["setting"] for text in texts)]
     if texts and not shown:
-        raise ConfigError(f"no setting of {recipe} has {' or '.join(map(repr, texts))} in its name. Leave it out to see all {len(rows)}.")
+        raise ConfigError(
+            f"no setting of {recipe} has {' or '.join(map(repr, texts))} in its name. Leave it out to see all {len(rows)}."
+        )
     if as_json:
         typer.echo(json.dumps(shown, indent=1, default=str))
         return
@@ -85,7 +99,9 @@ def show_settings(
     console = Console()
     for row in shown:
         default = "" if row["value"] == row["default"] else f"   (default: {written(row['default'])})"
-        console.print(Text(row["setting"], "bold"), Text(f"= {written(row['value'])}{default}   {row['type']}"), soft_wrap=True)
+        console.print(
+            Text(row["setting"], "bold"), Text(f"= {written(row['value'])}{default}   {row['type']}"), soft_wrap=True
+        )
         expected = f"Expected: {row['expected']}. " if row["expected"] else ""
         needed = f"Needs: {'; and '.join(row['needs'])}." if row["needs"] else ""
         for text in filter(None, (quoted(row["meaning"]), (expected + needed).strip())):
@@ -125,7 +141,9 @@ def described(config: Any) -> list[dict[str, Any]]:
             "value": validate.value_of(config, key),
             "meaning": meaning,
             "expected": str(rules[key]),
-            "needs": [need.needed.replace("{here}", "") for name, need in needed if key == name or key.startswith(f"{name}.")],
+            "needs": [
+                need.needed.replace("{here}", "") for name, need in needed if key == name or key.startswith(f"{name}.")
+            ],
         }
         for key, kind, default, meaning in describe(type(config))
     ]

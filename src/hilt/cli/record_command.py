@@ -36,9 +36,13 @@ def _option(metavar: str, help: str, default: str | bool = True, names: Sequence
 
 @app.command()
 def record(
-    task: Annotated[str, typer.Argument(help="Such as tabletop/pick, robot/127.0.0.1:5000, or a gymnasium id.", show_default=False)],
+    task: Annotated[
+        str, typer.Argument(help="Such as tabletop/pick, robot/127.0.0.1:5000, or a gymnasium id.", show_default=False)
+    ],
     episodes: Annotated[int | None, _option("N", "The total number of episodes.", "20", min=1)] = None,
-    device: Annotated[str, _option("NAME", "browser, keyboard, gamepad, spacemouse, or script (the task's expert).")] = "browser",
+    device: Annotated[
+        str, _option("NAME", "browser, keyboard, gamepad, spacemouse, or script (the task's expert).")
+    ] = "browser",
     out: Annotated[Path | None, _option("FOLDER", "The folder of the recording.", "recordings/TASK")] = None,
     keep: Annotated[str, _option("RULE", "successes, or all: failures are kept, too.")] = "successes",
     mode: Annotated[str, _option("MODE", "hold: act while held. toggle: press to change.")] = "hold",
@@ -52,18 +56,25 @@ def record(
     image_size: Annotated[int | None, _option("N", "Image size in pixels.", "the task's", min=1)] = None,
     observations: Annotated[str, _option("KIND", "nested, or hil-serl: with its wrappers.")] = "nested",
     no_video: Annotated[bool, typer.Option("--no-video", help="Make no videos of the episodes.")] = False,
-    option: Annotated[list[str] | None, _option("NAME=VALUE", "An option of the task.", False, names=["--option", "-o"])] = None,
+    option: Annotated[
+        list[str] | None, _option("NAME=VALUE", "An option of the task.", False, names=["--option", "-o"])
+    ] = None,
     device_option: Annotated[
-        list[str] | None, _option("NAME=VALUE", "An option of the device, such as port=8080.", False, names=["--device-option", "-d"])
+        list[str] | None,
+        _option("NAME=VALUE", "An option of the device, such as port=8080.", False, names=["--device-option", "-d"]),
     ] = None,
 ) -> None:
     """Record episodes, or frames for a reward classifier. After a stop of any kind, the same command continues the recording."""
     if classifier and episodes is not None:
-        raise typer.BadParameter("--classifier counts frames, not episodes: give --successes-needed instead of --episodes.")
+        raise typer.BadParameter(
+            "--classifier counts frames, not episodes: give --successes-needed instead of --episodes."
+        )
     if classifier and keep != "successes":
         raise typer.BadParameter("--classifier keeps every episode with a mark and without: leave out --keep.")
     if not classifier and None not in (episodes, successes_needed):
-        raise typer.BadParameter("--successes-needed is another name of --episodes, but for --classifier: give one of them.")
+        raise typer.BadParameter(
+            "--successes-needed is another name of --episodes, but for --classifier: give one of them."
+        )
     optional_module("gymnasium", "hilt record", "sim")
     from hilt.envs.task import make
     from hilt.recording.record import Settings
@@ -73,14 +84,27 @@ def record(
     options = {**_pairs(option), **({} if image_size is None else {"image_size": image_size})}
     folder = out or Path("recordings") / (re.sub(r"\W+", "-", task).strip("-") + ("-frames" if classifier else ""))
     frames = (successes_needed or 200) if classifier else 0
-    settings = Settings(task, options, episodes or successes_needed or 20, keep, frames, split, _numbers(states), seed, mode, observations)
+    settings = Settings(
+        task,
+        options,
+        episodes or successes_needed or 20,
+        keep,
+        frames,
+        split,
+        _numbers(states),
+        seed,
+        mode,
+        observations,
+    )
     env = _made(make, task, options, "-o")
     try:
         with _made(open_device, device, _pairs(device_option), "-d") as opened:
             if opened.source == Source.HUMAN and "step_limit" not in options and hasattr(env.unwrapped, "give_time"):
                 env.unwrapped.give_time(PERSONS_LIMIT)
             with Terminal(settings, opened) as watch, stop_signals(second_ends=True) as stopped:
-                summary = run(env, opened, folder, settings, watch=watch, stop=lambda: bool(stopped), videos=not no_video)
+                summary = run(
+                    env, opened, folder, settings, watch=watch, stop=lambda: bool(stopped), videos=not no_video
+                )
     finally:
         env.close()
     show_summary(summary, settings, device, watch.printed)
@@ -107,7 +131,9 @@ class Terminal:
 
     def begin(self, s: RecordingSummary) -> None:
         if s.unfinished:
-            PROGRESS.notify(f"{s.unfinished} unfinished episode{'s' * (s.unfinished > 1)} of a session that was killed: dropped")
+            PROGRESS.notify(
+                f"{s.unfinished} unfinished episode{'s' * (s.unfinished > 1)} of a session that was killed: dropped"
+            )
         for note in s.notes:
             PROGRESS.notify(note)
         self.printed = len(s.notes)
@@ -168,7 +194,10 @@ def show_summary(s: RecordingSummary, settings: Settings, device: str, printed: 
     rows = [
         ["task", settings.task],
         ["in the log", f"{_many(s.episodes, 'episode')}, {s.successes} of them succeeded"],
-        ["this session", f"{_many(s.attempts, 'episode')}, {_many(s.steps, 'step')}" + (f"; dropped: {dropped}" if dropped else "")],
+        [
+            "this session",
+            f"{_many(s.attempts, 'episode')}, {_many(s.steps, 'step')}" + (f"; dropped: {dropped}" if dropped else ""),
+        ],
         ["control rate", s.rate()],
         ["videos", f"{s.videos} in {s.path / 'videos'}" if s.videos else "none"],
         *[["", note] for note in s.notes[printed:]],
@@ -207,7 +236,9 @@ def _made(maker: Callable[..., Any], name: str, options: dict[str, Any], flag: s
     except TypeError as error:
         if "argument" not in str(error):
             raise
-        raise ConfigError(f"{name} cannot be made with the options {options}: {error}. Check what you gave with {flag}.") from error
+        raise ConfigError(
+            f"{name} cannot be made with the options {options}: {error}. Check what you gave with {flag}."
+        ) from error
 
 
 def _pairs(given: list[str] | None) -> dict[str, Any]:

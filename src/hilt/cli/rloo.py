@@ -17,10 +17,14 @@ app = typer.Typer(add_completion=False)
 @app.command("train rloo")
 def rloo_command(
     overrides: Overrides = None,
-    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="The trainer's YAML, as it stands.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="The trainer's YAML, as it stands.")
+    ] = None,
     run: Run = None,
     resume: Resume = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the settings and what would be started; start nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the settings and what would be started; start nothing.")
+    ] = False,
     trusted: Trust = None,
 ) -> None:
     """RLOO over the tasks of a file, such as libero_spatial, one task at each rank at a time. Settings follow as KEY=VALUE: policy=FOLDER,

@@ -20,17 +20,34 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def serve_robot(
-    backend: Annotated[str, typer.Option("--backend", help="tabletop, or an arm of your own by name or module:Class.")] = "tabletop",
-    host: Annotated[str, typer.Option("--host", help="Address to serve at; beyond loopback a token is needed.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="Port of the first arm; a second arm has the next one.", min=0, max=65534)] = 5000,
-    task: Annotated[str | None, typer.Option("--task", help="The tabletop task to serve, for example pick.", show_default="pick")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="An argument of the backend's class.")] = None,
-    tokens: Annotated[
-        list[Path] | None, typer.Option("--token", metavar="FILE", help="A token that lets its holder in; the file's name is the holder's.")
+    backend: Annotated[
+        str, typer.Option("--backend", help="tabletop, or an arm of your own by name or module:Class.")
+    ] = "tabletop",
+    host: Annotated[
+        str, typer.Option("--host", help="Address to serve at; beyond loopback a token is needed.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", help="Port of the first arm; a second arm has the next one.", min=0, max=65534)
+    ] = 5000,
+    task: Annotated[
+        str | None, typer.Option("--task", help="The tabletop task to serve, for example pick.", show_default="pick")
     ] = None,
-    max_speed: Annotated[float, typer.Option("--max-speed", help="Meters per second, of the commanded tool point.")] = 0.6,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="An argument of the backend's class.")
+    ] = None,
+    tokens: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--token", metavar="FILE", help="A token that lets its holder in; the file's name is the holder's."
+        ),
+    ] = None,
+    max_speed: Annotated[
+        float, typer.Option("--max-speed", help="Meters per second, of the commanded tool point.")
+    ] = 0.6,
     max_turn: Annotated[float, typer.Option("--max-turn", help="Radians per second.")] = 3.0,
-    heartbeat: Annotated[float, typer.Option("--heartbeat", help="Seconds of silence after which the arm holds where it is.")] = 0.3,
+    heartbeat: Annotated[
+        float, typer.Option("--heartbeat", help="Seconds of silence after which the arm holds where it is.")
+    ] = 0.3,
     rate: Annotated[float, typer.Option("--rate", help="Ticks of the control loop per second.")] = 100.0,
 ) -> None:
     """Serve an arm over HTTP as HIL-SERL's franka_server does, with limits on pose and speed, a heartbeat, and one controller at a time."""
@@ -50,7 +67,11 @@ def serve_robot(
     def show() -> None:
         for arm, url in enumerate(server.urls):
             typer.echo(f"arm {arm} ({backend}) at {url}")
-        priority = "with real-time priority" if server.control.hello["realtime"] else "without real-time priority (root may have it)"
+        priority = (
+            "with real-time priority"
+            if server.control.hello["realtime"]
+            else "without real-time priority (root may have it)"
+        )
         typer.echo(f"control at {rate:g} Hz {priority}; holds after {heartbeat:g} s of silence. Ctrl-C ends.")
         show_next(*next_commands(server.urls, backend == "tabletop", bool(tokens)))
 

@@ -37,7 +37,9 @@ def table(*headers: str, rows: Sequence[Sequence[object]], title: str = "", righ
     whole = _unwrapped([[header, *(row[number].plain for row in cells)] for number, header in enumerate(headers)])
     made = Table(title=Text(title, "bold") if title else None, title_justify="left", box=None, pad_edge=False)
     for number, header in enumerate(headers):
-        made.add_column(header, justify="right" if number in right else "left", overflow="fold", no_wrap=number in whole)
+        made.add_column(
+            header, justify="right" if number in right else "left", overflow="fold", no_wrap=number in whole
+        )
     for row in cells:
         made.add_row(*row)
     return made

@@ -24,9 +24,15 @@ FEW = 3
 
 @app.command("train classifier")
 def classifier(
-    data: Annotated[list[str] | None, typer.Argument(metavar="DATA... KEY=VALUE...", help=DATA, show_default=False)] = None,
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the classifier is to be.")] = Path("classifier"),
-    settings: Annotated[bool, typer.Option("--settings", help="Show all settings and what they mean; train nothing.")] = False,
+    data: Annotated[
+        list[str] | None, typer.Argument(metavar="DATA... KEY=VALUE...", help=DATA, show_default=False)
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the classifier is to be.")] = Path(
+        "classifier"
+    ),
+    settings: Annotated[
+        bool, typer.Option("--settings", help="Show all settings and what they mean; train nothing.")
+    ] = False,
 ) -> None:
     """Train a reward classifier, and judge it on frames of other episodes and initial states. In a recipe: classifier=FOLDER."""
     from rich.console import Console
@@ -57,7 +63,9 @@ def classifier(
 
         clips = read_frames([word for word in words if word not in changes], report)
         report("")
-        typer.echo(f"{sum(map(len, clips)):,} frames of {len(clips)} episode{'s' * (len(clips) != 1)}, {class_count(clips)} classes")
+        typer.echo(
+            f"{sum(map(len, clips)):,} frames of {len(clips)} episode{'s' * (len(clips) != 1)}, {class_count(clips)} classes"
+        )
         trained = train(clips, config, watch)
     save(out, trained)
     show(trained.metadata)
@@ -102,19 +110,35 @@ def show(metadata: dict[str, Any]) -> None:
         ["near misses called success", near],
     ]
     if held["by"] == "episode":
-        rows.append(["CAUTION", "too few initial states to hold some out: episodes on both sides began alike. Record from more of them"])
+        rows.append(
+            [
+                "CAUTION",
+                "too few initial states to hold some out: episodes on both sides began alike. Record from more of them",
+            ]
+        )
     if held["initial_states"] < FEW or not held["failed_attempts"]["frames"]:
         lack = f"frames of {held['initial_states']} initial states, {held['failed_attempts']['frames']} of them of failed attempts"
-        rows.append(["CAUTION", f"judged on {lack}: that proves little. Record {4 * FEW} episodes or more, failures among them"])
+        rows.append(
+            ["CAUTION", f"judged on {lack}: that proves little. Record {4 * FEW} episodes or more, failures among them"]
+        )
     if not is_useful(held):
-        rows.append(["CAUTION", "it does not tell success from failure: a policy would learn nothing from it, or something wrong"])
+        rows.append(
+            [
+                "CAUTION",
+                "it does not tell success from failure: a policy would learn nothing from it, or something wrong",
+            ]
+        )
     elif held["recall"] < LOW_RECALL:
         rows.append(["CAUTION", f"it misses {1 - held['recall']:.0%} of the successes: a policy is rarely rewarded"])
     Console().print(table("", "", rows=rows))
 
 
 def _precision(held: dict[str, Any]) -> str:
-    return "precision undefined (no frame is called a success)" if held["precision"] is None else f"precision {held['precision']:.1%}"
+    return (
+        "precision undefined (no frame is called a success)"
+        if held["precision"] is None
+        else f"precision {held['precision']:.1%}"
+    )
 
 
 def _size(side: dict[str, Any]) -> str:

@@ -36,7 +36,9 @@ train, learner, actor = (typer.Typer(add_completion=False) for _ in range(3))
 Recipe = Annotated[
     str | None,
     typer.Argument(
-        metavar="RECIPE", help="hil_debug, tabletop_pick, vla_debug, a run.yaml, or module:function of yours.", show_default=False
+        metavar="RECIPE",
+        help="hil_debug, tabletop_pick, vla_debug, a run.yaml, or module:function of yours.",
+        show_default=False,
     ),
 ]
 
@@ -48,7 +50,9 @@ def train_command(
     overrides: Overrides = None,
     run: Run = None,
     resume: Resume = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the settings and what would be started; start nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the settings and what would be started; start nothing.")
+    ] = False,
     trusted: Trust = None,
 ) -> None:
     """Train: a learner and actors on this machine; or, of a recipe of post-training, a vision-language-action policy on its own rollouts.
@@ -75,7 +79,10 @@ def train_command(
         stop, debug = (lambda: bool(stopped)), bool(context.find_root().params.get("debug"))
         outcome = run_all(config, folder, notify=screen.notify, stop=stop, report=screen.report, debug=debug)
     killed = ", ".join(f"{name} {count}" for name, count in outcome.restarts.items())
-    typer.echo(f"{'ended' if outcome.ended else 'stopped'}: {folder}" + (f"; killed and started again: {killed}" if killed else ""))
+    typer.echo(
+        f"{'ended' if outcome.ended else 'stopped'}: {folder}"
+        + (f"; killed and started again: {killed}" if killed else "")
+    )
     typer.echo("\n" + "\n".join(_next(folder, outcome.ended)))
     leave(stopped)
 
@@ -112,10 +119,15 @@ def learner_command(
 def actor_command(
     recipe: Recipe = None,
     overrides: Overrides = None,
-    host: Annotated[str | None, typer.Option("--learner", metavar="HOST", help="Where the learner is.", show_default="wire.host")] = None,
-    name: Annotated[str, typer.Option("--name", help="The name of this actor, which also determines its seeds.")] = socket.gethostname(),
+    host: Annotated[
+        str | None, typer.Option("--learner", metavar="HOST", help="Where the learner is.", show_default="wire.host")
+    ] = None,
+    name: Annotated[
+        str, typer.Option("--name", help="The name of this actor, which also determines its seeds.")
+    ] = socket.gethostname(),
     spool: Annotated[
-        Path | None, typer.Option("--spool", metavar="FOLDER", help="Steps wait here for the learner.", show_default="spools/NAME")
+        Path | None,
+        typer.Option("--spool", metavar="FOLDER", help="Steps wait here for the learner.", show_default="spools/NAME"),
     ] = None,
     trusted: Trust = None,
 ) -> None:
@@ -141,7 +153,9 @@ def actor_command(
     if acted.spooled and config.store == "log":
         typer.echo(f"{acted.spooled:,} steps wait for the learner; the same command sends them")
     elif acted.spooled:
-        typer.echo(f"{acted.spooled:,} episodes did not reach the learner and are lost: store={config.store} keeps none on the disk here")
+        typer.echo(
+            f"{acted.spooled:,} episodes did not reach the learner and are lost: store={config.store} keeps none on the disk here"
+        )
     leave(stopped)
 
 
@@ -158,7 +172,9 @@ def _of_post_training(recipe: str, folder: Path, resume: bool, words: list[str])
         from hilt.core.checksums import read_json
 
         return read_json(folder / "run.json").get("kind") == "vla"
-    if resume and any(word.startswith("copy_to=") for word in words):  # it is not here yet, and only post-training has copies
+    if resume and any(
+        word.startswith("copy_to=") for word in words
+    ):  # it is not here yet, and only post-training has copies
         return True
     from hilt.recipes import is_vla
 
@@ -209,7 +225,9 @@ def _words(recipe: str | None, overrides: list[str] | None) -> tuple[str, list[s
 
 def _folder(recipe: str, run: Path | None) -> Path:
     if run is None and not recipe:
-        raise typer.BadParameter("give a RECIPE, such as hil_debug (hilt recipes lists them), or a run with --run and --resume.")
+        raise typer.BadParameter(
+            "give a RECIPE, such as hil_debug (hilt recipes lists them), or a run with --run and --resume."
+        )
     return run or Path("runs") / plain(recipe.removesuffix(".yaml").removesuffix(".yml"))
 
 
@@ -249,10 +267,14 @@ def _opened(recipe: str, overrides: list[str], folder: Path, resume: bool, whole
         config = resume_run(folder, recipe, overrides)
         if not writer_of(folder):  # else its own former learner has them, which is awaited
             if whole and (wire := own_ports(config, typer.echo).wire) != config.wire:
-                config = resume_run(folder, recipe, [f"wire.port={wire.port}", f"wire.broadcast_port={wire.broadcast_port}"])
+                config = resume_run(
+                    folder, recipe, [f"wire.port={wire.port}", f"wire.broadcast_port={wire.broadcast_port}"]
+                )
             check_wire(config)
         ready_to_measure(config)
-    for line in [] if _parent() else [*defaults.lines(folder), *precision.lines(config, folder, resume)]:  # a parent has printed it
+    for line in (
+        [] if _parent() else [*defaults.lines(folder), *precision.lines(config, folder, resume)]
+    ):  # a parent has printed it
         typer.echo(line)
     return config
 
@@ -279,7 +301,9 @@ def _show(recipe: str, overrides: list[str], folder: Path, resume: bool) -> None
     from hilt.runs import run_precision as precision
     from hilt.runs.folder import check_new
 
-    config = resumed_settings(folder, recipe, overrides)[0] if resume else own_ports(_config(recipe, overrides), typer.echo)
+    config = (
+        resumed_settings(folder, recipe, overrides)[0] if resume else own_ports(_config(recipe, overrides), typer.echo)
+    )
     unseen = check_names(config)
     new = () if resume else (lambda: check_new(folder), lambda: check_wire(config))
     config, choice = check_begin(config, *new, whole=True, make_task=not unseen)
@@ -295,7 +319,9 @@ def _show(recipe: str, overrides: list[str], folder: Path, resume: bool) -> None
     if config.demonstrations and not resume:
         typer.echo(f"{config.demonstrations} demonstrations of {config.task}, recorded by its script")
     if unseen:
-        typer.echo(f"{', '.join(unseen)}: code that a file names, which a dry run does not import; what it shows and takes was not checked")
+        typer.echo(
+            f"{', '.join(unseen)}: code that a file names, which a dry run does not import; what it shows and takes was not checked"
+        )
     for name, command in commands(config, folder).items():
         typer.echo(f"{name}: {' '.join(command[command.index('hilt') :])}")
 
@@ -333,7 +359,9 @@ def _ending() -> Iterator[list[int]]:
     finally:
         over.set()
         thread.join(5)
-        signal.signal(ASK_TO_END, signal.SIG_IGN)  # Python's end takes handlers away, and the signal would end it with another exit code
+        signal.signal(
+            ASK_TO_END, signal.SIG_IGN
+        )  # Python's end takes handlers away, and the signal would end it with another exit code
 
 
 def _parent() -> int:

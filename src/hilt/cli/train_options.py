@@ -11,8 +11,12 @@ import typer
 
 from hilt.core.trust import trust
 
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, such as batch_size=128.", show_default=False)]
-Run = Annotated[Path | None, typer.Option("--run", metavar="FOLDER", help="Where the run is kept.", show_default="runs/RECIPE")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, such as batch_size=128.", show_default=False)
+]
+Run = Annotated[
+    Path | None, typer.Option("--run", metavar="FOLDER", help="Where the run is kept.", show_default="runs/RECIPE")
+]
 Trust = Annotated[
     list[str] | None,
     typer.Option(

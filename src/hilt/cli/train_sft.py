@@ -26,11 +26,17 @@ TRY = "\nhilt eval {0} --episodes 10    # a first look; all test states, in minu
 
 @app.command("train sft")
 def sft(
-    words: Annotated[list[str] | None, typer.Argument(metavar="[RECIPE] [DATA]... [KEY=VALUE]...", help=WORDS, show_default=False)] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[RECIPE] [DATA]... [KEY=VALUE]...", help=WORDS, show_default=False)
+    ] = None,
     run: Run = None,
     resume: Resume = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the settings and what would be read; start nothing.")] = False,
-    settings: Annotated[bool, typer.Option("--settings", help="Show all settings and what they mean; train nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the settings and what would be read; start nothing.")
+    ] = False,
+    settings: Annotated[
+        bool, typer.Option("--settings", help="Show all settings and what they mean; train nothing.")
+    ] = False,
     trusted: Trust = None,
 ) -> None:
     """Fine-tune a policy on demonstrations. Stopped in any way, --resume goes on, bit for bit."""
@@ -47,26 +53,42 @@ def sft(
         _show(_config(recipe, data, overrides), folder, settings)
         return
     with progress_bar(CHECKING):
-        config = resume_run(folder, recipe, overrides) if resume else begin_run(folder, recipe, _config(recipe, data, overrides))
+        config = (
+            resume_run(folder, recipe, overrides)
+            if resume
+            else begin_run(folder, recipe, _config(recipe, data, overrides))
+        )
     for line in precision.lines(config, folder, resume):
         typer.echo(line)
     with PROGRESS.phases() as report, stop_signals() as stopped:
 
         def watch(step: int, values: dict[str, float]) -> None:
             if "validation_loss" in values:
-                best = "the lowest so far" if values["best_step"] == step else f"the lowest was at step {values['best_step']:.0f}"
-                PROGRESS.notify(f"step {step:,} of {config.max_steps:,}: validation loss {values['validation_loss']:.4f}, {best}")
+                best = (
+                    "the lowest so far"
+                    if values["best_step"] == step
+                    else f"the lowest was at step {values['best_step']:.0f}"
+                )
+                PROGRESS.notify(
+                    f"step {step:,} of {config.max_steps:,}: validation loss {values['validation_loss']:.4f}, {best}"
+                )
 
         done = train(config, folder, notify=PROGRESS.notify, watch=watch, stop=lambda: bool(stopped), report=report)
     goes_on = f"hilt train sft --run {folder} --resume"
     if not done.best_step:
         typer.echo(f"stopped after {done.step:,} steps, before there was anything to keep\n\n{goes_on}")
     else:
-        why = {"best": "held-out episodes got no better", "max_steps": "max_steps is reached", "stopped": "it was stopped"}[done.reason]
+        why = {
+            "best": "held-out episodes got no better",
+            "max_steps": "max_steps is reached",
+            "stopped": "it was stopped",
+        }[done.reason]
         typer.echo(
             f"{why}: {done.step:,} steps, {done.seconds:.0f} s; the policy of step {done.best_step:,}, loss {done.loss:.4f}, is kept"
         )
-        typer.echo(f"\n{folder / 'policy'}" + TRY.format(folder) * bool(config.tasks) + (f"\n{goes_on}" if stopped else ""))
+        typer.echo(
+            f"\n{folder / 'policy'}" + TRY.format(folder) * bool(config.tasks) + (f"\n{goes_on}" if stopped else "")
+        )
     leave(stopped)
 
 
@@ -122,7 +144,9 @@ def _show(config: Sft, folder: Path, meanings: bool) -> None:
     for line in precision.lines(config):
         typer.echo(line)
     if config.demonstrations:
-        typer.echo(f"{config.demonstrations} demonstrations of each of {', '.join(config.tasks)}, recorded by its script")
+        typer.echo(
+            f"{config.demonstrations} demonstrations of each of {', '.join(config.tasks)}, recorded by its script"
+        )
     from hilt.formats import detect, located
 
     for path in config.data:

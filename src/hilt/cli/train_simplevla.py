@@ -21,7 +21,9 @@ def simplevla_command(
     words: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE ...", help=WORDS, show_default=False)] = None,
     run: Run = None,
     resume: Resume = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the settings and what would be started; start nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the settings and what would be started; start nothing.")
+    ] = False,
     trusted: Trust = None,
 ) -> None:
     """What stands behind `python -m verl.trainer.main_ppo` there stands behind `hilt train simplevla` here: docs/simplevla.md has every
@@ -33,7 +35,9 @@ def simplevla_command(
 
     if not words:
         if not resume or run is None:
-            raise ConfigError("give the keys of SimpleVLA-RL, such as data.task_suite_name=libero_10; or --run FOLDER --resume to go on.")
+            raise ConfigError(
+                "give the keys of SimpleVLA-RL, such as data.task_suite_name=libero_10; or --run FOLDER --resume to go on."
+            )
         run_all(None, run, "simplevla", (), resume, dry_run)
         return
     command = simplevla(words, here=True)

@@ -61,7 +61,9 @@ def run(
     kept = "" if done.best_step < 0 else f"; the policy of step {done.best_step} is kept" + _share(done.success)
     waited = f" and {done.waited} that only collected" * bool(done.waited)
     typer.echo(f"{why}: {done.step - done.waited} training steps{waited}, {done.seconds:.0f} s{kept}")
-    end = f"\n{folder / 'policy'}" * (folder / "policy").is_dir() + f"\nhilt train --run {folder} --resume" * (done.reason == "stopped")
+    end = f"\n{folder / 'policy'}" * (folder / "policy").is_dir() + f"\nhilt train --run {folder} --resume" * (
+        done.reason == "stopped"
+    )
     typer.echo(f"{end}\nhilt eval {folder}\nhilt plot {folder}")
     leave(stopped)
 

@@ -20,7 +20,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, EmptyError, HiltError, MissingPackageError, SchemaError, StorageError, UnknownNameError
+from hilt.core.errors import (
+    ConfigError,
+    EmptyError,
+    HiltError,
+    MissingPackageError,
+    SchemaError,
+    StorageError,
+    UnknownNameError,
+)
 from hilt.envs.pool import Pool
 from hilt.policies.base import Policy
 from hilt.policies.vla.observation_adapters import suite
@@ -52,14 +60,18 @@ def compute_state_hash(states: Any) -> str:
 class DistributedInitialStateDataset:
     """The initial states of a task in a ring: the next ones each time, and again from the first."""
 
-    def __init__(self, num_states: int = 50, state_dim: int = 8, rank: int = 0, world_size: int = 1, states: Any = None):
+    def __init__(
+        self, num_states: int = 50, state_dim: int = 8, rank: int = 0, world_size: int = 1, states: Any = None
+    ):
         """`states`: an array of one's own, [N, state_dim]. Without it, state i is a row that begins with i, its number in the simulator,
         and has zeros after it: made-up joint angles would be no state of the simulator's. ``state_dim=0``: the numbers alone, [N]."""
         self.states = _numbered(num_states, state_dim) if states is None else np.asarray(states)
         if not len(self.states):
             raise ConfigError(f"rank {rank} of {world_size} was given no initial states; give at least one.")
         if states is not None and self.states.ndim > 1 and self.states.shape[1:] != (state_dim,):
-            raise ConfigError(f"states have the shape {list(self.states.shape)}; expected [N, {state_dim}] by state_dim.")
+            raise ConfigError(
+                f"states have the shape {list(self.states.shape)}; expected [N, {state_dim}] by state_dim."
+            )
         self.rank, self.world_size = rank, world_size
         self._ring = Ring(range(len(self.states)))
 
@@ -83,7 +95,10 @@ class DistributedInitialStateDataset:
 
 
 def smart_sample_init_state(
-    init_dataset: DistributedInitialStateDataset, num_parallel_envs: int, rloo_batch_size: int, init_state_mode: str = "distinct"
+    init_dataset: DistributedInitialStateDataset,
+    num_parallel_envs: int,
+    rloo_batch_size: int,
+    init_state_mode: str = "distinct",
 ) -> tuple[np.ndarray, str]:
     """The next initial states, one for each rollout, and their hash. "distinct": as many states as rollouts, in the order of the ring;
     "group", as GRPO has it: one state for each environment, `rloo_batch_size` times in a row, so that like is compared with like."""
@@ -143,7 +158,9 @@ class LIBEROEnvRunner:
 
     def set_current_task_by_cursor(self) -> Any:
         """The task of this iteration; None on a rank without tasks, which goes on to its collectives with nothing."""
-        self.current_task = self.assigned_tasks[self.task_cursor % len(self.assigned_tasks)] if self.assigned_tasks else None
+        self.current_task = (
+            self.assigned_tasks[self.task_cursor % len(self.assigned_tasks)] if self.assigned_tasks else None
+        )
         return self.current_task
 
     def advance_task_cursor(self) -> Any:
@@ -171,7 +188,9 @@ class LIBEROEnvRunner:
         ended: dict[int, RolloutEpisode] = {}
         next_number = 0
         pool = self.create_parallel_envs()
-        rollouts = roll_out(self.policy, pool, starts, suite=suite(task), settings=self._settings, generator=self._draws)
+        rollouts = roll_out(
+            self.policy, pool, starts, suite=suite(task), settings=self._settings, generator=self._draws
+        )
         try:
             for outcome in rollouts:
                 if isinstance(outcome, LostEpisode):
@@ -194,7 +213,11 @@ class LIBEROEnvRunner:
         there = self.create_parallel_envs().describe(task)["initial_states"]
         if self._split is None:
             self._split = "published" if "published" in there else "train"
-            also = ", which evaluations use as well; split='train' leaves some to them" if self._split == "published" else ""
+            also = (
+                ", which evaluations use as well; split='train' leaves some to them"
+                if self._split == "published"
+                else ""
+            )
             logger.info("initial states are those of the split %r%s", self._split, also)
         if self._split not in there:
             raise UnknownNameError(f"split of {task}", self._split, there)
@@ -299,7 +322,12 @@ def _numbered(num_states: int, state_dim: int) -> np.ndarray:
 def _numbers(states: Any) -> np.ndarray:
     """The numbers of initial states, given as they are or as rows that begin with them."""
     given = np.asarray(states)
-    if given.ndim == 2 and given.shape[1] and not given[:, 1:].any() and (given[:, 0] == given[:, 0].astype(np.int64)).all():
+    if (
+        given.ndim == 2
+        and given.shape[1]
+        and not given[:, 1:].any()
+        and (given[:, 0] == given[:, 0].astype(np.int64)).all()
+    ):
         given = given[:, 0].astype(np.int64)
     if given.ndim != 1 or given.dtype.kind not in "iu":
         raise SchemaError(

@@ -32,11 +32,15 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CorruptError(f"{path}: not readable as JSON ({error}); restore it from a copy or run: hilt data repair.") from None
+        raise CorruptError(
+            f"{path}: not readable as JSON ({error}); restore it from a copy or run: hilt data repair."
+        ) from None
     place = _checksum_place(text)
     given, right = text[place : place + 8], f"{checksum(text[:place] + b'0' * 8 + text[place + 8 :]):08x}".encode()
     if not isinstance(data, dict) or "checksum" not in data or given != right:
-        raise CorruptError(f"{path}: its bytes do not have their checksum; restore it from a copy or run: hilt data repair.")
+        raise CorruptError(
+            f"{path}: its bytes do not have their checksum; restore it from a copy or run: hilt data repair."
+        )
     del data["checksum"]
     return data
 

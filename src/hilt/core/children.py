@@ -57,7 +57,9 @@ def process_context(start_method: str) -> Any:
 class ChildProcess(subprocess.Popen[Any]):
     """A program that this process starts, looks after and ends; its command comes from `run_module` or `run_code`."""
 
-    def __init__(self, command: Sequence[str], leaves_signals: bool = True, env: Mapping[str, str] | None = None, **options: Any):
+    def __init__(
+        self, command: Sequence[str], leaves_signals: bool = True, env: Mapping[str, str] | None = None, **options: Any
+    ):
         """`leaves_signals`: it calls `leave_to_parent` first, and until then the signals of `hilt.core.signals` are blocked in it.
         `env` is its environment, by default that of this process; the names that this process trusts are added. The `options` are those
         of `subprocess.Popen`; its input is empty unless they say otherwise."""
@@ -76,7 +78,9 @@ class ChildProcess(subprocess.Popen[Any]):
         if not self.ends_within(seconds):
             self.kill()
             self.ends_within(KILL_TIMEOUT_S)
-        return -signal.SIGKILL if self.returncode is None else int(self.returncode)  # the system may be slow to take it away
+        return (
+            -signal.SIGKILL if self.returncode is None else int(self.returncode)
+        )  # the system may be slow to take it away
 
 
 class PipedProcess:
@@ -84,17 +88,27 @@ class PipedProcess:
     pipe."""
 
     def __init__(
-        self, target: Callable[..., None], *arguments: Any, name: str, start_method: str = "spawn", daemon: bool = True, preload: str = ""
+        self,
+        target: Callable[..., None],
+        *arguments: Any,
+        name: str,
+        start_method: str = "spawn",
+        daemon: bool = True,
+        preload: str = "",
     ):
         """`preload`: a module that the fork server, where there is one, imports once for all of its processes."""
         context = process_context(start_method)
         if preload:
             context.set_forkserver_preload([preload])
         self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_run, args=(trust.for_children(), target, theirs, *arguments), name=name, daemon=daemon)
+        self._process = context.Process(
+            target=_run, args=(trust.for_children(), target, theirs, *arguments), name=name, daemon=daemon
+        )
         with held_back():
             resource_tracker.ensure_running()  # on its own: as it starts, it unblocks some of them here
-        with held_back():  # the fork server that it may come from has them blocked for good: it ends when this process does
+        with (
+            held_back()
+        ):  # the fork server that it may come from has them blocked for good: it ends when this process does
             self._process.start()
         theirs.close()
 

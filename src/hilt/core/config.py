@@ -53,7 +53,9 @@ def build(base: T, *layers: str | Path | Mapping[str, Any]) -> T:
     """
     if not dataclasses.is_dataclass(base) or isinstance(base, type):
         raise ConfigError(f"expected a config (an instance of a dataclass), got {base!r}.")
-    with contextlib.suppress(_NotSimpleError, HiltError, OmegaConfBaseException, NameError):  # everything that is wrong is reported below
+    with contextlib.suppress(
+        _NotSimpleError, HiltError, OmegaConfBaseException, NameError
+    ):  # everything that is wrong is reported below
         simple = [_simple_layer(base, layer) for layer in layers]
         return cast(T, _remembering(_changed(base, simple), base, simple))
     return _built_whole(base, layers)
@@ -123,7 +125,9 @@ def _changed(base: Any, layers: list[DictConfig]) -> Any:
     fields = {item.name: getattr(base, item.name) for item in dataclasses.fields(base)}
     if hasattr(kind, "__post_init__") or not all(item.init for item in dataclasses.fields(base)):
         raise _NotSimpleError
-    named = {str(name): [layer._get_node(name) for layer in layers if name in layer] for layer in layers for name in layer}
+    named = {
+        str(name): [layer._get_node(name) for layer in layers if name in layer] for layer in layers for name in layer
+    }
     if not named.keys() <= fields.keys():
         raise _NotSimpleError
     below = {name for name, value in fields.items() if dataclasses.is_dataclass(value) and not isinstance(value, type)}
@@ -153,7 +157,9 @@ def _is_taken(fields: dict[str, Any], name: str, nodes: Sequence[Any], hint: Any
     merged with. Returns whether it did."""
     if typing.get_origin(hint) is dict or hint in (dict, Any):
         return False
-    values = [OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else node._value() for node in nodes]
+    values = [
+        OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else node._value() for node in nodes
+    ]
     try:
         for value in values:
             _check_type(hint, value)
@@ -195,7 +201,11 @@ def _check_type(hint: Any, value: Any) -> None:
     """Refuses a value that is not exactly of the type of its field."""
     _check_plain(value)
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any or (value is None and type(None) in inner) or (isinstance(hint, type) and type(value) is hint and origin is None):
+    if (
+        hint is Any
+        or (value is None and type(None) in inner)
+        or (isinstance(hint, type) and type(value) is hint and origin is None)
+    ):
         return
     if origin in (typing.Union, types.UnionType):
         if not any(type(value) is one for one in inner):
@@ -237,10 +247,19 @@ def _merged_whole(config: Any, values: Any, where: str) -> Any:
 
 def _leaves(values: Any, prefix: str = "") -> dict[str, Any]:
     """All values by their dotted keys, unresolved: what is no mapping, an empty one, or one of whose keys has a dot of its own."""
-    if not isinstance(values, DictConfig) or values._is_none() or not values or any("." in str(name) for name in values):
+    if (
+        not isinstance(values, DictConfig)
+        or values._is_none()
+        or not values
+        or any("." in str(name) for name in values)
+    ):
         return {prefix: values} if prefix else {}
     below = {str(name): values._get_node(name) for name in values}
-    return {path: leaf for name, node in below.items() for path, leaf in _leaves(node, f"{prefix}.{name}" if prefix else name).items()}
+    return {
+        path: leaf
+        for name, node in below.items()
+        for path, leaf in _leaves(node, f"{prefix}.{name}" if prefix else name).items()
+    }
 
 
 def freeze(config: Any, path: str | Path) -> None:
@@ -305,7 +324,9 @@ def read_yaml(path: Path) -> DictConfig:
     data = read(path)
     try:
         if _size(yaml.compose(data.decode(), yaml.SafeLoader), {}) > MAX_VALUES:
-            raise ConfigError(f"{path}: it stands for more than {MAX_VALUES:,} values, with what its aliases (*name) repeat. Write it out.")
+            raise ConfigError(
+                f"{path}: it stands for more than {MAX_VALUES:,} values, with what its aliases (*name) repeat. Write it out."
+            )
         values = OmegaConf.create(data.decode())
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply, or within itself.") from None

@@ -38,7 +38,11 @@ class SeveralErrors(ConfigError):
 
     def __init__(self, errors: Iterable[HiltError]):
         self.errors = list(errors)
-        super().__init__("\n".join([f"{len(self.errors)} things cannot work as they are:", *(f"  - {error}" for error in self.errors)]))
+        super().__init__(
+            "\n".join(
+                [f"{len(self.errors)} things cannot work as they are:", *(f"  - {error}" for error in self.errors)]
+            )
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.errors,)
@@ -47,11 +51,11 @@ class SeveralErrors(ConfigError):
 class Problems:
     """Collects what is wrong, so that all of it is reported at once, and not one thing for each try.
 
-        problems = Problems()
-        problems.check(check_sizes, config)
-        with problems.collected():
-            ...
-        problems.report()
+    problems = Problems()
+    problems.check(check_sizes, config)
+    with problems.collected():
+        ...
+    problems.report()
     """
 
     def __init__(self) -> None:
@@ -64,7 +68,9 @@ class Problems:
             yield
         except HiltError as error:
             known = {str(one) for one in self.errors}
-            self.errors += [one for one in (error.errors if isinstance(error, SeveralErrors) else [error]) if str(one) not in known]
+            self.errors += [
+                one for one in (error.errors if isinstance(error, SeveralErrors) else [error]) if str(one) not in known
+            ]
 
     def check(self, function: Callable[..., Any], *given: Any) -> bool:
         """Calls the function; returns whether it raised nothing."""
@@ -196,7 +202,9 @@ def optional_module(name: str, purpose: str, extra: str, package: str = "") -> A
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == name.partition(".")[0]
+        missing = (
+            isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == name.partition(".")[0]
+        )
         raise MissingPackageError(package or name, purpose, extra, "" if missing else str(error)) from error
 
 
@@ -219,7 +227,9 @@ def explained_calls(kind: type[T]) -> type[T]:
     `ArgumentError`, and no bare TypeError. Every other error, and what a call costs, stays as it is."""
     for name, function in list(vars(kind).items()):
         if inspect.isfunction(function) and (name == "__init__" or not name.startswith("_")):
-            setattr(kind, name, _explained(function, kind.__name__ if name == "__init__" else f"{kind.__name__}.{name}"))
+            setattr(
+                kind, name, _explained(function, kind.__name__ if name == "__init__" else f"{kind.__name__}.{name}")
+            )
     return kind
 
 
@@ -247,12 +257,16 @@ def _explained(function: Callable[..., Any], call: str) -> Callable[..., Any]:
 def _check_call(function: Callable[..., Any], call: str, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())[1:]
-    plain = signature.replace(parameters=[p.replace(annotation=p.empty) for p in parameters], return_annotation=signature.empty)
+    plain = signature.replace(
+        parameters=[p.replace(annotation=p.empty) for p in parameters], return_annotation=signature.empty
+    )
     try:
         plain.bind(*given[1:], **named)
     except TypeError as error:
         known = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         expected = f"Expected {call}{plain}."
         open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        refuse_unknown(call, [name for name in named if not open_ended or "did you mean" in suggest(name, known)], known, expected)
+        refuse_unknown(
+            call, [name for name in named if not open_ended or "did you mean" in suggest(name, known)], known, expected
+        )
         raise ArgumentError(f"{call}: {error}. {expected}") from None

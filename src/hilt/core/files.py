@@ -162,7 +162,9 @@ def _beside(path: Path) -> str:
 def leftovers(folder: Path) -> list[Path]:
     """What lies in a folder because a process was killed while it wrote or removed it."""
     with storage_errors(folder):
-        return [path for path in folder.iterdir() if path.name.startswith(".") and path.name.endswith((".new", ".trash"))]
+        return [
+            path for path in folder.iterdir() if path.name.startswith(".") and path.name.endswith((".new", ".trash"))
+        ]
 
 
 @contextlib.contextmanager

@@ -54,7 +54,9 @@ def is_hub_name(name: str | os.PathLike[str]) -> bool:
 def parse(name: str) -> Name:
     found = NAME.fullmatch(name)
     if found is None or ".." in name:
-        raise ConfigError(f"{name!r}: expected hf:ORG/NAME or hf:datasets/ORG/NAME, and @COMMIT, @TAG or @BRANCH after it if you like.")
+        raise ConfigError(
+            f"{name!r}: expected hf:ORG/NAME or hf:datasets/ORG/NAME, and @COMMIT, @TAG or @BRANCH after it if you like."
+        )
     return Name(found["repo"], "dataset" if found["kind"] else "model", found["revision"] or "")
 
 
@@ -67,8 +69,12 @@ def local(name: str | os.PathLike[str]) -> Path:
     if not asked.is_pinned:
         cure = f"hilt fetch {asked} fetches it and shows the name with its commit"
         if there and not asked.revision:
-            cure = "one of " + ", ".join(str(replace(asked, revision=commit)) for commit in there) + " is on this machine"
-        raise ConfigError(f"{asked}: the name needs a commit (@ and 40 digits), so that it always means the same files; {cure}.")
+            cure = (
+                "one of " + ", ".join(str(replace(asked, revision=commit)) for commit in there) + " is on this machine"
+            )
+        raise ConfigError(
+            f"{asked}: the name needs a commit (@ and 40 digits), so that it always means the same files; {cure}."
+        )
     if asked.revision not in there:
         raise ConfigError(f"{asked} is not on this machine, and only one command downloads it: hilt fetch {asked}.")
     return asked.folder / asked.revision

@@ -103,7 +103,9 @@ def load_own(name: str) -> Any:
     if not colon:
         return found
     if not hasattr(found, attribute):
-        raise ConfigError(f"{module} has no {attribute!r}{suggest(attribute, vars(found))} Give a function or class of it.")
+        raise ConfigError(
+            f"{module} has no {attribute!r}{suggest(attribute, vars(found))} Give a function or class of it."
+        )
     return getattr(found, attribute)
 
 
@@ -133,7 +135,9 @@ def import_path(*folders: str) -> Iterator[None]:
     finally:
         for folder in folders:
             with contextlib.suppress(ValueError):  # what was imported may have removed it
-                del sys.path[-1 - sys.path[::-1].index(folder)]  # the last one: another thread, or the user, may have added it, too
+                del sys.path[
+                    -1 - sys.path[::-1].index(folder)
+                ]  # the last one: another thread, or the user, may have added it, too
 
 
 def _makes(found: Any, kinds: tuple[type, ...]) -> bool:

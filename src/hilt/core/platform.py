@@ -118,7 +118,12 @@ def sync(fd: int) -> None:
             fcntl.fcntl(fd, _FULL_SYNC)
             return
         except OSError as error:
-            if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY, errno.ENODEV):  # those: not on this file system
+            if error.errno not in (
+                errno.ENOTSUP,
+                errno.EINVAL,
+                errno.ENOTTY,
+                errno.ENODEV,
+            ):  # those: not on this file system
                 raise
     os.fsync(fd)
 
@@ -155,7 +160,10 @@ def allow_open_files(count: int) -> None:
     if not 2 * count > soft != hard:
         return
     wanted = 4 * count if hard == resource.RLIM_INFINITY else min(hard, 4 * count)
-    for limit in (wanted, MAX_OPEN_FILES):  # macOS says that there is no limit, and refuses more than its kernel has room for
+    for limit in (
+        wanted,
+        MAX_OPEN_FILES,
+    ):  # macOS says that there is no limit, and refuses more than its kernel has room for
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(limit, wanted)), hard))
             return
@@ -238,7 +246,9 @@ def free_memory() -> int:
         with contextlib.suppress(OSError, ValueError):  # a container may have less than its host
             most, used = (int((CONTAINER / name).read_text()) for name in ("memory.max", "memory.current"))
             kept = dict(line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())
-            found.append(max(0, most - used + int(kept.get("inactive_file", 0))))  # files that were read make room when it is needed
+            found.append(
+                max(0, most - used + int(kept.get("inactive_file", 0)))
+            )  # files that were read make room when it is needed
     with contextlib.suppress(OSError, ValueError):
         found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return min(found, default=sys.maxsize)  # unknown: nothing is refused

@@ -60,7 +60,11 @@ def paced(notify: Callable[[str], None], interval_s: float = 5.0, now: Callable[
     def report(phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
         nonlocal shown_at, last
         before, one = phases.current, phases.turn(phase, done, total, note)
-        if one is not None and (one is not before or now() - shown_at >= interval_s or one.ended) and (text := one.text()) != last:
+        if (
+            one is not None
+            and (one is not before or now() - shown_at >= interval_s or one.ended)
+            and (text := one.text()) != last
+        ):
             notify(text)
             shown_at, last = now(), text
 
@@ -76,9 +80,18 @@ def printable(text: str) -> str:
 class Phase:
     """One part of a long command: how far it is, and the rate of the last minute."""
 
-    def __init__(self, name: str, total: int = 0, done: int = 0, unit: str = "", now: Callable[[], float] = time.monotonic):
+    def __init__(
+        self, name: str, total: int = 0, done: int = 0, unit: str = "", now: Callable[[], float] = time.monotonic
+    ):
         """`done`: what was done before, by an earlier process for instance, and does not count for the rate. `unit`: what is counted."""
-        self.name, self.done, self.total, self.note, self._unit, self._now = name, done, total, "", unit and f" {unit}", now
+        self.name, self.done, self.total, self.note, self._unit, self._now = (
+            name,
+            done,
+            total,
+            "",
+            unit and f" {unit}",
+            now,
+        )
         self._began = now()
         self._marks = deque([(self._began, done)])
 
@@ -252,7 +265,9 @@ class Progress:
                 one.task = self._bar(one.phase)
             elif len(self._open) == 1 and self._beat:
                 self._over = threading.Event()
-                self._thread = threading.Thread(target=self._look, args=(self._over,), name="hilt-progress", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._look, args=(self._over,), name="hilt-progress", daemon=True
+                )
                 self._thread.start()
             if announce and one.task is None:
                 self._print(f"{phase.name} ...")
@@ -311,7 +326,9 @@ class Progress:
         if self._screen is None:
             console = Console(file=self._given, stderr=self._given is None)
             # what goes into a file or another program must not come out here instead
-            self._screen = Screen(Words(), BarColumn(), console=console, transient=True, redirect_stdout=sys.stdout.isatty())
+            self._screen = Screen(
+                Words(), BarColumn(), console=console, transient=True, redirect_stdout=sys.stdout.isatty()
+            )
             self._screen.start()
         return self._screen.add_task(phase.name, total=phase.total or None, phase=phase)
 

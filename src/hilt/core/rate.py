@@ -18,9 +18,13 @@ class Rate:
     same grid: it does not hurry through the lost ones, for an arm would be given their motion at once.
     """
 
-    def __init__(self, hz: float, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep):
+    def __init__(
+        self, hz: float, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ):
         if not 0 < hz < 100_000:
-            raise ConfigError(f"a rate of {hz} Hz was asked for; give a positive number of steps in a second, such as 10.")
+            raise ConfigError(
+                f"a rate of {hz} Hz was asked for; give a positive number of steps in a second, such as 10."
+            )
         self.period, self._clock, self._sleep = 1.0 / hz, clock, sleep
         self._periods: deque[float] = deque(maxlen=10_000)
         self._late: deque[float] = deque(maxlen=10_000)
@@ -42,7 +46,9 @@ class Rate:
             self._deadline += lost * self.period
             self.missed += lost
         now = self._clock()
-        self._late.append(late if late >= 0 else now - self._deadline)  # of a lost period too: it was due when it was due
+        self._late.append(
+            late if late >= 0 else now - self._deadline
+        )  # of a lost period too: it was due when it was due
         took, self._last = now - self._last, now
         self._periods.append(took)
         return took

@@ -38,7 +38,9 @@ def stop_signals(second_ends: bool = False) -> Iterator[list[int]]:
         if second_ends:
             restore()
         elif len(stopped) == 2:
-            _print(f"\nit is ending in order, and saves first. To end it at once, without saving: kill -KILL {os.getpid()}\n")
+            _print(
+                f"\nit is ending in order, and saves first. To end it at once, without saving: kill -KILL {os.getpid()}\n"
+            )
 
     def restore() -> None:
         for number, handler in before.items():
@@ -60,7 +62,11 @@ def held_back() -> Iterator[None]:
     taken back.
     """
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-    ours = {number: signal.getsignal(number) for number in ENDING} if threading.current_thread() is threading.main_thread() else {}
+    ours = (
+        {number: signal.getsignal(number) for number in ENDING}
+        if threading.current_thread() is threading.main_thread()
+        else {}
+    )
     try:
         yield
     finally:

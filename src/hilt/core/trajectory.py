@@ -28,7 +28,9 @@ class Source(enum.IntEnum):
                 raise UnknownNameError("source", value, (s.name.lower() for s in cls))
             return cls[value.upper()]
         if value not in list(cls):
-            raise ConfigError(f"source {value!r} is not one of {', '.join(f'{s.value} ({s.name.lower()})' for s in cls)}.")
+            raise ConfigError(
+                f"source {value!r} is not one of {', '.join(f'{s.value} ({s.name.lower()})' for s in cls)}."
+            )
         return cls(value)
 
 

@@ -26,7 +26,9 @@ def flatten(tree: Tree, prefix: str = "") -> dict[str, Any]:
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
         if not isinstance(key, str) or not key or "/" in key:
-            raise SchemaError(f"{prefix or 'the tree'} has the key {key!r}; keys are non-empty strings without '/'. Rename it.")
+            raise SchemaError(
+                f"{prefix or 'the tree'} has the key {key!r}; keys are non-empty strings without '/'. Rename it."
+            )
         path = f"{prefix}/{key}" if prefix else key
         if isinstance(value, Mapping):
             leaves.update(flatten(value, path))
@@ -82,7 +84,9 @@ class ArraySpec:
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
         object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
         if self.dtype.hasobject:
-            raise ConfigError(f"dtype {self.dtype} cannot be stored: a column holds numbers, booleans or fixed-size bytes.")
+            raise ConfigError(
+                f"dtype {self.dtype} cannot be stored: a column holds numbers, booleans or fixed-size bytes."
+            )
         if any(n < 0 for n in self.shape):
             raise ConfigError(f"shape {self.shape} has a negative axis; give every axis its exact size.")
         if self.default is not None:
@@ -117,9 +121,13 @@ class Spec(Mapping[str, ArraySpec]):
     def __init__(self, leaves: Mapping[str, Any]):
         given = flatten(unflatten(leaves))
         self._leaves = {path: spec if isinstance(spec, ArraySpec) else ArraySpec(*spec) for path, spec in given.items()}
-        self._keys = [(path, tuple(path.split("/")), spec, spec.dtype, spec.shape) for path, spec in self._leaves.items()]
+        self._keys = [
+            (path, tuple(path.split("/")), spec, spec.dtype, spec.shape) for path, spec in self._leaves.items()
+        ]
         self._sizes = _node_sizes(self._leaves)
-        self._nodes = [(tuple(node.split("/")) if node else (), size, self._leaves_of(node)) for node, size in self._sizes.items()]
+        self._nodes = [
+            (tuple(node.split("/")) if node else (), size, self._leaves_of(node)) for node, size in self._sizes.items()
+        ]
 
     @classmethod
     def of(cls, example: Tree, leading: int = 0) -> Spec:
@@ -130,7 +138,9 @@ class Spec(Mapping[str, ArraySpec]):
         try:
             return self._leaves[path]
         except KeyError:
-            raise MissingFieldError(f"{path}: no such field{suggest(path, self._leaves)} Fields: {', '.join(self._leaves)}.") from None
+            raise MissingFieldError(
+                f"{path}: no such field{suggest(path, self._leaves)} Fields: {', '.join(self._leaves)}."
+            ) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._leaves)
@@ -203,7 +213,9 @@ class Spec(Mapping[str, ArraySpec]):
             if axes is None:
                 axes, first = node.shape[:leading], path
                 if len(axes) < leading:
-                    raise SchemaError(f"{path}: expected {leading} leading axes before {spec.shape}, got shape {node.shape}.")
+                    raise SchemaError(
+                        f"{path}: expected {leading} leading axes before {spec.shape}, got shape {node.shape}."
+                    )
             if node.shape[:leading] != axes and node.shape[leading:] == spec.shape:
                 raise SchemaError(f"{path}: expected leading axes {axes} as {first} has, got {node.shape[:leading]}.")
             if node.dtype != spec.dtype or node.shape != axes + spec.shape:
@@ -237,7 +249,9 @@ class Spec(Mapping[str, ArraySpec]):
 
     def _missing(self, path: str, tree: Tree) -> MissingFieldError:
         strangers = [p for p in flatten(tree) if p not in self._leaves]
-        return MissingFieldError(f"{path}: expected {self._leaves[path]}, got nothing{suggest(path, strangers)} Add this field.")
+        return MissingFieldError(
+            f"{path}: expected {self._leaves[path]}, got nothing{suggest(path, strangers)} Add this field."
+        )
 
     def _leaves_of(self, node: str) -> list[tuple[str, int, str, ArraySpec, np.dtype[Any], tuple[int, ...]]]:
         """(name, place, path, spec, its dtype, its shape) of the leaves right below an inner node."""
@@ -264,7 +278,9 @@ class Spec(Mapping[str, ArraySpec]):
             prefix, node = stack.pop()
             if len(node) != self._sizes[prefix]:
                 extra = next(p for p in _ends(tree) if p not in self._leaves)
-                raise SchemaError(f"{extra}: not a field of this schema{suggest(extra, self._leaves)} Remove it or declare it.")
+                raise SchemaError(
+                    f"{extra}: not a field of this schema{suggest(extra, self._leaves)} Remove it or declare it."
+                )
             for key, value in node.items():
                 if not isinstance(value, (np.ndarray, np.generic)) and isinstance(value, Mapping):
                     stack.append((f"{prefix}/{key}" if prefix else key, value))
@@ -355,4 +371,6 @@ def _as_array(path: str, value: Any, spec: ArraySpec) -> Array:
 def _check_finite(path: str, value: Array) -> None:
     if value.dtype.kind in "fc" and not np.isfinite(value).all():
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(value))[0])
-        raise SchemaError(f"{path}: expected finite numbers, got {value[where]} at {where}. Drop this step or mend its source.")
+        raise SchemaError(
+            f"{path}: expected finite numbers, got {value[where]} at {where}. Drop this step or mend its source."
+        )

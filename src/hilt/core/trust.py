@@ -62,7 +62,12 @@ class _Word:
 
 
 def _inherited(given: Mapping[str, Any]) -> _Word:
-    return _Word(given.get("strict", False), set(given.get("trusted", ())), set(given.get("typed", ())), given.get("from_files", {}))
+    return _Word(
+        given.get("strict", False),
+        set(given.get("trusted", ())),
+        set(given.get("typed", ())),
+        given.get("from_files", {}),
+    )
 
 
 _word = _inherited(json.loads(os.environ.get(VARIABLE, "{}")))
@@ -70,7 +75,12 @@ _word = _inherited(json.loads(os.environ.get(VARIABLE, "{}")))
 
 def for_children() -> dict[str, str]:
     """What a process that this one starts must find in its environment to trust the same names."""
-    known = {"strict": _word.strict, "trusted": sorted(_word.trusted), "typed": sorted(_word.typed), "from_files": _word.from_files}
+    known = {
+        "strict": _word.strict,
+        "trusted": sorted(_word.trusted),
+        "typed": sorted(_word.typed),
+        "from_files": _word.from_files,
+    }
     return {VARIABLE: json.dumps(known)}
 
 
@@ -117,7 +127,9 @@ def check_names(settings: Any) -> list[str]:
     folders = [name for name in names if os.sep in name.partition(":")[0]]
     for folder in folders:
         permit_folder(Path(folder), FOLDER_SETTING)
-    code = [name for name in names if name not in folders and not name.startswith(hub.PREFIX) and not os.path.exists(name)]
+    code = [
+        name for name in names if name not in folders and not name.startswith(hub.PREFIX) and not os.path.exists(name)
+    ]
     for name in code:
         permit(name)
     return [name for name in (*folders, *code) if is_from_file(name)]
@@ -149,8 +161,12 @@ def installed() -> Mapping[str, Mapping[str, str]]:
 
     places = [place for place in sys.path if place and os.path.realpath(place) != os.path.realpath(os.curdir)]
     found: dict[str, dict[str, str]] = {group: {} for group in GROUPS}
-    for point in (point for package in distributions(path=places) for point in package.entry_points if point.group in GROUPS):
-        found[point.group].setdefault(point.name, point.value.replace(" ", ""))  # what is found first is what an import finds
+    for point in (
+        point for package in distributions(path=places) for point in package.entry_points if point.group in GROUPS
+    ):
+        found[point.group].setdefault(
+            point.name, point.value.replace(" ", "")
+        )  # what is found first is what an import finds
     return found
 
 
@@ -159,7 +175,9 @@ def _is_suspect(name: str) -> bool:
 
 
 def _is_free(name: str) -> bool:
-    return name.partition(":")[0].partition(".")[0] == "hilt" or any(name in registered(group).values() for group in GROUPS)
+    return name.partition(":")[0].partition(".")[0] == "hilt" or any(
+        name in registered(group).values() for group in GROUPS
+    )
 
 
 def _voucher(name: str) -> str | None:
@@ -177,7 +195,9 @@ def trust(*words: str) -> None:
     for word in words:
         is_folder = os.sep in word.partition(":")[0] or word.startswith(".")
         if not is_folder and not re.fullmatch(_MODULE, word) and not NAME.fullmatch(word):
-            raise ConfigError(f"--trust {word!r}: expected the name of a module, such as my_tasks, or the path of a folder of code.")
+            raise ConfigError(
+                f"--trust {word!r}: expected the name of a module, such as my_tasks, or the path of a folder of code."
+            )
         _word.trusted.add(str(Path(word).resolve()) if is_folder else word)
 
 
@@ -221,7 +241,11 @@ def named_in(settings: Any) -> set[str]:
     if is_dataclass(settings):
         settings = {item.name: getattr(settings, item.name) for item in fields(settings)}
     if isinstance(settings, Mapping):
-        folders = {str(Path(value).resolve()) for key, value in settings.items() if key == FOLDER_SETTING and isinstance(value, str)}
+        folders = {
+            str(Path(value).resolve())
+            for key, value in settings.items()
+            if key == FOLDER_SETTING and isinstance(value, str)
+        }
         return folders.union(*map(named_in, settings.values()))
     if isinstance(settings, (list, tuple)):
         return set().union(*map(named_in, settings))
@@ -254,4 +278,6 @@ def remember(path: Path, data: bytes, names: Iterable[str], known: Iterable[str]
 
 def _memory(path: Path, data: bytes) -> Path:
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return state / "hilt" / "trusted" / f"{hashlib.sha256(os.fsencode(path.resolve()) + bytes(1) + data).hexdigest()}.json"
+    return (
+        state / "hilt" / "trusted" / f"{hashlib.sha256(os.fsencode(path.resolve()) + bytes(1) + data).hexdigest()}.json"
+    )

@@ -27,7 +27,17 @@ PickleError = pickle.PickleError
 MAX_DEPTH = 100
 """The maximum depth of nested containers; a deeper file would exhaust the stack of code that walks the result."""
 
-_DAMAGE = (PickleError, EOFError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, BufferError, MemoryError)
+_DAMAGE = (
+    PickleError,
+    EOFError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    BufferError,
+    MemoryError,
+)
 _PLAIN = {type(None), bool, int, float, complex, str, bytes, bytearray}
 
 
@@ -48,7 +58,9 @@ def safe_load(source: BinaryIO | bytes, *, where: str, extra: Mapping[tuple[str,
         raise ConfigError(f"safe_load was given {type(source).__name__}; pass an open binary file or bytes.")
     file = io.BytesIO(source if isinstance(source, bytes) else source.read())
     if bytes(file.getbuffer()[:4]) == b"PK\x03\x04":
-        raise FormatError(f"{where} is a zip archive, as numpy.savez and torch.save write them, not a pickle. Open it as .npz or .pt.")
+        raise FormatError(
+            f"{where} is a zip archive, as numpy.savez and torch.save write them, not a pickle. Open it as .npz or .pt."
+        )
     try:
         with file.getbuffer() as data:
             unread, dicts = _prepare(data)
@@ -79,7 +91,17 @@ def dump(value: object, file: BinaryIO) -> None:
 _SIMPLE = re.compile(
     rb"(?s:[(012NRabelstu\])\x85-\x89\x93\x94]+|[Khq].|C\x01.|M..|[Jj].{4}|r..[\0-\x0f]\0|[G\x95].{8}|c[^\n]*\n[^\n]*\n){0,1000}"
 )
-_SIZED = {0x42: 4, 0x43: 1, 0x58: 4, 0x8A: 1, 0x8B: 4, 0x8C: 1, 0x8D: 8, 0x8E: 8, 0x96: 8}  # bytes of the length before the contents
+_SIZED = {
+    0x42: 4,
+    0x43: 1,
+    0x58: 4,
+    0x8A: 1,
+    0x8B: 4,
+    0x8C: 1,
+    0x8D: 8,
+    0x8E: 8,
+    0x96: 8,
+}  # bytes of the length before the contents
 _REFUSED = b"PQSTUdio\x81\x82\x83\x84\x8f\x90\x91\x92\x97\x98"
 _PROTO, _EMPTY_DICT, _LONG_BINPUT, _STOP, _NEXT_BUFFER = b"\x80}r.\x97"
 
@@ -111,7 +133,9 @@ def _prepare(data: memoryview) -> tuple[int, list[Any]]:
             at += 1
         elif code == _STOP:
             return len(data) - at - 1, dicts
-        elif code == _LONG_BINPUT and int.from_bytes(data[at + 1 : at + 5], "little") < at:  # else the memo outgrows the file
+        elif (
+            code == _LONG_BINPUT and int.from_bytes(data[at + 1 : at + 5], "little") < at
+        ):  # else the memo outgrows the file
             at += 5
         elif code >= 0 and code in _REFUSED:
             raise _Refused(f"has the instruction {code:#04x} at byte {at}")
@@ -183,7 +207,9 @@ class _Dtype(_Box):
             unit, count = state[8][1][0].decode("ascii"), state[8][1][1]
             if not unit.isalpha() or count < 1:
                 raise ValueError(f"the unit of a time {unit!r}")
-            self.value = np.dtype(f"{self.value.kind}8[generic]" if unit == "generic" else f"{self.value.kind}8[{count:d}{unit}]")
+            self.value = np.dtype(
+                f"{self.value.kind}8[generic]" if unit == "generic" else f"{self.value.kind}8[{count:d}{unit}]"
+            )
         self.value = self.value.newbyteorder(state[1])
 
 
@@ -237,7 +263,9 @@ def _encode(text: Any = b"", encoding: str = "latin1") -> bytes:
 
 def _admitted(name: str, found: object) -> _Box:
     """What a caller admits. What a function makes is boxed, so the file cannot change it."""
-    return _Name(name, lambda *arguments: _Box(found(*_opened(arguments, 0, {})[0]))) if callable(found) else _Box(found)
+    return (
+        _Name(name, lambda *arguments: _Box(found(*_opened(arguments, 0, {})[0]))) if callable(found) else _Box(found)
+    )
 
 
 def _opened(value: Any, depth: int, seen: dict[int, tuple[Any, Any, int]]) -> tuple[Any, int]:
@@ -282,7 +310,11 @@ _NAMES: Mapping[tuple[str, str], _Box] = {
         ("numpy", "dtype", _Dtype),
         ("numpy.core.multiarray numpy._core.multiarray", "_reconstruct", _Array),
         # A scalar gets bytes of its own: a file could write to what shares the file's.
-        ("numpy.core.multiarray numpy._core.multiarray", "scalar", lambda dtype, data: _array(bytearray(_encode(data)), dtype, ())[()]),
+        (
+            "numpy.core.multiarray numpy._core.multiarray",
+            "scalar",
+            lambda dtype, data: _array(bytearray(_encode(data)), dtype, ())[()],
+        ),
         ("numpy.core.numeric numpy._core.numeric", "_frombuffer", _from_buffer),
     )
     for module in modules.split()

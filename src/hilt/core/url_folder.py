@@ -54,7 +54,9 @@ class UrlFolder:
         if thread.is_alive():
             raise ConfigError(f"{self.url}: there was no answer within {CONNECT_TIMEOUT_S:g} s. {self._cure}.")
         if failed:
-            raise ConfigError(f"{self.url} cannot be written to: {_first_line(failed[0])}. {self._cure}.") from failed[0]
+            raise ConfigError(f"{self.url} cannot be written to: {_first_line(failed[0])}. {self._cure}.") from failed[
+                0
+            ]
 
     def _probe(self, failed: list[BaseException]) -> None:
         data, name = secrets.token_bytes(16), f".hilt-{secrets.token_hex(8)}"
@@ -126,7 +128,9 @@ class UrlFolder:
                 with files.open(_join(place, name), "rb") as source, (target / name).open("wb") as written:
                     found = _streamed(source, written.write)
                 if found != expected:
-                    raise CorruptError(f"{self.url}/{folder}/{name}: its bytes do not have their checksum; use another copy.")
+                    raise CorruptError(
+                        f"{self.url}/{folder}/{name}: its bytes do not have their checksum; use another copy."
+                    )
 
     def read(self, name: str) -> bytes | None:
         """Returns the bytes of a small file; None where it does not exist."""
@@ -178,7 +182,9 @@ def files_of(folder: Path, under: str = "") -> dict[str, Path]:
     prefix = f"{under}/" if under else ""
     found = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
     names = {path.relative_to(folder).as_posix(): path for path in found}
-    return {prefix + name: path for name, path in names.items() if not any(part.startswith(".") for part in name.split("/"))}
+    return {
+        prefix + name: path for name, path in names.items() if not any(part.startswith(".") for part in name.split("/"))
+    }
 
 
 def _streamed(source: Any, write: Callable[[bytes], Any] = lambda block: None) -> dict[str, Any]:
@@ -194,7 +200,9 @@ def _streamed(source: Any, write: Callable[[bytes], Any] = lambda block: None) -
 def _check_name(name: str, where: str) -> None:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
-        raise FormatError(f"{where} lists a file {name!r}, which would be written outside of its folder; nothing more is fetched.")
+        raise FormatError(
+            f"{where} lists a file {name!r}, which would be written outside of its folder; nothing more is fetched."
+        )
 
 
 def _join(folder: str, name: str) -> str:

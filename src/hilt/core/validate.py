@@ -96,7 +96,9 @@ class Rule:
         """The error for a value that does not fit, if it does not. `whole`: it must be a whole number."""
         if self.choices:
             fits, noun = value in self.choices, self.noun or _leaf(name)
-            return None if fits else UnknownNameError(noun, str(value), self.choices, setting=name if noun != name else "")
+            return (
+                None if fits else UnknownNameError(noun, str(value), self.choices, setting=name if noun != name else "")
+            )
         if self.known is not None:
             problems = Problems()
             problems.check(self.known, value)
@@ -119,7 +121,11 @@ class Rule:
         return (self.length is None or len(found) == self.length) and (bool(found) or not self.filled) and rises
 
     def _number_fits(self, value: Any, whole: bool) -> bool:
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral if whole else numbers.Real) or not math.isfinite(value):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, numbers.Integral if whole else numbers.Real)
+            or not math.isfinite(value)
+        ):
             return False
         number = float(value)
         return (
@@ -150,7 +156,9 @@ def check(config: Any, section: str = "", outside: Mapping[str, Need] | None = N
 def check_values(minimum: float | None = None, above: float | None = None, **values: float | None) -> None:
     """Raises for arguments of a function, by name, that are out of range. None passes."""
     problems, rule = Problems(), Rule(minimum=minimum, above=above)
-    problems.errors += [error for name, value in values.items() if value is not None and (error := rule.error(name, value))]
+    problems.errors += [
+        error for name, value in values.items() if value is not None and (error := rule.error(name, value))
+    ]
     problems.report()
 
 
@@ -159,7 +167,9 @@ def findings(config: Any, prefix: str, outside: Mapping[str, Need], idle: bool) 
     found = _out_of_range(config, prefix)
     for name, error in _idle(config, prefix, outside).items() if idle else ():
         found.setdefault(name, error)
-    conflicts = [one for one in _conflicts(config, prefix) if str(one).partition("=")[0] not in found]  # a setting is named once
+    conflicts = [
+        one for one in _conflicts(config, prefix) if str(one).partition("=")[0] not in found
+    ]  # a setting is named once
     return [*found.values(), *conflicts]
 
 
@@ -216,7 +226,11 @@ def _idle(config: Any, prefix: str, outside: Mapping[str, Need]) -> dict[str, Hi
         value, usual = getattr(config, item.name), default(item)
         if _is_section(value):
             found = {**_idle(value, f"{prefix}{item.name}.", {}), **found}
-        for need in [*_rule(item).needs, *([outside[item.name]] if item.name in outside else [])] if usual is not MISSING else ():
+        for need in (
+            [*_rule(item).needs, *([outside[item.name]] if item.name in outside else [])]
+            if usual is not MISSING
+            else ()
+        ):
             for name in _names(item.name, value, need) if not _is_there(need, config) else ():
                 given, off = value_of(config, name), _rule_of(config, name).off
                 if given != value_of(usual, name.partition(".")[2]) and (off is None or given != off):
@@ -259,7 +273,9 @@ def _is_there(need: Need, config: Any) -> bool:
 
 def _inside(field: str, need: Need) -> Need:
     """A need of a section, asked of the config that has the section."""
-    return Need(need.needed.replace("{here}", "{here}" + f"{field}."), lambda config: need.there(getattr(config, field)))
+    return Need(
+        need.needed.replace("{here}", "{here}" + f"{field}."), lambda config: need.there(getattr(config, field))
+    )
 
 
 def _rule(item: dataclasses.Field[Any]) -> Rule:

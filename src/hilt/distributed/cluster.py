@@ -55,7 +55,9 @@ def open_cluster(
         trainers = RayGroup(session, factory, arguments, placement, device, stop)
         if not placement.rollout_ranks:
             return trainers
-        return Apart(session, trainers, RayGroup(session, factory, arguments, placement, device, stop, first=placement.ranks))
+        return Apart(
+            session, trainers, RayGroup(session, factory, arguments, placement, device, stop, first=placement.ranks)
+        )
     except BaseException:
         session.close()
         raise
@@ -89,7 +91,9 @@ class Session:
             self.close()
             raise Stopped
         if not there_now:
-            there = ", ".join(f"{n:g} {name}" for name, n in sorted(ray.cluster_resources().items()) if name in ("CPU", "GPU"))
+            there = ", ".join(
+                f"{n:g} {name}" for name, n in sorted(ray.cluster_resources().items()) if name in ("CPU", "GPU")
+            )
             nodes = sum(node["Alive"] for node in ray.nodes())
             self.close()
             raise DeadlineError(
@@ -214,7 +218,12 @@ class RayGroup(Remote):
             bundle = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
                 self._session.together, placement_group_bundle_index=self._first + rank
             )
-            options = {"num_cpus": share["CPU"], "num_gpus": share.get("GPU", 0), "max_restarts": 0, "scheduling_strategy": bundle}
+            options = {
+                "num_cpus": share["CPU"],
+                "num_gpus": share.get("GPU", 0),
+                "max_restarts": 0,
+                "scheduling_strategy": bundle,
+            }
             self._actors.append(actor.options(**options).remote(rank, self.size, trust.for_children()))
         self._answering = {rank: actor.where.remote() for rank, actor in enumerate(self._actors)}
         self.where = ["a process that did not start"] * self.size
@@ -286,14 +295,20 @@ class Apart:
     def carried(self) -> int:
         return self.trainers.carried + self.rollouts.carried
 
-    def call(self, method: str, *arguments: Any, each: Sequence[Any] | None = None, timeout: float | None = None) -> list[Any]:
+    def call(
+        self, method: str, *arguments: Any, each: Sequence[Any] | None = None, timeout: float | None = None
+    ) -> list[Any]:
         if method in ROLLOUT:
             if self._stale and method in ("collect", "validate"):
                 self._send_weights()
             return self.rollouts.call(method, *arguments, each=each, timeout=timeout)
-        if method == "update":  # not before: until then what was collected is part of what a rank that rolls out would save
+        if (
+            method == "update"
+        ):  # not before: until then what was collected is part of what a rank that rolls out would save
             episodes = self.rollouts.keep("hand_out")[1]
-            self.trainers.call("take_in", each=[episodes[rank :: self.size] for rank in range(self.size)], timeout=timeout)
+            self.trainers.call(
+                "take_in", each=[episodes[rank :: self.size] for rank in range(self.size)], timeout=timeout
+            )
         self._stale = self._stale or method in CHANGES
         return self.trainers.call(method, *arguments, each=each, timeout=timeout)
 
@@ -327,7 +342,9 @@ def _here(value: Any, end: float) -> Any:
         try:
             return ray.get(value.reference, timeout=max(0.0, end - time.monotonic()))
         except ray.exceptions.GetTimeoutError as error:
-            raise LostWorkerError(f"what rank {value.rank} has made did not arrive before the deadline.", value.rank) from error
+            raise LostWorkerError(
+                f"what rank {value.rank} has made did not arrive before the deadline.", value.rank
+            ) from error
         except ray.exceptions.RayError as error:
             raise LostWorkerError(f"what rank {value.rank} has made is lost: {_in_short(error)}", value.rank) from error
     return [_here(each, end) for each in value] if isinstance(value, list) else value

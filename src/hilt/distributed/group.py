@@ -60,7 +60,14 @@ def open_group(
     if placement.kind == "here":
         return Here(factory, arguments, device, joined, stop)
     if placement.kind == "processes":
-        return Processes(factory, arguments, placement, device, "hilt.distributed.shard" if joined else "hilt.distributed.ranks", stop)
+        return Processes(
+            factory,
+            arguments,
+            placement,
+            device,
+            "hilt.distributed.shard" if joined else "hilt.distributed.ranks",
+            stop,
+        )
     from hilt.distributed.cluster import open_cluster  # Ray is an extra, and slow to import
 
     return open_cluster(placement, factory, arguments, device, stop)
@@ -73,7 +80,12 @@ class Here:
     carried = 0
 
     def __init__(
-        self, factory: str, arguments: Sequence[Any] = (), device: str = "cpu", joined: bool = False, stop: Callable[[], bool] = never
+        self,
+        factory: str,
+        arguments: Sequence[Any] = (),
+        device: str = "cpu",
+        joined: bool = False,
+        stop: Callable[[], bool] = never,
     ):
         """The factory runs in the calling thread: a worker whose parts take long asks its `stop` between them, and raises `Stopped`."""
         self._made_from = (factory, arguments, device, joined)
@@ -81,7 +93,9 @@ class Here:
         self.watch: Watch = unwatched
         self.restart()
 
-    def call(self, method: str, *arguments: Any, each: Sequence[Any] | None = None, timeout: float | None = None) -> list[Any]:
+    def call(
+        self, method: str, *arguments: Any, each: Sequence[Any] | None = None, timeout: float | None = None
+    ) -> list[Any]:
         return [getattr(self.worker, method)(*arguments, *(each or ()))]
 
     def stop(self) -> None:
@@ -177,7 +191,9 @@ class Processes(Remote):
                     answers[rank] = answer
             except (EOFError, OSError):
                 how = _how_it_ended(self._processes[rank].exit_code(GRACE_SECONDS))
-                answers[rank] = Answer(error=LostWorkerError(f"rank {rank} of {self.size} is gone: its process {how}.", rank))
+                answers[rank] = Answer(
+                    error=LostWorkerError(f"rank {rank} of {self.size} is gone: its process {how}.", rank)
+                )
         return answers
 
     def _end(self) -> None:

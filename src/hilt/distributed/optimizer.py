@@ -37,19 +37,27 @@ class DataParallelOptimizer:
     moments_on: str | None = None
     """Where AdamW's moments lie: beside the weights, or on this device"""
 
-    def __init__(self, module: nn.Module, settings: Optimizer, ranks: Ranks | None = None, head: Optimizer | None = None):
+    def __init__(
+        self, module: nn.Module, settings: Optimizer, ranks: Ranks | None = None, head: Optimizer | None = None
+    ):
         """`head`: how a value head is trained; none: like the rest."""
         for each in (settings, *([] if head is None else [head])):
             each.check()
             if each.learning_rate is None:
-                raise ConfigError("optimizer.learning_rate is none, which only a run's settings can choose: give a number, such as 5e-6.")
+                raise ConfigError(
+                    "optimizer.learning_rate is none, which only a run's settings can choose: give a number, such as 5e-6."
+                )
         self.module, self.settings, self.head, self.ranks = module, settings, head, ranks or Alone()
         self.trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         if not self.trained:
-            raise ConfigError(f"{type(module).__name__} has no parameter that is trained: give it adapters, or let it require gradients.")
+            raise ConfigError(
+                f"{type(module).__name__} has no parameter that is trained: give it adapters, or let it require gradients."
+            )
         self._of_head = [HEAD in name.split(".") for name in self.trained]
         if head is not None and not any(self._of_head):
-            raise ConfigError(f"{type(module).__name__} has no {HEAD} that is trained, for which an optimizer was given: leave that out.")
+            raise ConfigError(
+                f"{type(module).__name__} has no {HEAD} that is trained, for which an optimizer was given: leave that out."
+            )
         self.skipped_in_a_row = 0
         """Steps, the last ones, that were left out because the gradient was not finite"""
         self._adam = Adam(self._pieces(), 0.0, settings.weight_decay, settings.betas, moments_on=self.moments_on)
@@ -65,19 +73,29 @@ class DataParallelOptimizer:
         begin with ``critic_``. Where the gradient of all ranks together is not finite, its norm is returned, and the step is skipped:
         weights and moments stay as they are, at every rank.
         """
-        parts: list[tuple[str, Optimizer, tuple[bool, ...]]] = [("", self.settings, (True,) if head_only else (True, False))]
+        parts: list[tuple[str, Optimizer, tuple[bool, ...]]] = [
+            ("", self.settings, (True,) if head_only else (True, False))
+        ]
         if self.head is not None:
             parts = [("critic_", self.head, (True,)), *([] if head_only else [("", self.settings, (False,))])]
         gradients, figures, moves = self._gradients(), dict[str, float](), []
         for prefix, settings, heads in parts:
-            chosen = [gradient if head in heads else None for gradient, head in zip(gradients, self._of_head, strict=True)]
-            length = self._norm([gradient for gradient in chosen if gradient is not None])  # over all ranks, so that all decide alike
+            chosen = [
+                gradient if head in heads else None for gradient, head in zip(gradients, self._of_head, strict=True)
+            ]
+            length = self._norm(
+                [gradient for gradient in chosen if gradient is not None]
+            )  # over all ranks, so that all decide alike
             moves.append((chosen, settings, length, learning_rate(settings, progress)))
             figures |= {f"{prefix}gradient_norm": length, f"{prefix}learning_rate": moves[-1][3]}
-        self.skipped_in_a_row = 0 if all(math.isfinite(length) for *_, length, _ in moves) else self.skipped_in_a_row + 1
+        self.skipped_in_a_row = (
+            0 if all(math.isfinite(length) for *_, length, _ in moves) else self.skipped_in_a_row + 1
+        )
         for chosen, settings, length, rate in [] if self.skipped_in_a_row else moves:
             if settings.gradient_clip and length > settings.gradient_clip:
-                torch._foreach_mul_([gradient for gradient in chosen if gradient is not None], settings.gradient_clip / length)
+                torch._foreach_mul_(
+                    [gradient for gradient in chosen if gradient is not None], settings.gradient_clip / length
+                )
             self._adam.weight_decay, self._adam.betas = settings.weight_decay, settings.betas
             self._move(chosen, rate)
         self.clear()
@@ -101,10 +119,14 @@ class DataParallelOptimizer:
         pieces = dict(zip(self.trained, self._pieces(), strict=True))
         for part, known in (("trained", pieces), ("adam", self._adam.tensors())):
             if different := sorted(set(known) ^ set(state[part])):
-                raise MissingFieldError(f"{part}: {different[0]} is in the checkpoint or in the module only; they are of two policies.")
+                raise MissingFieldError(
+                    f"{part}: {different[0]} is in the checkpoint or in the module only; they are of two policies."
+                )
             with torch.no_grad():
                 for name, tensor in known.items():
-                    tensor.copy_(self._part_of(state[part][name]) if name != "steps" or part == "trained" else state[part][name])
+                    tensor.copy_(
+                        self._part_of(state[part][name]) if name != "steps" or part == "trained" else state[part][name]
+                    )
 
     # What is another for a module in pieces
 
@@ -144,7 +166,9 @@ class DataParallelOptimizer:
 def learning_rate(settings: Optimizer, progress: float) -> float:
     """The learning rate of a step with which this share of the run is done."""
     assert settings.learning_rate is not None
-    return settings.learning_rate * learning_rate_factor(progress, settings.warmup_ratio, settings.schedule, settings.min_lr_ratio)
+    return settings.learning_rate * learning_rate_factor(
+        progress, settings.warmup_ratio, settings.schedule, settings.min_lr_ratio
+    )
 
 
 def _buckets(gradients: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -87,5 +87,7 @@ def rank_folder(placement: Placement, run: Path, rank: int) -> Path:
         return run
     folder = os.path.expandvars(placement.folder)
     if "$" in folder:
-        raise ConfigError(f"placement.folder={placement.folder}: rank {rank}'s machine does not have this variable; set it there.")
+        raise ConfigError(
+            f"placement.folder={placement.folder}: rank {rank}'s machine does not have this variable; set it there."
+        )
     return Path(folder).absolute() / run.name

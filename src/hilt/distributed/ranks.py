@@ -80,7 +80,9 @@ class Unjoined(Ranks):
         self.rank, self.size = rank, size
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        raise ClosedError(f"rank {self.rank} of {self.size} only rolls out: it has joined no group, and cannot take part in reductions.")
+        raise ClosedError(
+            f"rank {self.rank} of {self.size} only rolls out: it has joined no group, and cannot take part in reductions."
+        )
 
     def max(self, value: int) -> int:
         return int(self.sum_(torch.tensor(value)))
@@ -102,7 +104,9 @@ class Joined(Ranks):
         address, it is that interface; gloo's own choice would be the computer's outer address."""
         if self._host != LOOPBACK:
             return contextlib.nullcontext()
-        return environment({"GLOO_SOCKET_IFNAME": next(name for _, name in socket.if_nameindex() if name.startswith("lo"))})
+        return environment(
+            {"GLOO_SOCKET_IFNAME": next(name for _, name in socket.if_nameindex() if name.startswith("lo"))}
+        )
 
     def sum_(self, tensor: Tensor) -> Tensor:
         self._do("sum_", lambda: dist.all_reduce(tensor))
@@ -136,7 +140,9 @@ class Joined(Ranks):
         with contextlib.suppress(RuntimeError):  # the store may be gone, or its host be the one that died
             self._store.set(f"left/{self.rank}", why)
         if dist.is_initialized():
-            for backend in {dist.distributed_c10d._get_default_group()._get_backend(torch.device(d)) for d in _devices()}:
+            for backend in {
+                dist.distributed_c10d._get_default_group()._get_backend(torch.device(d)) for d in _devices()
+            }:
                 with contextlib.suppress(RuntimeError):
                     backend.abort()
             with contextlib.suppress(RuntimeError):
@@ -146,7 +152,10 @@ class Joined(Ranks):
         """Leaves because of an error, which is returned unchanged, except that an error of torch.distributed names the rank that was
         lost."""
         known = isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError))
-        if known or (type(error) is RuntimeError and any(word in str(error).lower() for word in ("gloo/", "timed out", "timeout"))):
+        if known or (
+            type(error) is RuntimeError
+            and any(word in str(error).lower() for word in ("gloo/", "timed out", "timeout"))
+        ):
             error = self.explain(what, error)
         self.leave(f"{CONSEQUENCE}{error}" if isinstance(error, LostRankError) else f"{type(error).__name__}: {error}")
         return error
@@ -158,7 +167,9 @@ class Joined(Ranks):
             stands = {r: self._status(f"at/{r}") for r in range(self.size) if r != self.rank}
             left = {r: why for r in stands if (why := self._status(f"left/{r}"))}
         except RuntimeError:
-            return LostRankError(f"rank {self.rank} in {what}: the ranks' meeting place does not answer; the process that kept it is gone.")
+            return LostRankError(
+                f"rank {self.rank} in {what}: the ranks' meeting place does not answer; the process that kept it is gone."
+            )
         behind = [r for r, at in stands.items() if int((at or "0").split()[0]) < self._calls] or list(stands)
         if left:
             rank, why = min(left.items(), key=lambda item: item[1].startswith(CONSEQUENCE))
@@ -182,8 +193,12 @@ class Joined(Ranks):
         try:
             self.at(what)
             collective()
-        except RuntimeError as error:  # all that torch.distributed raises: also its own DistBackendError and DistNetworkError
-            raise self.fail(what, error) from error  # nothing more can be done in this group, and others may wait for this rank
+        except (
+            RuntimeError
+        ) as error:  # all that torch.distributed raises: also its own DistBackendError and DistNetworkError
+            raise self.fail(
+                what, error
+            ) from error  # nothing more can be done in this group, and others may wait for this rank
 
     def _status(self, key: str) -> str:
         return self._store.get(key).decode() if self._store.check([key]) else ""
@@ -197,7 +212,9 @@ def host_meeting(host: str = LOOPBACK) -> tuple[Any, str]:
     return store, f"{host}:{port}"
 
 
-def join(address: str, rank: int, size: int, *, name: str = "0", timeout_seconds: float = 600.0, device: str = "cpu") -> Joined:
+def join(
+    address: str, rank: int, size: int, *, name: str = "0", timeout_seconds: float = 600.0, device: str = "cpu"
+) -> Joined:
     """Meets the others at the address. A group that lost a rank meets again under another `name`; every wait has this deadline.
 
     On a GPU its tensors go through NCCL and small figures still through gloo, which tells who is late.
@@ -212,7 +229,9 @@ def join(address: str, rank: int, size: int, *, name: str = "0", timeout_seconds
         joined = Joined(store, rank, size, timeout_seconds, host)
         joined.at("join")
         with joined.connecting():
-            dist.init_process_group(backend, store=dist.PrefixStore("torch", store), rank=rank, world_size=size, timeout=timeout)
+            dist.init_process_group(
+                backend, store=dist.PrefixStore("torch", store), rank=rank, world_size=size, timeout=timeout
+            )
         dist.all_reduce(torch.zeros(1))  # gloo connects when it has to: from now on, who goes is noticed
     except RuntimeError as error:
         absent = []

@@ -85,7 +85,9 @@ class Group(Protocol):
     def carried(self) -> int:
         """Bytes of arrays and text that went through this process so far, in arguments and answers."""
 
-    def call(self, method: str, *arguments: Any, each: Sequence[Any] | None = None, timeout: float | None = None) -> list[Any]:
+    def call(
+        self, method: str, *arguments: Any, each: Sequence[Any] | None = None, timeout: float | None = None
+    ) -> list[Any]:
         """Calls a method of all workers at once: the answers, by rank. `each` has one more argument for each rank, its own."""
 
     def stop(self) -> None:
@@ -113,7 +115,9 @@ class WorkerHost:
         self._reported_at = 0.0
         self.worker: Any = None
 
-    def open(self, factory: str, arguments: Sequence[Any], address: str, wait_seconds: float, device: str, **further: Any) -> Answer:
+    def open(
+        self, factory: str, arguments: Sequence[Any], address: str, wait_seconds: float, device: str, **further: Any
+    ) -> Answer:
         """Joins the other ranks, if there is an address where they meet, and makes the worker."""
 
         def make() -> None:
@@ -150,9 +154,13 @@ class WorkerHost:
         except Exception as error:  # noqa: BLE001  # broad: raised in the process that made the call
             if self._ranks is not None:
                 error = self._ranks.fail(method, error)
-            place = f"rank {self._rank} of {self._size}, in {method}(), process {os.getpid()} on {os.uname().nodename}:\n"
+            place = (
+                f"rank {self._rank} of {self._size}, in {method}(), process {os.getpid()} on {os.uname().nodename}:\n"
+            )
             trace = place + traceback.format_exc().rstrip()
-            error.__cause__ = error.__context__ = error.__traceback__ = None  # its frames would hold the group's connections open
+            error.__cause__ = error.__context__ = error.__traceback__ = (
+                None  # its frames would hold the group's connections open
+            )
             return Answer(error=portable(error), trace=trace)
 
 
@@ -166,11 +174,15 @@ class Remote(ABC):
         self._over = "it is not open yet"
         atexit.register(self._end)  # before multiprocessing waits for them
 
-    def call(self, method: str, *arguments: Any, each: Sequence[Any] | None = None, timeout: float | None = None) -> list[Any]:
+    def call(
+        self, method: str, *arguments: Any, each: Sequence[Any] | None = None, timeout: float | None = None
+    ) -> list[Any]:
         if each is not None and len(each) != self.size:
             raise ConfigError(f"{method}(): each has {len(each)} arguments for {self.size} ranks; give one for each.")
         if self._over:
-            raise ClosedError(f"{method}() was called of a group whose end it was that {self._over}; restart() it, or open a new one.")
+            raise ClosedError(
+                f"{method}() was called of a group whose end it was that {self._over}; restart() it, or open a new one."
+            )
         for rank in range(self.size):
             given = (*arguments, each[rank]) if each is not None else arguments
             self.carried += size_of(given)
@@ -221,7 +233,9 @@ class Remote(ABC):
             self._fail(consequence)
         if pending:
             who = " and ".join(f"rank {rank}" for rank in sorted(pending))
-            self._fail(Answer(error=LateWorkerError(f"{who} did not answer {method}() within {timeout:g} s.", min(pending))))
+            self._fail(
+                Answer(error=LateWorkerError(f"{who} did not answer {method}() within {timeout:g} s.", min(pending)))
+            )
         return [answers[rank] for rank in range(self.size)]
 
     def _fail(self, answer: Answer) -> None:

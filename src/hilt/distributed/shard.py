@@ -48,7 +48,9 @@ class Sharded(DataParallelOptimizer):
 
     lockstep = True
 
-    def __init__(self, module: nn.Module, settings: Optimizer, ranks: Ranks, sharding: Sharding, head: Optimizer | None = None):
+    def __init__(
+        self, module: nn.Module, settings: Optimizer, ranks: Ranks, sharding: Sharding, head: Optimizer | None = None
+    ):
         sharding.check()
         if not isinstance(ranks, Joined):
             raise ConfigError("sharding needs ranks that have joined: open the group with joined=True.")
@@ -64,7 +66,9 @@ class Sharded(DataParallelOptimizer):
             for name, parameter in self.trained.items():
                 if parameter.grad is not None:
                     gradient = parameter.grad.to_local().to("cpu", torch.float32)
-                    self._offloaded[name] = self._offloaded[name].add_(gradient) if name in self._offloaded else gradient
+                    self._offloaded[name] = (
+                        self._offloaded[name].add_(gradient) if name in self._offloaded else gradient
+                    )
                     parameter.grad = None
 
     def clear(self) -> None:
@@ -88,7 +92,9 @@ class Sharded(DataParallelOptimizer):
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Returns the state of a module in one piece, at rank 0; the other ranks take part, and have nothing to keep."""
         adam = {
-            name: tensor if name == "steps" else self._gathered(tensor, list(self.trained.values())[int(name.rpartition(".")[2])])
+            name: tensor
+            if name == "steps"
+            else self._gathered(tensor, list(self.trained.values())[int(name.rpartition(".")[2])])
             for name, tensor in self._adam.tensors().items()
         }
         trained = {name: self._gathered(_piece(parameter), parameter) for name, parameter in self.trained.items()}
@@ -110,7 +116,9 @@ class Sharded(DataParallelOptimizer):
 
     def _norm(self, gradients: Sequence[Tensor]) -> float:
         squares = [gradient.double().square().sum().cpu() for gradient in gradients]
-        return float(self.ranks.sum_(torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)).sqrt())
+        return float(
+            self.ranks.sum_(torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)).sqrt()
+        )
 
     def _move(self, gradients: Sequence[Tensor | None], rate: float) -> None:
         """With something on the CPU, one weight after the other, so that the device holds the moments of one."""
@@ -129,7 +137,9 @@ class Sharded(DataParallelOptimizer):
 
     def _gathered(self, piece: Tensor, parameter: Any) -> Tensor:
         at = {"shape": parameter.shape, "stride": parameter.stride(), "run_check": False}
-        whole = DTensor.from_local(piece.to(self.device), parameter.device_mesh, parameter.placements, **at).full_tensor()
+        whole = DTensor.from_local(
+            piece.to(self.device), parameter.device_mesh, parameter.placements, **at
+        ).full_tensor()
         return whole.cpu() if self.ranks.rank == 0 else torch.empty(0)
 
 
@@ -143,11 +153,15 @@ def _shard(module: nn.Module, sharding: Sharding, device: torch.device, ranks: J
         mesh = init_device_mesh(device.type, (ranks.size,))
     settings = {
         "mesh": mesh,
-        "offload_policy": CPUOffloadPolicy(pin_memory=device.type == "cuda") if sharding.offload_parameters else OffloadPolicy(),
+        "offload_policy": CPUOffloadPolicy(pin_memory=device.type == "cuda")
+        if sharding.offload_parameters
+        else OffloadPolicy(),
     }
     units, policy = [part for part in module.modules() if type(part).__name__ in sharding.units], MixedPrecisionPolicy()
     if sharding.precision == "bfloat16":
-        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float32, cast_forward_inputs=False)  # a unit answers in float32
+        policy = MixedPrecisionPolicy(
+            torch.bfloat16, torch.float32, torch.float32, cast_forward_inputs=False
+        )  # a unit answers in float32
         for part in units:
             part.register_forward_pre_hook(_lowered, with_kwargs=True)
     sharded = [fully_shard(unit, mp_policy=policy, **settings) for unit in units] + [fully_shard(module, **settings)]
@@ -175,7 +189,9 @@ def _returning_views(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _lowered(unit: nn.Module, arguments: Any, named: Any) -> Any:
     """What a unit is given, in bfloat16. FSDP would cast it too, but up to torch 2.11 not where a checkpointed unit is computed again."""
-    return tree_map(lambda x: x.bfloat16() if isinstance(x, Tensor) and x.is_floating_point() else x, (arguments, named))
+    return tree_map(
+        lambda x: x.bfloat16() if isinstance(x, Tensor) and x.is_floating_point() else x, (arguments, named)
+    )
 
 
 def _piece(parameter: Any) -> Tensor:

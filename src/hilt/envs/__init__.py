@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from hilt.envs.env_protocol import success_of
     from hilt.envs.libero import LiberoEnv
     from hilt.envs.pool import Pool
-    from hilt.envs.rewards import HumanClassifierWrapper, MultiCameraBinaryRewardClassifierWrapper, MultiStageBinaryRewardClassifierWrapper
+    from hilt.envs.rewards import (
+        HumanClassifierWrapper,
+        MultiCameraBinaryRewardClassifierWrapper,
+        MultiStageBinaryRewardClassifierWrapper,
+    )
     from hilt.envs.robotwin import RobotwinEnv
     from hilt.envs.tabletop.suite_env import TabletopEnv
     from hilt.envs.task import as_task, check_task, make, ready, register

@@ -49,7 +49,9 @@ class _Custom(gymnasium.Env):
         self.observation_space = space_of(self._look())
         space = action_space if action_space is not None else getattr(inner, "action_space", None)
         if not isinstance(space, spaces.Box) or len(space.shape) != 1:
-            raise ConfigError(f"{type(inner).__name__} has no action space; give one of a single action, such as spaces.Box(-1, 1, (14,)).")
+            raise ConfigError(
+                f"{type(inner).__name__} has no action space; give one of a single action, such as spaces.Box(-1, 1, (14,))."
+            )
         bounds = (np.stack([bound] * chunk) if chunk else bound for bound in (space.low, space.high))
         self.action_space = spaces.Box(*bounds, dtype=space.dtype)
 
@@ -73,7 +75,9 @@ class _Custom(gymnasium.Env):
 
     def _begin(self, seed: int) -> Any:
         inner = self._make(seed)
-        lacking = [name for name in ("get_obs", "get_instruction", "eval_success", "step_lim") if not hasattr(inner, name)]
+        lacking = [
+            name for name in ("get_obs", "get_instruction", "eval_success", "step_lim") if not hasattr(inner, name)
+        ]
         if not hasattr(inner, "step") and not hasattr(inner, "take_action"):
             lacking.append("step or take_action")
         if lacking:

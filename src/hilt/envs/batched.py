@@ -38,7 +38,9 @@ class Batched:
         names = ("num_envs", "single_observation_space", "single_action_space")
         if missing := [name for name in names if _attribute(env, name, None) is None]:
             kind = type(getattr(env, "unwrapped", env)).__name__
-            raise ConfigError(f"{kind} has no {', '.join(missing)}: it steps one environment, and Batched takes many; use as_task for one.")
+            raise ConfigError(
+                f"{kind} has no {', '.join(missing)}: it steps one environment, and Batched takes many; use as_task for one."
+            )
         self.num_envs, self.observation_space, self.action_space = (_attribute(env, name) for name in names)
         mode = autoreset or (getattr(env, "metadata", None) or {}).get("autoreset_mode", "SameStep")
         self.autoreset = str(getattr(mode, "value", mode))
@@ -104,7 +106,11 @@ class Batched:
 
     def _as_given(self, actions: Any) -> Any:
         """Returns tensors, on their device, where observations are tensors: torch is loaded then."""
-        return sys.modules["torch"].as_tensor(actions, device=self._a_leaf.device) if hasattr(self._a_leaf, "detach") else actions
+        return (
+            sys.modules["torch"].as_tensor(actions, device=self._a_leaf.device)
+            if hasattr(self._a_leaf, "detach")
+            else actions
+        )
 
     def _final(self, infos: Mapping[str, Any], i: int) -> tuple[Any, Any]:
         """Returns the last observation and info of environment i."""
@@ -124,10 +130,14 @@ class OneOf(gymnasium.Env):
     def __init__(self, env: Env, autoreset: str | None = None):
         self._batch = Batched(env, autoreset)
         if (count := self._batch.num_envs) != 1:
-            raise ConfigError(f"a task is one environment, and this simulator runs {count}: make it with one, or use Batched.")
+            raise ConfigError(
+                f"a task is one environment, and this simulator runs {count}: make it with one, or use Batched."
+            )
         self.observation_space, self.action_space = self._batch.observation_space, self._batch.action_space
         self.spec = getattr(env, "spec", None)
-        if limit := _attribute(env, "max_episode_length", None) or (self.spec and self.spec.max_episode_steps):  # Isaac Lab has the first
+        if limit := _attribute(env, "max_episode_length", None) or (
+            self.spec and self.spec.max_episode_steps
+        ):  # Isaac Lab has the first
             self.step_limit = int(limit)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -152,7 +162,9 @@ def to_numpy(tree: Any) -> Any:
         tree = tree.detach().cpu().numpy()
     array = np.array(tree)
     if array.dtype == object or array.dtype.kind in "US":
-        raise SchemaError(f"an observation has {tree!r:.60} in it; expected numbers, arrays or tensors, in nested dictionaries.")
+        raise SchemaError(
+            f"an observation has {tree!r:.60} in it; expected numbers, arrays or tensors, in nested dictionaries."
+        )
     return array
 
 
@@ -162,7 +174,9 @@ def space_of(observation: Any) -> Any:
         return spaces.Dict({key: space_of(value) for key, value in observation.items()})
     if observation.dtype.kind == "f":
         return spaces.Box(-np.inf, np.inf, observation.shape, observation.dtype)
-    bounds = (0, 1) if observation.dtype.kind == "b" else (np.iinfo(observation.dtype).min, np.iinfo(observation.dtype).max)
+    bounds = (
+        (0, 1) if observation.dtype.kind == "b" else (np.iinfo(observation.dtype).min, np.iinfo(observation.dtype).max)
+    )
     return spaces.Box(*bounds, observation.shape, observation.dtype)
 
 

@@ -22,7 +22,9 @@ _NOISE = 1e-9
 
 def findings(env: Env, act: Callable[[Any], Any] | None, tolerance: float) -> list[str]:
     if not isinstance(env, gymnasium.Env):
-        return [f"{type(env).__name__} is no gymnasium.Env: derive it from one, or use an adapter of hilt.envs.adapters."]
+        return [
+            f"{type(env).__name__} is no gymnasium.Env: derive it from one, or use an adapter of hilt.envs.adapters."
+        ]
     return list(dict.fromkeys(_Check(env, act, tolerance).run()))
 
 
@@ -87,8 +89,12 @@ class _Check:
                 yield f"two resets to state {state} of {split!r} begin differently: draw all that is random from the state's number."
         alike = [(a, b) for a, b in itertools.combinations(begins, 2) if _same(begins[a], begins[b], _NOISE)]
         if any(a[0] == b[0] for a, b in alike):  # then what differs is not seen, and may differ between splits too
-            named = ", ".join(f"{split} {state}" for split, state in begins if any((split, state) in pair for pair in alike))
-            cure = "does reset use options['split'] and ['state'], and is it seen? An arm without cameras sees no objects."
+            named = ", ".join(
+                f"{split} {state}" for split, state in begins if any((split, state) in pair for pair in alike)
+            )
+            cure = (
+                "does reset use options['split'] and ['state'], and is it seen? An arm without cameras sees no objects."
+            )
             yield f"states {named} begin with one and the same observation: {cure}"
             return
         declared = self.env.get_wrapper_attr("states_of_train") if self.env.has_wrapper_attr("states_of_train") else {}

@@ -33,12 +33,20 @@ def fitted(env: Env, name: str) -> Env:
     seen, moves = env.observation_space, env.action_space
     for what, space, good in (("shows", seen, Box | gym_spaces.Dict), ("takes", moves, Box)):
         if not isinstance(space, good):
-            raise ConfigError(f"{name} {what} {space}; expected numbers (a Box). Wrap it in a function of yours: docs/recipes.md.")
+            raise ConfigError(
+                f"{name} {what} {space}; expected numbers (a Box). Wrap it in a function of yours: docs/recipes.md."
+            )
     if isinstance(seen, Box):
         env = NamedObservation(env)
     if not (np.isfinite(moves.low).all() and np.isfinite(moves.high).all()):
-        raise ConfigError(f"{name} takes actions without bounds, {moves}; expected finite ones. Wrap it in a function of yours.")
-    return env if (moves.low == -1).all() and (moves.high == 1).all() else RescaleAction(env, np.float32(-1), np.float32(1))
+        raise ConfigError(
+            f"{name} takes actions without bounds, {moves}; expected finite ones. Wrap it in a function of yours."
+        )
+    return (
+        env
+        if (moves.low == -1).all() and (moves.high == 1).all()
+        else RescaleAction(env, np.float32(-1), np.float32(1))
+    )
 
 
 class NamedObservation(gymnasium.ObservationWrapper):
@@ -48,7 +56,9 @@ class NamedObservation(gymnasium.ObservationWrapper):
         super().__init__(env)
         space = env.observation_space
         self._picture = space.dtype == np.uint8 and len(space.shape) == 3 and space.shape[-1] == 3
-        self.observation_space = gym_spaces.Dict({"images": gym_spaces.Dict(front=space)} if self._picture else {"state": space})
+        self.observation_space = gym_spaces.Dict(
+            {"images": gym_spaces.Dict(front=space)} if self._picture else {"state": space}
+        )
 
     def observation(self, observation: Any) -> dict[str, Any]:
         return {"images": {"front": observation}} if self._picture else {"state": observation}

@@ -98,8 +98,13 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
         self._assets = assets_folder(assets)
         self.image_size, self.step_limit, self._wait = image_size, step_limit or STEP_LIMITS[suite], wait_steps
         self._effects = {_SHADOW: shadows, _REFLECTION: reflections}
-        self.initial_states = {split: len(states) for split, states in self._splits.items()} | {"published": STORED, "new": NEW}
-        self.states_of_train = {split: len(set(states) & set(self._splits.get("train", ()))) for split, states in self._stored_of().items()}
+        self.initial_states = {split: len(states) for split, states in self._splits.items()} | {
+            "published": STORED,
+            "new": NEW,
+        }
+        self.states_of_train = {
+            split: len(set(states) & set(self._splits.get("train", ()))) for split, states in self._stored_of().items()
+        }
         """How many states of a split are of the split train, too"""
         name = task_names(suite)[number]
         self.instruction = re.sub(r"^.*SCENE\d+_", "", name).replace("_", " ")
@@ -108,7 +113,9 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
         self._made: Any = None
         self._steps, self._over = 0, True
         self.action_space = spaces.Box(-1.0, 1.0, (7,), np.float32)
-        parts: dict[str, spaces.Space[Any]] = {key: spaces.Box(-np.inf, np.inf, (size,), np.float32) for key, size in STATE.items()}
+        parts: dict[str, spaces.Space[Any]] = {
+            key: spaces.Box(-np.inf, np.inf, (size,), np.float32) for key, size in STATE.items()
+        }
         if image_size is not None:
             parts |= {key: spaces.Box(0, 255, (image_size, image_size, 3), np.uint8) for key in CAMERAS}
         self.observation_space = spaces.Dict(parts)
@@ -136,7 +143,9 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
                 _reset(self._sim)
             if not self.succeeded():
                 return self.state()
-        raise ConfigError(f"{self._suite}/{self._number}: 100 new placements in a row are solved already. Take --split published.")
+        raise ConfigError(
+            f"{self._suite}/{self._number}: 100 new placements in a row are solved already. Take --split published."
+        )
 
     def begin(self, flattened: Any) -> Mapping[str, Any]:
         """Set the whole simulator to a state, as LIBERO flattens it, and wait; gives what is then seen."""
@@ -145,7 +154,9 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
         with _seeded():
             _reset(sim)
         for robot in sim.robots:
-            robot.gripper.current_action = np.zeros(robot.gripper.dof)  # it would go on from where the last episode ended
+            robot.gripper.current_action = np.zeros(
+                robot.gripper.dof
+            )  # it would go on from where the last episode ended
         if self.image_size is not None:
             for effect, wanted in self._effects.items():  # of a scene that a hard reset makes anew
                 sim.sim._render_context_offscreen.scn.flags[effect] = wanted
@@ -166,7 +177,9 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
         """Carry out actions until one ends the episode, and look once, at the end: a reward for each that was carried out."""
         actions = np.asarray(actions, np.float64)
         if actions.ndim != 2 or len(actions) == 0 or actions.shape[1] != 7 or not np.isfinite(actions).all():
-            raise ConfigError(f"LIBERO takes actions of 7 finite numbers; given an array of {actions.shape}: {actions.tolist()}.")
+            raise ConfigError(
+                f"LIBERO takes actions of 7 finite numbers; given an array of {actions.shape}: {actions.tolist()}."
+            )
         if self._over:
             raise ConfigError("this episode of LIBERO is over, or has not begun: call reset first.")
         rewards: list[float] = []
@@ -182,7 +195,10 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
         truncated = self._steps >= self.step_limit
         self._over = bool(succeed) or truncated
         if not seeing:  # an action before the last one has succeeded
-            raw = {**raw, **{key: self._render(camera) for key, camera in CAMERAS.items() if self.image_size is not None}}
+            raw = {
+                **raw,
+                **{key: self._render(camera) for key, camera in CAMERAS.items() if self.image_size is not None},
+            }
         return self._seen(raw), np.array(rewards, np.float32), bool(succeed), truncated, {"succeed": bool(succeed)}
 
     def succeeded(self) -> bool:
@@ -195,12 +211,18 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
 
     def snapshot(self) -> tuple[int, bool, list[np.ndarray]]:
         """All that the rest of the episode depends on; ``restore`` continues from it bit for bit."""
-        return self._steps, self._over, [self.state(), *(np.array(getattr(owner, name)) for owner, name in self._besides())]
+        return (
+            self._steps,
+            self._over,
+            [self.state(), *(np.array(getattr(owner, name)) for owner, name in self._besides())],
+        )
 
     def restore(self, snapshot: tuple[int, bool, list[np.ndarray]]) -> None:
         self._steps, self._over, (state, *besides) = snapshot
         self._set(state)
-        for (owner, name), part in zip(self._besides(), besides, strict=True):  # the solver's last answer, too, which `_set` has changed
+        for (owner, name), part in zip(
+            self._besides(), besides, strict=True
+        ):  # the solver's last answer, too, which `_set` has changed
             getattr(owner, name)[...] = part
 
     def _besides(self) -> list[tuple[Any, str]]:
@@ -231,7 +253,10 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
         if self._made is None:
             _check_assets(self._suite, [self._number], self._assets)
             self._made = _simulator(self._bddl, self._assets, self.image_size)
-            for key, observable in self._made._observables.items():  # the rest is about objects, which a policy does not see
+            for (
+                key,
+                observable,
+            ) in self._made._observables.items():  # the rest is about objects, which a policy does not see
                 if key not in {*STATE, *CAMERAS}:
                     observable.set_enabled(False)
                     observable.set_active(False)
@@ -253,7 +278,9 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
         return {key: np.array(raw[key], space.dtype) for key, space in self.observation_space.items()}
 
 
-libero_spatial, libero_object, libero_goal, libero_10, libero_90 = (functools.partial(LiberoEnv, suite) for suite in SUITES)
+libero_spatial, libero_object, libero_goal, libero_10, libero_90 = (
+    functools.partial(LiberoEnv, suite) for suite in SUITES
+)
 """What `hilt.envs.task.make` calls with the number of a task"""
 
 
@@ -303,7 +330,11 @@ def missing_assets(suite: str, tasks: Sequence[int], folder: Path) -> list[str]:
         source = inspect.getsource(problem.__init__)
         wanted.add(folder / re.search(r"scenes/\w+\.xml", source)[0])  # type: ignore[index]
         for kind, style in re.findall(r'"(floor|wall)_style": "([\w-]+)"', source):
-            wanted.add(folder / "textures" / importlib.import_module("libero.libero.envs.arenas.style").STYLE_MAPPING[kind][style])
+            wanted.add(
+                folder
+                / "textures"
+                / importlib.import_module("libero.libero.envs.arenas.style").STYLE_MAPPING[kind][style]
+            )
         for section in re.findall(r"\(:(?:fixtures|objects)\b(.*?)\)", text, re.DOTALL):
             for category in re.findall(r"-\s+(\w+)", section):
                 if found := _object_file(libero, category):
@@ -311,8 +342,15 @@ def missing_assets(suite: str, tasks: Sequence[int], folder: Path) -> list[str]:
     for path in [path for path in wanted if path.suffix == ".xml" and path.exists()]:
         # of two of a name robosuite takes the first, and an arena puts the style's own textures in place of two of the scene
         files = [element for element in ElementTree.parse(path).iter() if element.get("file")]
-        named = {(element.tag, element.get("name", element.get("file"))): element.get("file", "") for element in reversed(files)}
-        wanted |= {Path(os.path.normpath(path.parent / file)) for (_, name), file in named.items() if name not in ("texplane", "tex-wall")}
+        named = {
+            (element.tag, element.get("name", element.get("file"))): element.get("file", "")
+            for element in reversed(files)
+        }
+        wanted |= {
+            Path(os.path.normpath(path.parent / file))
+            for (_, name), file in named.items()
+            if name not in ("texplane", "tex-wall")
+        }
     return sorted(os.path.relpath(path, folder) for path in wanted if not path.exists())
 
 
@@ -344,7 +382,9 @@ def _shared_out(splits: Mapping[str, Sequence[int]] | None) -> dict[str, range]:
         return dict(SPLITS)
     for split, ends in splits.items():
         if len(ends) != 2 or not 0 <= ends[0] < ends[1] <= STORED:
-            raise ConfigError(f"splits[{split!r}]={list(ends)}: expected [first, end] within the {STORED} stored states, such as [0, 30].")
+            raise ConfigError(
+                f"splits[{split!r}]={list(ends)}: expected [first, end] within the {STORED} stored states, such as [0, 30]."
+            )
     if taken := {"published", "new"} & splits.keys():
         raise ConfigError(f"splits[{min(taken)!r}]: this one is LIBERO's own. Choose another name, such as 'eval'.")
     if not splits:
@@ -367,11 +407,22 @@ def _libero() -> Any:
     """LIBERO's environments. On import it asks on the terminal for its folders, unless a file tells them: so one does."""
     root = _root()
     existing = Path(os.environ.get("LIBERO_CONFIG_PATH", Path.home() / ".libero")) / "config.yaml"
-    with tempfile.TemporaryDirectory() if not existing.exists() else contextlib.nullcontext(str(existing.parent)) as folder:
+    with (
+        tempfile.TemporaryDirectory()
+        if not existing.exists()
+        else contextlib.nullcontext(str(existing.parent)) as folder
+    ):
         config = Path(folder) / "config.yaml"
         if not existing.exists():
-            places = {"bddl_files": "bddl_files", "init_states": "init_files", "datasets": "../datasets", "assets": "assets"}
-            config.write_text(json.dumps({"benchmark_root": str(root)} | {key: str(root / place) for key, place in places.items()}))
+            places = {
+                "bddl_files": "bddl_files",
+                "init_states": "init_files",
+                "datasets": "../datasets",
+                "assets": "assets",
+            }
+            config.write_text(
+                json.dumps({"benchmark_root": str(root)} | {key: str(root / place) for key, place in places.items()})
+            )
         robosuite_log = logging.getLogger("robosuite_logs")
         level = robosuite_log.level
         robosuite_log.setLevel(logging.ERROR)  # its import logs three warnings that mean nothing here
@@ -404,7 +455,9 @@ def _simulator(bddl: Path, assets: Path, image_size: int | None) -> Any:
             ignore_done=True,
             hard_reset=False,  # the model stays: a hard reset makes another, which takes seconds
         ).env
-    sim.object_property_initializers *= 2  # a hard reset adds them to the list once more, and what is drawn after them then differs
+    sim.object_property_initializers *= (
+        2  # a hard reset adds them to the list once more, and what is drawn after them then differs
+    )
     return sim
 
 
@@ -415,7 +468,9 @@ def _reset(sim: Any) -> None:
             return
         except importlib.import_module("robosuite.utils.errors").RandomizationError:
             continue  # no room for an object where it was drawn: the next draw
-    raise ConfigError("LIBERO found no place for this task's objects in 100 draws; its BDDL file asks for what has no room.")
+    raise ConfigError(
+        "LIBERO found no place for this task's objects in 100 draws; its BDDL file asks for what has no room."
+    )
 
 
 @contextlib.contextmanager

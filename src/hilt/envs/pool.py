@@ -121,7 +121,9 @@ class Pool:
         processes = min(workers, slots)
         most = -(-slots // max(processes, 1))
         if envs_per_worker and envs_per_worker < most:
-            raise ConfigError(f"envs_per_worker={envs_per_worker}: a worker has {most} slots, so it needs as many; or give 0.")
+            raise ConfigError(
+                f"envs_per_worker={envs_per_worker}: a worker has {most} slots, so it needs as many; or give 0."
+            )
         self.slots = slots
         self.counts = {"episodes": 0, "lost": 0, "restarts": 0}
         """Episodes that were begun, those of them that were lost, and restarts of workers"""
@@ -143,7 +145,12 @@ class Pool:
     def start(self, slot: int, beginning: Beginning) -> None:
         """Begin an episode; the one that the slot had is given up."""
         one = self._free(slot)
-        place = {"task": beginning.task, "split": beginning.split, "state": int(beginning.state), "seed": int(beginning.seed)}
+        place = {
+            "task": beginning.task,
+            "split": beginning.split,
+            "state": int(beginning.state),
+            "seed": int(beginning.seed),
+        }
         self._ask(one, {"slot": slot, **place})
         one.running, one.lost = True, ""
         self.counts["episodes"] += 1
@@ -152,7 +159,9 @@ class Pool:
         """Carry out ``[n, ...]`` actions, one after the other, in the environment's own units, until the episode ends."""
         one, given = self._free(slot), np.ascontiguousarray(actions)
         if given.ndim < 1 or not len(given) or given.dtype.kind not in "biuf":
-            raise ConfigError(f"actions {given.dtype} {given.shape} for slot {slot}: expected numbers [n, ...], one row for each action.")
+            raise ConfigError(
+                f"actions {given.dtype} {given.shape} for slot {slot}: expected numbers [n, ...], one row for each action."
+            )
         if not one.running:
             raise ConfigError(f"slot {slot} has no episode, or its episode is over: start one.")
         if one.lost:
@@ -171,13 +180,17 @@ class Pool:
         if len({slot.number for slot in awaited}) < len(awaited):
             raise ConfigError(f"slots {list(slots)}: a slot has one answer, so name it once.")
         self._await(awaited, None if timeout is None else time.monotonic() + timeout)
-        taken = [(slot, *slot.take()) for slot in awaited]  # all of them first: one answer may be an error that is raised
+        taken = [
+            (slot, *slot.take()) for slot in awaited
+        ]  # all of them first: one answer may be an error that is raised
         return [self._reply(*each) for each in taken]
 
     def busy(self, slots: Sequence[int]) -> bool:
         """Whether a worker is not done yet with what one of these slots was asked. Nothing is waited for."""
         asked = [slot for slot in map(self._slot, slots) if slot.asked is not None]
-        while waiting := {slot.worker.pipe: slot.worker for slot in asked if slot.answer is None and slot.worker is not None}:
+        while waiting := {
+            slot.worker.pipe: slot.worker for slot in asked if slot.answer is None and slot.worker is not None
+        }:
             ready = wait(list(waiting), 0)
             for pipe in ready:
                 self._receive(waiting[pipe])  # type: ignore[index]
@@ -253,7 +266,9 @@ class Pool:
             if ready:
                 continue
             if deadline is not None and time.monotonic() >= deadline:
-                raise DeadlineError(f"slots {[slot.number for slot in waiting]} have not answered in time; their workers go on.")
+                raise DeadlineError(
+                    f"slots {[slot.number for slot in waiting]} have not answered in time; their workers go on."
+                )
             for worker in [worker for worker in workers.values() if self._due(worker) <= time.monotonic()]:
                 self._restart(worker, f"did not answer within {self._due(worker) - worker.since:g} s", hangs=True)
 
@@ -283,7 +298,9 @@ class Pool:
         error = f"worker {worker.number} {why} ({how}) while it did {_words(doing)}; its last output:\n{output or '(nothing)'}"
         if worker.failures > self._restarts:
             self.close()
-            raise HiltError(f"{worker.failures} failures of a worker without an episode that ended between them. The last: {error}")
+            raise HiltError(
+                f"{worker.failures} failures of a worker without an episode that ended between them. The last: {error}"
+            )
         worker.start()
         begun = [asked for asked in later if "actions" not in asked]
         waiting = {asked["slot"] for asked in begun}
@@ -372,7 +389,9 @@ class _Worker:
         if not self.queue:
             self.since = time.monotonic()
         self.queue.append(asked)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death is noticed when its reply is awaited
+        with contextlib.suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # its death is noticed when its reply is awaited
             self.pipe.send_bytes(msgpack.packb(asked))
 
     def is_dead(self) -> bool:
@@ -385,7 +404,9 @@ class _Worker:
             self._process.send_signal(signal.SIGABRT)
         code = self._process.end(ABORT_S)
         size = os.fstat(self._output.fileno()).st_size
-        output = os.pread(self._output.fileno(), OUTPUT_BYTES, max(0, size - OUTPUT_BYTES)).decode(errors="replace").strip()
+        output = (
+            os.pread(self._output.fileno(), OUTPUT_BYTES, max(0, size - OUTPUT_BYTES)).decode(errors="replace").strip()
+        )
         self._release()
         return code, output
 
@@ -420,7 +441,9 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return dict(json.loads(json.dumps(dict(options))))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"task_options: {error}; a worker process gets plain values: numbers, texts, lists and dictionaries.") from None
+        raise ConfigError(
+            f"task_options: {error}; a worker process gets plain values: numbers, texts, lists and dictionaries."
+        ) from None
 
 
 def _revived(answer: Mapping[str, Any]) -> Exception | None:
@@ -438,4 +461,8 @@ def _words(asked: Mapping[str, Any]) -> str:
         return "nothing"
     if "actions" in asked:
         return f"a step of slot {asked['slot']}"
-    return f"the making of {asked['task']}" if "describe" in asked else f"the start of {asked['task']} ({asked['split']} {asked['state']})"
+    return (
+        f"the making of {asked['task']}"
+        if "describe" in asked
+        else f"the start of {asked['task']} ({asked['split']} {asked['state']})"
+    )

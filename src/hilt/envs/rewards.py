@@ -57,10 +57,18 @@ class _RewardWrapper(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        if "marked" in info:  # a person has marked success or failure with ``TakeOver``'s device, which takes precedence
+        if (
+            "marked" in info
+        ):  # a person has marked success or failure with ``TakeOver``'s device, which takes precedence
             return obs, float(reward), bool(terminated), bool(truncated), info
         reward, succeed = self.judged(obs, float(reward), bool(terminated or truncated))
-        return obs, reward, bool(terminated) or succeed, bool(truncated), {**info, "succeed": succeed, **self._truth(info)}
+        return (
+            obs,
+            reward,
+            bool(terminated) or succeed,
+            bool(truncated),
+            {**info, "succeed": succeed, **self._truth(info)},
+        )
 
     def _truth(self, info: dict[str, Any]) -> dict[str, Any]:
         return {TASK_SUCCESS: success_of(info)} if self.classifies else {}
@@ -101,7 +109,9 @@ class MultiStageBinaryRewardClassifierWrapper(_RewardWrapper):
         super().__init__(env)
         self._stages = [_callable(stage) for stage in reward_classifier_func]
         if not self._stages or not 0 < threshold < 1:
-            raise ConfigError(f"{len(self._stages)} stages, threshold={threshold}: give one stage or more, and a threshold within (0, 1).")
+            raise ConfigError(
+                f"{len(self._stages)} stages, threshold={threshold}: give one stage or more, and a threshold within (0, 1)."
+            )
         self._logit = float(np.log(threshold / (1 - threshold)))
         self.received = [False] * len(self._stages)
 
@@ -111,7 +121,9 @@ class MultiStageBinaryRewardClassifierWrapper(_RewardWrapper):
 
     def judged(self, obs: Any, reward: float, ended: bool) -> tuple[float, bool]:
         before = sum(self.received)
-        self.received = [got or _number(stage(obs)) >= self._logit for got, stage in zip(self.received, self._stages, strict=True)]
+        self.received = [
+            got or _number(stage(obs)) >= self._logit for got, stage in zip(self.received, self._stages, strict=True)
+        ]
         return float(sum(self.received) - before), all(self.received)
 
 
@@ -123,7 +135,9 @@ class HumanClassifierWrapper(_RewardWrapper):
 
     classifies = False
 
-    def __init__(self, env: gymnasium.Env, ask: Callable[[str, float], bool] | None = None, answer_seconds: float = 600.0):
+    def __init__(
+        self, env: gymnasium.Env, ask: Callable[[str, float], bool] | None = None, answer_seconds: float = 600.0
+    ):
         super().__init__(env)
         self._ask, self._seconds = ask or ask_on_console, answer_seconds
 
@@ -144,12 +158,16 @@ def ask_on_console(question: str, seconds: float) -> bool:
             return line.strip() == "1"
         if not line:
             why = "the console is closed" if ready else f"there was no answer within {seconds:g} s"
-            raise DeadlineError(f"{question.strip()}: {why}. Answer 1 or 0 in time, or give HumanClassifierWrapper another `ask`.")
+            raise DeadlineError(
+                f"{question.strip()}: {why}. Answer 1 or 0 in time, or give HumanClassifierWrapper another `ask`."
+            )
 
 
 def _callable(classifier: Any) -> Classifier:
     if not callable(classifier):
-        raise ConfigError(f"the classifier is {classifier!r}; a function from the observation to one number was expected.")
+        raise ConfigError(
+            f"the classifier is {classifier!r}; a function from the observation to one number was expected."
+        )
     result: Classifier = classifier
     return result
 

@@ -35,15 +35,46 @@ from hilt.envs.task import choose_state
 
 TASKS = {
     "robotwin": (
-        "block_hammer_beat", "block_handover", "blocks_stack_easy", "blocks_stack_hard", "bottle_adjust", "container_place",
-        "diverse_bottles_pick", "dual_bottles_pick_easy", "dual_bottles_pick_hard", "dual_shoes_place", "empty_cup_place",
-        "mug_hanging_easy", "mug_hanging_hard", "pick_apple_messy", "put_apple_cabinet", "shoe_place", "tool_adjust",
+        "block_hammer_beat",
+        "block_handover",
+        "blocks_stack_easy",
+        "blocks_stack_hard",
+        "bottle_adjust",
+        "container_place",
+        "diverse_bottles_pick",
+        "dual_bottles_pick_easy",
+        "dual_bottles_pick_hard",
+        "dual_shoes_place",
+        "empty_cup_place",
+        "mug_hanging_easy",
+        "mug_hanging_hard",
+        "pick_apple_messy",
+        "put_apple_cabinet",
+        "shoe_place",
+        "tool_adjust",
     ),
     "robotwin2": (
-        "beat_block_hammer", "blocks_ranking_rgb", "click_bell", "handover_block", "handover_mic", "lift_pot", "move_can_pot",
-        "move_pillbottle_pad", "move_stapler_pad", "pick_dual_bottles", "place_a2b_left", "place_a2b_right", "place_container_plate",
-        "place_empty_cup", "place_mouse_pad", "place_phone_stand", "place_shoe", "put_bottles_dustbin", "shake_bottle",
-        "stack_blocks_two", "stack_bowls_two",
+        "beat_block_hammer",
+        "blocks_ranking_rgb",
+        "click_bell",
+        "handover_block",
+        "handover_mic",
+        "lift_pot",
+        "move_can_pot",
+        "move_pillbottle_pad",
+        "move_stapler_pad",
+        "pick_dual_bottles",
+        "place_a2b_left",
+        "place_a2b_right",
+        "place_container_plate",
+        "place_empty_cup",
+        "place_mouse_pad",
+        "place_phone_stand",
+        "place_shoe",
+        "put_bottles_dustbin",
+        "shake_bottle",
+        "stack_blocks_two",
+        "stack_bowls_two",
     ),
 }
 """Of each version"""
@@ -91,7 +122,9 @@ class RobotwinEnv(gymnasium.Env[Any, Any]):
         self._words, self._steps, self._over = task.replace("_", " "), 0, True
         limit = self._limit()
         if step_limit is not None and not 1 <= step_limit <= limit:
-            raise ConfigError(f"step_limit={step_limit} cannot work: RoboTwin ends an episode of {task} after {limit} actions.")
+            raise ConfigError(
+                f"step_limit={step_limit} cannot work: RoboTwin ends an episode of {task} after {limit} actions."
+            )
         self.step_limit = step_limit or limit
         self.action_space = spaces.Box(-np.inf, np.inf, (STATE_SIZE,), np.float32)
         self.observation_space = _space(self._seen())
@@ -124,7 +157,9 @@ class RobotwinEnv(gymnasium.Env[Any, Any]):
         """Carry out actions until one ends the episode, and look once, at the end: a reward for each that was carried out."""
         actions = np.asarray(actions, np.float64)
         if actions.ndim != 2 or len(actions) == 0 or actions.shape[1] != STATE_SIZE or not np.isfinite(actions).all():
-            raise ConfigError(f"RoboTwin takes actions of {STATE_SIZE} finite numbers; given {actions.shape}: {actions.tolist()}.")
+            raise ConfigError(
+                f"RoboTwin takes actions of {STATE_SIZE} finite numbers; given {actions.shape}: {actions.tolist()}."
+            )
         if self._over:
             raise ConfigError("this episode of RoboTwin is over, or has not begun: call reset first.")
         rewards: list[float] = []
@@ -155,7 +190,10 @@ class RobotwinEnv(gymnasium.Env[Any, Any]):
         """A scene of the state's seed, or of the first after it that stands; gives the seed."""
         numbers, taken = self._seeds[split], {seed for each in self._seeds.values() for seed in each}
         following = itertools.count(max(numbers) + 1 + state, len(numbers))
-        for seed in [numbers[state], *itertools.islice((seed for seed in following if seed not in taken), _UNSTABLE - 1)]:
+        for seed in [
+            numbers[state],
+            *itertools.islice((seed for seed in following if seed not in taken), _UNSTABLE - 1),
+        ]:
             try:
                 with self._alone(), _quiet(self._root):
                     self._set_up(seed)
@@ -165,7 +203,9 @@ class RobotwinEnv(gymnasium.Env[Any, Any]):
                 continue
             self._steps, self._over = 0, False
             return seed
-        raise ConfigError(f"{self.version}/{self.task}: {_UNSTABLE} scenes for state {state} of {split!r} fell over; give it other seeds.")
+        raise ConfigError(
+            f"{self.version}/{self.task}: {_UNSTABLE} scenes for state {state} of {split!r} fell over; give it other seeds."
+        )
 
     def _set_up(self, seed: int) -> None:
         if self._sim is not None:
@@ -197,15 +237,23 @@ class RobotwinEnv(gymnasium.Env[Any, Any]):
         with self._alone():
             raw = self._sim.get_obs()
         pictures = raw["observation"]
-        cameras = {camera: {"rgb": np.array(pictures[camera]["rgb"], np.uint8)} for camera in CAMERAS if camera in pictures}
+        cameras = {
+            camera: {"rgb": np.array(pictures[camera]["rgb"], np.uint8)} for camera in CAMERAS if camera in pictures
+        }
         joints = raw["joint_action"]
-        vector = {"vector": np.array(joints["vector"], np.float32)} if self.version == "robotwin2" else np.array(joints, np.float32)
+        vector = (
+            {"vector": np.array(joints["vector"], np.float32)}
+            if self.version == "robotwin2"
+            else np.array(joints, np.float32)
+        )
         return {"observation": cameras, "joint_action": vector}
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         if not self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
-            raise DeadlineError(f"waited {_LOCK_TIMEOUT_S:g} s for another thread that uses this scene of {self.version}/{self.task}.")
+            raise DeadlineError(
+                f"waited {_LOCK_TIMEOUT_S:g} s for another thread that uses this scene of {self.version}/{self.task}."
+            )
         try:
             yield
         finally:
@@ -216,7 +264,9 @@ robotwin, robotwin2 = (functools.partial(RobotwinEnv, version) for version in TA
 """What `hilt.envs.task.make` calls with the name of a task"""
 
 
-def ready(names: Sequence[str], root: str | None = None, *, train_seeds: str = "", eval_seeds: str = "", **options: Any) -> None:
+def ready(
+    names: Sequence[str], root: str | None = None, *, train_seeds: str = "", eval_seeds: str = "", **options: Any
+) -> None:
     """For `hilt.envs.task.ready`: refuses tasks that cannot be made here, in one sentence, and makes nothing."""
     for version, _, task in (name.partition("/") for name in names):
         folder(version, task, root)
@@ -234,11 +284,15 @@ def seeds(version: str, task: str, train_seeds: str = "", eval_seeds: str = "") 
             listed = json.loads(Path(given).read_text())
             found[split] = [int(seed) for seed in listed[task]["success_seeds"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f'{split}_seeds={given}: expected a file {{"{task}": {{"success_seeds": [1, 2]}}}} ({error!r}).') from error
+            raise ConfigError(
+                f'{split}_seeds={given}: expected a file {{"{task}": {{"success_seeds": [1, 2]}}}} ({error!r}).'
+            ) from error
         if not found[split]:
             raise ConfigError(f"{split}_seeds={given} has no seeds for {version}/{task}.")
     if both := set(found["train"]) & set(found["eval"]):
-        raise ConfigError(f"{version}/{task}: seed {min(both)} is both in training and in evaluation; take it out of one of the files.")
+        raise ConfigError(
+            f"{version}/{task}: seed {min(both)} is both in training and in evaluation; take it out of one of the files."
+        )
     return found
 
 
@@ -266,7 +320,9 @@ def _task_class(root: Path, task: str) -> Any:
     try:
         return getattr(importlib.import_module(f"envs.{task}"), task)
     except ImportError as error:
-        raise StorageError(f"RoboTwin in {root} cannot be imported ({error}); install what its page asks for.") from error
+        raise StorageError(
+            f"RoboTwin in {root} cannot be imported ({error}); install what its page asks for."
+        ) from error
 
 
 def _arguments(root: Path, version: str, task: str, task_config: str) -> dict[str, Any]:
@@ -281,7 +337,12 @@ def _arguments(root: Path, version: str, task: str, task_config: str) -> dict[st
             found |= {f"{camera}_camera_{key}": kind[key] for key in ("fovy", "w", "h")}
         return found
     head = cameras[found["camera"]["head_camera_type"]]
-    found |= {"head_camera_h": head["h"], "head_camera_w": head["w"], "eval_video_log": False, "task_config": task_config}
+    found |= {
+        "head_camera_h": head["h"],
+        "head_camera_w": head["w"],
+        "eval_video_log": False,
+        "task_config": task_config,
+    }
     bodies, body = _read(configs / "_embodiment_config.yml"), found["embodiment"]
     left, right = body[0], body[1 if len(body) == 3 else 0]
     for side, name in (("left", left), ("right", right)):
@@ -301,7 +362,11 @@ def _space(tree: Mapping[str, Any]) -> spaces.Dict:
     def of(leaf: Any) -> spaces.Space[Any]:
         if isinstance(leaf, Mapping):
             return _space(leaf)
-        return spaces.Box(0, 255, leaf.shape, np.uint8) if leaf.dtype == np.uint8 else spaces.Box(-np.inf, np.inf, leaf.shape, np.float32)
+        return (
+            spaces.Box(0, 255, leaf.shape, np.uint8)
+            if leaf.dtype == np.uint8
+            else spaces.Box(-np.inf, np.inf, leaf.shape, np.float32)
+        )
 
     return spaces.Dict({key: of(leaf) for key, leaf in tree.items()})
 

@@ -79,8 +79,14 @@ class Simulators:
             if "describe" in asked:
                 env = self._environment(asked["task"], slot).env
                 self._leave(slot)
-                words, limit, states = (env.get_wrapper_attr(name) for name in ("instruction", "step_limit", "initial_states"))
-                about = {"instruction": str(words), "step_limit": int(limit), "initial_states": {k: int(n) for k, n in states.items()}}
+                words, limit, states = (
+                    env.get_wrapper_attr(name) for name in ("instruction", "step_limit", "initial_states")
+                )
+                about = {
+                    "instruction": str(words),
+                    "step_limit": int(limit),
+                    "initial_states": {k: int(n) for k, n in states.items()},
+                }
                 if env.has_wrapper_attr("states_of_train"):
                     about["states_of_train"] = {k: int(n) for k, n in env.get_wrapper_attr("states_of_train").items()}
                 return {"slot": slot, "about": {**about, "action_dim": int(np.prod(env.action_space.shape))}}
@@ -102,7 +108,9 @@ class Simulators:
         made = self._environment(asked["task"], slot)
         self._put_away(made, slot)
         made.last = slot
-        observation, info = made.env.reset(seed=asked["seed"], options={"split": asked["split"], "state": asked["state"]})
+        observation, info = made.env.reset(
+            seed=asked["seed"], options={"split": asked["split"], "state": asked["state"]}
+        )
         return self._seen(slot, made, observation, np.zeros(0, np.float32), False, False, info)
 
     def _go_on(self, slot: int, actions: Array) -> dict[str, Any]:
@@ -114,7 +122,14 @@ class Simulators:
         return self._seen(slot, made, *step_chunk(made.env, actions))
 
     def _seen(
-        self, slot: int, made: _Made, observation: Any, rewards: Array, terminated: bool, truncated: bool, info: Mapping[str, Any]
+        self,
+        slot: int,
+        made: _Made,
+        observation: Any,
+        rewards: Array,
+        terminated: bool,
+        truncated: bool,
+        info: Mapping[str, Any],
     ) -> dict[str, Any]:
         if terminated or truncated:
             self._leave(slot)
@@ -195,7 +210,9 @@ class Frames:
             if size > os.fstat(self.descriptor).st_size:  # it never shrinks: somebody may still look at what it had
                 platform.allocate(self.descriptor, size)  # what is not there is an error here, and no crash later
             memory = mmap.mmap(self.descriptor, size)
-            self._arrays = [np.ndarray(shape, dtype, memory, place) for (_, dtype, shape), place in zip(layout, places, strict=True)]
+            self._arrays = [
+                np.ndarray(shape, dtype, memory, place) for (_, dtype, shape), place in zip(layout, places, strict=True)
+            ]
             self._layout = layout
         for array, (_, value) in zip(self._arrays, leaves, strict=True):
             np.copyto(array, value)
@@ -205,7 +222,9 @@ class Frames:
         if layout != self._layout:
             size, places = _places(layout)
             memory = mmap.mmap(self.descriptor, size, prot=mmap.PROT_READ)
-            self._arrays = [np.ndarray(shape, dtype, memory, place) for (_, dtype, shape), place in zip(layout, places, strict=True)]
+            self._arrays = [
+                np.ndarray(shape, dtype, memory, place) for (_, dtype, shape), place in zip(layout, places, strict=True)
+            ]
             self._layout = layout
         tree: Any = {}
         for array, (path, _, _) in zip(self._arrays, layout, strict=True):
@@ -224,7 +243,9 @@ def _leaves(tree: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...]
         return [leaf for key, value in tree.items() for leaf in _leaves(value, (*path, key))]
     array = np.asarray(tree) if not isinstance(tree, tuple) else np.array(None)
     if array.dtype.hasobject:
-        raise SchemaError(f"{'/'.join(('observation', *path))} is {type(tree).__name__}; expected arrays of numbers, in dictionaries.")
+        raise SchemaError(
+            f"{'/'.join(('observation', *path))} is {type(tree).__name__}; expected arrays of numbers, in dictionaries."
+        )
     return [(path, array)]
 
 

@@ -49,7 +49,10 @@ TASKS = ExtensionPoint(
     {
         "tabletop": "hilt.envs.tabletop.suite_env:TabletopEnv",
         "robot": "hilt.robot.env:robot_task",
-        **{suite: f"hilt.envs.libero:{suite}" for suite in ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")},
+        **{
+            suite: f"hilt.envs.libero:{suite}"
+            for suite in ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
+        },
         "robotwin": "hilt.envs.robotwin:robotwin",
         "robotwin2": "hilt.envs.robotwin:robotwin2",
     },
@@ -78,7 +81,9 @@ def make(name: str, **options: Any) -> Env:
 
 
 def _make(name: str, options: dict[str, Any]) -> Env:
-    ours: dict[str, Any] = {key: options.pop(key) for key in ("instruction", "states", "success", "step_limit") if key in options}
+    ours: dict[str, Any] = {
+        key: options.pop(key) for key in ("instruction", "states", "success", "step_limit") if key in options
+    }
     module, colon, rest = name.partition(":")
     if rest.isidentifier():
         return as_task(load(name, gymnasium.Env, gymnasium.vector.VectorEnv)(**options), **ours)
@@ -110,7 +115,9 @@ def ready(names: Sequence[str], **options: Any) -> None:
 def register(prefix: str, factory: Callable[..., Any] | str) -> None:
     """Make ``prefix/REST`` a name: ``factory(REST, **options)`` gives the environment; ``"module:attribute"`` is imported on first use."""
     if not prefix or "/" in prefix or ":" in prefix:
-        raise ConfigError(f"register({prefix!r}): expected a word without '/' and ':', which begins the names of your tasks.")
+        raise ConfigError(
+            f"register({prefix!r}): expected a word without '/' and ':', which begins the names of your tasks."
+        )
     TASKS[prefix] = factory
 
 
@@ -160,9 +167,15 @@ def as_task(
     if hasattr(getattr(env, "unwrapped", env), "num_envs"):
         env = OneOf(env)
     if not isinstance(env, gymnasium.Env):
-        raise ConfigError(f"as_task takes a gymnasium.Env, got {type(env).__name__}; hilt.envs.adapters has adapters for other interfaces.")
+        raise ConfigError(
+            f"as_task takes a gymnasium.Env, got {type(env).__name__}; hilt.envs.adapters has adapters for other interfaces."
+        )
     name = env.spec.id if env.spec else type(env.unwrapped).__name__
-    own = {key: env.get_wrapper_attr(key) for key in ("instruction", "step_limit", "initial_states") if env.has_wrapper_attr(key)}
+    own = {
+        key: env.get_wrapper_attr(key)
+        for key in ("instruction", "step_limit", "initial_states")
+        if env.has_wrapper_attr(key)
+    }
     if len(own) == 3 and (instruction, step_limit, states, success) == (None,) * 4:
         task: Env = env
         return task
@@ -173,19 +186,32 @@ def as_task(
             "hilt record; in Python, as_task(env, step_limit=200)."
         )
     if step_limit is not None and not 1 <= step_limit <= (limit or step_limit):
-        raise ConfigError(f"step_limit={step_limit} cannot work: {name} ends an episode after {limit or 'at least 1'} steps.")
+        raise ConfigError(
+            f"step_limit={step_limit} cannot work: {name} ends an episode after {limit or 'at least 1'} steps."
+        )
     if states is not None and "initial_states" in own:
         raise ConfigError(f"{name} has numbered initial states of its own, so states= cannot be given; leave it out.")
     if states is not None and not (states and all(0 < n <= _SEEDS_PER_SPLIT for n in states.values())):
-        raise ConfigError(f"states={states!r}: expected splits with 1 to {_SEEDS_PER_SPLIT:,} states each, such as {STATES}.")
+        raise ConfigError(
+            f"states={states!r}: expected splits with 1 to {_SEEDS_PER_SPLIT:,} states each, such as {STATES}."
+        )
     words = instruction or (None if "instruction" in own else _in_words(name))
-    return PlainTask(env, words, int(step_limit or limit), None if "initial_states" in own else states or STATES, success)
+    return PlainTask(
+        env, words, int(step_limit or limit), None if "initial_states" in own else states or STATES, success
+    )
 
 
 class PlainTask(gymnasium.Wrapper):
     """Adds to an environment what it lacks of the contract; None is for what it has itself."""
 
-    def __init__(self, env: Env, instruction: str | None, step_limit: int, states: Mapping[str, int] | None, success: Success | None):
+    def __init__(
+        self,
+        env: Env,
+        instruction: str | None,
+        step_limit: int,
+        states: Mapping[str, int] | None,
+        success: Success | None,
+    ):
         super().__init__(env)
         self.step_limit = step_limit
         self.initial_states = states or env.get_wrapper_attr("initial_states")
@@ -217,7 +243,9 @@ class PlainTask(gymnasium.Wrapper):
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._steps += 1
         truncated = bool(truncated) or self._steps >= self.step_limit
-        succeeded = success_of(info) if self._success is None else bool(self._success(reward, terminated, truncated, info))
+        succeeded = (
+            success_of(info) if self._success is None else bool(self._success(reward, terminated, truncated, info))
+        )
         if succeeded is not None:
             info = {**info, "succeed": succeeded}
         return observation, reward, bool(terminated), truncated, info
@@ -249,7 +277,9 @@ def choose_state(states: Mapping[str, int], split: str, state: int | None, rng: 
     if state is None:
         return int(rng.integers(states[split]))
     if not isinstance(state, int | np.integer) or isinstance(state, bool) or not 0 <= state < states[split]:
-        raise ConfigError(f"state {state!r} of split {split!r} was asked for; it has the states 0 to {states[split] - 1}.")
+        raise ConfigError(
+            f"state {state!r} of split {split!r} was asked for; it has the states 0 to {states[split] - 1}."
+        )
     return int(state)
 
 

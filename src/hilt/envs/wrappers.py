@@ -75,7 +75,9 @@ class RelativeFrame(gymnasium.Wrapper):
         state = obs["state"]
         self._adjoints = [adjoint(state[key], self.coupled) for key in self._keys("tcp_pose")]
         self._inverses = [np.linalg.inv(matrix) for matrix in self._adjoints]
-        changed = {key: inverse @ state[key] for key, inverse in zip(self._keys("tcp_vel"), self._inverses, strict=True)}
+        changed = {
+            key: inverse @ state[key] for key, inverse in zip(self._keys("tcp_vel"), self._inverses, strict=True)
+        }
         if self.include_relative_pose:
             for key, origin in zip(self._keys("tcp_pose"), self._origins, strict=True):
                 relative = origin @ homogeneous(state[key])
@@ -84,7 +86,9 @@ class RelativeFrame(gymnasium.Wrapper):
         return _with_state(obs, changed), {**info, "original_state_obs": original}
 
     def _turned(self, action: Any, adjoints: list[Array]) -> Array:
-        turned: Array = np.array(action, np.result_type(np.asarray(action), np.float32))  # a copy: the caller keeps what was asked for
+        turned: Array = np.array(
+            action, np.result_type(np.asarray(action), np.float32)
+        )  # a copy: the caller keeps what was asked for
         for start, matrix in zip(range(0, len(turned), self._per_arm), adjoints, strict=True):
             turned[start : start + 6] = matrix @ turned[start : start + 6]
         return turned
@@ -103,7 +107,9 @@ class _PoseWrapper(gymnasium.ObservationWrapper):
         self._poses = [arm + "tcp_pose" for arm in _arms(env.observation_space, "tcp_pose")]
         for key in self._poses:
             if (shape := env.observation_space["state"][key].shape) != (7,):
-                raise ConfigError(f"{type(self).__name__}: {key} has the shape {shape}; a position and a quaternion, (7,), were expected.")
+                raise ConfigError(
+                    f"{type(self).__name__}: {key} has the shape {shape}; a position and a quaternion, (7,), were expected."
+                )
         self.observation_space = _with_state_space(env.observation_space, dict.fromkeys(self._poses, (self.numbers,)))
 
     def observation(self, observation: Any) -> Any:
@@ -147,7 +153,9 @@ class SERLObsWrapper(gymnasium.ObservationWrapper):
         self.proprio_keys = sorted(state.spaces if proprio_keys is None else proprio_keys)
         self.proprio_space = spaces.Dict({key: state[key] for key in self.proprio_keys})
         bounds = [[np.ravel(getattr(state[key], end)) for key in self.proprio_keys] for end in ("low", "high")]
-        flat = spaces.Box(*(np.concatenate(parts or [np.empty(0)]).astype(np.float32) for parts in bounds), dtype=np.float32)
+        flat = spaces.Box(
+            *(np.concatenate(parts or [np.empty(0)]).astype(np.float32) for parts in bounds), dtype=np.float32
+        )
         images = env.observation_space.spaces["images"].spaces if "images" in env.observation_space.spaces else {}
         if "state" in images:
             raise ConfigError("a camera is named 'state', which is the name of the state vector. Rename the camera.")
@@ -169,7 +177,9 @@ class ChunkingWrapper(gymnasium.Wrapper):
     def __init__(self, env: gymnasium.Env, obs_horizon: int, act_exec_horizon: int | None):
         super().__init__(env)
         if obs_horizon < 1 or (act_exec_horizon is not None and act_exec_horizon < 1):
-            raise ConfigError(f"horizons are at least 1: obs_horizon={obs_horizon}, act_exec_horizon={act_exec_horizon} were given.")
+            raise ConfigError(
+                f"horizons are at least 1: obs_horizon={obs_horizon}, act_exec_horizon={act_exec_horizon} were given."
+            )
         self.obs_horizon, self.act_exec_horizon = obs_horizon, act_exec_horizon
         self._recent: deque[Any] = deque(maxlen=obs_horizon)
         self.observation_space = batch_space(env.observation_space, obs_horizon)
@@ -185,7 +195,9 @@ class ChunkingWrapper(gymnasium.Wrapper):
         horizon = self.act_exec_horizon or 1
         asked = [action] if self.act_exec_horizon is None else list(action)
         if len(asked) < horizon:
-            raise ConfigError(f"a chunk of {len(asked)} actions was given; act_exec_horizon={horizon} are executed in a step.")
+            raise ConfigError(
+                f"a chunk of {len(asked)} actions was given; act_exec_horizon={horizon} are executed in a step."
+            )
         total, infos = 0.0, []
         for one in asked[:horizon]:
             obs, reward, terminated, truncated, info = self.env.step(one)
@@ -214,7 +226,9 @@ class GripperCloseEnv(gymnasium.ActionWrapper):
         super().__init__(env)
         box: Any = env.action_space
         if len(box.shape) != 1 or box.shape[0] % 7:
-            raise ConfigError(f"GripperCloseEnv: actions have the shape {box.shape}; 7 numbers for each arm, (7,) or (14,), were expected.")
+            raise ConfigError(
+                f"GripperCloseEnv: actions have the shape {box.shape}; 7 numbers for each arm, (7,) or (14,), were expected."
+            )
         self._kept = np.arange(box.shape[0]) % 7 != 6
         self.action_space = spaces.Box(box.low[self._kept], box.high[self._kept], dtype=box.dtype)
 
@@ -257,9 +271,17 @@ class GripperPenaltyWrapper(gymnasium.Wrapper):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
         commands, were = np.asarray(info.get("intervene_action", action))[6::7], np.array(self._were)
-        changes = np.count_nonzero(((commands < -0.5) & (were > self.open_above)) | ((commands > 0.5) & (were < self.open_above)))
+        changes = np.count_nonzero(
+            ((commands < -0.5) & (were > self.open_above)) | ((commands > 0.5) & (were < self.open_above))
+        )
         self._were = self._openings(obs)
-        return obs, reward, terminated, truncated, {**info, "grasp_penalty": float(changes * self.penalty if changes else 0)}
+        return (
+            obs,
+            reward,
+            terminated,
+            truncated,
+            {**info, "grasp_penalty": float(changes * self.penalty if changes else 0)},
+        )
 
     def _openings(self, obs: Any) -> list[float]:
         state = obs["state"]
@@ -322,13 +344,17 @@ def _arms(space: Any, name: str) -> list[str]:
     keys = sorted(state.spaces) if isinstance(state, spaces.Dict) else []
     if arms := [key.removesuffix(name) for key in keys if key == name or key.endswith(f"/{name}")]:
         return arms
-    raise ConfigError(f"no {name} in the state, which has {', '.join(keys) or 'no named parts'}. Put this wrapper where the state has it.")
+    raise ConfigError(
+        f"no {name} in the state, which has {', '.join(keys) or 'no named parts'}. Put this wrapper where the state has it."
+    )
 
 
 def _numbers_per_arm(space: Any, arms: int) -> int:
     size = space.shape[0] if len(space.shape) == 1 else 0
     if size not in (6 * arms, 7 * arms):
-        raise ConfigError(f"RelativeFrame: actions have the shape {space.shape}; 6 or 7 numbers for each of {arms} arm(s) were expected.")
+        raise ConfigError(
+            f"RelativeFrame: actions have the shape {space.shape}; 6 or 7 numbers for each of {arms} arm(s) were expected."
+        )
     return size // arms
 
 

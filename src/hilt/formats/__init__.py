@@ -67,7 +67,9 @@ def located(path: str | os.PathLike[str], format: str = "auto") -> Path:
 def located_log(path: str | os.PathLike[str]) -> Path:
     """Where the log of a folder is. Raises ConfigError where the folder holds a dataset of another format, with the way to a log."""
     place = located(path)
-    if place.exists() and not (place / "log.json").exists() and not (place / "segments").exists():  # a log may have lost one of them
+    if (
+        place.exists() and not (place / "log.json").exists() and not (place / "segments").exists()
+    ):  # a log may have lost one of them
         with contextlib.suppress(FormatError):
             if (found := detect(place)) != "log":
                 raise ConfigError(
@@ -83,7 +85,9 @@ def detect(path: Path) -> str:
         module = _module(name)
         if hasattr(module, "matches") and module.matches(path):
             return name
-    raise FormatError(f"{path}: none of the known formats ({', '.join(FORMATS.known())}). If it is one of them, name it with --from.")
+    raise FormatError(
+        f"{path}: none of the known formats ({', '.join(FORMATS.known())}). If it is one of them, name it with --from."
+    )
 
 
 def options_of(format: str, function: str) -> dict[str, inspect.Parameter]:
@@ -106,7 +110,9 @@ def check_options(given: Iterable[str], known: Collection[str], format: str) -> 
     """Refuses an option that would do nothing."""
     for name in given:
         if name not in known:
-            raise ConfigError(f"{name}: {format} has no such option{suggest(name, known)} It has: {', '.join(known) or 'none'}.")
+            raise ConfigError(
+                f"{name}: {format} has no such option{suggest(name, known)} It has: {', '.join(known) or 'none'}."
+            )
 
 
 def require(path: Path) -> None:

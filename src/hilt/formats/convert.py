@@ -175,7 +175,10 @@ class EpisodeChange:
         for column in self.dropped(columns):
             del columns[column]
         if self.image_size is not None:
-            columns = {path: resize(column, *self.image_size) if is_image(column) else column for path, column in columns.items()}
+            columns = {
+                path: resize(column, *self.image_size) if is_image(column) else column
+                for path, column in columns.items()
+            }
         return Episode(unflatten(columns), episode.facts)
 
     def dropped(self, columns: Collection[str]) -> list[str]:
@@ -194,7 +197,9 @@ class EpisodeChange:
 Done = Future[tuple[Episode | None, Counter[str]]]
 
 
-def decode(dataset: Dataset, first: int, change: EpisodeChange, workers: int | None = None, images: bool = True) -> Iterator[Done]:
+def decode(
+    dataset: Dataset, first: int, change: EpisodeChange, workers: int | None = None, images: bool = True
+) -> Iterator[Done]:
     """The episodes from number `first` on, in order. Twice as many as there are workers are decoded ahead, and no more."""
     workers = workers or usable_cpus()
 
@@ -232,7 +237,9 @@ def resize(images: Array, height: int, width: int) -> Array:
     out = np.empty((*axes, height, width, channels), np.uint8)
     for place in np.ndindex(*axes):
         picture = Image.fromarray(images[place].squeeze(-1) if channels == 1 else images[place])
-        out[place] = np.asarray(picture.resize((width, height), Image.Resampling.LANCZOS)).reshape(height, width, channels)
+        out[place] = np.asarray(picture.resize((width, height), Image.Resampling.LANCZOS)).reshape(
+            height, width, channels
+        )
     return out
 
 
@@ -245,7 +252,9 @@ def _check_new(goal: Path) -> None:
     if goal.exists() and not goal.is_dir():
         raise ConfigError(f"{goal} is a file; expected the name of a folder to make. Choose another path.")
     if goal.exists() and any(goal.iterdir()):
-        raise ConfigError(f"{goal}: expected a new or empty folder, got one with other files in it. Choose another path.")
+        raise ConfigError(
+            f"{goal}: expected a new or empty folder, got one with other files in it. Choose another path."
+        )
 
 
 @contextlib.contextmanager
@@ -281,7 +290,9 @@ class _Workshop:
         try:
             self._lock = WriterLock(self._folder).__enter__()
         except LockedError as error:
-            raise LockedError(f"{self._goal}: another conversion is writing it ({error}) Wait for it, or stop it.") from None
+            raise LockedError(
+                f"{self._goal}: another conversion is writing it ({error}) Wait for it, or stop it."
+            ) from None
         try:
             path = self._folder / "task.json"
             if self.result.exists():
@@ -297,8 +308,15 @@ class _Workshop:
     def _check_same(self, old: dict[str, Any]) -> None:
         if old == self._task:
             return
-        before, now = ({**task["options"], **{name: task[name] for name in task if name != "options"}} for task in (old, self._task))
-        differs = [f"{name} {before.get(name)}, now {now.get(name)}" for name in {**before, **now} if before.get(name) != now.get(name)]
+        before, now = (
+            {**task["options"], **{name: task[name] for name in task if name != "options"}}
+            for task in (old, self._task)
+        )
+        differs = [
+            f"{name} {before.get(name)}, now {now.get(name)}"
+            for name in {**before, **now}
+            if before.get(name) != now.get(name)
+        ]
         cure = f"Repeat that command to complete it, or begin anew after: rm -r {self._folder}"
         raise ConfigError(f"{self._goal}: an unfinished conversion is there, with {'; '.join(differs)}. {cure}")
 
@@ -321,7 +339,9 @@ class _Workshop:
         self._lock.__exit__()
 
 
-def _write(writer: Writer, number: int, done: Done, dataset: Dataset, skip_corrupt: bool, record: Journal) -> dict[str, Any]:
+def _write(
+    writer: Writer, number: int, done: Done, dataset: Dataset, skip_corrupt: bool, record: Journal
+) -> dict[str, Any]:
     """Records an episode, and writes it: in this order, so that none is there that was not recorded."""
     episode, noted, damage = _outcome(done, dataset, skip_corrupt)
     line = _line(number, episode, noted, damage)
@@ -351,7 +371,13 @@ def _outcome(done: Done, dataset: Dataset, skip_corrupt: bool) -> tuple[Episode 
 def _line(number: int, episode: Episode | None, noted: Counter[str], damaged: bool) -> dict[str, Any]:
     """What is kept of an episode in the record of a conversion."""
     success = None if episode is None else success_of(episode)
-    return {"number": number, "steps": 0 if episode is None else len(episode), "success": success, "damaged": damaged, "notes": noted}
+    return {
+        "number": number,
+        "steps": 0 if episode is None else len(episode),
+        "success": success,
+        "damaged": damaged,
+        "notes": noted,
+    }
 
 
 def success_of(episode: Episode) -> bool | None:

@@ -52,13 +52,17 @@ class LazyDataset(Generic[T]):
         batch_size = _number("batch: batch_size", batch_size, 1)
         return LazyDataset(lambda: self._batches(batch_size, drop_remainder))
 
-    def shuffle(self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool = True) -> LazyDataset[T]:
+    def shuffle(
+        self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool = True
+    ) -> LazyDataset[T]:
         """Draws each element from the next `buffer_size` ones. With a `seed` the order is always the same, iteration by iteration;
         without `reshuffle_each_iteration` each iteration has the order of the first."""
         buffer_size = _number("shuffle: buffer_size", buffer_size, 1)
         chosen = np.random.SeedSequence().entropy if seed is None else _number("shuffle: seed", seed, 0)
         iterations = itertools.count()
-        return LazyDataset(lambda: self._shuffled(buffer_size, [chosen, next(iterations) if reshuffle_each_iteration else 0]))
+        return LazyDataset(
+            lambda: self._shuffled(buffer_size, [chosen, next(iterations) if reshuffle_each_iteration else 0])
+        )
 
     def _batches(self, batch_size: int, drop_remainder: bool) -> Iterator[T]:
         elements = iter(self)
@@ -113,13 +117,18 @@ def _stacked(elements: list[Any], path: str) -> Any:
     if isinstance(first, Mapping | tuple | list):
         names = list(first) if isinstance(first, Mapping) else getattr(first, "_fields", range(len(first)))
         columns = zip(*(_children(each) for each in elements), strict=True)
-        return _nested(first, [_stacked(list(each), f"{path}/{name}".lstrip("/")) for name, each in zip(names, columns, strict=True)])
+        return _nested(
+            first,
+            [_stacked(list(each), f"{path}/{name}".lstrip("/")) for name, each in zip(names, columns, strict=True)],
+        )
     try:
         return np.stack([np.asarray(each) for each in elements])
     except ValueError:
         shapes = sorted({str(np.shape(each)) for each in elements})
         where = path or "an element"
-        raise SchemaError(f"{where}: expected one shape in a batch, got {', '.join(shapes)}; make them equal with map().") from None
+        raise SchemaError(
+            f"{where}: expected one shape in a batch, got {', '.join(shapes)}; make them equal with map()."
+        ) from None
 
 
 def _children(node: Any) -> list[Any]:

@@ -62,7 +62,11 @@ class LogDataset(Dataset):
         return len(self.episodes)
 
     def jobs(self, first: int = 0, images: bool = True) -> Iterator[Job]:
-        columns = None if images else [path for path in self.log.schema.columns if path not in self.log.schema.layout.frame_of]
+        columns = (
+            None
+            if images
+            else [path for path in self.log.schema.columns if path not in self.log.schema.layout.frame_of]
+        )
         for keys in self.episodes[first:]:
             yield partial(self._read, keys, columns)
 
@@ -70,7 +74,11 @@ class LogDataset(Dataset):
         return Episode(self.log.read(keys, columns), self.log.facts.about(int(keys[0]) >> OFFSET_BITS))
 
     def describe(self) -> dict[str, Any]:
-        return {"view": self._view, "trajectories": len(self.log.trajectories()), "durability": self.log.durability.words}
+        return {
+            "view": self._view,
+            "trajectories": len(self.log.trajectories()),
+            "durability": self.log.durability.words,
+        }
 
 
 def create(path: Path, *, durability: str = "every episode", compression: str = "") -> LogWriter:
@@ -105,9 +113,13 @@ class LogWriter(Writer):
 
     def finish(self) -> None:
         if self._log is None:
-            raise ConfigError("there is not one episode with a transition to write; look at the source with: hilt data inspect")
+            raise ConfigError(
+                "there is not one episode with a transition to write; look at the source with: hilt data inspect"
+            )
         if self._compression and not self._log.settings["compression"]:
-            self.notes.add(f"compression={self._compression} had nothing to do: no column is an image of at least {INLINE_BYTES:,} bytes")
+            self.notes.add(
+                f"compression={self._compression} had nothing to do: no column is an image of at least {INLINE_BYTES:,} bytes"
+            )
         self._log.complete_segments()  # also the last segment, which is not full, is compressed
         self.close()
 
@@ -117,4 +129,6 @@ class LogWriter(Writer):
 
     def _create(self, schema: Schema) -> Log:
         images = [frame.name for frame in schema.layout.frames if frame.dtype == np.uint8] if self._compression else []
-        return Log.create(self._path, schema, durability=self._durability, compression=dict.fromkeys(images, self._compression))
+        return Log.create(
+            self._path, schema, durability=self._durability, compression=dict.fromkeys(images, self._compression)
+        )

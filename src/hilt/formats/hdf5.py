@@ -27,7 +27,17 @@ FEW_TEXTS, MAX_TEXTS = 16, 1 << 28
 """An attribute of more texts than the first is read if they cannot come to more bytes than the second"""
 RATIO = 1100
 """Deflate makes nothing smaller than a 1032nd."""
-_DAMAGE = (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError, AttributeError, MemoryError, NotImplementedError)
+_DAMAGE = (
+    OSError,
+    RuntimeError,
+    LookupError,
+    ValueError,
+    TypeError,
+    ArithmeticError,
+    AttributeError,
+    MemoryError,
+    NotImplementedError,
+)
 
 
 def import_h5py() -> Any:
@@ -78,7 +88,11 @@ def leaves(group: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, 
     h5py, count = import_h5py(), 0
     for name in group:
         found, path = child(group, name), f"{prefix}{name}"
-        for leaf in leaves(found, f"{path}/", depth + 1) if isinstance(found, h5py.Group) and depth < MAX_DEPTH else [(path, found)]:
+        for leaf in (
+            leaves(found, f"{path}/", depth + 1)
+            if isinstance(found, h5py.Group) and depth < MAX_DEPTH
+            else [(path, found)]
+        ):
             count += 1
             if count > MAX_LEAVES or not isinstance(leaf[1], h5py.Dataset):
                 raise CorruptError(f"{group.file.filename}: {group.name} holds itself, or too much.")
@@ -90,9 +104,14 @@ def values(dataset: Any, more: int = 0) -> Any:
     h5py = import_h5py()
     if not dataset.shape:
         return None
-    size, stored = math.prod(dataset.shape) * dataset.dtype.itemsize, min(dataset.id.get_storage_size(), dataset.file.id.get_filesize())
+    size, stored = (
+        math.prod(dataset.shape) * dataset.dtype.itemsize,
+        min(dataset.id.get_storage_size(), dataset.file.id.get_filesize()),
+    )
     if size > min(MAX_BYTES, stored * (RATIO if dataset.chunks else 1) + 4096):
-        raise CorruptError(f"{dataset.file.filename}: {dataset.name} promises {size:,} bytes and has {stored:,}; it was not read.")
+        raise CorruptError(
+            f"{dataset.file.filename}: {dataset.name} promises {size:,} bytes and has {stored:,}; it was not read."
+        )
     if h5py.check_string_dtype(dataset.dtype) and len(dataset.shape) == 1:
         return [plain(value) for value in elements(dataset)]
     if dataset.dtype.kind not in "biuf":
@@ -111,7 +130,9 @@ def elements(dataset: Any) -> Iterator[Any]:
         value = dataset[i]
         total += len(value)
         if total > MAX_ELEMENTS:
-            raise CorruptError(f"{dataset.file.filename}: {dataset.name} is longer than {MAX_ELEMENTS:,} bytes; it was not read.")
+            raise CorruptError(
+                f"{dataset.file.filename}: {dataset.name} is longer than {MAX_ELEMENTS:,} bytes; it was not read."
+            )
         yield value
 
 

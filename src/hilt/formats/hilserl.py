@@ -126,7 +126,9 @@ class HilSerlDataset(ListedDataset):
         path = self.path / "hilt.json"
         if not path.is_file():
             return None
-        numbers = {p.relative_to(self.path).as_posix(): i for i, p in enumerate(self._paths) if self._kinds[i] != "human"}
+        numbers = {
+            p.relative_to(self.path).as_posix(): i for i, p in enumerate(self._paths) if self._kinds[i] != "human"
+        }
         try:
             known = json.loads(read(path))
             if {entry[0] for entry in known["episodes"]} != set(numbers):
@@ -136,11 +138,17 @@ class HilSerlDataset(ListedDataset):
             for name, first, stop, whole, facts in known["episodes"]:
                 episodes.append(_Found({numbers[name]: (int(first), int(stop))}, plain(dict(facts)), bool(whole)))
             columns = Spec({path: (np.dtype(kind), tuple(shape)) for path, (kind, shape) in known["columns"].items()})
-            if any(spec.dtype.kind not in "biufc" for spec in columns.values()) or not {"rewards", "source", *ENDS[2:]} <= set(columns):
+            if any(spec.dtype.kind not in "biufc" for spec in columns.values()) or not {
+                "rewards",
+                "source",
+                *ENDS[2:],
+            } <= set(columns):
                 raise ValueError("columns that are no numbers, or none of rewards, ends and sources")
             return _Plan(columns, episodes, exact=True)
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise CorruptError(f"{path}: not as Hilt writes it ({error!r}). Remove it: the pickles are then read as HIL-SERL's.") from None
+            raise CorruptError(
+                f"{path}: not as Hilt writes it ({error!r}). Remove it: the pickles are then read as HIL-SERL's."
+            ) from None
 
     def _surveyed(self) -> _Plan:
         """Reads all files once: which columns every transition has, where episodes begin, and on which steps a person acted."""
@@ -162,13 +170,17 @@ class HilSerlDataset(ListedDataset):
             count += len(new)
             for path, value in (leaf for row in new.values() for leaf in row.items()):
                 array = _numbers(value)
-                kinds.setdefault(path, Counter())[None if array is None else (array.dtype.newbyteorder("="), array.shape)] += 1
+                kinds.setdefault(path, Counter())[
+                    None if array is None else (array.dtype.newbyteorder("="), array.shape)
+                ] += 1
             last = self._split(number, new, last, plan.episodes)
         if count:
             plan.columns = _columns_of(kinds, count, self.notes, self.path)
         return plan
 
-    def _split(self, number: int, rows: dict[int, Row], last: Row | None, episodes: list[_Found | CorruptError]) -> Row | None:
+    def _split(
+        self, number: int, rows: dict[int, Row], last: Row | None, episodes: list[_Found | CorruptError]
+    ) -> Row | None:
         """Adds a file's steps to the last episode while it goes on, and then to new ones. `last` is its last step, if it has not ended."""
         kind, episode = self._kinds[number], episodes[-1] if last is not None else None
         labeled = kind in ("success", "failure")
@@ -179,7 +191,9 @@ class HilSerlDataset(ListedDataset):
                 last = None
             if last is None or not _goes_on(last, row):
                 if last is not None and kind == "online":
-                    self.notes.add("an episode without dones at its end (a time limit): it ends where observations do not go on")
+                    self.notes.add(
+                        "an episode without dones at its end (a time limit): it ends where observations do not go on"
+                    )
                 episode = _Found({}, {"success": kind == "success"} if labeled else {})
                 episodes.append(episode)
             assert isinstance(episode, _Found)
@@ -231,7 +245,9 @@ class HilSerlDataset(ListedDataset):
             raise
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             names = ", ".join(str(self._paths[number]) for number in found.pieces)
-            raise CorruptError(f"{names}: not the transitions that hilt.json or the other files tell of ({error!r}).") from None
+            raise CorruptError(
+                f"{names}: not the transitions that hilt.json or the other files tell of ({error!r})."
+            ) from None
         if not self._plan.exact:
             columns["terminated"], columns["truncated"] = np.array([_ends(row, "") for row in rows], bool).T.copy()
             columns.setdefault("source", np.array(sources, np.uint8))
@@ -242,14 +258,18 @@ def _columns_of(kinds: dict[str, Counter[Any]], count: int, notes: Notes, where:
     """The columns that all transitions have; what is left out is noted. `kinds`: how often a leaf has which type and shape (or None)."""
     left_out: dict[str, str] = {}
     for path, found in kinds.items():
-        if None in found or (path in ("source", "policy_version") and any(dtype.kind not in "iu" for dtype, _ in found)):
+        if None in found or (
+            path in ("source", "policy_version") and any(dtype.kind not in "iu" for dtype, _ in found)
+        ):
             left_out[path] = "no numbers"
         elif found.total() < count:
             left_out[path] = f"in {found.total()} of {count} transitions only"
         elif len({shape for _, shape in found}) > 1:
             left_out[path] = "not of one shape"
     kept = [path for path in kinds if path not in left_out]
-    pairs = {other: path for path in kinds for other in (path, mate(path)) if mate(path)}  # observations and what follows them
+    pairs = {
+        other: path for path in kinds for other in (path, mate(path)) if mate(path)
+    }  # observations and what follows them
     for path in kept:
         if (pair := pairs.get(path)) and (pair not in kept or mate(pair) not in kept):
             left_out[path] = "no pair of observation and next observation"
@@ -266,7 +286,9 @@ def _columns_of(kinds: dict[str, Counter[Any]], count: int, notes: Notes, where:
 def create(path: Path, *, exp_name: str = "hilt", buffer_period: int = 1000) -> HilSerlWriter:
     """`exp_name` begins the names of demonstrations; a file is written when there are at least `buffer_period` transitions for it."""
     if buffer_period < 1 or not re.fullmatch(r"[\w.-]+", exp_name):
-        raise ConfigError(f"buffer_period={buffer_period}, exp_name={exp_name!r}: expected at least 1, and letters, digits, '.', '_', '-'.")
+        raise ConfigError(
+            f"buffer_period={buffer_period}, exp_name={exp_name!r}: expected at least 1, and letters, digits, '.', '_', '-'."
+        )
     return HilSerlWriter(path, exp_name, buffer_period)
 
 
@@ -296,13 +318,17 @@ class HilSerlWriter(FolderWriter):
         if self._state["columns"] and layout != self._state["columns"]:
             known = self._state["columns"]
             differs = ", ".join(sorted(p for p in {**known, **layout} if known.get(p) != layout.get(p)))
-            raise SchemaError(f"{differs}: not as in the episodes before, and all transitions of a buffer have the same columns.")
+            raise SchemaError(
+                f"{differs}: not as in the episodes before, and all transitions of a buffer have the same columns."
+            )
         self._state["columns"], self.next = layout, number + 1
         recorded = episode.facts.get("recorded_as")  # set by `hilt record`
         if recorded == "labeled frames" and "labels" in columns and columns["labels"].ndim == 1:
             for part in cut(episode, (np.flatnonzero(np.diff(columns["labels"])) + 1).tolist()):
                 good = bool(part.columns["labels"][0])
-                self._put("success" if good else "failure", Episode(part.columns, {**part.facts, "success": good}), whole)
+                self._put(
+                    "success" if good else "failure", Episode(part.columns, {**part.facts, "success": good}), whole
+                )
         elif recorded == "demonstrations" or (columns["source"] == Source.DEMO).all():
             self._put("demo", episode, whole)
         else:
@@ -384,7 +410,9 @@ def _read(path: Path) -> list[Row]:
     rows = []
     for i, step in enumerate(steps):
         if not isinstance(step, Mapping) or any(name not in step for name in NEEDED):
-            raise FormatError(f"{path}, transition {i}: expected a dictionary with {', '.join(NEEDED)}, as HIL-SERL writes.")
+            raise FormatError(
+                f"{path}, transition {i}: expected a dictionary with {', '.join(NEEDED)}, as HIL-SERL writes."
+            )
         rows.append(dict(_leaves(step)))
         if "infos/grasp_penalty" in rows[-1]:  # as HIL-SERL's learner does
             rows[-1].setdefault("grasp_penalty", rows[-1]["infos/grasp_penalty"])
@@ -410,7 +438,9 @@ def _ends(row: Row, where: str) -> tuple[bool, bool]:
         derived = ends_from_done_and_mask(done, mask)
         return bool(row.get("terminated", derived[0])), bool(row.get("truncated", derived[1]))
     except (KeyError, TypeError, ValueError):
-        raise FormatError(f"{where}: dones, masks, terminated and truncated are numbers, or absent but for dones.") from None
+        raise FormatError(
+            f"{where}: dones, masks, terminated and truncated are numbers, or absent but for dones."
+        ) from None
 
 
 def _goes_on(last: Row, row: Row) -> bool:
@@ -462,7 +492,10 @@ def _stacked(rows: list[Row], columns: Spec, whole: bool, images: bool) -> dict[
 
 def _transitions(columns: dict[str, Array], whole: bool, success: bool | None) -> list[Row]:
     """What HIL-SERL stores of each step. An observation that ends a step and begins the next is one object, and pickled once."""
-    columns = {f"hilt/{path}" if path in ("dones", "masks") and column.ndim > 1 else path: column for path, column in columns.items()}
+    columns = {
+        f"hilt/{path}" if path in ("dones", "masks") and column.ndim > 1 else path: column
+        for path, column in columns.items()
+    }
     columns.setdefault("dones", columns["terminated"] | columns["truncated"])
     columns.setdefault("masks", (~columns["terminated"]).astype(np.float32))
     values = {path: list(column) for path, column in columns.items()}

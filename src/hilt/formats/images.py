@@ -32,7 +32,12 @@ def decode(data: Any, shape: Sequence[int | None] = (None, None, None), dtype: A
 
 
 def decode_all(
-    images: Sequence[Any], shape: Sequence[int | None], dtype: Any = np.uint8, *, fast: bool = True, memory: RecentMemory | None = None
+    images: Sequence[Any],
+    shape: Sequence[int | None],
+    dtype: Any = np.uint8,
+    *,
+    fast: bool = True,
+    memory: RecentMemory | None = None,
 ) -> Array:
     """Images side by side ``[count, height, width, channels]``, or an array of objects when they are not of one size.
 
@@ -69,7 +74,9 @@ def encode(image: Array, format: str = "png", quality: int = 95) -> bytes:
         raise ConfigError(f"images of {kind} with {channels} channels cannot be stored as {format!r}.")
     pixels = np.ascontiguousarray(image)
     if format == "jpeg":
-        result: bytes = _simplejpeg().encode_jpeg(pixels, quality, "GRAY" if channels == 1 else "RGB", "Gray" if channels == 1 else "420")
+        result: bytes = _simplejpeg().encode_jpeg(
+            pixels, quality, "GRAY" if channels == 1 else "RGB", "Gray" if channels == 1 else "420"
+        )
         return result
     pixels = pixels.view(np.uint8) if kind == np.float32 else pixels
     file = io.BytesIO()
@@ -89,11 +96,15 @@ def _size(data: Any, declared: Sequence[int | None]) -> tuple[int, int, int]:
         width, height, _, color = struct.unpack(">IIBB", data[16:26])
         channels = _PNG_CHANNELS[color]
     else:
-        raise CorruptError(f"neither a PNG nor a JPEG image: {len(data)} bytes that begin with {bytes(data[:8]).hex(' ') or 'nothing'}.")
+        raise CorruptError(
+            f"neither a PNG nor a JPEG image: {len(data)} bytes that begin with {bytes(data[:8]).hex(' ') or 'nothing'}."
+        )
     if any(wanted not in (None, found) for wanted, found in zip(declared[:2], (height, width), strict=True)):
         raise CorruptError(f"an image of {height} x {width} pixels, declared as {declared[0]} x {declared[1]}.")
     if None in declared[:2] and width * height > PIXEL_LIMIT:
-        raise CorruptError(f"an image of {height} x {width} pixels; at most {PIXEL_LIMIT} are read when the size is not declared.")
+        raise CorruptError(
+            f"an image of {height} x {width} pixels; at most {PIXEL_LIMIT} are read when the size is not declared."
+        )
     return height, width, declared[2] or channels
 
 
@@ -128,9 +139,13 @@ def _png(data: Any, out: Array) -> None:
                 out[:] = pixels if out.dtype == np.uint16 else pixels >> 8
             else:
                 pixels = np.asarray(image if image.mode == _MODES[channels] else image.convert(_MODES[channels]))
-                out[:] = pixels.reshape(out.shape) if out.dtype == np.uint8 else pixels.reshape(out.shape) * np.uint16(257)
+                out[:] = (
+                    pixels.reshape(out.shape) if out.dtype == np.uint8 else pixels.reshape(out.shape) * np.uint16(257)
+                )
     except (*_NO_IMAGE, Image.DecompressionBombError) as error:
-        raise CorruptError(f"not a readable PNG image ({' '.join(str(error).split()) or type(error).__name__}).") from error
+        raise CorruptError(
+            f"not a readable PNG image ({' '.join(str(error).split()) or type(error).__name__})."
+        ) from error
 
 
 def _deep_color(data: Any, channels: int) -> Array:

@@ -36,12 +36,31 @@ __all__ = ["matches", "open_dataset", "create", "LeRobotDataset"]
 
 OLD_DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
 OLD_VIDEO_PATH = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
-PATHS = {"v2.0": (OLD_DATA_PATH, OLD_VIDEO_PATH), "v2.1": (OLD_DATA_PATH, OLD_VIDEO_PATH), "v3.0": (DATA_PATH, VIDEO_PATH)}
+PATHS = {
+    "v2.0": (OLD_DATA_PATH, OLD_VIDEO_PATH),
+    "v2.1": (OLD_DATA_PATH, OLD_VIDEO_PATH),
+    "v3.0": (DATA_PATH, VIDEO_PATH),
+}
 ENDS = ("next.done", "next.terminated", "next.truncated")
 INTERVENTION = ("is_intervention", "intervention")
 """Endings of the names of columns that mark steps in which a person acted."""
-RESERVED = ("observations", "next_observations", "actions", "rewards", "terminated", "truncated", "source", "policy_version")
-DTYPES = ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32", "float64")
+RESERVED = (
+    "observations",
+    "next_observations",
+    "actions",
+    "rewards",
+    "terminated",
+    "truncated",
+    "source",
+    "policy_version",
+)
+DTYPES = (
+    "bool",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    "float16",
+    "float32",
+    "float64",
+)
 SINGLE = {"rewards": "", "terminated": "bool", "truncated": "bool", "source": "uint8"}
 """Columns of one number for each step, and its type where there is only one."""
 ROW_LIMIT, BYTE_LIMIT = 1 << 25, 1 << 33
@@ -84,13 +103,17 @@ class LeRobotDataset(Dataset):
         self._tolerance = tolerance_s
         self.info = _read_info(path / "meta/info.json")
         self.features = {f.name: f for f in _features(self.info.get("features"), path / "meta/info.json")}
-        self._episodes = _read_episodes(path, self.info["codebase_version"], [f.name for f in self.features.values() if f.kind == "video"])
+        self._episodes = _read_episodes(
+            path, self.info["codebase_version"], [f.name for f in self.features.values() if f.kind == "video"]
+        )
         self._tasks, self._subtasks = _read_texts(path, "task"), _read_texts(path, "subtask")
         self._lock = threading.Lock()
         self._listing = lru_cache(8)(_listing)
         self._group = lru_cache(2)(self._read_group)
         if self.info.get("total_episodes", len(self)) != len(self):
-            self.notes.add(f"meta/info.json promises {self.info['total_episodes']} episodes, meta/episodes lists {len(self)}")
+            self.notes.add(
+                f"meta/info.json promises {self.info['total_episodes']} episodes, meta/episodes lists {len(self)}"
+            )
 
     def __len__(self) -> int:
         return len(self._episodes["length"])
@@ -133,7 +156,11 @@ class LeRobotDataset(Dataset):
 
     def _columns(self, found: dict[str, Array], length: int, ends: bool) -> dict[str, Any]:
         """The columns of an episode from ``[length + 1, ...]`` arrays by feature. `ends`: the data do not contain how it ended."""
-        leaves = {f.path: found[name].reshape(length + 1, *f.shape) for name, f in self.features.items() if f.path and name in found}
+        leaves = {
+            f.path: found[name].reshape(length + 1, *f.shape)
+            for name, f in self.features.items()
+            if f.path and name in found
+        }
         flags = {name: values[:-1, 0] != 0 for name, values in found.items() if values.shape == (length + 1, 1)}
         columns = {path: values[:-1] for path, values in leaves.items() if path.split("/")[0] != "observations"}
         seen = unflatten({path: values for path, values in leaves.items() if path not in columns})
@@ -142,21 +169,28 @@ class LeRobotDataset(Dataset):
             columns["rewards"] = np.zeros(length, np.float32)
             self.notes.add("no rewards in this dataset: 0 everywhere")
         columns.setdefault("truncated", flags.get("next.truncated", never.copy()))
-        columns.setdefault("terminated", flags.get("next.terminated", flags.get("next.done", never) & ~columns["truncated"]))
+        columns.setdefault(
+            "terminated", flags.get("next.terminated", flags.get("next.done", never) & ~columns["truncated"])
+        )
         if "source" not in columns:
             human = [flag for name, flag in flags.items() if name.split(".")[-1] in INTERVENTION]
             sources = np.where(human[0], Source.HUMAN, Source.POLICY) if human else np.full(length, Source.DEMO)
             columns["source"] = sources.astype(np.uint8)
         if ends:
             columns["truncated"][-1] |= not columns["terminated"][-1]
-            self.notes.add("what was seen after the last step is not in this dataset: the last observation stands for it")
+            self.notes.add(
+                "what was seen after the last step is not in this dataset: the last observation stands for it"
+            )
         return {**(transitions(seen["observations"]) if seen else {}), **unflatten(columns)}
 
     def _facts(self, found: dict[str, Array], texts: dict[str, list[Any]]) -> dict[str, Any]:
         facts: dict[str, Any] = {"fps": self.info["fps"]}
         if isinstance(self.info.get("robot_type"), str):
             facts["robot_type"] = self.info["robot_type"]
-        for fact, index, known in ((INSTRUCTION, "task_index", self._tasks), ("subtask", "subtask_index", self._subtasks)):
+        for fact, index, known in (
+            (INSTRUCTION, "task_index", self._tasks),
+            ("subtask", "subtask_index", self._subtasks),
+        ):
             texts_of_steps = [known.get(int(number), "") for number in found[index][:-1, 0]] if index in found else []
             if any(texts_of_steps):
                 facts[fact] = text_fact(texts_of_steps)
@@ -172,7 +206,9 @@ class LeRobotDataset(Dataset):
         if "frame_index" in found and not np.array_equal(found["frame_index"][:-1, 0], np.arange(length)):
             raise CorruptError(f"{where}: its frames are not numbered from 0 to {length - 1}. Restore the file.")
         times = found["timestamp"][:-1, 0] if "timestamp" in found else even
-        times = even if np.array_equal(times, even.astype(times.dtype)) else times.astype(np.float64)  # as exact as they can be
+        times = (
+            even if np.array_equal(times, even.astype(times.dtype)) else times.astype(np.float64)
+        )  # as exact as they can be
         if not (np.diff(times) > 0).all() or not 0 <= times[0] <= times[-1] < 1e7:
             raise CorruptError(f"{where}: its timestamps do not rise from 0. Restore the file.")
         if np.abs(times - even).max() > self._tolerance:
@@ -180,10 +216,15 @@ class LeRobotDataset(Dataset):
         return times
 
     def _frames(self, feature: Feature, place: int, times: Array) -> Array:
-        file, begin = self._file("video_path", place, feature.name), self._episodes.get(f"videos/{feature.name}/from_timestamp")
+        file, begin = (
+            self._file("video_path", place, feature.name),
+            self._episodes.get(f"videos/{feature.name}/from_timestamp"),
+        )
         offset = 0.0 if begin is None else float(begin[place])
         if not 0 <= offset < 1e7:
-            raise CorruptError(f"{file}: an episode begins at {offset} s by meta/episodes, which is impossible. Restore meta/episodes.")
+            raise CorruptError(
+                f"{file}: an episode begins at {offset} s by meta/episodes, which is impossible. Restore meta/episodes."
+            )
         height, width = feature.spec.shape[:2]
         return read_frames(file, np.append(times, times[-1]) + offset, height, width, self._tolerance)
 
@@ -194,7 +235,9 @@ class LeRobotDataset(Dataset):
             return None, None
         row = self._rows(file, episode, 1, None)
         if not {"length", "facts"} <= set(row.column_names) or row.column("length").to_pylist() != [length]:
-            raise CorruptError(f"{file}: not of the {length} frames of episode {episode}. Remove meta/hilt to read the dataset without it.")
+            raise CorruptError(
+                f"{file}: not of the {length} frames of episode {episode}. Remove meta/hilt to read the dataset without it."
+            )
         return row, _json(row.column("facts").to_pylist()[0], file)
 
     def _rows(self, file: Path, episode: int, length: int, names: tuple[str, ...] | None) -> Any:
@@ -202,10 +245,15 @@ class LeRobotDataset(Dataset):
         with _parquet(file) as pq, self._lock:
             rows = np.flatnonzero(self._listing(file, ("episode_index",))["episode_index"] == episode)
             if len(rows) != length or rows[-1] - rows[0] != length - 1:
-                raise CorruptError(f"{file}: {len(rows)} frames of episode {episode}, or not in one piece; meta has {length}. Restore it.")
+                raise CorruptError(
+                    f"{file}: {len(rows)} frames of episode {episode}, or not in one piece; meta has {length}. Restore it."
+                )
             groups, first, parts = pq.read_metadata(file.absolute()), 0, []
             for group in range(groups.num_row_groups):
-                low, high = max(int(rows[0]) - first, 0), min(int(rows[-1]) + 1 - first, groups.row_group(group).num_rows)
+                low, high = (
+                    max(int(rows[0]) - first, 0),
+                    min(int(rows[-1]) + 1 - first, groups.row_group(group).num_rows),
+                )
                 if low < high:
                     parts.append(self._group(file, group, names).slice(low, high - low))
                 first += groups.row_group(group).num_rows
@@ -215,36 +263,52 @@ class LeRobotDataset(Dataset):
         with _parquet(file) as pq:
             parquet = pq.ParquetFile(file.absolute())
             rows, there = parquet.metadata.row_group(group), parquet.schema_arrow.names
-            size = max(rows.num_rows * sum(f.spec.nbytes for f in self.features.values() if f.kind == "array"), rows.total_byte_size)
+            size = max(
+                rows.num_rows * sum(f.spec.nbytes for f in self.features.values() if f.kind == "array"),
+                rows.total_byte_size,
+            )
             if size > BYTE_LIMIT:
                 raise CorruptError(f"{file}: row group {group} would take {size} bytes; at most {BYTE_LIMIT} are read.")
             if missing := [name for name in names or () if name not in there]:
-                raise CorruptError(f"{file}: there is no column {missing[0]!r}, which meta/info.json describes. Restore the file.")
+                raise CorruptError(
+                    f"{file}: there is no column {missing[0]!r}, which meta/info.json describes. Restore the file."
+                )
             if names is not None:
                 for name in set(there) - set(self.features):
                     self.notes.add(f"{name}: not described in meta/info.json, not carried over")
             return parquet.read_row_group(group, columns=names and list(names))
 
     def _file(self, template: str, place: int, video: str = "") -> Path:
-        return inside(self.path, self._expand(str(self.info[template]), place, video), f"{self.path / 'meta/info.json'}: {template}")
+        return inside(
+            self.path,
+            self._expand(str(self.info[template]), place, video),
+            f"{self.path / 'meta/info.json'}: {template}",
+        )
 
     def _expand(self, template: str, place: int, video: str = "") -> str:
         """A path of meta/info.json with the numbers and the camera in its braces; nothing else is carried out there."""
         values = {name: column[place] for name, column in self._episodes.items()}
-        values |= {name: values.get(f"{f'videos/{video}' if video else 'data'}/{name}", -1) for name in ("chunk_index", "file_index")}
+        values |= {
+            name: values.get(f"{f'videos/{video}' if video else 'data'}/{name}", -1)
+            for name in ("chunk_index", "file_index")
+        }
         values["episode_chunk"] = values["episode_index"] // self.info["chunks_size"]
 
         def fill(match: re.Match[str]) -> str:
             return video if match[1] == "video_key" else f"{int(values[match[1]]):0{int(match[2] or 0)}d}"
 
-        return re.sub(r"\{(chunk_index|file_index|episode_chunk|episode_index|video_key)(?::0?(\d)d)?\}", fill, template)
+        return re.sub(
+            r"\{(chunk_index|file_index|episode_chunk|episode_index|video_key)(?::0?(\d)d)?\}", fill, template
+        )
 
 
 def _read_info(file: Path) -> dict[str, Any]:
     info = _json(read(file), file)
     version = info.get("codebase_version")
     if not isinstance(version, str) or version not in PATHS:
-        raise FormatError(f"{file}: LeRobot's format {version!r}; read are {', '.join(PATHS)}. Convert the dataset with LeRobot first.")
+        raise FormatError(
+            f"{file}: LeRobot's format {version!r}; read are {', '.join(PATHS)}. Convert the dataset with LeRobot first."
+        )
     for name, default in zip(("data_path", "video_path"), PATHS[version], strict=True):
         info[name] = info.get(name) or default
     for name, value in (("fps", info.get("fps")), ("chunks_size", info.setdefault("chunks_size", 1000))):
@@ -257,7 +321,9 @@ def _features(described: Any, file: Path) -> Iterator[Feature]:
     taken: list[str] = []
     for name, feature in described.items() if isinstance(described, dict) else [("features", described)]:
         try:
-            kind = {"string": "text", "image": "image", "video": "video", **dict.fromkeys(DTYPES, "array")}[feature["dtype"]]
+            kind = {"string": "text", "image": "image", "video": "video", **dict.fromkeys(DTYPES, "array")}[
+                feature["dtype"]
+            ]
             sizes = tuple(int(size) for size in feature["shape"] or [1])
             if kind in ("image", "video"):
                 first = str((feature.get("names") or ["?"])[0])
@@ -274,7 +340,9 @@ def _features(described: Any, file: Path) -> Iterator[Feature]:
             if path in SINGLE and (shape or SINGLE[path] not in ("", spec.dtype.name)):
                 raise ValueError(f"{spec} cannot be {path}")
         except (KeyError, IndexError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            raise CorruptError(f"{file}: {name!r} is not described as LeRobot describes a feature ({error}). Restore the file.") from None
+            raise CorruptError(
+                f"{file}: {name!r} is not described as LeRobot describes a feature ({error}). Restore the file."
+            ) from None
         taken.append(path)
         yield Feature(name, kind, spec, path, shape)
 
@@ -286,9 +354,13 @@ def _path_of(name: str, shape: tuple[int, ...], taken: Sequence[str]) -> str:
     if name == "next.reward" and shape == (1,):
         return "rewards"
     head, *rest = [part for part in name.replace("/", ".").split(".") if part] or ["feature"]
-    head = {"observation": "observations", "action": "actions"}.get(head) or (f"extra/{head}" if head in RESERVED else head)
+    head = {"observation": "observations", "action": "actions"}.get(head) or (
+        f"extra/{head}" if head in RESERVED else head
+    )
     path = "/".join([head, *rest])
-    clashes = any(path == other or path.startswith(f"{other}/") or other.startswith(f"{path}/") for other in taken if other)
+    clashes = any(
+        path == other or path.startswith(f"{other}/") or other.startswith(f"{path}/") for other in taken if other
+    )
     return f"extra/{name.replace('/', '.')}" if clashes else path
 
 
@@ -297,8 +369,12 @@ def _read_episodes(path: Path, version: str, videos: list[str]) -> dict[str, Arr
     names, files = ["episode_index", "length"], [path / "meta/episodes.jsonl"]
     if version == "v3.0":
         names += ["data/chunk_index", "data/file_index"]
-        names += [f"videos/{video}/{name}" for video in videos for name in ("chunk_index", "file_index", "from_timestamp")]
-        files = sorted((path / "meta/episodes").glob("*/*.parquet")) or [path / "meta/episodes/chunk-000/file-000.parquet"]
+        names += [
+            f"videos/{video}/{name}" for video in videos for name in ("chunk_index", "file_index", "from_timestamp")
+        ]
+        files = sorted((path / "meta/episodes").glob("*/*.parquet")) or [
+            path / "meta/episodes/chunk-000/file-000.parquet"
+        ]
     parts = [_listing(file, names) for file in files]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in names}
     if not ((columns["length"] >= 0) & (columns["length"] <= ROW_LIMIT)).all():
@@ -311,7 +387,9 @@ def _read_texts(path: Path, kind: str) -> dict[int, str]:
     file, index, text = path / f"meta/{kind}s.parquet", f"{kind}_index", kind
     if file.is_file():
         with _parquet(file) as pq:
-            text = next((name for name in pq.read_schema(file.absolute()).names if name in (kind, "__index_level_0__")), kind)
+            text = next(
+                (name for name in pq.read_schema(file.absolute()).names if name in (kind, "__index_level_0__")), kind
+            )
     elif not (file := file.with_suffix(".jsonl")).is_file():
         return {}
     listed = _listing(file, [index], text)
@@ -342,7 +420,9 @@ def _arrays(table: Any, feature: Feature, where: str) -> Array:
     pa = pyarrow()
     column, rows = table.column(feature.name).combine_chunks(), table.num_rows
     try:
-        column = getattr(column, "storage", column)  # where the package `datasets` is loaded, lists of lists have a type of their own
+        column = getattr(
+            column, "storage", column
+        )  # where the package `datasets` is loaded, lists of lists have a type of their own
         while pa.types.is_nested(column.type):
             fixed = pa.types.is_fixed_size_list(column.type)
             if column.null_count or (not fixed and len(column.value_lengths().unique()) > 1):
@@ -350,9 +430,15 @@ def _arrays(table: Any, feature: Feature, where: str) -> Array:
             column = column.flatten()
         if column.null_count or len(column) * feature.spec.dtype.itemsize != rows * feature.spec.nbytes:
             raise ValueError(f"{len(column) - column.null_count} values in {rows} frames")
-        values = column.cast(pa.from_numpy_dtype(feature.spec.dtype)).to_numpy(zero_copy_only=False).reshape(rows, *feature.spec.shape)
+        values = (
+            column.cast(pa.from_numpy_dtype(feature.spec.dtype))
+            .to_numpy(zero_copy_only=False)
+            .reshape(rows, *feature.spec.shape)
+        )
     except (pa.ArrowException, ValueError, AttributeError) as error:
-        raise CorruptError(f"{where}: {feature.name} is not {feature.spec} in every frame ({error}). Restore the file.") from None
+        raise CorruptError(
+            f"{where}: {feature.name} is not {feature.spec} in every frame ({error}). Restore the file."
+        ) from None
     return np.concatenate([values, values[-1:]])
 
 

@@ -32,7 +32,10 @@ VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.m
 EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 LAST_PATH = "meta/hilt/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 JOURNAL_OF_ALL, FILES_PER_CHUNK = "meta/hilt/journal.jsonl", 1000
-BOOKKEEPING = {"timestamp": "float32", **dict.fromkeys(("frame_index", "episode_index", "index", "task_index", "subtask_index"), "int64")}
+BOOKKEEPING = {
+    "timestamp": "float32",
+    **dict.fromkeys(("frame_index", "episode_index", "index", "task_index", "subtask_index"), "int64"),
+}
 """Columns with the position of a frame in the dataset. No other column has such a name."""
 NAMES = {
     "observations": "observation.state",
@@ -96,10 +99,18 @@ class Column:
 
     def feature(self, fps: float, codec: str) -> dict[str, Any]:
         axes = ["height", "width", "channels"]
-        entry: dict[str, Any] = {"dtype": self.kind, "shape": list(self.shape), "names": axes if self.is_image else None}
+        entry: dict[str, Any] = {
+            "dtype": self.kind,
+            "shape": list(self.shape),
+            "names": axes if self.is_image else None,
+        }
         entry["hilt"] = {"path": self.path, "shape": list(self.origin)}
         if self.kind == "video":
-            kind = {"video.codec": {"lossless": "h264"}.get(codec, codec), "video.pix_fmt": CODECS[codec][1], "video.fps": fps}
+            kind = {
+                "video.codec": {"lossless": "h264"}.get(codec, codec),
+                "video.pix_fmt": CODECS[codec][1],
+                "video.fps": fps,
+            }
             size = {f"video.{axis}": length for axis, length in zip(axes, self.shape, strict=True)}
             entry["info"] = {**size, **kind, "video.is_depth_map": False, "has_audio": False}
         return entry
@@ -129,7 +140,9 @@ class LeRobotWriter(FolderWriter):
     def _jobs_done(self) -> int:
         journal = self._path / JOURNAL_OF_ALL
         if not journal.is_file():
-            raise ConfigError(f"{self._path}: expected a new or empty folder, or an unfinished dataset. Choose another path.")
+            raise ConfigError(
+                f"{self._path}: expected a new or empty folder, or an unfinished dataset. Choose another path."
+            )
         return max((line.get("next", 0) for line in Journal(journal, DISK, write=False).read_new()), default=0)
 
     def _add(self, number: int, episode: Episode) -> None:
@@ -139,10 +152,14 @@ class LeRobotWriter(FolderWriter):
         self._check(leaves, facts)
         unit = self._unit = self._unit or _Unit(self._path, self._units, self._columns, self._given["fps"], self._codec)
         if self._codec not in ("", "lossless") and any(column.kind == "video" for column in self._columns):
-            self.notes.add(f"images were stored as {self._codec} video, which changes them a little; images=png keeps every bit")
+            self.notes.add(
+                f"images were stored as {self._codec} video, which changes them a little; images=png keeps every bit"
+            )
         parts = cut(Episode(episode.columns, facts), gaps(episode).tolist())
         if len(parts) > 1:
-            self.notes.add("an episode with gaps between its steps, which LeRobot cannot hold, was cut there", len(parts) - 1)
+            self.notes.add(
+                "an episode with gaps between its steps, which LeRobot cannot hold, was cut there", len(parts) - 1
+            )
         for part in parts:
             self._add_part(unit, flatten(part.columns), part.facts)
         self.next = number + 1
@@ -151,16 +168,27 @@ class LeRobotWriter(FolderWriter):
 
     def _finish(self) -> None:
         if not self._episodes:
-            raise ConfigError("there is not one episode with a transition to write; look at the source with: hilt data inspect")
+            raise ConfigError(
+                "there is not one episode with a transition to write; look at the source with: hilt data inspect"
+            )
         self._end_unit()
         table = pyarrow().table({"task_index": list(self._tasks.values()), "task": list(self._tasks)})
         kinds = [{"name": n, "field_name": n, "pandas_type": t, "numpy_type": t, "metadata": None} for n, t in _TASKS]
-        index = {"index_columns": ["task"], "column_indexes": [], "columns": kinds, "pandas_version": "2.0.0"}  # pandas finds tasks by text
+        index = {
+            "index_columns": ["task"],
+            "column_indexes": [],
+            "columns": kinds,
+            "pandas_version": "2.0.0",
+        }  # pandas finds tasks by text
         _write(self._path / "meta/tasks.parquet", table.replace_schema_metadata({"pandas": json.dumps(index)}))
         stats = {name: {stat: values.tolist() for stat, values in found.items()} for name, found in self._stats.items()}
         DISK.replace(self._path / "meta/stats.json", json.dumps(stats, indent=4).encode())
         features = {column.name: column.feature(self._given["fps"], self._codec) for column in self._columns}
-        features |= {name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in BOOKKEEPING.items() if name != "subtask_index"}
+        features |= {
+            name: {"dtype": dtype, "shape": [1], "names": None}
+            for name, dtype in BOOKKEEPING.items()
+            if name != "subtask_index"
+        }
         info = {
             "codebase_version": "v3.0",
             **self._given,
@@ -199,7 +227,9 @@ class LeRobotWriter(FolderWriter):
         """Takes in one line of the journal: what all episodes are like, or that a unit is complete."""
         if "columns" in line:
             self._given, self._fps_known, self._dropped = line["given"], line["fps_known"], line["dropped"]
-            self._columns = [Column(c["path"], c["name"], c["kind"], tuple(c["shape"]), tuple(c["origin"])) for c in line["columns"]]
+            self._columns = [
+                Column(c["path"], c["name"], c["kind"], tuple(c["shape"]), tuple(c["origin"])) for c in line["columns"]
+            ]
             return
         import pyarrow.parquet as pq
 
@@ -212,13 +242,19 @@ class LeRobotWriter(FolderWriter):
         if not self._fps_known:
             self.notes.add(f"fps: not known, {self._given['fps']} is written; give it with the option fps")
         if ("success" in facts) != ("next.success" in [column.name for column in self._columns]):
-            self.notes.add("success: known of some episodes only; what the first one lacks is kept, but LeRobot does not see it")
+            self.notes.add(
+                "success: known of some episodes only; what the first one lacks is kept, but LeRobot does not see it"
+            )
         if facts.get("fps", self._given["fps"]) != self._given["fps"]:
             self.notes.add(f"fps: not that of the first episode or of the option, {self._given['fps']} is written")
         for path, values in leaves.items():
             column = known.get(path)
-            if column and (values.shape[1:] != column.origin or values.dtype.name != ("uint8" if column.is_image else column.kind)):
-                raise SchemaError(f"{path}: {values.dtype} {values.shape[1:]}, where the first episode has {column.kind} {column.origin}.")
+            if column and (
+                values.shape[1:] != column.origin or values.dtype.name != ("uint8" if column.is_image else column.kind)
+            ):
+                raise SchemaError(
+                    f"{path}: {values.dtype} {values.shape[1:]}, where the first episode has {column.kind} {column.origin}."
+                )
             if not column and path not in self._dropped and not path.startswith("next_observations"):
                 raise SchemaError(f"{path}: the first episode has no such column, and all must be alike.")
             if path in self._dropped:
@@ -234,21 +270,40 @@ class LeRobotWriter(FolderWriter):
         derived = {"next.success": count == (length - 1 if facts.get("success") else -1)}
         derived["complementary_info.is_intervention"] = leaves.get("source", count * 0) == Source.HUMAN
         derived["next.done"] = leaves.get("terminated", count < 0) | leaves.get("truncated", count < 0)
-        values = {c.name: (leaves[c.path] if c.path else derived[c.name]).reshape(length, *c.shape) for c in self._columns}
+        values = {
+            c.name: (leaves[c.path] if c.path else derived[c.name]).reshape(length, *c.shape) for c in self._columns
+        }
         tasks = [self._tasks.setdefault(text, len(self._tasks)) for text in texts]
         places = (count / self._given["fps"], count, count * 0 + self._episodes, begin + count, np.array(tasks))
-        values |= {n: place.astype(BOOKKEEPING[n]).reshape(-1, 1) for n, place in zip(BOOKKEEPING, places, strict=False)}
+        values |= {
+            n: place.astype(BOOKKEEPING[n]).reshape(-1, 1) for n, place in zip(BOOKKEEPING, places, strict=False)
+        }
         row = {"episode_index": self._episodes, "tasks": list(dict.fromkeys(texts)), "length": length}
-        row |= {"data/chunk_index": chunk, "data/file_index": file, "dataset_from_index": begin, "dataset_to_index": begin + length}
+        row |= {
+            "data/chunk_index": chunk,
+            "data/file_index": file,
+            "dataset_from_index": begin,
+            "dataset_to_index": begin + length,
+        }
         for name, time in unit.add(values).items():
             row |= {f"videos/{name}/chunk_index": chunk, f"videos/{name}/file_index": file}
-            row |= {f"videos/{name}/from_timestamp": time, f"videos/{name}/to_timestamp": time + length / self._given["fps"]}
+            row |= {
+                f"videos/{name}/from_timestamp": time,
+                f"videos/{name}/to_timestamp": time + length / self._given["fps"],
+            }
         for name, column in values.items():
-            row |= {f"stats/{name}/{stat}": value.tolist() for stat, value in statistics(column, name in unit.images).items()}
-        after = {c.name: leaves[mate(c.path)][-1:].reshape(1, *c.shape) for c in self._columns if mate(c.path) in leaves}
+            row |= {
+                f"stats/{name}/{stat}": value.tolist()
+                for stat, value in statistics(column, name in unit.images).items()
+            }
+        after = {
+            c.name: leaves[mate(c.path)][-1:].reshape(1, *c.shape) for c in self._columns if mate(c.path) in leaves
+        }
         further = {"episode_index": [self._episodes], "length": [length], "facts": [json.dumps(facts)]}
         unit.rows.append(row | {"meta/episodes/chunk_index": chunk, "meta/episodes/file_index": file})
-        unit.last.append(pyarrow().table({**further, **{name: encode(value, name in unit.images) for name, value in after.items()}}))
+        unit.last.append(
+            pyarrow().table({**further, **{name: encode(value, name in unit.images) for name, value in after.items()}})
+        )
         self._count(row)
 
     def _count(self, row: dict[str, Any]) -> None:
@@ -258,7 +313,10 @@ class LeRobotWriter(FolderWriter):
         for task in row["tasks"]:
             self._tasks.setdefault(task, len(self._tasks))
         for name in [key.removeprefix("stats/").removesuffix("/count") for key in row if key.endswith("/count")]:
-            one = {stat: np.asarray(row[f"stats/{name}/{stat}"]) for stat in ("min", "max", "mean", "std", "count", *QUANTILES)}
+            one = {
+                stat: np.asarray(row[f"stats/{name}/{stat}"])
+                for stat in ("min", "max", "mean", "std", "count", *QUANTILES)
+            }
             self._stats[name] = merge(self._stats[name], one) if name in self._stats else one
 
     def _end_unit(self) -> None:
@@ -289,7 +347,9 @@ class _Unit:
 
     def add(self, values: dict[str, Array]) -> dict[str, float]:
         """Writes the frames of an episode; returns the time at which it begins in each video."""
-        columns = {name: encode(column, name in self.images) for name, column in values.items() if name not in self._videos}
+        columns = {
+            name: encode(column, name in self.images) for name, column in values.items() if name not in self._videos
+        }
         with storage_errors(self._file):
             import pyarrow.parquet as pq
 
@@ -305,7 +365,11 @@ class _Unit:
     def is_full(self, sizes: dict[str, int]) -> bool:
         largest = max((video.nbytes for video in self._videos.values()), default=0)
         data = self._file.stat().st_size
-        return data >> 20 >= sizes["data_files_size_in_mb"] or largest >> 20 >= sizes["video_files_size_in_mb"] or self._bytes >= UNIT_BYTES
+        return (
+            data >> 20 >= sizes["data_files_size_in_mb"]
+            or largest >> 20 >= sizes["video_files_size_in_mb"]
+            or self._bytes >= UNIT_BYTES
+        )
 
     def close(self, complete: bool) -> None:
         """Ends all files; complete ones are on the disk when it returns."""
@@ -371,12 +435,17 @@ def statistics(values: Array, is_image: bool) -> dict[str, Array]:
         every, stride = -(-len(values) // 32), max(1, min(values.shape[1:3]) // 64)
         values = values[::every, ::stride, ::stride]
     axes: Any = (0, 1, 2) if is_image else 0
-    numbers = np.nan_to_num(values, nan=np.nan, posinf=np.nan, neginf=np.nan).astype(np.float64) / (255 if is_image else 1)
+    numbers = np.nan_to_num(values, nan=np.nan, posinf=np.nan, neginf=np.nan).astype(np.float64) / (
+        255 if is_image else 1
+    )
     numbers = numbers.clip(-1e150, 1e150)  # their squares are finite too
     numbers[:, np.isnan(numbers).all(axis=0)] = 0
     found = {name: function(numbers, axis=axes) for name, function in _MOMENTS.items()}
     found |= dict(zip(QUANTILES, np.nanquantile(numbers, list(QUANTILES.values()), axis=axes), strict=True))
-    return {**{name: value.reshape(-1, 1, 1) if is_image else value for name, value in found.items()}, "count": np.array([len(values)])}
+    return {
+        **{name: value.reshape(-1, 1, 1) if is_image else value for name, value in found.items()},
+        "count": np.array([len(values)]),
+    }
 
 
 def merge(a: dict[str, Array], b: dict[str, Array]) -> dict[str, Array]:
@@ -384,8 +453,16 @@ def merge(a: dict[str, Array], b: dict[str, Array]) -> dict[str, Array]:
     count = a["count"] + b["count"]
     wa, wb = a["count"] / count, b["count"] / count
     whole = {name: a[name] * wa + b[name] * wb for name in ("mean", *QUANTILES)}
-    spread = (a["std"] ** 2 + (a["mean"] - whole["mean"]) ** 2) * wa + (b["std"] ** 2 + (b["mean"] - whole["mean"]) ** 2) * wb
-    return {"min": np.minimum(a["min"], b["min"]), "max": np.maximum(a["max"], b["max"]), "std": np.sqrt(spread), **whole, "count": count}
+    spread = (a["std"] ** 2 + (a["mean"] - whole["mean"]) ** 2) * wa + (
+        b["std"] ** 2 + (b["mean"] - whole["mean"]) ** 2
+    ) * wb
+    return {
+        "min": np.minimum(a["min"], b["min"]),
+        "max": np.maximum(a["max"], b["max"]),
+        "std": np.sqrt(spread),
+        **whole,
+        "count": count,
+    }
 
 
 _MOMENTS: dict[str, Any] = {"min": np.nanmin, "max": np.nanmax, "mean": np.nanmean, "std": np.nanstd}

@@ -57,7 +57,9 @@ class MinariDataset(ListedDataset):
         file = self._data / "metadata.json"
         try:
             self._about = _parsed(read(file))
-            self._spaces = {name: _parsed(self._about.get(f"{name[:-1]}_space", "{}")) for name in ("observations", "actions")}
+            self._spaces = {
+                name: _parsed(self._about.get(f"{name[:-1]}_space", "{}")) for name in ("observations", "actions")
+            }
         except (ValueError, TypeError, RecursionError) as error:
             raise FormatError(f"{file}: not the metadata of a Minari dataset ({error}).") from None
         self._kind = str(self._about.get("data_format", "hdf5"))
@@ -86,7 +88,9 @@ class MinariDataset(ListedDataset):
                 if not images and (_is_image(space) or of_bytes):
                     continue
                 if of_bytes or (dataset.dtype == np.uint8 and _is_image(space) and len(dataset.shape) == 2):
-                    found[path] = _pictures([bytes(data) for data in elements(dataset)], space, f"{file.filename}: {name}/{path}")
+                    found[path] = _pictures(
+                        [bytes(data) for data in elements(dataset)], space, f"{file.filename}: {name}/{path}"
+                    )
                 else:
                     found[path] = values(dataset)
             return self._episode(found, unflatten(attributes(group)), f"{file.filename}: {name}")
@@ -96,7 +100,9 @@ class MinariDataset(ListedDataset):
         folder = self._data / name
         found: dict[str, Any] = {}
         try:
-            for path, column, shape in _arrow_leaves(_table(sorted(map(str, folder.glob(f"*.{self._kind}"))), self._kind), ""):
+            for path, column, shape in _arrow_leaves(
+                _table(sorted(map(str, folder.glob(f"*.{self._kind}"))), self._kind), ""
+            ):
                 space, rows = self._space(path), None if path.partition("/")[0] in ("observations", "infos") else -1
                 if pa.types.is_binary(column.type):
                     found[path] = _pictures(column.to_pylist()[:rows], space, f"{folder}: {path}") if images else None
@@ -112,7 +118,9 @@ class MinariDataset(ListedDataset):
         except HiltError:
             raise
         except _DAMAGE as error:
-            raise CorruptError(f"{folder}: damaged ({' '.join(str(error).split())[:300]}). Copy it again from where it came.") from error
+            raise CorruptError(
+                f"{folder}: damaged ({' '.join(str(error).split())[:300]}). Copy it again from where it came."
+            ) from error
 
     def _space(self, path: str) -> dict[str, Any]:
         """Returns the entry of metadata.json for a leaf."""
@@ -120,13 +128,19 @@ class MinariDataset(ListedDataset):
         space = self._spaces.get(head, {})
         for part in rest:
             inner = space.get("subspaces")
-            space = inner.get(part, {}) if isinstance(inner, dict) else inner[int(part)] if isinstance(inner, list) else {}
+            space = (
+                inner.get(part, {}) if isinstance(inner, dict) else inner[int(part)] if isinstance(inner, list) else {}
+            )
         return space
 
     def _episode(self, found: dict[str, Any], about: dict[str, Any], where: str) -> Episode | None:
         for name in ("rewards", *NAMES):
             values = found.get(name)
-            if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in ("biuf" if name == "rewards" else "b"):
+            if (
+                not isinstance(values, np.ndarray)
+                or values.ndim != 1
+                or values.dtype.kind not in ("biuf" if name == "rewards" else "b")
+            ):
                 got = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else "none"
                 raise CorruptError(f"{where}/{name}: expected one number for each step, got {got}.")
         length = len(found["rewards"])
@@ -137,7 +151,9 @@ class MinariDataset(ListedDataset):
         for path, value in found.items():
             seen, is_info = path.partition("/")[0] == "observations", path.startswith("infos/")
             if isinstance(value, list):
-                facts[INSTRUCTION if path.endswith(("mission", "instruction")) else path] = text_fact(list(map(str, value)))
+                facts[INSTRUCTION if path.endswith(("mission", "instruction")) else path] = text_fact(
+                    list(map(str, value))
+                )
             elif value is None or value.dtype.kind not in "biuf":
                 self.notes.add(f"{path}: not numbers of one shape for each step, not carried over")
             elif len(value) != length + seen and not (is_info and len(value) == length + 1):
@@ -208,7 +224,15 @@ def _shape(space: Mapping[str, Any], declared: str | None) -> Sequence[int]:
     if declared is not None:
         return [int(size) for size in declared.split(",") if size]
     many = space.get("n")
-    return space["shape"] if "shape" in space else np.shape(space["nvec"]) if "nvec" in space else many if isinstance(many, list) else [-1]
+    return (
+        space["shape"]
+        if "shape" in space
+        else np.shape(space["nvec"])
+        if "nvec" in space
+        else many
+        if isinstance(many, list)
+        else [-1]
+    )
 
 
 def _arrow_leaves(array: Any, prefix: str) -> Iterator[tuple[str, Any, str | None]]:

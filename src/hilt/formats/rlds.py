@@ -29,7 +29,19 @@ from hilt.core.errors import ConfigError, HiltError, SchemaError
 from hilt.core.tree import Array, flatten, unflatten
 from hilt.formats.dataset import LazyDataset, as_tensorflow, import_tensorflow
 from hilt.formats.episodes import Episode, Notes, StoredSteps, map_leaves
-from hilt.formats.steps import AT_THE_END, FEATURES, RESERVED, as_leaf, as_list, as_steps, flags_of, per_step, rows_of, to_episode, zero_of
+from hilt.formats.steps import (
+    AT_THE_END,
+    FEATURES,
+    RESERVED,
+    as_leaf,
+    as_list,
+    as_steps,
+    flags_of,
+    per_step,
+    rows_of,
+    to_episode,
+    zero_of,
+)
 from hilt.replay.log import Log
 from hilt.replay.schema import BUILT_IN, Schema
 
@@ -37,7 +49,11 @@ FIRST, MID, LAST = 0, 1, 2
 NO_STEPS = "No dataset representing RLDS steps exist in the data."
 MISMATCH = "Replay buffer table signature spec should match RLDS data spec."
 NO_BEGINNING = "Last step of an episode must be followed by a first step."
-CHECKS = ("Terminal step must be the last step of an episode.", "Mid step should not be followed by a first step.", NO_BEGINNING)
+CHECKS = (
+    "Terminal step must be the last step of an episode.",
+    "Mid step should not be followed by a first step.",
+    NO_BEGINNING,
+)
 STRICT_CHECKS = (
     "A first step that is not the last must not be followed by another episode.",
     "A first step must not follow a first step of the same episode.",
@@ -144,7 +160,9 @@ def convert_rlds_to_trajectories(
     return as_tensorflow(trajectories.map(lambda one: kind(*one)), data.spec(policy_info_fn))
 
 
-def push_rlds_to_reverb(rlds_data: Any, reverb_observer: Any, policy_info_fn: PolicyInfo | None = None, strict: bool = False) -> int:
+def push_rlds_to_reverb(
+    rlds_data: Any, reverb_observer: Any, policy_info_fn: PolicyInfo | None = None, strict: bool = False
+) -> int:
     """Gives `rlds_data` to a target, episode after episode, and returns how many trajectories (RLDS steps) that were.
 
     The target is one of TF-Agents' Reverb observers, which gets each trajectory; or a `Log`, a `TrainerClient` with one data store,
@@ -161,7 +179,11 @@ def push_rlds_to_reverb(rlds_data: Any, reverb_observer: Any, policy_info_fn: Po
     try:
         for episode in data.checked(strict):
             last = (len(episode.steps) - 1, NO_BEGINNING)  # then it is the next one that is malformed
-            good = _Checked(episode.number, episode.episode, _padding(episode.steps), strict) if episode.bad == last else episode
+            good = (
+                _Checked(episode.number, episode.episode, _padding(episode.steps), strict)
+                if episode.bad == last
+                else episode
+            )
             for count in give(good) if good.bad is None else ():
                 pushed += count
             if episode.bad is not None:
@@ -210,8 +232,15 @@ class _Data:
 
     def spec(self, policy_info_fn: PolicyInfo | None = None) -> Trajectory:
         step = self._tensorflow or map_leaves(_spec_of, self._example)
-        info = map_leaves(_spec_of, policy_info_fn(self._example, self._example)) if policy_info_fn and self._example else ()
-        step_type, discount = TensorSpec(np.dtype(np.int32), (), "step_type"), BoundedTensorSpec(np.dtype(np.float32), (), "discount")
+        info = (
+            map_leaves(_spec_of, policy_info_fn(self._example, self._example))
+            if policy_info_fn and self._example
+            else ()
+        )
+        step_type, discount = (
+            TensorSpec(np.dtype(np.int32), (), "step_type"),
+            BoundedTensorSpec(np.dtype(np.float32), (), "discount"),
+        )
         spec = Trajectory(step_type, step["observation"], step["action"], info, step_type, step["reward"], discount)
         theirs = sys.modules.get("tf_agents.specs.tensor_spec")
         return spec if theirs is None else _their_trajectory()(*theirs.add_outer_dims_nest(spec, ()))
@@ -258,13 +287,20 @@ class _Checked:
         self.number, self.episode, self.steps, self.following = number, episode, episode["steps"], following
         self.first, last, terminal = flags_of(self.steps.columns, len(self.steps))
         first, discount = self.first, per_step(self.steps.columns, "discount", len(self.steps))
-        next_first, next_last = np.append(first[1:], bool(following["is_first"])), np.append(last[1:], bool(following["is_last"]))
+        next_first, next_last = (
+            np.append(first[1:], bool(following["is_first"])),
+            np.append(last[1:], bool(following["is_last"])),
+        )
         place, alone = np.arange(len(first)), first & next_first
         wrong = [terminal & ~last, ~last & ~first & next_first, last & ~next_first]
         if strict:
             inside = place < len(first) - 1
             wrong += [alone & ~last & ~inside, alone & inside, ~first & (place == 0)]
-        places = [(int(np.argmax(found)), text) for found, text in zip(wrong, CHECKS + STRICT_CHECKS, strict=False) if found.any()]
+        places = [
+            (int(np.argmax(found)), text)
+            for found, text in zip(wrong, CHECKS + STRICT_CHECKS, strict=False)
+            if found.any()
+        ]
         self.bad = min(places, default=None, key=lambda bad: bad[0])
         self.types, self.next_types = _types(first, last, alone), _types(next_first, next_last, alone)
         self.discounts = np.where(last & terminal, 0, discount).astype(np.float32)
@@ -274,7 +310,9 @@ class _Checked:
         for i in range(len(self.steps) if self.bad is None else self.bad[0]):
             step, kind, next_kind = self.steps[i], self.types[i], self.next_types[i]
             info = policy_info_fn(step, self._after(i)) if policy_info_fn is not None else ()
-            yield Trajectory(kind, step["observation"], step["action"], info, next_kind, step["reward"], self.discounts[i])
+            yield Trajectory(
+                kind, step["observation"], step["action"], info, next_kind, step["reward"], self.discounts[i]
+            )
 
     def transitions(self, policy_info_fn: PolicyInfo | None) -> Episode | None:
         found = to_episode(self.episode, Notes())
@@ -353,7 +391,11 @@ def _finite_at(last: Array, good: Array, column: Any) -> Any:
 
 
 def _invalid(place: int, text: str, episode: int, pushed: int | None = None) -> InvalidArgumentError:
-    message = text if pushed is None else f"{text} It is step {place} of episode {episode}; {pushed} steps were pushed before."
+    message = (
+        text
+        if pushed is None
+        else f"{text} It is step {place} of episode {episode}; {pushed} steps were pushed before."
+    )
     theirs = getattr(getattr(sys.modules.get("tensorflow"), "errors", None), "InvalidArgumentError", None)
     error = InvalidArgumentError(message) if theirs is None else _of_both(theirs)(None, None, message)
     error.episode, error.step, error.pushed = episode, place, pushed
@@ -362,7 +404,9 @@ def _invalid(place: int, text: str, episode: int, pushed: int | None = None) -> 
 
 @functools.cache
 def _of_both(theirs: type[Exception]) -> Any:
-    return type("InvalidArgumentError", (InvalidArgumentError, theirs), {"__init__": theirs.__init__, "__module__": __name__})
+    return type(
+        "InvalidArgumentError", (InvalidArgumentError, theirs), {"__init__": theirs.__init__, "__module__": __name__}
+    )
 
 
 # Targets
@@ -383,19 +427,30 @@ def _giver(target: Any, data: _Data, policy_info_fn: PolicyInfo | None) -> Calla
     if isinstance(stores, Mapping):
         if len(stores) != 1:
             names = ", ".join(stores) or "none"
-            raise ConfigError(f"expected a client with one data store, got {len(stores)} ({names}); give client.data_stores[NAME].")
+            raise ConfigError(
+                f"expected a client with one data store, got {len(stores)} ({names}); give client.data_stores[NAME]."
+            )
         (target,) = stores.values()
     log = target if isinstance(target, Log) else getattr(target, "log", None)
     if target is None or isinstance(target, list) or (log is not target and not hasattr(target, "insert")):
-        raise ConfigError(f"expected a TF-Agents Reverb observer, a Log, a TrainerClient or a data store, got {type(target).__name__}.")
+        raise ConfigError(
+            f"expected a TF-Agents Reverb observer, a Log, a TrainerClient or a data store, got {type(target).__name__}."
+        )
     wanted = _columns_for(log.schema, data.transition(policy_info_fn)) if isinstance(log, Log) else None
 
     def give(episode: _Checked) -> Iterator[int]:
         found, steps = episode.transitions(policy_info_fn), len(episode.steps)
         if found is not None and wanted is not None:
-            found.columns = unflatten({path: column for path, column in flatten(_with_masks(found.columns)).items() if path in wanted})
+            found.columns = unflatten(
+                {path: column for path, column in flatten(_with_masks(found.columns)).items() if path in wanted}
+            )
         if found is not None and isinstance(target, Log):
-            target.add(map_leaves(lambda column: column[:, None], found.columns), actor="rlds", sequence=episode.number, facts=found.facts)
+            target.add(
+                map_leaves(lambda column: column[:, None], found.columns),
+                actor="rlds",
+                sequence=episode.number,
+                facts=found.facts,
+            )
         elif found is not None:
             for step in StoredSteps(found.columns):
                 target.insert(step)
@@ -429,7 +484,10 @@ def _with_masks(columns: dict[str, Any]) -> dict[str, Any]:
 def _require_same(name: str, theirs: Mapping[str, str], ours: Mapping[str, str], paths: list[str]) -> None:
     differing = [path for path in dict.fromkeys(paths) if theirs.get(path) != ours.get(path)]
     if differing:
-        differences = [f"{path}: the {name} has {theirs.get(path, 'nothing')}, the data {ours.get(path, 'nothing')}" for path in differing]
+        differences = [
+            f"{path}: the {name} has {theirs.get(path, 'nothing')}, the data {ours.get(path, 'nothing')}"
+            for path in differing
+        ]
         raise SchemaError(f"{MISMATCH} {'; '.join(differences)}.")
 
 
@@ -437,5 +495,13 @@ def _fields(spec: Any, path: str = "", outer: tuple[None, ...] = ()) -> dict[str
     """Type and shape of every field of nested specs, by path."""
     if hasattr(spec, "dtype"):
         return {path: f"{np.dtype(getattr(spec.dtype, 'as_numpy_dtype', spec.dtype))} {(*outer, *spec.shape)}"}
-    inner = spec._asdict() if hasattr(spec, "_asdict") else spec if isinstance(spec, Mapping) else dict(enumerate(spec or ()))
-    return {name: found for key in inner for name, found in _fields(inner[key], f"{path}/{key}".lstrip("/"), outer).items()}
+    inner = (
+        spec._asdict()
+        if hasattr(spec, "_asdict")
+        else spec
+        if isinstance(spec, Mapping)
+        else dict(enumerate(spec or ()))
+    )
+    return {
+        name: found for key in inner for name, found in _fields(inner[key], f"{path}/{key}".lstrip("/"), outer).items()
+    }

@@ -31,7 +31,16 @@ from hilt.formats.rlinf_trajectory import Trajectory, ends_and_source, get_model
 from hilt.formats.units import FolderWriter
 from hilt.replay import tensors as bridge
 
-FIELDS = ("actions", "intervene_flags", "terminations", "truncations", "dones", "prev_logprobs", "prev_values", "versions")
+FIELDS = (
+    "actions",
+    "intervene_flags",
+    "terminations",
+    "truncations",
+    "dones",
+    "prev_logprobs",
+    "prev_values",
+    "versions",
+)
 NAMES = {"curr_obs": "observations", "next_obs": "next_observations", "rewards": "extra/rewards"}
 
 
@@ -54,7 +63,9 @@ class RLinfDataset(ListedDataset):
             index = folders.read_index(folder)
             for entry in index.entries.values():
                 found = folders.find_file(folder, entry, index.trajectory_format)
-                self._files.append((found or folder / folders.file_name(entry, index.trajectory_format), found is not None))
+                self._files.append(
+                    (found or folder / folders.file_name(entry, index.trajectory_format), found is not None)
+                )
         if not self._files and not _folders(path):
             raise FormatError(f"{path}: no trajectory_index.json in it, nor in rank_0, rank_1, ... Check the path.")
         self._loaded: tuple[int, Any] = (-1, None)
@@ -77,7 +88,9 @@ class RLinfDataset(ListedDataset):
                 edges = {0, length}
                 if not ours:  # else it is one episode
                     edges |= set(range(0, length, max(1, length // facts["rollout_epochs"])))
-                    edges |= set((np.flatnonzero(columns["terminated"][:, lane] | columns["truncated"][:, lane]) + 1).tolist())
+                    edges |= set(
+                        (np.flatnonzero(columns["terminated"][:, lane] | columns["truncated"][:, lane]) + 1).tolist()
+                    )
                 found += [(number, lane, first, stop) for first, stop in itertools.pairwise(sorted(edges))]
         return found
 
@@ -87,7 +100,9 @@ class RLinfDataset(ListedDataset):
     def _read(self, found: tuple[int, int, int, int], images: bool) -> Episode:
         number, lane, first, stop = found
         columns, facts, ours = self._load(number)
-        kept = {path: column for path, column in columns.items() if images or column.dtype != np.uint8 or column.ndim < 5}
+        kept = {
+            path: column for path, column in columns.items() if images or column.dtype != np.uint8 or column.ndim < 5
+        }
         facts = facts | ({} if ours else {"environment": lane})
         return Episode(unflatten({path: column[first:stop, lane] for path, column in kept.items()}), facts)
 
@@ -111,8 +126,15 @@ class RLinfDataset(ListedDataset):
 
     def _columns(self, values: Mapping[str, Any]) -> tuple[dict[str, Array], dict[str, Any]]:
         trajectory = Trajectory.from_dict(values)
-        if not trajectory.curr_obs or not trajectory.next_obs or trajectory.rewards is None or trajectory.actions is None:
-            raise SchemaError("a trajectory without curr_obs, next_obs, actions or rewards, which transitions are made of.")
+        if (
+            not trajectory.curr_obs
+            or not trajectory.next_obs
+            or trajectory.rewards is None
+            or trajectory.actions is None
+        ):
+            raise SchemaError(
+                "a trajectory without curr_obs, next_obs, actions or rewards, which transitions are made of."
+            )
         facts: dict[str, Any] = {"rollout_epochs": 1}
         raw: dict[str, Array] = {}
         for path, value in flatten({name: value for name, value in values.items() if value is not None}).items():
@@ -127,7 +149,9 @@ class RLinfDataset(ListedDataset):
                 self.notes.add(f"{path}: {own_type} is kept as float32")
                 array = array.view(getattr(ml_dtypes, own_type)).astype(np.float32)
             raw[path] = step_rows(path, array, len(trajectory.rewards))
-            facts["rollout_epochs"] = max(len(array) - len(raw[path]), facts["rollout_epochs"])  # each begins with a reset
+            facts["rollout_epochs"] = max(
+                len(array) - len(raw[path]), facts["rollout_epochs"]
+            )  # each begins with a reset
         shape = raw["rewards"].shape[:2]
         if wrong := [path for path, array in raw.items() if array.shape[:2] != shape]:
             raise SchemaError(f"{wrong[0]} has shape {raw[wrong[0]].shape}, and the rewards have {shape}.")
@@ -144,7 +168,9 @@ def _restored(columns: dict[str, Array], kept: Mapping[str, Any]) -> tuple[dict[
     found = {**{path.removesuffix("/array"): column for path, column in columns.items()}, **columns, **own}
     restored = {path: found[path] for path in json.loads(kept["names"])}
     if wrong := [path for path, column in restored.items() if column.shape[:2] != columns["actions"].shape[:2]]:
-        raise SchemaError(f"{wrong[0]} has shape {restored[wrong[0]].shape}, and the actions have {columns['actions'].shape}.")
+        raise SchemaError(
+            f"{wrong[0]} has shape {restored[wrong[0]].shape}, and the actions have {columns['actions'].shape}."
+        )
     return restored, plain(dict(json.loads(kept["facts"])))
 
 
@@ -162,7 +188,9 @@ class RLinfWriter(FolderWriter):
         self._index = folders.FolderIndex(trajectory_format)
         self._index.entries = {line["entry"]["trajectory_id"]: line["entry"] for line in self._lines}
         if not self._complete:
-            folders.remove_unnamed(path, (folders.file_name(entry, trajectory_format) for entry in self._index.entries.values()))
+            folders.remove_unnamed(
+                path, (folders.file_name(entry, trajectory_format) for entry in self._index.entries.values())
+            )
             DISK.remove(path / f"hilt_{len(self._index.entries)}.pt")
 
     def _add(self, number: int, episode: Episode) -> None:
@@ -185,7 +213,9 @@ class RLinfWriter(FolderWriter):
         kept = {"names": json.dumps(list(columns)), "facts": json.dumps(plain(episode.facts))}
         own = unflatten({path: column for path, column in columns.items() if not _field(path)})
         folders.write_trajectory(self._path / f"hilt_{identity}.pt", {**kept, "columns": own})
-        folders.write_trajectory(self._path / folders.file_name(entry, self._index.trajectory_format), trajectory.to_dict())
+        folders.write_trajectory(
+            self._path / folders.file_name(entry, self._index.trajectory_format), trajectory.to_dict()
+        )
         self._index.entries[identity] = entry
         self.next = number + 1
         self._commit(entry=entry)
@@ -225,7 +255,11 @@ def _field(path: str) -> str:
 def _folders(path: Path) -> list[Path]:
     """Those that have an index: this one, or one for each rank."""
     found = [path, *sorted(path.glob("rank_*"), key=natural)]
-    return [folder for folder in found if (folder / "trajectory_index.json").is_file() and (folder / "metadata.json").is_file()]
+    return [
+        folder
+        for folder in found
+        if (folder / "trajectory_index.json").is_file() and (folder / "metadata.json").is_file()
+    ]
 
 
 def _is_trajectory(path: Path) -> bool:

@@ -81,14 +81,18 @@ class FolderSaver:
         write_trajectory(self.folder / file_name(entry, index.trajectory_format), fields)
         index.entries[number] = entry
         entries = index.entries.copy()
-        write_index(self.folder, FolderIndex(index.trajectory_format, index.seed, max(entries, default=-1) + 1, entries))
+        write_index(
+            self.folder, FolderIndex(index.trajectory_format, index.seed, max(entries, default=-1) + 1, entries)
+        )
 
 
 def new_entry(number: int, trajectory: Trajectory) -> dict[str, Any]:
     """What an index has of a trajectory that becomes its `number`-th."""
     shape = trajectory.shape
     if shape is None or len(shape) < 2:
-        raise SchemaError("a trajectory needs rewards or prev_logprobs of shape [T, B, ...], from which its length is known.")
+        raise SchemaError(
+            "a trajectory needs rewards or prev_logprobs of shape [T, B, ...], from which its length is known."
+        )
     return {
         "uuid": str(uuid.uuid4()),
         "model_weights_id": trajectory.model_weights_id,
@@ -155,7 +159,9 @@ def read_index(folder: Path) -> FolderIndex:
     metadata = _read_json(folder / "metadata.json", "Metadata")
     listed = _read_json(folder / "trajectory_index.json", "Trajectory index")
     try:
-        index = FolderIndex(str(metadata["trajectory_format"]), int(metadata["seed"]), int(metadata["trajectory_counter"]))
+        index = FolderIndex(
+            str(metadata["trajectory_format"]), int(metadata["seed"]), int(metadata["trajectory_counter"])
+        )
         for number in listed["trajectory_id_list"]:
             entry = dict(listed["trajectory_index"][str(number)])
             for name, other in (("uuid", "model_weights_id"), ("model_weights_id", "uuid")):
@@ -168,7 +174,9 @@ def read_index(folder: Path) -> FolderIndex:
                 raise ValueError(f"{named}: a name that no file of this folder can have")
             index.entries[int(number)] = entry
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise FormatError(f"{folder}: its JSON files are not those of an RLinf replay buffer ({error!r} in them).") from None
+        raise FormatError(
+            f"{folder}: its JSON files are not those of an RLinf replay buffer ({error!r} in them)."
+        ) from None
     check_format_name(index.trajectory_format)
     return index
 
@@ -176,7 +184,11 @@ def read_index(folder: Path) -> FolderIndex:
 def find_file(folder: Path, entry: Mapping[str, Any], trajectory_format: str) -> Path | None:
     """The file of a trajectory, by the weights' name or by its own uuid."""
     for name in (entry["model_weights_id"], entry["uuid"]):
-        path = inside(folder, f"trajectory_{entry['trajectory_id']}_{name}.{trajectory_format}", str(folder / "trajectory_index.json"))
+        path = inside(
+            folder,
+            f"trajectory_{entry['trajectory_id']}_{name}.{trajectory_format}",
+            str(folder / "trajectory_index.json"),
+        )
         if path.exists():
             return path
     return None
@@ -185,7 +197,11 @@ def find_file(folder: Path, entry: Mapping[str, Any], trajectory_format: str) ->
 def remove_unnamed(folder: Path, kept: Iterable[str]) -> None:
     """Removes trajectory files that the index does not name (any more)."""
     names = set(kept)
-    for path in [*folder.glob("trajectory_*_*.pt"), *folder.glob("trajectory_*_*.pkl"), *folder.glob(".trajectory_*.new")]:
+    for path in [
+        *folder.glob("trajectory_*_*.pt"),
+        *folder.glob("trajectory_*_*.pkl"),
+        *folder.glob(".trajectory_*.new"),
+    ]:
         if path.name not in names:
             DISK.remove(path)
 

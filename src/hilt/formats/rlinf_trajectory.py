@@ -61,7 +61,9 @@ class Trajectory:
         known = [item.name for item in fields(cls)]
         for name in values:
             if name not in known:
-                raise SchemaError(f"a trajectory has no field {name!r}{suggest(name, known)} It has {', '.join(known)}.")
+                raise SchemaError(
+                    f"a trajectory has no field {name!r}{suggest(name, known)} It has {', '.join(known)}."
+                )
         return cls(**values)
 
     def extract_intervene_traj(self, mode: str = "any") -> list[Trajectory] | None:
@@ -97,7 +99,10 @@ class Trajectory:
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns the tensors by path, those of the nested fields first."""
-        values = {**{name: getattr(self, name) for name in ("curr_obs", "next_obs", "forward_inputs")}, **self.to_dict()}
+        values = {
+            **{name: getattr(self, name) for name in ("curr_obs", "next_obs", "forward_inputs")},
+            **self.to_dict(),
+        }
         return {path: value for path, value in flatten(values).items() if is_tensor(value)}
 
 

@@ -60,7 +60,9 @@ class RobomimicDataset(ListedDataset):
                 with opened(path) as file:
                     data, members = child(file, "data"), _filter_keys(file)
                     if not isinstance(data, import_h5py().Group):
-                        raise FormatError(f"{path}: no group named 'data' in it, so no demonstrations of robomimic or LIBERO.")
+                        raise FormatError(
+                            f"{path}: no group named 'data' in it, so no demonstrations of robomimic or LIBERO."
+                        )
                     if self._filter_key and self._filter_key not in members:
                         raise UnknownNameError("filter key", self._filter_key, members)
                     for name in sorted(data, key=natural):
@@ -95,7 +97,9 @@ class RobomimicDataset(ListedDataset):
                 return None
             columns = self._columns(datasets, len(actions[0]), images, facts)
             if not ours and columns["terminated"][:-1].any():
-                self.notes.add("dones before the last step, as success has them: the demonstration goes on, so it does not end there")
+                self.notes.add(
+                    "dones before the last step, as success has them: the demonstration goes on, so it does not end there"
+                )
                 columns["terminated"][:-1] = False
         names = {f"{path}/array": path for path in ("observations", "next_observations") if single}
         return Episode(unflatten({names.get(path, path): column for path, column in columns.items()}), facts)
@@ -112,8 +116,12 @@ class RobomimicDataset(ListedDataset):
                 continue
             rows = dataset.shape[0] if dataset.shape else 0
             if rows not in (length, length + paired) and leaf.partition("/")[0] in _OF_EVERY_STEP:
-                raise CorruptError(f"{dataset.file.filename}: {dataset.name} has {rows:,} rows, and there are {length:,} actions.")
-            column = values(dataset, more=length + 1 - rows if paired else 0) if rows in (length, length + paired) else None
+                raise CorruptError(
+                    f"{dataset.file.filename}: {dataset.name} has {rows:,} rows, and there are {length:,} actions."
+                )
+            column = (
+                values(dataset, more=length + 1 - rows if paired else 0) if rows in (length, length + paired) else None
+            )
             if isinstance(column, list):
                 facts[INSTRUCTION if "instruction" in path or "language" in path else path] = text_fact(column)
             elif column is None:
@@ -124,14 +132,20 @@ class RobomimicDataset(ListedDataset):
             else:
                 columns[path] = column
         if repeated:
-            self.notes.add("no next_obs in this dataset: after the last step its own observation stands for the next one")
+            self.notes.add(
+                "no next_obs in this dataset: after the last step its own observation stands for the next one"
+            )
         if "rewards" not in columns:
             self.notes.add("no rewards in this dataset: 0 everywhere")
         for path, kind in (("rewards", np.float32), ("terminated", bool), ("truncated", bool), ("source", np.uint8)):
             column = columns.setdefault(path, np.full(length, Source.DEMO if path == "source" else 0, kind))
             if column.size != length or (path == "source" and column.dtype != kind):
-                raise CorruptError(f"{path}: expected one value for each of {length} steps, got {column.dtype} {column.shape}.")
-            columns[path] = column.reshape(length).astype(column.dtype if path == "rewards" and column.dtype.kind == "f" else kind)
+                raise CorruptError(
+                    f"{path}: expected one value for each of {length} steps, got {column.dtype} {column.shape}."
+                )
+            columns[path] = column.reshape(length).astype(
+                column.dtype if path == "rewards" and column.dtype.kind == "f" else kind
+            )
         return columns
 
 
@@ -205,14 +219,18 @@ def _new(path: Path) -> Iterator[Any]:
 
 def _files(path: Path) -> list[Path]:
     found = [path] if path.is_file() else sorted([*path.glob("*.hdf5"), *path.glob("*.h5")], key=natural)
-    return [file for file in found if file.suffix in (".hdf5", ".h5") and file.name != "main_data.hdf5"]  # which is Minari's
+    return [
+        file for file in found if file.suffix in (".hdf5", ".h5") and file.name != "main_data.hdf5"
+    ]  # which is Minari's
 
 
 def _filter_keys(file: Any) -> dict[str, set[str]]:
     """The demonstrations of each."""
     masks = child(file, "mask")
     keys = sorted(masks) if isinstance(masks, import_h5py().Group) else []
-    return {key: set(values(lists) or ()) for key in keys if isinstance(lists := child(masks, key), import_h5py().Dataset)}
+    return {
+        key: set(values(lists) or ()) for key in keys if isinstance(lists := child(masks, key), import_h5py().Dataset)
+    }
 
 
 def _ours(leaf: str) -> str:

@@ -15,7 +15,19 @@ import numpy as np
 from hilt.core.errors import SchemaError
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, Spec, flatten, unflatten
-from hilt.formats.episodes import INSTRUCTION, Episode, Notes, StoredSteps, cut, gaps, map_leaves, plain, text_fact, texts_of, transitions
+from hilt.formats.episodes import (
+    INSTRUCTION,
+    Episode,
+    Notes,
+    StoredSteps,
+    cut,
+    gaps,
+    map_leaves,
+    plain,
+    text_fact,
+    texts_of,
+    transitions,
+)
 from hilt.replay.schema import BUILT_IN
 
 FEATURES = ("observation", "action", "reward", "discount", "is_first", "is_last", "is_terminal")
@@ -51,14 +63,19 @@ def to_episode(rlds_episode: Mapping[str, Any], notes: Notes, keep_last: bool = 
         notes.add("is_terminal on a step that is not the last: not taken for an end")
     out: dict[str, Any] = {}
     if "observation" in columns:
-        out |= {"observations": _take(columns["observation"], rows), "next_observations": _take(columns["observation"], after)}
+        out |= {
+            "observations": _take(columns["observation"], rows),
+            "next_observations": _take(columns["observation"], after),
+        }
     if "action" in columns:
         out["actions"] = _take(columns["action"], rows)
     if "reward" not in columns:
         notes.add("no rewards in this dataset: 0 everywhere")
     out["rewards"] = map_leaves(_as_reward, _take(columns.get("reward", np.zeros(len(steps), np.float32)), rows))
     out |= {"terminated": (terminal & last)[ends], "truncated": (last & ~terminal)[ends]}
-    further = {name: _take(column, rows) for name, column in columns.items() if name not in FEATURES or name == "discount"}
+    further = {
+        name: _take(column, rows) for name, column in columns.items() if name not in FEATURES or name == "discount"
+    }
     out["source"] = np.full(length, Source.DEMO, np.uint8)
     for name in ("is_intervention", "intervention"):
         if name in further and np.shape(further[name]) == (length,):
@@ -79,7 +96,9 @@ def to_steps(episode: Episode, notes: Notes) -> list[dict[str, Any]]:
     RLDS stores each observation once: there is one such episode for each stretch without a gap, or an end, inside.
     """
     columns = episode.columns
-    specs = [dict(Spec.of({"seen": columns[name]}, 1)) for name in ("observations", "next_observations") if name in columns]
+    specs = [
+        dict(Spec.of({"seen": columns[name]}, 1)) for name in ("observations", "next_observations") if name in columns
+    ]
     paired = len(specs) == 2 and specs[0] == specs[1]
     ended = np.zeros(len(episode), bool) | columns.get("terminated", False) | columns.get("truncated", False)
     cuts = sorted({*(gaps(episode).tolist() if paired else ()), *(np.flatnonzero(ended[:-1]) + 1).tolist()})
@@ -113,7 +132,10 @@ def _stacked(values: list[Any], example: Any) -> Any:
     if isinstance(model, Mapping):
         examples = example if isinstance(example, Mapping) else {}
         names = dict.fromkeys([*(name for value in given for name in value), *examples])
-        return {name: _stacked([None if value is None else value.get(name) for value in values], examples.get(name)) for name in names}
+        return {
+            name: _stacked([None if value is None else value.get(name) for value in values], examples.get(name))
+            for name in names
+        }
     model = as_leaf(model)
     absent = np.full_like(model, np.nan) if np.asarray(model).dtype.kind == "f" else zero_of(model)
     leaves = [absent if value is None else as_leaf(value) for value in values]
@@ -128,7 +150,11 @@ def as_leaf(value: Any) -> Any:
     if isinstance(value, (np.ndarray, np.generic, bytes, str)):
         return value
     array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
-    return array if hasattr(value, "dtype") else array.astype({"f": np.float32, "i": np.int32}.get(array.dtype.kind, array.dtype))[()]
+    return (
+        array
+        if hasattr(value, "dtype")
+        else array.astype({"f": np.float32, "i": np.int32}.get(array.dtype.kind, array.dtype))[()]
+    )
 
 
 def zero_of(value: Any) -> Any:
@@ -159,7 +185,9 @@ def per_step(columns: Mapping[str, Any], name: str, length: int) -> Array:
         result: Array = np.arange(length) == {"is_first": 0, "is_last": length - 1}.get(name, -1)
         return result
     if np.shape(columns[name]) != (length,):
-        raise SchemaError(f"{name}: expected one number for each of {length} steps, got shape {np.shape(columns[name])}.")
+        raise SchemaError(
+            f"{name}: expected one number for each of {length} steps, got shape {np.shape(columns[name])}."
+        )
     return np.asarray(columns[name])
 
 
@@ -214,8 +242,16 @@ def _with_last_step(episode: Episode, paired: bool, is_end: bool) -> dict[str, A
         if name == "next_observations" and paired:
             continue
         rlds = _TO_RLDS.get(name, f"{MARK}_{name}" if name in (*FEATURES, INSTRUCTION) and name != "discount" else name)
-        last = _take(columns["next_observations"], -1) if paired and name == "observations" else map_leaves(zero_of, _take(column, 0))
-        if isinstance(words, dict) and isinstance(column, np.ndarray) and np.shape(words.get(rlds, [[]])) == column.shape[1:]:
+        last = (
+            _take(columns["next_observations"], -1)
+            if paired and name == "observations"
+            else map_leaves(zero_of, _take(column, 0))
+        )
+        if (
+            isinstance(words, dict)
+            and isinstance(column, np.ndarray)
+            and np.shape(words.get(rlds, [[]])) == column.shape[1:]
+        ):
             last = np.nan_to_num(np.array(words[rlds], float)).astype(column.dtype)
         names[rlds], steps[rlds] = name, _joined(column, last)
     place = np.arange(length + 1)
@@ -226,7 +262,10 @@ def _with_last_step(episode: Episode, paired: bool, is_end: bool) -> dict[str, A
     steps[INSTRUCTION] = np.array([text.encode(errors="replace") for text in (*texts, texts[-1])], object)
     mark = json.dumps({"columns": names, "paired": paired, "facts": facts}, sort_keys=True).encode()
     metadata = facts.get("episode_metadata")
-    return {"episode_metadata": {**(metadata if isinstance(metadata, dict) else {}), MARK: mark}, "steps": StoredSteps(steps)}
+    return {
+        "episode_metadata": {**(metadata if isinstance(metadata, dict) else {}), MARK: mark},
+        "steps": StoredSteps(steps),
+    }
 
 
 def _marked(rlds_episode: Mapping[str, Any], steps: StoredSteps) -> Episode | None:
@@ -242,7 +281,12 @@ def _marked(rlds_episode: Mapping[str, Any], steps: StoredSteps) -> Episode | No
         facts, paired = plain(known["facts"]), known["paired"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    if not isinstance(facts, dict) or not found or gone or any(column.dtype.hasobject for column in flatten(found).values()):
+    if (
+        not isinstance(facts, dict)
+        or not found
+        or gone
+        or any(column.dtype.hasobject for column in flatten(found).values())
+    ):
         return None
     pair = transitions(found["observations"]) if paired and "observations" in found else {}
     return Episode({**{name: _take(column, slice(0, -1)) for name, column in found.items()}, **pair}, facts)

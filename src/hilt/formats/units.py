@@ -24,7 +24,9 @@ class FolderWriter(Writer):
     def __init__(self, path: Path):
         super().__init__()
         self._path = path
-        self._complete = not (path / PROGRESS).exists() and path.exists() and not (path.is_dir() and not any(path.iterdir()))
+        self._complete = (
+            not (path / PROGRESS).exists() and path.exists() and not (path.is_dir() and not any(path.iterdir()))
+        )
         if self._complete:
             try:
                 self.next = self._jobs_done()

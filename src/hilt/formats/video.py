@@ -22,7 +22,12 @@ CODECS: dict[str, tuple[str, str, dict[str, str]]] = {
 }
 """By name: the encoder, how it stores pixels, and its settings. AV1 has those of LeRobot; the last one is H.264 that keeps every bit."""
 
-ALONE = {"protocol_whitelist": "none", "format_whitelist": "mov,mp4,m4a,3gp,3g2,mj2", "enable_drefs": "0", "use_absolute_path": "0"}
+ALONE = {
+    "protocol_whitelist": "none",
+    "format_whitelist": "mov,mp4,m4a,3gp,3g2,mj2",
+    "enable_drefs": "0",
+    "use_absolute_path": "0",
+}
 """Options of FFmpeg: a file leads to no other"""
 
 
@@ -40,13 +45,18 @@ def read_frames(path: Path, times: Array, height: int, width: int, tolerance: fl
     try:
         # The file is opened here, and its format is given: FFmpeg would take a name for an address of any protocol, and text for a list
         # of further addresses.
-        with path.open("rb") as file, av.open(file, format="mp4", options=ALONE, metadata_errors="replace") as container:
+        with (
+            path.open("rb") as file,
+            av.open(file, format="mp4", options=ALONE, metadata_errors="replace") as container,
+        ):
             stream = next(iter(container.streams.video), None)
             if stream is None or stream.codec_context is None:
                 raise CorruptError(f"{path}: there is no video in it. Restore the file from a copy.")
             _check_size(path, stream, height, width)
             if 0 < stream.frames < needed:
-                raise CorruptError(f"{path}: {stream.frames} frames, fewer than the {needed} of the episode. Restore the file from a copy.")
+                raise CorruptError(
+                    f"{path}: {stream.frames} frames, fewer than the {needed} of the episode. Restore the file from a copy."
+                )
             stream.codec_context.thread_count = 1  # several episodes are decoded at once instead
             out, place = np.empty((len(times), height, width, 3), np.uint8), 0
             for frame in _frames_from(container, stream, float(times[0]), tolerance):
@@ -63,7 +73,9 @@ def read_frames(path: Path, times: Array, height: int, width: int, tolerance: fl
         raise CorruptError(f"{path}: this video is missing. Restore it from a copy.") from None
     except (av.FFmpegError, OSError, MemoryError) as error:
         raise CorruptError(f"{path}: not readable as a video ({error}). Restore the file from a copy.") from error
-    raise CorruptError(f"{path}: no frame within {tolerance} s of {times[place]:.4f} s, where frame {place} of the episode belongs.")
+    raise CorruptError(
+        f"{path}: no frame within {tolerance} s of {times[place]:.4f} s, where frame {place} of the episode belongs."
+    )
 
 
 class VideoWriter:
@@ -82,7 +94,9 @@ class VideoWriter:
             with environment({"SVT_LOG": os.environ.get("SVT_LOG", "1")}), scheduling_kept():
                 self._stream.codec_context.open()
         except (self._av.FFmpegError, ValueError) as error:
-            raise StorageError(f"{path}: {height} x {width} pixels cannot be stored with the codec {codec} ({error}).") from error
+            raise StorageError(
+                f"{path}: {height} x {width} pixels cannot be stored with the codec {codec} ({error})."
+            ) from error
 
     def add(self, frames: Array) -> None:
         """Appends ``[N, height, width, 3]``."""
@@ -127,7 +141,9 @@ def _frames_from(container: Any, stream: Any, time: float, tolerance: float) -> 
 
 def _check_size(path: Path, found: Any, height: int, width: int) -> None:
     if (found.height, found.width) != (height, width):
-        raise CorruptError(f"{path}: its frames have {found.height} x {found.width} pixels, meta/info.json has {height} x {width}.")
+        raise CorruptError(
+            f"{path}: its frames have {found.height} x {found.width} pixels, meta/info.json has {height} x {width}."
+        )
 
 
 def _av() -> Any:

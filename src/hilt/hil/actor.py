@@ -117,7 +117,9 @@ class Actor:
         self._learner_timeout_s = learner_timeout_s
         self._states = attribute(env, "initial_states", {SPLIT: 1})
         if SPLIT not in self._states:
-            raise ConfigError(f"{config.task} has initial states for {', '.join(self._states)}: a run needs the split {SPLIT!r}.")
+            raise ConfigError(
+                f"{config.task} has initial states for {', '.join(self._states)}: a run needs the split {SPLIT!r}."
+            )
         self.acted = Acted(name)
         DISK.make_folders(folder)
         self._journal = ActedJournal(folder / "acted")
@@ -132,8 +134,13 @@ class Actor:
         self._run = ""  # the run that these steps belong to, as its learner reported it
         self._pressed = self._over = False
         self._refused = ""
-        self._ahead = 0, float("-inf")  # online steps before learner steps without its own of this life, and when that was heard
-        self._most: int | None = None  # steps of this life, its own, with which the run has max_env_steps; none: no such limit
+        self._ahead = (
+            0,
+            float("-inf"),
+        )  # online steps before learner steps without its own of this life, and when that was heard
+        self._most: int | None = (
+            None  # steps of this life, its own, with which the run has max_env_steps; none: no such limit
+        )
         self._says = "not yet"  # whether the environment tells success
         self._closing = threading.Event()
         self._teller = threading.Thread(target=self._tell, name="hilt-actor-tells", daemon=True)
@@ -206,15 +213,23 @@ class Actor:
             self.acted.episodes += 1
             how = {True: "success", False: "no success", None: "success unknown"}[success_of(info)]
             if info.get(TASK_SUCCESS) not in (None, success_of(info)):
-                how += f" by the classifier, and the task itself says {'success' if info[TASK_SUCCESS] else 'no success'}"
+                how += (
+                    f" by the classifier, and the task itself says {'success' if info[TASK_SUCCESS] else 'no success'}"
+                )
             by = f", {human} by a person" if human else ""
-            self._notify(f"episode {self.acted.episodes}: {steps} steps{by}, {how}, return {total:g}; weights {self.acted.version}")
+            self._notify(
+                f"episode {self.acted.episodes}: {steps} steps{by}, {how}, return {total:g}; weights {self.acted.version}"
+            )
 
     def _step(self, before: Any) -> tuple[Any, float, bool, dict[str, Any], Source]:
         """One step, which the spool has when this returns."""
         observed = self._now()
         random = self._random()
-        action = self._agent.layout.unlocked(self._env.action_space.sample()) if random else self._agent.sample_actions(before)
+        action = (
+            self._agent.layout.unlocked(self._env.action_space.sample())
+            if random
+            else self._agent.sample_actions(before)
+        )
         version = -1 if random else self.acted.version
         if self._rate is not None:
             self._rate.wait()
@@ -223,7 +238,9 @@ class Actor:
         times = dict(zip(TIMES, (observed, sent, self._now()), strict=True))
         after, source = nested_copy(observation), Source(info["source"])
         executed = info["executed_action"]
-        if source == Source.POLICY and "intervene_action" in info:  # an environment whose own wrapper lets a person take over
+        if (
+            source == Source.POLICY and "intervene_action" in info
+        ):  # an environment whose own wrapper lets a person take over
             source, executed = Source.HUMAN, info["intervene_action"]
         elif source == Source.POLICY and random:
             source = Source.RANDOM
@@ -245,7 +262,9 @@ class Actor:
                 "lost": np.bool_(info.get("lost", False)),
                 **self._penalty(info),
                 **(
-                    {TASK_SUCCESS: np.int8(-1 if info.get(TASK_SUCCESS) is None else info[TASK_SUCCESS])} if self._config.classifier else {}
+                    {TASK_SUCCESS: np.int8(-1 if info.get(TASK_SUCCESS) is None else info[TASK_SUCCESS])}
+                    if self._config.classifier
+                    else {}
                 ),
             }
         )
@@ -265,7 +284,9 @@ class Actor:
         if "learned-gripper" not in self._config.agent.setup_mode:
             return {}
         if GRASP not in info:
-            raise SchemaError(f"{self._config.task}: info has no {GRASP}, which {self._config.agent.setup_mode} learns from. Give it one.")
+            raise SchemaError(
+                f"{self._config.task}: info has no {GRASP}, which {self._config.agent.setup_mode} learns from. Give it one."
+            )
         return {GRASP: np.float32(info[GRASP])}
 
     # What decides who drives
@@ -308,7 +329,9 @@ class Actor:
 
     def _waits(self, what: str, deadline: float) -> None:
         if time.monotonic() > deadline:
-            raise DeadlineError(f"{what}, after {self._learner_timeout_s:g} s: look at the learner's output, and start this actor again.")
+            raise DeadlineError(
+                f"{what}, after {self._learner_timeout_s:g} s: look at the learner's output, and start this actor again."
+            )
         self._does(f"waiting: {what}")
         time.sleep(0.02)
 
@@ -364,7 +387,9 @@ class Actor:
         run_file, path = self._folder / "run.json", self._folder / "spool"
         before = read_json(run_file).get("run", "") if run_file.exists() else run
         if self._config.store == "log":
-            self._store = self._spool = self._spool if self._spool is not None else QueuedDataStore(IN_MEMORY, path=path)
+            self._store = self._spool = (
+                self._spool if self._spool is not None else QueuedDataStore(IN_MEMORY, path=path)
+            )
             if before != run and len(self._spool):
                 raise ConfigError(
                     f"{path} has {len(self._spool)} steps that the learner of another run has not got, and they would go into this one. "
@@ -392,7 +417,11 @@ class Actor:
         """Whether the learner that refuses is of another run, in words; else it may take steps again, and acting goes on."""
         with contextlib.suppress(HiltError):
             if str(self._greeted(trainer_config(self._config, learner=False)).get("run", "")) != self._run:
-                left = f" {len(self._spool)} steps wait in {self._folder} for their own." if self._spool is not None else ""
+                left = (
+                    f" {len(self._spool)} steps wait in {self._folder} for their own."
+                    if self._spool is not None
+                    else ""
+                )
                 return f"it is of another run.{left}"
         return ""
 
@@ -427,7 +456,9 @@ class Actor:
         }
         if self._timing is not None:
             timing = self._timing()
-            stats |= {f"lateness_{p}_ms": 1e3 * timing[f"late_{p}"] for p in ("p50", "p99")} | {"missed": timing["missed"]}
+            stats |= {f"lateness_{p}_ms": 1e3 * timing[f"late_{p}"] for p in ("p50", "p99")} | {
+                "missed": timing["missed"]
+            }
         return stats
 
     def _seed(self, *numbers: int) -> int:

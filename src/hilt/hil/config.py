@@ -93,7 +93,15 @@ _OF_AGENT = (
         _RLPD.needed,
         _RLPD.there,
         of=(
-            *("rlpd.discount", "rlpd.tau", "rlpd.critics", "rlpd.subset", "rlpd.temperature", "rlpd.target_entropy", "rlpd.backup_entropy"),
+            *(
+                "rlpd.discount",
+                "rlpd.tau",
+                "rlpd.critics",
+                "rlpd.subset",
+                "rlpd.temperature",
+                "rlpd.target_entropy",
+                "rlpd.backup_entropy",
+            ),
             *("rlpd.reward_bias", "rlpd.target_range", "rlpd.actor_q", "rlpd.critic_warmup", "rlpd.imitation_weight"),
             "rlpd.imitation_updates",
         ),
@@ -103,7 +111,9 @@ _OF_AGENT = (
         lambda c: _imitates(c) or c.agent.rlpd.imitation_weight or c.agent.rlpd.critic_warmup,
         of=("rlpd.imitation_loss",),
     ),
-    Need("imitation (algorithm=bc or hg-dagger, or agent.encoder.pretrain_updates)", _imitates, of=("rlpd.grasp_margin",)),
+    Need(
+        "imitation (algorithm=bc or hg-dagger, or agent.encoder.pretrain_updates)", _imitates, of=("rlpd.grasp_margin",)
+    ),
 )
 """What settings of the agent need of the run"""
 
@@ -134,7 +144,9 @@ class Hil:
     """Demonstrations: any number of paths, in any format that `hilt data formats` lists"""
     demonstrations: int = setting(0, minimum=0)
     """The number recorded by the task's own script before the run begins, into RUN/demonstrations; 0: none"""
-    demonstration_options: dict[str, Any] = setting(factory=dict, needs=Need("demonstrations=N", lambda c: c.demonstrations))
+    demonstration_options: dict[str, Any] = setting(
+        factory=dict, needs=Need("demonstrations=N", lambda c: c.demonstrations)
+    )
     """What that script is opened with"""
     checkpoint_path: str = ""
     """A folder of HIL-SERL's whose two buffers are imported once; empty: none"""
@@ -211,7 +223,11 @@ class Hil:
     def conflicts(self, here: str) -> Iterator[str]:
         ahead, share, room = self.max_ahead, self.update_to_data, self.replay_buffer_capacity
         if ahead and (ahead < self.training_starts or 0 < share < 1) and reinforces(self):
-            why = f"update_to_data={share:g}, below 1" if ahead >= self.training_starts else f"training_starts={self.training_starts}"
+            why = (
+                f"update_to_data={share:g}, below 1"
+                if ahead >= self.training_starts
+                else f"training_starts={self.training_starts}"
+            )
             yield f"max_ahead={ahead} with {why}: actors and the learner would wait for each other. Leave max_ahead out."
         if self.collect_steps > room:
             yield f"collect_steps={self.collect_steps} is more than is kept: make it less, or replay_buffer_capacity={room} larger."

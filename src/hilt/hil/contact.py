@@ -41,10 +41,15 @@ class Contact:
                 self.lost = False
                 self._notify(f"{CONTACT} has been lost for {waited:.0f} s: the policy goes on. {self._address()}")
             else:
-                self._times, waits = self._times + (not waits), True  # not for the step after a pause, which is marked as lost, too
+                self._times, waits = (
+                    self._times + (not waits),
+                    True,
+                )  # not for the step after a pause, which is marked as lost, too
                 if waited >= REPORT_AFTER_S and not said:
                     said = True
-                    self._notify(f"{CONTACT} is lost: nothing moves, the run is paused{self._until()}. {self._address()}")
+                    self._notify(
+                        f"{CONTACT} is lost: nothing moves, the run is paused{self._until()}. {self._address()}"
+                    )
                 time.sleep(POLL_INTERVAL_S)
         self._waited += time.monotonic() - began
         self.lost = False

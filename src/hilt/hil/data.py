@@ -59,7 +59,10 @@ class Experience:
         schema = Schema.declare(columns_for(config, env))
         self._config, self._agent, self._notify = config, agent, notify
         self.demos, self.log = open_logs(run, config, schema, notify)
-        self.online, self.human = self.log.all(), self.log.by_source("human") - self.log.where("lost", lambda lost: lost)
+        self.online, self.human = (
+            self.log.all(),
+            self.log.by_source("human") - self.log.where("lost", lambda lost: lost),
+        )
         self._demonstrations, self._collected = self.demos.all(), self.online.only(())
         self._draws = {"online": bridge.generator(config.seed), "demo": bridge.generator(config.seed + 1)}
         self._sources: dict[tuple[str, bool], Mix | JointSampler] = {}
@@ -101,7 +104,11 @@ class Experience:
         return result
 
     def counts(self) -> dict[str, int]:
-        return {"log_steps": len(self.online), "demo_steps": len(self.demos) + len(self.human), "human_steps": len(self.human)}
+        return {
+            "log_steps": len(self.online),
+            "demo_steps": len(self.demos) + len(self.human),
+            "human_steps": len(self.human),
+        }
 
     def newest_versions(self, trajectories: int) -> list[int]:
         """The versions of the weights that made the last steps of the newest trajectories."""
@@ -186,9 +193,16 @@ class Experience:
             return Sampler(view, assembly=self._assembly(log, part, images), seed=seed)
 
         more = {"demonstrations": {}, "collected": {"collected": self._collected}}.get(part, {"human": self.human})
-        views = {"demonstrations": sampler("demos", self._demonstrations), **{name: sampler("log", view) for name, view in more.items()}}
+        views = {
+            "demonstrations": sampler("demos", self._demonstrations),
+            **{name: sampler("log", view) for name, view in more.items()},
+        }
         demo = JointSampler(views, self._draws["demo"])
-        return Mix({"online": sampler("log", self.online, self._draws["online"]), "demo": demo}, empty="share") if part == "both" else demo
+        return (
+            Mix({"online": sampler("log", self.online, self._draws["online"]), "demo": demo}, empty="share")
+            if part == "both"
+            else demo
+        )
 
     def _assembly(self, log: str, part: str, images: bool) -> Assembly:
         """What a batch of this part has of a step of this log, ``"log"`` or ``"demos"``."""
@@ -196,7 +210,11 @@ class Experience:
         if images and self._foresight[log].path and part in ("demonstrations", "collected"):
             more["future"] = self._foresight[log].of
         if part == "collected":
-            more["imitated"] = (lambda keys: self.human.runs().contains(keys)) if log == "log" else (lambda keys: np.ones(len(keys), bool))
+            more["imitated"] = (
+                (lambda keys: self.human.runs().contains(keys))
+                if log == "log"
+                else (lambda keys: np.ones(len(keys), bool))
+            )
         own: Assembly = self._kept[log] if self._kept and not images else self._returns
         return Labelled(own, more) if more else own
 
@@ -251,8 +269,12 @@ class Experience:
 def demonstrated(demos: Log, agent: Any) -> dict[str, Any]:
     """The proprioception of all demonstrations, from which an agent takes mean and deviation."""
     if not len(demos):
-        raise ConfigError("normalize_proprio takes mean and deviation from demonstrations, and there are none: give some with demo_path.")
-    seen: dict[str, Any] = demos.read(demos.all().keys(), [f"observations/{path}" for path in agent.proprio])["observations"]
+        raise ConfigError(
+            "normalize_proprio takes mean and deviation from demonstrations, and there are none: give some with demo_path."
+        )
+    seen: dict[str, Any] = demos.read(demos.all().keys(), [f"observations/{path}" for path in agent.proprio])[
+        "observations"
+    ]
     return seen
 
 
@@ -309,7 +331,9 @@ class Labelled:
     def leaves(self, schema: Schema, columns: Sequence[str] | None, n: int) -> dict[str, ArraySpec]:
         return self.own.leaves(schema, columns, n)
 
-    def batch(self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None) -> dict[str, Array]:
+    def batch(
+        self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None
+    ) -> dict[str, Array]:
         return {**self.own.batch(steps, keys, columns, out), **{name: make(keys) for name, make in self.more.items()}}
 
 
@@ -326,7 +350,9 @@ class EndedEpisodes:
             new = [number for number in ended if number not in self.known]
             senders = steps.senders() if new else {}
         for number in new:
-            unended = sorted((n for n in senders if n < number and senders[n] == senders[number] and n not in ended), reverse=True)
+            unended = sorted(
+                (n for n in senders if n < number and senders[n] == senders[number] and n not in ended), reverse=True
+            )
             self.known.add(number)
             with contextlib.suppress(UnknownNameError):  # evicted meanwhile
                 yield {"trajectory": number, **self._figures(number, unended), "actor": senders[number][0]}
@@ -351,19 +377,27 @@ def episode_figures(columns: Mapping[str, Array], rlpd: Rlpd) -> dict[str, Any]:
     lost, success = columns["lost"].astype(bool), bool(columns["succeed"].any())
     human = (columns["source"] == Source.HUMAN) & ~lost
     rewards = columns["rewards"].astype(np.float64)
-    after = list(accumulate((rewards + rlpd.reward_bias)[::-1].tolist(), lambda ahead, reward: reward + rlpd.discount * ahead))
+    after = list(
+        accumulate((rewards + rlpd.reward_bias)[::-1].tolist(), lambda ahead, reward: reward + rlpd.discount * ahead)
+    )
     return {
         "success": success,
         "success_alone": None if human.any() else success,
         "return": float(rewards.sum()),
         "return_to_go": sum(after) / len(after),
-        "cut_share": 0.0 if columns["terminated"][-1] else float(np.mean(rlpd.discount ** np.arange(1, len(after) + 1))),
+        "cut_share": 0.0
+        if columns["terminated"][-1]
+        else float(np.mean(rlpd.discount ** np.arange(1, len(after) + 1))),
         "length": len(human),
         "seconds": float(columns["times/applied"][-1] - columns["times/observed"][0]),
         "intervention_steps": int(human.sum()),
         "intervention_count": int((np.diff(human.astype(int), prepend=0) > 0).sum()),
         "lost_steps": int(lost.sum()),
-        **({TASK_SUCCESS: {-1: None, 0: False, 1: True}[int(columns[TASK_SUCCESS].max())]} if TASK_SUCCESS in columns else {}),
+        **(
+            {TASK_SUCCESS: {-1: None, 0: False, 1: True}[int(columns[TASK_SUCCESS].max())]}
+            if TASK_SUCCESS in columns
+            else {}
+        ),
     }
 
 
@@ -401,7 +435,9 @@ def open_logs(run: Path, config: Hil, schema: Schema, notify: Callable[[str], No
     _check_same(run, asked)
     demos = Log.open(run / "demos", schema=_known(run / "demos", schema))
     try:
-        return demos, Log.open(run / "log", schema=_known(run / "log", schema), capacity_steps=config.replay_buffer_capacity)
+        return demos, Log.open(
+            run / "log", schema=_known(run / "log", schema), capacity_steps=config.replay_buffer_capacity
+        )
     except BaseException:
         demos.close()
         raise
@@ -412,7 +448,9 @@ def _known(path: Path, schema: Schema) -> Schema:
     found = Schema.from_json(read_json(path / "log.json")["schemas"][-1])
     grown = [name for name, spec in schema.columns.items() if name not in found.columns and spec.default is not None]
     if lines := [line for line in found.columns.difference(schema.columns) if line.split(": ")[0] not in grown]:
-        raise ConfigError(f"{path} is of another task or setting: {'; '.join(lines[:3])}. Begin another run folder, or set it back.")
+        raise ConfigError(
+            f"{path} is of another task or setting: {'; '.join(lines[:3])}. Begin another run folder, or set it back."
+        )
     return schema
 
 
@@ -422,7 +460,9 @@ def _check_same(run: Path, asked: Mapping[str, Any]) -> None:
         for key in asked:
             if found[key] != asked[key] and (name, key) != ("log", "demo_path"):
                 was, now = found[key] or "nothing", asked[key] or "nothing"
-                raise ConfigError(f"{key} was {was} when {run} began, and is {now} now; it is imported once. Begin another run.")
+                raise ConfigError(
+                    f"{key} was {was} when {run} began, and is {now} now; it is imported once. Begin another run."
+                )
 
 
 def _within(run: Path, path: str) -> str:

@@ -78,12 +78,21 @@ def chosen(config: Hil, made: Any) -> tuple[Hil, DefaultsChoice]:
     sees = fit(seen, made.action_space, config.agent, config.image_keys, config.proprio_keys)
     looks = bool(sees.images) and config.agent.encoder.kind != "none"
     if config.agent.kind != "actor_critic" and config.defaults == "auto":
-        return replace(config, defaults="images"), DefaultsChoice("images", f"agent.kind={config.agent.kind} is another agent", {})
+        return replace(config, defaults="images"), DefaultsChoice(
+            "images", f"agent.kind={config.agent.kind} is another agent", {}
+        )
     name = config.defaults if config.defaults != "auto" else "images" if looks else "state"
     if name != "state":
-        return replace(config, defaults=name), DefaultsChoice(name, f"the policy sees {len(sees.images)} images" if looks else "as set", {})
+        return replace(config, defaults=name), DefaultsChoice(
+            name, f"the policy sees {len(sees.images)} images" if looks else "as set", {}
+        )
     wanted = {**STATE, **(SHOWN if config.demonstrations or config.demo_path else {})}
-    if not made.keeps_rate and not config.control_hz and config.operator in ("", "script") and not 0 < config.update_to_data < 1:
+    if (
+        not made.keeps_rate
+        and not config.control_hz
+        and config.operator in ("", "script")
+        and not 0 < config.update_to_data < 1
+    ):
         wanted["max_ahead"] = max(SIMULATED_AHEAD, config.training_starts)
     plain, width = Hil(), sum(_size(sees.shapes[path].shape) for path in sees.proprio)
     unset = [key for key in wanted if key not in given(config) and value_of(config, key) == value_of(plain, key)]

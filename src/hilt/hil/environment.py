@@ -79,7 +79,11 @@ def task(config: Hil) -> Env:
     env = open_task(config.task, task_options(config))
     space = env.observation_space
     state = space.spaces.get("state") if isinstance(space, gym_spaces.Dict) else None
-    if "learned-gripper" in config.agent.setup_mode and config.observations == "nested" and isinstance(state, gym_spaces.Dict):
+    if (
+        "learned-gripper" in config.agent.setup_mode
+        and config.observations == "nested"
+        and isinstance(state, gym_spaces.Dict)
+    ):
         env = GripperPenaltyWrapper(env)
     return env
 
@@ -149,9 +153,14 @@ def _with_operator(env: Env, config: Hil) -> Env:
     cannot move."""
     options = dict(config.operator_options)
     if options and not config.operator:
-        raise ConfigError(f"operator_options={options} without an operator: name one, such as operator=browser, or leave them out.")
+        raise ConfigError(
+            f"operator_options={options} without an operator: name one, such as operator=browser, or leave them out."
+        )
     indices = config.agent.action_indices
-    takes = {**({"action_indices": indices} if indices else {}), **{name: options.pop(name) for name in TAKES if name in options}}
+    takes = {
+        **({"action_indices": indices} if indices else {}),
+        **{name: options.pop(name) for name in TAKES if name in options},
+    }
     if config.operator == "script":
         options = {"operator": True, **options}
     device = open_device(config.operator, **options) if config.operator else NullDevice()

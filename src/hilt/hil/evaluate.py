@@ -93,13 +93,23 @@ def evaluate(
         env = stack.enter_context(contextlib.closing(make_env(config, operator=False)))
         known = attribute(env, "initial_states", {})
         split = split or split_to_report(known)
-        done = EvaluationResult(config.task, split, update, sample, seed, of_train=attribute(env, "states_of_train", {}).get(split, 0))
+        done = EvaluationResult(
+            config.task, split, update, sample, seed, of_train=attribute(env, "states_of_train", {}).get(split, 0)
+        )
         tries = _tries(config.task, known, split, states, episodes, seed)
         one = workers == 1
         settled = config if one else settle(config)[0]  # workers compute in the precision of this process
         plan = EvaluationPlan(settled, split, update, sample, keep=folder is not None)
-        record = stack.enter_context(contextlib.closing(EvaluationRecorder(folder, env, plan, videos))) if folder is not None else None
-        made = _alone(plan, agent, env, tries, ask) if one else _together(plan, agent.acting_state(slow=not sample), tries, workers)
+        record = (
+            stack.enter_context(contextlib.closing(EvaluationRecorder(folder, env, plan, videos)))
+            if folder is not None
+            else None
+        )
+        made = (
+            _alone(plan, agent, env, tries, ask)
+            if one
+            else _together(plan, agent.acting_state(slow=not sample), tries, workers)
+        )
         name = f"{config.task}, {split} states"
         report(name, 0, len(tries))
         for outcome, steps in stack.enter_context(contextlib.closing(made)):
@@ -115,7 +125,9 @@ def evaluate(
     return done
 
 
-def _check_wishes(workers: int, episodes: int | None, seed: int, folder: Path | None, videos: int, ask: Ask | None) -> None:
+def _check_wishes(
+    workers: int, episodes: int | None, seed: int, folder: Path | None, videos: int, ask: Ask | None
+) -> None:
     """Refuses what cannot be done, before hours of work."""
     check_values(minimum=1, workers=workers, episodes=episodes)
     check_values(minimum=0, videos=videos, seed=seed)
@@ -150,12 +162,18 @@ def find_checkpoint(run: Path, which: str | int = "last") -> Checkpoint:
         there = set(numbers(run))
         found = [result for result in results if result["split"] == "eval" and result["update"] in there]
         if not found:
-            raise ConfigError(f"{run}: no checkpoint was evaluated on the split eval. First: hilt eval {run} --split eval --checkpoint N.")
-        good = [(result["return"] if result["success"] is None else result["success"], result["update"]) for result in found]
+            raise ConfigError(
+                f"{run}: no checkpoint was evaluated on the split eval. First: hilt eval {run} --split eval --checkpoint N."
+            )
+        good = [
+            (result["return"] if result["success"] is None else result["success"], result["update"]) for result in found
+        ]
         return load(run, max(good)[1])
     if str(which) == "last":
         if (newest := latest(run)) is None:
-            raise ConfigError(f"{run} has no checkpoint yet. One is made when the run ends, and every checkpoint_period learner steps.")
+            raise ConfigError(
+                f"{run} has no checkpoint yet. One is made when the run ends, and every checkpoint_period learner steps."
+            )
         return newest
     if not str(which).isdecimal():
         raise ConfigError(
@@ -212,7 +230,9 @@ def _alone(
             own.close()
 
 
-def _episode(plan: EvaluationPlan, agent: StepAgent, env: Env, one: Try, ask: Ask | None) -> tuple[EpisodeOutcome, Steps]:
+def _episode(
+    plan: EvaluationPlan, agent: StepAgent, env: Env, one: Try, ask: Ask | None
+) -> tuple[EpisodeOutcome, Steps]:
     state, seed = one
     draw = np.random.default_rng(seed)
     steps: Steps = []
@@ -231,11 +251,18 @@ def _episode(plan: EvaluationPlan, agent: StepAgent, env: Env, one: Try, ask: As
                 raise ConfigError(
                     f"{plan.config.task}: a person acted in an evaluation. Evaluate without the wrapper through which they do."
                 )
-            after, count, total, ended = nested_copy(observation), count + 1, total + float(reward), bool(terminated or truncated)
+            after, count, total, ended = (
+                nested_copy(observation),
+                count + 1,
+                total + float(reward),
+                bool(terminated or truncated),
+            )
             if plan.keep:
                 times = {"observed": observed, "sent": sent, "applied": time.time()}
                 ends = bool(terminated), bool(truncated)
-                step = Step(before, np.asarray(action), np.float32(reward), after, *ends, Source.POLICY, plan.update, times)  # type: ignore[arg-type]
+                step = Step(
+                    before, np.asarray(action), np.float32(reward), after, *ends, Source.POLICY, plan.update, times
+                )  # type: ignore[arg-type]
                 steps.append(step.columns())
             before = after
     except EnvironmentFailed as error:
@@ -335,7 +362,11 @@ class EvaluationRecorder:
     def __init__(self, parent: Path, env: Env, plan: EvaluationPlan, videos: int):
         self._videos = videos
         self._hz = float(attribute(env, "control_hz", 0) or RATE_HZ)
-        self._facts = {"split": plan.split, "task": plan.config.task, INSTRUCTION: str(attribute(env, "instruction", ""))}
+        self._facts = {
+            "split": plan.split,
+            "task": plan.config.task,
+            INSTRUCTION: str(attribute(env, "instruction", "")),
+        }
         self.folder = new_folder(parent, plan.split, plan.update, plan.sample)
         self._log = Log.create(self.folder / "log", Schema.declare(columns_of(env)))
         if videos and not cameras(self._log):
@@ -350,7 +381,9 @@ class EvaluationRecorder:
         for step in steps:
             episode.append(step)
         episode.end()
-        facts = {name: getattr(outcome, name) for name in ("state", "seed", "success", "steps", "error", "verdict", "judge")}
+        facts = {
+            name: getattr(outcome, name) for name in ("state", "seed", "success", "steps", "error", "verdict", "judge")
+        }
         facts = {name: value for name, value in facts.items() if value not in (None, "")}
         self._log.annotate(episode.trajectory, **self._facts, **facts)
 
@@ -369,7 +402,9 @@ class EvaluationRecorder:
         self._log.close()
 
 
-def _tries(task: str, known: Mapping[str, int], split: str, states: Sequence[int], episodes: int | None, seed: int) -> list[Try]:
+def _tries(
+    task: str, known: Mapping[str, int], split: str, states: Sequence[int], episodes: int | None, seed: int
+) -> list[Try]:
     if split not in known:
         raise UnknownNameError("split", split, known)
     if wrong := [state for state in states if not 0 <= state < known[split]]:

@@ -75,7 +75,9 @@ class GoalWatch:
         if isinstance(answer, HiltError):
             raise answer
         if answer["success"] is None:
-            raise ConfigError(f"goal.success={self.goal.success:g}: {self._config.task} does not report success, so it is never reached.")
+            raise ConfigError(
+                f"goal.success={self.goal.success:g}: {self._config.task} does not report success, so it is never reached."
+            )
         self._shares[answer["update"]], self._deaths = answer["success"], 0
         return dict(answer)
 

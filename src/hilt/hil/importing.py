@@ -31,7 +31,9 @@ def columns_for(config: Hil, env: HasSpaces) -> dict[str, Any]:
     """The columns of a run's logs. `env` is anything that has an observation_space and an action_space."""
     flag = ArraySpec(np.dtype(bool))
     penalty = {GRASP: ArraySpec(np.dtype(np.float32))} if "learned" in config.agent.setup_mode else {}
-    truth = {TASK_SUCCESS: ArraySpec(np.dtype(np.int8), default=-1)} if config.classifier else {}  # 1 or 0; -1: the task does not say
+    truth = (
+        {TASK_SUCCESS: ArraySpec(np.dtype(np.int8), default=-1)} if config.classifier else {}
+    )  # 1 or 0; -1: the task does not say
     return {**columns_of(env), "succeed": flag, "lost": flag, **penalty, **truth}
 
 
@@ -58,7 +60,14 @@ def _check_dataset(path: str, schema: Schema) -> None:
 
 
 def _first(path: str) -> Episode | None:
-    return next((episode for done in decode(open_dataset(path), 0, EpisodeChange()) if (episode := done.result()[0]) is not None), None)
+    return next(
+        (
+            episode
+            for done in decode(open_dataset(path), 0, EpisodeChange())
+            if (episode := done.result()[0]) is not None
+        ),
+        None,
+    )
 
 
 def other_tasks(config: Hil) -> list[str]:
@@ -70,7 +79,9 @@ def other_tasks(config: Hil) -> list[str]:
     for path in expanded(config.demo_path):
         task = getattr(_first(path), "facts", {}).get("task")
         if isinstance(task, str) and task != config.task and _suite(task) == suite != "robot":
-            lines.append(f"WARNING: demonstrations in {path} were recorded of {task}, and this run learns {config.task}; check demo_path.")
+            lines.append(
+                f"WARNING: demonstrations in {path} were recorded of {task}, and this run learns {config.task}; check demo_path."
+            )
     return lines
 
 
@@ -80,7 +91,9 @@ def _suite(task: str) -> str:
 
 def check_buffers(path: str) -> None:
     if not any(Path(path, name).is_dir() for name in ("buffer", "demo_buffer")):
-        raise ConfigError(f"checkpoint_path={path}: expected a folder of HIL-SERL's with buffer/ or demo_buffer/ in it. Check the path.")
+        raise ConfigError(
+            f"checkpoint_path={path}: expected a folder of HIL-SERL's with buffer/ or demo_buffer/ in it. Check the path."
+        )
 
 
 def expanded(paths: Sequence[str]) -> list[str]:
@@ -141,8 +154,15 @@ def _fitted(schema: Schema, episode: Episode, path: str) -> dict[str, Array]:
                 columns[name][-1] = bool(episode.facts.get("success"))
         elif name not in BUILT_IN:
             has = ", ".join(sorted(given))
-            nested = any(key.startswith("observations/images/") for key in given) and name == f"observations/{name.rpartition('/')[2]}"
-            cure = "Record it with `hilt record TASK --observations hil-serl`" if nested else "Give demonstrations of the same task"
+            nested = (
+                any(key.startswith("observations/images/") for key in given)
+                and name == f"observations/{name.rpartition('/')[2]}"
+            )
+            cure = (
+                "Record it with `hilt record TASK --observations hil-serl`"
+                if nested
+                else "Give demonstrations of the same task"
+            )
             raise SchemaError(f"{path} has no {name}, which this run's task has; it has {has}. {cure}.")
     return columns
 

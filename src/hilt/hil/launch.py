@@ -41,14 +41,31 @@ from hilt.wire.sockets import require_keys
 
 CHANGEABLE = frozenset(
     {
-        *("max_steps", "max_seconds", "max_env_steps", "update_to_data", "max_ahead", "steps_per_update", "log_period", "sinks"),
+        *(
+            "max_steps",
+            "max_seconds",
+            "max_env_steps",
+            "update_to_data",
+            "max_ahead",
+            "steps_per_update",
+            "log_period",
+            "sinks",
+        ),
         *("checkpoint_period", "checkpoint_keep", "buffer_period"),
         *("goal.success", "goal.states", "goal.period", "goal.hold", "stop_on"),
         *("actors", "operator", "operator_options", "lost_contact", "lost_contact_seconds", "control_hz"),
         *("wire.host", "wire.port", "wire.broadcast_port", "wire.keys", "wire.key_name"),
         *(
             f"agent.rlpd.{name}"
-            for name in ("learning_rate", "tau", "subset", "target_entropy", "backup_entropy", "target_range", "actor_q")
+            for name in (
+                "learning_rate",
+                "tau",
+                "subset",
+                "target_entropy",
+                "backup_entropy",
+                "target_range",
+                "actor_q",
+            )
         ),
         *("agent.rlpd.imitation_weight", "agent.rlpd.imitation_updates"),
     }
@@ -85,7 +102,9 @@ def begin_run(run: Path, recipe: str, config: Hil, *more: Callable[[], Any], who
     once: see `hilt.hil.preflight.check_begin`."""
     config, defaults = check_begin(config, lambda: check_new(run), *more, whole=whole)
     config, choice = settle(_with_ports(config))
-    return KIND.begin(run, recipe, config, {**described(choice), **(defaults.described() if defaults is not None else {})})
+    return KIND.begin(
+        run, recipe, config, {**described(choice), **(defaults.described() if defaults is not None else {})}
+    )
 
 
 resume_run, resumed_settings = KIND.resume, KIND.resumed
@@ -95,7 +114,11 @@ resume_run, resumed_settings = KIND.resume, KIND.resumed
 
 
 def demonstrate(
-    config: Hil, run: Path, notify: Callable[[str], None], stop: Callable[[], bool] = lambda: False, report: Report = silent
+    config: Hil,
+    run: Path,
+    notify: Callable[[str], None],
+    stop: Callable[[], bool] = lambda: False,
+    report: Report = silent,
 ) -> None:
     """Records the demonstrations that the run is to have and does not have yet."""
     if not config.demonstrations:
@@ -105,13 +128,19 @@ def demonstrate(
 
     indices = config.agent.action_indices
     script = {**({"action_indices": indices} if indices else {}), **config.demonstration_options}
-    wanted = Settings(config.task, task_options(config), config.demonstrations, seed=config.seed, observations=config.observations)
+    wanted = Settings(
+        config.task, task_options(config), config.demonstrations, seed=config.seed, observations=config.observations
+    )
     record_with_script(wanted, run / "demonstrations", lambda: task(config), script, notify, stop, report)
 
 
 def with_demonstrations(config: Hil, run: Path) -> Hil:
     """The settings as the learner has them: its own demonstrations among the others."""
-    return replace(config, demo_path=[*config.demo_path, str(run / "demonstrations" / "log")]) if config.demonstrations else config
+    return (
+        replace(config, demo_path=[*config.demo_path, str(run / "demonstrations" / "log")])
+        if config.demonstrations
+        else config
+    )
 
 
 # Processes
@@ -133,7 +162,10 @@ def commands(config: Hil, run: Path, debug: bool = False) -> dict[str, list[str]
     learner = [*hilt, "learner", "--run", str(run), "--resume"]
     names = [f"actor-{number + 1}" for number in range(config.actors)]
     own = ["--learner", config.wire.host]
-    actors = {name: [*hilt, "actor", str(run / CONFIG), "--name", name, "--spool", str(run / "actors" / name), *own] for name in names}
+    actors = {
+        name: [*hilt, "actor", str(run / CONFIG), "--name", name, "--spool", str(run / "actors" / name), *own]
+        for name in names
+    }
     return {"learner": learner, **actors}
 
 
@@ -155,7 +187,10 @@ def train(
     """
     check(config)
     demonstrate(config, run, notify, stop, report)
-    children = {name: Child(name, command, run / "logs" / f"{name}.log") for name, command in commands(config, run, debug).items()}
+    children = {
+        name: Child(name, command, run / "logs" / f"{name}.log")
+        for name, command in commands(config, run, debug).items()
+    }
     children["learner"].end_timeout_s = END_S + SAVING_S
     outcome = LaunchOutcome()
     _await_former(run, notify, stop, report)
@@ -181,7 +216,9 @@ def train(
         for child in children.values():
             if child.failed:
                 raise child.error()
-    except BaseException:  # of one of them, of this process, or Ctrl-C where no handler is installed: the others end in order
+    except (
+        BaseException
+    ):  # of one of them, of this process, or Ctrl-C where no handler is installed: the others end in order
         end(children.values(), notify)
         raise
     finally:
@@ -194,7 +231,11 @@ def _await_former(run: Path, notify: Callable[[str], None], stop: Callable[[], b
     """Waits for the processes of a killed `hilt train`, which are about to end; one that stays is named by the errors of the new ones."""
     deadline, said = time.monotonic() + END_S, False
     folders = [run, *sorted(run.glob("actors/*/spool"))]
-    while (there := [who for folder in folders if (who := writer_of(folder))]) and time.monotonic() < deadline and not stop():
+    while (
+        (there := [who for folder in folders if (who := writer_of(folder))])
+        and time.monotonic() < deadline
+        and not stop()
+    ):
         if not said:
             notify(f"{there[0]} is still at work in {run}: waiting until it has ended")
         said = True
@@ -273,7 +314,9 @@ class Child:
             lines = file.read().splitlines(keepends=True)
         whole = [line for line in lines if line.endswith(b"\n")]
         self._heard += sum(map(len, whole))
-        return [line.decode(errors="replace").strip() for line in whole if line.startswith((b"open http", CONTACT.encode()))]
+        return [
+            line.decode(errors="replace").strip() for line in whole if line.startswith((b"open http", CONTACT.encode()))
+        ]
 
     def error(self) -> HiltError:
         """Returns its last words as an error."""

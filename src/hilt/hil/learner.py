@@ -72,12 +72,21 @@ class Learner:
     """One learner of a run folder; a second one is refused. `env` is anything with an observation_space and an action_space, by default
     what the config's task has; `wire` replaces the config's own settings of the wire."""
 
-    def __init__(self, config: Hil, run: Path, resume: bool = False, env: HasSpaces | None = None, wire: TrainerConfig | None = None):
+    def __init__(
+        self,
+        config: Hil,
+        run: Path,
+        resume: bool = False,
+        env: HasSpaces | None = None,
+        wire: TrainerConfig | None = None,
+    ):
         check(config)
         self.config, self.run_folder = settle(config)[0], run
         DISK.make_folders(run)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(alone(run, "has a learner already", "One run has one learner; give this one another folder."))
+            stack.enter_context(
+                alone(run, "has a learner already", "One run has one learner; give this one another folder.")
+            )
             if not resume and (numbers(run) or (run / "log").exists()):
                 raise ConfigError(f"{run} has a run in it already. Go on with it (--resume), or choose another folder.")
             self.metrics = stack.enter_context(Metrics(run, config.sinks))
@@ -99,7 +108,9 @@ class Learner:
         self.agent = make_agent(config, env)
         if checkpoint is not None:
             self.agent.load_state_dict(checkpoint.agent)
-        self.notify("opens the logs" + ", and imports into them what the run begins with" * (not (run / "log").exists()))
+        self.notify(
+            "opens the logs" + ", and imports into them what the run begins with" * (not (run / "log").exists())
+        )
         self.experience = load_own(STORES[config.store])(run, config, env, self.agent, self.notify)
         stack.callback(self.experience.close)
         if checkpoint is not None:
@@ -107,15 +118,24 @@ class Learner:
             self.experience.load_state(checkpoint.state["experience"])
         known = read_metrics(run, ["episode", "update"])
         self.experience.reported([record["trajectory"] for record in known if record["kind"] == "episode"])
-        self._elapsed = max([self._elapsed, *(record.get("elapsed_seconds", 0.0) for record in known)])  # a killed one saved no newer
+        self._elapsed = max(
+            [self._elapsed, *(record.get("elapsed_seconds", 0.0) for record in known)]
+        )  # a killed one saved no newer
         self.server = stack.enter_context(TrainerServer(wire, request_callback=self._answer))
         self._run_id = str(read_json(run / "run.json").get("id", "")) if (run / "run.json").exists() else ""
         self.experience.register(self.server, self._run_id)
         self._resumed = checkpoint is not None
-        returns = [(record["return_to_go"], record["cut_share"]) for record in known if record.get("return_to_go") is not None]
+        returns = [
+            (record["return_to_go"], record["cut_share"]) for record in known if record.get("return_to_go") is not None
+        ]
         self._realized: deque[tuple[float, float]] = deque(returns[-REALIZED:], REALIZED)
-        known_facts = replace(facts(config), target_entropy=self.agent.target_entropy, actions=self.agent.layout.continuous)
-        self._watch, self._alarm = AlarmWatch(run, known_facts, self.metrics, lambda text: logger.info("%s", text), config.stop_on), ""
+        known_facts = replace(
+            facts(config), target_entropy=self.agent.target_entropy, actions=self.agent.layout.continuous
+        )
+        self._watch, self._alarm = (
+            AlarmWatch(run, known_facts, self.metrics, lambda text: logger.info("%s", text), config.stop_on),
+            "",
+        )
         self._goal = GoalWatch(config, run) if config.goal.success else None
         if self._goal is not None:
             self._goal.forget_after(self.update)
@@ -280,7 +300,9 @@ class Learner:
             return
         trajectories = self._collected["trajectories"]
         steps = self.experience.collect(trajectories)
-        self.notify(f"collected {len(trajectories)} successful episodes, of {steps} steps: pretraining is repeated with these")
+        self.notify(
+            f"collected {len(trajectories)} successful episodes, of {steps} steps: pretraining is repeated with these"
+        )
         self.agent.begin_anew()
         if self.config.agent.normalize_proprio:
             self.agent.fit_proprio(self.experience.demonstrated())
@@ -347,7 +369,11 @@ class Learner:
             self._first += now - self._checked
         self._checked = now
         if self._paused != was:
-            text = f"{CONTACT} is lost: the run's clock and learning are paused" if self._paused else "goes on after a pause"
+            text = (
+                f"{CONTACT} is lost: the run's clock and learning are paused"
+                if self._paused
+                else "goes on after a pause"
+            )
             logger.info("%s", text)
             pause = {"event": text, PAUSE: "begins" if self._paused else "ends"}
             self.metrics.write("event", pause, update=self.update, step=self.experience.total)
@@ -422,7 +448,10 @@ class Learner:
         low, high = result["low"], result["high"]
         share = f"{result['successes']} of {result['episodes']} evaluation states, {low:.0%} to {high:.0%}; {enough}"
         self.notify(f"evaluation of update {result['update']:,}: success in {share}")
-        values = {f"validation_{name}": float(result[name]) for name in ("success", "episodes", "low", "high", "update", "seconds")}
+        values = {
+            f"validation_{name}": float(result[name])
+            for name in ("success", "episodes", "low", "high", "update", "seconds")
+        }
         self._write({**values, "validation_outcomes": result["pairs"]})
 
     def _write(self, values: Mapping[str, float | str]) -> None:
@@ -448,7 +477,9 @@ class Learner:
             **({"staleness": sum(behind) / len(behind)} if behind else {}),
             **self.experience.counts(),
         }
-        if "q/online" in info and len(self._realized) == REALIZED:  # what Q is to be; beyond a time limit, its own estimate
+        if (
+            "q/online" in info and len(self._realized) == REALIZED
+        ):  # what Q is to be; beyond a time limit, its own estimate
             values["realized_q"] = sum(came + cut * info["q/online"] for came, cut in self._realized) / REALIZED
         self._write(values)
 
@@ -521,7 +552,9 @@ class Learner:
         self._looked = 0.0
         self._look()
         begins_anew = collecting and 0 in numbers(self.run_folder)  # half pretrained, or repeated
-        if not self._pretraining() and not begins_anew and self._reason != "goal":  # whose policy is the last checkpoint already
+        if (
+            not self._pretraining() and not begins_anew and self._reason != "goal"
+        ):  # whose policy is the last checkpoint already
             self._save()
         self._saver.wait(SAVE_S)
         self._buffers.finish(self.experience, SAVE_S)
@@ -576,7 +609,9 @@ class LearnerClock:
 def _scalars(payload: Any) -> dict[str, Any]:
     """An actor's report, flat; only numbers, flags and text are metrics."""
     if not isinstance(payload, Mapping):
-        raise SchemaError(f"send-stats was given a {type(payload).__name__}; give a dictionary of numbers, flags and text.")
+        raise SchemaError(
+            f"send-stats was given a {type(payload).__name__}; give a dictionary of numbers, flags and text."
+        )
     flat = {}
     for path, value in flatten(payload).items():
         if getattr(value, "size", 2) == 1:

@@ -15,7 +15,9 @@ from hilt.observe.sinks import check_sinks
 from hilt.teleop.devices import check_device
 
 
-def check_begin(config: Hil, *more: Callable[[], Any], whole: bool = False, make_task: bool = True) -> tuple[Hil, DefaultsChoice | None]:
+def check_begin(
+    config: Hil, *more: Callable[[], Any], whole: bool = False, make_task: bool = True
+) -> tuple[Hil, DefaultsChoice | None]:
     """Refuses a run that cannot work: its settings, what they name, and whether that fits the task; and what `more` checks object to.
     `whole`: it is to be started with its actors, which have no terminal of their own then. Makes nothing but the task, once; without
     `make_task` not even that, and what has to fit the task is left unchecked. Gives the settings with their defaults chosen by what the
@@ -46,7 +48,9 @@ def check_operator(config: Hil, whole: bool) -> None:
     try:
         check_device(config.operator, **options)
     except KeyError as error:
-        raise ConfigError(f"operator={config.operator}: {error} Leave it empty (operator=) if no one takes over.") from None
+        raise ConfigError(
+            f"operator={config.operator}: {error} Leave it empty (operator=) if no one takes over."
+        ) from None
     if whole and config.operator == "keyboard":
         raise ConfigError(
             "operator=keyboard needs a terminal of its own, which hilt train does not give its actors: use operator=browser, or start "

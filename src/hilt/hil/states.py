@@ -85,7 +85,9 @@ class StateTable:
         have = len(self.following)
         size = max(have + least, have * 5 // 4)
         self.before, self.after = _extended(self.before, size), _extended(self.after, size)
-        self.following, self.follows, self.awaited = (_extended(each, size) for each in (self.following, self.follows, self.awaited))
+        self.following, self.follows, self.awaited = (
+            _extended(each, size) for each in (self.following, self.follows, self.awaited)
+        )
         self.columns = {path: _extended(column, size) for path, column in self.columns.items()}
         self._free = [*self._free, *range(size - 1, have - 1, -1)]
 
@@ -122,7 +124,9 @@ class KeptSteps:
     def leaves(self, schema: Schema, columns: Sequence[str] | None, n: int) -> dict[str, ArraySpec]:
         return {"window": ArraySpec(np.dtype(np.int64), (n, self._n))}
 
-    def batch(self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None) -> dict[str, Array]:
+    def batch(
+        self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None
+    ) -> dict[str, Array]:
         """The windows of these steps; `columns` and `out` choose nothing here."""
         slots = self.find(keys)
         if slots.min() >= 0:
@@ -199,7 +203,9 @@ class KeptSteps:
     def _made(self, steps: Snapshot, keys: Array, prefix: str) -> Array:
         columns = steps.gather(keys, [f"{prefix}observations/{path}" for path in self._seen])
         began = time.perf_counter()
-        made = np.asarray(self._states({path: columns[f"{prefix}observations/{path}"] for path in self._seen}), np.float32)
+        made = np.asarray(
+            self._states({path: columns[f"{prefix}observations/{path}"] for path in self._seen}), np.float32
+        )
         self.seconds += time.perf_counter() - began
         return made
 

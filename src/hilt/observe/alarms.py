@@ -94,7 +94,10 @@ class History:
                 first = self._first.setdefault(name, [])
                 first += [float(value)] if len(first) < KEPT else []
                 self.count[name] = self.count.get(name, 0) + 1
-                self.low[name], self.high[name] = min(value, self.low.get(name, value)), max(value, self.high.get(name, value))
+                self.low[name], self.high[name] = (
+                    min(value, self.low.get(name, value)),
+                    max(value, self.high.get(name, value)),
+                )
         if record.get("validation_success", -1.0) > self.best.get("validation_success", -1.0):
             self.best = record
 
@@ -114,7 +117,11 @@ class History:
 
 def _moved_far(h: History, facts: RunFacts) -> str:
     limit, kl = max(KL[facts.ratio], 2 * facts.target_kl), h.mean("ppo_kl", 3)
-    return f"the policy moves {kl:.3g} nats from the one that collected (ppo_kl, mean of 3 updates; limit {limit:g})" if kl > limit else ""
+    return (
+        f"the policy moves {kl:.3g} nats from the one that collected (ppo_kl, mean of 3 updates; limit {limit:g})"
+        if kl > limit
+        else ""
+    )
 
 
 def _clips(h: History, facts: RunFacts) -> str:
@@ -125,7 +132,11 @@ def _clips(h: History, facts: RunFacts) -> str:
 def _narrowed(h: History, facts: RunFacts) -> str:
     if facts.job == "hil":
         limit, now = facts.target_entropy - BELOW_TARGET * facts.actions, h.mean("entropy", 5)
-        return f"the entropy is {now:.3g} nats, and its target {facts.target_entropy:.3g} (limit {limit:.3g})" if now < limit else ""
+        return (
+            f"the entropy is {now:.3g} nats, and its target {facts.target_entropy:.3g} (limit {limit:.3g})"
+            if now < limit
+            else ""
+        )
     start, now = h.first("entropy", 3), h.mean("entropy", 3)
     if h.count.get("entropy", 0) < 6 or not (start - now > ENTROPY_FALL or 0 <= now < ENTROPY_LEFT * start):
         return ""
@@ -157,7 +168,9 @@ def _beyond_bounds(h: History, facts: RunFacts) -> str:
     slack = BEYOND * (high - low)
     if not slack or not (lowest < low - slack or highest > high + slack):  # no slack: there was no reward yet
         return ""
-    return f"Q is from {lowest:.3g} to {highest:.3g}, and rewards and discount allow {low:.3g} to {high:.3g} (5 records)"
+    return (
+        f"Q is from {lowest:.3g} to {highest:.3g}, and rewards and discount allow {low:.3g} to {high:.3g} (5 records)"
+    )
 
 
 def _overestimates(h: History, facts: RunFacts) -> str:
@@ -177,7 +190,9 @@ def _got_worse(h: History, facts: RunFacts) -> str:
             return ""
         shares = h.mean("validation_success", 1), h.best["validation_success"]
         return _worse(*shares, lost / error, ", state by state")
-    counts = "validation_effective_episodes" if "validation_effective_episodes" in h.best else "validation_episodes"  # in older runs
+    counts = (
+        "validation_effective_episodes" if "validation_effective_episodes" in h.best else "validation_episodes"
+    )  # in older runs
     n, m = h.mean(counts, 1), h.best.get(counts, math.nan)
     now, most = h.mean("validation_success", 1), h.best.get("validation_success", math.nan)
     share = (n * now + m * most) / (n + m)
@@ -200,7 +215,9 @@ def _outruns_data(h: History, facts: RunFacts) -> str:
 
 def _not_finite(h: History, facts: RunFacts) -> str:
     name = "skipped_updates" if facts.job == "hil" else "skipped_steps"
-    now = h.mean(name, 1) - (2 * h.mean(name, 2) - h.mean(name, 1) if facts.job == "hil" else 0.0)  # of the learner it is a running total
+    now = h.mean(name, 1) - (
+        2 * h.mean(name, 2) - h.mean(name, 1) if facts.job == "hil" else 0.0
+    )  # of the learner it is a running total
     return f"{now:.0f} steps of the optimizer were left out: a loss or a gradient was not finite" if now > 0 else ""
 
 
@@ -309,7 +326,9 @@ def check_stop_on(names: Iterable[str], facts: RunFacts) -> None:
 class AlarmWatch:
     """Watches a run: its alarms are shown to the user, and written into metrics.jsonl as events and into run.json."""
 
-    def __init__(self, run: Path, facts: RunFacts, metrics: Metrics, notify: Callable[[str], None], stop_on: Iterable[str] = ()):
+    def __init__(
+        self, run: Path, facts: RunFacts, metrics: Metrics, notify: Callable[[str], None], stop_on: Iterable[str] = ()
+    ):
         self._run_file, self._metrics, self._notify, self._stop_on = run / "run.json", metrics, notify, set(stop_on)
         self.alarms = Alarms(facts)
         for record in read_metrics(run, ["update", "event"]):  # of a run that goes on
@@ -339,4 +358,6 @@ class AlarmWatch:
 def stopped(text: str, run: Path) -> AlarmError:
     """The error with which a run ends that `stop_on` ends."""
     kept = f" The policy so far is in {run / 'policy'}." * (run / "policy").is_dir()
-    return AlarmError(f"{text} It was ended because stop_on names this alarm; hilt train --run {run} --resume goes on from here.{kept}")
+    return AlarmError(
+        f"{text} It was ended because stop_on names this alarm; hilt train --run {run} --resume goes on from here.{kept}"
+    )

@@ -64,7 +64,14 @@ class Canvas(Protocol):
     def area(self, points: Array, color: Color) -> None: ...
     def dot(self, x: float, y: float, color: Color) -> None: ...
     def text(
-        self, x: float, y: float, text: str, size: float, anchor: str = "start", color: Color = "ink", bold: bool = False
+        self,
+        x: float,
+        y: float,
+        text: str,
+        size: float,
+        anchor: str = "start",
+        color: Color = "ink",
+        bold: bool = False,
     ) -> float: ...
 
 
@@ -75,7 +82,9 @@ def draw(chart: Chart, on: Canvas) -> tuple[float, float, float, float]:
 
     def place(x: Array, y: Array) -> Array:
         inside = np.clip(y, y_low, y_high)
-        return np.stack([LEFT + (x - x_low) / (x_high - x_low) * wide, TOP + (y_high - inside) / (y_high - y_low) * high], -1)
+        return np.stack(
+            [LEFT + (x - x_low) / (x_high - x_low) * wide, TOP + (y_high - inside) / (y_high - y_low) * high], -1
+        )
 
     on.text(LEFT - 44, 20, chart.title, 15, bold=True)
     for tick in ticks(y_low, y_high, 5):
@@ -83,7 +92,14 @@ def draw(chart: Chart, on: Canvas) -> tuple[float, float, float, float]:
         on.line(ends, "grid", 1)
         on.text(LEFT - 8, ends[0, 1] + 4, f"{100 * tick:.0f}%" if chart.percent else short(tick), 11, "end", "faint")
     for tick in ticks(x_low, x_high, 6):
-        on.text(float(place(np.array([tick]), np.array([y_low]))[0, 0]), HEIGHT - BOTTOM + 17, short(tick), 11, "middle", "faint")
+        on.text(
+            float(place(np.array([tick]), np.array([y_low]))[0, 0]),
+            HEIGHT - BOTTOM + 17,
+            short(tick),
+            11,
+            "middle",
+            "faint",
+        )
     on.text(LEFT + wide / 2, HEIGHT - 8, chart.x_label, 11, "middle", "faint")
     right = LEFT - 44 + on.text(LEFT - 44, 40, chart.unit, 11, color="faint") + 14
     for line in chart.lines:
@@ -158,7 +174,9 @@ class Svg:
 
     def line(self, points: Array, color: Color, width: float, dash: Sequence[float] = ()) -> None:
         dashes = f' stroke-dasharray="{" ".join(map(str, dash))}"' if dash else ""
-        self._parts.append(f'<polyline points="{_joined(points)}" style="stroke:var(--{_name(color)})" stroke-width="{width}"{dashes}/>')
+        self._parts.append(
+            f'<polyline points="{_joined(points)}" style="stroke:var(--{_name(color)})" stroke-width="{width}"{dashes}/>'
+        )
 
     def area(self, points: Array, color: Color) -> None:
         self._parts.append(f'<polygon points="{_joined(points)}" style="fill:var(--{_name(color)})" opacity=".16"/>')
@@ -166,7 +184,16 @@ class Svg:
     def dot(self, x: float, y: float, color: Color) -> None:
         self._parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.4" style="fill:var(--{_name(color)})"/>')
 
-    def text(self, x: float, y: float, text: str, size: float, anchor: str = "start", color: Color = "ink", bold: bool = False) -> float:
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        size: float,
+        anchor: str = "start",
+        color: Color = "ink",
+        bold: bool = False,
+    ) -> float:
         weight = ' font-weight="600"' if bold else ""
         style = f'font-size="{size}" text-anchor="{anchor}"{weight} style="fill:var(--{_name(color)})"'
         self._parts.append(f'<text x="{x:.1f}" y="{y:.1f}" {style}>{html.escape(text)}</text>')
@@ -194,7 +221,9 @@ class Pixels:
     """Charts as a picture, beside and below each other, under a title."""
 
     def __init__(self, columns: int, rows: int, head: float):
-        self._image, self._draw, self._font = (optional_module(f"PIL.{part}", "A PNG of curves", "images", "pillow") for part in PARTS)
+        self._image, self._draw, self._font = (
+            optional_module(f"PIL.{part}", "A PNG of curves", "images", "pillow") for part in PARTS
+        )
         size = (round(columns * WIDTH * SCALE), round((head + rows * HEIGHT) * SCALE))
         self._picture = self._image.new("RGB", size, _rgb("paper"))
         self._on = self._draw.Draw(self._picture, "RGBA")
@@ -213,7 +242,16 @@ class Pixels:
         (x, y), radius = self._at(np.array([x, y])), 3.4 * SCALE
         self._on.ellipse((x - radius, y - radius, x + radius, y + radius), _rgb(color))
 
-    def text(self, x: float, y: float, text: str, size: float, anchor: str = "start", color: Color = "ink", bold: bool = False) -> float:
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        size: float,
+        anchor: str = "start",
+        color: Color = "ink",
+        bold: bool = False,
+    ) -> float:
         if size not in self._fonts:
             self._fonts[size] = self._font.load_default(size * SCALE)
         font = self._fonts[size]

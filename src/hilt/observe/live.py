@@ -50,7 +50,9 @@ class Standing:
         self._first: float | None = None
         self._last = self._paused = 0.0
         self._halted = False  # the run is paused
-        self._before = self._path.stat().st_size if self._path.exists() else 0  # until there is more, no process is at work
+        self._before = (
+            self._path.stat().st_size if self._path.exists() else 0
+        )  # until there is more, no process is at work
 
     def read(self) -> bool:
         """Takes in the lines that are new, and whole; whether there were any."""
@@ -121,14 +123,18 @@ class Standing:
         if not known:
             return "–" if self.episodes else "no episode yet"
         shown = f"{_share(known)} of the last {len(known)} episodes"
-        return shown + f"; {_share(alone)} of {len(alone)} without take-over" * any("intervention_steps" in one for one in known)
+        return shown + f"; {_share(alone)} of {len(alone)} without take-over" * any(
+            "intervention_steps" in one for one in known
+        )
 
     def validation(self) -> str:
         """The success of post-training on states that are not trained on."""
         u = self.update
         if not _is(u, "validation_success"):
             return ""
-        return f"{100 * u['validation_success']:.0f}% [{100 * u['validation_low']:.0f}, {100 * u['validation_high']:.0f}]"
+        return (
+            f"{100 * u['validation_success']:.0f}% [{100 * u['validation_low']:.0f}, {100 * u['validation_high']:.0f}]"
+        )
 
     def person(self) -> str:
         steps = sum(one.get("length", 0) for one in self.episodes)
@@ -139,12 +145,17 @@ class Standing:
         """How often contact to the operator was lost, and what of it is in the last episodes."""
         times = sum(one.get("contact_losses", 0) for one in self.actors.values())
         steps = sum(one.get("lost_steps", 0) for one in self.episodes)
-        return f"{times} times so far; {steps:,} steps of the last {len(self.episodes)} episodes" if times or steps else ""
+        return (
+            f"{times} times so far; {steps:,} steps of the last {len(self.episodes)} episodes" if times or steps else ""
+        )
 
     def acting(self) -> str:
         """Who acts, at each actor."""
         now = self._now()
-        acting = {name: "silent" if now - one["time"] > SILENT_S else str(one.get("acting", "there")) for name, one in self.actors.items()}
+        acting = {
+            name: "silent" if now - one["time"] > SILENT_S else str(one.get("acting", "there"))
+            for name, one in self.actors.items()
+        }
         return ", ".join(f"{name}: {who}" for name, who in sorted(acting.items())) or "none yet"
 
     def rows(self) -> list[tuple[str, str]]:
@@ -165,7 +176,10 @@ class Standing:
             ("return", f"{sum(returns) / len(returns):.3g}" if returns else ""),
             ("losses", _values(u, {"critic": "critic_loss", "actor": "actor_loss", "temperature": "temperature_loss"})),
             ("ratios", _values(u, {"clipped": "clip_fraction", "KL": "kl"})),
-            ("Q values", _values(u, {"online": "q/online", "demo": "q/demo", "human": "q/human"}) or _values(u, {"mean": "q"})),
+            (
+                "Q values",
+                _values(u, {"online": "q/online", "demo": "q/demo", "human": "q/human"}) or _values(u, {"mean": "q"}),
+            ),
             ("policy", _values(u, {"entropy": "entropy", "temperature": "temperature"})),
             ("acting weights", f"{u['staleness']:.0f} updates old" if _is(u, "staleness") else ""),
             ("steps kept", _values(u, {"online": "log_steps", "demo": "demo_steps", "human": "human_steps"}, ",.0f")),
@@ -292,7 +306,11 @@ class Live:
         from rich.text import Text
 
         left, seconds = self._standing.remaining(self._limits), self._standing.seconds()
-        when = f"{clock(seconds)} since the first step" if seconds else f"{clock(self._now() - self._began)} since it began"
+        when = (
+            f"{clock(seconds)} since the first step"
+            if seconds
+            else f"{clock(self._now() - self._began)} since it began"
+        )
         when += f", {left}" if left else ""
         made = Table(box=None, show_header=False, pad_edge=False)
         now = [("now", phase.text())] if (phase := self._phases.current) is not None else []

@@ -51,7 +51,9 @@ class Metrics:
         self.not_finite = 0
         """Values that were NaN or infinite, so far"""
         self._lock = threading.Lock()
-        self._sinks = open_sinks(sinks, folder, name or folder.resolve().name)  # first: a sink that is not there costs no file
+        self._sinks = open_sinks(
+            sinks, folder, name or folder.resolve().name
+        )  # first: a sink that is not there costs no file
         known = read(self.path) if self.path.exists() else b""
         self._size = known.rfind(b"\n") + 1
         self._file: int | None = DISK.open(self.path, write=True) if self.path.exists() else DISK.create(self.path)

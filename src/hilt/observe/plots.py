@@ -74,7 +74,11 @@ def _alone(record: Record) -> float | None:
 
 
 def _interventions(record: Record) -> float | None:
-    return record["intervention_steps"] / record["length"] if "intervention_steps" in record and record.get("length") else None
+    return (
+        record["intervention_steps"] / record["length"]
+        if "intervention_steps" in record and record.get("length")
+        else None
+    )
 
 
 def _length_of_success(record: Record) -> float | None:
@@ -228,11 +232,15 @@ def all_charts(groups: Sequence[RunGroup], axis: str, smooth: int) -> list[Chart
                 made = [one for run in group.runs if (one := curve(run, panel, name, axis, smooth)) is not None]
                 if made:
                     dash = dashes.setdefault(name, len(dashes))
-                    color, dash, whose = (place, dash, group.name) if len(groups) > 1 else (COLORS.get(name, number), 0, "")
+                    color, dash, whose = (
+                        (place, dash, group.name) if len(groups) > 1 else (COLORS.get(name, number), 0, "")
+                    )
                     lines.append(mean_of(made, Line(name, *made[0], color, dash, whose=whose)))
             if panel is PANELS[0]:
                 whose = group.name if len(groups) > 1 else ""
-                lines += [dots for run in group.runs for dots in evaluation_dots(run, axis, place if whose else None, whose)]
+                lines += [
+                    dots for run in group.runs for dots in evaluation_dots(run, axis, place if whose else None, whose)
+                ]
         if lines:
             titles = {"step": _counted(groups), "minutes": "minutes"}
             title = "Success in evaluations" if all(line.dots for line in lines) else panel.title.format(n=smooth)
@@ -243,7 +251,9 @@ def all_charts(groups: Sequence[RunGroup], axis: str, smooth: int) -> list[Chart
 def curve(run: PlottedRun, panel: Panel, name: str, axis: str, smooth: int) -> tuple[Array, Array] | None:
     """(x, y) of one run: the means over the last `smooth` values, or over as many as there are."""
     value, records = panel.curves[name], run.of(panel.kind)
-    found = [(record[axis], got, record.get(panel.weight) or 1.0) for record in records if (got := value(record)) is not None]
+    found = [
+        (record[axis], got, record.get(panel.weight) or 1.0) for record in records if (got := value(record)) is not None
+    ]
     if not found:
         return None
     x, y, weight = np.array(found, np.float64).T
@@ -273,7 +283,9 @@ def evaluation_dots(run: PlottedRun, axis: str, color: int | None, whose: str) -
     kinds = sorted({(one["split"], one.get("task", "")) for one in known}, reverse=True)
     for number, (split, task) in enumerate(kinds if updates else ()):
         found = [one for one in known if (one["split"], one.get("task", "")) == (split, task)]
-        x = np.interp([one["update"] for one in found], [one["update"] for one in updates], [one[axis] for one in updates])
+        x = np.interp(
+            [one["update"] for one in found], [one["update"] for one in updates], [one[axis] for one in updates]
+        )
         y, low, high = (np.array([one[name] for one in found], np.float64) for name in ("success", "low", "high"))
         name = f"{task.rpartition('/')[2]}, {split}" if several else f"on {split} states"
         lines.append(Line(name, x, y, 3 + number if color is None else color, 0, low, high, dots=True, whose=whose))
@@ -292,9 +304,22 @@ def pooled(evaluations: Sequence[Record]) -> list[dict[str, Any]]:
         good = sum(round(one["success"] * one["episodes"]) for one in tasks.values())
         low, high = wilson(good, episodes)
         if all("outcomes" in one and "scene" in one for one in tasks.values()):
-            each = [(task, one["scene"], o["state"], bool(o["success"])) for task, one in tasks.items() for o in one["outcomes"]]
+            each = [
+                (task, one["scene"], o["state"], bool(o["success"]))
+                for task, one in tasks.items()
+                for o in one["outcomes"]
+            ]
             low, high, _ = over_scenes(each)
-        made.append({"split": split, "update": update, "task": "all tasks", "success": good / episodes, "low": low, "high": high})
+        made.append(
+            {
+                "split": split,
+                "update": update,
+                "task": "all tasks",
+                "success": good / episodes,
+                "low": low,
+                "high": high,
+            }
+        )
     return made
 
 
@@ -313,7 +338,9 @@ def final_numbers(run: PlottedRun, smooth: int) -> dict[str, str]:
         "evaluation": "; ".join(_last_evaluation(run, task) for task in run.tried) or "–",
         f"last {smooth} episodes": _percent(_mean(success)),
         "without take-over": _percent(_mean(alone)),
-        "a person's steps": _percent(sum(one.get("intervention_steps", 0) for one in episodes) / steps if steps else None),
+        "a person's steps": _percent(
+            sum(one.get("intervention_steps", 0) for one in episodes) / steps if steps else None
+        ),
         "contact lost": _percent(sum(one.get("lost_steps", 0) for one in episodes) / steps if steps else None),
         "steps per success": _number(_mean(lengths)),
         "return": _number(_mean([one["return"] for one in episodes if one.get("return") is not None])),
@@ -327,7 +354,10 @@ def final_numbers(run: PlottedRun, smooth: int) -> dict[str, str]:
 
 
 def _last_evaluation(run: PlottedRun, task: str) -> str:
-    last = max((one for one in run.evaluations if one.get("task", "") == task), key=lambda one: (one["split"] == "test", one["update"]))
+    last = max(
+        (one for one in run.evaluations if one.get("task", "") == task),
+        key=lambda one: (one["split"] == "test", one["update"]),
+    )
     if last["success"] is None:
         return "–"
     whose = f"{task}: " if len(run.tried) > 1 else ""
@@ -336,15 +366,26 @@ def _last_evaluation(run: PlottedRun, task: str) -> str:
 
 def page(groups: Sequence[RunGroup], charts: Mapping[str, Sequence[Chart]], smooth: int) -> str:
     """Everything on one page that needs nothing else."""
-    rows = [(number, run.path.resolve().name, final_numbers(run, smooth)) for number, group in enumerate(groups) for run in group.runs]
-    known = [name for name in dict.fromkeys(name for row in rows for name in row[2]) if any(row[2].get(name, "–") != "–" for row in rows)]
+    rows = [
+        (number, run.path.resolve().name, final_numbers(run, smooth))
+        for number, group in enumerate(groups)
+        for run in group.runs
+    ]
+    known = [
+        name
+        for name in dict.fromkeys(name for row in rows for name in row[2])
+        if any(row[2].get(name, "–") != "–" for row in rows)
+    ]
     heads = "".join(f"<th>{html.escape(name)}</th>" for name in ("run", *known))
     table = [f"<tr>{heads}</tr>"]
     for number, name, numbers in rows:
         cells = "".join(f"<td>{html.escape(numbers.get(name, '–'))}</td>" for name in known)
-        table.append(f'<tr><td><i style="background:var(--c{number % len(PALETTE)})"></i>{html.escape(name)}</td>{cells}</tr>')
+        table.append(
+            f'<tr><td><i style="background:var(--c{number % len(PALETTE)})"></i>{html.escape(name)}</td>{cells}</tr>'
+        )
     legend = [
-        f'<span><i style="background:var(--c{n % len(PALETTE)})"></i>{html.escape(group.name)}</span>' for n, group in enumerate(groups)
+        f'<span><i style="background:var(--c{n % len(PALETTE)})"></i>{html.escape(group.name)}</span>'
+        for n, group in enumerate(groups)
     ]
     return Template((files("hilt.observe") / "page.html").read_text()).substitute(
         title=html.escape(_title(groups)),
@@ -380,7 +421,9 @@ def picture(groups: Sequence[RunGroup], charts: Sequence[Chart]) -> bytes:
 
 def _title(groups: Sequence[RunGroup]) -> str:
     runs = [run for group in groups for run in group.runs]
-    tasks = dict.fromkeys(str(task) for run in runs for task in run.config.get("tasks", [run.config.get("task")]) if task)
+    tasks = dict.fromkeys(
+        str(task) for run in runs for task in run.config.get("tasks", [run.config.get("task")]) if task
+    )
     named = ", ".join(tasks) if len(tasks) <= MAX_KINDS else f"{len(tasks)} tasks"
     return f"{named or 'Learning'}: {runs[0].path.resolve().name if len(runs) == 1 else f'{len(runs)} runs'}"
 
@@ -391,7 +434,11 @@ def _subtitle(groups: Sequence[RunGroup]) -> str:
     most = "" if len(runs) == 1 else "at most "
     text = f"{most}{steps:,} {_counted(groups)}, {updates:,} updates, {max(run.records[-1]['minutes'] for run in runs):.1f} minutes"
     several = any(len(group.runs) > 1 for group in groups)
-    return text + ". A curve is the mean of runs that differ by their seed, its band reaches from the lowest to the highest" * several
+    return (
+        text
+        + ". A curve is the mean of runs that differ by their seed, its band reaches from the lowest to the highest"
+        * several
+    )
 
 
 def _counted(groups: Sequence[RunGroup]) -> str:

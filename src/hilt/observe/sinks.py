@@ -74,7 +74,9 @@ class TensorBoard(Sink):
 
     def __init__(self, folder: Path, run: str):
         needed = ("TensorBoard", "tensorboard")
-        self._make = optional_module("tensorboard.summary.writer.event_file_writer", *needed, "tensorboard").EventFileWriter
+        self._make = optional_module(
+            "tensorboard.summary.writer.event_file_writer", *needed, "tensorboard"
+        ).EventFileWriter
         self._event = optional_module("tensorboard.compat.proto.event_pb2", *needed, "tensorboard")
         self._summary = optional_module("tensorboard.compat.proto.summary_pb2", *needed, "tensorboard").Summary
         self._folder = folder / "tensorboard"
@@ -147,7 +149,9 @@ class Trackio(Sink):
         trackio = optional_module("trackio", "trackio", "trackio")
         project = os.environ.get("TRACKIO_PROJECT", PROJECT)
         name = f"{run}-{run_id(folder)}"
-        self._run = trackio.init(project, name, config=config_of(folder), resume="allow", embed=False, auto_log_cpu=False)
+        self._run = trackio.init(
+            project, name, config=config_of(folder), resume="allow", embed=False, auto_log_cpu=False
+        )
 
     def write(self, record: Mapping[str, Any]) -> None:
         if (shown := numbers(record)) and (record["kind"] != "update" or record["update"] > self._reached):
@@ -166,7 +170,11 @@ SINKS = ExtensionPoint("sink", "hilt.sinks", {"tensorboard": TensorBoard, "wandb
 def written(folder: Path) -> tuple[int, int]:
     """How many records the run had before, and the highest update of which one was sent elsewhere; 0 when nothing was yet."""
     path = folder / "metrics.jsonl"
-    records = [json.loads(line) for line in read(path).split(b"\n")[:-1]] if path.exists() and (folder / IDENTITY).exists() else []
+    records = (
+        [json.loads(line) for line in read(path).split(b"\n")[:-1]]
+        if path.exists() and (folder / IDENTITY).exists()
+        else []
+    )
     return len(records), max((record["update"] for record in records if record["kind"] == "update"), default=0)
 
 

@@ -1,11 +1,11 @@
 """Confidence intervals of success rates: of shares, of episodes that share a scene, and of the difference between two policies.
 
-    low, high = wilson(97, 100)                       # independent episodes
-    low, high = clustered(outcomes, scenes)           # four tasks in each of 100 scenes are not 400 independent episodes
-    low, high, counted = over_scenes(outcomes)        # of several tasks, some of which may share their scenes
-    gain, low, high = paired_difference(before, after, scenes)
-    lost, error = paired_loss(before, after)          # the same states once more: how much less, in standard errors
-    share, low, high = crossed(outcomes)              # [seeds, scenes]: several policies in the same scenes
+low, high = wilson(97, 100)                       # independent episodes
+low, high = clustered(outcomes, scenes)           # four tasks in each of 100 scenes are not 400 independent episodes
+low, high, counted = over_scenes(outcomes)        # of several tasks, some of which may share their scenes
+gain, low, high = paired_difference(before, after, scenes)
+lost, error = paired_loss(before, after)          # the same states once more: how much less, in standard errors
+share, low, high = crossed(outcomes)              # [seeds, scenes]: several policies in the same scenes
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ RESAMPLES = 10_000
 def wilson(successes: float, episodes: float) -> tuple[float, float]:
     """The 95% interval of a share: (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n)."""
     if not 0 <= successes <= episodes or episodes < 1:
-        raise ConfigError(f"{successes} successes of {episodes} episodes: expected at least one episode, and no more successes.")
+        raise ConfigError(
+            f"{successes} successes of {episodes} episodes: expected at least one episode, and no more successes."
+        )
     share, scale = successes / episodes, Z * Z / episodes
     half = Z * math.sqrt(share * (1 - share) / episodes + scale / (4 * episodes))
     low, high = ((share + scale / 2 + sign * half) / (1 + scale) for sign in (-1, 1))
@@ -90,7 +92,9 @@ def paired_difference(
     nothing else can be: then one in each cluster counts as seen, and the bound is Wilson's of that.
     """
     if len(before) != len(after):
-        raise ConfigError(f"{len(before)} and {len(after)} episodes cannot be paired: try both policies from the same initial states.")
+        raise ConfigError(
+            f"{len(before)} and {len(after)} episodes cannot be paired: try both policies from the same initial states."
+        )
     gains, sizes = _by_cluster(np.subtract(np.asarray(after, float), np.asarray(before, float)), clusters)
     mean = float(gains.sum() / sizes.sum())
     if np.ptp(gains / sizes) == 0:
@@ -138,7 +142,9 @@ def _alike(mean: float, scenes: int) -> tuple[float, float]:
 def _by_cluster(values: Sequence[float] | np.ndarray, clusters: Sequence[Hashable]) -> tuple[np.ndarray, np.ndarray]:
     """The sum of the values of each cluster, and how many there are."""
     if len(values) != len(clusters) or not len(values):
-        raise ConfigError(f"{len(values)} outcomes and {len(clusters)} clusters: expected the cluster of each outcome, and one at least.")
+        raise ConfigError(
+            f"{len(values)} outcomes and {len(clusters)} clusters: expected the cluster of each outcome, and one at least."
+        )
     numbers = {cluster: number for number, cluster in enumerate(dict.fromkeys(clusters))}
     places = np.array([numbers[cluster] for cluster in clusters])
     return np.bincount(places, np.asarray(values, float)), np.bincount(places).astype(float)

@@ -70,7 +70,11 @@ class Policy(torch.nn.Module, ABC):
 
     @abstractmethod
     def supervised_loss(
-        self, observations: Sequence[Observation], actions: np.ndarray, mask: np.ndarray, generator: torch.Generator | None = None
+        self,
+        observations: Sequence[Observation],
+        actions: np.ndarray,
+        mask: np.ndarray,
+        generator: torch.Generator | None = None,
     ) -> tuple[torch.Tensor, dict[str, float]]:
         """The loss of imitating `actions` (robot's units, [B, chunk, action_dim]) where `mask` [B, chunk] is true, and figures to show.
 
@@ -103,7 +107,9 @@ class Policy(torch.nn.Module, ABC):
     def value_options(cls, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options by which it has a value head, besides those that are given: a "shared" one trains the trunk too, a "detached" one
         itself alone."""
-        raise ConfigError(f"{cls.__name__} has no value head, which critic.kind needs: take an estimator without a critic, such as grpo.")
+        raise ConfigError(
+            f"{cls.__name__} has no value head, which critic.kind needs: take an estimator without a critic, such as grpo."
+        )
 
     @classmethod
     def flow_kind(cls, options: Mapping[str, Any]) -> str | None:
@@ -162,20 +168,26 @@ def widen(record: Record, prompt: int) -> Record:
 
 def check_temperature(temperature: float, sample: bool = True) -> None:
     if sample and not 0 < temperature < math.inf:
-        raise ConfigError(f"a temperature of {temperature} draws nothing; give one above 0, or sample=False for the likeliest.")
+        raise ConfigError(
+            f"a temperature of {temperature} draws nothing; give one above 0, or sample=False for the likeliest."
+        )
 
 
 def check_record(record: Mapping[str, Any], *names: str) -> None:
     for name in names:
         if name not in record:
-            raise MissingFieldError(f"this record has no {name!r}, but {', '.join(record)}: it is of another policy, or of another head.")
+            raise MissingFieldError(
+                f"this record has no {name!r}, but {', '.join(record)}: it is of another policy, or of another head."
+            )
 
 
 def picture(given: Any, name: str, place: int) -> np.ndarray:
     array = np.asarray(given)
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
         cure = " Of one from 0 to 1: (255 * picture).round().astype(np.uint8)." if array.dtype.kind == "f" else ""
-        raise SchemaError(f"{name} of observation {place} is {array.dtype} {list(array.shape)}; expected is uint8 [H, W, 3].{cure}")
+        raise SchemaError(
+            f"{name} of observation {place} is {array.dtype} {list(array.shape)}; expected is uint8 [H, W, 3].{cure}"
+        )
     return array
 
 
@@ -209,4 +221,7 @@ def _widened(arrays: list[np.ndarray]) -> list[np.ndarray]:
     if len(shapes) == 1:
         return arrays
     widest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
-    return [np.pad(array, [(0, 0), *((0, most - size) for most, size in zip(widest, array.shape[1:], strict=True))]) for array in arrays]
+    return [
+        np.pad(array, [(0, 0), *((0, most - size) for most, size in zip(widest, array.shape[1:], strict=True))])
+        for array in arrays
+    ]

@@ -36,7 +36,13 @@ STAGES = ((1, 32), (8, 64), (64, 64))
 ROUNDS = 5
 TRIAL_S = 0.25
 """Seconds after which no further round of a stage begins"""
-RESTRICTING = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "ATEN_CPU_CAPABILITY")
+RESTRICTING = (
+    "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "ATEN_CPU_CAPABILITY",
+)
 """Environment variables by which a CPU computes otherwise than its instructions suggest"""
 
 
@@ -99,7 +105,9 @@ def of_former_name(settings: Mapping[str, Any]) -> dict[str, Any]:
     given = settings["bfloat16"]
     if not isinstance(given, bool) or "precision" in settings:
         beside = f" beside precision={settings['precision']}" if "precision" in settings else ""
-        raise ConfigError(f"bfloat16={given}{beside}: this setting is now precision, which is auto, float32 or bfloat16. Give that alone.")
+        raise ConfigError(
+            f"bfloat16={given}{beside}: this setting is now precision, which is auto, float32 or bfloat16. Give that alone."
+        )
     renamed = {name: value for name, value in settings.items() if name != "bfloat16"}
     return renamed | {"precision": BFLOAT16 if given else FLOAT32}
 
@@ -118,7 +126,9 @@ def _automatic(device: str) -> PrecisionChoice:
 
 def _of_cpu() -> PrecisionChoice:
     if (known := _by_instructions()) is not None:
-        return PrecisionChoice(known, "this CPU has AMX" if known == BFLOAT16 else "this CPU has no bfloat16 instructions")
+        return PrecisionChoice(
+            known, "this CPU has AMX" if known == BFLOAT16 else "this CPU has no bfloat16 instructions"
+        )
     gain = trial().gain
     how = f"bfloat16 is {gain:.1f} times as fast" if gain >= 1 else f"bfloat16 is {1 / gain:.1f} times as slow"
     return PrecisionChoice(BFLOAT16 if gain > WORTH_IT else FLOAT32, f"measured on this CPU: {how}")
@@ -183,7 +193,11 @@ def _step(images: int, pixels: int, dtype: Any) -> Callable[[], None]:
     from torch.nn import functional as F
 
     def values(*shape: int) -> Any:  # torch's global generator is not touched
-        return torch.linspace(-1, 1, torch.Size(shape).numel()).reshape(shape).contiguous(memory_format=torch.channels_last)
+        return (
+            torch.linspace(-1, 1, torch.Size(shape).numel())
+            .reshape(shape)
+            .contiguous(memory_format=torch.channels_last)
+        )
 
     seen = values(images, 3, pixels, pixels).to(dtype)
     weights = [values(32, 3, 5, 5), values(32, 32, 3, 3), values(32, 32, 3, 3)]

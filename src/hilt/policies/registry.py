@@ -86,7 +86,9 @@ def kind_of(folder: Path) -> str:
         cure = f"This is a run; its policy is {made}" if (made / CONFIG).exists() else "Give a checkpoint's folder"
         raise ConfigError(f"{folder}: there is no config.json in it. {cure}, or a name that `hilt fetch` has shown.")
     document = _read(path)
-    kind = str(document.get("model_type") or document.get("type") or ("pi0" if "paligemma_variant" in document else None))
+    kind = str(
+        document.get("model_type") or document.get("type") or ("pi0" if "paligemma_variant" in document else None)
+    )
     name = MODEL_TYPES.get(kind, kind)
     if name not in (known := POLICIES.known()):
         if not trust.NAME.fullmatch(name):

@@ -59,7 +59,9 @@ def is_vla(name: str) -> bool:
 
 def is_sft(name: str) -> bool:
     """Whether a recipe is of fine-tuning: one of `SFT_RECIPES`, or a file with its settings."""
-    return name in SFT_RECIPES or (name.endswith((".yaml", ".yml")) and _used_by(Hil, name).startswith("hilt train sft"))
+    return name in SFT_RECIPES or (
+        name.endswith((".yaml", ".yml")) and _used_by(Hil, name).startswith("hilt train sft")
+    )
 
 
 def vla_recipe(name: str) -> Vla:
@@ -70,7 +72,9 @@ def vla_recipe(name: str) -> Vla:
         return _of_file(Vla, name)
     made = _made(VLA_RECIPES.get(name, name))
     if not isinstance(made, Vla):
-        raise ConfigError(f"the recipe {name} gave {made!r}: expected a hilt.vla.config.Vla, or a function that returns one.")
+        raise ConfigError(
+            f"the recipe {name} gave {made!r}: expected a hilt.vla.config.Vla, or a function that returns one."
+        )
     return made
 
 
@@ -84,7 +88,9 @@ def sft_recipe(name: str) -> Sft:
         raise UnknownNameError("recipe of hilt train sft", name, SFT_RECIPES)
     made = _made(SFT_RECIPES.get(name, name))
     if not isinstance(made, Sft):
-        raise ConfigError(f"the recipe {name} gave {made!r}: expected a hilt.vla.sft.Sft, or a function that returns one.")
+        raise ConfigError(
+            f"the recipe {name} gave {made!r}: expected a hilt.vla.sft.Sft, or a function that returns one."
+        )
     return made
 
 
@@ -103,7 +109,9 @@ def recipe(name: str) -> Hil:
         raise UnknownNameError("recipe", name, [*RECIPES, *VLA_RECIPES, *COMMANDS])
     made = _made(RECIPES.get(name, name))
     if not isinstance(made, Hil):
-        raise ConfigError(f"the recipe {name} gave {made!r}: expected a hilt.hil.config.Hil, or a function that returns one.")
+        raise ConfigError(
+            f"the recipe {name} gave {made!r}: expected a hilt.hil.config.Hil, or a function that returns one."
+        )
     return made
 
 

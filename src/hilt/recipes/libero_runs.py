@@ -19,7 +19,9 @@ def libero(suite: str) -> Vla:
         tasks=[f"{suite}/{number}" for number in range(SUITES[suite])],
         # a simulator takes a gigabyte, and seconds to be made: a process keeps two
         pool=SimulatorSettings(workers=4, slots=8, envs_per_worker=2, start_s=600, step_s=300),
-        collect=Collecting(group_size=8, data_batch_size=512, dynamic_sampling=True, oversample_factor=1.25, max_sampling_attempts=20),
+        collect=Collecting(
+            group_size=8, data_batch_size=512, dynamic_sampling=True, oversample_factor=1.25, max_sampling_attempts=20
+        ),
         algorithm=PolicyGradient(batch=Batching(trajectories_per_step=128, chunks_per_pass=16)),
         validation=Validation(period=4),
         max_steps=100,
@@ -60,7 +62,9 @@ def libero_debug() -> Vla:
         policy_options={"width": 32, "depth": 1, "chunk": 4},
         pool=SimulatorSettings(workers=1, slots=2, envs_per_worker=2, start_s=600, step_s=300),
         collect=Collecting(group_size=2, data_batch_size=4),
-        algorithm=PolicyGradient(entropy=0.01, batch=Batching(chunks_per_pass=8)),  # all episodes fail: only entropy moves it
+        algorithm=PolicyGradient(
+            entropy=0.01, batch=Batching(chunks_per_pass=8)
+        ),  # all episodes fail: only entropy moves it
         validation=Validation(episodes=1, before=False, period=0),
         max_steps=2,
         checkpoint_period=1,

@@ -58,7 +58,9 @@ def from_hil_serl(config: Any, **overrides: Any) -> Hil:
     processes must be able to import.
     """
     name = config if isinstance(config, str) else _name_of(config)
-    trust.given(name if ":" in name else trust.EXPERIMENTS)  # by the command, or by a recipe of the user's: their word either way
+    trust.given(
+        name if ":" in name else trust.EXPERIMENTS
+    )  # by the command, or by a recipe of the user's: their word either way
     given = _config(name)
     name = name if ":" in name else _name_of(given)
     trust.given(name)
@@ -66,14 +68,19 @@ def from_hil_serl(config: Any, **overrides: Any) -> Hil:
         if (value := getattr(given, key, passing[0])) not in passing:
             raise ConfigError(f"{name}: {key}={value!r} has no meaning here: {cure}.")
     if _is_own(given, "process_demos"):
-        raise ConfigError(f"{name}: process_demos is never called, as in HIL-SERL; remove it, and use `hilt data convert` instead.")
+        raise ConfigError(
+            f"{name}: process_demos is never called, as in HIL-SERL; remove it, and use `hilt data convert` instead."
+        )
     hil = Hil(task=f"{__name__}:HilSerlTask", task_options={"config": name})
     for key in SAME:
         setattr(hil, key, getattr(given, key, getattr(hil, key)))
     hil.agent.rlpd.discount = getattr(given, "discount", hil.agent.rlpd.discount)
     hil.agent.setup_mode = getattr(given, "setup_mode", hil.agent.setup_mode)
     hil.agent.encoder = encoder_of(overrides.pop("encoder_type", getattr(given, "encoder_type", "resnet-pretrained")))
-    hil.image_keys, hil.proprio_keys = list(getattr(given, "image_keys", None) or []), ["state"]  # theirs are flattened into this one
+    hil.image_keys, hil.proprio_keys = (
+        list(getattr(given, "image_keys", None) or []),
+        ["state"],
+    )  # theirs are flattened into this one
     hil.demo_path = _listed(getattr(given, "demo_path", None))
     if _is_own(given, "max_traj_length"):
         hil.max_traj_length = given.max_traj_length
@@ -88,7 +95,9 @@ class HilSerlTask(gymnasium.Env[Any, Any]):
 
     def __init__(self, config: str, classifier: bool = True, save_video: bool = False):
         if ":" not in config:
-            raise ConfigError(f"task_options.config={config!r}: expected module:Class of a HIL-SERL config, as from_hil_serl writes it.")
+            raise ConfigError(
+                f"task_options.config={config!r}: expected module:Class of a HIL-SERL config, as from_hil_serl writes it."
+            )
         given = _config(config)
         self._make, self._options = given.get_environment, {"classifier": classifier, "save_video": save_video}
         self._env: Any = None
@@ -143,20 +152,26 @@ def _config(name: str) -> Any:
             raise UnknownNameError("experiment in experiments.mappings", name, experiments)
         found = experiments[name]
     if not callable(getattr(found, "get_environment", None)):  # looked at before it is called
-        raise ConfigError(f"{name} has no get_environment(fake_env, save_video, classifier); expected a config of a HIL-SERL task.")
+        raise ConfigError(
+            f"{name} has no get_environment(fake_env, save_video, classifier); expected a config of a HIL-SERL task."
+        )
     return found() if isinstance(found, type) else found
 
 
 def _name_of(config: Any) -> str:
     kind = config if isinstance(config, type) else type(config)
     if kind.__module__ == "__main__" or "." in kind.__qualname__:
-        raise ConfigError(f"{kind.__qualname__} cannot be imported by the learner and the actor: put it into a module, on its top level.")
+        raise ConfigError(
+            f"{kind.__qualname__} cannot be imported by the learner and the actor: put it into a module, on its top level."
+        )
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def _is_own(config: Any, name: str) -> bool:
     """Returns whether the task's own class defines it, rather than HIL-SERL's defaults."""
-    return any(name in vars(kind) for kind in type(config).__mro__ if kind.__name__ != "DefaultTrainingConfig") or name in vars(config)
+    return any(
+        name in vars(kind) for kind in type(config).__mro__ if kind.__name__ != "DefaultTrainingConfig"
+    ) or name in vars(config)
 
 
 def _limit_of(env: Env) -> int | None:
@@ -188,4 +203,6 @@ def encoder_of(encoder_type: str, weights: str = "") -> EncoderConfig:
                 f"to it, or choose 'resnet' (from scratch) or 'small' (quick without a GPU)."
             )
         return EncoderConfig(kind="resnet10", weights=str(path), training="head", features=256)
-    raise ConfigError(f"encoder_type={encoder_type!r}: expected 'resnet-pretrained', 'resnet' or 'small'; there are no others here.")
+    raise ConfigError(
+        f"encoder_type={encoder_type!r}: expected 'resnet-pretrained', 'resnet' or 'small'; there are no others here."
+    )

@@ -61,7 +61,9 @@ def _accumulated(config: Vla, steps: Any) -> None:
 
 def _ratio(config: Vla, mode: Any) -> None:
     if mode != "sum_on_action_dim":
-        raise ConfigError(f"{mode!r} was given; expected is sum_on_action_dim. Others: algorithm.ratio=token, action or chunk.")
+        raise ConfigError(
+            f"{mode!r} was given; expected is sum_on_action_dim. Others: algorithm.ratio=token, action or chunk."
+        )
     config.algorithm.ratio = "action"
 
 
@@ -108,18 +110,32 @@ STATES = "train_dataloader.batch_size"
 PASSING: Mapping[str, tuple[tuple[Any, ...], str]] = {
     **dict.fromkeys(("exp_name", "variant_name", "logging_folder", "make_unique_experiment_dir", "stage"), ((), "")),
     **dict.fromkeys(("train_dataloader.shuffle", "algo.max_step_batch_size", "algo.early_stop_percentage"), ((), "")),
-    **dict.fromkeys(("training.rollout_steps", "training.save_interval", "rollout.enabled", "rollout.interval"), ((), "")),
+    **dict.fromkeys(
+        ("training.rollout_steps", "training.save_interval", "rollout.enabled", "rollout.interval"), ((), "")
+    ),
     "algo.use_val_init": ((False,), "states of the validation are not trained on"),
     "algo.mix_val_init_in_rloo": ((False,), "states of the validation are not trained on"),
     "algo.rloo_over_all_rollouts": ((False,), "the members of a group are compared with each other"),
     "algo.eval_only": ((False,), "hilt eval RUN evaluates"),
-    "algo.use_laplace_sampling": ((False,), "how a policy draws is its head's: policy_options.head=laplace for an L1 head"),
-    "algo.scale_factor": ((1, 1.0), "a scale is multiplied by the temperature: collect.temperature=VALUE on the command line"),
-    "algo.fix_scale_head": ((False,), "all that policy_options and lora leave trainable is trained: lora.targets=[...] chooses"),
+    "algo.use_laplace_sampling": (
+        (False,),
+        "how a policy draws is its head's: policy_options.head=laplace for an L1 head",
+    ),
+    "algo.scale_factor": (
+        (1, 1.0),
+        "a scale is multiplied by the temperature: collect.temperature=VALUE on the command line",
+    ),
+    "algo.fix_scale_head": (
+        (False,),
+        "all that policy_options and lora leave trainable is trained: lora.targets=[...] chooses",
+    ),
     "algo.log_scale_clip": ((), "the head of a checkpoint has bounds of its own"),
     "algo.header_lr": ((), "one learning rate counts for all: algo.lr"),
     "algo.header_checkpoint": ((), "a checkpoint folder has its heads in it: policy=FOLDER"),
-    "algo.lora_adaptor_ckpt": ((), "merge the adapter into its policy first, or give the folder of the merged one: policy=FOLDER"),
+    "algo.lora_adaptor_ckpt": (
+        (),
+        "merge the adapter into its policy first, or give the folder of the merged one: policy=FOLDER",
+    ),
 }
 """RIPT's own keys that set nothing here: the values with which they may stay (none listed and no reason: any), and why others may not"""
 SUITES_OF = {"libero_long": "libero_10"}
@@ -143,9 +159,16 @@ def rloo(path: str | Path) -> Vla:
         tasks=tasks,
         pool=SimulatorSettings(slots=1),
         collect=Collecting(
-            group_size=2, data_batch_size=4, tasks_per_step=1, init_state_mode="distinct", when_exhausted="partial", report_ranks=True
+            group_size=2,
+            data_batch_size=4,
+            tasks_per_step=1,
+            init_state_mode="distinct",
+            when_exhausted="partial",
+            report_ranks=True,
         ),
-        algorithm=PolicyGradient(estimator="rloo", clip_low=0.1, clip_high=0.1, batch=Batching(chunks_per_pass=CHUNKS_PER_PASS)),
+        algorithm=PolicyGradient(
+            estimator="rloo", clip_low=0.1, clip_high=0.1, batch=Batching(chunks_per_pass=CHUNKS_PER_PASS)
+        ),
         optimizer=Optimizer(learning_rate=1e-5),
         validation=Validation(before=False, period=0, after=False),
     )
@@ -164,7 +187,11 @@ def _pass(key: str, value: Any, known: Sequence[str], path: str | Path) -> None:
     if key not in PASSING:
         raise ConfigError(f"{path}: no setting named {key!r}{suggest(key, known)} Known: {', '.join(known)}.")
     values, why = PASSING[key]
-    if why and value is not None and not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values):
+    if (
+        why
+        and value is not None
+        and not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values)
+    ):
         raise ConfigError(f"{path}: {key}: {value!r} has no meaning here: {why}. Leave it out.")
 
 
@@ -183,7 +210,9 @@ def _renamed(given: dict[str, Any], path: str | Path) -> dict[str, Any]:
     if (states := given.pop(STATES, None)) is not None:
         members = given.get("algo.rloo_batch_size", 2)
         if not (isinstance(states, int) and isinstance(members, int)) or "algo.data_batch_size" in given:
-            raise ConfigError(f"{path}: {STATES}: {states!r} was given; expected is a whole number, and no algo.data_batch_size beside it.")
+            raise ConfigError(
+                f"{path}: {STATES}: {states!r} was given; expected is a whole number, and no algo.data_batch_size beside it."
+            )
         given["algo.data_batch_size"] = states * members
         given.setdefault("algo.init_state_mode", "group")  # which is what RIPT does with its states
     return given

@@ -211,9 +211,15 @@ PASSING: dict[str, tuple[tuple[Any, ...], str]] = {
         (True,),
         "rollouts and training share the weights of a rank; apart: hilt.placement.rollout_ranks=N",
     ),
-    f"{MODEL}resume": ((False,), "a projector of proprioception is found in the checkpoint; --resume goes on with a run"),
+    f"{MODEL}resume": (
+        (False,),
+        "a projector of proprioception is found in the checkpoint; --resume goes on with a run",
+    ),
     f"{MODEL}external_lib": ((None,), _OUTSIDE),
-    f"{MODEL}override_config": (({}, None), "a checkpoint is defined by its config.json; its options are hilt.policy_options.NAME=VALUE"),
+    f"{MODEL}override_config": (
+        ({}, None),
+        "a checkpoint is defined by its config.json; its options are hilt.policy_options.NAME=VALUE",
+    ),
     f"{ACTOR}strategy": (("fsdp",), _STRATEGY),
     f"{ACTOR}ulysses_sequence_parallel_size": ((1,), _ULYSSES),
     f"{ACTOR}optim.total_training_steps": ((-1,), _BY_STEPS),
@@ -226,7 +232,10 @@ PASSING: dict[str, tuple[tuple[Any, ...], str]] = {
     f"{ROLLOUT}name": (("hf",), _VLLM),
     f"{ROLLOUT}top_k": ((-1, 0), "all action tokens may be drawn: a ratio is of the policy that acted"),
     f"{ROLLOUT}top_p": ((1,), "all action tokens may be drawn: a ratio is of the policy that acted"),
-    f"{ROLLOUT}do_sample": ((True,), "without draws all members of a group are the same, and nothing is learned; validation draws none"),
+    f"{ROLLOUT}do_sample": (
+        (True,),
+        "without draws all members of a group are the same, and nothing is learned; validation draws none",
+    ),
     f"{ROLLOUT}n": ((1,), "nothing reads it there; the group's size is data.n_samples"),
     f"{ROLLOUT}tensor_model_parallel_size": ((1,), _VLLM),
     f"{ROLLOUT}gpu_memory_utilization": ((0.5, 0.9), _VLLM),
@@ -242,7 +251,10 @@ PASSING: dict[str, tuple[tuple[Any, ...], str]] = {
     "critic.model.external_lib": ((None,), _OUTSIDE),
     "critic.model.fsdp_config.wrap_policy.min_num_params": ((0,), _WRAP),
     "critic.model.fsdp_config.fsdp_size": ((-1,), "weights are sharded over all ranks"),
-    "critic.model.type": (("value",), "a critic is a policy with a value head; PRIME's reward policy is reward_model.rm_type=prime"),
+    "critic.model.type": (
+        ("value",),
+        "a critic is a policy with a value head; PRIME's reward policy is reward_model.rm_type=prime",
+    ),
     "critic.ulysses_sequence_parallel_size": ((1,), _ULYSSES),
     "verifier.type": (("prime",), "an episode is verified by the simulator's own success"),
     "reward_model.strategy": (("fsdp",), _STRATEGY),
@@ -254,7 +266,10 @@ PASSING: dict[str, tuple[tuple[Any, ...], str]] = {
     "reward_model.prime_model.external_lib": ((None,), _OUTSIDE),
     "reward_model.prime_model.fsdp_config.wrap_policy.min_num_params": ((0,), _WRAP),
     "reward_model.prime_model.optim.total_training_steps": ((-1,), _BY_STEPS),
-    "reward_model.prime_model.loss_type": (("ce",), "the reward policy learns outcomes by cross-entropy, there as well"),
+    "reward_model.prime_model.loss_type": (
+        ("ce",),
+        "the reward policy learns outcomes by cross-entropy, there as well",
+    ),
     "trainer.runtime_env": (
         ("none", None),
         "ranks have the environment of this shell: export what the file (align.json) sets",

@@ -48,7 +48,14 @@ from hilt.recipes.simplevla_names import tasks_of
 from hilt.recipes.simplevla_script import words_of
 from hilt.vla.config import Vla
 
-PLATFORMS = {"LIBERO": (8, 7), "ALOHA": (25, 14), "ALOHA_12": (12, 14), "ALOHA_8": (8, 14), "ALOHA_6": (6, 14), "BRIDGE": (5, 7)}
+PLATFORMS = {
+    "LIBERO": (8, 7),
+    "ALOHA": (25, 14),
+    "ALOHA_12": (12, 14),
+    "ALOHA_8": (8, 14),
+    "ALOHA_6": (6, 14),
+    "BRIDGE": (5, 7),
+}
 """ROBOT_PLATFORM: actions of a chunk, numbers of an action"""
 STEP_LIMIT = 512
 """Of an episode in every suite of LIBERO there, in actions"""
@@ -86,7 +93,10 @@ class CommandLine:
     """A command line, on its way to a `SimpleVLARun`."""
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str]):
-        self._environment, self._ours = environment, [word.removeprefix("hilt.") for word in words if word.startswith("hilt.")]
+        self._environment, self._ours = (
+            environment,
+            [word.removeprefix("hilt.") for word in words if word.startswith("hilt.")],
+        )
         self.given: dict[str, Any] = {}
         self.lines: list[str] = []
         self.problems, keys = Problems(), set(known())
@@ -126,17 +136,23 @@ class CommandLine:
         passing, why = PASSING.get(key, ((value,), ""))
         if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in passing):
             raise ConfigError(f"{key}={value} has no meaning here: {why}." + " Leave it out." * (passing != ()))
-        words = ("prime", "normal") if key == f"{RM}rm_type" else PRIME_WORDS[key][1] if key in PRIME_WORDS else (value,)
+        words = (
+            ("prime", "normal") if key == f"{RM}rm_type" else PRIME_WORDS[key][1] if key in PRIME_WORDS else (value,)
+        )
         if value not in words:
             raise UnknownNameError(key, str(value), words)
         if key in AGREE and value is not None and value != self[AGREE[key]]:  # null: as the other one
-            raise ConfigError(f"{key}={value} and {AGREE[key]}={self[AGREE[key]]} differ: one value counts for both. Leave out the first.")
+            raise ConfigError(
+                f"{key}={value} and {AGREE[key]}={self[AGREE[key]]} differ: one value counts for both. Leave out the first."
+            )
 
     def _refuse_critic(self) -> None:
         gae = self["algorithm.adv_estimator"] == "gae"
         for key, (default, _) in CRITIC.items():
             if not gae and self[key] != default:
-                raise ConfigError(f"{key}={self[key]} would do nothing: only algorithm.adv_estimator=gae has a critic. Leave it out.")
+                raise ConfigError(
+                    f"{key}={self[key]} would do nothing: only algorithm.adv_estimator=gae has a critic. Leave it out."
+                )
 
     def _refuse_prime(self) -> None:
         learns = self[f"{RM}prime_model.update"] != "none"
@@ -184,7 +200,9 @@ class CommandLine:
 
     def _look_around(self, made: Mapping[str, Any]) -> None:
         """Beside what is wrong already: whether the checkpoint, the simulator and the device are there."""
-        build(Vla(), {name: made[name] for name in ("policy", "tasks", "device", "sinks") if name in made}).check_place()
+        build(
+            Vla(), {name: made[name] for name in ("policy", "tasks", "device", "sinks") if name in made}
+        ).check_place()
 
     def _settings(self, table: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
         """Returns our settings; a null stands for our default."""
@@ -198,20 +216,33 @@ class CommandLine:
         variants = {"openvla-oft": "oft", "openvla": "ar"}
         if self[f"{MODEL}vla"] not in variants:
             raise UnknownNameError("vla of SimpleVLA-RL", str(self[f"{MODEL}vla"]), variants)
-        options: dict[str, Any] = {"variant": variants[self[f"{MODEL}vla"]], "action_dim": self.whole(f"{MODEL}action_token_len")}
+        options: dict[str, Any] = {
+            "variant": variants[self[f"{MODEL}vla"]],
+            "action_dim": self.whole(f"{MODEL}action_token_len"),
+        }
         options["chunk"] = self.chunk
-        options["max_prompt_length"] = min(self.whole(key) for key in ("data.max_prompt_length", f"{ROLLOUT}max_prompt_length"))
+        options["max_prompt_length"] = min(
+            self.whole(key) for key in ("data.max_prompt_length", f"{ROLLOUT}max_prompt_length")
+        )
         if (most := self.whole("data.max_response_length")) < self.chunk:
-            raise ConfigError(f"data.max_response_length={most} actions: an answer has {self.chunk}. Give {self.chunk} or more.")
+            raise ConfigError(
+                f"data.max_response_length={most} actions: an answer has {self.chunk}. Give {self.chunk} or more."
+            )
         options["checkpointed"] = 1.0 if self[f"{MODEL}enable_gradient_checkpointing"] else 0.0
         if self[f"{ROLLOUT}use_proprio"] or f"{ROLLOUT}use_proprio" in self.given:
             options["use_proprio"] = self[f"{ROLLOUT}use_proprio"]
         name = str(self[f"{ROLLOUT}unnorm_key"] or (self.suite if self.suite in libero.SUITES else ""))
         if name:
             options["unnorm_key"] = name.removeprefix("robotwin_").removeprefix("robotwin2_")
-        rank, alpha, targets = self[f"{MODEL}lora_rank"], self[f"{MODEL}lora_alpha"], _listed(self[f"{MODEL}target_modules"])
+        rank, alpha, targets = (
+            self[f"{MODEL}lora_rank"],
+            self[f"{MODEL}lora_alpha"],
+            _listed(self[f"{MODEL}target_modules"]),
+        )
         if not rank and (alpha != READ[f"{MODEL}lora_alpha"] or targets != ["all-linear"]):
-            raise ConfigError(f"{MODEL}lora_alpha and target_modules would do nothing: they need {MODEL}lora_rank=N. Leave them out.")
+            raise ConfigError(
+                f"{MODEL}lora_alpha and target_modules would do nothing: they need {MODEL}lora_rank=N. Leave them out."
+            )
         made = {"policy": folder, **{f"policy_options.{key}": value for key, value in options.items()}}
         if rank:
             made |= {"lora.alpha": float(alpha), "lora.targets": [] if targets == ["all-linear"] else targets}
@@ -229,9 +260,13 @@ class CommandLine:
         if not self["data.filter_truncated"] or key not in self.given:
             return there
         if "/" in self.suite:
-            raise ConfigError(f"{key} with data.filter_truncated=True: {self.suite} has a step limit of its own. Leave {key} out.")
+            raise ConfigError(
+                f"{key} with data.filter_truncated=True: {self.suite} has a step limit of its own. Leave {key} out."
+            )
         if there and self[key] > there:
-            raise ConfigError(f"{key}={self[key]} with data.filter_truncated=True: an episode has {there} actions. Give {there} at most.")
+            raise ConfigError(
+                f"{key}={self[key]} with data.filter_truncated=True: an episode has {there} actions. Give {there} at most."
+            )
         return self.whole(key)
 
     def _places(self) -> dict[str, Any]:
@@ -240,17 +275,26 @@ class CommandLine:
         if self.suite in libero.SUITES:
             options = {"step_limit": self.step_limit, "wait_steps": self.whole(f"{ROLLOUT}num_steps_wait", 0)}
         elif self.suite.startswith("robotwin2_"):
-            options = {"task_config": self[f"{ROLLOUT}twin2_task_config"], "instruction_type": self[f"{ROLLOUT}twin2_instruction_type"]}
+            options = {
+                "task_config": self[f"{ROLLOUT}twin2_task_config"],
+                "instruction_type": self[f"{ROLLOUT}twin2_instruction_type"],
+            }
         if self["data.filter_truncated"] and self.step_limit and self.suite not in libero.SUITES:
             options["step_limit"] = self.step_limit
         for key in ("num_steps_wait", "twin2_task_config", "twin2_instruction_type"):
             if self[ROLLOUT + key] != READ[ROLLOUT + key] and self[ROLLOUT + key] not in options.values():
-                raise ConfigError(f"{ROLLOUT}{key}={self[ROLLOUT + key]} would do nothing with {self.suite}. Leave it out.")
+                raise ConfigError(
+                    f"{ROLLOUT}{key}={self[ROLLOUT + key]} would do nothing with {self.suite}. Leave it out."
+                )
         offload = {ours: self[f"{ACTOR}fsdp_config.{theirs}_offload"] for ours, theirs in OFFLOADS.items()}
         sharded = self.ranks > 1 or any(offload.values())
         given = self.gpus or f"{ROLLOUT}dtype" in self.given
         precision = str(self[f"{ROLLOUT}dtype"]) if given else "auto"  # their default is meant for a GPU
-        made: dict[str, Any] = {"tasks": self.tasks, "device": "cuda" if self.gpus else "cpu", "sharding.enabled": sharded}
+        made: dict[str, Any] = {
+            "tasks": self.tasks,
+            "device": "cuda" if self.gpus else "cpu",
+            "sharding.enabled": sharded,
+        }
         made |= {f"task_options.{name}": value for name, value in options.items()}
         if sharded:
             made |= {f"sharding.offload_{name}": value for name, value in offload.items()}
@@ -270,7 +314,8 @@ class CommandLine:
         """Their sizes are of all ranks together and are divided by their number; ours are per rank, unless noted."""
         ranks, group = self.ranks, self.whole("data.n_samples")
         prompts, mini, micro = (
-            self.whole(key) for key in ("data.train_batch_size", f"{ACTOR}ppo_mini_batch_size", f"{ACTOR}ppo_micro_batch_size")
+            self.whole(key)
+            for key in ("data.train_batch_size", f"{ACTOR}ppo_mini_batch_size", f"{ACTOR}ppo_micro_batch_size")
         )
         no_grad = min(self.whole(f"{part}log_prob_micro_batch_size") for part in (ROLLOUT, REF))
         for key, size, unit in (
@@ -280,7 +325,9 @@ class CommandLine:
             ("log_prob_micro_batch_size", no_grad, "trajectories"),
         ):
             if size % ranks:
-                raise ConfigError(f"{key}={size} {unit} do not divide among {ranks} ranks: give {math.ceil(size / ranks) * ranks}.")
+                raise ConfigError(
+                    f"{key}={size} {unit} do not divide among {ranks} ranks: give {math.ceil(size / ranks) * ranks}."
+                )
         if mini % micro or prompts * group % mini:
             raise ConfigError(
                 f"ppo_micro_batch_size={micro} must divide ppo_mini_batch_size={mini} trajectories, and that the {prompts * group} "
@@ -292,8 +339,12 @@ class CommandLine:
         slots = max(waves, self.whole(f"{ROLLOUT}val_micro_batch_size"))
         tokens = self.whole(f"{ACTOR}ppo_max_token_len_per_gpu") if self[f"{ACTOR}use_dynamic_bsz"] else 0
         if f"{ACTOR}ppo_max_token_len_per_gpu" in self.given and not tokens:
-            raise ConfigError(f"{ACTOR}ppo_max_token_len_per_gpu would do nothing: it needs {ACTOR}use_dynamic_bsz=True. Leave it out.")
-        passes = f"{tokens:,} tokens at most" if tokens else f"{micro // ranks} x {slices} (traj_mini_batch_size) chunks"
+            raise ConfigError(
+                f"{ACTOR}ppo_max_token_len_per_gpu would do nothing: it needs {ACTOR}use_dynamic_bsz=True. Leave it out."
+            )
+        passes = (
+            f"{tokens:,} tokens at most" if tokens else f"{micro // ranks} x {slices} (traj_mini_batch_size) chunks"
+        )
         self.lines += [
             f"ranks: {self.nodes} machine(s) x {self.gpus or 'no'} GPU(s) = {ranks}",
             f"training step: {prompts} groups (train_batch_size) x {group} (n_samples) = {episodes} episodes, "
@@ -305,9 +356,17 @@ class CommandLine:
             f"rollouts: {slots} environments at each rank (micro_batch_size x n_samples = {waves}, or val_micro_batch_size)",
         ]
         if self["data.filter_truncated"]:
-            limit = f"{self.step_limit} actions (data.max_response_length)" if self.step_limit else "the task's own step limit"
-            self.lines.append(f"truncation: an episode is cut off after {limit}, in validation too; a group with one is dropped")
-        workers = 0 if self.suite.startswith("tabletop") else min(slots, max((os.cpu_count() or 1) // max(self.gpus, 1), 1))
+            limit = (
+                f"{self.step_limit} actions (data.max_response_length)"
+                if self.step_limit
+                else "the task's own step limit"
+            )
+            self.lines.append(
+                f"truncation: an episode is cut off after {limit}, in validation too; a group with one is dropped"
+            )
+        workers = (
+            0 if self.suite.startswith("tabletop") else min(slots, max((os.cpu_count() or 1) // max(self.gpus, 1), 1))
+        )
         batch: dict[str, Any] = {"tokens_per_pass": tokens} if tokens else {"chunks_per_pass": micro // ranks * slices}
         batch["log_prob_chunks_per_pass"] = no_grad // ranks * length
         made = {f"algorithm.batch.{name}": value for name, value in batch.items()}
@@ -321,7 +380,10 @@ class CommandLine:
         if self._process_rewards:
             made |= self._prime()
         elif self["reward_model.enable"] and self["reward_model.rm_coef"]:
-            made |= {"rewards.learned": self["reward_model.rm_coef"], "rewards.classifier": str(self["reward_model.model.path"])}
+            made |= {
+                "rewards.learned": self["reward_model.rm_coef"],
+                "rewards.classifier": str(self["reward_model.model.path"]),
+            }
         if "reward_model.model.path" in self.given and "rewards.classifier" not in made:
             raise ConfigError(
                 "reward_model.model.path would do nothing: it needs reward_model.rm_coef above 0 and rm_type=normal. Leave it out."
@@ -332,10 +394,16 @@ class CommandLine:
                 raise ConfigError(f"{control}{key} and {control}type=adaptive go together: give both, or neither.")
         if self[control + "kl_coef"]:
             made |= {"algorithm.kl.where": "reward", "algorithm.kl.estimate": self["algorithm.kl_penalty"]}
-            made |= {"algorithm.kl.coefficient": self[control + "kl_coef"], "algorithm.kl.controller": self[control + "type"]}
+            made |= {
+                "algorithm.kl.coefficient": self[control + "kl_coef"],
+                "algorithm.kl.controller": self[control + "type"],
+            }
             made["reference.offload"] = self[f"{REF}fsdp_config.param_offload"]
             if adaptive:
-                made |= {"algorithm.kl.horizon": self[control + "horizon"], "algorithm.kl.target": self[control + "target_kl"]}
+                made |= {
+                    "algorithm.kl.horizon": self[control + "horizon"],
+                    "algorithm.kl.target": self[control + "target_kl"],
+                }
         elif adaptive or self["algorithm.kl_penalty"] != "kl":
             raise ConfigError(
                 f"algorithm.kl_penalty and {control}type would do nothing: they need {control}kl_coef above 0. Leave them out."
@@ -347,7 +415,11 @@ class CommandLine:
         made = {"prime.coefficient": self[f"{RM}rm_coef"], **self._settings(PRIME)}
         made |= {ours: words[self[key]] for key, (ours, words) in PRIME_WORDS.items()}
         own = str(self[f"{MODEL}path"] or self._environment.get("SFT_MODEL_PATH", ""))
-        made = {name: value for name, value in made.items() if name not in ("prime.policy", "prime.reference_policy") or value != own}
+        made = {
+            name: value
+            for name, value in made.items()
+            if name not in ("prime.policy", "prime.reference_policy") or value != own
+        }
         if made["prime.granularity"] == "token" and self["algorithm.adv_estimator"] not in GROUPED:
             made["prime.granularity"] = "chunk"  # what a chunk's numbers earn is added up, and its critic sees chunks
         if made["prime.update"] == "none":
@@ -367,14 +439,25 @@ class CommandLine:
                 f"{prompts}: an epoch would have no step. Give at most {prompts}, or trainer.total_training_steps=N."
             )
         steps = int(self["trainer.total_training_steps"] or epochs * (prompts // drawn))
-        size = "total_training_steps" if self["trainer.total_training_steps"] else f"{epochs} epochs x ({prompts} initial states / {drawn})"
+        size = (
+            "total_training_steps"
+            if self["trainer.total_training_steps"]
+            else f"{epochs} epochs x ({prompts} initial states / {drawn})"
+        )
         self.lines.append(f"run: {steps} training steps ({size})")
         if self.suite in libero.SUITES:
             self.lines.append(self._states())
         save, test = (max(int(self[f"trainer.{name}_freq"]), 0) for name in ("save", "test"))
-        made: dict[str, Any] = {"max_steps": steps, "checkpoint_period": save or steps, "validation.period": test, "export_period": save}
+        made: dict[str, Any] = {
+            "max_steps": steps,
+            "checkpoint_period": save or steps,
+            "validation.period": test,
+            "export_period": save,
+        }
         made["collect.max_sampling_attempts"] = max(10, prompts // drawn)
-        there = {split: len(numbers) for split, numbers in libero.SPLITS.items()} if self.suite in libero.SUITES else STATES
+        there = (
+            {split: len(numbers) for split, numbers in libero.SPLITS.items()} if self.suite in libero.SUITES else STATES
+        )
         there = robotwin.STATES if self.suite.startswith("robotwin") else there
         tried = math.ceil(self.whole("data.val_batch_size") / len(self.tasks))
         made["collect.states_per_task"] = trials if trials < there["train"] else 0  # 0: all that there are
@@ -399,11 +482,16 @@ class CommandLine:
 
     def _sinks(self) -> dict[str, Any]:
         loggers, mode = [str(name) for name in _listed(self["trainer.logger"])], str(self["trainer.wandb_mode"])
-        for kind, given, choices in (("logger", loggers, (*SINKS, "console")), ("wandb_mode", [mode], ("online", "offline", "disabled"))):
+        for kind, given, choices in (
+            ("logger", loggers, (*SINKS, "console")),
+            ("wandb_mode", [mode], ("online", "offline", "disabled")),
+        ):
             if unknown := [name for name in given if name not in choices]:
                 raise UnknownNameError(kind, unknown[0], choices)
         if "wandb" in loggers and not self._tracked:
-            self.lines.append("wandb is off or not installed: metrics are in RUN/metrics.jsonl, and `hilt plot RUN` draws them")
+            self.lines.append(
+                "wandb is off or not installed: metrics are in RUN/metrics.jsonl, and `hilt plot RUN` draws them"
+            )
         return {"sinks": [name for name in loggers if name in SINKS and (name != "wandb" or self._tracked)]}
 
     @property
@@ -420,7 +508,11 @@ class CommandLine:
         if mode == "online" and not self._environment.get("WANDB_API_KEY"):
             mode = "offline"
             self.lines.append("WANDB_API_KEY is not set: wandb is offline; later: wandb sync RUN/wandb/offline-run-*")
-        names = {"WANDB_PROJECT": self["trainer.project_name"], "WANDB_RUN_GROUP": self["trainer.experiment_name"], "WANDB_MODE": mode}
+        names = {
+            "WANDB_PROJECT": self["trainer.project_name"],
+            "WANDB_RUN_GROUP": self["trainer.experiment_name"],
+            "WANDB_MODE": mode,
+        }
         return {name: str(value) for name, value in names.items()}
 
 
@@ -490,7 +582,11 @@ def _check_platform(line: CommandLine) -> None:
         stats = read_statistics(file) if file.is_file() else document.get("norm_stats") or {}
         key = str(line[f"{ROLLOUT}unnorm_key"] or line.suite)
         action = stats[resolve_key(stats, key if len(stats) > 1 else None)]["action"]
-        chunk, numbers, where = document.get("hilt", {}).get("chunk", chunk), len(action.get("q01") or action["min"]), str(folder)
+        chunk, numbers, where = (
+            document.get("hilt", {}).get("chunk", chunk),
+            len(action.get("q01") or action["min"]),
+            str(folder),
+        )
     if (chunk, numbers) != PLATFORMS[name] and line[f"{MODEL}vla"] == "openvla-oft":
         wanted = PLATFORMS[name]
         raise ConfigError(

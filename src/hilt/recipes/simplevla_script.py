@@ -41,7 +41,9 @@ def _split(line: str, path: Path) -> list[str]:
 def _filled(text: str, variables: dict[str, str], path: Path) -> str:
     """With the variables that the script has set before; nothing is run."""
     if "$(" in text or "`" in text:
-        raise ConfigError(f"{path}: {text!r} runs a command, and a script is only read here: write its value, or give KEY=VALUE beside it.")
+        raise ConfigError(
+            f"{path}: {text!r} runs a command, and a script is only read here: write its value, or give KEY=VALUE beside it."
+        )
 
     def value(found: re.Match[str]) -> str:
         name = found[1] or found[2]

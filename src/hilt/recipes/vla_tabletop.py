@@ -20,7 +20,9 @@ def vla_tabletop() -> Vla:
         task_options={"image_size": 64, "cameras": ["wrist"], "control_hz": 5, "step_limit": 9},
         pool=SimulatorSettings(workers=2, slots=64),
         collect=Collecting(group_size=8, data_batch_size=96, temperature=0.8, dynamic_sampling=True),
-        algorithm=PolicyGradient(dual_clip=3.0, reduction="token_mean", batch=Batching(trajectories_per_step=48, chunks_per_pass=144)),
+        algorithm=PolicyGradient(
+            dual_clip=3.0, reduction="token_mean", batch=Batching(trajectories_per_step=48, chunks_per_pass=144)
+        ),
         optimizer=Optimizer(learning_rate=4e-4, weight_decay=0.0, warmup_ratio=0.02),
         validation=Validation(episodes=25, period=10, goal=0.98, hold=3),
         max_steps=400,

@@ -20,13 +20,18 @@ TITLE, SPACE = 36, 8
 
 
 def before_after(
-    before: Sequence[Path], after: Sequence[Path], out: Path, titles: tuple[str, str] = ("before", "after"), report: Report = silent
+    before: Sequence[Path],
+    after: Sequence[Path],
+    out: Path,
+    titles: tuple[str, str] = ("before", "after"),
+    report: Report = silent,
 ) -> None:
     """One video of two sides, each of which shows its videos one after the other. Two that are compared begin at the same moment: the
     one that is over first keeps its last frame."""
     av = optional_module("av", "A video", "formats")
     image, draw, font = (
-        optional_module(f"PIL.{part}", "A video with titles", "images", "pillow") for part in ("Image", "ImageDraw", "ImageFont")
+        optional_module(f"PIL.{part}", "A video with titles", "images", "pillow")
+        for part in ("Image", "ImageDraw", "ImageFont")
     )
     with contextlib.ExitStack() as opened:
         sides = [[opened.enter_context(av.open(file_name(path))) for path in side] for side in (before, after)]
@@ -36,7 +41,10 @@ def before_after(
                 f"videos of {', '.join(map(str, sorted(rates))) or 'no'} frames a second: expected some on each side, of one rate."
             )
         pairs = [
-            [(frame.to_ndarray(format="rgb24") for one in side[number : number + 1] for frame in one.decode(video=0)) for side in sides]
+            [
+                (frame.to_ndarray(format="rgb24") for one in side[number : number + 1] for frame in one.decode(video=0))
+                for side in sides
+            ]
             for number in range(max(map(len, sides)))
         ]
         shown: list[Array] = [next(side) for side in pairs[0]]

@@ -73,7 +73,11 @@ class BufferedDevice(Device):
     def read(self) -> Reading:
         reading = self._ahead.pop(0) if self._ahead else self._device.read()
         self.marked = self._marks and "success" in reading.events
-        return replace(reading, events=tuple(event for event in reading.events if event != "success")) if self._marks else reading
+        return (
+            replace(reading, events=tuple(event for event in reading.events if event != "success"))
+            if self._marks
+            else reading
+        )
 
 
 def _held(reading: Reading) -> np.ndarray:

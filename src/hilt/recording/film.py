@@ -26,7 +26,12 @@ from hilt.core.tree import Array, flatten
 from hilt.formats.video import VideoWriter
 from hilt.replay import Log
 
-COLORS = {Source.POLICY: (120, 124, 132), Source.HUMAN: (232, 119, 34), Source.DEMO: (52, 120, 210), Source.RANDOM: (150, 80, 180)}
+COLORS = {
+    Source.POLICY: (120, 124, 132),
+    Source.HUMAN: (232, 119, 34),
+    Source.DEMO: (52, 120, 210),
+    Source.RANDOM: (150, 80, 180),
+}
 PAPER, INK, GREEN, RED = (24, 26, 30), (235, 235, 230), (60, 170, 90), (200, 60, 50)
 HEIGHT, BAR, CAPTION, GAP = 240, 8, 44, 4
 """In pixels: cameras are shown at least so high; the bar, the two lines of text, and what lies between cameras"""
@@ -53,7 +58,9 @@ class Filmer:
         self.made = 0
         """Videos that were there when it was closed"""
         command = run_module("hilt.recording.film", str(log.path), str(folder), str(hz))
-        self._process = ChildProcess(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        self._process = ChildProcess(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
         for trajectory in log.trajectories():  # those that an earlier session did not get
             if not video_of(folder, trajectory).exists():
                 self.ask(trajectory)
@@ -65,7 +72,9 @@ class Filmer:
             self._process.stdin.write(f"{trajectory}\n")
             self._process.stdin.flush()
 
-    def close(self, trajectories: list[int], wait: bool = True, watch: Callable[[int], None] = lambda made: None) -> None:
+    def close(
+        self, trajectories: list[int], wait: bool = True, watch: Callable[[int], None] = lambda made: None
+    ) -> None:
         """Waits for the videos that were asked for, ends the process, and counts what there is of these trajectories. `watch` is called
         with
         again and again how many there are."""
@@ -82,7 +91,9 @@ class Filmer:
             self._process.end()
         self.made = self._count(trajectories)
         if missing := len(trajectories) - self.made:
-            self.notes.append(f"{missing} video{'s are' if missing != 1 else ' is'} missing; the same command makes what is missing")
+            self.notes.append(
+                f"{missing} video{'s are' if missing != 1 else ' is'} missing; the same command makes what is missing"
+            )
 
     def _count(self, trajectories: list[int]) -> int:
         return sum(video_of(self._folder, trajectory).exists() for trajectory in trajectories)
@@ -94,7 +105,11 @@ def video_of(folder: Path, trajectory: int) -> Path:
 
 def cameras(log: Log) -> list[str]:
     """The columns that are images: uint8, ``[height, width, 3]``, or a stack of such."""
-    found = {name: spec for name, spec in log.schema.columns.items() if name.startswith("observations") and spec.dtype == np.uint8}
+    found = {
+        name: spec
+        for name, spec in log.schema.columns.items()
+        if name.startswith("observations") and spec.dtype == np.uint8
+    }
     return [name for name, spec in found.items() if len(spec.shape) in (3, 4) and spec.shape[-1] == 3]
 
 
@@ -119,7 +134,9 @@ def frames(log: Log, trajectory: int, hz: float) -> Iterator[Array]:
         source = Source(int(small["source"][step]))
         marked = "labels" in small and small["labels"][step] > 0
         text = f"step {step + 1} of {len(keys)}   {source.name.lower()}   reward {small['rewards'][step]:.2f}"
-        yield picture([seen[name][0] for name in names], COLORS[source], [words, text], ("marked", GREEN) if marked else None)
+        yield picture(
+            [seen[name][0] for name in names], COLORS[source], [words, text], ("marked", GREEN) if marked else None
+        )
     after = flatten(log.read(keys[-1:], [f"next_{name}" for name in names]))
     end = picture(
         [after[f"next_{name}"][0] for name in names],
@@ -130,12 +147,18 @@ def frames(log: Log, trajectory: int, hz: float) -> Iterator[Array]:
     yield from [end] * max(1, round(hz * LAST_SECONDS))
 
 
-def picture(images: list[Array], color: tuple[int, int, int], lines: list[str], mark: tuple[str, tuple[int, int, int]] | None) -> Array:
+def picture(
+    images: list[Array], color: tuple[int, int, int], lines: list[str], mark: tuple[str, tuple[int, int, int]] | None
+) -> Array:
     """One frame of the video, of even height and width, as its encoder wants them."""
     from PIL import Image, ImageDraw, ImageFont
 
     newest = [image[-1] if image.ndim == 4 else image for image in images]
-    large = [np.repeat(np.repeat(image, factor, 0), factor, 1) for image in newest for factor in [-(-HEIGHT // image.shape[0])]]
+    large = [
+        np.repeat(np.repeat(image, factor, 0), factor, 1)
+        for image in newest
+        for factor in [-(-HEIGHT // image.shape[0])]
+    ]
     height, width = max(image.shape[0] for image in large), sum(image.shape[1] + GAP for image in large) - GAP
     out = np.full((BAR + height + CAPTION + height % 2, width + width % 2, 3), PAPER, np.uint8)
     out[:BAR] = color
@@ -166,7 +189,12 @@ def main(log_path: str, folder: str, hz: str) -> None:
         try:
             with Log.open(log_path, "r") as log:
                 film(log, int(line), video_of(Path(folder), int(line)), float(hz))
-        except (HiltError, OSError, ValueError, RuntimeError) as error:  # an encoder's too: one video must not cost the others
+        except (
+            HiltError,
+            OSError,
+            ValueError,
+            RuntimeError,
+        ) as error:  # an encoder's too: one video must not cost the others
             sys.stdout.write(f"no video of trajectory {int(line)}: {error}\n")
 
 

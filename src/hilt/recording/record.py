@@ -26,7 +26,16 @@ from hilt.envs.task import as_task
 from hilt.formats.episodes import INSTRUCTION
 from hilt.recording.buffered_device import BufferedDevice, GoesOn, Waits, as_hil_serl
 from hilt.recording.film import Filmer, cameras
-from hilt.recording.recording_folder import DEMONSTRATIONS, GRASP, LABELED, LABELS, TIMES, nested_copy, open_recording, with_penalty
+from hilt.recording.recording_folder import (
+    DEMONSTRATIONS,
+    GRASP,
+    LABELED,
+    LABELS,
+    TIMES,
+    nested_copy,
+    open_recording,
+    with_penalty,
+)
 from hilt.replay import Log
 from hilt.replay.writer import EpisodeWriter
 from hilt.teleop.devices import Device
@@ -177,7 +186,15 @@ def record(
 class Recorder:
     """One session; `record` is all that others need."""
 
-    def __init__(self, env: Env, device: Device, folder: Path, settings: Settings, watch: RecordingWatch | None, stop: Callable[[], bool]):
+    def __init__(
+        self,
+        env: Env,
+        device: Device,
+        folder: Path,
+        settings: Settings,
+        watch: RecordingWatch | None,
+        stop: Callable[[], bool],
+    ):
         self._settings, self._watch, self._stop, self._device = settings, watch, stop, device
         self._person = device.source == Source.HUMAN
         self._labels = settings.successes_needed > 0
@@ -193,14 +210,18 @@ class Recorder:
         self._states = _states(settings, attribute(env, "initial_states", {}))
         self._tries: Counter[int] = Counter()
         self._seeds: set[int] = set()
-        self._began = time.time() - time.perf_counter()  # one clock that never goes back, whatever happens to the computer's
+        self._began = (
+            time.time() - time.perf_counter()
+        )  # one clock that never goes back, whatever happens to the computer's
         self._nothing = _nothing(env.action_space)
         self._timing = attribute(env, "timing", None)  # of an environment that keeps its rate itself
         self._rate = Rate(self._hz) if self._person and self._timing is None else None
         self._filmer: Filmer | None = None
         self.summary = RecordingSummary(folder, settings.successes_needed or settings.episodes)
         attribute(env, "connect", lambda: None)()  # an arm that is not there leaves no folder behind
-        self._log = open_recording(folder, settings.task, settings.options, settings.observations, self._env, self._labels)
+        self._log = open_recording(
+            folder, settings.task, settings.options, settings.observations, self._env, self._labels
+        )
 
     def begin(self, videos: bool) -> None:
         """Counts what the log has; what a killed session left in it goes. Starts the process that makes videos."""
@@ -240,10 +261,14 @@ class Recorder:
     def _check_script(self, done: Recorded, failures: int) -> None:
         """It would go on for ever when nothing of it can stay."""
         if done.success is None:
-            raise HiltError(f"{self._settings.task} does not report success in info, so nothing would be kept. Give --keep all.")
+            raise HiltError(
+                f"{self._settings.task} does not report success in info, so nothing would be kept. Give --keep all."
+            )
         if failures == FAILURES_IN_A_ROW:
             who = f"{self._settings.task}: the device {self._device.name}"
-            raise HiltError(f"{who} failed {failures} times one after the other. Keep all with --keep all, and look at them.")
+            raise HiltError(
+                f"{who} failed {failures} times one after the other. Keep all with --keep all, and look at them."
+            )
 
     def close(self, wait: bool = True) -> None:
         """Everything is on the disk when this returns; a video that takes too long is made by the next session."""
@@ -271,7 +296,9 @@ class Recorder:
         s = self.summary
         start, seed = self._next_start()
         s.attempts, s.step = s.attempts + 1, 0
-        observation, _ = self._env.reset(seed=seed, options=start)  # of a person it ends when they act: until then no step limit runs
+        observation, _ = self._env.reset(
+            seed=seed, options=start
+        )  # of a person it ends when they act: until then no step limit runs
         if self._rate is not None:
             self._rate.restart()
         began = time.perf_counter()
@@ -293,7 +320,9 @@ class Recorder:
             success = False  # they have a button for it
         people = {name: int(info[name]) for name in ("intervention_count", "intervention_steps")}
         settled = self._settle(running[0], success, ended, lost, {**start, "seed": seed, "steps": s.step, **people})
-        self._control.message = f"{f'Dropped, {settled.dropped}' if settled.dropped else 'Recorded'}: {s.have} of {s.wanted}."
+        self._control.message = (
+            f"{f'Dropped, {settled.dropped}' if settled.dropped else 'Recorded'}: {s.have} of {s.wanted}."
+        )
         self._seat.tell(self._control.message)
         return settled
 
@@ -317,7 +346,9 @@ class Recorder:
             if not running:
                 running.append(self._begin_episode(info))
             elif GRASP in info and GRASP not in self._log.schema.columns:
-                raise SchemaError(f"{self._settings.task}: {GRASP} is not in every info. Give it in each step, 0.0 where there is none.")
+                raise SchemaError(
+                    f"{self._settings.task}: {GRASP} is not in every info. Give it in each step, 0.0 where there is none."
+                )
             extra = {LABELS: np.int32(label), GRASP: np.float32(info.get(GRASP, 0.0))}
             step = Step(
                 before,
@@ -337,7 +368,9 @@ class Recorder:
         return info, marked, lost, ended
 
     def _progress(self, marked: int = 0) -> str:
-        return f"{self.summary.have + marked} of {self.summary.wanted} {'frames marked' if self._labels else 'recorded'}"
+        return (
+            f"{self.summary.have + marked} of {self.summary.wanted} {'frames marked' if self._labels else 'recorded'}"
+        )
 
     def _begun(self) -> bool:
         """Whether somebody acts or presses something, or the session is stopped."""
@@ -363,7 +396,9 @@ class Recorder:
             self._log = Log.open(path, schema=schema)
         return self._log.episode(actor=self._device.name)
 
-    def _settle(self, running: EpisodeWriter, success: bool | None, ended: bool, lost: int, facts: dict[str, Any]) -> Recorded:
+    def _settle(
+        self, running: EpisodeWriter, success: bool | None, ended: bool, lost: int, facts: dict[str, Any]
+    ) -> Recorded:
         """The episode stays, or goes."""
         reason = ""
         if not ended or (self.summary.stopped and not success):
@@ -431,9 +466,10 @@ def _states(settings: Settings, known: Mapping[str, int]) -> list[int]:
         raise UnknownNameError("split", settings.split, known)
     count = known[settings.split]
     if wrong := [number for number in settings.states if not 0 <= number < count]:
-        raise ConfigError(f"initial state {wrong[0]} of {settings.split}: {settings.task} has {count} there, counted from 0.")
+        raise ConfigError(
+            f"initial state {wrong[0]} of {settings.split}: {settings.task} has {count} there, counted from 0."
+        )
     return list(settings.states) or np.random.default_rng(settings.seed).permutation(count).tolist()
-
 
 
 def _nothing(space: Any) -> Any:

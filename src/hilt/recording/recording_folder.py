@@ -38,10 +38,18 @@ FIXED = ("hz", "action_scale", "lead", "compliance", "target_pose", "reward_thre
 """Of an arm's settings, those that must be the same in all of a recording: what an action does, what is seen, and what is success"""
 
 
-def open_recording(folder: Path, task: str, options: Mapping[str, Any], observations: str, env: Env, labels: bool) -> Log:
+def open_recording(
+    folder: Path, task: str, options: Mapping[str, Any], observations: str, env: Env, labels: bool
+) -> Log:
     """The log of a recording, new or to go on with; one of something else is refused, unless nothing is in it."""
     what = LABELED if labels else DEMONSTRATIONS
-    metadata = {"task": task, "options": dict(options), "observations": observations, "what": what, "settings": fixed_settings(env)}
+    metadata = {
+        "task": task,
+        "options": dict(options),
+        "observations": observations,
+        "what": what,
+        "settings": fixed_settings(env),
+    }
     metadata = json.loads(json.dumps(metadata))
     recording_file, path, schema = folder / "recording.json", folder / "log", Schema.declare(columns_of(env, labels))
     if recording_file.exists() and (log := _log_of(path)) is not None:
@@ -55,7 +63,9 @@ def open_recording(folder: Path, task: str, options: Mapping[str, Any], observat
     DISK.make_folders(folder)
     with storage_errors(folder):
         if not recording_file.exists() and (others := set(folder.iterdir()) - set(leftovers(folder))):
-            raise ConfigError(f"{folder} is not a recording: {min(others).name} is in it, and no recording.json. Choose another --out.")
+            raise ConfigError(
+                f"{folder} is not a recording: {min(others).name} is in it, and no recording.json. Choose another --out."
+            )
     write_json(recording_file, metadata)
     return Log.create(path, schema)
 
@@ -65,7 +75,9 @@ def fixed_settings(env: Env) -> dict[str, Any]:
     given = env.get_wrapper_attr("settings") if env.has_wrapper_attr("settings") else {}
     fixed = {key: value for key, value in given.items() if key.rpartition("/")[2] in FIXED}
     for key in [key for key in fixed if key.endswith("cameras")]:
-        fixed[key] = {name: {k: v for k, v in camera.items() if not k.endswith("_seconds")} for name, camera in fixed[key].items()}
+        fixed[key] = {
+            name: {k: v for k, v in camera.items() if not k.endswith("_seconds")} for name, camera in fixed[key].items()
+        }
     return fixed
 
 
@@ -130,7 +142,10 @@ def replay_open_loop(log: Log, trajectory: int, env: Env) -> dict[str, float]:
 
     `env` is what `hilt.envs.task.make` makes of the episode's facts `task` and `options`. In a deterministic simulator all are 0.
     """
-    facts, steps = log.facts.about(trajectory), log.read(log.trajectory_keys(trajectory), ["observations", "actions", "next_observations"])
+    facts, steps = (
+        log.facts.about(trajectory),
+        log.read(log.trajectory_keys(trajectory), ["observations", "actions", "next_observations"]),
+    )
     start: dict[str, Any] = {name: facts[name] for name in ("split", "state") if name in facts}
     furthest: dict[str, float] = {}
 

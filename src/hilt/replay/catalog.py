@@ -87,10 +87,14 @@ class Catalog:
         self._opener.find_losses(self.facts.corrupt > 0)
         if self._write:
             self.facts.recover()
-            self.facts.compact({int(key) >> OFFSET_BITS for key in self.index.keys}, self._on_disk, self.seal.forget_facts)
+            self.facts.compact(
+                {int(key) >> OFFSET_BITS for key in self.index.keys}, self._on_disk, self.seal.forget_facts
+            )
             self.recovery.torn_bytes = self.facts.torn_bytes
         if self.quarantine.lost:
-            self.recovery.mended.append("quarantine.json: does not have its checksum; every byte of the log was read instead")
+            self.recovery.mended.append(
+                "quarantine.json: does not have its checksum; every byte of the log was read instead"
+            )
             if self._write:
                 self.quarantine.found_again()
         self.recovery.seconds = time.perf_counter() - started
@@ -234,7 +238,12 @@ class Catalog:
 
     def _open_extent(self, active: ActiveSegment, first: int, encoded: EncodedSteps) -> int:
         number, extent = active.segment.number, np.zeros(1, ENTRY)[0]
-        extent["key"], extent["steps"], extent["width"], extent["origin"] = encoded.key, encoded.steps, encoded.width, encoded.origin
+        extent["key"], extent["steps"], extent["width"], extent["origin"] = (
+            encoded.key,
+            encoded.steps,
+            encoded.width,
+            encoded.origin,
+        )
         extent["sequence"], extent["sources"], extent["ended"] = encoded.sequence, encoded.sources, encoded.ended
         extent["at"], extent["segment"] = first + active.first_row, number
         extent["table"], extent["open"] = self.segments.table_of(number), True
@@ -281,7 +290,9 @@ class Catalog:
         try:
             for segment in self.segments:
                 if segment.sealed is None and segment.rows:
-                    segment.list_held(self.index.extents_of(segment.number, self.segments.first_row(segment.number)), self.durable)
+                    segment.list_held(
+                        self.index.extents_of(segment.number, self.segments.first_row(segment.number)), self.durable
+                    )
             self.seal.write(list(self.segments), (self.facts.nbytes, self.facts.crc), self.durable)
         except StorageError as error:  # no step is lost by it, and the folder may have been removed
             logger.warning("%s: what it holds was not written down: %s", self.path, error)

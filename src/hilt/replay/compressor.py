@@ -38,7 +38,9 @@ class Compressor:
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
             if thread.is_alive():
-                raise DeadlineError(f"{self._catalog.path}: segments were not compressed within {seconds:g} s. Look at the disk.")
+                raise DeadlineError(
+                    f"{self._catalog.path}: segments were not compressed within {seconds:g} s. Look at the disk."
+                )
         self._threads = []
 
     def after_fork(self, lock: threading.RLock) -> None:

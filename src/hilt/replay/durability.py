@@ -37,7 +37,9 @@ class Durability:
         match = re.fullmatch(r"at most (\d+(?:\.\d+)?) ms", plain)
         if match and float(match[1]) > 0:
             return cls(plain, milliseconds=float(match[1]))
-        raise ConfigError(f"durability {words!r}: expected 'every step', 'every episode', 'at most N ms' (N > 0) or 'never'.")
+        raise ConfigError(
+            f"durability {words!r}: expected 'every step', 'every episode', 'at most N ms' (N > 0) or 'never'."
+        )
 
     def promise(self) -> str:
         """What holds when a call returns."""

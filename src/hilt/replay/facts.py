@@ -31,10 +31,16 @@ class Facts:
         self._origins: dict[tuple[str, str, str], int] = {("", "", ""): 0}
         self.deleted: dict[int, int] = {}  # trajectory -> the offset before which its steps are gone
         self.relabeled: dict[str, dict[int, Any]] = {}  # column -> key -> value
-        self._sorted: dict[str, tuple[Array, Array]] = {}  # the same as sorted keys and values, made when a batch needs them
+        self._sorted: dict[
+            str, tuple[Array, Array]
+        ] = {}  # the same as sorted keys and values, made when a batch needs them
         self._relabeling = threading.Lock()  # of these two: batches are made while facts are written
         self.unfinished: set[int] = set()  # trajectories of which not all pieces were written yet
-        self.used = {"trajectory": -1, "segment": -1, "origin": 0}  # the highest numbers ever given, which are not given again
+        self.used = {
+            "trajectory": -1,
+            "segment": -1,
+            "origin": 0,
+        }  # the highest numbers ever given, which are not given again
         self.seen: dict[int, int] = {}  # origin -> the highest of its numbers among the steps that are gone
         self._noted: dict[int, int] = {}  # what of this is in the file
 
@@ -132,7 +138,10 @@ class Facts:
             self.deleted = {trajectory: before for trajectory, before in self.deleted.items() if trajectory in on_disk}
             self._about = {trajectory: about for trajectory, about in self._about.items() if trajectory in live}
             with self._relabeling:
-                kept = {c: {k: v for k, v in known.items() if k >> OFFSET_BITS in live} for c, known in self.relabeled.items()}
+                kept = {
+                    c: {k: v for k, v in known.items() if k >> OFFSET_BITS in live}
+                    for c, known in self.relabeled.items()
+                }
                 self.relabeled, self._sorted = {column: known for column, known in kept.items() if known}, {}
 
     def overlay(self, keys: Array, batch: Mapping[str, Array]) -> None:
@@ -144,7 +153,10 @@ class Facts:
                     continue
                 if column not in self._sorted:
                     order = sorted(known)
-                    self._sorted[column] = (np.array(order, np.int64), _values(column, [known[key] for key in order], batch[column]))
+                    self._sorted[column] = (
+                        np.array(order, np.int64),
+                        _values(column, [known[key] for key in order], batch[column]),
+                    )
                 relabeled, values = self._sorted[column]
             place = np.minimum(np.searchsorted(relabeled, keys), len(relabeled) - 1)
             there = relabeled[place] == keys
@@ -167,7 +179,9 @@ class Facts:
 
     def segment_gone(self, number: int) -> None:
         """A segment's files were deleted."""
-        self._write({"used": {**self.used, "segment": max(number, self.used["segment"])}, "seen": self._unnoted(self._noted)})
+        self._write(
+            {"used": {**self.used, "segment": max(number, self.used["segment"])}, "seen": self._unnoted(self._noted)}
+        )
 
     def _unnoted(self, noted: Mapping[int, int]) -> dict[str, int]:
         return {str(origin): number for origin, number in self.seen.items() if noted.get(origin, -1) < number}
@@ -189,7 +203,9 @@ class Facts:
             first = key_of(int(fact["trajectory"]), int(fact["first"]))
             with self._relabeling:
                 self._sorted.pop(fact["column"], None)
-                self.relabeled.setdefault(fact["column"], {}).update({first + i: v for i, v in enumerate(fact["values"])})
+                self.relabeled.setdefault(fact["column"], {}).update(
+                    {first + i: v for i, v in enumerate(fact["values"])}
+                )
         elif "deleted_before" in fact:
             self.deleted[int(fact["trajectory"])] = int(fact["deleted_before"])
             self.unfinished.discard(int(fact["trajectory"]))
@@ -204,7 +220,9 @@ def _values(column: str, values: list[Any], like: Array) -> Array:
     except (ValueError, TypeError, OverflowError) as error:
         raise CorruptError(f"annotations.jsonl: relabeled values of {column} are not {like.dtype} ({error}).") from None
     if made.shape[1:] != like.shape[1:]:
-        raise CorruptError(f"annotations.jsonl: relabeled values of {column} have shape {made.shape[1:]}, expected {like.shape[1:]}.")
+        raise CorruptError(
+            f"annotations.jsonl: relabeled values of {column} have shape {made.shape[1:]}, expected {like.shape[1:]}."
+        )
     return made
 
 

@@ -209,7 +209,9 @@ def _combine(a: Runs, b: Runs, rule: object) -> Runs:
     order = np.argsort(edges, kind="stable")
     edges = edges[order]
     inside_a, inside_b = np.cumsum(in_a[order]) > 0, np.cumsum(in_b[order]) > 0
-    last = np.r_[edges[1:] != edges[:-1], True] if len(edges) else np.zeros(0, bool)  # the state after all edges at one place
+    last = (
+        np.r_[edges[1:] != edges[:-1], True] if len(edges) else np.zeros(0, bool)
+    )  # the state after all edges at one place
     edges, inside = edges[last], rule(inside_a, inside_b)[last]  # type: ignore[operator]
     changed = np.flatnonzero(np.diff(np.r_[False, inside]))
     places = edges[changed]

@@ -37,7 +37,15 @@ from hilt.replay.retention import Retention
 from hilt.replay.sampling.assembly import Steps, check_out
 from hilt.replay.sampling.limiters import Limiters, RateLimiter
 from hilt.replay.schema import Schema, check_sources
-from hilt.replay.settings import ReadOptions, as_compression, as_folder, as_sequence, check_new, check_settings, segment_bytes_for
+from hilt.replay.settings import (
+    ReadOptions,
+    as_compression,
+    as_folder,
+    as_sequence,
+    check_new,
+    check_settings,
+    segment_bytes_for,
+)
 from hilt.replay.snapshot import Snapshot
 from hilt.replay.step_encoder import StepEncoder, TrajectorySteps
 from hilt.replay.storage.lock import WriterLock, after_fork, wait_before_fork
@@ -61,7 +69,9 @@ class Log:
     is given what it needs; none refers to the log.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any], files: Files, lock: WriterLock | None, options: ReadOptions):
+    def __init__(
+        self, path: Path, settings: dict[str, Any], files: Files, lock: WriterLock | None, options: ReadOptions
+    ):
         self.path, self.settings, self._write = path, settings, lock is not None
         self.lock = threading.RLock()
         """Held while the log is changed or sampled. A forked process gets another one."""
@@ -160,7 +170,9 @@ class Log:
         if unknown := [name for name in changes if name not in known]:
             raise UnknownNameError("setting", unknown[0], known)
         if changes and mode == "r":
-            raise ConfigError(f"{', '.join(changes)}: a log that is opened for reading keeps its settings; open it with mode='a'.")
+            raise ConfigError(
+                f"{', '.join(changes)}: a log that is opened for reading keeps its settings; open it with mode='a'."
+            )
         changed = {**settings, **changes}
         old = Schema.from_json(settings["schemas"][-1])
         if schema is not None and schema.grown_from(old):
@@ -284,7 +296,9 @@ class Log:
             if facts:
                 self.facts.annotate(number, facts)
             steps = TrajectorySteps(self.schema, leaves, (length, width))
-            write_trajectory(self, steps, StepEncoder(self.schema, number, self.facts.origin(actor, boot, store), width), sequence)
+            write_trajectory(
+                self, steps, StepEncoder(self.schema, number, self.facts.origin(actor, boot, store), width), sequence
+            )
             if self._syncer is not None:
                 self._syncer.notify()
             self.tidy()
@@ -307,7 +321,9 @@ class Log:
                 raise UnknownNameError("column of numbers", column, self.schema.layout.inline)
             spec, given = self.schema.columns[column], np.asarray(values)
             if not given.ndim or given.shape[1:] != spec.shape:
-                raise SchemaError(f"{column}: expected one value of shape {spec.shape} per step, got an array of shape {given.shape}.")
+                raise SchemaError(
+                    f"{column}: expected one value of shape {spec.shape} per step, got an array of shape {given.shape}."
+                )
             if spec.dtype.kind == "f" and given.dtype.kind in "iu":
                 given = given.astype(spec.dtype)
             _, (checked,) = Spec({column: spec}).check_batch(unflatten({column: given}), leading=1, cast=True)
@@ -315,10 +331,14 @@ class Log:
                 check_sources(checked)
             steps = self.trajectory_keys(trajectory) & _OFFSET
             if not len(given) or not isinstance(first, (int, np.integer)):
-                raise SchemaError(f"{column}: expected one value or more from a whole offset on, got {len(given)} from {first!r} on.")
+                raise SchemaError(
+                    f"{column}: expected one value or more from a whole offset on, got {len(given)} from {first!r} on."
+                )
             if first < steps[0] or first + len(given) - 1 > steps[-1]:
                 has, given_to = f"{steps[0]} to {steps[-1]}", f"{first} to {first + len(given) - 1}"
-                raise SchemaError(f"trajectory {trajectory} has the steps {has}, and {given_to} were to get new values in {column}.")
+                raise SchemaError(
+                    f"trajectory {trajectory} has the steps {has}, and {given_to} were to get new values in {column}."
+                )
             self.facts.relabel(trajectory, column, checked, int(first))
             self._facts_changed(trajectory)
 
@@ -366,7 +386,9 @@ class Log:
         """The steps for which a predicate on one column holds. It gets ``[n, ...]`` values and returns ``[n]`` booleans."""
         return View(self, Selection.where(self, column, predicate))
 
-    def read(self, keys: Any, columns: Sequence[str] | None = None, out: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def read(
+        self, keys: Any, columns: Sequence[str] | None = None, out: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """Steps by key, as a nested batch; `columns` names single columns or whole subtrees, `out` takes the arrays."""
         keys, into = np.asarray(keys, np.int64), None
         if out is not None:
@@ -388,7 +410,12 @@ class Log:
     def damage(self) -> list[Damage]:
         """Reads every byte and lists what is not as it was written."""
         with self.reading():  # so that no segment is closed meanwhile, and one that was deleted meanwhile has no files
-            return [damage for segment in self.segments for damage in damage_in(segment) if segment.number in self.catalog.segments]
+            return [
+                damage
+                for segment in self.segments
+                for damage in damage_in(segment)
+                if segment.number in self.catalog.segments
+            ]
 
     def trajectories(self) -> list[int]:
         """The numbers of all trajectories, oldest first."""
@@ -511,7 +538,9 @@ class Log:
         if self.closed:
             raise ClosedError(f"{self.path}: this log is closed; open it again.")
         if self.cut_by_fork:
-            raise ClosedError(f"{self.path}: this process was forked while a thread changed it; open it again, with mode='r'.")
+            raise ClosedError(
+                f"{self.path}: this process was forked while a thread changed it; open it again, with mode='r'."
+            )
 
     def require_writable(self) -> None:
         self.require_open()

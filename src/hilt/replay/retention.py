@@ -15,7 +15,9 @@ class Retention:
         self._catalog = catalog
         self._steps: int | None = catalog.settings["capacity_steps"]
         self._bytes: int | None = catalog.settings["capacity_bytes"]
-        self._settings_bytes = len(json.dumps(catalog.settings, indent=1)) + 512  # with its checksum, and the lock beside it
+        self._settings_bytes = (
+            len(json.dumps(catalog.settings, indent=1)) + 512
+        )  # with its checksum, and the lock beside it
 
     def enforce(self) -> None:
         """Evicts until the log is within its capacity; a running trajectory is spared while others are there."""

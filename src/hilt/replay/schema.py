@@ -36,7 +36,12 @@ BUILT_IN = {
     "policy_version": ArraySpec(np.dtype(np.int64)),
 }
 """Columns that every log has; `terminated` and `truncated` are never merged."""
-BUILT_IN_DEFAULTS: dict[str, Any] = {"terminated": np.False_, "truncated": np.False_, "source": np.uint8(0), "policy_version": np.int64(-1)}
+BUILT_IN_DEFAULTS: dict[str, Any] = {
+    "terminated": np.False_,
+    "truncated": np.False_,
+    "source": np.uint8(0),
+    "policy_version": np.int64(-1),
+}
 
 FOLLOWS = 1
 """Flag of a row: its observation is the next observation of the step before it in its episode."""
@@ -59,7 +64,9 @@ class Schema:
             raise SchemaError("a schema needs at least one column; give {'observations': {...}, 'actions': ...}.")
         for path, spec in BUILT_IN.items():
             if path in given and (given[path].dtype, given[path].shape) != (spec.dtype, spec.shape):
-                raise SchemaError(f"{path}: expected {spec}, got {given[path]}: this column is built in. Give yours another name.")
+                raise SchemaError(
+                    f"{path}: expected {spec}, got {given[path]}: this column is built in. Give yours another name."
+                )
         if bad := [p for p in given if p.startswith("#")]:
             raise SchemaError(f"{bad[0]}: names that begin with '#' are Hilt's own. Rename it.")
         _check_names(given)
@@ -111,7 +118,10 @@ class Schema:
         while isinstance(first, Mapping):
             first = next(iter(first.values()), np.zeros((0, 0)))
         axes = np.shape(first)[:2]
-        return {**trajectory, **{name: np.full(axes, BUILT_IN_DEFAULTS[name], self.columns[name].dtype) for name in absent}}
+        return {
+            **trajectory,
+            **{name: np.full(axes, BUILT_IN_DEFAULTS[name], self.columns[name].dtype) for name in absent},
+        }
 
     def check(self, tree: Tree, cast: bool = False) -> list[Array]:
         """The leaves of a step, in the order of the columns; the built-in ones that it leaves out are added."""
@@ -157,7 +167,10 @@ class Schema:
         return Schema(Spec(kept), tuple(path for path in self.stacked if path in kept))
 
     def to_json(self) -> dict[str, Any]:
-        return {"columns": [[path, spec.to_json()] for path, spec in self.columns.items()], "stacked": list(self.stacked)}
+        return {
+            "columns": [[path, spec.to_json()] for path, spec in self.columns.items()],
+            "stacked": list(self.stacked),
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Schema:
@@ -171,7 +184,9 @@ def _check_names(paths: Iterable[str]) -> None:
         except UnicodeEncodeError:
             plain = False
         if not plain:
-            raise SchemaError(f"column {path!r}: expected a name that a file can have: Unicode text without NUL and surrogates. Rename it.")
+            raise SchemaError(
+                f"column {path!r}: expected a name that a file can have: Unicode text without NUL and surrogates. Rename it."
+            )
 
 
 def _check_files(layout: Layout) -> None:
@@ -180,10 +195,14 @@ def _check_files(layout: Layout) -> None:
     for column in layout.frames:
         size = len(column.file.encode())
         if size > MAX_FILE_NAME_BYTES:
-            raise SchemaError(f"{column.name}: its file may have at most {MAX_FILE_NAME_BYTES} bytes of name, got {size}. Rename it.")
+            raise SchemaError(
+                f"{column.name}: its file may have at most {MAX_FILE_NAME_BYTES} bytes of name, got {size}. Rename it."
+            )
         if column.file in by_file:
             both = f"{by_file[column.file]} and {column.name}"
-            raise SchemaError(f"{both}: two large columns would be stored in one file, {column.file}. Rename one of them.")
+            raise SchemaError(
+                f"{both}: two large columns would be stored in one file, {column.file}. Rename one of them."
+            )
         by_file[column.file] = column.name
 
 
@@ -270,7 +289,14 @@ class Layout:
     @cached_property
     def packed(self) -> Struct:
         """The row for Python's `struct`, which makes a single one many times faster than numpy does."""
-        codes = [_PLAIN["<i8"], _PLAIN["<i8"], _PLAIN["<u4"], _PLAIN["<u4"], _PLAIN["<u4"], _PLAIN["|u1"]]  # the fields with a '#'
+        codes = [
+            _PLAIN["<i8"],
+            _PLAIN["<i8"],
+            _PLAIN["<u4"],
+            _PLAIN["<u4"],
+            _PLAIN["<u4"],
+            _PLAIN["|u1"],
+        ]  # the fields with a '#'
         for path, plain in zip(self.inline, self.plain, strict=True):
             codes.append(_PLAIN[self.row[path].str] if plain else f"{self.row[path].itemsize}s")
         codes += ["qI" * max(1, self.frame_of[path].stack) for path in self.frame_of]
@@ -307,5 +333,7 @@ def spec_of_space(space: Any, where: str) -> Any:
         return {key: spec_of_space(inner, f"{where}/{key}") for key, inner in space.spaces.items()}
     shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)
     if shape is None or dtype is None:
-        raise ConfigError(f"{where}: expected a space with a shape and a dtype (or a Dict space), got {type(space).__name__}.")
+        raise ConfigError(
+            f"{where}: expected a space with a shape and a dtype (or a Dict space), got {type(space).__name__}."
+        )
     return ArraySpec(np.dtype(dtype), tuple(shape))

@@ -40,7 +40,9 @@ def check_settings(settings: Mapping[str, Any], schema: Schema) -> None:
     Durability.parse(settings["durability"])
     for name in ("capacity_steps", "capacity_bytes", "segment_bytes"):
         size = settings[name]
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int | float | np.number) or not size > 0):
+        if size is not None and (
+            isinstance(size, bool) or not isinstance(size, int | float | np.number) or not size > 0
+        ):
             raise ConfigError(f"{name}: expected a number above 0 or None, got {size!r}.")
     large = [column.name for column in schema.layout.frames]
     for column, codec in settings["compression"].items():
@@ -57,7 +59,9 @@ def segment_bytes_for(capacity_bytes: int | None) -> int:
 
 def as_compression(given: Any) -> dict[str, str]:
     if given is not None and not isinstance(given, Mapping):
-        raise ConfigError(f"compression: expected a codec by column, such as {{'observations/wrist': 'zstd'}}, or None; got {given!r}.")
+        raise ConfigError(
+            f"compression: expected a codec by column, such as {{'observations/wrist': 'zstd'}}, or None; got {given!r}."
+        )
     return dict(given or {})
 
 
@@ -98,7 +102,9 @@ def as_generator(seed: Any) -> np.random.Generator:
     try:
         return np.random.default_rng(seed)
     except (TypeError, ValueError):
-        raise ConfigError(f"seed: expected a whole number from 0 on, or None for a different stream each time; got {seed!r}.") from None
+        raise ConfigError(
+            f"seed: expected a whole number from 0 on, or None for a different stream each time; got {seed!r}."
+        ) from None
 
 
 def check_new(folder: Path) -> None:
@@ -112,4 +118,6 @@ def check_new(folder: Path) -> None:
         strangers = [path for path in [*folder.iterdir(), *folder.glob("segments/*")] if path not in ours]
         if strangers:
             found = strangers[0].relative_to(folder)
-            raise ConfigError(f"{folder}: expected a new or empty folder, got one that holds {found}. Choose another path.")
+            raise ConfigError(
+                f"{folder}: expected a new or empty folder, got one that holds {found}. Choose another path."
+            )

@@ -19,7 +19,15 @@ from hilt.replay.storage.table import Table, check_target
 class Snapshot:
     """Finds steps by key and reads their columns. Valid inside ``with log.reading() as steps``."""
 
-    def __init__(self, schema: Schema, index: Index, tables: Sequence[Table], facts: Facts, pool: BufferPool, done: Callable[[], None]):
+    def __init__(
+        self,
+        schema: Schema,
+        index: Index,
+        tables: Sequence[Table],
+        facts: Facts,
+        pool: BufferPool,
+        done: Callable[[], None],
+    ):
         self.schema = schema
         self._keys, self._entries = index.keys, index.entries
         self._tables, self._facts, self._pool, self._done = list(tables), facts, pool, done
@@ -46,7 +54,11 @@ class Snapshot:
     def addresses(self, starts: Array, counts: Array) -> Array | None:
         """The addresses of the last extents, when these keys and numbers of steps are theirs and one table holds them all."""
         last = slice(len(self._keys) - len(starts), None)
-        same = last.start >= 0 and np.array_equal(self._keys[last], starts) and np.array_equal(self._entries["steps"][last], counts)
+        same = (
+            last.start >= 0
+            and np.array_equal(self._keys[last], starts)
+            and np.array_equal(self._entries["steps"][last], counts)
+        )
         return self._entries["at"][last].copy() if same and len(self._tables) == 1 else None
 
     def find(self, keys: Array) -> tuple[Array, Array]:
@@ -79,7 +91,10 @@ class Snapshot:
         """Who sent each trajectory, ``(actor, boot, store)``, by its number, oldest first."""
         origins, (numbers, first) = self._facts.origins(), np.unique(self._keys >> OFFSET_BITS, return_index=True)
         of = self._entries["origin"][first]
-        return {number: origins.get(origin, ("", "", "")) for number, origin in zip(numbers.tolist(), of.tolist(), strict=True)}
+        return {
+            number: origins.get(origin, ("", "", ""))
+            for number, origin in zip(numbers.tolist(), of.tolist(), strict=True)
+        }
 
     def gather(self, keys: Array, paths: Sequence[str], out: Mapping[str, Array] | None = None) -> dict[str, Array]:
         """Columns of steps, each ``[len(keys), ...]``, in the order asked for."""
@@ -98,7 +113,9 @@ class Snapshot:
         """Small columns or bookkeeping fields of steps."""
         place, at = self._locate(keys)
         table_of = self._entries["table"][place]
-        out: list[Array] = [np.zeros((len(keys), *self.schema.layout.row[n].shape), self.schema.layout.row[n].base) for n in names]
+        out: list[Array] = [
+            np.zeros((len(keys), *self.schema.layout.row[n].shape), self.schema.layout.row[n].base) for n in names
+        ]
         for number in np.unique(table_of).tolist():
             chosen = table_of == number
             rows = self._tables[number].rows(at[chosen])
@@ -137,7 +154,9 @@ class Snapshot:
                 out[chosen] = part
         return out
 
-    def _gather_grown(self, table_of: Array, at: Array, paths: Sequence[str], out: Mapping[str, Array] | None) -> dict[str, Array]:
+    def _gather_grown(
+        self, table_of: Array, at: Array, paths: Sequence[str], out: Mapping[str, Array] | None
+    ) -> dict[str, Array]:
         """Over segments of several schemas: columns that an older one lacks get their default."""
         batch = {}
         for path in paths:

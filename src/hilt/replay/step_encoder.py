@@ -132,7 +132,9 @@ class StepEncoder:
         self._source = order["source"]
         self._next_state = [after for now, after in layout.pairs if now in layout.inline]
         self._state_pairs = [(order[now], order[after]) for now, after in layout.pairs if now in layout.inline]
-        self._frames = [(c, order[c.columns[0]], order[c.columns[1]] if len(c.columns) > 1 else None) for c in layout.frames]
+        self._frames = [
+            (c, order[c.columns[0]], order[c.columns[1]] if len(c.columns) > 1 else None) for c in layout.frames
+        ]
         self._tail: Tail | None = None
 
     def continues(self, leaves: Sequence[Array], stored: Callable[[FrameColumn, int], Array]) -> bool:
@@ -143,7 +145,9 @@ class StepEncoder:
             if leaves[now].tobytes() != before:
                 return False
         # Where the schema has no next observations, a gap cannot be recognized.
-        return all(self._is_tail(column, leaves[now], stored) for column, now, after in self._frames if after is not None)
+        return all(
+            self._is_tail(column, leaves[now], stored) for column, now, after in self._frames if after is not None
+        )
 
     def step(self, leaves: Sequence[Array], follows: bool, sequence: int, segment: Segment) -> EncodedSteps:
         """One step: the path that must be fast. `follows`: it begins where the last one ended. See `Layout.row`."""
@@ -169,7 +173,9 @@ class StepEncoder:
         key = key_of(self.trajectory, self.steps)
         return EncodedSteps(key, 1, row, new, self.origin, 1, sequence, sources, ended, Tail(state, tail))
 
-    def many(self, steps: ManySteps, first: int, stop: int, follows: bool, sequence: int | Array, segment: Segment) -> EncodedSteps:
+    def many(
+        self, steps: ManySteps, first: int, stop: int, follows: bool, sequence: int | Array, segment: Segment
+    ) -> EncodedSteps:
         """The steps ``[first, stop)`` at once; `follows`: the first of them begins with the observation that the last one ended with."""
         count = stop - first
         rows = np.zeros(count, self._layout.row)
@@ -220,7 +226,9 @@ class TrajectorySteps:
     def __init__(self, schema: Schema, leaves: Sequence[Array], shape: tuple[int, int]):
         self._layout, (length, self.width) = schema.layout, shape
         self.count = length * self.width
-        self._columns = {path: leaf.reshape(self.count, *leaf.shape[2:]) for path, leaf in zip(schema.columns, leaves, strict=True)}
+        self._columns = {
+            path: leaf.reshape(self.count, *leaf.shape[2:]) for path, leaf in zip(schema.columns, leaves, strict=True)
+        }
 
     def column(self, path: str) -> Array:
         return self._columns[path]
@@ -257,7 +265,11 @@ class TrajectorySteps:
                 begins.append(linked[0])
                 ends.append(linked[1])
             segment.write_ahead(column, fresh)
-        return fresh, {path: _as_column(found) for path, found in zip(column.columns, (begins, ends), strict=False)}, follows
+        return (
+            fresh,
+            {path: _as_column(found) for path, found in zip(column.columns, (begins, ends), strict=False)},
+            follows,
+        )
 
     def state(self, step: int, paths: Sequence[str]) -> None:
         return None
@@ -305,7 +317,9 @@ class BlockSteps:
         joined = ~self.ended[:-1]
         for now, after in self._layout.pairs:
             if now in self._layout.frame_of:
-                same = (self._columns[now][0] is self._columns[after][0]) & (self._columns[now][1][1:] == self._columns[after][1][:-1])
+                same = (self._columns[now][0] is self._columns[after][0]) & (
+                    self._columns[now][1][1:] == self._columns[after][1][:-1]
+                )
             else:
                 same = same_rows(self._columns[now][1:], self._columns[after][:-1])
             joined = joined & same
@@ -315,7 +329,8 @@ class BlockSteps:
     def leaves(self, step: int) -> list[Array]:
         """One step, as `StepEncoder.continues` takes it."""
         return [
-            leaf[0][leaf[1][step]].reshape(shape) if isinstance(leaf, tuple) else np.asarray(leaf[step]) for leaf, shape in self._in_order
+            leaf[0][leaf[1][step]].reshape(shape) if isinstance(leaf, tuple) else np.asarray(leaf[step])
+            for leaf, shape in self._in_order
         ]
 
     def state(self, step: int, paths: Sequence[str]) -> list[bytes]:
@@ -361,7 +376,10 @@ def same_rows(a: Array, b: Array) -> Array:
     rows = len(a)
     if not rows or (a.ctypes.data, a.strides, a.shape, a.dtype) == (b.ctypes.data, b.strides, b.shape, b.dtype):
         return np.ones(rows, bool)  # one array, seen twice
-    a, b = np.ascontiguousarray(a).reshape(rows, -1).view(np.uint8), np.ascontiguousarray(b).reshape(rows, -1).view(np.uint8)
+    a, b = (
+        np.ascontiguousarray(a).reshape(rows, -1).view(np.uint8),
+        np.ascontiguousarray(b).reshape(rows, -1).view(np.uint8),
+    )
     word: Any = next(kind for size, kind in ((8, np.uint64), (4, np.uint32), (1, np.uint8)) if a.shape[1] % size == 0)
     a, b = a.view(word), b.view(word)
     chunk = max(1, (1 << 20) // max(1, a.shape[1]))  # the comparison stays in the processor's cache
@@ -383,10 +401,16 @@ class PackedSteps:
         step_bytes = sum(leaf.nbytes for path, leaf in spec.items() if path not in nexts)
         self.room = max(1, min(BLOCK_STEPS, BLOCK_BYTES // max(1, step_bytes)))
         place = {path: i for i, path in enumerate(spec)}
-        self._columns = {path: np.empty((self.room, *leaf.shape), leaf.dtype) for path, leaf in spec.items() if path not in large}
+        self._columns = {
+            path: np.empty((self.room, *leaf.shape), leaf.dtype) for path, leaf in spec.items() if path not in large
+        }
         self._small = [(place[path], column) for path, column in self._columns.items()]
-        self._streams = [_FrameMemory(spec, path, pairs.get(path), place, self.room, pool) for path in large if path not in nexts]
-        self.nbytes = sum(column.nbytes for column in self._columns.values()) + sum(stream.frames.nbytes for stream in self._streams)
+        self._streams = [
+            _FrameMemory(spec, path, pairs.get(path), place, self.room, pool) for path in large if path not in nexts
+        ]
+        self.nbytes = sum(column.nbytes for column in self._columns.values()) + sum(
+            stream.frames.nbytes for stream in self._streams
+        )
 
     @property
     def full(self) -> bool:
@@ -407,11 +431,18 @@ class PackedSteps:
             first, last = stream.span(start, stop)
             frames[stream.path] = stream.frames[first:last]
             numbers.update({path: of_step[start:stop] - first for path, of_step in stream.numbers.items()})
-        return {"columns": {path: column[start:stop] for path, column in self._columns.items()}, "frames": frames, "numbers": numbers}
+        return {
+            "columns": {path: column[start:stop] for path, column in self._columns.items()},
+            "frames": frames,
+            "numbers": numbers,
+        }
 
     def steps(self, start: int, stop: int) -> list[dict[str, Any]]:
         """Copies of some of the steps, as they were given."""
-        return [unflatten({path: value.copy() for path, value in step.items()}) for step in PackedBlock(self.slice(start, stop))]
+        return [
+            unflatten({path: value.copy() for path, value in step.items()})
+            for step in PackedBlock(self.slice(start, stop))
+        ]
 
 
 class _FrameMemory:
@@ -455,12 +486,16 @@ class PackedBlock:
 
     def __init__(self, packed: Mapping[str, Any]):
         if not isinstance(packed, Mapping):
-            raise FormatError(f"a block of steps is a {type(packed).__name__}; it was not made by this version of Hilt.")
+            raise FormatError(
+                f"a block of steps is a {type(packed).__name__}; it was not made by this version of Hilt."
+            )
         columns, frames, numbers = _mapping(packed, "columns"), _mapping(packed, "frames"), _mapping(packed, "numbers")
         arrays = [*columns.values(), *numbers.values()]
         lengths = {len(value) if isinstance(value, np.ndarray) and value.ndim else -1 for value in arrays}
         if len(lengths) != 1 or -1 in lengths:
-            raise FormatError("a block of steps has columns of different lengths or none; it was not made by this version of Hilt.")
+            raise FormatError(
+                "a block of steps has columns of different lengths or none; it was not made by this version of Hilt."
+            )
         self.steps = lengths.pop()
         if self.steps > MAX_STEPS:
             raise FormatError(f"a block of {self.steps} steps; at most {MAX_STEPS} are read at a time.")
@@ -508,4 +543,6 @@ def _mapping(packed: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _owner(path: str) -> str:
     """The observation column whose frames a next observation shares."""
-    return next((now for now in (path.replace("next_", "", 1), path.replace("next_", "curr_", 1)) if mate(now) == path), "")
+    return next(
+        (now for now in (path.replace("next_", "", 1), path.replace("next_", "curr_", 1)) if mate(now) == path), ""
+    )

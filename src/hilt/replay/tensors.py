@@ -69,7 +69,9 @@ def mover(device: Any) -> Callable[[Mapping[str, Any]], Any]:
 def map_tree(function: Callable[[Any, str], Any], tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """The same nested dictionary with ``function(leaf, path)`` for each leaf."""
     paths = {key: f"{path}/{key}" if path else key for key in tree}
-    return {k: map_tree(function, v, paths[k]) if isinstance(v, Mapping) else function(v, paths[k]) for k, v in tree.items()}
+    return {
+        k: map_tree(function, v, paths[k]) if isinstance(v, Mapping) else function(v, paths[k]) for k, v in tree.items()
+    }
 
 
 def _placed(device: Device | None, value: Any, path: str) -> Tensor:
@@ -87,7 +89,9 @@ def as_tensor(value: Any, path: str) -> Tensor:
     if isinstance(value, torch.Tensor):
         return value
     if not isinstance(value, (np.ndarray, np.generic, bool, int, float)):
-        raise SchemaError(f"{path} is a {type(value).__name__}; tensors are made of arrays and numbers. Leave it out or convert it.")
+        raise SchemaError(
+            f"{path} is a {type(value).__name__}; tensors are made of arrays and numbers. Leave it out or convert it."
+        )
     array = np.asarray(value)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
@@ -96,7 +100,9 @@ def as_tensor(value: Any, path: str) -> Tensor:
     try:
         return torch.from_numpy(array)
     except TypeError as error:
-        raise SchemaError(f"{path} has dtype {array.dtype}, of which torch has no tensors. Convert it to numbers.") from error
+        raise SchemaError(
+            f"{path} has dtype {array.dtype}, of which torch has no tensors. Convert it to numbers."
+        ) from error
 
 
 def concatenate(leaves: Sequence[Any], axis: int) -> Tensor:
@@ -110,7 +116,9 @@ def raw_array(value: Any, path: str) -> tuple[npt.NDArray[Any], str]:
         return np.asarray(value), ""
     torch = import_torch()
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_quantized:
-        raise SchemaError(f"{path} is a {type(value).__name__}, not a dense tensor or an array. Leave this field out or convert it.")
+        raise SchemaError(
+            f"{path} is a {type(value).__name__}, not a dense tensor or an array. Leave this field out or convert it."
+        )
     tensor = value.detach().cpu().resolve_conj().resolve_neg()
     if tensor.is_floating_point() and tensor.dtype not in (torch.float16, torch.float32, torch.float64):
         bits = {1: torch.uint8, 2: torch.int16}[tensor.element_size()]
@@ -154,7 +162,9 @@ def _one_device(device: Any) -> Device:
     if place.type == "meta":
         raise ConfigError(f"device 'meta' holds no data; {wanted}.")
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device {str(place)!r} is not on this machine, which has {torch.cuda.device_count()} CUDA devices; {wanted}.")
+        raise ConfigError(
+            f"device {str(place)!r} is not on this machine, which has {torch.cuda.device_count()} CUDA devices; {wanted}."
+        )
     return place
 
 
@@ -224,7 +234,9 @@ def _portable(value: Any, path: str) -> Any:
 
 def _dictionary(value: Any, path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise FormatError(f"{path} holds a {type(value).__name__}; a trajectory file holds a dictionary. Check which file this is.")
+        raise FormatError(
+            f"{path} holds a {type(value).__name__}; a trajectory file holds a dictionary. Check which file this is."
+        )
     return value
 
 
@@ -237,10 +249,22 @@ def _verify_zip(file: BinaryIO, path: Path) -> None:
     except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
         raise CorruptError(f"{path} is a damaged archive ({error}). Copy it again from where it came.") from error
     if damaged is not None:
-        raise CorruptError(f"{path} is damaged: the checksum of {damaged!r} inside it does not match. Copy it again from where it came.")
+        raise CorruptError(
+            f"{path} is damaged: the checksum of {damaged!r} inside it does not match. Copy it again from where it came."
+        )
 
 
-_DAMAGE = (RuntimeError, ValueError, TypeError, LookupError, EOFError, AttributeError, AssertionError, MemoryError, PickleError)
+_DAMAGE = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    EOFError,
+    AttributeError,
+    AssertionError,
+    MemoryError,
+    PickleError,
+)
 """What torch raises about files that are not whole, beside struct's error."""
 
 
@@ -248,7 +272,9 @@ def _torch_load(torch: Any, file: BinaryIO, where: str) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except (*_DAMAGE, struct.error) as error:
-        refused = re.search(r"GLOBAL (\S+)|unrecognized function <[^>]*?(\w+)[^>]*>|Unsupported class (\S+)", str(error))
+        refused = re.search(
+            r"GLOBAL (\S+)|unrecognized function <[^>]*?(\w+)[^>]*>|Unsupported class (\S+)", str(error)
+        )
         if refused:
             asked = next(name for name in refused.groups() if name).rstrip(".,")
             raise UnsafeError(
@@ -257,7 +283,9 @@ def _torch_load(torch: Any, file: BinaryIO, where: str) -> Any:
             ) from error
         reported = re.search(r"WeightsUnpickler error: (.+)", str(error))
         reason = (reported.group(1) if reported else str(error) or type(error).__name__).splitlines()[0][:150]
-        raise CorruptError(f"{where} is not a whole file of torch.save ({reason}). Copy it again from where it came.") from error
+        raise CorruptError(
+            f"{where} is not a whole file of torch.save ({reason}). Copy it again from where it came."
+        ) from error
 
 
 def _stand_ins(where: str) -> dict[tuple[str, str], Any]:
@@ -267,10 +295,14 @@ def _stand_ins(where: str) -> dict[tuple[str, str], Any]:
     def load_from_bytes(data: Any) -> Any:
         storage = _torch_load(torch, io.BytesIO(data), where)
         if not isinstance(storage, torch.storage.TypedStorage):
-            raise UnsafeError(f"{where} has a {type(storage).__name__} for a tensor's memory; it was refused. Save plain tensors.")
+            raise UnsafeError(
+                f"{where} has a {type(storage).__name__} for a tensor's memory; it was refused. Save plain tensors."
+            )
         return storage
 
-    def rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any, hooks: Any, *_: Any) -> Tensor:
+    def rebuild_tensor(
+        storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any, hooks: Any, *_: Any
+    ) -> Tensor:
         if not isinstance(storage, torch.storage.TypedStorage) or hooks:
             raise UnsafeError(f"{where} has a tensor with hooks or without memory; it was refused. Save plain tensors.")
         available = storage._untyped_storage.nbytes() // storage.dtype.itemsize

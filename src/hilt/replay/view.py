@@ -95,7 +95,9 @@ class View:
 
     def require_steps(self) -> None:
         if not len(self):
-            raise EmptyError(f"the view of {self.log.path} holds no step yet; add some, or wait with a rate limiter (MinSize).")
+            raise EmptyError(
+                f"the view of {self.log.path} holds no step yet; add some, or wait with a rate limiter (MinSize)."
+            )
 
     @property
     def selection(self) -> Selection | None:
@@ -173,10 +175,16 @@ class Selection:
     def where(cls, log: Log, column: str, predicate: Callable[[Array], Array]) -> Selection:
         (path,) = log.schema.select([column])[:1]
         if path != column:
-            raise SchemaError(f"{column}: expected one column, got a subtree; choose one of {', '.join(log.schema.select([column]))}.")
+            raise SchemaError(
+                f"{column}: expected one column, got a subtree; choose one of {', '.join(log.schema.select([column]))}."
+            )
 
         def admits(steps: Snapshot, keys: Array, rows: Array | None) -> Array:
-            values = rows[path] if rows is not None and path in log.schema.layout.inline else steps.gather(keys, [path])[path]
+            values = (
+                rows[path]
+                if rows is not None and path in log.schema.layout.inline
+                else steps.gather(keys, [path])[path]
+            )
             verdict = np.asarray(predicate(values))
             if verdict.shape != (len(keys),) or verdict.dtype != bool:
                 got = f"{verdict.dtype} {verdict.shape}"
@@ -191,7 +199,9 @@ class Selection:
 
     def current(self) -> Runs:
         if self._failure is not None:
-            raise SchemaError(f"the rule of this view failed on a new step: {self._failure!r}. Mend it and make the view again.")
+            raise SchemaError(
+                f"the rule of this view failed on a new step: {self._failure!r}. Mend it and make the view again."
+            )
         return self._runs
 
     def spend(self, keys: Array) -> None:

@@ -57,7 +57,9 @@ class EpisodeWriter:
         if self._log.closed:
             self._log.require_writable()
         leaves, sequence = self._log.check(step), as_sequence(sequence)
-        with self._log.inserting(1, timeout):  # what the last step ended with is known here, also where threads share an episode
+        with self._log.inserting(
+            1, timeout
+        ):  # what the last step ended with is known here, also where threads share an episode
             return self.append_leaves(leaves, self.continues(leaves), sequence)
 
     def end(self) -> None:
@@ -128,7 +130,9 @@ class EpisodeWriter:
         place = self._current_place() if self._in_segment else None
         if has_room:
             return place
-        active = self._log.active_segments.replace(self._active)  # first: when there is no room on the disk, the episode stays as it was
+        active = self._log.active_segments.replace(
+            self._active
+        )  # first: when there is no room on the disk, the episode stays as it was
         if self._in_segment:
             self._close_extent()
         self._active, self._in_segment = active, 0

@@ -22,7 +22,12 @@ Box = tuple[Array, Array]
 
 PARAMETERS = (
     *(f"{kind}_{what}" for kind in ("translational", "rotational") for what in ("stiffness", "damping", "Ki")),
-    *(f"{kind}_clip_{side}{axis}" for kind in ("translational", "rotational") for side in ("", "neg_") for axis in "xyz"),
+    *(
+        f"{kind}_clip_{side}{axis}"
+        for kind in ("translational", "rotational")
+        for side in ("", "neg_")
+        for axis in "xyz"
+    ),
 )
 """The names that ``/update_param`` knows: those of HIL-SERL's impedance controller."""
 
@@ -122,7 +127,9 @@ class Backend:
     def set_parameters(self, values: Mapping[str, float], arm: int) -> None:
         """Impedance; the names are among `PARAMETERS`."""
         if values:
-            raise RequestError(f"{type(self).__name__} has no impedance parameters to change, and {', '.join(values)} were given.")
+            raise RequestError(
+                f"{type(self).__name__} has no impedance parameters to change, and {', '.join(values)} were given."
+            )
 
     def set_load(self, mass: float, center: list[float], inertia: list[float], arm: int) -> None:
         """What hangs at the flange, in kilograms, meters and kg m²."""
@@ -169,7 +176,9 @@ def open_backend(name: str, options: Mapping[str, Any]) -> Backend:
         raise ConfigError(f"backend {name!r}: {error}; it takes {inspect.signature(kind)}.") from None
     needed = ("workspace", "state", "command", "grip", *(("scene", "renderer") if kind.simulation else ()))
     if missing := [method for method in needed if next(c for c in kind.__mro__ if method in vars(c)) is Backend]:
-        raise ConfigError(f"{kind.__name__} has no {', no '.join(missing)}: write them, see 'An arm of your own' in docs/robot.md.")
+        raise ConfigError(
+            f"{kind.__name__} has no {', no '.join(missing)}: write them, see 'An arm of your own' in docs/robot.md."
+        )
     return kind(**options)
 
 
@@ -295,7 +304,9 @@ class TabletopBackend(Backend):
 
     def scene(self, task: str | None, split: str | None, state: int | None) -> dict[str, Any]:
         if task not in (None, self._task.name):
-            raise ConfigError(f"task {task!r}: this server has {self._task.name!r}; start another one with --task {task}.")
+            raise ConfigError(
+                f"task {task!r}: this server has {self._task.name!r}; start another one with --task {task}."
+            )
         if split is not None and state is not None:
             self._begin(split, state)
             self._homing.clear()

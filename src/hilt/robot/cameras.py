@@ -16,7 +16,15 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, DeadlineError, HiltError, RequestError, StorageError, UnknownNameError, optional_module
+from hilt.core.errors import (
+    ConfigError,
+    DeadlineError,
+    HiltError,
+    RequestError,
+    StorageError,
+    UnknownNameError,
+    optional_module,
+)
 from hilt.core.platform import DEVICE_NODES
 from hilt.core.rate import Rate
 from hilt.robot.robot_client import RobotClient
@@ -69,7 +77,9 @@ def open_camera(name: str, config: CameraConfig, size: int, client: Callable[[],
         raise UnknownNameError(f"kind of camera (camera {name!r})", config.kind, ["simulation", *KINDS])
     unused = {"simulation": ["fps", "exposure"], "opencv": ["exposure"]}.get(config.kind, [])
     if given := [key for key in unused if getattr(config, key) is not None]:
-        raise ConfigError(f"camera {name!r}: {given[0]}={getattr(config, given[0])} has no effect on kind {config.kind!r}. Leave it out.")
+        raise ConfigError(
+            f"camera {name!r}: {given[0]}={getattr(config, given[0])} has no effect on kind {config.kind!r}. Leave it out."
+        )
     if config.kind == "simulation":
         return SimulatedCamera(name, client(), config, size)
     return NewestFrame(name, KINDS[config.kind](name, config), config)
@@ -80,10 +90,14 @@ def fitted(name: str, image: Array, crop: list[int], size: int) -> Array:
     if crop:
         top, bottom, left, right = crop if len(crop) == 4 else (0, 0, 0, 0)
         if not (0 <= top < bottom <= image.shape[0] and 0 <= left < right <= image.shape[1]):
-            raise ConfigError(f"camera {name!r}: crop={crop} is not [top, bottom, left, right] within a frame of {image.shape[:2]} pixels.")
+            raise ConfigError(
+                f"camera {name!r}: crop={crop} is not [top, bottom, left, right] within a frame of {image.shape[:2]} pixels."
+            )
         image = image[top:bottom, left:right]
     if image.shape[:2] != (size, size):
-        image = optional_module("cv2", "resizing a camera's image", "robot", "opencv-python-headless").resize(image, (size, size))
+        image = optional_module("cv2", "resizing a camera's image", "robot", "opencv-python-headless").resize(
+            image, (size, size)
+        )
     return np.ascontiguousarray(image)
 
 
@@ -98,7 +112,9 @@ class SimulatedCamera:
         request = {"camera": self._config.source or self._name, "height": self._shape[0], "width": self._shape[1]}
         data = self._client.post("image", request, self._config.deadline_seconds)
         if not isinstance(data, bytes) or len(data) != np.prod(self._shape):
-            raise RequestError(f"camera {self._name!r}: the simulation's picture is not {self._shape} bytes. Is it a robot server of Hilt?")
+            raise RequestError(
+                f"camera {self._name!r}: the simulation's picture is not {self._shape} bytes. Is it a robot server of Hilt?"
+            )
         return Frame(np.frombuffer(data, np.uint8).reshape(self._shape), time.monotonic())
 
     def close(self) -> None:
@@ -110,7 +126,11 @@ class NewestFrame:
 
     def __init__(self, name: str, source: Any, config: CameraConfig):
         self._name, self._source, self._config = name, source, config
-        self._changed, self._newest, self._problem = threading.Condition(), Frame(np.empty((0, 0, 3), np.uint8), -np.inf), ""
+        self._changed, self._newest, self._problem = (
+            threading.Condition(),
+            Frame(np.empty((0, 0, 3), np.uint8), -np.inf),
+            "",
+        )
         self._open = True
         self._thread = threading.Thread(target=self._read, name=f"camera-{name}", daemon=True)
         self._thread.start()
@@ -122,7 +142,9 @@ class NewestFrame:
         age = time.monotonic() - self._newest.time
         since = f"for {age:.1f} s" if np.isfinite(age) else f"within {self._config.deadline_seconds:g} s"
         problem = f" ({self._problem})" if self._problem else ""
-        raise DeadlineError(f"camera {self._name!r}, {self._source.label}, gave no frame {since}{problem}. {self._source.cure}")
+        raise DeadlineError(
+            f"camera {self._name!r}, {self._source.label}, gave no frame {since}{problem}. {self._source.cure}"
+        )
 
     def close(self) -> None:
         self._open = False
@@ -153,13 +175,21 @@ class _OpenCV:
         cv2 = optional_module("cv2", "a camera through OpenCV", "robot", "opencv-python-headless")
         self._file = not config.source.isdigit()
         self.label = f"video file {config.source!r}" if self._file else f"OpenCV device {config.source}"
-        self.cure = "A file ends: give a longer one." if self._file else "Check its cable, and whether another program has it open."
+        self.cure = (
+            "A file ends: give a longer one."
+            if self._file
+            else "Check its cable, and whether another program has it open."
+        )
         if self._file and (config.width or config.height):
             raise ConfigError(f"camera {name!r}: width and height have no effect on a video file. Leave them out.")
         self._capture = cv2.VideoCapture(config.source if self._file else int(config.source))
         if not self._capture.isOpened():
             raise StorageError(f"camera {name!r}, {self.label}, does not open: {_why_not(config.source)}")
-        wanted = {cv2.CAP_PROP_FRAME_WIDTH: config.width, cv2.CAP_PROP_FRAME_HEIGHT: config.height, cv2.CAP_PROP_FPS: config.fps}
+        wanted = {
+            cv2.CAP_PROP_FRAME_WIDTH: config.width,
+            cv2.CAP_PROP_FRAME_HEIGHT: config.height,
+            cv2.CAP_PROP_FPS: config.fps,
+        }
         for key, value in wanted.items():
             if value is not None and not self._file:
                 self._capture.set(key, value)
@@ -180,14 +210,21 @@ class _RealSense:
 
     def __init__(self, name: str, config: CameraConfig):
         rs = optional_module("pyrealsense2", "a RealSense camera", "realsense")
-        self.label, self.cure = f"RealSense {config.source}", "Check its USB 3 cable, and whether another program has it open."
+        self.label, self.cure = (
+            f"RealSense {config.source}",
+            "Check its USB 3 cable, and whether another program has it open.",
+        )
         found = [device.get_info(rs.camera_info.serial_number) for device in rs.context().devices]
         if config.source not in found:
             rules = "Plug it in; if it is, this user may not read it: install librealsense's udev rules (99-realsense-libusb.rules)."
-            raise StorageError(f"camera {name!r}: no RealSense {config.source!r}; connected: {', '.join(found) or 'none'}. {rules}")
+            raise StorageError(
+                f"camera {name!r}: no RealSense {config.source!r}; connected: {', '.join(found) or 'none'}. {rules}"
+            )
         settings, self._pipeline = rs.config(), rs.pipeline()
         settings.enable_device(config.source)
-        settings.enable_stream(rs.stream.color, config.width or 640, config.height or 480, rs.format.rgb8, int(config.fps or 15))
+        settings.enable_stream(
+            rs.stream.color, config.width or 640, config.height or 480, rs.format.rgb8, int(config.fps or 15)
+        )
         try:
             device = self._pipeline.start(settings).get_device()
         except RuntimeError as error:
@@ -215,7 +252,11 @@ def _why_not(source: str) -> str:
         return "no camera has this number, another program has it open, or this terminal may not use cameras (System Settings, Privacy)."
     path = f"/dev/video{source}" if source.isdigit() else source
     if not os.path.exists(path):
-        there = f"there are {', '.join(sorted(glob.glob('/dev/video*'))) or 'no video devices'}" if source.isdigit() else "check the path"
+        there = (
+            f"there are {', '.join(sorted(glob.glob('/dev/video*'))) or 'no video devices'}"
+            if source.isdigit()
+            else "check the path"
+        )
         return f"{path} does not exist; {there}."
     if not os.access(path, os.R_OK):
         group = "add it to the group `video` and log in again" if source.isdigit() else "change its permissions"

@@ -97,7 +97,9 @@ class ControlledArm:
     def wrench(self, wrench: list[float]) -> None:
         self._need("wrench", "hold")
         if self._strays():
-            raise RefusedError(f"arm {self._arm} is outside the workspace or faster than its limits: wait, or bring it back with /pose.")
+            raise RefusedError(
+                f"arm {self._arm} is outside the workspace or faster than its limits: wait, or bring it back with /pose."
+            )
         self._backend.wrench(np.array(wrench), self._arm)
         self.mode = "wrench"
 
@@ -106,7 +108,9 @@ class ControlledArm:
         self.hold()
         self._backend.reset_joints(self._arm)
         self.mode, self._give_up = "reset", self.heard + RESET_DEADLINE_S
-        self.outcome = RefusedError(f"arm {self._arm}: the joint reset was ended by another command, or its client left.")
+        self.outcome = RefusedError(
+            f"arm {self._arm}: the joint reset was ended by another command, or its client left."
+        )
 
     def release(self) -> None:
         """Ends whatever motion there is; a stopped arm is not commanded to hold, which could start it."""
@@ -130,10 +134,14 @@ class ControlledArm:
             self.outcome = None
             self.hold()
         if self.mode == "reset" and now > self._give_up:
-            self.outcome = DeadlineError(f"arm {self._arm}: the joint reset was not at its end after {RESET_DEADLINE_S:.0f} s.")
+            self.outcome = DeadlineError(
+                f"arm {self._arm}: the joint reset was not at its end after {RESET_DEADLINE_S:.0f} s."
+            )
             self.hold()
         if self.mode == "follow":
-            self._setpoint = slew(self._setpoint, self._goal, self._limits.max_speed * seconds, self._limits.max_turn * seconds)
+            self._setpoint = slew(
+                self._setpoint, self._goal, self._limits.max_speed * seconds, self._limits.max_turn * seconds
+            )
             self._backend.command(self._setpoint, self._arm)
 
     def _strays(self) -> bool:
@@ -190,7 +198,14 @@ class Periods:
             return {"nominal": self._nominal, "count": 0}
         p50, p99 = np.percentile(last, [50, 99])
         late = int(np.count_nonzero(last > 1.2 * self._nominal))
-        return {"nominal": self._nominal, "p50": float(p50), "p99": float(p99), "max": float(last.max()), "count": number, "late": late}
+        return {
+            "nominal": self._nominal,
+            "p50": float(p50),
+            "p99": float(p99),
+            "max": float(last.max()),
+            "count": number,
+            "late": late,
+        }
 
 
 # --- what two processes share -----------------------------------------------------------------------------------------------------
@@ -229,7 +244,9 @@ class Board:
         modes = [float(MODES.index(mode)) for mode in news.modes]
         values = np.concatenate([[news.time], modes, *(state.to_vector() for state in news.states), news.snapshot])
         data = values.tobytes()
-        self._memory[: self.HEADER.size + len(data)] = self.HEADER.pack(checksum(data), len(news.modes), len(values)) + data
+        self._memory[: self.HEADER.size + len(data)] = (
+            self.HEADER.pack(checksum(data), len(news.modes), len(values)) + data
+        )
 
     def read(self, timeout_s: float = 1.0) -> News:
         deadline = time.monotonic() + timeout_s
@@ -243,7 +260,9 @@ class Board:
         values = np.frombuffer(data)
         states, snapshot = np.split(values[1 + arms :], [arms * STATE_SIZE])
         modes = tuple(MODES[int(mode)] for mode in values[1 : 1 + arms])
-        return News(float(values[0]), modes, tuple(RobotState.from_vector(part) for part in states.reshape(arms, -1)), snapshot)
+        return News(
+            float(values[0]), modes, tuple(RobotState.from_vector(part) for part in states.reshape(arms, -1)), snapshot
+        )
 
 
 # --- the process ------------------------------------------------------------------------------------------------------------------
@@ -301,7 +320,9 @@ class Loop:
 
     def _publish(self) -> None:
         states = tuple(self._backend.state(arm) for arm in range(len(self.arms)))
-        self._board.write(News(time.monotonic(), tuple(arm.mode for arm in self.arms), states, self._backend.snapshot()))
+        self._board.write(
+            News(time.monotonic(), tuple(arm.mode for arm in self.arms), states, self._backend.snapshot())
+        )
 
     def _listen(self, until: float) -> None:
         """Takes commands as they come, until the next tick is due; and once, however late it is."""
@@ -399,7 +420,12 @@ def main() -> None:
             for arm in loop.arms:
                 at_the_end.callback(_hold, arm, held)
             boxes = [[side.tolist() for side in backend.workspace(arm)] for arm in range(backend.arms)]
-            hello = {"arms": backend.arms, "simulation": backend.simulation, "cameras": list(backend.cameras), "workspaces": boxes}
+            hello = {
+                "arms": backend.arms,
+                "simulation": backend.simulation,
+                "cameras": list(backend.cameras),
+                "workspaces": boxes,
+            }
             gc.freeze()
             send_line(line, {**hello, "realtime": platform.take_real_time_priority()})
             loop.run()

@@ -29,7 +29,16 @@ from hilt.core.errors import ConfigError, HiltError, RequestError, UnknownNameEr
 from hilt.core.files import read
 from hilt.core.rate import Rate
 from hilt.core.validate import Need, check, defaults_of, setting
-from hilt.envs.rotations import Array, from_euler, from_rotation_vector, inverse, multiply, normalized, to_euler, to_rotation_vector
+from hilt.envs.rotations import (
+    Array,
+    from_euler,
+    from_rotation_vector,
+    inverse,
+    multiply,
+    normalized,
+    to_euler,
+    to_rotation_vector,
+)
 from hilt.envs.task import STATES, choose_state
 from hilt.robot.cameras import Camera, CameraConfig, fitted, open_camera
 from hilt.robot.robot_client import RobotClient
@@ -141,10 +150,20 @@ class _Arms(gymnasium.Env[Any, Any]):
         self._pool: ThreadPoolExecutor | None = None
         self._steps = self._episodes = 0
         self.action_space = spaces.Box(-1.0, 1.0, (7 * len(arms),), np.float32)
-        state = {arm.prefix + key: spaces.Box(-np.inf, np.inf, (size,), np.float32) for arm in arms for key, (_, size) in STATE.items()}
-        images = {name: spaces.Box(0, 255, (arm.image_size, arm.image_size, 3), np.uint8) for arm in arms for name in arm.camera_configs}
+        state = {
+            arm.prefix + key: spaces.Box(-np.inf, np.inf, (size,), np.float32)
+            for arm in arms
+            for key, (_, size) in STATE.items()
+        }
+        images = {
+            name: spaces.Box(0, 255, (arm.image_size, arm.image_size, 3), np.uint8)
+            for arm in arms
+            for name in arm.camera_configs
+        }
         if first.given("image_size") and not images:
-            raise ConfigError(f"image_size={first.image_size} is of pictures, and there are no cameras. Give cameras, or leave it out.")
+            raise ConfigError(
+                f"image_size={first.image_size} is of pictures, and there are no cameras. Give cameras, or leave it out."
+            )
         parts: dict[str, Any] = {"state": spaces.Dict(state), **({"images": spaces.Dict(images)} if images else {})}
         self.observation_space = spaces.Dict(parts)
 
@@ -175,7 +194,9 @@ class _Arms(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if self.simulation is None:
-            raise ConfigError("step() before reset(): the robot server is reached at the first reset. Call reset() first.")
+            raise ConfigError(
+                "step() before reset(): the robot server is reached at the first reset. Call reset() first."
+            )
         given = np.asarray(action, np.float64)
         if given.shape != self.action_space.shape or not np.isfinite(given).all():
             raise ConfigError(f"an action here is {self.action_space.shape[0]} finite numbers; given {given.tolist()}.")
@@ -197,7 +218,10 @@ class _Arms(gymnasium.Env[Any, Any]):
     @property
     def settings(self) -> dict[str, Any]:
         """What an episode depends on, of each arm: all settings but those of the connection. A recording has them."""
-        parts = [(arm.prefix, asdict(arm.config) | {"cameras": {n: asdict(c) for n, c in arm.camera_configs.items()}}) for arm in self.arms]
+        parts = [
+            (arm.prefix, asdict(arm.config) | {"cameras": {n: asdict(c) for n, c in arm.camera_configs.items()}})
+            for arm in self.arms
+        ]
         return {prefix + key: value for prefix, part in parts for key, value in part.items() if key not in CONNECTION}
 
     def timing(self) -> dict[str, float]:
@@ -223,7 +247,9 @@ class _Arms(gymnasium.Env[Any, Any]):
             scene, task = self.arms[0].client.post("scene", {}, missing_ok=True), self._settings.task
             if task and (scene or {}).get("task") != task:
                 other = f"the task {scene.get('task')!r}" if scene else "a real arm"
-                raise ConfigError(f"{self._settings.url} has {other}, and task={task!r} was asked for: hilt serve-robot --task {task}")
+                raise ConfigError(
+                    f"{self._settings.url} has {other}, and task={task!r} was asked for: hilt serve-robot --task {task}"
+                )
         except HiltError:
             for arm in self.arms:
                 arm.close()
@@ -272,12 +298,24 @@ class DualRobotEnv(_Arms):
     def __init__(self, left: RobotConfig, right: RobotConfig, cameras: Mapping[str, CameraConfig] | None = None):
         if other := [key for key in self.TOGETHER if right.given(key) and getattr(right, key) != getattr(left, key)]:
             values = f"{getattr(left, other[0])!r} for the left arm and {getattr(right, other[0])!r} for the right one"
-            raise ConfigError(f"{other[0]} is {values}; it belongs to both. Give it for the left one, or alike for both.")
+            raise ConfigError(
+                f"{other[0]} is {values}; it belongs to both. Give it for the left one, or alike for both."
+            )
         if left.url.rstrip("/") == right.url.rstrip("/"):
-            raise ConfigError(f"{left.url} is given for both arms; each arm has a server, or a port, of its own. Correct one of them.")
-        own = [{side + name: camera for name, camera in arm.cameras.items()} for side, arm in (("left/", left), ("right/", right))]
+            raise ConfigError(
+                f"{left.url} is given for both arms; each arm has a server, or a port, of its own. Correct one of them."
+            )
+        own = [
+            {side + name: camera for name, camera in arm.cameras.items()}
+            for side, arm in (("left/", left), ("right/", right))
+        ]
         size = left.image_size
-        super().__init__([ArmConnection(left, "left/", {**(cameras or {}), **own[0]}, size), ArmConnection(right, "right/", own[1], size)])
+        super().__init__(
+            [
+                ArmConnection(left, "left/", {**(cameras or {}), **own[0]}, size),
+                ArmConnection(right, "right/", own[1], size),
+            ]
+        )
 
 
 class ArmConnection:
@@ -343,7 +381,9 @@ class ArmConnection:
         ahead = np.clip(to_rotation_vector(multiply(last[3:], inverse(now[3:]))), -radians, radians)
         position = np.clip(last[:3], now[:3] - meters, now[:3] + meters) + action[:3] * self.config.action_scale[0]
         rotation = multiply(from_rotation_vector(ahead), now[3:])
-        return self.safe(np.concatenate([position, multiply(from_euler(action[3:6] * self.config.action_scale[1]), rotation)]))
+        return self.safe(
+            np.concatenate([position, multiply(from_euler(action[3:6] * self.config.action_scale[1]), rotation)])
+        )
 
     def safe(self, pose: Array) -> Array:
         """The nearest pose inside the limits. The first angle jumps from pi to -pi where a gripper points down: its size is limited."""
@@ -384,7 +424,9 @@ class ArmConnection:
             except (KeyError, TypeError, ValueError):
                 values[name] = np.empty(0)
             if values[name].size != size or not np.isfinite(values[name]).all():
-                raise RequestError(f"{self.config.url}/getstate: {name} is not {size} finite numbers. Is it a robot server?")
+                raise RequestError(
+                    f"{self.config.url}/getstate: {name} is not {size} finite numbers. Is it a robot server?"
+                )
         self.pose = np.concatenate([values["pose"][:3], normalized(values["pose"][3:])])
         return values
 
@@ -417,12 +459,20 @@ def robot_task(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
     places = name.split(",")
     sides = [""] if len(places) == 1 else ["left/", "right/"]
     if len(places) > 2:
-        raise ConfigError(f"robot/{name}: {len(places)} arms were given; one, or two with a comma between them, were expected.")
+        raise ConfigError(
+            f"robot/{name}: {len(places)} arms were given; one, or two with a comma between them, were expected."
+        )
     configs = []
     for side, place in zip(sides, places, strict=True):
         own = {key.removeprefix(side): cameras.pop(key) for key in list(cameras) if key.startswith(side)}
-        where: Any = Path(place) if place.endswith((".yaml", ".yml")) else {"url": place if "://" in place else f"http://{place}"}
-        configs.append(build(RobotConfig(), where, options, *([{"cameras": own}] if own else [])))  # empty would take a file's away
+        where: Any = (
+            Path(place)
+            if place.endswith((".yaml", ".yml"))
+            else {"url": place if "://" in place else f"http://{place}"}
+        )
+        configs.append(
+            build(RobotConfig(), where, options, *([{"cameras": own}] if own else []))
+        )  # empty would take a file's away
     shared = build(RobotConfig(), {"cameras": cameras}).cameras
     return RobotEnv(configs[0]) if len(configs) == 1 else DualRobotEnv(configs[0], configs[1], shared)
 

@@ -41,7 +41,9 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or each answer waits 40 ms
+        transport.get_extra_info("socket").setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+        )  # or each answer waits 40 ms
         self.is_proven, self.used = False, self.loop.time()
         everybody = [c for c in self.connections if not c.transport.is_closing()]
         neighbors = [c for c in everybody if c.client[0] == self.client[0]]

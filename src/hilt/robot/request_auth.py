@@ -83,7 +83,10 @@ class Lease:
         holder = self.holder()
         if holder not in (None, who):
             left = self._seconds if self._unanswered else self._until - time.monotonic()
-            raise Refusal(423, f"arm {self._arm} is controlled by {holder}, for {left:.2f} s more at least; {who} may have it after that.")
+            raise Refusal(
+                423,
+                f"arm {self._arm} is controlled by {holder}, for {left:.2f} s more at least; {who} may have it after that.",
+            )
         self._holder, self._until = who, time.monotonic() + self._seconds
 
 
@@ -95,9 +98,13 @@ def read_tokens(paths: Sequence[str | os.PathLike[str]]) -> dict[str, str]:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise ConfigError(f"{path}: others can read this token; expected mode 0600: chmod 600 {path}")
         if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
-            raise ConfigError(f"{path}: expected one token of {SHORTEST_TOKEN} characters or more; make one with {MAKE_TOKEN}")
+            raise ConfigError(
+                f"{path}: expected one token of {SHORTEST_TOKEN} characters or more; make one with {MAKE_TOKEN}"
+            )
         if path.stem in tokens:
-            raise ConfigError(f"{path}: there are two tokens of the name {path.stem!r}; expected a name for each controller.")
+            raise ConfigError(
+                f"{path}: there are two tokens of the name {path.stem!r}; expected a name for each controller."
+            )
         tokens[path.stem] = token
     return tokens
 

@@ -21,7 +21,9 @@ class RobotClient:
     def __init__(self, url: str, token: str = "", request_seconds: float = 2.0):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
-            raise ConfigError(f"the robot server's address is {url!r}; something like http://127.0.0.1:5000 was expected.")
+            raise ConfigError(
+                f"the robot server's address is {url!r}; something like http://127.0.0.1:5000 was expected."
+            )
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self.url, self._path, self.request_seconds = url.rstrip("/"), parts.path.rstrip("/"), request_seconds
         self._connection = kind(parts.hostname, parts.port, timeout=request_seconds)
@@ -39,17 +41,29 @@ class RobotClient:
         try:
             status, kind, reply = self._exchanged(route, data, headers, time.monotonic() + seconds)
         except TimeoutError:
-            raise DeadlineError(f"{where}: no reply within {seconds:g} s. Is the robot server busy, or the network slow?") from None
+            raise DeadlineError(
+                f"{where}: no reply within {seconds:g} s. Is the robot server busy, or the network slow?"
+            ) from None
         except (OSError, http.client.HTTPException) as error:
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise RefusedError(f"{where}: no robot server answers ({why}). Start one: hilt serve-robot; or correct the address.") from error
+            raise RefusedError(
+                f"{where}: no robot server answers ({why}). Start one: hilt serve-robot; or correct the address."
+            ) from error
         if status == 404 and missing_ok:
             return None
         if status != 200:
             sentence = _sentence(reply) + (" Set token_file in the arm's settings." if status == 401 else "")
-            raise (RefusedError if status in _REFUSED else RequestError)(f"{where}: refused with status {status}: {sentence}")
+            raise (RefusedError if status in _REFUSED else RequestError)(
+                f"{where}: refused with status {status}: {sentence}"
+            )
         try:
-            return json.loads(reply) if kind == "application/json" else reply.decode() if kind.startswith("text/") else reply
+            return (
+                json.loads(reply)
+                if kind == "application/json"
+                else reply.decode()
+                if kind.startswith("text/")
+                else reply
+            )
         except ValueError as error:
             raise RequestError(f"{where}: the reply is not {kind} ({error}). Is it a robot server?") from error
 
@@ -73,7 +87,9 @@ class RobotClient:
             self._allow(deadline)
             response = self._connection.getresponse()
             pieces, size = [], 0
-            while piece := response.read1(1 << 20):  # a time-out of the socket is for one piece: the deadline is for all of them
+            while piece := response.read1(
+                1 << 20
+            ):  # a time-out of the socket is for one piece: the deadline is for all of them
                 pieces.append(piece)
                 size += len(piece)
                 if size > _BODY_LIMIT_BYTES:

@@ -67,7 +67,9 @@ class RobotServer:
             self._sockets = [undo.enter_context(listen(host, port))]
             self.control = Control(backend, options or {}, limits or ArmLimits())
             undo.callback(self.control.close)
-            self._sockets += [undo.enter_context(listen(host, port and port + arm)) for arm in range(1, self.control.hello["arms"])]
+            self._sockets += [
+                undo.enter_context(listen(host, port and port + arm)) for arm in range(1, self.control.hello["arms"])
+            ]
             undo.pop_all()
         self._pictures = Pictures(backend, options or {})
         shown = own_address() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
@@ -160,15 +162,24 @@ class App:
             kind, answer = "application/json", json.dumps(answer)
         elif isinstance(answer, bytes):
             kind = "application/octet-stream"
-        data = answer if isinstance(answer, bytes) else answer.encode(errors="backslashreplace")  # JSON may have half a character
-        headers = [(b"content-type", kind.encode()), (b"content-length", str(len(data)).encode()), (b"cache-control", b"no-store")]
+        data = (
+            answer if isinstance(answer, bytes) else answer.encode(errors="backslashreplace")
+        )  # JSON may have half a character
+        headers = [
+            (b"content-type", kind.encode()),
+            (b"content-length", str(len(data)).encode()),
+            (b"cache-control", b"no-store"),
+        ]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": data})
 
     async def _answer(self, scope: dict[str, Any], receive: Any) -> Any:
         who, path = self._door.who(scope), scope["path"]
         if path not in READS and path not in COMMANDS and path not in OWN_ROUTES:
-            raise Refusal(404, f"no route {path!r:.60}{suggest(path, [*READS, *COMMANDS, *OWN_ROUTES])} All are listed in docs/robot.md.")
+            raise Refusal(
+                404,
+                f"no route {path!r:.60}{suggest(path, [*READS, *COMMANDS, *OWN_ROUTES])} All are listed in docs/robot.md.",
+            )
         if scope["method"] != "POST":
             raise Refusal(405, f"{path}: expected POST, got {scope['method']}.")
         data = await _body(scope, receive)
@@ -243,7 +254,9 @@ class Control:
         file = Board.create()
         self._board = Board(file)
         command = run_module("hilt.robot.control", str(theirs.fileno()), str(file), str(os.getpid()))
-        self._process = ChildProcess(command, leaves_signals=False, pass_fds=(theirs.fileno(), file), start_new_session=True)
+        self._process = ChildProcess(
+            command, leaves_signals=False, pass_fds=(theirs.fileno(), file), start_new_session=True
+        )
         theirs.close()
         os.close(file)
         try:
@@ -261,7 +274,9 @@ class Control:
             if self.hello["failed"]:
                 raise ConfigError(self.hello["failed"])
             whole = self.hello["traceback"].strip()
-            raise RequestError(f"the backend {backend!r} did not start: {whole.splitlines()[-1]}") from RequestError(whole)
+            raise RequestError(f"the backend {backend!r} did not start: {whole.splitlines()[-1]}") from RequestError(
+                whole
+            )
 
     async def connect(self) -> None:
         reader, self._writer = await asyncio.open_connection(sock=self._line)
@@ -305,7 +320,11 @@ class Control:
     def _need(self) -> None:
         if self.failure is not None:
             last = self.failure.strip().splitlines()[-1]
-            held = "and the arm is held" if self.held else "and did not report that the arm is held: check it, and use its emergency stop"
+            held = (
+                "and the arm is held"
+                if self.held
+                else "and did not report that the arm is held: check it, and use its emergency stop"
+            )
             raise Refusal(503, f"the control process has ended, {held}: {last} (the server's log has all of it).")
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
@@ -329,7 +348,9 @@ class Control:
         _log.error("the control process has ended:\n%s", self.failure)
         for asked in self._asked.values():
             if not asked.done():
-                asked.set_exception(Refusal(503, f"the control process ended meanwhile: {self.failure.strip().splitlines()[-1]}"))
+                asked.set_exception(
+                    Refusal(503, f"the control process ended meanwhile: {self.failure.strip().splitlines()[-1]}")
+                )
 
     def _ended(self) -> str:
         self._process.ends_within(STOP_S)
@@ -351,7 +372,9 @@ class Pictures:
             raise Refusal(503, f"{self._pending} pictures are asked for already; expected fewer, ask again later.")
         self._pending += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._take, snapshot, camera, height, width)
+            return await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._take, snapshot, camera, height, width
+            )
         finally:
             self._pending -= 1
 

@@ -68,11 +68,17 @@ def _pose(body: Any, box: Box) -> dict[str, Any]:
     pose = _numbers(_object(body, "arr"), "arr", 7, "x y z and a quaternion x y z w")
     length = math.hypot(*pose[3:])
     if not SHORTEST_QUATERNION <= length <= LONGEST_QUATERNION:
-        raise Refusal(400, f"arr: expected a quaternion of length 1 in its last four numbers, got {pose[3:]} of length {length:.3g}.")
+        raise Refusal(
+            400,
+            f"arr: expected a quaternion of length 1 in its last four numbers, got {pose[3:]} of length {length:.3g}.",
+        )
     position = np.array(pose[:3])
     if (position < box[0] - ROUNDING).any() or (position > box[1] + ROUNDING).any():
         low, high = (" ".join(f"{x:g}" for x in side) for side in box)
-        raise Refusal(400, f"arr: the position {pose[:3]} is outside the workspace; expected x y z from ({low}) to ({high}), in meters.")
+        raise Refusal(
+            400,
+            f"arr: the position {pose[:3]} is outside the workspace; expected x y z from ({low}) to ({high}), in meters.",
+        )
     return {"pose": [*np.clip(position, *box).tolist(), *(x / length for x in pose[3:])]}
 
 
@@ -98,7 +104,11 @@ def _load(body: Any, box: Box) -> dict[str, Any]:
     if mass < 0:
         raise Refusal(400, f"mass: expected kilograms, 0 or more, got {mass}.")
     center = _numbers(body, "F_x_center_load", 3, "the load's center")
-    return {"mass": mass, "center": center, "inertia": _numbers(body, "load_inertia", 9, "its inertia, column by column")}
+    return {
+        "mass": mass,
+        "center": center,
+        "inertia": _numbers(body, "load_inertia", 9, "its inertia, column by column"),
+    }
 
 
 COMMANDS: dict[str, Command] = {
@@ -142,7 +152,9 @@ def read_image(body: Any, cameras: list[str]) -> tuple[str, int, int]:
     if camera not in cameras:
         raise Refusal(400, f"no camera named {_shown(camera)}. Known: {', '.join(cameras)}.")
     if not all(isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= MAX_PIXELS for size in sizes):
-        raise Refusal(400, f"expected a height and a width of 1 to {MAX_PIXELS} pixels, got {' and '.join(map(_shown, sizes))}.")
+        raise Refusal(
+            400, f"expected a height and a width of 1 to {MAX_PIXELS} pixels, got {' and '.join(map(_shown, sizes))}."
+        )
     return camera, sizes[0], sizes[1]
 
 

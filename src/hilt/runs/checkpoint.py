@@ -42,7 +42,9 @@ class Checkpoint:
     path: Path
 
 
-def save(run: Path, update: int, agent: Mapping[str, Any], state: Mapping[str, Any], keep: int, files: Files = DISK) -> Path:
+def save(
+    run: Path, update: int, agent: Mapping[str, Any], state: Mapping[str, Any], keep: int, files: Files = DISK
+) -> Path:
     """Writes a checkpoint, power-safe when this returns, and then removes the oldest ones beyond `keep`, but for that of update 0. Where
     one of this update is complete, only its `state` is written again: time may have passed without an update."""
     if keep < 1:
@@ -59,7 +61,12 @@ def save(run: Path, update: int, agent: Mapping[str, Any], state: Mapping[str, A
     with replacing(target, files, sole_writer=True) as beside:  # what is there under this name is damaged
         files.make_folder(beside)
         files.replace(beside / "agent.pt", data.getvalue(), durable=False)
-        write_json(beside / "state.json", {**state, "update": update, "agent_checksum": checksum(data.getvalue())}, files, durable=False)
+        write_json(
+            beside / "state.json",
+            {**state, "update": update, "agent_checksum": checksum(data.getvalue())},
+            files,
+            durable=False,
+        )
     for old in [number for number in numbers(run) if number][:-keep]:  # the first one, from before learning, stays
         files.rename(folder / str(old), folder / f".{old}.new")  # never half of one under its name
         files.remove(folder / f".{old}.new")
@@ -90,7 +97,9 @@ def load(run: Path, update: int) -> Checkpoint:
         raise StorageError(f"{run}: there is no checkpoint {update}. There are: {there}.")
     state = read_json(path / "state.json")
     if checksum(read(path / "agent.pt")) != state.pop("agent_checksum", None):
-        raise CorruptError(f"{path / 'agent.pt'}: its bytes do not have their checksum; restore it from a copy, or use another checkpoint.")
+        raise CorruptError(
+            f"{path / 'agent.pt'}: its bytes do not have their checksum; restore it from a copy, or use another checkpoint."
+        )
     return Checkpoint(int(state.pop("update")), load_pt(path / "agent.pt"), state, path)
 
 
@@ -126,7 +135,9 @@ class Saver:
         if self.busy:
             return False
         copied, own = map_tree(_copied, agent), copy.deepcopy(dict(state))
-        self._thread = threading.Thread(target=self._write, args=(update, copied, own), name="hilt-checkpoint", daemon=True)
+        self._thread = threading.Thread(
+            target=self._write, args=(update, copied, own), name="hilt-checkpoint", daemon=True
+        )
         self._thread.start()
         return True
 
@@ -135,7 +146,9 @@ class Saver:
         if self._thread is not None:
             self._thread.join(seconds)
             if self._thread.is_alive():
-                raise StorageError(f"{self._run / FOLDER}: a checkpoint was not written within {seconds:g} s. Look at the disk.")
+                raise StorageError(
+                    f"{self._run / FOLDER}: a checkpoint was not written within {seconds:g} s. Look at the disk."
+                )
         if self.error is not None:
             raise self.error
 
@@ -164,7 +177,9 @@ class Buffers:
         self._path = run / "buffers.json"
         known: dict[str, Any] = read_json(self._path) if self._path.exists() else {"steps": 0, "trajectories": []}
         self._steps, self._written = int(known["steps"]), set(known["trajectories"])
-        for path in [*run.glob("buffer/transitions_*.pkl"), *run.glob("demo_buffer/transitions_*.pkl")] if period else []:
+        for path in (
+            [*run.glob("buffer/transitions_*.pkl"), *run.glob("demo_buffer/transitions_*.pkl")] if period else []
+        ):
             if int(path.stem.rpartition("_")[2]) > self._steps:  # of a process that was killed before it recorded it
                 DISK.remove(path)
 
@@ -172,7 +187,9 @@ class Buffers:
         if self._period and experience.total >= self._next and (self._thread is None or not self._thread.is_alive()):
             due, self._next = self._next > 0, (experience.total // self._period + 1) * self._period
             if due:
-                self._thread = threading.Thread(target=self._write, args=(experience,), name="hilt-buffers", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._write, args=(experience,), name="hilt-buffers", daemon=True
+                )
                 self._thread.start()
 
     def finish(self, experience: Any, seconds: float) -> None:
@@ -227,7 +244,9 @@ def taken_back(run: Path, *made: str) -> Iterator[None]:
         raise
     except HiltError:
         metrics = run / METRICS
-        if not any((run / name).exists() for name in (*made, FOLDER)) and not (metrics.exists() and metrics.stat().st_size):
+        if not any((run / name).exists() for name in (*made, FOLDER)) and not (
+            metrics.exists() and metrics.stat().st_size
+        ):
             for path in run.iterdir():
                 DISK.remove(path)
         raise

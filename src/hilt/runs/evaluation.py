@@ -82,7 +82,11 @@ class EvaluationResult:
     @property
     def agreement(self) -> dict[str, int] | None:
         """How the classifier's verdicts compare with the success, where somebody else decided that; None without such episodes."""
-        pairs = [(one.verdict, one.success) for one in self.outcomes if one.verdict is not None and one.judge in ("task", "person")]
+        pairs = [
+            (one.verdict, one.success)
+            for one in self.outcomes
+            if one.verdict is not None and one.judge in ("task", "person")
+        ]
         if not pairs:
             return None
         return {
@@ -101,7 +105,10 @@ class EvaluationResult:
         """Returns the evaluation as JSON has it."""
         low, high = self.interval or (None, None)
         return {
-            **{name: getattr(self, name) for name in ("task", "split", "update", "sample", "seed", "successes", "success")},
+            **{
+                name: getattr(self, name)
+                for name in ("task", "split", "update", "sample", "seed", "successes", "success")
+            },
             "scene": scene_of(self.task),
             **{"low": low, "high": high, "episodes": len(self.outcomes), "errors": len(self.errors)},
             "decided_by": self.judges,

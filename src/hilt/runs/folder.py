@@ -115,8 +115,12 @@ def check_new(run: Path) -> None:
     if (run / CONFIG).exists():
         raise ConfigError(f"{run} has a run already: --resume goes on with it, --run FOLDER begins another.")
     with storage_errors(run):
-        if run.exists() and (others := {path.name for path in run.iterdir()} - {RUN_FILE} - {path.name for path in leftovers(run)}):
-            raise ConfigError(f"{run} is not a run: {min(others)} is in it, and no {CONFIG}. Choose another folder with --run.")
+        if run.exists() and (
+            others := {path.name for path in run.iterdir()} - {RUN_FILE} - {path.name for path in leftovers(run)}
+        ):
+            raise ConfigError(
+                f"{run} is not a run: {min(others)} is in it, and no {CONFIG}. Choose another folder with --run."
+            )
 
 
 def note_changes(run: Path, changed: Changes) -> None:
@@ -165,7 +169,9 @@ def undone_if_nothing_is_kept(run: Path) -> Iterator[None]:
         if not _keeps(run):
             DISK.remove(run)
             raise
-        raise HiltError(f"{error}\n{run} has what was made until then: hilt train --run {run} --resume goes on with it.") from error
+        raise HiltError(
+            f"{error}\n{run} has what was made until then: hilt train --run {run} --resume goes on with it."
+        ) from error
 
 
 def _keeps(run: Path) -> bool:

@@ -70,7 +70,11 @@ def lines(config: Any, run: Path | None = None, resumed: bool = False) -> list[s
     if resumed and setting.value != AUTO:
         choice = PrecisionChoice(setting.value, "as the run was begun")
     else:
-        choice = PrecisionChoice(setting.value, metadata["precision_why"]) if "precision_why" in metadata else _chosen(setting)
+        choice = (
+            PrecisionChoice(setting.value, metadata["precision_why"])
+            if "precision_why" in metadata
+            else _chosen(setting)
+        )
     return [str(choice), *warnings(config)]
 
 
@@ -93,9 +97,15 @@ def setting_of(config: Any) -> Setting | None:
     """The setting that decides; None where there is none: no encoder, or a policy that computes in the precision of its weights."""
     if _has_agent(config):
         encoder = config.agent.encoder
-        return None if encoder.kind == "none" else Setting("agent.encoder.precision", encoder.precision, config.agent.device)
+        return (
+            None
+            if encoder.kind == "none"
+            else Setting("agent.encoder.precision", encoder.precision, config.agent.device)
+        )
     options = of_former_name(config.policy_options)
-    if str(options.get("dtype", FLOAT32)) != FLOAT32:  # weights that are not float32 decide in which precision they are multiplied
+    if (
+        str(options.get("dtype", FLOAT32)) != FLOAT32
+    ):  # weights that are not float32 decide in which precision they are multiplied
         return Setting("policy_options.dtype", str(options["dtype"]), config.device)
     name = policy_class(config.policy).precision_option if is_new(config.policy) or document_of(config.policy) else ""
     return None if not name else Setting(f"policy_options.{name}", str(options.get(name, AUTO)), config.device)

@@ -55,7 +55,9 @@ class Browser(Device):
         if importlib.util.find_spec("nicegui") is None:
             raise MissingPackageError("nicegui", "The page", "teleop")
         self.token = "" if is_loopback(host) else secrets.token_urlsafe(16)
-        self._folder = Path(tempfile.mkdtemp(prefix="hilt-page-"))  # of mode 0700: other users cannot access the sockets in it
+        self._folder = Path(
+            tempfile.mkdtemp(prefix="hilt-page-")
+        )  # of mode 0700: other users cannot access the sockets in it
         self._context: zmq.Context[Any] = zmq.Context()
         self._page: ChildProcess | None = None
         self._held: dict[str, Any] = {"driving": False, "lost": False, "at": 0.0}
@@ -82,9 +84,20 @@ class Browser(Device):
     def _start(self, listener: socket.socket, host: str) -> ChildProcess:
         """Passes the listening socket to the page's process: a browser that connects early waits there."""
         with open(self._folder / "output", "wb") as output:
-            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": output, "stderr": output, "pass_fds": [listener.fileno()]}
+            pipes: dict[str, Any] = {
+                "stdin": subprocess.PIPE,
+                "stdout": output,
+                "stderr": output,
+                "pass_fds": [listener.fileno()],
+            }
             page = ChildProcess(run_module("hilt.teleop.page"), **pipes, start_new_session=True)
-        settings = {"folder": str(self._folder), "listener": listener.fileno(), "host": host, "token": self.token, "parent": os.getpid()}
+        settings = {
+            "folder": str(self._folder),
+            "listener": listener.fileno(),
+            "host": host,
+            "token": self.token,
+            "parent": os.getpid(),
+        }
         assert page.stdin is not None
         with contextlib.suppress(BrokenPipeError), page.stdin as stdin:  # it died: its output is reported below
             stdin.write(json.dumps(settings).encode() + b"\n")
@@ -95,7 +108,9 @@ class Browser(Device):
         while not self._events.poll(100):
             self._check_page()
             if time.monotonic() > deadline:
-                raise DeadlineError(f"the page did not start within {timeout_seconds:g} s. Give timeout_seconds=, or free the machine.")
+                raise DeadlineError(
+                    f"the page did not start within {timeout_seconds:g} s. Give timeout_seconds=, or free the machine."
+                )
         self._events.recv()
 
     def attach(self, env: Env) -> None:
@@ -118,14 +133,24 @@ class Browser(Device):
         self._on = engaged
         if lost or not engaged:
             return Reading(engaged=engaged, lost=lost, events=self.take_events())
-        return Reading(np.array(held["motion"]), held["gripper"], True, False, self.take_events(), min(held["arm"], self._arms - 1))
+        return Reading(
+            np.array(held["motion"]), held["gripper"], True, False, self.take_events(), min(held["arm"], self._arms - 1)
+        )
 
     def show(self, images: Mapping[str, np.ndarray], status: Status) -> None:
         for name, image in images.items():
             if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] not in (1, 3):
-                raise SchemaError(f"image {name!r} is {image.dtype} {image.shape}: a page shows uint8 [height, width, 3 or 1].")
+                raise SchemaError(
+                    f"image {name!r} is {image.dtype} {image.shape}: a page shows uint8 [height, width, 3 or 1]."
+                )
         pictures = {name: (image.shape, np.ascontiguousarray(image).data) for name, image in images.items()}
-        shown = {"images": pictures, "status": asdict(status), "episode": self._episode, "arms": self._arms, "at": time.monotonic()}
+        shown = {
+            "images": pictures,
+            "status": asdict(status),
+            "episode": self._episode,
+            "arms": self._arms,
+            "at": time.monotonic(),
+        }
         with contextlib.suppress(zmq.Again):
             # numpy's numbers, in a status, become Python's
             self._frames.send(msgpack.packb(shown, default=lambda value: value.item()), zmq.DONTWAIT)
@@ -142,7 +167,9 @@ class Browser(Device):
         with contextlib.suppress(zmq.Again):
             while True:
                 pressed = msgpack.unpackb(self._events.recv(zmq.DONTWAIT))
-                if pressed["event"] == "stop" or pressed["episode"] == self._episode:  # else it was meant for an episode that is over
+                if (
+                    pressed["event"] == "stop" or pressed["episode"] == self._episode
+                ):  # else it was meant for an episode that is over
                     self.press(pressed["event"])
 
     def _check_page(self) -> None:

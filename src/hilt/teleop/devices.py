@@ -163,7 +163,11 @@ DEVICES = ExtensionPoint(
 """Name to class or function that makes a device. A program adds its own: ``DEVICES["mine"] = Mine``."""
 
 
-PACKAGES = {"browser": ("nicegui", "The page"), "gamepad": ("pygame", "A gamepad"), "spacemouse": ("pyspacemouse", "A SpaceMouse")}
+PACKAGES = {
+    "browser": ("nicegui", "The page"),
+    "gamepad": ("pygame", "A gamepad"),
+    "spacemouse": ("pyspacemouse", "A SpaceMouse"),
+}
 """What a device of ours needs beside Hilt, and what needs it"""
 
 
@@ -176,7 +180,9 @@ def check_device(name: str, action_of: Any = None, **options: Any) -> None:
         try:
             inspect.signature(DEVICES.load(name)).bind(**options)
         except TypeError as error:
-            raise ConfigError(f"the device {name} cannot be made with the options {options}: {error}. Correct them.") from error
+            raise ConfigError(
+                f"the device {name} cannot be made with the options {options}: {error}. Correct them."
+            ) from error
 
 
 def open_device(name: str, action_of: Any = None, **options: Any) -> Device:
@@ -187,9 +193,13 @@ def open_device(name: str, action_of: Any = None, **options: Any) -> Device:
     except (TypeError, ValueError) as error:
         if isinstance(error, HiltError) or not options:
             raise
-        raise ConfigError(f"the device {name} cannot be made with the options {options}: {error}. Correct them.") from error
+        raise ConfigError(
+            f"the device {name} cannot be made with the options {options}: {error}. Correct them."
+        ) from error
     if not isinstance(device, Device):
-        raise ConfigError(f"the device {name!r} is {device!r}: expected a hilt.teleop.devices.Device, see docs/bring-your-own-device.md")
+        raise ConfigError(
+            f"the device {name!r} is {device!r}: expected a hilt.teleop.devices.Device, see docs/bring-your-own-device.md"
+        )
     device.action_of = None if action_of is None else function(action_of, "action_of", np.ndarray)
     return device
 

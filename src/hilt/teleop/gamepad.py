@@ -1,10 +1,10 @@
 """A gamepad, through SDL (`pygame`), which knows the buttons of the common ones. No window and no screen are needed.
 
-    left stick      x (up: forward) and y (left: left)          A  success      B  fail      X  reset
-    right stick     z (up: up) and yaw (left: left)             start  toggle   back  stop
-    cross           pitch (up, down) and roll (left, right)     Y  the other arm
-    left trigger    open the gripper                            right shoulder  dead-man button: hold it to act
-    right trigger   close it
+left stick      x (up: forward) and y (left: left)          A  success      B  fail      X  reset
+right stick     z (up: up) and yaw (left: left)             start  toggle   back  stop
+cross           pitch (up, down) and roll (left, right)     Y  the other arm
+left trigger    open the gripper                            right shoulder  dead-man button: hold it to act
+right trigger   close it
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class Gamepad(Device):
     def __init__(self, index: int = 0, dead_zone: float = DEAD_ZONE):
         super().__init__()
         if index < 0 or not 0 <= dead_zone < 1:
-            raise ConfigError(f"gamepad {index} with the dead zone {dead_zone}: expected a number from 0 and a share below 1")
+            raise ConfigError(
+                f"gamepad {index} with the dead zone {dead_zone}: expected a number from 0 and a share below 1"
+            )
         self._index, self._dead_zone = index, dead_zone
         self._arms, self._gripper, self._arm = 1, True, 0
         # SDL gives a joystick's events only to the program with the focused window by default
@@ -85,7 +87,11 @@ class Gamepad(Device):
 
     def _press_buttons(self) -> None:
         for event in self._pygame.event.get(self._presses):  # this also brings the state up to date
-            if event.type == self._pygame.CONTROLLERBUTTONDOWN and event.instance_id == self._id and event.button in BUTTONS:
+            if (
+                event.type == self._pygame.CONTROLLERBUTTONDOWN
+                and event.instance_id == self._id
+                and event.button in BUTTONS
+            ):
                 if BUTTONS[event.button] == "arm":
                     self._arm = (self._arm + 1) % self._arms
                 else:
@@ -122,7 +128,9 @@ def missing(pads: int, index: int, folder: Path = Path("/dev/input")) -> str:
     nodes = sorted(folder.glob("event*")) if DEVICE_NODES else []
     closed = [node for node in nodes if not os.access(node, os.R_OK)]
     if not pads and closed:
-        return f"no gamepad is seen, and {len(closed)} of {len(nodes)} devices in {folder} may not be read: {PERMISSION}"
+        return (
+            f"no gamepad is seen, and {len(closed)} of {len(nodes)} devices in {folder} may not be read: {PERMISSION}"
+        )
     if not pads:
         return "no gamepad is connected: plug one in, or use the device browser, which also takes the gamepad of that computer"
     return f"there is no gamepad number {index}: {pads} connected, counted from 0"

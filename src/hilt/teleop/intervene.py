@@ -75,7 +75,9 @@ class TakeOver(gymnasium.Wrapper):
         actions given to `step` are then the person's too, who chose to do nothing. `clock`: seconds, by which lost contact is timed."""
         super().__init__(env)
         if mode not in ("hold", "toggle"):
-            raise ConfigError(f"mode is {mode!r}: it is 'hold' (acts while the device is held) or 'toggle' (an event switches)")
+            raise ConfigError(
+                f"mode is {mode!r}: it is 'hold' (acts while the device is held) or 'toggle' (an event switches)"
+            )
         action_of = action_of or device.action_of
         if action_of is None and not device.gives_actions:
             check_space(env.action_space)
@@ -92,9 +94,13 @@ class TakeOver(gymnasium.Wrapper):
         device.attach(env)
 
     def _begin(self) -> None:
-        self._human = self._toggled = self._lost = False  # of the last step: a person acted, has taken over, was out of reach
+        self._human = self._toggled = self._lost = (
+            False  # of the last step: a person acted, has taken over, was out of reach
+        )
         self._arm = 0
-        self._held = np.ones(7, bool)  # [6 axes, gripper] of the last reading; before the first: whatever is held was held before
+        self._held = np.ones(
+            7, bool
+        )  # [6 axes, gripper] of the last reading; before the first: whatever is held was held before
         self._muted = np.zeros(7, bool)  # held at the last hand-over and not released since,
         self._why = LET_GO  # and why that is muted
         self._count = self._steps = self._step = 0
@@ -120,7 +126,9 @@ class TakeOver(gymnasium.Wrapper):
             self._steps += not reading.lost
             self._count += not before
         executed = executable(action, self.env.action_space)
-        given = copy.deepcopy(executed)  # an environment may change it in place, and info has the action as it was given
+        given = copy.deepcopy(
+            executed
+        )  # an environment may change it in place, and info has the action as it was given
         observation, reward, terminated, truncated, info = self.env.step(given)
 
         info = dict(info)
@@ -198,7 +206,9 @@ class TakeOver(gymnasium.Wrapper):
             action = np.array(reading.action)
         else:
             muted = self._muted | reading.lost
-            still = replace(reading, motion=np.where(muted[:6], 0, reading.motion), gripper=0 if muted[6] else reading.gripper)
+            still = replace(
+                reading, motion=np.where(muted[:6], 0, reading.motion), gripper=0 if muted[6] else reading.gripper
+            )
             action = self._action_of(still, self.env.action_space)
         return action if self._kept is None else np.where(self._kept, action, 0)
 
@@ -253,7 +263,12 @@ def motion_action(reading: Reading, space: gymnasium.spaces.Box) -> np.ndarray:
 def check_space(space: Any) -> None:
     """Refuse an action space that `motion_action` does not know."""
     box = isinstance(space, gymnasium.spaces.Box)
-    if not box or space.shape not in [(n,) for n in (3, 4, 6, 7, 12, 14)] or (space.low > -1).any() or (space.high < 1).any():
+    if (
+        not box
+        or space.shape not in [(n,) for n in (3, 4, 6, 7, 12, 14)]
+        or (space.low > -1).any()
+        or (space.high < 1).any()
+    ):
         raise ConfigError(
             f"the action space is {space}: a device drives a Box of 3, 4, 6, 7, 12 or 14 numbers in [-1, 1]; for another one give "
             f"TakeOver(action_of=lambda reading, space: ...), or -d action_of=module:function"
@@ -263,24 +278,32 @@ def check_space(space: Any) -> None:
 def kept_dimensions(indices: Sequence[int], space: Any) -> np.ndarray:
     length = space.shape[0] if len(space.shape or ()) == 1 else 0
     if wrong := [index for index in indices if not 0 <= index < length]:
-        raise ConfigError(f"action_indices has {wrong}: the action space is {space}, its dimensions are 0 to {length - 1}")
+        raise ConfigError(
+            f"action_indices has {wrong}: the action space is {space}, its dimensions are 0 to {length - 1}"
+        )
     return np.isin(np.arange(length), list(indices))
 
 
 def executable(action: Any, space: Any) -> Any:
     """The action as the environment gets it: in the space's dtype and, in a Box, inside it."""
     if not isinstance(space, gymnasium.spaces.Box):
-        return action[()] if isinstance(action, np.ndarray) and action.ndim == 0 else action  # a number can be a key, an array not
+        return (
+            action[()] if isinstance(action, np.ndarray) and action.ndim == 0 else action
+        )  # a number can be a key, an array not
     given = np.asarray(action, np.float64)
     if given.shape != space.shape or not np.isfinite(given).all():
-        raise SchemaError(f"the action is {np.asarray(action).tolist()}: expected {space.shape[0] if space.shape else 1} finite numbers")
+        raise SchemaError(
+            f"the action is {np.asarray(action).tolist()}: expected {space.shape[0] if space.shape else 1} finite numbers"
+        )
     return np.clip(given, space.low, space.high).astype(space.dtype)
 
 
 def images_of(observation: Any, name: str = "") -> dict[str, np.ndarray]:
     """The images in an observation, by name: every uint8 array [H, W, 3]."""
     if isinstance(observation, Mapping):
-        parts = [images_of(value, key if name in ("", "images") else f"{name}/{key}") for key, value in observation.items()]
+        parts = [
+            images_of(value, key if name in ("", "images") else f"{name}/{key}") for key, value in observation.items()
+        ]
         return {key: image for part in parts for key, image in part.items()}
     image = np.asarray(observation) if isinstance(observation, np.ndarray) else None
     if image is not None and image.dtype == np.uint8 and image.ndim == 3 and image.shape[-1] == 3:
@@ -291,7 +314,11 @@ def images_of(observation: Any, name: str = "") -> dict[str, np.ndarray]:
 def grippers_of(observation: Any) -> tuple[float, ...]:
     """Returns how far the grippers are open, left arm first, if the state has `gripper_pose`, or one for each arm."""
     state = observation.get("state") if isinstance(observation, Mapping) else None
-    found = {name: value for name, value in state.items() if name.endswith("gripper_pose")} if isinstance(state, Mapping) else {}
+    found = (
+        {name: value for name, value in state.items() if name.endswith("gripper_pose")}
+        if isinstance(state, Mapping)
+        else {}
+    )
     return tuple(float(np.ravel(found[name])[0]) for name in sorted(found))
 
 

@@ -62,7 +62,9 @@ class Keyboard(Device):
             self._fd = os.open(terminal, os.O_RDWR | os.O_NOCTTY)
             self._before = termios.tcgetattr(self._fd)
         except (OSError, termios.error) as error:
-            raise DeviceError(f"the keyboard needs a terminal, and here is none ({error}): use the device browser") from error
+            raise DeviceError(
+                f"the keyboard needs a terminal, and here is none ({error}): use the device browser"
+            ) from error
         self._closing = threading.Event()
         self._lost = False
         self._asked: float | None = None  # since when the terminal owes an answer
@@ -134,7 +136,11 @@ class Keyboard(Device):
         try:
             while not self._closing.is_set():
                 now = time.monotonic()
-                if self._asked is None and now > next_question and any(until == math.inf for _, until in self._held.values()):
+                if (
+                    self._asked is None
+                    and now > next_question
+                    and any(until == math.inf for _, until in self._held.values())
+                ):
                     self._asked, next_question = now, now + SILENT_SECONDS / 4
                     os.write(self._fd, ALIVE)
                 if ready := select.select([self._fd], [], [], ESCAPE_SECONDS)[0]:
@@ -163,7 +169,9 @@ class Keyboard(Device):
                 break
         return text[at:]
 
-    def _sequence(self, code: bytes, modifiers: bytes, event: bytes, final: bytes, arrow: bytes, character: bytes) -> None:
+    def _sequence(
+        self, code: bytes, modifiers: bytes, event: bytes, final: bytes, arrow: bytes, character: bytes
+    ) -> None:
         event = event or b"1" if self.tells_releases else b""
         if character:
             self._key(NAMES.get(character[0]) or chr(character[0]).lower())

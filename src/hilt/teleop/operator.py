@@ -61,12 +61,18 @@ class Script(Device):
     ):
         super().__init__()
         if not isinstance(operator, bool):
-            raise ConfigError(f"operator is {operator!r}: expected true (takes over from a policy) or false (demonstrates)")
+            raise ConfigError(
+                f"operator is {operator!r}: expected true (takes over from a policy) or false (demonstrates)"
+            )
         if not 0 < speed <= 1 or noise < 0:
-            raise ConfigError(f"speed={speed}, noise={noise}: expected a share of the expert's speed, up to 1, and a deviation from 0 on")
+            raise ConfigError(
+                f"speed={speed}, noise={noise}: expected a share of the expert's speed, up to 1, and a deviation from 0 on"
+            )
         if delay < 0 or tires_after < 0 or ((delay or tires_after) and not operator):
             given = f"delay={delay}, tires_after={tires_after}"
-            raise ConfigError(f"{given}: expected numbers of steps from 0 on, of an operator (operator=true), who takes over from a policy")
+            raise ConfigError(
+                f"{given}: expected numbers of steps from 0 on, of an operator (operator=true), who takes over from a policy"
+            )
         self._speed, self._noise, self._indices = speed, noise, action_indices
         self._tires_after, self._driven = tires_after, 0
         self._decided: deque[tuple[bool, np.ndarray]] = deque(maxlen=delay + 1)  # the oldest is what it does now
@@ -76,7 +82,9 @@ class Script(Device):
         self._make = None if expert is None else function(expert, "expert", Callable)  # type: ignore[arg-type]  # a class for isinstance and issubclass
         self._env: Any = None
         self._limit = 0
-        self._seen: deque[tuple[float, float]] = deque(maxlen=PROGRESS_WINDOW)  # (made, possible) of the policy's last steps
+        self._seen: deque[tuple[float, float]] = deque(
+            maxlen=PROGRESS_WINDOW
+        )  # (made, possible) of the policy's last steps
         self.reset()
 
     def attach(self, env: Env) -> None:
@@ -89,7 +97,9 @@ class Script(Device):
                 )
             self._make = lambda env: env.get_wrapper_attr("expert")()
         if self.operator and not (hasattr(env.action_space, "low") and len(env.action_space.shape) == 1):
-            raise ConfigError(f"the action space is {env.action_space}: an operator judges actions of a Box with one axis")
+            raise ConfigError(
+                f"the action space is {env.action_space}: an operator judges actions of a Box with one axis"
+            )
         self._env = env
         self._limit = int(env.get_wrapper_attr("step_limit")) if env.has_wrapper_attr("step_limit") else 0
 
@@ -149,13 +159,17 @@ class Script(Device):
     def _imperfect(self, action: np.ndarray) -> np.ndarray:
         moves = ~gripper_dimensions(len(action))
         action = np.where(moves, self._speed * action + self._noise * self._rng.standard_normal(len(action)), action)
-        return action if self._indices is None else np.where(np.isin(np.arange(len(action)), self._indices), action, 0.0)
+        return (
+            action if self._indices is None else np.where(np.isin(np.arange(len(action)), self._indices), action, 0.0)
+        )
 
 
 def _checked(plan: Any) -> Expert:
     """What an expert made for an environment, if it can be called without arguments."""
     if not callable(plan):
-        raise ConfigError(f"the expert made {plan!r} for the environment: expected a function that gives the next action")
+        raise ConfigError(
+            f"the expert made {plan!r} for the environment: expected a function that gives the next action"
+        )
     try:
         inspect.signature(plan).bind()
     except TypeError as error:

@@ -88,7 +88,12 @@ class Wheel:
     def message(self, now: float) -> dict[str, Any]:
         """For the device, which judges the age itself: this process may be the one that stalls."""
         driving = self.driver is not None
-        return {"driving": driving, "lost": self.lost, "at": self._heard if driving else now, **(self._held if driving else STILL)}
+        return {
+            "driving": driving,
+            "lost": self.lost,
+            "at": self._heard if driving else now,
+            **(self._held if driving else STILL),
+        }
 
 
 @dataclass
@@ -161,7 +166,9 @@ class Page:
         """One viewer's websocket, until it closes. The first message is the viewer's name."""
         if len(self._connections) >= VIEWERS:
             await connection.accept()
-            await connection.close(1013, f"{VIEWERS} viewers are connected, no more are served: close one of the other pages.")
+            await connection.close(
+                1013, f"{VIEWERS} viewers are connected, no more are served: close one of the other pages."
+            )
             return
         self._connections.add(connection)  # counted from here on, even without a name
         viewer = sender = None
@@ -215,7 +222,10 @@ class Page:
             self.wheel.give(viewer.name)
         elif event not in EVENTS or event == "toggle":  # which is the device's word for take and give
             raise FormatError(f"event {event!r} is not one that a page has")
-        elif event == "stop" or self.wheel.driver in (None, viewer.name):  # anybody may stop; the rest is the driver's, if there is one
+        elif event == "stop" or self.wheel.driver in (
+            None,
+            viewer.name,
+        ):  # anybody may stop; the rest is the driver's, if there is one
             await self._press(event, episode)
         self._tell()
 
@@ -272,7 +282,10 @@ async def _close_later(connection: Any, seconds: float) -> None:
 
 
 def compress(frames: dict[str, tuple[list[int], bytes]]) -> list[tuple[str, bytes]]:
-    return [(name, images.encode(np.frombuffer(data, np.uint8).reshape(shape), "jpeg", QUALITY)) for name, (shape, data) in frames.items()]
+    return [
+        (name, images.encode(np.frombuffer(data, np.uint8).reshape(shape), "jpeg", QUALITY))
+        for name, (shape, data) in frames.items()
+    ]
 
 
 def checked(message: dict[str, Any]) -> dict[str, Any]:
@@ -296,7 +309,10 @@ class Guard:
         self.app = app  # NiceGUI finds itself by this name
         own = socket.gethostname().lower()
         self._names = {"localhost", host.lower()} | ({own, f"{own}.local"} if token else set())
-        self._token, self._cookie = token, f"hilt-{token[:6]}"  # a name of its own: other ports of this machine see it too
+        self._token, self._cookie = (
+            token,
+            f"hilt-{token[:6]}",
+        )  # a name of its own: other ports of this machine see it too
         self._responses = optional_module("starlette.responses", "The page", "teleop", "nicegui")
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -350,7 +366,9 @@ def application(page: Page) -> Any:
     """NiceGUI with our component in it, and our websocket beside."""
     ui = optional_module("nicegui", "The page", "teleop").ui
     app = optional_module("fastapi", "The page", "teleop").FastAPI(openapi_url=None)
-    app.router.routes.append(optional_module("starlette.routing", "The page", "teleop", "nicegui").WebSocketRoute("/drive", page.serve))
+    app.router.routes.append(
+        optional_module("starlette.routing", "The page", "teleop", "nicegui").WebSocketRoute("/drive", page.serve)
+    )
     here = Path(__file__).parent
 
     class Cockpit(ui.element, component=here / "page.js"):  # type: ignore[call-arg, name-defined]
@@ -374,7 +392,9 @@ async def run(settings: dict[str, Any]) -> None:
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, ws_max_size=1 << 20))
     server.capture_signals = contextlib.nullcontext  # they are left to the parent
     listener = socket.socket(fileno=settings["listener"])
-    works = [asyncio.create_task(work) for work in (server.serve([listener]), page.frames(), page.beat(settings["parent"]))]
+    works = [
+        asyncio.create_task(work) for work in (server.serve([listener]), page.frames(), page.beat(settings["parent"]))
+    ]
     done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
     server.should_exit = True
     with contextlib.suppress(asyncio.TimeoutError):

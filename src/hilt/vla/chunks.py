@@ -32,6 +32,8 @@ class ChunkAgent:
     def sample_actions(self, observation: Any, *, seed: int = 0, argmax: bool = False) -> np.ndarray:
         if not self._left:
             draws = torch.Generator().manual_seed(seed)
-            actions, _ = self._policy.act([self._suite.observe(observation, self._instruction)], sample=not argmax, generator=draws)
+            actions, _ = self._policy.act(
+                [self._suite.observe(observation, self._instruction)], sample=not argmax, generator=draws
+            )
             self._left = list(self._suite.command(actions[0])[: self._execute])
         return self._left.pop(0)

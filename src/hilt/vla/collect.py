@@ -88,11 +88,15 @@ class Collecting:
     """Tasks of a rank that one training step works on, the next step on the next ones; 0: on all, group by group in turn"""
     groups_at_once: int = setting(0, minimum=0)
     """Groups that are drawn at a time, which is one attempt (num_parallel_envs); 0: as many as are missing"""
-    oversample_factor: float = setting(1.0, minimum=1, needs=Need("{here}groups_at_once=0", lambda c: not c.groups_at_once))
+    oversample_factor: float = setting(
+        1.0, minimum=1, needs=Need("{here}groups_at_once=0", lambda c: not c.groups_at_once)
+    )
     """The number of drawn groups relative to the missing ones, so that filters leave enough"""
     carry_over: bool = setting(True, needs=_SURPLUS)
     """Groups beyond the need are learned from in the next step; otherwise they are thrown away"""
-    filter_accuracy: bool = setting(False, needs=Need("a bound", lambda c: (c.accuracy_lower_bound, c.accuracy_upper_bound) != (0, 1)))
+    filter_accuracy: bool = setting(
+        False, needs=Need("a bound", lambda c: (c.accuracy_lower_bound, c.accuracy_upper_bound) != (0, 1))
+    )
     """Groups are dropped whose share of successes is outside the bounds"""
     accuracy_lower_bound: float = setting(0.0, minimum=0, maximum=1, needs=_BY_ACCURACY)
     """A share that is kept"""
@@ -114,7 +118,9 @@ class Collecting:
     """A rank for which no task is left: "zero" weight, or it will "steal" a share of the states of another rank's task"""
     skip_solved: bool = False
     """A state whose last `group_size` rollouts all succeeded is passed over, three times at most (RIPT)"""
-    same_first_frame: bool = setting(True, needs=Need("{here}init_state_mode=group", lambda c: c.init_state_mode == "group"))
+    same_first_frame: bool = setting(
+        True, needs=Need("{here}init_state_mode=group", lambda c: c.init_state_mode == "group")
+    )
     """The members of a group must begin with the same observation, bit for bit. Off: for a simulator that does not render alike twice"""
     prefetch: bool = False
     """The next step's first episodes are reset while the policy learns"""
@@ -134,7 +140,10 @@ class Collecting:
         return RolloutSettings(self.temperature, sample, self.execute, self.rows_at_once, self.retries, strict)
 
     def conflicts(self, here: str) -> Iterator[str]:
-        most, wanted = self.groups_at_once * self.max_sampling_attempts, math.ceil(self.data_batch_size / self.group_size)
+        most, wanted = (
+            self.groups_at_once * self.max_sampling_attempts,
+            math.ceil(self.data_batch_size / self.group_size),
+        )
         if 0 < most < wanted:
             yield (
                 f"{here}groups_at_once={self.groups_at_once} in max_sampling_attempts={self.max_sampling_attempts} are {most} groups, and "
@@ -188,7 +197,9 @@ class Collector:
         solved, steal = (Solved(config.group_size) if config.skip_solved else None), config.idle_ranks == "steal"
         self.agenda = Agenda(
             tasks,
-            lambda task: _states(config, pool.describe(task)["initial_states"] if states is None else {config.split: states[task]}, task),
+            lambda task: _states(
+                config, pool.describe(task)["initial_states"] if states is None else {config.split: states[task]}, task
+            ),
             rank=rank,
             ranks=ranks,
             steal=steal,
@@ -221,7 +232,10 @@ class Collector:
         over."""
         if greedy and self._config.init_state_mode == "distinct":
             raise ConfigError("a greedy episode is of one initial state: it needs init_state_mode=group.")
-        before, tally = self.state_dict(store=lambda episode: {"": episode}), _Tally(self._surplus, self._taken, self._solved)
+        before, tally = (
+            self.state_dict(store=lambda episode: {"": episode}),
+            _Tally(self._surplus, self._taken, self._solved),
+        )
         baselines: dict[int, RolloutEpisode] = {}
         try:
             roll = partial(roll_out, policy, self._pool, suite=self._suite, version=version, stop=stop)
@@ -261,10 +275,16 @@ class Collector:
         tasks = ", ".join(dict.fromkeys(episode.start.task for episode in episodes)) or ", ".join(self.agenda.current)
         held = min(tally.carried_episodes, len(episodes))
         carried = f" ({held} of them carried over from the iteration before)" if held else ""
-        return f"{where}: task {tasks}, target {self._config.data_batch_size} episodes, collected {len(episodes)}{carried}"
+        return (
+            f"{where}: task {tasks}, target {self._config.data_batch_size} episodes, collected {len(episodes)}{carried}"
+        )
 
     def _collected(
-        self, roll: Roll, tally: _Tally, keep: Callable[[RolloutEpisode], None], baselines: dict[int, RolloutEpisode] | None
+        self,
+        roll: Roll,
+        tally: _Tally,
+        keep: Callable[[RolloutEpisode], None],
+        baselines: dict[int, RolloutEpisode] | None,
     ) -> bool | None:
         """Puts the groups of this step in front of the surplus; where `baselines` are asked for, with a greedy episode of each. Returns
         whether they are a whole batch. None: stopped."""
@@ -273,7 +293,9 @@ class Collector:
             self.agenda.begin()
         while True:
             while len(accepted) < (wanted := self._wanted):
-                if tally.attempts >= config.max_sampling_attempts or (tally.solved(wanted) and config.when_exhausted != "error"):
+                if tally.attempts >= config.max_sampling_attempts or (
+                    tally.solved(wanted) and config.when_exhausted != "error"
+                ):
                     self._exhausted(len(accepted), wanted, tally)
                     break
                 starts, self._planned = self._planned or self._drawn(wanted - len(accepted)), []
@@ -298,7 +320,9 @@ class Collector:
 
     def _drawn(self, missing: int) -> list[Start]:
         config = self._config
-        return self.agenda.draw(config.groups_at_once or math.ceil(missing * config.oversample_factor), config.group_size)
+        return self.agenda.draw(
+            config.groups_at_once or math.ceil(missing * config.oversample_factor), config.group_size
+        )
 
     def _rolled(
         self, roll: Roll, starts: list[Start], tally: _Tally, keep: Callable[[RolloutEpisode], None]
@@ -311,7 +335,9 @@ class Collector:
         for outcome in roll(starts[len(begun) :], settings=settings, generator=self._draws, begun=begun):
             start = outcome.start
             ended[start] = outcome
-            note = [f"rank {self._rank}: {start.task}"] * self._config.report_ranks + [f"attempt {tally.attempts}"] * (tally.attempts > 1)
+            note = [f"rank {self._rank}: {start.task}"] * self._config.report_ranks + [f"attempt {tally.attempts}"] * (
+                tally.attempts > 1
+            )
             self.report("collecting episodes", len(ended), len(starts), ", ".join(note))
             if isinstance(outcome, LostEpisode):
                 self._lost(outcome, tally)
@@ -343,7 +369,9 @@ class Collector:
     ) -> set[int] | None:
         """An episode of the likeliest actions for each group that has none yet, from where its first member began. Gives the numbers of
         the groups whose episode was lost, which go with it; None: stopped."""
-        starts = [replace(group[0].start, member=len(group)) for group in groups if group[0].start.group not in baselines]
+        starts = [
+            replace(group[0].start, member=len(group)) for group in groups if group[0].start.group not in baselines
+        ]
         lost: set[int] = set()
         for outcome in roll(starts, settings=self._config.rollout_settings(sample=False)):
             if isinstance(outcome, LostEpisode):
@@ -382,8 +410,14 @@ class Collector:
         )
         if self._config.when_exhausted != "error" and not tally.faulty:
             solved = f"rank {self._rank}: all members of all {tally.groups} groups of {', '.join(self.agenda.current)} succeeded."
-            waits = "are learned from in this step" if self._config.when_exhausted == "partial" else "wait for the next step"
-            waiting = f" {accepted} of {wanted} groups {waits}." if accepted else " Nothing is learned from in this step."
+            waits = (
+                "are learned from in this step"
+                if self._config.when_exhausted == "partial"
+                else "wait for the next step"
+            )
+            waiting = (
+                f" {accepted} of {wanted} groups {waits}." if accepted else " Nothing is learned from in this step."
+            )
             cure = "" if accepted or tally.solved(wanted) else f" {tally.cure()}"
             self._notify((solved if tally.solved(wanted) else message) + waiting + cure)
             return
@@ -414,7 +448,9 @@ class Collector:
         """Cursors, draws, the surplus and what is planned, as arrays and text. `store`: of an episode what finds it again, where it is in a
         log already."""
         planned = [asdict(start) for start in self._planned]
-        surplus = {str(i): {str(j): store(episode) for j, episode in enumerate(group)} for i, group in enumerate(self._surplus)}
+        surplus = {
+            str(i): {str(j): store(episode) for j, episode in enumerate(group)} for i, group in enumerate(self._surplus)
+        }
         return {
             "agenda": json.dumps(self.agenda.state_dict()),
             "planned": json.dumps(planned),
@@ -424,7 +460,9 @@ class Collector:
             "taken": json.dumps(self._taken),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], find: Callable[[Mapping[str, Any]], RolloutEpisode] = unpack) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any], find: Callable[[Mapping[str, Any]], RolloutEpisode] = unpack
+    ) -> None:
         self.settle()
         self.agenda.load_state_dict(json.loads(state["agenda"]))
         # the settings may be others than before, when a run is resumed
@@ -461,7 +499,9 @@ def check_alike(group: Sequence[RolloutEpisode], first_frames: bool = True) -> N
     where = f"of group {first.start.group} ({first.start.task}, state {first.start.state})"
     for other in group[1:]:
         if other.start.place != first.start.place:
-            raise SchemaError(f"the members {where} began in {first.start.place} and in {other.start.place}: expected is one place.")
+            raise SchemaError(
+                f"the members {where} began in {first.start.place} and in {other.start.place}: expected is one place."
+            )
         if first_frames and other.first != first.first:
             raise SchemaError(
                 f"members 0 and {other.start.member} {where} did not begin with the same observation: reset() with one state and seed must "
@@ -474,7 +514,9 @@ def _states(config: Collecting, there: Mapping[str, int], task: str) -> int:
     if config.split not in there:
         raise UnknownNameError(f"split of {task}", config.split, there)
     if config.states_per_task > there[config.split]:
-        raise ConfigError(f"states_per_task={config.states_per_task}: {task} has {there[config.split]} in its split {config.split!r}.")
+        raise ConfigError(
+            f"states_per_task={config.states_per_task}: {task} has {there[config.split]} in its split {config.split!r}."
+        )
     return config.states_per_task or there[config.split]
 
 
@@ -510,13 +552,24 @@ class _Tally:
             notify(f"an ill-formed chunk in {episode.start.task}, state {episode.start.state}: {episode.ill_formed}")
             self.fault = episode.ill_formed
 
-    def figures(self, episodes: list[RolloutEpisode], surplus: list[list[RolloutEpisode]], solved: Solved | None) -> dict[str, float]:
+    def figures(
+        self, episodes: list[RolloutEpisode], surplus: list[list[RolloutEpisode]], solved: Solved | None
+    ) -> dict[str, float]:
         """The same names on every rank in every step."""
         rolled = {"episodes": self.episodes, "successes": self.successes, "steps": self.steps, "rows": self.rows}
-        rolled |= {"groups": self.groups, "groups_all_succeeded": self.all_succeeded, "groups_all_failed": self.all_failed}
+        rolled |= {
+            "groups": self.groups,
+            "groups_all_succeeded": self.all_succeeded,
+            "groups_all_failed": self.all_failed,
+        }
         groups = {episode.start.group for episode in episodes}
         used = {"used_groups": len(groups), "used_episodes": len(episodes), "surplus_groups": len(surplus)}
-        more = {"attempts": self.attempts, "lost_episodes": len(self.lost), "carried_groups": self.carried, "prefetched": self.prefetched}
+        more = {
+            "attempts": self.attempts,
+            "lost_episodes": len(self.lost),
+            "carried_groups": self.carried,
+            "prefetched": self.prefetched,
+        }
         skipped = {"skipped_states": solved.total - self._skipped if solved else 0}
         dropped = {f"dropped_{reason}": self.dropped[reason] for reason in REASONS}
         return {name: float(value) for name, value in (rolled | used | more | skipped | dropped).items()}
@@ -524,7 +577,9 @@ class _Tally:
     def report(self) -> str:
         whole = self.groups + self.dropped["lost"]
         parts = [f"{whole} groups in {self.attempts} attempts"] if self.attempts else ["nothing was rolled out"]
-        parts += [f"{self.dropped[reason]} dropped ({words})" for reason, words in REASONS.items() if self.dropped[reason]]
+        parts += [
+            f"{self.dropped[reason]} dropped ({words})" for reason, words in REASONS.items() if self.dropped[reason]
+        ]
         parts += [f"{len(self.lost)} episodes lost"] if self.lost else []
         return ", ".join(parts)
 

@@ -40,6 +40,7 @@ CRITIC_RATE = 1e-4
 
 _PROCESSES = Need("{here}workers above 0; without, start_s=120 step_s=60 restarts=3 are neutral", lambda c: c.workers)
 
+
 @dataclass
 class SimulatorSettings:
     """The environments of each rank."""
@@ -57,6 +58,7 @@ class SimulatorSettings:
     restarts: int = setting(3, minimum=0, needs=_PROCESSES)
     """Times that a process that died or hung is started again, in a row"""
 
+
 @dataclass
 class Critic:
     """The critic, which estimates values for algorithm.estimator=gae."""
@@ -69,12 +71,14 @@ class Critic:
     warmup_steps: int = setting(0, minimum=0)
     """Training steps at the beginning in which the critic learns alone; of a policy with a head, that head"""
 
+
 @dataclass
 class Reference:
     """The policy as it was at the start: for algorithm.kl and prime."""
 
     offload: bool = False
     """Its weights lie in the host's memory, and go to the device only while they are needed"""
+
 
 @dataclass
 class Rewards:
@@ -91,9 +95,11 @@ class Rewards:
     learned: float = setting(0.0, needs=Need("{here}classifier=FOLDER", lambda c: c.classifier))
     """At the last row: of what the classifier says, 0 or 1"""
 
+
 _SOME = Need("one of {here}before, period and after", lambda c: c.before or c.period or c.after)
 _PERIODIC = Need("{here}period, so that it can be reached", lambda c: c.period)
 _HAS_GOAL = Need("{here}goal", lambda c: c.goal)
+
 
 @dataclass
 class Validation:
@@ -120,7 +126,9 @@ class Validation:
     videos: int = setting(0, minimum=0, needs=_SOME)
     """The number of episodes with a video at each validation, one image per chunk"""
 
+
 _IMITATES = Need("{here}weight and {here}data together", lambda c: c.weight and c.data)
+
 
 @dataclass
 class Imitation:
@@ -133,6 +141,7 @@ class Imitation:
     batch_size: int = setting(32, minimum=1, needs=_IMITATES)
     """Samples in each optimizer step at each rank"""
 
+
 _NEAR = Need(
     "placement.rollout_ranks=0: who trains has no simulators to reset meanwhile",
     lambda c: not c.placement.rollout_ranks,
@@ -143,14 +152,19 @@ _ILL_FORMED = Need(
     lambda c: not c.collect.filter_format,
     of=("format",),
 )
-_CRITIC = Need("algorithm.estimator=gae, or another with a critic", lambda c: estimator(c.algorithm.estimator).needs_critic)
+_CRITIC = Need(
+    "algorithm.estimator=gae, or another with a critic", lambda c: estimator(c.algorithm.estimator).needs_critic
+)
 _REFERENCE = Need(
-    "algorithm.kl.where=reward or loss, or prime.coefficient with prime.reference=frozen", lambda c: c.has_reference, of=("offload",)
+    "algorithm.kl.where=reward or loss, or prime.coefficient with prime.reference=frozen",
+    lambda c: c.has_reference,
+    of=("offload",),
 )
 _SUCCESS_ALONE = Need(
     "rewards.environment=0, rewards.learned=0, prime.coefficient=0 and algorithm.discount=1; without, solved_steps=5 is neutral",
     lambda c: c.may_be_solved,
 )
+
 
 @dataclass
 class Vla:
@@ -253,7 +267,13 @@ class Vla:
             yield f"validation.split={validation.split} are the states that are trained on (collect.split): give another split."
         if not self.max_steps and not validation.before:
             yield "max_steps=0 and validation.before=false: there is nothing to do. Give one of them."
-        rewards = (self.rewards.success, self.rewards.format, self.rewards.environment, self.rewards.learned, self.prime.coefficient)
+        rewards = (
+            self.rewards.success,
+            self.rewards.format,
+            self.rewards.environment,
+            self.rewards.learned,
+            self.prime.coefficient,
+        )
         if not any(rewards):
             yield "all coefficients of rewards are 0, so that there is nothing to learn: give rewards.success=1."
         yield from self._wrong_sizes()
@@ -291,7 +311,11 @@ class Vla:
 
     def _check_entropy(self) -> None:
         """Checks the entropy bonus for a policy that is made here; one of a folder is checked when it is opened."""
-        kind = policy_class(self.policy).flow_kind(self.policy_options) if self.algorithm.entropy and is_new(self.policy) else None
+        kind = (
+            policy_class(self.policy).flow_kind(self.policy_options)
+            if self.algorithm.entropy and is_new(self.policy)
+            else None
+        )
         if kind is not None:
             check_entropy(self.algorithm.entropy, kind)
 
@@ -321,7 +345,9 @@ class Vla:
         """What is trained, in words, and its learning rate where none is given."""
         if self.lora.rank:
             return "adapters", ADAPTER_RATE
-        known = is_new(self.policy) or document_of(self.policy)  # else there is no folder, as when only settings are shown
+        known = is_new(self.policy) or document_of(
+            self.policy
+        )  # else there is no folder, as when only settings are shown
         rate = policy_class(self.policy).learning_rate if known else Policy.learning_rate
         if not known or rate == Policy.learning_rate:
             return "all weights of a large policy", rate
@@ -344,8 +370,13 @@ class Vla:
         if REWARDS.is_name(self.rewards.classifier):
             REWARDS.check(self.rewards.classifier)
         elif self.rewards.classifier and not Path(self.rewards.classifier, "classifier.json").is_file():
-            raise ConfigError(f"rewards.classifier={self.rewards.classifier}: no classifier is there. Make one with: hilt train classifier")
-        for name, folder in (("prime.policy", self.prime.policy), ("prime.reference_policy", self.prime.reference_policy)):
+            raise ConfigError(
+                f"rewards.classifier={self.rewards.classifier}: no classifier is there. Make one with: hilt train classifier"
+            )
+        for name, folder in (
+            ("prime.policy", self.prime.policy),
+            ("prime.reference_policy", self.prime.reference_policy),
+        ):
             if folder:
                 check_policy(folder, self.policy_options, name)
         for path in self.imitation.data:
@@ -364,7 +395,9 @@ class Vla:
         algorithm, compares = self.algorithm, self._estimator.grouped
         compares = compares and not self.rewards.environment and not self.rewards.learned and not self.prime.coefficient
         validates, gae = self.validation.period > 0, self._estimator.needs_critic
-        return RunFacts("vla", gae=gae, ratio=algorithm.ratio, target_kl=algorithm.target_kl, compares=compares, validates=validates)
+        return RunFacts(
+            "vla", gae=gae, ratio=algorithm.ratio, target_kl=algorithm.target_kl, compares=compares, validates=validates
+        )
 
     # Sizes, in words
 
@@ -410,7 +443,9 @@ class Vla:
             f"passes of at most {passes} at each of {_many(ranks, 'rank')}",
             self._rates_in_words(),
             f"run: {self.max_steps} training steps = {self.max_steps * self.episodes:,} episodes to learn from, "
-            f"{self.max_steps * steps:,} steps of the optimizer" + f", or {self.max_seconds:g} s" * bool(self.max_seconds),
+            f"{self.max_steps * steps:,} steps of the optimizer"
+            + f", or {self.max_seconds:g} s"
+            * bool(self.max_seconds),
         ]
         each = self.validation.episodes
         times = self.validation.before + self.validation.after
@@ -419,7 +454,9 @@ class Vla:
         tried += f", at most {self.validation.at_most} of all tasks" if self.validation.at_most else ""
         return [*lines, f"validation: {times} times {tried}" if times else "validation: none"]
 
+
 def _many(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
+
 
 __all__ = ["Critic", "Imitation", "Lora", "Rewards", "SimulatorSettings", "Validation", "Vla"]

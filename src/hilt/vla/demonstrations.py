@@ -66,7 +66,10 @@ class Demonstrations:
         """Converts other formats to a log in `folder`, once. An `instruction` applies to every episode; empty: the instructions in the
         data.
         `successes_only` passes over episodes that are known to have failed."""
-        self._suite, self._datasets = suite, [_opened(path, folder, number, notify, report) for number, path in enumerate(paths)]
+        self._suite, self._datasets = (
+            suite,
+            [_opened(path, folder, number, notify, report) for number, path in enumerate(paths)],
+        )
         self.lessons: list[Lesson] = []
         failed = 0
         for path, dataset in zip(paths, self._datasets, strict=True):
@@ -80,15 +83,21 @@ class Demonstrations:
                     failed += 1
                     continue
                 given = instruction or episode.facts.get(INSTRUCTION, "")
-                texts, begins = ((given,), (0,)) if isinstance(given, str) else (tuple(given["texts"]), tuple(given["begins"]))
+                texts, begins = (
+                    ((given,), (0,)) if isinstance(given, str) else (tuple(given["texts"]), tuple(given["begins"]))
+                )
                 if not all(texts):
                     raise ConfigError(f"{path}: an episode has no instruction; give instruction=TEXT.")
                 self.lessons.append(Lesson(dataset.log, keys, _taught(suite, episode.columns, path), texts, begins))
         if not self.lessons:
             lost = f"; {failed} failed, and successes_only=true" if failed else ""
-            raise ConfigError(f"there is no episode to learn from in {', '.join(map(str, paths)) or 'nothing: give data=[PATH]'}{lost}.")
+            raise ConfigError(
+                f"there is no episode to learn from in {', '.join(map(str, paths)) or 'nothing: give data=[PATH]'}{lost}."
+            )
         if len(widths := {lesson.actions.shape[1] for lesson in self.lessons}) > 1:
-            raise SchemaError(f"the episodes have actions of {' and '.join(map(str, sorted(widths)))} numbers; teach one robot at a time.")
+            raise SchemaError(
+                f"the episodes have actions of {' and '.join(map(str, sorted(widths)))} numbers; teach one robot at a time."
+            )
         if failed:
             notify(f"{failed} episodes that failed are passed over")
 
@@ -143,7 +152,9 @@ class Demonstrations:
         rows, states = self.rows(episodes), []
         rows = rows[:: math.ceil(len(rows) / MAX_STATES)]
         for first in range(0, len(rows), AT_ONCE):
-            states += [row.get("state", np.zeros(0, np.float32)) for row in self._observations(rows[first : first + AT_ONCE])]
+            states += [
+                row.get("state", np.zeros(0, np.float32)) for row in self._observations(rows[first : first + AT_ONCE])
+            ]
         return np.stack(states), np.concatenate([self.lessons[e].actions for e in episodes])
 
     def _observations(self, rows: Array) -> list[dict[str, Any]]:
@@ -164,7 +175,10 @@ def batches(rows: Array, size: int, seed: int, first: int = 0) -> Iterator[Array
     size, orders = min(size, len(rows)), dict[int, Array]()
     for number in itertools.count(first):
         rounds, places = np.divmod(np.arange(number * size, (number + 1) * size), len(rows))
-        orders = {r: orders[r] if r in orders else np.random.default_rng([seed, r]).permutation(len(rows)) for r in rounds.tolist()}
+        orders = {
+            r: orders[r] if r in orders else np.random.default_rng([seed, r]).permutation(len(rows))
+            for r in rounds.tolist()
+        }
         yield rows[[orders[r][place] for r, place in zip(rounds.tolist(), places, strict=True)]]
 
 
@@ -184,14 +198,20 @@ def _look(suite: Suite, dataset: LogDataset, path: Path) -> None:
     try:
         suite.views(dataset.log.read(dataset.episodes[0][:1], ["observations"])["observations"])
     except MissingFieldError as error:
-        cure = f"suite={suite.name} is of other data: give the right one ({', '.join(SUITES)}), or" if suite.name else "Mend"
+        cure = (
+            f"suite={suite.name} is of other data: give the right one ({', '.join(SUITES)}), or"
+            if suite.name
+            else "Mend"
+        )
         raise MissingFieldError(f"{path}: {error} {cure} columns={{full_image: PATH, state: PATH}}.") from None
 
 
 def _taught(suite: Suite, columns: Any, path: Path) -> Array:
     actions = np.asarray(columns["actions"])
     if actions.ndim != 2 or actions.dtype.kind != "f":
-        raise SchemaError(f"{path}: its actions are {actions.dtype} {list(actions.shape[1:])}; expected rows of real numbers.")
+        raise SchemaError(
+            f"{path}: its actions are {actions.dtype} {list(actions.shape[1:])}; expected rows of real numbers."
+        )
     if not np.isfinite(actions).all():
         raise SchemaError(
             f"{path}: step {int(np.argwhere(~np.isfinite(actions))[0, 0])} of an episode has an action that is no finite number."

@@ -72,7 +72,12 @@ class DrawnPictures(NamedTuple):
     """float32 [N, 2]: the center of the named shape, x and y, from 0 to 1"""
 
 
-def learn(policy: SmallVLA, drawing: DrawingSettings, seed: int = 0, watch: Callable[[int, float], None] = lambda step, loss: None) -> None:
+def learn(
+    policy: SmallVLA,
+    drawing: DrawingSettings,
+    seed: int = 0,
+    watch: Callable[[int, float], None] = lambda step, loss: None,
+) -> None:
     """Trains the eyes of a policy and its reading of words, and nothing else of it. `watch` is called with each step and its loss."""
     trained = [*policy.eyes.parameters(), *policy.text.parameters()]
     adam, rng = Adam(trained, drawing.learning_rate), np.random.default_rng([seed, 5])
@@ -112,11 +117,20 @@ def drawn(rng: np.random.Generator, count: int, size: int) -> DrawnPictures:
 def _paint(canvas: Array, rng: np.random.Generator, there: Array, shades: Array, radii: tuple[float, float]) -> Array:
     """An ellipse, a rectangle or a diamond in each picture where one is to be. Gives their centers."""
     count, size = len(canvas), canvas.shape[1]
-    centers, radius, aspect = rng.uniform(0.05, 0.95, (count, 2)), rng.uniform(*radii, (count, 1, 1)), rng.uniform(0.5, 1.0, (count, 1, 1))
+    centers, radius, aspect = (
+        rng.uniform(0.05, 0.95, (count, 2)),
+        rng.uniform(*radii, (count, 1, 1)),
+        rng.uniform(0.5, 1.0, (count, 1, 1)),
+    )
     y, x = np.mgrid[0:size, 0:size].astype(np.float32) / size
-    across, down = np.abs(x - centers[:, 0, None, None]) / radius, np.abs(y - centers[:, 1, None, None]) / (radius * aspect)
+    across, down = (
+        np.abs(x - centers[:, 0, None, None]) / radius,
+        np.abs(y - centers[:, 1, None, None]) / (radius * aspect),
+    )
     kind = rng.integers(3, size=(count, 1, 1))
-    inside = np.where(kind == 0, across**2 + down**2 < 1, np.where(kind == 1, np.maximum(across, down) < 1, across + down < 1.2))
+    inside = np.where(
+        kind == 0, across**2 + down**2 < 1, np.where(kind == 1, np.maximum(across, down) < 1, across + down < 1.2)
+    )
     inside &= there[:, None, None]
     canvas[inside] = np.broadcast_to(shades[:, None, None].clip(0, 1), canvas.shape)[inside]
     return centers.astype(np.float32)

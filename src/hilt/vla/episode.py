@@ -120,4 +120,6 @@ def unpack(packed: Mapping[str, Any]) -> RolloutEpisode:
     executed, rewards, first = (np.asarray(packed[name]) for name in ("executed", "rewards", "first"))
     record = {name: np.asarray(array) for name, array in packed["record"].items()}
     last = map_tree(lambda array, path: np.asarray(array), packed["last"]) if "last" in packed else None
-    return RolloutEpisode(Start(**fields.pop("start")), record, executed, rewards, first=first.tobytes(), last=last, **fields)
+    return RolloutEpisode(
+        Start(**fields.pop("start")), record, executed, rewards, first=first.tobytes(), last=last, **fields
+    )

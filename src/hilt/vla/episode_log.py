@@ -59,8 +59,15 @@ class EpisodeLog:
         if self._log is None:
             most = segment_bytes_for(self._capacity or None)  # they go one by one
             self._log = Log.create(self.path, Schema.of(trajectory, leading=2), durability="never", segment_bytes=most)
-        facts = {name: getattr(episode.start, name) for name in STARTED} | {name: getattr(episode, name) for name in ENDED}
-        facts |= {INSTRUCTION: episode.instruction, "first": episode.first.hex(), "prompt_width": width, "training_step": step}
+        facts = {name: getattr(episode.start, name) for name in STARTED} | {
+            name: getattr(episode, name) for name in ENDED
+        }
+        facts |= {
+            INSTRUCTION: episode.instruction,
+            "first": episode.first.hex(),
+            "prompt_width": width,
+            "training_step": step,
+        }
         episode.trajectory = self._log.add(trajectory, actor="rollout", facts=facts)
         self._pinned.add(episode.trajectory)
         self._make_room()
@@ -84,15 +91,22 @@ class EpisodeLog:
     def read(self, trajectory: int) -> tuple[RolloutEpisode, np.ndarray]:
         """An episode as it was added, and what it earned."""
         if self._log is None:
-            raise ConfigError(f"{self.path}: there is no log, and its trajectory {trajectory} is asked for. Restore the run's folder.")
+            raise ConfigError(
+                f"{self.path}: there is no log, and its trajectory {trajectory} is asked for. Restore the run's folder."
+            )
         facts = self._log.facts.about(trajectory)
         columns = self._log.read(self._log.trajectory_keys(trajectory), ["record", "rewards", "executed", "earned"])
         record = dict(columns["record"])
         if facts["prompt_width"]:
             record["prompt"] = np.ascontiguousarray(record["prompt"][:, : facts["prompt_width"]])
-        stored = {name: facts[name] for name in ENDED} | {"instruction": facts[INSTRUCTION], "first": bytes.fromhex(facts["first"])}
+        stored = {name: facts[name] for name in ENDED} | {
+            "instruction": facts[INSTRUCTION],
+            "first": bytes.fromhex(facts["first"]),
+        }
         start = Start(**{name: facts[name] for name in STARTED})
-        return RolloutEpisode(start, record, columns["executed"], columns["rewards"], **stored, trajectory=trajectory), columns["earned"]
+        return RolloutEpisode(
+            start, record, columns["executed"], columns["rewards"], **stored, trajectory=trajectory
+        ), columns["earned"]
 
     def __contains__(self, trajectory: int) -> bool:
         """Whether it is there."""
@@ -126,12 +140,16 @@ class EpisodeLog:
 def film(episode: RolloutEpisode, path: Path, hz: float) -> None:
     """A video of what the policy saw, one picture for each chunk; the file is whole or absent."""
     if "images" not in episode.record:
-        raise ConfigError("a video shows what the policy saw, and the records of this one have no images: leave the number of videos out.")
+        raise ConfigError(
+            "a video shows what the policy saw, and the records of this one have no images: leave the number of videos out."
+        )
     images = episode.record["images"]  # [rows, cameras, H, W, 3]
     mark = ("SUCCESS", GREEN) if episode.success else ("no success", RED)
     with replacing(path, sole_writer=True) as place:
         shown = [
-            picture(list(row), COLORS[Source.POLICY], [episode.instruction, f"chunk {number + 1} of {len(images)}"], last)
+            picture(
+                list(row), COLORS[Source.POLICY], [episode.instruction, f"chunk {number + 1} of {len(images)}"], last
+            )
             for number, row in enumerate(images)
             for last in [mark if number == len(images) - 1 else None]
         ]
@@ -143,4 +161,6 @@ def film(episode: RolloutEpisode, path: Path, hz: float) -> None:
 
 def _wide(tree: Any) -> Any:
     """With the second axis of a trajectory, of one episode."""
-    return {name: _wide(value) if isinstance(value, dict) else np.asarray(value)[:, None] for name, value in tree.items()}
+    return {
+        name: _wide(value) if isinstance(value, dict) else np.asarray(value)[:, None] for name, value in tree.items()
+    }

@@ -37,7 +37,9 @@ def save_checkpoint(policy: Policy, local_path: str | os.PathLike[str], hdfs_pat
     weights. `hdfs_path`, any URL that fsspec knows, gets a checked copy."""
     folder = Path(local_path)
     if folder.exists() and not (folder / "config.json").is_file() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} has files, and is no checkpoint that could be replaced: give the path of a new folder.")
+        raise ConfigError(
+            f"{folder} has files, and is no checkpoint that could be replaced: give the path of a new folder."
+        )
     _write(policy, folder, adapter=True)
     if hdfs_path:
         UrlFolder(hdfs_path).upload("", files_of(folder))
@@ -143,7 +145,9 @@ def fetch_run(url: str, run: Path, notify: Callable[[str], None] = lambda text: 
     place = UrlFolder(url)
     place.check()
     if run.exists() and any(run.iterdir()):
-        raise ConfigError(f"{run} is not empty, and has no run to resume: name a new folder with --run to go on from {url}.")
+        raise ConfigError(
+            f"{run} is not empty, and has no run to resume: name a new folder with --run to go on from {url}."
+        )
     DISK.make_folders(run.parent)
     with replacing(run, sole_writer=True) as part:
         name = _download_newest(place, part, notify, report)

@@ -44,7 +44,9 @@ def footprint(config: Vla, run: Path = Path()) -> Iterator[str]:
     if config.critic.kind == "separate":
         needs["critic, in training"] = _needs(config, options, rows, training=True, value="shared")
     share = (
-        f", of which each of {config.placement.ranks} ranks has a part" if config.sharding.enabled and config.placement.ranks > 1 else ""
+        f", of which each of {config.placement.ranks} ranks has a part"
+        if config.sharding.enabled and config.placement.ranks > 1
+        else ""
     )
     yield from (f"memory of the {role} with {one.rows} chunks in a pass: {one}{share}" for role, one in needs.items())
     if config.export_period:
@@ -58,7 +60,9 @@ def disk(config: Vla, sizes: dict[str, Any], run: Path) -> str:
         policy = first_policy(config, sizes, device="meta")
         each = sum(tensor.nbytes for tensor in policy.state_dict().values())
         attach_adapters(policy, config)
-        each += sum(parameter.nbytes for parameter in policy.parameters() if parameter.requires_grad) * bool(config.lora.rank)
+        each += sum(parameter.nbytes for parameter in policy.parameters() if parameter.requires_grad) * bool(
+            config.lora.rank
+        )
     made = config.max_steps // config.export_period
     kept = min(made, config.export_keep or made)
     above = next((folder for folder in (run, *run.absolute().parents) if folder.exists()), Path())
@@ -66,7 +70,9 @@ def disk(config: Vla, sizes: dict[str, Any], run: Path) -> str:
     line = f"checkpoint folders: one every {config.export_period} training steps, {made} in all, of which {rule}"
     line += f": {kept} x {readable_size(each)} = {readable_size(kept * each)} of disk in {run / 'actor'}"
     line += f", and the same at {config.copy_to}" * bool(config.copy_to)
-    cure = f"; that is too little, export_keep={max(1, free // max(each, 1) - 1)} would fit" if kept * each > free else ""
+    cure = (
+        f"; that is too little, export_keep={max(1, free // max(each, 1) - 1)} would fit" if kept * each > free else ""
+    )
     return f"{line}; {readable_size(free)} are free{cure}"
 
 
@@ -99,7 +105,10 @@ def blank_record(policy: Policy, rows: int) -> Record:
     if horizon:
         record["image_mask"] = np.ones((rows, pictures), bool)
     else:
-        record |= {"tokens": np.full(chunk, policy.token.first if openvla else 0, np.int32), "actions": np.zeros(chunk, np.float32)}
+        record |= {
+            "tokens": np.full(chunk, policy.token.first if openvla else 0, np.int32),
+            "actions": np.zeros(chunk, np.float32),
+        }
     if not openvla:  # it may answer by a flow
         states = config.flow.steps + 1 if config.flow.kind == "noise" else 2
         shape = (rows, states, horizon, config.max_action_dim) if horizon else (rows, states, *chunk[1:])

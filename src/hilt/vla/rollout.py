@@ -63,9 +63,17 @@ def roll_out(
     """
     settings = settings or RolloutSettings()
     if not 0 <= (execute := settings.execute) <= policy.chunk:
-        raise ConfigError(f"execute={execute}: this policy answers with {policy.chunk} actions; give 1 to {policy.chunk}, or 0 for all.")
+        raise ConfigError(
+            f"execute={execute}: this policy answers with {policy.chunk} actions; give 1 to {policy.chunk}, or 0 for all."
+        )
     ask = _Asking(policy, settings, generator)
-    slots = _Slots(pool, iter(starts), settings.retries, {slot: _Running(start, version) for slot, start in (begun or {}).items()}, version)
+    slots = _Slots(
+        pool,
+        iter(starts),
+        settings.retries,
+        {slot: _Running(start, version) for slot, start in (begun or {}).items()},
+        version,
+    )
     halves = range(pool.slots // 2), range(pool.slots // 2, pool.slots)
     try:
         slots.fill()
@@ -199,7 +207,9 @@ class _Running:
     def _ended(self, success: bool, truncated: bool) -> RolloutEpisode:
         executed, rewards = np.array(self.executed, np.int32), np.array(self.rewards, np.float32)
         record = join(self.rows) if self.rows else {}
-        end = RolloutEpisode(self.start, record, executed, rewards, success, int(executed.sum()), truncated, self.version, self.first)
+        end = RolloutEpisode(
+            self.start, record, executed, rewards, success, int(executed.sum()), truncated, self.version, self.first
+        )
         end.ill_formed, end.instruction, end.last = self.ill_formed, self.instruction, _copied(self.observation)
         return end
 
@@ -220,14 +230,20 @@ class _Asking:
     def _answers(self, observations: Sequence[Observation]) -> Iterator[tuple[np.ndarray, Record, str]]:
         before = self.generator.get_state() if self.generator is not None else None
         try:
-            actions, record = self.policy.act(observations, self.settings.sample, self.settings.temperature, self.generator)
+            actions, record = self.policy.act(
+                observations, self.settings.sample, self.settings.temperature, self.generator
+            )
         except HiltError:
             raise  # a mistake of who set it up, not of what was drawn
         except Exception:  # a policy may raise anything
             if not self.settings.strict:
                 raise
             if len(observations) == 1:
-                yield np.full((self.policy.chunk, self.policy.action_dim), np.nan, np.float32), {}, traceback.format_exc()
+                yield (
+                    np.full((self.policy.chunk, self.policy.action_dim), np.nan, np.float32),
+                    {},
+                    traceback.format_exc(),
+                )
                 return
             if self.generator is not None and before is not None:
                 self.generator.set_state(before)
@@ -254,7 +270,10 @@ def ill_formed(policy: Policy, actions: np.ndarray, record: Record) -> str:
 
 def _finite(record: Record) -> Record:
     """With zeros for numbers that are not finite: they count in no loss, and in a network they would make every gradient NaN."""
-    return {name: np.where(np.isfinite(array), array, 0) if array.dtype.kind == "f" else array for name, array in record.items()}
+    return {
+        name: np.where(np.isfinite(array), array, 0) if array.dtype.kind == "f" else array
+        for name, array in record.items()
+    }
 
 
 def _copied(observation: Any) -> Any:

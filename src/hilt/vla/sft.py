@@ -54,7 +54,9 @@ from hilt.vla.chunks import ChunkAgent
 from hilt.vla.demonstrations import Demonstrations, batches
 
 POLICY, RESULT = "policy", "result.json"
-CHANGEABLE = frozenset({"max_steps", "patience", "log_period", "checkpoint_period", "sinks", "device", "samples_at_once", "learning_rate"})
+CHANGEABLE = frozenset(
+    {"max_steps", "patience", "log_period", "checkpoint_period", "sinks", "device", "samples_at_once", "learning_rate"}
+)
 """What may be another when a run is resumed"""
 RECORDED = {"data", "tasks", "task_options", "demonstrations", "demonstration_options", "seed"}
 """What may not even where it has learned nothing yet: what was recorded or converted depends on it"""
@@ -100,7 +102,9 @@ class Sft:
     """What all of them are given"""
     demonstrations: int = setting(0, minimum=0, needs=_TASKS)
     """The number of episodes recorded for each task"""
-    demonstration_options: dict[str, Any] = setting(factory=dict, needs=Need("demonstrations=N", lambda c: c.demonstrations))
+    demonstration_options: dict[str, Any] = setting(
+        factory=dict, needs=Need("demonstrations=N", lambda c: c.demonstrations)
+    )
     """What their script is given, such as speed and noise"""
     suite: str = setting("", needs=Need("no columns beside it", lambda c: not c.columns))
     """Whose names the observations have, such as libero or tabletop; empty: those of the first task"""
@@ -128,7 +132,9 @@ class Sft:
     """Steps in which it rises to that"""
     schedule: str = setting("constant", choices=SCHEDULES)
     """What follows: constant; or cosine, which falls until max_steps"""
-    final_learning_rate: float = setting(0.0, minimum=0, maximum=1, needs=Need("schedule=cosine", lambda c: c.schedule == "cosine"))
+    final_learning_rate: float = setting(
+        0.0, minimum=0, maximum=1, needs=Need("schedule=cosine", lambda c: c.schedule == "cosine")
+    )
     """Where cosine ends, as a share of the highest"""
     weight_decay: float = setting(0.0, minimum=0, maximum=10)
     """Of AdamW"""
@@ -169,7 +175,9 @@ def words(config: NamesObservations) -> Suite:
     if config.columns:
         return columns(config.columns)
     if not config.suite and not config.tasks:
-        raise ConfigError("whose names do the observations have? Give suite=NAME, such as libero, or columns={full_image: PATH, ...}.")
+        raise ConfigError(
+            "whose names do the observations have? Give suite=NAME, such as libero, or columns={full_image: PATH, ...}."
+        )
     try:
         return suite(config.suite or config.tasks[0])
     except UnknownNameError:
@@ -244,7 +252,9 @@ def open_policy(run: Path, config: Sft) -> Policy:
     """What a run made, run as it was taught: with the same `center_crop`, for one. Statistics and sizes are in its folder."""
     kind, options = policy_class(config.policy), of_former_name(config.policy_options)
     kept = {kind.precision_option} if is_new(config.policy) else options.keys() - {"unnorm_key"}
-    return kind.from_pretrained(run / POLICY, device=config.device, **{name: value for name, value in options.items() if name in kept})
+    return kind.from_pretrained(
+        run / POLICY, device=config.device, **{name: value for name, value in options.items() if name in kept}
+    )
 
 
 Watch = Callable[[int, dict[str, float]], None]
@@ -269,16 +279,23 @@ def train(
         stack.enter_context(checkpoint.taken_back(run, "tasks", "data", "best"))
         stack.enter_context(checkpoint.alone(run, "is being trained already"))
         report(f"loading the policy {config.policy}")
-        policy = None if is_new(config.policy) else open_first(config)  # its errors are raised before anything is recorded
+        policy = (
+            None if is_new(config.policy) else open_first(config)
+        )  # its errors are raised before anything is recorded
         paths = [local(path) for path in config.data]
         for task in config.tasks if config.demonstrations else []:
-            folder, wanted = demonstrations_of(run, task), Settings(task, config.task_options, config.demonstrations, seed=config.seed)
+            folder, wanted = (
+                demonstrations_of(run, task),
+                Settings(task, config.task_options, config.demonstrations, seed=config.seed),
+            )
             make_task = partial(open_task, task, config.task_options)
             record_with_script(wanted, folder, make_task, config.demonstration_options, notify, stop, report)
             paths.append(folder / "log")
         if stop():
             return _stopped_early(run, notify)
-        lessons = Demonstrations(paths, run / "data", words(config), config.instruction, config.successes_only, notify, report)
+        lessons = Demonstrations(
+            paths, run / "data", words(config), config.instruction, config.successes_only, notify, report
+        )
         stack.callback(lessons.close)
         metrics = stack.enter_context(Metrics(run, config.sinks))
         report("making the policy, its statistics and its optimizer")
@@ -291,7 +308,9 @@ def _stopped_early(run: Path, notify: Callable[[str], None]) -> SftSummary:
     if saved is None:
         return SftSummary("stopped", 0, 0, math.nan, 0.0)
     loss = saved.state["best"] if saved.state["best"] is not None else math.nan
-    return SftSummary("stopped", saved.update, int(saved.state["best_step"]), float(loss), float(saved.state["elapsed"]))
+    return SftSummary(
+        "stopped", saved.update, int(saved.state["best_step"]), float(loss), float(saved.state["elapsed"])
+    )
 
 
 class Training:
@@ -309,13 +328,24 @@ class Training:
         report: Report = silent,
     ):
         self._report = report
-        self._config, self._run, self._lessons, self._metrics, self._notify, self._watch = config, run, lessons, metrics, notify, watch
+        self._config, self._run, self._lessons, self._metrics, self._notify, self._watch = (
+            config,
+            run,
+            lessons,
+            metrics,
+            notify,
+            watch,
+        )
         learned, held = lessons.split(config.validation, config.seed)
         self._rows, self._held = lessons.rows(learned), lessons.rows(held)
-        notify(f"{len(self._rows):,} steps of {len(learned)} episodes to learn from, {len(self._held):,} of {len(held)} held out")
+        notify(
+            f"{len(self._rows):,} steps of {len(learned)} episodes to learn from, {len(self._held):,} of {len(held)} held out"
+        )
         self.policy = make_policy(config, policy, lessons, learned)
         if self.policy.action_dim != lessons.action_dim:
-            raise ConfigError(f"the policy gives actions of {self.policy.action_dim} numbers, and the data has {lessons.action_dim}.")
+            raise ConfigError(
+                f"the policy gives actions of {self.policy.action_dim} numbers, and the data has {lessons.action_dim}."
+            )
         self._draws = generator(config.seed)
         self._horizon = int(getattr(self.policy, "horizon", self.policy.chunk))
         if config.lora.rank:
@@ -334,7 +364,11 @@ class Training:
 
     def run(self, stop: Callable[[], bool]) -> SftSummary:
         config, began = self._config, time.monotonic() - self._elapsed
-        drawn, values, measured = batches(self._rows, config.batch_size, config.seed, self.step), {}, (time.monotonic(), self._samples())
+        drawn, values, measured = (
+            batches(self._rows, config.batch_size, config.seed, self.step),
+            {},
+            (time.monotonic(), self._samples()),
+        )
         reason = self._over()
         while not reason and not stop():
             values = self._learn(next(drawn))
@@ -364,7 +398,10 @@ class Training:
 
     def _fits(self) -> None:
         """Refuses before the first step what would run out of memory at it; what a pass needs besides is not counted."""
-        need, free = sum(3 * p.numel() * p.element_size() for p in self._trained.values()), free_bytes(self.policy.device)
+        need, free = (
+            sum(3 * p.numel() * p.element_size() for p in self._trained.values()),
+            free_bytes(self.policy.device),
+        )
         if need > free:
             raise ConfigError(
                 f"gradients and optimizer need {need / 1e9:.1f} GB on {self.policy.device}, which has {free / 1e9:.1f} GB free: train "
@@ -477,7 +514,11 @@ class Training:
                 self._adam = Adam(self._trained.values(), 0.0, self._config.weight_decay)
                 for name, tensor in self._adam.tensors().items():
                     tensor.copy_(saved.agent["adam"][name])
-        self._best_step, self._waited, self._elapsed = int(state["best_step"]), int(state["waited"]), float(state["elapsed"])
+        self._best_step, self._waited, self._elapsed = (
+            int(state["best_step"]),
+            int(state["waited"]),
+            float(state["elapsed"]),
+        )
         self._best, self._last = (math.inf if state[name] is None else float(state[name]) for name in ("best", "last"))
         checkpoint.set_generator_state(self._draws, state["draws"])
         self._metrics.resumed(self.step, self._samples())
@@ -510,7 +551,9 @@ def open_first(config: Sft) -> Policy:
             "(policy_options.compute=bfloat16 is for products), or train adapters (lora.rank=32)."
         )
     if config.statistics == "data" and not hasattr(policy, "use_statistics"):
-        raise ConfigError(f"statistics=data: {config.policy} is a {type(policy).__name__}, which keeps its own; leave statistics out.")
+        raise ConfigError(
+            f"statistics=data: {config.policy} is a {type(policy).__name__}, which keeps its own; leave statistics out."
+        )
     return policy
 
 
@@ -521,7 +564,9 @@ def make_policy(config: Sft, policy: Policy | None, lessons: Demonstrations, epi
         return new
     if config.statistics == "data":
         states, actions = lessons.numbers(episodes)
-        policy.use_statistics({"action": statistics(actions)} | ({"proprio": statistics(states)} if states.size else {}), "data")
+        policy.use_statistics(
+            {"action": statistics(actions)} | ({"proprio": statistics(states)} if states.size else {}), "data"
+        )
     return policy
 
 

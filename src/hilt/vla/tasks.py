@@ -129,14 +129,19 @@ class Agenda:
         self.rings: dict[str, Ring] = {}
         for task in self.tasks:
             if not (numbers := range(states(task))):
-                raise ConfigError(f"{task} has no initial state in its split {split!r}; choose another split or leave the task out.")
+                raise ConfigError(
+                    f"{task} has no initial state in its split {split!r}; choose another split or leave the task out."
+                )
             self.rings[task] = Ring(numbers[part::parts] or numbers)
         self.cursor, self._groups, self._turn = 0, 0, 0
 
     @property
     def current(self) -> list[str]:
         """The tasks of this iteration; none on an idle rank."""
-        return [self.tasks[(self.cursor + i) % len(self.tasks)] for i in range(min(self._at_once or len(self.tasks), len(self.tasks)))]
+        return [
+            self.tasks[(self.cursor + i) % len(self.tasks)]
+            for i in range(min(self._at_once or len(self.tasks), len(self.tasks)))
+        ]
 
     def begin(self) -> None:
         self._turn = 0
@@ -155,7 +160,9 @@ class Agenda:
             seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0] >> 1)
             states = [self._state(task) for _ in range(1 if self._mode == "group" else group_size)]
             members = range(group_size)
-            drawn += [Start(task, self._split, states[member % len(states)], seed, number, member) for member in members]
+            drawn += [
+                Start(task, self._split, states[member % len(states)], seed, number, member) for member in members
+            ]
             self._turn, self._groups = self._turn + 1, self._groups + 1
         return drawn
 
@@ -174,7 +181,11 @@ class Agenda:
         state: dict[str, Any] = {"cursor": self.cursor, "groups": self._groups, "turn": self._turn}
         state["rings"] = {task: ring.cursor for task, ring in self.rings.items()}
         if self._solved is not None:
-            state["solved"] = {"history": dict(self._solved.history), "skips": dict(self._solved.skips), "total": self._solved.total}
+            state["solved"] = {
+                "history": dict(self._solved.history),
+                "skips": dict(self._solved.skips),
+                "total": self._solved.total,
+            }
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

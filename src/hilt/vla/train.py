@@ -133,12 +133,18 @@ def train(
         stack.enter_context(checkpoint.taken_back(run, "rollouts"))
         stack.enter_context(checkpoint.alone(run, "is being trained already"))
         arguments = (asdict(config), str(run.absolute()))
-        ranks = f"{config.placement.ranks + config.placement.rollout_ranks} ranks" if config.placement.kind != "here" else "the rank"
+        ranks = (
+            f"{config.placement.ranks + config.placement.rollout_ranks} ranks"
+            if config.placement.kind != "here"
+            else "the rank"
+        )
         report(f"starting {ranks}: the policy and the simulators")
         note_end(run)
         copy = exports.RunCopy(config.copy_to, run) if config.copy_to else None
         try:
-            group = open_group(config.placement, WORKER, arguments, device=config.device, joined=config.sharding.enabled, stop=stop)
+            group = open_group(
+                config.placement, WORKER, arguments, device=config.device, joined=config.sharding.enabled, stop=stop
+            )
         except Stopped:
             return _stopped_early(config, run, notify)
         stack.callback(group.close)
@@ -154,7 +160,9 @@ def train(
         except Stopped:  # when all ranks were started again
             return _stopped_early(config, run, notify)
     why = controller.alarm or in_words(config, done)
-    if done.reason in GOES_ON:  # what --resume needs comes first: a large policy may take longer to write than a grace period
+    if (
+        done.reason in GOES_ON
+    ):  # what --resume needs comes first: a large policy may take longer to write than a grace period
         note_end(run, done.reason, done.step, why)
         if copy is not None:
             copy.update(done.step, config.export_keep, config.checkpoint_keep, report)
@@ -186,7 +194,9 @@ def in_words(config: Vla, done: TrainSummary) -> str:
     """Why a run ended, in a line."""
     words = {"max_steps": "max_steps is reached", "max_seconds": "max_seconds are over", "stopped": "it was stopped"}
     words |= {"goal": "the goal is reached"}
-    words["exhausted"] = f"{most_waiting(config)} steps in a row found too few groups to learn from (collect: filters, group_size, tasks)"
+    words["exhausted"] = (
+        f"{most_waiting(config)} steps in a row found too few groups to learn from (collect: filters, group_size, tasks)"
+    )
     words["solved"] = f"solved: all members of all groups succeeded in {config.solved_steps} training steps in a row"
     return words[done.reason]
 
@@ -230,7 +240,12 @@ def evaluate(
         of_train = {task: pool.describe(task).get("states_of_train", {}).get(split, 0) for task in config.tasks}
         folder, outcomes = run / "evaluations", list[dict[str, Any]]()
         acting = config.collect.rollout_settings(sample=sample)
-        options: dict[str, Any] = {"version": step, "seed": (seed, step), "videos": folder / f"videos-{step:08d}", "filmed": videos}
+        options: dict[str, Any] = {
+            "version": step,
+            "seed": (seed, step),
+            "videos": folder / f"videos-{step:08d}",
+            "filmed": videos,
+        }
         for outcome in tried(policy, pool, starts, words(config), acting, **options):
             outcomes.append(outcome)
             watch(len(outcomes), len(starts))
@@ -241,9 +256,13 @@ def evaluate(
 def _trained(run: Path, which: str) -> tuple[int, Mapping[str, Any]]:
     """The training step and the weights that were trained."""
     if which == "best":
-        step = max((int(path.name) for path in (run / BEST).glob("*") if path.name.isdecimal()), default=-1)  # each was better than before
+        step = max(
+            (int(path.name) for path in (run / BEST).glob("*") if path.name.isdecimal()), default=-1
+        )  # each was better than before
         if step < 0:
-            raise ConfigError(f"{run} has no best policy yet: it was never validated. Give --checkpoint last, or go on with it first.")
+            raise ConfigError(
+                f"{run} has no best policy yet: it was never validated. Give --checkpoint last, or go on with it first."
+            )
         return step, Tensors(run / BEST / str(step))
     if which != "last" and not which.isdecimal():
         known = ", ".join(map(str, checkpoint.numbers(run))) or "none"
@@ -288,13 +307,23 @@ class Controller:
         report: Report = silent,
         copy: exports.RunCopy | None = None,
     ):
-        self._config, self._run, self._group, self._metrics, self._notify, self._report = config, run, group, metrics, notify, report
+        self._config, self._run, self._group, self._metrics, self._notify, self._report = (
+            config,
+            run,
+            group,
+            metrics,
+            notify,
+            report,
+        )
         self._copy = copy
         self._standings: dict[int, CallProgress] = {}
         group.watch = self._heard
         self.step = 0
         """Steps so far: each collects, and all but those that wait are training steps"""
-        self._waited, self._waiting = 0, 0  # steps without an update: all of them, and the last ones in a row, of this process
+        self._waited, self._waiting = (
+            0,
+            0,
+        )  # steps without an update: all of them, and the last ones in a row, of this process
         self._env_steps = 0
         self._elapsed, self._began = 0.0, time.monotonic()
         self._seconds_before = 0.0  # the first training step, such as those of the validation before it
@@ -340,7 +369,11 @@ class Controller:
             self._validate()
         while True:
             reason = self._over()
-            due = validation.after and reason != "alarm" if reason else validation.period and self.step % validation.period == 0
+            due = (
+                validation.after and reason != "alarm"
+                if reason
+                else validation.period and self.step % validation.period == 0
+            )
             if due and self._validated < self.step:
                 self._validate()
             reason = reason or ("alarm" if self.alarm else "goal" if self._goal_holds() else "")
@@ -360,7 +393,11 @@ class Controller:
             return "alarm"
         if self._learned >= self._config.max_steps:
             return "max_steps"
-        if self._config.may_be_solved and 0 < self._config.solved_steps <= self._solved[0] and self._solved[1] >= ENOUGH:
+        if (
+            self._config.may_be_solved
+            and 0 < self._config.solved_steps <= self._solved[0]
+            and self._solved[1] >= ENOUGH
+        ):
             return "solved"
         if self._waiting >= most_waiting(self._config):
             return "exhausted"
@@ -387,13 +424,18 @@ class Controller:
         began, validation = time.monotonic(), self._config.validation
         if not self.step:
             self._seconds_before = self._seconds()
-        ahead = not (validation.period and (self.step + 1) % validation.period == 0) and self._learned + 1 < self._config.max_steps
+        ahead = (
+            not (validation.period and (self.step + 1) % validation.period == 0)
+            and self._learned + 1 < self._config.max_steps
+        )
         parts = self._ask("collect", self.step)
         collected = time.monotonic()
         for rank, part in enumerate(parts):
             for summary in part["episodes"]:
                 self._env_steps += summary["length"]
-                self._metrics.write("episode", {**summary, "actor": f"rank-{rank}"}, update=self.step + 1, step=self._env_steps)
+                self._metrics.write(
+                    "episode", {**summary, "actor": f"rank-{rank}"}, update=self.step + 1, step=self._env_steps
+                )
             for text in part["messages"]:
                 self._notify(text)
         updates = self._ask("update", self._progress(), ahead)
@@ -426,10 +468,15 @@ class Controller:
         the last one is from before."""
         skipped, in_a_row = (int(values.get(name, 0)) for name in ("skipped_steps", "skipped_in_a_row"))
         if skipped:
-            self._notify(f"step {self.step}: {skipped} of {values['optimizer_steps']:.0f} optimizer steps were skipped: no finite gradient")
+            self._notify(
+                f"step {self.step}: {skipped} of {values['optimizer_steps']:.0f} optimizer steps were skipped: no finite gradient"
+            )
         self._sound = not in_a_row
         if in_a_row >= MAX_SKIPPED:
-            rate, last = float(self._config.settled().optimizer.learning_rate or 0), max(checkpoint.numbers(self._run), default=0)
+            rate, last = (
+                float(self._config.settled().optimizer.learning_rate or 0),
+                max(checkpoint.numbers(self._run), default=0),
+            )
             note_end(self._run, "not_finite", self.step, f"the last {in_a_row} gradients were not finite")
             raise AlarmError(
                 f"the last {in_a_row} steps of the optimizer had a gradient that is not finite, and were left out. Go on "
@@ -457,16 +504,27 @@ class Controller:
         outcomes = [outcome for part in parts for outcome in part["outcomes"]]
         seconds = time.monotonic() - began
         settings = (config.split, self.step, config.sample, self._config.seed)
-        tasks = [task for task in self._config.tasks if any(outcome["task"] == task for outcome in outcomes)]  # with at_most, maybe not all
+        tasks = [
+            task for task in self._config.tasks if any(outcome["task"] == task for outcome in outcomes)
+        ]  # with at_most, maybe not all
         made = evaluations_of(outcomes, tasks, *settings, seconds, self._run / "evaluations", again=True)
         values: dict[str, float] = {f"validation_success/{one.task}": one.successes / len(one.outcomes) for one in made}
-        good, lost = sum(bool(outcome["success"]) for outcome in outcomes), sum(bool(outcome["error"]) for outcome in outcomes)
+        good, lost = (
+            sum(bool(outcome["success"]) for outcome in outcomes),
+            sum(bool(outcome["error"]) for outcome in outcomes),
+        )
         each = [(outcome["task"], outcome["state"], bool(outcome["success"])) for outcome in outcomes]
         low, high, counted = over_tasks(each)
-        values |= {"validation_episodes": len(outcomes), "validation_success": good / len(outcomes), "validation_lost": lost}
+        values |= {
+            "validation_episodes": len(outcomes),
+            "validation_success": good / len(outcomes),
+            "validation_lost": lost,
+        }
         values |= {"validation_low": low, "validation_high": high, "validation_effective_episodes": counted}
         pairs = {"validation_outcomes": as_pairs(each)}
-        self._metrics.write("update", {**values, "validation_seconds": seconds, **pairs}, update=self.step, step=self._env_steps)
+        self._metrics.write(
+            "update", {**values, "validation_seconds": seconds, **pairs}, update=self.step, step=self._env_steps
+        )
         self._validated = self.step
         self._successes.append(values["validation_success"])
         better = values["validation_success"] > self._best
@@ -474,7 +532,9 @@ class Controller:
             self._keep(values["validation_success"])
         share = f"{good} of {len(outcomes)}: {100 * values['validation_success']:.1f}%, 95% interval {100 * low:.1f}% to {100 * high:.1f}%"
         note = "the best so far" if better else f"the best was {100 * self._best:.1f}% at step {self._best_step}"
-        self._notify(f"step {self.step}: success on {config.split} states {share}; {note}" + f"; {lost} lost" * bool(lost))
+        self._notify(
+            f"step {self.step}: success on {config.split} states {share}; {note}" + f"; {lost} lost" * bool(lost)
+        )
         self._mind_alarms({**values, **pairs})
 
     def _keep(self, success: float) -> None:
@@ -508,7 +568,9 @@ class Controller:
 
     def _save_if_due(self) -> None:
         config = self._config
-        save, write = (bool(period) and self.step % period == 0 for period in (config.checkpoint_period, config.export_period))
+        save, write = (
+            bool(period) and self.step % period == 0 for period in (config.checkpoint_period, config.export_period)
+        )
         if save:
             self._save()
         if write:
@@ -534,9 +596,21 @@ class Controller:
         self._report("writing a checkpoint")
         own = self._group.call("own")
         tree = {"shared": self._group.call("shared")[0], "ranks": {str(rank): part for rank, part in enumerate(own)}}
-        state: dict[str, Any] = {"best": self._best, "best_step": self._best_step, "validated": self._validated, "elapsed": self._seconds()}
-        state |= {"successes": self._successes, "solved": self._solved, "seconds_before": self._seconds_before, "waited": self._waited}
-        checkpoint.save(self._run, self.step, tree, {**state, "env_steps": self._env_steps}, keep=self._config.checkpoint_keep)
+        state: dict[str, Any] = {
+            "best": self._best,
+            "best_step": self._best_step,
+            "validated": self._validated,
+            "elapsed": self._seconds(),
+        }
+        state |= {
+            "successes": self._successes,
+            "solved": self._solved,
+            "seconds_before": self._seconds_before,
+            "waited": self._waited,
+        }
+        checkpoint.save(
+            self._run, self.step, tree, {**state, "env_steps": self._env_steps}, keep=self._config.checkpoint_keep
+        )
         for old in (self._run / BEST).glob("*"):
             if old.name != str(self._best_step):
                 DISK.remove(old)
@@ -546,11 +620,18 @@ class Controller:
         saved = checkpoint.latest(self._run, self._notify)
         state: Mapping[str, Any] = saved.state if saved is not None else {}
         self.step, self._env_steps = saved.update if saved is not None else 0, int(state.get("env_steps", 0))
-        self._elapsed, self._began = max(self._seconds(), float(state.get("elapsed", 0.0))), time.monotonic()  # also of what was lost
+        self._elapsed, self._began = (
+            max(self._seconds(), float(state.get("elapsed", 0.0))),
+            time.monotonic(),
+        )  # also of what was lost
         self._best, self._best_step = float(state.get("best", -1.0)), int(state.get("best_step", -1))
         self._waited, self._waiting = int(state.get("waited", 0)), 0
         self._validated, self._seconds_before = int(state.get("validated", -1)), float(state.get("seconds_before", 0.0))
-        self._successes, self._solved, self._sound = list(state.get("successes", [])), list(state.get("solved", [0, 0])), True
+        self._successes, self._solved, self._sound = (
+            list(state.get("successes", [])),
+            list(state.get("solved", [0, 0])),
+            True,
+        )
         own: list[Any] = []
         if saved is not None:
             self._group.call("load_shared", saved.agent["shared"])

@@ -29,7 +29,9 @@ VIDEO_HZ = 4.0
 """Chunks that a video shows in a second"""
 
 
-def starts_of(pool: EpisodePool, tasks: Sequence[str], split: str, episodes: int, seed: int, at_most: int = 0) -> list[Start]:
+def starts_of(
+    pool: EpisodePool, tasks: Sequence[str], split: str, episodes: int, seed: int, at_most: int = 0
+) -> list[Start]:
     """The starts of `episodes` for each task, from the first state on, cyclically; 0: every state once. `split`: empty for the one to be
     reported, as `split_to_report` has it. `group` is a start's place, in which
     the tasks take turns: videos of the first few show all of them, and `at_most` above 0 limits the total number of starts."""
@@ -40,7 +42,9 @@ def starts_of(pool: EpisodePool, tasks: Sequence[str], split: str, episodes: int
         if chosen not in there:
             raise UnknownNameError(f"split of {task}", chosen, there)
         seeds = np.random.SeedSequence([seed, 3]).generate_state(episodes or there[chosen])
-        found += [Start(task, chosen, n % there[chosen], int(one), group=n * len(tasks) + turn) for n, one in enumerate(seeds)]
+        found += [
+            Start(task, chosen, n % there[chosen], int(one), group=n * len(tasks) + turn) for n, one in enumerate(seeds)
+        ]
     return [start for start in found if start.group < at_most] if at_most else found
 
 
@@ -60,7 +64,9 @@ def tried(
     """Yields the outcome of each episode as it ends: its place, the fields of an `EpisodeOutcome`, its task. Writes `videos` of the first
     `filmed` places."""
     draws = generator(int(np.random.SeedSequence([*seed, 2]).generate_state(1)[0]))
-    for one in roll_out(policy, pool, starts, suite=suite, settings=settings, generator=draws, version=version, stop=stop):
+    for one in roll_out(
+        policy, pool, starts, suite=suite, settings=settings, generator=draws, version=version, stop=stop
+    ):
         if videos is not None and one.start.group < filmed and isinstance(one, RolloutEpisode) and one.rows:
             DISK.make_folders(videos)
             film(one, videos / f"{one.start.task.replace('/', '-')}-{one.start.state:03d}.mp4", VIDEO_HZ)
@@ -91,12 +97,21 @@ def evaluations_of(
     `of_train`: how many states of the split train each task's have among them."""
     made = []
     for task in tasks:
-        mine = sorted((outcome for outcome in outcomes if outcome["task"] == task), key=lambda outcome: outcome["place"])
+        mine = sorted(
+            (outcome for outcome in outcomes if outcome["task"] == task), key=lambda outcome: outcome["place"]
+        )
         one = EvaluationResult(
-            task, split, version, sample, seed, seconds=seconds * len(mine) / len(outcomes), of_train=(of_train or {}).get(task, 0)
+            task,
+            split,
+            version,
+            sample,
+            seed,
+            seconds=seconds * len(mine) / len(outcomes),
+            of_train=(of_train or {}).get(task, 0),
         )
         one.outcomes = [
-            EpisodeOutcome(**{name: outcome[name] for name in ("state", "seed", "success", "steps", "total", "error")}) for outcome in mine
+            EpisodeOutcome(**{name: outcome[name] for name in ("state", "seed", "success", "steps", "total", "error")})
+            for outcome in mine
         ]
         stem = f"{split}-{version:08d}-{task.replace('/', '-')}" + "-sampled" * sample
         names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))

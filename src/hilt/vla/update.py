@@ -73,15 +73,25 @@ class Updater:
             process.settings.check()
             prime.check(settings, process.settings)
         if (settings.kl.where != "none") != (reference is not None):
-            raise ConfigError(f"kl.where={settings.kl.where} and {'no' if reference is None else 'a'} reference: give both, or neither.")
+            raise ConfigError(
+                f"kl.where={settings.kl.where} and {'no' if reference is None else 'a'} reference: give both, or neither."
+            )
         self._estimator, self._policy_loss = estimator(settings.estimator), policy_loss(settings.loss)
         if critic is not None and not self._estimator.needs_critic:
-            raise ConfigError(f"a critic would do nothing with estimator={settings.estimator}: take gae, or leave the critic out.")
+            raise ConfigError(
+                f"a critic would do nothing with estimator={settings.estimator}: take gae, or leave the critic out."
+            )
         if critic_warmup and not self._estimator.needs_critic:
             raise ConfigError(
                 f"critic_warmup={critic_warmup} would do nothing with estimator={settings.estimator}: take gae, or leave it out."
             )
-        self.settings, self.actor, self.ranks, self._critic, self._reference = settings, actor, ranks or Alone(), critic, reference
+        self.settings, self.actor, self.ranks, self._critic, self._reference = (
+            settings,
+            actor,
+            ranks or Alone(),
+            critic,
+            reference,
+        )
         self.report: Report = silent
         self._extra, self._warmup, self._seed, self._process = extra_loss, critic_warmup, seed, process
         self._controller, self.updates = KLController(settings.kl), 0
@@ -115,9 +125,13 @@ class Updater:
                 own = f"estimator={self.settings.estimator} computes its own"
                 raise ConfigError(f"advantages were given, and {own}: give another estimator, or no advantages.")
             if self._process is not None:
-                raise ConfigError("advantages were given, and a process reward would not count: give prime.coefficient=0, or none of them.")
+                raise ConfigError(
+                    "advantages were given, and a process reward would not count: give prime.coefficient=0, or none of them."
+                )
             if [len(each) for each in given] != [episode.rows for episode in episodes]:
-                raise SchemaError("the given advantages are not of these episodes: give one number for each chunk of each.")
+                raise SchemaError(
+                    "the given advantages are not of these episodes: give one number for each chunk of each."
+                )
             rows.given = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *given]))
         all_episodes, all_rows, all_tokens = self._sum(len(episodes), len(rows), rows.mask.sum())
         figures = {"trajectories": all_episodes, "chunks": all_rows, "tokens": all_tokens}
@@ -145,7 +159,9 @@ class Updater:
 
     def _rows(self, episodes: Sequence[RolloutEpisode], rewards: Sequence[np.ndarray]) -> Rows:
         if len(rewards) != len(episodes) or any(len(r) != e.rows for e, r in zip(episodes, rewards, strict=False)):
-            raise SchemaError(f"{len(episodes)} episodes came with {len(rewards)} arrays of rewards; give one number for each chunk.")
+            raise SchemaError(
+                f"{len(episodes)} episodes came with {len(rewards)} arrays of rewards; give one number for each chunk."
+            )
         policy = self.actor.module
         shape = (0, int(policy.chunk), int(policy.action_dim))
         old = np.concatenate([np.zeros(shape, np.float32), *(e.record["log_prob"] for e in episodes)])
@@ -202,7 +218,10 @@ class Updater:
         there = rows.padded(torch.ones(len(rows)))  # a chunk of which nothing was carried out may have its reward
         rewards, penalty, values = (rows.padded(each) for each in (rows.rewards, rows.penalty, rows.values))
         others = [float((each * settings.discount ** np.arange(len(each))).sum()) for _, each in beside]
-        scored = torch.tensor(others, dtype=torch.float64), torch.tensor([number for number, _ in beside], dtype=torch.int64)
+        scored = (
+            torch.tensor(others, dtype=torch.float64),
+            torch.tensor([number for number, _ in beside], dtype=torch.int64),
+        )
         process = None
         if self._process is not None:
             earned, shown = self._process_rewards(rows, blank, progress)
@@ -218,11 +237,17 @@ class Updater:
 
     # PRIME: what each term earns by a policy that learns from outcomes
 
-    def _process_rewards(self, rows: Rows, blank: Record | None, progress: float) -> tuple[prime.Process, dict[str, float]]:
+    def _process_rewards(
+        self, rows: Rows, blank: Record | None, progress: float
+    ) -> tuple[prime.Process, dict[str, float]]:
         """The coefficient times the reward of each term; the reward policy learns before or after."""
         assert self._process is not None
         settings, module = self._process.settings, self._process.optimizer.module
-        reference = rows.old if self._process.reference is None else self._evaluate_no_grad(self._process.reference, rows, blank)
+        reference = (
+            rows.old
+            if self._process.reference is None
+            else self._evaluate_no_grad(self._process.reference, rows, blank)
+        )
         figures, found = dict[str, float](), None
         if settings.update == "before":
             figures = self._learn_outcomes(rows, reference, blank, progress)
@@ -232,7 +257,9 @@ class Updater:
         if settings.update == "after":
             figures = self._learn_outcomes(rows, reference, blank, progress, found)
         numbers = rows.mask[0].numel() if len(rows) else 1
-        apart, mask = (rows.padded(x.reshape(len(rows), numbers)) for x in (torch.where(rows.mask, log_ratio, 0.0), rows.mask))
+        apart, mask = (
+            rows.padded(x.reshape(len(rows), numbers)) for x in (torch.where(rows.mask, log_ratio, 0.0), rows.mask)
+        )
         sums = prime.rewards(apart, mask > 0, settings.granularity)
         largest = max(self.ranks.gather(prime.largest_return(sums)))
         earned = prime.scaled(sums, settings, largest)
@@ -259,13 +286,17 @@ class Updater:
             logit = beta * torch.zeros(len(rows.episodes), dtype=torch.float64).index_add_(0, rows.of, apart)
             weight, mine = prime.slope(logit, rows.success, beta, episodes), torch.from_numpy(minibatch)
             right = ((logit > 0) == (rows.success > 0)).double()
-            sums += torch.stack([x[mine].sum() for x in (prime.outcome_loss(logit, rows.success), right, torch.ones_like(right))])
+            sums += torch.stack(
+                [x[mine].sum() for x in (prime.outcome_loss(logit, rows.success), right, torch.ones_like(right))]
+            )
             optimizer.module.train()
             for part in self._passes(rows, chosen):
                 seen = optimizer.module.evaluate(rows.record(part, blank)).log_prob
                 own = weight[rows.of[part]].to(seen)
                 mask = rows.mask[part].to(seen.device)
-                optimizer.backward((_per_row(torch.where(mask, seen, 0.0)) * own).sum() if len(part) else 0.0 * seen.sum())
+                optimizer.backward(
+                    (_per_row(torch.where(mask, seen, 0.0)) * own).sum() if len(part) else 0.0 * seen.sum()
+                )
             shown.append({f"prime_{name}": value for name, value in optimizer.step(progress).items()})
             found = None  # of weights that are no more
         optimizer.module.eval()
@@ -283,13 +314,19 @@ class Updater:
         sums = (there.sum(), rows.importance[there].double().sum(), capped.sum(), apart.double().sum())
         count, weight, over, kl = self._sum(*sums)
         most = max(self.ranks.gather(float(free[there].max()) if bool(there.any()) else 0.0))
-        figures = {"importance_weight": weight / count, "importance_weight_max": most, "importance_capped": over / count}
+        figures = {
+            "importance_weight": weight / count,
+            "importance_weight_max": most,
+            "importance_capped": over / count,
+        }
         return figures | {"behavior_kl": kl / count}
 
     def _values(self, rows: Rows, blank: Record | None) -> Tensor:
         absent = any("value" not in e.record for e in rows.episodes)
         if self._critic is None and not self.settings.recompute_log_prob and not self.ranks.any(absent):
-            return torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *(e.record["value"] for e in rows.episodes)]))
+            return torch.from_numpy(
+                np.concatenate([np.zeros(0, np.float32), *(e.record["value"] for e in rows.episodes)])
+            )
         return self._evaluate_no_grad((self._critic or self.actor).module, rows, blank, values=True)
 
     def _row_figures(self, rows: Rows) -> dict[str, float]:
@@ -336,7 +373,9 @@ class Updater:
         for optimizer in moved:
             optimizer.module.train()
         done, all_chunks = 0, self.settings.epochs * len(rows)
-        for minibatch in (minibatch for epoch in range(self.settings.epochs) for minibatch in self._minibatches(rows, epoch)):
+        for minibatch in (
+            minibatch for epoch in range(self.settings.epochs) for minibatch in self._minibatches(rows, epoch)
+        ):
             chosen = torch.nonzero(torch.isin(rows.of, torch.from_numpy(minibatch)))[:, 0]
             share = self._loss_weights(rows, chosen, self._part(len(minibatch), expected))
             if share is None:
@@ -362,9 +401,16 @@ class Updater:
         metrics = dict(zip(names, [x / measured for x in self._sum(*(sums[name] for name in names))], strict=True))
         metrics |= {name: _mean_of_finite([each[name] for each in seen]) for name in seen[0]}
         metrics |= {"kl_stopped": float(far)} if self.settings.target_kl else {}
-        skipped = sum(not all(math.isfinite(value) for name, value in each.items() if name.endswith("gradient_norm")) for each in seen)
+        skipped = sum(
+            not all(math.isfinite(value) for name, value in each.items() if name.endswith("gradient_norm"))
+            for each in seen
+        )
         in_a_row = max(optimizer.skipped_in_a_row for optimizer in moved)
-        return metrics | {"optimizer_steps": float(len(seen)), "skipped_steps": float(skipped), "skipped_in_a_row": float(in_a_row)}
+        return metrics | {
+            "optimizer_steps": float(len(seen)),
+            "skipped_steps": float(skipped),
+            "skipped_in_a_row": float(in_a_row),
+        }
 
     def _too_far(self, ppo_kl: float, steps: int) -> bool:
         """Whether the policy is so far from the one that collected that this update ends before its next step. Its first step is made."""
@@ -372,7 +418,11 @@ class Updater:
 
     def _part(self, minibatch: int, expected: int) -> float:
         """The share of a whole step's episodes that a step has, at all ranks together."""
-        return min(1.0, self._sum(minibatch)[0] / (self.settings.batch.trajectories_per_step or expected)) if expected else 1.0
+        return (
+            min(1.0, self._sum(minibatch)[0] / (self.settings.batch.trajectories_per_step or expected))
+            if expected
+            else 1.0
+        )
 
     @property
     def _acts(self) -> bool:
@@ -394,7 +444,9 @@ class Updater:
         steps = math.ceil(self._sum(len(order))[0] / batch.trajectories_per_step)
         if batch.shuffle:
             order = np.random.default_rng([self._seed, self.ranks.rank, self.updates, epoch]).permutation(order)
-        place = np.arange(len(order)) * self.ranks.size + self.ranks.rank  # ranks that have as many fill each step evenly
+        place = (
+            np.arange(len(order)) * self.ranks.size + self.ranks.rank
+        )  # ranks that have as many fill each step evenly
         step = place * steps // max(len(order) * self.ranks.size, 1)
         return [order[step == number] for number in range(steps)]
 
@@ -418,13 +470,21 @@ class Updater:
         record, figures = rows.record(part, blank), dict[str, Tensor]()
         if self._acts or self._critic is None:
             seen = self.actor.module.evaluate(record)
-            loss = self._loss(rows, part, share, seen, figures) if len(part) else 0.0 * sum(x.sum() for x in seen if x is not None)
+            loss = (
+                self._loss(rows, part, share, seen, figures)
+                if len(part)
+                else 0.0 * sum(x.sum() for x in seen if x is not None)
+            )
             self.actor.backward(share.part * loss)
         if self._critic is not None:
             value = self._critic.module.evaluate(record).value
             loss = self._value_loss(rows, part, share, value, figures) if len(part) else 0.0 * value.sum()
             self._critic.backward(share.part * loss)
-        return dict(zip(figures, torch.stack([x.detach().double() for x in figures.values()]).tolist(), strict=True)) if figures else {}
+        return (
+            dict(zip(figures, torch.stack([x.detach().double() for x in figures.values()]).tolist(), strict=True))
+            if figures
+            else {}
+        )
 
     def _loss(self, rows: Rows, part: Tensor, share: LossWeights, seen: Any, figures: dict[str, Tensor]) -> Tensor:
         settings, device = self.settings, seen.log_prob.device
@@ -444,14 +504,18 @@ class Updater:
         if settings.entropy:
             loss = loss - settings.entropy * _added(seen.entropy, mask, token)
         if settings.kl.where == "loss" and rows.reference is not None:
-            apart = divergence(torch.where(mask, seen.log_prob, 0.0), rows.reference[part].to(device), settings.kl.estimate)
+            apart = divergence(
+                torch.where(mask, seen.log_prob, 0.0), rows.reference[part].to(device), settings.kl.estimate
+            )
             figures["kl_loss"] = _added(apart, mask, token)
             loss = loss + self._controller.coefficient * figures["kl_loss"]
         if self._estimator.needs_critic and self._critic is None:
             loss = loss + settings.value_coefficient * self._value_loss(rows, part, share, seen.value, figures)
         return loss
 
-    def _value_loss(self, rows: Rows, part: Tensor, share: LossWeights, value: Tensor, figures: dict[str, Tensor]) -> Tensor:
+    def _value_loss(
+        self, rows: Rows, part: Tensor, share: LossWeights, value: Tensor, figures: dict[str, Tensor]
+    ) -> Tensor:
         old, returns, chunk = (x[part].to(value.device) for x in (rows.values, rows.returns, share.chunk))
         loss, clipped = value_loss(value, old, returns, self.settings.value_clip)
         figures["value_clip_fraction"] = (clipped * chunk).sum()
@@ -485,7 +549,9 @@ class Updater:
 
     def _sum(self, *values: Any) -> list[float]:
         """Numbers, added up over ranks."""
-        result: list[float] = self.ranks.sum_(torch.tensor([float(value) for value in values], dtype=torch.float64)).tolist()
+        result: list[float] = self.ranks.sum_(
+            torch.tensor([float(value) for value in values], dtype=torch.float64)
+        ).tolist()
         return result
 
 
@@ -528,7 +594,9 @@ class Rows:
 
     def padded(self, x: Tensor) -> Tensor:
         """[episodes, longest, ...], zeros after the end of each, from [R, ...]."""
-        whole = torch.zeros(len(self.episodes), int(self.at.max()) + 1 if len(self) else 0, *x.shape[1:], dtype=torch.float64)
+        whole = torch.zeros(
+            len(self.episodes), int(self.at.max()) + 1 if len(self) else 0, *x.shape[1:], dtype=torch.float64
+        )
         whole[self.of, self.at] = x.double()
         return whole
 
@@ -539,7 +607,12 @@ class Rows:
             return blank
         of, at = self.of[part].numpy(), self.at[part].numpy()
         cuts = np.flatnonzero(np.diff(of)) + 1
-        return join([select(self.episodes[i[0]].record, rows) for i, rows in zip(np.split(of, cuts), np.split(at, cuts), strict=True)])
+        return join(
+            [
+                select(self.episodes[i[0]].record, rows)
+                for i, rows in zip(np.split(of, cuts), np.split(at, cuts), strict=True)
+            ]
+        )
 
 
 @dataclass(frozen=True)
@@ -578,7 +651,9 @@ def _packed(rows: Rows, chosen: Tensor, limit: int) -> list[Tensor]:
     tokens, parts, room = prompts + size, list[list[int]](), 0
     for row in sorted(chosen.tolist(), key=lambda row: (tokens[row], row)):
         if tokens[row] > limit:
-            raise ConfigError(f"batch.tokens_per_pass={limit}: one chunk with its prompt has {tokens[row]} tokens; give at least as many.")
+            raise ConfigError(
+                f"batch.tokens_per_pass={limit}: one chunk with its prompt has {tokens[row]} tokens; give at least as many."
+            )
         if tokens[row] > room:
             parts.append([])
             room = limit

@@ -61,7 +61,9 @@ def make_worker(
 class Worker:
     """All that a rank has."""
 
-    def __init__(self, config: Vla, run: Path, ranks: Ranks, stop: Callable[[], bool] = lambda: False, role: str = "both"):
+    def __init__(
+        self, config: Vla, run: Path, ranks: Ranks, stop: Callable[[], bool] = lambda: False, role: str = "both"
+    ):
         config = config.settled()
         self._config, self._ranks, self._stop = config, ranks, stop
         self._run = rank_folder(config.placement, run, ranks.rank)
@@ -126,7 +128,11 @@ class Worker:
         attach_adapters(self.policy, config)
         head = config.critic.optimizer if config.critic.kind in ("shared", "detached") else None
         self.optimizer, self.critic = self._make_optimizer(self.policy, config.optimizer, head), critic
-        extra = Imitating(config, self._run, self.policy, self._suite, self._ranks.rank) if config.imitation.weight else None
+        extra = (
+            Imitating(config, self._run, self.policy, self._suite, self._ranks.rank)
+            if config.imitation.weight
+            else None
+        )
         self._extra = extra
         self.updater = Updater(
             config.algorithm, self.optimizer, ranks=self._ranks, critic=critic,
@@ -147,7 +153,9 @@ class Worker:
             reference = ReferencePolicy(other, config.reference.offload)
         fixed = prime.update == "none"  # then no step is made, and no rate was chosen
         optimizer = replace(prime.optimizer, learning_rate=0.0) if fixed else prime.optimizer
-        return ProcessReward(prime, self._make_optimizer(judge, optimizer), reference if prime.reference == "frozen" else None)
+        return ProcessReward(
+            prime, self._make_optimizer(judge, optimizer), reference if prime.reference == "frozen" else None
+        )
 
     def _tell(self, phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
         self.report(phase, done, total, note)
@@ -182,11 +190,18 @@ class Worker:
         self.episodes = found.episodes
         self._rewards = [self._earned[episode.trajectory] for episode in self.episodes]
         self._beside = [(episode.start.group, self._earned[episode.trajectory]) for episode in found.beside]
-        self._baselines = {group: float(self._earned[episode.trajectory].sum()) for group, episode in found.greedy.items()}
+        self._baselines = {
+            group: float(self._earned[episode.trajectory].sum()) for group, episode in found.greedy.items()
+        }
         self._earned = {number: self._earned[number] for number in _carried(self._standing())}
         self._pin()
         messages, self._messages[:] = list(self._messages), []
-        return {"episodes": summaries, "figures": found.figures, "messages": messages, "seconds": self._clock.since(began)}
+        return {
+            "episodes": summaries,
+            "figures": found.figures,
+            "messages": messages,
+            "seconds": self._clock.since(began),
+        }
 
     def _pin(self) -> None:
         """What the next step, this one made again, or a checkpoint goes on with stays in the log, whatever room there is."""
@@ -202,7 +217,12 @@ class Worker:
             self._collector.ahead()
         self.policy.train()
         figures: dict[str, float] = self.updater.update(
-            self.episodes, self._rewards, progress=progress, baselines=self._baselines, beside=self._beside, expected=self._config.episodes
+            self.episodes,
+            self._rewards,
+            progress=progress,
+            baselines=self._baselines,
+            beside=self._beside,
+            expected=self._config.episodes,
         )
         self.episodes, self._rewards, self._baselines, self._beside, self._before = [], [], None, [], None
         return figures
@@ -220,7 +240,9 @@ class Worker:
         videos = self._run / "evaluations" / f"videos-{step:08d}"
         self.policy.eval()
         with self._whole():
-            given = tried(self._actor, self._pool, starts, self._suite, acting, **options, videos=videos, stop=self._stop)
+            given = tried(
+                self._actor, self._pool, starts, self._suite, acting, **options, videos=videos, stop=self._stop
+            )
             outcomes = []
             for summary in given:
                 outcomes.append(summary)
@@ -257,7 +279,11 @@ class Worker:
             return episode
 
         if state is not None:
-            waiting = {n: group for n, group in state["surplus"].items() if all(held["trajectory"] in self.log for held in group.values())}
+            waiting = {
+                n: group
+                for n, group in state["surplus"].items()
+                if all(held["trajectory"] in self.log for held in group.values())
+            }
             if gone := len(state["surplus"]) - len(waiting):
                 self._messages.append(
                     f"rank {self._ranks.rank}: {gone} groups that were carried over are no longer in {self.log.path}: others are collected "
@@ -313,7 +339,9 @@ class Worker:
 
     def weights(self) -> tuple[int, dict[str, np.ndarray]]:
         """What is trained, and its version."""
-        return int(self.updater.updates), {name: at_least_float32(tensor).numpy() for name, tensor in self.trained().items()}
+        return int(self.updater.updates), {
+            name: at_least_float32(tensor).numpy() for name, tensor in self.trained().items()
+        }
 
     def take_weights(self, version: int, weights: Mapping[str, np.ndarray]) -> None:
         """What a trainer has learned; the version that is here already is not copied again."""
@@ -352,7 +380,10 @@ def pool_of(config: Vla, workers: int) -> Pool:
 
 def first_policy(config: Vla, sizes: Mapping[str, Any], value: str = "", device: str = "") -> Policy:
     """The policy as the run begins with it, with a value head if it is to have one. `sizes`: those of a new one."""
-    value, device = value or (config.critic.kind if config.critic.kind in ("shared", "detached") else ""), device or config.device
+    value, device = (
+        value or (config.critic.kind if config.critic.kind in ("shared", "detached") else ""),
+        device or config.device,
+    )
     options = {**config.policy_options}
     if value:
         options |= policy_class(config.policy).value_options(value, options)
@@ -380,7 +411,14 @@ def attach_adapters(policy: Policy, config: Vla) -> None:
     if config.lora.rank:
         from hilt.policies.io.lora import attach
 
-        attach(policy, config.lora.rank, config.lora.alpha, config.lora.targets or "all-linear", seed=config.seed, dtype=torch.float32)
+        attach(
+            policy,
+            config.lora.rank,
+            config.lora.alpha,
+            config.lora.targets or "all-linear",
+            seed=config.seed,
+            dtype=torch.float32,
+        )
 
 
 def sizes_of(task: str, pool: Pool, suite: Suite) -> dict[str, Any]:
@@ -393,7 +431,9 @@ def sizes_of(task: str, pool: Pool, suite: Suite) -> dict[str, Any]:
     return policy_sizes(row, len(row.get("state", ())), int(pool.describe(task)["action_dim"]))
 
 
-def trained_policy(config: Vla, sizes: Mapping[str, Any], trained: Mapping[str, torch.Tensor], device: str = "cpu") -> Policy:
+def trained_policy(
+    config: Vla, sizes: Mapping[str, Any], trained: Mapping[str, torch.Tensor], device: str = "cpu"
+) -> Policy:
     """The policy of a run with what it has learned, adapters beside its weights if it has some."""
     policy = first_policy(config, sizes, device=device)
     attach_adapters(policy, config)
@@ -467,6 +507,7 @@ class Imitating:
         self._policy, self._weight, self._seed = policy, config.imitation.weight, [config.seed, rank, 4]
         self._lessons = Demonstrations([local(path) for path in config.imitation.data], run / "data", suite)
         self._horizon = int(getattr(policy, "horizon", policy.chunk))
+
         def from_batch(first: int) -> Iterator[np.ndarray]:
             return batches(self._lessons.rows(), config.imitation.batch_size, config.seed + rank, first)
 
@@ -494,7 +535,12 @@ class Imitating:
 def episode_summary(episode: RolloutEpisode, step: int) -> dict[str, Any]:
     """Returns the summary of an episode for the controller: a few hundred bytes."""
     start = {"task": episode.start.task, "state": episode.start.state, "group": episode.start.group}
-    outcome = {"success": episode.success, "length": episode.steps, "return": float(episode.rewards.sum()), "truncated": episode.truncated}
+    outcome = {
+        "success": episode.success,
+        "length": episode.steps,
+        "return": float(episode.rewards.sum()),
+        "truncated": episode.truncated,
+    }
     ill = {"ill_formed": episode.ill_formed.strip().splitlines()[-1]} if episode.ill_formed else {}
     return {**start, **outcome, **ill, "trajectory": episode.trajectory, "training_step": step + 1}
 
@@ -568,7 +614,9 @@ class _TimedPool:
     def collect(self, slots: Sequence[int]) -> list[Reply]:
         if self._pool.busy(slots):
             passed = self._clock.since(self._left)
-            self._clock.add(passed["all"] - passed.get("model", 0.0) - passed.get("simulator", 0.0), "simulator", "beside")
+            self._clock.add(
+                passed["all"] - passed.get("model", 0.0) - passed.get("simulator", 0.0), "simulator", "beside"
+            )
         with self._clock.at("simulator"):
             answers = self._pool.collect(slots)
         self.begin()

@@ -1,9 +1,9 @@
 """The actor's side: what is inserted is sent by itself, weights come in, requests are asked.
 
-    spool = QueuedDataStore(50_000, path="spool")
-    client = TrainerClient("actor-1", "192.168.1.5", make_trainer_config(keys="keys"), data_stores={"actor_env": spool})
-    client.recv_network_callback(lambda params: agent.load(params))
-    spool.insert(transition)
+spool = QueuedDataStore(50_000, path="spool")
+client = TrainerClient("actor-1", "192.168.1.5", make_trainer_config(keys="keys"), data_stores={"actor_env": spool})
+client.recv_network_callback(lambda params: agent.load(params))
+spool.insert(transition)
 """
 
 from __future__ import annotations
@@ -83,9 +83,13 @@ class TrainerClient:
         stores = dict(data_stores or {}) | ({name: data_store} if data_store is not None else {})
         for store_name, store in stores.items():
             if not isinstance(store, QueuedDataStore):
-                raise ConfigError(f"{store_name}: an actor's data store is a QueuedDataStore, got {type(store).__name__}.")
+                raise ConfigError(
+                    f"{store_name}: an actor's data store is a QueuedDataStore, got {type(store).__name__}."
+                )
             if store.on_insert is not None or sum(store is other for other in stores.values()) > 1:
-                raise ConfigError(f"{store_name}: this queue is sent already, under another name or by another client; give each its own.")
+                raise ConfigError(
+                    f"{store_name}: this queue is sent already, under another name or by another client; give each its own."
+                )
         self.name, self.config, self.timeout_s = name, config, timeout_ms / 1e3
         self._host, self._stores = server_ip, stores
         self._keys = ClientKeys.load(config.keys, config.key_name) if config.keys is not None else None
@@ -100,7 +104,9 @@ class TrainerClient:
         self._turns = threading.Lock()
         self._channels: dict[str, RemoteChannel] = {}
         try:
-            self._wait_for_server(LONGEST_WAIT_S if wait_for_server is True else max(self.timeout_s, float(wait_for_server)))
+            self._wait_for_server(
+                LONGEST_WAIT_S if wait_for_server is True else max(self.timeout_s, float(wait_for_server))
+            )
         except BaseException:
             self._end()
             raise
@@ -126,7 +132,8 @@ class TrainerClient:
         """Returns whether the step with this number is process-safe (or power-safe) at the learner within `timeout` seconds."""
         cursor = self._link.cursors[store]
         return self._link.wait(
-            lambda: (cursor.power_safe if power else cursor.process_safe) >= number, self.timeout_s if timeout is None else timeout
+            lambda: (cursor.power_safe if power else cursor.process_safe) >= number,
+            self.timeout_s if timeout is None else timeout,
         )
 
     # Requests
@@ -164,7 +171,13 @@ class TrainerClient:
         `sources`, `last` (trajectories) and `successes` select as `Log.by_source`, `View.last` and `Log.successes` do;
         `options` are those of `View.sampler`.
         """
-        selection = {"how": how, "sources": list(sources or ()), "last": last, "successes": successes, "options": options}
+        selection = {
+            "how": how,
+            "sources": list(sources or ()),
+            "last": last,
+            "successes": successes,
+            "options": options,
+        }
         return RemoteSampler(self._link.ask, name, selection)
 
     def channel(self, name: str) -> RemoteChannel:
@@ -173,7 +186,9 @@ class TrainerClient:
 
     # Weights
 
-    def recv_network_callback(self, callback: Callable[[Any], Any], on_version: Callable[[int], Any] | None = None) -> None:
+    def recv_network_callback(
+        self, callback: Callable[[Any], Any], on_version: Callable[[int], Any] | None = None
+    ) -> None:
         """Calls this with the newest weights whenever there are newer ones, in a thread of its own. Steps that are inserted
         after it returns carry their version, with which `on_version` is called next, in the same thread."""
         if self._stopped.is_set():
@@ -182,7 +197,15 @@ class TrainerClient:
             raise ConfigError("this client has a callback for weights already; make one function that does both.")
         self._on_version = on_version
         self._subscriber = Subscriber(
-            self._link.context, self.config, self._host, self._keys, self.name, self._link.boot, callback, self._acts_with, self._logger
+            self._link.context,
+            self.config,
+            self._host,
+            self._keys,
+            self.name,
+            self._link.boot,
+            callback,
+            self._acts_with,
+            self._logger,
         )
 
     @property
@@ -199,7 +222,9 @@ class TrainerClient:
             return
         self._stopped.set()
         if self._link.is_open and self.update().waiting == 0:
-            self._link.wait(lambda: not any(map(len, self._stores.values())), self.timeout_s)  # until they are power-safe, too
+            self._link.wait(
+                lambda: not any(map(len, self._stores.values())), self.timeout_s
+            )  # until they are power-safe, too
         if self._subscriber is not None:
             self._subscriber.close()
         self._end()
@@ -207,7 +232,9 @@ class TrainerClient:
             self._updater.join(JOIN_S)
         for name, store in self._stores.items():
             if len(store):
-                self._logger.warning("stopped with %d steps for %r that the learner has not acknowledged", len(store), name)
+                self._logger.warning(
+                    "stopped with %d steps for %r that the learner has not acknowledged", len(store), name
+                )
 
     def _end(self) -> None:
         self._link.close()
@@ -235,7 +262,9 @@ class TrainerClient:
 
     def _wait_for_server(self, seconds: float) -> None:
         deadline, address, wait = time.monotonic() + seconds, self._link.address, min(PROBE_AFTER_S, TELL_EVERY_S)
-        while not self._link.wait(lambda: self._link.is_open or bool(self._link.refusal), min(wait, deadline - time.monotonic())):
+        while not self._link.wait(
+            lambda: self._link.is_open or bool(self._link.refusal), min(wait, deadline - time.monotonic())
+        ):
             found = self._probe()
             if found.final:
                 raise RefusedError(f"no learner at {address} lets {self.name!r} in: {found.reason}.")
@@ -244,7 +273,11 @@ class TrainerClient:
             if wait == TELL_EVERY_S:
                 rest, why = deadline - time.monotonic(), f"{found.reason}. " if found.reason else ""
                 self._logger.warning(
-                    "no learner answers at %s yet; still trying for %.0f s. %sIs it running? %s", address, rest, why, _LOOK
+                    "no learner answers at %s yet; still trying for %.0f s. %sIs it running? %s",
+                    address,
+                    rest,
+                    why,
+                    _LOOK,
                 )
             wait = TELL_EVERY_S
         if self._link.refusal:
@@ -262,11 +295,17 @@ class TrainerClient:
         cursors = self._link.cursors
 
         def safe() -> bool:
-            return all(cursors[name].process_safe >= target or not self._waiting(name, target) for name, target in targets.items())
+            return all(
+                cursors[name].process_safe >= target or not self._waiting(name, target)
+                for name, target in targets.items()
+            )
 
         self._link.wait(safe, seconds)
         waiting = sum(self._waiting(name, target) for name, target in targets.items())
-        taken, now = self._taken(), {"refused": sum(cursor.refused for cursor in cursors.values()), "dropped": self._grown("dropped")}
+        taken, now = (
+            self._taken(),
+            {"refused": sum(cursor.refused for cursor in cursors.values()), "dropped": self._grown("dropped")},
+        )
         since = {what: now[what] - reported[what] for what in now}
         reported.update(now)
         return Update(
@@ -296,7 +335,9 @@ class TrainerClient:
         if waiting:
             troubles = [cursor.trouble for cursor in self._link.cursors.values() if cursor.trouble]
             why = self._link.refusal or self._link.trouble or (troubles[0] if troubles else "")
-            why = why or ("it is slower than they come" if self._link.is_open else f"no learner answers at {self._link.address}")
+            why = why or (
+                "it is slower than they come" if self._link.is_open else f"no learner answers at {self._link.address}"
+            )
             parts.append(f"{waiting} steps are not acknowledged after {seconds:g} s and stay here: {why}")
         return "; ".join(parts)
 
@@ -313,7 +354,9 @@ class TrainerClient:
             now = time.monotonic()
             turn = max(now, self._next_request)
             if turn - now > seconds:
-                raise DeadlineError(f"rate_limit={self.config.rate_limit:g} per second: the next request may go in {turn - now:.1f} s.")
+                raise DeadlineError(
+                    f"rate_limit={self.config.rate_limit:g} per second: the next request may go in {turn - now:.1f} s."
+                )
             self._next_request = turn + 1 / self.config.rate_limit
         time.sleep(turn - now)
 

@@ -77,7 +77,9 @@ def encode(message: Mapping[str, Any]) -> list[Buffer]:
         ("values and keys", encoder.nodes, DEFAULT_LIMITS.nodes),
     ):
         if given > most:
-            raise SchemaError(f"the message has {given:,} {what}, at most {most:,} can be sent. Stack what belongs together into arrays.")
+            raise SchemaError(
+                f"the message has {given:,} {what}, at most {most:,} can be sent. Stack what belongs together into arrays."
+            )
     return [header, *buffers]
 
 
@@ -95,7 +97,9 @@ def decode(frames: Sequence[Any], limits: MessageLimits = DEFAULT_LIMITS) -> dic
         raise FormatError(f"a header of {view.nbytes:,} bytes; at most {limits.header_bytes:,} are read.")
     header = frames[0] if isinstance(frames[0], bytes) else bytes(view)
     if header[: len(MAGIC)] != MAGIC or len(header) <= len(_PREFIX):
-        raise FormatError(f"the message begins with {header[:5]!r}; expected {_PREFIX!r}. The other side is no Hilt program.")
+        raise FormatError(
+            f"the message begins with {header[:5]!r}; expected {_PREFIX!r}. The other side is no Hilt program."
+        )
     if header[len(MAGIC)] != VERSION:
         given = f"a message of format {header[len(MAGIC)]}; this program reads format {VERSION}"
         raise VersionError(f"{given}. Install the same version of Hilt on both sides.")
@@ -238,11 +242,15 @@ def _as_array(value: Any) -> np.ndarray[Any, DType]:
             _refuse(f"a {kind} of {value.dtype} has no numpy counterpart. Convert it.")
         return array.view(_ML_DTYPES[name]) if name else array
     if not hasattr(type(value), "__array__"):
-        _refuse(f"a value of type {kind}; numbers, text, bytes, arrays, lists and dictionaries can be sent. Convert it or leave it out.")
+        _refuse(
+            f"a value of type {kind}; numbers, text, bytes, arrays, lists and dictionaries can be sent. Convert it or leave it out."
+        )
     try:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise _RefusedError(f"a value of type {kind} that does not turn into an array ({str(error).splitlines()[0][:100]}).") from error
+        raise _RefusedError(
+            f"a value of type {kind} that does not turn into an array ({str(error).splitlines()[0][:100]})."
+        ) from error
 
 
 def _text_key(key: Any) -> str:
@@ -268,7 +276,9 @@ def _short(value: Any) -> str:
 # --- what an array is -------------------------------------------------------------------------------------------------------------
 
 _ML_DTYPES: dict[str, DType] = {
-    name: np.dtype(kind) for name, kind in vars(ml_dtypes).items() if isinstance(kind, type) and issubclass(kind, np.generic)
+    name: np.dtype(kind)
+    for name, kind in vars(ml_dtypes).items()
+    if isinstance(kind, type) and issubclass(kind, np.generic)
 }
 """bfloat16 and its relatives, which numpy itself does not know by name."""
 ML_NAMES = {dtype.type: name for name, dtype in _ML_DTYPES.items()}
@@ -283,7 +293,9 @@ def _describe(dtype: DType, shape: tuple[int, ...]) -> bytes:
         _refuse(f"an array of shape {shape} has no bytes but more than {_EMPTY_ELEMENTS:,} elements. Leave it out.")
     described: bytes = msgpack.packb([_from_dtype(dtype), *shape])
     if len(described) > _DESCRIPTION_BYTES:
-        _refuse(f"a type of {len(described):,} bytes in words, at most {_DESCRIPTION_BYTES:,} can be sent. Use fewer or shorter fields.")
+        _refuse(
+            f"a type of {len(described):,} bytes in words, at most {_DESCRIPTION_BYTES:,} can be sent. Use fewer or shorter fields."
+        )
     return described
 
 
@@ -434,11 +446,29 @@ def _unpack(data: bytes, start: int, limits: MessageLimits, extension: Any) -> A
 
 
 # For each first byte of a msgpack value, from the table of its specification.
-_SIZES = [1] * 0x80 + [0] * 0x20 + list(range(1, 33)) + [1, 0, 1, 1] + [0] * 6 + [5, 9, 2, 3, 5, 9, 2, 3, 5, 9] + [0] * 12 + [1] * 0x20
+_SIZES = (
+    [1] * 0x80
+    + [0] * 0x20
+    + list(range(1, 33))
+    + [1, 0, 1, 1]
+    + [0] * 6
+    + [5, 9, 2, 3, 5, 9, 2, 3, 5, 9]
+    + [0] * 12
+    + [1] * 0x20
+)
 """The length of the value; 0 if the byte alone does not determine it."""
 _LENGTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4, 0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
 """The number of bytes that hold the length: bytes, text, lists, maps."""
-_EXTENSIONS = {0xC7: (1, 0), 0xC8: (2, 0), 0xC9: (4, 0), 0xD4: (0, 1), 0xD5: (0, 2), 0xD6: (0, 4), 0xD7: (0, 8), 0xD8: (0, 16)}
+_EXTENSIONS = {
+    0xC7: (1, 0),
+    0xC8: (2, 0),
+    0xC9: (4, 0),
+    0xD4: (0, 1),
+    0xD5: (0, 2),
+    0xD6: (0, 4),
+    0xD7: (0, 8),
+    0xD8: (0, 16),
+}
 """The same for extensions, or how long they are."""
 _TEXT = [0xA0 <= byte <= 0xBF or 0xD9 <= byte <= 0xDB for byte in range(256)]
 
@@ -490,4 +520,6 @@ def _walk(data: bytes, start: int, limits: MessageLimits) -> None:
                 if len(outer) > limits.depth:
                     raise FormatError(f"the header is nested deeper than {limits.depth} levels.")
     except IndexError:
-        raise FormatError(f"the header is cut off or goes on behind its end, {abs(len(data) - at):,} bytes off.") from None
+        raise FormatError(
+            f"the header is cut off or goes on behind its end, {abs(len(data) - at):,} bytes off."
+        ) from None

@@ -33,7 +33,9 @@ class TrainerConfig:
     """The address the server listens on. None: 127.0.0.1 without keys, every interface with them."""
     keys: str | None = None
     """A folder of keys made by ``hilt keys new``. Needed beyond loopback."""
-    key_name: str | None = setting(None, needs=Need("keys=FOLDER, in which it names a key", lambda c: c.keys is not None))
+    key_name: str | None = setting(
+        None, needs=Need("keys=FOLDER, in which it names a key", lambda c: c.keys is not None)
+    )
     """Which key in that folder is this side's own. None: ``learner`` for the server, the only other one for a client."""
     transport: str = setting("tcp", choices=TRANSPORTS)
     """``tcp``, or ``in-process`` for a learner and actors that are threads of one process: no port is opened."""
@@ -46,7 +48,9 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         if isinstance(self.request_types, str):
-            raise ConfigError(f"request_types={self.request_types!r}: expected a list of names, such as [{self.request_types!r}].")
+            raise ConfigError(
+                f"request_types={self.request_types!r}: expected a list of names, such as [{self.request_types!r}]."
+            )
         object.__setattr__(self, "request_types", tuple(self.request_types))
         check(self)
 

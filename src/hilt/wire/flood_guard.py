@@ -98,7 +98,9 @@ class FloodGuard:
                 self._count_anew(now)
         elif points < LIMIT:  # many came at once, and they were ours
             self._open(now)
-        elif now - self._closed_at >= self._seconds_per_limit * points / LIMIT:  # late ones, too: this number per second on average
+        elif (
+            now - self._closed_at >= self._seconds_per_limit * points / LIMIT
+        ):  # late ones, too: this number per second on average
             self._warn(now)
             self._open(now)
         elif self._some_are_heard and points - self._points_when_closed >= LIMIT // 3:
@@ -136,7 +138,9 @@ class FloodGuard:
     def _close(self, now: float, points: int) -> None:
         self.closings += 1
         self._closed_at = now
-        self._seconds_per_limit = self._random.uniform(0.5, 1.5)  # a client that tries at a steady interval must not always be early
+        self._seconds_per_limit = self._random.uniform(
+            0.5, 1.5
+        )  # a client that tries at a steady interval must not always be early
         self._points_when_closed = points
         self._some_are_heard = True
         self._set_filter(_filter(self._known, half=self._random.getrandbits(32) | 1))
@@ -158,7 +162,9 @@ class FloodGuard:
         for descriptor in self._listeners:  # they are ZeroMQ's
             try:
                 filter_listener(descriptor, program)
-            except OSError as error:  # a kernel or a sandbox without filters: strangers are refused as before, at their price
+            except (
+                OSError
+            ) as error:  # a kernel or a sandbox without filters: strangers are refused as before, at their price
                 self._logger.debug("%s: no filter on the listening socket: %s", self._name, error)
 
     def _warn(self, now: float) -> None:
@@ -175,7 +181,11 @@ class FloodGuard:
 
 
 def open_port(
-    context: zmq.Context[Any], config: TrainerConfig, port: int, keys: ServerKeys | None, logger: LeveledLogger = EVERYTHING
+    context: zmq.Context[Any],
+    config: TrainerConfig,
+    port: int,
+    keys: ServerKeys | None,
+    logger: LeveledLogger = EVERYTHING,
 ) -> tuple[Socket, FloodGuard]:
     """A ROUTER socket that listens on a port of the config, behind its door."""
     socket = router(context, config, keys)
@@ -192,7 +202,9 @@ def close_port(socket: Socket, door: FloodGuard) -> None:
     """Ends both. The port, or the name within this process, is free when it returns."""
     with contextlib.suppress(zmq.ZMQError):  # the context may be gone, or it never came to listen
         door.close()
-        socket.unbind(socket.get_string(zmq.LAST_ENDPOINT))  # else a name is free only some time after its socket was closed
+        socket.unbind(
+            socket.get_string(zmq.LAST_ENDPOINT)
+        )  # else a name is free only some time after its socket was closed
     socket.close(0)
 
 
@@ -203,7 +215,16 @@ _Address = tuple[int, ...]
 _Step = tuple[int, int, int, int]
 """What to do, how many steps to skip if so and if not, a number."""
 _IP = 0x100000000 - 0x100000  # SKF_NET_OFF
-_LOAD_BYTE, _LOAD_WORD, _AND, _MULTIPLY, _SHIFT_RIGHT, _IF_EQUAL, _GOTO, _RETURN = 0x30, 0x20, 0x54, 0x24, 0x74, 0x15, 0x05, 0x06
+_LOAD_BYTE, _LOAD_WORD, _AND, _MULTIPLY, _SHIFT_RIGHT, _IF_EQUAL, _GOTO, _RETURN = (
+    0x30,
+    0x20,
+    0x54,
+    0x24,
+    0x74,
+    0x15,
+    0x05,
+    0x06,
+)
 _PASS, _DROP = 0xFFFFFFFF, 0
 
 
@@ -221,8 +242,14 @@ def _filter(heard: Iterable[_Address], half: int | None) -> bytes:
     """Drops requests to connect (SYN without ACK) but those from the given addresses and, with an odd number for `half`, from one half
     of all others. It passes all else, for the connections that are accepted meanwhile inherit it."""
     heard = list(heard)
-    version4 = [*(step for address in heard if len(address) == 1 for step in _compare(address, source_at=12)), *_halve(half, 12)]
-    version6 = [*(step for address in heard if len(address) == 4 for step in _compare(address, source_at=8)), *_halve(half, 20)]
+    version4 = [
+        *(step for address in heard if len(address) == 1 for step in _compare(address, source_at=12)),
+        *_halve(half, 12),
+    ]
+    version6 = [
+        *(step for address in heard if len(address) == 4 for step in _compare(address, source_at=8)),
+        *_halve(half, 20),
+    ]
     program: list[_Step] = [
         (_LOAD_BYTE, 0, 0, 13), (_AND, 0, 0, 0x12), (_IF_EQUAL, 1, 0, 0x02), (_RETURN, 0, 0, _PASS),
         (_LOAD_BYTE, 0, 0, _IP), (_AND, 0, 0, 0xF0), (_IF_EQUAL, 1, 0, 0x40), (_GOTO, 0, 0, len(version4)),

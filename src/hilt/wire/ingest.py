@@ -12,7 +12,16 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from hilt.core.errors import ClosedError, DeadlineError, FormatError, HiltError, LockedError, ReadOnlyError, SchemaError, StorageError
+from hilt.core.errors import (
+    ClosedError,
+    DeadlineError,
+    FormatError,
+    HiltError,
+    LockedError,
+    ReadOnlyError,
+    SchemaError,
+    StorageError,
+)
 from hilt.core.tree import Tree, unflatten
 from hilt.replay.log import Log
 from hilt.replay.step_encoder import PackedBlock
@@ -51,10 +60,14 @@ class IngestOutcome:
 class Stream:
     """The steps of one sender into one store."""
 
-    def __init__(self, actor: str, boot: str, received: DeliveredSequence, power_safe: int = -1, promises_power: bool = True):
+    def __init__(
+        self, actor: str, boot: str, received: DeliveredSequence, power_safe: int = -1, promises_power: bool = True
+    ):
         self.actor, self.boot, self.received, self.power_safe = actor, boot, received, power_safe
         self._promises_power = promises_power
-        self._awaiting: deque[tuple[int, int]] = deque()  # (the log's count of steps, number) of what is process-safe only
+        self._awaiting: deque[tuple[int, int]] = (
+            deque()
+        )  # (the log's count of steps, number) of what is process-safe only
         self.refusals: dict[int, str] = {}
 
     @property
@@ -67,7 +80,9 @@ class Stream:
             return
         if self._awaiting and self._awaiting[-1][0] == appended:
             self._awaiting.pop()
-        self._awaiting.append((appended, self.received.high))  # with those that survived a power cut beyond a gap, which is closed now
+        self._awaiting.append(
+            (appended, self.received.high)
+        )  # with those that survived a power cut beyond a gap, which is closed now
 
     def synced(self, count: int) -> bool:
         """Notes the number of steps of the log that are power-safe now; returns whether that is news for this sender."""
@@ -180,7 +195,9 @@ class DataSink:
             return
         assert self.log is not None
         try:
-            outcome.stored = insert_block(block.without(known) if known else block, stream.actor, stream.boot, first + known)
+            outcome.stored = insert_block(
+                block.without(known) if known else block, stream.actor, stream.boot, first + known
+            )
         except Exception:  # broad: the store may be any object; one by one, each error has its answer
             self._logger.exception("%s: a block of %s was not stored as a whole", self.name, stream.actor)
             stream.received = received_by(self.log, stream.actor, stream.boot, self.name, first)
@@ -204,7 +221,9 @@ class DataSink:
         except HiltError as error:
             self._refuse(stream, number, str(error), outcome)
             return True
-        except Exception as error:  # broad: the store may be any object; its error goes to the sender, and the learner goes on
+        except (
+            Exception
+        ) as error:  # broad: the store may be any object; its error goes to the sender, and the learner goes on
             self._logger.exception("%s: its insert failed on step %d of %s", self.name, number, stream.actor)
             self._refuse(stream, number, f"{type(error).__name__}: {error}", outcome)
             return True
@@ -251,7 +270,11 @@ class DataSink:
 
     def forget(self, actor: str, boot: str) -> None:
         """This sender is gone: what it left running is ended. What came from it is known from the log."""
-        if self.log is not None and self._streams.pop((actor, boot), None) is not None and hasattr(self._insert, "forget"):
+        if (
+            self.log is not None
+            and self._streams.pop((actor, boot), None) is not None
+            and hasattr(self._insert, "forget")
+        ):
             try:
                 self._insert.forget(actor, boot)
             except HiltError as error:
@@ -274,7 +297,9 @@ def _inserter(store: Any, name: str) -> Callable[[Any, str, str, int], Any]:
     if isinstance(store, Log):
         return _IntoLog(store, name)
     parameters = inspect.signature(store.insert).parameters
-    if isinstance(store, SenderStore) and ("boot" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())):
+    if isinstance(store, SenderStore) and (
+        "boot" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    ):
         return _IntoBuffer(store, name) if store.takes_blocks else _OneByOne(store, name)
     return lambda step, actor, boot, number: store.insert(step)
 
@@ -287,7 +312,9 @@ class SenderStore(Protocol):
     """Whether blocks may be inserted whole: not where `insert` is overridden, so that it sees every step"""
 
     def insert(self, step: Any, actor: str, sequence: int, timeout: float | None, *, boot: str, store: str) -> Any: ...
-    def insert_block(self, block: PackedBlock, actor: str, sequence: int, timeout: float | None, *, boot: str, store: str) -> int: ...
+    def insert_block(
+        self, block: PackedBlock, actor: str, sequence: int, timeout: float | None, *, boot: str, store: str
+    ) -> int: ...
     def forget(self, actor: str, boot: str, store: str) -> None: ...
 
 

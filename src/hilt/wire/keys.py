@@ -50,7 +50,9 @@ def new_keys(folder: str | os.PathLike[str], names: Sequence[str]) -> list[Path]
     home = Path(folder)
     for name in names:
         if not _NAME.fullmatch(name):
-            raise ConfigError(f"{name!r}: not a name for a key; expected up to 64 letters, digits, '-' and '_', such as actor-1.")
+            raise ConfigError(
+                f"{name!r}: not a name for a key; expected up to 64 letters, digits, '-' and '_', such as actor-1."
+            )
         if list(names).count(name) > 1:
             raise ConfigError(f"{name!r}: given twice; expected each name once.")
     paths = [home / f"{name}{end}" for name in names for end in (".key", ".pub")]
@@ -62,7 +64,9 @@ def new_keys(folder: str | os.PathLike[str], names: Sequence[str]) -> list[Path]
         public, secret = zmq.curve_keypair()
         lines = b"# A secret key of Hilt. Keep it on one machine, readable by its owner alone.\n"
         _create(secret_path, lines + b"public = %s\nsecret = %s\n" % (public, secret), 0o600)
-        _create(public_path, b"# A public key of Hilt. It may be copied to other machines.\npublic = %s\n" % public, 0o644)
+        _create(
+            public_path, b"# A public key of Hilt. It may be copied to other machines.\npublic = %s\n" % public, 0o644
+        )
     DISK.sync_folder(home)
     return paths
 
@@ -90,7 +94,9 @@ def _create(path: Path, data: bytes, mode: int) -> None:
 
 
 def _exists(path: Path) -> ConfigError:
-    return ConfigError(f"{path}: it exists already, and keys are never overwritten. Choose another name, or move this file away first.")
+    return ConfigError(
+        f"{path}: it exists already, and keys are never overwritten. Choose another name, or move this file away first."
+    )
 
 
 # --- reading them -----------------------------------------------------------------------------------------------------------------
@@ -122,14 +128,20 @@ def read_key(path: Path) -> KeyFile:
     with storage_errors(path), path.open("rb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         if wants_secret and mode & 0o077:
-            raise ConfigError(f"{path}: others may use this secret key (mode {mode:04o}, expected 0600). Run: chmod 600 {shown}")
+            raise ConfigError(
+                f"{path}: others may use this secret key (mode {mode:04o}, expected 0600). Run: chmod 600 {shown}"
+            )
         text = file.read(MAX_FILE_BYTES)
     found = dict(line.split(b" = ", 1) for line in text.splitlines() if b" = " in line and not line.startswith(b"#"))
-    if any(not _Z85_KEY.fullmatch(value) for value in found.values()) or "public" not in {name.decode("latin-1") for name in found}:
+    if any(not _Z85_KEY.fullmatch(value) for value in found.values()) or "public" not in {
+        name.decode("latin-1") for name in found
+    }:
         raise _damaged(path, "no public key is in it")
     public, secret = found[b"public"], found.get(b"secret")
     if wants_secret and secret is None:
-        raise ConfigError(f"{path}: this is a public key under the name of a secret one. Copy {path.name} here from where it was made.")
+        raise ConfigError(
+            f"{path}: this is a public key under the name of a secret one. Copy {path.name} here from where it was made."
+        )
     if not wants_secret and secret is not None:
         raise ConfigError(
             f"{path}: this is a secret key under the name of a public one, so others may have seen it. "
@@ -154,13 +166,17 @@ def list_keys(folder: str | os.PathLike[str]) -> tuple[list[KeyFile], list[HiltE
 
 
 def _damaged(path: Path, why: str) -> FormatError:
-    return FormatError(f"{path}: not a whole key ({why}). Copy it again from where it was made, or make new ones with: hilt keys new NAME")
+    return FormatError(
+        f"{path}: not a whole key ({why}). Copy it again from where it was made, or make new ones with: hilt keys new NAME"
+    )
 
 
 def _folder(folder: str | os.PathLike[str]) -> Path:
     home = Path(folder)
     if not home.is_dir():
-        raise ConfigError(f"{home}: no such folder of keys. Make keys with: {_make(home)}, or copy the folder from where they were made.")
+        raise ConfigError(
+            f"{home}: no such folder of keys. Make keys with: {_make(home)}, or copy the folder from where they were made."
+        )
     return home
 
 
@@ -170,7 +186,9 @@ def _make(home: Path, names: str = f"{LEARNER} ACTOR") -> str:
 
 def _files(home: Path, end: str) -> list[Path]:
     with storage_errors(home):
-        return sorted(path for path in home.iterdir() if path.suffix == end and not path.name.startswith(".") and path.is_file())
+        return sorted(
+            path for path in home.iterdir() if path.suffix == end and not path.name.startswith(".") and path.is_file()
+        )
 
 
 def _secret(home: Path, name: str) -> tuple[bytes, bytes]:
@@ -252,12 +270,16 @@ class ClientKeys:
                     f"Copy ACTOR.key here from where it was made, or make it with: {_make(home, 'ACTOR')}"
                 )
             if len(names) > 1:
-                raise ConfigError(f"{home}: several actors' keys are here ({', '.join(names)}). Say which is used: key_name={names[0]!r}.")
+                raise ConfigError(
+                    f"{home}: several actors' keys are here ({', '.join(names)}). Say which is used: key_name={names[0]!r}."
+                )
             name = names[0]
         public, secret = _secret(home, name)
         path = home / f"{server}.pub"
         if not path.is_file():
-            raise ConfigError(f"{path}: no such file, without which the {server} cannot be known. Copy it from the {server}'s machine.")
+            raise ConfigError(
+                f"{path}: no such file, without which the {server} cannot be known. Copy it from the {server}'s machine."
+            )
         return cls(name, public, secret, read_key(path).public)
 
     def secure(self, socket: zmq.Socket[Any]) -> None:
@@ -288,7 +310,9 @@ class Gatekeeper:
             self._socket.bind(ZAP_ADDRESS)
         except zmq.ZMQError:
             self._socket.close(0)
-            raise ConfigError("a second server with keys in one zmq context; expected one. Give each its own context.") from None
+            raise ConfigError(
+                "a second server with keys in one zmq context; expected one. Give each its own context."
+            ) from None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._answer, name="hilt-gatekeeper", daemon=True)
         self._thread.start()
@@ -309,7 +333,13 @@ class Gatekeeper:
 
     def reply(self, request: list[bytes]) -> list[bytes]:
         """The answer to one request: version, request, domain, address, identity, mechanism, key."""
-        if len(request) != 7 or request[0] != b"1.0" or request[2] != DOMAIN or request[5] != b"CURVE" or len(request[6]) != 32:
+        if (
+            len(request) != 7
+            or request[0] != b"1.0"
+            or request[2] != DOMAIN
+            or request[5] != b"CURVE"
+            or len(request[6]) != 32
+        ):
             self.refused += 1
             return [b"1.0", request[1][:255] if len(request) > 1 else b"", b"400", b"malformed", b"", b""]
         self._look()
@@ -329,7 +359,9 @@ class Gatekeeper:
             changed_at = os.stat(self._keys.folder).st_mtime_ns
             if changed_at == self._changed_at and now - self._read_at < LOOK_AGAIN_S:
                 return
-            fresh = abs(time.time() - changed_at / 1e9) < CLOCK_TICK_S  # before reading: a change from here on must be seen
+            fresh = (
+                abs(time.time() - changed_at / 1e9) < CLOCK_TICK_S
+            )  # before reading: a change from here on must be seen
             self._allowed, problems = self._keys.allowed()
         except (OSError, HiltError) as error:
             self._allowed, changed_at, fresh = {}, 0, False

@@ -239,7 +239,9 @@ class Link:
         try:
             while not self._stopping.is_set():
                 poller = zmq.Poller()
-                poller.register(self._socket, zmq.POLLIN if self._greeting_sent or self.is_open else zmq.POLLIN | zmq.POLLOUT)
+                poller.register(
+                    self._socket, zmq.POLLIN if self._greeting_sent or self.is_open else zmq.POLLIN | zmq.POLLOUT
+                )
                 poller.register(self._bell.fileno(), zmq.POLLIN)
                 if not self._awake:
                     poller.poll(self._pause_ms())
@@ -320,7 +322,9 @@ class Link:
             cursor.promises_power = announced["promises_power"]
             if not announced["keeps"]:
                 self._logger.warning(
-                    "the learner at %s keeps %r only while it runs; give its store a path= to keep steps", self.address, name
+                    "the learner at %s keeps %r only while it runs; give its store a path= to keep steps",
+                    self.address,
+                    name,
                 )
             # of this learner: the one before it may have had more
             cursor.process_safe = cursor.store.stats()["acknowledged"]
@@ -336,9 +340,13 @@ class Link:
         for number, why in message.get("refused", ()):
             if number > cursor.process_safe:
                 cursor.refused, cursor.refusal = cursor.refused + 1, why
-                self._logger.error("the learner refused step %d for %r, which is lost: %s", number, message["store"], why)
+                self._logger.error(
+                    "the learner refused step %d for %r, which is lost: %s", number, message["store"], why
+                )
         before = cursor.process_safe
-        last = cursor.store.last_of(message["boot"])  # of a boot before a power cut, the learner may have more than this queue
+        last = cursor.store.last_of(
+            message["boot"]
+        )  # of a boot before a power cut, the learner may have more than this queue
         cursor.acknowledged(min(message["process"], last), message["power"] and min(message["power"], last))
         if cursor.process_safe > before:
             self._backoff = 1.0
@@ -381,7 +389,11 @@ class Link:
         for name, cursor in self.cursors.items():
             parcel = cursor.store.parcel(cursor.store.stats()["acknowledged"], 1)
             fits = parcel is not None and parcel.nbytes < self._config.max_message_bytes // 4
-            stores[name] = parcel and {"boot": parcel.boot, "first": parcel.first, "example": parcel.packed if fits else None}
+            stores[name] = parcel and {
+                "boot": parcel.boot,
+                "first": parcel.first,
+                "example": parcel.packed if fits else None,
+            }
         hello = {"kind": "hello", "actor": self.actor, "boot": self.boot, "seen_version": self.seen_version}
         self._greeting_sent = self._send({**hello, "agreement": self._config.agreement(), "stores": stores}) > 0
         if self._greeting_sent:
@@ -393,7 +405,9 @@ class Link:
             due = [a for a in self._asked.values() if a.reply is None and now - a.sent_at > PING_S * self._backoff]
             oldest = min(self._open, default=0)
         for asked in due:
-            again = {"again": True, "payload": None} if asked.sent_at else {}  # the learner replies if it does not know it
+            again = (
+                {"again": True, "payload": None} if asked.sent_at else {}
+            )  # the learner replies if it does not know it
             if self._send({**asked.message, "oldest": oldest, **again}):
                 asked.sent_at = now
 
@@ -410,7 +424,9 @@ class Link:
     def _fill_window(self, name: str, cursor: Cursor, now: float) -> bool:
         """Sends as much as may be on its way; returns whether that was all there is."""
         while (flying := sum(size for _, size in cursor.on_their_way)) < cursor.window:
-            parcel = cursor.store.parcel(cursor.sent, min(PARCEL_BYTES, cursor.window - flying, self._config.max_message_bytes // 2))
+            parcel = cursor.store.parcel(
+                cursor.sent, min(PARCEL_BYTES, cursor.window - flying, self._config.max_message_bytes // 2)
+            )
             if parcel is None:
                 return True
             if cursor.on_their_way and parcel.nbytes < WORTH_SENDING:
@@ -420,7 +436,14 @@ class Link:
         return False
 
     def _send_parcel(self, name: str, cursor: Cursor, parcel: Parcel, now: float) -> bool:
-        message = {"kind": "data", "store": name, "boot": parcel.boot, "first": parcel.first, "epoch": cursor.epoch, "n": cursor.n}
+        message = {
+            "kind": "data",
+            "store": name,
+            "boot": parcel.boot,
+            "first": parcel.first,
+            "epoch": cursor.epoch,
+            "n": cursor.n,
+        }
         message |= {"packed": parcel.packed, "items": parcel.items, "instance": self._instance, **self._load(now)}
         try:
             frames = encode(message)
@@ -458,4 +481,6 @@ class Link:
 
 
 def _not_here() -> None:
-    raise ClosedError("this process was forked from the one whose client sends these steps; make the queue and its client after the fork.")
+    raise ClosedError(
+        "this process was forked from the one whose client sends these steps; make the queue and its client after the fork."
+    )

@@ -31,7 +31,9 @@ def probe(host: str, port: int, has_keys: bool, timeout_s: float = TIMEOUT_S) ->
     try:
         with socket.create_connection((host, port), timeout_s) as connection:
             connection.settimeout(timeout_s)
-            connection.sendall(SIGNATURE + VERSION)  # no more: who has another mechanism hangs up before it names its own
+            connection.sendall(
+                SIGNATURE + VERSION
+            )  # no more: who has another mechanism hangs up before it names its own
             greeting = _read(connection)
     except OSError as error:
         number = error.errno or 0

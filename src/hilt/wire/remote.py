@@ -1,9 +1,9 @@
 """A learner's views and channels from another machine: batches, priorities, and hand-over, with deadlines.
 
-    sampler = client.sampler("actor_env", "prioritized", sources=["human"], seed=0)
-    batch = sampler.sample(256)
-    sampler.update_priorities(batch.steps, td_error)
-    client.channel("trajectories").put(trajectory, timeout=10)
+sampler = client.sampler("actor_env", "prioritized", sources=["human"], seed=0)
+batch = sampler.sample(256)
+sampler.update_priorities(batch.steps, td_error)
+client.channel("trajectories").put(trajectory, timeout=10)
 """
 
 from __future__ import annotations
@@ -126,17 +126,30 @@ class Samplers:
         self._given[name] = sampler
 
     def handlers(self) -> dict[str, Handler]:
-        return {"hilt/sample": self._sample, "hilt/priorities": self._priorities, "hilt/size": lambda asked, _: len(self._of(asked))}
+        return {
+            "hilt/sample": self._sample,
+            "hilt/priorities": self._priorities,
+            "hilt/size": lambda asked, _: len(self._of(asked)),
+        }
 
     def _sample(self, asked: Any, seconds: float) -> dict[str, Any]:
         batch = self._of(asked).sample(asked["batch_size"], asked["keys"], timeout=max(0.0, seconds))
-        return {"batch": dict(batch), "steps": batch.steps, "probabilities": batch.probabilities, "weights": batch.weights}
+        return {
+            "batch": dict(batch),
+            "steps": batch.steps,
+            "probabilities": batch.probabilities,
+            "weights": batch.weights,
+        }
 
     def _priorities(self, asked: Any, _: float) -> int:
         return self._of(asked).update_priorities(asked["steps"], asked["priorities"])
 
     def _of(self, asked: Any) -> Sampler:
-        if not isinstance(asked, dict) or not isinstance(asked.get("name"), str) or not isinstance(asked.get("id"), str):
+        if (
+            not isinstance(asked, dict)
+            or not isinstance(asked.get("name"), str)
+            or not isinstance(asked.get("id"), str)
+        ):
             raise FormatError("a request for a batch without a name.")
         name = asked["name"]
         if name in self._given:
@@ -154,7 +167,9 @@ class Samplers:
         if name not in self._sinks:
             raise UnknownNameError("data store or sampler at the learner", name, [*self._sinks, *self._given])
         if log is None:
-            raise ConfigError(f"{name}: this store keeps no log, so there is no view to draw from. Register one of hilt.replay's buffers.")
+            raise ConfigError(
+                f"{name}: this store keeps no log, so there is no view to draw from. Register one of hilt.replay's buffers."
+            )
         view: View = log.by_source(*asked["sources"]) if asked.get("sources") else log.all()
         if asked.get("successes"):
             view = view & log.successes()
@@ -199,7 +214,9 @@ def _received(item: Any) -> Any:
     """The item that `_sent` was given."""
     if isinstance(item, dict) and item.keys() == {TRAJECTORY}:
         if not isinstance(item[TRAJECTORY], dict):
-            raise FormatError(f"a trajectory came as {type(item[TRAJECTORY]).__name__}; expected a dictionary of its fields.")
+            raise FormatError(
+                f"a trajectory came as {type(item[TRAJECTORY]).__name__}; expected a dictionary of its fields."
+            )
         fields = unflatten({path: _field(path, value) for path, value in flatten(item[TRAJECTORY]).items()})
         return load_own(TRAJECTORY_CLASS).from_dict(fields)
     if isinstance(item, list) and any(isinstance(each, dict) and each.keys() == {TRAJECTORY} for each in item):

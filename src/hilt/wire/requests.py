@@ -59,9 +59,16 @@ class Requests:
                 self._clients.popitem(last=False)
             known = client.look(number, oldest, sender)
             if known == "new" and message.get("again") is True:
-                known = {"kind": "unknown", "number": number}  # the question itself did not arrive, or was asked of another learner
+                known = {
+                    "kind": "unknown",
+                    "number": number,
+                }  # the question itself did not arrive, or was asked of another learner
             elif known == "new" and self._running >= AT_ONCE:
-                known = {"kind": "reply", "number": number, "error": f"{AT_ONCE} requests are being carried out already; ask again later."}
+                known = {
+                    "kind": "reply",
+                    "number": number,
+                    "error": f"{AT_ONCE} requests are being carried out already; ask again later.",
+                }
             elif known == "new":
                 client.begin(number, sender)
                 self._running += 1
@@ -70,7 +77,9 @@ class Requests:
         elif known == "new":
             until = time.monotonic() + min(seconds, LONGEST_S)
             arguments = (client, number, name, message.get("payload"), until)
-            thread = threading.Thread(target=self._carry_out, args=arguments, name=f"hilt-wire-{name[:40]}", daemon=True)
+            thread = threading.Thread(
+                target=self._carry_out, args=arguments, name=f"hilt-wire-{name[:40]}", daemon=True
+            )
             self._threads = [one for one in self._threads if one.is_alive()] + [thread]
             thread.start()
 
@@ -90,7 +99,9 @@ class Requests:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, end - time.monotonic()))
                 if thread.is_alive():
-                    self._logger.warning("a request is still running after %g s (%s); it is left behind.", seconds, thread.name)
+                    self._logger.warning(
+                        "a request is still running after %g s (%s); it is left behind.", seconds, thread.name
+                    )
 
     def _carry_out(self, client: _Client, number: int, name: str, payload: Any, until: float) -> None:
         gives_up.set(self._closed)

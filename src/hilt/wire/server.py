@@ -107,7 +107,9 @@ class TrainerServer:
         if not name or not isinstance(name, str):
             raise ConfigError(f"the name of a data store is {name!r}; give a non-empty text.")
         if not callable(getattr(data_store, "insert", None)) and not isinstance(data_store, Log):
-            raise ConfigError(f"{name}: a data store needs insert(transition), and {type(data_store).__name__} has none.")
+            raise ConfigError(
+                f"{name}: a data store needs insert(transition), and {type(data_store).__name__} has none."
+            )
         if name in self._sinks:
             raise ConfigError(f"{name}: a data store of this name is registered already; choose another name.")
         sink = DataSink(name, data_store, self._logger)
@@ -172,7 +174,11 @@ class TrainerServer:
         """Counters so far, and what is known of each actor."""
         now = time.monotonic()
         actors = {
-            f"{session.actor}/{session.boot[:6]}": {"silent_s": round(now - session.heard, 1), "depth": session.depth, "lag_s": session.lag}
+            f"{session.actor}/{session.boot[:6]}": {
+                "silent_s": round(now - session.heard, 1),
+                "depth": session.depth,
+                "lag_s": session.lag,
+            }
             for session in list(self._sessions.values())
         }
         return {**self._counters.totals(), "weights": self._publisher.stats(), "actors": actors}
@@ -235,7 +241,9 @@ class TrainerServer:
             if self._hello(sender, message):
                 self._door.know(peer_address(frames[1]))
         elif session is None or _field(message, "instance", str) != self.instance:
-            self._send(sender, {"kind": "stranger", "instance": self.instance})  # it spoke to the learner before this one
+            self._send(
+                sender, {"kind": "stranger", "instance": self.instance}
+            )  # it spoke to the learner before this one
         elif kind == "data":
             session.hears(message)
             self._data(sender, session, message)
@@ -297,7 +305,9 @@ class TrainerServer:
         ours, theirs = self.config.agreement(), _field(message, "agreement", dict)
         differ = [name for name, mine in ours.items() if repr(theirs.get(name)) != repr(mine)]
         if differ:
-            differences = "; ".join(f"{name} is {repr(theirs.get(name))[:100]} there and {ours[name]!r} at the learner" for name in differ)
+            differences = "; ".join(
+                f"{name} is {repr(theirs.get(name))[:100]} there and {ours[name]!r} at the learner" for name in differ
+            )
             return f"the settings differ: {differences}. Give both sides the same recipe and settings, and the same version of Hilt."
         for name, asked in _field(message, "stores", dict).items():
             if name not in self._sinks:
@@ -324,7 +334,9 @@ class TrainerServer:
         except FormatError as error:
             self._counters.malformed.add(1)
             outcome = IngestOutcome(held=f"the learner cannot read it: {error}", retry=TROUBLE_RETRY_S)
-        except Exception as error:  # broad: after any error the sender must be answered, so that it sends the steps again
+        except (
+            Exception
+        ) as error:  # broad: after any error the sender must be answered, so that it sends the steps again
             self._logger.exception("steps for %s from %s could not be taken", name, session.actor)
             for other in self._sessions.values():
                 if other.streams.get((name, stream.boot)) is stream:
@@ -375,7 +387,9 @@ class TrainerServer:
             frames = encode(message)
             largest, most = max(memoryview(frame).nbytes for frame in frames), self.config.max_message_bytes
             if largest > most:
-                raise ConfigError(f"the answer has {largest} bytes in one array, but max_message_bytes={most}. Ask for less at a time.")
+                raise ConfigError(
+                    f"the answer has {largest} bytes in one array, but max_message_bytes={most}. Ask for less at a time."
+                )
         except HiltError as error:  # a reply that cannot be sent is an error of the callback that made it
             frames = encode({"kind": "reply", "number": message.get("number", -1), "error": str(error)})
         self._counters.bytes_sent.add(sum(memoryview(frame).nbytes for frame in frames))
@@ -458,16 +472,28 @@ class _Counters:
         self._registry = registry
         of = ("actor", "store")
         self.received = Counter(registry, "hilt_wire_steps_received_total", "Steps that were stored.", of)
-        self.duplicate = Counter(registry, "hilt_wire_steps_duplicate_total", "Steps that came again and were passed over.", of)
-        self.refused = Counter(registry, "hilt_wire_steps_refused_total", "Steps that were refused because they do not fit the schema.", of)
-        self.held = Counter(registry, "hilt_wire_messages_held_total", "Messages that a limiter or a full disk held back.", of)
+        self.duplicate = Counter(
+            registry, "hilt_wire_steps_duplicate_total", "Steps that came again and were passed over.", of
+        )
+        self.refused = Counter(
+            registry, "hilt_wire_steps_refused_total", "Steps that were refused because they do not fit the schema.", of
+        )
+        self.held = Counter(
+            registry, "hilt_wire_messages_held_total", "Messages that a limiter or a full disk held back.", of
+        )
         self.malformed = Counter(registry, "hilt_wire_messages_malformed_total", "Messages that could not be read.")
-        self.refused_clients = Counter(registry, "hilt_wire_clients_refused_total", "Handshakes refused because something differs.")
+        self.refused_clients = Counter(
+            registry, "hilt_wire_clients_refused_total", "Handshakes refused because something differs."
+        )
         self.bytes_received = Counter(registry, "hilt_wire_bytes_received_total", "Bytes received on the data port.")
         self.bytes_sent = Counter(registry, "hilt_wire_bytes_sent_total", "Bytes sent on the data port.")
         self.version = Gauge(registry, "hilt_wire_policy_version", "The newest version of the weights.")
-        self.actor_version = Gauge(registry, "hilt_wire_actor_version", "The version that made an actor's last step.", ("actor",))
-        self.staleness = Gauge(registry, "hilt_wire_staleness_versions", "How many versions behind an actor's last step was.", ("actor",))
+        self.actor_version = Gauge(
+            registry, "hilt_wire_actor_version", "The version that made an actor's last step.", ("actor",)
+        )
+        self.staleness = Gauge(
+            registry, "hilt_wire_staleness_versions", "How many versions behind an actor's last step was.", ("actor",)
+        )
         self.depth = Gauge(registry, "hilt_wire_queue_depth", "Steps that wait at an actor.", ("actor",))
         self.lag = Gauge(registry, "hilt_wire_lag_seconds", "How long the oldest of them has been waiting.", ("actor",))
         self._of_actor = (self.actor_version, self.staleness, self.depth, self.lag)
@@ -500,7 +526,16 @@ class _Counters:
             gauge.remove(actor=session.actor)
 
     def totals(self) -> dict[str, float]:
-        names = ("received", "duplicate", "refused", "held", "malformed", "refused_clients", "bytes_received", "bytes_sent")
+        names = (
+            "received",
+            "duplicate",
+            "refused",
+            "held",
+            "malformed",
+            "refused_clients",
+            "bytes_received",
+            "bytes_sent",
+        )
         return {name: getattr(self, name).total() for name in names}
 
 

@@ -65,8 +65,14 @@ def listen(socket: Socket, config: TrainerConfig, port: int) -> None:
     try:
         socket.bind(bind_address(config, port))
     except zmq.ZMQError as error:
-        cure = "Another program uses this port: stop it, or choose another one." if error.errno == errno.EADDRINUSE else "Check bind_ip."
-        raise ConfigError(f"{bind_address(config, port)}: cannot listen here ({os.strerror(error.errno or 0)}). {cure}") from None
+        cure = (
+            "Another program uses this port: stop it, or choose another one."
+            if error.errno == errno.EADDRINUSE
+            else "Check bind_ip."
+        )
+        raise ConfigError(
+            f"{bind_address(config, port)}: cannot listen here ({os.strerror(error.errno or 0)}). {cure}"
+        ) from None
 
 
 def connect(context: zmq.Context[Any], config: TrainerConfig, host: str, port: int, keys: ClientKeys | None) -> Socket:
@@ -83,7 +89,9 @@ def connect(context: zmq.Context[Any], config: TrainerConfig, host: str, port: i
         socket.connect(address)
     except zmq.ZMQError:
         socket.close(0)
-        raise ConfigError(f"server_ip={host!r}: expected the learner's address, such as 192.168.1.5 or its host name.") from None
+        raise ConfigError(
+            f"server_ip={host!r}: expected the learner's address, such as 192.168.1.5 or its host name."
+        ) from None
     return socket
 
 

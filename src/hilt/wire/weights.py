@@ -59,7 +59,11 @@ class Publisher:
     """The learner's side. One thread answers the actors; `publish` may be called from any other."""
 
     def __init__(
-        self, context: zmq.Context[Any], config: TrainerConfig, keys: ServerKeys | None = None, logger: LeveledLogger = EVERYTHING
+        self,
+        context: zmq.Context[Any],
+        config: TrainerConfig,
+        keys: ServerKeys | None = None,
+        logger: LeveledLogger = EVERYTHING,
     ):
         self._config = config
         self._socket, self._door = open_port(context, config, config.broadcast_port, keys, logger)
@@ -94,7 +98,11 @@ class Publisher:
                 raise ClosedError("publish: the server is stopped. Make another one to go on.")
             if version is None:
                 version = max(self._version, self._at_least) + 1
-            elif isinstance(version, bool) or not isinstance(version, int | np.integer) or not self._version < version <= MAX_VERSION:
+            elif (
+                isinstance(version, bool)
+                or not isinstance(version, int | np.integer)
+                or not self._version < version <= MAX_VERSION
+            ):
                 raise ConfigError(
                     f"version={version!r}: expected a whole number above {self._version}, the last one; leave it out for the next number."
                 )
@@ -136,7 +144,12 @@ class Publisher:
             if now - row.seen < LATELY_S
         }
         counters["strangers"] = self._door.strangers
-        return {"version": self._version, "published": self._published, **counters, "subscribers": list(subscribers.values())}
+        return {
+            "version": self._version,
+            "published": self._published,
+            **counters,
+            "subscribers": list(subscribers.values()),
+        }
 
     def close(self) -> None:
         """Stop answering; call it before the context ends. What is under way to an actor is cut off."""
@@ -221,7 +234,9 @@ class Publisher:
         step = min(max(PART_BYTES, -(-total // MAX_PARTS)), self._config.max_message_bytes)
         for offset in range(0, total, step):
             part = _bytes(newest.block[offset : offset + step])
-            if not self._send(row, {**message, "offset": offset, "sizes": None if offset else newest.sizes, "data": part}):
+            if not self._send(
+                row, {**message, "offset": offset, "sizes": None if offset else newest.sizes, "data": part}
+            ):
                 return True
         with self._lock:
             self._answers += 1
@@ -308,7 +323,9 @@ class Subscriber:
         if self._thread is not threading.current_thread():
             self._thread.join(CLOSE_S)
             if self._thread.is_alive():
-                self._logger.warning("%s: the callback for weights is still running after %g s; it is left behind.", self._name, CLOSE_S)
+                self._logger.warning(
+                    "%s: the callback for weights is still running after %g s; it is left behind.", self._name, CLOSE_S
+                )
 
     def _run(self) -> None:
         try:
@@ -339,10 +356,19 @@ class Subscriber:
             self._silence_timeout_s = min(1.5 * self._silence_timeout_s, SILENCE_MOST_S)
             self._heard, self._asked = now, False
             self._renewed += 1
-            self._logger.warning("%s: nothing from the learner at %s; trying again with a new connection.", self._name, self._where)
+            self._logger.warning(
+                "%s: nothing from the learner at %s; trying again with a new connection.", self._name, self._where
+            )
         if self._asked and now < self._ask_at:
             return
-        want = {"kind": "want", "seq": self._seq, "have": self._have, "instance": self._instance, "name": self._name, "boot": self._boot}
+        want = {
+            "kind": "want",
+            "seq": self._seq,
+            "have": self._have,
+            "instance": self._instance,
+            "name": self._name,
+            "boot": self._boot,
+        }
         try:
             self._socket.send_multipart(encode(want), zmq.NOBLOCK)
         except zmq.Again:  # no connection yet
@@ -404,17 +430,26 @@ class Subscriber:
         self._ask_anew()
         self._notice_delay()
         if self._late and self._held is None:
-            self._held, self._late = incoming, False  # this process was stopped meanwhile: first ask whether it is still the newest
+            self._held, self._late = (
+                incoming,
+                False,
+            )  # this process was stopped meanwhile: first ask whether it is still the newest
         else:
             self._deliver(incoming)
 
     def _begin(self, instance: str, version: int, sizes: Any) -> _Incoming | None:
-        if not isinstance(sizes, list) or not sizes or not all(type(size) is int and 0 <= size <= self._largest for size in sizes):
+        if (
+            not isinstance(sizes, list)
+            or not sizes
+            or not all(type(size) is int and 0 <= size <= self._largest for size in sizes)
+        ):
             raise FormatError("weights: sizes that cannot be.")
         try:
             return _Incoming(instance, version, sizes, self._blocks.take(_places(sizes)[1]))
         except MemoryError:
-            self._logger.error("%s: no memory for %d bytes of weights, version %d left out.", self._name, sum(sizes), version)
+            self._logger.error(
+                "%s: no memory for %d bytes of weights, version %d left out.", self._name, sum(sizes), version
+            )
             self._instance, self._have = instance, version
             self._ask_anew()
             return None
@@ -430,7 +465,9 @@ class Subscriber:
             payload = decode(incoming.frames()).get("payload")
         except FormatError as error:
             self._malformed += 1
-            self._logger.error("%s: weights, version %d, are unreadable and left out: %s", self._name, incoming.version, error)
+            self._logger.error(
+                "%s: weights, version %d, are unreadable and left out: %s", self._name, incoming.version, error
+            )
             return
         with self._lock:
             if self._closing:
@@ -443,7 +480,9 @@ class Subscriber:
                 self._on_version(incoming.version)
         except Exception:  # broad: the callback is the user's, and the next weights may suit it
             self._failed += 1
-            self._logger.exception("%s: the callback for weights, version %d, failed; waiting for the next.", self._name, incoming.version)
+            self._logger.exception(
+                "%s: the callback for weights, version %d, failed; waiting for the next.", self._name, incoming.version
+            )
         finally:
             with self._lock:
                 self._calling = False

@@ -43,7 +43,12 @@ class Metric(Collector):
     family: ClassVar[type[CounterMetricFamily] | type[GaugeMetricFamily]]
 
     def __init__(
-        self, registry: CollectorRegistry, name: str, help: str, labels: Sequence[str] = (), read: Callable[[], float] | None = None
+        self,
+        registry: CollectorRegistry,
+        name: str,
+        help: str,
+        labels: Sequence[str] = (),
+        read: Callable[[], float] | None = None,
     ):
         """A metric with `read`, which has no labels, is asked for its value when somebody looks."""
         self.name, self.help, self.labels = name, help, tuple(labels)
@@ -80,8 +85,12 @@ class Metric(Collector):
 
     def _key(self, labels: dict[str, object]) -> tuple[str, ...]:
         if len(labels) != len(self.labels) or not all(label in labels for label in self.labels):
-            raise ConfigError(f"metric {self.name}: labels {sorted(labels)} were given, expected {sorted(self.labels)}.")
-        return tuple([str(labels[label]).encode("utf-8", "replace").decode() for label in self.labels])  # lone surrogates have no encoding
+            raise ConfigError(
+                f"metric {self.name}: labels {sorted(labels)} were given, expected {sorted(self.labels)}."
+            )
+        return tuple(
+            [str(labels[label]).encode("utf-8", "replace").decode() for label in self.labels]
+        )  # lone surrogates have no encoding
 
     def _put(self, key: tuple[str, ...], value: float) -> None:
         self._values.pop(key, None)
@@ -125,7 +134,9 @@ class Endpoint:
     def close(self) -> None:
         """Frees the port."""
         if self._thread.is_alive():
-            with suppress(OSError):  # wakes the thread where the system does so; elsewhere it wakes by itself twice a second
+            with suppress(
+                OSError
+            ):  # wakes the thread where the system does so; elsewhere it wakes by itself twice a second
                 self._server.socket.shutdown(socket.SHUT_RDWR)
             self._server.shutdown()
             self._server.server_close()

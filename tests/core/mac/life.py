@@ -46,7 +46,9 @@ def write_and_sample(folder: Path) -> None:
         again = log.all().sampler(seed=0).sample(100)
     for seen in (batch, again):
         numbers = seen["rewards"].astype(int)
-        assert np.array_equal(seen["observations"]["image"], np.stack([step(n)["observations"]["image"] for n in numbers]))
+        assert np.array_equal(
+            seen["observations"]["image"], np.stack([step(n)["observations"]["image"] for n in numbers])
+        )
     assert np.array_equal(batch["rewards"], again["rewards"])
 
 

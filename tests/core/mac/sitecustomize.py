@@ -56,7 +56,9 @@ def pretend() -> None:
     def socketpair(*arguments):
         ends = real_pair(*arguments)
         for end in ends:
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # which Linux doubles; macOS: net.local.stream.sendspace is 8192
+            end.setsockopt(
+                socket.SOL_SOCKET, socket.SO_SNDBUF, 4096
+            )  # which Linux doubles; macOS: net.local.stream.sendspace is 8192
         return ends
 
     os.readlink, socket.socketpair = readlink, socketpair
@@ -64,7 +66,9 @@ def pretend() -> None:
     proxies = types.ModuleType("_scproxy")  # a module of a Mac's Python that urllib imports there
     proxies._get_proxy_settings = proxies._get_proxies = dict
     sys.modules["_scproxy"] = proxies
-    os.environ["_PYTHON_SYSCONFIGDATA_NAME"] = sysconfig._get_sysconfigdata_name()  # how this Python was built; there is none of a Mac
+    os.environ["_PYTHON_SYSCONFIGDATA_NAME"] = (
+        sysconfig._get_sysconfigdata_name()
+    )  # how this Python was built; there is none of a Mac
     sys.platform = "darwin"
 
 

@@ -11,8 +11,21 @@ import torch
 from tests import golden
 
 TOLERANCE = 1e-6
-INPUTS = ("rewards", "group", "values", "old_log_prob", "log_prob", "ref_log_prob", "finish", "value_pred", "entropy_logits")
-INPUTS += ("entropy_logits_seed", "adaptive_kl_inputs")  # the seed of a generator that is not numpy's; the logits are here
+INPUTS = (
+    "rewards",
+    "group",
+    "values",
+    "old_log_prob",
+    "log_prob",
+    "ref_log_prob",
+    "finish",
+    "value_pred",
+    "entropy_logits",
+)
+INPUTS += (
+    "entropy_logits_seed",
+    "adaptive_kl_inputs",
+)  # the seed of a generator that is not numpy's; the logits are here
 
 
 def matches(path: Path) -> Path | None:
@@ -41,7 +54,10 @@ def numbers(given: dict[str, torch.Tensor]) -> dict[str, Any]:
 
     rewards, values, group = given["rewards"], given["values"], given["group"]
     mask = torch.arange(rewards.shape[1]) < given["finish"][:, None]
-    share = weights("token_mean", mask.sum(1).float(), torch.arange(len(mask)), float(mask.sum()), len(mask), 1)[:, None] * mask
+    share = (
+        weights("token_mean", mask.sum(1).float(), torch.arange(len(mask)), float(mask.sum()), len(mask), 1)[:, None]
+        * mask
+    )
 
     def advantage(**settings: Any) -> torch.Tensor:
         return advantages(PolicyGradient(**settings), rewards, mask, group)[0]
@@ -66,7 +82,10 @@ def numbers(given: dict[str, torch.Tensor]) -> dict[str, Any]:
     first = mask[:, : logits.shape[1]]
     entropy = head.evaluate(logits, {"tokens": tokens}, torch.ones(len(logits)))[1][..., 0]
     ours["entropy_mean_first6"] = (entropy * first).sum() / first.sum()
-    controller, followed = KLController(Kl("reward", coefficient=0.1, controller="adaptive", target=6.0, horizon=10_000)), []
+    controller, followed = (
+        KLController(Kl("reward", coefficient=0.1, controller="adaptive", target=6.0, horizon=10_000)),
+        [],
+    )
     for kl, trajectories in given["adaptive_kl_inputs"].tolist():
         controller.follow(kl, trajectories)
         followed.append(controller.coefficient)

@@ -33,7 +33,9 @@ class Dict:
 
 
 def matches(path: Path) -> Path | None:
-    known = path.name in ("buffers_n1.npz", "buffers_n2.npz") or (path.name == "facts.json" and path.with_name("buffers_n1.npz").is_file())
+    known = path.name in ("buffers_n1.npz", "buffers_n2.npz") or (
+        path.name == "facts.json" and path.with_name("buffers_n1.npz").is_file()
+    )
     return path if known and path.is_file() else None
 
 
@@ -64,7 +66,10 @@ def batches(columns: dict[str, Any], states: dict[str, Any], places: Any) -> dic
 
 def rows(columns: dict[str, Any], group: str, names: list[float]) -> dict[str, Any]:
     """The named transitions, from a buffer as small as upstream's; those that ours no longer has, from a larger one."""
-    kind, pack = group.split("_")[0], {"pack_obs_and_next_obs": "unpacked" not in group} if group.startswith("efficient") else {}
+    kind, pack = (
+        group.split("_")[0],
+        {"pack_obs_and_next_obs": "unpacked" not in group} if group.startswith("efficient") else {},
+    )
     found: dict[float, dict[str, Any]] = {}
     for capacity in (50, 12 if "cap12" in group else 7 if "wrapped7" in group else 50):
         buffer = filled(kind, columns, capacity)
@@ -83,7 +88,9 @@ def facts(folder: Path) -> dict[str, Any]:
             buffer = filled(kind, columns)
             options = {"pack_obs_and_next_obs": word == "_packed"} if word else {}
             batch = flatten(buffer.sample(12 if word else 8, **options))
-            ours[f"layout/{kind}{word}_n{n}"] = {path: [str(values.dtype), list(values.shape)] for path, values in batch.items()}
+            ours[f"layout/{kind}{word}_n{n}"] = {
+                path: [str(values.dtype), list(values.shape)] for path, values in batch.items()
+            }
             if word:
                 ours[f"valid/efficient_cap50_n{n}"] = len(buffer)
             buffer.close()
@@ -96,7 +103,8 @@ def facts(folder: Path) -> dict[str, Any]:
             buffer.insert({**seen, "actions": np.zeros(2, np.float32), "rewards": 0.0, "masks": 1.0, "dones": False})
         batch = flatten(buffer.sample(len(steps), indx=np.arange(len(steps))))
         ours[f"wrong/{name}"] = [
-            [int(batch[f"{part}/state"][i, -1, 0]) for part in ("observations", "next_observations")] for i in range(len(steps))
+            [int(batch[f"{part}/state"][i, -1, 0]) for part in ("observations", "next_observations")]
+            for i in range(len(steps))
         ]
         buffer.close()
     return ours
@@ -120,7 +128,9 @@ def groups(path: Path) -> dict[str, dict[str, Any]]:
 
 def filled(kind: str, columns: dict[str, Any], capacity: int = 50) -> Any:
     buffer = make(kind, columns["observations/front"].shape[1], capacity)
-    buffer.batch_insert([unflatten({path: values[i] for path, values in columns.items()}) for i in range(len(columns["rewards"]))])
+    buffer.batch_insert(
+        [unflatten({path: values[i] for path, values in columns.items()}) for i in range(len(columns["rewards"]))]
+    )
     return buffer
 
 

@@ -30,7 +30,10 @@ def compare(case: Path) -> golden.Result:
         decoded = ours[f"{number}.decoded"] = images.jpeg_round_trip(images.rotate180(picture))
         resized = ours[f"{number}.lanczos224"] = images.lanczos3(decoded, 224)
         ours[f"{number}.center_crop"] = images.center_crop(theirs[f"{number}.lanczos224"])
-        ours[f"{number}.whole"], theirs[f"{number}.whole"] = images.center_crop(resized), theirs[f"{number}.center_crop"]
+        ours[f"{number}.whole"], theirs[f"{number}.whole"] = (
+            images.center_crop(resized),
+            theirs[f"{number}.center_crop"],
+        )
         ours[f"{number}.jpeg"] = decoded
         theirs[f"{number}.jpeg"] = simplejpeg.decode_jpeg(theirs[f"{number}.jpeg"].tobytes(), fastdct=True)
     return golden.compare(ours, theirs, lambda key: nearly if key.endswith(("lanczos224", "whole")) else golden.exact)

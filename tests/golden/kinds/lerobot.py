@@ -42,7 +42,9 @@ def compare(case: Path) -> golden.Result:
     for name in videos:
         pairs = [(ours[key], theirs[key]) for key in theirs if key.endswith(f"/{name}") and key in ours]
         mean = np.mean([golden.signal_to_noise(a, b) for a, b in pairs if a.shape == b.shape] or [0])
-        result.add(name, (0.0, None if mean >= MEAN_DB else f": {mean:.1f} dB on average, and at least {MEAN_DB} are needed"))
+        result.add(
+            name, (0.0, None if mean >= MEAN_DB else f": {mean:.1f} dB on average, and at least {MEAN_DB} are needed")
+        )
     return result
 
 

@@ -75,7 +75,9 @@ def _default(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def check_rounding(result: golden.Result, policy: Any, ours: dict[str, Any], wide: dict[str, Any], theirs: dict[str, Any]) -> None:
+def check_rounding(
+    result: golden.Result, policy: Any, ours: dict[str, Any], wide: dict[str, Any], theirs: dict[str, Any]
+) -> None:
     """Adds to a result that ours in float32 is ours in float64, but for the order of its sums."""
     longest = max(parameter[0].numel() for parameter in policy.parameters() if parameter.ndim > 1)
     for key, value in ours.items():
@@ -83,15 +85,26 @@ def check_rounding(result: golden.Result, policy: Any, ours: dict[str, Any], wid
             allowed = longest * ROUNDING * max(1.0, float(np.abs(wide[key]).max(initial=0)))
             apart = float(np.abs(value - wide[key]).max(initial=0))
             narrow = value.dtype == theirs[key].dtype and value.shape == theirs[key].shape and apart <= allowed
-            result.add(f"{key} in float32", (0.0, None if narrow else f": {apart:.1e} from float64 (allowed {allowed:.1e}), {value.dtype}"))
+            result.add(
+                f"{key} in float32",
+                (0.0, None if narrow else f": {apart:.1e} from float64 (allowed {allowed:.1e}), {value.dtype}"),
+            )
 
 
 def made(config: dict[str, Any], keys: dict[str, list[int]], seed: int, **options: Any) -> Any:
     """The policy of a golden file's config, with the weights of the rule. What is in it is told by its parameters' names."""
     causal = "use_proprio" not in config and not any(key.startswith("action_head") for key in keys)
     upstream = {key: value for key, value in config.items() if key not in ("vit", "num_images")}
-    stats = {name: {**stats, "proprio": {"q01": [-1] * 8, "q99": [1] * 8}} for name, stats in config["norm_stats"].items()}
-    head = "laplace" if "scale_head.log_b_head.bias" in keys else "l1" if "action_head.model.fc1.bias" in keys else "tokens"
+    stats = {
+        name: {**stats, "proprio": {"q01": [-1] * 8, "q99": [1] * 8}} for name, stats in config["norm_stats"].items()
+    }
+    head = (
+        "laplace"
+        if "scale_head.log_b_head.bias" in keys
+        else "l1"
+        if "action_head.model.fc1.bias" in keys
+        else "tokens"
+    )
     ours = OpenVLAConfig.from_json(
         upstream,
         norm_stats=stats,
@@ -144,7 +157,9 @@ def numbers(policy: Any, given: dict[str, torch.Tensor]) -> dict[str, np.ndarray
         if side:
             found["actions_l1"] = policy.generate_action_verl(*rows, proprio=proprio)[0]
         else:  # its head was asked for the first row only; and its slots were read as tokens, without proprioception
-            found["actions_l1_proprio"] = policy.generate_action_verl(*(part[:1] for part in rows[:2]), proprio=proprio)[0][0]
+            found["actions_l1_proprio"] = policy.generate_action_verl(
+                *(part[:1] for part in rows[:2]), proprio=proprio
+            )[0][0]
             policy.config.head, policy.options.support = "tokens", "vocabulary"
             found["actions_discrete"] = policy.generate_action_verl(*rows[:2])[0]
         if policy.scale_head is not None:

@@ -40,8 +40,13 @@ def compare(case: Path) -> golden.Result:
     result = golden.compare(wide, theirs, lambda key: near)
     check_rounding(result, policy, ours, wide, theirs)
     result.add("keys", golden.exact({name: list(value.shape) for name, value in policy.state_dict().items()}, keys))
-    result.add("parameters", golden.exact(sorted(name for name, _ in policy.named_parameters(remove_duplicate=False)), sorted(keys)))
-    result.add("steps", golden.exact(policy.config.flow.steps, json.loads(str(values["config"]))["num_inference_steps"]))
+    result.add(
+        "parameters",
+        golden.exact(sorted(name for name, _ in policy.named_parameters(remove_duplicate=False)), sorted(keys)),
+    )
+    result.add(
+        "steps", golden.exact(policy.config.flow.steps, json.loads(str(values["config"]))["num_inference_steps"])
+    )
     return result
 
 
@@ -60,7 +65,10 @@ def made(config: dict[str, Any], keys: dict[str, list[int]], seed: int) -> FlowP
         policy = kind(ours)
     # heads for words are not used, and are the largest tensors of all
     weights = {name: weight(name, tuple(shape), seed) for name, shape in keys.items() if "lm_head" not in name}
-    state = {name: torch.from_numpy(weights[name]) if name in weights else torch.zeros(1).expand(shape) for name, shape in keys.items()}
+    state = {
+        name: torch.from_numpy(weights[name]) if name in weights else torch.zeros(1).expand(shape)
+        for name, shape in keys.items()
+    }
     if kind is Pi0:
         state[kind.tied[0]] = state[kind.tied[1]]
     policy.load_state_dict(state, assign=True)
@@ -70,10 +78,14 @@ def made(config: dict[str, Any], keys: dict[str, list[int]], seed: int) -> FlowP
 @torch.no_grad()
 def numbers(policy: FlowPolicy, given: dict[str, torch.Tensor]) -> dict[str, Any]:
     """What `policy` makes of a golden file's inputs."""
-    pictures, present = (torch.stack([given[f"{name}{slot}"] for slot in range(2)], 1) for name in ("image", "image_mask"))
+    pictures, present = (
+        torch.stack([given[f"{name}{slot}"] for slot in range(2)], 1) for name in ("image", "image_mask")
+    )
     state = given.get("state", torch.zeros(len(pictures), policy.config.max_state_dim))  # pi0.5 has it in its words
     prefix = policy.prefix(pictures, present, given["tokens"], given["token_mask"], state)
     noise = given["noise"]
-    drawn = flow.draw(policy._field(prefix), tuple(noise.shape), policy.config.flow, torch.ones(len(noise)), None, False, noise)
+    drawn = flow.draw(
+        policy._field(prefix), tuple(noise.shape), policy.config.flow, torch.ones(len(noise)), None, False, noise
+    )
     loss = policy.flow_loss(prefix, given["actions"], noise, given["time"])
     return {"sample_actions": drawn.actions.numpy(), "flow_loss": loss.numpy()}

@@ -88,7 +88,11 @@ def expected(folder: Path) -> dict[str, Any]:
         columns = {key: file[key] for key in stored["keys"]}
     theirs: dict[str, Any] = {}
     for case in stored["cases"]:
-        theirs |= {f"{case['name']}/{name}": case[name] for name in ("size", "total_samples", "trajectory_counter") if name in case}
+        theirs |= {
+            f"{case['name']}/{name}": case[name]
+            for name in ("size", "total_samples", "trajectory_counter")
+            if name in case
+        }
         for draw, (first, stop) in enumerate(case["rows"]):
             theirs |= {f"{case['name']}/{draw}/{key}": columns[key][first:stop] for key in stored["keys"]}
     for seed, draws in stored["index_stream"].items():
@@ -124,7 +128,10 @@ def loaded(folder: Path) -> dict[str, Any]:
         for number, entry in index.items():
             kind = "pkl" if name == "pkl" else "pt"
             path = folder / name / f"trajectory_{number}_{entry['model_weights_id']}.{kind}"
-            ours |= {f"{name}/{number}/{key}": value for key, value in as_numpy(getattr(bridge, f"load_{kind}")(path)).items()}
+            ours |= {
+                f"{name}/{number}/{key}": value
+                for key, value in as_numpy(getattr(bridge, f"load_{kind}")(path)).items()
+            }
     return ours
 
 
@@ -148,7 +155,12 @@ def stored_in(folder: Path) -> dict[str, Any]:
 
 def built(folder: Path) -> dict[str, Any]:
     """What ours makes of the four trajectories, and of the inputs in the file."""
-    from hilt.compat.rlinf.rollout_result import ChunkStepResult, EmbodiedRolloutResult, convert_trajectories_to_batch, get_model_weights_id
+    from hilt.compat.rlinf.rollout_result import (
+        ChunkStepResult,
+        EmbodiedRolloutResult,
+        convert_trajectories_to_batch,
+        get_model_weights_id,
+    )
     from hilt.replay.tensors import import_torch, to_torch
 
     torch, made = import_torch(), packed("rollout.npz", folder)
@@ -167,7 +179,11 @@ def built(folder: Path) -> dict[str, Any]:
             groups[f"extract/{i}/{mode}"] = parts or []
     for name, parts in groups.items():
         for number, part in enumerate(parts):
-            ours |= {f"{name}/{number}/{key}": value for key, value in as_numpy(part.to_dict()).items() if ours_to_compare(f"{name}/{key}")}
+            ours |= {
+                f"{name}/{number}/{key}": value
+                for key, value in as_numpy(part.to_dict()).items()
+                if ours_to_compare(f"{name}/{key}")
+            }
     joined = as_numpy(convert_trajectories_to_batch([trajectory_of(under(made, f"cat_in/{i}")) for i in range(2)]))
     ours |= {f"cat_out/{key}": value for key, value in joined.items()} | {"cat_keys": sorted(joined)}
     for case in ("chunk/0", "chunk/1", "flat/0", "flat/1"):
@@ -192,7 +208,10 @@ def comparable(folder: Path) -> dict[str, Any]:
     """What RLinf's made, without the inputs."""
     made, notes = packed("rollout.npz", folder), json.loads((folder / "rollout.json").read_text())
     inputs = ("actions", "flags", "intervene_actions")
-    given = ("cat_in/", *(f"update/{case}/{name}" for case in ("chunk/0", "chunk/1", "flat/0", "flat/1") for name in inputs))
+    given = (
+        "cat_in/",
+        *(f"update/{case}/{name}" for case in ("chunk/0", "chunk/1", "flat/0", "flat/1") for name in inputs),
+    )
     theirs = {key: value for key, value in made.items() if not key.startswith(given)}
     theirs = {key: value.item() if key.endswith("/max_episode_length") else value for key, value in theirs.items()}
     theirs = {key: value for key, value in theirs.items() if ours_to_compare(key)}
@@ -202,7 +221,10 @@ def comparable(folder: Path) -> dict[str, Any]:
 
 def ours_to_compare(key: str) -> bool:
     """Not what is right in ours only."""
-    return not (key.startswith("extract/") and (key.endswith("/versions") or (key.startswith("extract/3/") and key.endswith(ENDS))))
+    return not (
+        key.startswith("extract/")
+        and (key.endswith("/versions") or (key.startswith("extract/3/") and key.endswith(ENDS)))
+    )
 
 
 def as_numpy(tree: dict[str, Any]) -> dict[str, Any]:

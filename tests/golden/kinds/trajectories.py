@@ -21,14 +21,20 @@ def matches(path: Path) -> Path | None:
 def compare(case: Path) -> golden.Result:
     cases = json.loads(case.read_text())
     ours = {str(number): converted(one["episodes"]) for number, one in enumerate(cases)}
-    return golden.compare(ours, {str(number): {k: v for k, v in one.items() if k != "episodes"} for number, one in enumerate(cases)})
+    return golden.compare(
+        ours, {str(number): {k: v for k, v in one.items() if k != "episodes"} for number, one in enumerate(cases)}
+    )
 
 
 def converted(episodes: list[list[dict[str, Any]]]) -> dict[str, Any]:
     """The numbers of each trajectory, or the text of the error, in the file's own form."""
     data = [{"steps": [as_arrays(step) for step in steps]} for steps in episodes]
     try:
-        return {"trajectories": [[getattr(one, name).item() for name in FIELDS] for one in rlds.convert_rlds_to_trajectories(data)]}
+        return {
+            "trajectories": [
+                [getattr(one, name).item() for name in FIELDS] for one in rlds.convert_rlds_to_trajectories(data)
+            ]
+        }
     except rlds.InvalidArgumentError as error:
         return {"error": str(error)}
 

@@ -47,18 +47,29 @@ app.command("relabel")(labels.relabel)
 
 @app.command("inspect")
 def inspect_data(
-    path: Annotated[Path, typer.Argument(metavar="DATA", help="A log, recording, run or dataset of a known format.", show_default=False)],
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="DATA", help="A log, recording, run or dataset of a known format.", show_default=False),
+    ],
     as_json: AsJson = False,
-    frames: Annotated[bool, typer.Option("--frames", help="Write a picture strip of one episode instead, as a PNG.")] = False,
+    frames: Annotated[
+        bool, typer.Option("--frames", help="Write a picture strip of one episode instead, as a PNG.")
+    ] = False,
     trajectory: Annotated[
         int | None,
-        typer.Option("--trajectory", help="With --frames: which one.", show_default="the newest of a log, the first of a dataset"),
+        typer.Option(
+            "--trajectory", help="With --frames: which one.", show_default="the newest of a log, the first of a dataset"
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="With --frames: the file to write.", show_default="in this folder")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="With --frames: the file to write.", show_default="in this folder")
+    ] = None,
     format: dataset.Format = "auto",
     split: dataset.Split = None,
     options: dataset.Options = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Do not count the steps of a dataset that is not a log.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Do not count the steps of a dataset that is not a log.")
+    ] = False,
 ) -> None:
     """Show what a log or a dataset holds."""
     if not frames and (trajectory is not None or out is not None):
@@ -108,7 +119,9 @@ def repair_log(log: LogPath) -> None:
     for line in report.mended:
         typer.echo(printable(line))
     if report.mended:
-        typer.echo(f"mended: {report.steps:,} steps are whole, {report.lost_steps:,} were lost. Check with: hilt data verify {log}")
+        typer.echo(
+            f"mended: {report.steps:,} steps are whole, {report.lost_steps:,} were lost. Check with: hilt data verify {log}"
+        )
         show_way_out(report)
     else:
         typer.echo(f"nothing to mend: {describe_size(report)}")
@@ -116,10 +129,13 @@ def repair_log(log: LogPath) -> None:
 
 @app.command("merge")
 def merge_logs(
-    logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="Logs with the same columns.", show_default=False)],
+    logs: Annotated[
+        list[Path], typer.Argument(metavar="LOG...", help="Logs with the same columns.", show_default=False)
+    ],
     into: Annotated[Path, typer.Option("--into", help="The folder of the new log.", show_default=False)],
     without: Annotated[
-        list[str] | None, typer.Option("--without", help="A column to leave out, as a damaged camera; repeatable.", show_default=False)
+        list[str] | None,
+        typer.Option("--without", help="A column to leave out, as a damaged camera; repeatable.", show_default=False),
     ] = None,
 ) -> None:
     """Copy the trajectories of several logs into a new one, log after log, oldest first."""
@@ -131,9 +147,13 @@ def merge_logs(
 @app.command("split")
 def split_log(
     log: LogPath,
-    into: Annotated[list[Path] | None, typer.Argument(metavar="TARGET...", help="Folders of the new logs.", show_default=False)] = None,
+    into: Annotated[
+        list[Path] | None, typer.Argument(metavar="TARGET...", help="Folders of the new logs.", show_default=False)
+    ] = None,
     ratios: Annotated[str, typer.Option("--ratios", help="Their shares, such as 0.9,0.1.", show_default="equal")] = "",
-    parts: Annotated[int | None, typer.Option("--parts", help="Number of logs, named LOG-1, LOG-2, ...", min=1, show_default=False)] = None,
+    parts: Annotated[
+        int | None, typer.Option("--parts", help="Number of logs, named LOG-1, LOG-2, ...", min=1, show_default=False)
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Which trajectories go where.")] = 0,
 ) -> None:
     """Share out the trajectories of a log to several new ones, at random."""
@@ -152,7 +172,9 @@ def parse_ratios(text: str, count: int) -> list[float] | None:
     try:
         shares = [float(part) for part in text.split(",")]
     except ValueError:
-        raise typer.BadParameter(f"--ratios {text!r}: expected numbers with commas between them, such as 0.9,0.1.") from None
+        raise typer.BadParameter(
+            f"--ratios {text!r}: expected numbers with commas between them, such as 0.9,0.1."
+        ) from None
     if len(shares) != count:
         raise typer.BadParameter(f"--ratios {text!r}: expected {count} numbers, one for each target.")
     return shares
@@ -168,7 +190,9 @@ def show_summary(summary: dict[str, Any]) -> None:
     console.print(table("", "", rows=list(overview(summary).items())))
     console.print()
     shown, follows = without_mates(summary["columns"])
-    columns: list[tuple[Any, ...]] = [(c["column"], c["dtype"], "×".join(map(str, c["shape"])) or "1", *_storage(c)) for c in shown]
+    columns: list[tuple[Any, ...]] = [
+        (c["column"], c["dtype"], "×".join(map(str, c["shape"])) or "1", *_storage(c)) for c in shown
+    ]
     headers = ["column", "dtype", "shape", "stored in", "bytes", "compression"]
     if all(column[-1] in ("", "none") for column in columns):
         headers, columns = headers[:-1], [column[:-1] for column in columns]
@@ -179,13 +203,17 @@ def show_summary(summary: dict[str, Any]) -> None:
     if summary["newest"]:
         console.print()
         newest = [_trajectory_row(t) for t in summary["newest"]]
-        console.print(table("trajectory", "steps", "return", "success", "end", "acted by", rows=newest, right=[0, 1, 2]))
+        console.print(
+            table("trajectory", "steps", "return", "success", "end", "acted by", rows=newest, right=[0, 1, 2])
+        )
         if facts := fact_rows([t["facts"] for t in summary["newest"]]):
             console.print()
             console.print(table("fact", "of these trajectories: one value, or one for each of them", rows=facts))
     if summary["quarantine"]["findings"]:
         console.print()
-        console.print(table("in quarantine", rows=[[line] for line in summary["quarantine"]["findings"][:MAX_FINDINGS]]))
+        console.print(
+            table("in quarantine", rows=[[line] for line in summary["quarantine"]["findings"][:MAX_FINDINGS]])
+        )
 
 
 def without_mates(columns: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, str]]:
@@ -196,14 +224,20 @@ def without_mates(columns: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], 
     if len(alike) < len(pairs):
         return columns, {}
     both = {a: by_name[a]["bytes"] + by_name[b].get("bytes", 0) for a, b in alike.items()}
-    shown = [{**column, "bytes": both.get(name, column.get("bytes"))} for name, column in by_name.items() if name not in alike.values()]
+    shown = [
+        {**column, "bytes": both.get(name, column.get("bytes"))}
+        for name, column in by_name.items()
+        if name not in alike.values()
+    ]
     return shown, {a.partition("/")[0]: b.partition("/")[0] for a, b in alike.items()}
 
 
 def fact_rows(facts: list[dict[str, Any]]) -> list[list[str]]:
     """Each fact once: its value if all trajectories have the same, else the value of each."""
     rows = []
-    for name in dict.fromkeys(name for known in facts for name in known if name != "success"):  # which has a column of its own
+    for name in dict.fromkeys(
+        name for known in facts for name in known if name != "success"
+    ):  # which has a column of its own
         values = [dataset.short(known[name], 60) if name in known else "–" for known in facts]
         rows.append([name, values[0] if len(set(values)) == 1 else " · ".join(values)])
     return rows
@@ -248,8 +282,14 @@ def _storage(column: dict[str, Any]) -> tuple[str, str, str]:
     if "shared_with" in column:
         return f"the frames of {column['shared_with']}", "", ""
     count = column.get("compressed_segments")
-    ratio = f", {column['compression_ratio']}×, {count} segment{'s' * (count != 1)}" if column["compression_ratio"] else ""
-    return f"{column['frames']:,} frames", human_bytes(column["bytes"]), f"{column['codec']}{ratio}" if column["codec"] else "none"
+    ratio = (
+        f", {column['compression_ratio']}×, {count} segment{'s' * (count != 1)}" if column["compression_ratio"] else ""
+    )
+    return (
+        f"{column['frames']:,} frames",
+        human_bytes(column["bytes"]),
+        f"{column['codec']}{ratio}" if column["codec"] else "none",
+    )
 
 
 def _trajectory_row(t: dict[str, Any]) -> list[object]:
@@ -264,7 +304,9 @@ def show_report(report: LogReport) -> None:
     from rich.text import Text
 
     color = {"damage": "red", "quarantined": "yellow", "torn": "yellow", "leftover": "dim"}
-    rows: list[list[object]] = [[Text(f.kind, color[f.kind]), f.file, f.what, _steps(f), f.cure] for f in report.findings[:MAX_FINDINGS]]
+    rows: list[list[object]] = [
+        [Text(f.kind, color[f.kind]), f.file, f.what, _steps(f), f.cure] for f in report.findings[:MAX_FINDINGS]
+    ]
     if rows:
         Console().print(table("", "file", "what", "steps", "what repair does", rows=rows))
     if len(report.findings) > MAX_FINDINGS:
@@ -275,7 +317,9 @@ def show_report(report: LogReport) -> None:
     if report.ok:
         typer.echo(f"ok: {describe_size(report)}")
     else:
-        typer.echo(f"damaged: {len(report.of('damage'))} findings; {describe_size(report)}. Run: hilt data repair {report.path}")
+        typer.echo(
+            f"damaged: {len(report.of('damage'))} findings; {describe_size(report)}. Run: hilt data repair {report.path}"
+        )
         show_way_out(report)
 
 
@@ -310,9 +354,15 @@ def show_copied(made: list[Copied]) -> None:
 
 def write_strip(log: Log, trajectory: int | None, out: Path | None) -> Path:
     """Writes the strip of one trajectory and returns the file's path."""
-    cameras = [p for p, spec in log.schema.columns.items() if strip.is_image(spec) and p not in dict(log.schema.layout.pairs).values()]
+    cameras = [
+        p
+        for p, spec in log.schema.columns.items()
+        if strip.is_image(spec) and p not in dict(log.schema.layout.pairs).values()
+    ]
     if not cameras:
-        raise SchemaError(f"{log.path}: no column of it is an image (uint8, height × width, with 1 or 3 channels or none).")
+        raise SchemaError(
+            f"{log.path}: no column of it is an image (uint8, height × width, with 1 or 3 channels or none)."
+        )
     log.all().require_steps()
     number = log.trajectories()[-1] if trajectory is None else trajectory
     keys = log.trajectory_keys(number)
@@ -321,7 +371,9 @@ def write_strip(log: Log, trajectory: int | None, out: Path | None) -> Path:
     chosen = keys[np.linspace(0, len(keys) - 1, min(strip.FRAMES, len(keys))).round().astype(int)]
     batch = flatten(log.read(chosen, cameras))
     target = out if out is not None else Path(f"{log.path.name}-trajectory-{number}.png")
-    return strip.save(target, _title(log, number, len(keys)), {path: batch[path] for path in cameras}, _labels(log, chosen))
+    return strip.save(
+        target, _title(log, number, len(keys)), {path: batch[path] for path in cameras}, _labels(log, chosen)
+    )
 
 
 def _title(log: Log, number: int, length: int) -> str:
@@ -335,4 +387,7 @@ def _labels(log: Log, keys: Any) -> list[tuple[str, bool]]:
     with log.reading() as steps:
         (sources,) = steps.fields(keys, ["source"])
         width = int(steps.widths(keys[:1])[0])
-    return [strip.label((key & 0xFFFFFFFF) // width, Source(source)) for key, source in zip(keys.tolist(), sources.tolist(), strict=True)]
+    return [
+        strip.label((key & 0xFFFFFFFF) // width, Source(source))
+        for key, source in zip(keys.tolist(), sources.tolist(), strict=True)
+    ]

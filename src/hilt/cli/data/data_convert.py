@@ -29,19 +29,28 @@ LARGEST = 8192
 """Pixels along one side of an image"""
 Format = Annotated[str, typer.Option("--from", help="The format of the source; `hilt data formats` lists them.")]
 Options = Annotated[
-    list[str] | None, typer.Option("--option", "-o", metavar="NAME=VALUE", help="An option of a format.", show_default=False)
+    list[str] | None,
+    typer.Option("--option", "-o", metavar="NAME=VALUE", help="An option of a format.", show_default=False),
 ]
-Split = Annotated[str | None, typer.Option("--split", help="Of RLDS: such as train[:10%]. The same as -o split=...", show_default=False)]
+Split = Annotated[
+    str | None,
+    typer.Option("--split", help="Of RLDS: such as train[:10%]. The same as -o split=...", show_default=False),
+]
 
 
 def convert_dataset(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="A dataset of any known format, a recording or a run.", show_default=False)],
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="SRC", help="A dataset of any known format, a recording or a run.", show_default=False),
+    ],
     target: Annotated[Path, typer.Argument(metavar="DST", help="The folder to make.", show_default=False)],
     format: Format = "auto",
     to: Annotated[str, typer.Option("--to", help="The format to write.")] = "log",
     split: Split = None,
     options: Options = None,
-    skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Pass over damaged episodes, and count them.")] = False,
+    skip_corrupt: Annotated[
+        bool, typer.Option("--skip-corrupt", help="Pass over damaged episodes, and count them.")
+    ] = False,
     drop: Annotated[
         list[str] | None,
         typer.Option(
@@ -51,14 +60,20 @@ def convert_dataset(
             show_default=False,
         ),
     ] = None,
-    image_size: Annotated[str, typer.Option("--image-size", metavar="HxW", help="Make all images this size.", show_default=False)] = "",
-    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Threads that decode.", show_default="one per core")] = None,
+    image_size: Annotated[
+        str, typer.Option("--image-size", metavar="HxW", help="Make all images this size.", show_default=False)
+    ] = "",
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Threads that decode.", show_default="one per core")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Turn a dataset into a log, or into another format. Stopped with Ctrl-C, the same command goes on where it was."""
     source = located(source, format)
     name = detect(source) if format == "auto" else format
-    given = read_options(options, split, {**options_of(name, "open_dataset"), **options_of(to, "create")}, f"from {name} to {to}:")
+    given = read_options(
+        options, split, {**options_of(name, "open_dataset"), **options_of(to, "create")}, f"from {name} to {to}:"
+    )
     size = parse_size(image_size)
     try:
         with progress_bar("converting", "episodes") as show, between_episodes(show) as progress:
@@ -173,13 +188,20 @@ def inspect_dataset(
     console.print(table("", "", rows=rows))
     console.print()
     console.print(
-        table("column", "dtype", "shape", rows=[(c["column"], c["dtype"], "×".join(map(str, c["shape"])) or "1") for c in columns])
+        table(
+            "column",
+            "dtype",
+            "shape",
+            rows=[(c["column"], c["dtype"], "×".join(map(str, c["shape"])) or "1") for c in columns],
+        )
     )
     show_notes(counted)
     show_next(shell("hilt", "data", "convert", path, "LOG"))
 
 
-def read_options(given: list[str] | None, split: str | None, known: dict[str, inspect.Parameter], where: str) -> dict[str, Any]:
+def read_options(
+    given: list[str] | None, split: str | None, known: dict[str, inspect.Parameter], where: str
+) -> dict[str, Any]:
     """``-o NAME=VALUE`` as values of the types that the options have."""
     out: dict[str, Any] = {}
     for text in [*(given or []), *([f"split={split}"] if split is not None else [])]:
@@ -218,7 +240,9 @@ def parse_size(text: str) -> tuple[int, int] | None:
 def show_summary(s: ConversionSummary) -> None:
     from rich.console import Console
 
-    per_second = f", {s.steps / s.seconds:,.0f} steps/s" if not s.went_on_from else f", going on from episode {s.went_on_from:,}"
+    per_second = (
+        f", {s.steps / s.seconds:,.0f} steps/s" if not s.went_on_from else f", going on from episode {s.went_on_from:,}"
+    )
     rows = [
         ["from", f"{s.source} ({s.source_format}, {human_bytes(s.source_bytes)})"],
         ["to", f"{s.target} ({s.target_format}, {human_bytes(s.target_bytes)})"],
@@ -265,7 +289,9 @@ def _columns(dataset: Dataset) -> list[dict[str, Any]]:
         if episode is not None:
             leaves = flatten(episode.columns)
             return [
-                {"column": p, "dtype": str(x.dtype), "shape": list(x.shape[1:])} for p, x in leaves.items() if not p.startswith("next_obs")
+                {"column": p, "dtype": str(x.dtype), "shape": list(x.shape[1:])}
+                for p, x in leaves.items()
+                if not p.startswith("next_obs")
             ]
     return []
 
@@ -278,12 +304,18 @@ def write_strip(dataset: Dataset, number: int, out: Path | None) -> Path:
     job = next(itertools.islice(dataset.jobs(number), 1), None) if number >= 0 else None
     episode = job() if job is not None else None
     if episode is None:
-        raise ConfigError(f"{dataset.path}: no episode {number} with a transition; it has {len(dataset):,} episodes, counted from 0.")
+        raise ConfigError(
+            f"{dataset.path}: no episode {number} with a transition; it has {len(dataset):,} episodes, counted from 0."
+        )
     images = {
-        p: x for p, x in flatten(episode.columns).items() if not p.startswith("next_") and strip.is_image(ArraySpec(x.dtype, x.shape[1:]))
+        p: x
+        for p, x in flatten(episode.columns).items()
+        if not p.startswith("next_") and strip.is_image(ArraySpec(x.dtype, x.shape[1:]))
     }
     if not images:
-        raise SchemaError(f"{dataset.path}: no column of it is an image (uint8, height × width, with 1 or 3 channels or none).")
+        raise SchemaError(
+            f"{dataset.path}: no column of it is an image (uint8, height × width, with 1 or 3 channels or none)."
+        )
     chosen = np.linspace(0, len(episode) - 1, min(strip.FRAMES, len(episode))).round().astype(int)
     verdict = {True: ", success", False: ", failure", None: ""}[success_of(episode)]
     place = dataset.path.resolve()

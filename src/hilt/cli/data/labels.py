@@ -17,7 +17,9 @@ from hilt.formats import located_log
 from hilt.replay.log import Log
 from hilt.replay.maintenance.summary import success_of
 
-LogPath = Annotated[Path, typer.Argument(metavar="LOG", help="A log, or a recording or run, which has one.", show_default=False)]
+LogPath = Annotated[
+    Path, typer.Argument(metavar="LOG", help="A log, or a recording or run, which has one.", show_default=False)
+]
 NUMBERS = "Numbers of trajectories, as hilt data inspect shows them: 3 or 3,7-9."
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -26,7 +28,9 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 def delete(
     log: LogPath,
     trajectories: Annotated[str, typer.Argument(metavar="NUMBERS", help=NUMBERS, show_default=False)] = "",
-    failures: Annotated[bool, typer.Option("--failures", help="All trajectories that are known to have failed.")] = False,
+    failures: Annotated[
+        bool, typer.Option("--failures", help="All trajectories that are known to have failed.")
+    ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
@@ -41,7 +45,9 @@ def delete(
         steps, bytes_before = sum(len(opened.trajectory_keys(number)) for number in chosen), opened.live_bytes
         what = f"{len(chosen):,} of {len(opened.trajectories()):,} trajectories, {steps:,} of {len(opened):,} steps"
         if dry_run or not chosen:
-            typer.echo(f"would delete {what}" if chosen else "no trajectory is known to have failed; nothing was deleted")
+            typer.echo(
+                f"would delete {what}" if chosen else "no trajectory is known to have failed; nothing was deleted"
+            )
             return
         confirm(f"delete {what}, for good?", yes)
         for number in chosen:
@@ -55,25 +61,40 @@ def relabel(
     trajectories: Annotated[str, typer.Argument(metavar="NUMBERS", help=NUMBERS, show_default=False)],
     values: Annotated[
         list[str] | None,
-        typer.Argument(metavar="COLUMN=VALUE...", help="One value for all steps, or a JSON list with one for each.", show_default=False),
+        typer.Argument(
+            metavar="COLUMN=VALUE...",
+            help="One value for all steps, or a JSON list with one for each.",
+            show_default=False,
+        ),
     ] = None,
     facts: Annotated[
-        list[str] | None, typer.Option("--fact", metavar="NAME=VALUE", help="A fact of each, such as success=false.", show_default=False)
+        list[str] | None,
+        typer.Option("--fact", metavar="NAME=VALUE", help="A fact of each, such as success=false.", show_default=False),
     ] = None,
-    first: Annotated[int, typer.Option("--first", help="The step from which values count; those before keep theirs.", min=0)] = 0,
+    first: Annotated[
+        int, typer.Option("--first", help="The step from which values count; those before keep theirs.", min=0)
+    ] = 0,
     dry_run: DryRun = False,
 ) -> None:
     """Give steps of trajectories other values in a column of numbers, such as rewards=0, or trajectories other facts, such as success.
 
     Nothing is rewritten: readers and samplers see the newest label, and the log keeps the rows as they were recorded."""
     if not values and not facts:
-        raise typer.BadParameter("give COLUMN=VALUE, such as rewards=0, or --fact NAME=VALUE, such as --fact success=false.")
+        raise typer.BadParameter(
+            "give COLUMN=VALUE, such as rewards=0, or --fact NAME=VALUE, such as --fact success=false."
+        )
     columns, known = parse_pairs(values, "COLUMN=VALUE"), parse_pairs(facts, "--fact NAME=VALUE")
     with Log.open(located_log(log), "r" if dry_run else "a") as opened:
         chosen = parse_numbers(trajectories, opened.trajectories())
-        jobs = [(number, column, spread(opened, number, column, value, first)) for number in chosen for column, value in columns.items()]
+        jobs = [
+            (number, column, spread(opened, number, column, value, first))
+            for number in chosen
+            for column, value in columns.items()
+        ]
         changes = [f"{column} of {len(given):,} steps of trajectory {number}" for number, column, given in jobs]
-        changes += [f"{name}={json.dumps(value)} of trajectory {number}" for number in chosen for name, value in known.items()]
+        changes += [
+            f"{name}={json.dumps(value)} of trajectory {number}" for number in chosen for name, value in known.items()
+        ]
         for line in changes:
             typer.echo(("would set " if dry_run else "sets ") + line)
         if dry_run:
@@ -88,7 +109,9 @@ def spread(log: Log, trajectory: int, column: str, value: Any, first: int) -> An
     """The values of the steps from `first` on: one for each of them, from a list or from one value."""
     if column not in log.schema.layout.inline:
         if column == "success" or column in log.facts.about(trajectory):
-            raise ConfigError(f"{column} is a fact of a trajectory, and no column of its steps: --fact {column}={json.dumps(value)}.")
+            raise ConfigError(
+                f"{column} is a fact of a trajectory, and no column of its steps: --fact {column}={json.dumps(value)}."
+            )
         raise UnknownNameError("column of numbers", column, log.schema.layout.inline)
     steps, spec = len(log.trajectory_keys(trajectory)), log.schema.columns[column]
     try:
@@ -101,7 +124,9 @@ def spread(log: Log, trajectory: int, column: str, value: Any, first: int) -> An
         return np.broadcast_to(given, (steps - first, *spec.shape)).copy()
     if given.shape[1:] != spec.shape or len(given) > steps - first:
         expected = f"expected one value or up to {steps - first}, of shape {spec.shape}"
-        raise ConfigError(f"{column}: {expected}, for the steps of trajectory {trajectory} from {first} on; got an array of {given.shape}.")
+        raise ConfigError(
+            f"{column}: {expected}, for the steps of trajectory {trajectory} from {first} on; got an array of {given.shape}."
+        )
     return given
 
 

@@ -94,7 +94,9 @@ def draw_strip(title: str, rows: Sequence[Row], labels: Sequence[tuple[str, bool
         for i, (text, accented) in enumerate(labels):
             middle = MARGIN + i * (cell + GAP) + cell // 2
             canvas.paste(frames[i], (middle - frames[i].width // 2, y))
-            on.text((middle, y + frames[i].height + LEADING), text, ACCENT if accented else INK, fonts[LABEL], anchor="ma")
+            on.text(
+                (middle, y + frames[i].height + LEADING), text, ACCENT if accented else INK, fonts[LABEL], anchor="ma"
+            )
         y += frames[0].height + LABEL + 4 * LEADING
     return canvas
 

@@ -64,10 +64,16 @@ def demo(
     context: typer.Context,
     fast: Annotated[bool, typer.Option("--fast", help="A smaller task, in a minute or two.")] = False,
     human: Annotated[bool, typer.Option("--human", help="You take over, in the browser, instead of a script.")] = False,
-    minutes: Annotated[float | None, typer.Option("--minutes", help="A cap on how long it learns.", show_default="none", min=0.01)] = None,
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", help="A cap on how long it learns.", show_default="none", min=0.01)
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of everything random.", min=0)] = 0,
-    run: Annotated[Path | None, typer.Option("--run", metavar="FOLDER", help="Where it is kept.", show_default="runs/demo-TIME")] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting, as hilt train has them.")] = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", metavar="FOLDER", help="Where it is kept.", show_default="runs/demo-TIME")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting, as hilt train has them.")
+    ] = None,
 ) -> None:
     """See an arm learn a task from images, with demonstrations and take-overs."""
     if context.invoked_subcommand is not None:
@@ -80,7 +86,9 @@ def demo(
 
     plan = FAST if fast else WHOLE
     long = {} if minutes is None else {"max_seconds": 60 * minutes}
-    config = override(recipe(plan.recipe), {"seed": seed, "wire": {"port": 0, "broadcast_port": 0}, **long}, *(overrides or []))
+    config = override(
+        recipe(plan.recipe), {"seed": seed, "wire": {"port": 0, "broadcast_port": 0}, **long}, *(overrides or [])
+    )
     if human:
         config.operator, config.operator_options = "browser", {}
     story = HilStory(plan, config, run or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S"))
@@ -113,7 +121,11 @@ class HilStory:
         from hilt.runs import run_precision as precision
 
         c = self.config
-        who = "you take over, on the page whose address is below" if c.operator == "browser" else "a script takes over, like a person"
+        who = (
+            "you take over, on the page whose address is below"
+            if c.operator == "browser"
+            else "a script takes over, like a person"
+        )
         caps = [f"{c.max_seconds / 60:.3g} minutes"] if c.max_seconds else []
         cap = f"at most {' or '.join([*caps, f'{c.max_steps:,} updates'])}"
         until = f"{c.goal.success:.0%} of {c.goal.states} evaluation states, {c.goal.hold} times in a row"
@@ -140,7 +152,9 @@ class HilStory:
                 screen.look()
                 self.begin_early()
 
-            train(self.config, self.run, notify=screen.notify, look=look, stop=lambda: bool(stopped), report=screen.report)
+            train(
+                self.config, self.run, notify=screen.notify, look=look, stop=lambda: bool(stopped), report=screen.report
+            )
         if stopped:
             self._notify(f"stopped; it goes on with: hilt train --run {self.run} --resume")
             raise typer.Exit(128 + stopped[0])
@@ -191,7 +205,10 @@ class HilStory:
         from hilt.hil.environment import spaces
         from hilt.hil.evaluate import evaluate, find_checkpoint, make_agent
 
-        found, agent = find_checkpoint(self.run, 0 if name == "before" else "last"), make_agent(self.config, spaces(self.config))
+        found, agent = (
+            find_checkpoint(self.run, 0 if name == "before" else "last"),
+            make_agent(self.config, spaces(self.config)),
+        )
         agent.load_state_dict(found.agent)
         self._tried[name] = evaluate(
             self.config,
@@ -216,7 +233,10 @@ class HilStory:
         demonstrated = _demonstrated(self.run)
         title = f"{self.config.task}, seed {self.config.seed}: {self.plan.states} unseen initial states, without an operator"
         rows: list[list[Any]] = [["demonstrations", "", "", f"{demonstrated:.1f}"]]
-        rows += [_row(f"imitation of {self.config.demonstrations} demonstrations", before), _row("after reinforcement learning", after)]
+        rows += [
+            _row(f"imitation of {self.config.demonstrations} demonstrations", before),
+            _row("after reinforcement learning", after),
+        ]
         screen = Console(soft_wrap=True)
         screen.print()
         screen.print(table("", "success", "95% interval", "steps per success", rows=rows, title=title, right=(1, 3)))
@@ -226,7 +246,13 @@ class HilStory:
             before_after(before.videos, after.videos, video, ("imitation only", "after reinforcement learning"), report)
             curves = plot([self.run], self.run / "plots", report=report)
         c = self.config
-        more = f"max_seconds={2 * c.max_seconds:g}" if self.capped else f"max_steps={2 * c.max_steps}" if self.wrong else "goal.success=1"
+        more = (
+            f"max_seconds={2 * c.max_seconds:g}"
+            if self.capped
+            else f"max_steps={2 * c.max_steps}"
+            if self.wrong
+            else "goal.success=1"
+        )
         facts: list[list[object]] = [
             ["taken over", _take_overs(self.run)],
             ["learned", f"{after.update:,} updates; the whole demo took {time.monotonic() - self._began:.0f} s"],
@@ -245,7 +271,9 @@ class HilStory:
         typer.echo("\n".join(lines) + "\n")
 
 
-def verdict(plan: DemoPlan, before: EvaluationResult, after: EvaluationResult, minutes: float = 0.0) -> tuple[list[str], str]:
+def verdict(
+    plan: DemoPlan, before: EvaluationResult, after: EvaluationResult, minutes: float = 0.0
+) -> tuple[list[str], str]:
     """Returns what went wrong, as sentences (none if the policy reached the goal), and how far it came where the cap in minutes ended the
     run first. The latter is no failure: a run with a cap was not asked to reach the goal."""
     old, new = before.success or 0.0, after.success or 0.0
@@ -261,7 +289,9 @@ def verdict(plan: DemoPlan, before: EvaluationResult, after: EvaluationResult, m
 
 
 def _row(name: str, done: EvaluationResult) -> list[str]:
-    share, interval = (f"{done.success:.0%}", "{:.0%} to {:.0%}".format(*done.interval)) if done.interval else ("–", "–")
+    share, interval = (
+        (f"{done.success:.0%}", "{:.0%} to {:.0%}".format(*done.interval)) if done.interval else ("–", "–")
+    )
     steps = done.steps_per_success
     return [name, share, interval, "–" if steps is None else f"{steps:.1f}"]
 

@@ -38,8 +38,12 @@ SILENCE_SECONDS = 60.0
 
 
 def store(
-    steps: Annotated[int, typer.Option("--steps", help="Transitions to record, two pictures of 128 × 128 each.", min=4)] = 20_000,
-    folder: Annotated[Path | None, typer.Option("--folder", help="Where to make the log.", show_default="a temporary folder")] = None,
+    steps: Annotated[
+        int, typer.Option("--steps", help="Transitions to record, two pictures of 128 × 128 each.", min=4)
+    ] = 20_000,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", help="Where to make the log.", show_default="a temporary folder")
+    ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the log.")] = False,
 ) -> None:
     """Record transitions with images, get killed half-way, recover, go on, sample, and check everything."""
@@ -89,7 +93,9 @@ class StoreStory:
             for line in recorder.lines():
                 self._hear(line)
         number, t = max(self.promised)
-        self.values["killed at"] = "its end: it was quicker than the kill" if self._speed else f"episode {number}, step {t}, with SIGKILL"
+        self.values["killed at"] = (
+            "its end: it was quicker than the kill" if self._speed else f"episode {number}, step {t}, with SIGKILL"
+        )
         self.values["promised before the kill"] = f"{len(self.promised):,} steps"
 
     def recover(self) -> None:
@@ -121,7 +127,9 @@ class StoreStory:
         lost, doubled = len(self.promised - set(places)), len(places) - len(set(places))
         self.values["lost"] = f"{lost:,} steps"
         self.values["duplicated"] = f"{doubled:,} steps"
-        self.values["inserted"] = f"{self._speed:,.0f} steps/s, one by one (process-safe; power-safe at each episode's end)"
+        self.values["inserted"] = (
+            f"{self._speed:,.0f} steps/s, one by one (process-safe; power-safe at each episode's end)"
+        )
         self.values["on disk"] = f"{size / max(1, len(places)):,.0f} bytes per transition, {human_bytes(size)} in all"
         self._expect(not lost, f"{lost} promised steps are gone")
         self._expect(not doubled, f"{doubled} steps are there twice")
@@ -129,7 +137,10 @@ class StoreStory:
 
     def sample(self) -> None:
         """Draws batches in four ways and compares every field of every element with what must have gone in."""
-        with Log.open(self.folder, "r") as log, progress_bar("sampling and comparing every pixel", announce=True) as progress:
+        with (
+            Log.open(self.folder, "r") as log,
+            progress_bar("sampling and comparing every pixel", announce=True) as progress,
+        ):
             lengths = _lengths(_places(log))
             human, policy = log.by_source("human"), log.by_source("policy", "random")
             mixed = Mix({"policy": policy.sampler(seed=1), "human": human.sampler(seed=2)}) if len(human) else None
@@ -161,11 +172,15 @@ class StoreStory:
     def show(self) -> None:
         from rich.console import Console
 
-        Console().print(table("what", "value", rows=list(self.values.items()), title=f"hilt demo store, {self.steps:,} transitions"))
+        Console().print(
+            table("what", "value", rows=list(self.values.items()), title=f"hilt demo store, {self.steps:,} transitions")
+        )
         if self.wrong:
             typer.echo(f"WRONG: {'; '.join(self.wrong)}.")
         else:
-            typer.echo("All is right: nothing promised was lost, nothing is there twice, and every pixel is the one that was recorded.")
+            typer.echo(
+                "All is right: nothing promised was lost, nothing is there twice, and every pixel is the one that was recorded."
+            )
 
     # Inside
 
@@ -237,7 +252,9 @@ class RecorderProcess:
                 break
             self._rest += data
         if self._process.wait(SILENCE_SECONDS) not in (0, -signal.SIGKILL):
-            raise HiltError(f"the recording process ended with exit code {self._process.returncode}; its error is above.")
+            raise HiltError(
+                f"the recording process ended with exit code {self._process.returncode}; its error is above."
+            )
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)

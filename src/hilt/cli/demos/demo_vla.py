@@ -42,14 +42,24 @@ ROWS = {"blind": "a demonstration, replayed blindly", "start": "imitation"}
 
 def vla(
     fast: Annotated[bool, typer.Option("--fast", help="Little of everything, for a first look.")] = False,
-    minutes: Annotated[float | None, typer.Option("--minutes", help="A cap on learning from success; 0: none of it.", min=0.0)] = None,
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", help="A cap on learning from success; 0: none of it.", min=0.0)
+    ] = None,
     demonstrations: Annotated[int, typer.Option("--demonstrations", help="Of each task.", min=1)] = DEMONSTRATIONS,
-    pictures: Annotated[int | None, typer.Option("--pictures", help="Gradient steps on drawn pictures.", min=0, show_default="500")] = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="Gradient steps of imitation.", min=1, show_default="600")] = None,
+    pictures: Annotated[
+        int | None, typer.Option("--pictures", help="Gradient steps on drawn pictures.", min=0, show_default="500")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", help="Gradient steps of imitation.", min=1, show_default="600")
+    ] = None,
     head: Annotated[str, typer.Option("--head", help="How the policy answers: tokens, gaussian or flow.")] = "tokens",
     seed: Annotated[int, typer.Option("--seed", help="Of everything random.", min=0)] = 0,
-    run: Annotated[Path | None, typer.Option("--run", metavar="FOLDER", help="Where it is kept.", show_default="runs/vla-TIME")] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting, as hilt train has them.")] = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", metavar="FOLDER", help="Where it is kept.", show_default="runs/vla-TIME")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting, as hilt train has them.")
+    ] = None,
 ) -> None:
     """See a vision-language-action policy learn from one demonstration of each task and from success."""
     one_thread()
@@ -69,8 +79,13 @@ def vla(
     drawing = drawing if pictures is None else replace(drawing, steps=pictures)
     taught = taught if steps is None else replace(taught, max_steps=steps, warmup_steps=steps // 10)
     if head != "tokens":
-        config.policy_options = {**{name: value for name, value in config.policy_options.items() if name != "smoothing"}, "head": head}
-    long: dict[str, Any] = {} if minutes is None else {"max_seconds": 60 * minutes, **({} if minutes else {"max_steps": 0})}
+        config.policy_options = {
+            **{name: value for name, value in config.policy_options.items() if name != "smoothing"},
+            "head": head,
+        }
+    long: dict[str, Any] = (
+        {} if minutes is None else {"max_seconds": 60 * minutes, **({} if minutes else {"max_steps": 0})}
+    )
     settings = build(config, {"seed": seed, **long}, *(overrides or []))
     story = VlaStory(settings, drawing, taught, demonstrations, states, _folder(run), fast)
     replace(story.config, imitation=Imitation()).check()  # what is imitated is recorded first
@@ -127,7 +142,9 @@ class VlaStory:
     """Why learning ended"""
 
     def tell(self) -> None:
-        long = f"at most {self.config.max_steps} steps" + f" or {self.config.max_seconds / 60:.3g} minutes" * bool(self.config.max_seconds)
+        long = f"at most {self.config.max_steps} steps" + f" or {self.config.max_seconds / 60:.3g} minutes" * bool(
+            self.config.max_seconds
+        )
         if goal := self.config.validation.goal:
             long = f"until {goal:.0%} of the validation episodes succeed, {self.config.validation.hold} times in a row; {long}"
         self._notify(
@@ -154,10 +171,15 @@ class VlaStory:
         with self._phase("demonstrations") as phase:
             paths = self._demonstrate()
             lessons = Demonstrations(paths, self.run / "data", words(self.config), report=self.report)
-            phase.episodes, phase.environment_steps = len(lessons.lessons), sum(len(one.actions) for one in lessons.lessons)
+            phase.episodes, phase.environment_steps = (
+                len(lessons.lessons),
+                sum(len(one.actions) for one in lessons.lessons),
+            )
         with contextlib.closing(lessons):
             self._tried["blind"] = self._replayed(lessons)
-            chosen = {name: value for name, value in of_former_name(self.config.policy_options).items() if name == "precision"}
+            chosen = {
+                name: value for name, value in of_former_name(self.config.policy_options).items() if name == "precision"
+            }
             self._perceive(lessons).save_pretrained(self.run / "perception")
         self._imitate(paths, chosen)
         self.config.policy, self.config.policy_options = str(self.run / "imitation" / "policy"), chosen
@@ -173,9 +195,15 @@ class VlaStory:
 
         folder = self.run / "grpo"
         self.config = begin_run(folder, "vla_tabletop", self.config)
-        with stop_signals() as stopped, live(folder, self.config, USUAL_STEPS if self.config.validation.goal else 0) as screen:
+        with (
+            stop_signals() as stopped,
+            live(folder, self.config, USUAL_STEPS if self.config.validation.goal else 0) as screen,
+        ):
             # of its lines the validations: that in the end most groups succeed altogether and are dropped is as it should be
-            notify, stop = (lambda text: screen.notify(text) if text.startswith("step") else None), (lambda: bool(stopped))
+            notify, stop = (
+                (lambda text: screen.notify(text) if text.startswith("step") else None),
+                (lambda: bool(stopped)),
+            )
             with self._phase(self._algorithm) as phase:
                 self._reason = train(self.config, folder, notify=notify, stop=stop, report=screen.report).reason
         if stopped:
@@ -198,9 +226,15 @@ class VlaStory:
         rows = [_row(self._title(name), outcomes, self.config.tasks) for name, outcomes in self._tried.items()]
         screen = Console(soft_wrap=True)
         screen.print()
-        screen.print(table("", "success", "95% interval", *names, rows=rows, title=title, right=range(1, 3 + len(names))))
+        screen.print(
+            table("", "success", "95% interval", *names, rows=rows, title=title, right=range(1, 3 + len(names)))
+        )
         costs = [
-            [name, *(f"{number:,}" for number in (each.episodes, each.environment_steps, each.gradient_steps)), f"{each.seconds:.0f} s"]
+            [
+                name,
+                *(f"{number:,}" for number in (each.episodes, each.environment_steps, each.gradient_steps)),
+                f"{each.seconds:.0f} s",
+            ]
             for name, each in self.phases.items()
         ]
         columns = ("", "episodes", "environment steps", "gradient steps", "time")
@@ -212,7 +246,9 @@ class VlaStory:
         if "after" in self._tried:
             before, after = (sorted((self.run / "videos" / name).glob("*.mp4")) for name in ("start", "after"))
             with PROGRESS.phases() as report:
-                before_after(before, after, self.run / "before-after.mp4", (self._title("start"), self._title("after")), report)
+                before_after(
+                    before, after, self.run / "before-after.mp4", (self._title("start"), self._title("after")), report
+                )
                 curves = plot([self.run / "grpo"], self.run / "plots", report=report)
             facts += [[f"what {self._algorithm} added", _gain(self._tried["start"], self._tried["after"])]]
             facts += [["curves", ", ".join(map(str, curves))], ["video", self.run / "before-after.mp4"]]
@@ -233,7 +269,9 @@ class VlaStory:
         folders = {task: demonstrations_of(self.run, task) for task in self.config.tasks}
         for task, folder in folders.items():
             wanted = Settings(task, self.config.task_options, self.demonstrations, seed=self.config.seed)
-            record_with_script(wanted, folder, partial(open_task, task, self.config.task_options), {}, self._notify, report=self.report)
+            record_with_script(
+                wanted, folder, partial(open_task, task, self.config.task_options), {}, self._notify, report=self.report
+            )
         return [folder / "log" for folder in folders.values()]
 
     def _perceive(self, lessons: Demonstrations) -> Any:
@@ -248,11 +286,16 @@ class VlaStory:
         sizes = {"cameras": ["wrist_image"], "image_size": len(row["wrist_image"]), "state_dim": len(row["state"])}
         sizes |= {"action_dim": lessons.action_dim, **self.config.policy_options}
         policy = SmallVLA(SmallVLAConfig.from_json(sizes), seed=self.config.seed).to(self.config.device)
-        whole = np.ones((2, lessons.action_dim), np.float32) * [[-1], [1]]  # few demonstrations do not show how far an action may go
+        whole = np.ones((2, lessons.action_dim), np.float32) * [
+            [-1],
+            [1],
+        ]  # few demonstrations do not show how far an action may go
         policy.fit(states, whole)
 
         def watch(step: int, loss: float) -> None:
-            self.report("perception from drawn pictures, gradient steps", step + 1, self.drawing.steps, f"loss {loss:.3f}")
+            self.report(
+                "perception from drawn pictures, gradient steps", step + 1, self.drawing.steps, f"loss {loss:.3f}"
+            )
 
         if self.drawing.steps:
             with self._phase("drawn pictures") as phase:
@@ -265,7 +308,13 @@ class VlaStory:
         from hilt.vla.sft import begin_run, open_policy, train
 
         folder, known = self.run / "imitation", self.config
-        config = replace(self.imitation, policy=str(self.run / "perception"), policy_options=options, device=known.device, seed=known.seed)
+        config = replace(
+            self.imitation,
+            policy=str(self.run / "perception"),
+            policy_options=options,
+            device=known.device,
+            seed=known.seed,
+        )
         config = replace(config, data=[str(path) for path in paths], tasks=known.tasks, task_options=known.task_options)
         with self._phase("imitation") as phase:
             config = begin_run(folder, "demo", config)
@@ -288,17 +337,26 @@ class VlaStory:
         with contextlib.closing(pool_of(self.config, self.config.pool.workers)) as pool:
             starts = starts_of(pool, self.config.tasks, "test", self.states, self.config.seed)
             acting = self.config.collect.rollout_settings(sample=False)
-            known: dict[str, Any] = {"version": 0, "seed": (self.config.seed,), "videos": self.run / "videos" / name, "filmed": VIDEOS}
+            known: dict[str, Any] = {
+                "version": 0,
+                "seed": (self.config.seed,),
+                "videos": self.run / "videos" / name,
+                "filmed": VIDEOS,
+            }
             outcomes = self._tried[name] = []
             for outcome in tried(policy.eval(), pool, starts, words(self.config), acting, **known):
                 outcomes.append(outcome)
-                self.report(phase, len(outcomes), len(starts), f"{sum(bool(one['success']) for one in outcomes)} succeeded")
+                self.report(
+                    phase, len(outcomes), len(starts), f"{sum(bool(one['success']) for one in outcomes)} succeeded"
+                )
         self.report("")
         self._notify(f"{self._title(name)}: {_share(self._tried[name]):.0%}")
 
     @property
     def _algorithm(self) -> str:
-        return {"gae": "PPO with a critic", "reinforce_plus_plus": "REINFORCE++"}.get(name := self.config.algorithm.estimator, name.upper())
+        return {"gae": "PPO with a critic", "reinforce_plus_plus": "REINFORCE++"}.get(
+            name := self.config.algorithm.estimator, name.upper()
+        )
 
     def _title(self, name: str) -> str:
         if name == "after":
@@ -317,7 +375,9 @@ class VlaStory:
                 for state in range(self.states):
                     env.reset(options={"split": "test", "state": state})
                     outcomes.append({"task": task, "state": state, "success": env.unwrapped.step_chunk(actions)[2]})
-                    self.report("replaying demonstrations blindly, states", len(outcomes), self.states * len(self.config.tasks))
+                    self.report(
+                        "replaying demonstrations blindly, states", len(outcomes), self.states * len(self.config.tasks)
+                    )
         return outcomes
 
     @staticmethod
@@ -329,7 +389,9 @@ def verdict(shares: dict[str, float], goal: float, minutes: float = 0.0) -> tupl
     """What is wrong, as sentences, none when it has learned; and how it stands where a cap in minutes ended it before the goal."""
     wrong, old, new = [], shares["start"], shares.get("after")
     if shares["blind"] >= WORDS_MATTER:
-        wrong.append(f"a demonstration that is replayed blindly succeeds in {shares['blind']:.0%}: the words hardly matter.")
+        wrong.append(
+            f"a demonstration that is replayed blindly succeeds in {shares['blind']:.0%}: the words hardly matter."
+        )
     if new is None:
         return wrong, ""
     if minutes and old < new < goal:
@@ -344,7 +406,11 @@ def verdict(shares: dict[str, float], goal: float, minutes: float = 0.0) -> tupl
 
 def more(reason: str, config: Vla) -> str:
     """Returns the setting with which a run that ended for this reason goes on."""
-    others = {"max_seconds": f"max_seconds={2 * config.max_seconds:g}", "goal": "validation.goal=1", "solved": "solved_steps=0"}
+    others = {
+        "max_seconds": f"max_seconds={2 * config.max_seconds:g}",
+        "goal": "validation.goal=1",
+        "solved": "solved_steps=0",
+    }
     return others.get(reason, f"max_steps={2 * config.max_steps}")
 
 
@@ -364,9 +430,14 @@ def _row(name: str, outcomes: Sequence[dict[str, Any]], tasks: Sequence[str]) ->
 def _gain(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> str:
     from hilt.observe.statistics import paired_difference
 
-    old, new = ({(outcome["task"], outcome["state"]): bool(outcome["success"]) for outcome in outcomes} for outcomes in (before, after))
+    old, new = (
+        {(outcome["task"], outcome["state"]): bool(outcome["success"]) for outcome in outcomes}
+        for outcomes in (before, after)
+    )
     starts = sorted(old)
-    gain, low, high = paired_difference([old[one] for one in starts], [new[one] for one in starts], [state for _, state in starts])
+    gain, low, high = paired_difference(
+        [old[one] for one in starts], [new[one] for one in starts], [state for _, state in starts]
+    )
     return f"{100 * gain:+.1f} points, 95% interval {100 * low:+.1f} to {100 * high:+.1f} (the same states, paired; scenes drawn anew)"
 
 

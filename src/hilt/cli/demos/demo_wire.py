@@ -39,7 +39,9 @@ DEADLINE_S = 120.0
 
 
 def wire(
-    steps: Annotated[int, typer.Option("--steps", help="Transitions of each of the two actors, at 100 per second.", min=40)] = 800,
+    steps: Annotated[
+        int, typer.Option("--steps", help="Transitions of each of the two actors, at 100 per second.", min=40)
+    ] = 800,
 ) -> None:
     """A learner and two actors with keys; the learner is killed and paused, an actor is killed; then every pixel is compared."""
     with temporary_folder("hilt-demo-") as folder:
@@ -73,7 +75,9 @@ class WireStory:
         self._start("learner")
         for number, name in enumerate(ACTORS):
             self._start(name, str(1000 * (number + 1)), str(self._steps))
-        _notify(f"two actors insert {RATE_HZ} steps a second each, with keys; the learner stores them and publishes weights ...")
+        _notify(
+            f"two actors insert {RATE_HZ} steps a second each, with keys; the learner stores them and publishes weights ..."
+        )
         self._await_steps(0.25)
         self._kill("learner")
         self._start("learner")
@@ -130,12 +134,18 @@ class WireStory:
         from hilt.cli.show import table
 
         headers = ("actor", "inserted", "in the log", "lost", "twice", "policy versions")
-        Console().print(table(*headers, rows=self.rows, title=f"hilt demo wire, {self._steps:,} transitions each", right=range(1, 6)))
+        Console().print(
+            table(
+                *headers, rows=self.rows, title=f"hilt demo wire, {self._steps:,} transitions each", right=range(1, 6)
+            )
+        )
         typer.echo(f"On the way: {', '.join(f'{what} {count}×' for what, count in self.faults.items())}.")
         if self.wrong:
             typer.echo(f"WRONG: {'; '.join(self.wrong)}.")
         else:
-            typer.echo("All is right: every step arrived exactly once, in order, and every pixel is the one that was recorded.")
+            typer.echo(
+                "All is right: every step arrived exactly once, in order, and every pixel is the one that was recorded."
+            )
         return not self.wrong
 
     def _expect(self, holds: bool, otherwise: str) -> None:
@@ -183,10 +193,16 @@ class WireStory:
 
 def learner(folder: Path, ports: tuple[int, int]) -> None:
     """Serves actors and publishes weights until it receives a signal."""
-    ended: list[int] = []  # no threading.Event: the thread that the signal interrupts may hold its lock, and would wait for itself
+    ended: list[
+        int
+    ] = []  # no threading.Event: the thread that the signal interrupts may hold its lock, and would wait for itself
     signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
     schema = Schema.of(_step(0, 0))
-    log = Log.open(folder / "log") if (folder / "log").exists() else Log.create(folder / "log", schema, durability="at most 10 ms")
+    log = (
+        Log.open(folder / "log")
+        if (folder / "log").exists()
+        else Log.create(folder / "log", schema, durability="at most 10 ms")
+    )
     with log, TrainerServer(_config(folder, ports, "learner"), log_level=logging.ERROR) as server:
         server.register_data_store(STORE, log)
         server.start(threaded=True)
@@ -199,7 +215,9 @@ def actor(folder: Path, ports: tuple[int, int], name: str, first: int, steps: in
     """Inserts at its rate, whatever the learner does, and reports what was inserted."""
     spool = QueuedDataStore(1000, path=folder / f"spool-{name}")
     config = _config(folder, ports, name)
-    client = TrainerClient(name, "127.0.0.1", config, data_stores={STORE: spool}, log_level=logging.ERROR, wait_for_server=DEADLINE_S)
+    client = TrainerClient(
+        name, "127.0.0.1", config, data_stores={STORE: spool}, log_level=logging.ERROR, wait_for_server=DEADLINE_S
+    )
     client.recv_network_callback(lambda weights: None)
     for number, t in _places(first, steps):
         spool.insert(_step(number, t))

@@ -29,7 +29,17 @@ from hilt.replay.settings import as_folder, as_whole_number
 from hilt.replay.storage.lock import wait_before_fork
 
 logger = logging.getLogger("hilt.replay")
-_FIELDS = ("actions", "intervene_flags", "rewards", "terminations", "truncations", "dones", "prev_logprobs", "prev_values", "versions")
+_FIELDS = (
+    "actions",
+    "intervene_flags",
+    "rewards",
+    "terminations",
+    "truncations",
+    "dones",
+    "prev_logprobs",
+    "prev_values",
+    "versions",
+)
 _TREES = ("curr_obs", "next_obs", "forward_inputs")
 
 
@@ -68,7 +78,9 @@ class TrajectoryReplayBuffer:
         world_size: int = 1,
     ):
         folders.check_format_name(trajectory_format)
-        sample_window_size = as_whole_number("sample_window_size", sample_window_size, "the number of trajectories, 0 for all", 0)
+        sample_window_size = as_whole_number(
+            "sample_window_size", sample_window_size, "the number of trajectories, 0 for all", 0
+        )
         if auto_save and not auto_save_path:
             raise ConfigError("auto_save=True needs auto_save_path=, the folder to write to.")
         if auto_save_path and not auto_save:
@@ -79,7 +91,11 @@ class TrajectoryReplayBuffer:
         self._cache = TrajectoryCache(cache_size) if enable_cache else None
         self._generator = bridge.generator(seed)
         self._index = FolderIndex(trajectory_format, seed if seed is not None else 0)
-        self._saver = FolderSaver(as_folder(auto_save_path, "auto_save_path"), self._index.without_entries()) if auto_save else None
+        self._saver = (
+            FolderSaver(as_folder(auto_save_path, "auto_save_path"), self._index.without_entries())
+            if auto_save
+            else None
+        )
         self._numbers: dict[int, int] = {}  # trajectory id -> its number in the log
         self._unread: dict[int, Path] = {}  # trajectory id -> its file, not read yet
         self._read_from: dict[int, Path] = {}  # the same, once read
@@ -107,7 +123,9 @@ class TrajectoryReplayBuffer:
 
         At most as many as the window holds.
         """
-        return self.sample_chunks(as_whole_number("num_chunks", num_chunks, "the number of chunk steps of the batch", 1))
+        return self.sample_chunks(
+            as_whole_number("num_chunks", num_chunks, "the number of chunk steps of the batch", 1)
+        )
 
     def sample_chunks(self, num_chunks: int) -> dict[str, Any]:
         """Samples chunks like `sample`; an empty batch for 0."""
@@ -156,7 +174,11 @@ class TrajectoryReplayBuffer:
         return self.is_ready(min_size)
 
     def get_stats(self) -> dict[str, int]:
-        return {"num_trajectories": self.size, "total_samples": self.total_samples, "cache_size": len(self._cache or ())}
+        return {
+            "num_trajectories": self.size,
+            "total_samples": self.total_samples,
+            "cache_size": len(self._cache or ()),
+        }
 
     def stats(self) -> dict[str, Any]:
         """Returns the values of `get_stats`, counters (`disk_reads` are chunk steps that were not in the cache), and those of the log."""
@@ -179,9 +201,13 @@ class TrajectoryReplayBuffer:
                 else:
                     folders.write_trajectory(target, self._fields_of(number, entry))
             folders.write_index(folder, self._index)
-            folders.remove_unnamed(folder, (folders.file_name(e, self.trajectory_format) for e in self._index.entries.values()))
+            folders.remove_unnamed(
+                folder, (folders.file_name(e, self.trajectory_format) for e in self._index.entries.values())
+            )
 
-    def load_checkpoint(self, load_path: str, is_distributed: bool = False, local_rank: int = 0, world_size: int = 1) -> None:
+    def load_checkpoint(
+        self, load_path: str, is_distributed: bool = False, local_rank: int = 0, world_size: int = 1
+    ) -> None:
         """Replaces the buffer's content by a checkpoint, or by the share of one rank of it.
 
         Files are read when a sample first needs them. One that is missing or damaged is left out, counted and named in
@@ -198,7 +224,11 @@ class TrajectoryReplayBuffer:
             self._finish_writes()
             self._forget_all()
             entries = found.shard(local_rank, world_size) if is_distributed else found.entries
-            counter = max(entries, default=-1) + 1 if is_distributed else max([found.trajectory_counter, *(n + 1 for n in entries)])
+            counter = (
+                max(entries, default=-1) + 1
+                if is_distributed
+                else max([found.trajectory_counter, *(n + 1 for n in entries)])
+            )
             self.trajectory_format, self.seed = found.trajectory_format, found.seed
             self._generator = bridge.generator(found.seed)
             self._index = FolderIndex(found.trajectory_format, found.seed, counter)
@@ -259,7 +289,9 @@ class TrajectoryReplayBuffer:
 
     def _add(self, trajectory: Trajectory) -> None:
         if not isinstance(trajectory, Trajectory):
-            raise SchemaError(f"a trajectory: expected a Trajectory, got {type(trajectory).__name__}; Trajectory.from_dict takes a dict.")
+            raise SchemaError(
+                f"a trajectory: expected a Trajectory, got {type(trajectory).__name__}; Trajectory.from_dict takes a dict."
+            )
         number = self._index.trajectory_counter
         entry = folders.new_entry(number, trajectory)
         columns = self._columns(trajectory)
@@ -283,7 +315,9 @@ class TrajectoryReplayBuffer:
             if array.ndim >= 2:
                 columns[path] = np.ascontiguousarray(step_rows(path, array, steps))
                 if self._types.setdefault(path, own_type) != own_type:
-                    raise SchemaError(f"{path}: expected {self._types[path] or array.dtype}, got {own_type or array.dtype}.")
+                    raise SchemaError(
+                        f"{path}: expected {self._types[path] or array.dtype}, got {own_type or array.dtype}."
+                    )
         return columns
 
     def _store(self, number: int, entry: dict[str, Any], columns: dict[str, Array]) -> None:
@@ -370,7 +404,9 @@ class TrajectoryReplayBuffer:
         keys = key_of(self._numbers[number]) + np.arange(length * width)
         with self.log.reading() as steps:
             flat = steps.gather(keys, [path for path in self.log.schema.columns if path in self._types])
-        tensors = {p: bridge.from_raw_array(a.reshape(length, width, *a.shape[1:]), self._types[p]) for p, a in flat.items()}
+        tensors = {
+            p: bridge.from_raw_array(a.reshape(length, width, *a.shape[1:]), self._types[p]) for p, a in flat.items()
+        }
         known = {"max_episode_length": entry["max_episode_length"], "model_weights_id": entry["model_weights_id"]}
         return Trajectory.from_dict({**known, **unflatten(tensors)}).to_dict()
 

@@ -105,11 +105,15 @@ class Rollouts(Experience):
         super().__init__(run, config, env, agent, notify)
         self.channel: Channel[dict[str, Any]] = Channel(name=CHANNEL)
         folder = run / FOLDER
-        index = folders.read_index(folder) if (folder / "metadata.json").exists() else folders.FolderIndex(seed=config.seed)
+        index = (
+            folders.read_index(folder) if (folder / "metadata.json").exists() else folders.FolderIndex(seed=config.seed)
+        )
         self._saver = folders.FolderSaver(folder, index)
         known = {number: self.log.facts.about(number).get("episode") for number in self.log.trajectories()}
         self._known = {number: tuple(episode) for number, episode in known.items() if episode}
-        for number, columns in self.ended_episodes(set(index.entries)).items():  # of a process that was killed before it wrote them
+        for number, columns in self.ended_episodes(
+            set(index.entries)
+        ).items():  # of a process that was killed before it wrote them
             if number in self._known:
                 self._save(number, columns)
 
@@ -131,7 +135,9 @@ class Rollouts(Experience):
                 actor, facts = str(item["actor"]), {"episode": list(episode)}
                 number = self.log.add(steps, actor=actor, boot=str(episode[0]), store=CHANNEL, facts=facts)
             except (SchemaError, LookupError) as error:
-                self._notify(f"an episode of {item.get('actor', 'an actor')} does not fit this run, and is left out: {error}")
+                self._notify(
+                    f"an episode of {item.get('actor', 'an actor')} does not fit this run, and is left out: {error}"
+                )
                 continue
             self._known[number] = episode
             self._save(number, columns)
@@ -148,7 +154,9 @@ class Rollouts(Experience):
 
 def append(rollout: EmbodiedRolloutResult, step: Mapping[str, Any]) -> None:
     """One step of one environment, as a log has it, to a rollout."""
-    given = flatten({name: value for name, value in step.items() if name not in TREES and name != "actions" and name not in FIELDS})
+    given = flatten(
+        {name: value for name, value in step.items() if name not in TREES and name != "actions" and name not in FIELDS}
+    )
     one = {path: np.asarray(value)[None] for path, value in given.items()}
     numbers: Any = {field: np.asarray(step[name]).reshape(1, 1) for name, field in FIELDS.items()}
     done = numbers["terminations"] | numbers["truncations"]
@@ -174,7 +182,9 @@ def _trajectory(columns: Mapping[str, Array]) -> Trajectory:
     human = (columns["source"] == Source.HUMAN) & ~columns["lost"].astype(bool)
     fields["intervene_flags"] = np.repeat(human[:, None, None], columns["actions"].shape[-1], axis=2)
     fields["dones"] = fields["terminations"] | fields["truncations"]
-    return Trajectory.from_dict(unflatten({path: bridge.as_tensor(np.ascontiguousarray(value), path) for path, value in fields.items()}))
+    return Trajectory.from_dict(
+        unflatten({path: bridge.as_tensor(np.ascontiguousarray(value), path) for path, value in fields.items()})
+    )
 
 
 def _columns(fields: Mapping[str, Any]) -> dict[str, Array]:

@@ -74,13 +74,19 @@ class EmbodiedRolloutResult:
         if result.actions is not None:
             self.intervene_flags.append(result.actions.new_zeros(result.actions.shape).bool())
 
-    def append_transitions(self, curr_obs: Mapping[str, Any] | None = None, next_obs: Mapping[str, Any] | None = None) -> None:
+    def append_transitions(
+        self, curr_obs: Mapping[str, Any] | None = None, next_obs: Mapping[str, Any] | None = None
+    ) -> None:
         """What was seen before and after the last step, [B, ...] each. Task descriptions, which are text, are left out."""
         trees: list[Tree] = []
         for name, observation in (("curr_obs", curr_obs), ("next_obs", next_obs)):
             if observation is None:
-                raise SchemaError(f"append_transitions was given no {name}; pass the observations before and after the step.")
-            trees.append(_map(as_tensor, {key: value for key, value in observation.items() if key != "task_descriptions"}, name))
+                raise SchemaError(
+                    f"append_transitions was given no {name}; pass the observations before and after the step."
+                )
+            trees.append(
+                _map(as_tensor, {key: value for key, value in observation.items() if key != "task_descriptions"}, name)
+            )
         self.curr_obs.append(trees[0])
         self.next_obs.append(trees[1])
 
@@ -98,7 +104,9 @@ class EmbodiedRolloutResult:
             return
         last, person = self.actions[-1], as_tensor(intervene_actions, "intervene_actions").cpu()
         if tuple(person.shape) != tuple(last.shape):
-            raise SchemaError(f"intervene_actions has shape {tuple(person.shape)}, the last actions have {tuple(last.shape)}; give these.")
+            raise SchemaError(
+                f"intervene_actions has shape {tuple(person.shape)}, the last actions have {tuple(last.shape)}; give these."
+            )
         flags = self._spread(intervene_flags)
         self.actions[-1] = person.where(flags, last)
         self.intervene_flags[-1] = flags
@@ -112,7 +120,13 @@ class EmbodiedRolloutResult:
         last = self.actions[-1]
         flags = as_tensor(flags, "intervene_flags").cpu().bool()
         flags = flags[:, None] if flags.dim() == 1 else flags
-        if last.dim() != 2 or flags.dim() != 2 or flags.shape[0] != last.shape[0] or not flags.shape[1] or last.shape[1] % flags.shape[1]:
+        if (
+            last.dim() != 2
+            or flags.dim() != 2
+            or flags.shape[0] != last.shape[0]
+            or not flags.shape[1]
+            or last.shape[1] % flags.shape[1]
+        ):
             raise SchemaError(
                 f"intervene_flags has shape {tuple(flags.shape)} for actions of shape {tuple(last.shape)}; give one flag for each "
                 f"environment, [B], or for each of its chunks, [B, chunks], with actions [B, chunks * action dimensions]."
@@ -135,7 +149,9 @@ class EmbodiedRolloutResult:
             for number, step in enumerate(steps):
                 if odd := sorted(set(steps[0]) ^ set(step)):
                     has, lacks = (0, number) if odd[0] in steps[0] else (number, 0)
-                    raise SchemaError(f"{odd[0]} is in step {has} but not in step {lacks}; give it to every step or to none.")
+                    raise SchemaError(
+                        f"{odd[0]} is in step {has} but not in step {lacks}; give it to every step or to none."
+                    )
             columns.update({path: _stack([step[path] for step in steps], path) for path in (steps[0] if steps else ())})
         weights = get_model_weights_id(columns.get("versions"))
         return Trajectory(max_episode_length=self.max_episode_length, model_weights_id=weights, **unflatten(columns))
@@ -147,7 +163,11 @@ class EmbodiedRolloutResult:
         trajectory = self.to_trajectory()
         environments = _environments(trajectory)
         each = -(-environments // split_size)
-        sizes = [min(each, environments - start) for start in range(0, environments, each)] if environments else [0] * split_size
+        sizes = (
+            [min(each, environments - start) for start in range(0, environments, each)]
+            if environments
+            else [0] * split_size
+        )
         if len(sizes) != split_size:
             raise ConfigError(
                 f"{environments} environments do not make {split_size} trajectories of {each}; choose a split_size that divides them, "
@@ -161,7 +181,9 @@ class EmbodiedRolloutResult:
         environments = _environments(trajectory)
         whole = all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in sizes)
         if not whole or (environments and sum(sizes) != environments):
-            raise ConfigError(f"split_sizes are {sizes}, for {environments} environments; pass whole numbers that add up to these.")
+            raise ConfigError(
+                f"split_sizes are {sizes}, for {environments} environments; pass whole numbers that add up to these."
+            )
         return _split(trajectory, sizes)
 
 
@@ -175,18 +197,24 @@ def convert_trajectories_to_batch(trajectories: Sequence[Trajectory]) -> Tree:
     batch: Tree = {}
     for path in dict.fromkeys(path for part in parts for path in part):
         if missing := [number for number, part in enumerate(parts) if path not in part]:
-            raise SchemaError(f"{path} is in some trajectories but not in number {missing[0]}; give it to all of them or to none.")
+            raise SchemaError(
+                f"{path} is in some trajectories but not in number {missing[0]}; give it to all of them or to none."
+            )
         shapes = [tuple(part[path].shape) for part in parts]
         if len({(shape[0], *shape[2:]) for shape in shapes}) > 1:
             listed = ", ".join(map(str, shapes))
-            raise SchemaError(f"{path} has the shapes {listed}; only the second dimension, the environments, may differ.")
+            raise SchemaError(
+                f"{path} has the shapes {listed}; only the second dimension, the environments, may differ."
+            )
         batch[path] = concatenate([part[path] for part in parts], 1)
     return unflatten(batch)
 
 
 def _split(trajectory: Trajectory, sizes: list[int]) -> list[Trajectory]:
     pieces = {path: value.split(sizes, dim=1) for path, value in trajectory.tensors().items()}
-    return [trajectory.replaced({path: piece[i].contiguous() for path, piece in pieces.items()}) for i in range(len(sizes))]
+    return [
+        trajectory.replaced({path: piece[i].contiguous() for path, piece in pieces.items()}) for i in range(len(sizes))
+    ]
 
 
 def _environments(trajectory: Trajectory) -> int:
@@ -199,14 +227,18 @@ def _environments(trajectory: Trajectory) -> int:
 def _same_environments(sizes: Mapping[str, int], what: str) -> None:
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        raise SchemaError(f"{what} have different numbers of environments ({listed}); give each field one row per environment.")
+        raise SchemaError(
+            f"{what} have different numbers of environments ({listed}); give each field one row per environment."
+        )
 
 
 def _map(function: Callable[[Any, str], Any], tree: Mapping[str, Any], name: str) -> Tree:
     """The same nested dictionary with `function(leaf, path)` for each leaf that is not None."""
     if not isinstance(tree, Mapping):
         raise SchemaError(f"{name} is a {type(tree).__name__}; pass a dictionary of tensors.")
-    return unflatten({path: function(leaf, f"{name}/{path}") for path, leaf in flatten(tree).items() if leaf is not None})
+    return unflatten(
+        {path: function(leaf, f"{name}/{path}") for path, leaf in flatten(tree).items() if leaf is not None}
+    )
 
 
 def _on_cpu(value: Any, path: str) -> Tensor:
@@ -217,5 +249,7 @@ def _stack(rows: list[Tensor], path: str) -> Tensor:
     """Equal tensors along a new first dimension."""
     for number, row in enumerate(rows):
         if row.shape != rows[0].shape:
-            raise SchemaError(f"{path} has shape {tuple(row.shape)} in step {number} and {tuple(rows[0].shape)} in step 0; keep one shape.")
+            raise SchemaError(
+                f"{path} has shape {tuple(row.shape)} in step {number} and {tuple(rows[0].shape)} in step 0; keep one shape."
+            )
     return import_torch().stack(rows).cpu().contiguous()

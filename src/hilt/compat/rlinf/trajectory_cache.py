@@ -21,7 +21,9 @@ class TrajectoryCache:
     """
 
     def __init__(self, max_size: int = 5):
-        self.max_size = as_whole_number("max_size", max_size, "the number of trajectories; without a cache, give enable_cache=False", 1)
+        self.max_size = as_whole_number(
+            "max_size", max_size, "the number of trajectories; without a cache, give enable_cache=False", 1
+        )
         self.cache: dict[int, int] = {}
         """Trajectory number to slot, oldest first"""
         self._lengths: dict[int, int] = {}
@@ -38,7 +40,9 @@ class TrajectoryCache:
         if self._buffer and set(arrays) != set(self._buffer):
             odd = sorted(set(arrays) ^ set(self._buffer))[0]
             where = "lacks this field" if odd in self._buffer else "has this field and the others do not"
-            raise SchemaError(f"{odd}: trajectory {trajectory_id} {where}; all trajectories of a cache have the same fields.")
+            raise SchemaError(
+                f"{odd}: trajectory {trajectory_id} {where}; all trajectories of a cache have the same fields."
+            )
         length = len(next(iter(arrays.values())))
         slot = self._slot_for(trajectory_id)
         self._types.update({path: name for path, (_, name) in raw.items()})
@@ -55,11 +59,15 @@ class TrajectoryCache:
             return None
         start = self.cache[trajectory_id] * self._slot_length
         stop = start + self._lengths[trajectory_id]
-        return unflatten({path: bridge.from_raw_array(array[start:stop], self._types[path]) for path, array in self._buffer.items()})
+        return unflatten(
+            {path: bridge.from_raw_array(array[start:stop], self._types[path]) for path, array in self._buffer.items()}
+        )
 
     def get_buffer(self) -> dict[str, Any]:
         """All slots, one behind the other: fields ``[max_size * slot length, ...]``."""
-        return unflatten({path: bridge.from_raw_array(array, self._types[path]) for path, array in self._buffer.items()})
+        return unflatten(
+            {path: bridge.from_raw_array(array, self._types[path]) for path, array in self._buffer.items()}
+        )
 
     def get_slot_length(self) -> int:
         return self._slot_length

@@ -66,15 +66,26 @@ class ReplayBufferDataStore:
         seed: int | None = None,
         **settings: Any,
     ):
-        capacity = as_whole_number("capacity", capacity, "the number of transitions that the buffer keeps, such as 200000", 1)
+        capacity = as_whole_number(
+            "capacity", capacity, "the number of transitions that the buffer keeps, such as 200000", 1
+        )
         self._check_settings(settings)
-        observations, actions = _levels(spec_of_space(observation_space, "observations")), spec_of_space(action_space, "actions")
-        after = observations if next_observation_space is None else _levels(spec_of_space(next_observation_space, "next_observations"))
+        observations, actions = (
+            _levels(spec_of_space(observation_space, "observations")),
+            spec_of_space(action_space, "actions"),
+        )
+        after = (
+            observations
+            if next_observation_space is None
+            else _levels(spec_of_space(next_observation_space, "next_observations"))
+        )
         self._passed_over = {"infos", "grasp_penalty"}
         """Keys of transitions that are not stored, without a (further) warning; scripts always pass these two"""
         self._has_slashes = any("/" in key for key in getattr(observation_space, "spaces", {}))
         if next_observation_space is not None and dict(Spec({"o": after})) != dict(Spec({"o": observations})):
-            raise ConfigError("next_observation_space: expected the observation space, since a frame that ends a step begins the next.")
+            raise ConfigError(
+                "next_observation_space: expected the observation space, since a frame that ends a step begins the next."
+            )
         columns: dict[str, Any] = {
             "observations": observations,
             "next_observations": after,
@@ -110,7 +121,14 @@ class ReplayBufferDataStore:
         return type(self).insert is ReplayBufferDataStore.insert
 
     def insert(
-        self, transition: Tree, actor: str = "", sequence: int = -1, timeout: float | None = None, *, boot: str = "", store: str = ""
+        self,
+        transition: Tree,
+        actor: str = "",
+        sequence: int = -1,
+        timeout: float | None = None,
+        *,
+        boot: str = "",
+        store: str = "",
     ) -> int:
         """Stores one transition, process-safe when it returns; returns the step's key.
 
@@ -124,7 +142,9 @@ class ReplayBufferDataStore:
             self._newest.append(key)
             return key
 
-    def insert_block(self, block: PackedBlock, actor: str, sequence: int, timeout: float | None, *, boot: str, store: str) -> int:
+    def insert_block(
+        self, block: PackedBlock, actor: str, sequence: int, timeout: float | None, *, boot: str, store: str
+    ) -> int:
         """Stores packed transitions whose numbers begin at `sequence`; returns how many. The rest must be inserted one by one."""
         with self.lock:
             keys = self._chains.insert_block((actor, boot, store), self._block_with_ends(block), sequence, timeout)
@@ -146,12 +166,16 @@ class ReplayBufferDataStore:
         `keys`, whole paths or subtrees such as ``observations``."""
         return self._batch(batch_size, keys, indx, lambda steps, drawn, paths: steps.gather(drawn, paths))
 
-    def get_iterator(self, queue_size: int = 2, sample_args: Mapping[str, Any] | None = None, device: Any = None) -> Any:
+    def get_iterator(
+        self, queue_size: int = 2, sample_args: Mapping[str, Any] | None = None, device: Any = None
+    ) -> Any:
         """Batches for ever, made ahead by a thread. With `device` (a torch device, or a list of them: a copy for each) as tensors there."""
         from hilt.replay.sampling.prefetch import Prefetch
 
         arguments = self._sample_arguments({} if sample_args is None else sample_args)
-        queue_size = as_whole_number("queue_size", queue_size, "the number of batches that are made ahead, such as 2", 1)
+        queue_size = as_whole_number(
+            "queue_size", queue_size, "the number of batches that are made ahead, such as 2", 1
+        )
         return Prefetch(lambda: self.sample(**arguments), queue_size, device)
 
     def seed(self, seed: int | None = None) -> None:
@@ -205,7 +229,9 @@ class ReplayBufferDataStore:
         """The arguments of `sample`, checked before a thread calls it."""
         known = list(inspect.signature(self.sample).parameters)
         if not isinstance(given, Mapping) or "batch_size" not in given:
-            raise ConfigError(f"sample_args: expected a mapping of sample()'s arguments, such as {{'batch_size': 128}}, got {given!r}.")
+            raise ConfigError(
+                f"sample_args: expected a mapping of sample()'s arguments, such as {{'batch_size': 128}}, got {given!r}."
+            )
         for name in given:
             if name == "pack_obs_and_next_obs" and name not in known:
                 raise ConfigError(
@@ -220,7 +246,9 @@ class ReplayBufferDataStore:
         batch_size = as_whole_number("batch_size", batch_size, "the number of transitions of a batch", 1)
         keys = list(keys) if isinstance(keys, Iterable) and not isinstance(keys, str) else keys
         if keys is not None and (not isinstance(keys, list) or not all(isinstance(key, str) for key in keys)):
-            raise ConfigError(f"keys: expected the names of columns, such as ['observations', 'actions'], got {keys!r}.")
+            raise ConfigError(
+                f"keys: expected the names of columns, such as ['observations', 'actions'], got {keys!r}."
+            )
         paths = self.log.schema.select(self._upstream_keys if keys is None else keys)
         if indx is None:
             return self._sampler.sample_with(batch_size, lambda steps, drawn: gather(steps, drawn, paths))
@@ -278,7 +306,10 @@ class ReplayBufferDataStore:
         plain = len(ends) == 2 and all(column.ndim == 1 and column.dtype.kind in "biuf" for column in ends)
         if "terminated" not in columns and "truncated" not in columns and plain:
             done, mask = ends
-            columns["terminated"], columns["truncated"] = done.astype(bool) & (mask == 0), done.astype(bool) & (mask != 0)
+            columns["terminated"], columns["truncated"] = (
+                done.astype(bool) & (mask == 0),
+                done.astype(bool) & (mask != 0),
+            )
         return block.with_columns(columns)
 
 
@@ -288,20 +319,28 @@ def _images(observation_space: Any, image_keys: Any) -> dict[str, tuple[str, Arr
         raise ConfigError(f"image_keys: expected a list of names, such as ['wrist_1', 'wrist_2'], got {image_keys!r}.")
     observations = _levels(spec_of_space(observation_space, "observations"))
     if isinstance(observations, ArraySpec):
-        raise ConfigError(f"observation_space: expected a Dict space that has the images by name, got {observation_space}.")
+        raise ConfigError(
+            f"observation_space: expected a Dict space that has the images by name, got {observation_space}."
+        )
     columns, found = Spec(observations), {}
     for key in image_keys:
         ending = [path for path in columns if f"/{path}".endswith(f"/{key}")]
         paths = [path for path in columns if path == key] or ending
         if not paths and (inside := [path for path in columns if path.startswith(f"{key}/")]):
-            raise ConfigError(f"image_keys: {key!r} is not an image but a group of {', '.join(inside)}; give the images' names.")
+            raise ConfigError(
+                f"image_keys: {key!r} is not an image but a group of {', '.join(inside)}; give the images' names."
+            )
         if not paths:
             raise UnknownNameError("image key in the observation space", str(key), columns)
         if len(paths) > 1:
-            raise ConfigError(f"image_keys: {key!r} was given, and {', '.join(paths)} all end so; give the whole paths.")
+            raise ConfigError(
+                f"image_keys: {key!r} was given, and {', '.join(paths)} all end so; give the whole paths."
+            )
         spec = columns[paths[0]]
         if len(spec.shape) not in (3, 4):
-            raise ConfigError(f"image_keys: expected an image (H, W, C) or a stack (stack, H, W, C), got {spec} for {key!r}.")
+            raise ConfigError(
+                f"image_keys: expected an image (H, W, C) or a stack (stack, H, W, C), got {spec} for {key!r}."
+            )
         found[key] = paths[0], spec
     return found
 
@@ -312,7 +351,9 @@ def _levels(observations: Any) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, _NUMBERS) or (isinstance(value, np.ndarray) and not value.ndim and value.dtype.kind in "biuf")
+    return isinstance(value, _NUMBERS) or (
+        isinstance(value, np.ndarray) and not value.ndim and value.dtype.kind in "biuf"
+    )
 
 
 class _Integers(NumpyStream):
@@ -330,17 +371,28 @@ class MemoryEfficientReplayBufferDataStore(ReplayBufferDataStore):
     stack ``(stack, H, W, C)``, as ``ChunkingWrapper`` makes it, or a single ``(H, W, C)``.
     """
 
-    def __init__(self, observation_space: Any, action_space: Any, capacity: int, image_keys: Sequence[str] = ("image",), **options: Any):
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        capacity: int,
+        image_keys: Sequence[str] = ("image",),
+        **options: Any,
+    ):
         self._check_settings(options)
         images = _images(observation_space, image_keys)
         stacks = {key: spec.shape[0] if len(spec.shape) == 4 else 0 for key, (_, spec) in images.items()}
         if len(set(stacks.values())) > 1:
-            raise ConfigError(f"image_keys: expected one stack size for all images, got {stacks}; 0 is an image without a stack.")
+            raise ConfigError(
+                f"image_keys: expected one stack size for all images, got {stacks}; 0 is an image without a stack."
+            )
         self._image_paths = [f"observations/{path}" for path, _ in images.values()]
         self._stacked = tuple(self._image_paths) if any(stacks.values()) else ()
         super().__init__(observation_space, action_space, capacity, **options)
 
-    def sample(self, batch_size: int, keys: Sequence[str] | None = None, indx: Any = None, pack_obs_and_next_obs: bool = False) -> Batch:
+    def sample(
+        self, batch_size: int, keys: Sequence[str] | None = None, indx: Any = None, pack_obs_and_next_obs: bool = False
+    ) -> Batch:
         """A batch. Packed, ``observations[image]`` has the stack and the next frame, ``(batch, stack + 1, H, W, C)``, and
         ``next_observations`` has no images: half the bytes for the same content. A single image counts as a stack of one."""
         if not pack_obs_and_next_obs:

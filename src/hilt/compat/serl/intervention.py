@@ -16,6 +16,8 @@ class SpacemouseIntervention(TakeOver):
     The episode's ``intervention_count`` and ``intervention_steps`` are in ``info`` too; see `TakeOver` for the rest.
     """
 
-    def __init__(self, env: gymnasium.Env, action_indices: Sequence[int] | None = None, *, device: Device | None = None):
+    def __init__(
+        self, env: gymnasium.Env, action_indices: Sequence[int] | None = None, *, device: Device | None = None
+    ):
         """`action_indices`: the only dimensions that a person moves. `device`: another device than the first SpaceMouse that is found."""
         super().__init__(env, open_device("spacemouse") if device is None else device, action_indices=action_indices)

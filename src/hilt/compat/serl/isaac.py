@@ -81,7 +81,10 @@ class IsaacSimFrankaEnv(gymnasium.Env):
         self._limit = step_limit
         self._command, self._steps = 1.0, 0
         observation, _ = self._one.reset()
-        self._state, self._images = _parts("state", state, observation), _parts("images", _cameras(observation, images), observation)
+        self._state, self._images = (
+            _parts("state", state, observation),
+            _parts("images", _cameras(observation, images), observation),
+        )
         seen = self._seen(observation)
         self._check(seen)
         self.observation_space = space_of(seen)
@@ -95,9 +98,13 @@ class IsaacSimFrankaEnv(gymnasium.Env):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         action = np.clip(np.asarray(action, np.float32), -1, 1)
-        if abs(action[6]) >= GRIPPER:  # Isaac Lab's binary action closes below 0 and opens from 0 on: it has no "as it is"
+        if (
+            abs(action[6]) >= GRIPPER
+        ):  # Isaac Lab's binary action closes below 0 and opens from 0 on: it has no "as it is"
             self._command = float(np.sign(action[6]))
-        observation, reward, terminated, truncated, info = self._one.step(np.append(action[:6], np.float32(self._command)))
+        observation, reward, terminated, truncated, info = self._one.step(
+            np.append(action[:6], np.float32(self._command))
+        )
         self._steps += 1
         if self._success is not None:
             succeeded = bool(self._success(observation))
@@ -117,7 +124,9 @@ class IsaacSimFrankaEnv(gymnasium.Env):
     def _check(self, seen: Mapping[str, Any]) -> None:
         for name, value in seen["state"].items():
             if len(value) != STATE.get(name, len(value)):
-                raise SchemaError(f"state: {name} has {len(value)} numbers in the simulator's observation; expected {STATE[name]}.")
+                raise SchemaError(
+                    f"state: {name} has {len(value)} numbers in the simulator's observation; expected {STATE[name]}."
+                )
         for name, value in seen["images"].items():
             if value.dtype != np.uint8 or value.ndim != 3 or value.shape[-1] != 3:
                 raise SchemaError(
@@ -129,14 +138,22 @@ class IsaacSimFrankaEnv(gymnasium.Env):
 def _cameras(observation: Any, images: Mapping[str, Part] | Sequence[str] | None) -> Mapping[str, Part] | Sequence[str]:
     if images is not None or not isinstance(observation, Mapping):
         return images or ()
-    paths = [path for path, value in flatten(observation).items() if value.dtype == np.uint8 and value.ndim == 3 and value.shape[-1] == 3]
+    paths = [
+        path
+        for path, value in flatten(observation).items()
+        if value.dtype == np.uint8 and value.ndim == 3 and value.shape[-1] == 3
+    ]
     return {path.rpartition("/")[2]: path for path in paths}
 
 
-def _parts(setting: str, given: Mapping[str, Part] | Sequence[str], observation: Any) -> dict[str, Callable[[Any], Any]]:
+def _parts(
+    setting: str, given: Mapping[str, Part] | Sequence[str], observation: Any
+) -> dict[str, Callable[[Any], Any]]:
     """Returns for each name the function that takes this part out of an observation."""
     if not isinstance(observation, Mapping):
-        raise ConfigError("the simulator's observations are a single array; expected a dictionary, such as {'policy': {...}}.")
+        raise ConfigError(
+            "the simulator's observations are a single array; expected a dictionary, such as {'policy': {...}}."
+        )
     leaves = flatten(observation)
     found: dict[str, Callable[[Any], Any]] = {}
     for name, part in (given if isinstance(given, Mapping) else {name: name for name in given}).items():
@@ -146,7 +163,10 @@ def _parts(setting: str, given: Mapping[str, Part] | Sequence[str], observation:
         paths = [part] if part in leaves else [path for path in leaves if path.endswith(f"/{part}")]
         if not paths:
             raise UnknownNameError(
-                f"part of the simulator's observations (for {name}; give a path or a function)", str(part), leaves, setting=setting
+                f"part of the simulator's observations (for {name}; give a path or a function)",
+                str(part),
+                leaves,
+                setting=setting,
             )
         if len(paths) > 1:
             raise ConfigError(f"{setting}: {part!r} was given, and {', '.join(paths)} all end so; give the whole path.")

@@ -48,7 +48,9 @@ class _Face(Agent):
 
     def replace(self, *, state: Any = None, params: Mapping[str, Any] | None = None) -> Any:
         if state not in (None, self):
-            raise ConfigError(f"replace(state=…) takes agent.state.replace(params=…), and got a {type(state).__name__}.")
+            raise ConfigError(
+                f"replace(state=…) takes agent.state.replace(params=…), and got a {type(state).__name__}."
+            )
         if params is not None:
             with self._one_at_a_time:
                 self.load_acting_state(params)
@@ -60,7 +62,9 @@ class _Face(Agent):
 
 
 class _SAC(_Face):
-    def update(self, batch: Mapping[str, Any], networks_to_update: Iterable[str] | None = None, details: bool = False) -> Any:
+    def update(
+        self, batch: Mapping[str, Any], networks_to_update: Iterable[str] | None = None, details: bool = False
+    ) -> Any:
         """(the agent, what is to be logged). Batches may be packed, as ``pack_obs_and_next_obs=True`` makes them."""
         return super().update(unpacked(batch), networks_to_update, details)
 
@@ -90,18 +94,31 @@ def make_sac_pixel_agent(seed: int, sample_obs: Any, sample_action: Any, **optio
     return _make(SACAgent, f"{arms}-arm-fixed-gripper", seed, sample_obs, sample_action, **options)
 
 
-def make_sac_pixel_agent_hybrid_single_arm(seed: int, sample_obs: Any, sample_action: Any, **options: Any) -> SACAgentHybridSingleArm:
+def make_sac_pixel_agent_hybrid_single_arm(
+    seed: int, sample_obs: Any, sample_action: Any, **options: Any
+) -> SACAgentHybridSingleArm:
     return _make(SACAgentHybridSingleArm, "single-arm-learned-gripper", seed, sample_obs, sample_action, **options)
 
 
-def make_sac_pixel_agent_hybrid_dual_arm(seed: int, sample_obs: Any, sample_action: Any, **options: Any) -> SACAgentHybridDualArm:
+def make_sac_pixel_agent_hybrid_dual_arm(
+    seed: int, sample_obs: Any, sample_action: Any, **options: Any
+) -> SACAgentHybridDualArm:
     return _make(SACAgentHybridDualArm, "dual-arm-learned-gripper", seed, sample_obs, sample_action, **options)
 
 
 def make_bc_agent(seed: int, sample_obs: Any, sample_action: Any, **options: Any) -> BCAgent:
     """`image_keys` and `encoder_type` as upstream, and its three layers of 512; there is no dropout between them here. The loss is
     upstream's: the negative log-likelihood of a Gaussian without tanh, at a learning rate of 3e-4."""
-    return _make(BCAgent, "single-arm-fixed-gripper", seed, sample_obs, sample_action, hidden=[512, 512, 512], squashed=False, **options)
+    return _make(
+        BCAgent,
+        "single-arm-fixed-gripper",
+        seed,
+        sample_obs,
+        sample_action,
+        hidden=[512, 512, 512],
+        squashed=False,
+        **options,
+    )
 
 
 class checkpoints:  # flax has a module of this name
@@ -135,7 +152,9 @@ class checkpoints:  # flax has a module of this name
 def _numbered(folder: Path) -> list[Path]:
     found = [path for path in folder.glob("checkpoint_*") if path.name.removeprefix("checkpoint_").isdigit()]
     if flax := [path for path in found if path.is_dir()]:
-        raise ConfigError(f"{flax[0]} is a checkpoint of flax, whose weights are not read here; its buffers are: see docs/hil-serl.md.")
+        raise ConfigError(
+            f"{flax[0]} is a checkpoint of flax, whose weights are not read here; its buffers are: see docs/hil-serl.md."
+        )
     return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint_")))
 
 
@@ -162,7 +181,9 @@ def _make(
 ) -> MadeAgent:
     known = ("reward_bias", "target_entropy", "discount")
     if unknown := sorted(rlpd.keys() - set(known)):
-        raise ConfigError(f"{unknown[0]}: not an argument of this function; expected image_keys, encoder_type, {', '.join(known)}.")
+        raise ConfigError(
+            f"{unknown[0]}: not an argument of this function; expected image_keys, encoder_type, {', '.join(known)}."
+        )
     config = AgentConfig(setup_mode=setup_mode, encoder=encoder_of(encoder_type), hidden=list(hidden))
     for name, value in rlpd.items():
         setattr(config.rlpd, name, value)

@@ -6,7 +6,12 @@ from hilt.compat.simplevla.dataloader import BufferedDataLoader, LIBERO_Dataset,
 from hilt.compat.simplevla.environments import RobotwinEnvWrapper, center_crop_image, env_worker, get_libero_env
 from hilt.compat.simplevla.hf_rollout import RobHFRollout
 from hilt.compat.simplevla.trainer import RayTrainer, ResourcePoolManager, RobRewardManager, Role, compute_advantage
-from hilt.compat.simplevla.workers import CriticWorker, DataParallelPPOCritic, RobActorRolloutRefWorker, RobDataParallelPPOActor
+from hilt.compat.simplevla.workers import (
+    CriticWorker,
+    DataParallelPPOCritic,
+    RobActorRolloutRefWorker,
+    RobDataParallelPPOActor,
+)
 
 DataProto = Batch
 

@@ -26,7 +26,9 @@ Meta = Mapping[str, Any] | None
 class Batch:
     """Rows. Every tensor and every array has as many; a change of one key does not touch another batch."""
 
-    def __init__(self, batch: Mapping[str, Tensor], non_tensor_batch: Mapping[str, Any] | None = None, meta_info: Meta = None):
+    def __init__(
+        self, batch: Mapping[str, Tensor], non_tensor_batch: Mapping[str, Any] | None = None, meta_info: Meta = None
+    ):
         self.batch = dict(batch)
         self.non_tensor_batch = {key: objects(values) for key, values in (non_tensor_batch or {}).items()}
         self.meta_info = dict(meta_info or {})
@@ -41,11 +43,15 @@ class Batch:
             raise SchemaError("a batch was given no key; it needs at least one, to know how many rows it has.")
         for key, values in self.batch.items():
             if not isinstance(values, Tensor) or not values.ndim:
-                raise SchemaError(f"{key} is {type(values).__name__}; expected is a tensor with one row for each sample.")
+                raise SchemaError(
+                    f"{key} is {type(values).__name__}; expected is a tensor with one row for each sample."
+                )
         first = next(iter(columns))
         for key, values in columns.items():
             if len(values) != len(columns[first]):
-                raise SchemaError(f"{key} has {len(values)} rows and {first} {len(columns[first])}; all keys of a batch have as many.")
+                raise SchemaError(
+                    f"{key} has {len(values)} rows and {first} {len(columns[first])}; all keys of a batch have as many."
+                )
 
     # --- made of dictionaries ---
 
@@ -54,12 +60,16 @@ class Batch:
         """Tensors and arrays from one dictionary, such as `collate_fn` gives."""
         for key, values in data.items():
             if not isinstance(values, (Tensor, np.ndarray)):
-                raise SchemaError(f"{key} is {type(values).__name__}; expected is a tensor, or a numpy array of objects.")
+                raise SchemaError(
+                    f"{key} is {type(values).__name__}; expected is a tensor, or a numpy array of objects."
+                )
         arrays = {key: values for key, values in data.items() if isinstance(values, np.ndarray)}
         return cls({key: values for key, values in data.items() if key not in arrays}, arrays, meta_info)
 
     @classmethod
-    def from_dict(cls, tensors: Mapping[str, Tensor], non_tensors: Mapping[str, Any] | None = None, meta_info: Meta = None) -> Batch:
+    def from_dict(
+        cls, tensors: Mapping[str, Tensor], non_tensors: Mapping[str, Any] | None = None, meta_info: Meta = None
+    ) -> Batch:
         return cls(tensors, non_tensors, meta_info)
 
     def __len__(self) -> int:
@@ -82,7 +92,10 @@ class Batch:
         return Batch(*(copy.deepcopy(parts) if deepcopy else parts))
 
     def pop(
-        self, batch_keys: Sequence[str] = (), non_tensor_batch_keys: Sequence[str] = (), meta_info_keys: Sequence[str] = ()
+        self,
+        batch_keys: Sequence[str] = (),
+        non_tensor_batch_keys: Sequence[str] = (),
+        meta_info_keys: Sequence[str] = (),
     ) -> Batch:
         """The same keys, taken out of this batch."""
         taken = self.select(batch_keys, non_tensor_batch_keys, meta_info_keys)
@@ -99,18 +112,24 @@ class Batch:
         if taken := [key for key in new if key in self.batch and key not in old]:
             raise ConfigError(f"{taken[0]} is in this batch already; pop() it first, or take another name.")
         found = {key: _get(self.batch, key) for key in old}
-        self.batch = {key: values for key, values in self.batch.items() if key not in found} | dict(zip(new, found.values(), strict=True))
+        self.batch = {key: values for key, values in self.batch.items() if key not in found} | dict(
+            zip(new, found.values(), strict=True)
+        )
         return self
 
     def union(self, other: Batch) -> Batch:
         """The keys of both, in place. A key that both have must hold the same."""
         if len(self) != len(other):
-            raise SchemaError(f"batches of {len(self)} and of {len(other)} rows have no union; concat() puts rows after one another.")
+            raise SchemaError(
+                f"batches of {len(self)} and of {len(other)} rows have no union; concat() puts rows after one another."
+            )
         theirs = (other.batch, other.non_tensor_batch, other.meta_info)
         for (part, _), more in zip(self._parts(), theirs, strict=True):
             for key, values in more.items():
                 if key in part and not _same(part[key], values):
-                    raise SchemaError(f"both batches have {key}, and it differs: pop() it from one of them, or rename() it.")
+                    raise SchemaError(
+                        f"both batches have {key}, and it differs: pop() it from one of them, or rename() it."
+                    )
             part.update(more)
         return self
 
@@ -124,7 +143,9 @@ class Batch:
         places = np.arange(len(self))[rows]
         arrays = {key: values[places] for key, values in self.non_tensor_batch.items()}
         found = torch.from_numpy(places)
-        return Batch({key: values[found.to(values.device)] for key, values in self.batch.items()}, arrays, self.meta_info)
+        return Batch(
+            {key: values[found.to(values.device)] for key, values in self.batch.items()}, arrays, self.meta_info
+        )
 
     def slice(self, index: Any) -> Batch:
         """The same, by its name there."""
@@ -139,7 +160,9 @@ class Batch:
         """Splits the rows into this number of pieces, of as many rows each or one more. There, tensors and arrays are cut at other rows
         where it does not divide."""
         if not 0 < chunks <= len(self):
-            raise ConfigError(f"{len(self)} rows do not make {chunks} pieces of at least one row; give from 1 to {len(self)}.")
+            raise ConfigError(
+                f"{len(self)} rows do not make {chunks} pieces of at least one row; give from 1 to {len(self)}."
+            )
         return [self[piece] for piece in np.array_split(np.arange(len(self)), chunks)]
 
     @staticmethod
@@ -151,7 +174,9 @@ class Batch:
         for each in data:
             if (each.batch.keys(), each.non_tensor_batch.keys()) != (first.batch.keys(), first.non_tensor_batch.keys()):
                 apart = {*each.batch, *each.non_tensor_batch} ^ {*first.batch, *first.non_tensor_batch}
-                raise SchemaError(f"only some of the batches have {', '.join(sorted(apart))}; pop() it, or add it to the others.")
+                raise SchemaError(
+                    f"only some of the batches have {', '.join(sorted(apart))}; pop() it, or add it to the others."
+                )
         tensors = {key: torch.cat([each.batch[key] for each in data]) for key in first.batch}
         arrays = {key: np.concatenate([each.non_tensor_batch[key] for each in data]) for key in first.non_tensor_batch}
         return Batch(tensors, arrays, first.meta_info)
@@ -159,7 +184,9 @@ class Batch:
     def make_iterator(self, mini_batch_size: int, epochs: int, seed: int | None = None) -> Iterator[Batch]:
         """Mini-batches of `epochs` passes; with a seed, each in an order of its own. There, a seed shuffles nothing by itself."""
         if mini_batch_size < 1 or len(self) % mini_batch_size:
-            raise ConfigError(f"{len(self)} rows do not divide into mini-batches of {mini_batch_size}: choose a size that divides them.")
+            raise ConfigError(
+                f"{len(self)} rows do not divide into mini-batches of {mini_batch_size}: choose a size that divides them."
+            )
         draws = None if seed is None else generator(seed)
 
         def batches() -> Iterator[Batch]:

@@ -19,7 +19,11 @@ PAD = 32000
 
 
 def rollout_batch(
-    episodes: Sequence[RolloutEpisode], policy: Policy, max_prompt_length: int = 0, steps: int = 0, pixel_values: bool = False
+    episodes: Sequence[RolloutEpisode],
+    policy: Policy,
+    max_prompt_length: int = 0,
+    steps: int = 0,
+    pixel_values: bool = False,
 ) -> Batch:
     """Episodes as SimpleVLA-RL's rollout gives them, B of S chunks; after an episode's last chunk there is nothing but padding.
 
@@ -46,7 +50,9 @@ def rollout_batch(
     pad = int(policy.config.upstream.get("pad_token_id", PAD))
     columns = [_columns(episode, policy, width, pad) for episode in episodes]
     tensors = {
-        name: torch.from_numpy(np.stack([_padded(one[name], length, pad if name == "input_ids" else 0) for one in columns]))
+        name: torch.from_numpy(
+            np.stack([_padded(one[name], length, pad if name == "input_ids" else 0) for one in columns])
+        )
         for name in columns[0]
     }
     tensors["old_log_probs"] = tensors["old_log_probs"].flatten(1)
@@ -57,7 +63,10 @@ def rollout_batch(
         tensors["pixel_values"] = torch.stack(seen)
     tensors["complete"] = torch.tensor([episode.success for episode in episodes])
     tensors["finish_step"] = torch.tensor([episode.steps for episode in episodes])
-    facts = {"uid": [f"{episode.start.group}" for episode in episodes], "task": [episode.start.task for episode in episodes]}
+    facts = {
+        "uid": [f"{episode.start.group}" for episode in episodes],
+        "task": [episode.start.task for episode in episodes],
+    }
     facts["ill_formed"] = [episode.ill_formed for episode in episodes]
     return Batch(tensors, facts)
 
@@ -68,7 +77,9 @@ def _sizes(episodes: Sequence[RolloutEpisode], steps: int, max_prompt_length: in
     width = max(int(episode.record["prompt_length"].max()) for episode in episodes)
     for name, given, needed in (("steps", steps, length), ("max_prompt_length", max_prompt_length, width)):
         if given and given < needed:
-            raise ConfigError(f"{name}={given}, and an episode needs {needed}: give as many, or 0 for as many as are needed.")
+            raise ConfigError(
+                f"{name}={given}, and an episode needs {needed}: give as many, or 0 for as many as are needed."
+            )
     return steps or length, max_prompt_length or width
 
 
@@ -102,9 +113,13 @@ def episodes_of(batch: Batch, policy: Policy, temperature: float = 1.0) -> list[
     data = batch.batch
     for name in ("responses", "input_ids", "attention_mask", "finish_step", "complete"):
         if name not in data:
-            raise MissingFieldError(f"a rollout has {name!r}, and this batch has {', '.join(data)}: give what generate_sequences gave.")
+            raise MissingFieldError(
+                f"a rollout has {name!r}, and this batch has {', '.join(data)}: give what generate_sequences gave."
+            )
     if not {"frames", "pixel_values"} & data.keys():
-        raise MissingFieldError("a rollout has 'pixel_values' or 'frames', and this batch has neither: give what generate_sequences gave.")
+        raise MissingFieldError(
+            "a rollout has 'pixel_values' or 'frames', and this batch has neither: give what generate_sequences gave."
+        )
     groups: dict[str, int] = {}
     uids = batch.non_tensor_batch.get("uid", np.array([str(row) for row in range(len(batch))], object))
     made = []
@@ -140,7 +155,9 @@ def _record(data: dict[str, Tensor], row: int, rows: int, policy: Policy, temper
         record["log_prob"] = data["old_log_probs"][row].float().cpu().numpy().reshape(-1, *shape[1:])[:rows]
     if policy.scale_state is not None:
         if "proprio" not in data:
-            raise MissingFieldError("this policy needs the robot's state, and this batch has no 'proprio': use_proprio=True adds it.")
+            raise MissingFieldError(
+                "this policy needs the robot's state, and this batch has no 'proprio': use_proprio=True adds it."
+            )
         record["state"] = policy.scale_state.unnormalize(data["proprio"][row, :rows].cpu().numpy()).astype(np.float32)
     return record
 

@@ -43,7 +43,10 @@ def collate_fn(data_list: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 f"row {place} has {', '.join(row)} and row 0 has {', '.join(data_list[0])}; rows of a batch have the same keys."
             )
     columns = {key: [row[key] for row in data_list] for key in data_list[0]}
-    return {key: torch.stack(values) if isinstance(values[0], Tensor) else objects(values) for key, values in columns.items()}
+    return {
+        key: torch.stack(values) if isinstance(values[0], Tensor) else objects(values)
+        for key, values in columns.items()
+    }
 
 
 class _Prompts:
@@ -66,25 +69,43 @@ class LIBERO_Dataset(_Prompts):
     ``train`` (0 to 29) and ``eval`` (30 to 39), as `hilt train simplevla` has them.
     """
 
-    def __init__(self, task_suite_name: str, num_trials_per_task: int = 50, train_val: str = "train", held_out: bool = False):
+    def __init__(
+        self, task_suite_name: str, num_trials_per_task: int = 50, train_val: str = "train", held_out: bool = False
+    ):
         if task_suite_name not in libero.SUITES:
             raise UnknownSuiteError("LIBERO suite", task_suite_name, libero.SUITES)
         split = _split(train_val)
         if not 1 <= num_trials_per_task <= libero.STORED:
-            raise ConfigError(f"num_trials_per_task={num_trials_per_task}: LIBERO stores {libero.STORED} initial states; give 1 to 50.")
-        trials = [trial for trial in (libero.SPLITS[split] if held_out else range(libero.STORED)) if trial < num_trials_per_task]
+            raise ConfigError(
+                f"num_trials_per_task={num_trials_per_task}: LIBERO stores {libero.STORED} initial states; give 1 to 50."
+            )
+        trials = [
+            trial
+            for trial in (libero.SPLITS[split] if held_out else range(libero.STORED))
+            if trial < num_trials_per_task
+        ]
         if not trials:
-            raise ConfigError(f"num_trials_per_task={num_trials_per_task} leaves no state to {train_val}: give 50, or held_out=False.")
+            raise ConfigError(
+                f"num_trials_per_task={num_trials_per_task} leaves no state to {train_val}: give 50, or held_out=False."
+            )
         tasks = range(libero.SUITES[task_suite_name])
-        super().__init__([_row(task_suite_name, task, trial, -1, task_suite_name) for task in tasks for trial in trials])
+        super().__init__(
+            [_row(task_suite_name, task, trial, -1, task_suite_name) for task in tasks for trial in trials]
+        )
         self.task_suite_name, self.num_trials_per_task, self.train_val = task_suite_name, num_trials_per_task, train_val
-        other = "held out from the other dataset" if held_out else "the same in train and valid; held_out=True separates them"
+        other = (
+            "held out from the other dataset"
+            if held_out
+            else "the same in train and valid; held_out=True separates them"
+        )
         self.states = f"initial states {trials[0]} to {trials[-1]} of each of {len(tasks)} tasks, {other}"
         """One line with the states that were chosen"""
         logger.info("%s", self)
 
     def __repr__(self) -> str:
-        return f"LIBERO_Dataset({self.task_suite_name!r}, train_val={self.train_val!r}): {len(self)} rows, {self.states}"
+        return (
+            f"LIBERO_Dataset({self.task_suite_name!r}, train_val={self.train_val!r}): {len(self)} rows, {self.states}"
+        )
 
 
 class Robotwin_Dataset(_Prompts):
@@ -96,7 +117,12 @@ class Robotwin_Dataset(_Prompts):
     """
 
     def __init__(
-        self, task_name: str, num_trials_per_task: int = 50, train_val: str = "train", train_seeds: str = "", eval_seeds: str = ""
+        self,
+        task_name: str,
+        num_trials_per_task: int = 50,
+        train_val: str = "train",
+        train_seeds: str = "",
+        eval_seeds: str = "",
     ):
         _split(train_val)
         version, tasks = split_name(task_name)
@@ -158,8 +184,14 @@ def starts(prompts: Batch, n_samples: int, seed: int = 0, train_seeds: str = "",
     """Each row `n_samples` times, one after the other, as a group: what our `roll_out` begins from. `seed` is LIBERO's; RoboTwin has the
     row's own. A task of ours, by its full name, is one with the state of ``trial_id``."""
     made = []
-    names, tasks, trials = prompts.non_tensor_batch["task_suite_name"], prompts.batch["task_id"], prompts.batch["trial_id"]
-    for group, (name, task, trial) in enumerate(zip(names, tasks.flatten().tolist(), trials.flatten().tolist(), strict=True)):
+    names, tasks, trials = (
+        prompts.non_tensor_batch["task_suite_name"],
+        prompts.batch["task_id"],
+        prompts.batch["trial_id"],
+    )
+    for group, (name, task, trial) in enumerate(
+        zip(names, tasks.flatten().tolist(), trials.flatten().tolist(), strict=True)
+    ):
         split, state = place_of(name, trial, train_seeds, eval_seeds)
         if name in libero.SUITES or "/" in name:
             full, begin = name if "/" in name else f"{name}/{task}", seed
@@ -180,13 +212,19 @@ def place_of(name: str, trial: int, train_seeds: str = "", eval_seeds: str = "")
         states = robotwin.seeds(version, task, train_seeds, eval_seeds)
     split = next((split for split, numbers in states.items() if trial in numbers), None)
     if split is None:
-        raise ConfigError(f"{name} has no initial state {trial}; give the files of seeds that its dataset was made with.")
+        raise ConfigError(
+            f"{name} has no initial state {trial}; give the files of seeds that its dataset was made with."
+        )
     return split, states[split].index(trial)
 
 
 def _row(suite: str, task: int, trial: int, seed: int, source: str) -> dict[str, Any]:
     numbers = {"task_id": task, "trial_id": trial, "trial_seed": seed}
-    return {"task_suite_name": suite, "data_source": source, **{name: torch.tensor([number]) for name, number in numbers.items()}}
+    return {
+        "task_suite_name": suite,
+        "data_source": source,
+        **{name: torch.tensor([number]) for name, number in numbers.items()},
+    }
 
 
 def _split(train_val: str) -> str:

@@ -51,7 +51,9 @@ class LiberoSimulator:
     def seed(self, seed: int) -> None:
         """Does nothing but check: where fixtures stand is that of seed 0 in every episode, as there."""
         if seed:
-            raise ConfigError(f"seed({seed}): LIBERO's fixtures stand where seed 0 puts them, as in SimpleVLA-RL; give 0.")
+            raise ConfigError(
+                f"seed({seed}): LIBERO's fixtures stand where seed 0 puts them, as in SimpleVLA-RL; give 0."
+            )
 
     def reset(self) -> Mapping[str, Any]:
         result: Mapping[str, Any] = self.env.reset(seed=0)[0]
@@ -94,12 +96,23 @@ def env_worker(
         split, state = place_of(task_name, trial_id)
         pool.start(0, Start(f"{task_name}/{task_id}", split, state, 0))
         answer, steps = _only(pool), 0
-        facts = {"type": "init", "task_description": answer.instruction, "task_file_name": name, "global_steps": global_steps}
+        facts = {
+            "type": "init",
+            "task_description": answer.instruction,
+            "task_file_name": name,
+            "global_steps": global_steps,
+        }
         while True:
             over, success = bool(answer.terminated or answer.truncated), bool(answer.success)
             seen = {key: np.array(value) for key, value in answer.observation.items()}
             images = [np.array(views.views(seen)["full_image"])] if is_valid else []
-            report = {"obs": seen, "active": not over, "complete": over and success, "finish_step": steps, "valid_images": images}
+            report = {
+                "obs": seen,
+                "active": not over,
+                "complete": over and success,
+                "finish_step": steps,
+                "valid_images": images,
+            }
             output_queue.put({**facts, **report})
             actions = input_queue.get()
             if actions is None:
@@ -125,7 +138,9 @@ class RobotwinEnvWrapper:
         name = task_name if task_name.startswith("robotwin") else f"{VERSIONS.get(version, version)}_{task_name}"
         self.version, (self.task_name, *more) = split_name(name)
         if more or (version and VERSIONS.get(version) != self.version):
-            raise ConfigError(f"task_name={task_name}, version={version}: expected one task, such as lift_pot, and its version.")
+            raise ConfigError(
+                f"task_name={task_name}, version={version}: expected one task, such as lift_pot, and its version."
+            )
         self.trial_id, self.trial_seed, self.config = trial_id, trial_seed, config
         self.lock = threading.RLock()
         self.env: Any = None
@@ -137,7 +152,9 @@ class RobotwinEnvWrapper:
         options = {}
         if self.version == "robotwin2":
             there = {"task_config": "twin2_task_config", "instruction_type": "twin2_instruction_type"}
-            options = {ours: str(getattr(self.config, name)) for ours, name in there.items() if hasattr(self.config, name)}
+            options = {
+                ours: str(getattr(self.config, name)) for ours, name in there.items() if hasattr(self.config, name)
+            }
         with self.lock:
             if self.env is None:
                 self.env = make(f"{self.version}/{self.task_name}", **options)

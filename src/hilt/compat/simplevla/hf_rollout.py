@@ -35,7 +35,9 @@ class RobHFRollout:
     ``generate_sequences`` rolls out in simulators that stay; the other methods are the parts of one step, for a loop of one's own.
     """
 
-    def __init__(self, module: Any, config: Any, workers: int = 0, task_options: Mapping[str, Any] | None = None, seed: int = 0):
+    def __init__(
+        self, module: Any, config: Any, workers: int = 0, task_options: Mapping[str, Any] | None = None, seed: int = 0
+    ):
         """`workers`: processes that simulate, 0: this one. `task_options`: what the tasks are given; None: as SimpleVLA-RL has them."""
         self.module, self.config, self._workers, self._draws = module, config, workers, generator(seed)
         if task_options is None and self.suite_name.startswith("libero"):
@@ -71,7 +73,9 @@ class RobHFRollout:
         ended: dict[Any, RolloutEpisode] = {}
         self.module.eval()
         settings = RolloutSettings(temperature, sample, retries=1)
-        for outcome in roll_out(self.module, pool, wanted, suite=suite(wanted[0].task), settings=settings, generator=self._draws):
+        for outcome in roll_out(
+            self.module, pool, wanted, suite=suite(wanted[0].task), settings=settings, generator=self._draws
+        ):
             if isinstance(outcome, LostEpisode):
                 raise RequestError(f"an episode of {outcome.start.task} was lost twice:\n{outcome.error}")
             ended[outcome.start] = outcome
@@ -84,7 +88,11 @@ class RobHFRollout:
     _generate_minibatch_libero = _generate_minibatch_robotwin = generate_sequences
 
     def _simulators(self, group: int) -> Pool:
-        slots = int(get(self.config, "micro_batch_size", 1)) * group if group else int(get(self.config, "val_micro_batch_size", 8))
+        slots = (
+            int(get(self.config, "micro_batch_size", 1)) * group
+            if group
+            else int(get(self.config, "val_micro_batch_size", 8))
+        )
         if self._pool is None or self._pool.slots != slots:
             self.close()
             self._pool = Pool(min(self._workers, slots), slots, task_options=self._options)
@@ -98,7 +106,9 @@ class RobHFRollout:
 
     # --- the parts of one step ---
 
-    def _obs_to_input(self, obs: Mapping[str, Any], is_robotwin: bool = False, robotwin_version: str = "1.0") -> dict[str, Any]:
+    def _obs_to_input(
+        self, obs: Mapping[str, Any], is_robotwin: bool = False, robotwin_version: str = "1.0"
+    ) -> dict[str, Any]:
         """``full_image``, the wrist cameras that `num_images_in_input` asks for, and ``state``, of what the environment shows.
 
         Pictures are as the policy was trained on them, the right way up and of its size; the middle is taken by `process_input`.
@@ -115,7 +125,9 @@ class RobHFRollout:
         size = self.module.config.image_size
         cameras = ("full_image", *WRISTS[int(self.config.num_images_in_input)])
         rows = [[np.asarray(row[camera]) for camera in cameras] for row in inputs]
-        images = torch.from_numpy(np.stack([np.stack([bicubic(picture, size) for picture in row]) for row in rows])).to(self.module.device)
+        images = torch.from_numpy(np.stack([np.stack([bicubic(picture, size) for picture in row]) for row in rows])).to(
+            self.module.device
+        )
         if get(self.config, "center_crop", True):
             images = center_crop(images, size=size)
         pad = int(self.module.config.upstream.get("pad_token_id", PAD))
@@ -123,7 +135,11 @@ class RobHFRollout:
         for row, words in enumerate(task_descriptions):
             found = self._prompt(words)
             ids[row, self._prompt_width - len(found) :] = torch.tensor(found)
-        made = {"input_ids": ids, "attention_mask": ids.ne(pad), "pixel_values": self.module.pixels(images).flatten(1, 2)}
+        made = {
+            "input_ids": ids,
+            "attention_mask": ids.ne(pad),
+            "pixel_values": self.module.pixels(images).flatten(1, 2),
+        }
         if get(self.config, "use_proprio", False):
             if self.module.scale_state is None:
                 raise ConfigError("use_proprio=True, but this policy has no input for the robot's state: give False.")
@@ -139,7 +155,9 @@ class RobHFRollout:
         """The ids of an instruction's prompt; one that is longer than ``max_prompt_length`` is an error."""
         found, width = openvla_ids(self.module.tokenizer, instruction), self._prompt_width
         if len(found) > width:
-            raise ConfigError(f"a prompt has {len(found)} tokens, and max_prompt_length={width}: give at least {len(found)}.")
+            raise ConfigError(
+                f"a prompt has {len(found)} tokens, and max_prompt_length={width}: give at least {len(found)}."
+            )
         return found
 
     def _generate_one_step(self, prompts: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,11 +183,15 @@ class RobHFRollout:
     ) -> Batch:
         """The steps of a loop of one's own, stacked as dimension 1, with `complete` and `finish_step` [B] of each episode."""
         names = [*NAMES, *(["proprio"] if "proprio" in vla_history[0] else [])]
-        tensors = {name: torch.stack([torch.as_tensor(step[name]).cpu() for step in vla_history], dim=1) for name in names}
+        tensors = {
+            name: torch.stack([torch.as_tensor(step[name]).cpu() for step in vla_history], dim=1) for name in names
+        }
         tensors["complete"] = torch.tensor([bool(record["complete"]) for record in task_records])
         tensors["finish_step"] = torch.tensor([int(record["finish_step"]) for record in task_records])
         if any(len(values) != batch_size for values in tensors.values()):
-            raise ConfigError(f"batch_size={batch_size}, and these steps are of {len(tensors['responses'])} episodes: give as many.")
+            raise ConfigError(
+                f"batch_size={batch_size}, and these steps are of {len(tensors['responses'])} episodes: give as many."
+            )
         return Batch(tensors)
 
 

@@ -21,7 +21,9 @@ def tree_of(config: Any) -> dict[str, Any]:
     """A tree of dictionaries, of an OmegaConf tree or a mapping; ``${...}`` is filled in."""
     found = OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else config
     if not isinstance(found, Mapping):
-        raise ConfigError(f"config is {type(config).__name__}: expected SimpleVLA-RL's settings as a tree, such as OmegaConf's.")
+        raise ConfigError(
+            f"config is {type(config).__name__}: expected SimpleVLA-RL's settings as a tree, such as OmegaConf's."
+        )
     return {str(name): value for name, value in found.items()}
 
 

@@ -49,7 +49,11 @@ class Role(Enum):
     ActorRolloutRef = 6
 
 
-WORKERS: dict[str, type] = {"ActorRollout": RobActorRolloutRefWorker, "RefPolicy": RobActorRolloutRefWorker, "Critic": CriticWorker}
+WORKERS: dict[str, type] = {
+    "ActorRollout": RobActorRolloutRefWorker,
+    "RefPolicy": RobActorRolloutRefWorker,
+    "Critic": CriticWorker,
+}
 
 
 @dataclass
@@ -87,7 +91,9 @@ class RobRewardManager:
         """Rewards [B, T] by source (``gt_scores``, and ``rm_scores`` of the data) and their sum, ``all``; and means over episodes."""
         if "acc" not in data.batch:
             self.verify(data)
-        format_coef, environment = (float(get(_at(self.config, "hilt", "rewards"), name, 0.0)) for name in ("format", "environment"))
+        format_coef, environment = (
+            float(get(_at(self.config, "hilt", "rewards"), name, 0.0)) for name in ("format", "environment")
+        )
         if environment:
             raise ConfigError(
                 f"hilt.rewards.environment={environment:g}, and this data has no rewards of the environment: leave it at 0 here. "
@@ -109,16 +115,22 @@ class RobRewardManager:
         tokens = int(get(_at(self.config, "actor_rollout_ref", "model"), "action_token_len", 7))
         found = torch.zeros(len(data), chunks * slots)
         for row, steps in enumerate(data.batch["finish_step"].tolist()):
-            ends = np.arange(slots // tokens, steps + slots // tokens, slots // tokens).clip(max=steps)  # actions up to each chunk's end
+            ends = np.arange(slots // tokens, steps + slots // tokens, slots // tokens).clip(
+                max=steps
+            )  # actions up to each chunk's end
             executed, success = np.diff(ends, prepend=0), bool(data.batch["acc"][row])
             ill_formed = "" if data.batch["format_correctness"][row] else "an ill-formed chunk"
             none = np.zeros(len(ends), np.float32)
-            episode = RolloutEpisode(Start("", "train", 0, 0), {}, executed, none, success, steps, not success, 0, b"", ill_formed)
+            episode = RolloutEpisode(
+                Start("", "train", 0, 0), {}, executed, none, success, steps, not success, 0, b"", ill_formed
+            )
             found[row, ends * tokens - 1] = torch.from_numpy(reward_of(episode, rewards))
         return found.to(data.batch["acc"].device)
 
 
-def compute_advantage(data: Batch, gamma: float = 1.0, lam: float = 1.0, adv_estimator: str = "grpo", config: Any = None) -> Batch:
+def compute_advantage(
+    data: Batch, gamma: float = 1.0, lam: float = 1.0, adv_estimator: str = "grpo", config: Any = None
+) -> Batch:
     """Adds `advantages` and `returns` [B, T], of `token_level_rewards` (or ``gt_scores``) [B, T] and the groups of ``uid``, in place.
 
     `config`, the whole tree, has ``action_token_len``; without it an action has 7 numbers. The estimators are ours
@@ -128,7 +140,9 @@ def compute_advantage(data: Batch, gamma: float = 1.0, lam: float = 1.0, adv_est
     rows, chunks, slots = data.batch["responses"].shape
     rewards = given.view(rows, chunks, slots).sum(2).double()
     tokens = int(get(_at(config, "actor_rollout_ref", "model"), "action_token_len", 7))
-    done = torch.arange(chunks * slots).view(chunks, slots) < (data.batch["finish_step"] * tokens)[:, None, None]  # [B, S, slots]
+    done = (
+        torch.arange(chunks * slots).view(chunks, slots) < (data.batch["finish_step"] * tokens)[:, None, None]
+    )  # [B, S, slots]
     uids = {uid: number for number, uid in enumerate(dict.fromkeys(data.non_tensor_batch["uid"].tolist()))}
     group = torch.tensor([uids[uid] for uid in data.non_tensor_batch["uid"].tolist()])
     values = data.batch["values"].view(rows, chunks, slots)[..., 0].double() if "values" in data.batch else None
@@ -160,7 +174,9 @@ class RayTrainer:
             name, ray = getattr(role, "name", str(role)), getattr(worker, "__ray_metadata__", None)
             found = ray.class_name if ray is not None else getattr(worker, "__name__", repr(worker))
             if name in WORKERS and found != WORKERS[name].__name__:
-                raise ConfigError(f"role_worker_mapping has {found} for {name}: give {WORKERS[name].__name__}, or no mapping.")
+                raise ConfigError(
+                    f"role_worker_mapping has {found} for {name}: give {WORKERS[name].__name__}, or no mapping."
+                )
         for name, given in (("reward_fn", reward_fn), ("val_reward_fn", val_reward_fn)):
             if given is not None and not isinstance(given, RobRewardManager):
                 raise ConfigError(
@@ -171,9 +187,13 @@ class RayTrainer:
             pools = [sorted(gpus) for gpus in resource_pool_manager.resource_pool_spec.values()]
             asked = [int(config.trainer.n_gpus_per_node)] * int(get(config.trainer, "nnodes", 1))
             if pools != [asked]:
-                raise ConfigError(f"resource_pool_manager has {pools} and trainer asks for {[asked]} GPUs of each machine: give these.")
+                raise ConfigError(
+                    f"resource_pool_manager has {pools} and trainer asks for {[asked]} GPUs of each machine: give these."
+                )
         if ray_worker_group_cls is not None:
-            raise ConfigError("ray_worker_group_cls would do nothing: ranks are our processes, or actors of Ray. Leave it out.")
+            raise ConfigError(
+                "ray_worker_group_cls would do nothing: ranks are our processes, or actors of Ray. Leave it out."
+            )
         self.config, self.tokenizer = config, tokenizer
         self.reward_fn, self.val_reward_fn = reward_fn, val_reward_fn
         self._run: Any = None
@@ -187,14 +207,21 @@ class RayTrainer:
             raise UnknownSuiteError("task suite", name, suites(), all_listed=True)
         dataset: Any = LIBERO_Dataset if "libero" in name else Robotwin_Dataset
         trials = int(get(data, "num_trials_per_task", 50))
-        self.train_dataset, self.val_dataset = (dataset(name, num_trials_per_task=trials, train_val=part) for part in ("train", "valid"))
+        self.train_dataset, self.val_dataset = (
+            dataset(name, num_trials_per_task=trials, train_val=part) for part in ("train", "valid")
+        )
         drawn = int(data.train_batch_size * get(data, "oversample_factor", 1))
         options: dict[str, Any] = {"shuffle": True, "drop_last": True, "collate_fn": collate_fn}
         self.train_dataloader = BufferedDataLoader(DataLoader(self.train_dataset, batch_size=drawn, **options))
         self.val_dataloader = DataLoader(self.val_dataset, batch_size=int(data.val_batch_size), **options)
-        for key, loader, rows in (("train", self.train_dataloader, self.train_dataset), ("val", self.val_dataloader, self.val_dataset)):
+        for key, loader, rows in (
+            ("train", self.train_dataloader, self.train_dataset),
+            ("val", self.val_dataloader, self.val_dataset),
+        ):
             if not len(loader):
-                raise ConfigError(f"data.{key}_batch_size={loader.batch_size}, and {name} has {len(rows)} rows: give at most as many.")
+                raise ConfigError(
+                    f"data.{key}_batch_size={loader.batch_size}, and {name} has {len(rows)} rows: give at most as many."
+                )
         self.total_training_steps = len(self.train_dataloader) * int(get(self.config.trainer, "total_epochs", 30))
         if OmegaConf.is_config(self.config):
             with open_dict(self.config):
@@ -216,8 +243,14 @@ class RayTrainer:
         run = self._run
         for line in run.lines:
             logger.info("%s", line)
-        config = resume_run(run.folder, "simplevla", ()) if is_run(run.folder) else begin_run(run.folder, "simplevla", run.config)
-        with environment({name: os.environ.get(name, value) for name, value in run.environment.items()}):  # its processes inherit it
+        config = (
+            resume_run(run.folder, "simplevla", ())
+            if is_run(run.folder)
+            else begin_run(run.folder, "simplevla", run.config)
+        )
+        with environment(
+            {name: os.environ.get(name, value) for name, value in run.environment.items()}
+        ):  # its processes inherit it
             return train(config, run.folder, notify=lambda text: logger.info("%s", text))
 
 
@@ -232,7 +265,9 @@ def _check_tokenizer(given: Any, checkpoint: str) -> None:
     if ids and ids[-1] == getattr(given, "eos_token_id", None):
         ids.pop()
     if ids != own.encode(text):
-        raise ConfigError(f"tokenizer={type(given).__name__} writes a prompt in other ids than the checkpoint's own would. {cure}")
+        raise ConfigError(
+            f"tokenizer={type(given).__name__} writes a prompt in other ids than the checkpoint's own would. {cure}"
+        )
 
 
 def _at(config: Any, *names: str) -> Any:

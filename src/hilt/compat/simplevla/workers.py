@@ -61,7 +61,11 @@ class RobActorRolloutRefWorker:
             self.actor = RobDataParallelPPOActor(self.settings, self.actor_module)
         if self._is_rollout:
             self.rollout = RobHFRollout(
-                self.actor_module, self.config.rollout, self.settings.pool.workers, self.settings.task_options, self.settings.seed
+                self.actor_module,
+                self.config.rollout,
+                self.settings.pool.workers,
+                self.settings.task_options,
+                self.settings.seed,
             )
 
     def generate_sequences(self, prompts: Batch) -> Batch:
@@ -99,7 +103,9 @@ class RobActorRolloutRefWorker:
 
     def _check(self, is_one: bool, part: str) -> None:
         if not is_one:
-            raise ConfigError(f"this worker has the role {self.role!r}, which is no {part}: make one with role='actor_rollout_ref'.")
+            raise ConfigError(
+                f"this worker has the role {self.role!r}, which is no {part}: make one with role='actor_rollout_ref'."
+            )
         if not hasattr(self, "actor_module"):
             raise ConfigError("this worker has no model yet: call init_model() first.")
 
@@ -115,7 +121,9 @@ class RobDataParallelPPOActor:
             config = _one_process(worker_run_of("actor_rollout_ref", tree).config)
         self.settings, self.actor_module = config, actor_module
         batch = replace(config.algorithm.batch, log_prob_chunks_per_pass=0)
-        learning = replace(config.algorithm, recompute_log_prob=False, batch=batch)  # log-probabilities come with the data
+        learning = replace(
+            config.algorithm, recompute_log_prob=False, batch=batch
+        )  # log-probabilities come with the data
         self._trainee = DataParallelOptimizer(actor_module, _optimizer(config.optimizer, actor_optimizer))
         self._updater = Updater(learning, self._trainee, seed=config.seed)
 
@@ -135,11 +143,15 @@ class RobDataParallelPPOActor:
         """`ppo_epochs` over the trajectories, `ppo_mini_batch_size` in each step of the optimizer; figures by the names there."""
         for name in ("advantages", "old_log_probs"):
             if name not in data.batch:
-                raise MissingFieldError(f"the data has no {name!r}, which an update needs; it has {', '.join(data.batch)}.")
+                raise MissingFieldError(
+                    f"the data has no {name!r}, which an update needs; it has {', '.join(data.batch)}."
+                )
         episodes = episodes_of(data, self.actor_module, temperature_of(data, self.settings))
         given = by_chunk("advantages", data.batch["advantages"], episodes, self.actor_module)
         progress = min(1.0, (self._updater.updates + 1) / max(self.settings.max_steps, 1))
-        figures = self._updater.update(episodes, [np.zeros(e.rows, np.float32) for e in episodes], progress=progress, given=given)
+        figures = self._updater.update(
+            episodes, [np.zeros(e.rows, np.float32) for e in episodes], progress=progress, given=given
+        )
         metrics = {f"actor/{there}": figures[ours] for ours, there in METRICS.items() if ours in figures}
         return metrics | {"actor/lr(1e-4)": figures["learning_rate"] * 1e4} if "learning_rate" in figures else metrics
 
@@ -183,30 +195,43 @@ class DataParallelPPOCritic:
         if critic_module.value_head is None:
             raise ConfigError("critic_module has no value head: open it with value_head=True.")
         self.settings, self.critic_module = config, critic_module
-        self._trainee, self._updates = DataParallelOptimizer(critic_module, _optimizer(config.critic.optimizer, critic_optimizer)), 0
+        self._trainee, self._updates = (
+            DataParallelOptimizer(critic_module, _optimizer(config.critic.optimizer, critic_optimizer)),
+            0,
+        )
 
     def compute_values(self, data: Batch) -> Tensor:
         """float32 [B, T]: for each token the value of its chunk; 0 where nothing was carried out."""
         episodes = episodes_of(data, self.critic_module)
         values = judged(self.critic_module, episodes, rows_of(self.settings.algorithm), "value")
-        found = [np.where(mask_of(e, self.critic_module), each[:, None, None], 0) for e, each in zip(episodes, values, strict=True)]
+        found = [
+            np.where(mask_of(e, self.critic_module), each[:, None, None], 0)
+            for e, each in zip(episodes, values, strict=True)
+        ]
         return by_token(found, data.batch["responses"].flatten(1).shape[1])
 
     def update_critic(self, data: Batch) -> dict[str, float]:
         """`ppo_epochs` over the trajectories, `ppo_mini_batch_size` in each optimizer step: 0.5 max((v - R)^2, (clipped v - R)^2)."""
         algorithm, episodes = self.settings.algorithm, episodes_of(data, self.critic_module)
         columns = [by_chunk(name, data.batch[name], episodes, self.critic_module) for name in ("values", "returns")]
-        progress, size = min(1.0, (self._updates + 1) / max(self.settings.max_steps, 1)), algorithm.batch.trajectories_per_step
+        progress, size = (
+            min(1.0, (self._updates + 1) / max(self.settings.max_steps, 1)),
+            algorithm.batch.trajectories_per_step,
+        )
         losses, norms = list[float](), list[float]()
         self.critic_module.train()
         for _ in range(algorithm.epochs):
             for low in range(0, len(episodes), size or len(episodes)):
                 chosen = slice(low, low + (size or len(episodes)))
                 record = join([e.record for e in episodes[chosen] if e.rows])
-                old, returns = (torch.from_numpy(np.concatenate(column[chosen])).to(self.critic_module.device) for column in columns)
+                old, returns = (
+                    torch.from_numpy(np.concatenate(column[chosen])).to(self.critic_module.device) for column in columns
+                )
                 for part in range(0, len(old), rows := algorithm.batch.chunks_per_pass):
                     value = self.critic_module.evaluate(select(record, slice(part, part + rows))).value
-                    loss, _ = value_loss(value, old[part : part + rows], returns[part : part + rows], algorithm.value_clip)
+                    loss, _ = value_loss(
+                        value, old[part : part + rows], returns[part : part + rows], algorithm.value_clip
+                    )
                     self._trainee.backward(loss.sum() / len(old))
                     losses.append(float(loss.detach().sum()) / len(old))
                 norms.append(self._trainee.step(progress)["gradient_norm"])
@@ -237,7 +262,8 @@ def log_probs(module: Any, episodes: Sequence[RolloutEpisode], data: Batch, rows
     """float32 [B, T] as there: 0 where nothing was carried out."""
     policy = getattr(module, "module", module)
     found = [
-        np.where(mask_of(e, policy), values, 0) for e, values in zip(episodes, judged(module, episodes, rows, "log_prob"), strict=True)
+        np.where(mask_of(e, policy), values, 0)
+        for e, values in zip(episodes, judged(module, episodes, rows, "log_prob"), strict=True)
     ]
     return by_token(found, data.batch["responses"].flatten(1).shape[1])
 
@@ -263,8 +289,15 @@ def _optimizer(settings: Optimizer, given: torch.optim.Optimizer | None) -> Opti
         return settings
     group = given.param_groups[0]
     if missing := [name for name in ("betas", "weight_decay") if name not in group]:
-        raise ConfigError(f"{type(given).__name__} has no {', '.join(missing)}: AdamW is what moves the weights; give one, or none.")
-    return replace(settings, learning_rate=float(group["lr"]), betas=list(group["betas"]), weight_decay=float(group["weight_decay"]))
+        raise ConfigError(
+            f"{type(given).__name__} has no {', '.join(missing)}: AdamW is what moves the weights; give one, or none."
+        )
+    return replace(
+        settings,
+        learning_rate=float(group["lr"]),
+        betas=list(group["betas"]),
+        weight_decay=float(group["weight_decay"]),
+    )
 
 
 def _one_process(settings: Vla) -> Vla:

@@ -27,7 +27,9 @@ def expert(task: TabletopTask, world: World, action_scale: tuple[float, float] =
     is left as it is: an environment may go on, for more pictures of it."""
     scripts = [_again(SCRIPTS[task.name], Hand(world, arm, action_scale)) for arm in range(task.arms)]
     still = np.zeros(7 * task.arms, np.float32)
-    return lambda: still.copy() if task.success(world) else np.concatenate([next(script) for script in scripts]).astype(np.float32)
+    return lambda: (
+        still.copy() if task.success(world) else np.concatenate([next(script) for script in scripts]).astype(np.float32)
+    )
 
 
 def _again(script: Callable[[Hand], Script], hand: Hand) -> Script:
@@ -84,7 +86,9 @@ class Hand:
         """Moves until it is as near as that, or something has happened, or it has taken too long; with time it asks for less."""
         for step in range(round(steps * self.finer)):
             relaxation = 1.1 ** max(0, step / self.finer - self.STRICT_STEPS)
-            there = np.linalg.norm(goal() - self.position) < relaxation * near and abs(yaw() - self.yaw) < relaxation * 0.06
+            there = (
+                np.linalg.norm(goal() - self.position) < relaxation * near and abs(yaw() - self.yaw) < relaxation * 0.06
+            )
             if there or until():
                 return
             yield self.toward(goal(), yaw(), grip, speed)
@@ -102,7 +106,9 @@ class Hand:
         goal, yaw = self.position + height * UP, self.yaw
         yield from self.go(lambda: goal, lambda: yaw, grip, near=near)
 
-    def approach(self, point: Callable[[], Array], yaw: Callable[[], float] = lambda: 0.0, grip: float = LEAVE) -> Script:
+    def approach(
+        self, point: Callable[[], Array], yaw: Callable[[], float] = lambda: 0.0, grip: float = LEAVE
+    ) -> Script:
         """To a point above something; a hand that is low and elsewhere rises first, not to sweep the table."""
         here, turned = self.position, self.yaw
         if here[2] < point()[2] and np.linalg.norm((point() - here)[:2]) > 0.04:
@@ -166,7 +172,9 @@ def push(hand: Hand) -> Script:
 
     yield from hand.approach(lambda: behind(0.10), lambda: yaw, CLOSE)
     yield from hand.go(lambda: behind(0.025), lambda: yaw, CLOSE, near=0.01)
-    yield from hand.go(onward, lambda: yaw, CLOSE, near=0.0, until=lambda: lacks() @ way < 0.005 or slipped(hand, "block", way))
+    yield from hand.go(
+        onward, lambda: yaw, CLOSE, near=0.0, until=lambda: lacks() @ way < 0.005 or slipped(hand, "block", way)
+    )
     yield from hand.hold(CLOSE, 3)
     back = hand.position - 0.03 * way + 0.08 * UP
     yield from hand.go(lambda: back, lambda: yaw, CLOSE, near=0.02)
@@ -217,7 +225,9 @@ def peg(hand: Hand) -> Script:
         return side_of(hand.world, "hole")
 
     yield from hand.grasp(lambda: position(hand.world, "peg") + 0.025 * UP, lambda: side_of(hand.world, "peg"))
-    end = position(hand.world, "peg") - 0.055 * UP - position(hand.world, "hole")  # the peg's lower end, seen from the hole
+    end = (
+        position(hand.world, "peg") - 0.055 * UP - position(hand.world, "hole")
+    )  # the peg's lower end, seen from the hole
     if np.linalg.norm(end[:2]) > 0.012:
         if end[2] < 0.055:
             yield from hand.lift(0.10, near=0.02)
@@ -324,7 +334,10 @@ def _sweep(hand: Hand, block: str) -> Script:
     yield from hand.approach(lambda: beside(-0.07, 0.09), grip=CLOSE)
     yield from hand.go(lambda: beside(-0.06, 0.02), grip=CLOSE, near=0.01)
     yield from hand.go(
-        lambda: beside(0.05, 0.02), grip=CLOSE, near=0.0, until=lambda: swept() or slipped(hand, block, np.array([1.0, 0.0, 0.0]))
+        lambda: beside(0.05, 0.02),
+        grip=CLOSE,
+        near=0.0,
+        until=lambda: swept() or slipped(hand, block, np.array([1.0, 0.0, 0.0])),
     )
     back = hand.position + np.array([-0.03, 0.0, 0.08])
     yield from hand.go(lambda: back, grip=CLOSE, near=0.03)
@@ -338,7 +351,9 @@ def other_grips(hand: Hand) -> bool:
 
 
 def lift_tray(hand: Hand) -> Script:
-    yield from hand.grasp(lambda: suite.post(hand.world, "tray", hand.arm, suite.TRAY, suite.POST), lambda: yaw_of(hand.world, "tray"))
+    yield from hand.grasp(
+        lambda: suite.post(hand.world, "tray", hand.arm, suite.TRAY, suite.POST), lambda: yaw_of(hand.world, "tray")
+    )
     yield from hand.hold(CLOSE, 60, lambda: other_grips(hand))
     yield from hand.lift(0.14)
 

@@ -52,7 +52,10 @@ class TabletopTask:
         if not 0 <= state < self.states[split]:
             raise ConfigError(f"tabletop/{self.name} has {split} states 0 to {self.states[split] - 1}, not {state}.")
         world.home()
-        self.place(world, np.random.default_rng([zlib.crc32((self.scene or self.name).encode()), list(SPLITS).index(split), state]))
+        self.place(
+            world,
+            np.random.default_rng([zlib.crc32((self.scene or self.name).encode()), list(SPLITS).index(split), state]),
+        )
 
 
 # ---- bodies ----------------------------------------------------------------------------------------------------------------------
@@ -134,7 +137,9 @@ def uprightness(world: World, body: str) -> float:
 
 def rests(world: World, body: str, height: float) -> bool:
     """Its middle is so high, and it does not move."""
-    return abs(position(world, body)[2] - height) < 0.005 and float(np.linalg.norm(world.data.joint(body).qvel[:3])) < 0.03
+    return (
+        abs(position(world, body)[2] - height) < 0.005 and float(np.linalg.norm(world.data.joint(body).qvel[:3])) < 0.03
+    )
 
 
 def is_open(world: World, arm: int = 0) -> bool:
@@ -154,7 +159,9 @@ SUITE: dict[str, TabletopTask] = {}  # every task by its name
 
 
 def add(name: str, instruction: str, step_limit: int, objects: str, place: Any, success: Any, **more: Any) -> None:
-    SUITE[name] = TabletopTask(name, instruction, step_limit, objects, place, lambda world: bool(success(world)), **more)
+    SUITE[name] = TabletopTask(
+        name, instruction, step_limit, objects, place, lambda world: bool(success(world)), **more
+    )
 
 
 def place_ball(world: World, rng: np.random.Generator) -> None:
@@ -232,14 +239,23 @@ def placed(world: World) -> bool:
     return distance(world, "cube", "target") < 0.025 and rests(world, "cube", CUBE) and is_open(world)
 
 
-add("place", "put the red cube on the green target", 90, cube("cube", RED) + disc("target", GREEN), place_cube_and_target, placed)
+add(
+    "place",
+    "put the red cube on the green target",
+    90,
+    cube("cube", RED) + disc("target", GREEN),
+    place_cube_and_target,
+    placed,
+)
 
 
 def stacked(world: World) -> bool:
     return distance(world, "red", "blue") < CUBE and rests(world, "red", 3 * CUBE) and is_open(world)
 
 
-add("stack", "stack the red cube on the blue cube", 100, cube("red", RED) + cube("blue", BLUE), place_two_cubes, stacked)
+add(
+    "stack", "stack the red cube on the blue cube", 100, cube("red", RED) + cube("blue", BLUE), place_two_cubes, stacked
+)
 
 PEG, CLEARANCE, HOLE_DEPTH = 0.012, 0.003, 0.05  # half the peg's width, the gap on each side, meters
 
@@ -272,7 +288,10 @@ def place_held_peg(world: World, rng: np.random.Generator) -> None:
     """In the closed hand, a little differently each time, as parts are in HIL-SERL's insertions."""
     world.place("hole", pose(rng.uniform([0.40, -0.18], [0.58, 0.18]), 0.0, rng.uniform(-0.5, 0.5)))
     hand = world.pose()
-    world.place("peg", pose(hand[:2] + np.array([rng.uniform(-0.004, 0.004), 0.0]), hand[2] - 0.025 + rng.uniform(-0.006, 0.006), 0.0))
+    world.place(
+        "peg",
+        pose(hand[:2] + np.array([rng.uniform(-0.004, 0.004), 0.0]), hand[2] - 0.025 + rng.uniform(-0.006, 0.006), 0.0),
+    )
     for finger in ("finger1", "finger2"):
         world.place_joint(finger, PEG + 0.0005)
     world.grip(0.0)
@@ -367,7 +386,11 @@ for color in HUES:
         place_buttons,
         lambda world, wanted=color: pressed(world, wanted),
         scene="press_color",
-        states={"train": 2_000, "eval": 100, "test": 100},  # many to learn on, for reinforcement learning from few demonstrations
+        states={
+            "train": 2_000,
+            "eval": 100,
+            "test": 100,
+        },  # many to learn on, for reinforcement learning from few demonstrations
     )
 
 
@@ -459,7 +482,10 @@ add(
     "knock",
     "knock over the yellow bottle and leave the purple one standing",
     60,
-    "".join(free(name, geom("cylinder", ".022 .06", hue, more='density="400"')) for name, hue in (("yellow", YELLOW), ("purple", PURPLE))),
+    "".join(
+        free(name, geom("cylinder", ".022 .06", hue, more='density="400"'))
+        for name, hue in (("yellow", YELLOW), ("purple", PURPLE))
+    ),
     place_bottles,
     lambda world: uprightness(world, "yellow") < 0.3 and uprightness(world, "purple") > 0.95,
 )
@@ -483,7 +509,9 @@ add(
     "sweep",
     "sweep both blocks onto the green mat",
     120,
-    cube("one", RED, 0.018) + cube("two", YELLOW, 0.018) + fixed("mat", geom("box", f"{MAT[0]} {MAT[1]} .001", GREEN, more=GHOST)),
+    cube("one", RED, 0.018)
+    + cube("two", YELLOW, 0.018)
+    + fixed("mat", geom("box", f"{MAT[0]} {MAT[1]} .001", GREEN, more=GHOST)),
     place_crumbs,
     lambda world: all(swept(world, name) for name in ("one", "two")),
 )
@@ -515,7 +543,11 @@ def place_tray(world: World, rng: np.random.Generator) -> None:
 
 def lifted_by_both(world: World) -> bool:
     level = uprightness(world, "tray") > 0.97
-    return position(world, "tray")[2] > 0.10 and level and all(holds(world, post(world, "tray", arm, TRAY, POST), arm) for arm in (0, 1))
+    return (
+        position(world, "tray")[2] > 0.10
+        and level
+        and all(holds(world, post(world, "tray", arm, TRAY, POST), arm) for arm in (0, 1))
+    )
 
 
 add(
@@ -533,7 +565,10 @@ def garage() -> str:
     """Round the baton's right post, open to the left: only the left hand can pull it out."""
     right = -BATON / 2
     walls = [geom("box", ".005 .035 .045", GRAY, f"{side * 0.045} {right} .045") for side in (-1, 1)]
-    walls += [geom("box", ".05 .005 .045", GRAY, f"0 {right - 0.04} .045"), geom("box", ".05 .045 .004", GRAY, f"0 {right - 0.01} .094")]
+    walls += [
+        geom("box", ".05 .005 .045", GRAY, f"0 {right - 0.04} .045"),
+        geom("box", ".05 .045 .004", GRAY, f"0 {right - 0.01} .094"),
+    ]
     return fixed("garage", *walls)
 
 

@@ -66,7 +66,9 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
             raise ConfigError(f"render_mode={render_mode!r}: tabletop renders 'rgb_array' or None.")
         check_values(minimum=1, image_size=image_size, step_limit=step_limit, render_size=render_size)
         if not 1 <= control_hz <= 1 / TIMESTEP:
-            raise ConfigError(f"control_hz={control_hz}: between 1 and {1 / TIMESTEP:g} control steps a second are possible.")
+            raise ConfigError(
+                f"control_hz={control_hz}: between 1 and {1 / TIMESTEP:g} control steps a second are possible."
+            )
         self.metadata = {**self.metadata, "render_fps": control_hz}
         self.task, self.control_hz, self.image_size, self.render_mode = task, control_hz, image_size, render_mode
         self.instruction, self.initial_states = task.instruction, dict(task.states)
@@ -80,7 +82,11 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
         self._render_size, self._steps = render_size, 0
         prefixes = self.world.prefixes
         self.action_space = spaces.Box(-1.0, 1.0, (7 * task.arms,), np.float32)
-        state = {f"{p}{key}": spaces.Box(-np.inf, np.inf, (size,), np.float32) for p in prefixes for key, size in STATE.items()}
+        state = {
+            f"{p}{key}": spaces.Box(-np.inf, np.inf, (size,), np.float32)
+            for p in prefixes
+            for key, size in STATE.items()
+        }
         parts: dict[str, spaces.Space[Any]] = {"state": spaces.Dict(state)}
         if image_size is not None:
             image = (image_size, image_size, 3)
@@ -111,7 +117,13 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
             rewards.append(float(succeed := self._act(action)))
             if succeed or self._steps >= self.step_limit:
                 break
-        return self.observation(), np.array(rewards, np.float32), succeed, self._steps >= self.step_limit, {"succeed": succeed}
+        return (
+            self.observation(),
+            np.array(rewards, np.float32),
+            succeed,
+            self._steps >= self.step_limit,
+            {"succeed": succeed},
+        )
 
     def snapshot(self) -> tuple[int, Array]:
         """All that the rest of the episode depends on; ``restore`` continues from it bit for bit."""
@@ -152,7 +164,10 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
         for i, prefix in enumerate(self.world.prefixes):
             arm = self.world.arm(i)
             values = (arm.pose, arm.vel, arm.gripper, arm.force, arm.torque)
-            state |= {f"{prefix}{key}": np.array(value, np.float32).reshape(-1) for key, value in zip(STATE, values, strict=True)}
+            state |= {
+                f"{prefix}{key}": np.array(value, np.float32).reshape(-1)
+                for key, value in zip(STATE, values, strict=True)
+            }
         found: dict[str, Any] = {"state": state}
         if (size := self.image_size) is not None:
             found["images"] = {camera: self.world.render(camera, size, size) for camera in self._cameras}
@@ -164,7 +179,9 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
 
     def views(self) -> dict[str, Array]:
         """All cameras at ``render_size``, for a person who drives; pictures of 64 pixels are for policies."""
-        return {camera: self.world.render(camera, self._render_size, self._render_size) for camera in self.world.cameras}
+        return {
+            camera: self.world.render(camera, self._render_size, self._render_size) for camera in self.world.cameras
+        }
 
     def close(self) -> None:
         self.world.close()

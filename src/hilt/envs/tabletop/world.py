@@ -127,7 +127,9 @@ class World:
         """Where the arm's tcp shall be; it goes there as ``advance`` lets time pass."""
         a, pose = self._arms[arm], np.asarray(pose, np.float64)
         if pose.shape != (7,) or not np.isfinite(pose).all() or not np.any(pose[3:]):
-            raise ConfigError(f"a pose is 7 finite numbers x y z qx qy qz qw, with a quaternion that is not 0; given {pose.tolist()}.")
+            raise ConfigError(
+                f"a pose is 7 finite numbers x y z qx qy qz qw, with a quaternion that is not 0; given {pose.tolist()}."
+            )
         self.data.mocap_pos[a.target_position] = pose[:3]
         self.data.mocap_pos[a.target_rotation] = pose[:3]
         # the hand's reference axes are the table's when it points down, so that rotational_clip_z is about the vertical
@@ -162,7 +164,9 @@ class World:
                 self._integrate(arm, kinds, min(stride, steps - done) * TIMESTEP)
             mujoco.mj_step(self.model, self.data, min(stride, steps - done))
         if self._alarms[UNSTABLE].any():
-            raise HiltError(f"the simulation became unstable at {self.data.time:.3f} s and is at its beginning again: call home().")
+            raise HiltError(
+                f"the simulation became unstable at {self.data.time:.3f} s and is at its beginning again: call home()."
+            )
         # positions and forces of now, not of the last step's beginning; the same that restore() computes
         mujoco.mj_forward(self.model, self.data)
 
@@ -176,9 +180,13 @@ class World:
                 raise ConfigError(f"{name}={value}: it must be between 0 and {highest:g} in this simulation.")
         known, a = self.parameters[arm], self._arms[arm]
         known.update({name: float(value) for name, value in parameters.items()})
-        low, high = (np.array([known[f"{kind}_clip_{sign}{axis}"] for kind in KINDS for axis in "xyz"]) for sign in ("neg_", ""))
+        low, high = (
+            np.array([known[f"{kind}_clip_{sign}{axis}"] for kind in KINDS for axis in "xyz"]) for sign in ("neg_", "")
+        )
         self._clips[arm] = low, high
-        stiffness, damping = (np.repeat([known[f"{kind}_{word}"] for kind in KINDS], 3) for word in ("stiffness", "damping"))
+        stiffness, damping = (
+            np.repeat([known[f"{kind}_{word}"] for kind in KINDS], 3) for word in ("stiffness", "damping")
+        )
         self.model.actuator_biasprm[a.springs, 1] = -stiffness
         self.model.actuator_forcerange[a.springs] = np.stack([-stiffness * low, stiffness * high], 1)
         self.model.actuator_biasprm[a.dampers, 2] = -damping
@@ -223,7 +231,10 @@ class World:
         mujoco.mj_rnePostConstraint(self.model, data)
         wrench = data.cfrc_ext[a.hand_bodies].sum(0)  # torque, force, about the arm's center of mass
         hand, tcp, axes = a.hand_bodies[0], data.site_xpos[a.tcp], data.site_xmat[a.tcp].reshape(3, 3)
-        force, torque = wrench[3:], wrench[:3] + np.cross(data.subtree_com[self.model.body_rootid[hand]] - tcp, wrench[3:])
+        force, torque = (
+            wrench[3:],
+            wrench[:3] + np.cross(data.subtree_com[self.model.body_rootid[hand]] - tcp, wrench[3:]),
+        )
         if (push := data.xfrc_applied[hand]).any():  # a commanded wrench is the robot's doing, not the world's
             force, torque = force - push[:3], torque - push[3:] - np.cross(data.xipos[hand] - tcp, push[:3])
         return ArmState(
@@ -268,7 +279,9 @@ class World:
         state = np.ascontiguousarray(snapshot, np.float64)
         size = mujoco.mj_stateSize(self.model, mujoco.mjtState.mjSTATE_INTEGRATION)
         if state.shape != (size,):
-            raise ConfigError(f"a snapshot of this scene has {size} numbers; given {state.shape}: it is of another scene.")
+            raise ConfigError(
+                f"a snapshot of this scene has {size} numbers; given {state.shape}: it is of another scene."
+            )
         mujoco.mj_setState(self.model, self.data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
         mujoco.mj_forward(self.model, self.data)
 
@@ -288,7 +301,9 @@ class World:
         for kind in kinds:
             part = slice(0, 3) if kind == "translational" else slice(3, 6)
             a, gain = self._arms[arm], self.parameters[arm][f"{kind}_Ki"]
-            summed = self.data.ctrl[a.dampers[part]] - gain * self.data.actuator_length[a.springs[part]] * seconds * 1000
+            summed = (
+                self.data.ctrl[a.dampers[part]] - gain * self.data.actuator_length[a.springs[part]] * seconds * 1000
+            )
             self.data.ctrl[a.dampers[part]] = np.clip(summed, -gain * INTEGRAL_LIMIT[kind], gain * INTEGRAL_LIMIT[kind])
 
     def _body(self, name: str) -> int:
@@ -300,7 +315,9 @@ class World:
     def _number(self, kind: Any, word: str, name: str, count: int) -> int:
         number = int(mujoco.mj_name2id(self.model, kind, name))
         if number < 0:
-            raise UnknownNameError(word, name, filter(None, (mujoco.mj_id2name(self.model, kind, i) for i in range(count))))
+            raise UnknownNameError(
+                word, name, filter(None, (mujoco.mj_id2name(self.model, kind, i) for i in range(count)))
+            )
         return number
 
 
@@ -329,14 +346,18 @@ class _Renderer:
     def __init__(self, model: Any, height: int, width: int):
         self.room, self._model, self._process = (height, width), model, os.getpid()
         if _Renderer._first_process not in (0, self._process):
-            raise HiltError("this process was forked from one that had rendered, and OpenGL does not survive that: spawn it instead.")
+            raise HiltError(
+                "this process was forked from one that had rendered, and OpenGL does not survive that: spawn it instead."
+            )
         _Renderer._first_process = self._process
         model.vis.global_.offheight, model.vis.global_.offwidth = height, width
         # by its name: mujoco made its own choice when it was imported, perhaps before MUJOCO_GL was set here
         kind = renderer_name()
         try:
             module = importlib.import_module(f"mujoco.{kind}") if kind in ("egl", "osmesa") else mujoco
-            with environment({"LP_NUM_THREADS": os.environ.get("LP_NUM_THREADS", "0")}):  # Mesa's: threads do not help images this small
+            with environment(
+                {"LP_NUM_THREADS": os.environ.get("LP_NUM_THREADS", "0")}
+            ):  # Mesa's: threads do not help images this small
                 self._gl = module.GLContext(width, height)
                 self._gl.make_current()
                 self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)

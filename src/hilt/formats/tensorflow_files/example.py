@@ -43,7 +43,9 @@ def decode(data: bytes | memoryview) -> dict[str, Values]:
 
 def encode(features: Mapping[str, Sequence[bytes] | Array]) -> bytes:
     """A serialized example. Arrays of floats become floats of 32 bits, arrays of integers and booleans integers of 64."""
-    entries = b"".join(_field(1, _field(1, name.encode()) + _field(2, _encoded(values))) for name, values in features.items())
+    entries = b"".join(
+        _field(1, _field(1, name.encode()) + _field(2, _encoded(values))) for name, values in features.items()
+    )
     return _field(1, entries)
 
 
@@ -109,7 +111,9 @@ def _values(feature: memoryview) -> Values:
     if kind == 2:
         arrays = [_floats(part) for part in parts]
         return arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, np.float32), *arrays])
-    arrays = [np.array([part], np.uint64).view(np.int64) if isinstance(part, int) else decode_varints(part) for part in parts]
+    arrays = [
+        np.array([part], np.uint64).view(np.int64) if isinstance(part, int) else decode_varints(part) for part in parts
+    ]
     return arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, np.int64), *arrays])
 
 

@@ -95,7 +95,9 @@ class Features:
             left_out: dict[str, str] = {}
             tree = _parsed(data, "", left_out)
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise FormatError(f"{path}: not the features of a TFDS dataset ({type(error).__name__}: {error}). Restore the file.") from error
+            raise FormatError(
+                f"{path}: not the features of a TFDS dataset ({type(error).__name__}: {error}). Restore the file."
+            ) from error
         if not isinstance(tree, dict):
             raise FormatError(f"{path}: expected a FeaturesDict at the top, got {data.get('pythonClassName')}.")
         return cls(tree, left_out)
@@ -112,7 +114,9 @@ class Features:
 def _decode(feature: Feature, fields: Fields, path: str, levels: tuple[int | None, ...]) -> Any:
     """A feature of a record. `levels` are the declared lengths of the sequences around it."""
     if isinstance(feature, dict):
-        return {name: _decode(inner, fields, f"{path}/{name}" if path else name, levels) for name, inner in feature.items()}
+        return {
+            name: _decode(inner, fields, f"{path}/{name}" if path else name, levels) for name, inner in feature.items()
+        }
     if isinstance(feature, Many):
         values = _decode(feature.feature, fields, path, (*levels, feature.length))
         return _steps(values, path) if feature.steps and not levels and isinstance(values, dict) else values
@@ -130,9 +134,15 @@ def _steps(columns: dict[str, Any], path: str) -> StoredSteps:
     first = next(iter(lengths), "")
     for name in lengths:
         if lengths[name] != lengths[first]:
-            raise CorruptError(f"features of {path!r}: {first!r} has {lengths[first]} steps and {name!r} has {lengths[name]}.")
+            raise CorruptError(
+                f"features of {path!r}: {first!r} has {lengths[first]} steps and {name!r} has {lengths[name]}."
+            )
     # The size of an array whose elements have no size does not determine their number.
-    return StoredSteps(map_leaves(lambda c: np.empty((lengths.get(first, 0), *c.shape[1:]), c.dtype) if 0 in c.shape[1:] else c, columns))
+    return StoredSteps(
+        map_leaves(
+            lambda c: np.empty((lengths.get(first, 0), *c.shape[1:]), c.dtype) if 0 in c.shape[1:] else c, columns
+        )
+    )
 
 
 def _fetched(leaf: Leaf, fields: Fields, path: str, levels: tuple[int | None, ...]) -> tuple[Array, list[Array]]:
@@ -143,7 +153,9 @@ def _fetched(leaf: Leaf, fields: Fields, path: str, levels: tuple[int | None, ..
         shapes = _numbers(sizes, np.dtype(np.int64)).reshape(-1, len(leaf.shape)).tolist()
         if len(shapes) != len(values):
             raise CorruptError(f"{len(values)} tensors and {len(shapes)} shapes.")
-        return _uniform([_inflated(value, leaf, shape) for value, shape in zip(values, shapes, strict=True)], leaf), rows
+        return _uniform(
+            [_inflated(value, leaf, shape) for value, shape in zip(values, shapes, strict=True)], leaf
+        ), rows
     values, rows = _raw(fields, path, levels)
     if leaf.encoding == "none":
         return _shaped(_numbers(values, leaf.dtype), leaf.shape, bool(levels)), rows
@@ -169,7 +181,9 @@ def _raw(fields: Fields, path: str, levels: tuple[int | None, ...]) -> tuple[exa
         if path not in fields and None not in levels:
             raise CorruptError("it is missing.")
         return fields.get(path, []), []
-    rows = [_numbers(fields.get(f"{path}/ragged_row_lengths_{i}", []), np.dtype(np.int64)) for i in range(len(levels) - 1)]
+    rows = [
+        _numbers(fields.get(f"{path}/ragged_row_lengths_{i}", []), np.dtype(np.int64)) for i in range(len(levels) - 1)
+    ]
     return fields.get(f"{path}/ragged_flat_values", []), rows
 
 
@@ -249,12 +263,20 @@ def _parsed(data: Any, path: str, left_out: dict[str, str], depth: int = 0) -> F
         return None if inner is None else Many(inner, _size(length), name.endswith(".Dataset"))
     if kind.startswith("Translation"):
         several = content.get("variableLanguagesPerExample") or kind.endswith("VariableLanguages")
-        return Many({"language": TEXT, "translation": TEXT}, None, False) if several else dict.fromkeys(content["languages"], TEXT)
+        return (
+            Many({"language": TEXT, "translation": TEXT}, None, False)
+            if several
+            else dict.fromkeys(content["languages"], TEXT)
+        )
     found = _leaf(kind, content)
     frames = found.shape[:1] if found and kind == "Video" else ()
     found = replace(found, shape=found.shape[1:]) if found and frames else found
     numbers = f" with numbers of {content['dtype']}" if content.get("dtype") else ""
-    why = _unreadable(found, content) if found else f"a feature of class {name or 'unknown'}{numbers}, which is not supported"
+    why = (
+        _unreadable(found, content)
+        if found
+        else f"a feature of class {name or 'unknown'}{numbers}, which is not supported"
+    )
     if why:
         left_out[path] = why
         return None
@@ -285,7 +307,9 @@ def _unreadable(leaf: Leaf, content: Mapping[str, Any]) -> str:
     if math.prod(size or 1 for size in leaf.shape) > SIZE_LIMIT:
         return f"a tensor of shape {leaf.shape}, which is too large"
     if leaf.encoding == "image":
-        known = len(leaf.shape) == 3 and (leaf.dtype in (np.uint8, np.uint16) or (leaf.dtype == np.float32 and leaf.shape[2] == 1))
+        known = len(leaf.shape) == 3 and (
+            leaf.dtype in (np.uint8, np.uint16) or (leaf.dtype == np.float32 and leaf.shape[2] == 1)
+        )
         return "" if known else f"images of {leaf.dtype} and shape {leaf.shape}, which are not supported"
     if leaf.encoding not in ("none", "bytes", "zlib") or (leaf.encoding != "none" and leaf.dtype == object):
         return f"a tensor of {leaf.dtype} in the encoding {leaf.encoding!r}, which is not supported"

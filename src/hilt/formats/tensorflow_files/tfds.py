@@ -90,12 +90,16 @@ class RldsDataset(Dataset):
         folders = _folders(path)
         if len(folders) != 1:
             found = ", ".join(str(folder.relative_to(path)) for folder in folders) or "none"
-            raise FormatError(f"{path}: expected a folder with features.json, or with one such version inside; found: {found}.")
+            raise FormatError(
+                f"{path}: expected a folder with features.json, or with one such version inside; found: {found}."
+            )
         self.folder = folders[0]
         self.features = Features.load(self.folder / "features.json")
         steps = self.features.tree.get("steps")
         if not isinstance(steps, Many) or not steps.steps:
-            raise FormatError(f"{self.folder}: a TFDS dataset, but not of episodes: its features have no nested dataset 'steps'.")
+            raise FormatError(
+                f"{self.folder}: a TFDS dataset, but not of episodes: its features have no nested dataset 'steps'."
+            )
         self.info, self.splits = _splits(self.folder)
         self.parts = select(split or "all", self.splits)
         missing = [part.shard.path for part in self.parts if not _is_there(part.shard.path)]
@@ -218,7 +222,9 @@ def _of_part(part: Part, features: Features) -> Iterator[Callable[[], dict[str, 
         try:
             place = place if damage else next(places)
         except StopIteration:
-            damage = f"{part.shard.path}: the file has {number} records, and dataset_info.json has {part.shard.records}."
+            damage = (
+                f"{part.shard.path}: the file has {number} records, and dataset_info.json has {part.shard.records}."
+            )
         except CorruptError as error:
             damage = str(error)
         if number >= part.first:
@@ -241,7 +247,9 @@ class _ArrayRecordFile:
     unit = "number"
 
     def __init__(self, path: Path):
-        module = optional_module("array_record.python.array_record_module", "Reading ArrayRecord files", "array-record", "array-record")
+        module = optional_module(
+            "array_record.python.array_record_module", "Reading ArrayRecord files", "array-record", "array-record"
+        )
         self.path = path
         self._reader = module.ArrayRecordReader(str(path), "readahead_buffer_size:0")
 
@@ -276,18 +284,26 @@ def _splits(folder: Path) -> tuple[dict[str, Any], dict[str, list[Shard]]]:
     except FormatError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise FormatError(f"{path}: not the description of a TFDS dataset ({type(error).__name__}: {error}). Restore the file.") from error
+        raise FormatError(
+            f"{path}: not the description of a TFDS dataset ({type(error).__name__}: {error}). Restore the file."
+        ) from error
     if kind not in ("tfrecord", "array_record"):
-        raise FormatError(f"{path}: files of the format {kind!r}; those that can be read are tfrecord and array_record.")
+        raise FormatError(
+            f"{path}: files of the format {kind!r}; those that can be read are tfrecord and array_record."
+        )
     if not splits:
         for file in sorted(folder.iterdir()):
             if match := _SHARD.fullmatch(file.name):
                 file = inside(folder, file.name, str(folder))
                 splits.setdefault(match["split"], []).append(Shard(file, _count(file)))
                 if len(splits[match["split"]]) - 1 != int(match["number"]):
-                    raise FormatError(f"{file}: the file before it is missing. Fetch it, or dataset_info.json, which names all files.")
+                    raise FormatError(
+                        f"{file}: the file before it is missing. Fetch it, or dataset_info.json, which names all files."
+                    )
     if not splits:
-        raise FormatError(f"{folder}: no splits in dataset_info.json, and no files such as name-train.tfrecord-00000-of-00001.")
+        raise FormatError(
+            f"{folder}: no splits in dataset_info.json, and no files such as name-train.tfrecord-00000-of-00001."
+        )
     return info, splits
 
 
@@ -298,7 +314,12 @@ def _shards(folder: Path, info: dict[str, Any], kind: str, split: dict[str, Any]
     shards: dict[Path, Shard] = {}
     for number in range(count):
         name = split.get("filepathTemplate") or FILE_NAMES
-        parts = {"DATASET": info["name"], "SPLIT": split["name"], "FILEFORMAT": kind, "SHARD_X_OF_Y": "{SHARD_INDEX}-of-{NUM_SHARDS}"}
+        parts = {
+            "DATASET": info["name"],
+            "SPLIT": split["name"],
+            "FILEFORMAT": kind,
+            "SHARD_X_OF_Y": "{SHARD_INDEX}-of-{NUM_SHARDS}",
+        }
         parts |= {"SHARD_INDEX": f"{number:0{digits}}", "NUM_SHARDS": f"{count:0{digits}}"}
         for key, value in parts.items():
             name = name.replace(f"{{{key}}}", value)
@@ -306,8 +327,12 @@ def _shards(folder: Path, info: dict[str, Any], kind: str, split: dict[str, Any]
         if path in shards:
             raise ValueError(f"{name[:100]!r} is the file of two shards")
         if not lengths and not _is_there(path):  # any number of them may be promised
-            raise FormatError(f"{path}: this file is missing, one of {count}. Fetch it, or correct numShards in dataset_info.json.")
-        if lengths and (lengths[number] < 0 or (_is_there(path) and lengths[number] > max(path.stat().st_size, LOST_LIMIT))):
+            raise FormatError(
+                f"{path}: this file is missing, one of {count}. Fetch it, or correct numShards in dataset_info.json."
+            )
+        if lengths and (
+            lengths[number] < 0 or (_is_there(path) and lengths[number] > max(path.stat().st_size, LOST_LIMIT))
+        ):
             raise ValueError(f"{lengths[number]} records in {name}")
         shards[path] = Shard(path, lengths[number] if lengths else _count(path))
     return list(shards.values())

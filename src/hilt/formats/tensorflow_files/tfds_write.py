@@ -46,7 +46,12 @@ Kind = list[Any]
 
 
 def create(
-    path: Path, *, name: str = "episodes", version: str = "1.0.0", shard_bytes: int = SHARD_BYTES, image_format: str = "png"
+    path: Path,
+    *,
+    name: str = "episodes",
+    version: str = "1.0.0",
+    shard_bytes: int = SHARD_BYTES,
+    image_format: str = "png",
 ) -> TfdsWriter:
     """`name` and `version` are the dataset's for TFDS; `shard_bytes` is about how large a file becomes; `image_format` is png, which
     keeps every bit, or jpeg."""
@@ -58,7 +63,9 @@ def create(
         raise ConfigError(f"image_format={image_format!r}: expected png or jpeg.")
     if shard_bytes < 1:
         raise ConfigError(f"shard_bytes={shard_bytes}: expected at least 1.")
-    return TfdsWriter(path, {"name": name, "version": version, "shard_bytes": shard_bytes, "image_format": image_format})
+    return TfdsWriter(
+        path, {"name": name, "version": version, "shard_bytes": shard_bytes, "image_format": image_format}
+    )
 
 
 class TfdsWriter(FolderWriter):
@@ -73,7 +80,9 @@ class TfdsWriter(FolderWriter):
         self._pool = ThreadPoolExecutor(usable_cpus(), "hilt-encode")
         for line in self._lines:
             if line.get("settings", settings) != settings:
-                raise ConfigError(f"{path}: it was begun with {line['settings']}, and is to go on with {settings}. Give the same options.")
+                raise ConfigError(
+                    f"{path}: it was begun with {line['settings']}, and is to go on with {settings}. Give the same options."
+                )
             self._features = line.get("features", self._features)
             self._shards += [line["shard"]] if "shard" in line else []
 
@@ -95,10 +104,15 @@ class TfdsWriter(FolderWriter):
     def _finish(self) -> None:
         self._end_unit()
         if not self._shards:
-            raise ConfigError("there is not one episode with a transition to write; look at the source with: hilt data inspect")
+            raise ConfigError(
+                "there is not one episode with a transition to write; look at the source with: hilt data inspect"
+            )
         for i in range(len(self._shards)):
             if self._part(i).exists():
-                DISK.rename(self._part(i), self._path / f"{self._settings['name']}-train.tfrecord-{i:05}-of-{len(self._shards):05}")
+                DISK.rename(
+                    self._part(i),
+                    self._path / f"{self._settings['name']}-train.tfrecord-{i:05}-of-{len(self._shards):05}",
+                )
         DISK.sync_folder(self._path)
         split = {
             "name": "train",
@@ -106,11 +120,20 @@ class TfdsWriter(FolderWriter):
             "numBytes": str(sum(shard["bytes"] for shard in self._shards)),
             "shardLengths": [str(shard["records"]) for shard in self._shards],
         }
-        info = {"name": self._settings["name"], "version": self._settings["version"], "fileFormat": "tfrecord", "splits": [split]}
+        info = {
+            "name": self._settings["name"],
+            "version": self._settings["version"],
+            "fileFormat": "tfrecord",
+            "splits": [split],
+        }
         features = _described(unflatten(self._features))
         inner = features["featuresDict"]["features"]
         inner["steps"] = _feature("dataset_feature.Dataset", "sequence", {"feature": inner["steps"], "length": "-1"})
-        for file, content in (("features", features), ("dataset_info", info), ("metadata", {"hilt": {"next": self.next}})):
+        for file, content in (
+            ("features", features),
+            ("dataset_info", info),
+            ("metadata", {"hilt": {"next": self.next}}),
+        ):
             DISK.replace(self._path / f"{file}.json", json.dumps(content, indent=1, sort_keys=True).encode())
 
     def close(self) -> None:
@@ -123,14 +146,22 @@ class TfdsWriter(FolderWriter):
         """A serialized example. The first one decides which features there are."""
         given = {path: kind_of(path, column, self._settings["image_format"]) for path, column in columns.items()}
         if not self._features:
-            known = {f"episode_metadata/{name}": _metadata_kind(value) for name, value in metadata.items() if name.isidentifier()}
+            known = {
+                f"episode_metadata/{name}": _metadata_kind(value)
+                for name, value in metadata.items()
+                if name.isidentifier()
+            }
             self._features = {**given, **{path: kind for path, kind in known.items() if kind is not None}}
             self._commit(settings=self._settings, features=self._features)
         wanted = {path: kind for path, kind in self._features.items() if path.startswith("steps/")}
         if given != wanted:
             differing = [path for path in {**wanted, **given} if given.get(path) != wanted.get(path)]
-            differ = [f"{path}: expected {_shown(wanted.get(path))}, got {_shown(given.get(path))}" for path in differing]
-            raise SchemaError(f"not as in the episodes before, and all steps of a dataset have the same features: {'; '.join(differ)}.")
+            differ = [
+                f"{path}: expected {_shown(wanted.get(path))}, got {_shown(given.get(path))}" for path in differing
+            ]
+            raise SchemaError(
+                f"not as in the episodes before, and all steps of a dataset have the same features: {'; '.join(differ)}."
+            )
         if any(kind == "jpeg" for kind, _, _ in given.values()):
             self.notes.add("images were stored as JPEG, which changes them a little")
         record = {path: self._encoded(column, given[path][0]) for path, column in columns.items()}
@@ -192,7 +223,11 @@ def _metadata_kind(value: Any) -> Kind | None:
 def _described(feature: Any) -> dict[str, Any]:
     """A feature, or nested ones, in the form of features.json."""
     if isinstance(feature, dict):
-        return _feature("features_dict.FeaturesDict", "featuresDict", {"features": {name: _described(feature[name]) for name in feature}})
+        return _feature(
+            "features_dict.FeaturesDict",
+            "featuresDict",
+            {"features": {name: _described(feature[name]) for name in feature}},
+        )
     kind, dtype, shape = feature
     sizes = {"dimensions": [str(size) for size in shape]} if shape else {}
     if kind == "text":

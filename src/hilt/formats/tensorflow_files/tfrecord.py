@@ -38,7 +38,9 @@ class RecordFile:
         while offset < self.size:
             head = self._read(12, offset)
             if len(head) < 12:
-                raise CorruptError(f"{self.path}: the file ends inside the length of the record at byte {offset}; it was cut off.")
+                raise CorruptError(
+                    f"{self.path}: the file ends inside the length of the record at byte {offset}; it was cut off."
+                )
             length, given = struct.unpack("<QI", head)
             if given != masked(head[:8]):
                 raise CorruptError(

@@ -50,7 +50,11 @@ class BranchInputs(nn.Module):
         self.proprio = Projection(body.proprio, body.proprio_width) if branch else None
 
     def forward(self, z: Tensor) -> Tensor:
-        return z if self.proprio is None else torch.cat([z[:, : self.features], self.proprio(z[:, self.features :])], dim=1)
+        return (
+            z
+            if self.proprio is None
+            else torch.cat([z[:, : self.features], self.proprio(z[:, self.features :])], dim=1)
+        )
 
 
 class ProprioNormalizer(nn.Module):
@@ -94,7 +98,9 @@ class BranchedNetwork(nn.Module):
     inputs: BranchInputs
     network: Network
 
-    def run(self, z: Tensor, more: Tensor | None = None, first: Sequence[Tensor] | None = None, learns: bool = True) -> Tape:
+    def run(
+        self, z: Tensor, more: Tensor | None = None, first: Sequence[Tensor] | None = None, learns: bool = True
+    ) -> Tape:
         """A pass; `gradients` may be asked for if it `learns`. `first`: what `of_states` made of the same `z`."""
         return self.network.run(self._inputs(z, learns), more, first)
 
@@ -129,7 +135,13 @@ class ActorNetwork(BranchedNetwork):
     """The mean and the standard deviation of a Gaussian whose tanh is the action."""
 
     def __init__(
-        self, body: Body, actions: int, generator: Generator, scale: float = 1.0, std: float = 1.0, limits: Sequence[float] = (1e-5, 5.0)
+        self,
+        body: Body,
+        actions: int,
+        generator: Generator,
+        scale: float = 1.0,
+        std: float = 1.0,
+        limits: Sequence[float] = (1e-5, 5.0),
     ):
         super().__init__()
         self.inputs = BranchInputs(body)

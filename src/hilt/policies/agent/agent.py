@@ -26,7 +26,15 @@ from hilt.algos.tables import OffPolicyAlgorithm
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
 from hilt.core.trajectory import Source
 from hilt.core.tree import ArraySpec, flatten
-from hilt.policies.agent.actor_critic import ActorNetwork, Body, Critics, GraspCritic, NormedMlp, ProprioNormalizer, Temperature
+from hilt.policies.agent.actor_critic import (
+    ActorNetwork,
+    Body,
+    Critics,
+    GraspCritic,
+    NormedMlp,
+    ProprioNormalizer,
+    Temperature,
+)
 from hilt.policies.agent.config import AgentConfig, EncoderConfig
 from hilt.policies.agent.encoders import Encoder, initialize, random_crop
 from hilt.policies.agent.layout import ActionLayout, fit
@@ -81,7 +89,9 @@ class Agent(StepAgent):
         self.networks = self._make_networks()
         followed = {"critic", "grasp_critic"} | ({"encoder"} if self.encoder.trained_by_critic() else set())
         followed |= {"actor"} if config.rlpd.actor_average else set()
-        self.targets = {name: copy.deepcopy(net).requires_grad_(False) for name, net in self.networks.items() if name in followed}
+        self.targets = {
+            name: copy.deepcopy(net).requires_grad_(False) for name, net in self.networks.items() if name in followed
+        }
         """The target networks"""
         self.optimizers = self._make_optimizers()
         self._trained = rlpd.Networks(
@@ -103,7 +113,9 @@ class Agent(StepAgent):
     def _make_networks(self) -> dict[str, nn.Module]:
         """The networks by name, on the agent's device, with weights drawn from its generator in this order."""
         config, moving, draws = self.config, self.layout.continuous, self.generator
-        body = Body(self.encoder.width, sum(self.sizes.values()), config.proprio_width, config.hidden, config.activation)
+        body = Body(
+            self.encoder.width, sum(self.sizes.values()), config.proprio_width, config.hidden, config.activation
+        )
         networks: dict[str, nn.Module] = {
             "encoder": self.encoder,
             "proprio": ProprioNormalizer(body.proprio),
@@ -124,7 +136,9 @@ class Agent(StepAgent):
         """An optimizer for each kind of update, and which parameters it changes."""
         trained = {name: list(net.parameters()) for name, net in self.networks.items() if name in TRAINED}
         trained["critic"] += self.encoder.trained_by_critic()
-        imitating = [p for name in ("actor", "forecast") if name in self.networks for p in self.networks[name].parameters()]
+        imitating = [
+            p for name in ("actor", "forecast") if name in self.networks for p in self.networks[name].parameters()
+        ]
         trained["imitation"] = [*self.encoder.trained_by_imitation(), *imitating]
         return {name: Adam(parameters, self.config.rlpd.learning_rate) for name, parameters in trained.items()}
 
@@ -171,7 +185,9 @@ class Agent(StepAgent):
 
     # Acting
 
-    def sample_actions(self, observations: Mapping[str, Any], seed: int | None = None, argmax: bool = False) -> npt.NDArray[np.float32]:
+    def sample_actions(
+        self, observations: Mapping[str, Any], seed: int | None = None, argmax: bool = False
+    ) -> npt.NDArray[np.float32]:
         """The action for one observation, or for each of a batch. Draws from the agent's own generator, or from a new one of `seed`.
 
         With `argmax` it draws nothing: the likeliest action, by the slow copy of the actor where there is one.
@@ -204,7 +220,9 @@ class Agent(StepAgent):
         `details` adds figures for each source of rows: ``q/online``, ``td_error/demo``, ``gradient_share/human`` and so on.
         """
         if not self.squashed:
-            raise ConfigError("update: this agent was made with squashed=False, to imitate. Call imitate(batch), or make one without it.")
+            raise ConfigError(
+                "update: this agent was made with squashed=False, to imitate. Call imitate(batch), or make one without it."
+            )
         known = self.optimizers.keys() & set(TRAINED)
         which = frozenset(known if networks_to_update is None else networks_to_update)
         if unknown := which - known:
@@ -212,13 +230,17 @@ class Agent(StepAgent):
         now, then = self._cropped(batch, "observations"), self._cropped(batch, "next_observations")
         learns = "critic" in which and bool(self.encoder.trained_by_critic())
         with torch.set_grad_enabled(learns):
-            z = self._encode(self.encoder, now, self.generator if learns else None, trunk=self.config.encoder.training == "critic")
+            z = self._encode(
+                self.encoder, now, self.generator if learns else None, trunk=self.config.encoder.training == "critic"
+            )
         with torch.no_grad():
             next_z = self._encode(self.encoder, then)
             z, next_z = self._blurred(z), self._blurred(next_z)
             target_z = self._encode(self.targets["encoder"], then) if "encoder" in self.targets else next_z
         rows = self._rows(batch, z, next_z, target_z, details)
-        info = self.algorithm.update(self._trained, rows, self.config.rlpd, self.generator, which, self.actor_updates, self.target_entropy)
+        info = self.algorithm.update(
+            self._trained, rows, self.config.rlpd, self.generator, which, self.actor_updates, self.target_entropy
+        )
         self.updates += 1
         self.actor_updates += "actor" in which
         return self, info
@@ -234,7 +256,9 @@ class Agent(StepAgent):
         pretrains = encoder and how.pretrain_updates > 0
         leaves = self._cropped(batch, "observations", how.pretrain_crop if pretrains else None)
         with torch.set_grad_enabled(encoder):
-            z = self._encode(self.encoder, leaves, self.generator if encoder else None, trunk=not self.encoder.trunk_rests)
+            z = self._encode(
+                self.encoder, leaves, self.generator if encoder else None, trunk=not self.encoder.trunk_rests
+            )
         z = z if encoder else self._blurred(z)
         continuous, grasps = self.layout.split(self._column(batch, "actions"))
         shown = self._column(batch, "imitated").float() if "imitated" in batch else None
@@ -244,7 +268,10 @@ class Agent(StepAgent):
 
         mean, std = self.networks["actor"](z)
         loss = average(imitation_loss(settings.imitation_loss, mean, std, continuous, self.squashed))
-        info = {"imitation_loss": loss.item(), "mse": average((self._action(mean) - continuous).square().mean(1)).item()}
+        info = {
+            "imitation_loss": loss.item(),
+            "mse": average((self._action(mean) - continuous).square().mean(1)).item(),
+        }
         if encoder and "forecast" in self.networks:
             foreseen = self._forecast_loss(z, self._column(batch, "future"))
             info["forecast_loss"] = foreseen.item()
@@ -284,7 +311,11 @@ class Agent(StepAgent):
         """Computes mean and deviation of proprioception from these observations ``[N, ...]``, if `normalize_proprio` is set."""
         if not self.config.normalize_proprio or not self.proprio:
             return
-        given, normal, floors = flatten(observations), cast(ProprioNormalizer, self.networks["proprio"]), self.config.proprio_floor
+        given, normal, floors = (
+            flatten(observations),
+            cast(ProprioNormalizer, self.networks["proprio"]),
+            self.config.proprio_floor,
+        )
         columns = [self._seen(path, self._tensor(_found(given, path), path)).double() for path in self.proprio]
         least = torch.cat([torch.full((self.sizes[path],), floors.get(path, FLOOR)) for path in self.proprio])
         whole = torch.cat(columns, dim=1)
@@ -307,7 +338,10 @@ class Agent(StepAgent):
             part = {path: leaf[start : start + CHUNK] for path, leaf in leaves.items()}
             size = len(next(iter(part.values())))
             if size < CHUNK:
-                part = {path: torch.cat([leaf, leaf.new_zeros(CHUNK - size, *leaf.shape[1:])]) for path, leaf in part.items()}
+                part = {
+                    path: torch.cat([leaf, leaf.new_zeros(CHUNK - size, *leaf.shape[1:])])
+                    for path, leaf in part.items()
+                }
             with torch.no_grad():
                 features[start : start + size] = self.encoder(part)[:size].cpu().numpy()
         return features
@@ -319,7 +353,9 @@ class Agent(StepAgent):
         """
         leaves = {path: self._tensor(_found(observations, path), path) for path in self.proprio}
         with torch.no_grad():
-            z = self._encode(self.encoder, {FEATURES: self._tensor(self.trunk_features(observations), FEATURES), **leaves})
+            z = self._encode(
+                self.encoder, {FEATURES: self._tensor(self.trunk_features(observations), FEATURES), **leaves}
+            )
         return np.asarray(z.cpu().numpy())
 
     # Keeping
@@ -342,8 +378,16 @@ class Agent(StepAgent):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything: an agent that loads it goes on bit for bit. Tensors, numbers and text only; copies."""
-        kept = {part: {name: _copied(tensors) for name, tensors in owners.items()} for part, owners in self._owners().items()}
-        numbers = {"updates": self.updates, "actor_updates": self.actor_updates, "imitations": self.imitations, "squashed": self.squashed}
+        kept = {
+            part: {name: _copied(tensors) for name, tensors in owners.items()}
+            for part, owners in self._owners().items()
+        }
+        numbers = {
+            "updates": self.updates,
+            "actor_updates": self.actor_updates,
+            "imitations": self.imitations,
+            "squashed": self.squashed,
+        }
         own = {"algorithm": state} if (state := self.algorithm.state_dict()) else {}
         return {**kept, "generator": self.generator.get_state(), **numbers, **own}
 
@@ -351,18 +395,28 @@ class Agent(StepAgent):
         """Take over what `state_dict` of an agent of the same making returned."""
         if (squashed := bool(state.get("squashed", True))) != self.squashed:
             kinds = {True: "the tanh-Gaussian of reinforcement learning", False: "the plain Gaussian of imitation"}
-            cure = "Behavior cloning of an older version of Hilt had the former; train it again." if squashed else "Check algorithm=."
-            raise SchemaError(f"this state is of an actor with {kinds[squashed]}, and this agent's has {kinds[self.squashed]}. {cure}")
+            cure = (
+                "Behavior cloning of an older version of Hilt had the former; train it again."
+                if squashed
+                else "Check algorithm=."
+            )
+            raise SchemaError(
+                f"this state is of an actor with {kinds[squashed]}, and this agent's has {kinds[self.squashed]}. {cure}"
+            )
         ours, theirs = flatten(self._owners()), flatten({part: _found(state, part) for part in self._owners()})
         _load(ours, theirs, "this state is")
         self.generator.set_state(_found(state, "generator"))
         if own := state.get("algorithm"):
             self.algorithm.load_state_dict(own)
-        self.updates, self.actor_updates, self.imitations = (int(_found(state, key)) for key in ("updates", "actor_updates", "imitations"))
+        self.updates, self.actor_updates, self.imitations = (
+            int(_found(state, key)) for key in ("updates", "actor_updates", "imitations")
+        )
 
     def begin_anew(self) -> None:
         """It is as it was made: it has learned nothing."""
-        made = Agent(self.shapes, self.images, list(self.proprio), self.layout.actions, self.config, self.seed, self.squashed)
+        made = Agent(
+            self.shapes, self.images, list(self.proprio), self.layout.actions, self.config, self.seed, self.squashed
+        )
         self.load_state_dict(made.state_dict())
         self.algorithm.setup(self._trained, self.width, self.layout.continuous, self.seed)
 
@@ -387,20 +441,35 @@ class Agent(StepAgent):
     def _cropped(self, batch: Mapping[str, Any], name: str, pixels: int | None = None) -> dict[str, Tensor]:
         leaves = self._leaves(_found(batch, name))
         pixels = self.config.rlpd.random_crop if pixels is None else pixels
-        return {path: random_crop(leaf, pixels, self.generator) if path in self.encoder.paths else leaf for path, leaf in leaves.items()}
+        return {
+            path: random_crop(leaf, pixels, self.generator) if path in self.encoder.paths else leaf
+            for path, leaf in leaves.items()
+        }
 
-    def _encode(self, encoder: nn.Module, leaves: Mapping[str, Tensor], dropout: Generator | None = None, trunk: bool = True) -> Tensor:
+    def _encode(
+        self, encoder: nn.Module, leaves: Mapping[str, Tensor], dropout: Generator | None = None, trunk: bool = True
+    ) -> Tensor:
         """``z [B, features + proprio]``."""
         if STATES in leaves:
             if leaves[STATES].shape[1:] != (self.width,):
-                raise SchemaError(f"z: expected [B, {self.width}] as Agent.states makes it, got {tuple(leaves[STATES].shape)}.")
+                raise SchemaError(
+                    f"z: expected [B, {self.width}] as Agent.states makes it, got {tuple(leaves[STATES].shape)}."
+                )
             return leaves[STATES]
-        parts = [leaves[FEATURES]] if FEATURES in leaves else [encoder(leaves, dropout, trunk)] if self.encoder.paths else []
+        parts = (
+            [leaves[FEATURES]]
+            if FEATURES in leaves
+            else [encoder(leaves, dropout, trunk)]
+            if self.encoder.paths
+            else []
+        )
         if self.proprio:
             together = torch.cat([self._seen(path, leaves[path]) for path in self.proprio], dim=1)
             parts.append(self.networks["proprio"](together) if self.config.normalize_proprio else together)
         if parts[0].shape[1] != self.encoder.width and FEATURES in leaves:
-            raise SchemaError(f"features: expected [B, {self.encoder.width}] as trunk_features makes them, got {tuple(parts[0].shape)}.")
+            raise SchemaError(
+                f"features: expected [B, {self.encoder.width}] as trunk_features makes them, got {tuple(parts[0].shape)}."
+            )
         return torch.cat(parts, dim=1)
 
     def _blurred(self, z: Tensor) -> Tensor:
@@ -417,9 +486,13 @@ class Agent(StepAgent):
         leaf = leaf.float()
         return (rotation_columns(leaf) if path in self.config.pose_keys else leaf).reshape(len(leaf), -1)
 
-    def _rows(self, batch: Mapping[str, Any], z: Tensor, next_z: Tensor, target_z: Tensor, details: bool) -> rlpd.Transitions:
+    def _rows(
+        self, batch: Mapping[str, Any], z: Tensor, next_z: Tensor, target_z: Tensor, details: bool
+    ) -> rlpd.Transitions:
         continuous, grasps = self.layout.split(self._column(batch, "actions"))
-        optional = {name: self._column(batch, name) for name in ("n_steps", "grasp_penalty", "demo", "source") if name in batch}
+        optional = {
+            name: self._column(batch, name) for name in ("n_steps", "grasp_penalty", "demo", "source") if name in batch
+        }
         demo = optional["demo"].bool() if "demo" in optional else None
         groups: dict[str, Tensor] = {}
         if details and demo is not None:
@@ -458,7 +531,9 @@ def rotation_columns(pose: Tensor) -> Tensor:
 
 def _found(tree: Mapping[str, Any], name: str) -> Any:
     if name not in tree:
-        raise MissingFieldError(f"{name}: no such field in what the agent was given, which has {', '.join(map(str, tree)) or 'nothing'}.")
+        raise MissingFieldError(
+            f"{name}: no such field in what the agent was given, which has {', '.join(map(str, tree)) or 'nothing'}."
+        )
     return tree[name]
 
 
@@ -468,9 +543,13 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _load(known: Mapping[str, Tensor], given: Mapping[str, Any], what: str) -> None:
     """Copy values into tensors, all or none."""
-    different = sorted(set(known) ^ set(given)) or [key for key, tensor in known.items() if tuple(tensor.shape) != tuple(given[key].shape)]
+    different = sorted(set(known) ^ set(given)) or [
+        key for key, tensor in known.items() if tuple(tensor.shape) != tuple(given[key].shape)
+    ]
     if different:
-        raise SchemaError(f"{what} of another agent: {different[0]!r} differs. Use the settings and the version of Hilt that made it.")
+        raise SchemaError(
+            f"{what} of another agent: {different[0]!r} differs. Use the settings and the version of Hilt that made it."
+        )
     with torch.no_grad():
         for key, tensor in known.items():
             tensor.copy_(as_tensor(given[key], key))

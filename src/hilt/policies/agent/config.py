@@ -53,7 +53,9 @@ class EncoderConfig:
     """Learning rate of pretraining: it rises over the first twentieth of the updates and falls to 0 along a cosine"""
     pretrain_predict: str = setting("", needs=(_IMAGES, _PRETRAINS))
     """A proprioception, such as state/tcp_pose, that pretraining predicts too: at the gripper's next command, and at the end"""
-    pretrain_predict_weight: float = setting(1.0, minimum=0, needs=Need("{here}pretrain_predict", lambda c: c.pretrain_predict))
+    pretrain_predict_weight: float = setting(
+        1.0, minimum=0, needs=Need("{here}pretrain_predict", lambda c: c.pretrain_predict)
+    )
     """Weight of the prediction loss beside that of imitation, in pretraining"""
 
     of_former_names = staticmethod(of_former_name)
@@ -66,11 +68,17 @@ class EncoderConfig:
 
 
 _NORMALISED = Need("{here}normalize_proprio=true", lambda c: c.normalize_proprio)
-_LEARNS_GRIPPER = Need("{here}setup_mode=...-learned-gripper", lambda c: c.setup_mode.endswith("learned-gripper"), of=("grasp_margin",))
-_LOOKS = Need("an encoder ({here}encoder.kind=small or resnet10)", lambda c: c.encoder.kind != "none", of=("random_crop",))
+_LEARNS_GRIPPER = Need(
+    "{here}setup_mode=...-learned-gripper", lambda c: c.setup_mode.endswith("learned-gripper"), of=("grasp_margin",)
+)
+_LOOKS = Need(
+    "an encoder ({here}encoder.kind=small or resnet10)", lambda c: c.encoder.kind != "none", of=("random_crop",)
+)
 _TRAINED = Need("{here}encoder.training=critic or head", lambda c: c.encoder.training != "frozen", of=("random_crop",))
 _FROZEN = Need(
-    "{here}encoder.training=frozen", lambda c: c.encoder.kind != "none" and c.encoder.training == "frozen", of=("feature_noise",)
+    "{here}encoder.training=frozen",
+    lambda c: c.encoder.kind != "none" and c.encoder.training == "frozen",
+    of=("feature_noise",),
 )
 
 

@@ -58,7 +58,9 @@ class Encoder(nn.Module):
         shared = config.kind == "resnet10" and config.training != "critic"
         channels = {path: shape[2] for path, shape in self.shapes.items()}
         if shared and len(set(channels.values())) > 1:
-            raise ConfigError(f"cameras that share a trunk have equal stacks of frames; given {self.shapes}. Set training=critic.")
+            raise ConfigError(
+                f"cameras that share a trunk have equal stacks of frames; given {self.shapes}. Set training=critic."
+            )
         trunks: list[Any] = [trunk(channels[path]) for path in self.paths[: 1 if shared else None]]
         self.trunks = nn.ModuleList(trunks)
         self.heads = nn.ModuleList()
@@ -77,7 +79,9 @@ class Encoder(nn.Module):
         for number, path in enumerate(self.paths):
             pixels = as_image(images[path], self.shapes[path], path)
             with torch.set_grad_enabled(torch.is_grad_enabled() and trunk):
-                with torch.autocast(pixels.device.type, torch.bfloat16, enabled=in_bfloat16(self.config.precision, pixels.device)):
+                with torch.autocast(
+                    pixels.device.type, torch.bfloat16, enabled=in_bfloat16(self.config.precision, pixels.device)
+                ):
                     maps = self.trunks[min(number, len(self.trunks) - 1)](pixels)
                 maps = maps.float()
             features.append(self.heads[number](maps, generator))
@@ -113,7 +117,9 @@ class SmallTrunk(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         dtype = torch.bfloat16 if torch.is_autocast_enabled(pixels.device.type) else torch.float32
-        x = pixels.to(dtype).mul_(1 / 255).sub_(0.5).permute(0, 3, 1, 2)  # [B, C, H, W], its memory still in the order of the image
+        x = (
+            pixels.to(dtype).mul_(1 / 255).sub_(0.5).permute(0, 3, 1, 2)
+        )  # [B, C, H, W], its memory still in the order of the image
         for convolution in self.convolutions:
             x = F.relu(convolution(x))
         return x
@@ -160,7 +166,9 @@ class ResNet10(nn.Module):
         super().__init__()
         self.conv_init = Conv(channels, 64, 7, stride=2, padding=3, bias=False)
         self.norm_init = nn.GroupNorm(4, 64, eps=1e-5)
-        self.blocks = nn.ModuleList([ResidualBlock(64 * max(1, 2**i // 2), 64 * 2**i, stride=2 if i else 1) for i in range(4)])
+        self.blocks = nn.ModuleList(
+            [ResidualBlock(64 * max(1, 2**i // 2), 64 * 2**i, stride=2 if i else 1) for i in range(4)]
+        )
         # of ImageNet, in the unit of pixels
         self.register_buffer("mean", 255 * torch.tensor([0.485, 0.456, 0.406]).repeat(channels // 3), persistent=False)
         self.register_buffer("std", 255 * torch.tensor([0.229, 0.224, 0.225]).repeat(channels // 3), persistent=False)

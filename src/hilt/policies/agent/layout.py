@@ -30,17 +30,29 @@ class Seen(NamedTuple):
 
 
 def fit(
-    observation_space: Any, action_space: Any, config: AgentConfig, image_keys: Sequence[str] = (), proprio_keys: Sequence[str] = ()
+    observation_space: Any,
+    action_space: Any,
+    config: AgentConfig,
+    image_keys: Sequence[str] = (),
+    proprio_keys: Sequence[str] = (),
 ) -> Seen:
     """What an agent of these settings has to do with in these spaces (Gymnasium's, or specs). Keys are paths such as ``images/front``;
     empty: all there are. An image is uint8 ``[(stack,) H, W, 3]``; everything else is proprioception."""
     check(config, "agent", idle=False)
-    spec = observation_space if isinstance(observation_space, Mapping) else spec_of_space(observation_space, "observations")
+    spec = (
+        observation_space
+        if isinstance(observation_space, Mapping)
+        else spec_of_space(observation_space, "observations")
+    )
     if not isinstance(spec, Mapping):
         cure = "Put it under a name, such as state, with a wrapper."
         raise ConfigError(f"expected observations by name (a Dict space), got one array of {spec}. {cure}")
     shapes: dict[str, ArraySpec] = flatten(spec)
-    images = [path for path, leaf in shapes.items() if leaf.dtype == np.uint8 and len(leaf.shape) in (3, 4) and leaf.shape[-1] == 3]
+    images = [
+        path
+        for path, leaf in shapes.items()
+        if leaf.dtype == np.uint8 and len(leaf.shape) in (3, 4) and leaf.shape[-1] == 3
+    ]
     others = [path for path in shapes if path not in images]
     actions = action_space if isinstance(action_space, ArraySpec) else spec_of_space(action_space, "actions")
     if not isinstance(actions, ArraySpec) or len(actions.shape) != 1:
@@ -50,7 +62,10 @@ def fit(
         cure = "Rescale them in the environment: gymnasium.wrappers.RescaleAction(env, -1, 1)."
         raise ConfigError(f"expected actions from -1 to 1, got {np.min(low)} to {np.max(high)}. {cure}")
     ActionLayout(config.setup_mode, actions.shape[0], config.action_indices)
-    looks, feels = _chosen("image_keys", "image", image_keys, images), _chosen("proprio_keys", "proprioception", proprio_keys, others)
+    looks, feels = (
+        _chosen("image_keys", "image", image_keys, images),
+        _chosen("proprio_keys", "proprioception", proprio_keys, others),
+    )
     seen = Seen(shapes, looks, feels, actions.shape[0])
     _check_paths(seen, config)
     return seen
@@ -60,18 +75,28 @@ def _check_paths(seen: Seen, config: AgentConfig) -> None:
     """Refuses settings that name what is not seen."""
     looks = bool(seen.images) and config.encoder.kind != "none"
     if not looks and not seen.proprio:
-        raise ConfigError("the policy sees nothing: there is no proprioception, and no image or encoder.kind=none. Check the keys.")
+        raise ConfigError(
+            "the policy sees nothing: there is no proprioception, and no image or encoder.kind=none. Check the keys."
+        )
     if config.rlpd.feature_noise and not (looks and config.encoder.training == "frozen"):
-        given = f"rlpd.feature_noise={config.rlpd.feature_noise} is for the features of a frozen encoder, and there is none"
+        given = (
+            f"rlpd.feature_noise={config.rlpd.feature_noise} is for the features of a frozen encoder, and there is none"
+        )
         raise ConfigError(f"{given}. Set encoder.training=frozen, or leave it out.")
     foreseen = [config.encoder.pretrain_predict] if config.encoder.pretrain_predict else []
-    for what, paths in (("in pose_keys", config.pose_keys), ("in proprio_floor", config.proprio_floor), ("to predict", foreseen)):
+    for what, paths in (
+        ("in pose_keys", config.pose_keys),
+        ("in proprio_floor", config.proprio_floor),
+        ("to predict", foreseen),
+    ):
         for path in paths:
             if path not in seen.proprio:
                 raise UnknownNameError(f"proprioception {what}", path, seen.proprio)
     for path in config.pose_keys:
         if seen.shapes[path].shape[-1:] != (7,):
-            raise ConfigError(f"pose_keys: {path} is {seen.shapes[path]}; a pose has 7 numbers, position and quaternion.")
+            raise ConfigError(
+                f"pose_keys: {path} is {seen.shapes[path]}; a pose has 7 numbers, position and quaternion."
+            )
 
 
 def _chosen(setting: str, what: str, keys: Sequence[str], known: Sequence[str]) -> list[str]:
@@ -94,12 +119,20 @@ class ActionLayout:
         self.grippers: list[int] = []
         if setup_mode.endswith("learned-gripper"):
             if actions % arms or actions // arms < 2:
-                raise ConfigError(f"setup_mode={setup_mode} needs actions of 7 numbers for each arm (at least 2), got {actions}.")
+                raise ConfigError(
+                    f"setup_mode={setup_mode} needs actions of 7 numbers for each arm (at least 2), got {actions}."
+                )
             self.grippers = [actions // arms * (arm + 1) - 1 for arm in range(arms)]
         self.moving = [i for i in sorted(set(indices) or range(actions)) if i not in self.grippers]
         if not self.moving or not 0 <= self.moving[0] <= self.moving[-1] < actions:
-            raise ConfigError(f"action_indices is {list(indices)}; expected some of 0 to {actions - 1} that are no learned gripper's.")
-        self.actions, self.continuous, self.outcomes = actions, len(self.moving), 3 ** len(self.grippers) if self.grippers else 0
+            raise ConfigError(
+                f"action_indices is {list(indices)}; expected some of 0 to {actions - 1} that are no learned gripper's."
+            )
+        self.actions, self.continuous, self.outcomes = (
+            actions,
+            len(self.moving),
+            3 ** len(self.grippers) if self.grippers else 0,
+        )
 
     def split(self, actions: Tensor) -> tuple[Tensor, Tensor | None]:
         """The continuous numbers ``[B, C]``, and what the grippers did as one number ``[B]``."""

@@ -87,7 +87,9 @@ class Network:
                     product = torch.addmm(first[number], more, members[number].of_more)
                 else:
                     product = torch.addmm(layer.bias, below, layer.weight)
-                below, mean, rstd = torch.native_layer_norm(product, layer.scale.shape, layer.scale, layer.shift, LAYER_NORM_EPS)
+                below, mean, rstd = torch.native_layer_norm(
+                    product, layer.scale.shape, layer.scale, layer.shift, LAYER_NORM_EPS
+                )
                 hidden.append(Hidden(product, mean, rstd, act(below)))
             torch.addmm(layers[-1].bias, below, layers[-1].weight, out=out[number])
             made.append(hidden)
@@ -98,7 +100,13 @@ class Network:
         return [torch.addmm(member.layers[0].bias, x.detach(), member.of_x) for member in self._members()]
 
     def backward(
-        self, tape: Tape, dout: Tensor, rows: int | None = None, learns: bool = True, of_x: bool = False, of_more: bool = False
+        self,
+        tape: Tape,
+        dout: Tensor,
+        rows: int | None = None,
+        learns: bool = True,
+        of_x: bool = False,
+        of_more: bool = False,
     ) -> Tensor | None:
         """The gradients of the parameters, into `gradients`, if it `learns`; and those of one part of the inputs, if it is asked for.
 
@@ -123,7 +131,14 @@ class Network:
             if depth < len(hidden):
                 product, mean, rstd, out = hidden[depth]
                 dh, dscale, dshift = _aten.native_layer_norm_backward.default(
-                    act_backward(dh, out), product, layer.scale.shape, mean, rstd, layer.scale, layer.shift, [True, learns, learns]
+                    act_backward(dh, out),
+                    product,
+                    layer.scale.shape,
+                    mean,
+                    rstd,
+                    layer.scale,
+                    layer.shift,
+                    [True, learns, learns],
                 )
                 if learns:
                     into.scale.copy_(dscale)
@@ -160,7 +175,9 @@ class _Member(NamedTuple):
     @classmethod
     def of(cls, layers: list[MlpLayer], gradients: list[MlpLayer], further: int) -> _Member:
         first = layers[0].weight
-        return cls(layers, gradients, [layer.weight.t() for layer in layers], *first.split([len(first) - further, further]))
+        return cls(
+            layers, gradients, [layer.weight.t() for layer in layers], *first.split([len(first) - further, further])
+        )
 
 
 def _split(tensors: Sequence[Tensor]) -> list[list[MlpLayer]]:
@@ -168,7 +185,9 @@ def _split(tensors: Sequence[Tensor]) -> list[list[MlpLayer]]:
     views: list[Sequence[Tensor]] = []
     for i, tensor in enumerate(tensors):
         matrix = i % 4 == 0
-        views.append((tensor if matrix else tensor[:, 0]).unbind() if tensor.ndim == 3 else [tensor.t() if matrix else tensor])
+        views.append(
+            (tensor if matrix else tensor[:, 0]).unbind() if tensor.ndim == 3 else [tensor.t() if matrix else tensor]
+        )
     return [[MlpLayer(*parts[i : i + 4]) for i in range(0, len(parts), 4)] for parts in zip(*views, strict=True)]
 
 

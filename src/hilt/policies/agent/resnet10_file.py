@@ -29,7 +29,12 @@ _NAMES = {
     "conv_init/kernel": "conv_init.weight",
     "norm_init/scale": "norm_init.weight",
     "norm_init/bias": "norm_init.bias",
-    **{f"ResNetBlock_{i}/{theirs}": f"blocks.{i}.{ours}" for i in range(4) for theirs, ours in _BLOCK.items() if i or "proj" not in theirs},
+    **{
+        f"ResNetBlock_{i}/{theirs}": f"blocks.{i}.{ours}"
+        for i in range(4)
+        for theirs, ours in _BLOCK.items()
+        if i or "proj" not in theirs
+    },
 }
 """Their names of the trunk's arrays, and ours"""
 
@@ -39,7 +44,9 @@ def read_resnet10(path: str | Path) -> dict[str, Tensor]:
     where = str(path)
     arrays = _flatten(_load(read(Path(path).expanduser()), where))
     if lacking := [name for name in _NAMES if name not in arrays]:
-        raise FormatError(f"{where} has no {lacking[0]!r}, which HIL-SERL's ResNet-10 has; it begins with {', '.join(list(arrays)[:3])}.")
+        raise FormatError(
+            f"{where} has no {lacking[0]!r}, which HIL-SERL's ResNet-10 has; it begins with {', '.join(list(arrays)[:3])}."
+        )
     tensors = {}
     for theirs, ours in _NAMES.items():
         given, expected = np.asarray(arrays[theirs]), _shape(ours)
@@ -51,7 +58,9 @@ def read_resnet10(path: str | Path) -> dict[str, Tensor]:
         if not np.isfinite(array).all():
             raise FormatError(f"{where}: {theirs} has numbers that are not finite. Get the file again.")
         # flax has its kernels as [height, width, inputs, outputs]
-        tensors[ours] = torch.from_numpy(np.ascontiguousarray(array.transpose(3, 2, 0, 1) if array.ndim == 4 else array))
+        tensors[ours] = torch.from_numpy(
+            np.ascontiguousarray(array.transpose(3, 2, 0, 1) if array.ndim == 4 else array)
+        )
     return tensors
 
 
@@ -87,7 +96,9 @@ def _load(data: bytes, where: str) -> Any:
         return made
 
     # In such a file a numpy array's maker and state are arguments of JAX's own function. Both names are but words here.
-    words = {(f"numpy.{core}.multiarray", "_reconstruct"): "array" for core in ("core", "_core")} | {("numpy", "ndarray"): "kind"}
+    words = {(f"numpy.{core}.multiarray", "_reconstruct"): "array" for core in ("core", "_core")} | {
+        ("numpy", "ndarray"): "kind"
+    }
     return safe_load(data, where=where, extra={**frozen, **words, ("jax._src.array", "_reconstruct_array"): array})
 
 

@@ -47,7 +47,9 @@ class StepAgent(ABC):
         from rewards, and does not only imitate."""
 
     @abstractmethod
-    def sample_actions(self, observations: Mapping[str, Any], seed: int | None = None, argmax: bool = False) -> npt.NDArray[np.float32]:
+    def sample_actions(
+        self, observations: Mapping[str, Any], seed: int | None = None, argmax: bool = False
+    ) -> npt.NDArray[np.float32]:
         """The action for one observation, or for each of a batch; with `argmax` the likeliest, which draws nothing."""
 
     @abstractmethod
@@ -98,11 +100,15 @@ class StepAgent(ABC):
 
     def imitate(self, batch: Mapping[str, Any], encoder: bool = False) -> dict[str, float]:
         """One step of behavior cloning; it counts `imitations`."""
-        raise ConfigError(f"{type(self).__name__} does not imitate: leave algorithm=bc, hg-dagger and agent.encoder.pretrain_updates out.")
+        raise ConfigError(
+            f"{type(self).__name__} does not imitate: leave algorithm=bc, hg-dagger and agent.encoder.pretrain_updates out."
+        )
 
     def fit_proprio(self, observations: Mapping[str, Any]) -> None:
         """With agent.normalize_proprio, takes mean and deviation of proprioception from the demonstrations."""
-        raise ConfigError(f"{type(self).__name__} does not normalize proprioception: leave agent.normalize_proprio out.")
+        raise ConfigError(
+            f"{type(self).__name__} does not normalize proprioception: leave agent.normalize_proprio out."
+        )
 
     def begin_anew(self) -> None:
         """It is as it was made: it has learned nothing."""
@@ -110,4 +116,6 @@ class StepAgent(ABC):
 
     def use_algorithm(self, algorithm: OffPolicyAlgorithm) -> None:
         """Updates are made by another algorithm than its own."""
-        raise ConfigError(f"{type(self).__name__} has an update of its own: leave algorithm={type(algorithm).__name__} out.")
+        raise ConfigError(
+            f"{type(self).__name__} has an update of its own: leave algorithm={type(algorithm).__name__} out."
+        )

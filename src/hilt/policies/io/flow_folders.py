@@ -36,7 +36,13 @@ Chosen = TypeVar("Chosen", bound="FlowPolicy")
 OURS, HEADS_FILE = "hilt.json", "heads.safetensors"
 KINDS = {"MEAN_STD": "mean_std", "QUANTILES": "q99", "MIN_MAX": "minmax", "IDENTITY": ""}
 REFUSED = (
-    *("use_relative_actions", "use_visual_memory", "use_proprioceptive_memory", "adapt_to_pi_aloha", "use_delta_joint_actions_aloha"),
+    *(
+        "use_relative_actions",
+        "use_visual_memory",
+        "use_proprioceptive_memory",
+        "adapt_to_pi_aloha",
+        "use_delta_joint_actions_aloha",
+    ),
     "add_image_special_tokens",
 )
 """What changes the arithmetic of a published policy and is not built here."""
@@ -44,11 +50,21 @@ LEROBOT, OPENPI = {"observation.state": "state", "action": "action"}, {"state": 
 """What their statistics are called, to ours and the other way round"""
 OLD_STATISTICS = ("normalize_", "unnormalize_")
 """Tensors of older folders of lerobot"""
-TIMES = {"time_sampling_beta_alpha": 1.5, "time_sampling_beta_beta": 1.0, "time_sampling_scale": 0.999, "time_sampling_offset": 0.001}
+TIMES = {
+    "time_sampling_beta_alpha": 1.5,
+    "time_sampling_beta_beta": 1.0,
+    "time_sampling_scale": 0.999,
+    "time_sampling_offset": 0.001,
+}
 
 
 def load(
-    kind: type[Chosen], folder: Path, device: torch.device | str, dtype: torch.dtype | str, tokenizer: Any, options: Mapping[str, Any]
+    kind: type[Chosen],
+    folder: Path,
+    device: torch.device | str,
+    dtype: torch.dtype | str,
+    tokenizer: Any,
+    options: Mapping[str, Any],
 ) -> Chosen:
     """The policy of a folder. `options` change fields of its configuration; `asset` names one of several statistics of openpi. A
     ``value`` of "auto" is a value head where the policy's is published to be.
@@ -63,12 +79,16 @@ def load(
     config, statistics = _settings(kind, folder, tensors, asset)
     known = {field.name for field in fields(config)}
     if unknown := sorted(set(options) - known):
-        raise UnknownNameError(f"option of {kind.__name__}.from_pretrained", unknown[0], known | {"asset", "device", "dtype", "tokenizer"})
+        raise UnknownNameError(
+            f"option of {kind.__name__}.from_pretrained", unknown[0], known | {"asset", "device", "dtype", "tokenizer"}
+        )
     if options.get("value") == "auto":
         options["value"] = config.usual_value
     if isinstance(flow := options.get("flow"), Mapping):  # of a file, or of a command line
         options["flow"] = _flow(config.flow, flow)
-    config = replace(config, **{name: tuple(value) if isinstance(value, list) else value for name, value in options.items()})
+    config = replace(
+        config, **{name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+    )
     with torch.device("meta"):
         policy = kind(config, _tokenizer(tokenizer, folder), statistics)
     policy.source = folder
@@ -77,7 +97,9 @@ def load(
     for module in policy.modules():
         if module not in stacks or isinstance(module, RMSNorm):
             for name, weight in list(module.named_parameters(recurse=False)):
-                setattr(module, name, torch.nn.Parameter(torch.empty(weight.shape, device=device), weight.requires_grad))
+                setattr(
+                    module, name, torch.nn.Parameter(torch.empty(weight.shape, device=device), weight.requires_grad)
+                )
     policy.add_heads(device)
     _read_weights(policy, tensors, device, dtype)
     return policy
@@ -87,7 +109,9 @@ def _flow(base: Flow, given: Mapping[str, Any]) -> Flow:
     known = {field.name for field in fields(base)}
     if unknown := sorted(set(given) - known):
         raise UnknownNameError("setting of a flow", unknown[0], known)
-    changes: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    changes: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+    }
     return replace(base, **changes)
 
 
@@ -103,7 +127,11 @@ def save(policy: FlowPolicy, folder: Path) -> None:
         state, value = merged(policy)  # adapters, if there are any, become part of what is written
         heads = {name: tensor for name, tensor in state.items() if name.startswith(HEADS)}
         prefix = policy.stored_prefix
-        rest = {prefix + name: each for name, each in state.items() if name not in heads and not (one and name == policy.tied[1])}
+        rest = {
+            prefix + name: each
+            for name, each in state.items()
+            if name not in heads and not (one and name == policy.tied[1])
+        }
         write_tensors(beside, rest, value=lambda name: value(name.removeprefix(prefix)))
         if heads:
             write_tensors(beside, heads, value=value, name=HEADS_FILE)
@@ -116,10 +144,14 @@ def published(given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of `FlowPolicyConfig` in a published config.json, with lerobot's or openpi's names."""
     for name in REFUSED:
         if given.get(name):
-            raise ConfigError(f"the checkpoint has {name}={given[name]!r}, which is not built here. Choose one without it.")
+            raise ConfigError(
+                f"the checkpoint has {name}={given[name]!r}, which is not built here. Choose one without it."
+            )
     for name, value in TIMES.items():
         if given.get(name, value) != value:
-            raise ConfigError(f"the checkpoint has {name}={given[name]!r}; flows are trained with {value} here. Leave it so.")
+            raise ConfigError(
+                f"the checkpoint has {name}={given[name]!r}; flows are trained with {value} here. Leave it so."
+            )
     horizon = given.get("chunk_size", given.get("action_horizon", 50))
     wide = given.get("max_action_dim", given.get("action_dim", 32))
     inputs, outputs = given.get("input_features") or {}, given.get("output_features") or {}
@@ -139,7 +171,9 @@ def published(given: Mapping[str, Any]) -> dict[str, Any]:
             if mode not in KINDS:
                 raise UnknownNameError("mode of normalization", mode, KINDS)
             found[ours] = KINDS[mode]
-    names = IMAGES if len(cameras) <= len(IMAGES) else tuple(name.removeprefix("observation.images.") for name in cameras)
+    names = (
+        IMAGES if len(cameras) <= len(IMAGES) else tuple(name.removeprefix("observation.images.") for name in cameras)
+    )
     return found | ({"images": names[: len(cameras)]} if cameras else {})
 
 
@@ -170,7 +204,11 @@ def parse(kind: type[Any], given: Mapping[str, Any]) -> Any:
         raise UnknownNameError(f"key of {kind.__name__}", unknown[0], hints)
     return kind(
         **{
-            name: parse(hints[name], value) if is_dataclass(hints[name]) else tuple(value) if isinstance(value, list) else value
+            name: parse(hints[name], value)
+            if is_dataclass(hints[name])
+            else tuple(value)
+            if isinstance(value, list)
+            else value
             for name, value in given.items()
         }
     )
@@ -184,11 +222,16 @@ def _settings(kind: type[FlowPolicy], folder: Path, tensors: Tensors, asset: str
         ours = read_json(folder / OURS)
         return parse(kind.config_class, ours.get("config", {})), ours.get("statistics", {})
     names = frozenset(name.removeprefix("model.") for name in tensors)
-    return kind.config_class.from_published(read_json(folder / "config.json"), names), _statistics(folder, tensors, asset)
+    return kind.config_class.from_published(read_json(folder / "config.json"), names), _statistics(
+        folder, tensors, asset
+    )
 
 
 def _statistics(folder: Path, tensors: Tensors, asset: str | None) -> dict[str, Any]:
-    found = {file.parent.relative_to(folder / "assets").as_posix(): file for file in sorted((folder / "assets").rglob("norm_stats.json"))}
+    found = {
+        file.parent.relative_to(folder / "assets").as_posix(): file
+        for file in sorted((folder / "assets").rglob("norm_stats.json"))
+    }
     if asset is not None and asset not in found:
         raise UnknownNameError("asset with statistics", asset, found)
     if len(found) > 1 and asset is None:
@@ -202,7 +245,12 @@ def _statistics(folder: Path, tensors: Tensors, asset: str | None) -> dict[str, 
                 state = inside(folder, str(step["state_file"]), str(folder / "policy_preprocessor.json"))
                 return _grouped({name: value for name, value in Tensors(state).items() if value.ndim})
     old = {name: tensors[name] for name in tensors if name.startswith(OLD_STATISTICS)}
-    return _grouped({f"{name.split('.buffer_')[1].replace('observation_state', 'observation.state')}": each for name, each in old.items()})
+    return _grouped(
+        {
+            f"{name.split('.buffer_')[1].replace('observation_state', 'observation.state')}": each
+            for name, each in old.items()
+        }
+    )
 
 
 def _grouped(flat: Mapping[str, torch.Tensor]) -> dict[str, Any]:
@@ -227,7 +275,11 @@ def _read_weights(policy: FlowPolicy, tensors: Tensors, device: torch.device, dt
     """Every tensor in its place. The embedding of words and the head that is tied to it are one, and files may have either or both."""
     prefix = "model." if any(name.startswith("model.") for name in tensors) else ""
     first, second = (prefix + name for name in policy.tied)
-    if first in tensors and second in tensors and policy.get_parameter(policy.tied[0]) is policy.get_parameter(policy.tied[1]):
+    if (
+        first in tensors
+        and second in tensors
+        and policy.get_parameter(policy.tied[0]) is policy.get_parameter(policy.tied[1])
+    ):
         del tensors.entries[first]
 
     def stored(name: str) -> str:
@@ -240,7 +292,9 @@ def _read_weights(policy: FlowPolicy, tensors: Tensors, device: torch.device, dt
     if (tensors.path / HEADS_FILE).is_file():
         for name in HEADS:
             found = Tensors(tensors.path / HEADS_FILE)
-            found.entries = {each.removeprefix(f"{name}."): entry for each, entry in found.entries.items() if each.startswith(name)}
+            found.entries = {
+                each.removeprefix(f"{name}."): entry for each, entry in found.entries.items() if each.startswith(name)
+            }
             if found and hasattr(policy, name):
                 load_into(getattr(policy, name), found)
 
@@ -248,7 +302,9 @@ def _read_weights(policy: FlowPolicy, tensors: Tensors, device: torch.device, dt
 def _copy_others(source: Path, target: Path) -> None:
     """Tokenizers, processors and statistics: files of data in the folder itself, and the assets of openpi."""
     for file in sorted(source.iterdir()):
-        data = file.suffix in (".json", ".model", ".txt") or (file.suffix == ".safetensors" and "processor" in file.name)
+        data = file.suffix in (".json", ".model", ".txt") or (
+            file.suffix == ".safetensors" and "processor" in file.name
+        )
         if file.is_file() and data and not file.name.endswith("index.json"):
             shutil.copyfile(file, target / file.name)
     for file in sorted((source / "assets").rglob("norm_stats.json")):
@@ -261,7 +317,9 @@ def _write_statistics(statistics: Mapping[str, Any], folder: Path) -> None:
     for file in (folder / "assets").rglob("norm_stats.json"):
         about = read_json(file)
         about["norm_stats"] = about.get("norm_stats", {}) | {
-            theirs: {name: numbers for name, numbers in statistics[ours].items() if name in ("mean", "std", "q01", "q99")}
+            theirs: {
+                name: numbers for name, numbers in statistics[ours].items() if name in ("mean", "std", "q01", "q99")
+            }
             for ours, theirs in OPENPI.items()
             if ours in statistics
         }

@@ -30,7 +30,15 @@ from hilt.core.files import new_folder
 from hilt.policies.base import Policy
 from hilt.policies.io.lora import merged
 from hilt.policies.io.memory import weights_fit
-from hilt.policies.io.tensor_files import Tensors, check_device, check_dtype, load_into, read_json, read_pt, write_tensors
+from hilt.policies.io.tensor_files import (
+    Tensors,
+    check_device,
+    check_dtype,
+    load_into,
+    read_json,
+    read_pt,
+    write_tensors,
+)
 from hilt.policies.vla.normalize import read_statistics, resolve_key
 from hilt.policies.vla.openvla_config import OURS, OpenVLAConfig, OpenVLAOptions
 from hilt.policies.vla.tokens import load_tokenizer, save_tokenizer
@@ -69,7 +77,9 @@ def load_openvla(
     folder, device, dtype = Path(folder), check_device(device), check_dtype(dtype)
     document, tensors, apart = read_json(folder / "config.json"), Tensors(folder), _apart(folder)
     if document.get("model_type") != "openvla":
-        raise FormatError(f"{folder / 'config.json'}: its model_type is {document.get('model_type')!r}, not 'openvla'. Use load_policy().")
+        raise FormatError(
+            f"{folder / 'config.json'}: its model_type is {document.get('model_type')!r}, not 'openvla'. Use load_policy()."
+        )
     stats = read_statistics(folder / WRITTEN[1]) if (folder / WRITTEN[1]).exists() else document.get("norm_stats") or {}
     changes = {"norm_stats": stats}
     unnorm_key = unnorm_key or document.get("unnorm_key")
@@ -77,7 +87,9 @@ def load_openvla(
     if len(kinds) == 1:
         (changes["variant"],) = kinds
         if options.setdefault("variant", changes["variant"]) not in kinds:
-            raise ConfigError(f"variant={options['variant']!r}, and this class is of {changes['variant']!r}: leave it out.")
+            raise ConfigError(
+                f"variant={options['variant']!r}, and this class is of {changes['variant']!r}: leave it out."
+            )
     changes |= _found(document, apart, tensors, {**options, **changes}, resolve_key(stats, unnorm_key), folder)
     if (processor := folder / "preprocessor_config.json").exists():
         about = read_json(processor)
@@ -130,7 +142,11 @@ def save_openvla(policy: Policy, folder: str | os.PathLike[str]) -> None:
     config, source = policy.config, policy.source
     state, value = merged(policy)
     whole = config.head == "tokens"  # SimpleVLA-RL has the proprio projector in the model, OpenVLA-OFT in a file
-    apart = [part for part in SEPARATE if (part == "vision_backbone" and config.film) or (part != "vision_backbone" and not whole)]
+    apart = [
+        part
+        for part in SEPARATE
+        if (part == "vision_backbone" and config.film) or (part != "vision_backbone" and not whole)
+    ]
     document = {
         "model_type": "openvla",
         "architectures": ["OpenVLAForActionPrediction"],
@@ -154,23 +170,35 @@ def save_openvla(policy: Policy, folder: str | os.PathLike[str]) -> None:
         for part in apart:
             names = [name for name in state if name.startswith(f"{part}.")]
             if names:
-                torch.save({name.removeprefix(f"{part}."): value(name).cpu() for name in names}, beside / f"{part}--0_checkpoint.pt")
+                torch.save(
+                    {name.removeprefix(f"{part}."): value(name).cpu() for name in names},
+                    beside / f"{part}--0_checkpoint.pt",
+                )
         heads = {name: tensor for name, tensor in state.items() if name.startswith(HEADS)}
         if heads:
             write_tensors(beside, heads, value=value, name=HEADS_FILE)
         # the shards of a policy with FiLM have its vision without: upstream's loader wants it before it adds FiLM
         plain = {
-            _unfilmed(name): name for name in state if not name.startswith((*HEADS, *(f"{part}." for part in apart if part != SEPARATE[2])))
+            _unfilmed(name): name
+            for name in state
+            if not name.startswith((*HEADS, *(f"{part}." for part in apart if part != SEPARATE[2])))
         }
         kept = {theirs: ours for theirs, ours in plain.items() if theirs}
-        write_tensors(beside, {theirs: state[ours] for theirs, ours in kept.items()}, value=lambda name: value(kept[name]))
+        write_tensors(
+            beside, {theirs: state[ours] for theirs, ours in kept.items()}, value=lambda name: value(kept[name])
+        )
         _write_json(beside / "dataset_statistics.json", policy.norm_stats)
         document[OURS] |= {"action_dim": policy.action_dim}
         _write_json(beside / "config.json", document)
 
 
 def _found(
-    document: Mapping[str, Any], apart: Mapping[str, Path], tensors: Tensors, given: Mapping[str, Any], key: str, folder: Path
+    document: Mapping[str, Any],
+    apart: Mapping[str, Path],
+    tensors: Tensors,
+    given: Mapping[str, Any],
+    key: str,
+    folder: Path,
 ) -> dict[str, Any]:
     """Returns settings that the files imply beyond config.json, and raises errors for impossible ones."""
     ours = document.get("hilt", {})
@@ -182,16 +210,22 @@ def _found(
             "succeeds at nothing. Use head='l1', or head='laplace' to draw actions; for tokens take a checkpoint that was fine-tuned so."
         )
     if head != "tokens" and not regresses:
-        raise ConfigError(f"{folder}: head={head!r} was asked for, and there is no action_head--*_checkpoint.pt. Use head='tokens'.")
+        raise ConfigError(
+            f"{folder}: head={head!r} was asked for, and there is no action_head--*_checkpoint.pt. Use head='tokens'."
+        )
     found: dict[str, Any] = {"head": head}
     variant = given.get("variant", ours.get("variant", "oft" if apart else ""))
     if not variant:
-        raise ConfigError(f"{folder}: its files do not determine how it decodes: give variant='oft' (OpenVLA-OFT) or 'ar' (OpenVLA).")
+        raise ConfigError(
+            f"{folder}: its files do not determine how it decodes: give variant='oft' (OpenVLA-OFT) or 'ar' (OpenVLA)."
+        )
     found["variant"] = variant
     if "chunk" not in given and "chunk" not in ours:
         platform = next((word for word in PLATFORMS if word in key.lower()), "")
         if variant == "oft" and not platform:
-            raise ConfigError(f"{folder}: the number of actions in a chunk is unknown. Give chunk=, and normalization= if it is not q99.")
+            raise ConfigError(
+                f"{folder}: the number of actions in a chunk is unknown. Give chunk=, and normalization= if it is not q99."
+            )
         found["chunk"], found["normalization"] = PLATFORMS[platform] if variant == "oft" else (1, "q99")
     first = "proprio_projector.fc1.weight"
     if "proprio_projector" in apart:

@@ -33,7 +33,9 @@ def round_trip(images: torch.Tensor, quality: int = 95) -> torch.Tensor:
     cr = (32768 * red - 27439 * green - 5329 * blue + (128 << 16) + 32767) >> 16
     y = _through(y, _table(LUMINANCE, quality))[:, :height, :width]
     table = _table(CHROMINANCE, quality)
-    cb, cr = (_doubled(_through(_halved(plane), table)[:, : (height + 1) // 2, : (width + 1) // 2]) for plane in (cb, cr))
+    cb, cr = (
+        _doubled(_through(_halved(plane), table)[:, : (height + 1) // 2, : (width + 1) // 2]) for plane in (cb, cr)
+    )
     cb, cr = cb[:, :height, :width] - 128, cr[:, :height, :width] - 128
     red = y + ((91881 * cr + 32768) >> 16)
     green = y + ((-22554 * cb - 46802 * cr + 32768) >> 16)

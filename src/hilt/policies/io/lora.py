@@ -50,7 +50,9 @@ def attach(
     if adapted(policy):
         raise ConfigError("this policy has adapters already; merge them first, or go on with those that it has.")
     if (trained := getattr(getattr(policy, "config", None), "trained", "all")) != "all":
-        raise ConfigError(f"trained={trained} would do nothing beside adapters; leave it out, and name the layers to adapt in targets.")
+        raise ConfigError(
+            f"trained={trained} would do nothing beside adapters; leave it out, and name the layers to adapt in targets."
+        )
     names = _linear_layers(policy, targets)
     for number, (_, layer) in enumerate(_inject(policy, names, rank, alpha)):
         generator = torch.Generator().manual_seed(seed + number)
@@ -66,7 +68,11 @@ def attach(
 
 def adapted(policy: nn.Module) -> dict[str, Any]:
     """The layers that have an adapter, by name."""
-    return {name: module for name, module in policy.named_modules() if hasattr(module, "lora_A") and hasattr(module, "base_layer")}
+    return {
+        name: module
+        for name, module in policy.named_modules()
+        if hasattr(module, "lora_A") and hasattr(module, "base_layer")
+    }
 
 
 def merged(policy: nn.Module) -> tuple[dict[str, Tensor], Callable[[str], Tensor]]:
@@ -112,25 +118,41 @@ def save_adapter(policy: nn.Module, folder: str | os.PathLike[str]) -> None:
         config[ADAPTER].save_pretrained(str(beside))
 
 
-def load_adapter(policy: nn.Module, folder: str | os.PathLike[str], dtype: torch.dtype | None = None) -> list[nn.Parameter]:
+def load_adapter(
+    policy: nn.Module, folder: str | os.PathLike[str], dtype: torch.dtype | None = None
+) -> list[nn.Parameter]:
     """Puts the adapters of a folder on a policy without any, also such as peft itself wrote. Gives the parameters that are trained."""
     folder = Path(folder)
     config = read_json(folder / "adapter_config.json")
-    others = ("use_dora", "use_rslora", "modules_to_save", "alpha_pattern", "rank_pattern", "lora_bias", "fan_in_fan_out")
+    others = (
+        "use_dora",
+        "use_rslora",
+        "modules_to_save",
+        "alpha_pattern",
+        "rank_pattern",
+        "lora_bias",
+        "fan_in_fan_out",
+    )
     unlike = [name for name in others if config.get(name)]
     if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or unlike:
-        raise FormatError(f"{folder}: its adapter is not plain LoRA ({', '.join(unlike) or 'peft_type, bias'}). Merge it with peft first.")
+        raise FormatError(
+            f"{folder}: its adapter is not plain LoRA ({', '.join(unlike) or 'peft_type, bias'}). Merge it with peft first."
+        )
     tensors = Tensors(folder / FILE)
     names = sorted({name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in tensors})
     known = dict(policy.named_modules())
     if unknown := [name for name in names if name not in known]:
         raise UnknownNameError(
-            f"layer to adapt, as {folder / FILE} has it,", unknown[0], (n for n, m in known.items() if isinstance(m, nn.Linear))
+            f"layer to adapt, as {folder / FILE} has it,",
+            unknown[0],
+            (n for n, m in known.items() if isinstance(m, nn.Linear)),
         )
     for name, layer in _inject(policy, names, int(config["r"]), float(config["lora_alpha"])):
         for side in ("lora_A", "lora_B"):
             linear = getattr(layer, side)[ADAPTER]
-            tensors.read(f"{PREFIX}{name}.{side}.weight", linear.to(dtype).weight if dtype is not None else linear.weight)
+            tensors.read(
+                f"{PREFIX}{name}.{side}.weight", linear.to(dtype).weight if dtype is not None else linear.weight
+            )
     full: list[str] = []
     if (folder / FULL_FILE).exists():
         parameters, heads = dict(policy.named_parameters()), Tensors(folder / FULL_FILE)
@@ -163,7 +185,9 @@ def _linear_layers(policy: nn.Module, targets: str | Sequence[str]) -> list[str]
     if targets == "all-linear":
         return [name for name in linear if not set(name.split(".")) & set(NOT_ADAPTED)]
     if isinstance(targets, str):
-        raise ConfigError(f'targets is {targets!r}; give "all-linear" or a list of the ends of names, such as ["q_proj", "v_proj"].')
+        raise ConfigError(
+            f'targets is {targets!r}; give "all-linear" or a list of the ends of names, such as ["q_proj", "v_proj"].'
+        )
     for target in targets:
         if not any(name == target or name.endswith(f".{target}") for name in linear):
             raise UnknownNameError("linear layer", target, {name.rpartition(".")[2] for name in linear})

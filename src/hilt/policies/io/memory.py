@@ -51,8 +51,15 @@ class Estimate:
         return {name: self.total} | ({} if name.startswith("cpu") else {"cpu": self.largest})
 
     def __str__(self) -> str:
-        parts = {"weights": self.weights, "gradients": self.gradients, "optimizer": self.optimizer, "activations": self.activations}
-        return f"{readable_size(self.total)}: " + ", ".join(f"{name} {readable_size(part)}" for name, part in parts.items() if part)
+        parts = {
+            "weights": self.weights,
+            "gradients": self.gradients,
+            "optimizer": self.optimizer,
+            "activations": self.activations,
+        }
+        return f"{readable_size(self.total)}: " + ", ".join(
+            f"{name} {readable_size(part)}" for name, part in parts.items() if part
+        )
 
     def check(self, device: torch.device | str, free: int | None = None) -> None:
         """Raises `ConfigError` if a device has less free; `free` is for those that cannot be asked."""
@@ -93,7 +100,11 @@ def estimate(
             found = policy.evaluate(record)
             loss = found.log_prob.sum() + found.entropy.sum() + (0 if found.value is None else found.value.sum())
             wanted = [parameter for parameter in policy.parameters() if parameter.requires_grad and training]
-            trained = [each for each in torch.autograd.grad(loss, wanted, allow_unused=True) if each is not None] if training else []
+            trained = (
+                [each for each in torch.autograd.grad(loss, wanted, allow_unused=True) if each is not None]
+                if training
+                else []
+            )
     gradients = sum(gradient.nbytes for gradient in trained)
     return Estimate(
         weights=sum(held),
@@ -158,7 +169,11 @@ def _pretend(policy: nn.Module, dtype: torch.dtype | None) -> list[int]:
         for held in (module._parameters, module._buffers):
             for name, old in held.items():
                 if old is not None and id(old) not in made:
-                    kind = dtype if dtype is not None and held is module._parameters and old.is_floating_point() else old.dtype
+                    kind = (
+                        dtype
+                        if dtype is not None and held is module._parameters and old.is_floating_point()
+                        else old.dtype
+                    )
                     new = torch.empty(old.shape, dtype=kind, device="cpu")
                     made[id(old)] = nn.Parameter(new, old.requires_grad) if held is module._parameters else new
                 if old is not None:

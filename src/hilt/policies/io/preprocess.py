@@ -37,7 +37,9 @@ def _pictures(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
         given = torch.from_numpy(np.array(images)) if array else images
         if not isinstance(given, torch.Tensor) or given.dtype != torch.uint8 or given.ndim < 3 or given.shape[-1] != 3:
             what = f"{given.dtype} {list(given.shape)}" if isinstance(given, torch.Tensor) else type(given).__name__
-            raise SchemaError(f"{function.__name__}() was given {what}; pictures are uint8 of shape [..., height, width, 3].")
+            raise SchemaError(
+                f"{function.__name__}() was given {what}; pictures are uint8 of shape [..., height, width, 3]."
+            )
         result = function(given.reshape(-1, *given.shape[-3:]), *args, **kwargs)
         result = result.reshape(*given.shape[:-3], *result.shape[1:])
         return result.numpy() if array else result
@@ -73,7 +75,9 @@ def lanczos3(images: torch.Tensor, size: int | tuple[int, int]) -> torch.Tensor:
     for dim, wanted in ((1, _size(size)[0]), (2, _size(size)[1])):
         places, weights = _lanczos(images.shape[dim], wanted)
         summed = torch.zeros((), device=images.device)
-        for place, weight in zip(places.to(images.device), weights.to(images.device), strict=True):  # one after the other, as there
+        for place, weight in zip(
+            places.to(images.device), weights.to(images.device), strict=True
+        ):  # one after the other, as there
             summed = summed + pixels.index_select(dim, place) * weight.view(-1, *(1,) * (3 - dim))
         pixels = summed
     return pixels.round().clamp(0, 255).to(torch.uint8)
@@ -92,7 +96,9 @@ def bilinear(images: torch.Tensor, size: int | tuple[int, int]) -> torch.Tensor:
 
 
 @_pictures
-def resize_with_pad(images: torch.Tensor, size: int | tuple[int, int], anchor: Literal["center", "corner"] = "center") -> torch.Tensor:
+def resize_with_pad(
+    images: torch.Tensor, size: int | tuple[int, int], anchor: Literal["center", "corner"] = "center"
+) -> torch.Tensor:
     """PIL's BILINEAR to the largest picture of the same shape that fits, in the middle of black, or in its lower right corner (SmolVLA)."""
     height, width = _size(size)
     ratio = max(images.shape[2] / width, images.shape[1] / height)
@@ -106,7 +112,9 @@ def resize_with_pad(images: torch.Tensor, size: int | tuple[int, int], anchor: L
 def center_crop(images: torch.Tensor, area: float = 0.9, size: int | tuple[int, int] = 224) -> torch.Tensor:
     """The middle of the picture with this share of its area, resized by `tf.image.crop_and_resize` (bilinear, corner on corner)."""
     if not 0 < area <= 1:
-        raise SchemaError(f"center_crop() was given area={area}; the share of the area that is kept is above 0 and at most 1.")
+        raise SchemaError(
+            f"center_crop() was given area={area}; the share of the area that is kept is above 0 and at most 1."
+        )
     height, width = _size(size)
     side = np.float32(math.sqrt(area))
     pixels = images.to(torch.float32) * np.float32(1 / 255)
@@ -123,7 +131,9 @@ def to_float(images: Any, mean: Sequence[float] = SIGLIP[0], std: Sequence[float
     given = torch.as_tensor(images)
     scaled = given.movedim(-1, -3).to(torch.float32) / 255
     shape = (3, 1, 1)
-    return (scaled - torch.tensor(mean, device=given.device).view(shape)) / torch.tensor(std, device=given.device).view(shape)
+    return (scaled - torch.tensor(mean, device=given.device).view(shape)) / torch.tensor(std, device=given.device).view(
+        shape
+    )
 
 
 def _size(size: int | tuple[int, int]) -> tuple[int, int]:
@@ -135,7 +145,9 @@ def _mix(rows: torch.Tensor, left: torch.Tensor, right: torch.Tensor, share: tor
     return first + (rows[:, :, right] - first) * share[:, None]
 
 
-def _between(side: np.float32, size: int, wanted: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _between(
+    side: np.float32, size: int, wanted: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """For each wanted pixel its two neighbors and how far it is from the first, in float32 and in TensorFlow's order."""
     one = np.float32(1)
     first = (one - side) / np.float32(2)
@@ -181,7 +193,9 @@ def _weights(kernel: Kernel, size: int, wanted: int) -> torch.Tensor:
     """How much each of `size` pixels counts in each of the `wanted`, float64 [wanted, size]; a smaller picture has wider kernels."""
     stretch = max(size / wanted, 1.0)
     center = (np.arange(wanted)[:, None] + 0.5) * (size / wanted)
-    weights = kernel(np.abs((np.arange(size) - center + 0.5) * (1 / stretch)))  # in the order of PIL: it decides the last bit
+    weights = kernel(
+        np.abs((np.arange(size) - center + 0.5) * (1 / stretch))
+    )  # in the order of PIL: it decides the last bit
     return torch.from_numpy(weights / weights.sum(axis=1, keepdims=True))
 
 

@@ -81,12 +81,18 @@ class Tensors(Mapping[str, Tensor]):
 
     def _read_index(self, index: Path) -> None:
         places = read_json(index).get("weight_map")
-        if not isinstance(places, dict) or not all(isinstance(file, str) and file == Path(file).name for file in places.values()):
-            raise FormatError(f"{index}: its weight_map does not name the file of each tensor, in the same folder. Copy it again.")
+        if not isinstance(places, dict) or not all(
+            isinstance(file, str) and file == Path(file).name for file in places.values()
+        ):
+            raise FormatError(
+                f"{index}: its weight_map does not name the file of each tensor, in the same folder. Copy it again."
+            )
         shards = {file: _read_header(inside(index.parent, file, str(index))) for file in sorted(set(places.values()))}
         for name, file in places.items():
             if name not in shards[file]:
-                raise MissingFieldError(f"{index.parent / file}: the tensor {name} is not in it, though {INDEX} lists it. Copy both again.")
+                raise MissingFieldError(
+                    f"{index.parent / file}: the tensor {name} is not in it, though {INDEX} lists it. Copy both again."
+                )
             self.entries[name] = shards[file][name]
 
     def __getitem__(self, name: str) -> Tensor:
@@ -104,13 +110,17 @@ class Tensors(Mapping[str, Tensor]):
         """One tensor into memory that is there: of the same shape, on any device, of any type of number."""
         entry = self.entries[name]
         if entry.shape != tuple(out.shape):
-            raise SchemaError(f"{entry.file}: the tensor {name} has the shape {list(entry.shape)}, and {list(out.shape)} was asked for.")
+            raise SchemaError(
+                f"{entry.file}: the tensor {name} has the shape {list(entry.shape)}, and {list(out.shape)} was asked for."
+            )
         if out.is_meta:  # nothing is there to be filled: memory is estimated
             return
         with _opened(entry.file) as file:
             found = file.get_tensor(entry.name)
             if entry.crc32 and f"{zlib.crc32(_bytes_of(found)):08x}" != entry.crc32:
-                raise CorruptError(f"{entry.file}: the bytes of the tensor {name} do not have their checksum. Copy the file again.")
+                raise CorruptError(
+                    f"{entry.file}: the bytes of the tensor {name} do not have their checksum. Copy the file again."
+                )
             with torch.no_grad():
                 out.copy_(found)
 
@@ -141,9 +151,15 @@ def load_into(
     _fill({name: owners.pop(name) for name in also if name in owners}, also, device, dtype)
     wanted = {name: rename(name) if rename else name for name in owners}
     missing = sorted(name for name in wanted.values() if name not in tensors.entries and not name.startswith(optional))
-    unused = sorted([*strange, *(name for name in set(tensors.entries) - set(wanted.values()) if not name.startswith(optional))])
+    unused = sorted(
+        [*strange, *(name for name in set(tensors.entries) - set(wanted.values()) if not name.startswith(optional))]
+    )
     if strict and (missing or unused):
-        problems = [f"{len(names)} {word} ({_listed(names)})" for names, word in ((missing, "missing"), (unused, "unknown")) if names]
+        problems = [
+            f"{len(names)} {word} ({_listed(names)})"
+            for names, word in ((missing, "missing"), (unused, "unknown"))
+            if names
+        ]
         raise MissingFieldError(
             f"{tensors.path}: of its tensors {' and '.join(problems)} for this model. Check that the config is the one of these weights."
         )
@@ -171,11 +187,15 @@ def load_into(
     return unused
 
 
-def _fill(owners: Mapping[str, tuple[nn.Module, str]], tensors: Mapping[str, Tensor], device: Any, dtype: torch.dtype | None) -> None:
+def _fill(
+    owners: Mapping[str, tuple[nn.Module, str]], tensors: Mapping[str, Tensor], device: Any, dtype: torch.dtype | None
+) -> None:
     for name, (holder, key) in owners.items():
         old, new = getattr(holder, key), tensors[name]
         if old.shape != new.shape:
-            raise SchemaError(f"the tensor {name} has the shape {list(new.shape)}, and the config asks for {list(old.shape)}.")
+            raise SchemaError(
+                f"the tensor {name} has the shape {list(new.shape)}, and the config asks for {list(old.shape)}."
+            )
         if old.is_meta:
             moved = new.to(device, dtype if dtype is not None and new.is_floating_point() else new.dtype, copy=True)
             setattr(holder, key, nn.Parameter(moved, old.requires_grad) if isinstance(old, nn.Parameter) else moved)
@@ -190,7 +210,9 @@ def check_device(device: torch.device | str) -> torch.device:
     except RuntimeError:
         raise ConfigError(f"device {device!r}: expected the name of one, such as 'cpu', 'cuda' or 'cuda:1'.") from None
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device {str(place)!r} is not on this machine, which has {torch.cuda.device_count()} CUDA devices; use 'cpu'.")
+        raise ConfigError(
+            f"device {str(place)!r} is not on this machine, which has {torch.cuda.device_count()} CUDA devices; use 'cpu'."
+        )
     return place
 
 
@@ -226,7 +248,11 @@ def write_tensors(
         shards[-1].append(key)
         filled += tensor.nbytes
     stem = name.removesuffix(".safetensors")
-    names = [name] if len(shards) == 1 else [f"{stem}-{n + 1:05d}-of-{len(shards):05d}.safetensors" for n in range(len(shards))]
+    names = (
+        [name]
+        if len(shards) == 1
+        else [f"{stem}-{n + 1:05d}-of-{len(shards):05d}.safetensors" for n in range(len(shards))]
+    )
     for file, keys in zip(names, shards, strict=True):
         _write_shard(folder / file, {key: state[key] for key in keys}, value)
     if len(shards) > 1:
@@ -244,9 +270,13 @@ def read_pt(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         with storage_errors(path):
             found = torch.load(path, map_location="cpu", weights_only=True)
     except PickleError as error:
-        raise UnsafeError(f"{path} holds more than tensors; it was refused and nothing was run. Save a plain state dict.") from error
+        raise UnsafeError(
+            f"{path} holds more than tensors; it was refused and nothing was run. Save a plain state dict."
+        ) from error
     except (RuntimeError, ValueError, EOFError, LookupError) as error:
-        raise CorruptError(f"{path} is not a whole file of torch.save ({str(error).splitlines()[0][:120]}). Copy it again.") from error
+        raise CorruptError(
+            f"{path} is not a whole file of torch.save ({str(error).splitlines()[0][:120]}). Copy it again."
+        ) from error
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
         raise FormatError(f"{path} holds no dictionary of tensors. Check which file this is.")
     return {str(name).removeprefix("module."): value for name, value in found.items()}
@@ -271,7 +301,9 @@ def _write_shard(path: Path, state: Mapping[str, Tensor], value: Callable[[str],
     for name, tensor in state.items():
         given = value(name).detach()
         if given.shape != tensor.shape or given.dtype != tensor.dtype:
-            raise SchemaError(f"the tensor {name} was to be {tensor.dtype} {list(tensor.shape)}: it is {given.dtype} {list(given.shape)}.")
+            raise SchemaError(
+                f"the tensor {name} was to be {tensor.dtype} {list(tensor.shape)}: it is {given.dtype} {list(given.shape)}."
+            )
         given = given.cpu().contiguous()
         if given.untyped_storage().data_ptr() in storages:
             given = given.clone()  # tied weights have two names, and the library writes no memory twice
@@ -283,7 +315,9 @@ def _write_shard(path: Path, state: Mapping[str, Tensor], value: Callable[[str],
         try:
             save_file(made, beside, metadata)
         except KeyError as error:
-            raise SchemaError(f"{path}: tensors of {error.args[0]} have no place in a safetensors file. Convert them first.") from None
+            raise SchemaError(
+                f"{path}: tensors of {error.args[0]} have no place in a safetensors file. Convert them first."
+            ) from None
         except SafetensorError as error:
             raise _system_error(error) from error
         beside.chmod(mode)  # the library makes files that are not readable by others
@@ -308,7 +342,9 @@ def _opened(path: Path) -> Iterator[Any]:
             with safe_open(path, framework="pt") as file:
                 yield file
         except SafetensorError as error:
-            raise CorruptError(f"{path}: not a whole safetensors file ({str(error)[:120]}). Copy it again from where it came.") from error
+            raise CorruptError(
+                f"{path}: not a whole safetensors file ({str(error)[:120]}). Copy it again from where it came."
+            ) from error
 
 
 def _system_error(error: SafetensorError) -> Exception:

@@ -45,7 +45,9 @@ def openpi(images: Tensor, wrist: Tensor, generator: Generator | None) -> Tensor
     x, inner = images.to(torch.float32) / 255, int(size * OPENPI_SIDE)
     places = ((torch.arange(size, device=x.device) + 0.5) * (inner / size) - 0.5).clamp(0, inner - 1)
     first = (chance[:, :2] * (size - inner + 1)).floor()  # whole pixels, as many places as there are
-    moved = turned(_resampled(x, first[:, :1] + places, first[:, 1:2] + places), (chance[:, 2] * 2 - 1) * OPENPI_DEGREES)
+    moved = turned(
+        _resampled(x, first[:, :1] + places, first[:, 1:2] + places), (chance[:, 2] * 2 - 1) * OPENPI_DEGREES
+    )
     x = torch.where(wrist.to(x.device)[:, None, None, None], x, moved)
     x = x * _range(chance[:, 3], 0.7, 1.3)
     mean = x.mean((1, 2, 3), keepdim=True)
@@ -100,7 +102,9 @@ def to_rgb(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
 def _drawn(images: Tensor, numbers: int, generator: Generator | None) -> Tensor:
     """[N, numbers] from 0 to 1, the same on every device."""
     if generator is None:
-        raise ConfigError("augment=true changes pictures at random: give supervised_loss a generator (of the CPU), or augment=false.")
+        raise ConfigError(
+            "augment=true changes pictures at random: give supervised_loss a generator (of the CPU), or augment=false."
+        )
     return torch.rand(len(images), numbers, generator=generator).to(images.device)
 
 

@@ -131,7 +131,11 @@ def draw(
     rows, device = shape[0], temperature.device
 
     def normal() -> Tensor:
-        return torch.zeros(shape, device=device) if generator is None else torch.randn(shape, generator=generator).to(device)
+        return (
+            torch.zeros(shape, device=device)
+            if generator is None
+            else torch.randn(shape, generator=generator).to(device)
+        )
 
     x = normal() if start is None else start
     if sample and flow.drawn == 1:
@@ -173,7 +177,9 @@ def evaluate(field: Field, chain: Tensor, step: Tensor, flow: Flow, temperature:
         if flow.kind == "noise":
             entropy = entropy + gaussian_entropy(std)
         value = _plus(value, output.value)
-    return Evaluated(_mean(log_prob, step, flow), _mean(entropy, step, flow), None if value is None else value / flow.drawn)
+    return Evaluated(
+        _mean(log_prob, step, flow), _mean(entropy, step, flow), None if value is None else value / flow.drawn
+    )
 
 
 def transition(x: Tensor, output: FlowStep, place: Tensor, flow: Flow, temperature: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,7 +201,9 @@ def transition(x: Tensor, output: FlowStep, place: Tensor, flow: Flow, temperatu
 def schedule(flow: Flow, like: Tensor) -> Tensor:
     """The times of the steps, from 1 to 0, of the kind and on the device of a tensor: [steps + 1]."""
     even = torch.linspace(1, 0, flow.steps + 1, device=like.device, dtype=torch.float64)
-    return (flow.shift * even / (1 + (flow.shift - 1) * even)).to(like.dtype)  # the nearest number: a quick sine tells them apart
+    return (flow.shift * even / (1 + (flow.shift - 1) * even)).to(
+        like.dtype
+    )  # the nearest number: a quick sine tells them apart
 
 
 def gaussian_log_prob(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
@@ -230,7 +238,9 @@ def toward(actions: Tensor, noise: Tensor, times: Tensor) -> tuple[Tensor, Tenso
 
 def embed_times(times: Tensor, width: int, shortest: float = 4e-3, longest: float = 4.0) -> Tensor:
     """[B, width]: sines, then cosines, of times [B]; their periods rise geometrically between these two."""
-    periods = shortest * (longest / shortest) ** torch.linspace(0, 1, width // 2, dtype=torch.float64, device=times.device)
+    periods = shortest * (longest / shortest) ** torch.linspace(
+        0, 1, width // 2, dtype=torch.float64, device=times.device
+    )
     turns = 2 * math.pi / periods * times[:, None].double()
     return torch.cat([turns.sin(), turns.cos()], dim=-1).to(times.dtype)
 
@@ -245,7 +255,9 @@ def _start(noise: Tensor, flow: Flow) -> Evaluated:
     zero, one = torch.zeros_like(noise), noise.new_ones(())
     if flow.drawn == 1:
         return Evaluated(zero, zero, None)
-    return Evaluated(gaussian_log_prob(noise, zero, one), zero + gaussian_entropy(one) if flow.kind == "noise" else zero, None)
+    return Evaluated(
+        gaussian_log_prob(noise, zero, one), zero + gaussian_entropy(one) if flow.kind == "noise" else zero, None
+    )
 
 
 def _mean(total: Tensor, step: Tensor, flow: Flow) -> Tensor:

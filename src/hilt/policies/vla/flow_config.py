@@ -67,7 +67,11 @@ class FlowPolicyConfig(ABC):
         check(self)
 
     def conflicts(self, here: str) -> Iterator[str]:
-        for less, more in (("n_action_steps", "chunk_size"), ("action_dim", "max_action_dim"), ("state_dim", "max_state_dim")):
+        for less, more in (
+            ("n_action_steps", "chunk_size"),
+            ("action_dim", "max_action_dim"),
+            ("state_dim", "max_state_dim"),
+        ):
             if getattr(self, less) > getattr(self, more):
                 yield f"{here}{less} is {getattr(self, less)} and {more} is {getattr(self, more)}: it is from 1 to that."
 

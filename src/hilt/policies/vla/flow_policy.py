@@ -70,7 +70,13 @@ class FlowPolicy(Policy):
     stored_prefix: ClassVar[str] = ""
     """Of the names in files that we write"""
 
-    def __init__(self, config: FlowPolicyConfig, tokenizer: Any = None, statistics: Mapping[str, Any] | None = None, seed: int = 0):
+    def __init__(
+        self,
+        config: FlowPolicyConfig,
+        tokenizer: Any = None,
+        statistics: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ):
         """`tokenizer.encode(text)` gives the ids of a prompt. `statistics`: of "state" and "action"; without, these are not normalized.
 
         Weights are drawn from `seed`; those of a folder replace them.
@@ -105,7 +111,9 @@ class FlowPolicy(Policy):
         kinds = {"state": self.config.state_normalization, "action": self.config.action_normalization}
         self.statistics = {{"proprio": "state"}.get(key, key): dict(stats) for key, stats in statistics.items()}
         self.normalizers = {
-            key: Normalizer(stats, kinds[key], stats.get("epsilon", 1e-8)) for key, stats in self.statistics.items() if kinds.get(key)
+            key: Normalizer(stats, kinds[key], stats.get("epsilon", 1e-8))
+            for key, stats in self.statistics.items()
+            if kinds.get(key)
         }
 
     # --- the parts of a subclass ---
@@ -149,7 +157,9 @@ class FlowPolicy(Policy):
         shape = (len(observations), self.horizon, self.config.max_action_dim)
         with torch.no_grad():
             prefix = self._prefix(record)
-            drawn = flows.draw(self._field(prefix), shape, self.config.flow, self._tensor(record["temperature"]), generator, sample)
+            drawn = flows.draw(
+                self._field(prefix), shape, self.config.flow, self._tensor(record["temperature"]), generator, sample
+            )
             value = self._value(prefix) if self.config.value == "prefix" else drawn.value
         record["chain"], record["step"] = _array(drawn.chain), _array(drawn.step).astype(np.int32)
         record["log_prob"] = _array(self._answered(drawn.log_prob))
@@ -166,11 +176,17 @@ class FlowPolicy(Policy):
         return Evaluation(self._answered(found.log_prob), self._answered(found.entropy), value)
 
     def supervised_loss(
-        self, observations: Sequence[Observation], actions: np.ndarray, mask: np.ndarray, generator: torch.Generator | None = None
+        self,
+        observations: Sequence[Observation],
+        actions: np.ndarray,
+        mask: np.ndarray,
+        generator: torch.Generator | None = None,
     ) -> tuple[torch.Tensor, dict[str, float]]:
         """The flow's mean square error. `actions` may be `chunk` to `horizon` long; what is missing is masked. See `Policy`."""
         if generator is None:
-            raise ConfigError("the loss of a flow draws noise and times: give supervised_loss() a generator of the CPU.")
+            raise ConfigError(
+                "the loss of a flow draws noise and times: give supervised_loss() a generator of the CPU."
+            )
         known, mask = to_imitate(self, actions, mask, self.horizon)
         rows, length, dim = known.shape
         wanted = self._normalize("action", known.astype(np.float32))
@@ -223,10 +239,16 @@ class FlowPolicy(Policy):
         slots = record["image_mask"].any(0) if len(record["image_mask"]) else np.arange(1)
         length = int(record["prompt_length"].max(initial=1))
         worded = np.arange(length) < record["prompt_length"][:, None]
-        seen = self._tensor(np.ascontiguousarray(record["images"][:, slots])) if images is None else images[:, torch.from_numpy(slots)]
+        seen = (
+            self._tensor(np.ascontiguousarray(record["images"][:, slots]))
+            if images is None
+            else images[:, torch.from_numpy(slots)]
+        )
         pixels = to_float(seen)
         prompt = self._tensor(record["prompt"][:, :length]).long()
-        state = self._tensor(np.pad(record["state"], [(0, 0), (0, self.config.max_state_dim - record["state"].shape[1])]))
+        state = self._tensor(
+            np.pad(record["state"], [(0, 0), (0, self.config.max_state_dim - record["state"].shape[1])])
+        )
         return self.prefix(pixels, self._tensor(record["image_mask"][:, slots]), prompt, self._tensor(worded), state)
 
     def _read(self, observations: Sequence[Observation]) -> Record:
@@ -234,11 +256,15 @@ class FlowPolicy(Policy):
         if not observations:
             raise SchemaError("there is no observation; give at least one.")
         if self.tokenizer is None:
-            raise ConfigError("the policy has no tokenizer: give from_pretrained() the folder of one, tokenizer=FOLDER.")
+            raise ConfigError(
+                "the policy has no tokenizer: give from_pretrained() the folder of one, tokenizer=FOLDER."
+            )
         states = np.stack([self._state(row, observation) for row, observation in enumerate(observations)])
         states = self._normalize("state", states)
         ids = [
-            self.tokenizer.encode(self.prompt(text(observation["instruction"], row), state))[: self.config.tokenizer_max_length]
+            self.tokenizer.encode(self.prompt(text(observation["instruction"], row), state))[
+                : self.config.tokenizer_max_length
+            ]
             for row, (observation, state) in enumerate(zip(observations, states, strict=True))
         ]
         prompt, lengths = padded(ids)
@@ -248,10 +274,14 @@ class FlowPolicy(Policy):
     def _state(self, row: int, observation: Observation) -> np.ndarray:
         for name in ("state", "instruction"):
             if name not in observation:
-                raise MissingFieldError(f"observation {row} has the fields {sorted(observation)} and no {name}: it needs one.")
+                raise MissingFieldError(
+                    f"observation {row} has the fields {sorted(observation)} and no {name}: it needs one."
+                )
         state = np.asarray(observation["state"], np.float32)
         if state.shape != (self.config.state_dim,):
-            raise SchemaError(f"the state of observation {row} has the shape {list(state.shape)}; expected is [{self.config.state_dim}].")
+            raise SchemaError(
+                f"the state of observation {row} has the shape {list(state.shape)}; expected is [{self.config.state_dim}]."
+            )
         return state
 
     def _pictures(self, observations: Sequence[Observation]) -> tuple[np.ndarray, np.ndarray]:
@@ -259,7 +289,9 @@ class FlowPolicy(Policy):
         present = np.array([[observation.get(name) is not None for name in names] for observation in observations])
         if not present.any(1).all():
             row = int(np.argmin(present.any(1)))
-            raise MissingFieldError(f"observation {row} has none of the pictures {', '.join(names)}: it needs at least one.")
+            raise MissingFieldError(
+                f"observation {row} has none of the pictures {', '.join(names)}: it needs at least one."
+            )
         images = np.zeros((*present.shape, size, size, 3), np.uint8)
         places: dict[tuple[int, ...], list[tuple[int, int]]] = {}
         for row, slot in np.argwhere(present).tolist():

@@ -119,14 +119,21 @@ class GemmaLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config)
 
     def forward(
-        self, x: Tensor, rotation: Rotation, mask: Tensor, other: tuple[Tensor, Tensor] | None = None, condition: Tensor | None = None
+        self,
+        x: Tensor,
+        rotation: Rotation,
+        mask: Tensor,
+        other: tuple[Tensor, Tensor] | None = None,
+        condition: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The layer's output, its keys and values. `other`: keys and values of the other stack, which are looked at as well."""
         at = self.self_attn
         normed, gate = self.input_layernorm(x, condition)
         queries = rotation(at.split(at.q_proj(normed)))
         if self.crosses and other is not None:
-            keys, values = (at.split(project(_flat(one))) for project, one in zip((at.k_proj, at.v_proj), other, strict=True))
+            keys, values = (
+                at.split(project(_flat(one))) for project, one in zip((at.k_proj, at.v_proj), other, strict=True)
+            )
         else:
             keys, values = rotation(at.split(at.k_proj(normed))), at.split(at.v_proj(normed))
         if other is None or self.crosses:
@@ -205,7 +212,8 @@ class SiglipAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         queries, keys, values = (
-            project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj)
+            project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         return self.out_proj(_flat(F.scaled_dot_product_attention(queries, keys, values)))
 
@@ -217,7 +225,10 @@ class SiglipLayer(nn.Module):
         self.self_attn = SiglipAttention(config)
         self.layer_norm2 = nn.LayerNorm(config.hidden_size, eps=1e-6)
         self.mlp = nn.ModuleDict(
-            {"fc1": nn.Linear(config.hidden_size, config.intermediate_size), "fc2": nn.Linear(config.intermediate_size, config.hidden_size)}
+            {
+                "fc1": nn.Linear(config.hidden_size, config.intermediate_size),
+                "fc2": nn.Linear(config.intermediate_size, config.hidden_size),
+            }
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -231,8 +242,12 @@ class Siglip(nn.Module):
     def __init__(self, config: VisionConfig):
         super().__init__()
         patch = nn.Conv2d(3, config.hidden_size, config.patch_size, stride=config.patch_size)
-        self.embeddings = nn.ModuleDict({"patch_embedding": patch, "position_embedding": embedding(config.tokens, config.hidden_size)})
-        self.encoder = nn.ModuleDict({"layers": nn.ModuleList(SiglipLayer(config) for _ in range(config.num_hidden_layers))})
+        self.embeddings = nn.ModuleDict(
+            {"patch_embedding": patch, "position_embedding": embedding(config.tokens, config.hidden_size)}
+        )
+        self.encoder = nn.ModuleDict(
+            {"layers": nn.ModuleList(SiglipLayer(config) for _ in range(config.num_hidden_layers))}
+        )
         self.post_layernorm = nn.LayerNorm(config.hidden_size, eps=1e-6)
         self.checkpointing = False
 
@@ -240,5 +255,9 @@ class Siglip(nn.Module):
         patch, position = self.embeddings["patch_embedding"], self.embeddings["position_embedding"]
         x = patch(pixels.to(patch.weight.dtype)).flatten(2).transpose(1, 2) + position.weight
         for layer in self.encoder["layers"]:
-            x = checkpoint(layer, x, use_reentrant=False) if self.checkpointing and torch.is_grad_enabled() else layer(x)
+            x = (
+                checkpoint(layer, x, use_reentrant=False)
+                if self.checkpointing and torch.is_grad_enabled()
+                else layer(x)
+            )
         return self.post_layernorm(x)

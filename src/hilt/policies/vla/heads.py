@@ -52,7 +52,9 @@ class Head(Protocol):
 class TokensHead(nn.Module):
     """`decode` is what an answer without sampling is: the "mean" over the bins, or the "likeliest" one."""
 
-    def __init__(self, width: int, chunk: int, action_dim: int, bins: int = 13, decode: str = "mean", smoothing: float = 1.0):
+    def __init__(
+        self, width: int, chunk: int, action_dim: int, bins: int = 13, decode: str = "mean", smoothing: float = 1.0
+    ):
         super().__init__()
         self.shape, self.decode, self.smoothing = (chunk, action_dim, bins), decode, smoothing
         self.out = nn.Linear(width, chunk * action_dim * bins)
@@ -66,7 +68,9 @@ class TokensHead(nn.Module):
             tokens = logs.argmax(-1)
         values = self._values(logs)
         mean = not sample and self.decode == "mean"
-        actions = (self._logs(features, torch.ones_like(temperature)).exp() * values).sum(-1) if mean else values[tokens]
+        actions = (
+            (self._logs(features, torch.ones_like(temperature)).exp() * values).sum(-1) if mean else values[tokens]
+        )
         return HeadSample(actions, {"tokens": tokens}, _taken(logs, tokens))
 
     def evaluate(self, features: Tensor, memory: Mapping[str, Tensor], temperature: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,7 +82,11 @@ class TokensHead(nn.Module):
         values = self._values(logs)
         away = (values - target.clamp(-1, 1)[..., None]) * (self.shape[-1] - 1) / 2  # in bins
         nearest = away.abs().argmin(-1)
-        wanted = torch.softmax(-0.5 * (away / self.smoothing).square(), -1) if self.smoothing else F.one_hot(nearest, self.shape[-1])
+        wanted = (
+            torch.softmax(-0.5 * (away / self.smoothing).square(), -1)
+            if self.smoothing
+            else F.one_hot(nearest, self.shape[-1])
+        )
         return -(wanted * logs).sum(-1), {"accuracy": (logs.argmax(-1) == nearest).float()}
 
     def _logs(self, features: Tensor, temperature: Tensor) -> Tensor:

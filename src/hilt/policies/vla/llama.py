@@ -84,7 +84,15 @@ def run(model: Any, x: Tensor, positions: Tensor, layout: AttentionLayout, check
 
 
 def attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, *, layout: AttentionLayout, scaling: float, **_: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    *,
+    layout: AttentionLayout,
+    scaling: float,
+    **_: Any,
 ) -> tuple[Tensor, None]:
     """The attention of every layer, as transformers calls it: [B, heads, S, d] in, [B, S, heads, d] out."""
     if layout.past is not None:

@@ -35,7 +35,9 @@ class Normalizer:
         if kind not in KINDS:
             raise UnknownNameError("kind of normalization", kind, KINDS)
         if clip and kind == "mean_std":
-            raise ConfigError("a normalization by mean and standard deviation has no bounds to clip to; give clip=False.")
+            raise ConfigError(
+                "a normalization by mean and standard deviation has no bounds to clip to; give clip=False."
+            )
         if missing := [name for name in KINDS[kind] if not len(stats.get(name, ()))]:
             raise SchemaError(
                 f"normalization {kind!r} needs {' and '.join(KINDS[kind])}; these statistics lack {missing[0]} and have {sorted(stats)}."

@@ -72,10 +72,16 @@ def _libero(raw: Mapping[str, Any]) -> dict[str, Any]:
     simulated = "agentview_image" in raw
     full, wrist = ("agentview_image", "robot0_eye_in_hand_image") if simulated else ("agentview_rgb", "eye_in_hand_rgb")
     if simulated:
-        state = _joined(_at(raw, "robot0_eef_pos"), axis_angle(_at(raw, "robot0_eef_quat")), _at(raw, "robot0_gripper_qpos"))
+        state = _joined(
+            _at(raw, "robot0_eef_pos"), axis_angle(_at(raw, "robot0_eef_quat")), _at(raw, "robot0_gripper_qpos")
+        )
     else:
         state = _joined(_at(raw, "ee_pos"), _at(raw, "ee_ori"), _at(raw, "gripper_states"))
-    return {"full_image": rotate180(np.asarray(_at(raw, full))), "wrist_image": rotate180(np.asarray(_at(raw, wrist))), "state": state}
+    return {
+        "full_image": rotate180(np.asarray(_at(raw, full))),
+        "wrist_image": rotate180(np.asarray(_at(raw, wrist))),
+        "state": state,
+    }
 
 
 def _libero_taught(actions: np.ndarray) -> np.ndarray:
@@ -87,7 +93,11 @@ def _libero_taught(actions: np.ndarray) -> np.ndarray:
 
 def _aloha(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Two arms of seven numbers, of which the last of each is the gripper, 0 to 1."""
-    pictures = {name: _at(raw, f"observation/{camera}/rgb") for name, camera in ARM_CAMERAS.items() if camera in _at(raw, "observation")}
+    pictures = {
+        name: _at(raw, f"observation/{camera}/rgb")
+        for name, camera in ARM_CAMERAS.items()
+        if camera in _at(raw, "observation")
+    }
     return {**pictures, "state": _joined(_at(raw, "joint_action/vector"))}
 
 
@@ -99,7 +109,10 @@ def _robotwin_1(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bridge(raw: Mapping[str, Any]) -> dict[str, Any]:
-    return {"full_image": _at(raw, "full_image" if "full_image" in raw else "image_0"), "state": _joined(_at(raw, "state"))}
+    return {
+        "full_image": _at(raw, "full_image" if "full_image" in raw else "image_0"),
+        "state": _joined(_at(raw, "state")),
+    }
 
 
 def _bridge_command(actions: np.ndarray) -> np.ndarray:

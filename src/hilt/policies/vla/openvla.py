@@ -41,12 +41,18 @@ class OpenVLAOFT(OpenVLAPolicy, variant="oft"):
         places = torch.arange(x.shape[1], device=x.device)[None]
         if (valid := self._valid(inputs, start, self.slots + 1)) is None:
             return self._run(x, places, AttentionLayout())[:, start - 1 : start - 1 + self.slots]
-        places = places - (places >= start) * (start - 1 - end[:, None])  # an answer follows its prompt, not the padding
-        hidden = self._run(x, places, AttentionLayout(mask=valid[:, None, None], packing=self._packing(inputs, start, self.slots + 1)))
+        places = places - (places >= start) * (
+            start - 1 - end[:, None]
+        )  # an answer follows its prompt, not the padding
+        hidden = self._run(
+            x, places, AttentionLayout(mask=valid[:, None, None], packing=self._packing(inputs, start, self.slots + 1))
+        )
         last = hidden.gather(1, end[:, None, None].expand(-1, 1, width))
         return torch.cat([last, hidden[:, start : start + self.slots - 1]], dim=1)
 
-    def action_logits(self, images: Tensor, prompt: Tensor, length: Tensor, proprio: Tensor | None = None, equal: bool = False) -> Tensor:
+    def action_logits(
+        self, images: Tensor, prompt: Tensor, length: Tensor, proprio: Tensor | None = None, equal: bool = False
+    ) -> Tensor:
         """float32 [B, chunk * action_dim, action tokens] of uint8 [B, images, H, W, 3] and prompts, all on the device. With `equal`, all
         prompts are as long as they are wide: shapes are fixed and nothing waits for the device, so that it can be captured."""
         with self._precision():
@@ -55,11 +61,15 @@ class OpenVLAOFT(OpenVLAPolicy, variant="oft"):
 
     _answering = slots_of
 
-    def _sample_actions(self, inputs: ModelInputs, sample: bool, temperature: Tensor, generator: torch.Generator) -> SampledActions:
+    def _sample_actions(
+        self, inputs: ModelInputs, sample: bool, temperature: Tensor, generator: torch.Generator
+    ) -> SampledActions:
         slots = self.slots_of(inputs)
         shape = (len(slots), self.chunk, self.action_dim)
         if self.config.head == "l1" and sample:
-            raise ConfigError("the L1 head gives one action and draws none: use sample=False, or head='laplace', which adds a scale.")
+            raise ConfigError(
+                "the L1 head gives one action and draws none: use sample=False, or head='laplace', which adds a scale."
+            )
         uniform = torch.rand(shape, generator=generator).to(slots.device) if sample else None
         if self.config.head == "tokens":
             log_probs = self._distribution(slots, temperature)
@@ -72,7 +82,9 @@ class OpenVLAOFT(OpenVLAPolicy, variant="oft"):
         actions = mean if uniform is None else mean + laplace(uniform.to(mean)) * log_scale.exp()
         return SampledActions(actions, self._measure(slots, mean, log_scale, actions))
 
-    def _by_head(self, inputs: ModelInputs, head: Any, projector: Any, sample: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _by_head(
+        self, inputs: ModelInputs, head: Any, projector: Any, sample: bool, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         scheduler, shape = getattr(head, "noise_scheduler", None), (len(inputs.prompt), self.chunk, self.action_dim)
         if head is None or (scheduler is None) != (projector is None):
             raise ConfigError(
@@ -85,9 +97,13 @@ class OpenVLAOFT(OpenVLAPolicy, variant="oft"):
             return at_least_float32(getattr(head, "predict_action", head)(hidden)).view(shape), hidden
         actions = torch.randn(shape, generator=generator).to(self.device)
         for step in scheduler.timesteps:
-            time = head.time_encoder(torch.as_tensor([step], dtype=torch.float32, device=self.device)).expand(len(actions), -1)
+            time = head.time_encoder(torch.as_tensor([step], dtype=torch.float32, device=self.device)).expand(
+                len(actions), -1
+            )
             hidden = self.slots_of(inputs, projector(actions.flatten(1)[..., None].to(self._dtype)), time)
-            actions = scheduler.step(at_least_float32(head.predict_noise(hidden)).view(shape), step, actions).prev_sample
+            actions = scheduler.step(
+                at_least_float32(head.predict_noise(hidden)).view(shape), step, actions
+            ).prev_sample
         return actions, hidden
 
     def _judge(self, inputs: ModelInputs, drawn: Tensor, temperature: Tensor) -> Evaluation:
@@ -143,16 +159,24 @@ class OpenVLA(OpenVLAPolicy, variant="ar"):
         """Hidden states of images and prompt [B, S, width], padding included, and where each prompt ends, [B]."""
         before, end = self._prefix(inputs)
         places = torch.arange(before.shape[1], device=before.device)[None]
-        return self._run(before, places, AttentionLayout(causal=True, kept=kept)), end  # padding comes after all that counts
+        return self._run(
+            before, places, AttentionLayout(causal=True, kept=kept)
+        ), end  # padding comes after all that counts
 
     def _answering(self, inputs: ModelInputs) -> Tensor:
         return _at(*self.prefix_of(inputs))
 
-    def _sample_actions(self, inputs: ModelInputs, sample: bool, temperature: Tensor, generator: torch.Generator) -> SampledActions:
+    def _sample_actions(
+        self, inputs: ModelInputs, sample: bool, temperature: Tensor, generator: torch.Generator
+    ) -> SampledActions:
         prefix: list[tuple[Tensor, Tensor]] = []
         hidden, end = self.prefix_of(inputs, prefix)
         uniform = torch.rand(len(hidden), self.slots, generator=generator).to(hidden.device) if sample else None
-        last, past, tokens = _at(hidden, end), prefix, torch.empty(len(hidden), 0, dtype=torch.int64, device=hidden.device)
+        last, past, tokens = (
+            _at(hidden, end),
+            prefix,
+            torch.empty(len(hidden), 0, dtype=torch.int64, device=hidden.device),
+        )
         while True:
             log_probs = self._distribution(last, temperature)[:, 0]
             place = log_probs.argmax(-1) if uniform is None else pick(log_probs, uniform[:, tokens.shape[1]])
@@ -180,12 +204,20 @@ class OpenVLA(OpenVLAPolicy, variant="ar"):
         return self._token_loss(self._predicting(inputs, tokens, hidden, end, prefix), wanted, mask)
 
     def _evaluation(
-        self, inputs: ModelInputs, drawn: Tensor, temperature: Tensor, hidden: Tensor, end: Tensor, prefix: list[tuple[Tensor, Tensor]]
+        self,
+        inputs: ModelInputs,
+        drawn: Tensor,
+        temperature: Tensor,
+        hidden: Tensor,
+        end: Tensor,
+        prefix: list[tuple[Tensor, Tensor]],
     ) -> Evaluation:
         answer = self._predicting(inputs, drawn.flatten(1).long(), hidden, end, prefix)
         return self._weigh(self._distribution(answer, temperature), drawn, self._value(answer[:, 0]))
 
-    def _predicting(self, inputs: ModelInputs, tokens: Tensor, hidden: Tensor, end: Tensor, prefix: list[tuple[Tensor, Tensor]]) -> Tensor:
+    def _predicting(
+        self, inputs: ModelInputs, tokens: Tensor, hidden: Tensor, end: Tensor, prefix: list[tuple[Tensor, Tensor]]
+    ) -> Tensor:
         """Hidden states that predict `tokens` [B, slots], all known: [B, slots, width]."""
         last = _at(hidden, end)
         if self.slots == 1:
@@ -198,7 +230,10 @@ class OpenVLA(OpenVLAPolicy, variant="ar"):
     ) -> Tensor:  # fmt: skip
         """Hidden states of `tokens` [B, n], which follow a prefix and `done` tokens of the answer."""
         number = tokens.shape[1]
-        query, key = torch.arange(number, device=end.device)[:, None], torch.arange(before + done + number, device=end.device)
+        query, key = (
+            torch.arange(number, device=end.device)[:, None],
+            torch.arange(before + done + number, device=end.device),
+        )
         mask = (key <= before + done + query)[None, None]
         if (valid := self._valid(inputs, before, done + number)) is not None:
             mask = mask & valid[:, None, None]

@@ -107,7 +107,9 @@ class OpenVLAConfig:
         if ids is None and backbone not in TIMM:
             raise UnknownNameError("vision backbone", backbone, TIMM)
         if any(self.upstream.get("timm_override_act_layers") or []):
-            raise ConfigError(f"{backbone} needs another activation, {self.upstream['timm_override_act_layers']}; only GELU is built.")
+            raise ConfigError(
+                f"{backbone} needs another activation, {self.upstream['timm_override_act_layers']}; only GELU is built."
+            )
         return [VitConfig.named(name) for name in ids or TIMM[backbone][1]]
 
     def cameras(self) -> tuple[str, ...]:
@@ -127,7 +129,9 @@ class OpenVLAConfig:
     @property
     def vocabulary(self) -> int:
         """Tokens of the tokenizer, without the rows that only fill up: the last ones are the actions."""
-        return int(self.text_config.get("vocab_size", DEFAULTS["vocab_size"])) - int(self.upstream.get("pad_to_multiple_of", 64))
+        return int(self.text_config.get("vocab_size", DEFAULTS["vocab_size"])) - int(
+            self.upstream.get("pad_to_multiple_of", 64)
+        )
 
 
 @dataclass

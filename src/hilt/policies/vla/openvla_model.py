@@ -39,7 +39,15 @@ from hilt.policies.vla import augment, llama
 from hilt.policies.vla.llama import AttentionLayout, Packing
 from hilt.policies.vla.normalize import Normalizer, resolve_key
 from hilt.policies.vla.openvla_config import OpenVLAConfig, OpenVLAOptions
-from hilt.policies.vla.prismatic import FilmBackbone, L1Head, Projector, ProprioProjector, ScaleHead, ValueHead, VisionBackbone
+from hilt.policies.vla.prismatic import (
+    FilmBackbone,
+    L1Head,
+    Projector,
+    ProprioProjector,
+    ScaleHead,
+    ValueHead,
+    VisionBackbone,
+)
 from hilt.policies.vla.tokens import ActionTokenizer, openvla_ids, padded
 
 STOP = 2
@@ -145,7 +153,9 @@ class OpenVLAPolicy(Policy):
         """A complete folder, which upstream's loader opens too."""
         save_openvla(self, folder)
 
-    def initialize(self, seed: int = 0, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, only: str = "") -> Any:
+    def initialize(
+        self, seed: int = 0, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, only: str = ""
+    ) -> Any:
         """Random weights: of everything, or of the parameters whose name begins with `only`, such as a head that a folder lacks."""
         draws = torch.Generator(device).manual_seed(seed)
         for name, old in list(self.named_parameters()):
@@ -196,14 +206,22 @@ class OpenVLAPolicy(Policy):
 
     def _scale_by(self, key: str) -> None:
         stats, kind = self.norm_stats[key], self.config.normalization
-        scale = Normalizer(stats["action"], kind, 0.0 if self.causal else 1e-8)  # as upstream has it, in each of the two
+        scale = Normalizer(
+            stats["action"], kind, 0.0 if self.causal else 1e-8
+        )  # as upstream has it, in each of the two
         if self.action_dim not in (0, scale.size):
-            raise ConfigError(f"this policy's actions have {self.action_dim} numbers, and the statistics of {key} {scale.size}.")
+            raise ConfigError(
+                f"this policy's actions have {self.action_dim} numbers, and the statistics of {key} {scale.size}."
+            )
         self.scale_actions, self.action_dim, self.unnorm_key = scale, scale.size, key
-        self.scale_state = Normalizer(stats.get("proprio", {}), kind, 1e-8, clip=True) if self.config.use_proprio else None
+        self.scale_state = (
+            Normalizer(stats.get("proprio", {}), kind, 1e-8, clip=True) if self.config.use_proprio else None
+        )
         size = self.config.proprio_dim
         if self.scale_state is not None and self.scale_state.size != size:
-            raise ConfigError(f"this policy's state has {size} numbers, and the statistics of {key} {self.scale_state.size}.")
+            raise ConfigError(
+                f"this policy's state has {size} numbers, and the statistics of {key} {self.scale_state.size}."
+            )
 
     def get_action_stats(self, unnorm_key: str | None = None) -> dict[str, Any]:
         result: dict[str, Any] = self.norm_stats[resolve_key(self.norm_stats, unnorm_key or self.unnorm_key)]["action"]
@@ -244,7 +262,11 @@ class OpenVLAPolicy(Policy):
             attention_mask = input_ids.ne(padding_idx)
         inputs = self.inputs_of(input_ids, pixel_values, attention_mask, proprio)
         stats, draws = self.get_action_stats(unnorm_key), generator or self.generator
-        scale = self.scale_actions if unnorm_key is None else Normalizer(stats, self.config.normalization, self.scale_actions.epsilon)
+        scale = (
+            self.scale_actions
+            if unnorm_key is None
+            else Normalizer(stats, self.config.normalization, self.scale_actions.epsilon)
+        )
         with torch.no_grad(), self._precision():
             if action_head is not None or noisy_action_projector is not None:
                 actions, hidden = self._by_head(inputs, action_head, noisy_action_projector, do_sample, draws)
@@ -252,13 +274,17 @@ class OpenVLAPolicy(Policy):
             sampled = self._sample_actions(inputs, do_sample, torch.full((len(input_ids),), float(temperature)), draws)
         return scale.unnormalize(self._plain(sampled.drawn)), sampled.drawn.flatten(1)
 
-    def _by_head(self, inputs: ModelInputs, head: Any, projector: Any, sample: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _by_head(
+        self, inputs: ModelInputs, head: Any, projector: Any, sample: bool, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         """Normalized actions of a continuous head that was given, and the hidden states that it read."""
         raise ConfigError(
             "action_head and noisy_action_projector read the slots of OpenVLA-OFT; OpenVLA answers in tokens. Leave them out."
         )
 
-    def inputs_of(self, input_ids: Tensor, pixel_values: Tensor, attention_mask: Tensor | None = None, proprio: Any = None) -> ModelInputs:
+    def inputs_of(
+        self, input_ids: Tensor, pixel_values: Tensor, attention_mask: Tensor | None = None, proprio: Any = None
+    ) -> ModelInputs:
         """The batch that upstream's tensors are."""
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.ne(0).long()
         order = mask.argsort(dim=1, descending=True, stable=True)  # padding goes to the end
@@ -299,7 +325,15 @@ class OpenVLAPolicy(Policy):
         return self.scale_actions.unnormalize(self._plain(sampled.drawn)).astype(np.float32), record
 
     def evaluate(self, record: Record) -> Evaluation:
-        check_record(record, "images", "prompt", "prompt_length", "temperature", self._drawn, *(["state"] if self.scale_state else []))
+        check_record(
+            record,
+            "images",
+            "prompt",
+            "prompt_length",
+            "temperature",
+            self._drawn,
+            *(["state"] if self.scale_state else []),
+        )
         drawn = torch.from_numpy(record[self._drawn]).to(self.device)
         if not len(drawn):
             none = torch.zeros(drawn.shape, device=self.device)
@@ -308,7 +342,11 @@ class OpenVLAPolicy(Policy):
             return self._judge(self._inputs(record), drawn, torch.from_numpy(record["temperature"]).to(self.device))
 
     def supervised_loss(
-        self, observations: Sequence[Observation], actions: np.ndarray, mask: np.ndarray, generator: torch.Generator | None = None
+        self,
+        observations: Sequence[Observation],
+        actions: np.ndarray,
+        mask: np.ndarray,
+        generator: torch.Generator | None = None,
     ) -> tuple[Tensor, dict[str, float]]:
         """In training, images are changed at random, with draws of `generator`: see `OpenVLAOptions.augment`."""
         actions, mask = to_imitate(self, actions, mask)
@@ -328,7 +366,9 @@ class OpenVLAPolicy(Policy):
         return "tokens" if self.config.head == "tokens" else "actions"
 
     @abstractmethod
-    def _sample_actions(self, inputs: ModelInputs, sample: bool, temperature: Tensor, generator: torch.Generator) -> SampledActions: ...
+    def _sample_actions(
+        self, inputs: ModelInputs, sample: bool, temperature: Tensor, generator: torch.Generator
+    ) -> SampledActions: ...
 
     @abstractmethod
     def _judge(self, inputs: ModelInputs, drawn: Tensor, temperature: Tensor) -> Evaluation: ...
@@ -341,7 +381,11 @@ class OpenVLAPolicy(Policy):
     def _look(self, observations: Sequence[Observation], crop: bool) -> tuple[Record, Tensor]:
         """Returns the inputs of a record, and its images on the device, center-cropped with `crop`."""
         cameras, size = self.config.cameras(), self.config.image_size
-        seen = [picture(_field(row, camera, place), camera, place) for place, row in enumerate(observations) for camera in cameras]
+        seen = [
+            picture(_field(row, camera, place), camera, place)
+            for place, row in enumerate(observations)
+            for camera in cameras
+        ]
         images = torch.empty(len(seen), size, size, 3, dtype=torch.uint8, device=self.device)
         for shape in {image.shape for image in seen}:  # rows may have cameras of different size
             rows = [place for place, image in enumerate(seen) if image.shape == shape]
@@ -351,13 +395,17 @@ class OpenVLAPolicy(Policy):
         words = [text(_field(row, "instruction", place), place) for place, row in enumerate(observations)]
         prompt, length = padded([openvla_ids(self.tokenizer, each) for each in words])
         if 0 < (most := self.options.max_prompt_length) < int(length.max()):
-            raise ConfigError(f"a prompt has {length.max()} tokens, and max_prompt_length={most}: give {length.max()}, or 0 for any.")
+            raise ConfigError(
+                f"a prompt has {length.max()} tokens, and max_prompt_length={most}: give {length.max()}, or 0 for any."
+            )
         record: Record = {"images": images.cpu().numpy(), "prompt": prompt, "prompt_length": length}
         if self.scale_state is not None:
             states = [np.asarray(_field(row, "state", place), np.float32) for place, row in enumerate(observations)]
             for place, state in enumerate(states):
                 if state.shape != (self.scale_state.size,):
-                    raise SchemaError(f"the state of observation {place} is {list(state.shape)}; expected is [{self.scale_state.size}].")
+                    raise SchemaError(
+                        f"the state of observation {place} is {list(state.shape)}; expected is [{self.scale_state.size}]."
+                    )
             record["state"] = np.stack(states)
         return record, images
 
@@ -391,7 +439,9 @@ class OpenVLAPolicy(Policy):
 
     def _precision(self) -> torch.autocast:
         # without its cache, which would hold a second copy of all weights to the end of a pass
-        return torch.autocast(self.device.type, torch.bfloat16, in_bfloat16(self.options.compute, self.device), cache_enabled=False)
+        return torch.autocast(
+            self.device.type, torch.bfloat16, in_bfloat16(self.options.compute, self.device), cache_enabled=False
+        )
 
     def patch_features(self, inputs: ModelInputs) -> Tensor:
         """What the vision transformers make of all images: [B, images * patches, width]."""
@@ -502,10 +552,14 @@ class OpenVLAPolicy(Policy):
         if inputs is None:
             noise = torch.Generator().manual_seed(0)
             size, text = self.config.image_size, openvla_ids(self.tokenizer, "pick up the object")
-            images = torch.randint(0, 256, (1, self.config.num_images, size, size, 3), generator=noise, dtype=torch.uint8).to(self.device)
+            images = torch.randint(
+                0, 256, (1, self.config.num_images, size, size, 3), generator=noise, dtype=torch.uint8
+            ).to(self.device)
             prompt = torch.tensor([text], device=self.device)
             state = torch.zeros(1, self.config.proprio_dim, device=self.device) if self.config.use_proprio else None
-            inputs = ModelInputs(self.pixels(images), prompt, torch.full((1,), len(text), device=self.device), state, None)
+            inputs = ModelInputs(
+                self.pixels(images), prompt, torch.full((1,), len(text), device=self.device), state, None
+            )
         with torch.no_grad(), self._precision():
             chance = self._logits(self._answering(inputs), everything=True).softmax(-1)
         return float(chance[..., self.token.first : self.token.last + 1].sum(-1).mean())
@@ -517,5 +571,7 @@ class OpenVLAPolicy(Policy):
 
 def _field(row: Observation, name: str, place: int) -> Any:
     if name not in row:
-        raise MissingFieldError(f"observation {place} has no {name!r}, which this policy needs; it has {', '.join(sorted(row))}.")
+        raise MissingFieldError(
+            f"observation {place} has no {name!r}, which this policy needs; it has {', '.join(sorted(row))}."
+        )
     return row[name]

@@ -66,14 +66,22 @@ class Pi0Config(FlowPolicyConfig):
     @classmethod
     def from_published(cls, given: Mapping[str, Any], names: frozenset[str]) -> Pi0Config:
         sizes: dict[str, Any] = {}
-        for ours, theirs, default in (("vlm", "paligemma_variant", "gemma_2b"), ("expert", "action_expert_variant", "gemma_300m")):
+        for ours, theirs, default in (
+            ("vlm", "paligemma_variant", "gemma_2b"),
+            ("expert", "action_expert_variant", "gemma_300m"),
+        ):
             if (variant := given.get(theirs, default)) not in VARIANTS:
                 raise UnknownNameError("variant of Gemma", variant, VARIANTS)
             sizes[ours] = VARIANTS[variant]
         vision = VisionConfig(image_size=given.get("image_resolution", [224])[0])
-        adaptive = given.get("type") == "pi05" or any(name.endswith("time_mlp_in.weight") and "action" not in name for name in names)
+        adaptive = given.get("type") == "pi05" or any(
+            name.endswith("time_mlp_in.weight") and "action" not in name for name in names
+        )
         kind = "QUANTILES" if adaptive else "MEAN_STD"
-        usual = {"tokenizer_max_length": 200 if adaptive else 48, "normalization_mapping": {"STATE": kind, "ACTION": kind}}
+        usual = {
+            "tokenizer_max_length": 200 if adaptive else 48,
+            "normalization_mapping": {"STATE": kind, "ACTION": kind},
+        }
         return cls(adaptive=adaptive, vision=vision, **sizes, **published({**usual, **given}))
 
     def to_published(self) -> dict[str, Any]:
@@ -94,14 +102,19 @@ class Pi0(FlowPolicy):
     config: Pi0Config
     config_class = Pi0Config
     big = "paligemma_with_expert"
-    tied = ("paligemma_with_expert.paligemma.lm_head.weight", "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight")
+    tied = (
+        "paligemma_with_expert.paligemma.lm_head.weight",
+        "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight",
+    )
 
     def build(self) -> None:
         config = self.config
         width = config.expert.width
         expert = replace(config.expert, condition=width if config.adaptive else 0)
         self.paligemma_with_expert = PaliGemmaWithExpert(config.vision, config.vlm, expert, config.vocabulary)
-        self.paligemma_with_expert.paligemma.model.vision_tower.vision_model.checkpointing = config.gradient_checkpointing
+        self.paligemma_with_expert.paligemma.model.vision_tower.vision_model.checkpointing = (
+            config.gradient_checkpointing
+        )
         self.action_in_proj = nn.Linear(config.max_action_dim, width)
         self.action_out_proj = nn.Linear(width, config.max_action_dim)
         if config.adaptive:
@@ -142,9 +155,13 @@ class Pi0(FlowPolicy):
             x = torch.cat([prefix.state[:, None], both], 1)
         expert = self.paligemma_with_expert.gemma_expert.model
         x = x.to(expert.layers[0].self_attn.q_proj.weight.dtype)
-        rotation, mask = after(prefix.valid, x.shape[1], expert.config.head_dim, blocks=0 if self.config.adaptive else 1)
+        rotation, mask = after(
+            prefix.valid, x.shape[1], expert.config.head_dim, blocks=0 if self.config.adaptive else 1
+        )
         for layer in range(expert.config.depth):
-            x, *_ = expert.run(layer, x, rotation, mask, prefix.cache[layer], condition, checkpointing=self.checkpointing)
+            x, *_ = expert.run(
+                layer, x, rotation, mask, prefix.cache[layer], condition, checkpointing=self.checkpointing
+            )
         return at_least_float32(expert.norm(x, condition)[0][:, -noisy.shape[1] :])
 
     def other_name(self, name: str) -> str:

@@ -44,7 +44,9 @@ class FilmBackbone(nn.Module):
         self.width, self.patches = backbone.width, backbone.patches
         for vit in (backbone.featurizer, backbone.fused_featurizer):
             if vit is not None:
-                vit.blocks = nn.ModuleList([FilmBlock(block, vit.config.embed_dim, language_width) for block in vit.blocks])
+                vit.blocks = nn.ModuleList(
+                    [FilmBlock(block, vit.config.embed_dim, language_width) for block in vit.blocks]
+                )
 
     def forward(self, pixels: Tensor, language: Tensor, checkpointed: float = 0.0) -> Tensor:
         return self.vision_backbone(pixels, language, checkpointed)

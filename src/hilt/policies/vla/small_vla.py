@@ -140,7 +140,9 @@ class SmallVLA(Policy):
         self.config = config
         self.chunk, self.action_dim = config.chunk, config.action_dim
         width, cameras = config.width, len(config.cameras)
-        with torch.random.fork_rng(devices=[]):  # what torch draws here is drawn again below; the meta device would import its compiler
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # what torch draws here is drawn again below; the meta device would import its compiler
             self.eyes = (
                 Keypoints(width, cameras, config.keypoints, config.precision)
                 if config.vision == "keypoints"
@@ -148,11 +150,17 @@ class SmallVLA(Policy):
             )
             self.text = Text()
             self.words = nn.Linear(TEXT_WIDTH, width)
-            self.summary = nn.Sequential(nn.Linear(config.state_dim + self.eyes.places, width), nn.ReLU(), nn.Linear(width, width))
+            self.summary = nn.Sequential(
+                nn.Linear(config.state_dim + self.eyes.places, width), nn.ReLU(), nn.Linear(width, width)
+            )
             self.blocks = nn.ModuleList([TransformerBlock(width, config.heads) for _ in range(config.depth)])
             self.norm = nn.LayerNorm(width)
             self.action_head = _head(config)
-            self.value_head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)) if config.value != "none" else None
+            self.value_head = (
+                nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
+                if config.value != "none"
+                else None
+            )
         _initialize(self, torch.Generator().manual_seed(seed))
         for name, size, first in (("state_mean", config.state_dim, 0.0), ("state_std", config.state_dim, 1.0)):
             self.register_buffer(name, torch.full((size,), first))
@@ -163,7 +171,9 @@ class SmallVLA(Policy):
     @classmethod
     def create(cls, sizes: Mapping[str, Any], options: Mapping[str, Any], seed: int) -> SmallVLA:
         if not {**sizes, **options}["cameras"]:
-            raise ConfigError("the observations have no picture: a small_vla looks at one at least. Name it in columns=.")
+            raise ConfigError(
+                "the observations have no picture: a small_vla looks at one at least. Name it in columns=."
+            )
         return cls(SmallVLAConfig.from_json({**sizes, **options}), seed=seed)
 
     @classmethod
@@ -210,7 +220,11 @@ class SmallVLA(Policy):
         return Evaluation(log_prob, entropy, value)
 
     def supervised_loss(
-        self, observations: Sequence[Observation], actions: np.ndarray, mask: np.ndarray, generator: Generator | None = None
+        self,
+        observations: Sequence[Observation],
+        actions: np.ndarray,
+        mask: np.ndarray,
+        generator: Generator | None = None,
     ) -> tuple[Tensor, dict[str, float]]:
         actions, mask = to_imitate(self, actions, mask)
         record = self._record(observations)
@@ -218,7 +232,9 @@ class SmallVLA(Policy):
             record["images"] = _shifted(record["images"], self.config.shift, generator)
         shown = torch.as_tensor(actions, dtype=torch.float32, device=self.device)
         span = (self.action_high - self.action_low).clamp(min=1e-6)
-        losses, figures = self.action_head.loss(self._features(record)[0], 2 * (shown - self.action_low) / span - 1, generator)
+        losses, figures = self.action_head.loss(
+            self._features(record)[0], 2 * (shown - self.action_low) / span - 1, generator
+        )
         share = torch.as_tensor(mask, dtype=torch.float32, device=self.device)[..., None].expand_as(losses)
         share = share / share.sum().clamp(min=1)
         loss = (losses * share).sum()
@@ -230,14 +246,18 @@ class SmallVLA(Policy):
         `pictures`: uint8 [B, H, W, 3], which every camera is shown; `places`: [B, 2], x and y from 0 to 1.
         """
         if not isinstance(self.eyes, Keypoints):
-            raise ConfigError(f"vision={self.config.vision} looks at the whole picture and cannot point; it needs vision=keypoints.")
+            raise ConfigError(
+                f"vision={self.config.vision} looks at the whole picture and cannot point; it needs vision=keypoints."
+            )
         tokenizer = ByteTokenizer()
         prompt, _ = padded([tokenizer.encode(sentence) for sentence in sentences])
         cameras = len(self.config.cameras)
         images = torch.from_numpy(np.repeat(pictures[:, None], cameras, 1)).to(self.device)
         maps, logits = self.eyes.looks(images, self.text(torch.from_numpy(prompt).to(self.device)))
         h, w = maps.shape[1:3]
-        column, row = (torch.as_tensor(places[:, axis] * length).long().clamp(0, length - 1) for axis, length in ((0, w), (1, h)))
+        column, row = (
+            torch.as_tensor(places[:, axis] * length).long().clamp(0, length - 1) for axis, length in ((0, w), (1, h))
+        )
         asked = logits[:, : max(1, self.eyes.keypoints // 2)]
         target = (row * w + column).to(self.device).repeat_interleave(cameras)[:, None].expand(asked.shape[:2])
         return F.cross_entropy(asked.flatten(0, 1), target.flatten())
@@ -255,7 +275,9 @@ class SmallVLA(Policy):
         ):
             buffer = self.get_buffer(name)
             if found.shape != buffer.shape:
-                raise SchemaError(f"{name} has {len(buffer)} numbers by the config, and {list(found.shape)} were given. Change the config.")
+                raise SchemaError(
+                    f"{name} has {len(buffer)} numbers by the config, and {list(found.shape)} were given. Change the config."
+                )
             buffer.copy_(torch.from_numpy(found))
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
@@ -266,11 +288,15 @@ class SmallVLA(Policy):
             (beside / "config.json").write_text(json.dumps(self.config.to_json(), indent=2) + "\n")
 
     @classmethod
-    def from_pretrained(cls, folder: str | os.PathLike[str], device: torch.device | str = "cpu", **changes: Any) -> SmallVLA:
+    def from_pretrained(
+        cls, folder: str | os.PathLike[str], device: torch.device | str = "cpu", **changes: Any
+    ) -> SmallVLA:
         """From a folder; `changes` are settings that leave the weights as they are, such as ``decode`` or ``flow``; or ``value``: a value
         head that the folder has not begins untrained."""
         tensors = Tensors(folder)
-        config = SmallVLAConfig.from_json(of_former_name(read_json(tensors.path / "config.json")) | of_former_name(changes))
+        config = SmallVLAConfig.from_json(
+            of_former_name(read_json(tensors.path / "config.json")) | of_former_name(changes)
+        )
         policy = cls(config)
         load_into(policy, tensors, optional=("value_head.",))
         result: SmallVLA = policy.to(check_device(device))
@@ -280,7 +306,9 @@ class SmallVLA(Policy):
         """What the head sees [B, width], and the value [B]."""
         config = self.config
         unique, prompt_of = np.unique(record["prompt"], axis=0, return_inverse=True)
-        words = self.text(torch.from_numpy(unique).to(self.device))[torch.from_numpy(prompt_of.reshape(-1)).to(self.device)]
+        words = self.text(torch.from_numpy(unique).to(self.device))[
+            torch.from_numpy(prompt_of.reshape(-1)).to(self.device)
+        ]
         tokens, places = self.eyes(torch.from_numpy(record["images"]).to(self.device), words)
         if config.state_dim:
             state = (torch.from_numpy(record["state"]).to(self.device) - self.state_mean) / self.state_std
@@ -303,12 +331,18 @@ class SmallVLA(Policy):
         for row, seen in enumerate(observations):
             for name in (*self.config.cameras, "instruction", *(["state"] if self.config.state_dim else [])):
                 if name not in seen:
-                    raise MissingFieldError(f"observation {row} has no {name!r}, which this policy looks at; it has {sorted(seen)}.")
+                    raise MissingFieldError(
+                        f"observation {row} has no {name!r}, which this policy looks at; it has {sorted(seen)}."
+                    )
             pictures = [picture(seen[name], name, row) for name in self.config.cameras]
-            pixels.append([each if each.shape[:2] == (size, size) else resize_with_pad(each, size) for each in pictures])
+            pixels.append(
+                [each if each.shape[:2] == (size, size) else resize_with_pad(each, size) for each in pictures]
+            )
             states.append(np.asarray(seen.get("state", ()), np.float32))
             if self.config.state_dim and states[-1].shape != (self.config.state_dim,):
-                raise SchemaError(f"the state of observation {row} is {list(states[-1].shape)}; expected is [{self.config.state_dim}].")
+                raise SchemaError(
+                    f"the state of observation {row} is {list(states[-1].shape)}; expected is [{self.config.state_dim}]."
+                )
             if (words := text(seen["instruction"], row)) not in self._ids:
                 self._ids[words] = ByteTokenizer().encode(words)
             ids.append(self._ids[words])
@@ -347,12 +381,17 @@ class Stem(nn.Module):
         self.precision = precision
         inputs = [3, *[CHANNELS] * len(layers)]
         self.layers = nn.ModuleList(
-            [nn.Conv2d(i, CHANNELS, size, stride=stride, padding=size // 2) for i, (size, stride) in zip(inputs, layers, strict=False)]
+            [
+                nn.Conv2d(i, CHANNELS, size, stride=stride, padding=size // 2)
+                for i, (size, stride) in zip(inputs, layers, strict=False)
+            ]
         )
 
     def forward(self, images: Tensor) -> Tensor:
         kind = self.layers[0].weight.dtype
-        x = images.flatten(0, 1).to(kind).mul_(1 / 255).sub_(0.5).permute(0, 3, 1, 2)  # its memory still in the order of the picture
+        x = (
+            images.flatten(0, 1).to(kind).mul_(1 / 255).sub_(0.5).permute(0, 3, 1, 2)
+        )  # its memory still in the order of the picture
         with torch.autocast(x.device.type, torch.bfloat16, enabled=in_bfloat16(self.precision, x.device)):
             for layer in self.layers:
                 x = F.relu(layer(x))
@@ -413,13 +452,19 @@ class TransformerBlock(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.query, self.key_value, self.out = nn.Linear(width, width), nn.Linear(width, 2 * width), nn.Linear(width, width)
+        self.query, self.key_value, self.out = (
+            nn.Linear(width, width),
+            nn.Linear(width, 2 * width),
+            nn.Linear(width, width),
+        )
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor, all_of: Tensor) -> Tensor:
         normed = self.norm_1(all_of)
         made = (self.query(normed[:, : x.shape[1]]), *self.key_value(normed).chunk(2, dim=-1))
-        query, key, value = (each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in made)  # [B, heads, tokens, width / heads]
+        query, key, value = (
+            each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in made
+        )  # [B, heads, tokens, width / heads]
         # written out: with so few tokens it trains three times as fast in bfloat16 as torch's fused one
         attended = (query * query.shape[-1] ** -0.5 @ key.transpose(-1, -2)).softmax(-1) @ value
         x = x + self.out(attended.transpose(1, 2).flatten(2))
@@ -439,7 +484,13 @@ def _initialize(module: nn.Module, generator: Generator) -> None:
         if isinstance(part, nn.LayerNorm):
             nn.init.ones_(part.weight)
         elif isinstance(part, (nn.Linear, nn.Conv1d, nn.Conv2d)):
-            small = 0.2 if name.split(".")[-1] in ("out", "down") and "blocks" in name else 0.1 if name == "action_head.out" else 1.0
+            small = (
+                0.2
+                if name.split(".")[-1] in ("out", "down") and "blocks" in name
+                else 0.1
+                if name == "action_head.out"
+                else 1.0
+            )
             nn.init.normal_(part.weight, std=small / math.sqrt(math.prod(part.weight.shape[1:])), generator=generator)
         elif isinstance(part, nn.Embedding):
             nn.init.normal_(part.weight, generator=generator)

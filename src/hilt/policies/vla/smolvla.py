@@ -25,9 +25,14 @@ from hilt.policies.vla.flow_config import FlowPolicyConfig
 from hilt.policies.vla.flow_policy import FlowPolicy, Prefix
 from hilt.policies.vla.gemma import GemmaStack, Rotation, Siglip, StackConfig, VisionConfig
 
-TEXT = StackConfig(width=960, depth=32, mlp_dim=2560, num_heads=15, num_kv_heads=5, head_dim=64, gemma=False, epsilon=1e-5)
+TEXT = StackConfig(
+    width=960, depth=32, mlp_dim=2560, num_heads=15, num_kv_heads=5, head_dim=64, gemma=False, epsilon=1e-5
+)
 TOWER = VisionConfig(768, 12, 12, 3072, 16, 512)
-MODELS = {"HuggingFaceTB/SmolVLM2-500M-Video-Instruct": (TEXT, TOWER), "HuggingFaceTB/SmolVLM2-500M-Instruct": (TEXT, TOWER)}
+MODELS = {
+    "HuggingFaceTB/SmolVLM2-500M-Video-Instruct": (TEXT, TOWER),
+    "HuggingFaceTB/SmolVLM2-500M-Instruct": (TEXT, TOWER),
+}
 """The language models that we know the sizes of: a published config.json only has their name."""
 
 
@@ -121,14 +126,18 @@ class SmolVLA(FlowPolicy):
     def prefix(self, pixels: Tensor, present: Tensor, prompt: Tensor, worded: Tensor, state: Tensor) -> Prefix:
         model, config = self.vlm_with_expert.vlm.model, self.config.vlm
         language, scale = model.text_model, config.width**0.5
-        pictures = model.connector.modality_projection.proj(shuffled(model.vision_model(pixels.flatten(0, 1)), self.config.shuffle))
+        pictures = model.connector.modality_projection.proj(
+            shuffled(model.vision_model(pixels.flatten(0, 1)), self.config.shuffle)
+        )
         pictures = pictures.unflatten(0, present.shape)  # [B, slots, tokens, width]
         words = language.embed_tokens(prompt) * scale
         tokens = self.state_proj(state)[:, None].to(words.dtype)
         x = torch.cat([pictures.flatten(1, 2) * scale, words, tokens], 1)
         valid = torch.cat([present.repeat_interleave(pictures.shape[2], 1), worded, torch.ones_like(worded[:, :1])], 1)
         is_state = torch.arange(x.shape[1], device=x.device) == x.shape[1] - 1
-        mask = (valid[:, None, :] & (~is_state[None, :] | is_state[:, None]))[:, None]  # pictures and words do not see the state
+        mask = (valid[:, None, :] & (~is_state[None, :] | is_state[:, None]))[
+            :, None
+        ]  # pictures and words do not see the state
         rotation = Rotation(valid.cumsum(1) - 1, config.head_dim)
         cache = []
         for layer in range(config.depth):
@@ -172,7 +181,9 @@ class SmolVLMWithExpert(nn.Module):
         head = nn.Linear(config.vlm.width, config.vocabulary, bias=False).requires_grad_(False)
         model = nn.ModuleDict({"vision_model": tower, "connector": connector, "text_model": text})
         self.vlm: Any = nn.ModuleDict({"model": model, "lm_head": head})
-        self.lm_expert: Any = GemmaStack(config.expert, key_width=lambda layer: 0 if every and layer % every == 0 else shared)
+        self.lm_expert: Any = GemmaStack(
+            config.expert, key_width=lambda layer: 0 if every and layer % every == 0 else shared
+        )
 
 
 def shuffled(x: Tensor, side: int) -> Tensor:

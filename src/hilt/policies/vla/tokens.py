@@ -42,7 +42,9 @@ class ActionTokenizer:
 
     def __init__(self, bins: int = 256, vocab: int = 32000):
         if not 2 <= bins <= vocab:
-            raise ConfigError(f"an action tokenizer of {bins} bins in a vocabulary of {vocab} was asked for; give 2 to {vocab} bins.")
+            raise ConfigError(
+                f"an action tokenizer of {bins} bins in a vocabulary of {vocab} was asked for; give 2 to {vocab} bins."
+            )
         self.bins, self.vocab = bins, vocab
         self.first, self.last = vocab - bins, vocab - 1
         self._edges = np.linspace(-1, 1, bins)
@@ -83,8 +85,12 @@ class FolderTokenizer:
         self.folder = Path(folder)
         file = self.folder / FILES[0]
         if not file.is_file():
-            cure = "; transformers makes one of the tokenizer.model there" if file.with_suffix(".model").is_file() else ""
-            raise FormatError(f"{folder}: a checkpoint's tokenizer is its tokenizer.json, and there is none here{cure}.")
+            cure = (
+                "; transformers makes one of the tokenizer.model there" if file.with_suffix(".model").is_file() else ""
+            )
+            raise FormatError(
+                f"{folder}: a checkpoint's tokenizer is its tokenizer.json, and there is none here{cure}."
+            )
         try:
             self.inner = optional_module("tokenizers", "A checkpoint's tokenizer", "vla").Tokenizer.from_file(str(file))
             settings = _settings(self.folder)

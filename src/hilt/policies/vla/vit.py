@@ -100,7 +100,10 @@ class Vit(nn.Module):
         x = self.patch_embed(images)
         if self.config.no_embed_class:
             x = x + self.pos_embed
-        x = torch.cat([*(token.expand(len(x), -1, -1) for token in (self.cls_token, self.reg_token) if token is not None), x], dim=1)
+        x = torch.cat(
+            [*(token.expand(len(x), -1, -1) for token in (self.cls_token, self.reg_token) if token is not None), x],
+            dim=1,
+        )
         if not self.config.no_embed_class:
             x = x + self.pos_embed
         for layer in layers(self.blocks[: self.take], checkpointed):
@@ -179,7 +182,9 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, tokens, width = x.shape
         query, key, value = self.qkv(x).view(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        return self.proj(F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(batch, tokens, width))
+        return self.proj(
+            F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(batch, tokens, width)
+        )
 
 
 class LayerScale(nn.Module):

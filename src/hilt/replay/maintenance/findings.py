@@ -121,4 +121,7 @@ def spans(trajectory: Array, offset: Array) -> tuple[Span, ...]:
     apart = (trajectory[1:] != trajectory[:-1]) | (offset[1:] > offset[:-1] + 1)
     starts = np.flatnonzero(np.r_[True, apart])
     stops = np.r_[starts[1:], len(offset)] - 1
-    return tuple(Span(int(trajectory[a]), int(offset[a]), int(offset[b] - offset[a]) + 1) for a, b in zip(starts, stops, strict=True))
+    return tuple(
+        Span(int(trajectory[a]), int(offset[a]), int(offset[b] - offset[a]) + 1)
+        for a, b in zip(starts, stops, strict=True)
+    )

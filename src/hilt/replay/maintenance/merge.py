@@ -87,7 +87,9 @@ def split(
     """
     shares = list(ratios) if ratios is not None else [1.0] * len(targets)
     if not targets or len(shares) != len(targets):
-        raise ConfigError(f"split: expected one ratio for each target, got {len(shares)} ratios for {len(targets)} targets.")
+        raise ConfigError(
+            f"split: expected one ratio for each target, got {len(shares)} ratios for {len(targets)} targets."
+        )
     if any(not np.isfinite(share) or share <= 0 for share in shares):
         raise ConfigError(f"split: expected ratios above 0, got {shares}.")
     if len({Path(target).resolve() for target in targets}) < len(targets):
@@ -97,7 +99,9 @@ def split(
         counts = _share_out(len(trajectories), shares)
         for target, count in zip(targets, counts, strict=True):
             if not count:
-                raise ConfigError(f"{target}: its share of {len(trajectories)} trajectories is none; give it a larger ratio.")
+                raise ConfigError(
+                    f"{target}: its share of {len(trajectories)} trajectories is none; give it a larger ratio."
+                )
         shuffled = as_generator(seed).permutation(trajectories)
         parts = np.split(shuffled, np.cumsum(counts)[:-1])
         jobs = [(Path(target), [(log, sorted(part.tolist()))]) for target, part in zip(targets, parts, strict=True)]
@@ -112,7 +116,9 @@ def _write(jobs: Sequence[tuple[Path, list[Part]]], progress: Progress | None, f
     """Writes every target beside its name, then renames them all."""
     for target, _ in jobs:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise ConfigError(f"{target}: expected a new or empty folder, got one with other files in it. Choose another path.")
+            raise ConfigError(
+                f"{target}: expected a new or empty folder, got one with other files in it. Choose another path."
+            )
     total = sum(log.live_steps for log in {id(log): log for _, parts in jobs for log, _ in parts}.values())
     copied, done, besides = [], 0, []
 
@@ -158,7 +164,9 @@ def _beside(target: Path, files: Files) -> Path:
 
 
 def _new_log(beside: Path, like: Log, files: Files) -> Log:
-    compression = {column: codec for column, codec in like.settings["compression"].items() if column in like.schema.columns}
+    compression = {
+        column: codec for column, codec in like.settings["compression"].items() if column in like.schema.columns
+    }
     settings = {"compression": compression, "segment_bytes": like.settings["segment_bytes"]}
     return Log.create(beside, like.schema, durability="never", files=files, **settings)
 
@@ -181,7 +189,9 @@ def _require_same_schema(first: Log, other: Log) -> None:
     if first.schema.stacked != other.schema.stacked:
         differences.append(f"stacked: {first.schema.stacked} became {other.schema.stacked}")
     if differences:
-        raise SchemaError(f"{other.path} has another schema than {first.path}: {'; '.join(differences)}. Merge logs with the same columns.")
+        raise SchemaError(
+            f"{other.path} has another schema than {first.path}: {'; '.join(differences)}. Merge logs with the same columns."
+        )
 
 
 def _share_out(count: int, shares: Sequence[float]) -> list[int]:
@@ -227,10 +237,14 @@ class Copier:
                     active = segments.replace(active)
                 count = min(left, segments.room(active))
                 rows = self._checked_rows(segment)[first : first + count]
-                stretch = Stretch(segment, rows, target.schema, {"#trajectory": number, "#origin": origin}, active.segment.frames)
+                stretch = Stretch(
+                    segment, rows, target.schema, {"#trajectory": number, "#origin": origin}, active.segment.frames
+                )
                 place = None
                 for block in stretch.blocks():
-                    place = target.catalog.enter(active, active.segment.append(block.rows, block.steps, block.frames), block, place)
+                    place = target.catalog.enter(
+                        active, active.segment.append(block.rows, block.steps, block.frames), block, place
+                    )
                 first, left = first + count, left - count
                 target.catalog.end_extents(number)
         segments.release(active)
@@ -254,7 +268,9 @@ class Copier:
 class Stretch:
     """Consecutive rows of a segment, as rows of another log; their frames are numbered from `bases`."""
 
-    def __init__(self, segment: Segment, rows: Array, schema: Schema, numbers: Mapping[str, int], bases: Mapping[str, int]):
+    def __init__(
+        self, segment: Segment, rows: Array, schema: Schema, numbers: Mapping[str, int], bases: Mapping[str, int]
+    ):
         self._segment, self._old, self._schema = segment, rows, schema
         self._rows = np.zeros(len(rows), schema.layout.row)
         self._frames: dict[str, tuple[FrameColumn, Array, Array, Array]] = {}
@@ -274,7 +290,9 @@ class Stretch:
             frames = {}
             for name, (column, numbers, crcs, rows) in self._frames.items():
                 new = slice(*np.searchsorted(rows, [first, stop]).tolist())
-                frames[name] = [self._read(column, int(n), int(c)) for n, c in zip(numbers[new], crcs[new], strict=True)]
+                frames[name] = [
+                    self._read(column, int(n), int(c)) for n, c in zip(numbers[new], crcs[new], strict=True)
+                ]
             yield EncodedSteps.of(self._rows[first:stop], frames)
 
     def _number_frames(self, column: FrameColumn, base: int) -> None:
@@ -291,7 +309,12 @@ class Stretch:
             target = self._rows[path].reshape(len(self._rows), width)
             target["frame"], target["crc"] = fresh[:, i * width : (i + 1) * width], crc[:, i * width : (i + 1) * width]
             self._rows[path] = target.reshape(self._rows[path].shape)
-        self._frames[column.name] = (column, numbers[order], crc.reshape(-1)[first[order]], first[order] // number.shape[1])
+        self._frames[column.name] = (
+            column,
+            numbers[order],
+            crc.reshape(-1)[first[order]],
+            first[order] // number.shape[1],
+        )
 
     def _references(self, column: FrameColumn, member: int) -> Array:
         """A column's references, ``[rows, stack]``; where an older schema lacks it, to a frame below 0 that is its default."""
@@ -318,7 +341,9 @@ class Stretch:
 
 
 def _damaged(segment: Segment, file: str, what: str) -> CorruptError:
-    return CorruptError(f"{segment.folder / file}: {what} does not have its checksum; run: hilt data repair {segment.folder.parent.parent}")
+    return CorruptError(
+        f"{segment.folder / file}: {what} does not have its checksum; run: hilt data repair {segment.folder.parent.parent}"
+    )
 
 
 def _by_trajectory(relabeled: Mapping[str, Mapping[int, Any]]) -> dict[int, list[tuple[str, int, Array]]]:

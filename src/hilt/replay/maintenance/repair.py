@@ -28,7 +28,17 @@ from hilt.core.tree import Array
 from hilt.replay.log import Log
 from hilt.replay.maintenance.findings import Finding, Kind, LogReport, Span
 from hilt.replay.maintenance.merge import merge, split
-from hilt.replay.maintenance.salvage import ASIDE, KNOWN, LEFT, QUARANTINED, REBUILT, REMOVED, Checked, Salvage, wrong_with
+from hilt.replay.maintenance.salvage import (
+    ASIDE,
+    KNOWN,
+    LEFT,
+    QUARANTINED,
+    REBUILT,
+    REMOVED,
+    Checked,
+    Salvage,
+    wrong_with,
+)
 from hilt.replay.schema import Schema
 from hilt.replay.settings import SEGMENT_BYTES
 from hilt.replay.storage.journal import format_line, parse_line
@@ -72,7 +82,12 @@ def repair(path: str | os.PathLike[str], progress: Progress | None = None, files
     first = report = _mend_once(Path(path), progress, files)
     for _ in range(_MAX_PASSES):
         if not report.mended:
-            first.steps, first.trajectories, first.frames, first.facts = report.steps, report.trajectories, report.frames, report.facts
+            first.steps, first.trajectories, first.frames, first.facts = (
+                report.steps,
+                report.trajectories,
+                report.frames,
+                report.facts,
+            )
             return first
         report = _mend_once(Path(path), None, files)
         first.mended += report.mended
@@ -90,7 +105,9 @@ def _mend_once(folder: Path, progress: Progress | None, files: Files) -> LogRepo
         for trajectory, missing in mending.examination.gaps.items():
             known = log.facts.about(trajectory).get("missing_steps", [])
             log.annotate(trajectory, missing_steps=[*(gap for gap in known if gap not in missing), *missing])
-            mending.report.mended.append(f"segments: steps of trajectory {trajectory} are missing: noted as the fact missing_steps")
+            mending.report.mended.append(
+                f"segments: steps of trajectory {trajectory} are missing: noted as the fact missing_steps"
+            )
     return mending.report
 
 
@@ -111,7 +128,9 @@ class Examination:
         self.seal = LogSeal(folder, files)
         self.seal.load()
         if self.seal.damaged:
-            self.add("damage", SEAL, "does not have its checksum: what the log held when it was closed is not known", REBUILT)
+            self.add(
+                "damage", SEAL, "does not have its checksum: what the log held when it was closed is not known", REBUILT
+            )
         self.losses: list[Loss] = []
         self.schemas = self._schemas()
         self.duplicates: list[Damage] = []
@@ -150,7 +169,9 @@ class Examination:
         self._check_gaps()
         self._check_names()
         report.closed = self.seal.is_there and not self.seal.damaged
-        report.trajectories = len(np.unique(np.concatenate([e["trajectory"] for _, e in self._extents]))) if self._extents else 0
+        report.trajectories = (
+            len(np.unique(np.concatenate([e["trajectory"] for _, e in self._extents]))) if self._extents else 0
+        )
         report.seconds = time.perf_counter() - self._started
         if self._progress is not None:
             self._progress(report.bytes, report.bytes)
@@ -181,7 +202,9 @@ class Examination:
             earlier = damage
             segment.close()
             time.sleep(_AGAIN_SECONDS)
-        raise DeadlineError(f"{folder}: its writer changed it faster than it could be read, {_LOOKS} times; verify it again.")
+        raise DeadlineError(
+            f"{folder}: its writer changed it faster than it could be read, {_LOOKS} times; verify it again."
+        )
 
     def _open(self, folder: Path) -> tuple[Salvage, Checked]:
         segment = Salvage(folder, self.schemas, self.files, self.seal.promise(int(folder.name)))
@@ -209,7 +232,9 @@ class Examination:
         found: list[Any] = []
         for folder in _segment_folders(self.folder):
             with contextlib.suppress(CorruptError):
-                if (folder / "header.json").exists() and (schema := read_header(folder / "header.json")[0].to_json()) not in found:
+                if (folder / "header.json").exists() and (
+                    schema := read_header(folder / "header.json")[0].to_json()
+                ) not in found:
                     found.append(schema)
         return [Schema.from_json(schema) for schema in found]
 
@@ -221,7 +246,9 @@ class Examination:
             self.add("damage", "annotations.jsonl", "the file is missing", "is made anew, empty: what it said is lost")
         for number, about in notes.damaged:
             whom = tuple(Span(t, 0, 1) for t in about)
-            text = f"line {number} does not have its checksum" + (f", it was about trajectory {about[0]}" if whom else "")
+            text = f"line {number} does not have its checksum" + (
+                f", it was about trajectory {about[0]}" if whom else ""
+            )
             self.add("damage", "annotations.jsonl", text, "is taken out, and the damaged file kept")
         if notes.torn and not self.report.writing:
             what = f"{notes.torn:,} bytes behind the last fact, which were not acknowledged"
@@ -229,7 +256,9 @@ class Examination:
         self.lost_origins = sorted(self._origins - {0} - set(notes.origins))
         if self.lost_origins:
             senders = ", ".join(map(str, self.lost_origins))
-            self.add("damage", "annotations.jsonl", f"the names of the senders {senders} are lost", "they get names made up")
+            self.add(
+                "damage", "annotations.jsonl", f"the names of the senders {senders} are lost", "they get names made up"
+            )
 
     def _check_losses(self) -> None:
         """What the log held when it was closed, and is gone as a whole. Single rows and frames are found in their segments."""
@@ -239,7 +268,9 @@ class Examination:
             self.add("damage", loss.file, f"{loss.what}, and the log held it when it was closed", LOST)
         for loss in self.seal.losses:
             kind: Kind = "quarantined" if loss.known else "damage"
-            self.add(kind, loss.file, f"{loss.what}, found when the log was opened later", KNOWN_LOST if loss.known else LOST)
+            self.add(
+                kind, loss.file, f"{loss.what}, found when the log was opened later", KNOWN_LOST if loss.known else LOST
+            )
 
     def _check_overlaps(self) -> None:
         """Two rows that claim to be the same step: the later segment is a copy that was put there."""
@@ -269,10 +300,14 @@ class Examination:
         if not self._all_named or not self._extents:
             return
         aside = {span.trajectory for finding in self.report.findings if finding.cure == ASIDE for span in finding.steps}
-        explained = {span.trajectory for finding in self.report.findings if finding.cure != ASIDE for span in finding.steps}
+        explained = {
+            span.trajectory for finding in self.report.findings if finding.cure != ASIDE for span in finding.steps
+        }
         explained |= self.annotations.deleted
         extents = np.sort(np.concatenate([e for _, e in self._extents]), order=["trajectory", "offset"])
-        before = np.r_[0, (extents["offset"] + extents["steps"])[:-1]]  # where the extent before ends: the place of this one
+        before = np.r_[
+            0, (extents["offset"] + extents["steps"])[:-1]
+        ]  # where the extent before ends: the place of this one
         before[np.r_[True, extents["trajectory"][1:] != extents["trajectory"][:-1]]] = 0
         for i in np.flatnonzero(extents["offset"] > before).tolist():
             trajectory, first, stop = int(extents["trajectory"][i]), int(before[i]), int(extents["offset"][i])
@@ -385,7 +420,9 @@ class Mending:
         fresh = [f for f in self.report.of("damage") if f.cure == QUARANTINED and f.steps]
         self.report.mended += [f"{finding}: in quarantine" for finding in fresh]
         if quarantine.steps() < before:
-            self.report.mended.append(f"quarantine.json: {before - quarantine.steps()} steps are whole again and were set free")
+            self.report.mended.append(
+                f"quarantine.json: {before - quarantine.steps()} steps are whole again and were set free"
+            )
 
     def _mend_seal(self) -> None:
         """Writes down what is lost for good. The log is sealed anew, with what it holds now, when it is closed after the repair."""
@@ -404,7 +441,9 @@ class Mending:
         """A new log.json: the schemas are known from the segments, the other settings are the defaults."""
         look = self.examination
         if not look.schemas:
-            raise FormatError(f"{self.folder}: no segment tells the schema, so log.json cannot be rebuilt; restore it from a copy.")
+            raise FormatError(
+                f"{self.folder}: no segment tells the schema, so log.json cannot be rebuilt; restore it from a copy."
+            )
         said = _settings_in(self.folder / "log.json")
         self._set_aside(self.folder / "log.json")
         look.settings = {
@@ -418,7 +457,9 @@ class Mending:
         }
         write_json(self.folder / "log.json", look.settings, self.files)
         hint = f" The damaged file said {said}: set what is right with Log.open(path, NAME=VALUE)." if said else ""
-        self.report.mended.append(f"log.json: rebuilt from the headers, with default settings (no capacity, every episode).{hint}")
+        self.report.mended.append(
+            f"log.json: rebuilt from the headers, with default settings (no capacity, every episode).{hint}"
+        )
 
     def _mend_annotations(self) -> None:
         path, notes = self.folder / "annotations.jsonl", self.examination.annotations

@@ -23,7 +23,16 @@ from hilt.core.tree import Array
 from hilt.replay.maintenance.findings import Finding, Kind, Span, spans
 from hilt.replay.schema import FrameColumn, Schema
 from hilt.replay.storage.records import CODECS, FORMAT, ContentError, read_header, read_seal
-from hilt.replay.storage.scan import Damage, Scan, build_extents, committed_frames, frames_in_use, scan_file, scan_frames, scan_rows
+from hilt.replay.storage.scan import (
+    Damage,
+    Scan,
+    build_extents,
+    committed_frames,
+    frames_in_use,
+    scan_file,
+    scan_frames,
+    scan_rows,
+)
 from hilt.replay.storage.seal import NOTHING, Promise
 from hilt.replay.storage.segment import EXTENT, HELD, ROWS, Segment, frame_end
 
@@ -60,7 +69,12 @@ class Salvage(Segment):
     """Open it, `check` it, and `mend` what can be mended. Nothing on disk changes before `mend`."""
 
     def __init__(
-        self, folder: Path, schemas: Sequence[Schema], files: Files = DISK, promise: Promise = NOTHING, unread: frozenset[str] = frozenset()
+        self,
+        folder: Path,
+        schemas: Sequence[Schema],
+        files: Files = DISK,
+        promise: Promise = NOTHING,
+        unread: frozenset[str] = frozenset(),
     ):
         self.findings: list[Finding] = []
         self.number = int(folder.name)
@@ -94,7 +108,13 @@ class Salvage(Segment):
         whole = np.setdiff1d(np.arange(len(rows)), every)
         self._check_sizes(scan, rows[np.setdiff1d(np.arange(len(rows)), bad)], live)
         frames = sum(len(np.unique(number)) for number, _, _ in frames_in_use(self.layout, rows[whole]).values())
-        return Checked(damage, build_extents(rows, every), frames, np.unique(rows["#origin"][whole]), bool((trajectory[bad] >= 0).all()))
+        return Checked(
+            damage,
+            build_extents(rows, every),
+            frames,
+            np.unique(rows["#origin"][whole]),
+            bool((trajectory[bad] >= 0).all()),
+        )
 
     def mend(self, bad: Array) -> list[str]:
         """Rebuilds what was lost, and reports what it did. The rows in `bad` must be in quarantine by now."""
@@ -111,7 +131,13 @@ class Salvage(Segment):
         if self.sealed is not None and (self.seal_lost or self.extents_lost or self._indices):
             raw = build_extents(self._rows, bad).tobytes()
             self.files.replace(self.folder / "extents", raw)
-            seal = {**self.sealed, "rows": self.rows, "frames": self.frames, "codecs": self.codecs, "extents_crc": checksum(raw)}
+            seal = {
+                **self.sealed,
+                "rows": self.rows,
+                "frames": self.frames,
+                "codecs": self.codecs,
+                "extents_crc": checksum(raw),
+            }
             write_json(self.folder / "seal.json", seal, self.files)
             done.append(f"{self._path('seal.json')}: rebuilt, with the extents, from the rows")
         for path in self._leftovers:
@@ -121,9 +147,15 @@ class Salvage(Segment):
 
     def use_what_is_there(self) -> None:
         """Makes it readable as it is, without mending anything, where `check` found whole steps."""
-        rows, frames = self._size(ROWS) // self.layout.row.itemsize, {c.name: self.stored_frames(c.name) for c in self.layout.frames}
+        rows, frames = (
+            self._size(ROWS) // self.layout.row.itemsize,
+            {c.name: self.stored_frames(c.name) for c in self.layout.frames},
+        )
         if self.sealed is not None:
-            rows, frames = min(self.rows, rows), {name: min(self.frames[name], stored) for name, stored in frames.items()}
+            rows, frames = (
+                min(self.rows, rows),
+                {name: min(self.frames[name], stored) for name, stored in frames.items()},
+            )
         self.set_counts(rows, frames)
         self.room = self.room or self._needed_room()
 
@@ -141,7 +173,9 @@ class Salvage(Segment):
             return header
         self.header_lost = True
         if not schemas:
-            raise CorruptError(f"{folder}: neither its header nor log.json tells the schema; restore one of them from a copy.")
+            raise CorruptError(
+                f"{folder}: neither its header nor log.json tells the schema; restore one of them from a copy."
+            )
         for schema in reversed(schemas):
             scan = scan_rows(self, np.fromfile(rows, schema.layout.row)) if rows.is_file() else Scan(0)
             if scan.rows > len(scan.bad_rows()):
@@ -159,8 +193,18 @@ class Salvage(Segment):
             self.seal_lost = True
             sizes = {c.name: self._size_of(c.file) // c.nbytes for c in self.layout.frames}
             codecs = {name: {"codec": codec} for name, codec in packed.items()}
-            seal = {"rows": self._size_of("rows") // self.layout.row.itemsize, "frames": sizes, "codecs": codecs, "extents_crc": 0}
-        self.sealed, self.rows, self.frames, self.codecs = seal, int(seal["rows"]), dict(seal["frames"]), dict(seal["codecs"])
+            seal = {
+                "rows": self._size_of("rows") // self.layout.row.itemsize,
+                "frames": sizes,
+                "codecs": codecs,
+                "extents_crc": 0,
+            }
+        self.sealed, self.rows, self.frames, self.codecs = (
+            seal,
+            int(seal["rows"]),
+            dict(seal["frames"]),
+            dict(seal["codecs"]),
+        )
         for column in self.layout.frames:
             if column.name in self.codecs:
                 self._find_index(column)
@@ -174,7 +218,11 @@ class Salvage(Segment):
         start = int(made["bytes"]) if known else int.from_bytes(data[-8:], "little")
         tail = data[start:]
         hints = np.frombuffer(tail[: len(tail) // 8 * 8], "<i8")
-        whole = checksum(tail) == made["index_crc"] if known else len(hints) and hints[-1] == start and bool((np.diff(hints) > 0).all())
+        whole = (
+            checksum(tail) == made["index_crc"]
+            if known
+            else len(hints) and hints[-1] == start and bool((np.diff(hints) > 0).all())
+        )
         if whole and len(tail) == 8 * (self.frames[column.name] if known else len(hints)):
             ends = hints
         else:
@@ -215,14 +263,23 @@ class Salvage(Segment):
 
     def _find_leftovers(self) -> None:
         files = {c.name: [c.file, *(f"{c.file}.{codec}" for codec in CODECS)] for c in self.layout.frames}
-        used = {c.file + (f".{self.codecs[c.name]['codec']}" if c.name in self.codecs else "") for c in self.layout.frames}
+        used = {
+            c.file + (f".{self.codecs[c.name]['codec']}" if c.name in self.codecs else "") for c in self.layout.frames
+        }
         for path in sorted(self.folder.iterdir()):
-            if path.name in {"header.json", "rows", "seal.json", "extents"} | used or (path.name == HELD and self.sealed is None):
+            if path.name in {"header.json", "rows", "seal.json", "extents"} | used or (
+                path.name == HELD and self.sealed is None
+            ):
                 continue
             ours = path.name.startswith(".") or path.name == HELD or any(path.name in names for names in files.values())
             if ours:
                 self._leftovers.append(path)
-            self._add("leftover", path.name, f"{path.stat().st_size:,} bytes that nothing refers to", REMOVED if ours else LEFT)
+            self._add(
+                "leftover",
+                path.name,
+                f"{path.stat().st_size:,} bytes that nothing refers to",
+                REMOVED if ours else LEFT,
+            )
 
     # Checking
 
@@ -236,8 +293,13 @@ class Salvage(Segment):
             trajectory[at], offset[at] = _vote(rows, damage)
         if scan.damage and self._listed is not None:
             for extent in self._listed:
-                at = slice(int(extent["row"]), min(total, int(extent["row"]) + int(extent["steps"])))  # the list may know of later rows
-                trajectory[at], offset[at] = extent["trajectory"], extent["offset"] + np.arange(max(0, at.stop - at.start))
+                at = slice(
+                    int(extent["row"]), min(total, int(extent["row"]) + int(extent["steps"]))
+                )  # the list may know of later rows
+                trajectory[at], offset[at] = (
+                    extent["trajectory"],
+                    extent["offset"] + np.arange(max(0, at.stop - at.start)),
+                )
         return trajectory, offset
 
     def _name(self, damage: list[Damage], trajectory: Array, offset: Array, known: Array) -> None:
@@ -250,13 +312,21 @@ class Salvage(Segment):
             file, _, text = what.partition(": ")
             kind: Kind = "quarantined" if np.isin(at, known).all() else "damage"
             unknown = f" ({len(at) - len(named)} steps, of unknown trajectories)" if len(named) < len(at) else ""
-            self._add(kind, file, text + unknown, KNOWN if kind == "quarantined" else QUARANTINED, spans(trajectory[named], offset[named]))
+            self._add(
+                kind,
+                file,
+                text + unknown,
+                KNOWN if kind == "quarantined" else QUARANTINED,
+                spans(trajectory[named], offset[named]),
+            )
 
     def _check_sizes(self, scan: Scan, trusted: Array, live: bool) -> None:
         """Files that end too early or too late."""
         committed = committed_frames(self.layout, trusted) if self.sealed is None else self.frames
         wanted = {ROWS: ("rows", scan.rows * self.layout.row.itemsize)}
-        wanted |= {c.name: (c.file, committed[c.name] * c.nbytes) for c in self.layout.frames if c.name not in self.codecs}
+        wanted |= {
+            c.name: (c.file, committed[c.name] * c.nbytes) for c in self.layout.frames if c.name not in self.codecs
+        }
         for name, (file, size) in wanted.items():
             excess = self._size(name) - size
             if excess < 0 or (excess and self.sealed is not None) or not (self.folder / file).exists():
@@ -267,7 +337,9 @@ class Salvage(Segment):
                 self._add("leftover", file, f"{excess:,} bytes behind its end", CUT)
             elif excess > 0 and not live and not scan.damage:
                 steps = f", {scan.torn_rows} steps" if name == ROWS else ""
-                self._add("torn", file, f"{excess:,} bytes{steps} behind the last commit, which were not acknowledged", CUT)
+                self._add(
+                    "torn", file, f"{excess:,} bytes{steps} behind the last commit, which were not acknowledged", CUT
+                )
 
     # Inside
 

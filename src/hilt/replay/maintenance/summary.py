@@ -35,9 +35,15 @@ def summarize(log: Log, newest: int = 5) -> dict[str, Any]:
         "durability": log.durability.words,
         "promise": log.durability.promise(),
         "writer": writer_of(log.path),
-        "segments": {"sealed": sum(s.sealed is not None for s in log.segments), "growing": sum(s.sealed is None for s in log.segments)},
+        "segments": {
+            "sealed": sum(s.sealed is not None for s in log.segments),
+            "growing": sum(s.sealed is None for s in log.segments),
+        },
         "columns": _columns(log),
-        "quarantine": {"steps": log.quarantine.steps(), "findings": [f"segment {d.segment:06d}, {d.what}" for d in quarantine]},
+        "quarantine": {
+            "steps": log.quarantine.steps(),
+            "findings": [f"segment {d.segment:06d}, {d.what}" for d in quarantine],
+        },
         "facts": _facts(log),
         "recovery": {
             "seconds_to_open": round(log.recovery.seconds, 4),
@@ -59,14 +65,27 @@ def _count_steps(log: Log) -> dict[str, Any]:
             names = ["source", "policy_version", "terminated", "truncated"]
             source, version, stop, cut = steps.fields(keys[first : first + _CHUNK], names)
             sources.update(source.tolist())
-            terminated, truncated, ended = terminated + int(stop.sum()), truncated + int(cut.sum()), ended + int((stop | cut).sum())
+            terminated, truncated, ended = (
+                terminated + int(stop.sum()),
+                truncated + int(cut.sum()),
+                ended + int((stop | cut).sum()),
+            )
             versions = version[version >= 0]
             if len(versions):
                 lowest, highest = min(lowest, versions.min()), max(highest, versions.max())
     entries = log.index.entries
-    last = np.r_[entries["key"][1:] >> OFFSET_BITS != entries["key"][:-1] >> OFFSET_BITS, True] if len(entries) else np.zeros(0, bool)
+    last = (
+        np.r_[entries["key"][1:] >> OFFSET_BITS != entries["key"][:-1] >> OFFSET_BITS, True]
+        if len(entries)
+        else np.zeros(0, bool)
+    )
     return {
-        "episodes": {"ended": ended, "terminated": terminated, "truncated": truncated, "unfinished": int((~entries["ended"][last]).sum())},
+        "episodes": {
+            "ended": ended,
+            "terminated": terminated,
+            "truncated": truncated,
+            "unfinished": int((~entries["ended"][last]).sum()),
+        },
         "sources": {source.name.lower(): sources[source.value] for source in Source},
         "policy_versions": [int(lowest), int(highest)] if lowest <= highest else None,
     }
@@ -114,7 +133,9 @@ def _frame_file(log: Log, name: str, nbytes: int) -> dict[str, Any]:
 
 def _facts(log: Log) -> dict[str, Any]:
     verdicts = Counter(success_of(log, number) for number in log.trajectories())
-    senders = [dict(zip(("actor", "boot", "store"), name, strict=True)) for name in log.facts.origins().values() if any(name)]
+    senders = [
+        dict(zip(("actor", "boot", "store"), name, strict=True)) for name in log.facts.origins().values() if any(name)
+    ]
     return {"successes": verdicts[True], "failures": verdicts[False], "unknown": verdicts[None], "senders": senders}
 
 

@@ -43,7 +43,9 @@ class Assembly(Protocol):
     def leaves(self, schema: Schema, columns: Sequence[str] | None, n: int) -> dict[str, ArraySpec]:
         """What a batch of `n` elements consists of."""
 
-    def batch(self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None) -> dict[str, Array]:
+    def batch(
+        self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None
+    ) -> dict[str, Array]:
         """The batch; what is in `out` was checked against `leaves`. Called inside `Log.reading`."""
 
 
@@ -56,7 +58,9 @@ class Steps:
     def leaves(self, schema: Schema, columns: Sequence[str] | None, n: int) -> dict[str, ArraySpec]:
         return _leaves(schema, columns, n)
 
-    def batch(self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None) -> dict[str, Array]:
+    def batch(
+        self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None
+    ) -> dict[str, Array]:
         return steps.gather(keys, steps.schema.select(columns), out)
 
 
@@ -81,13 +85,17 @@ class NStep:
 
     def __post_init__(self) -> None:
         if self.n < 1 or not 0 <= self.discount <= 1:
-            raise ConfigError(f"n-step: expected n >= 1 and a discount in [0, 1], got n={self.n}, discount={self.discount}.")
+            raise ConfigError(
+                f"n-step: expected n >= 1 and a discount in [0, 1], got n={self.n}, discount={self.discount}."
+            )
 
     def leaves(self, schema: Schema, columns: Sequence[str] | None, n: int) -> dict[str, ArraySpec]:
         own = {"discounts": ArraySpec(np.dtype(np.float32), (n,)), "n_steps": ArraySpec(np.dtype(np.int64), (n,))}
         return {**_leaves(schema, columns, n), **own}
 
-    def batch(self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None) -> dict[str, Array]:
+    def batch(
+        self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None
+    ) -> dict[str, Array]:
         summed = (self.reward, *self.also)
         for path in summed:
             if path not in steps.schema.layout.inline or steps.schema.columns[path].shape:
@@ -101,7 +109,9 @@ class NStep:
         last = window[np.arange(len(keys)), taken - 1]
         ended = terminated[np.arange(len(keys)), taken - 1].astype(bool)
         paths = steps.schema.select(columns)
-        from_last = [p for p in paths if p.split("/")[0] in PAIRS.values() or p in ("terminated", "truncated", "masks", "dones")]
+        from_last = [
+            p for p in paths if p.split("/")[0] in PAIRS.values() or p in ("terminated", "truncated", "masks", "dones")
+        ]
         batch = steps.gather(keys, [p for p in paths if p not in from_last and p not in summed], out)
         batch.update(steps.gather(last, from_last, out))
         for path, each in zip(summed, rewards, strict=True):
@@ -129,14 +139,19 @@ class Sequences:
     def leaves(self, schema: Schema, columns: Sequence[str] | None, n: int) -> dict[str, ArraySpec]:
         return {**_leaves(schema, columns, n, self.length), "mask": ArraySpec(np.dtype(bool), (n, self.length))}
 
-    def batch(self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None) -> dict[str, Array]:
+    def batch(
+        self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None
+    ) -> dict[str, Array]:
         window, inside = chain(steps, keys, self.length)
         flat_out = {p: x.reshape(-1, *x.shape[2:]) for p, x in out.items()} if out is not None else None
         flat = steps.gather(window.reshape(-1), steps.schema.select(columns), flat_out)
         for values in flat.values():
             values[~inside.reshape(-1)] = 0
         given = out or {}
-        batch = {p: given[p] if p in given else values.reshape(*window.shape, *values.shape[1:]) for p, values in flat.items()}
+        batch = {
+            p: given[p] if p in given else values.reshape(*window.shape, *values.shape[1:])
+            for p, values in flat.items()
+        }
         batch["mask"] = inside
         return batch
 
@@ -154,14 +169,18 @@ class Stacked:
 
     def __post_init__(self) -> None:
         if self.frames < 1 or not self.columns:
-            raise ConfigError(f"stacked frames: expected at least 1 frame and 1 column, got {self.frames} of {self.columns}.")
+            raise ConfigError(
+                f"stacked frames: expected at least 1 frame and 1 column, got {self.frames} of {self.columns}."
+            )
 
     def leaves(self, schema: Schema, columns: Sequence[str] | None, n: int) -> dict[str, ArraySpec]:
         stacked = {*self.columns, *self._nexts(schema)}
         deep = _leaves(schema, columns, n, self.frames)
         return {p: deep[p] if p in stacked else spec for p, spec in _leaves(schema, columns, n).items()}
 
-    def batch(self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None) -> dict[str, Array]:
+    def batch(
+        self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None
+    ) -> dict[str, Array]:
         paths = steps.schema.select(columns)
         nexts = self._nexts(steps.schema)
         batch = steps.gather(keys, [p for p in paths if p not in self.columns and p not in nexts], out)
@@ -180,7 +199,9 @@ class Stacked:
         mates = dict(schema.layout.pairs)
         for path in self.columns:
             if path not in mates:
-                raise SchemaError(f"{path}: only observations with a next observation can be stacked: {', '.join(mates) or 'none here'}.")
+                raise SchemaError(
+                    f"{path}: only observations with a next observation can be stacked: {', '.join(mates) or 'none here'}."
+                )
         return {mates[path]: path for path in self.columns}
 
     def _back(self, steps: Snapshot, keys: Array) -> Array:
@@ -207,7 +228,9 @@ class Episodes:
     def leaves(self, schema: Schema, columns: Sequence[str] | None, n: int) -> dict[str, ArraySpec]:
         raise ConfigError("out= cannot be used with whole episodes: their length is not known before they are drawn.")
 
-    def batch(self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None) -> dict[str, Array]:
+    def batch(
+        self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None
+    ) -> dict[str, Array]:
         whole = [steps.trajectory(int(key) >> 32) for key in keys]
         longest = max(len(k) for k in whole)
         inside = np.array([np.arange(longest) < len(k) for k in whole])
@@ -277,5 +300,7 @@ def assembly_of(given: Assembly | None = None, **options: Any) -> Assembly:
     if options.get("episodes"):
         made.append(Episodes())
     if len(made) > 1:
-        raise ConfigError(f"choose one of n_step, sequence_length, stack, episodes and assembly, got {len(made)} of them.")
+        raise ConfigError(
+            f"choose one of n_step, sequence_length, stack, episodes and assembly, got {len(made)} of them."
+        )
     return made[0] if made else Steps()

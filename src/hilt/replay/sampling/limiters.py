@@ -85,9 +85,13 @@ class RateLimiter:
         self.min_diff = max(_number("min_diff", min_diff), -_LARGEST)
         self.max_diff = min(_number("max_diff", max_diff), _LARGEST)
         if not 0 < self.samples_per_insert <= _LARGEST:
-            raise ConfigError(f"samples_per_insert ({samples_per_insert}) must be > 0 and finite; give the samples wanted for each insert")
+            raise ConfigError(
+                f"samples_per_insert ({samples_per_insert}) must be > 0 and finite; give the samples wanted for each insert"
+            )
         if self.min_diff > self.max_diff:
-            raise ConfigError(f"min_diff ({min_diff}) is above max_diff ({max_diff}), so nothing could go on; give them in rising order")
+            raise ConfigError(
+                f"min_diff ({min_diff}) is above max_diff ({max_diff}), so nothing could go on; give them in rising order"
+            )
         self._counts = {"inserts": 0, "samples": 0, "deletes": 0}
         self._gates = {"insert": _Gate(), "sample": _Gate()}
         self._closed = False
@@ -167,7 +171,12 @@ class RateLimiter:
             inserts, samples, deletes = self._counts.values()
             numbers = {**self._counts, "size": inserts - deletes, "diff": inserts * self.samples_per_insert - samples}
             for kind, gate in self._gates.items():
-                waits = {"waiting": len(gate.queue), "blocked": gate.blocked, "expired": gate.expired, "wait_s": gate.wait_s}
+                waits = {
+                    "waiting": len(gate.queue),
+                    "blocked": gate.blocked,
+                    "expired": gate.expired,
+                    "wait_s": gate.wait_s,
+                }
                 numbers |= {f"{kind}_{name}": value for name, value in waits.items()}
             return numbers
 
@@ -184,7 +193,9 @@ class RateLimiter:
         own = self.state()
         if missing := [name for name in own if name not in state]:
             raise ConfigError(f"the limiter state lacks {', '.join(missing)}; give what state() returned")
-        if differing := [f"{name} {state[name]} (here {own[name]})" for name in _PARAMETERS if state[name] != own[name]]:
+        if differing := [
+            f"{name} {state[name]} (here {own[name]})" for name in _PARAMETERS if state[name] != own[name]
+        ]:
             raise ConfigError(
                 f"the limiter state was saved with {', '.join(differing)}; build the limiter with the saved values, "
                 "or reset() it and count the items that are there with inserted()"
@@ -239,7 +250,9 @@ class RateLimiter:
         """Return when it is this caller's turn and the rule lets ``n`` through."""
         seconds = DEFAULT_TIMEOUT_S if timeout is None else _number("timeout", timeout)
         if not 0 <= seconds < math.inf:
-            raise ConfigError(f"timeout ({timeout}) must be 0 or more seconds and finite; None waits {DEFAULT_TIMEOUT_S:g} s")
+            raise ConfigError(
+                f"timeout ({timeout}) must be 0 or more seconds and finite; None waits {DEFAULT_TIMEOUT_S:g} s"
+            )
         gate, given_up, ticket = self._gates[kind], gives_up.get(), object()
         gate.queue.append(ticket)
         start, blocked = time.monotonic(), False
@@ -258,7 +271,9 @@ class RateLimiter:
                 waited = time.monotonic() - start
                 if waited >= seconds:
                     gate.expired += 1
-                    raise DeadlineError(f"waited {waited:.2f} s to {kind} {n}: {self._reason(kind, n, gate.queue.index(ticket))}")
+                    raise DeadlineError(
+                        f"waited {waited:.2f} s to {kind} {n}: {self._reason(kind, n, gate.queue.index(ticket))}"
+                    )
                 # The lock refuses to wait for centuries.
                 self._changed.wait(min(seconds - waited, DEFAULT_TIMEOUT_S if given_up is None else _LOOK_S))
         finally:
@@ -270,11 +285,15 @@ class RateLimiter:
     def _reason(self, kind: str, n: int, ahead: int) -> str:
         """What kept ``n`` inserts or samples from going on, and what would let them."""
         if ahead:
-            return f"{_many(ahead, 'call')} to {kind} came first and still {'wait' if ahead > 1 else 'waits'}; wait longer"
+            return (
+                f"{_many(ahead, 'call')} to {kind} came first and still {'wait' if ahead > 1 else 'waits'}; wait longer"
+            )
         i, s, d = self._counted(kind)
         ratio, low, high = self.samples_per_insert, self.min_diff, self.max_diff
         if kind == "sample" and i - d < self.min_size_to_sample:
-            return f"{i - d} of {self.min_size_to_sample} items needed are there; insert more or lower min_size_to_sample"
+            return (
+                f"{i - d} of {self.min_size_to_sample} items needed are there; insert more or lower min_size_to_sample"
+            )
         diff = i * ratio - s
         if kind == "sample":
             after, limit = diff - n, f"below min_diff {low:g}"
@@ -324,10 +343,14 @@ class SampleToInsertRatio(RateLimiter):
         start = f"samples_per_insert * min_size_to_sample = {center:g}, where sampling begins"
         if high < center:
             _log.warning(
-                "error_buffer, up to %g, is below %s: a deadlock unless samples are asked for while items are inserted.", high, start
+                "error_buffer, up to %g, is below %s: a deadlock unless samples are asked for while items are inserted.",
+                high,
+                start,
             )
         if low > center:
-            raise ConfigError(f"error_buffer, from {low:g}, is above {start}: nothing could ever be sampled; lower its first number")
+            raise ConfigError(
+                f"error_buffer, from {low:g}, is above {start}: nothing could ever be sampled; lower its first number"
+            )
 
 
 class Queue(RateLimiter):
@@ -392,7 +415,9 @@ class Limiters:
     def add(self, limiter: RateLimiter, selection: Selection) -> None:
         """Writers obey this limiter from now on."""
         if any(limited.limiter is limiter or limited.selection is selection for limited in self._limited):
-            raise ConfigError("this limiter, or this view, is another sampler's already; make a new limiter and a new view for each.")
+            raise ConfigError(
+                "this limiter, or this view, is another sampler's already; make a new limiter and a new view for each."
+            )
         limiter.inserted(len(selection.current()))
         self._limited.append(Limited(limiter, selection, selection.entered, selection.left))
 

@@ -1,8 +1,8 @@
 """Batches from several views at once: with exact shares, or as from one view.
 
-    demo = JointSampler({"demonstrations": demos.all(), "human": log.by_source("human")}, seed=1)   # each step as likely as any other
-    mix = Mix({"online": log.all().sampler(seed=0), "demo": demo})                                  # half and half
-    batch = mix.sample(256)                                                                         # 128 of each, online first
+demo = JointSampler({"demonstrations": demos.all(), "human": log.by_source("human")}, seed=1)   # each step as likely as any other
+mix = Mix({"online": log.all().sampler(seed=0), "demo": demo})                                  # half and half
+batch = mix.sample(256)                                                                         # 128 of each, online first
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class JointSampler:
     def __init__(self, sources: Mapping[str, Sampler | View], seed: Any = None):
         if not sources:
             raise ConfigError("a joint sampler needs at least one source.")
-        self.sources = {name: source if isinstance(source, Sampler) else source.sampler() for name, source in sources.items()}
+        self.sources = {
+            name: source if isinstance(source, Sampler) else source.sampler() for name, source in sources.items()
+        }
         if odd := [name for name, source in self.sources.items() if source.position() is None]:
             expected = "a uniform sampler, with replacement and without a limiter"
             raise ConfigError(f"the source {odd[0]!r} of a joint sampler: expected {expected}.")
@@ -49,7 +51,10 @@ class JointSampler:
         require_size(batch_size)
         with ExitStack() as readings:
             drawn, size = self._draw(batch_size, readings)
-            parts = [(rows, self.sources[name].assembly.batch(each.reading, each.keys, keys, None)) for name, (rows, each) in drawn.items()]
+            parts = [
+                (rows, self.sources[name].assembly.batch(each.reading, each.keys, keys, None))
+                for name, (rows, each) in drawn.items()
+            ]
         batch = Batch(unflatten(_scattered(parts, batch_size)))
         batch.steps = _scattered([(rows, {"": each.keys}) for rows, each in drawn.values()], batch_size)[""]
         batch.probabilities, batch.weights = np.full(batch_size, 1 / size), np.ones(batch_size)
@@ -71,12 +76,17 @@ class JointSampler:
 
     def state(self, position: Any = None) -> dict[str, Any]:
         """All that decides the next batches, as arrays and plain values; with `position`, as it was there."""
-        return {"kind": {"how": "joint", "sources": list(self.sources)}, "rng": self.position() if position is None else position}
+        return {
+            "kind": {"how": "joint", "sources": list(self.sources)},
+            "rng": self.position() if position is None else position,
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         own = self.state()["kind"]
         if state["kind"] != own:
-            raise ConfigError(f"this state is of a sampler with {state['kind']}, and this one has {own}; make the same kind.")
+            raise ConfigError(
+                f"this state is of a sampler with {state['kind']}, and this one has {own}; make the same kind."
+            )
         self._stream.load_state(state["rng"])
 
     def stats(self) -> dict[str, Any]:
@@ -93,7 +103,9 @@ class JointSampler:
                 locks.enter_context(sampler.view.log.lock)
             ends = np.cumsum([len(sampler.view) for sampler in self.sources.values()])
             if not (size := int(ends[-1])):
-                raise EmptyError(f"the sources {', '.join(self.sources)} of this joint sampler hold no step yet; fill one first.")
+                raise EmptyError(
+                    f"the sources {', '.join(self.sources)} of this joint sampler hold no step yet; fill one first."
+                )
             places = self._stream.places(n, size)
             of, drawn = ends.searchsorted(places, "right"), {}
             for number, (name, sampler) in enumerate(self.sources.items()):
@@ -113,18 +125,25 @@ class Mix:
     """
 
     def __init__(
-        self, sources: Mapping[str, Sampler | JointSampler | View], ratios: Mapping[str, float] | None = None, empty: str = "error"
+        self,
+        sources: Mapping[str, Sampler | JointSampler | View],
+        ratios: Mapping[str, float] | None = None,
+        empty: str = "error",
     ):
         if not sources:
             raise ConfigError("a mix needs at least one source.")
         ratios = dict(ratios) if ratios is not None else dict.fromkeys(sources, 1.0)
         if set(ratios) != set(sources):
-            raise ConfigError(f"ratios are for {', '.join(ratios)}, sources are {', '.join(sources)}; name the same ones.")
+            raise ConfigError(
+                f"ratios are for {', '.join(ratios)}, sources are {', '.join(sources)}; name the same ones."
+            )
         if any(not np.isfinite(r) or r < 0 for r in ratios.values()) or not sum(ratios.values()):
             raise ConfigError(f"ratios: expected numbers of 0 or more, not all 0, got {ratios}.")
         if empty not in ("error", "share"):
             raise ConfigError(f"empty={empty!r}: expected 'error' or 'share'.")
-        self.sources = {name: source.sampler() if isinstance(source, View) else source for name, source in sources.items()}
+        self.sources = {
+            name: source.sampler() if isinstance(source, View) else source for name, source in sources.items()
+        }
         self.ratios, self._empty = {name: ratios[name] for name in sources}, empty
         self._shares: dict[tuple[int, tuple[str, ...]], dict[str, int]] = {}
 
@@ -134,7 +153,9 @@ class Mix:
         there = tuple(name for name in wanted if len(self.sources[name]))
         missing = [name for name in wanted if name not in there]
         if missing and (self._empty == "error" or not there):
-            raise EmptyError(f"the source {missing[0]!r} of this mix holds no step; fill it first, or make the mix with empty='share'.")
+            raise EmptyError(
+                f"the source {missing[0]!r} of this mix holds no step; fill it first, or make the mix with empty='share'."
+            )
         if (batch_size, there) not in self._shares:
             self._shares[batch_size, there] = self._share(batch_size, there)
         return dict(self._shares[batch_size, there])
@@ -184,7 +205,9 @@ class Mix:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         if set(state) != set(self.sources):
-            raise ConfigError(f"this state is of the sources {', '.join(state)}, this mix has {', '.join(self.sources)}.")
+            raise ConfigError(
+                f"this state is of the sources {', '.join(state)}, this mix has {', '.join(self.sources)}."
+            )
         for name, sampler in self.sources.items():
             sampler.load_state(state[name])
 
@@ -196,7 +219,9 @@ def concat_batches(a: Mapping[str, Any], b: Mapping[str, Any], axis: int = 0) ->
     """Two nested batches, one behind the other. A key that only one of them has is an error that names it."""
     for where, batch in (("first", a), ("second", b)):
         if not isinstance(batch, Mapping):
-            raise SchemaError(f"the {where} batch: expected a mapping, as sample() returns it, got {type(batch).__name__}.")
+            raise SchemaError(
+                f"the {where} batch: expected a mapping, as sample() returns it, got {type(batch).__name__}."
+            )
     return _joined([a, b], as_whole_number("axis", axis, "the axis of the batch, nearly always 0"))
 
 

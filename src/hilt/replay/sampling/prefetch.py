@@ -73,7 +73,9 @@ class Prefetch(Iterator[Any]):
     def state(self) -> dict[str, Any]:
         """The state of what the batches are drawn from, after the last one that was taken."""
         if self._source is None:
-            raise ClosedError("there is no state of these batches: the iterator was closed, or made without a sampler. Ask the sampler.")
+            raise ClosedError(
+                "there is no state of these batches: the iterator was closed, or made without a sampler. Ask the sampler."
+            )
         return self._source.state(self._position)
 
     def close(self) -> None:
@@ -83,7 +85,9 @@ class Prefetch(Iterator[Any]):
             self._ready.get_nowait()
         self._thread.join(_CLOSE_S)
         if self._thread.is_alive():
-            raise DeadlineError(f"waited {_CLOSE_S:g} s for the batch that is being made; the sampling thread is stuck.")
+            raise DeadlineError(
+                f"waited {_CLOSE_S:g} s for the batch that is being made; the sampling thread is stuck."
+            )
         source, self._source = self._source, None
         if source is not None and self._position is not None:
             source.seek(self._position)
@@ -110,7 +114,13 @@ def _with_attributes(batch: Any, moved: dict[str, Any], factors: dict[str, Any])
     return made
 
 
-def _fill(make: Callable[[], Any], move: Callable[[Any], Any], position: Callable[[], Any], ready: _Queue, stop: threading.Event) -> None:
+def _fill(
+    make: Callable[[], Any],
+    move: Callable[[Any], Any],
+    position: Callable[[], Any],
+    ready: _Queue,
+    stop: threading.Event,
+) -> None:
     gives_up.set(stop)
     while not stop.is_set():
         item: tuple[Any, BaseException | None, Any]

@@ -24,7 +24,17 @@ from hilt.replay.sampling.assembly import Assembly, Batch, Episodes, assembly_of
 from hilt.replay.sampling.limiters import RateLimiter
 from hilt.replay.sampling.prefetch import Prefetch
 from hilt.replay.sampling.randomness import TorchStream, as_stream
-from hilt.replay.sampling.selectors import Fifo, Lifo, MaxHeap, MinHeap, OrderedSelector, Prioritized, Selector, Uniform, importance_weights
+from hilt.replay.sampling.selectors import (
+    Fifo,
+    Lifo,
+    MaxHeap,
+    MinHeap,
+    OrderedSelector,
+    Prioritized,
+    Selector,
+    Uniform,
+    importance_weights,
+)
 from hilt.replay.sampling.uniform import UniformDraw
 
 if TYPE_CHECKING:
@@ -87,11 +97,17 @@ class Sampler:
         if how not in SAMPLERS:
             raise UnknownNameError("sampler", how, SAMPLERS)
         if not replace and how != "uniform":
-            raise ConfigError(f"replace=False is for uniform sampling, got how={how!r}; use max_times_sampled=1 instead.")
+            raise ConfigError(
+                f"replace=False is for uniform sampling, got how={how!r}; use max_times_sampled=1 instead."
+            )
         if max_times_sampled < 0 or (max_times_sampled and (episodes or not replace)):
-            raise ConfigError(f"max_times_sampled={max_times_sampled}: expected 0 or more, and without episodes= and replace=False.")
+            raise ConfigError(
+                f"max_times_sampled={max_times_sampled}: expected 0 or more, and without episodes= and replace=False."
+            )
         if episodes and (how != "uniform" or not replace):
-            raise ConfigError(f"whole episodes are drawn uniformly with replacement, got how={how!r}, replace={replace}.")
+            raise ConfigError(
+                f"whole episodes are drawn uniformly with replacement, got how={how!r}, replace={replace}."
+            )
         if how != "prioritized" and (exponent is not None or beta is not None):
             raise ConfigError(f"exponent= and beta= are for prioritized sampling, got how={how!r}; leave them out.")
         if beta is not None and not 0 <= beta < np.inf:
@@ -99,16 +115,27 @@ class Sampler:
         self.view, self.how = view, how
         self.beta = 0.4 if beta is None else beta
         """How far importance weights correct for the priorities; may be raised while training."""
-        element: dict[str, Any] = {"n_step": n_step, "discount": discount, "sequence_length": sequence_length, "stack": stack}
+        element: dict[str, Any] = {
+            "n_step": n_step,
+            "discount": discount,
+            "sequence_length": sequence_length,
+            "stack": stack,
+        }
         self.assembly: Assembly = assembly_of(assembly, **element, episodes=episodes)
         for name in self.assembly.added:
             if name in view.log.schema.columns:
-                raise SchemaError(f"{name}: this sampler adds a column of this name, and the log has one already. Rename that one.")
+                raise SchemaError(
+                    f"{name}: this sampler adds a column of this name, and the log has one already. Rename that one."
+                )
         self._stream = as_stream(seed)
         if isinstance(self._stream, TorchStream) and (how != "uniform" or not replace or max_times_sampled or episodes):
-            raise ConfigError("seed: a torch generator draws steps uniformly, with replacement and without a limit; give a whole number.")
+            raise ConfigError(
+                "seed: a torch generator draws steps uniformly, with replacement and without a limit; give a whole number."
+            )
         self._replace, self._max_times = replace, max_times_sampled
-        self._selector = _selector(how, 0.6 if exponent is None else exponent) if how != "uniform" or max_times_sampled else None
+        self._selector = (
+            _selector(how, 0.6 if exponent is None else exponent) if how != "uniform" or max_times_sampled else None
+        )
         self._seen, self._seen_version = Runs(), -1
         self._times: dict[int, int] = {}  # how often steps were drawn that may be drawn again
         self._top_priority = 1.0
@@ -120,7 +147,11 @@ class Sampler:
             self._attach(limiter)
 
     def sample(
-        self, batch_size: int, keys: Sequence[str] | None = None, out: Mapping[str, Any] | None = None, timeout: float | None = None
+        self,
+        batch_size: int,
+        keys: Sequence[str] | None = None,
+        out: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
     ) -> Batch:
         """A batch. `keys` names the columns wanted, so that images are not read when they are not; `out` takes the arrays.
 
@@ -133,9 +164,13 @@ class Sampler:
             return self.sample_with(batch_size, lambda steps, drawn: made.batch(steps, drawn, keys, None), timeout)
         arrays = flatten(out)
         check_out(made.leaves(schema, keys, batch_size), arrays)
-        return self.sample_with(batch_size, lambda steps, drawn: put_into(arrays, made.batch(steps, drawn, keys, arrays)), timeout)
+        return self.sample_with(
+            batch_size, lambda steps, drawn: put_into(arrays, made.batch(steps, drawn, keys, arrays)), timeout
+        )
 
-    def sample_with(self, batch_size: int, read: Callable[[Snapshot, Array], dict[str, Array]], timeout: float | None = None) -> Batch:
+    def sample_with(
+        self, batch_size: int, read: Callable[[Snapshot, Array], dict[str, Array]], timeout: float | None = None
+    ) -> Batch:
         """Does what `sample` does, with another way to read the steps that were drawn."""
         require_size(batch_size)
         allowed = self.limiter.sampling(batch_size, timeout) if self.limiter is not None else _NOTHING
@@ -145,7 +180,11 @@ class Sampler:
             batch = Batch(unflatten(read(steps, drawn.keys)))
         batch.steps, batch.probabilities = drawn.keys, drawn.probabilities
         prioritized = self.how == "prioritized"
-        batch.weights = importance_weights(drawn.probabilities, drawn.size, self.beta) if prioritized else _filled(len(drawn.keys), 1.0)
+        batch.weights = (
+            importance_weights(drawn.probabilities, drawn.size, self.beta)
+            if prioritized
+            else _filled(len(drawn.keys), 1.0)
+        )
         return batch
 
     def draw(self, batch_size: int, places: Array | None = None) -> Drawn:
@@ -168,7 +207,9 @@ class Sampler:
             raise ConfigError(f"a {self.how} sampler has no priorities; use 'prioritized', 'min_heap' or 'max_heap'.")
         steps, priorities = np.asarray(steps, np.int64), np.asarray(priorities, np.float64)
         if steps.shape != priorities.shape or steps.ndim != 1:
-            raise ConfigError(f"expected one priority per step, got {steps.shape} steps and {priorities.shape} priorities.")
+            raise ConfigError(
+                f"expected one priority per step, got {steps.shape} steps and {priorities.shape} priorities."
+            )
         with self.view.log.lock:
             self._follow_view()
             there = self._selector.contains(steps)
@@ -179,14 +220,20 @@ class Sampler:
             self._top_priority = max(self._top_priority, float(priorities[there].max(initial=0.0)))
             return int(there.sum())
 
-    def batches(self, batch_size: int, *, prefetch: int = 2, device: Any = None, timeout: float | None = None, **options: Any) -> Prefetch:
+    def batches(
+        self, batch_size: int, *, prefetch: int = 2, device: Any = None, timeout: float | None = None, **options: Any
+    ) -> Prefetch:
         """Batches for ever, made ahead by a thread; with `device`, as torch tensors there. Meanwhile the sampler is the thread's, and its
         state is to be asked of what this returns."""
         return Prefetch(lambda: self.sample(batch_size, timeout=timeout, **options), prefetch, device, self)
 
     def position(self) -> Any:
         """Where a sampler stands whose draws depend on its generator alone: uniform, with replacement, without a limiter; else None."""
-        return (self._stream.state(), dict(self._counts)) if self._selector is None and self._replace and self.limiter is None else None
+        return (
+            (self._stream.state(), dict(self._counts))
+            if self._selector is None and self._replace and self.limiter is None
+            else None
+        )
 
     def seek(self, position: Any) -> None:
         """Goes on as it would have from this position."""
@@ -256,7 +303,9 @@ class Sampler:
         if isinstance(self.assembly, Episodes):
             numbers = runs.trajectories()
             drawn = numbers[self._stream.generator.integers(len(numbers), size=n)]
-            first = runs.starts[np.searchsorted(runs.starts, drawn << OFFSET_BITS)]  # of each, the first step in the view
+            first = runs.starts[
+                np.searchsorted(runs.starts, drawn << OFFSET_BITS)
+            ]  # of each, the first step in the view
             return first, np.full(n, 1 / len(numbers)), len(numbers)
         if self._replace:
             places = self._stream.places(n, size) if places is None else places
@@ -288,7 +337,9 @@ class Sampler:
             return drawn, probabilities, size
         if size < n and (left := size * self._max_times - sum(self._times.values())) < n:  # before anything is drawn
             limit = f"max_times_sampled={self._max_times}"
-            raise EmptyError(f"{n} draws were asked for and only {left} are left ({limit}); ask for fewer or add more steps.")
+            raise EmptyError(
+                f"{n} draws were asked for and only {left} are left ({limit}); ask for fewer or add more steps."
+            )
         parts: list[tuple[Array, Array]] = []
         while n:
             parts.append(self._next_items(n))
@@ -337,7 +388,9 @@ class Sampler:
     def _attach(self, limiter: RateLimiter) -> None:
         selection = self.view.selection
         if selection is None:
-            raise ConfigError("a rate limiter needs a view that steps enter one by one: all(), by_source(), successes() or where().")
+            raise ConfigError(
+                "a rate limiter needs a view that steps enter one by one: all(), by_source(), successes() or where()."
+            )
         self.view.log.limit(limiter, selection)
 
     def _resume_limiter(self, limiter: RateLimiter, state: Mapping[str, Any]) -> None:
@@ -395,5 +448,11 @@ def _filled(n: int, value: float) -> Array:
 def _selector(how: str, exponent: float) -> Selector:
     if how == "prioritized":
         return Prioritized(exponent)
-    kinds: dict[str, type[Any]] = {"uniform": Uniform, "fifo": Fifo, "lifo": Lifo, "min_heap": MinHeap, "max_heap": MaxHeap}
+    kinds: dict[str, type[Any]] = {
+        "uniform": Uniform,
+        "fifo": Fifo,
+        "lifo": Lifo,
+        "min_heap": MinHeap,
+        "max_heap": MaxHeap,
+    }
     return kinds[how]()  # type: ignore[no-any-return]

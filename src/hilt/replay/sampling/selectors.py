@@ -95,13 +95,17 @@ class Selector(ABC):
         """Become the selector that gave this state; that of another class or exponent is an error."""
         own = type(self).__name__
         if state.get("selector") != own:
-            raise ConfigError(f"this is the state of a {state.get('selector')} selector, and a {own} was to take it; build the same class")
+            raise ConfigError(
+                f"this is the state of a {state.get('selector')} selector, and a {own} was to take it; build the same class"
+            )
         if missing := [name for name in self._columns if name not in state]:
             raise ConfigError(f"the state of this {own} lacks {', '.join(missing)}; give what state() returned")
         columns = {name: np.asarray(state[name]) for name in self._columns}
         if len({column.shape for column in columns.values()}) > 1:
             shapes = ", ".join(f"{name} {column.shape}" for name, column in columns.items())
-            raise ConfigError(f"the columns of this {own} state have different lengths: {shapes}; give what state() returned")
+            raise ConfigError(
+                f"the columns of this {own} state have different lengths: {shapes}; give what state() returned"
+            )
         _refuse_repeated(_checked_keys(columns["keys"]).tolist())
         self._load(state, *columns.values())
 
@@ -142,7 +146,9 @@ class Selector(ABC):
         if number < 1:
             raise ConfigError(f"{number} keys were asked of a {type(self).__name__} selector; ask for 1 or more")
         if not len(self):
-            raise EmptyError(f"{number} keys were asked of a {type(self).__name__} selector that holds none; insert() some first")
+            raise EmptyError(
+                f"{number} keys were asked of a {type(self).__name__} selector that holds none; insert() some first"
+            )
         return number
 
 
@@ -212,7 +218,9 @@ class Prioritized(Uniform):
     def __init__(self, exponent: float):
         self.exponent = float(exponent)
         if not 0 <= self.exponent < math.inf:
-            raise ConfigError(f"exponent ({exponent}) must be 0 or more and finite; 1 samples in proportion to the priorities")
+            raise ConfigError(
+                f"exponent ({exponent}) must be 0 or more and finite; 1 samples in proportion to the priorities"
+            )
         super().__init__()
 
     def clear(self) -> None:
@@ -339,7 +347,9 @@ class MinHeap(OrderedSelector):
     def _load(self, state: Mapping[str, Any], keys: Ints, *columns: Any) -> None:
         priorities, touches, touched = _checked_priorities(keys, columns[0]), columns[1], int(state.get("touched", -1))
         if len(np.unique(touches)) < len(touches) or np.any((touches < 0) | (touches >= touched)):
-            raise ConfigError(f"the touches of this state are not distinct numbers from 0 to {touched - 1}; give what state() returned")
+            raise ConfigError(
+                f"the touches of this state are not distinct numbers from 0 to {touched - 1}; give what state() returned"
+            )
         self.clear()
         order = np.argsort(touches)
         self._push(keys[order], priorities[order], touches[order].tolist())
@@ -380,7 +390,9 @@ class MaxHeap(MinHeap):
     _sign = -1.0
 
 
-def importance_weights(probabilities: ArrayLike, size: int, beta: float, normalize: Literal["batch max", "none"] = "batch max") -> Floats:
+def importance_weights(
+    probabilities: ArrayLike, size: int, beta: float, normalize: Literal["batch max", "none"] = "batch max"
+) -> Floats:
     """Weights that undo the bias of prioritized sampling (Schaul et al., 2016)::
 
         w_i = (size * probability_i) ** -beta          "none"
@@ -395,7 +407,9 @@ def importance_weights(probabilities: ArrayLike, size: int, beta: float, normali
     good = (p > 0) & (p <= 1)
     if not good.all():
         at = int(np.argmin(good))
-        raise ConfigError(f"the probability at position {at} is {p.flat[at]}, expected above 0 and at most 1; give what sample() returned")
+        raise ConfigError(
+            f"the probability at position {at} is {p.flat[at]}, expected above 0 and at most 1; give what sample() returned"
+        )
     if operator.index(size) < 1:
         raise ConfigError(f"size ({size}) must be 1 or more: the keys in the selector when they were sampled")
     if not 0 <= beta < math.inf:
@@ -412,9 +426,13 @@ def _checked_keys(keys: Ints) -> Ints:
     if array.dtype == np.int64 and array.ndim == 1:
         return array
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise ConfigError(f"keys must be a one-dimensional array of int64, got shape {array.shape} of {array.dtype}; give np.array([...])")
+        raise ConfigError(
+            f"keys must be a one-dimensional array of int64, got shape {array.shape} of {array.dtype}; give np.array([...])"
+        )
     if array.size and array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
-        raise ConfigError(f"key {array.max()} at position {int(array.argmax())} does not fit into int64; give keys below 2**63")
+        raise ConfigError(
+            f"key {array.max()} at position {int(array.argmax())} does not fit into int64; give keys below 2**63"
+        )
     return array.astype(np.int64)
 
 

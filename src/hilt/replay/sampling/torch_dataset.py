@@ -72,7 +72,9 @@ class StepDataset(Dataset[Batch]):
         return {**self.__dict__, "_log": None}
 
     def _reader(self) -> Log:
-        if self._log is None or self._log.closed or self._process != os.getpid():  # a log belongs to the process that opened it
+        if (
+            self._log is None or self._log.closed or self._process != os.getpid()
+        ):  # a log belongs to the process that opened it
             self._log, self._process = Log.open(self.path, "r"), os.getpid()
         return self._log
 
@@ -98,10 +100,18 @@ class StepBatches(IterableDataset[Batch]):
         """`drop_last` leaves out the last batch of an epoch if it is smaller than the others. `epochs` is the number of epochs, None:
         without end. `first` is the number of the batch to begin with, counted through all epochs."""
         if batch_size < 1 or (drop_last and batch_size > len(steps)):
-            raise ConfigError(f"batch_size={batch_size}: expected 1 to {len(steps)}, the number of steps in the dataset.")
+            raise ConfigError(
+                f"batch_size={batch_size}: expected 1 to {len(steps)}, the number of steps in the dataset."
+            )
         if seed < 0 or first < 0:
             raise ConfigError(f"seed={seed}, first={first}: expected whole numbers from 0 up.")
-        self.steps, self.batch_size, self.shuffle, self.seed, self.drop_last = steps, batch_size, shuffle, seed, drop_last
+        self.steps, self.batch_size, self.shuffle, self.seed, self.drop_last = (
+            steps,
+            batch_size,
+            shuffle,
+            seed,
+            drop_last,
+        )
         self.epochs, self.first = epochs, first
 
     @property
@@ -152,7 +162,9 @@ class StepLoader:
         if workers < 0 or ahead < 1:
             raise ConfigError(f"workers={workers}, ahead={ahead}: expected at least 0 workers, and 1 batch ahead.")
         if context is not None and not workers:
-            raise ConfigError(f"context={context!r} is how workers are started, and there are none: set workers, or leave it out.")
+            raise ConfigError(
+                f"context={context!r} is how workers are started, and there are none: set workers, or leave it out."
+            )
         if pin_memory and not torch.cuda.is_available():
             raise ConfigError("pin_memory=True is for copies to a GPU, and torch finds none here: leave it out.")
         self._stream = StepBatches(steps, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
@@ -182,16 +194,32 @@ class StepLoader:
     def state_dict(self) -> dict[str, Any]:
         """Where it is, as plain numbers, and of which batches: for a checkpoint."""
         stream = self._stream
-        settings = {"batch_size": stream.batch_size, "shuffle": stream.shuffle, "seed": stream.seed, "drop_last": stream.drop_last}
-        return {"delivered": self._delivered, "steps": len(stream.steps), "fingerprint": stream.steps.fingerprint(), **settings}
+        settings = {
+            "batch_size": stream.batch_size,
+            "shuffle": stream.shuffle,
+            "seed": stream.seed,
+            "drop_last": stream.drop_last,
+        }
+        return {
+            "delivered": self._delivered,
+            "steps": len(stream.steps),
+            "fingerprint": stream.steps.fingerprint(),
+            **settings,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on after the last batch of the loader whose state this is. One of other steps or settings is refused."""
         own = self.state_dict()
-        differs = [f"{name} {state.get(name)}, here {own[name]}" for name in own if name != "delivered" and state.get(name) != own[name]]
+        differs = [
+            f"{name} {state.get(name)}, here {own[name]}"
+            for name in own
+            if name != "delivered" and state.get(name) != own[name]
+        ]
         if differs or int(state.get("delivered", -1)) < 0:
             found = "; ".join(differs) or f"delivered {state.get('delivered')}"
-            raise ConfigError(f"the state is of a loader of other batches ({found}): make this one with the same view and settings.")
+            raise ConfigError(
+                f"the state is of a loader of other batches ({found}): make this one with the same view and settings."
+            )
         self.close()
         self._delivered = int(state["delivered"])
 
@@ -201,7 +229,11 @@ class StepLoader:
 
     def _started(self) -> Iterator[Batch]:
         self._stream.first = self._delivered
-        options: dict[str, Any] = {"num_workers": self._workers, "pin_memory": self._pin, "generator": generator(self._stream.seed)}
+        options: dict[str, Any] = {
+            "num_workers": self._workers,
+            "pin_memory": self._pin,
+            "generator": generator(self._stream.seed),
+        }
         if self._workers:
             options |= {"prefetch_factor": self._ahead, "timeout": TIMEOUT_S, "multiprocessing_context": self._context}
         return iter(DataLoader(self._stream, batch_size=None, **options))

@@ -54,7 +54,9 @@ class _Table:
         self._to_key, self._to_address = starts - before, at - before  # [run]
         size = int(self._ends[-1])
         self._bits = max(0, (size // (_BUCKETS * len(starts))).bit_length() - 1)
-        self._first_run = self._ends.searchsorted(np.arange(0, size, 1 << self._bits), "right")  # [bucket] of 2**bits places
+        self._first_run = self._ends.searchsorted(
+            np.arange(0, size, 1 << self._bits), "right"
+        )  # [bucket] of 2**bits places
 
     @classmethod
     def of(cls, runs: Runs, steps: Snapshot) -> _Table | None:

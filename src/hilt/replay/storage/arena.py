@@ -54,7 +54,9 @@ class Arena:
         self._address, self._slots = holder.address, slots
         for slot, fd in self._mapped.items():
             self._map(slot, fd)
-        self.array: Array = np.frombuffer(raw, np.uint8).reshape(-1, self._item_bytes)  # [slots * items_per_slot, item_bytes]
+        self.array: Array = np.frombuffer(raw, np.uint8).reshape(
+            -1, self._item_bytes
+        )  # [slots * items_per_slot, item_bytes]
         self.array.flags.writeable = False
 
     def map(self, slot: int, fd: int) -> None:
@@ -138,7 +140,9 @@ class SeparateMaps:
     def _map_file(self, fd: int) -> Array:
         try:
             size = os.fstat(fd).st_size
-            return np.frombuffer(platform.map_whole(fd, size), np.uint8, size - size % self._item_bytes).reshape(-1, self._item_bytes)
+            return np.frombuffer(platform.map_whole(fd, size), np.uint8, size - size % self._item_bytes).reshape(
+                -1, self._item_bytes
+            )
         except (OSError, ValueError) as error:  # ValueError: the file has become shorter meanwhile
             raise StorageError(f"mapping a file of {size:,} bytes: {error}. Run: hilt data verify.") from error
 

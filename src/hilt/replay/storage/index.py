@@ -134,7 +134,12 @@ class Index:
     def _use(self, data: Array, keys: Array) -> None:
         self._data = data
         self._keys = keys  # the keys once more, side by side, for searching
-        self._steps, self._sources, self._sequence, self._ended = data["steps"], data["sources"], data["sequence"], data["ended"]
+        self._steps, self._sources, self._sequence, self._ended = (
+            data["steps"],
+            data["sources"],
+            data["sequence"],
+            data["ended"],
+        )
 
     def _renew(self) -> None:
         """New arrays with room for as many entries again."""

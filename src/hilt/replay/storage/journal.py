@@ -125,7 +125,9 @@ def format_line(fact: dict[str, Any]) -> bytes:
     try:
         body = json.dumps(fact, sort_keys=True, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
-        raise SchemaError(f"a fact cannot be written down ({error}): give finite numbers, text, lists and mappings.") from None
+        raise SchemaError(
+            f"a fact cannot be written down ({error}): give finite numbers, text, lists and mappings."
+        ) from None
     return f"{checksum(body):08x} ".encode() + body + b"\n"
 
 

@@ -38,7 +38,9 @@ class WriterLock:
             os.ftruncate(fd, 0)
             os.pwrite(fd, json.dumps(holder).encode(), 0)
         self._fd = fd
-        after_fork(self, "__exit__")  # it stays with the parent, and is released when the parent ends, whatever its children do
+        after_fork(
+            self, "__exit__"
+        )  # it stays with the parent, and is released when the parent ends, whatever its children do
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -75,7 +77,9 @@ _held: list[tuple[Shared, bool]] = []
 
 
 def _before_fork() -> None:
-    newest_first = sorted(list(_WAITED_FOR.items()), key=lambda item: -item[1])  # a buffer holds its lock when it takes that of its log
+    newest_first = sorted(
+        list(_WAITED_FOR.items()), key=lambda item: -item[1]
+    )  # a buffer holds its lock when it takes that of its log
     for owner, _ in newest_first:
         _held.append((owner, owner.lock.acquire(timeout=FORK_TIMEOUT_S)))
 

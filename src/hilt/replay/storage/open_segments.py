@@ -52,7 +52,9 @@ class OpenSegments:
     def add(self, segment: Segment) -> None:
         """Gives a segment a slot in the table of its schema."""
         wanted = (segment.room, segment.schema.to_json())
-        number = next((n for n, t in enumerate(self.tables) if (t.rows_per_slot, t.schema.to_json()) == wanted), len(self.tables))
+        number = next(
+            (n for n, t in enumerate(self.tables) if (t.rows_per_slot, t.schema.to_json()) == wanted), len(self.tables)
+        )
         if number == len(self.tables):
             self.tables.append(Table(segment.schema, segment.room, self._pool, self._options, self.readers.later))
         table = self.tables[number]

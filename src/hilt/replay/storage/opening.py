@@ -22,7 +22,16 @@ from hilt.replay.maintenance.salvage import Salvage
 from hilt.replay.schema import Schema
 from hilt.replay.storage.quarantine import Quarantine
 from hilt.replay.storage.records import CODECS
-from hilt.replay.storage.scan import Scan, build_extents, committed_frames, implausible, scan_file, scan_frames, scan_rows, without_rows
+from hilt.replay.storage.scan import (
+    Scan,
+    build_extents,
+    committed_frames,
+    implausible,
+    scan_file,
+    scan_frames,
+    scan_rows,
+    without_rows,
+)
 from hilt.replay.storage.seal import LogSeal
 from hilt.replay.storage.segment import EXTENT, ROWS, Segment
 
@@ -119,15 +128,21 @@ class Opener:
 
     def count_set_aside(self) -> int:
         """Looks into the folder of segments that were set aside; returns the first number that none of them has."""
-        folders = [path for path in self._log.glob("damaged/*") if path.is_dir() and path.name.partition(".")[0].isdigit()]
+        folders = [
+            path for path in self._log.glob("damaged/*") if path.is_dir() and path.name.partition(".")[0].isdigit()
+        ]
         self.aside_steps = sum(self._steps_in(folder) for folder in folders) + sum(self._hidden.values())
-        self.recovery.set_aside = sorted([folder.name for folder in folders] + [f"{number:06d}" for number in self._hidden])
+        self.recovery.set_aside = sorted(
+            [folder.name for folder in folders] + [f"{number:06d}" for number in self._hidden]
+        )
         return max((int(folder.name.partition(".")[0]) + 1 for folder in folders), default=0)
 
     def find_losses(self, facts_damaged: bool) -> None:
         """What the log held when it was closed and is gone as a whole. A writer writes it down, as its own close would hide it."""
         if self._seal.damaged:
-            self.recovery.mended.append("closed.json: does not have its checksum; what the log held when it was closed is not known")
+            self.recovery.mended.append(
+                "closed.json: does not have its checksum; what the log held when it was closed is not known"
+            )
         found = [loss for loss in self._seal.find_losses() if not (facts_damaged and loss.file == "annotations.jsonl")]
         self.recovery.lost = [f"{loss.file}: {loss.what}" for loss in [*self._seal.losses, *found] if not loss.known]
         if found and self._write:
@@ -178,9 +193,14 @@ class Opener:
             segment.cut_tail()
         else:
             stored = os.fstat(segment.fd(ROWS)).st_size // segment.layout.row.itemsize
-            segment.set_counts(min(scan.rows, stored), {name: min(count, segment.stored_frames(name)) for name, count in frames.items()})
+            segment.set_counts(
+                min(scan.rows, stored),
+                {name: min(count, segment.stored_frames(name)) for name, count in frames.items()},
+            )
         segment.bad_rows = np.zeros(0, np.int64)  # those that are damaged are in quarantine, and are not read
-        return build_extents(rows, np.union1d(self._quarantine.rows(segment.number, self._unread), self._take_damage(scan)))
+        return build_extents(
+            rows, np.union1d(self._quarantine.rows(segment.number, self._unread), self._take_damage(scan))
+        )
 
     def _take_damage(self, scan: Scan) -> Array:
         """The damaged rows; a writer puts them into quarantine."""

@@ -63,7 +63,11 @@ class Quarantine:
     def rows(self, segment: int, unread: Collection[str] = ()) -> Array:
         """The damaged rows of a segment, sorted; those whose frames are damaged only in `unread` columns are none."""
         files = tuple(f"{name.replace('/', '.')}.frames" for name in unread)
-        listed = [(first, rows) for first, rows, what in self._entries.get(str(segment), []) if not (files and what.startswith(files))]
+        listed = [
+            (first, rows)
+            for first, rows, what in self._entries.get(str(segment), [])
+            if not (files and what.startswith(files))
+        ]
         spans = [np.arange(first, first + rows, dtype=np.int64) for first, rows in listed]
         return np.unique(np.concatenate(spans)) if spans else np.zeros(0, np.int64)
 
@@ -71,7 +75,11 @@ class Quarantine:
         return sum(len(self.rows(int(segment))) for segment in self._entries)
 
     def list(self) -> list[Damage]:
-        return [Damage(int(s), what, first, rows) for s, listed in sorted(self._entries.items()) for first, rows, what in listed]
+        return [
+            Damage(int(s), what, first, rows)
+            for s, listed in sorted(self._entries.items())
+            for first, rows, what in listed
+        ]
 
     def _save(self) -> None:
         write_json(self._path, {"segments": self._entries}, self._files)

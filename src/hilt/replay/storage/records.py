@@ -32,7 +32,9 @@ def check_format(version: Any, where: Path) -> None:
     if not isinstance(version, int):
         raise FormatError(f"{where}: not a Hilt log (no format version or schema in it).")
     if version > FORMAT:
-        raise VersionError(f"{where}: written in format {version}, this Hilt reads up to {FORMAT}. Upgrade: pip install -U hilt")
+        raise VersionError(
+            f"{where}: written in format {version}, this Hilt reads up to {FORMAT}. Upgrade: pip install -U hilt"
+        )
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -48,7 +50,10 @@ def read_settings(path: Path) -> dict[str, Any]:
         _require(settings["segment_bytes"] is not None, "segment_bytes is a number")
         _require(isinstance(settings["durability"], str), "durability is text")
         compression = settings["compression"]
-        _require(all(isinstance(path, str) and codec in CODECS for path, codec in compression.items()), f"codecs are {', '.join(CODECS)}")
+        _require(
+            all(isinstance(path, str) and codec in CODECS for path, codec in compression.items()),
+            f"codecs are {', '.join(CODECS)}",
+        )
     return settings
 
 
@@ -129,15 +134,23 @@ def _check_fact(fact: Any) -> None:
 def _schema(data: Any) -> Schema:
     schema = Schema.from_json(data)
     for path, spec in BUILT_IN.items():
-        _require((schema.columns[path].dtype, schema.columns[path].shape) == (spec.dtype, spec.shape), f"{path} is {spec}")
-    _require(all(path in schema.columns and schema.columns[path].shape for path in schema.stacked), "stacked columns are columns")
+        _require(
+            (schema.columns[path].dtype, schema.columns[path].shape) == (spec.dtype, spec.shape), f"{path} is {spec}"
+        )
+    _require(
+        all(path in schema.columns and schema.columns[path].shape for path in schema.stacked),
+        "stacked columns are columns",
+    )
     _require(schema.layout.packed.size == schema.layout.row.itemsize, "columns lie in a row")
     return schema
 
 
 def _number(data: Any, name: str, low: int, high: int) -> int:
     value = data[name]
-    _require(isinstance(value, int) and not isinstance(value, bool) and low <= value <= high, f"{name} is a number from {low} to {high}")
+    _require(
+        isinstance(value, int) and not isinstance(value, bool) and low <= value <= high,
+        f"{name} is a number from {low} to {high}",
+    )
     return int(value)
 
 
@@ -152,6 +165,16 @@ def _content(path: Path) -> Iterator[None]:
         yield
     except CorruptError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, MemoryError, ConfigError, SchemaError) as error:
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        IndexError,
+        ArithmeticError,
+        MemoryError,
+        ConfigError,
+        SchemaError,
+    ) as error:
         what = "has its checksum, and does not hold what such a file holds"
         raise ContentError(f"{path}: {what} ({error!r}); restore it from a copy or run: hilt data repair.") from None

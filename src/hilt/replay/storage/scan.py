@@ -70,7 +70,9 @@ def scan_rows(segment: Segment, rows: Array, partial_bytes: int = 0, growing: bo
         end = last + 1
     ends = np.flatnonzero((counts[end:] != 0) | (stored[end:] != 0))
     if len(ends) and not growing:
-        scan.damage.append(Damage(segment.number, f"rows: row {end} does not have its checksum", end, int(ends[-1]) + 1))
+        scan.damage.append(
+            Damage(segment.number, f"rows: row {end} does not have its checksum", end, int(ends[-1]) + 1)
+        )
         end += int(ends[-1]) + 1
     scan.rows = end
     scan.torn_rows = len(rows) - end + (1 if partial_bytes else 0)
@@ -90,18 +92,30 @@ def scan_file(segment: Segment, growing: bool = False) -> tuple[Scan, Array]:
     scan.damage += implausible(segment, rows[: scan.rows], scan.bad_rows())
     missing = segment.rows - scan.rows
     if missing:
-        scan.damage.append(Damage(segment.number, f"rows: row {scan.rows} does not have its checksum or is missing", scan.rows, missing))
+        scan.damage.append(
+            Damage(
+                segment.number, f"rows: row {scan.rows} does not have its checksum or is missing", scan.rows, missing
+            )
+        )
     scan.rows, scan.torn_rows = segment.rows, 0
     return scan, rows
 
 
 def implausible(segment: Segment, rows: Array, bad: Array) -> list[Damage]:
     """Rows with a valid checksum whose values no step can have: the file may be of another program or segment."""
-    wrong = (rows["#trajectory"] < 0) | (rows["#trajectory"] >= MAX_ROOM) | (rows["#width"] == 0) | (rows["source"] >= len(Source))
+    wrong = (
+        (rows["#trajectory"] < 0)
+        | (rows["#trajectory"] >= MAX_ROOM)
+        | (rows["#width"] == 0)
+        | (rows["source"] >= len(Source))
+    )
     for number, _, row in frames_in_use(segment.layout, rows).values():
         wrong[row[(number < 0) | (number >= (segment.room or MAX_ROOM))]] = True
     wrong[bad[bad < len(rows)]] = False
-    return [Damage(segment.number, f"rows: row {row} holds numbers that no step has", row, 1) for row in np.flatnonzero(wrong).tolist()]
+    return [
+        Damage(segment.number, f"rows: row {row} holds numbers that no step has", row, 1)
+        for row in np.flatnonzero(wrong).tolist()
+    ]
 
 
 def _expect_promised(segment: Segment, scan: Scan, rows: Array) -> tuple[Scan, Array]:
@@ -120,7 +134,10 @@ def damage_in(segment: Segment) -> list[Damage]:
     """Reads every byte of a segment and lists what is not as it was written."""
     scan, rows = scan_file(segment)
     bad = scan.damage + scan_frames(segment, rows[: scan.rows], scan.bad_rows())
-    return bad + [Damage(segment.number, f"{name}: does not have its checksum or is missing", 0, 0) for name in segment.damaged_names()]
+    return bad + [
+        Damage(segment.number, f"{name}: does not have its checksum or is missing", 0, 0)
+        for name in segment.damaged_names()
+    ]
 
 
 def frames_in_use(layout: Layout, rows: Array) -> dict[str, tuple[Array, Array, Array]]:
@@ -167,7 +184,10 @@ def scan_frames(segment: Segment, rows: Array, bad: Array) -> list[Damage]:
 def committed_frames(layout: Layout, rows: Array, bad: Array | None = None) -> dict[str, int]:
     """How many frames of each column belong to these rows; what a `bad` row refers to cannot be trusted."""
     rows = np.delete(rows, bad) if bad is not None else rows
-    return {name: int(number.max()) + 1 if len(number) else 0 for name, (number, _, _) in frames_in_use(layout, rows).items()}
+    return {
+        name: int(number.max()) + 1 if len(number) else 0
+        for name, (number, _, _) in frames_in_use(layout, rows).items()
+    }
 
 
 def without_rows(extents: Array, bad: Array) -> Array:
@@ -178,7 +198,11 @@ def without_rows(extents: Array, bad: Array) -> Array:
         edges = [first - 1, *bad[(bad >= first) & (bad < stop)].tolist(), stop]
         for before, after in pairwise(edges):
             piece = extent.copy()
-            piece["row"], piece["steps"], piece["offset"] = before + 1, after - before - 1, extent["offset"] + before + 1 - first
+            piece["row"], piece["steps"], piece["offset"] = (
+                before + 1,
+                after - before - 1,
+                extent["offset"] + before + 1 - first,
+            )
             piece["ended"] = extent["ended"] and after == stop
             pieces.append(piece)
     return np.array([piece for piece in pieces if piece["steps"]], EXTENT)
@@ -195,7 +219,12 @@ def build_extents(rows: Array, bad: Array) -> Array:
     stops = np.r_[starts[1:], len(place)]
     extents = np.zeros(len(starts), EXTENT)
     first, last = place[starts], place[stops - 1]
-    extents["trajectory"], extents["offset"], extents["row"], extents["steps"] = trajectory[starts], offset[starts], first, stops - starts
+    extents["trajectory"], extents["offset"], extents["row"], extents["steps"] = (
+        trajectory[starts],
+        offset[starts],
+        first,
+        stops - starts,
+    )
     extents["width"], extents["origin"] = rows["#width"][first], rows["#origin"][first]
     extents["ended"] = rows["terminated"][last] | rows["truncated"][last]
     bits = np.left_shift(1, rows["source"][place].astype(np.int64) & 7).astype(np.uint8)

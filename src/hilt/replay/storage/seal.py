@@ -97,7 +97,9 @@ class LogSeal:
             self.load()  # a writer at work takes a segment out of the list before it deletes it
         found = []
         for number in sorted(set(gone) & self.segments.keys()):
-            found.append(Loss(f"segments/{number:06d}", f"the segment is missing, with {self.segments[number].rows:,} steps"))
+            found.append(
+                Loss(f"segments/{number:06d}", f"the segment is missing, with {self.segments[number].rows:,} steps")
+            )
         return found + self._find_lost_facts()
 
     def forget(self, segment: int) -> None:
@@ -148,7 +150,9 @@ class LogSeal:
                 self.load()  # a writer at work may have written the facts anew
         if len(raw) < size:
             return [Loss("annotations.jsonl", f"ends too early: {len(raw):,} of {size:,} bytes are there")]
-        return [Loss("annotations.jsonl", f"its first {size:,} bytes are not those that were there when the log was closed")]
+        return [
+            Loss("annotations.jsonl", f"its first {size:,} bytes are not those that were there when the log was closed")
+        ]
 
     def _save(self) -> None:
         """Writes what is promised now. On a full disk nothing is promised, rather than what is not true any more."""
@@ -161,7 +165,9 @@ class LogSeal:
             self.remove()
 
     def _write(self, durable: bool) -> None:
-        data: dict[str, Any] = {"segments": {str(number): vars(promise) for number, promise in sorted(self.segments.items())}}
+        data: dict[str, Any] = {
+            "segments": {str(number): vars(promise) for number, promise in sorted(self.segments.items())}
+        }
         data["facts"] = {"bytes": self.facts[0], "crc": self.facts[1]} if self.facts is not None else None
         data["losses"] = [vars(loss) for loss in self.losses]
         write_json(self._path, data, self._files, durable)

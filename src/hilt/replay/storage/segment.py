@@ -132,7 +132,9 @@ class Segment:
         return segment
 
     @classmethod
-    def open(cls, folder: Path, files: Files = DISK, write: bool = False, unread: frozenset[str] = frozenset()) -> Segment:
+    def open(
+        cls, folder: Path, files: Files = DISK, write: bool = False, unread: frozenset[str] = frozenset()
+    ) -> Segment:
         """An existing segment. One that was not sealed has zero rows until `scan` has looked at them."""
         require_file(folder / "header.json")
         schema, room = read_header(folder / "header.json")
@@ -198,9 +200,15 @@ class Segment:
         with self._syncing:
             if not self.unsynced:
                 return
-            if self._sync_error is not None:  # the system may have dropped what it could not write, and would not report it again
+            if (
+                self._sync_error is not None
+            ):  # the system may have dropped what it could not write, and would not report it again
                 raise self._sync_error
-            loose, self.unsynced, self._loose = self._loose, False, False  # before the sync: what comes meanwhile needs the next one
+            loose, self.unsynced, self._loose = (
+                self._loose,
+                False,
+                False,
+            )  # before the sync: what comes meanwhile needs the next one
             try:
                 _sync_together(self.files, list(self._fds.values()))
                 if loose:
@@ -247,8 +255,13 @@ class Segment:
         if not path.exists():
             return None
         raw = read(path)
-        if len(raw) % EXTENT.itemsize != _COUNT.size or _COUNT.pack(checksum(raw[: -_COUNT.size])) != raw[-_COUNT.size :]:
-            raise CorruptError(f"{path}: does not have its checksum; run: hilt data repair {self.folder.parent.parent}.")
+        if (
+            len(raw) % EXTENT.itemsize != _COUNT.size
+            or _COUNT.pack(checksum(raw[: -_COUNT.size])) != raw[-_COUNT.size :]
+        ):
+            raise CorruptError(
+                f"{path}: does not have its checksum; run: hilt data repair {self.folder.parent.parent}."
+            )
         return self._checked_extents(raw[: -_COUNT.size], HELD)
 
     def compress(self, codecs: Mapping[str, str]) -> list[Path]:
@@ -340,8 +353,14 @@ class Segment:
 
     def check_size(self, name: str) -> None:
         """An error when a file was cut behind our back; reading its map would end the process."""
-        needed = self.rows * self.layout.row.itemsize if name == ROWS else self.frames[name] * self.layout.frame_of[name].nbytes
-        if os.lseek(self._fds[name], 0, os.SEEK_END) < needed:  # half the cost of fstat; the file's position is not used
+        needed = (
+            self.rows * self.layout.row.itemsize
+            if name == ROWS
+            else self.frames[name] * self.layout.frame_of[name].nbytes
+        )
+        if (
+            os.lseek(self._fds[name], 0, os.SEEK_END) < needed
+        ):  # half the cost of fstat; the file's position is not used
             raise self._cut_short("rows" if name == ROWS else self.layout.frame_of[name].file, None)
 
     def nbytes(self) -> int:
@@ -392,7 +411,9 @@ class Segment:
                     file.seek(made["bytes"])
                     raw = file.read()
                 if checksum(raw) != made["index_crc"] or len(raw) != 8 * self.frames[column.name]:
-                    raise CorruptError(f"{path}: the index at its end does not have its checksum; run: hilt data repair.")
+                    raise CorruptError(
+                        f"{path}: the index at its end does not have its checksum; run: hilt data repair."
+                    )
                 ends = np.frombuffer(raw, np.int64)
                 if len(ends) and (ends[0] < 0 or (np.diff(ends) < 0).any() or ends[-1] > made["bytes"]):
                     raise ContentError(f"{path}: the index at its end does not list its frames; run: hilt data repair.")
@@ -404,7 +425,9 @@ class Segment:
         require_file(self.folder / "extents")
         raw = read(self.folder / "extents")
         if checksum(raw) != self.sealed["extents_crc"]:
-            raise CorruptError(f"{self.folder / 'extents'}: does not have its checksum; run: hilt data repair {self.folder.parent.parent}.")
+            raise CorruptError(
+                f"{self.folder / 'extents'}: does not have its checksum; run: hilt data repair {self.folder.parent.parent}."
+            )
         return self._checked_extents(raw, "extents")
 
     def _checked_extents(self, raw: bytes, name: str) -> Array:
@@ -416,7 +439,9 @@ class Segment:
         if self.sealed is not None:
             right &= (extents["row"] < self.rows) & (extents["row"] + extents["steps"] <= self.rows)
         if not right.all():
-            raise ContentError(f"{self.folder / name}: has its checksum, and lists rows that are not there; run: hilt data repair.")
+            raise ContentError(
+                f"{self.folder / name}: has its checksum, and lists rows that are not there; run: hilt data repair."
+            )
         return extents
 
     def is_there(self) -> bool:
@@ -460,11 +485,15 @@ class Segment:
         self.files.truncate(self._fds[ROWS], self.rows * self.layout.row.itemsize)
 
     def _bad_frame(self, column: FrameColumn, number: int, what: str) -> CorruptError:
-        return CorruptError(f"{self.folder}: frame {number} of {column.name} {what}; run: hilt data repair {self.folder.parent.parent}.")
+        return CorruptError(
+            f"{self.folder}: frame {number} of {column.name} {what}; run: hilt data repair {self.folder.parent.parent}."
+        )
 
     def _cut_short(self, file: str, frame: int | None) -> CorruptError:
         at = f" at frame {frame}" if frame is not None else ""
-        return CorruptError(f"{self.folder / file}: the file ends too early{at}; it was cut after it was written. Run: hilt data repair.")
+        return CorruptError(
+            f"{self.folder / file}: the file ends too early{at}; it was cut after it was written. Run: hilt data repair."
+        )
 
 
 def _sync_together(files: Files, fds: Sequence[int]) -> None:
@@ -531,7 +560,9 @@ def _decoder(codec: str) -> Callable[[bytes | bytearray, int], bytes]:
 def frame_end(codec: str, data: memoryview, nbytes: int) -> int | None:
     """How many bytes the compressed frame takes that begins here; None when it does not give `nbytes`."""
     zstd = _zstd() if codec == "zstd" else None
-    stream, fault = (zstd.ZstdDecompressor().decompressobj(), zstd.ZstdError) if zstd else (zlib.decompressobj(), zlib.error)
+    stream, fault = (
+        (zstd.ZstdDecompressor().decompressobj(), zstd.ZstdError) if zstd else (zlib.decompressobj(), zlib.error)
+    )
     try:
         size = len(stream.decompress(data))
     except fault:

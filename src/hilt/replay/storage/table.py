@@ -33,7 +33,14 @@ _AHEAD = 32
 class Table:
     """Segments of one schema, each in a slot."""
 
-    def __init__(self, schema: Schema, rows_per_slot: int, pool: BufferPool, options: ReadOptions, later: Callable[[Action], None]):
+    def __init__(
+        self,
+        schema: Schema,
+        rows_per_slot: int,
+        pool: BufferPool,
+        options: ReadOptions,
+        later: Callable[[Action], None],
+    ):
         """`later` calls an action when all current readers have ended."""
         self.schema, self.layout, self._pool = schema, schema.layout, pool
         self.rows_per_slot = rows_per_slot
@@ -160,7 +167,9 @@ class Table:
 
     def _resident(self, column: FrameColumn, index: Array) -> bool:
         """Whether a few frames of the batch, picked at random, are all in memory."""
-        picked = index[self._probe.integers(len(index), size=min(_PROBES, len(index)))] if len(index) > _PROBES else index
+        picked = (
+            index[self._probe.integers(len(index), size=min(_PROBES, len(index)))] if len(index) > _PROBES else index
+        )
         for item in picked.tolist():
             slot, number = divmod(item, self.rows_per_slot)
             if is_cached(self._segments[slot].fd(column.name), number * column.nbytes + column.nbytes // 2) is False:
@@ -182,7 +191,9 @@ class Table:
 
     def _make_room(self, column: FrameColumn, size: int, number: int) -> bool:
         assert self._budget is not None
-        used = [(self._segments[s].number, name, s, n) for name, mapped in self._mapped.items() for s, n in mapped.items()]
+        used = [
+            (self._segments[s].number, name, s, n) for name, mapped in self._mapped.items() for s, n in mapped.items()
+        ]
         total = sum(n for *_, n in used)
         given_up: list[Action] = []
         for other, name, slot, n in sorted(used):
@@ -202,8 +213,15 @@ def check_target(path: str, spec: ArraySpec, target: Any) -> None:
     """Whether an array given as ``out`` can take a column."""
     if not isinstance(target, np.ndarray):
         raise SchemaError(f"out[{path!r}]: expected {spec}, got {type(target).__name__}, which is not a numpy array.")
-    if target.dtype != spec.dtype or target.shape != spec.shape or not target.flags.c_contiguous or not target.flags.writeable:
-        plain = "" if target.flags.c_contiguous and target.flags.writeable else " that is not contiguous or not writable"
+    if (
+        target.dtype != spec.dtype
+        or target.shape != spec.shape
+        or not target.flags.c_contiguous
+        or not target.flags.writeable
+    ):
+        plain = (
+            "" if target.flags.c_contiguous and target.flags.writeable else " that is not contiguous or not writable"
+        )
         raise SchemaError(f"out[{path!r}]: expected contiguous {spec}, got {target.dtype} {target.shape}{plain}.")
 
 

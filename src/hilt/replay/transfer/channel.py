@@ -29,7 +29,9 @@ class Channel(Generic[T]):
     def __init__(self, maxsize: int = 0, name: str = "channel"):
         """`maxsize` is how many items may wait, 0 for any number; `name` tells in errors which channel it was."""
         if isinstance(maxsize, bool) or not isinstance(maxsize, int) or maxsize < 0:
-            raise ConfigError(f"maxsize is {maxsize!r}; pass how many items may wait in the channel, or 0 for any number.")
+            raise ConfigError(
+                f"maxsize is {maxsize!r}; pass how many items may wait in the channel, or 0 for any number."
+            )
         self.maxsize = maxsize
         self.name = name
         self._items: deque[T] = deque()
@@ -41,7 +43,9 @@ class Channel(Generic[T]):
     def put(self, item: T, *, timeout: float | None = None) -> None:
         """Hand an item over, waiting for room for at most `timeout` seconds, by default `DEADLINE_S`."""
         with self._not_full:
-            self._wait(self._not_full, lambda: not self.maxsize or len(self._items) < self.maxsize, "room for an item", timeout)
+            self._wait(
+                self._not_full, lambda: not self.maxsize or len(self._items) < self.maxsize, "room for an item", timeout
+            )
             self._refuse_if_closed("nothing can be put into it")
             self._items.append(item)
             self._not_empty.notify()
@@ -77,10 +81,16 @@ class Channel(Generic[T]):
     def closed(self) -> bool:
         return self._closed
 
-    def _wait(self, condition: threading.Condition, ready: Callable[[], bool], what: str, timeout: float | None) -> None:
+    def _wait(
+        self, condition: threading.Condition, ready: Callable[[], bool], what: str, timeout: float | None
+    ) -> None:
         seconds = DEADLINE_S if timeout is None else timeout
-        if not isinstance(seconds, int | float) or not 0 <= seconds <= threading.TIMEOUT_MAX:  # not a number fails this too
-            raise ConfigError(f"timeout is {timeout!r}; pass seconds, 0 or more, or None for {DEADLINE_S:g}. A wait always has an end.")
+        if (
+            not isinstance(seconds, int | float) or not 0 <= seconds <= threading.TIMEOUT_MAX
+        ):  # not a number fails this too
+            raise ConfigError(
+                f"timeout is {timeout!r}; pass seconds, 0 or more, or None for {DEADLINE_S:g}. A wait always has an end."
+            )
         end = time.monotonic() + seconds
         while not self._closed and not ready():
             left = end - time.monotonic()

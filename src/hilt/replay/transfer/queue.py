@@ -60,8 +60,17 @@ class QueuedDataStore:
     same path sends what this one did not.
     """
 
-    def __init__(self, capacity: int, *, full: str = "spill", path: str | os.PathLike[str] | None = None, durability: str = "never"):
-        capacity = as_whole_number("capacity", capacity, "the number of transitions that are kept in memory, such as 50000", 1)
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        full: str = "spill",
+        path: str | os.PathLike[str] | None = None,
+        durability: str = "never",
+    ):
+        capacity = as_whole_number(
+            "capacity", capacity, "the number of transitions that are kept in memory, such as 50000", 1
+        )
         if full not in FULL:
             raise ConfigError(f"full={full!r}: expected one of {', '.join(FULL)}.")
         if path is not None and full != "spill":
@@ -139,7 +148,9 @@ class QueuedDataStore:
 
     def parcel(self, after: int, max_bytes: int = 1 << 30) -> Parcel | None:
         """The next transitions with numbers above `after`, as many as lie together and fit; None when there are none."""
-        after = as_whole_number("after", after, "the number of the last transition that was sent, or -1 for all that are kept")
+        after = as_whole_number(
+            "after", after, "the number of the last transition that was sent, or -1 for all that are kept"
+        )
         max_bytes = as_whole_number("max_bytes", max_bytes, "the size that a parcel has at most, such as 1 << 30", 1)
         with self._changed:
             first = max(after + 1, self._acknowledged + 1)
@@ -204,7 +215,10 @@ class QueuedDataStore:
         else:
             deadline = time.monotonic() + as_seconds("timeout", timeout)
             while self._in_memory >= self.capacity:
-                if not self._changed.wait(timeout=max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
+                if (
+                    not self._changed.wait(timeout=max(0.0, deadline - time.monotonic()))
+                    and time.monotonic() >= deadline
+                ):
                     raise DeadlineError(
                         f"waited {timeout:g} s for room: {self._in_memory} of {self.capacity} transitions are not acknowledged. "
                         "Is the learner running? Or use full='spill'."
@@ -283,7 +297,9 @@ class _Block:
             return Parcel(boot, first, self._base + stop - 1, None, self._plain[start:stop])
         step_bytes = max(1, self.nbytes // self._packed.room)
         stop = min(stop, start + max(1, max_bytes // step_bytes))
-        return Parcel(boot, first, self._base + stop - 1, self._packed.slice(start, stop), None, (stop - start) * step_bytes)
+        return Parcel(
+            boot, first, self._base + stop - 1, self._packed.slice(start, stop), None, (stop - start) * step_bytes
+        )
 
 
 def _copied(transition: Any) -> Any:

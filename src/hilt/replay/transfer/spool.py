@@ -57,13 +57,18 @@ class Spool:
     def last_of(self, boot: str) -> int:
         """The last number of a boot before this one; -1 when nothing of it waits."""
         after = [first for first, _ in self._boots]
-        return next((next_first - 1 for next_first, (_, known) in zip(after[1:], self._boots, strict=False) if known == boot), -1)
+        return next(
+            (next_first - 1 for next_first, (_, known) in zip(after[1:], self._boots, strict=False) if known == boot),
+            -1,
+        )
 
     def append(self, number: int, transition: Tree) -> None:
         """Process-safe when it returns."""
         if not isinstance(transition, Mapping):
             what = f"a transition of type {type(transition).__name__} cannot be kept on disk"
-            raise SchemaError(f"{what}; expected a mapping of arrays. Use one, or full='block' or 'drop_oldest' and no path=.")
+            raise SchemaError(
+                f"{what}; expected a mapping of arrays. Use one, or full='block' or 'drop_oldest' and no path=."
+            )
         leaves = {path: np.asarray(value) for path, value in flatten(transition).items()}
         for part in reversed(self._parts):
             try:

@@ -34,7 +34,9 @@ class BanditAgent(StepAgent):
         config = config or AgentConfig()
         return cls(fit(observation_space, action_space, config, image_keys, proprio_keys), config, seed)
 
-    def sample_actions(self, observations: Mapping[str, Any], seed: int | None = None, argmax: bool = False) -> np.ndarray:
+    def sample_actions(
+        self, observations: Mapping[str, Any], seed: int | None = None, argmax: bool = False
+    ) -> np.ndarray:
         rows = np.shape(observations["state"])[:-1]
         draws = self._draws if seed is None else torch.Generator().manual_seed(seed)
         noise = 0.0 if argmax else 0.5 * torch.randn(*rows, len(self._mean), generator=draws)

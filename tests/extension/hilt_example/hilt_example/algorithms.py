@@ -28,6 +28,8 @@ class Unclipped(PolicyLoss):
     def figures(self, settings: PolicyGradient) -> list[str]:
         return ["mean_ratio"]
 
-    def terms(self, log_ratio: Tensor, advantage: Tensor, settings: PolicyGradient) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def terms(
+        self, log_ratio: Tensor, advantage: Tensor, settings: PolicyGradient
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
         ratio = log_ratio.exp()
         return -advantage * ratio, {"mean_ratio": ratio.detach()}

@@ -58,7 +58,10 @@ class JsonLinesWriter(Writer):
         self.next = len((path / FILE).read_text().splitlines())
 
     def add(self, number: int, episode: Episode) -> None:
-        columns = {name: {"type": str(array.dtype), "values": array.tolist()} for name, array in flatten(episode.columns).items()}
+        columns = {
+            name: {"type": str(array.dtype), "values": array.tolist()}
+            for name, array in flatten(episode.columns).items()
+        }
         self._file.write(json.dumps({"columns": columns, "facts": episode.facts}) + "\n")
 
     def keep(self) -> None:

@@ -44,7 +44,9 @@ class Regression(OffPolicyAlgorithm):
     def _step(self, networks: Networks, name: str, loss: torch.Tensor) -> None:
         optimizer = networks.optimizers[name]
         gradients = torch.autograd.grad(loss, optimizer.parameters, allow_unused=True)
-        optimizer.step([torch.zeros_like(p) if g is None else g for p, g in zip(optimizer.parameters, gradients, strict=True)])
+        optimizer.step(
+            [torch.zeros_like(p) if g is None else g for p, g in zip(optimizer.parameters, gradients, strict=True)]
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {"made": self._made}

@@ -51,7 +51,11 @@ class LinearPolicy(Policy):
         return Evaluation(normal.log_prob(torch.as_tensor(record["raw"], device=self.device)), normal.entropy(), None)
 
     def supervised_loss(
-        self, observations: Sequence[Observation], actions: np.ndarray, mask: np.ndarray, generator: torch.Generator | None = None
+        self,
+        observations: Sequence[Observation],
+        actions: np.ndarray,
+        mask: np.ndarray,
+        generator: torch.Generator | None = None,
     ) -> tuple[torch.Tensor, dict[str, float]]:
         actions, mask = to_imitate(self, actions, mask)
         state = np.stack([np.asarray(seen["state"], np.float32) for seen in observations])
@@ -61,7 +65,9 @@ class LinearPolicy(Policy):
         return loss, {"mse": loss.item()}
 
     def _mean(self, state: np.ndarray) -> torch.Tensor:
-        return (torch.as_tensor(state, device=self.device) @ self.weight.T + self.bias).view(-1, self.chunk, self.action_dim)
+        return (torch.as_tensor(state, device=self.device) @ self.weight.T + self.bias).view(
+            -1, self.chunk, self.action_dim
+        )
 
     # How a new one is made
 

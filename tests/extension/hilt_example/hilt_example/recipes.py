@@ -24,4 +24,6 @@ def lamps() -> Vla:
 def lamp_with_a_person() -> Hil:
     """A run with a person in the loop, or a device in their place, in a second of learning."""
     agent = AgentConfig(hidden=[16], encoder=EncoderConfig(kind="none"))
-    return Hil(task="example/up", agent=agent, defaults="images", max_steps=20, training_starts=8, log_period=5, batch_size=16)
+    return Hil(
+        task="example/up", agent=agent, defaults="images", max_steps=20, training_starts=8, log_period=5, batch_size=16
+    )
