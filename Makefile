@@ -36,7 +36,7 @@ test-portable: $(VENV)/.installed  ## the tests of replay, wire, runtime and rob
 # dm-reverb has wheels for Linux on x86-64 and Python up to 3.11, and for nothing else: elsewhere what needs it is skipped.
 REVERB := $(shell $(PYTHON) -c 'import platform, sys; print("here" * (sys.platform == "linux" and platform.machine() == "x86_64" and sys.version_info < (3, 12)))')
 
-test-peers: $(VENV)/.installed-peers $(if $(REVERB),$(VENV)-reverb/.installed) $(VENV)-lerobot/.installed $(VENV)-lerobot21/.installed $(VENV)-hdf5/.installed $(VENV)-sinks/.installed $(VENV)-libero/.installed  ## the tests that run other people's programs beside ours
+test-peers: $(VENV)/.installed-peers $(if $(REVERB),$(VENV)-reverb/.installed) $(VENV)-lerobot/.installed $(VENV)-lerobot21/.installed $(VENV)-hdf5/.installed $(VENV)-sinks/.installed $(VENV)-openpi/.installed $(VENV)-libero/.installed  ## the tests that run other people's programs beside ours
 	$(BIN)/python -m pytest -m peers $(ARGS)
 	$(if $(REVERB),$(VENV)-reverb/bin/python -m pytest -m peers tests/peers/test_reverb.py tests/peers/test_rlds.py tests/seeds/test_001_rlds_to_reverb.py,@echo "SKIPPED tests/peers/test_reverb.py, tests/peers/test_rlds.py: dm-reverb has wheels only for Linux on x86-64 and Python up to 3.11")
 	$(VENV)-lerobot/bin/python -m pytest -m peers tests/peers/test_lerobot.py
@@ -53,16 +53,16 @@ bench: $(VENV)/.installed-peers $(if $(REVERB),$(if $(filter wire formats,$(ARGS
 	$(BIN)/python -m bench $(or $(ARGS),replay)
 
 clean:  ## remove .venv, caches and build results
-	rm -rf $(VENV) $(VENV)-reverb $(VENV)-lerobot $(VENV)-lerobot21 $(VENV)-hdf5 $(VENV)-sinks $(VENV)-libero build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-reverb $(VENV)-lerobot $(VENV)-lerobot21 $(VENV)-hdf5 $(VENV)-sinks $(VENV)-openpi $(VENV)-libero build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml constraints.txt tools/install.py
-	@$(PYTHON) tools/install.py $(VENV) dev,torch,zstd,formats,array-record,sim,robot,teleop,vla,cluster,tensorboard
+	@$(PYTHON) tools/install.py $(VENV) dev,torch,zstd,formats,array-record,sim,robot,teleop,serve,vla,cluster,tensorboard
 	@touch $@
 
 # gym-hil comes alone: what it imports is there, and the rest of its dependencies drives its own joysticks.
 $(VENV)/.installed-peers: $(VENV)/.installed
-	@$(PYTHON) tools/install.py $(VENV) dev,torch,zstd,formats,array-record,sim,robot,teleop,vla,cluster,tensorboard,bench,learn-bench gym-hil==0.1.14
+	@$(PYTHON) tools/install.py $(VENV) dev,torch,zstd,formats,array-record,sim,robot,teleop,serve,vla,cluster,tensorboard,bench,learn-bench gym-hil==0.1.14
 	@touch $@
 
 # TensorFlow's pins would break the main environment.
@@ -83,6 +83,11 @@ $(VENV)-hdf5/.installed: pyproject.toml constraints.txt tools/install.py
 
 $(VENV)-sinks/.installed: pyproject.toml constraints.txt tools/install.py
 	@$(PYTHON) tools/install.py $(@D) sinks
+	@touch $@
+
+# The client of openpi alone: a server of ours in the main environment answers it.
+$(VENV)-openpi/.installed: pyproject.toml constraints.txt tools/install.py
+	@$(PYTHON) tools/install.py $(@D) openpi
 	@touch $@
 
 # LIBERO pins what nothing here needs: it comes alone. Its assets are in HILT_LIBERO_ASSETS; without them its tests are skipped with a line.

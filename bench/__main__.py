@@ -1,4 +1,5 @@
-"""``python -m bench replay|wire|formats|robot|learn|vla|rollout [--quick] [--json FILE] [--markdown FILE] [--only NAME ...]``"""
+"""``python -m bench replay|wire|formats|robot|learn|vla|rollout|chunks|open|serve [--quick] [--json
+FILE] [--markdown FILE] [--only NAME ...]``"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from bench.limits import is_on_disk
 from bench.peers import one_torch_thread
 from bench.report import Report, Row
 
-SUITES = ("replay", "wire", "formats", "robot", "learn", "vla", "rollout")
+SUITES = ("replay", "wire", "formats", "robot", "learn", "vla", "rollout", "chunks", "open", "serve")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -48,7 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
         "--keep",
         type=Path,
         metavar="FOLDER",
-        help="learn: keep the result of each run of the groups pick, tasks and state here, and do not repeat those that are",
+        help="learn: keep the result of each run of the groups pick, tasks and state here, and do "
+        "not repeat those that are; chunks: what is recorded, trained and measured",
     )
     parser.add_argument("--list", action="store_true", help="list the groups and rows")
     given = parser.parse_args(arguments)
@@ -60,8 +62,10 @@ def main(arguments: list[str] | None = None) -> int:
     known = {*groups, *(row for group in groups.values() for row in group.rows)}
     if unknown := [name for name in given.only if name not in known]:
         parser.error(f"no row or group is called {unknown[0]!r}; choose from {', '.join(sorted(known))}")
-    if given.suite != "learn" and (given.seeds, given.minutes, given.cores, given.keep) != (None, None, None, None):
-        parser.error("--seeds, --minutes, --cores and --keep are for the suite learn")
+    if given.suite != "learn" and (given.seeds, given.minutes, given.cores) != (None, None, None):
+        parser.error("--seeds, --minutes and --cores are for the suite learn")
+    if given.suite not in ("learn", "chunks") and given.keep is not None:
+        parser.error("--keep is for the suites learn and chunks")
     most = len(os.sched_getaffinity(0))
     if given.cores is not None and not 1 <= given.cores <= most:
         parser.error(f"--cores {given.cores}, but there are {most} to choose from; give 1 to {most}")

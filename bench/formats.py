@@ -1,4 +1,5 @@
-"""RLDS read, decoded and made a log, beside tensorflow_datasets and TF-Agents with a real Reverb server, on the same files and cores."""
+"""RLDS read, decoded and made a log, beside tensorflow_datasets and TF-Agents with a
+real Reverb server, on the same files and cores."""
 
 from __future__ import annotations
 
@@ -62,15 +63,15 @@ def _read(lab: Lab, kind: str, size: int, steps: int) -> Row:
         ours=rates["ours"].median,
         spread=rates["ours"].spread,
         unit="steps/s",
-        what=f"episodes of {LENGTH} steps with one {size}x{size}x3 {kind.upper()} image each, read from 4 TFRecord files and decoded, "
-        "on two cores",
+        what=f"episodes of {LENGTH} steps with one {size}x{size}x3 {kind.upper()} image each, read from 4 "
+        "TFRecord files and decoded, on two cores",
         targets=[at_least(1.5, "peer"), at_least(0.9, "limit")],
         enough="any",
         peers={"tensorflow_datasets": rates[best].median} if best else {},
         absent=absent,
         limit=rates["bare"].median,
-        limit_name=f"the bare decoder ({'simplejpeg' if kind == 'jpeg' else 'Pillow'}): the same images in memory, two threads, an array "
-        "for each episode",
+        limit_name=f"the bare decoder ({'simplejpeg' if kind == 'jpeg' else 'Pillow'}): the same images in "
+        "memory, two threads, an array for each episode",
         size=lab.size(steps, 2_000, "steps"),
         note=f"{ways}; every pixel is the same" if ways else "",
     )
@@ -108,8 +109,9 @@ def to_log(lab: Lab) -> list[Row]:
             ours=rates["convert"].median,
             spread=rates["convert"].spread,
             unit="steps/s",
-            what=f"episodes of {LENGTH} steps with one {size}x{size}x3 JPEG image each, from a TFDS folder to a complete and synced log "
-            "(hilt data convert), beside push_rlds_to_reverb to a Reverb server's table in memory, on two cores",
+            what=f"episodes of {LENGTH} steps with one {size}x{size}x3 JPEG image each, from a TFDS folder to "
+            "a complete and synced log (hilt data convert), beside push_rlds_to_reverb to a Reverb server's "
+            "table in memory, on two cores",
             targets=[at_least(10, "peer")],
             peers={"TF-Agents": rates["TF-Agents"].median} if "TF-Agents" in rates else {},
             absent=absent,
@@ -149,7 +151,8 @@ def memory(lab: Lab) -> list[Row]:
         Row(
             name="rlds_memory",
             ours=peaks["ours 8"],
-            what=f"the most by which reading 8 shards of {steps:,} steps with 128x128x3 images raises the reader's memory (RssAnon)",
+            what=f"the most by which reading 8 shards of {steps:,} steps with 128x128x3 images raises the "
+            "reader's memory (RssAnon)",
             targets=[Target("limit", "<=", 1.0)],
             peers={"tensorflow_datasets": peaks["tfds 8"]} if "tfds 8" in peaks else {},
             **beside,
@@ -202,7 +205,8 @@ def make(folder: Path, kind: str, size: int, steps: int, shards: int) -> Path:
 
 
 def scenes(size: int, count: int) -> list[Any]:
-    """Pictures that compress about as those of a camera do: a table, a few things on it that move, and the sensor's noise."""
+    """Pictures that compress about as those of a camera do: a table, a few things
+    on it that move, and the sensor's noise."""
     rng = np.random.default_rng(0)
     y, x = np.mgrid[:size, :size] / size
     table = np.stack([120 + 60 * y, 100 + 50 * x, 90 + 40 * x * y], axis=-1)

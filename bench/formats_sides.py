@@ -1,4 +1,5 @@
-"""Our side of the formats: what reads RLDS, what makes a log of it, and the bare decoders; each a process of its own."""
+"""Our side of the formats: what reads RLDS, what makes a log of it, and the bare
+decoders; each a process of its own."""
 
 from __future__ import annotations
 
@@ -67,10 +68,8 @@ class Logger:
         summary = convert(path, target, workers=CORES)
         seconds = time.perf_counter() - start
         remove(Path(target))
-        return {
-            "seconds": seconds,
-            "steps": summary.steps + summary.episodes,
-        }  # an episode of N steps is N - 1 transitions
+        # an episode of N steps is N - 1 transitions
+        return {"seconds": seconds, "steps": summary.steps + summary.episodes}
 
     def push(self, path: str, target: str) -> dict[str, float]:
         """The same through the function that TF-Agents has."""

@@ -28,14 +28,17 @@ class Lab:
     minutes: float = 5.0
     """Of learning, for each seed"""
     cores: int = 0
-    """Of each of the runs that are made side by side, as many as the machine has cores for; 0: one at a time, with all of them"""
+    """Of each of the runs that are made side by side, as many as the machine has
+    cores for; 0: one at a time, with all of them"""
     only: frozenset[str] = frozenset()
     """Rows and groups that were asked for; none: all of them"""
     keep: Path | None = None
-    """Where results of single runs are kept, so that a bench of hours can be interrupted, or measured on several machines"""
+    """Where results of single runs are kept, so that a bench of hours can be
+    interrupted, or measured on several machines"""
 
     def once(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Returns the kept result of this name, or measures it and keeps it. Results of --quick have names of their own."""
+        """Returns the kept result of this name, or measures it and keeps it.
+        Results of --quick have names of their own."""
         if self.keep is None:
             return measure()
         file = self.kept(f"{name}.json")
@@ -50,12 +53,13 @@ class Lab:
         return result
 
     def kept(self, name: str) -> Path:
-        """Returns the path of a result, or of a folder that later runs need: below `keep` where it is given, else below our own
-        folder, which is removed at the end."""
+        """Returns the path of a result, or of a folder that later runs need: below `keep` where it is given, else below
+        our own folder, which is removed at the end."""
         return (self.keep or self.folder) / (f"quick-{name}" if self.quick else name)
 
     def side_by_side(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-        """Calls `work` with each item and returns the results in order. The processes that it starts inherit the cores of its thread."""
+        """Calls `work` with each item and returns the results in order. The processes that it
+        starts inherit the cores of its thread."""
         machine = sorted(os.sched_getaffinity(0))
         size = self.cores or len(machine)
         lanes: SimpleQueue[list[int]] = SimpleQueue()

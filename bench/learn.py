@@ -1,6 +1,6 @@
-"""Learning: the recipe tabletop_pick as ``hilt train`` runs it; with other operators and with none; beside HG-DAgger and
-Stable-Baselines3's SAC with the same demonstrations, the same minutes and the same updates; beside imitation, an operator who does
-everything, and learning without demonstrations; and how its processes spend their time."""
+"""Learning: the recipe tabletop_pick as ``hilt train`` runs it; with other operators and with none; beside HG-DAgger
+and Stable-Baselines3's SAC with the same demonstrations, the same minutes and the same updates; beside imitation, an
+operator who does everything, and learning without demonstrations; and how its processes spend their time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "shared encoder, random shift": {"learning_rate": 1e-3, "shared": True, "shift": 4},
     "its own settings, shared encoder, random shift": {"learning_rate": 3e-4, "shared": True, "shift": 4, "own": True},
 }
-"""Of SB3's SAC; the best one counts, seed by seed. The first three have our discount, tau, temperature, batch and updates a step"""
+"""Of SB3's SAC; the best one counts, seed by seed. The first three have our
+discount, tau, temperature, batch and updates a step"""
 MAX_TIME = 4.0
 """To make as many updates as ours, SB3 may take so many times as long"""
 STATES, SEEDS, MINUTES = 100, 5, 5.0
@@ -57,7 +58,10 @@ OTHERS = {
     "without_operator": (["operator=''"], "ours with the demonstrations, and nobody who takes over"),
     "delayed_operator": (
         ["operator_options.delay=5", "operator_options.noise=0.5"],
-        "ours with an operator who reacts half a second (5 steps) late, with noise of half a full deflection on every motion",
+        (
+            "ours with an operator who reacts half a second (5 steps) late, with noise of half a full "
+            "deflection on every motion"
+        ),
     ),
     "tired_operator": (
         ["operator_options.tires_after=500"],
@@ -68,8 +72,8 @@ OTHERS = {
 
 
 def pick(lab: Lab) -> list[Row]:
-    """Our runs first, then Stable-Baselines3, which needs the demonstrations, the time and the updates of ours. The result of each run is
-    a JSON object, so that it can be kept."""
+    """Our runs first, then Stable-Baselines3, which needs the demonstrations, the time and the updates of ours. The
+    result of each run is a JSON object, so that it can be kept."""
     seeds, minutes = range(lab.seeds), f"{lab.minutes:g}min"
     named = {"bare": WITHOUT, **{name: words for name, (words, _) in OTHERS.items()}}
     absent: dict[str, str] = {}
@@ -124,7 +128,8 @@ def pick(lab: Lab) -> list[Row]:
 
 
 def our_run(lab: Lab, kept: str, seed: int) -> dict[str, Any]:
-    """The recipe, imitation alone, and the operator alone. The settings and demonstrations stay, which Stable-Baselines3 needs."""
+    """The recipe, imitation alone, and the operator alone. The settings and
+    demonstrations stay, which Stable-Baselines3 needs."""
     states, seconds = lab.pick(STATES, 2), 60 * lab.minutes
     lab.progress(f"pick: seed {seed} of {lab.seeds}, ours for {seconds:g} s")
     run, place = lab.new(f"ours-{seed}"), lab.kept(kept)
@@ -173,7 +178,8 @@ EQUAL = "as many updates"
 
 
 class Made(NamedTuple):
-    """The work of a run: environment steps, updates of the critics (or of imitation), and steps on which the operator acted."""
+    """The work of a run: environment steps, updates of the critics (or of
+    imitation), and steps on which the operator acted."""
 
     steps: int
     updates: int
@@ -258,14 +264,16 @@ def pick_rows(
         row(
             "pick_success",
             "ours",
-            f"success of the last checkpoint of `hilt train {RECIPE}` {task}, {lab.minutes:g} minutes from the first step",
+            f"success of the last checkpoint of `hilt train {RECIPE}` {task}, {lab.minutes:g} "
+            "minutes from the first step",
             targets=[at_least(95)],
             note=facts,
         ),
         Row(
             name="pick_margin",
             ours=min(a - b for a, b in zip(ours, best, strict=True)) if best else None,
-            what="how far it is above Stable-Baselines3's SAC after the same time, in the seed where it is least; its best variant counts",
+            what="how far it is above Stable-Baselines3's SAC after the same time, in the seed where it is "
+            "least; its best variant counts",
             targets=[at_least(1)],
             absent=absent,
             **{**common, "unit": "points"},
@@ -289,8 +297,9 @@ def pick_rows(
         Row(
             name="pick_sb3",
             ours=None,
-            what=f"Stable-Baselines3's SAC {task}: the same environment, demonstrations in its buffer, convolutions, widths, and all the "
-            "time that our command took, start and demonstrations included; with our batch, discount and updates a step, or its own",
+            what=f"Stable-Baselines3's SAC {task}: the same environment, demonstrations in its buffer, "
+            "convolutions, widths, and all the time that our command took, start and demonstrations included; "
+            "with our batch, discount and updates a step, or its own",
             peers={name: float(np.mean([trial.percent for trial in trials])) for name, trials in peers.items()},
             absent=absent,
             note="; ".join(f"{name}: {each(trials)} ({did(name)})" for name, trials in peers.items()),
@@ -299,7 +308,8 @@ def pick_rows(
         Row(
             name="pick_sb3_equal_updates",
             ours=float(np.mean([trial.percent for trial in found["ours"]])),
-            what=f"the best of these, until it has made as many updates as ours in up to {MAX_TIME:g} times the time, {task}",
+            what="the best of these, until it has made as many updates as ours in up to "
+            f"{MAX_TIME:g} times the time, {task}",
             peers={EQUAL: float(np.mean([trial.percent for trial in found[EQUAL]]))} if found.get(EQUAL) else {},
             absent=absent,
             note=f"{each(found[EQUAL])} ({did(EQUAL)}; {', '.join(made['equal'])})" if found.get(EQUAL) else "",
@@ -359,11 +369,13 @@ def in_torch(lab: Lab, name: str) -> Row:
         ours=float(np.mean(shares.rounds)),
         spread=shares.spread,
         unit="%",
-        what=f"share of a learner's time in torch, batch 256, two cameras of 64 pixels, {what}, while an actor acts beside it",
+        what=f"share of a learner's time in torch, batch 256, two cameras of 64 pixels, {what}, "
+        "while an actor acts beside it",
         targets=[at_least(90)],
         size=lab.size(lab.pick(*LEARNER_SECONDS), LEARNER_SECONDS[0], "seconds"),
-        note=f"waiting for batches {means['sample_wait_share']:.1f}%, for steps {means['wait_share']:.1f}%, the rest (logging, "
-        f"weights, checkpoints) {means['other_share']:.1f}%; {np.median([r['updates_per_second'] for r in told]):.0f} updates/s",
+        note=f"waiting for batches {means['sample_wait_share']:.1f}%, for steps "
+        f"{means['wait_share']:.1f}%, the rest (logging, weights, checkpoints) {means['other_share']:.1f}%; "
+        f"{np.median([r['updates_per_second'] for r in told]):.0f} updates/s",
     )
 
 
@@ -421,12 +433,13 @@ def lateness(lab: Lab) -> Row:
         name="control_lateness_p99",
         ours=late["lateness_p99_ms"] - idle_p99,
         unit="ms",
-        what=f"99th percentile of how late the actor's loop at {HZ:g} Hz is while a learner makes as many updates as it can, beyond "
-        "that of a loop that only sleeps, at the same time on the same machine",
+        what=f"99th percentile of how late the actor's loop at {HZ:g} Hz is while a learner makes as many "
+        "updates as it can, beyond that of a loop that only sleeps, at the same time on the same machine",
         targets=[at_most(5)],
         size=lab.size(seconds, 120, "seconds"),
-        note=f"the actor's {late['lateness_p99_ms']:.2f} ms, p50 {late['lateness_p50_ms']:.2f} ms, {late['missed']:.0f} periods lost "
-        f"of {late['steps']:.0f}; the sleeping loop's {idle_p99:.2f} ms, p50 {np.percentile(idle, 50):.2f} ms",
+        note=f"the actor's {late['lateness_p99_ms']:.2f} ms, p50 {late['lateness_p50_ms']:.2f} ms, "
+        f"{late['missed']:.0f} periods lost of {late['steps']:.0f}; the sleeping loop's {idle_p99:.2f} ms, p50 "
+        f"{np.percentile(idle, 50):.2f} ms",
     )
 
 

@@ -1,5 +1,5 @@
-"""Sides of the learning benchmark, each a process of its own: Stable-Baselines3's SAC on the same task with the same demonstrations in
-its buffer, a loop that only sleeps, and the scripted operator alone."""
+"""Sides of the learning benchmark, each a process of its own: Stable-Baselines3's SAC on the same task with the same
+demonstrations in its buffer, a loop that only sleeps, and the scripted operator alone."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MAX_STEPS = 30_000
 
 
 class Sb3:
-    """SAC of Stable-Baselines3 in the environment of one of our runs, with its sizes and its demonstrations. It sees what our policy
-    sees: each camera, and the proprioception as one vector."""
+    """SAC of Stable-Baselines3 in the environment of one of our runs, with its sizes and its demonstrations. It sees
+    what our policy sees: each camera, and the proprioception as one vector."""
 
     def start(
         self,
@@ -31,9 +31,9 @@ class Sb3:
         shift: int = 0,
         own: bool = False,
     ) -> dict[str, Any]:
-        """Gives its version, how many demonstrated steps are in its buffer, and the size of its encoder. `shared`: actor and critics have
-        one encoder, which the critics train; `shift`: images are moved by up to so many pixels in updates; `own`: discount, tau,
-        temperature, batch and updates a step are its defaults, not ours."""
+        """Gives its version, how many demonstrated steps are in its buffer, and the size of its encoder. `shared`:
+        actor and critics have one encoder, which the critics train; `shift`: images are moved by up to so many pixels
+        in updates; `own`: discount, tau, temperature, batch and updates a step are its defaults, not ours."""
         import stable_baselines3
         import torch
 
@@ -43,9 +43,8 @@ class Sb3:
 
         config = thaw(Hil, f"{run}/config.yaml")
         self.env = flat_env(make_env(config, operator=False), config, f"{run}/demos")
-        torch.set_num_threads(
-            len(os.sched_getaffinity(0))
-        )  # it has the machine for itself, as our processes have together
+        # it has the machine for itself, as our processes have together
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
         agent, rlpd = config.agent, config.agent.rlpd
         entropy = -self.env.action_space.shape[0] / 2 if rlpd.target_entropy is None else rlpd.target_entropy
         ours: dict[str, Any] = {
@@ -101,8 +100,8 @@ class Sb3:
         return {key: (value.transpose(2, 0, 1) if value.ndim == 3 else value)[None] for key, value in flat.items()}
 
     def train(self, seconds: float, updates: int = 0) -> dict[str, float]:
-        """Trains for this number of seconds from the first step on, or until it has made this number of updates (0: no limit). Returns the
-        numbers of steps and updates."""
+        """Trains for this number of seconds from the first step on, or until it has made this number of updates (0: no
+        limit). Returns the numbers of steps and updates."""
         from stable_baselines3.common.callbacks import BaseCallback
 
         class Clock(BaseCallback):  # type: ignore[misc]
@@ -121,7 +120,8 @@ class Sb3:
         }
 
     def evaluate(self, states: int, split: str = "test") -> list[int]:
-        """The steps that each initial state took to success, 0 where there was none; its mean action, nobody takes over."""
+        """The steps that each initial state took to success, 0 where there was
+        none; its mean action, nobody takes over."""
         found = []
         for state in range(states):
             seen, _ = self.env.reset(options={"split": split, "state": state})
@@ -138,7 +138,8 @@ class Sb3:
 
 
 def flat_env(env: Any, config: Any, demos: str) -> Any:
-    """As Stable-Baselines3 takes it: observations are a flat dictionary, an action is the numbers that our policy moves, the others being
+    """As Stable-Baselines3 takes it: observations are a flat dictionary, an action is the
+    numbers that our policy moves, the others being
     0. Proprioception is what ours is: poses with columns of the rotation, normalized by the demonstrations."""
     import gymnasium
     import torch
@@ -201,8 +202,8 @@ def flat_env(env: Any, config: Any, demos: str) -> Any:
 
 
 def encoder_class() -> Any:
-    """Per camera the convolutions of our small encoder (`hilt.policies.agent.encoders`), and the proprioception beside. In training, images
-    are moved at random by up to `shift` pixels, as ours are."""
+    """Per camera the convolutions of our small encoder (`hilt.policies.agent.encoders`), and the proprioception beside.
+    In training, images are moved at random by up to `shift` pixels, as ours are."""
     import torch
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
     from torch import nn
@@ -256,8 +257,8 @@ class Operator:
     """The scripted operator without a policy to help: what a person who did everything would reach."""
 
     def alone(self, run: str, states: int) -> list[int]:
-        """The steps to success of each test state, 0 where there was none. It watches a policy that stands still, and takes over by its
-        rule, with the options of the run."""
+        """The steps to success of each test state, 0 where there was none. It watches a policy that stands still, and
+        takes over by its rule, with the options of the run."""
         from hilt.core.config import thaw
         from hilt.hil.config import Hil
         from hilt.hil.environment import make_env

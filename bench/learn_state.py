@@ -1,5 +1,5 @@
-"""Learning from numbers alone, with settings that nobody has tuned: `build(Hil(), {task, demonstrations})` on two tasks of Meta-World,
-beside Stable-Baselines3's SAC; and what one update of equal networks costs on both sides.
+"""Learning from numbers alone, with settings that nobody has tuned: `build(Hil(), {task, demonstrations})` on two tasks
+of Meta-World, beside Stable-Baselines3's SAC; and what one update of equal networks costs on both sides.
 
 Meta-World pins another MuJoCo than ours, so it lives in a Python of its own, which HILT_METAWORLD names:
 
@@ -34,8 +34,8 @@ STEP_LIMIT = 200
 
 
 def make(env_name: str, step_limit: int = STEP_LIMIT) -> Any:
-    """A task of Meta-World by its state; success is the reward, and ends the episode. Its states are those of its benchmark MT1: 50 with
-    the seed 0 to train on, and 50 others with the seed 1 to be tested on."""
+    """A task of Meta-World by its state; success is the reward, and ends the episode. Its states are those of its
+    benchmark MT1: 50 with the seed 0 to train on, and 50 others with the seed 1 to be tested on."""
     import gymnasium
     import metaworld
     import metaworld.policies
@@ -97,8 +97,8 @@ def window() -> Any:
 
 
 class Updates:
-    """One update of ours and one of SB3's SAC in turns, in one process with one thread: two critics and an actor of the same widths, the
-    same batch. The processor's time is counted, which does not depend on who else runs."""
+    """One update of ours and one of SB3's SAC in turns, in one process with one thread: two critics and an actor of the
+    same widths, the same batch. The processor's time is counted, which does not depend on who else runs."""
 
     def compare(self, rounds: int) -> dict[str, Any]:
         import stable_baselines3
@@ -217,8 +217,9 @@ def updates(lab: Lab) -> list[Row]:
     common: dict[str, Any] = {
         "name": "state_updates",
         "unit": "updates/s of a core",
-        "what": f"updates of all networks in a second of one core's time, ours and SB3's SAC in turns: batch {BATCH}, two critics and an "
-        f"actor of {HIDDEN}, {NUMBERS} numbers seen, {ACTIONS} moved; ours has LayerNorm besides",
+        "what": "updates of all networks in a second of one core's time, ours and SB3's SAC in turns: batch "
+        f"{BATCH}, two critics and an actor of {HIDDEN}, {NUMBERS} numbers seen, {ACTIONS} moved; "
+        "ours has LayerNorm besides",
         "targets": [at_least(1, "peer")],
     }
     try:
@@ -235,9 +236,10 @@ def success(lab: Lab, name: str) -> Row:
     common: dict[str, Any] = {
         "name": f"state_{name}",
         "unit": "%",
-        "what": f"success of `hilt train bench.learn_state:{name}` of {states} new states of Meta-World's {TASKS[name]}, by its state: no "
-        f"setting but the task and {DEMONSTRATIONS} demonstrations of its script, {seconds} s from the first step; SB3's SAC with these in "
-        "its buffer, its own settings, the same seconds and one thread",
+        "what": f"success of `hilt train bench.learn_state:{name}` of {states} new states of Meta-World's "
+        f"{TASKS[name]}, by its state: no setting but the task and {DEMONSTRATIONS} demonstrations of its script, "
+        f"{seconds} s from the first step; SB3's SAC with these in its buffer, its own settings, the "
+        "same seconds and one thread",
         "targets": [at_least(90)],
         "size": ", ".join(
             part for part in (lab.size(seconds, SECONDS, "seconds"), lab.size(states, STATES, "states")) if part
@@ -251,8 +253,8 @@ def success(lab: Lab, name: str) -> Row:
     return Row(
         ours=100 * ours["successes"] / states,
         peers={f"SB3 {peer['version']} SAC": 100 * peer["successes"] / states},
-        note=f"ours: {ours['updates']:,} updates, {ours['steps']:,} steps, {100 * ours['before'] / states:.0f}% before the first update; "
-        f"SB3: {peer['updates']:,} updates, {peer['steps']:,} steps",
+        note=f"ours: {ours['updates']:,} updates, {ours['steps']:,} steps, {100 * ours['before'] / states:.0f}% "
+        f"before the first update; SB3: {peer['updates']:,} updates, {peer['steps']:,} steps",
         **common,
     )
 

@@ -1,8 +1,9 @@
 """Every task of the tabletop suite that has a recipe, with a budget that is fixed before anything is looked at.
 
-The budget of a task is its recipe's number of updates (`max_steps`), the same for every seed, whatever the machine; no run ends earlier
-because it succeeds, and none is made longer because it does not. Test states are tried once, when all runs have ended: the policy of the
-last update, and the one that only imitates. Intervals take seeds and scenes for samples, both.
+The budget of a task is its recipe's number of updates (`max_steps`), the same for every seed, whatever the
+machine; no run ends earlier because it succeeds, and none is made longer because it does not. Test states
+are tried once, when all runs have ended: the policy of the last update, and the one that only imitates.
+Intervals take seeds and scenes for samples, both.
 """
 
 from __future__ import annotations
@@ -92,11 +93,13 @@ def row(lab: Lab, name: str, runs: list[dict[str, Any]]) -> Row:
         name=f"task_{name}",
         ours=100 * share,
         unit="%",
-        what=f"success of tabletop_{name} in {after.shape[1]} test states after its budget of updates, mean of {len(after)} seeds",
+        what=f"success of tabletop_{name} in {after.shape[1]} test states after its budget of updates, "
+        f"mean of {len(after)} seeds",
         spread=(100 * float(after.mean(1).min()), 100 * float(after.mean(1).max())),
         size=size,
-        note=f"95% interval over seeds and scenes {100 * max(low, 0.0):.0f} - {100 * high:.0f}; seeds {', '.join(each)}%; imitation alone "
-        f"{100 * before.mean():.0f}%, gain {100 * gain:+.0f} points ({100 * least:+.0f} to {100 * most:+.0f}, paired); updates "
-        f"{', '.join(spent)}; {np.mean([run['seconds'] for run in runs]):.0f} s each; the operator made "
+        note=f"95% interval over seeds and scenes {100 * max(low, 0.0):.0f} - {100 * high:.0f}; seeds "
+        f"{', '.join(each)}%; imitation alone {100 * before.mean():.0f}%, gain {100 * gain:+.0f} "
+        f"points ({100 * least:+.0f} to {100 * most:+.0f}, paired); updates {', '.join(spent)}; "
+        f"{np.mean([run['seconds'] for run in runs]):.0f} s each; the operator made "
         f"{np.mean([run['person'] for run in runs]):,.0f} steps",
     )

@@ -1,4 +1,5 @@
-"""Other people's replay buffers, fed with the same data. Each is asked in its own words, with its input ready in its own types."""
+"""Other people's replay buffers, fed with the same data. Each is asked in its own
+words, with its input ready in its own types."""
 
 from __future__ import annotations
 

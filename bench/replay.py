@@ -23,7 +23,7 @@ WARMED = "the page cache's pages were touched before, for ours and peers alike"
 
 def w1(lab: Lab) -> list[Row]:
     """Robot transitions: one by one in, batches out, warm and cold."""
-    work = W1(transitions=lab.pick(20_000, 1_000))
+    work = W1(transitions=lab.pick(20_000, 300))
     size = lab.size(work.transitions, W1().transitions, "transitions")
     path = lab.new("w1")
     lab.limits["memcpy"] = f"{memcpy().median * (64 << 20) / 1e9:.1f} GB/s"
@@ -73,7 +73,8 @@ def w1(lab: Lab) -> list[Row]:
             ours=rates["ours"].median,
             spread=rates["ours"].spread,
             unit="batches/s",
-            what="batches of 256 with contiguous observations and next observations (50.4 MB), from disk, page cache warm",
+            what="batches of 256 with contiguous observations and next observations (50.4 MB), "
+            "from disk, page cache warm",
             targets=[at_least(1.5, "peer"), at_least(0.75, "limit")],
             peers={p: r["sample"].median for p, r in peers.items()},
             absent=absent,
@@ -154,7 +155,8 @@ def _w1_cold(lab: Lab, path: Path, frames: dict[str, np.ndarray], size: str) -> 
         what="the same after the files were put out of the page cache (posix_fadvise), 3 batches at a time",
         targets=[at_least(0.8, "limit")],
         limit=float(np.median(theirs)),
-        limit_name="ordered pread of the same number of frames from plain files, one thread, page cache dropped likewise",
+        limit_name="ordered pread of the same number of frames from plain files, one thread, "
+        "page cache dropped likewise",
         size=size,
         note=f"{max(resident):.1%} of the log was resident at the start of a turn at most",
     )
@@ -162,8 +164,9 @@ def _w1_cold(lab: Lab, path: Path, frames: dict[str, np.ndarray], size: str) -> 
 
 def w1_durable(lab: Lab) -> list[Row]:
     """Whole episodes, each power-safe when `Log.add` returns."""
-    work = W1(transitions=lab.pick(4_000, 600))
-    # Observations and next observations in memory of their own, as they come from most rollouts: equality must be found out.
+    work = W1(transitions=lab.pick(4_000, 200))
+    # Observations and next observations in memory of their own, as they come from
+    # most rollouts: equality must be found out.
     trajectories = [as_trajectory(own_memory(work.columns(e))) for e in range(work.episodes)]
     touch_memory(lab.folder, 200_000 * work.transitions)
     log = Log.create(lab.new("durable"), Schema.of(trajectories[0], leading=2), durability="every episode")
@@ -193,7 +196,8 @@ def w1_durable(lab: Lab) -> list[Row]:
             limit=float(np.median(theirs[1:])),
             limit_name="the same bytes in as many writes to one plain file, then one fsync",
             size="" if not lab.quick else f"{work.episodes} trajectories instead of 40",
-            note=f"{np.median(ours[1:]) / limit.nbytes * 1e6 * work.episode:,.0f} transitions/s; ours syncs three files per trajectory",
+            note=f"{np.median(ours[1:]) / limit.nbytes * 1e6 * work.episode:,.0f} transitions/s; ours syncs "
+            "three files per trajectory",
         )
     ]
 
@@ -244,7 +248,7 @@ def _flat_chunks(columns: dict[str, Any]) -> dict[str, Any]:
 
 def w3(lab: Lab) -> list[Row]:
     """Small steps, where every microsecond of Python shows."""
-    work = W3(transitions=lab.pick(1_000_000, 30_000))
+    work = W3(transitions=lab.pick(1_000_000, 10_000))
     size = lab.size(work.transitions, W3().transitions, "transitions")
     touch_memory(lab.folder, 300 * work.transitions)
     log = Log.create(lab.new("w3"), Schema.of(steps_of(work.columns(0))[0]), durability="never")
@@ -280,7 +284,8 @@ def w3(lab: Lab) -> list[Row]:
             best=Cpprb.name if Cpprb.name in peers else None,
             absent={k: v for k, v in absent.items() if k == Cpprb.name},
             size=size,
-            note=f"with our own columns too (who acted, policy version): {everything.median:,.0f} batches/s; the target names cpprb",
+            note=f"with our own columns too (who acted, policy version): {everything.median:,.0f} "
+            "batches/s; the target names cpprb",
         ),
         Row(
             name="w3_insert_one",
@@ -321,7 +326,7 @@ def _w3_one_by_one(lab: Lab, work: W3, log: Log, peers: dict[str, Peer]) -> tupl
     ready = {name: peer.steps(peer_columns) for name, peer in peers.items()}
     ours: list[float] = []
     theirs: dict[str, list[float]] = {name: [] for name in peers}
-    for _ in range(lab.pick(60, 10)):
+    for _ in range(lab.pick(60, 4)):
         ours.append(len(steps) / seconds_of(_append, log, [steps]))
         for name, peer in peers.items():
             some = ready[name][:200]

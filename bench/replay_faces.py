@@ -31,7 +31,7 @@ class Spaces:
 
 def hilserl(lab: Lab) -> list[Row]:
     """W1 through `MemoryEfficientReplayBufferDataStore`, as HIL-SERL's learner uses it."""
-    work = W1(transitions=lab.pick(20_000, 1_000))
+    work = W1(transitions=lab.pick(20_000, 300))
     size = lab.size(work.transitions, W1().transitions, "transitions")
     lab.progress("hilserl: filling")
     touch_memory(lab.folder, 100_000 * work.transitions)
@@ -89,7 +89,7 @@ def _transition(step: dict[str, Any], work: W1) -> dict[str, Any]:
 
 def disk_reads(lab: Lab) -> list[Row]:
     """RLinf's buffer: how many trajectories are read from disk for one sample, by window and cache."""
-    count, full = lab.pick(120, 24), 120
+    count, full = lab.pick(120, 12), 120
     names = [(window, cache) for window in (0, 10, 100) for cache in (0, 5, 50)]
     try:
         import torch
@@ -121,8 +121,9 @@ def disk_reads(lab: Lab) -> list[Row]:
                 name=f"disk_reads_window_{window}_cache_{cache}",
                 ours=reads / samples,
                 unit="reads/sample",
-                what=f"of the 256 chunk steps of one sample, those read from the log's files because the cache did not have them; "
-                f"{count} trajectories [16, 4] of 32x32 images, window {window or 'all'}, cache of {cache}",
+                what="of the 256 chunk steps of one sample, those read from the log's files because the "
+                f"cache did not have them; {count} trajectories [16, 4] of 32x32 images, window "
+                f"{window or 'all'}, cache of {cache}",
                 size=lab.size(count, full, "trajectories"),
                 note=f"{samples / seconds:.0f} samples/s",
             )
@@ -157,9 +158,11 @@ def auto_save(lab: Lab) -> list[Row]:
             ours=with_files.median,
             spread=with_files.spread,
             unit="trajectories/s",
-            what="add_trajectories with auto_save=True until every file is power-safe; trajectories [16, 4] of 32x32 images",
+            what="add_trajectories with auto_save=True until every file is power-safe; "
+            "trajectories [16, 4] of 32x32 images",
             size=lab.size(count, full, "trajectories"),
-            note=f"with auto_save=False {without.median:.0f} trajectories/s, {without.median / with_files.median:.1f}x as many",
+            note=f"with auto_save=False {without.median:.0f} trajectories/s, "
+            f"{without.median / with_files.median:.1f}x as many",
         )
     ]
 

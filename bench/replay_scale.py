@@ -23,7 +23,7 @@ from hilt.replay import Log, Schema
 
 def memory(lab: Lab) -> list[Row]:
     """Another process samples from a log that is larger than its cache budget, and says what it held."""
-    log_bytes, cache_bytes = lab.pick(8_000_000_000, 240_000_000), lab.pick(1_000_000_000, 30_000_000)
+    log_bytes, cache_bytes = lab.pick(8_000_000_000, 60_000_000), lab.pick(1_000_000_000, 10_000_000)
     work = W1(transitions=log_bytes // 99_000 // 100 * 100)
     lab.progress(f"memory: a log of {log_bytes / 1e9:g} GB")
     path = lab.new("large")
@@ -31,20 +31,20 @@ def memory(lab: Lab) -> list[Row]:
         for e in range(work.episodes):
             log.add(as_trajectory(work.columns(e)))
         size = log.live_bytes
-    found = _in_subprocess("sampling_memory", path=str(path), cache_bytes=cache_bytes, batches=lab.pick(300, 20))
+    found = _in_subprocess("sampling_memory", path=str(path), cache_bytes=cache_bytes, batches=lab.pick(300, 5))
     remove(path)
     return [
         Row(
             name="memory_of_sampling",
             ours=found["private"] / 1e9,
             unit="GB",
-            what="peak memory beyond the page cache (RssAnon + RssShmem) of a process that samples W1 batches from a log of "
-            f"{size / 1e9:.1f} GB with cache_bytes={cache_bytes / 1e9:g} GB",
+            what="peak memory beyond the page cache (RssAnon + RssShmem) of a process that samples "
+            f"W1 batches from a log of {size / 1e9:.1f} GB with cache_bytes={cache_bytes / 1e9:g} GB",
             targets=[at_most(1.5)],
             size=lab.size(log_bytes, 8_000_000_000, "bytes"),
-            note=f"of which {found['start'] / 1e9:.2f} GB before the log was opened; pages of its files that were mapped (RssFile: page "
-            f"cache, which the kernel may take back) {found['files'] / 1e9:.2f} GB at most; all together {found['all'] / 1e9:.2f} GB; "
-            f"{found['rate']:.1f} batches/s",
+            note=f"of which {found['start'] / 1e9:.2f} GB before the log was opened; pages of its files that "
+            f"were mapped (RssFile: page cache, which the kernel may take back) {found['files'] / 1e9:.2f} "
+            f"GB at most; all together {found['all'] / 1e9:.2f} GB; {found['rate']:.1f} batches/s",
         )
     ]
 
@@ -75,7 +75,7 @@ def sampling_memory(path: str, cache_bytes: int, batches: int) -> dict[str, floa
 def trajectories(lab: Lab) -> list[Row]:
     """A log of very many trajectories: what its index takes, how fast it opens, what adding costs."""
     full, per = 100_000, 10
-    count = lab.pick(full, 5_000)
+    count = lab.pick(full, 1_000)
     lab.progress(f"trajectories: adding {count:,}")
     path = lab.new("many")
     trajectory = as_trajectory(W3(block=per).columns(0))
@@ -119,10 +119,12 @@ def trajectories(lab: Lab) -> list[Row]:
             name="add_cost_growth",
             ours=many / few,
             unit="x",
-            what="time of Log.add in a log of 100,000 trajectories over that in an empty one, with a view kept up to date",
+            what="time of Log.add in a log of 100,000 trajectories over that in an empty one, "
+            "with a view kept up to date",
             targets=[at_most(1.3)],
             size=size,
-            note=f"{few * 1e6:.0f} us in an empty log, {many * 1e6:.0f} us in the large one, in turns, for 10 steps of W3",
+            note=f"{few * 1e6:.0f} us in an empty log, {many * 1e6:.0f} us in the large one, in "
+            "turns, for 10 steps of W3",
         ),
     ]
 
@@ -153,7 +155,7 @@ def _open_and_close(path: str, mode: Literal["r", "a"]) -> None:
 
 def stall(lab: Lab) -> list[Row]:
     """A learner that samples W1 batches all the time, alone and beside a writer thread."""
-    work = W1(transitions=lab.pick(10_000, 1_000))
+    work = W1(transitions=lab.pick(10_000, 300))
     lab.progress("stall: a learner beside a writer")
     touch_memory(lab.folder, 400_000 * work.transitions)
     seconds = 0.5 if lab.quick else 4.0
@@ -183,11 +185,11 @@ def stall(lab: Lab) -> list[Row]:
                 ours=100 * float(np.median(shares[name])),
                 spread=(100 * min(shares[name]), 100 * max(shares[name])),
                 unit="% of time",
-                what=f"share of a learner's time lost to writes by {what}, in a thread of the same process: 1 - (batches/s beside the "
-                "writer) / (batches/s alone)",
+                what=f"share of a learner's time lost to writes by {what}, in a thread of the same process: "
+                "1 - (batches/s beside the writer) / (batches/s alone)",
                 size="" if not lab.quick else f"{work.transitions:,} transitions instead of 10,000",
-                note=f"{np.median(written[name]):,.0f} transitions/s written, process-safe; the learner does nothing but sample W1 "
-                f"batches; {len(os.sched_getaffinity(0))} cores",
+                note=f"{np.median(written[name]):,.0f} transitions/s written, process-safe; the learner "
+                f"does nothing but sample W1 batches; {len(os.sched_getaffinity(0))} cores",
             )
         )
     return rows

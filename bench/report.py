@@ -177,7 +177,8 @@ class Report:
         path.write_text(json.dumps([{**row.to_json(), **where} for row in self.rows], indent=1) + "\n")
 
     def write_markdown(self, path: Path, suite: str) -> None:
-        """The same table as a page, or between the marks of this suite in a page that is there, such as docs/benchmarks.md."""
+        """The same table as a page, or between the marks of this suite in a page that
+        is there, such as docs/benchmarks.md."""
         begin, end = f"<!-- {suite}: begin -->\n", f"<!-- {suite}: end -->\n"
         page = path.read_text() if path.exists() else ""
         if begin in page and end in page:

@@ -1,4 +1,5 @@
-"""The robot's side: our simulated bench beside gym-hil and bare MuJoCo, the robot server's control loop under load, and the page."""
+"""The robot's side: our simulated bench beside gym-hil and bare MuJoCo, the robot
+server's control loop under load, and the page."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ def tabletop(lab: Lab) -> list[Row]:
             ours=rates["steps"].median,
             spread=rates["steps"].spread,
             unit="steps/s",
-            what=f"control steps at 10 Hz with two {SIZE}x{SIZE} pictures, episodes of pick as its expert acts, resets included, one core",
+            what=f"control steps at 10 Hz with two {SIZE}x{SIZE} pictures, episodes of pick as its expert acts, "
+            "resets included, one core",
             targets=[at_least(250)],
             peers={name: rate for name, rate in gym_hil.items() if name != "gym-hil, without cameras"},
             absent=absent,
@@ -105,7 +107,8 @@ def gym_hil_or_why_not(stack: ExitStack) -> tuple[Side | None, str, dict[str, st
 
 
 def server(lab: Lab) -> list[Row]:
-    """The real ``hilt serve-robot``, first left alone, then asked by many at once; a bare application is asked likewise, in turns."""
+    """The real ``hilt serve-robot``, first left alone, then asked by many at once; a
+    bare application is asked likewise, in turns."""
     from tests.envs.robot_clients import Client, serve_robot
     from tests.envs.robot_load import load
 
@@ -120,9 +123,8 @@ def server(lab: Lab) -> list[Row]:
         for number in range(rounds):
             lab.progress(f"server: round {number + 1} of {rounds}")
             result = load(url, CONNECTIONS, requests)
-            assert set(result["answers"]) == {200, 400}, result[
-                "answers"
-            ]  # nonsense among it is refused, and nothing else
+            # nonsense among it is refused, and nothing else
+            assert set(result["answers"]) == {200, 400}, result["answers"]
             found.setdefault("p50", []).append(1e3 * result["period"]["p50"])
             found.setdefault("p99", []).append(1e3 * result["period"]["p99"])
             found.setdefault("max", []).append(1e3 * result["period"]["max"])
@@ -148,7 +150,8 @@ def server(lab: Lab) -> list[Row]:
                 name=f"server_period_{name}",
                 ours=rates[name].median,
                 spread=rates[name].spread,
-                what=f"the same while {CONNECTIONS} connections make {requests:,} requests each: state, poses, and one in ten nonsense",
+                what=f"the same while {CONNECTIONS} connections make {requests:,} requests each: state, "
+                "poses, and one in ten nonsense",
                 targets=[Target("limit", "<=", 1.2)] if name == "p99" else (),
                 note=f"the longest was {max(found['max']):.1f} ms" if name == "p99" else "",
                 **period,
@@ -170,7 +173,8 @@ def server(lab: Lab) -> list[Row]:
             name="server_getstate_p50",
             ours=float(np.median(alone["ours"])),
             unit="ms",
-            what=f"one /getstate after the other on one connection; percentile 99 {np.percentile(alone['ours'], 99):.2f} ms",
+            what="one /getstate after the other on one connection; percentile 99 "
+            f"{np.percentile(alone['ours'], 99):.2f} ms",
             limit=float(np.median(alone["bare"])),
             limit_name="the same application",
             size=size,
@@ -194,7 +198,9 @@ def page(lab: Lab) -> list[Row]:
         remove(folder)
     what = {
         "frame_age": "age of a camera's frame when the browser has drawn it, from show() on",
-        "key_latency": "from the order to press a key in the browser to the reading that has it, the browser's driver included",
+        "key_latency": (
+            "from the order to press a key in the browser to the reading that has it, the browser's driver included"
+        ),
     }
     return [
         Row(

@@ -1,4 +1,5 @@
-"""Sides of the robot's benchmark: our tabletop, gym-hil as PyPI has it, and a bare web application; each a process of its own."""
+"""Sides of the robot's benchmark: our tabletop, gym-hil as PyPI has it, and a bare
+web application; each a process of its own."""
 
 from __future__ import annotations
 
@@ -148,9 +149,8 @@ class GymHil(Simulation):
             prepare()
             if over[0]:
                 env.reset()
-            _, _, terminated, truncated, _ = env.step(
-                rng.uniform(-0.01, 0.01, 7).astype(np.float32)
-            )  # its actions are meters
+            # its actions are meters
+            _, _, terminated, truncated, _ = env.step(rng.uniform(-0.01, 0.01, 7).astype(np.float32))
             over[0] = terminated or truncated
 
         return step

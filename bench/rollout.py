@@ -1,6 +1,6 @@
-"""Rollouts: steps of environments that answer to chunks of actions, as the pool runs them, beside LIBERO's own SubprocVectorEnv and beside
-one process for each trajectory, in LIBERO and in our tabletop suite. As many environments as cores, the same tasks, states and actions.
-And two figures of whole runs (`bench.rollout_runs`)."""
+"""Rollouts: steps of environments that answer to chunks of actions, as the pool runs them, beside LIBERO's own
+SubprocVectorEnv and beside one process for each trajectory, in LIBERO and in our tabletop suite. As many environments
+as cores, the same tasks, states and actions. And two figures of whole runs (`bench.rollout_runs`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Two figures of whole runs of post-training: what goes through the process that drives the ranks, and where the time of a step goes."""
+"""Two figures of whole runs of post-training: what goes through the process that drives
+the ranks, and where the time of a step goes."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ STEPS = 12
 
 
 def driver(lab: Lab) -> list[Row]:
-    """A training step of two ranks in processes of their own, each with its simulators, as `hilt train` has it. The kernel counts."""
+    """A training step of two ranks in processes of their own, each with its simulators,
+    as `hilt train` has it. The kernel counts."""
     from hilt.algos.config import Batching, PolicyGradient
     from hilt.distributed.group import open_group
     from hilt.distributed.placement import Placement
@@ -54,26 +56,27 @@ def driver(lab: Lab) -> list[Row]:
             name="rollout_driver",
             ours=carried / len(cards) / 1e3,
             unit="kB",
-            what=f"what the driver's process reads and writes for a trajectory of {chunks} chunks with {CAMERAS} pictures of {PIXELS} "
-            f"pixels: a training step of {config.placement.ranks} ranks, {len(cards)} trajectories, collected and learned from",
+            what=f"what the driver's process reads and writes for a trajectory of {chunks} chunks with "
+            f"{CAMERAS} pictures of {PIXELS} pixels: a training step of {config.placement.ranks} ranks, "
+            f"{len(cards)} trajectories, collected and learned from",
             targets=[at_most(100.0)],
             size=lab.size(chunks, CHUNKS, "chunks"),
-            note=f"its pictures are {pictures:.1f} MB; SimpleVLA-RL sends {theirs:.1f} MB of pixel_values (one picture, "
-            f"{FUSED_CHANNELS} channels, float32)",
+            note=f"its pictures are {pictures:.1f} MB; SimpleVLA-RL sends {theirs:.1f} MB of "
+            f"pixel_values (one picture, {FUSED_CHANNELS} channels, float32)",
         )
     ]
 
 
 def _through_this_process() -> int:
-    """Bytes that it has read and written so far, in files and in the pipes to its ranks. Torch's store, where they find each
-    other, uses other calls, and is not in it."""
+    """Bytes that it has read and written so far, in files and in the pipes to its ranks. Torch's store, where they find
+    each other, uses other calls, and is not in it."""
     counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(counts["rchar"]) + int(counts["wchar"])
 
 
 def share(lab: Lab) -> list[Row]:
-    """The recipe of `hilt demo vla`, from a policy that has learned nothing: every group is learned from, whatever came of it. A run that
-    chooses its groups rolls out and writes more for each that it learns from."""
+    """The recipe of `hilt demo vla`, from a policy that has learned nothing: every group is learned from, whatever came
+    of it. A run that chooses its groups rolls out and writes more for each that it learns from."""
     from hilt.core.config import build
     from hilt.observe.metrics import read_metrics
     from hilt.recipes import vla_recipe
@@ -85,9 +88,8 @@ def share(lab: Lab) -> list[Row]:
     never = ["validation.episodes=0", "validation.before=false", "validation.period=0", "validation.after=false"]
     lab.progress(f"share: {steps} training steps")
     train(begin_run(run, "vla_tabletop", build(vla_recipe("vla_tabletop"), *chosen, *never)), run)
-    found = [line for line in read_metrics(run, ["update"]) if "other_share" in line][
-        1:
-    ]  # the first one makes the simulators
+    # the first one makes the simulators
+    found = [line for line in read_metrics(run, ["update"]) if "other_share" in line][1:]
     other = [100 * values["other_share"] for values in found]
     drawn = ", ".join(
         f"{name} {100 * statistics.median(values[f'{name}_share'] for values in found):.0f}%" for name in DRAWN
@@ -100,11 +102,12 @@ def share(lab: Lab) -> list[Row]:
             ours=statistics.median(other),
             spread=(min(other), max(other)),
             unit="% of a step",
-            what="what of a training step is spent neither in a simulator nor in the model, acting or learning; vla_tabletop, "
-            "96 episodes in a step, 64 in flight in 2 processes",
+            what="what of a training step is spent neither in a simulator nor in the model, acting "
+            "or learning; vla_tabletop, 96 episodes in a step, 64 in flight in 2 processes",
             targets=[at_most(10.0)],
             size=lab.size(steps, STEPS, "steps"),
-            note=f"medians: {drawn}; a step takes {seconds:.2f} s. Another {beside:.1f}% of it this process wrote logs while simulators "
-            f"worked, which is in their share: {statistics.median(other) + beside:.1f}% if that were counted here",
+            note=f"medians: {drawn}; a step takes {seconds:.2f} s. Another {beside:.1f}% of it this process "
+            f"wrote logs while simulators worked, which is in their share: {statistics.median(other) + beside:.1f}% "
+            "if that were counted here",
         )
     ]

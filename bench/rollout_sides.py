@@ -1,6 +1,6 @@
-"""Sides of the rollout benchmark: episodes of the same tasks, states and actions, as the pool runs them, as LIBERO's SubprocVectorEnv
-does, and with one process for each trajectory, as SimpleVLA-RL has it. Nobody has a policy: all time is the environments' and the way to
-them."""
+"""Sides of the rollout benchmark: episodes of the same tasks, states and actions, as the pool runs them, as
+LIBERO's SubprocVectorEnv does, and with one process for each trajectory, as SimpleVLA-RL has it. Nobody has a
+policy: all time is the environments' and the way to them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 os.environ.setdefault("MUJOCO_GL", "egl")
-# What is best where each core has an environment, for everybody: ours would have it without this, and LIBERO's pictures, too, take a fifth
-# less of a core than with the renderer's own threads.
+# What is best where each core has an environment, for everybody: ours would have it without this, and LIBERO's
+# pictures, too, take a fifth less of a core than with the renderer's own threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("LP_NUM_THREADS", "0")
 
@@ -43,7 +43,8 @@ def actions_of(state: int, chunks: int, chunk: int) -> Any:
 
 
 class Contender:
-    """Runs episodes side by side from given states, and measures (seconds until all had begun, seconds of their steps)."""
+    """Runs episodes side by side from given states, and measures (seconds until all
+    had begun, seconds of their steps)."""
 
     def start(self, suite: str, envs: int, chunk: int, cameras: bool) -> None:
         self.suite, self.envs, self.chunk = suite, envs, chunk
@@ -76,10 +77,8 @@ class Ours(Contender):
     def open(self) -> None:
         from hilt.envs.pool import Pool
 
-        options: dict[str, Any] = {
-            "image_size": self.size,
-            "step_limit": 100_000,
-        }  # no episode ends here, as no peer's does
+        # no episode ends here, as no peer's does
+        options: dict[str, Any] = {"image_size": self.size, "step_limit": 100_000}
         if self.suite == "libero":
             options["shadows"] = True  # the pictures are then those that the peers give
         deadlines = {"start_s": DEADLINE_S, "step_s": DEADLINE_S}  # a busy machine is slow, and loses nothing
@@ -105,7 +104,8 @@ class Ours(Contender):
 
 
 class Subproc(Contender):
-    """LIBERO's own vector environment: persistent processes, one message and, with cameras, two pictures for each step."""
+    """LIBERO's own vector environment: persistent processes, one message and, with
+    cameras, two pictures for each step."""
 
     def open(self) -> None:
         from hilt.envs.libero import _libero
@@ -136,8 +136,8 @@ class Subproc(Contender):
 
 
 class Processes(Contender):
-    """A process for each trajectory: it makes its environment, puts what it sees into a queue after every chunk, and ends. It is forked,
-    as SimpleVLA-RL's are, from a process that has imported everything."""
+    """A process for each trajectory: it makes its environment, puts what it sees into a queue after every chunk, and
+    ends. It is forked, as SimpleVLA-RL's are, from a process that has imported everything."""
 
     def open(self) -> None:
         self.context = multiprocessing.get_context("fork")

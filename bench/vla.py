@@ -1,5 +1,5 @@
-"""OpenVLA-OFT with random weights: loading, acting and updating at its full size on one GPU, beside transformers' own eager trunk and
-beside what the card's matrix units do. With --quick, or without a GPU, a tiny one on the CPU."""
+"""OpenVLA-OFT with random weights: loading, acting and updating at its full size on one GPU, beside transformers' own
+eager trunk and beside what the card's matrix units do. With --quick, or without a GPU, a tiny one on the CPU."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class Bench:
 
     def clear(self) -> None:
         gc.collect()
-        torch._dynamo.reset()
         if self.device.type == "cuda":
+            torch._dynamo.reset()  # of what was compiled, which is done for a GPU only
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
 
@@ -125,10 +125,14 @@ def load(lab: Lab) -> list[Row]:
         raise RuntimeError(f"what was loaded is not what was saved: {found['check']} and {same}")
     remove(folder)
     note = (
-        f"{found['peak'] / 1e9:.2f} GB at most, of which {found['before'] / 1e9:.2f} before (Python, torch, CUDA), for weights of "
-        f"{found['copy'] / 1e9:.2f} GB; loaded in {found['seconds']:.1f} s, every checksum compared; written in {wrote:.1f} s, power-safe"
+        f"{found['peak'] / 1e9:.2f} GB at most, of which {found['before'] / 1e9:.2f} before (Python, "
+        f"torch, CUDA), for weights of {found['copy'] / 1e9:.2f} GB; loaded in {found['seconds']:.1f} s, every "
+        f"checksum compared; written in {wrote:.1f} s, power-safe"
     )
-    what = "peak resident memory of a process that opens a checkpoint of safetensors shards on the device, over the size of its weights"
+    what = (
+        "peak resident memory of a process that opens a checkpoint of safetensors shards on the device, "
+        "over the size of its weights"
+    )
     return [
         Row(
             "load_host_memory",
@@ -165,18 +169,27 @@ def act(lab: Lab) -> list[Row]:
         low, high = found["ours"].spread
         chunks = batch * found["ours"].median
         bench.tell(
-            f"act: batch {batch} {chunks:.1f} chunks/s, peer {batch * found['peer'].median:.1f}, limit {rate / operations:.1f}"
+            f"act: batch {batch} {chunks:.1f} chunks/s, peer {batch * found['peer'].median:.1f}, "
+            f"limit {rate / operations:.1f}"
         )
         rows.append(
             Row(
-                f"chunks_{batch}", chunks, "chunks/s",
-                f"greedy chunks of 8 x 7 tokens from uint8 images on the device, batch {batch}: vision, projector, 346 tokens, logits",
-                [at_least(0.7, "limit")], peers={PEER: batch * found["peer"].median}, limit=rate / operations,
-                limit_name="operations of the whole model at the measured matrix rate", spread=(batch * low, batch * high), size=bench.size,
-                note=f"{operations / 1e12:.2f} TFLOP a chunk, {chunks * operations / 1e12:.0f} TFLOP/s; weights and products in bfloat16, "
-                "logits in float32; layers compiled, one CUDA graph; the issue's stretch is 125 chunks/s",
+                f"chunks_{batch}",
+                chunks,
+                "chunks/s",
+                f"greedy chunks of 8 x 7 tokens from uint8 images on the device, batch {batch}: vision, "
+                "projector, 346 tokens, logits",
+                [at_least(0.7, "limit")],
+                peers={PEER: batch * found["peer"].median},
+                limit=rate / operations,
+                limit_name="operations of the whole model at the measured matrix rate",
+                spread=(batch * low, batch * high),
+                size=bench.size,
+                note=f"{operations / 1e12:.2f} TFLOP a chunk, {chunks * operations / 1e12:.0f} TFLOP/s; weights "
+                "and products in bfloat16, logits in float32; layers compiled, one CUDA graph; the "
+                "issue's stretch is 125 chunks/s",
             )
-        )  # fmt: skip
+        )
     with torch.no_grad():
         ours = bench.captured(question(policy, 1))
         found = bench.rates({"ours": ours, "peer": words(policy, trunk, 1)})
@@ -196,11 +209,17 @@ def act(lab: Lab) -> list[Row]:
     low, high = found["ours"].spread
     rows.append(
         Row(
-            "act_32", 32 * found["ours"].median, "chunks/s",
-            "policy.act() of 32 observations: frames from the host, JPEG, resize and crop on the device, sampled tokens, the record back",
-            peers={}, spread=(32 * low, 32 * high), size=bench.size, note="layers compiled, no CUDA graph",
+            "act_32",
+            32 * found["ours"].median,
+            "chunks/s",
+            "policy.act() of 32 observations: frames from the host, JPEG, resize and crop on the device, "
+            "sampled tokens, the record back",
+            peers={},
+            spread=(32 * low, 32 * high),
+            size=bench.size,
+            note="layers compiled, no CUDA graph",
         )
-    )  # fmt: skip
+    )
     bench.tell(f"act: {rows[-1].ours:.1f} chunks/s with act(), {rows[-2].ours:.1f} ms alone")
     return rows
 
@@ -217,7 +236,10 @@ def update(lab: Lab) -> list[Row]:
         for row, side in zip(list(rows), (lora_side, full_side), strict=True):
             estimated, measured = side.answer(300)["bytes"], bench.measured[row.name]
             name = row.name.replace("update", "memory")
-            what = f"the estimate of memory over the measured peak, of a gradient as in {row.name}, without optimizer and compiler"
+            what = (
+                f"the estimate of memory over the measured peak, of a gradient as in {row.name}, "
+                "without optimizer and compiler"
+            )
             told = f"estimated {estimated / 1e9:.1f} GB, measured {measured / 1e9:.1f} GB"
             note = told if measured else "peaks on the CPU are in tests/policies"
             ratio = estimated / measured if measured else None
@@ -275,14 +297,20 @@ def one_update(bench: Bench, adapters: bool, beside: Rates, how: tuple[int, floa
     rate = samples * found.median
     bench.tell(f"{name}: {rate:.1f} samples/s, {rate * operations / 1e12:.0f} TFLOP/s, {bench.peak() / 1e9:.1f} GB")
     return Row(
-        name, rate, "samples/s",
-        f"PPO's clipped objective on records: {MINIBATCH} samples, {micro} at a time, clipping and a step of AdamW; {kind} parameters",
-        [at_least(32 if adapters else 24)], peers={PEER + ", gradients only": beside.median},
-        spread=(samples * found.spread[0], samples * found.spread[1]), size=bench.size,
-        note=f"{operations / 1e12:.1f} TFLOP a sample, recomputation included, {rate * operations / 1e12:.0f} TFLOP/s; weights and "
-        f"gradients in bfloat16, master weights and both moments of AdamW in float32; {100 * share:.0f}% of the layers checkpointed, all "
-        f"compiled; peak {bench.peak() / 1e9:.1f} GB",
-    )  # fmt: skip
+        name,
+        rate,
+        "samples/s",
+        f"PPO's clipped objective on records: {MINIBATCH} samples, {micro} at a time, clipping and a step "
+        f"of AdamW; {kind} parameters",
+        [at_least(32 if adapters else 24)],
+        peers={PEER + ", gradients only": beside.median},
+        spread=(samples * found.spread[0], samples * found.spread[1]),
+        size=bench.size,
+        note=f"{operations / 1e12:.1f} TFLOP a sample, recomputation included, "
+        f"{rate * operations / 1e12:.0f} TFLOP/s; weights and gradients in bfloat16, master weights and both moments "
+        f"of AdamW in float32; {100 * share:.0f}% of the layers checkpointed, all compiled; peak "
+        f"{bench.peak() / 1e9:.1f} GB",
+    )
 
 
 def question(policy: Any, batch: int) -> Callable[[], Any]:

@@ -1,4 +1,5 @@
-"""Processes of ``python -m bench vla``: one opens a checkpoint and says what memory that took, one estimates what training takes."""
+"""Processes of ``python -m bench vla``: one opens a checkpoint and says what memory
+that took, one estimates what training takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The models of ``python -m bench vla``: OpenVLA-OFT at its own size, 7.5 billion parameters, or a tiny one; and what it is asked."""
+"""The models of ``python -m bench vla``: OpenVLA-OFT at its own size, 7.5 billion
+parameters, or a tiny one; and what it is asked."""
 
 from __future__ import annotations
 
@@ -92,7 +93,8 @@ class MasterAdam:
 
     @torch.no_grad()
     def step(self, most: float = 1.0) -> None:
-        """One step down the gradients, cut to a norm of `most`. They are made float32 one by one, and gone afterwards."""
+        """One step down the gradients, cut to a norm of `most`. They are made
+        float32 one by one, and gone afterwards."""
         norms = torch._foreach_norm([p.grad for p in self.parameters if p.grad is not None], dtype=torch.float32)  # type: ignore[call-arg]
         scale = (most / torch.stack(norms).norm()).clamp(max=1.0)
         for parameter, master, optimizer in zip(self.parameters, self.masters, self.optimizers, strict=True):

@@ -1,4 +1,5 @@
-"""Actors, learner and weights over the wire, beside a real Reverb server and bare ZeroMQ: all on loopback, each in a process of its own."""
+"""Actors, learner and weights over the wire, beside a real Reverb server and bare ZeroMQ:
+all on loopback, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ Turn = Callable[[list[int]], tuple[float, float]]
 
 
 def stream(lab: Lab) -> list[Row]:
-    """W1 as fast as one actor can send it. In every round each contender sends the same episodes, made ready before its clock starts."""
+    """W1 as fast as one actor can send it. In every round each contender sends the same
+    episodes, made ready before its clock starts."""
     count, rounds = lab.pick(2_000, 200), lab.pick(9, 2)
     total = (rounds + 1) * count
     touch_memory(lab.folder, 600_000 * total)  # what all contenders together write
@@ -58,7 +60,9 @@ def stream(lab: Lab) -> list[Row]:
         "unit": "transitions/s",
         "peers": {"Reverb": rates["Reverb"].median} if "Reverb" in rates else {},
         "limit": rates["zmq"].median,
-        "limit_name": f"zmq push/pull of {w1_bytes():,} bytes in one frame per transition: nothing kept, nothing acknowledged",
+        "limit_name": (
+            f"zmq push/pull of {w1_bytes():,} bytes in one frame per transition: nothing kept, nothing acknowledged"
+        ),
         "size": lab.size(total, W1().transitions, "transitions"),
     }
     return [
@@ -66,19 +70,20 @@ def stream(lab: Lab) -> list[Row]:
             name="w1_stream",
             ours=rates["memory"].median,
             spread=rates["memory"].spread,
-            what="W1 from the first insert into a memory spool until all are acknowledged process-safe, each exactly once in the learner's "
-            "log on disk, which is synced at most every 10 ms",
+            what="W1 from the first insert into a memory spool until all are acknowledged process-safe, each "
+            "exactly once in the learner's log on disk, which is synced at most every 10 ms",
             targets=[at_least(5_000), at_least(2, "peer")],
             absent=absent,
-            note=f"{power['memory']:,.0f}/s until all are power-safe; {rates['copies'].median:,.0f}/s with copies as next observations; "
-            f"Reverb's table is in memory; {NO_AGENTLACE}",
+            note=f"{power['memory']:,.0f}/s until all are power-safe; {rates['copies'].median:,.0f}/s with "
+            f"copies as next observations; Reverb's table is in memory; {NO_AGENTLACE}",
             **beside,
         ),
         Row(
             name="w1_stream_disk_spool",
             ours=rates["disk"].median,
             spread=rates["disk"].spread,
-            what="the same through a spool on disk: an insert returns when the step is process-safe in the actor's own files",
+            what="the same through a spool on disk: an insert returns when the step is "
+            "process-safe in the actor's own files",
             targets=[at_least(2_000)],
             note=f"{power['disk']:,.0f}/s until all are power-safe; spool and log are on one disk here",
             **beside,
@@ -246,13 +251,15 @@ def weights(lab: Lab) -> list[Row]:
                 ours=median[f"ours {count}"],
                 spread=(min(took[f"ours {count}"]), max(took[f"ours {count}"])),
                 unit="ms",
-                what=f"50,000,000 bytes in 25 arrays from the call of publish_network until {'the' if count == 1 else 'the last'} callback "
-                f"has them all, {count} subscriber{'s' if count > 1 else ''} {'each ' if count > 1 else ''}in a process of its own",
+                what="50,000,000 bytes in 25 arrays from the call of publish_network until "
+                f"{'the' if count == 1 else 'the last'} callback has them all, {count} "
+                f"subscriber{'s' if count > 1 else ''} {'each ' if count > 1 else ''}in a process of its own",
                 targets=[at_most(most)],
                 limit=median[f"zmq {count}"],
                 limit_name=f"zmq push of the same bytes in one frame to {count}",
                 size=lab.size(rounds, 30, "rounds"),
-                note=f"{median['ours 4'] / median['ours 1']:.2g}x weights_50mb; bare zmq {median['zmq 4'] / median['zmq 1']:.2g}x"
+                note=f"{median['ours 4'] / median['ours 1']:.2g}x weights_50mb; bare zmq "
+                f"{median['zmq 4'] / median['zmq 1']:.2g}x"
                 if count > 1
                 else NO_AGENTLACE,
             )
@@ -301,29 +308,31 @@ def actors(lab: Lab) -> list[Row]:
             ours=float(np.percentile(lags, 99)),
             spread=None,
             unit="ms",
-            what="eight actors, each with W1 at 20 Hz for ten minutes: from when a step was due to be inserted until it is acknowledged "
-            "process-safe, percentile 99",
+            what="eight actors, each with W1 at 20 Hz for ten minutes: from when a step was due to be inserted "
+            "until it is acknowledged process-safe, percentile 99",
             targets=[below(100)],
             size=size,
-            note=f"p50 {np.median(lags):.3g} ms, slowest {lags.max():.3g} ms of {lags.size:,} steps; nothing lost, nothing twice; "
-            f"the log holds {held:,} at a time; receiving, storing and syncing took the learner {busy:.2g}% of a core",
+            note=f"p50 {np.median(lags):.3g} ms, slowest {lags.max():.3g} ms of {lags.size:,} steps; "
+            f"nothing lost, nothing twice; the log holds {held:,} at a time; receiving, storing and syncing took the "
+            f"learner {busy:.2g}% of a core",
         ),
         Row(
             name="actors_8_memory",
             ours=float(max(grown.values())),
             unit="MB",
-            what="growth of the process that grew most, learner or actor (RssAnon + RssShmem): the least of the run's last fifth less that "
-            "of its second, after eviction has begun",
+            what="growth of the process that grew most, learner or actor (RssAnon + RssShmem): the least of the "
+            "run's last fifth less that of its second, after eviction has begun",
             targets=[at_most(2)],
             size=size,
-            note=f"the learner by {grown['learner']:.2g} MB from {memory['learner'][0] / 1e6:.0f}, of the actors at most {most} by "
-            f"{grown[most]:.2g} MB from {memory[most][0] / 1e6:.0f}",
+            note=f"the learner by {grown['learner']:.2g} MB from {memory['learner'][0] / 1e6:.0f}, of the "
+            f"actors at most {most} by {grown[most]:.2g} MB from {memory[most][0] / 1e6:.0f}",
         ),
     ]
 
 
 def strangers(lab: Lab) -> list[Row]:
-    """What those cost who have no key: connections that say nothing, that have another server's key, and whose key is not on the list."""
+    """What those cost who have no key: connections that say nothing, that have another
+    server's key, and whose key is not on the list."""
     seconds, per_second = lab.pick(20, 3), 1_000
     shares: dict[str, float] = {}
     grown, made = 0.0, []
@@ -351,7 +360,8 @@ def strangers(lab: Lab) -> list[Row]:
             name="strangers_cpu",
             ours=max(shares.values()),
             unit="% of a core",
-            what="the learner's processor time while 1,000 connections a second come without a key that is on its list, the dearest kind",
+            what="the learner's processor time while 1,000 connections a second come without a key that is on "
+            "its list, the dearest kind",
             targets=[at_most(5)],
             size=size,
             note=f"{each}; all of the learner's own doing is in it",

@@ -38,7 +38,8 @@ class Client:
         self._work = W1()
 
     def prepare(self, episodes: list[int]) -> None:
-        """The steps of these episodes, in memory before the clock starts: an episode of 100 transitions has 101 of them."""
+        """The steps of these episodes, in memory before the clock starts: an
+        episode of 100 transitions has 101 of them."""
         self._ready = []
         for e in episodes:
             columns = self._work.columns(e)

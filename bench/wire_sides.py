@@ -131,8 +131,8 @@ class Actor:
     def prepare(self, episodes: list[int], own: bool = False) -> None:
         """The transitions of these episodes, in memory before the clock starts.
 
-        A next observation is the same array as the observation of the next transition, as in an actor's loop; with `own`
-        it is a copy.
+        A next observation is the same array as the observation of the next transition, as in
+        an actor's loop; with `own` it is a copy.
         """
         columns = [self._work.columns(e) for e in episodes]
         self._ready = [step for c in columns for step in steps_of(own_memory(c) if own else c)]
@@ -159,7 +159,8 @@ class Actor:
         return found
 
     def pace(self, hz: float, start: float, seconds: float, first: int) -> list[float]:
-        """The lag of each step, inserted at a fixed rate. It runs from when the step was due, so that no wait hides the next one's."""
+        """The lag of each step, inserted at a fixed rate. It runs from when the step was due,
+        so that no wait hides the next one's."""
         lags: list[float] = []
         ready: list[Any] = []
         episode = first

@@ -1,14 +1,15 @@
 """The workloads, as shared by every store that is measured.
 
-    W1  a robot's transition: two uint8 images 128x128x3, float32[19] state, float32[7] action, reward, mask, done and the
+    W1  a robot's transition: two uint8 images 128x128x3, float32[19] state,
+        float32[7] action, reward, mask, done and the
         next observation; episodes of 100; 20,000 transitions. A batch of 256 with next observations is 50.4 MB.
     W2  a VLA trajectory [T=64, B=8]: one 224x224x3 image, int64[56] tokens, float32[56] log-probabilities; 50 of them.
         256 chunks are 38.7 MB.
     W3  state only: float32[17], action[6], reward, mask, done and the next state; 1,000,000 transitions.
 
 Images are noise. They are cut from one pool of about 100 MB, larger than the processor's cache, so that a run needs no
-disk for its input and every store is fed the same bytes. A log says `terminated` and `truncated`; peers get the same two
-facts as `done` and `mask`.
+disk for its input and every store is fed the same bytes. A log says `terminated` and `truncated`;
+peers get the same two facts as `done` and `mask`.
 """
 
 from __future__ import annotations

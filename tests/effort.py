@@ -22,12 +22,14 @@ def is_long() -> bool:
 
 
 def rounds(short: Amount, long: Amount) -> Amount:
-    """How often a test repeats what it does: examples, kills, cuts of power, seconds of a soak. Also right where a module is imported."""
+    """How often a test repeats what it does: examples, kills, cuts of power, seconds of a
+    soak. Also right where a module is imported."""
     return long if is_long() else short
 
 
 def some_of(kinds: Sequence[Hashable], short: int) -> list[int]:
-    """Which of these places (calls at which a writer is killed, say) a test tries: all of them in `make test-long`, else about `short`.
+    """Which of these places (calls at which a writer is killed, say) a test tries: all of
+    them in `make test-long`, else about `short`.
 
     Those are the first and the last of each kind, and others evenly between the first and the last place.
     """
@@ -47,7 +49,8 @@ def sampled(values: Iterable[Any], *kept: Any) -> list[Any]:
 
 
 def need(*packages: str) -> None:
-    """Skip the module, or the test, where a package is not installed. Unlike ``pytest.importorskip`` this imports nothing."""
+    """Skip the module, or the test, where a package is not installed. Unlike
+    ``pytest.importorskip`` this imports nothing."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed", allow_module_level=True)
@@ -61,7 +64,8 @@ def devices() -> list[Any]:
 
 
 def need_rendering() -> None:
-    """Skip the test where MuJoCo has no library to render with. `make test` installs one (``hilt doctor --fix``) where it may."""
+    """Skip the test where MuJoCo has no library to render with. `make test` installs
+    one (``hilt doctor --fix``) where it may."""
     need("mujoco")
     kind = os.environ.get("MUJOCO_GL", "egl").lower()
     library = {"egl": "EGL", "osmesa": "OSMesa"}.get(kind, "")

@@ -1,4 +1,5 @@
-"""Processes, of multiprocessing and scripts, forked from one that has imported what is slow to import: torch takes seconds in each."""
+"""Processes, of multiprocessing and scripts, forked from one that has imported what
+is slow to import: torch takes seconds in each."""
 
 from __future__ import annotations
 
@@ -11,20 +12,22 @@ import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+TIMEOUT_S = 600  # only so that nothing hangs
 
 
 def find_tests_in_fork_servers() -> None:
     """Let every fork server of multiprocessing find the tests, in whichever folder it is started.
 
-    Up to Python 3.12 it does not take over this process' path, and a module that it is told to import and does not find it leaves out
-    without a word: then each of its children imports that module, and torch, by itself.
+    Up to Python 3.12 it does not take over this process' path, and a module that it is told to import and does not find
+    it leaves out without a word: then each of its children imports that module, and torch, by itself.
     """
     server = multiprocessing.forkserver._forkserver
     ensure_running = type(server).ensure_running
@@ -50,7 +53,8 @@ def tell_modules(pipe: Any) -> None:
 
 @contextmanager
 def preloaded(*modules: str) -> Iterator[Any]:
-    """The context ``forkserver`` of multiprocessing, with a new server that imports these modules and nothing else that tests did here."""
+    """The context ``forkserver`` of multiprocessing, with a new server that imports these
+    modules and nothing else that tests did here."""
     server, context = multiprocessing.forkserver._forkserver, multiprocessing.get_context("forkserver")
     before = server._preload_modules
     server._stop()
@@ -61,21 +65,52 @@ def preloaded(*modules: str) -> Iterator[Any]:
     server._preload_modules = before
 
 
-class ForkServer:
-    """Runs one script at a time. The imported modules must not have started threads: only the thread that forks goes on in a child."""
+SLOW_IMPORTS = ["torch", "torch.distributed", "mujoco", "gymnasium", "tests.forked_hilt"]
+SLOW_IMPORTS += ["hilt.policies.agent.agent", "hilt.vla.train", "hilt.classifier.reward", "hilt.hil.launch"]
+SLOW_IMPORTS += ["hilt.cli.train_hil", "hilt.hil.learner", "hilt.hil.actor"]
+HILT_SCRIPT = """
+import os, sys
+if __name__ == "__main__":
+    os.environ.clear()
+    os.environ.update({environment!r})
+    sys.path[1:1] = {places!r}
+    sys.argv = ["hilt", *{words!r}]
+{first}
+    from hilt import cli
+    cli.main()
+"""
 
-    def __init__(self, modules: Sequence[str]) -> None:
+
+class ForkServer:
+    """Runs one script at a time. The imported modules must not have started threads: only
+    the thread that forks goes on in a child."""
+
+    def __init__(self, modules: Sequence[str] = SLOW_IMPORTS) -> None:
         command = [sys.executable, "-m", "tests.forked", *modules]
         self._server = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def run(self, script: Path, timeout: float) -> subprocess.CompletedProcess[str]:
-        """As ``python script`` in the folder of the script; after ``timeout`` seconds the script and what it started are killed."""
+    def run(self, script: Path, timeout: float, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """As ``python script`` in a folder, by default that of the script; after ``timeout``
+        seconds the script and what it started are killed."""
         assert self._server.stdin is not None and self._server.stdout is not None
-        print(json.dumps([str(script), timeout]), file=self._server.stdin, flush=True)
+        print(json.dumps([str(script), timeout, str(folder or script.parent)]), file=self._server.stdin, flush=True)
         status = int(self._server.stdout.readline())
         return subprocess.CompletedProcess(
             [str(script)], status, *(script.with_suffix(end).read_text() for end in (".out", ".err"))
         )
+
+    def hilt(
+        self, words: Sequence[object], folder: Path, env: Mapping[str, str] | None = None, first: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """As ``python -m tests.forked_hilt WORDS`` in this folder, with this environment; ``first`` is a line of Python
+        that is run before."""
+        environment = dict(os.environ if env is None else env)
+        places = [place for place in environment.get("PYTHONPATH", "").split(os.pathsep) if place]
+        with tempfile.TemporaryDirectory() as beside:
+            script = Path(beside) / "hilt_command.py"
+            given = {"environment": environment, "places": places, "words": [str(word) for word in words]}
+            script.write_text(HILT_SCRIPT.format(**given, first=f"    {first}"))
+            return self.run(script, TIMEOUT_S, folder)
 
     def close(self) -> None:
         self._server.communicate()
@@ -86,8 +121,8 @@ def serve(modules: Sequence[str]) -> None:
         import_module(module)
     gc.freeze()  # what children share with this process is not looked through, and so not copied
     for line in sys.stdin:
-        script, timeout = json.loads(line)
-        child = multiprocessing.get_context("fork").Process(target=become, args=(Path(script), timeout))
+        script, timeout, folder = json.loads(line)
+        child = multiprocessing.get_context("fork").Process(target=become, args=(Path(script), timeout, folder))
         child.start()
         child.join()
         with suppress(ProcessLookupError):
@@ -96,17 +131,20 @@ def serve(modules: Sequence[str]) -> None:
     os._exit(0)  # to take the imported modules apart would take half a second
 
 
-def become(script: Path, timeout: float) -> None:
-    """In the child: what ``python script`` would have, and then the script."""
+def become(script: Path, timeout: float, folder: str) -> None:
+    """In the child: what ``python script`` would have, and then the script. A learner and
+    actors that it starts are forked, too."""
     os.setsid()
     signal.setitimer(signal.ITIMER_REAL, timeout)  # SIGALRM ends a process that does not expect it
-    os.chdir(script.parent)
+    os.chdir(folder)
     for descriptor, target in ((0, os.devnull), (1, script.with_suffix(".out")), (2, script.with_suffix(".err"))):
         opened = os.open(target, os.O_RDWR | os.O_CREAT, 0o644)
         os.dup2(opened, descriptor)
         os.close(opened)
-    sys.argv, sys.path[0] = [script.name], str(script.parent)
+    sys.argv, sys.path[0] = [script.name], folder
     atexit._clear()
+    if forked_hilt := sys.modules.get("tests.forked_hilt"):
+        forked_hilt.fork_sides()
     try:
         runpy.run_path(str(script), run_name="__main__")
     finally:

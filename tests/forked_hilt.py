@@ -1,8 +1,9 @@
-"""``python -m tests.forked_hilt ...`` is ``hilt ...``, but for how a run's learner and actors are started: forked, and not each with an
-import of torch, which takes seconds. They are processes like any others: they have their own session and environment and can be killed.
+"""``python -m tests.forked_hilt ...`` is ``hilt ...``, but for how a run's learner and actors are started:
+forked, and not each with an import of torch, which takes seconds. They are processes like any others: they have
+their own session and environment and can be killed.
 
-Only the thread that forks goes on in a child, so the parent must not have used a simulator that draws, and its other threads only show
-how far the run is: what they hold is held, or not used in the child.
+Only the thread that forks goes on in a child, so the parent must not have used a simulator that draws, and its other
+threads only show how far the run is: what they hold is held, or not used in the child.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ HILT = run_module("hilt")
 
 
 def in_a_fork(function: Callable[..., None]) -> Callable[..., None]:
-    """The function, called in a process of its own: what it draws with is not in this process, which forks others later."""
+    """The function, called in a process of its own: what it draws with is not in
+    this process, which forks others later."""
 
     def call(*given: Any) -> None:
         sys.stdout.flush(), sys.stderr.flush()
@@ -119,10 +121,15 @@ def become(words: list[str], out: int, environment: dict[str, str]) -> int:
     return code
 
 
+def fork_sides() -> None:
+    """From now on a run of this process forks its learner, its actors and the script that demonstrates."""
+    train.ChildProcess = Forked  # type: ignore[assignment,misc]
+    train.demonstrate = in_a_fork(train.demonstrate)
+
+
 if __name__ == "__main__":
     for module in SLOW_IMPORTS:
         import_module(module)
     gc.freeze()  # what children share with this process is not looked through, and so not copied
-    train.ChildProcess = Forked  # type: ignore[assignment,misc]
-    train.demonstrate = in_a_fork(train.demonstrate)
+    fork_sides()
     cli.main()

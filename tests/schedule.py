@@ -1,4 +1,5 @@
-"""Which tests run and in what order, from how long they took when `tools/durations.py` last wrote tests/durations.tsv."""
+"""Which tests run and in what order, from how long they took when
+`tools/durations.py` last wrote tests/durations.tsv."""
 
 from __future__ import annotations
 
@@ -59,9 +60,9 @@ def fast(files: set[str], taken: dict[str, Taken]) -> set[str]:
 def longest_first(tests: list[str], taken: dict[str, Taken], workers: int) -> list[int]:
     """The order, as indices into ``tests``, in which only quick tests are left when a worker has nothing more to do.
 
-    pytest-xdist cuts the row into equal numbers of tests, one piece for each worker, and a worker that has finished takes half of what
-    another still has, from its end. So each piece begins with the files that have the longest tests. A file is kept together (but for the
-    last of a piece), because its tests share fixtures.
+    pytest-xdist cuts the row into equal numbers of tests, one piece for each worker, and a worker that has finished
+    takes half of what another still has, from its end. So each piece begins with the files that have the longest tests.
+    A file is kept together (but for the last of a piece), because its tests share fixtures.
     """
     files: dict[str, list[int]] = defaultdict(list)
     for index, test in enumerate(tests):
@@ -88,11 +89,10 @@ def files_in(root: Path, places: Iterable[str]) -> list[Path]:
 def import_share(root: Path, files: Sequence[Path], worker: int, workers: int) -> None:
     """Import one of ``workers`` shares of these files, before they are collected.
 
-    Each worker collects all tests, in the same order. In a new clone each would compile every file with its assertions written out, which
-    takes half a minute: beginning with its own share, it finds most of the others' files compiled.
+    Each worker collects all tests, in the same order. In a new clone each would compile every file with its assertions
+    written out, which takes half a minute: beginning with its own share, it finds most of the others' files compiled.
     """
     for file in files[worker::workers]:
-        with contextlib.suppress(
-            Exception, pytest.skip.Exception
-        ):  # pytest imports it again, and reports what is wrong with it
+        # pytest imports it again, and reports what is wrong with it
+        with contextlib.suppress(Exception, pytest.skip.Exception):
             importlib.import_module(".".join(file.relative_to(root).with_suffix("").parts))

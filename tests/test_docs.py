@@ -6,13 +6,12 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tools import architecture
 
-from tests.forked import ForkServer
+from tests.forked import TIMEOUT_S, ForkServer
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = [
@@ -22,23 +21,14 @@ EXAMPLES = [
     for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
     if "sys.argv" not in code  # those run with an argument: see test_format.py
 ]
-SLOW_IMPORTS = ["torch", "torch.distributed", "mujoco", "gymnasium"]
-SLOW_IMPORTS += ["hilt.policies.agent.agent", "hilt.vla.train", "hilt.classifier.reward", "hilt.hil.launch"]
-TIMEOUT_S = 600  # only so that nothing hangs
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    server = ForkServer(SLOW_IMPORTS)
-    yield server
-    server.close()
 
 
 @pytest.mark.parametrize("code", EXAMPLES)
-def test_example_runs(code: str, tmp_path: Path, server: ForkServer) -> None:
+def test_example_runs(code: str, tmp_path: Path, fork_server: ForkServer) -> None:
+    """A learner and actors that it starts are forked, too."""
     script = tmp_path / "example.py"
     script.write_text(code)
-    done = server.run(script, TIMEOUT_S)
+    done = fork_server.run(script, TIMEOUT_S)
     assert done.returncode == 0, done.stderr
 
 
@@ -52,7 +42,7 @@ def test_example_runs_where_nothing_is_imported_yet(code: str, tmp_path: Path) -
     assert done.returncode == 0, done.stderr
 
 
-PAGES = {"hil": "training", "distributed": "cluster"}
+PAGES = {"hil": "training", "distributed": "cluster", "checks": "formats", "app": "open", "serving": "serve-policy"}
 """Parts whose page has another name than theirs"""
 
 

@@ -16,13 +16,13 @@ SOURCE = Path(__file__).parent.parent / "src" / "hilt"
 
 # A part may use every part on a line below its own, and on its own line only along an arrow.
 #
-#     cli ─► recipes ◄─ compat
+#     app ─► cli ─► recipes ◄─ compat
 #         │
 #      hil     vla
 #         │
-#      recording ◄─ classifier    runs    distributed
+#      recording ◄─ classifier    runs    distributed    serving
 #         │
-#      teleop ─► robot ─► envs          policies ─► algos
+#      teleop ─► robot ─► envs   checks   policies ─► algos
 #         │                                 │
 #      formats ─► replay ◄─ wire        observe
 #         │
@@ -30,10 +30,10 @@ SOURCE = Path(__file__).parent.parent / "src" / "hilt"
 LINES = [
     ["core"],
     ["formats", "replay", "wire", "observe"],
-    ["teleop", "robot", "envs", "policies", "algos"],
-    ["recording", "classifier", "runs", "distributed"],
+    ["teleop", "robot", "envs", "policies", "algos", "checks"],
+    ["recording", "classifier", "runs", "distributed", "serving"],
     ["hil", "vla"],
-    ["cli", "recipes", "compat"],
+    ["app", "cli", "recipes", "compat"],
 ]
 ARROWS = {
     *(
@@ -44,10 +44,11 @@ ARROWS = {
         ("formats", "replay"),
         ("wire", "replay"),
     ),
-    *(("classifier", "recording"), ("cli", "recipes"), ("compat", "recipes")),
+    *(("classifier", "recording"), ("app", "cli"), ("app", "recipes"), ("cli", "recipes"), ("compat", "recipes")),
 }
 
-# Narrower than their line: algos are torch and arithmetic, without files, environments or network; `import hilt` is quick.
+# Narrower than their line: algos are torch and arithmetic, without files,
+# environments or network; `import hilt` is quick.
 NARROWER = {"algos": {"core"}, "__init__": {"core"}, "__main__": {"cli"}}
 
 # A package from outside, and the only file or part that may import it.
@@ -58,7 +59,7 @@ ONLY_IN = {
     "libero": "envs/libero.py",
     "mujoco": "envs/tabletop/world.py",
     "pyrealsense2": "robot/cameras.py",
-    "nicegui": "teleop/page.py",
+    "nicegui": ("teleop/page.py", "app/"),
     "pygame": "teleop/gamepad.py",
     "pyspacemouse": "teleop/spacemouse.py",
     "tensorflow": "formats/dataset.py",  # a tf.data.Dataset is asked for by name, and nothing else needs it
@@ -76,7 +77,8 @@ TORCH_ONLY_IN = {
     "replay": ("replay/tensors.py", "replay/sampling/torch_dataset.py"),
 }
 
-# Nothing imports compat but what starts a program. These load a name of it when somebody asks for that: what their users know stays there.
+# Nothing imports compat but what starts a program. These load a name of it when somebody
+# asks for that: what their users know stays there.
 PROMISED = ("replay/__init__.py", "policies/launcher.py", "hil/config.py")
 
 MAY_PRINT = ("cli", "observe")
@@ -151,7 +153,10 @@ def broken_by_import(path: str, module: str) -> Iterator[str]:
     places = ONLY_IN | ({"torch": TORCH_ONLY_IN[part]} if part in TORCH_ONLY_IN else {})
     for package, place in places.items():
         if within(module, package) and not (place and path.startswith(place)):
-            yield f"imports {module}; {package} belongs in {place[0] if isinstance(place, tuple) else place or 'no file here'}"
+            yield (
+                f"imports {module}; {package} belongs in "
+                f"{place[0] if isinstance(place, tuple) else place or 'no file here'}"
+            )
 
 
 def may_name_compat(path: str) -> bool:
@@ -282,7 +287,8 @@ def write(folder: Path, path: str, text: str) -> None:
 
 
 COUNTERPARTS = {"Batch 2", "Trajectory 2"}
-"""Classes with the name that another system has for the same, beside ours: verl's `DataProto` and RLinf's and TF-Agents' trajectories"""
+"""Classes with the name that another system has for the same, beside ours: verl's
+`DataProto` and RLinf's and TF-Agents' trajectories"""
 
 
 def test_names_and_folders_stay_readable():

@@ -1,4 +1,5 @@
-"""The tests mirror the source: every source file has a test file of its name, or a line in tests/README.md that names its tests."""
+"""The tests mirror the source: every source file has a test file of its name, or a
+line in tests/README.md that names its tests."""
 
 from __future__ import annotations
 

@@ -54,7 +54,8 @@ def test_mypy_is_strict_where_promised(tmp_path: Path):
 
 
 def test_a_constant_of_a_module_is_assigned_once():
-    """Two that were given one name by a renaming: the first value was lost, and the learner looked around fifty times as often."""
+    """Two that were given one name by a renaming: the first value was lost, and the
+    learner looked around fifty times as often."""
     twice = []
     for path, tree in syntax_trees(SOURCE).items():
         assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
@@ -78,7 +79,8 @@ PROCESS_WIDE = re.compile(
 """What is assigned to, deleted or called where a function changes the process that it runs in"""
 MAY_CHANGE_THE_PROCESS = {
     "__main__.py: module": "the process is ours: python -m hilt",
-    "cli/serve_robot.py: serve_robot": "the process is ours: hilt serve-robot",
+    "cli/servers/serve_policy.py: serve_policy": "the process is ours: hilt serve-policy",
+    "cli/servers/serve_robot.py: serve_robot": "the process is ours: hilt serve-robot",
     "cli/train_hil.py: _shown": "the process is ours: hilt learner and hilt actor",
     "cli/train_simplevla.py: simplevla_command": "the process is ours: hilt train simplevla",
     "core/names.py: import_named": "only in a process of ours: what a command names may import its neighbors later",
@@ -108,20 +110,21 @@ def changes_of_the_process(tree: ast.AST, function: str = "module") -> set[str]:
             found.add(function)
         if isinstance(node, ast.ImportFrom) and node.module in ("os", "sys", "warnings"):
             named = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {
-                function for name in named if PROCESS_WIDE.fullmatch(name)
-            }  # the search would not find it by another name
+            # the search would not find it by another name
+            found |= {function for name in named if PROCESS_WIDE.fullmatch(name)}
         found |= changes_of_the_process(node, inner)
     return found
 
 
 def test_libraries_do_not_change_the_process_that_they_are_used_in():
-    """Environment, import path, current folder, filters of warnings and levels of loggers belong to the program that uses Hilt."""
+    """Environment, import path, current folder, filters of warnings and levels of
+    loggers belong to the program that uses Hilt."""
     source, found = ROOT / "src" / "hilt", set()
     for path, tree in syntax_trees(SOURCE).items():
         found |= {f"{path.relative_to(source)}: {function}" for function in changes_of_the_process(tree)}
     assert found - set(MAY_CHANGE_THE_PROCESS) == set(), (
-        "use core.platform.environment, core.names.import_path or env= of a child process; or name the function here, with a reason"
+        "use core.platform.environment, core.names.import_path or env= of a child process; or name the "
+        "function here, with a reason"
     )
     assert set(MAY_CHANGE_THE_PROCESS) - found == set(), "no longer needed"
 
@@ -160,8 +163,10 @@ ANOTHER_SYSTEM = "a signature of another system, which its users know"
 DOCUMENTED = "keywords that the documentation promises, and that read well at the call; most calls give two or three"
 MANY_PARAMETERS = {
     "hilt/cli/data/data_convert.py: convert_dataset": AN_OPTION_EACH,
+    "hilt/cli/data/edit_commands.py: label": AN_OPTION_EACH,
     "hilt/cli/eval_command.py: evaluate": AN_OPTION_EACH,
     "hilt/cli/record_command.py: record": AN_OPTION_EACH,
+    "hilt/cli/servers/serve_policy.py: serve_policy": AN_OPTION_EACH,
     "hilt/compat/ript.py: LIBEROEnvRunner.__init__": ANOTHER_SYSTEM,
     "hilt/compat/rlinf/buffer.py: TrajectoryReplayBuffer.__init__": ANOTHER_SYSTEM,
     "hilt/policies/vla/openvla_model.py: OpenVLAPolicy.generate_action_verl": ANOTHER_SYSTEM,
@@ -217,22 +222,39 @@ def test_threads_are_joined_with_a_deadline():
 
 BROAD_EXCEPTS = {
     "hilt/compat/ript.py: distributed_collect_batches": "compat/test_ript.py: test_a_failed_rollout_counts_and_is_told",
-    "hilt/core/url_folder.py: _probe": "seeds/test_004_simplevla_checkpoints.py: test_an_unreachable_url_is_an_error_before_training",
-    "hilt/distributed/remote_workers.py: _attempt": "distributed/test_group.py: test_an_exception_arrives_as_itself_with_its_place",
-    "hilt/distributed/remote_workers.py: portable": "distributed/test_group.py: test_an_exception_that_cannot_travel_is_told_in_words",
+    "hilt/core/url_folder.py: _probe": (
+        "seeds/test_004_simplevla_checkpoints.py: test_an_unreachable_url_is_an_error_before_training"
+    ),
+    "hilt/distributed/remote_workers.py: _attempt": (
+        "distributed/test_group.py: test_an_exception_arrives_as_itself_with_its_place"
+    ),
+    "hilt/distributed/remote_workers.py: portable": (
+        "distributed/test_group.py: test_an_exception_that_cannot_travel_is_told_in_words"
+    ),
+    "hilt/envs/chunk_executor.py: run": (
+        "envs/test_chunk_executor.py: test_what_the_policy_raises_is_raised_in_the_control_loop_with_its_cause"
+    ),
     "hilt/envs/simulators.py: answer": "envs/test_pool.py: test_an_exception_costs_its_episode_alone",
-    "hilt/replay/sampling/prefetch.py: _fill": "replay/test_prefetch.py: test_prefetch_raises_whatever_its_function_raises",
+    "hilt/replay/sampling/prefetch.py: _fill": (
+        "replay/test_prefetch.py: test_prefetch_raises_whatever_its_function_raises"
+    ),
     "hilt/replay/view.py: _admit": "replay/test_view.py: test_view_predicate_that_fails_does_not_disturb_writers",
     "hilt/runs/checkpoint.py: _write": "runs/test_checkpoint.py: test_a_thread_writes_a_copy",
+    "hilt/serving/batcher.py: _answer": "serving/test_batcher.py: test_a_policy_that_raises_fails_only_the_request",
     "hilt/wire/ingest.py: _take_block": "wire/test_exactly_once.py: test_an_unexpected_error_in_the_middle_of_a_block",
     "hilt/wire/ingest.py: _take_one": "wire/test_server.py: test_an_insert_that_raises_anything",
     "hilt/wire/requests.py: _carry_out": "wire/test_client.py: test_answers",
     "hilt/wire/server.py: _call_back": "wire/test_server.py: test_a_data_callback_that_raises",
-    "hilt/wire/server.py: _data": "wire/test_server.py: test_server_answers_after_an_unexpected_error_and_the_steps_come_again",
+    "hilt/wire/server.py: _data": (
+        "wire/test_server.py: test_server_answers_after_an_unexpected_error_and_the_steps_come_again"
+    ),
     "hilt/wire/server.py: _take_messages": "wire/test_server.py: test_server_goes_on_after_a_message_that_fails",
-    "hilt/wire/weights.py: _deliver": "wire/test_weights.py: test_a_failing_callback_is_logged_and_the_next_weights_come",
+    "hilt/wire/weights.py: _deliver": (
+        "wire/test_weights.py: test_a_failing_callback_is_logged_and_the_next_weights_come"
+    ),
 }
-"""Where any exception is caught and not raised again, and the test that shows why: without the except, or with a narrower one, it fails"""
+"""Where any exception is caught and not raised again, and the test that shows why:
+without the except, or with a narrower one, it fails"""
 
 
 def test_broad_excepts_have_a_reason_and_a_test():
@@ -249,7 +271,8 @@ def test_import_brings_no_torch(module: str):
 
 
 def test_import_is_quick():
-    clock = "import time; start = time.process_time(); import hilt; print(time.process_time() - start)"  # the machine may be busy
+    # the machine may be busy
+    clock = "import time; start = time.process_time(); import hilt; print(time.process_time() - start)"
     seconds = min(float(run("-c", clock)) for _ in range(3))
     assert seconds < 0.3
 
@@ -263,7 +286,8 @@ def test_a_cpu_build_of_torch_brings_no_cuda():
 
 
 def test_every_extra_that_an_error_names_exists():
-    """``optional_module(name, purpose, extra)`` and ``MissingPackageError(package, purpose, extra)``; an empty one has its own cure."""
+    """``optional_module(name, purpose, extra)`` and ``MissingPackageError(package,
+    purpose, extra)``; an empty one has its own cure."""
     section = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1].split("\n[")[0]
     extras = set(re.findall(r"^([\w-]+) = \[", section, re.MULTILINE))
     named = {

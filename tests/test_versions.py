@@ -1,4 +1,5 @@
-"""The versions that pyproject.toml promises, as far as one environment can tell. `tools/versions.py` tries the others."""
+"""The versions that pyproject.toml promises, as far as one environment can tell.
+`tools/versions.py` tries the others."""
 
 from __future__ import annotations
 
@@ -15,7 +16,10 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 NEWER = {
     # What Python 3.13 has and 3.10 has not
     "tomllib": "",
-    "asyncio": "Barrier BrokenBarrierError EventLoop QueueShutDown Runner TaskGroup Timeout eager_task_factory timeout timeout_at",
+    "asyncio": (
+        "Barrier BrokenBarrierError EventLoop QueueShutDown Runner TaskGroup Timeout "
+        "eager_task_factory timeout timeout_at"
+    ),
     "base64": "z85decode z85encode",
     "builtins": "BaseExceptionGroup ExceptionGroup PythonFinalizationError",
     "collections.abc": "Buffer",
@@ -24,7 +28,9 @@ NEWER = {
     "csv": "QUOTE_NOTNULL QUOTE_STRINGS",
     "ctypes": "BigEndianUnion LittleEndianUnion SIZEOF_TIME_T c_time_t",
     "datetime": "UTC",
-    "enum": "EnumCheck EnumDict EnumType FlagBoundary ReprEnum StrEnum global_enum member nonmember show_flag_values verify",
+    "enum": (
+        "EnumCheck EnumDict EnumType FlagBoundary ReprEnum StrEnum global_enum member nonmember show_flag_values verify"
+    ),
     "fcntl": "FICLONE FICLONERANGE F_GETOWN_EX F_SETOWN_EX F_SEAL_FUTURE_WRITE",
     "glob": "translate",
     "hashlib": "file_digest",
@@ -48,23 +54,31 @@ NEWER = {
     "sys": "activate_stack_trampoline exception monitoring",
     "threading": "setprofile_all_threads settrace_all_threads",
     "types": "get_original_bases",
-    "typing": "LiteralString Never NoDefault NotRequired ReadOnly Required Self TypeAliasType TypeIs TypeVarTuple Unpack assert_never "
-    "assert_type clear_overloads dataclass_transform get_overloads get_protocol_members is_protocol override reveal_type",
+    "typing": "LiteralString Never NoDefault NotRequired ReadOnly Required Self TypeAliasType TypeIs "
+    "TypeVarTuple Unpack assert_never assert_type clear_overloads dataclass_transform "
+    "get_overloads get_protocol_members is_protocol override reveal_type",
     "unittest": "doModuleCleanups enterModuleContext",
     "warnings": "deprecated",
     # What torch 2.13 has and 2.6 has not
     "torch": "AcceleratorError float4_e2m1fn_x2 float8_e8m0fnu hash_tensor thread_safe_generator",
-    "torch.accelerator": "Graph empty_cache empty_host_cache get_device_capability get_memory_info max_memory_allocated "
-    "max_memory_reserved memory_allocated memory_reserved memory_stats reset_accumulated_memory_stats reset_peak_memory_stats",
+    "torch.accelerator": "Graph empty_cache empty_host_cache get_device_capability "
+    "get_memory_info max_memory_allocated max_memory_reserved memory_allocated memory_reserved memory_stats "
+    "reset_accumulated_memory_stats reset_peak_memory_stats",
     "torch.autograd": "enforce_grad_layout_policy",
     "torch.autograd.graph": "region_activation_memory_budget set_warn_on_accumulate_grad_stream_mismatch",
     "torch.backends": "kleidiai miopen python_native",
     "torch.backends.cuda": "is_ck_sdpa_available preferred_rocm_fa_library",
-    "torch.compiler": "get_default_backend is_exporting load_cache_artifacts nested_compile_region save_cache_artifacts",
+    "torch.compiler": "get_default_backend is_exporting load_cache_artifacts nested_compile_region "
+    "save_cache_artifacts",
     "torch.cpu": "get_capabilities is_initialized",
-    "torch.cuda": "AcceleratorError GreenContext caching_allocator_disabled get_stream_from_external host_memory_stats is_tf32_supported",
+    "torch.cuda": (
+        "AcceleratorError GreenContext caching_allocator_disabled get_stream_from_external "
+        "host_memory_stats is_tf32_supported"
+    ),
     "torch.distributed": "QueueEmptyError all_gather_single record_comm reduce_scatter_single shrink_group",
-    "torch.distributed.checkpoint": "HuggingFaceStorageReader HuggingFaceStorageWriter QuantizedHuggingFaceStorageReader",
+    "torch.distributed.checkpoint": (
+        "HuggingFaceStorageReader HuggingFaceStorageWriter QuantizedHuggingFaceStorageReader"
+    ),
     "torch.distributed.fsdp": "DataParallelMeshDims share_comm_ctx",
     "torch.export": "AdditionalInputs draft_export",
     "torch.func": "debug_unwrap",
@@ -77,8 +91,9 @@ NEWER = {
     "torch.random": "thread_safe_generator",
     "torch.utils.checkpoint": "GraphExecGroup",
 }
-"""Names that the newest versions have and the lowest have not, found by comparing what `dir` says of each module. Methods and arguments
-are not among them: ``tools/versions.py types`` knows Python's, and tests that run in the lowest versions torch's."""
+"""Names that the newest versions have and the lowest have not, found by comparing what `dir` says of
+each module. Methods and arguments are not among them: ``tools/versions.py types`` knows Python's, and
+tests that run in the lowest versions torch's."""
 
 GONE = {
     *(

@@ -38,6 +38,8 @@ def _imported(tree: ast.AST) -> set[str]:
     """The parts of Hilt that a syntax tree imports."""
     found: set[str] = set()
     for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.expr):  # no import is within an expression
+            continue
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             continue
         if isinstance(node, ast.ImportFrom) and node.module == "hilt":
@@ -86,10 +88,12 @@ def picture() -> str:
         for column, part in enumerate(row):
             place[part] = (MARGIN + gap + column * (BOX + gap), tall - MARGIN - FLOOR * number - HEIGHT)
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {tall}" font-family="sans-serif" font-size="15">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {tall}" '
+        'font-family="sans-serif" font-size="15">',
         "<title>The parts of Hilt: each imports only parts below it</title>",
         "<style>.box{fill:#eef2f7;stroke:#4a5a70}.name{fill:#1c2733}.way{stroke:#8a97a8;fill:none}"
-        "@media(prefers-color-scheme:dark){.box{fill:#263241;stroke:#93a4ba}.name{fill:#e8edf3}.way{stroke:#6d7d92}}</style>",
+        "@media(prefers-color-scheme:dark){.box{fill:#263241;stroke:#93a4ba}"
+        ".name{fill:#e8edf3}.way{stroke:#6d7d92}}</style>",
     ]
     for part, below in sorted(needed(graph)):
         (x, y), (u, v) = place[part], place[below]

@@ -1,4 +1,5 @@
-"""A real browser for the tests of the page: Debian's Chromium and its driver, installed where that is possible (root, apt-get).
+"""A real browser for the tests of the page: Debian's Chromium and its driver,
+installed where that is possible (root, apt-get).
 
 Without one those tests are skipped, and say so.
 """

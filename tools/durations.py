@@ -1,6 +1,8 @@
-"""How long the tests take: ``python3 tools/durations.py`` runs `make test` and writes docs/tests.md and tests/durations.tsv.
+"""How long the tests take: ``python3 tools/durations.py`` runs `make test` and
+writes docs/tests.md and tests/durations.tsv.
 
-``python3 tools/durations.py RESULTS.xml`` makes them from a run that is already there: ``make test ARGS=--junitxml=RESULTS.xml``.
+``python3 tools/durations.py RESULTS.xml`` makes them from a run that is already
+there: ``make test ARGS=--junitxml=RESULTS.xml``.
 """
 
 import os
@@ -18,8 +20,9 @@ SLOWEST = 50
 
 HEAD = """# How long the tests take
 
-`python3 tools/durations.py` made this page and `tests/durations.tsv`, from a run of `make test`: {count:,} tests, {total:,.0f} s one after
-the other, {wall:,.0f} s as they ran, three at a time. Machine: {machine}. Times include the fixtures that a test was the first to need.
+`python3 tools/durations.py` made this page and `tests/durations.tsv`, from a run of `make test`: {count:,} tests,
+{total:,.0f} s one after the other, {wall:,.0f} s as they ran, three at a time. Machine: {machine}.
+Times include the fixtures that a test was the first to need.
 How tests are chosen and ordered from it: [CONTRIBUTING.md](../CONTRIBUTING.md).
 """
 
@@ -45,7 +48,8 @@ def write(results: Path) -> None:
         count=len(cases),
         total=sum(taken for _, taken in cases),
         wall=float(suite.get("time", "0")),
-        machine=f"{os.cpu_count()} cores of {platform.machine()}, {platform.system()}, Python {platform.python_version()}",
+        machine=f"{os.cpu_count()} cores of {platform.machine()}, {platform.system()}, Python "
+        f"{platform.python_version()}",
     )
     page += "\n| folder | tests | seconds |\n|---|---:|---:|\n"
     folders: dict[str, list[float]] = defaultdict(list)

@@ -1,10 +1,12 @@
 """Make a virtual environment and install this repository into it: ``python3 tools/install.py .venv dev,torch``.
 
-What is named after the extras is installed too, without what it depends on: ``... .venv-lerobot lerobot lerobot==0.4.4``.
+What is named after the extras is installed too, without what it depends on: ``...
+.venv-lerobot lerobot lerobot==0.4.4``.
 
-Needs nothing but Python, and says what it does every ten seconds. Packages come through uv, which is several times faster than pip. It
-does not read pip's configuration, so it is handed what pip would use (indexes, find-links, certificate); a CPU build of torch that is known
-there is the one taken. Where uv cannot be had, or fails, pip does the same work.
+Needs nothing but Python, and says what it does every ten seconds. Packages come through uv, which is
+several times faster than pip. It does not read pip's configuration, so it is handed what pip would use
+(indexes, find-links, certificate); a CPU build of torch that is known there is the one taken. Where uv
+cannot be had, or fails, pip does the same work.
 """
 
 import importlib.util
@@ -73,7 +75,8 @@ def install_with_uv(venv: Path, packages: list[str]) -> bool:
 
 
 def uv_settings(venv: Path) -> tuple[list[str], dict[str, str]] | None:
-    """Options and environment with which the environment's uv, installed here, finds what its pip would; None where that cannot be."""
+    """Options and environment with which the environment's uv, installed here, finds what
+    its pip would; None where that cannot be."""
     if run("getting uv", [venv / "bin/pip", "install", "-qq", "uv"]):
         return None
     asked = subprocess.run([venv / "bin/python", "-c", PIP_SETTINGS], capture_output=True, text=True)

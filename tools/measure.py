@@ -1,4 +1,5 @@
-"""Measures how the source reads: ``python tools/measure.py [SOURCE]`` prints a table, so that two states of it can be compared.
+"""Measures how the source reads: ``python tools/measure.py [SOURCE]`` prints a
+table, so that two states of it can be compared.
 
 What is counted, and why, is said in the docstring of each function below.
 """
@@ -81,8 +82,8 @@ def name(path: Path, source: Path) -> str:
 
 
 def statements(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    """The statements directly below a node, handlers and cases among them, each with the field that it is in. Expressions, which are most
-    of a tree, are left out."""
+    """The statements directly below a node, handlers and cases among them, each with the field that it is in.
+    Expressions, which are most of a tree, are left out."""
     for field in ("body", "handlers", "orelse", "finalbody", "cases"):
         below = getattr(node, field, ())
         if isinstance(below, list):  # the body of a lambda or of a conditional expression is none
@@ -129,7 +130,8 @@ def imported(tree: ast.AST, known: set[str]) -> Iterator[str]:
 
 
 def circles(graph: dict[str, set[str]]) -> list[str]:
-    """Modules of which each imports the next and the last the first: none can be understood, or moved, without all the others."""
+    """Modules of which each imports the next and the last the first: none can be
+    understood, or moved, without all the others."""
     reached = {module: reachable(graph, module) for module in graph}
     found = {
         frozenset(other for other in reached[module] if module in reached[other])
@@ -201,7 +203,8 @@ def broad(node: ast.AST) -> bool:
 
 
 def broad_excepts(source: Path) -> list[tuple[str, str]]:
-    """Where broad excepts are that do not raise, as ``hilt/file.py: function``, each with the reason in a comment ``# broad: ...``."""
+    """Where broad excepts are that do not raise, as ``hilt/file.py: function``, each with
+    the reason in a comment ``# broad: ...``."""
     found = []
     for path, tree in syntax_trees(source).items():
         nodes, lines = list(all_statements(tree)), path.read_text().splitlines()

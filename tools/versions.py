@@ -1,12 +1,14 @@
 """Tries the versions that pyproject.toml promises. Needs the network, and is no part of `make test`.
 
-    python3 tools/versions.py resolve                        do all packages go together and have a wheel, for each Python and system?
+    python3 tools/versions.py resolve                        do all packages go together and have a wheel, for each
+                                                             Python and system?
     python3 tools/versions.py resolve --lowest               and the lowest version of each that pyproject.toml allows?
     python3 tools/versions.py resolve --pinned               and those of constraints.txt, which `make` installs?
     python3 tools/versions.py resolve --extras hdf5,sinks    other extras than those that `make test` needs
     python3.10 tools/versions.py test --lowest tests/algos   runs tests with this Python and the lowest versions
     python3.13 tools/versions.py test tests/algos            runs tests with this Python and the newest versions
-    python3 tools/versions.py types                          are all of Python's functions and arguments in src those of the lowest Python?
+    python3 tools/versions.py types                          are all of Python's functions and arguments in src those of
+                                                             the lowest Python?
 
 `test` keeps a virtual environment of its own: .venv-3.10-lowest, .venv-3.13.
 """
@@ -73,7 +75,8 @@ def installed_extras() -> str:
 
 
 def resolve(given: argparse.Namespace) -> int:
-    """Prints a line for each Python and system, and returns the number of those with packages that do not go together, or have no wheel."""
+    """Prints a line for each Python and system, and returns the number of those with packages
+    that do not go together, or have no wheel."""
     options, environment = _uv(VENV)
     failed = 0
     for python in given.pythons.split(","):
@@ -113,8 +116,8 @@ def types() -> int:
 
 
 def _choice(given: argparse.Namespace) -> list[str]:
-    """uv's options for which versions are taken. With `--lowest` they are those of the packages that pyproject.toml names; what these bring
-    along is the newest, as its bounds are theirs."""
+    """uv's options for which versions are taken. With `--lowest` they are those of the packages that pyproject.toml
+    names; what these bring along is the newest, as its bounds are theirs."""
     lowest = ["--resolution", "lowest-direct"] if given.lowest else []
     pinned = ["--constraint", "constraints.txt"] if given.pinned else []
     return ["--only-binary", ":all:", *(part for name in PURE for part in ("--no-binary", name)), *lowest, *pinned]

@@ -1,4 +1,5 @@
-"""Makes a PNG of evenly spaced frames of a video, one beside the other: ``python tools/video_strip.py VIDEO PICTURE [FRAMES]``.
+"""Makes a PNG of evenly spaced frames of a video, one beside the other: ``python
+tools/video_strip.py VIDEO PICTURE [FRAMES]``.
 
 The picture in the README is made by it, from the ``before-after.mp4`` that `hilt demo vla` writes.
 """

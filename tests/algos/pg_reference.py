@@ -1,7 +1,9 @@
-"""Policy gradients once more, slowly: plain numbers in float64, one loop for each sum, gradients by central differences.
+"""Policy gradients once more, slowly: plain numbers in float64, one loop for each
+sum, gradients by central differences.
 
-Shares no code with hilt.algos. An episode is a dict: ``seen`` [T, F], ``tokens`` [T, C, D], ``executed`` [T], ``old`` and ``ref``
-[T, C, D], ``value`` and ``rewards`` [T], ``group``, ``baseline``; and ``drawn`` [T, C, D] where another policy drew than ``old`` is of.
+Shares no code with hilt.algos. An episode is a dict: ``seen`` [T, F], ``tokens`` [T, C, D], ``executed``
+[T], ``old`` and ``ref`` [T, C, D], ``value`` and ``rewards`` [T], ``group``, ``baseline``; and ``drawn``
+[T, C, D] where another policy drew than ``old`` is of.
 """
 
 from __future__ import annotations
@@ -154,7 +156,8 @@ def outcome_loss(
 def process_advantages(
     settings: Any, prime: Any, ratios: Sequence[Mapping[Any, float]], groups: Sequence[int]
 ) -> list[dict[Any, float]]:
-    """Of each number of each episode, by the position (t, c, d): what PRIME adds to the advantage of the outcome, without coefficient."""
+    """Of each number of each episode, by the position (t, c, d): what PRIME adds to the
+    advantage of the outcome, without coefficient."""
     rewards = []
     for q in ratios:
         terms, last = dict[Any, float](), max(q)

@@ -1,4 +1,5 @@
-"""RLPD's update once more, slowly: numpy in float64, gradients by central differences, Adam by hand. Shares no code with hilt.algos."""
+"""RLPD's update once more, slowly: numpy in float64, gradients by central differences,
+Adam by hand. Shares no code with hilt.algos."""
 
 from __future__ import annotations
 

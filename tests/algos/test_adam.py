@@ -23,7 +23,8 @@ def test_as_torch_has_it(decay: float):
 
 
 def test_a_gradient_may_have_another_layout_than_its_weights():
-    """A convolution of pictures gives one with its channels last. The kernel would read its memory in order, and move other weights."""
+    """A convolution of pictures gives one with its channels last. The kernel would read
+    its memory in order, and move other weights."""
     weights, gradient = torch.randn(2, 2, 3, 2, 2, generator=torch.Generator().manual_seed(2)).unbind()
     ours, same = weights.clone(), weights.clone()
     Adam([ours], 0.1).step([gradient.contiguous(memory_format=torch.channels_last)])

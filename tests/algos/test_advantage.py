@@ -64,7 +64,8 @@ def test_as_the_reference(rollout: Any):
 @pytest.mark.parametrize("estimator", GROUPED)
 @pytest.mark.parametrize("same", [0.0, 1.0])
 def test_a_group_that_ended_alike_is_compared_by_what_it_paid_and_no_more(estimator: str, same: float):
-    """With a divergence of a thousandth each advantage has that size; a group with a success and a failure is as without it."""
+    """With a divergence of a thousandth each advantage has that size; a group with
+    a success and a failure is as without it."""
     made, group = PolicyGradient(estimator, normalize="group"), torch.tensor([0, 0, 0, 1, 1, 1])
     rewards = torch.tensor([[same], [same], [same], [0.0], [1.0], [0.0]], dtype=torch.float64)
     paid = torch.tensor([[1e-3], [2e-3], [0.0], [1e-3], [2e-3], [0.0]], dtype=torch.float64)

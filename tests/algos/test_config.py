@@ -72,7 +72,6 @@ def test_refused(made: Any, says: str):
     with pytest.raises((ConfigError, UnknownNameError), match=says):
         check(made)
     if isinstance(made, PolicyGradient | Optimizer):
-        with pytest.raises(
-            (ConfigError, UnknownNameError), match=r"(algorithm|optimizer)\.|no estimator"
-        ):  # by its name in a run
+        # by its name in a run
+        with pytest.raises((ConfigError, UnknownNameError), match=r"(algorithm|optimizer)\.|no estimator"):
             made.check()

@@ -34,8 +34,9 @@ def test_the_shown_move_of_a_gripper_is_best_by_a_margin() -> None:
 
 
 def test_the_loss_of_behavior_cloning_is_hil_serls() -> None:
-    """Its `BCAgent` has `distrax.MultivariateNormalDiag(mean, std).log_prob(actions)`, without tanh and without a limit of the actions:
-    -0.5 * sum(((a - mean) / std)^2) - sum(log std) - 0.5 * k * log(2 pi), here by numpy; the first row also by hand."""
+    """Its `BCAgent` has `distrax.MultivariateNormalDiag(mean, std).log_prob(actions)`, without tanh and
+    without a limit of the actions: -0.5 * sum(((a - mean) / std)^2) - sum(log std) - 0.5 * k * log(2 pi),
+    here by numpy; the first row also by hand."""
     mean = np.array([[0.2, -0.5], [0.9, 0.0], [-3.0, 0.1]])
     std = np.array([[0.5, 2.0], [0.1, 1.0], [0.7, 1e-2]])
     actions = np.array([[1.0, -1.0], [1.0, 0.3], [-1.0, 0.1]])
@@ -50,7 +51,8 @@ def test_the_loss_of_behavior_cloning_is_hil_serls() -> None:
 
 
 def test_actions_at_full_deflection_weigh_no_more_than_others_in_behavior_cloning() -> None:
-    """A key is held in three of four steps. The plain Gaussian's likeliest mean is their mean; with tanh it would be beyond any other."""
+    """A key is held in three of four steps. The plain Gaussian's likeliest mean is their
+    mean; with tanh it would be beyond any other."""
     shown = torch.tensor([[1.0], [1.0], [1.0], [0.0]], dtype=torch.float64)
     found = {}
     for squashed in (False, True):

@@ -48,9 +48,11 @@ def cases(draw: st.DrawFn) -> Any:
     lengths = draw(st.lists(st.integers(1, 3), min_size=1, max_size=5))
     made = PolicyGradient(draw(st.sampled_from(GROUPED)), draw(st.sampled_from([1.0, 0.9])))
     process = Prime(
-        coefficient=1.0, beta=draw(st.sampled_from([0.05, 0.7])), granularity=draw(st.sampled_from(["chunk", "token", "whole"])),
+        coefficient=1.0,
+        beta=draw(st.sampled_from([0.05, 0.7])),
+        granularity=draw(st.sampled_from(["chunk", "token", "whole"])),
         scale=draw(st.sampled_from(["batch", "none"])),
-    )  # fmt: skip
+    )
     numbers = st.floats(-2, 2).map(lambda x: round(x, 3))
     ratios = [
         {
@@ -87,7 +89,8 @@ def test_advantages_as_the_reference(case: Any):
 @pytest.mark.parametrize("passes", [64, 1])
 @pytest.mark.parametrize("reference", ["frozen", "policy"])
 def test_the_reward_policy_goes_down_the_cross_entropy_of_outcomes(passes: int, reference: str):
-    """Also where the chunks of an episode are in several passes; against a frozen reference, or the policy that acted."""
+    """Also where the chunks of an episode are in several passes; against a frozen
+    reference, or the policy that acted."""
     process = Prime(coefficient=1.0, beta=0.4, reference=reference)
     _, judge, figures = updated(PolicyGradient(batch=Batching(chunks_per_pass=passes)), process, reference)
     kept = numbers(others()[1 if reference == "frozen" else 0])
@@ -207,14 +210,20 @@ def test_a_reward_policy_that_is_its_reference_gives_nothing_and_learns():
     [
         ({"beta": 0.1}, r"prime.beta=0.1 would do nothing: it needs prime.coefficient above 0"),
         ({"policy": "folder"}, r"prime.policy=folder would do nothing: it needs prime.coefficient above 0"),
-        ({"optimizer": Optimizer(learning_rate=1e-4)}, r"prime.optimizer.learning_rate=0.0001 would do nothing: it needs prime"),
+        (
+            {"optimizer": Optimizer(learning_rate=1e-4)},
+            r"prime.optimizer.learning_rate=0.0001 would do nothing: it needs prime",
+        ),
         ({"coefficient": 1.0, "update": "none"}, "a reward policy that is its own reference: every reward would be 0"),
-        ({"coefficient": 1.0, "update": "none", "policy": "a", "beta": 0.1}, "beta=0.1 would do nothing: it needs prime.update"),
+        (
+            {"coefficient": 1.0, "update": "none", "policy": "a", "beta": 0.1},
+            "beta=0.1 would do nothing: it needs prime.update",
+        ),
         ({"coefficient": 1.0, "reference": "policy", "reference_policy": "a"}, "it needs prime.reference=frozen"),
         ({"coefficient": 1.0, "granularity": "step"}, "no granularity named 'step'"),
         ({"coefficient": -1.0}, "prime.coefficient=-1.0: expected a number of at least 0"),
     ],
-)  # fmt: skip
+)
 def test_what_would_do_nothing_is_refused(given_: dict[str, Any], says: str):
     with pytest.raises((ConfigError, KeyError), match=says):
         Prime(**given_).check()

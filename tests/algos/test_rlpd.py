@@ -172,9 +172,8 @@ def test_a_subset_never_has_one_critic_twice() -> None:
     rows = replace(batch(0), rewards=torch.zeros(B), masks=torch.ones(B))
     subsets = [rlpd.draw(rows, settings, generator(seed), frozenset({"critic"}))[1] for seed in range(50)]
     seen = {rlpd.critic_target(rows, q, q[0], q[0], settings, subset)[0].item() for subset in subsets}
-    assert sorted(seen) == pytest.approx(
-        [0, 0.9]
-    )  # the least of all but one: critic 0, or critic 1 where 0 is left out
+    # the least of all but one: critic 0, or critic 1 where 0 is left out
+    assert sorted(seen) == pytest.approx([0, 0.9])
 
 
 def test_imitation_needs_to_know_whom() -> None:

@@ -1,4 +1,5 @@
-"""What the golden numbers and the slow reference do not reach: ratios that overflow, the low-variance divergence, no rows at all."""
+"""What the golden numbers and the slow reference do not reach: ratios that
+overflow, the low-variance divergence, no rows at all."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def test_the_low_variance_divergence_is_never_negative():
 
 
 def test_in_a_loss_mse_has_the_gradient_of_the_divergence_and_low_var_kl_that_of_the_other_one():
-    """Of all values that a categorical can draw, each as often as it does: the mean over endless draws, without their noise."""
+    """Of all values that a categorical can draw, each as often as it does: the mean
+    over endless draws, without their noise."""
     logits = torch.tensor([0.3, -1.0, 2.0, 0.1], dtype=torch.float64, requires_grad=True)
     reference = torch.log_softmax(torch.tensor([1.0, 0.5, -0.5, 0.0], dtype=torch.float64), 0)
     log_prob = torch.log_softmax(logits, 0)

@@ -234,8 +234,8 @@ def test_the_robot_suite_lists_its_rows(capsys: pytest.CaptureFixture[str]):
     assert main(["robot", "--list"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "tabletop: tabletop_steps, tabletop_physics, tabletop_render",
-        "server: server_period_idle_p50, server_period_idle_p99, server_period_p50, server_period_p99, server_requests, "
-        "server_getstate_p50",
+        "server: server_period_idle_p50, server_period_idle_p99, server_period_p50, "
+        "server_period_p99, server_requests, server_getstate_p50",
         "page: page_frame_age_p50, page_frame_age_p95, page_key_latency_p50, page_key_latency_p95",
     ]
 
@@ -262,8 +262,9 @@ def test_the_robot_suite_without_its_peer(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_learn_suite_lists_its_rows(capsys: pytest.CaptureFixture[str]):
     assert main(["learn", "--list"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "pick: pick_success, pick_margin, pick_steps, pick_bc, pick_sb3, pick_sb3_equal_updates, pick_operator_steps, pick_hg_dagger, "
-        "pick_without_operator, pick_delayed_operator, pick_tired_operator, pick_without_demonstrations, pick_operator_alone",
+        "pick: pick_success, pick_margin, pick_steps, pick_bc, pick_sb3, pick_sb3_equal_updates, "
+        "pick_operator_steps, pick_hg_dagger, pick_without_operator, pick_delayed_operator, pick_tired_operator, "
+        "pick_without_demonstrations, pick_operator_alone",
         "learner: learner_in_torch, learner_in_torch_frozen, learner_updates, learner_updates_bfloat16",
         "control: control_lateness_p99",
         "tasks: task_button, task_pick, task_pick_red, task_drawer, task_push, task_insert, task_peg",
@@ -272,7 +273,7 @@ def test_the_learn_suite_lists_its_rows(capsys: pytest.CaptureFixture[str]):
     ]
     with pytest.raises(SystemExit):
         main(["replay", "--seeds", "2"])
-    assert "--seeds, --minutes, --cores and --keep are for the suite learn" in capsys.readouterr().err
+    assert "--seeds, --minutes and --cores are for the suite learn" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["learn", "--cores", "0"])
     assert "--cores 0, but there are" in capsys.readouterr().err

@@ -83,7 +83,8 @@ def test_a_row_of_a_task_counts_seeds_and_scenes_as_samples(tmp_path: Path) -> N
 
 
 def test_runs_of_pick_are_kept_with_what_their_peers_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second invocation goes on where the first ended: here after our runs, as Stable-Baselines3 was not installed."""
+    """A second invocation goes on where the first ended: here after our runs, as
+    Stable-Baselines3 was not installed."""
     made, asked = [], []
 
     def train(run: Path, options: list[str], seconds: float) -> float:

@@ -1,4 +1,5 @@
-"""The bench of VLA policies at its tiny size: every row is there, says that it ran at another size, and meets nothing."""
+"""The bench of VLA policies at its tiny size: every row is there, says that it ran
+at another size, and meets nothing."""
 
 from __future__ import annotations
 

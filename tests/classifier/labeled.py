@@ -17,7 +17,8 @@ PICK = {"image_size": 64, "step_limit": 45}
 
 
 def clumsy(env: Any) -> Callable[[], Any]:
-    """Picks up the cube and carries it about; or stops short, lets it fall, closes beside it. Which, follows from the episode's seed."""
+    """Picks up the cube and carries it about; or stops short, lets it fall, closes beside
+    it. Which, follows from the episode's seed."""
     rng, world, expert = env.unwrapped.np_random, env.unwrapped.world, env.get_wrapper_attr("expert")()
     how = rng.choice(["fine", "fine", "fine", "short", "drops", "beside"])
     turn, off, up = (
@@ -79,8 +80,12 @@ def write_log(path: Path, given: list[Clip], stack: bool = False, labels: bool =
     log = None
     for clip in given:
         count, frames = len(clip), seen(clip)
-        cut = [{"images": {k: v[side] for k, v in frames["images"].items()}} if not stack else {k: v[side] for k, v in frames.items()}
-               for side in (slice(0, -1), slice(1, None))]  # fmt: skip
+        cut = [
+            {"images": {k: v[side] for k, v in frames["images"].items()}}
+            if not stack
+            else {k: v[side] for k, v in frames.items()}
+            for side in (slice(0, -1), slice(1, None))
+        ]
         columns = {
             "observations": cut[0],
             "next_observations": cut[1],

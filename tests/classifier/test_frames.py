@@ -1,4 +1,5 @@
-"""Frames with labels: the same from every place they may lie in, and never of one episode on both sides of the split."""
+"""Frames with labels: the same from every place they may lie in, and never of one
+episode on both sides of the split."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hilt.classifier.frames import Clip, class_count, counts, read_frames, split, with_cameras
+from hilt.classifier.frames import Clip, ClipSource, class_count, counts, read_frames, split, with_cameras
 from hilt.core.checksums import write_json
 from hilt.core.errors import ConfigError, FormatError, SchemaError, UnknownNameError
 from hilt.core.unpickle import dump, safe_load
 from hilt.formats.convert import convert
-from hilt.replay import Log
+from hilt.replay import Edits, Log
 from tests.classifier.labeled import clips, drawn, write_log
 
 
@@ -45,9 +46,8 @@ def test_recordings_logs_and_both_kinds_of_pickles_give_the_same_episodes(tmp_pa
         found = read_frames(place)
         same(found, made)
         assert len({clip.state for clip in found}) == 6 and sorted(found[0].images) == ["front", "wrist"]
-    (
-        tmp_path / "export" / "hilt.json"
-    ).unlink()  # as HIL-SERL's own are, without initial states: those of the first frames
+    # as HIL-SERL's own are, without initial states: those of the first frames
+    (tmp_path / "export" / "hilt.json").unlink()
     same(read_frames([tmp_path / "export"]), made)
     assert [list(clip.images) for clip in with_cameras(read_frames([log]), ["wrist"])] == [["wrist"]] * 6
     several = read_frames([write_log(tmp_path / "more", clips(3, seed=1), stack=True), log])
@@ -93,6 +93,37 @@ def test_frames_of_a_killed_session_are_skipped(tmp_path: Path):
 
 def _first(tree: object) -> object:
     return {key: _first(value) for key, value in tree.items()} if isinstance(tree, dict) else tree[0]  # type: ignore[index]
+
+
+def test_frames_that_people_label_are_used(tmp_path: Path):
+    """In a log without labels only those; in one with labels they take precedence."""
+    made = clips(4)
+    path = write_log(tmp_path / "log", made, labels=False)
+    with pytest.raises(FormatError, match=r"no labels\..* Of a log, label frames with: hilt open LOG"):
+        read_frames([path])
+    with Log.open(path, "r") as log:
+        edits = Edits(log, "ann")
+        edits.label_frame(1, 7, True)
+        edits.label_frame(1, 3, False)
+        edits.label_frame(1, 5, None)
+        edits.label_frame(3, -1, True)
+        edits.trim(1, first=2)
+    one, other = read_frames([path])
+    assert (one.steps.tolist(), one.labels.tolist()) == ([1, 5], [0, 1])  # of what is shown
+    assert one.source == ClipSource(str(path), 1, 2) and one.before_success(1).tolist() == [True, False]
+    np.testing.assert_array_equal(one.images["images/front"], made[1].images["images/front"][[3, 7]])
+    assert (other.steps.tolist(), other.labels.tolist(), other.state) == ([11], [1], f"{path}, episode 3")
+    recorded = write_log(tmp_path / "recorded", made)
+    with Log.open(recorded, "r") as log:
+        Edits(log).label_frame(1, 0, True)
+        Edits(log).label_frame(1, 6, None)
+    changed = read_frames([recorded])[1]
+    assert len(changed) == 11 and changed.labels[0] == 1 and 6 not in changed.steps
+    classes = write_log(tmp_path / "classes", clips(3, classes=3))
+    with Log.open(classes, "r") as log:
+        Edits(log).label_frame(1, 0, True)
+    with pytest.raises(SchemaError, match="has the class 2, and its frame labels are success or failure"):
+        read_frames([classes])
 
 
 def test_frames_count_near_misses():

@@ -164,6 +164,12 @@ def test_letters_that_a_terminal_lacks_are_question_marks():
     assert done.stdout == b"5 \xd7 5 ? \xe9\n"
 
 
+def test_every_demo_has_examples_in_its_help():
+    from hilt.cli.demos.demo import app
+
+    assert {f"demo {command.name}" for command in app.registered_commands} <= EXAMPLES.keys()
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_help_fits_a_screen_with_two_examples_and_a_page(name: str):
     result = CliRunner().invoke(cli.app, [*name.split(), "--help"], env={"COLUMNS": "100", "TERMINAL_WIDTH": "100"})

@@ -16,6 +16,7 @@ from hilt.cli.data.data_commands import strip, without_mates
 from hilt.cli.show import human_bytes
 from hilt.core.checksums import read_json, write_json
 from hilt.core.tree import ArraySpec
+from hilt.formats import images
 from hilt.replay import Log, Schema
 
 EPISODES, LENGTH = 5, 12
@@ -68,7 +69,8 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(raw)
 
 
-# --- inspect ----------------------------------------------------------------------------------------------------------------------
+# --- inspect
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_inspect_shows_what_there_is(log: Path):
@@ -92,7 +94,10 @@ def test_inspect_shows_what_there_is(log: Path):
         "writer none at work",
         "actions float32 2 row 472 B",
         "observations/state float32 3 row 1.4 kB",
-        "next_observations has the same columns as observations, a step later; bytes are of both, and an image of both is stored once.",
+        (
+            "next_observations has the same columns as observations, a step later; bytes are of both, and an "
+            "image of both is stored once."
+        ),
         "3 12 1 unknown truncated 6 policy, 6 human",
         "1 12 1 yes truncated 12 policy",
         "operator ann · ann · ann · – · –",
@@ -220,7 +225,8 @@ def test_what_is_not_a_log_gets_one_line(log: Path, tmp_path: Path, command: str
     )
 
 
-# --- the picture strip ------------------------------------------------------------------------------------------------------------
+# --- the picture strip
+# ------------------------------------------------------------------------------------------------------------
 
 
 def read_png(path: Path) -> Any:
@@ -278,11 +284,11 @@ def test_a_strip_without_pictures_or_trajectory_says_so(log: Path, tmp_path: Pat
     ],
 )
 def test_which_columns_are_images(shape: tuple[int, ...], size: tuple[int, int] | None):
-    assert strip.image_shape(shape) == size
-    assert strip.is_image(ArraySpec(np.dtype(np.uint8), shape)) == (size is not None)
-    assert not strip.is_image(ArraySpec(np.dtype(np.float32), shape))
+    assert images.image_shape(shape) == size
+    assert images.is_image(ArraySpec(np.dtype(np.uint8), shape)) == (size is not None)
+    assert not images.is_image(ArraySpec(np.dtype(np.float32), shape))
     if size is not None:
-        assert strip.as_rgb(np.zeros((2, *shape), np.uint8)).shape == (2, *size, 3)
+        assert images.as_rgb(np.zeros((2, *shape), np.uint8)).shape == (2, *size, 3)
 
 
 def test_large_frames_are_reduced_and_labels_fit():
@@ -292,7 +298,8 @@ def test_large_frames_are_reduced_and_labels_fit():
     assert image.shape[0] < 320 and contains(image, np.full((200, 133, 3), 90, np.uint8))
 
 
-# --- verify and repair ------------------------------------------------------------------------------------------------------------
+# --- verify and repair
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_verify_a_whole_log(log: Path):
@@ -343,7 +350,8 @@ def test_repair_needs_to_be_the_only_writer(log: Path):
     assert "is writing to this log" in result.stderr
 
 
-# --- merge and split --------------------------------------------------------------------------------------------------------------
+# --- merge and split
+# --------------------------------------------------------------------------------------------------------------
 
 
 def test_merge_and_split(log: Path, tmp_path: Path):

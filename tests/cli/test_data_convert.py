@@ -1,4 +1,5 @@
-"""``hilt data convert``, ``formats`` and ``inspect`` as a person uses them: what they print, what they write, how they exit."""
+"""``hilt data convert``, ``formats`` and ``inspect`` as a person uses them: what
+they print, what they write, how they exit."""
 
 from __future__ import annotations
 
@@ -76,12 +77,13 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_a_recording_is_converted(tmp_path: Path) -> None:
-    with new_log(tmp_path) as log:
+    recording = tmp_path / "recordings" / "first"
+    with new_log(recording) as log:
         write(log, [*numbers(0, 3), step(3, terminated=True)])
-    done = run("convert", tmp_path, tmp_path / "out", "--to", "rlds")
+    done = run("convert", recording, tmp_path / "out", "--to", "rlds")
     assert done.exit_code == 0 and f"{log.path} (log, " in done.output, done.output
-    assert len(open_dataset(tmp_path)) == len(open_dataset(tmp_path / "out")) == 1
-    assert "none of the known formats" in run("inspect", tmp_path.parent).output
+    assert len(open_dataset(recording)) == len(open_dataset(tmp_path / "out")) == 1
+    assert "none of the known formats" in run("inspect", recording.parent).output
 
 
 def test_formats_lists_all_with_their_options() -> None:

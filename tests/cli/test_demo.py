@@ -1,4 +1,5 @@
-"""``hilt demo --fast`` learns from images, whole; its check sees when nothing is learned; and its options do what they say."""
+"""``hilt demo --fast`` learns from images, whole; its check sees when nothing is
+learned; and its options do what they say."""
 
 from __future__ import annotations
 
@@ -15,13 +16,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hilt import cli
-from hilt.cli.demos import demo
+from hilt.cli.demos import demo, hil_story
 from hilt.core.checksums import read_json, write_json
 from hilt.hil.config import Goal, Hil
 from hilt.recipes import recipe
 from hilt.runs.evaluation import EpisodeOutcome, EvaluationResult
-from tests.effort import rounds
-from tests.lines import all_lines, no_line_twice
+from tests.effort import is_long, rounds
+from tests.forked import ROOT, ForkServer
+from tests.lines import no_line_twice
 
 for package in ("torch", "gymnasium", "mujoco", "av"):
     pytest.importorskip(package)
@@ -29,7 +31,7 @@ for package in ("torch", "gymnasium", "mujoco", "av"):
 ENV = {**os.environ, "MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl")}
 
 
-PLAN = demo.DemoPlan("any", 10, 0.8, workers=1, usual_steps=100)
+PLAN = hil_story.DemoPlan("any", 10, 0.8, workers=1, usual_steps=100)
 
 
 @pytest.fixture(autouse=True)
@@ -48,18 +50,39 @@ def tried(successes: int, of: int = 10) -> EvaluationResult:
     )
 
 
-def test_it_learns(monkeypatch: pytest.MonkeyPatch):
+def run_forked(
+    server: ForkServer, words: list[str], first: str = "", **plan: float
+) -> subprocess.CompletedProcess[str]:
+    """The same command in a process of its own, whose plan is another; its learner and its actor are forked."""
+    first += (
+        f"from dataclasses import replace; from hilt.cli.demos import demo; demo.FAST = replace(demo.FAST, **{plan})"
+    )
+    return server.hilt(["demo", "--fast", "--run", "it", *words], Path.cwd(), {**ENV, "COLUMNS": "200"}, first)
+
+
+def test_it_learns(fork_server: ForkServer):
     """It ends by itself when success holds, on a machine of any speed.
 
-    In `make test` one evaluation that reaches the goal is enough, it is made earlier and on fewer states, and the exam of that checkpoint
-    proves the rest: how often the goal must be reached in a row is tested in tests/hil/test_goal.py.
+    In `make test` pictures are smaller, less success is asked for, one evaluation that reaches the goal is enough, it
+    is made on fewer states, and the exam of that checkpoint proves the rest: how often the goal must be reached in a
+    row is tested in tests/hil/test_goal.py.
     """
     usual = recipe(demo.FAST.recipe).goal
-    goal = replace(usual, hold=rounds(1, usual.hold), period=rounds(400, usual.period), states=rounds(20, usual.states))
-    monkeypatch.setattr(demo, "FAST", replace(demo.FAST, states=rounds(20, demo.FAST.states)))
-    done = run(*(f"--set=goal.{name}={getattr(goal, name)}" for name in ("hold", "period", "states")))
-    assert done.exit_code == 0, done.output
-    assert "WRONG" not in done.output and "It has learned" in done.stdout
+    goal = replace(
+        usual,
+        success=rounds(0.8, usual.success),
+        hold=rounds(1, usual.hold),
+        period=rounds(800, usual.period),
+        states=rounds(20, usual.states),
+    )
+    less = [] if is_long() else ["task_options.image_size=32", "training_starts=100", "agent.rlpd.critic_warmup=100"]
+    plan = replace(demo.FAST, states=rounds(20, demo.FAST.states), goal=rounds(0.6, demo.FAST.goal))
+    given = (f"goal.{name}={getattr(goal, name)}" for name in ("success", "hold", "period", "states"))
+    words = [f"--set={change}" for change in (*given, *less)]
+    done = run_forked(fork_server, words, states=plan.states, goal=plan.goal)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WRONG" not in done.stdout + done.stderr and "It has learned" in done.stdout
+    assert done.stdout.rstrip().endswith("Open it in the browser: hilt open it")
     names = f"imitation of {recipe(demo.FAST.recipe).demonstrations} demonstrations", "after reinforcement learning"
     shares = [int(re.findall(rf"^{name} +(\d+)%", done.stdout, re.MULTILINE)[0]) for name in names]
     cards = sorted(
@@ -68,10 +91,10 @@ def test_it_learns(monkeypatch: pytest.MonkeyPatch):
     before, after = (card for card in cards if card["split"] == "test")
     held = [card for card in cards if card["split"] == "eval"]
     assert [round(100 * card["success"]) for card in (before, after)] == shares
-    assert after["success"] >= demo.FAST.goal and after["success"] > before["success"]
+    assert after["success"] >= plan.goal and after["success"] > before["success"]
     for card in (before, after):
         assert card["split"] == "test" and card["errors"] == 0
-        assert [one["state"] for one in card["outcomes"]] == list(range(demo.FAST.states)), (
+        assert [one["state"] for one in card["outcomes"]] == list(range(plan.states)), (
             "each state once, the same for both"
         )
     assert (before["update"], after["update"]) == (0, held[-1]["update"]), (
@@ -83,8 +106,7 @@ def test_it_learns(monkeypatch: pytest.MonkeyPatch):
     assert str(video) in done.stdout and str(curves[0]) in done.stdout
 
 
-def test_where_nothing_is_learned_it_fails(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(demo, "FAST", demo.DemoPlan(demo.FAST.recipe, 4, 0.0, 1, 100))
+def test_where_nothing_is_learned_it_fails(fork_server: ForkServer):
     less = (
         "demonstrations=3",
         "agent.encoder.pretrain_updates=10",
@@ -92,10 +114,11 @@ def test_where_nothing_is_learned_it_fails(monkeypatch: pytest.MonkeyPatch):
         "training_starts=20",
         "goal.success=0",
     )
-    less += ("task_options.step_limit=25",)
-    all_lines(monkeypatch)
-    done = run(*(f"--set={change}" for change in ("agent.rlpd.learning_rate=0", *less)))
-    assert done.exit_code == 1, done.output
+    less += ("task_options.step_limit=25", "task_options.image_size=32", "agent.rlpd.learning_rate=0")
+    every_line = "from hilt.core import progress; progress.LINE_S = 0.0; "
+    words = [f"--set={change}" for change in less]
+    done = run_forked(fork_server, words, every_line, states=4, goal=0.0, usual_steps=100)
+    assert done.returncode == 1, done.stdout + done.stderr
     said = no_line_twice(done.stderr) + no_line_twice(done.stdout)
     for phase in (
         *(
@@ -109,7 +132,7 @@ def test_where_nothing_is_learned_it_fails(monkeypatch: pytest.MonkeyPatch):
     assert re.search(
         r"WRONG: imitation alone succeeds in (\d+%), what came after it in \1: nothing was learned\.", done.stderr
     )
-    assert "It has learned" not in done.output and Path("it/before-after.mp4").exists()
+    assert "It has learned" not in done.stdout + done.stderr and Path("it/before-after.mp4").exists()
 
 
 @pytest.mark.parametrize(
@@ -124,7 +147,7 @@ def test_where_nothing_is_learned_it_fails(monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_what_counts_as_learned(before: int, after: int, words: list[str]):
-    wrong, capped = demo.verdict(PLAN, tried(before), tried(after))
+    wrong, capped = hil_story.verdict(PLAN, tried(before), tried(after))
     assert len(wrong) == len(words) and all(
         sentence.startswith(start) for sentence, start in zip(wrong, words, strict=True)
     )
@@ -132,11 +155,11 @@ def test_what_counts_as_learned(before: int, after: int, words: list[str]):
 
 
 def test_a_cap_in_minutes_is_no_failure_where_success_rises():
-    assert demo.verdict(PLAN, tried(4), tried(6), minutes=2.5) == (
+    assert hil_story.verdict(PLAN, tried(4), tried(6), minutes=2.5) == (
         [], "stopped at 2.5 minutes, before the goal: 40% by imitation, 60% now, and 80% is the goal."
     )  # fmt: skip
-    assert demo.verdict(PLAN, tried(4), tried(9), minutes=2.5) == ([], ""), "it has learned all the same"
-    (wrong,), capped = demo.verdict(PLAN, tried(4), tried(4), minutes=2.5)
+    assert hil_story.verdict(PLAN, tried(4), tried(9), minutes=2.5) == ([], ""), "it has learned all the same"
+    (wrong,), capped = hil_story.verdict(PLAN, tried(4), tried(4), minutes=2.5)
     assert "nothing was learned" in wrong and not capped
 
 
@@ -215,9 +238,15 @@ def stop() -> None:
 
 
 def test_ctrl_c_leaves_a_run_that_goes_on():
-    command = [sys.executable, "-m", "hilt", "demo", "--fast", "--run", "it"]
+    command = [sys.executable, "-m", rounds("tests.forked_hilt", "hilt"), "demo", "--fast", "--run", "it"]
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     process = subprocess.Popen(
-        command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        env={**ENV, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
     try:
         deadline = time.monotonic() + 240

@@ -115,9 +115,8 @@ def test_a_recorder_that_fails_or_hangs_is_not_waited_for(tmp_path: Path, monkey
     with demo_store.RecorderProcess(tmp_path / "other", 0, 5) as slow:
         with pytest.raises(DeadlineError, match=r"reported nothing for 0 s"):
             list(slow.lines())
-        monkeypatch.setattr(
-            demo_store, "SILENCE_SECONDS", 20.0
-        )  # it is killed now, and a busy machine takes its time for that
+        # it is killed now, and a busy machine takes its time for that
+        monkeypatch.setattr(demo_store, "SILENCE_SECONDS", 20.0)
 
 
 def test_the_world_moves_and_can_be_recomputed():

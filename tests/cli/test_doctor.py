@@ -67,7 +67,8 @@ def apt(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return calls
 
 
-# --- for real ---------------------------------------------------------------------------------------------------------------------
+# --- for real
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_this_machine(tmp_path: Path):
@@ -98,7 +99,8 @@ def test_memory_is_not_a_disk():
     assert "power cut" in finding.cure
 
 
-# --- rendering, and --fix ---------------------------------------------------------------------------------------------------------
+# --- rendering, and --fix
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_picture_is_rendered_or_the_reason_and_its_cure_are_told(monkeypatch: pytest.MonkeyPatch):
@@ -162,7 +164,8 @@ def test_quiet_is_silent_when_all_is_well(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert run("--quiet", tmp_path).output == ""
 
 
-# --- each check, with its trouble -------------------------------------------------------------------------------------------------
+# --- each check, with its trouble
+# -------------------------------------------------------------------------------------------------
 
 
 def test_an_old_python_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -38,7 +38,10 @@ def test_the_table_says_how_good_it_is(trained: Path, tmp_path: Path):
         and not card["sample"]
         and len(card["outcomes"]) == 6
     )
-    share = f"{card['successes']} of 6: {100 * card['success']:.1f}%, 95% interval {100 * card['low']:.1f}% to {100 * card['high']:.1f}%"
+    share = (
+        f"{card['successes']} of 6: {100 * card['success']:.1f}%, 95% interval {100 * card['low']:.1f}% to "
+        f"{100 * card['high']:.1f}%"
+    )
     assert (
         share in text
         and f"{card['length']:.1f} steps" in text
@@ -98,7 +101,7 @@ def test_who_decided_is_said_and_a_person_can_be_asked(tmp_path: Path, monkeypat
     assert json.loads((tmp_path / "out.json").read_text())["decided_by"] == ["person"]
     config_file = silent / "config.yaml"
     config_file.write_text(config_file.read_text().replace("classifier: ''", "classifier: folder"))
-    monkeypatch.setattr("hilt.classifier.reward.reward_function", lambda folder, space: lambda seen: True)
+    monkeypatch.setattr("hilt.classifier.reward.reward_function", lambda folder, threshold, space: lambda seen: True)
     said = run(str(silent), "--ask")
     assert "success in 6 of 6; right in 1: 5 false successes, 0 missed" in said
     assert "the reward classifier: the task does not report success, and no person was asked (--ask)" in run(
@@ -121,3 +124,9 @@ def test_what_is_no_run_is_one_line(tmp_path: Path):
         done.exit_code == 1
         and "is not a run: there is no config.yaml in it. Give the folder that `hilt train` made." in done.output
     )
+
+
+def test_options_of_chunks_are_refused_for_an_agent_of_single_actions(trained: Path):
+    for option, value in (("--mode", "rtc"), ("--delay", "0"), ("--execute", "2")):
+        done = CliRunner().invoke(cli.app, ["eval", str(trained), option, value])
+        assert done.exit_code == 1 and "are for runs of hilt train sft and of post-training" in done.output, done.output

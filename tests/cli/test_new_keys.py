@@ -35,7 +35,10 @@ def test_new_makes_them_and_says_where_they_go():
         "The learner's machine needs learner.key and actor-1.pub, actor-2.pub in its folder of keys.",
         "The machine of actor-1 needs actor-1.key and learner.pub.",
         "The machine of actor-2 needs actor-2.key and learner.pub.",
-        "Copy the files with scp -p, which keeps their modes: a .key file must have mode 0600 (chmod 600) and be nowhere else.",
+        (
+            "Copy the files with scp -p, which keeps their modes: a .key file must have mode 0600 (chmod "
+            "600) and be nowhere else."
+        ),
         "Then give wire.keys=keys to hilt learner and hilt actor (in Python, keys='keys' to make_trainer_config).",
     ]
     assert {stat.S_IMODE(path.stat().st_mode) for path in Path("keys").glob("*.key")} == {0o600}
@@ -60,7 +63,8 @@ def test_nothing_is_overwritten():
     result = run("new", "actor-1", "learner")
     assert result.exit_code == 1
     assert result.stderr == (
-        "error: keys/learner.key: it exists already, and keys are never overwritten. Choose another name, or move this file away first.\n"
+        "error: keys/learner.key: it exists already, and keys are never overwritten. Choose another name, or "
+        "move this file away first.\n"
     )
     assert Path("keys/learner.key").read_bytes() == before
     assert not Path("keys/actor-1.key").exists()
@@ -86,7 +90,8 @@ def test_list_names_what_is_wrong_and_shows_the_rest():
     assert result.exit_code == 1
     assert "actor-1  secret and public" in result.stdout and "learner  public" in result.stdout
     assert result.stderr == (
-        "error: keys/learner.key: others may use this secret key (mode 0640, expected 0600). Run: chmod 600 keys/learner.key\n"
+        "error: keys/learner.key: others may use this secret key (mode 0640, expected 0600). Run: "
+        "chmod 600 keys/learner.key\n"
     )
 
 

@@ -1,4 +1,5 @@
-"""``hilt record`` as a program: recorded for real, killed, interrupted, driven over a terminal; and what becomes of the recording."""
+"""``hilt record`` as a program: recorded for real, killed, interrupted, driven over
+a terminal; and what becomes of the recording."""
 
 from __future__ import annotations
 
@@ -132,16 +133,8 @@ def others_of(folder: Path) -> list[str]:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_in_an_episode(tmp_path: Path, number: signal.Signals, code: int):
     out = tmp_path / "a"
-    slow = [
-        "-o",
-        "delay=0.3",
-        "-o",
-        "hz=3",
-        "-o",
-        "hopeless=[0,1,2,3,4,5,6,7]",
-        "--keep",
-        "all",
-    ]  # an episode takes 2 s
+    # an episode takes 2 s
+    slow = ["-o", "delay=0.3", "-o", "hz=3", "-o", "hopeless=[0,1,2,3,4,5,6,7]", "--keep", "all"]
     process = start(TOY, "--device", "script", "--out", out, *slow)
     said = read_until(process, "have 1 of 20 episodes")
     time.sleep(0.7)
@@ -329,7 +322,10 @@ def test_what_is_done_next_with_a_recording():
     made = Path("recordings/my pick")
     assert next_commands(made, Settings("tabletop/pick", {"image_size": 32}), "browser") == [
         "hilt data inspect 'recordings/my pick'",
-        "hilt train tabletop_pick task_options.image_size=32 demonstrations=0 'demo_path=[recordings/my pick]' operator=browser",
+        (
+            "hilt train tabletop_pick task_options.image_size=32 demonstrations=0 "
+            "'demo_path=[recordings/my pick]' operator=browser"
+        ),
         "hilt data convert 'recordings/my pick' 'recordings/my pick/lerobot' --to lerobot",
     ]
     assert (
@@ -345,7 +341,7 @@ def test_what_is_done_next_with_a_recording():
 
 
 def test_what_is_done_next_with_a_served_arm():
-    from hilt.cli.serve_robot import next_commands
+    from hilt.cli.servers.serve_robot import next_commands
 
     assert next_commands(["http://127.0.0.1:5000/"], True, False) == [
         'hilt record robot/127.0.0.1:5000 --device browser -o \'cameras=["front", "wrist"]\''

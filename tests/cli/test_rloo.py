@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 from hilt.cli import app
 
 PLAN = """
-task: {benchmark_name: tabletop, task_names_to_use: [reach, button, pick_red], num_parallel_envs: 2, max_episode_length: 8}
+task: {benchmark_name: tabletop, task_names_to_use: [reach, button, pick_red], num_parallel_envs: 2,
+       max_episode_length: 8}
 algo: {rloo_batch_size: 2, data_batch_size: 4, num_epochs: 1, gradient_accumulation_steps: 1}
 training: {num_train_steps: 2}
 """

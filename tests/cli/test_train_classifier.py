@@ -30,10 +30,8 @@ def run(*arguments: object, code: int = 0) -> Result:
 
 
 def test_frames_become_a_classifier_and_it_says_how_good_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    log, more = (
-        write_log(tmp_path / "log", clips(12)),
-        write_log(tmp_path / "a=b", clips(6, seed=1)),
-    )  # a path, whatever is in its name
+    # a path, whatever is in its name
+    log, more = write_log(tmp_path / "log", clips(12)), write_log(tmp_path / "a=b", clips(6, seed=1))
     all_lines(monkeypatch)
     done = run(log, more, "--out", tmp_path / "c", *QUICK)
     said = no_line_twice(done.stderr) + done.stdout

@@ -37,6 +37,7 @@ from hilt.replay import Log
 from hilt.runs.checkpoint import numbers
 from hilt.wire import make_trainer_config
 from tests.classifier.labeled import drawn
+from tests.forked import ForkServer
 
 ROOT = Path(__file__).parent.parent.parent
 ENV = {**os.environ, "PYTHONPATH": str(ROOT), "MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl")}
@@ -244,7 +245,7 @@ def test_who_was_started_by_hilt_train_ends_when_that_is_gone(tmp_path: Path):
 
 
 @pytest.fixture(scope="module")
-def debug_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def debug_run(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -> Path:
     """Where `hilt train hil_debug` was typed, with two actors and a classifier's word as the reward."""
     where = tmp_path_factory.mktemp("debug")
     labels = [
@@ -252,22 +253,10 @@ def debug_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for n in range(8)
     ]
     save(where / "classifier", classify(labels, ClassifierConfig(steps=20, batch_size=8, features=8, hidden=8)))
-    command = [
-        sys.executable,
-        "-m",
-        "tests.forked_hilt",
-        "train",
-        "hil_debug",
-        "actors=2",
-        "wire.port=0",
-        "wire.broadcast_port=0",
-    ]
-    command += [
-        "classifier=classifier",
-        "max_ahead=100",
-        "update_to_data=1",
-    ]  # the actors wait for the learner, and it for them
-    done = subprocess.run(command, cwd=where, env=ENV, capture_output=True, text=True, timeout=600, check=False)
+    command = ["train", "hil_debug", "actors=2", "wire.port=0", "wire.broadcast_port=0"]
+    # the actors wait for the learner, and it for them
+    command += ["classifier=classifier", "max_ahead=100", "update_to_data=1"]
+    done = fork_server.hilt(command, where, ENV)
     assert done.returncode == 0, done.stdout + done.stderr
     (where / "said").write_text(done.stdout)
     return where
@@ -309,9 +298,8 @@ def test_the_same_episodes_of_hil_debug_give_the_same_curve_with_trajectories_as
         with log.reading() as steps:
             ended = steps.ended_trajectories()
         ended.sort(key=lambda number: len(log.trajectory_keys(number)))
-        episodes = [
-            log.read(log.trajectory_keys(number)) for number in (*ended[:1], *ended[-3:])
-        ]  # the shortest one may have one step
+        # the shortest one may have one step
+        episodes = [log.read(log.trajectory_keys(number)) for number in (*ended[:1], *ended[-3:])]
     frozen = build(
         thaw(Hil, folder / "config.yaml"), "max_steps=6", "log_period=1", "training_starts=1", "demonstrations=0"
     )
@@ -342,20 +330,13 @@ def test_the_same_episodes_of_hil_debug_give_the_same_curve_with_trajectories_as
     assert curves[0] == curves[1] and len(curves[0]) == 6
 
 
-def test_an_alarm_of_the_learner_ends_the_command_with_its_sentence_and_a_checkpoint(tmp_path: Path):
-    """A rate at which the critics leave the range of their targets, in five updates of a real learner with a real actor."""
+def test_an_alarm_of_the_learner_ends_the_command_with_its_sentence_and_a_checkpoint(
+    tmp_path: Path, fork_server: ForkServer
+):
+    """A rate at which the critics leave the range of their targets, in five updates
+    of a real learner with a real actor."""
     folder = tmp_path / "run"
-    command = [
-        sys.executable,
-        "-m",
-        "tests.forked_hilt",
-        "train",
-        "tests.cli.test_train_hil:toy",
-        "--trust",
-        "tests",
-        "--run",
-        str(folder),
-    ]
+    command = ["train", "tests.cli.test_train_hil:toy", "--trust", "tests", "--run", str(folder)]
     command += [
         "demonstrations=0",
         "max_steps=100000",
@@ -370,9 +351,7 @@ def test_an_alarm_of_the_learner_ends_the_command_with_its_sentence_and_a_checkp
         "agent.rlpd.target_range=[0,1]",
         "agent.rlpd.backup_entropy=false",
     ]
-    done = subprocess.run(
-        [*command, *wild, "agent.hidden=[16]"], env=ENV, capture_output=True, text=True, timeout=600, check=False
-    )
+    done = fork_server.hilt([*command, *wild, "agent.hidden=[16]"], tmp_path, ENV)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "error: learner: alarm q_bound: Q is from " in done.stderr and "The critics diverge: lower " in done.stderr
     assert f"hilt train --run {folder} --resume goes on from here" in done.stderr and "Traceback" not in done.stderr
@@ -399,4 +378,4 @@ def test_all_that_cannot_work_is_listed_in_a_dry_run_too(tmp_path: Path):
 def test_a_run_without_a_checkpoint_is_not_said_to_be_ready_for_evaluation(tmp_path: Path):
     assert _next(tmp_path, ended=False) == [f"hilt train --run {tmp_path} --resume"]
     (tmp_path / "checkpoints" / "00000030").mkdir(parents=True)
-    assert _next(tmp_path, ended=True) == [f"hilt eval {tmp_path}", f"hilt plot {tmp_path}"]
+    assert _next(tmp_path, ended=True) == [f"hilt {name} {tmp_path}" for name in ("eval", "plot", "open")]

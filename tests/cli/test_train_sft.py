@@ -59,6 +59,10 @@ def test_from_a_recipe_to_a_policy_that_is_tried(tmp_path: Path, monkeypatch: py
         "tabletop/reach, 2 episodes from the states of eval" in said
         and '"episodes": 2' in (tmp_path / "card.json").read_text()
     )
+    said = run("eval", folder, "--episodes", 1, "--mode", "asynchronous", "--delay", 2, "--execute", 1)
+    assert "asynchronous, a delay of 2 steps, 1 action of each; the arm held in " in said
+    refused = run("eval", folder, "--mode", "rtc", code=1)
+    assert "mode=rtc: this SmallVLA cannot continue a chunk" in refused and "Traceback" not in refused
     assert "leave --checkpoint and --workers out" in run("eval", folder, "--workers", 2, code=1)
     assert run("plot", folder).count("/curves") == 3
     said = run("train", "sft", "--run", folder, "--resume", "max_steps=14")
@@ -83,10 +87,8 @@ def test_adapters_are_trained_alone_and_merged(tmp_path: Path):
     changed = {name for name in before if not np.array_equal(before[name].numpy(), after[name].numpy())}
     assert set(before) == set(after)
     assert {name.split(".", 2)[2] for name in changed if "blocks" in name} == {"up.weight", "down.weight"}
-    assert {name for name in changed if "blocks" not in name} == {
-        "action_head.out.weight",
-        "action_head.out.bias",
-    }  # trained in full
+    # trained in full
+    assert {name for name in changed if "blocks" not in name} == {"action_head.out.weight", "action_head.out.bias"}
     assert {"adapter_config.json", "adapter_model.safetensors"} <= {
         path.name for path in (tmp_path / "second/adapter").iterdir()
     }

@@ -1,4 +1,5 @@
-"""``hilt train simplevla`` as a person meets it: a tiny OpenVLA-OFT of the golden files, from rollouts to a merged policy."""
+"""``hilt train simplevla`` as a person meets it: a tiny OpenVLA-OFT of the golden
+files, from rollouts to a merged policy."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ GOLDEN = Path(__file__).parents[1] / "golden/openvla/svla_1img.npz"
 ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.model.", "actor_rollout_ref.rollout."
 COMMAND = f"""
   data.task_suite_name=libero_goal data.n_samples=4 data.train_batch_size=2 data.filter_accuracy=True
-  data.accuracy_lower_bound=0.1 data.accuracy_upper_bound=0.9 {MODEL}vla=openvla-oft {MODEL}lora_rank=2 {MODEL}target_modules=[q_proj]
+  data.accuracy_lower_bound=0.1 data.accuracy_upper_bound=0.9 {MODEL}vla=openvla-oft {MODEL}lora_rank=2
+  {MODEL}target_modules=[q_proj]
   {ROLLOUT}unnorm_key=tiny {ROLLOUT}dtype=float32 {ROLLOUT}temperature=1.6 {ROLLOUT}log_prob_micro_batch_size=2
   {ACTOR}ppo_mini_batch_size=4 {ACTOR}ppo_micro_batch_size=2 {ACTOR}optim.lr=0.01 algorithm.adv_estimator=grpo
   algorithm.kl_ctrl.kl_coef=0 trainer.n_gpus_per_node=0 trainer.save_freq=1 trainer.logger=[console]

@@ -1,4 +1,5 @@
-"""``hilt train RECIPE`` of post-training as a person meets it: what would be done, a run, Ctrl-C, resuming, trying and drawing it."""
+"""``hilt train RECIPE`` of post-training as a person meets it: what would be done, a
+run, Ctrl-C, resuming, trying and drawing it."""
 
 from __future__ import annotations
 
@@ -22,9 +23,16 @@ RECIPE = "tests.vla.toy_vla:config"
 
 def test_what_would_be_done_is_shown_and_nothing_started(tmp_path: Path):
     said = run("train", RECIPE, "max_steps=3", "algorithm.kl.where=reward", "--dry-run", "--run", tmp_path / "new")
-    for words in ("estimator: grpo", "max_steps: 3", "would begin in", "training step: 16 of each of 1 rank with work = 16 episodes",
-                  "memory of the policy, in training with 64 chunks in a pass: ", "memory of the reference with 64 chunks in a pass: ",
-                  "memory that cpu has free here: ", "precision: float32 (this is a test)\n"):  # fmt: skip
+    for words in (
+        "estimator: grpo",
+        "max_steps: 3",
+        "would begin in",
+        "training step: 16 of each of 1 rank with work = 16 episodes",
+        "memory of the policy, in training with 64 chunks in a pass: ",
+        "memory of the reference with 64 chunks in a pass: ",
+        "memory that cpu has free here: ",
+        "precision: float32 (this is a test)\n",
+    ):
         assert words in said
     assert not (tmp_path / "new").exists()
     for words, expected in (

@@ -88,7 +88,8 @@ def test_the_window_moves_on_as_trajectories_come() -> None:
 
 
 def test_defect_1_every_trajectory_of_an_index_has_its_file(tmp_path: Path) -> None:
-    """With a window or cache smaller than the history, all of it is in the checkpoint, and every rank can load its share."""
+    """With a window or cache smaller than the history, all of it is in the
+    checkpoint, and every rank can load its share."""
     for i, options in enumerate([{"sample_window_size": 3}, {"cache_size": 2}, {"enable_cache": False}]):
         buffer = TrajectoryReplayBuffer(**options)
         buffer.add_trajectories(golden_trajectories())
@@ -301,7 +302,10 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         (
             "sed",
             3,
-            r"TrajectoryReplayBuffer: no argument named 'sed'; did you mean 'seed'\? Expected TrajectoryReplayBuffer\(seed=1234, ",
+            (
+                r"TrajectoryReplayBuffer: no argument named 'sed'; did you mean 'seed'\? Expected "
+                r"TrajectoryReplayBuffer\(seed=1234, "
+            ),
         ),
     ]:
         with pytest.raises(HiltError, match=expected):

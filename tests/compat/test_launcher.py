@@ -122,7 +122,8 @@ def test_imitation():
 
 
 def test_behavior_cloning_has_upstreams_loss_at_upstreams_learning_rate():
-    """A Gaussian without tanh on actions that are all at -1, 0 or 1, and Adam at 3e-4: what `serl_launcher.agents.continuous.bc` has."""
+    """A Gaussian without tanh on actions that are all at -1, 0 or 1, and Adam at 3e-4: what
+    `serl_launcher.agents.continuous.bc` has."""
     rng = np.random.default_rng(0)
     agent = make_bc_agent(0, sample(rng), np.zeros(6, np.float32), image_keys=["wrist"], encoder_type="small")
     agent.config.rlpd.random_crop = 0

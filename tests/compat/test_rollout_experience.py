@@ -1,4 +1,5 @@
-"""RLinf's way from a rollout to the learner: the same batches as of steps, bit for bit, and RLinf's own files besides."""
+"""RLinf's way from a rollout to the learner: the same batches as of steps, bit for
+bit, and RLinf's own files besides."""
 
 from __future__ import annotations
 

@@ -102,11 +102,8 @@ def test_interventions_of_two_epochs_keep_each_outcome_with_its_step(
     compare(
         part, trajectory_of(under(made, "extract/3/any/0")), but=("versions", "dones", "terminations", "truncations")
     )
-    for name in (
-        "dones",
-        "terminations",
-        "truncations",
-    ):  # t = 1 of the first epoch, t = 4 is the second of the second one
+    # t = 1 of the first epoch, t = 4 is the second of the second one
+    for name in ("dones", "terminations", "truncations"):
         assert torch.equal(getattr(part, name), getattr(whole, name)[[2, 6]])
 
 
@@ -182,7 +179,8 @@ def test_values_with_a_bootstrap_row_can_be_extracted() -> None:
 
 
 def test_uneven_interventions_of_two_epochs_stay_aligned() -> None:
-    """RLinf keeps both reset rows; with one flagged step in the first epoch and three in the second, its buffer reads wrong rows."""
+    """RLinf keeps both reset rows; with one flagged step in the first epoch and three
+    in the second, its buffer reads wrong rows."""
     steps, epochs = 6, 2
     outcome = torch.zeros(steps + epochs, 1, 1)
     rows = [1, 2, 3, 5, 6, 7]

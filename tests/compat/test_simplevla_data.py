@@ -42,8 +42,8 @@ def test_libero_dataset_states_held_out_on_request(caplog: pytest.LogCaptureFixt
         row["trial_id"] for row in theirs[1]
     ]
     assert caplog.messages[1] == (
-        "LIBERO_Dataset('libero_90', train_val='valid'): 1800 rows, initial states 0 to 19 of each of 90 tasks, the same in train and "
-        "valid; held_out=True separates them"
+        "LIBERO_Dataset('libero_90', train_val='valid'): 1800 rows, initial states 0 to 19 of each of 90 "
+        "tasks, the same in train and valid; held_out=True separates them"
     )
     assert "initial states 30 to 39 of each of 10 tasks, held out from the other dataset" in repr(valid)
     for wrong, expected in (

@@ -158,3 +158,11 @@ def test_piped_process_answers_and_ends_with_its_code_or_is_killed():
         process.end()
         assert process.pipe.closed
     assert second.exit_code(0) == -signal.SIGKILL
+
+
+def test_final_error_is_the_one_with_which_an_output_ends():
+    trace = ["Traceback (most recent call last):", '  File "a.py", line 1', "    x", "ValueError: no", "more of it"]
+    final_error = children.final_error
+    assert final_error(["12:00:00 begins", *trace]) == "ValueError: no"
+    assert final_error([*trace, "12:00:00 begins"]) == final_error([]) == final_error(["all is well"]) == ""
+    assert final_error([*trace, "error: the arm is away.", "Switch it on."]) == "the arm is away."

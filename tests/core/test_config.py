@@ -39,9 +39,8 @@ def test_the_last_layer_counts(tmp_path: Path) -> None:
     assert config == Training(64, ["front"], Replay(7))
     assert isinstance(config.replay, Replay)
     assert build(Training()) == Training()
-    assert (
-        build(Training(), "replay.durability=robot/arm.yaml").replay.durability == "robot/arm.yaml"
-    )  # a value, not a file of settings
+    # a value, not a file of settings
+    assert build(Training(), "replay.durability=robot/arm.yaml").replay.durability == "robot/arm.yaml"
 
 
 @pytest.mark.parametrize("steps", ["256", "${batch_size}"])
@@ -71,7 +70,10 @@ def test_options_are_added_and_emptied() -> None:
     [
         (
             "batchsize=1",
-            r"no setting named 'batchsize'; did you mean 'batch_size'\? Known here: batch_size, cameras, replay, options\.",
+            (
+                r"no setting named 'batchsize'; did you mean 'batch_size'\? Known here: batch_size, "
+                r"cameras, replay, options\."
+            ),
         ),
         (
             "replay.capacity=1",
@@ -152,7 +154,8 @@ def test_described_with_the_text_under_each_field() -> None:
     ids=str,
 )  # type: ignore[arg-type]
 def test_with_only_what_is_named_it_is_the_same_as_with_all_of_it(base: Training, layers: list[Any]) -> None:
-    """OmegaConf is given only the settings that a layer names; what comes out, and what is refused, is as if it had all of them."""
+    """OmegaConf is given only the settings that a layer names; what comes out, and
+    what is refused, is as if it had all of them."""
 
     def outcome(make: Callable[[], Training]) -> str:
         try:

@@ -120,7 +120,8 @@ def test_suggestions():
     assert str(told) == f"no task named 'task_9x'; did you mean 'task_9'? Known: {', '.join(sorted(many))}."
 
 
-# -- steps and who made them --------------------------------------------------------------------------------------------------------
+# -- steps and who made them
+# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", ["human", "HUMAN", 1, Source.HUMAN])

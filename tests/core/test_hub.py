@@ -65,7 +65,8 @@ class Done(NamedTuple):
 
 
 def hilt(*words: str, as_a_process: bool = False) -> Done:
-    """As a process where asked, which is how a user runs it: then the Hub's library reads its settings from the environment."""
+    """As a process where asked, which is how a user runs it: then the Hub's library
+    reads its settings from the environment."""
     if as_a_process:
         command, environment = [sys.executable, "-m", "hilt", *words], os.environ | {"COLUMNS": "300"}
         ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)

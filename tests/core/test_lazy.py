@@ -57,7 +57,10 @@ def test_the_launcher_of_hil_serl_is_importable_by_the_line_that_docs_promise():
 
 
 def test_importing_a_package_imports_nothing_that_is_slow_or_of_other_systems():
-    code = f"import sys, importlib; [importlib.import_module(name) for name in {[n for n in WITH_API if '.compat' not in n]}]; "
+    code = (
+        "import sys, importlib; [importlib.import_module(name) for name in "
+        f"{[n for n in WITH_API if '.compat' not in n]}]; "
+    )
     shown = (
         "print([name for name in sys.modules if name.startswith('hilt.compat') or name in ('torch', 'mujoco', 'ray')])"
     )

@@ -55,7 +55,10 @@ def test_a_point_finds_entry_points_and_a_built_in_name_comes_first(point: Exten
 
 
 def test_an_unknown_name_is_refused_with_the_near_one_and_all_others(point: ExtensionPoint, installed: None):
-    wanted = r"no device named 'biult_in'; did you mean 'built_in'\?.*a_module, built_in, itself, package.module:Class, theirs"
+    wanted = (
+        r"no device named 'biult_in'; did you mean 'built_in'\?.*a_module, built_in, itself, "
+        r"package.module:Class, theirs"
+    )
     for ask in (point.check, point.load):
         with pytest.raises(UnknownNameError, match=wanted):
             ask("biult_in")

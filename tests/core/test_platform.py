@@ -1,6 +1,8 @@
-"""Both forms of what differs between systems do the same; and a Python that takes itself for one on macOS runs what must run there.
+"""Both forms of what differs between systems do the same; and a Python that takes
+itself for one on macOS runs what must run there.
 
-No Mac was at hand: `tests/core/mac` pretends to be one, which shows that nothing of Linux is needed, not that macOS has no surprise.
+No Mac was at hand: `tests/core/mac` pretends to be one, which shows that nothing of
+Linux is needed, not that macOS has no surprise.
 """
 
 from __future__ import annotations
@@ -85,7 +87,8 @@ def test_a_file_above_2_gib_is_read_whole(form: str, file: int):
     assert platform.read_into(file, out, 0) == size and out[-3:].tobytes() == b"end"
 
 
-# --- each facility, in both forms -------------------------------------------------------------------------------------------------
+# --- each facility, in both forms
+# -------------------------------------------------------------------------------------------------
 
 
 def test_buffers_are_written_and_read(form: str, file: int):
@@ -195,8 +198,11 @@ def test_a_worker_ends_with_its_caller(portable: str, hangs: str, deadline: floa
     theirs, ours = os.pipe()
     worker = subprocess.Popen(
         [sys.executable, "-c", CHILD.format(hangs), str(theirs), str(deadline)],
-        pass_fds=[theirs], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, platform.VARIABLE: portable},
-    )  # fmt: skip
+        pass_fds=[theirs],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, platform.VARIABLE: portable},
+    )
     os.close(theirs)
     try:
         assert worker.stdout is not None and worker.stdout.readline() == b"begun\n"
@@ -286,7 +292,8 @@ def test_the_renderer_is_not_chosen_on_macos(monkeypatch: pytest.MonkeyPatch):
     assert platform.renderer_variables() == {"MUJOCO_GL": "osmesa"}, "what is set stays"
 
 
-# --- a log whose files are not mapped ---------------------------------------------------------------------------------------------
+# --- a log whose files are not mapped
+# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not platform.SIDE_BY_SIDE, reason="nothing to compare with")
@@ -345,12 +352,34 @@ def test_a_log_from_a_machine_with_smaller_pages_is_read(tmp_path: Path, monkeyp
     )
 
 
-# --- nothing of Linux elsewhere, and nothing missing on macOS ---------------------------------------------------------------------
+# --- nothing of Linux elsewhere, and nothing missing on macOS
+# ---------------------------------------------------------------------
 
 LINUX_ONLY = {
-    "os": ("preadv", "pwritev", "posix_fadvise", "posix_fallocate", "memfd_create", "eventfd", "sched_", "SCHED_", "setpriority",
-           "fdatasync", "fsync", "pidfd_open", "splice", "copy_file_range", "pipe2", "getrandom", "RWF_", "MFD_", "EFD_", "O_ASYNC",
-           "O_DIRECT", "O_TMPFILE"),
+    "os": (
+        "preadv",
+        "pwritev",
+        "posix_fadvise",
+        "posix_fallocate",
+        "memfd_create",
+        "eventfd",
+        "sched_",
+        "SCHED_",
+        "setpriority",
+        "fdatasync",
+        "fsync",
+        "pidfd_open",
+        "splice",
+        "copy_file_range",
+        "pipe2",
+        "getrandom",
+        "RWF_",
+        "MFD_",
+        "EFD_",
+        "O_ASYNC",
+        "O_DIRECT",
+        "O_TMPFILE",
+    ),
     "select": ("poll", "epoll"),
     "signal": ("SIGIO", "sigtimedwait", "sigwaitinfo", "pidfd_send_signal"),
     "fcntl": ("F_SETOWN", "F_SETSIG", "F_ADD_SEALS", "F_FULLFSYNC"),
@@ -358,7 +387,7 @@ LINUX_ONLY = {
     "ctypes": ("CDLL", "PyDLL"),
     "threading": ("get_native_id",),
     "mmap": ("MAP_",),
-}  # fmt: skip
+}
 
 MENTIONS = re.compile(
     "|".join([rf"{module}\.({'|'.join(names)})" for module, names in LINUX_ONLY.items()] + ["/proc", "/sys/", "fork"])
@@ -409,7 +438,8 @@ def test_forced_portable_forms_pass_tests_of_every_part():
 
 @pytest.mark.timeout(900)
 def test_a_python_that_takes_itself_for_one_on_macos(tmp_path: Path):
-    """It imports every module, writes and samples a log, sends steps, steps simulators and the tabletop, and serves a robot."""
+    """It imports every module, writes and samples a log, sends steps, steps
+    simulators and the tabletop, and serves a robot."""
     need_rendering()
     environment = {name: value for name, value in os.environ.items() if name != platform.VARIABLE}
     found = [
@@ -427,19 +457,23 @@ def test_a_python_that_takes_itself_for_one_on_macos(tmp_path: Path):
     assert f"{len(platform.FACILITIES)} of {len(platform.FACILITIES)} facilities in their portable form" in system
 
 
-# --- what is said of it -----------------------------------------------------------------------------------------------------------
+# --- what is said of it
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_doctor_names_what_is_portable_and_what_it_costs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    code = "from hilt.cli.doctor import check_system; from pathlib import Path; [print(f) for f in check_system(Path('.'))]"
+    code = (
+        "from hilt.cli.doctor import check_system; from pathlib import Path; [print(f) for f "
+        "in check_system(Path('.'))]"
+    )
     environment = {**os.environ, platform.VARIABLE: "1"}
     told = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
     ).stdout
     assert "facilities in their portable form, forced by HILT_PORTABLE" in told
     assert (
-        "found='pread, then a copy (Linux: preadv, into the batch)', cure='cost: one more copy of each frame that is read'"
-        in told
+        "found='pread, then a copy (Linux: preadv, into the batch)', cure='cost: one more copy "
+        "of each frame that is read'" in told
     )
     monkeypatch.setattr(platform, "in_portable_form", lambda: [])
     (system,) = doctor.check_system(tmp_path)

@@ -13,7 +13,7 @@ from hilt.core.threads import one_thread
 CODE = "from hilt.core.threads import one_thread; one_thread(); import torch; print(torch.get_num_threads())"
 
 
-@pytest.mark.parametrize(("asked", "expected"), [("", "1"), ("2", "2")])
+@pytest.mark.parametrize(("asked", "expected"), [("", "1"), pytest.param("2", "2", marks=pytest.mark.long)])
 def test_torch_has_one_thread_unless_the_user_asks_for_more(asked: str, expected: str) -> None:
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | (
         {"OMP_NUM_THREADS": asked} if asked else {}

@@ -454,9 +454,8 @@ def test_keys_that_would_take_all_of_the_stack_or_time_to_hash_are_refused(tower
 
 def test_a_memo_number_beyond_2_to_the_20_is_held_against_the_size_of_the_file() -> None:
     remembered = b"]r" + (2**20 + 5).to_bytes(4, "little") + b"."
-    padding = (
-        b"B" + (2**20 + 100).to_bytes(4, "little") + bytes(2**20 + 100) + b"0"
-    )  # bytes that are taken from the stack again
+    # bytes that are taken from the stack again
+    padding = b"B" + (2**20 + 100).to_bytes(4, "little") + bytes(2**20 + 100) + b"0"
     assert load(b"\x80\x04" + padding + remembered) == []
     with pytest.raises(CorruptError, match="no whole instruction at byte 3 of 9"):
         load(b"\x80\x04" + remembered)
@@ -534,7 +533,8 @@ def test_any_tree_comes_back(tree: Any, protocol: int) -> None:
 
 
 def test_damaged_pickles_are_data_or_an_error_of_ours() -> None:
-    """In a process of its own, because a mistake here is a crash. `python -m tests.core.test_unpickle 1 50000` runs more."""
+    """In a process of its own, because a mistake here is a crash. `python -m
+    tests.core.test_unpickle 1 50000` runs more."""
     command = [sys.executable, "-m", __name__, "0", "3000"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=Path(__file__).parents[2])
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
@@ -564,9 +564,8 @@ def fuzz(seed: int, count: int) -> None:
         except HiltError as error:
             assert "demo.pkl" in str(error), number
             continue
-        with contextlib.suppress(
-            ValueError, SystemError
-        ):  # a time without a unit, text that was changed after its check
+        # a time without a unit, text that was changed after its check
+        with contextlib.suppress(ValueError, SystemError):
             str(value)
 
 

@@ -1,4 +1,5 @@
-"""Settings state their range, their choices and what they need; everything that is wrong is found at once, and said by its full name."""
+"""Settings state their range, their choices and what they need; everything that is
+wrong is found at once, and said by its full name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Ray for real: two machines as separate raylets, each with an object store and a folder of its own; ranks that raise, die and are late."""
+"""Ray for real: two machines as separate raylets, each with an object store and a folder
+of its own; ranks that raise, die and are late."""
 
 from __future__ import annotations
 
@@ -155,7 +156,8 @@ def _shared_memory() -> int:
 
 
 def ran(run, *changes, fails="", said=None):
-    """A whole run of two ranks, where one fails in the first step; its figures by training step, as they were last told."""
+    """A whole run of two ranks, where one fails in the first step; its figures by
+    training step, as they were last told."""
     settings = config(*STEPS, "placement.ranks=2", *changes)
     begin_run(run, "toy", settings)
 

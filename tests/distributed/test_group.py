@@ -1,4 +1,5 @@
-"""Groups of workers: calls, errors that are those of the worker, ranks that die, hang or raise while the others wait."""
+"""Groups of workers: calls, errors that are those of the worker, ranks that die,
+hang or raise while the others wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A module that is trained: AdamW beside one by hand, clips, schedules, and what no rank has a gradient for is left alone."""
+"""A module that is trained: AdamW beside one by hand, clips, schedules, and what no
+rank has a gradient for is left alone."""
 
 from __future__ import annotations
 
@@ -176,9 +177,8 @@ def test_gradients_of_ranks_add_up(monkeypatch: pytest.MonkeyPatch):
     ours.backward(module.loss(False))
     assert ours.step(1.0)["gradient_norm"] == pytest.approx(4 * float(torch.linspace(-1, 1, 5).norm()))
     assert ranks.calls == [2, 5, 5]
-    assert torch.allclose(
-        module.second, before * (1 - 0.1 * 0.01)
-    )  # it had zeros, so it is decayed as at the other rank
+    # it had zeros, so it is decayed as at the other rank
+    assert torch.allclose(module.second, before * (1 - 0.1 * 0.01))
 
 
 class Other(Alone):

@@ -1,4 +1,5 @@
-"""Ranks over gloo: worlds of one to four, one that leaves, one that is late, one that dies; nothing hangs, and the rank is named."""
+"""Ranks over gloo: worlds of one to four, one that leaves, one that is late, one
+that dies; nothing hangs, and the rank is named."""
 
 from __future__ import annotations
 
@@ -70,9 +71,8 @@ def test_who_leaves_is_named_to_those_who_wait(group):
 def test_who_is_late_is_named_at_the_deadline(group, tmp_path: Path):
     answers = group.call("wait_for", 2, str(tmp_path))
     assert answers.pop(2) == "" and all("waited 5 s for rank 2 (last seen in join)." in answer for answer in answers)
-    assert any(
-        answer.startswith("LateRankError: rank ") for answer in answers
-    )  # who hears of it from another, lost that one
+    # who hears of it from another, lost that one
+    assert any(answer.startswith("LateRankError: rank ") for answer in answers)
 
 
 def test_who_is_killed_is_named(group):
@@ -95,7 +95,9 @@ def test_who_never_came_is_named():
     del store
 
 
-def test_errors_of_others_who_use_torch_distributed():
+def test_errors_of_others_who_use_torch_distributed(monkeypatch):
+    monkeypatch.setattr("hilt.distributed.ranks.REASON_SECONDS", 0)
+
     def failed(error):
         ranks = Joined(Store(), 0, 2, 5)
         return ranks.fail("update", error), ranks._store.said["left/0"]
@@ -107,6 +109,24 @@ def test_errors_of_others_who_use_torch_distributed():
     assert told == f"it lost another: {lost}"
     late, _ = failed(RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:91] Timed out waiting 5000ms for recv"))
     assert isinstance(late, DeadlineError) and "waited 5 s for rank 1" in str(late)
+
+
+def test_a_rank_whose_connection_closes_waits_for_the_reason():
+    """gloo closes the connections of a rank that waited too long before that rank can give its reason."""
+
+    class LateReason(Store):
+        asked = 0
+
+        def check(self, keys):
+            self.asked += keys == ["left/1"]
+            return keys == ["left/1"] and self.asked > 3
+
+        def get(self, key):
+            return b"it lost another: rank 1 in barrier waited 5 s for rank 2 (last seen in join)."
+
+    ranks = Joined(LateReason(), 0, 3, 5)
+    error = ranks.fail("barrier", RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer"))
+    assert str(error).startswith("rank 0 in barrier: rank 1 left: rank 1 in barrier waited 5 s for rank 2")
 
 
 def test_the_meeting_is_at_no_other_address_than_its_own():

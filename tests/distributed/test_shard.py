@@ -1,4 +1,5 @@
-"""FSDP2 on gloo: the numbers of a module in one piece, at any number of ranks, and checkpoints that go from one number to another."""
+"""FSDP2 on gloo: the numbers of a module in one piece, at any number of ranks, and
+checkpoints that go from one number to another."""
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ from hilt.core.errors import ConfigError, MissingFieldError, UnknownNameError
 from hilt.distributed.group import Here, Processes
 from hilt.distributed.placement import Placement, Sharding
 from hilt.distributed.ranks import Alone, host_meeting
-from hilt.distributed.shard import _returning_views
 from tests.distributed.toy_group import LEARNING_RATE, Net, Shards
 from tests.forked import preloaded
 
@@ -86,10 +86,10 @@ def test_checkpoints_go_from_two_ranks_to_one_to_four(group, single):
 
 @pytest.mark.parametrize("value", ["none", "shared"])
 def test_a_vla_in_pieces_is_the_one_in_one_piece(group, value):
-    """In float64: its attention has biases whose true gradient is 0, as a softmax does not see them. In float32 that 0 is rounding, which
-    AdamW divides by its own size, so that they go where it leads: two runs differ there by up to a learning rate, and nobody can tell.
-    Some weights have a gradient so small that even in float64 its rounding shows: all are within 1e-4 of the learning rate, and most
-    within 1e-6."""
+    """In float64: its attention has biases whose true gradient is 0, as a softmax does not see them. In float32 that 0
+    is rounding, which AdamW divides by its own size, so that they go where it leads: two runs differ there by up to a
+    learning rate, and nobody can tell. Some weights have a gradient so small that even in float64 its rounding shows:
+    all are within 1e-4 of the learning rate, and most within 1e-6."""
     worker = Shards(ranks=Alone())
     single = worker.train_vla(None, 3, value)
     enter(group, 2)
@@ -101,8 +101,8 @@ def test_a_vla_in_pieces_is_the_one_in_one_piece(group, value):
 
 @pytest.mark.parametrize("deal", [(3, 3), (6, 0)])
 def test_a_reward_policy_in_pieces_learns_from_the_outcomes_of_both_ranks_as_one_in_one_piece_does(group, deal):
-    """PRIME's update, as the worker makes it with sharding: ranks with different numbers of chunks, or with none. Float64, for the reason
-    above; two updates, so that the second rewards by what the first one learned."""
+    """PRIME's update, as the worker makes it with sharding: ranks with different numbers of chunks, or with none.
+    Float64, for the reason above; two updates, so that the second rewards by what the first one learned."""
     figures, actor, judge = Shards(ranks=Alone()).learn_outcomes(None, (6,), 2)
     enter(group, 2)
     answers = group.call("learn_outcomes", {"units": ["TransformerBlock"]}, deal, 2)[:2]
@@ -157,6 +157,8 @@ def test_offloading_moves_to_the_cpu(options, weights, given, kept, moments):
 
 
 def test_only_the_warning_of_returned_views_is_ignored_and_only_in_a_pass():
+    from hilt.distributed.shard import _returning_views  # seconds, for every worker that collects this file
+
     def warn():
         warnings.warn("FSDP2-wrapped module (Piece) returned a view tensor. An in-place op", stacklevel=1)
         warnings.warn("something else", stacklevel=1)

@@ -196,7 +196,8 @@ def seen_by_vla(count):
 
 
 class Shards:
-    """A worker that trains `Net` on its share of a fixed batch, in one piece or sharded, in worlds of fewer ranks than there are."""
+    """A worker that trains `Net` on its share of a fixed batch, in one piece or
+    sharded, in worlds of fewer ranks than there are."""
 
     def __init__(self, device="cpu", *, ranks, stop=None):
         self.ranks, self.world, self.device = ranks, ranks, device
@@ -232,7 +233,8 @@ class Shards:
         return self.optimizer
 
     def train_vla(self, sharding, steps, value="none"):
-        """A small VLA in float64, and what it has after some steps; a value head has a rate of its own, and the first step to itself."""
+        """A small VLA in float64, and what it has after some steps; a value head has a rate of
+        its own, and the first step to itself."""
         if self.world is None:
             return None
         from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig  # not in the life of the others
@@ -347,7 +349,8 @@ class Shards:
         return None if self.world is None else sum(p.numel() for p in self.optimizer._pieces())
 
     def places(self):
-        """Where weights are, gradients after a backward pass (as torch has them, and what is kept of them), and moments."""
+        """Where weights are, gradients after a backward pass (as torch has them,
+        and what is kept of them), and moments."""
         self.optimizer.backward(self.optimizer.module.evaluate(torch.ones(1, 5, device=self.device)).sum())
         given = {p.grad.device.type for p in self.optimizer.trained.values() if p.grad is not None}
         kept = {g.device.type for g in self.optimizer._gradients() if g is not None}

@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,20 @@ class Journaled(gymnasium.Env[Any, Any]):
 
 def image_of(life: int, count: int) -> Array:
     return np.random.default_rng([life, count]).integers(0, 256, (24, 24, 3), np.uint8)
+
+
+def vla_recipe() -> Hil:
+    """The same with a vision-language-action policy, which learns from the episodes that succeeded. Give it
+    agent.options.policy."""
+    columns = {"full_image": "image", "state": "state"}
+    return replace(
+        recipe(),
+        agent=AgentConfig(kind="vla", options={"columns": columns, "sample": True}),
+        algorithm="filtered",
+        training_starts=Hil().training_starts,
+        update_to_data=0.0,
+        max_ahead=30,
+    )
 
 
 def recipe() -> Hil:

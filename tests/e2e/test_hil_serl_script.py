@@ -1,4 +1,5 @@
-"""docs/hil-serl.md, followed literally: a config of HIL-SERL's kind, its demonstrations, and its script as two processes."""
+"""docs/hil-serl.md, followed literally: a config of HIL-SERL's kind, its
+demonstrations, and its script as two processes."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ from hilt.recording.buffered_device import as_hil_serl
 from hilt.replay import Log
 from hilt.teleop.devices import open_device
 from hilt.teleop.intervene import TakeOver
+from tests.forked import ForkServer
 from tests.wire.processes import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -63,8 +65,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def export_recording(folder: Path) -> int:
-    """Demonstrations that `hilt record` made and `hilt data convert --to hil-serl` wrote in the current folder, beside the others; returns
-    their steps."""
+    """Demonstrations that `hilt record` made and `hilt data convert --to hil-serl` wrote in the current
+    folder, beside the others; returns their steps."""
     record = [
         "record",
         "tabletop/reach",
@@ -93,7 +95,8 @@ def test_the_script_runs_as_two_processes(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(folder)
     demonstrated_there = len(pickle.loads(next((folder / "demo_data").glob("*.pkl")).read_bytes()))
     exported = export_recording(folder)
-    ports = f"make_trainer_config(port_number={free_port()}, broadcast_port={free_port()})"  # others may use the usual ones now
+    # others may use the usual ones now
+    ports = f"make_trainer_config(port_number={free_port()}, broadcast_port={free_port()})"
     (folder / "train.py").write_text((folder / "train.py").read_text().replace("make_trainer_config()", ports))
     one_thread = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}}
     running = {
@@ -125,8 +128,11 @@ def test_the_script_runs_as_two_processes(folder: Path, monkeypatch: pytest.Monk
     assert "learned 60 steps, critic loss" in said["learner"] and said["learner"].count("stats {") >= 5
 
 
-def test_the_config_is_a_recipe_with_its_demonstrations_and_buffers(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """``hilt train hil-serl:…``: pickles as they are, a folder of buffers imported, take-overs of the environment's own wrapper."""
+def test_the_config_is_a_recipe_with_its_demonstrations_and_buffers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, fork_server: ForkServer
+):
+    """``hilt train hil-serl:…``: pickles as they are, a folder of buffers imported,
+    take-overs of the environment's own wrapper."""
     (demos,) = (folder / "demo_data").glob("*.pkl")
     episode = [
         {key: value for key, value in step.items() if key != "infos"} for step in pickle.loads(demos.read_bytes())[:8]
@@ -143,22 +149,10 @@ def test_the_config_is_a_recipe_with_its_demonstrations_and_buffers(folder: Path
     ]
     ports = [f"wire.port={free_port()}", f"wire.broadcast_port={free_port()}"]
     monkeypatch.chdir(folder)
-    command = [
-        sys.executable,
-        "-m",
-        "tests.forked_hilt",
-        "train",
-        "hil-serl:my_task:TrainConfig",
-        *settings,
-        *ports,
-        "--run",
-        "run",
-    ]
     path = os.pathsep.join([str(folder), str(ROOT)])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
+    words = ["train", "hil-serl:my_task:TrainConfig", *settings, *ports, "--run", "run"]
+    done = fork_server.hilt(words, folder, environment)
     assert done.returncode == 0, done.stdout + done.stderr
     with Log.open(folder / "run" / "log", "r") as log, Log.open(folder / "run" / "demos", "r") as demonstrated:
         sources = log.read(log.all().keys(), ["source"])["source"]

@@ -19,7 +19,8 @@ TIMEOUT_S = 60.0
 
 
 def load(url: str, connections: int = 50, requests: int = 1000) -> dict[str, Any]:
-    """Reads the state, and now and then commands a pose or sends nonsense; ends with the period of the control loop over that time."""
+    """Reads the state, and now and then commands a pose or sends nonsense; ends with the
+    period of the control loop over that time."""
     pose = Client(url).post("/getpos")["pose"]
     began = time.monotonic()
     answers = asyncio.run(_all(url, connections, requests, pose))

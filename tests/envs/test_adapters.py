@@ -139,7 +139,8 @@ def test_from_custom_reports_missing_members():
 
 
 class Count(gymnasium.Env):
-    """Counts up from its seed; ends by itself at a length that the seed decides, or at 12 steps. Dictionary observations, success told."""
+    """Counts up from its seed; ends by itself at a length that the seed decides, or at 12
+    steps. Dictionary observations, success told."""
 
     observation_space = spaces.Dict(
         {"n": spaces.Box(-np.inf, np.inf, (2,), np.float32), "image": spaces.Box(0, 255, (4, 4, 3), np.uint8)}
@@ -255,7 +256,8 @@ def same(seen: Any, wanted: Any) -> bool:
 
 @pytest.mark.parametrize(("name", "kind", "mode"), CASES)
 def test_episodes_of_a_batch_are_those_of_single_environments(name: str, kind: str, mode: AutoresetMode):
-    """Every observation, the last of an episode among them, action, reward, end and success; whatever the batch's habits are."""
+    """Every observation, the last of an episode among them, action, reward, end and
+    success; whatever the batch's habits are."""
     how = "async" if kind == "async" else "sync"
     env = gymnasium.make_vec(name, num_envs=3, vectorization_mode=how, vector_kwargs={"autoreset_mode": mode})
     batch = Batched(KINDS[kind](env))

@@ -1,4 +1,5 @@
-"""LIBERO's suites without LIBERO: what is asked of a stand-in for its simulator, and what is refused. tests/peers has the real one."""
+"""LIBERO's suites without LIBERO: what is asked of a stand-in for its simulator, and
+what is refused. tests/peers has the real one."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class Eye:
 
 
 class StandIn:
-    """With LIBERO's method names: things fall a little in each step, and the task succeeds when the third action's x sums to 3."""
+    """With LIBERO's method names: things fall a little in each step, and the task
+    succeeds when the third action's x sums to 3."""
 
     solved = 0.0
     """What the next reset draws as the sum that is success from 3 on"""
@@ -196,9 +198,8 @@ def test_a_chunk_is_seen_once_and_ends_where_the_episode_does(installed: Path) -
     go = still + np.array([1, 0, 0, 0, 0, 0, 1.0])
     observation, rewards, terminated, truncated, info = env.step_chunk(go)
     assert rewards.tolist() == [0, 0, 1] and terminated and not truncated and info["succeed"]
-    assert (
-        observation["agentview_image"] == 7
-    ).all() and sim.looked == 4  # the end came before the picture: one is made of it
+    # the end came before the picture: one is made of it
+    assert (observation["agentview_image"] == 7).all() and sim.looked == 4
     with pytest.raises(ConfigError, match="is over"):
         env.step(still[0])
     env.reset(options={"split": "eval", "state": 0})

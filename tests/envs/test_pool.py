@@ -315,9 +315,8 @@ def test_pool_refuses_wrong_options(monkeypatch: pytest.MonkeyPatch) -> None:
             pool.start(0, Begin(COUNTING, 1))
         with pytest.raises(ConfigError, match="name it once"):
             pool.collect([0, 0])
-        with pytest.raises(
-            ConfigError, match="state 1000 of split 'train' was asked for"
-        ):  # as it was raised in the worker
+        # as it was raised in the worker
+        with pytest.raises(ConfigError, match="state 1000 of split 'train' was asked for"):
             pool.collect([0])
         for slot in (0, 1):
             pool.start(slot, Begin("tabletop/pick", 1000 - slot))

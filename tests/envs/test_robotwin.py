@@ -1,4 +1,5 @@
-"""RoboTwin's tasks on a stand-in: a folder with RoboTwin's layout, whose classes have its method names. The real one was not run."""
+"""RoboTwin's tasks on a stand-in: a folder with RoboTwin's layout, whose classes
+have its method names. The real one was not run."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from hilt.envs.robotwin import FIRST_SEED, TASKS, RobotwinEnv, seeds
 from hilt.envs.task import check_task, make, ready
 from hilt.policies.vla.observation_adapters import suite
 
-# What the scenes of RoboTwin do as far as we see it: joints follow actions, the task succeeds when the first joint is past 0.9.
+# What the scenes of RoboTwin do as far as we see it: joints follow actions, the
+# task succeeds when the first joint is past 0.9.
 SCENE = """
 import os, random, threading, time
 import numpy as np
@@ -59,7 +61,10 @@ class Scene:
         self.said.append("closed")
 """
 TWO = "from envs._scene import Scene\nclass lift_pot(Scene):\n    said = []\n"
-TWO += "    def get_info(self): return {'{A}': 'pot'}\n    def set_instruction(self, instruction): self.told = instruction\n"
+TWO += (
+    "    def get_info(self): return {'{A}': 'pot'}\n    def set_instruction(self, instruction): "
+    "self.told = instruction\n"
+)
 FILES = {
     "envs/__init__.py": "",
     "envs/_scene.py": SCENE,
@@ -68,7 +73,8 @@ FILES = {
     "envs/shoe_place.py": "from envs._scene import Scene\nclass shoe_place(Scene):\n    said, version = [], 1\n",
     "description/utils/generate_episode_instructions.py": (
         "def generate_episode_descriptions(task, episodes, count):\n"
-        "    return [{'seen': ['lift it'], 'unseen': [f'{word} the ' + episodes[0]['{A}'] for word in ('raise', 'hoist', 'lift')]}]\n"
+        "    return [{'seen': ['lift it'], 'unseen': [f'{word} the ' + episodes[0]['{A}'] for word in "
+        "('raise', 'hoist', 'lift')]}]\n"
     ),
     "task_config/_camera_config.yml": "D435: {fovy: 37, w: 8, h: 6}\n",
     "task_config/_embodiment_config.yml": "aloha: {file_path: ./assets/aloha}\n",
@@ -115,9 +121,8 @@ def test_joints_of_1_are_divided_on_a_copy_and_2_has_a_vector(root: Path) -> Non
         wanted = joints.copy()
         if env is one:
             wanted[[6, 13]] /= 0.045
-        assert (
-            np.allclose(row["state"], wanted) and (joints == joints[0]).all()
-        )  # what the simulator holds is as it was
+        # what the simulator holds is as it was
+        assert np.allclose(row["state"], wanted) and (joints == joints[0]).all()
         assert {key for key in row if key != "state"} == {"full_image", "left_wrist", "right_wrist", "instruction"}
         row["state"][:] = 9
         assert (seen["joint_action"] if env is one else seen["joint_action"]["vector"]).max() < 1
@@ -173,9 +178,8 @@ def test_an_unstable_seed_gives_way_to_the_next_that_no_other_state_has(root: Pa
     scene = type(env._sim)
     assert env.initial_states == {"train": 3, "eval": 2}
     scene.unstable, scene.said[:] = (6, 11), []
-    assert (
-        env.reset(options={"split": "train", "state": 1})[1]["seed"] == 14
-    )  # 10, 11, 12 would be first, then 13, 14, 15
+    # 10, 11, 12 would be first, then 13, 14, 15
+    assert env.reset(options={"split": "train", "state": 1})[1]["seed"] == 14
     assert [said for said in scene.said if said != "closed"] == [6, 11, 14]
     scene.unstable = (6, 11, 14)
     assert env.reset(options={"split": "train", "state": 1})[1]["seed"] == 20  # 17 is one of evaluation

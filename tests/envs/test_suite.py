@@ -244,9 +244,8 @@ def test_two_hands_are_wanted() -> None:
     assert not task.success(world), "nobody holds it"
     task, world = make("handover")
     task.begin(world, "train", 2)
-    there = world.pose(1)[:3] + np.array(
-        [0, BATON / 2, 0.015 - POST]
-    )  # so that the right post is between the right fingers
+    # so that the right post is between the right fingers
+    there = world.pose(1)[:3] + np.array([0, BATON / 2, 0.015 - POST])
     world.place("baton", pose(there, there[2]))
     assert not task.success(world), "between open fingers"
     world.grip(0.0, 1)

@@ -1,4 +1,5 @@
-"""The task contract: every fault that check_task names has an environment with just that fault; names, states, success."""
+"""The task contract: every fault that check_task names has an environment with just
+that fault; names, states, success."""
 
 from __future__ import annotations
 
@@ -418,7 +419,8 @@ def from_name(rest: str) -> Any:
 
 def test_a_module_is_imported_for_its_environments(tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "third_party.py").write_text(
-        "import gymnasium\ngymnasium.register('third/Cart-v0', 'gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=9)\n"
+        "import gymnasium\ngymnasium.register('third/Cart-v0', "
+        "'gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=9)\n"
     )
     (tmp_path / "half_there.py").write_text("import not_there_at_all\n")
     monkeypatch.syspath_prepend(tmp_path)

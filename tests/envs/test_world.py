@@ -19,7 +19,8 @@ BOX = 'type="box" size=".025 .025 .025"'
 
 
 def thing(shape: str = BOX, mass: float = 0.2) -> str:
-    return f'''<body name="cube" pos=".5 0 .05"><freejoint/><geom {shape} mass="{mass}" friction="1 .02 .001" condim="4"/></body>'''
+    return f'''<body name="cube" pos=".5 0 .05"><freejoint/>
+    <geom {shape} mass="{mass}" friction="1 .02 .001" condim="4"/></body>'''
 
 
 CUBE = thing()
@@ -200,9 +201,8 @@ def test_arm_pushes_with_stiffness_times_clip_and_senses_it():
     world.advance(1.5)
     state = world.arm()
     assert state.pose[2] == pytest.approx(0.01, abs=2e-3)  # the fingertips are on the table
-    assert state.force[2] == pytest.approx(
-        -40.0, abs=0.5
-    )  # the table pushes against the tcp's z axis, which points down
+    # the table pushes against the tcp's z axis, which points down
+    assert state.force[2] == pytest.approx(-40.0, abs=0.5)
     world.set_parameters({"translational_clip_neg_z": 0.005})
     world.advance(1.0)
     assert world.arm().force[2] == pytest.approx(-10.0, abs=0.5)
@@ -272,8 +272,8 @@ def test_two_arms_move_apart_from_each_other():
 
 def test_bodies_and_joints_are_placed():
     world = World(
-        CUBE
-        + '<body name="rail" mocap="true"><body name="knob"><joint name="knob" type="slide" axis="0 1 0"/><geom size=".01"/></body></body>'
+        CUBE + '<body name="rail" mocap="true"><body name="knob"><joint name="knob" type="slide" axis="0 1 0"/><geom '
+        'size=".01"/></body></body>'
     )
     world.place("cube", [0.6, 0.1, 0.5, 0, 0, 1, 1])
     world.place("rail", down(0.4, 0.2, 0.3))
@@ -349,7 +349,8 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 def test_another_process_sees_the_same_and_ends_quietly():
     ended = python(
-        "import tests.envs.test_world as t; import hilt.envs.tabletop.world as w; v = w.World(); v.render(); print(t.story())"
+        "import tests.envs.test_world as t; import hilt.envs.tabletop.world as w; v = w.World(); "
+        "v.render(); print(t.story())"
     )
     assert ended.stderr == ""
     assert ended.stdout.strip() == story()

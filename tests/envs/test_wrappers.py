@@ -1,6 +1,7 @@
 """What each wrapper does, on a real environment for its spaces and on a scripted one for its numbers.
 
-A test named after a mistake of upstream's fails with upstream's behavior; tests/peers/test_serl_wrappers.py runs upstream's own.
+A test named after a mistake of upstream's fails with upstream's behavior;
+tests/peers/test_serl_wrappers.py runs upstream's own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gymnasium import spaces
 from scipy.spatial.transform import Rotation
 
 from hilt.core.errors import ConfigError, DeadlineError, UnknownNameError
-from hilt.core.rate import Rate
+from hilt.envs.rate import Rate
 from hilt.envs.rewards import (
     HumanClassifierWrapper,
     MultiCameraBinaryRewardClassifierWrapper,
@@ -184,9 +185,8 @@ def test_an_intervention_comes_up_as_the_numbers_that_would_do_the_same(prefixes
     *_, info = env.step(np.zeros(size, np.float32))
     for key in ("intervene_action", "executed_action"):
         np.testing.assert_allclose(env._turned(info[key], adjoints), done, atol=1e-5)
-    assert (
-        np.abs(env._turned(info["intervene_action"], env._adjoints) - done).max() > 0.05
-    )  # not the adjoint of after the step
+    # not the adjoint of after the step
+    assert np.abs(env._turned(info["intervene_action"], env._adjoints) - done).max() > 0.05
     np.testing.assert_array_equal(below.infos[1]["intervene_action"], done)
 
 
@@ -403,13 +403,8 @@ def test_changing_the_grippers_mind_costs(wrap: Any):
     person = np.array([0, 0, 0, 0, 0, 0, 1], np.float32)
     env = GripperPenaltyWrapper(wrap(Opening(1.0, 1.0, 0.2, 0.2, 0.2, 0.2, infos={5: {"intervene_action": person}})))
     env.reset()
-    told = [
-        1.0,
-        -1.0,
-        -1.0,
-        0.3,
-        -1.0,
-    ]  # open: nothing; close: costs; again: nothing; leave: nothing; the person opens: costs
+    # open: nothing; close: costs; again: nothing; leave: nothing; the person opens: costs
+    told = [1.0, -1.0, -1.0, 0.3, -1.0]
     paid = [env.step(np.array([0, 0, 0, 0, 0, 0, grip], np.float32))[4]["grasp_penalty"] for grip in told]
     assert [*map(str, paid)] == ["0.0", "-0.02", "0.0", "0.0", "-0.02"], "and no -0.0"
 
@@ -525,10 +520,8 @@ def test_reward_wrapper_refuses_what_is_no_classifier():
 
 
 def test_stages_give_a_point_each_once():
-    logits = {
-        0: [-5, 1.2, 5, -5],
-        1: [-5, 1.0, -5, 2.0],
-    }  # sigmoid(1.0) = .73, sigmoid(1.2) = .77; what was reached stays
+    # sigmoid(1.0) = .73, sigmoid(1.2) = .77; what was reached stays
+    logits = {0: [-5, 1.2, 5, -5], 1: [-5, 1.0, -5, 2.0]}
     step = [-1]
     stages = [lambda obs: np.array(logits[0][step[0]]), lambda obs: logits[1][step[0]]]
     env = MultiStageBinaryRewardClassifierWrapper(ScriptedEnv(rewards={1: 9.0}, ends={1: "truncated"}), stages)

@@ -16,8 +16,9 @@ HOME = np.array([0.5, 0.0, 0.3, 1.0, 0.0, 0.0, 0.0])
 
 
 class ToyArm(Backend):
-    """`journal` is a file that gets a line for each call but `state` and `tick`, and for `command` where `moves` is given; `home_ticks` is
-    how long a reset takes, and `tick_s` how long a tick does; `fails` is how it does: "open" is an error, "state" never comes."""
+    """`journal` is a file that gets a line for each call but `state` and `tick`, and for `command` where
+    `moves` is given; `home_ticks` is how long a reset takes, and `tick_s` how long a tick does; `fails` is how
+    it does: "open" is an error, "state" never comes."""
 
     def __init__(self, journal: str = "", moves: str = "", home_ticks: str = "3", tick_s: str = "0", fails: str = ""):
         if fails == "open":

@@ -1,4 +1,5 @@
-"""A robot server of a few lines, over real HTTP: an arm that is at once where it is sent, and a test that decides what goes wrong."""
+"""A robot server of a few lines, over real HTTP: an arm that is at once where it is
+sent, and a test that decides what goes wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ DOWN = [1.0, 0.0, 0.0, 0.0]
 
 
 class ToyRobot:
-    """`routes` and `bodies` are what was asked; `delays`, `refusals`, `blocked`, `sag` are what goes wrong; with a `scene` it simulates."""
+    """`routes` and `bodies` are what was asked; `delays`, `refusals`, `blocked`, `sag` are
+    what goes wrong; with a `scene` it simulates."""
 
     def __init__(self, scene: dict[str, Any] | None = None, port: int = 0):
         self.pose, self.gripper = [0.5, 0.0, 0.2, *DOWN], 1.0

@@ -1,4 +1,5 @@
-"""A package outside of this repository extends Hilt: it is installed, and each of its parts is used through the command line."""
+"""A package outside of this repository extends Hilt: it is installed, and each of
+its parts is used through the command line."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from hilt.cli import app
 from hilt.core import trust
 from hilt.observe.metrics import read_metrics
 from hilt.replay import Log
+from tests.forked import ForkServer
 
 PACKAGE, ROOT = Path(__file__).parent / "hilt_example", Path(__file__).parents[2]
 TRAIN = ["train", "hilt_example.recipes:lamps", "--run", "run"]
@@ -232,21 +234,22 @@ def test_reward_decides_in_a_run_with_a_person(name: str):
 # --- a per-step agent and an off-policy algorithm
 
 
-def trained(*words: str) -> str:
-    """`hilt train`, with a learner and an actor in processes of their own, which are forked from one that has imported torch."""
-    command = [sys.executable, "-m", "tests.forked_hilt", "train", *words]
-    places = os.pathsep.join([*os.environ["PYTHONPATH"].split(os.pathsep), str(ROOT)])
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONPATH": places}
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+@pytest.fixture
+def trained(fork_server: ForkServer, tmp_path: Path) -> Callable[..., None]:
+    """`hilt train`, with a learner and an actor in processes of their own, which
+    are forked from one that has imported torch."""
+
+    def train(*words: str) -> None:
+        done = fork_server.hilt(["train", *words], tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return train
 
 
 LEARN = ["hilt_example.recipes:lamp_with_a_person", "wire.port=0", "wire.broadcast_port=0"]
 
 
-def test_agent_device_reward_and_sink_are_used_in_a_run_with_a_person(tmp_path: Path):
+def test_agent_device_reward_and_sink_are_used_in_a_run_with_a_person(tmp_path: Path, trained: Callable[..., None]):
     trained(
         *LEARN,
         "agent.kind=bandit",
@@ -263,7 +266,7 @@ def test_agent_device_reward_and_sink_are_used_in_a_run_with_a_person(tmp_path: 
     assert "after 20 learner steps" in hilt("eval", "run", "--episodes", "2")
 
 
-def test_algorithm_is_used_in_a_run_with_a_person(tmp_path: Path):
+def test_algorithm_is_used_in_a_run_with_a_person(tmp_path: Path, trained: Callable[..., None]):
     trained(*LEARN, "algorithm=hilt_example.off_policy:Regression", "algorithm_options.strength=2", "--run", "run")
     made = [record for record in read_metrics(tmp_path / "run", ["update"]) if "regressions" in record]
     assert made[-1]["update"] == 20 and made[-1]["regressions"] == 40, (
@@ -319,7 +322,8 @@ FILES = {
 
 @pytest.mark.parametrize("module", FILES)
 def test_nothing_that_only_a_file_names_is_imported(module: str, tmp_path: Path):
-    """The settings of a run are changed by somebody else: whichever of them names code, it is refused before it is imported."""
+    """The settings of a run are changed by somebody else: whichever of them names
+    code, it is refused before it is imported."""
     from hilt_example import recipes
 
     recipe, lines = FILES[module]

@@ -2,10 +2,10 @@
 
     python -m tests.formats.fuzz FORMAT FOLDER [--seed 0] [--first 0] [--count 1000] [--seconds 10]
 
-It runs as a process of its own, with little memory and under a watchdog, because what it provokes may end that process: each input's
-number stands in FOLDER/at before it is tried, and what was done to it when that is done. The only outcomes that are right are data or a
-`HiltError`; a reader that writes, starts something or looks for a name in a pickle is found by an audit hook. What went wrong is printed,
-a line of JSON each.
+It runs as a process of its own, with little memory and under a watchdog, because what it provokes may end that process:
+each input's number stands in FOLDER/at before it is tried, and what was done to it when that is done. The only outcomes
+that are right are data or a `HiltError`; a reader that writes, starts something or looks for a name in a pickle is
+found by an audit hook. What went wrong is printed, a line of JSON each.
 """
 
 from __future__ import annotations

@@ -45,7 +45,8 @@ def random_episodes(rng: np.random.Generator, spoil: float) -> list[dict[str, An
 
 
 def expected(episodes: Iterable[dict[str, Any]]) -> tuple[list[tuple[Any, ...]], str | None]:
-    """(step_type, observation, action, policy_info, next_step_type, reward, discount) of each trajectory, up to the error, and that."""
+    """(step_type, observation, action, policy_info, next_step_type, reward, discount) of
+    each trajectory, up to the error, and that."""
     flat = [one for made in episodes for one in made["steps"]]
     found: list[tuple[Any, ...]] = []
     for now, after in zip(flat, [*flat[1:], step(0, first=True)], strict=True):

@@ -18,7 +18,8 @@ FORMATS = ("rlds", "lerobot", "hil-serl", "rlinf", "robomimic", "minari", "log")
 
 
 def samples(format: str, folder: Path) -> list[Path]:
-    """Of each kind that there is, and what our own writers make: it holds things of ours, which may be spoilt as well."""
+    """Of each kind that there is, and what our own writers make: it holds things of
+    ours, which may be spoilt as well."""
     folder.mkdir(parents=True)
     if format == "log":
         return [written(format, folder / "ours")]
@@ -61,11 +62,16 @@ def transitions(count: int) -> list[dict[str, Any]]:
     frames = [{"state": state, "front": picture} for state, picture in zip(states, pictures, strict=True)]
     return [
         {
-            "observations": frames[i], "next_observations": frames[i + 1], "actions": rng.normal(size=3), "rewards": float(i == count - 1),
-            "masks": float(i < count - 1), "dones": i == count - 1, "infos": {"succeed": np.bool_(True), "grasp_penalty": -0.02},
+            "observations": frames[i],
+            "next_observations": frames[i + 1],
+            "actions": rng.normal(size=3),
+            "rewards": float(i == count - 1),
+            "masks": float(i < count - 1),
+            "dones": i == count - 1,
+            "infos": {"succeed": np.bool_(True), "grasp_penalty": -0.02},
         }
         for i in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def hilserl(folder: Path) -> list[Path]:

@@ -1,4 +1,5 @@
-"""Conversion as a whole: what is counted and said, what is refused, and that a stopped one goes on as if nothing had happened."""
+"""Conversion as a whole: what is counted and said, what is refused, and that a
+stopped one goes on as if nothing had happened."""
 
 from __future__ import annotations
 

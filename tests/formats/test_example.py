@@ -35,7 +35,8 @@ def test_what_goes_in_comes_out(features: dict[str, Any]):
 
 
 def test_the_bytes_are_those_of_protobuf():
-    """What tf.train.Example of TensorFlow 2.15 made of each of these alone (a map with several entries has no fixed order)."""
+    """What tf.train.Example of TensorFlow 2.15 made of each of these alone (a map
+    with several entries has no fixed order)."""
     for features, known in [
         ({"i": np.array([1, -1, 300])}, "0a180a160a016912111a0f0a0d01ffffffffffffffffff01ac02"),
         ({"f": np.array([1.5, -2.0], np.float32)}, "0a130a110a0166120c120a0a080000c03f000000c0"),

@@ -16,7 +16,7 @@ from hilt.formats.episodes import Episode, gaps, text_fact, texts_of
 from hilt.replay import Log
 from hilt.replay.maintenance.merge import merge
 from hilt.replay.maintenance.repair import verify
-from tests.replay.toy_steps import new_log, numbers, step, trajectory, write
+from tests.replay.toy_steps import SCHEMA, new_log, numbers, step, trajectory, write
 
 
 def rewards(log: Path, **options: Any) -> list[list[float]]:
@@ -42,6 +42,24 @@ def test_a_view_chooses_steps(tmp_path: Path) -> None:
     assert gaps(episode).tolist() == [1]
     with pytest.raises(UnknownNameError, match="no view named 'humans'; did you mean 'human'"):
         open_dataset(log.path, view="humans")
+
+
+def test_the_log_of_a_run_learns_rate_and_instruction_from_the_run_beside_it(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for place, facts in (("log", {"task": "press"}), ("demos", {"language_instruction": "press the red button"})):
+        with Log.create(run / place, SCHEMA, durability="never") as log:
+            log.add(trajectory([numbers(0, 3)]), facts=facts)
+    assert [e.facts for e in open_dataset(run / "log")] == [{"task": "press"}]  # the folder holds no run
+    (run / "config.yaml").write_text("control_hz: 0.0\ntask_options:\n  control_hz: 5\n")
+    known = {"task": "press", "fps": 5.0, "language_instruction": "press the red button"}
+    assert [e.facts for e in open_dataset(run / "log")] == [known]
+    (run / "config.yaml").write_text("control_hz: 4.0\n")
+    with Log.open(run / "log", "a") as log:
+        log.annotate(log.trajectories()[0], language_instruction="another one")
+    assert [e.facts for e in open_dataset(run / "log")] == [known | {"fps": 4.0, "language_instruction": "another one"}]
+    (run / "config.yaml").write_text("control_hz: [")
+    assert "fps" not in next(iter(open_dataset(run / "log"))).facts
+    assert [e.facts.get("fps") for e in open_dataset(run / "demos")] == [None]
 
 
 def test_without_images_only_small_columns_are_read(tmp_path: Path) -> None:

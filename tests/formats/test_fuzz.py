@@ -1,7 +1,8 @@
-"""Spoilt datasets end in data or in an error of ours: never in a crash, a hang, too much memory, or in something that runs.
+"""Spoilt datasets end in data or in an error of ours: never in a crash, a hang, too
+much memory, or in something that runs.
 
-A fixed number of inputs is tried; `HILT_FUZZ_SECONDS=600` looks as long, `HILT_FUZZ_SEED=7` elsewhere. A failure names the input;
-alone it is tried again with
+A fixed number of inputs is tried; `HILT_FUZZ_SECONDS=600` looks as long, `HILT_FUZZ_SEED=7` elsewhere. A
+failure names the input; alone it is tried again with
 
     python -m tests.formats.fuzz FORMAT FOLDER --seed SEED --first NUMBER --count 1
 """
@@ -25,7 +26,7 @@ from tests.formats.samples import FORMATS
 
 SEED = int(os.environ.get("HILT_FUZZ_SEED", "0"))
 SECONDS = float(os.environ.get("HILT_FUZZ_SECONDS", "420")) / len(FORMATS)
-COUNT = 10**9 if "HILT_FUZZ_SECONDS" in os.environ else rounds(25, 1000)
+COUNT = 10**9 if "HILT_FUZZ_SECONDS" in os.environ else rounds(15, 1000)
 PACKAGES = {
     "lerobot": ("pyarrow", "av", "PIL"),
     "rlinf": ("torch",),

@@ -1,4 +1,5 @@
-"""HIL-SERL's pickles, read and written. The transitions are those from which the golden numbers of its buffers were made."""
+"""HIL-SERL's pickles, read and written. The transitions are those from which the
+golden numbers of its buffers were made."""
 
 from __future__ import annotations
 
@@ -84,9 +85,8 @@ def test_demonstrations_are_cut_where_they_are_done(tmp_path: Path) -> None:
 def test_an_episode_goes_on_in_the_next_file(cuts: list[int], tmp_path: Path) -> None:
     steps, first = golden(), 0
     for number, cut in enumerate(cuts):
-        save(
-            tmp_path / "buffer" / f"transitions_{(number + 1) * 900}.pkl", steps[first:cut]
-        )  # 900, 1800: not in the order of text
+        # 900, 1800: not in the order of text
+        save(tmp_path / "buffer" / f"transitions_{(number + 1) * 900}.pkl", steps[first:cut])
         first = cut
     episodes = list(open_dataset(tmp_path))
     assert [len(e) for e in episodes] == LENGTHS
@@ -277,9 +277,11 @@ def test_a_pickle_that_would_run_code_is_refused_and_nothing_runs(gadget: int, p
         data = [
             b"\x80\x02]((S'" + command + b"'\nios\nsystem\na.",
             b"\x80\x02](cos\nsystem\nS'" + command + b"'\noa.",
-            b"\x80\x02]csubprocess\nPopen\n(]X\x05\x00\x00\x00touchaX" + len(str(target)).to_bytes(4, "little") + str(target).encode()
+            b"\x80\x02]csubprocess\nPopen\n(]X\x05\x00\x00\x00touchaX"
+            + len(str(target)).to_bytes(4, "little")
+            + str(target).encode()
             + b"at\x81a.",
-        ][gadget - len(GADGETS)]  # fmt: skip
+        ][gadget - len(GADGETS)]
     path = tmp_path / "data" / place
     path.parent.mkdir(parents=True)
     path.write_bytes(data)
@@ -347,7 +349,8 @@ def test_other_folders_are_not_taken_for_it(tmp_path: Path) -> None:
 
 
 def mixed() -> list[Episode]:
-    """Demonstrations, steps of the policy with a person's among them, an unfinished episode, one with a gap, one that ends twice."""
+    """Demonstrations, steps of the policy with a person's among them, an unfinished
+    episode, one with a gap, one that ends twice."""
     episodes = [
         made(4, 0),
         made(5, 1, source=[0, 1, 1, 0, 0], ended="truncated"),
@@ -480,7 +483,7 @@ def test_a_stopped_writer_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     with monkeypatch.context() as patch:
         assert write_stopped_at_every_call(make, episodes, check, tmp_path, patch) > 30
-    assert write_killed(make, episodes, check, tmp_path, kills=rounds(4, 20))
+    write_killed(make, episodes, check, tmp_path, kills=rounds(4, 20))
 
 
 def test_a_log_goes_there_and_back(tmp_path: Path) -> None:

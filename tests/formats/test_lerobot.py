@@ -1,4 +1,5 @@
-"""LeRobot's datasets, read: what other programs wrote, and what they did not write well. The golden datasets are in tests/golden."""
+"""LeRobot's datasets, read: what other programs wrote, and what they did not write
+well. The golden datasets are in tests/golden."""
 
 from __future__ import annotations
 
@@ -462,7 +463,7 @@ def test_more_rows_than_anyone_writes(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("hilt.formats.lerobot.BYTE_LIMIT", 300)
     with pytest.raises(CorruptError, match=r"row group 0 would take \d+ bytes; at most 300 are read"):
         list(open_dataset(folder))
-    monkeypatch.setattr("hilt.formats.lerobot.ROW_LIMIT", 6)
+    monkeypatch.setattr("hilt.formats.lerobot_meta.ROW_LIMIT", 6)
     with pytest.raises(CorruptError, match=r"file-000.parquet: 7 rows; at most 6 are read"):
         list(open_dataset(folder))
 

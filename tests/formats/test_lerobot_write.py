@@ -1,4 +1,5 @@
-"""LeRobot's datasets, written: everything comes back, and LeRobot's own files say the same. The real LeRobot reads them in tests/peers."""
+"""LeRobot's datasets, written: everything comes back, and LeRobot's own files say the
+same. The real LeRobot reads them in tests/peers."""
 
 from __future__ import annotations
 
@@ -288,7 +289,11 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(
     ("how", "options"),
-    [("stopped", {"images": "png"}), ("killed", {"images": "png"}), ("killed", {"codec": "lossless"})],
+    [
+        ("stopped", {"images": "png"}),
+        pytest.param("killed", {"images": "png"}, marks=pytest.mark.long),
+        ("killed", {"codec": "lossless"}),
+    ],
 )
 def test_a_stopped_writer_goes_on(
     memory_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, options: dict[str, str]
@@ -309,7 +314,7 @@ def test_a_stopped_writer_goes_on(
     if how == "stopped":
         assert write_stopped_at_every_call(make, episodes, check, memory_path / "stopped", monkeypatch) > 50
     else:
-        assert write_killed(make, episodes, check, memory_path, kills=rounds(3, 12)) > 0
+        write_killed(make, episodes, check, memory_path, kills=rounds(3, 12))
 
 
 def test_a_writer_goes_on_after_the_last_complete_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""RLDS steps as trajectories, and into a log, a queue, a client and an observer. tests/peers/test_rlds.py has the real ones."""
+"""RLDS steps as trajectories, and into a log, a queue, a client and an observer.
+tests/peers/test_rlds.py has the real ones."""
 
 from __future__ import annotations
 
@@ -407,9 +408,10 @@ def test_a_log_whose_schema_does_not_fit() -> None:
     with Log.anonymous(Schema.declare(declared)) as log, pytest.raises(ValueError) as error:
         push_rlds_to_reverb([episode(0, 3)], log)
     assert str(error.value) == (
-        "Replay buffer table signature spec should match RLDS data spec. observations: the log has float32 (3,), the data float32 (2,); "
-        "next_observations: the log has float32 (3,), the data float32 (2,); actions: the log has float64 (), the data float32 (); "
-        "masks2: the log has float32 (), the data nothing; rewards: the log has nothing, the data float32 ()."
+        "Replay buffer table signature spec should match RLDS data spec. observations: the log has float32 "
+        "(3,), the data float32 (2,); next_observations: the log has float32 (3,), the data float32 (2,); "
+        "actions: the log has float64 (), the data float32 (); masks2: the log has float32 (), the data "
+        "nothing; rewards: the log has nothing, the data float32 ()."
     )
     assert len(log) == 0
 
@@ -530,8 +532,9 @@ def test_an_observer_with_another_signature() -> None:
     with pytest.raises(ValueError) as error:
         push_rlds_to_reverb(other, observer)
     assert str(error.value) == (
-        "Replay buffer table signature spec should match RLDS data spec. observation/a: the table has nothing, the data float64 (None, 2); "
-        "reward: the table has float32 (None,), the data float64 (None,); observation: the table has float32 (None, 2), the data nothing."
+        "Replay buffer table signature spec should match RLDS data spec. observation/a: the table has nothing, "
+        "the data float64 (None, 2); reward: the table has float32 (None,), the data float64 (None,); "
+        "observation: the table has float32 (None, 2), the data nothing."
     )
     observer.get_table_signature = lambda: None  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="step_type: the table has nothing, the data int32"):

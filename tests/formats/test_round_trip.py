@@ -1,4 +1,5 @@
-"""A log, written in each format and read back into a log, has the same trajectories: every column, type, value and fact."""
+"""A log, written in each format and read back into a log, has the same
+trajectories: every column, type, value and fact."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ FACTS = st.fixed_dictionaries(
 
 @st.composite
 def logs(draw: Any) -> list[Episode]:
-    """Episodes of one schema: whole, cut short, unfinished, of a single step; with gaps, NaN and the largest numbers."""
+    """Episodes of one schema: whole, cut short, unfinished, of a single step; with
+    gaps, NaN and the largest numbers."""
     optional = [path for path in COLUMNS if path not in ("observations/state", "actions")]
     chosen = ["observations/state", "actions", *draw(st.lists(st.sampled_from(optional), unique=True))]
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -110,10 +112,8 @@ def test_there_and_back(to: str, episodes: list[Episode]) -> None:
         place = Path(folder)
         write_log(place / "log", episodes)
         summary = convert(place / "log", place / "there", to=to, workers=1, **LOSSLESS.get(to, {}))
-        known = (
-            "success: known of some episodes only",
-            "env_args: not known",
-        )  # what LeRobot and robomimic miss, and Hilt keeps
+        # what LeRobot and robomimic miss, and Hilt keeps
+        known = ("success: known of some episodes only", "env_args: not known")
         noted = [note for note in summary.notes if not note.startswith(known)]
         assert summary.episodes == len(episodes) and not noted
         convert(place / "there", place / "back", workers=1)

@@ -230,7 +230,8 @@ DTYPES = (
 
 
 def random_episode(seed: int, cuts: bool = False) -> Episode:
-    """Columns of every type, names that RLDS uses for something else, facts, and, if asked for, gaps and ends inside."""
+    """Columns of every type, names that RLDS uses for something else, facts, and,
+    if asked for, gaps and ends inside."""
     rng = np.random.default_rng(seed)
     length = int(rng.integers(1, 9))
 
@@ -368,10 +369,19 @@ def test_columns_without_observations_or_without_next_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    "mark", ["", "[]", "{}", '{"columns": 3, "facts": {}, "paired": true}', '{"columns": {"action": ["x"]}, "facts": {}, "paired": true}',
-             '{"columns": {"reward": "rewards", "gone": "terminated"}, "facts": {}, "paired": false}',
-             '{"columns": {"nothing": "x"}, "facts": {}, "paired": true}', '{"columns": {}, "facts": [], "paired": 1}', "[" * 100_000]
-)  # fmt: skip
+    "mark",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"columns": 3, "facts": {}, "paired": true}',
+        '{"columns": {"action": ["x"]}, "facts": {}, "paired": true}',
+        '{"columns": {"reward": "rewards", "gone": "terminated"}, "facts": {}, "paired": false}',
+        '{"columns": {"nothing": "x"}, "facts": {}, "paired": true}',
+        '{"columns": {}, "facts": [], "paired": 1}',
+        "[" * 100_000,
+    ],
+)
 def test_metadata_that_only_looks_like_ours(mark: str) -> None:
     found, _ = read(episode(0, 3, episode_metadata={"hilt": mark.encode()}))
     assert found.columns["rewards"].tolist() == [0, 1] and found.facts["episode_metadata"]["hilt"] == mark

@@ -83,9 +83,8 @@ def test_jobs_in_order_from_any_number_on(shards: Path):
     assert len(dataset) == 5
     for first in range(7):
         episodes = [job() for job in dataset.jobs(first)]
-        assert [e and e.facts["episode_metadata"]["episode_id"] for e in episodes] == [0, None, 2, 3, None][
-            first:
-        ]  # two have one step
+        # two have one step
+        assert [e and e.facts["episode_metadata"]["episode_id"] for e in episodes] == [0, None, 2, 3, None][first:]
 
 
 def test_jobs_are_episodes():
@@ -367,8 +366,8 @@ def test_a_record_that_is_no_example_is_named_with_its_place(shards: Path):
     write_records(path, [data, b"\x0b"])
     found = outcomes(open_dataset(shards))
     assert (
-        found[1]
-        == f"{path}: the record at byte {len(data) + OVERHEAD}: not a tf.train.Example: a field of wire type 3 at byte 1 of 1."
+        found[1] == f"{path}: the record at byte {len(data) + OVERHEAD}: not a tf.train.Example: a field of "
+        "wire type 3 at byte 1 of 1."
     )
 
 

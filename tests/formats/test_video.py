@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hilt.core.errors import CorruptError, StorageError
 from hilt.core.tree import Array
 from hilt.formats import video
-from hilt.formats.video import CODECS, VideoWriter, read_frames
+from hilt.formats.video import AHEAD_S, CODECS, KEPT_FRAMES, VideoReader, VideoWriter, read_frames
 from tests.effort import rounds
 
 av = pytest.importorskip("av")
@@ -162,3 +162,78 @@ def test_an_encoder_takes_no_priority_over_others(tmp_path: Path) -> None:
     assert {os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")} == {before}
     video.close()
     assert os.sched_getscheduler(0) == before
+
+
+# Frames one by one
+
+
+def with_key_frames(path: Path, frames: Array, apart: int) -> Path:
+    """A video whose key frames lie far apart, as other programs write them."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(
+            "libx264rgb", FPS, options={"g": str(apart), "bf": "0", "qp": "0", "sc_threshold": "0"}
+        )
+        stream.height, stream.width, stream.pix_fmt = *frames.shape[1:3], "rgb24"
+        for pixels in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+    return path
+
+
+@pytest.mark.parametrize("apart", [2, 100])
+def test_video_reader_finds_any_frame_in_any_order(tmp_path: Path, apart: int) -> None:
+    frames = drawn(60)
+    reader = VideoReader(with_key_frames(tmp_path / "a.mp4", frames, apart), 32, 48, TOLERANCE)
+    for step in [0, 1, 2, 30, 29, 28, 59, 58, 3, 3, 40, 41, 60 - KEPT_FRAMES, 0, *range(10, 10 + int(AHEAD_S * FPS))]:
+        assert np.array_equal(reader.frame(step / FPS), frames[step]), step
+    for absent in (6.0, 2.05, 60.0):
+        with pytest.raises(CorruptError, match="no frame within"):
+            reader.frame(absent)
+    assert np.array_equal(reader.frame(0.5), frames[5])
+    reader.close()
+
+
+def test_video_reader_goes_back_without_decoding_from_the_key_frame_again(tmp_path: Path) -> None:
+    frames = drawn(60)
+    reader = VideoReader(with_key_frames(tmp_path / "a.mp4", frames, 100), 32, 48, TOLERANCE)
+    searched: list[float] = []
+    search = reader._container.seek
+    reader._container = SimpleNamespace(
+        seek=lambda *a, **k: (searched.append(a[0]), search(*a, **k)), decode=reader._container.decode
+    )
+    for step in range(50, 50 - KEPT_FRAMES, -1):
+        assert np.array_equal(reader.frame(step / FPS), frames[step])
+    assert len(searched) == 1
+
+
+def test_video_reader_decodes_no_more_than_from_the_key_frame_before(tmp_path: Path) -> None:
+    frames = drawn(60)
+    reader = VideoReader(with_key_frames(tmp_path / "a.mp4", frames, 2), 32, 48, TOLERANCE)
+    decoded: list[float] = []
+    decode = reader._container.decode
+    reader._container = SimpleNamespace(
+        seek=reader._container.seek,
+        decode=lambda stream: (decoded.append(frame.time) or frame for frame in decode(stream)),
+    )
+    for step, most in [(10, 1), (11, 1), (15, 2), (16, 1), (22, 1), (21, 2), (22, 1), (21, 0)]:
+        decoded.clear()
+        assert np.array_equal(reader.frame(step / FPS), frames[step]), step
+        assert len(decoded) <= most, (step, decoded)
+
+
+def test_video_reader_keeps_large_frames_by_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hilt.formats.video.KEPT_BYTES", 5 * 32 * 48 * 3 // 2)
+    frames = drawn(20)
+    reader = VideoReader(with_key_frames(tmp_path / "a.mp4", frames, 100), 32, 48, TOLERANCE)
+    assert np.array_equal(reader.frame(1.5), frames[15]) and len(reader._recent) == 5
+
+
+def test_video_reader_names_what_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "a.mp4").write_bytes(b"not a video")
+    with pytest.raises(CorruptError, match="not readable as a video"):
+        VideoReader(tmp_path / "a.mp4", 32, 48, TOLERANCE)
+    with pytest.raises(CorruptError, match="is missing"):
+        VideoReader(tmp_path / "b.mp4", 32, 48, TOLERANCE)
+    path = written(tmp_path / "c.mp4", drawn(5))
+    with pytest.raises(CorruptError, match="32 x 48 pixels"):
+        VideoReader(path, 64, 64, TOLERANCE)

@@ -1,4 +1,5 @@
-"""Everything that our reader makes of a TFDS folder, by ``split/episode/step/path``, as tests/peers/make_rlds.py names it."""
+"""Everything that our reader makes of a TFDS folder, by
+``split/episode/step/path``, as tests/peers/make_rlds.py names it."""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@
 
 A *kind* is a module in `kinds/` with two functions:
 
-    matches(path) -> Path | None      the file that stands for a golden case when `path` is a part of one: the same for each part
+    matches(path) -> Path | None      the file that stands for a golden case when `path` is a part of one: the same
+                                      for each part
     compare(path) -> Result           computes our values from the inputs, and compares them with the ones in that file
 
 What is computed never comes from the values that it is compared with: `compare` is given the two apart.
@@ -127,9 +128,8 @@ def _arrays(ours: Any, theirs: Any, fits: Callable[[Any], Any]) -> Difference:
     if theirs.dtype.kind not in "biufc" and theirs.dtype.itemsize != 2:
         same = np.asarray(ours == theirs)
         apart = np.where(same, 0.0, math.inf)
-    elif (
-        theirs.dtype.kind in "iu" and theirs.dtype.itemsize == 8
-    ):  # beyond 2**53 a float would not see a difference of one
+    elif theirs.dtype.kind in "iu" and theirs.dtype.itemsize == 8:
+        # beyond 2**53 a float would not see a difference of one
         apart = np.abs(ours.astype(object) - theirs.astype(object)).astype(float) if ours.size else np.zeros(ours.shape)
     else:
         wide = complex if theirs.dtype.kind == "c" else float

@@ -119,12 +119,11 @@ class Learner:
             **left,
         }
 
-    def publish(self, version: int) -> None:
+    def publish(self, version: int, mean: float | None = None) -> None:
         state = {key: np.zeros_like(value) for key, value in self._agent.acting_state().items()}
         actions = len(state["actor.mlp.out.bias"]) // 2
-        state["actor.mlp.out.bias"] = np.repeat(
-            np.float32([version / 10, -30]), actions
-        )  # mean, and log of the standard deviation
+        # mean, and log of the standard deviation
+        state["actor.mlp.out.bias"] = np.repeat(np.float32([version / 10 if mean is None else mean, -30]), actions)
         self.server.publish_network(state, version)
 
     def wait(self, ready: Callable[[], bool]) -> None:
@@ -171,9 +170,7 @@ def acting(
 
 
 @pytest.mark.parametrize("learner", [{"random_steps": 9}], indirect=True)
-def test_first_random_steps_then_the_policy_and_every_step_carries_the_weights_that_made_it(
-    learner: Learner, tmp_path: Path
-):
+def test_random_steps_come_first_and_every_step_carries_the_weights_that_made_it(learner: Learner, tmp_path: Path):
     learner.publish(1)
     said: list[str] = []
     newest = [1]
@@ -261,7 +258,10 @@ def test_actor_uses_the_precision_of_the_run_unless_its_own_is_set(
     said: list[str] = []
     acting(learner, tmp_path / "actor", lambda: len(Told.actions) >= 3, said=said)
     assert made[-1].encoder.config.precision == computes and learner.config.agent.encoder.precision == own
-    slow = "precision: bfloat16 is at least 25 times slower than float32 on this CPU: a run with agent.encoder.precision=float32 would"
+    slow = (
+        "precision: bfloat16 is at least 25 times slower than float32 on this CPU: a run with "
+        "agent.encoder.precision=float32 would"
+    )
     assert any(line.startswith(slow) for line in said) == (computes == "bfloat16")
 
 
@@ -331,6 +331,29 @@ def test_actor_continues_without_the_learner_and_loses_nothing(learner: Learner,
     learner_again.close()
 
 
+@pytest.mark.parametrize("learner", [{"max_ahead": 30, "updates_per_step": 4.0, "task_options": {}}], indirect=True)
+def test_updates_per_step_make_a_simulation_wait_longer(learner: Learner, tmp_path: Path):
+    learner.publish(1)
+    over = threading.Event()
+    thread = threading.Thread(target=lambda: acting(learner, tmp_path / "actor", over.is_set))
+    thread.start()
+
+    def stands() -> int:
+        """The number of steps when it waits for the learner: then it asks ten times a second, and reports nothing."""
+        heard = len(learner.told)
+        learner.wait(lambda: sum(set(told) == {"actor"} for told in learner.told[heard:]) > 5)
+        return len(learner.log)
+
+    try:
+        first = stands()
+        learner.update = 4 * (first - 30 + 20)
+        learner.wait(lambda: len(learner.log) > first)
+        assert first < stands() <= first + 21
+    finally:
+        over.set()
+        thread.join(DEADLINE_S)
+
+
 @pytest.mark.parametrize("learner", [{"max_ahead": 30, "task_options": {}}], indirect=True)
 def test_a_simulation_does_not_outrun_the_learner_but_acts_on_when_that_is_gone(
     learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -345,9 +368,8 @@ def test_a_simulation_does_not_outrun_the_learner_but_acts_on_when_that_is_gone(
     learner.wait(
         lambda: learner.told and learner.told[-1].get("steps", 0) > 0 and len(learner.log) == len(Told.actions)
     )
-    learner.wait(
-        lambda: sum(set(told) == {"actor"} for told in learner.told) > 5
-    )  # it waits now, and asks ten times a second
+    # it waits now, and asks ten times a second
+    learner.wait(lambda: sum(set(told) == {"actor"} for told in learner.told) > 5)
     stands = len(learner.log)
     assert 30 <= stands < 400
     learner.update = 60

@@ -30,15 +30,18 @@ SHOWN = {
     "observations": "hil/test_environment.py::test_limits_observations_and_the_grippers_penalty",
     "image_keys": "policies/test_agent.py::test_only_the_keys_asked_for_are_seen",
     "proprio_keys": "policies/test_agent.py::test_only_the_keys_asked_for_are_seen",
-    "classifier": "hil/test_environment.py::test_a_classifier_gives_the_reward_and_the_learner_does_not_need_it",
+    **{
+        name: "hil/test_environment.py::test_a_classifier_gives_the_reward_and_the_learner_does_not_need_it"
+        for name in ("classifier", "classifier_threshold")
+    },
     "control_hz": "hil/test_actor.py::test_actor_keeps_the_control_rate_and_reports_lateness",
     "max_traj_length": "hil/test_environment.py::test_limits_observations_and_the_grippers_penalty",
     "demo_path": "hil/test_data.py::test_demonstrations_in_any_format_once",
     "demonstrations": "hil/test_launch.py::test_demonstrations_are_recorded_once_and_given_to_the_learner",
     "demonstration_options": "hil/test_launch.py::test_demonstrations_are_recorded_once_and_given_to_the_learner",
     "checkpoint_path": "hil/test_data.py::test_experience_imports_both_buffers_of_hil_serl",
-    "operator": "hil/test_environment.py::test_an_operator_takes_over_with_the_options_of_the_device_and_of_the_take_over",
-    "operator_options": "hil/test_environment.py::test_an_operator_takes_over_with_the_options_of_the_device_and_of_the_take_over",
+    "operator": "hil/test_environment.py::test_an_operator_takes_over_with_the_options_of_device_and_take_over",
+    "operator_options": "hil/test_environment.py::test_an_operator_takes_over_with_the_options_of_device_and_take_over",
     "lost_contact": "hil/test_contact.py::test_lost_contact_pause_stays_paused_and_stop_works",
     "lost_contact_seconds": "hil/test_contact.py::test_after_a_while_the_policy_goes_on",
     "actors": "hil/test_launch.py::test_the_commands_are_one_learner_and_the_actors_that_were_asked_for",
@@ -46,7 +49,8 @@ SHOWN = {
         f"agent.{name}": "hil/test_make_agent.py::test_kind_and_options_name_another_agent"
         for name in ("kind", "options")
     },
-    "algorithm_options": "hil/test_make_agent.py::test_another_algorithm_is_made_with_algorithm_options_and_kept_in_checkpoints",
+    "view_shares": "hil/test_vla_agent.py::test_a_whole_run_with_take_overs_in_the_middle_of_chunks",
+    "algorithm_options": "hil/test_make_agent.py::test_another_algorithm_is_made_with_its_options_and_checkpointed",
     "agent.setup_mode": "policies/test_agent.py::test_actions_have_the_layout_of_the_setup_mode",
     **{f"agent.encoder.{name}": ENCODER for name in ("kind", "training", "features", "precision")},
     "agent.encoder.weights": "policies/test_encoders.py::test_resnet10_gives_the_numbers_of_flax",
@@ -95,8 +99,9 @@ SHOWN = {
         for name in ("batch_size", "cta_ratio", "steps_per_update", "log_period", "checkpoint_period", "max_steps")
     },
     "update_to_data": "hil/test_learner.py::test_update_to_data_caps_and_waiting_is_measured",
+    "updates_per_step": "hil/test_actor.py::test_updates_per_step_make_a_simulation_wait_longer",
     "max_ahead": "hil/test_actor.py::test_a_simulation_does_not_outrun_the_learner_but_acts_on_when_that_is_gone",
-    "random_steps": "hil/test_actor.py::test_first_random_steps_then_the_policy_and_every_step_carries_the_weights_that_made_it",
+    "random_steps": "hil/test_actor.py::test_random_steps_come_first_and_every_step_carries_the_weights_that_made_it",
     "collect_steps": "hil/test_learner.py::test_while_it_collects_actors_need_not_wait_for_updates",
     "training_starts": "hil/test_learner.py::test_learner_waits_for_training_starts",
     "max_seconds": "hil/test_learner.py::test_learner_limits",
@@ -126,9 +131,12 @@ def test_hil_proofs_name_only_settings():
 
 
 IDLE: dict[str, tuple[dict[str, Any], str]] = {
+    "classifier_threshold=0.8": ({}, "classifier=folder"),
     "demonstration_options.speed=0.5": ({}, "demonstrations=2"),
     "operator_options.mode=hold": ({}, "operator=script"),
     **{f"lost_contact{change}": ({}, "operator=script") for change in ("=pause", "_seconds=5")},
+    "updates_per_step=4": ({"algorithm": "bc"}, "max_ahead=50"),
+    "view_shares.human=2": ({}, "algorithm=hg-dagger"),
     "algorithm_options.speed=2": ({}, "algorithm=mine:Algorithm"),
     "agent.options.speed=2": ({}, "agent.kind=mine:Agent"),
     "wire.key_name=arm": ({}, "wire.keys=keys"),
@@ -187,7 +195,7 @@ def test_idle_settings_are_refused_and_accepted_with_what_they_need(change: str)
     name = change.partition("=")[0]
     with pytest.raises(ConfigError, match=r"would do nothing: it needs .*\. Give that, or leave \w+ out\.$") as error:
         check(build(Hil(), base, change))
-    owner = name.removesuffix(".speed").removesuffix(".mode").removesuffix(".state/q")
+    owner = name.removesuffix(".speed").removesuffix(".mode").removesuffix(".state/q").removesuffix(".human")
     assert str(error.value).startswith(f"{owner}=")
     check(build(Hil(), base, change, cure))
     check(build(Hil(), base))

@@ -1,4 +1,5 @@
-"""Contact to the operator is lost: the actor pauses, then the policy goes on or nobody does; the learner's clock and updates wait."""
+"""Contact to the operator is lost: the actor pauses, then the policy goes on or
+nobody does; the learner's clock and updates wait."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from tests.hil.test_actor import acting, learner  # noqa: F401  (a fixture)
 
 
 class Tab(Device):
-    """A page whose tab is closed at one reading and opened again at a later one; never, where that is 0. *Stop* at another."""
+    """A page whose tab is closed at one reading and opened again at a later one;
+    never, where that is 0. *Stop* at another."""
 
     url = "http://127.0.0.1:1/"
 

@@ -1,4 +1,5 @@
-"""A recorder killed from outside right before its system calls: only the running episode is lost, and the next session goes on.
+"""A recorder killed from outside right before its system calls: only the running
+episode is lost, and the next session goes on.
 
 Before each of them in `make test-long`, before some of each kind in `make test`.
 """
@@ -57,9 +58,8 @@ def record_until_killed(pipe: Connection, folder: Path, stop_at: int) -> None:
 def test_killed_before_every_system_call(
     memory_path: Path, counted: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(
-        writers, "_context", multiprocessing.get_context("fork")
-    )  # all is imported here: a child starts in milliseconds
+    # all is imported here: a child starts in milliseconds
+    monkeypatch.setattr(writers, "_context", multiprocessing.get_context("fork"))
     places: Counter[str] = Counter()
     before: Counter[str] = Counter()
     kept = 0
@@ -83,19 +83,21 @@ def test_killed_before_every_system_call(
 
     kind, calls = session(NEVER)[-1]
     assert kind == "done" and not places
-    for number in some_of([call.rsplit(" ", 1)[0] for call in calls], 30):
+    for number in some_of([call.rsplit(" ", 1)[0] for call in calls], 20):
         session(number + 1)
     assert set(before) == {"with 0 kept", "with 1 kept", "with 2 kept"}, (
         "the last ones while the log is closed, which writes its proof"
     )
     assert places["write"] and places["sync"] and places["rename"]
     counted(
-        f"{sum(places.values())} kills before {len(calls)} calls: {dict(places)}; {dict(before)}; {kept} episodes promised, 0 lost"
+        f"{sum(places.values())} kills before {len(calls)} calls: {dict(places)}; {dict(before)}; {kept} "
+        "episodes promised, 0 lost"
     )
 
 
 def check(folder: Path, promised: dict[int, int]) -> None:
-    """What was promised is there, as it was, after a session that goes on; and nothing else but what that one recorded."""
+    """What was promised is there, as it was, after a session that goes on; and
+    nothing else but what that one recorded."""
     there: dict[int, Any] = {}
     if (folder / "log" / "log.json").exists():
         with Log.open(folder / "log", "r") as log:

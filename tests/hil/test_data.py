@@ -1,4 +1,5 @@
-"""What a learner draws from: exact halves, views instead of copies, n-step sums and masks, cached features, imports that happen once."""
+"""What a learner draws from: exact halves, views instead of copies, n-step sums and
+masks, cached features, imports that happen once."""
 
 from __future__ import annotations
 
@@ -110,9 +111,8 @@ def test_every_batch_is_half_and_half_by_exact_count(filled: Experience, batch_s
         drawn["human online"] += int((batch["source"][:online] == 1).sum())
         drawn["lost online"] += sum(bool(steps[point]["lost"]) for point in points[:online])
     share = drawn["human"] / (drawn["human"] + drawn["demo"])
-    assert (
-        abs(share - 6 / 26) < 0.04
-    )  # six steps that a person did, twenty that were shown: each as likely as any other
+    # six steps that a person did, twenty that were shown: each as likely as any other
+    assert abs(share - 6 / 26) < 0.04
     assert drawn["human online"] and drawn["lost online"]
     assert filled.counts() == {"log_steps": 30, "demo_steps": 26, "human_steps": 6}
 
@@ -137,7 +137,8 @@ def test_experience_other_parts_and_missing_ones(memory_path: Path):
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_batches_made_ahead_are_those_of_one_after_the_other(memory_path: Path, frozen: bool):
-    """Whatever is asked for in between, whatever a thread had made that nobody took, and in a process that goes on from a state."""
+    """Whatever is asked for in between, whatever a thread had made that nobody took,
+    and in a process that goes on from a state."""
     shown = demonstrations(memory_path / "shown", range(50, 52), images=frozen)
     changes = {"demo_path": [str(shown)], "n_step": 2, **({"agent": {"encoder": IMAGES}} if frozen else {})}
     ahead, plain = (experience_for(memory_path / name, frozen, **changes) for name in ("ahead", "plain"))
@@ -173,9 +174,8 @@ def test_rewards_of_n_steps_masks_and_where_they_end(memory_path: Path, n: int):
     experience = experience_for(memory_path / "run", n_step=n)
     fill(experience.log, range(4))
     running = experience.log.episode(actor="toy", boot="1", store="actor_env")
-    for step in itertools.islice(
-        episode(4), 2
-    ):  # one that goes on: what is there of it bootstraps from where it stands
+    # one that goes on: what is there of it bootstraps from where it stands
+    for step in itertools.islice(episode(4), 2):
         running.append(step)
     batch, discount = experience.sample(200), 0.97
     steps = {point: (number, t) for number in range(5) for t, point in enumerate(known(number))}
@@ -188,9 +188,8 @@ def test_rewards_of_n_steps_masks_and_where_they_end(memory_path: Path, n: int):
         k = min(n, len(whole) - t)
         last = whole[t + k - 1]
         assert batch["rewards"][i] == np.float32(sum(discount**j * float(whole[t + j]["rewards"]) for j in range(k)))
-        assert batch["n_steps"][i] == k and batch["masks"][i] == (
-            0.0 if last["terminated"] else 1.0
-        )  # a time limit bootstraps
+        # a time limit bootstraps
+        assert batch["n_steps"][i] == k and batch["masks"][i] == (0.0 if last["terminated"] else 1.0)
         assert (batch["next_observations"]["state"]["point"][i] == last["next_observations"]["state"]["point"]).all()
     assert set(batch["masks"]) == {0.0, 1.0} and batch["masks"].dtype == np.float32
     experience.close()
@@ -289,17 +288,13 @@ def test_demonstrations_in_any_format_once(memory_path: Path):
     pickled(memory_path / "pkl" / "a_1_demos_now.pkl", transitions(0) + transitions(2))
     pickled(memory_path / "pkl" / "b_1_demos_now.pkl", transitions(4))
     said: list[str] = []
-    paths = [
-        str(shown.parent),
-        str(memory_path / "pkl" / "*.pkl"),
-        f"{memory_path}/pkl/../pkl/a_1_demos_now.pkl",
-    ]  # one of them twice
+    # one of them twice
+    paths = [str(shown.parent), str(memory_path / "pkl" / "*.pkl"), f"{memory_path}/pkl/../pkl/a_1_demos_now.pkl"]
     experience = experience_for(memory_path / "run", said=said, demo_path=paths)
     assert len(experience.demos) == 10 + 15
     columns = experience.demos.read(experience.demos.all().keys())
-    assert (
-        columns["succeed"].sum() == 2 and not columns["lost"].any() and set(columns["source"]) == {2}
-    )  # two said so in their facts
+    # two said so in their facts
+    assert columns["succeed"].sum() == 2 and not columns["lost"].any() and set(columns["source"]) == {2}
     assert [line.split()[0] for line in said if "imported" in line] == ["10", "10", "5"]
     experience.close()
     shutil.rmtree(memory_path / "pkl")
@@ -315,9 +310,8 @@ def test_demonstrations_in_any_format_once(memory_path: Path):
 def test_experience_imports_both_buffers_of_hil_serl(memory_path: Path):
     folder = memory_path / "checkpoint"
     pickled(folder / "buffer" / "transitions_10.pkl", transitions(0) + transitions(1))
-    pickled(
-        folder / "demo_buffer" / "transitions_10.pkl", transitions(0)[1:3] + transitions(8)
-    )  # two of them are among the actor's
+    # two of them are among the actor's
+    pickled(folder / "demo_buffer" / "transitions_10.pkl", transitions(0)[1:3] + transitions(8))
     said: list[str] = []
     experience = experience_for(memory_path / "run", said=said, checkpoint_path=str(folder))
     assert experience.counts() == {"log_steps": 10, "demo_steps": 7, "human_steps": 2} and len(experience.demos) == 5
@@ -413,9 +407,8 @@ def test_experience_reports_an_episode_cut_by_a_restart_once(memory_path: Path):
         "(2 + 3) / 2, and (0.5 + 0.25) / 2"
     )
     assert list(experience.finished()) == []
-    assert (
-        experience._episodes._figures(running.trajectory, [running.trajectory + 7])["length"] == 2
-    )  # the part before it was evicted
+    # the part before it was evicted
+    assert experience._episodes._figures(running.trajectory, [running.trajectory + 7])["length"] == 2
     experience.reported([running.trajectory])
     experience.close()
     again = experience_for(memory_path / "run")

@@ -51,10 +51,8 @@ def test_defaults_keep_given_settings_and_images_keep_all():
     for seen, settings in ((PICTURES, {}), (NUMBERS, {"defaults": "images"})):
         config, choice = choose(seen, **SHOWS, **settings)
         assert choice.changed == {} and config == build(Hil(), SHOWS, {"defaults": "images"})
-    for settings in (
-        {"defaults": "state"},
-        {"agent": {"encoder": {"kind": "none"}}},
-    ):  # it has images, and looks at none
+    # it has images, and looks at none
+    for settings in ({"defaults": "state"}, {"agent": {"encoder": {"kind": "none"}}}):
         assert choose(PICTURES, **SHOWS, **settings)[0].agent.encoder.kind == "none"
     with pytest.raises(UnknownNameError, match="no defaults named 'pixels'"):
         check(Hil(defaults="pixels"))
@@ -71,12 +69,8 @@ def test_defaults_keep_settings_given_with_the_default_value(how: str, tmp_path:
     (tmp_path / "mine.yaml").write_text(FILE)
     base = build(Hil(), SHOWS, *{"mapping": [PLAIN], "file": [tmp_path / "mine.yaml"], "words": WORDS}[how])
     monkeypatch.setattr(train, "_taken", lambda host, port: True)
-    for config in (
-        base,
-        build(base, "seed=3"),
-        override(base, "seed=3"),
-        own_ports(base),
-    ):  # it stays so whoever changes something else
+    # it stays so whoever changes something else
+    for config in (base, build(base, "seed=3"), override(base, "seed=3"), own_ports(base)):
         config, choice = chosen(config, Spaces(NUMBERS, Box(-1, 1, (4,), np.float32), False))
         assert (config.n_step, config.batch_size, config.cta_ratio, config.max_ahead) == (1, 256, 2, 0)
         assert config.agent.rlpd.learning_rate == 3e-4 and config.agent.rlpd.tau == SHOWN["agent.rlpd.tau"]

@@ -49,12 +49,11 @@ def test_environment_without_an_operator_reports_executed_actions():
         and info["executed_action"].tolist() == [1, 1, 1]
         and "intervene_action" not in info
     )
-    assert "executed_action" not in step(
-        Hil(task=TOY, operator="script"), np.ones(3), operator=False
-    )  # an evaluation: nobody could
+    # an evaluation: nobody could
+    assert "executed_action" not in step(Hil(task=TOY, operator="script"), np.ones(3), operator=False)
 
 
-def test_an_operator_takes_over_with_the_options_of_the_device_and_of_the_take_over():
+def test_an_operator_takes_over_with_the_options_of_device_and_take_over():
     device = f"{__name__}:Closes"
     info = step(Hil(task=TOY, operator=device, operator_options={"number": 7, "action_indices": [1]}), np.zeros(3))
     assert info["source"] == Source.HUMAN and info["executed_action"].tolist() == [0, 1, 0] and Closes.closed
@@ -145,21 +144,24 @@ def test_a_classifier_gives_the_reward_and_the_learner_does_not_need_it(monkeypa
     reward = pytest.importorskip("hilt.classifier.reward")
     asked: list[Any] = []
     monkeypatch.setattr(
-        reward, "reward_function", lambda folder, space: asked.append((folder, space)) or (lambda seen: 1.0)
+        reward,
+        "reward_function",
+        lambda folder, threshold, space: asked.append((folder, threshold, space)) or (lambda seen: 1.0),
     )
     with make_env(Hil(task=TOY, classifier="a/folder"), True) as env:
         env.reset(seed=0, options=START)
         _, given, terminated, _, info = env.step(np.zeros(3))
         assert (given, terminated, info["succeed"]) == (1.0, True, True)
-        assert asked == [("a/folder", env.observation_space)]
+        assert asked == [("a/folder", None, env.observation_space)]
     spaces(Hil(task=TOY, classifier="a/folder"))
     assert len(asked) == 1
+    make_env(Hil(task=TOY, classifier="a/folder", classifier_threshold=0.9), True).close()
+    assert asked[1][1] == 0.9
 
 
 def test_spaces_connects_to_nothing():
-    robot = spaces(
-        Hil(task="robot/127.0.0.1:9", task_options={"cameras": ["front"]}, operator="browser")
-    )  # nobody is there
+    # nobody is there
+    robot = spaces(Hil(task="robot/127.0.0.1:9", task_options={"cameras": ["front"]}, operator="browser"))
     assert robot.action_space.shape == (7,)
 
 
@@ -174,7 +176,6 @@ def test_the_wires_settings():
     keys = Hil(wire=Wire(host="learner.lan", keys="keys", key_name="arm"))
     assert trainer_config(keys, learner=True).bind_ip is None and trainer_config(keys, learner=True).key_name is None
     assert trainer_config(keys, learner=False).key_name == "arm" and trainer_config(keys, learner=False).keys == "keys"
-    assert (
-        trainer_config(Hil(wire=Wire(host="192.168.1.5")), learner=True).bind_ip == "192.168.1.5"
-    )  # which the wire refuses without keys
+    # which the wire refuses without keys
+    assert trainer_config(Hil(wire=Wire(host="192.168.1.5")), learner=True).bind_ip == "192.168.1.5"
     assert workplace.NullDevice().read().engaged is False

@@ -1,4 +1,5 @@
-"""Evaluation counts every episode from every state, with nobody else at the controls, and is the same with any number of workers."""
+"""Evaluation counts every episode from every state, with nobody else at the
+controls, and is the same with any number of workers."""
 
 from __future__ import annotations
 
@@ -137,9 +138,11 @@ def test_evaluate_a_task_without_success():
 def test_a_classifier_that_is_wrong_is_not_measured_in_place_of_the_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """It calls the second place a success, wherever the goal is. The walker of state n succeeds at place n + 1, within four steps."""
+    """It calls the second place a success, wherever the goal is. The walker of state n
+    succeeds at place n + 1, within four steps."""
     monkeypatch.setattr(
-        "hilt.classifier.reward.reward_function", lambda folder, space: lambda seen: seen["state"]["left/place"][0] >= 2
+        "hilt.classifier.reward.reward_function",
+        lambda folder, threshold, space: lambda seen: seen["state"]["left/place"][0] >= 2,
     )
     settings = replace(config(), classifier="folder")
     done = evaluate(settings, Walker(), folder=tmp_path)
@@ -176,7 +179,8 @@ def test_where_the_task_does_not_know_a_person_is_asked(monkeypatch: pytest.Monk
         "where it knows, nobody is asked"
     )
     monkeypatch.setattr(
-        "hilt.classifier.reward.reward_function", lambda folder, space: lambda seen: seen["state"]["left/place"][0] >= 2
+        "hilt.classifier.reward.reward_function",
+        lambda folder, threshold, space: lambda seen: seen["state"]["left/place"][0] >= 2,
     )
     settings = replace(config(silent=True), classifier="folder")
     alone, both = evaluate(settings, Walker()), evaluate(settings, Walker(), ask=ask)
@@ -213,9 +217,8 @@ def test_evaluate_writes_a_log(tmp_path: Path):
 
 
 def test_the_outcome_is_the_same_with_any_number_of_workers(tmp_path: Path, fork: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(
-        "hilt.core.children.process_context", lambda _: fork
-    )  # other tests start workers that import torch themselves
+    # other tests start workers that import torch themselves
+    monkeypatch.setattr("hilt.core.children.process_context", lambda _: fork)
     settings = config(noise=0.3, shaped=0.1, limit=6)
     agent = make_agent(settings, spaces(settings))
     columns = ["observations", "actions", "rewards", "terminated", "truncated", "source", "policy_version"]
@@ -243,9 +246,8 @@ def test_the_outcome_is_the_same_with_any_number_of_workers(tmp_path: Path, fork
 
 def test_tasks_that_share_their_scenes_are_not_as_many_independent_episodes():
     def tried(*tasks: str) -> list[tuple[str, int, bool]]:
-        return [
-            (task, state, state % 5 > 0) for task in tasks for state in range(100)
-        ]  # each scene is lost or solved by all
+        # each scene is lost or solved by all
+        return [(task, state, state % 5 > 0) for task in tasks for state in range(100)]
 
     apart, together = (
         tried(*(f"tabletop/{name}" for name in names)) for names in (("reach", "push"), ("press_red", "press_blue"))
@@ -310,7 +312,8 @@ def test_evaluate_workers_end_with_their_parent(tmp_path: Path):
         from hilt.hil.evaluate import *
         if __name__ == "__main__":
             agent = make_agent(config(), spaces(config()))
-            evaluate(config(), agent, episodes=10**6, workers=2, watch=lambda *_: open({str(tmp_path / "began")!r}, "w"))
+            began = {str(tmp_path / "began")!r}
+            evaluate(config(), agent, episodes=10**6, workers=2, watch=lambda *_: open(began, "w"))
     """
     (tmp_path / "script.py").write_text(code)
     path = {**os.environ, "PYTHONPATH": ":".join(sys.path)}

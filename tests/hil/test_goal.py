@@ -70,9 +70,8 @@ def test_goal_holds_when_the_last_evaluations_in_a_row_reach_it(shares: list[flo
 def test_checkpoints_are_evaluated_in_another_process_and_what_they_gave_is_kept(
     tmp_path: Path, fork: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(
-        "hilt.core.children.process_context", lambda _: fork
-    )  # that of the next test imports torch itself
+    # that of the next test imports torch itself
+    monkeypatch.setattr("hilt.core.children.process_context", lambda _: fork)
     run = make_run(tmp_path / "run")
     settings = thaw(Hil, run / "config.yaml")
     settings.task, settings.task_options = TASK, {"good": [0, 1]}

@@ -13,19 +13,32 @@ from typing import Any
 
 import pytest
 
-from hilt.core.checksums import read_json
+from hilt.core.checksums import read_json, write_json
 from hilt.core.config import thaw
 from hilt.core.errors import ConfigError, HiltError
 from hilt.core.trajectory import Source
 from hilt.hil import launch as module
 from hilt.hil.config import Goal, Hil, Wire
-from hilt.hil.launch import CHANGEABLE, Child, begin_run, commands, demonstrate, resume_run, train, with_demonstrations
+from hilt.hil.launch import (
+    CHANGEABLE,
+    KIND,
+    Child,
+    begin_run,
+    commands,
+    demonstrate,
+    resume_run,
+    train,
+    with_demonstrations,
+)
 from hilt.replay import Log
 from hilt.replay.storage.lock import WriterLock
 
 TOY: dict[str, Any] = {"task": "tests.hil.toy:Toy"}
 DEADLINE_S = 120.0
-WAITS = "import signal as s, sys, time; s.signal(s.SIGUSR1, lambda n, _: sys.exit(128 + n)); print('there', flush=True); time.sleep(600)"
+WAITS = (
+    "import signal as s, sys, time; s.signal(s.SIGUSR1, lambda n, _: sys.exit(128 + n)); print('there', "
+    "flush=True); time.sleep(600)"
+)
 
 
 def scripts(monkeypatch: pytest.MonkeyPatch, **codes: str) -> None:
@@ -70,7 +83,9 @@ def test_resume_refuses_breaking_changes(tmp_path: Path):
     begin_run(tmp_path / "run", "mine", Hil())
     begun = (tmp_path / "run" / "config.yaml").read_text()
     for override, words in {
-        "batch_size=8": "batch_size was 256 in .* and is 8 now, which a resumed run cannot change: leave it out, or begin another",
+        "batch_size=8": (
+            "batch_size was 256 in .* and is 8 now, which a resumed run cannot change: leave it out, or begin another"
+        ),
         "agent.rlpd.discount=0.5": r"agent\.rlpd\.discount was 0.97",
         "task_options.image_size=32": r"task_options was \{\} in .* and is \{'image_size': 32\} now",
     }.items():
@@ -90,6 +105,26 @@ def test_resume_refuses_breaking_changes(tmp_path: Path):
     (tmp_path / "things" / "letter.txt").write_text("")
     with pytest.raises(ConfigError, match=r"is not a run: letter\.txt is in it"):
         begin_run(tmp_path / "things", "mine", Hil())
+
+
+def test_resume_may_change_the_classifier_of_a_run_that_has_one(tmp_path: Path):
+    """Its log has the column for what the task itself reports, and a run without a classifier has none."""
+    for name, classifier in (("with", "old"), ("without", "")):
+        KIND.begin(tmp_path / name, "mine", Hil(task="tabletop/reach", classifier=classifier), {})
+    new = tmp_path / "new"
+    new.mkdir()
+    with pytest.raises(ConfigError, match=r"classifier=.*new: no classifier is there, and this run has old\. Make one"):
+        resume_run(tmp_path / "with", "", [f"classifier={new}"])
+    with pytest.raises(ConfigError, match="classifier=: no classifier is there"):
+        resume_run(tmp_path / "with", "", ["classifier="])
+    (new / "classifier.json").write_text("{}")
+    changed = resume_run(tmp_path / "with", "", [f"classifier={new}", "classifier_threshold=0.8"])
+    assert (changed.classifier, changed.classifier_threshold) == (str(new), 0.8)
+    [noted] = read_json(tmp_path / "with" / "run.json")["changed"]
+    assert noted["settings"]["classifier"] == {"was": "old", "now": str(new)}
+    assert noted["settings"]["classifier_threshold"] == {"was": 0.0, "now": 0.8}
+    with pytest.raises(ConfigError, match=r"classifier was '' in .* which a resumed run cannot change"):
+        resume_run(tmp_path / "without", "", [f"classifier={new}"])
 
 
 def test_resume_changeable_settings_exist():
@@ -173,7 +208,10 @@ def test_stopped_from_outside_all_are_asked_and_who_does_not_hear_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(module, "END_S", 2.0)
-    deaf = "import signal, time; signal.signal(signal.SIGUSR1, signal.SIG_IGN); print('there', flush=True); time.sleep(600)"
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGUSR1, signal.SIG_IGN); print('there', "
+        "flush=True); time.sleep(600)"
+    )
     scripts(monkeypatch, learner=WAITS, actor_1=deaf)
     said: list[str] = []
     ready = [tmp_path / "logs" / f"{name}.log" for name in ("learner", "actor-1")]
@@ -186,7 +224,10 @@ def test_stopped_from_outside_all_are_asked_and_who_does_not_hear_is_killed(
 def test_an_error_of_a_process_is_the_error_of_the_run_in_its_own_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    says = "import sys, time; time.sleep(0.5); print('error: the arm is not there. Switch it on.', file=sys.stderr); sys.exit(1)"
+    says = (
+        "import sys, time; time.sleep(0.5); print('error: the arm is not there. Switch it on.', "
+        "file=sys.stderr); sys.exit(1)"
+    )
     scripts(monkeypatch, learner=WAITS, actor_1=says)
     said: list[str] = []
     with pytest.raises(HiltError, match=r"^actor-1: the arm is not there\. Switch it on\.$"):
@@ -194,9 +235,12 @@ def test_an_error_of_a_process_is_the_error_of_the_run_in_its_own_words(
     assert gone(started(said))
     scripts(monkeypatch, learner="1 / 0", actor_1=WAITS)
     words = r"learner ended with exit code 1; its last words, from .*learner\.log:\nTraceback(.|\n)*ZeroDivisionError"
+    write_json(tmp_path / "run.json", {"id": "a"})
     with pytest.raises(HiltError, match=words):
         train(Hil(), tmp_path, notify=said.append)
     assert gone(started(said))
+    ended = read_json(tmp_path / "run.json")["ended"]
+    assert (ended["reason"], ended["words"]) == ("failed", "learner: ZeroDivisionError: division by zero")
 
 
 def test_launch_restarts_killed_processes_up_to_three_times_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -223,7 +267,10 @@ def test_launch_restarts_killed_processes_up_to_three_times_a_minute(tmp_path: P
 
 
 def test_launch_prints_the_page_address_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    page = "import time; print('actor: episode 1'); print('open http://127.0.0.1:8080/?token=a', flush=True); time.sleep(600)"
+    page = (
+        "import time; print('actor: episode 1'); print('open http://127.0.0.1:8080/?token=a', "
+        "flush=True); time.sleep(600)"
+    )
     scripts(monkeypatch, learner=WAITS, actor_1=page)
     said: list[str] = []
     train(Hil(), tmp_path, notify=said.append, stop=lambda: any("open http" in line for line in said))

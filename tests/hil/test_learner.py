@@ -22,6 +22,7 @@ from hilt.core.tree import flatten
 from hilt.hil import learner as learner_module
 from hilt.hil.data import columns_for, open_logs
 from hilt.hil.learner import Learner, LearnerSummary
+from hilt.observe import alarms
 from hilt.observe.metrics import read_metrics
 from hilt.observe.sinks import SINKS
 from hilt.policies import precision
@@ -30,7 +31,7 @@ from hilt.replay import Log, QueuedDataStore, Schema
 from hilt.runs import checkpoint
 from hilt.runs.checkpoint import latest, load, numbers
 from hilt.wire import TrainerClient
-from tests.effort import sampled
+from tests.effort import rounds, sampled
 from tests.hil.toy_run import IMAGES, config, demonstrations, episode, fill, spaces, wire
 
 torch.set_num_threads(1)
@@ -149,18 +150,20 @@ def test_a_run_that_diverged_ends_with_the_way_to_go_on(
     assert learner(template, run, **rate).run() == LearnerSummary("max_steps", 10, 30)
 
 
-def test_an_alarm_ends_the_run_and_it_goes_on(template: Path, memory_path: Path):
+def test_an_alarm_ends_the_run_and_it_goes_on(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
     """With one online step for many updates, which is what happens when actors stand still."""
-    run, many = memory_path / "run", {"log_period": 10, "max_steps": 2000}
+    each = rounds(5, alarms.UPDATES_PER_STEP)
+    monkeypatch.setattr(alarms, "UPDATES_PER_STEP", each)
+    run, many, late = memory_path / "run", {"log_period": 10, "max_steps": 2000}, 30 * each + 10
     with pytest.raises(
-        AlarmError, match=r"alarm update_to_data: 610 updates were made for 30 online steps, 20 for each"
+        AlarmError, match=rf"alarm update_to_data: {late} updates were made for 30 online steps, {each} for each"
     ):
         learner(template, run, stop_on=["update_to_data"], **many).run()
-    assert numbers(run)[-1] == 610, "with a checkpoint"
+    assert numbers(run)[-1] == late, "with a checkpoint"
     event = next(record for record in records(run, "event") if "alarm" in record)
     assert (event["alarm"], event["alarm/update_to_data"], event["stops"]) == ("update_to_data", 1.0, True)
-    assert learner(template, run, stop_on=[], **{**many, "max_steps": 620}).run() == LearnerSummary(
-        "max_steps", 620, 30
+    assert learner(template, run, stop_on=[], **{**many, "max_steps": late + 10}).run() == LearnerSummary(
+        "max_steps", late + 10, 30
     )
     assert [record["alarm"] for record in records(run, "event") if "alarm" in record] == ["update_to_data"] * 2, (
         "it is still so"
@@ -412,9 +415,11 @@ def test_imitation_learns_from_what_it_should(template: Path, memory_path: Path,
     for algorithm, expected in (("bc", {2}), ("hg-dagger", {1, 2})):
         one, sources = learner(template, memory_path / algorithm, algorithm=algorithm), set()
         imitate = one.agent.imitate
-        seen = lambda batch, imitate=imitate, sources=sources, **named: (
-            sources.update(batch["source"].tolist()) or imitate(batch, **named)
-        )  # noqa: E731
+
+        def seen(batch, imitate=imitate, sources=sources, **named):
+            sources.update(batch["source"].tolist())
+            return imitate(batch, **named)
+
         monkeypatch.setattr(one.agent, "imitate", seen)
         one.run()
         assert sources == expected and one.agent.updates == 0 and one.agent.imitations == 10
@@ -437,9 +442,8 @@ def test_the_encoder_is_pretrained_on_demonstrations_first(
     template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     half = learner(template, memory_path / "a", **FROZEN)
-    assert (
-        half.run(lambda: half.agent.imitations == 2).reason == "stopped" and numbers(memory_path / "a") == []
-    )  # begins anew
+    # begins anew
+    assert half.run(lambda: half.agent.imitations == 2).reason == "stopped" and numbers(memory_path / "a") == []
     one = learner(template, memory_path / "a", **FROZEN)
     before = {key: value.clone() for key, value in one.agent.encoder.state_dict().items()}
     sizes, imitate = [], one.agent.imitate
@@ -462,9 +466,8 @@ def test_learner_pretrains_with_the_demonstrations(template: Path, memory_path: 
     changes = {**FROZEN, "agent": {"encoder": FORESEEING, "normalize_proprio": True}}
     one = learner(template, memory_path / "a", **changes)
     batch = one.experience.sample(8, "demonstrations", images=True)
-    assert (
-        batch["future"].shape == (8, 2, 3) and (batch["future"][:, 0] == batch["future"][:, 1]).all()
-    )  # no gripper: the end, twice
+    # no gripper: the end, twice
+    assert batch["future"].shape == (8, 2, 3) and (batch["future"][:, 0] == batch["future"][:, 1]).all()
     points = {
         number: [step["next_observations"]["state"]["point"] for step in episode(2 * number)]
         for number in range(50, 54)
@@ -597,11 +600,8 @@ def test_buffers_in_hil_serls_files(template: Path, memory_path: Path):
         assert sorted(p.name for p in (run / name).iterdir()) == ["transitions_30.pkl", "transitions_40.pkl"]
     changes = {"checkpoint_path": str(run), "max_steps": 1, "max_seconds": 1e-9}
     other = Learner(config(**changes), memory_path / "b", env=spaces(True), wire=wire())
-    assert other.experience.counts() == {
-        "log_steps": 40,
-        "demo_steps": 6,
-        "human_steps": 6,
-    }  # found again among the actor's
+    # found again among the actor's
+    assert other.experience.counts() == {"log_steps": 40, "demo_steps": 6, "human_steps": 6}
     assert other.run().reason == "max_steps", "no step was made in this run, from which seconds would count"
 
 
@@ -706,10 +706,27 @@ def test_steps_come_in_and_weights_and_answers_go_out(memory_path: Path):
     assert records(run, "update")[-1]["staleness"] == 15  # the only steps were made with the first weights
 
 
+def test_learner_hears_of_a_rewind_before_the_step_that_ends_it(memory_path: Path):
+    with Driven(Learner(config(training_starts=90), memory_path / "run", env=spaces(), wire=wire())) as driven:
+        driven.client.request("send-stats", {"actor": "arm", "says_success": "yes"})
+        driven.client.request("send-stats", {"actor": "arm", "rewound_at": 4, "rewound_to": 3})
+        for step in [*episode(1), *episode(2), *episode(3)]:
+            driven.spool.insert(step)
+        driven.until(lambda: len(records(memory_path / "run", "episode")) == 3)
+    told = records(memory_path / "run", "episode")
+    assert [(one["success"], one["success_alone"]) for one in told] == [(None, None), (True, None), (False, False)]
+    assert not [one for one in records(memory_path / "run", "actor") if "rewound_at" in one]
+    with Log.open(memory_path / "run" / "log", "r") as log:
+        rewound, again, other = (log.facts.about(one["trajectory"]) for one in told)
+    assert rewound["rewound_to"] == 3 and "success" not in rewound and "rewound_to" not in again
+    assert (again["rewound_from"], again["begins_at"], again["success"]) == (told[0]["trajectory"], 3, True)
+    assert "rewound_from" not in other
+
+
 def test_learner_success_is_unknown_without_reports(memory_path: Path):
-    with Driven(
-        Learner(config(max_env_steps=99, training_starts=90), memory_path / "run", env=spaces(), wire=wire())
-    ) as driven:
+    env, settings = spaces(), config(max_env_steps=99, training_starts=90, control_hz=5)
+    env.instruction, env.control_hz = "press the red button", 20
+    with Driven(Learner(settings, memory_path / "run", env=env, wire=wire())) as driven:
         assert driven.client.request("send-stats", {"actor": "arm", "says_success": "not yet"})["left"] == 99
         for step in [*episode(0), *episode(1, human=(2,))]:
             driven.spool.insert(step)
@@ -723,6 +740,14 @@ def test_learner_success_is_unknown_without_reports(memory_path: Path):
         driven.until(lambda: len(records(memory_path / "run", "episode")) == 5)
     told = [(record["success"], record["success_alone"]) for record in records(memory_path / "run", "episode")]
     assert told == [(None, None), (None, None), (True, True), (True, None), (False, False)]
+    with Log.open(memory_path / "run" / "log", "r") as log:  # where lists and conversions find it
+        known = [log.facts.about(record["trajectory"]) for record in records(memory_path / "run", "episode")]
+        assert [facts.get("success") for facts in known] == [None, None, True, True, False]
+        about = [(facts["task"], facts["fps"], facts["language_instruction"]) for facts in known]
+        assert about == [(config().task, 5.0, "press the red button")] * 5
+        assert log.successes().trajectories() == [
+            record["trajectory"] for record in records(memory_path / "run", "episode")[2:4]
+        ]
 
 
 def test_resumed_it_publishes_what_it_knows_first_and_an_actor_may_stop_it(memory_path: Path):

@@ -112,7 +112,7 @@ def test_kind_and_options_name_another_agent():
         make_agent(Hil(agent=AgentConfig(kind=named(Counting))), PLACE)
 
 
-def test_another_algorithm_is_made_with_algorithm_options_and_kept_in_checkpoints():
+def test_another_algorithm_is_made_with_its_options_and_checkpointed():
     config = Hil(agent=AgentConfig(**SMALL), algorithm=named(Counting), algorithm_options={"first": 5})
     check(config)
     agent = make_agent(config, PLACE)
@@ -137,6 +137,7 @@ def test_the_built_in_algorithms_are_listed_beside_others():
         "checkpoints are as they were"
     )
     with pytest.raises(
-        UnknownNameError, match=r"no algorithm named 'rlpb'; did you mean 'rlpd'\? Known: bc, hg-dagger, .*rlpd"
+        UnknownNameError,
+        match=r"no algorithm named 'rlpb'; did you mean 'rlpd'\? Known: bc, filtered, hg-dagger, .*rl",
     ):
         check(Hil(algorithm="rlpb"))

@@ -1,4 +1,5 @@
-"""Everything that can be known is found before anything is made, all of it at once, and a run that came to nothing leaves nothing."""
+"""Everything that can be known is found before anything is made, all of it at once,
+and a run that came to nothing leaves nothing."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hilt.core.checksums import read_json, write_json
 from hilt.core.config import build
 from hilt.core.errors import ConfigError, HiltError, Problems, SeveralErrors
 from hilt.core.tree import ArraySpec
@@ -19,7 +21,7 @@ from hilt.hil.importing import _fitted, other_tasks
 from hilt.hil.launch import begin_run, check_wire, own_ports
 from hilt.hil.preflight import check_begin
 from hilt.replay import Log, Schema
-from hilt.runs.folder import undone_if_nothing_is_kept
+from hilt.runs.folder import failure_noted, note_end, undone_if_nothing_is_kept
 from hilt.vla.config import Vla
 from tests.hil.toy_run import demonstrations, episode
 
@@ -196,3 +198,17 @@ def test_preflight_recording_without_hil_serl_observations_names_the_option():
         HiltError, match=r"has no observations/front.*Record it with `hilt record TASK --observations hil-serl`"
     ):
         _fitted(schema, Episode(columns), "recordings/pick")
+
+
+def test_error_that_ends_a_run_is_noted_unless_an_alarm_was(tmp_path: Path):
+    write_json(tmp_path / "run.json", {"id": "a"})
+    for error, words in ((HiltError("no room"), "no room"), (RuntimeError("no CUDA"), "RuntimeError: no CUDA")):
+        with pytest.raises(type(error), match=str(error)), failure_noted(tmp_path):
+            raise error
+        ended = read_json(tmp_path / "run.json")["ended"]
+        assert (ended["reason"], ended["words"]) == ("failed", words)
+        note_end(tmp_path)
+    note_end(tmp_path, "alarm", 3, "it stands still")
+    with pytest.raises(HiltError, match="alarm"), failure_noted(tmp_path):
+        raise HiltError("alarm")
+    assert read_json(tmp_path / "run.json")["ended"]["words"] == "it stands still"

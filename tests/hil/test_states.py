@@ -11,6 +11,7 @@ import pytest
 from hilt.core.tree import ArraySpec, flatten
 from hilt.hil.data import Experience
 from hilt.hil.states import StateTable
+from hilt.replay import Edits
 from tests.hil.test_data import experience_for
 from tests.hil.toy_run import IMAGES, demonstrations, episode, fill
 
@@ -126,3 +127,25 @@ def test_slots_given_back_while_a_batch_is_drawn_are_not_taken_before_it_is_made
     assert first[0] not in table.take(3)
     assert table.batch(table.windows(np.array(first), N), 0.9)["observations/z"].tolist() == [[7, 7]]
     assert table.take(1) == first
+
+
+def test_states_follow_what_people_edit(frozen: Experience) -> None:
+    fill(frozen.log, range(5), images=True, human=(1, 2))
+    edits, demos, total = Edits(frozen.log, "ann"), Edits(frozen.demos, "ann"), frozen.total
+    assert_same(frozen, *both_ways(frozen, 64))
+    for edit in (
+        lambda: edits.reward([0, 1], 1, 5.0),
+        lambda: edits.trim([2, 3], 1, 2),
+        lambda: edits.bad(0),
+        lambda: demos.bad(0),
+        lambda: edits.undo(),
+        lambda: demos.undo(),
+        lambda: edits.trim(2),
+        lambda: edits.values(1, "terminated", [True], first=1),
+    ):
+        edit()
+        assert_same(frozen, *both_ways(frozen, 64))
+    assert frozen.total == total, "steps that are shown again are not new ones"
+    edits.bad([1, 2, 3, 4])
+    batch = frozen.sample(64)
+    assert not batch["demo"].all() and 5.0 in batch["rewards"][~batch["demo"]] and len(frozen.human) == 2

@@ -16,7 +16,8 @@ SPEED, NEAR = 0.2, 0.05
 
 
 class Toy(gymnasium.Env[Any, Any]):
-    """The expert reaches the goal in the steps that it takes, or never from the states `hopeless`: it runs the other way."""
+    """The expert reaches the goal in the steps that it takes, or never from the
+    states `hopeless`: it runs the other way."""
 
     instruction = "reach the goal"
 

@@ -18,7 +18,8 @@ STATES = 6
 
 
 class Walk(gymnasium.Env[Any, Any]):
-    """From the states `broken` its second step fails; a `person` takes over; a `silent` one does not say whether it succeeded."""
+    """From the states `broken` its second step fails; a `person` takes over; a
+    `silent` one does not say whether it succeeded."""
 
     instruction, control_hz = "walk", 10.0
 

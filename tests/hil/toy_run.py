@@ -51,7 +51,8 @@ def wire() -> Any:
 def episode(
     number: int, length: int = 5, human: tuple[int, ...] = (), lost: tuple[int, ...] = (), images: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """The steps of an episode; an even number succeeds at its end, an odd one runs out of time. Who acted on which steps is given."""
+    """The steps of an episode; an even number succeeds at its end, an odd one runs out
+    of time. Who acted on which steps is given."""
     rng = np.random.default_rng(number)
     frames = rng.integers(0, 255, (length + 1, SIZE, SIZE, 3)).astype(np.uint8)
     points = rng.normal(size=(length + 1, 3)).astype(np.float32)

@@ -1,4 +1,5 @@
-"""Each alarm is raised by figures that are wrong, and none by those of a healthy run; they are said, written, shown, and end a run."""
+"""Each alarm is raised by figures that are wrong, and none by those of a healthy run;
+they are said, written, shown, and end a run."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ def test_a_validation_counts_as_many_episodes_as_are_independent():
 
 
 def test_validations_of_the_same_states_are_compared_in_pairs():
-    """As if independent, 90 and 80 of 100 are 2 standard errors apart; but all that failed before fails again, and ten more."""
+    """As if independent, 90 and 80 of 100 are 2 standard errors apart; but all that
+    failed before fails again, and ten more."""
 
     def validated(failed: int, states: int = 100) -> dict[str, Any]:
         tried = " ".join("0" if state < failed else "1" for state in range(states))

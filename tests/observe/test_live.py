@@ -51,7 +51,10 @@ def test_standing_of_a_run(tmp_path: Path):
         },
     )
     write(tmp_path, *[episode(True) for _ in range(30)], episode(False, human=10), episode(True, human=10))
-    write(tmp_path, {"kind": "actor", "time": 1095, "actor": "b", "acting": "human", "lateness_p99_ms": 1.25})
+    write(
+        tmp_path,
+        {"kind": "actor", "time": 1095, "actor": "b", "acting": "human", "lateness_p99_ms": 1.25, "spooled": 1200},
+    )
     write(
         tmp_path,
         {"kind": "actor", "time": 1020, "actor": "a", "acting": "policy"},
@@ -59,7 +62,7 @@ def test_standing_of_a_run(tmp_path: Path):
     )
     assert standing.read() and not standing.read()
     rows = dict(standing.rows())
-    assert rows["who acts"] == "a: silent, b: human"
+    assert rows["who acts"] == "a: silent, b: human" and rows["spool"] == "b: 1,200 steps"
     assert rows["online steps"] == "900 (12.5/s)" and rows["updates"] == "400 (40/s)   92% torch"
     assert rows["success"] == "95% of the last 20 episodes; 100% of 18 without take-over"
     assert (

@@ -1,4 +1,5 @@
-"""The file of a run's numbers: whole lines, whatever ends the writer, and what a resumed learner repeats is read once."""
+"""The file of a run's numbers: whole lines, whatever ends the writer, and what a
+resumed learner repeats is read once."""
 
 from __future__ import annotations
 

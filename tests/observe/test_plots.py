@@ -28,7 +28,8 @@ from tests.teleop import chromium
 def write_run(
     folder: Path, episodes: list[tuple[bool, int, int]], updates: list[tuple[int, float]] = (), config: str = ""
 ) -> Path:
-    """Episodes are (success, length, steps of a person); updates (number, critic's loss), at ten times as many steps."""
+    """Episodes are (success, length, steps of a person); updates (number, critic's
+    loss), at ten times as many steps."""
     with Metrics(folder) as metrics:
         for update, loss in updates:
             metrics.write("update", {"critic_loss": loss, "log_steps": 10 * update}, update=update, step=10 * update)
@@ -78,7 +79,8 @@ def test_a_point_is_the_mean_of_the_last_episodes(tmp_path: Path):
 
 
 def test_two_runs_with_every_curve_of_a_panel(tmp_path: Path):
-    """The panel with most curves has seven; there were four dash patterns, and drawing two runs ended in an IndexError."""
+    """The panel with most curves has seven; there were four dash patterns, and
+    drawing two runs ended in an IndexError."""
     names = ["torch", "sample_wait", "wait", "simulator", "model", "update", "other"]
     for number in range(2):
         with Metrics(tmp_path / f"run-{number}") as metrics:

@@ -1,4 +1,5 @@
-"""Intervals: they hold the truth as often as they say, also where episodes share scenes, and a paired comparison sees small gains."""
+"""Intervals: they hold the truth as often as they say, also where episodes share
+scenes, and a paired comparison sees small gains."""
 
 from __future__ import annotations
 

@@ -1,13 +1,15 @@
-"""Writes TFDS datasets that have every kind of feature with the real tensorflow_datasets, and what it reads back from them.
+"""Writes TFDS datasets that have every kind of feature with the real
+tensorflow_datasets, and what it reads back from them.
 
 Runs where `tensorflow_datasets` is installed, from the root of the repository:
 
     python -m tests.peers.make_rlds FOLDER
 
-makes ``FOLDER/all_features/1.0.0`` with ``FOLDER/all_features_expected.npz``, whose keys are ``split/episode/step/path``, and the same of
-``ragged_features`` as ``ragged_features.npz``: there the step is ``-`` for what belongs to the whole episode, and the elements of what
-has no fixed shape are numbered. Text is uint8 bytes. Beside them ``sharded`` and ``array_record`` hold all_features in several files and
-in ArrayRecord files; ``splits.json`` says which records the real library takes for many slices of splits.
+makes ``FOLDER/all_features/1.0.0`` with ``FOLDER/all_features_expected.npz``, whose keys are
+``split/episode/step/path``, and the same of ``ragged_features`` as ``ragged_features.npz``: there the step is ``-`` for
+what belongs to the whole episode, and the elements of what has no fixed shape are numbered. Text is uint8 bytes. Beside
+them ``sharded`` and ``array_record`` hold all_features in several files and in ArrayRecord files; ``splits.json`` says
+which records the real library takes for many slices of splits.
 """
 
 from __future__ import annotations
@@ -283,7 +285,8 @@ def make(folder: Path, builder_class: Any, file_format: str = "tfrecord", shards
 
 
 def slices(rng: random.Random) -> list[dict[str, Any]]:
-    """Random slices of random splits: ``[file, first, count]`` for each part, or None where the real library refuses."""
+    """Random slices of random splits: ``[file, first, count]`` for each part, or
+    None where the real library refuses."""
     found = []
     for _ in range(400):
         lengths = [rng.choice((0, 1, 2, 7, 10, 33, 100)) for _ in range(rng.randint(1, 5))]

@@ -1,9 +1,10 @@
 """The real LeRobot, of whichever version is installed here, and datasets that it writes.
 
-    .venv-lerobot21/bin/python -m tests.peers.real_lerobot tests/golden/lerobot/v21      makes v21_image, v21_video and what went in
+    .venv-lerobot21/bin/python -m tests.peers.real_lerobot tests/golden/lerobot/v21
+        makes v21_image, v21_video and what went in
 
-LeRobot imports torchvision for two things only, and has no release that goes with the torch of these tests. Both are here
-instead: images as tensors, and a video read frame by frame from a key frame on, as torchvision did with PyAV.
+LeRobot imports torchvision for two things only, and has no release that goes with the torch of these tests. Both are
+here instead: images as tensors, and a video read frame by frame from a key frame on, as torchvision did with PyAV.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Wrappers of HIL-SERL and ours, put through the same steps; run as a program, with HIL-SERL's own Python, it does upstream's half.
+"""Wrappers of HIL-SERL and ours, put through the same steps; run as a program, with
+HIL-SERL's own Python, it does upstream's half.
 
     python real_serl_wrappers.py CHECKOUT STEPS.npz OUT.npz
 
-`run` is the same code for both: only the classes differ. What upstream imports and these wrappers do not need (cameras, a SpaceMouse,
-jax for one function) is replaced by empty modules.
+`run` is the same code for both: only the classes differ. What upstream imports and these wrappers do not need (cameras,
+a SpaceMouse, jax for one function) is replaced by empty modules.
 """
 
 import sys

@@ -1,9 +1,11 @@
-"""Code written for agentlace runs here: its own tests, with our classes behind its names; and where it loses steps, beside ours.
+"""Code written for agentlace runs here: its own tests, with our classes behind its
+names; and where it loses steps, beside ours.
 
-HILT_AGENTLACE is a checkout of https://github.com/youliangtan/agentlace. Where HILT_AGENTLACE_PYTHON is a Python that can import it (it
-needs pyzmq, lz4, opencv-python-headless and numpy), the second test runs the original, too.
+HILT_AGENTLACE is a checkout of https://github.com/youliangtan/agentlace. Where HILT_AGENTLACE_PYTHON is a Python that
+can import it (it needs pyzmq, lz4, opencv-python-headless and numpy), the second test runs the original, too.
 
-Its assertions are all evaluated; those that do not hold are compared with the list of what is different here on purpose.
+Its assertions are all evaluated; those that do not hold are compared with the list
+of what is different here on purpose.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ class TrainerClient(hilt.wire.TrainerClient):
         self.req_rep_client = self  # somebody sets its timeout
 
     def __setattr__(self, name, value):
-        super().__setattr__("timeout_s" if name == "timeout_ms" else name, value / 1e3 if name == "timeout_ms" else value)
+        name, value = ("timeout_s", value / 1e3) if name == "timeout_ms" else (name, value)
+        super().__setattr__(name, value)
 
     def reset_socket(self): ...
 
@@ -176,7 +179,8 @@ class Bench:
     def end(self, sent, said):
         time.sleep(0.5)
         numbers = [int(x["n"][0]) for x in self.buffer.get_latest_data(-1)]
-        return {"sent": sent, "arrived": len(set(numbers)), "twice": len(numbers) - len(set(numbers)), "update": bool(said)}
+        once = len(set(numbers))
+        return {"sent": sent, "arrived": once, "twice": len(numbers) - once, "update": bool(said)}
 
 def two_actors():
     bench = Bench()
@@ -222,7 +226,8 @@ def run(python: str, path: Path, script: Path) -> dict[str, Any]:
 
 
 def test_where_it_loses_steps(compat: Path, tmp_path: Path, counted: Callable[[str], None]):
-    """The same program over both; ours with the queue that drops the oldest, as theirs does, and with our own default."""
+    """The same program over both; ours with the queue that drops the oldest, as
+    theirs does, and with our own default."""
     script = tmp_path / "scenarios.py"
     script.write_text(SCENARIOS)
     ours = run(sys.executable, compat, script)
@@ -239,7 +244,8 @@ def test_where_it_loses_steps(compat: Path, tmp_path: Path, counted: Callable[[s
     assert spilling["a_queue_that_overflows"] == {"sent": 10, "arrived": 10, "twice": 0, "update": True}
     if not PYTHON:
         pytest.skip(
-            "HILT_AGENTLACE_PYTHON is not set: give a Python that can import agentlace, and the original is run beside ours"
+            "HILT_AGENTLACE_PYTHON is not set: give a Python that can import agentlace, and the "
+            "original is run beside ours"
         )
     script.write_text(SCENARIOS)
     theirs = run(PYTHON, Path(CHECKOUT), script)

@@ -3,7 +3,8 @@
 Give a checkout of HIL-SERL's public repository and a Python that has gymnasium 0.29.1, numpy<2, scipy, requests,
 opencv-python-headless, pyquaternion and gym 0.26.2:
 
-    HILT_HILSERL=hil-serl HILT_HILSERL_PYTHON=venv/bin/python python -m pytest -s -m peers tests/peers/test_franka_env.py
+    HILT_HILSERL=hil-serl HILT_HILSERL_PYTHON=venv/bin/python python -m pytest -s -m
+    peers tests/peers/test_franka_env.py
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class Camera:
 class Env(FrankaEnv):
     def init_cameras(self, name_serial_dict=None): self.cap = {"wrist_1": Camera()}
 
-stiff = {"translational_stiffness": 2000, "translational_damping": 89, "rotational_stiffness": 150, "rotational_damping": 7,
-         "translational_Ki": 0, "rotational_Ki": 0,
+stiff = {"translational_stiffness": 2000, "translational_damping": 89, "rotational_stiffness": 150,
+         "rotational_damping": 7, "translational_Ki": 0, "rotational_Ki": 0,
          **{f"translational_clip_{n}{a}": 0.01 for n in ("", "neg_") for a in "xyz"},
          **{f"rotational_clip_{n}{a}": 0.03 for n in ("", "neg_") for a in "xyz"}}
 
@@ -72,7 +73,8 @@ obs, info = env.reset()
 rows["reset"] = [a[0] for a in answers]
 print("reset", np.round(obs["state"]["tcp_pose"], 3), "gripper", obs["state"]["gripper_pose"], info)
 everything, poses, grips = list(answers), [], []
-actions = [("forward", [1, 0, 0, 0, 0, 0, 0], 4), ("close", [0, 0, 0, 0, 0, 0, -1], 1), ("up and turn", [0, 0, 1, 0, 0, 1, 0], 4),
+actions = [("forward", [1, 0, 0, 0, 0, 0, 0], 4), ("close", [0, 0, 0, 0, 0, 0, -1], 1),
+           ("up and turn", [0, 0, 1, 0, 0, 1, 0], 4),
            ("open", [0, 0, 0, 0, 0, 0, 1], 1), ("still", [0] * 7, 4)]
 for name, action, times in actions:
     for _ in range(times):
@@ -94,9 +96,8 @@ def test_the_real_client_resets_steps_and_grips() -> None:
     checkout, python = os.environ.get("HILT_HILSERL"), os.environ.get("HILT_HILSERL_PYTHON")
     if not checkout or not python:
         pytest.skip("HILT_HILSERL and HILT_HILSERL_PYTHON do not name a checkout of HIL-SERL and a Python for it")
-    places = [
-        place / "serl_robot_infra" for place in (Path(checkout), Path(checkout).parent)
-    ]  # the checkout, or a part of it
+    # the checkout, or a part of it
+    places = [place / "serl_robot_infra" for place in (Path(checkout), Path(checkout).parent)]
     code = next(filter(Path.is_dir, places), None)
     if code is None:
         pytest.skip(f"HILT_HILSERL={checkout} has no folder serl_robot_infra in it or beside it")

@@ -1,7 +1,8 @@
-"""gym-hil as PyPI has it, unmodified: an arm of somebody else's simulator is driven, recorded and played again by its name alone.
+"""gym-hil as PyPI has it, unmodified: an arm of somebody else's simulator is
+driven, recorded and played again by its name alone.
 
-A scripted operator of ours acts through the environment's own actions; success is what the environment reports. Cameras are left out but
-in the last test: as shipped, rendering with shadows takes it more than a second a step without a GPU.
+A scripted operator of ours acts through the environment's own actions; success is what the environment reports. Cameras
+are left out but in the last test: as shipped, rendering with shadows takes it more than a second a step without a GPU.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ def test_ten_scripted_episodes(tmp_path: Path, counted: Callable[[str], None]):
     again.close()
     steps = sum(len(episode["rewards"]) for episode in episodes)
     counted(
-        f"gym-hil {version('gym-hil')}: 10 of 10 episodes succeeded, {steps} steps in {seconds:.1f} s; played again to the last bit"
+        f"gym-hil {version('gym-hil')}: 10 of 10 episodes succeeded, {steps} steps in {seconds:.1f} s; "
+        "played again to the last bit"
     )
 
 

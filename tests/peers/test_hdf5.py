@@ -1,4 +1,5 @@
-"""Real Minari writes what we read; real robomimic reads what we write, and we read what it made. Run in a venv of its own:
+"""Real Minari writes what we read; real robomimic reads what we write, and we read
+what it made. Run in a venv of its own:
 
 make test-peers
 """

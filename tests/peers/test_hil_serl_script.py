@@ -1,5 +1,5 @@
-"""HIL-SERL's own train_rlpd.py, as it stands in its repository but for the lines below, learns here as two processes; its tasks' own
-configs are recipes.
+"""HIL-SERL's own train_rlpd.py, as it stands in its repository but for the lines below, learns here as
+two processes; its tasks' own configs are recipes.
 
 Give a checkout of HIL-SERL's public repository, and a Python that has this package, absl-py, tqdm and natsort:
 
@@ -36,7 +36,8 @@ IMPORTS = {
     "from serl_launcher.utils.launcher import": "from hilt.compat.serl.launcher import",
     "    make_trainer_config,\n    make_wandb_logger,\n": "",
     "from serl_launcher.data.data_store import": "from hilt.replay import",
-    "from experiments.mappings import CONFIG_MAPPING": "import my_task\nCONFIG_MAPPING = {'reach': my_task.TrainConfig}",
+    "from experiments.mappings import CONFIG_MAPPING": "import my_task\n"
+    "CONFIG_MAPPING = {'reach': my_task.TrainConfig}",
 }
 JAX = {
     r"devices = jax.local_devices\(\)\nnum_devices = len\(devices\)\nsharding = .*\n": "num_devices = 1\n",
@@ -57,10 +58,11 @@ JAX = {
 CONFIGS = """
 import json, sys
 from unittest.mock import MagicMock
-names = "jax jax.numpy flax flax.core requests gym pyquaternion pyrealsense2 pynput serl_launcher.networks.reward_classifier"
+names = "jax jax.numpy flax flax.core requests gym pyquaternion pyrealsense2 pynput"
+names += " serl_launcher.networks.reward_classifier"
 sys.modules.update({name: MagicMock() for name in names.split()})
-state = dict(pose=[.5, 0, .3, 1, 0, 0, 0], vel=[0] * 6, force=[0] * 3, torque=[0] * 3, jacobian=[0] * 42, gripper_pos=1.0)
-state |= dict(q=[0] * 7, dq=[0] * 7)
+state = dict(pose=[.5, 0, .3, 1, 0, 0, 0], vel=[0] * 6, force=[0] * 3, torque=[0] * 3)
+state |= dict(jacobian=[0] * 42, gripper_pos=1.0, q=[0] * 7, dq=[0] * 7)
 sys.modules["requests"].post.return_value.json.return_value = state
 from hilt.envs.task import make
 from hilt.recipes.migrate import from_hil_serl
@@ -68,8 +70,9 @@ found = {}
 for name in ("ram_insertion", "usb_pickup_insertion", "object_handover"):
     hil = from_hil_serl(name, encoder_type="small")
     env = make(hil.task, **hil.task_options)
-    found[name] = [hil.agent.setup_mode, hil.agent.rlpd.discount, hil.checkpoint_period, hil.buffer_period, hil.image_keys, env.step_limit,
-                   list(env.observation_space["state"].shape), list(env.action_space.shape)]
+    found[name] = [hil.agent.setup_mode, hil.agent.rlpd.discount, hil.checkpoint_period, hil.buffer_period,
+                   hil.image_keys, env.step_limit, list(env.observation_space["state"].shape),
+                   list(env.action_space.shape)]
 print("found", json.dumps(found))
 """
 
@@ -132,9 +135,8 @@ def test_train_rlpd_as_it_stands_there(tmp_path: Path):
     ports = f"make_trainer_config(port_number={free_port()}, broadcast_port={free_port()})"
     (tmp_path / "train_rlpd.py").write_text(script.replace("make_trainer_config()", ports))
     task = file_of_the_page("my_task.py").replace("max_steps = 60", "max_steps = 130")
-    more = (
-        "buffer_period = 50\n    log_period = 10\n    replay_buffer_capacity = 1000"  # what DefaultTrainingConfig has
-    )
+    # what DefaultTrainingConfig has
+    more = "buffer_period = 50\n    log_period = 10\n    replay_buffer_capacity = 1000"
     (tmp_path / "my_task.py").write_text(task.replace("buffer_period = 0", more))
     record_demos(tmp_path / "demo_data" / "reach_2_demos_2026-11-15_10-00-00.pkl", 2)
     environment = {
@@ -176,5 +178,6 @@ def test_train_rlpd_as_it_stands_there(tmp_path: Path):
     }
     lines = len(script.splitlines())
     print(
-        f"train_rlpd.py: {lines} lines, {len(IMPORTS)} imports and {len(JAX)} kinds of lines of jax changed; it learned and acted"
+        f"train_rlpd.py: {lines} lines, {len(IMPORTS)} imports and {len(JAX)} kinds of lines of jax "
+        "changed; it learned and acted"
     )

@@ -1,8 +1,10 @@
 """HIL-SERL's own buffers take in what we wrote, by its own loading loop.
 
-Give a checkout of HIL-SERL's public repository (its serl_launcher folder) and a Python that has jax, flax, gymnasium and numpy:
+Give a checkout of HIL-SERL's public repository (its serl_launcher folder) and a
+Python that has jax, flax, gymnasium and numpy:
 
-    HILT_HILSERL=hil-serl/serl_launcher HILT_HILSERL_PYTHON=venv/bin/python python -m pytest -m peers tests/peers/test_hilserl.py
+    HILT_HILSERL=hil-serl/serl_launcher HILT_HILSERL_PYTHON=venv/bin/python python
+    -m pytest -m peers tests/peers/test_hilserl.py
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ def flat(tree, prefix=""):
 kept = {}
 for name in ("demo_data", "buffer", "demo_buffer"):
     buffer = ReplayBuffer(observations, actions, capacity=1000)
-    efficient = MemoryEfficientReplayBuffer(observations, actions, capacity=1000, pixel_keys=("front",)) if stacked else None
+    keys = dict(capacity=1000, pixel_keys=("front",))
+    efficient = MemoryEfficientReplayBuffer(observations, actions, **keys) if stacked else None
     files = sorted(glob.glob(f"{folder}/{name}/*.pkl"), key=lambda path: (len(path), path))
     for path in files:
         with open(path, "rb") as f:

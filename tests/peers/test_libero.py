@@ -1,7 +1,8 @@
-"""The real LIBERO: its simulator, its 50 stored states, its rules for success, through our environment, pool and trainer.
+"""The real LIBERO: its simulator, its 50 stored states, its rules for success,
+through our environment, pool and trainer.
 
-Assets come from $HILT_LIBERO_ASSETS; 46 files suffice for libero_spatial and libero_goal. In these tests pictures are small and episodes
-short: a picture takes 0.1 s without a GPU.
+Assets come from $HILT_LIBERO_ASSETS; 46 files suffice for libero_spatial and libero_goal. In these tests pictures are
+small and episodes short: a picture takes 0.1 s without a GPU.
 """
 
 from __future__ import annotations
@@ -185,9 +186,8 @@ def test_real_libero_env_is_a_task() -> None:
 def test_every_task_has_its_states_and_its_words(tmp_path: Path) -> None:
     script = f"import json\nfrom libero.libero import benchmark\nfor name in {list(libero.SUITES)}:\n"
     told = libero_itself(script + "    print(json.dumps(benchmark.get_benchmark(name)().tasks))", tmp_path)
-    theirs = [
-        json.loads(line) for line in told.splitlines() if line.startswith("[[")
-    ]  # between lines about the order of tasks
+    # between lines about the order of tasks
+    theirs = [json.loads(line) for line in told.splitlines() if line.startswith("[[")]
     for (suite, count), tasks in zip(libero.SUITES.items(), theirs, strict=True):
         assert libero.task_names(suite) == [task[0] for task in tasks] and len(tasks) == count
         for number, task in enumerate(tasks):
@@ -224,7 +224,8 @@ def test_real_libero_asks_nothing_and_writes_nothing(tmp_path: Path) -> None:
 
 
 def played_by_libero(folder: Path, state: int, moves: Any, size: int) -> tuple[Any, Any]:
-    """LIBERO's fourth task of libero_spatial as its benchmark has it, and an episode of these actions: what each step gave."""
+    """LIBERO's fourth task of libero_spatial as its benchmark has it, and an
+    episode of these actions: what each step gave."""
     bddl = libero._root() / "bddl_files/libero_spatial" / f"{libero.task_names('libero_spatial')[4]}.bddl"
     np.savez(folder / "given.npz", state=libero.stored_states("libero_spatial", 4)[state], actions=moves)
     script = f"""
@@ -237,7 +238,8 @@ with open("task.json", "w") as file:
 env = OffScreenRenderEnv(bddl_file_name={str(bddl)!r}, camera_heights={size}, camera_widths={size})
 env.seed(0)
 env.reset()
-rows = [(env.set_init_state(given["state"]), 0.0, False), *(env.step(action.tolist())[:3] for action in given["actions"])]
+rows = [(env.set_init_state(given["state"]), 0.0, False)]
+rows += [env.step(action.tolist())[:3] for action in given["actions"]]
 keys = {[*libero.STATE, *libero.CAMERAS]!r}
 told = {{"reward": [row[1] for row in rows], "done": [row[2] for row in rows]}}
 np.savez("rows.npz", **told, **{{key: np.stack([row[0][key] for row in rows]) for key in keys}})
@@ -329,14 +331,16 @@ def test_small_vla_goes_through_the_whole_trainer(tmp_path: Path) -> None:
 
 
 PLAN = """
-task: {benchmark_name: libero_spatial, task_names_to_use: [0, 1, 2, 3, 4, 5, 6, 7, 8], num_parallel_envs: 2, max_episode_length: 20}
+task: {benchmark_name: libero_spatial, task_names_to_use: [0, 1, 2, 3, 4, 5, 6, 7, 8],
+       num_parallel_envs: 2, max_episode_length: 20}
 algo: {rloo_batch_size: 2, data_batch_size: 4, num_epochs: 1, gradient_accumulation_steps: 1}
 training: {num_train_steps: 1}
 """
 
 
 def test_pi0_learns_by_rloo_on_two_ranks_over_nine_tasks_and_goes_on(tmp_path: Path) -> None:
-    """The whole of a distributed RLOO trainer: two iterations, the second one resumed. It never succeeds, so only entropy moves it."""
+    """The whole of a distributed RLOO trainer: two iterations, the second one resumed. It
+    never succeeds, so only entropy moves it."""
     policy = tiny()
     policy.save_pretrained(tmp_path / "pi0")
     (tmp_path / "plan.yaml").write_text(PLAN)

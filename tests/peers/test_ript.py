@@ -1,4 +1,5 @@
-"""A distributed RLOO trainer's own set-up: pi0, made tiny, on two ranks over nine tasks of the real libero_spatial, resumed once."""
+"""A distributed RLOO trainer's own set-up: pi0, made tiny, on two ranks over nine
+tasks of the real libero_spatial, resumed once."""
 
 from __future__ import annotations
 

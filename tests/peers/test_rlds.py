@@ -353,9 +353,8 @@ def test_a_bad_episode_half_way(serve: Any, text: str, length: int | None, given
     assert isinstance(error.value, rlds.InvalidArgumentError) and isinstance(error.value, ValueError)
     assert str(error.value).startswith(text) and error.value.pushed == 7
     assert rlds_to_reverb.push_rlds_to_reverb(as_dataset(good), theirs) == 7
-    assert_same_items(
-        server.items("ours", ours), server.items("theirs", theirs)
-    )  # the good ones, and nothing of the bad one
+    # the good ones, and nothing of the bad one
+    assert_same_items(server.items("ours", ours), server.items("theirs", theirs))
 
 
 def test_a_tf_dataset_into_a_log() -> None:

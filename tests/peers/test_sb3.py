@@ -1,6 +1,9 @@
-"""Stable-Baselines3's SAC in ``python -m bench learn`` has what ours has: environment, demonstrations, the size of the encoder.
+"""Stable-Baselines3's SAC in ``python -m bench learn`` has what ours has:
+environment, demonstrations, the size of the encoder.
 
-pip install -c constraints.txt '.[learn-bench]' && python -m pytest -m peers tests/peers/test_sb3.py
+How to run it:
+
+    pip install -c constraints.txt '.[learn-bench]' && python -m pytest -m peers tests/peers/test_sb3.py
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """HIL-SERL's own wrappers and ours, for the same random poses and actions.
 
-Give a checkout of HIL-SERL's public repository (its serl_launcher folder) and a Python that has gymnasium 0.29.1, gym 0.26.2, scipy and
-numpy below 2:
+Give a checkout of HIL-SERL's public repository (its serl_launcher folder) and a Python that has
+gymnasium 0.29.1, gym 0.26.2, scipy and numpy below 2:
 
-    HILT_HILSERL=hil-serl/serl_launcher HILT_HILSERL_PYTHON=venv/bin/python python -m pytest -m peers tests/peers/test_serl_wrappers.py -s
+    HILT_HILSERL=hil-serl/serl_launcher HILT_HILSERL_PYTHON=venv/bin/python python -m pytest
+    -m peers tests/peers/test_serl_wrappers.py -s
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Real TensorBoard, Weights & Biases (offline) and trackio (local) have what was written to them. Run in a venv of their own:
+"""Real TensorBoard, Weights & Biases (offline) and trackio (local) have what was
+written to them. Run in a venv of their own:
 
 make test-peers
 """
@@ -70,7 +71,8 @@ def test_tensorboard(tmp_path: Path):
 
 
 def test_wandb_offline(tmp_path: Path):
-    """What `wandb sync` would send, read by its own reader: one run, with its settings, all values, and what they are drawn over."""
+    """What `wandb sync` would send, read by its own reader: one run, with its settings,
+    all values, and what they are drawn over."""
     pytest.importorskip("wandb")
     from wandb.proto.wandb_internal_pb2 import Record
 

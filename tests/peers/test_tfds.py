@@ -1,4 +1,5 @@
-"""Datasets with every kind of feature, freshly written by the real tensorflow_datasets: every value as it reads them back."""
+"""Datasets with every kind of feature, freshly written by the real
+tensorflow_datasets: every value as it reads them back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Weights and images that a formula makes, so that no file of numbers is needed: flax's own modules were run on the same ones."""
+"""Weights and images that a formula makes, so that no file of numbers is needed:
+flax's own modules were run on the same ones."""
 
 from __future__ import annotations
 

@@ -160,7 +160,8 @@ def test_a_setting_of_rlpd_changes_what_is_learned(change: dict[str, Any]) -> No
 
 
 def test_an_agent_that_only_imitates_is_a_plain_gaussian() -> None:
-    """Its mean is the action, cut off at the limits; it is never updated by reinforcement learning, nor given such an agent's state."""
+    """Its mean is the action, cut off at the limits; it is never updated by reinforcement
+    learning, nor given such an agent's state."""
     agent = Agent.make(*spaces(), config(), seed=0, squashed=False)
     with torch.no_grad():
         agent.networks["actor"].mlp.out.weight.zero_()
@@ -318,11 +319,8 @@ def test_proprioception_is_normalized_by_the_demonstrations() -> None:
     for agent in agents:
         agent.fit_proprio(seen)
     normal = agents[1].networks["proprio"]
-    scales = [
-        seen["state"]["grip"].std(),
-        0.5,
-        *seen["state"]["pose"][:, 1:].std(0),
-    ]  # in the order of the paths, with the floor
+    # in the order of the paths, with the floor
+    scales = [seen["state"]["grip"].std(), 0.5, *seen["state"]["pose"][:, 1:].std(0)]
     np.testing.assert_allclose(normal.scale, scales, rtol=1e-5)  # type: ignore[arg-type]
     np.testing.assert_allclose(normal.mean, [seen["state"]["grip"].mean(), *seen["state"]["pose"].mean(0)], rtol=1e-4)  # type: ignore[arg-type]
     assert not np.array_equal(*(agent.sample_actions(seen, argmax=True) for agent in agents))

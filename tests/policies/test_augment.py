@@ -1,4 +1,5 @@
-"""Pictures that imitation sees: each change within its published bounds and reaching for them, the same for the same generator."""
+"""Pictures that imitation sees: each change within its published bounds and
+reaching for them, the same for the same generator."""
 
 from __future__ import annotations
 
@@ -105,7 +106,8 @@ def test_colors_of_openpi():
 
 
 def test_openpi_moves_what_is_not_at_the_wrist():
-    """At the wrist a pixel stays where it is: what was alike is alike afterwards. Elsewhere the frame is cropped and turned."""
+    """At the wrist a pixel stays where it is: what was alike is alike afterwards.
+    Elsewhere the frame is cropped and turned."""
     levels = (torch.arange(40)[None, :, None, None] * 6).expand(2, 40, 40, 3).to(torch.uint8)  # each row has one value
     still, moved = augment.openpi(levels, torch.tensor([True, False]), chance(3)).int()
     assert (still == still[:, :1]).all() and not (moved == moved[:, :1]).all()

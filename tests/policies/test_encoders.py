@@ -31,8 +31,9 @@ FLAX = {
         [-0.384349, 0.512827, 0.771328, 0.746267, 0.468021, -0.316663],
     ),
 }
-"""Five numbers of the trunk's maps and six of the result, by HIL-SERL's own modules (commit 5d02aed7, flax 0.8.2, jax 0.4.25) on the
-weights and images of `flax_weights`: maps[0, 0, 0, 5], maps[1, 3, 2, 200], mean, largest, deviation; result[1, :6]."""
+"""Five numbers of the trunk's maps and six of the result, by HIL-SERL's own modules (commit 5d02aed7,
+flax 0.8.2, jax 0.4.25) on the weights and images of `flax_weights`: maps[0, 0, 0, 5], maps[1, 3, 2,
+200], mean, largest, deviation; result[1, :6]."""
 
 
 @pytest.mark.parametrize("size", FLAX)

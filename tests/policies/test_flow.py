@@ -86,7 +86,8 @@ def test_flow_sde_is_flow_grpos_formula() -> None:
 
 
 def test_the_noise_of_flow_sde_leaves_the_distribution_as_it_is() -> None:
-    """Actions N(0.4, 0.3^2): the best field is linear, so mean and variance can be followed through every drawn step."""
+    """Actions N(0.4, 0.3^2): the best field is linear, so mean and variance can be
+    followed through every drawn step."""
     how = Flow("sde", steps=400, level=0.5, joint=True)
     times, goal, spread = flow.schedule(how, WEIGHTS), 0.4, 0.3
     mean, variance, two = (
@@ -166,9 +167,8 @@ def test_times() -> None:
     assert flow.schedule(Flow(steps=10), torch.zeros(1)).tolist() == [float(np.float32(1 - i / 10)) for i in range(11)]
     drawn = np.sort(flow.training_times(20_000, generator()).numpy())
     assert drawn[0] >= 0.001 and drawn[-1] <= 1
-    assert (
-        np.abs(((drawn - 0.001) / 0.999) ** 1.5 - (np.arange(20_000) + 0.5) / 20_000).max() < 0.015
-    )  # Kolmogorov: Beta(1.5, 1)
+    # Kolmogorov: Beta(1.5, 1)
+    assert np.abs(((drawn - 0.001) / 0.999) ** 1.5 - (np.arange(20_000) + 0.5) / 20_000).max() < 0.015
     embedded = flow.embed_times(torch.tensor([0.25]), 6)
     turns = [2 * math.pi * 0.25 / period for period in (4e-3, math.sqrt(4e-3 * 4), 4.0)]
     np.testing.assert_allclose(embedded[0], [*map(math.sin, turns), *map(math.cos, turns)], atol=1e-6)

@@ -1,4 +1,5 @@
-"""The three heads: their log-probabilities, entropies and gradients, and that draws have the distribution they are said to have."""
+"""The three heads: their log-probabilities, entropies and gradients, and that draws
+have the distribution they are said to have."""
 
 from __future__ import annotations
 

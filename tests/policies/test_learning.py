@@ -54,10 +54,12 @@ TRACE = {
 
 @pytest.mark.parametrize("mode", TRACE)
 def test_a_numeric_trace_guards_refactors(mode: str) -> None:
-    """Losses, and how far each network went in an imitation (at the agent's own rate and crop) and five updates, as of writing.
+    """Losses, and how far each network went in an imitation (at the agent's own
+    rate and crop) and five updates, as of writing.
 
     The weights come from a rule of this repository, since torch 2.13 draws them otherwise than 2.11 (`trunc_normal_`).
-    What is left is rounding: CPUs and versions differ by less than the tolerance, and a term that is forgotten does not.
+    What is left is rounding: CPUs and versions differ by less than the tolerance,
+    and a term that is forgotten does not.
     """
     agent, n = (
         make(mode, critics=3, subset=2, backup_entropy=True, imitation_weight=0.1),

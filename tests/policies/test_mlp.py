@@ -69,9 +69,8 @@ def test_critics_are_those_of_autograd(
     *theirs, dactions = torch.autograd.grad(expected, [*trained, actions], dq)
     found = critics.gradients(tape, dq[..., None], trained)
     assert_close(found, theirs)
-    assert [each.stride() for each in found] == [
-        each.stride() for each in trained
-    ]  # Adam's kernel reads their memory in order
+    # Adam's kernel reads their memory in order
+    assert [each.stride() for each in found] == [each.stride() for each in trained]
     assert_close([critics.network.backward(tape, dq[..., None], learns=False, of_more=True)], [dactions])
 
 

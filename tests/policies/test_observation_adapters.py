@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hilt.core.errors import MissingFieldError, UnknownNameError
-from hilt.policies.vla.observation_adapters import axis_angle, columns, suite, two_columns
+from hilt.policies.vla.observation_adapters import axis_angle, columns, hold_of, no_motion, suite, two_columns
 
 RNG = np.random.default_rng(0)
 
@@ -155,6 +155,28 @@ def test_a_dataset_of_ones_own():
 
 def test_an_unknown_suite():
     with pytest.raises(
-        UnknownNameError, match=r"no suite named 'liber'.*Known: aloha, bridge, libero, robotwin, robotwin2, tabletop"
+        UnknownNameError,
+        match=r"no suite named 'liber'.*Known: aloha, bridge, libero, robot, robotwin, robotwin2, tabletop",
     ):
         suite("liber")
+
+
+def test_how_an_arm_holds():
+    last = np.arange(7, dtype=np.float32)
+    assert suite("tabletop/pick").hold({}, last, 7).tolist() == [0] * 7, "a gripper command of 0 changes nothing"
+    libero = suite("libero_goal")
+    assert libero.hold({}, last, 7).tolist() == [0] * 6 + [6] and libero.hold({}, None, 7).tolist() == [0] * 6 + [1]
+    assert libero.command(libero.hold({}, None, 7))[-1] == -1, "the gripper is opened, as LIBERO does before an episode"
+    joints = np.arange(14, dtype=np.float32)
+    raw = {"observation": {}, "joint_action": {"vector": joints}}
+    two = suite("robotwin2_lift_pot")
+    assert two.hold(raw, None, 14).tolist() == joints.tolist() and two.hold(raw, joints + 1, 14)[0] == 1
+    first = suite("robotwin/lift").hold({"observation": {}, "joint_action": joints}, None, 14)
+    assert first[13] == pytest.approx(13 / 0.045), "in the units of the policy"
+
+
+def test_how_an_arm_holds_is_known_by_its_task_where_its_observations_have_other_names():
+    assert hold_of(["robot/127.0.0.1:5000"]) is no_motion and hold_of(["tabletop/pick"]) is no_motion
+    assert hold_of(["libero_10/3"]) is suite("libero_10").hold
+    assert hold_of([]) is None and hold_of(["CartPole-v1"]) is None
+    assert columns({"state": "state"}).hold is None

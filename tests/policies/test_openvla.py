@@ -1,4 +1,5 @@
-"""OpenVLA and OpenVLA-OFT as policies: what was drawn is judged the same, each option does what it says. Parity is in tests/golden."""
+"""OpenVLA and OpenVLA-OFT as policies: what was drawn is judged the same, each option
+does what it says. Parity is in tests/golden."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
 from hilt.policies import base, precision
 from hilt.policies.io.preprocess import openvla_view
+from hilt.policies.registry import load_policy
 from hilt.policies.vla import llama, openvla, vit
 from hilt.policies.vla.heads import pick
 from hilt.policies.vla.openvla import OpenVLAConfig, OpenVLAOptions
@@ -35,9 +37,9 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def policy_of(name: str, options: OpenVLAOptions | None = None) -> Any:
+def policy_of(name: str, options: OpenVLAOptions | None = None, **more: Any) -> Any:
     """One whose weights say something: those of `initialize` are nearly nothing."""
-    policy = tiny(options=options, **KINDS[name])
+    policy = tiny(options=options, **KINDS[name], **more)
     state = {
         key: torch.from_numpy(kind.weight(key, tuple(value.shape), 7)) for key, value in policy.state_dict().items()
     }
@@ -60,15 +62,20 @@ def acted(policy: Any, count: int = 3, equal: bool = False, temperature: float =
 @pytest.mark.parametrize(
     ("name", "key"),
     [
-        ("svla_1img", "out.action_logits"),
         ("svla_1img", "out.leftpad_response_ids"),
         ("svla_2img_proprio", "in.proprio"),
-        ("svla_2img_proprio", "out.leftpad_logp_temperature_1p6"),
         ("oft_l1_proprio", "out.actions_l1_proprio"),
         ("oft_l1_2img_laplace", "out.laplace_log_prob_clipped"),
-        ("oft_l1_film", "out.patch_features"),
         ("openvla_ar", "in.pixel_values"),
-        ("openvla_ar", "out.generated_ids"),
+        *(
+            pytest.param(name, key, marks=pytest.mark.long)
+            for name, key in (
+                ("svla_1img", "out.action_logits"),
+                ("svla_2img_proprio", "out.leftpad_logp_temperature_1p6"),
+                ("oft_l1_film", "out.patch_features"),
+                ("openvla_ar", "out.generated_ids"),
+            )
+        ),
     ],
 )
 def test_one_changed_number_is_noticed(name: str, key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -133,9 +140,8 @@ def test_evaluate_gives_the_log_prob_of_act(name: str, equal: bool):
     told = policy.evaluate(record)
     assert actions.shape == told.log_prob.shape == told.entropy.shape == (3, policy.chunk, 7)
     assert actions.dtype == record["log_prob"].dtype == np.float32
-    np.testing.assert_array_equal(
-        told.log_prob.detach().numpy(), record["log_prob"]
-    )  # bit for bit, with gradients and without
+    # bit for bit, with gradients and without
+    np.testing.assert_array_equal(told.log_prob.detach().numpy(), record["log_prob"])
     assert record["log_prob"].std() > 0.01 and np.isfinite(record["log_prob"]).all()
     if policy.value_head is not None:
         np.testing.assert_array_equal(told.value.detach().numpy(), record["value"])
@@ -308,11 +314,11 @@ def test_the_value_can_leave_the_trunk_alone():
 # --- bfloat16 ---
 
 
-@pytest.mark.parametrize(
-    "name", sampled(KINDS, "tokens", "laplace")
-)  # on a CPU without its instructions bfloat16 takes seconds
+# on a CPU without its instructions bfloat16 takes seconds
+@pytest.mark.parametrize("name", sampled(KINDS, "tokens", "laplace"))
 def test_bfloat16_products_over_float32_weights(name: str):
-    """Stated bound: log-probabilities within 0.1 of float32's, whose spread is several units; gradients and weights stay float32."""
+    """Stated bound: log-probabilities within 0.1 of float32's, whose spread is several
+    units; gradients and weights stay float32."""
     policy = policy_of(name)
     _, record = acted(policy)
     policy.options.compute = "bfloat16"
@@ -456,6 +462,39 @@ def test_an_adapter_on_the_lm_head_is_heard():
 # --- imitation ---
 
 
+@pytest.mark.parametrize("name", ["tokens", "laplace"])
+def test_oft_continues_the_actions_that_are_given(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    policy, plain, rows = policy_of(name, max_delay=2).eval(), policy_of(name).eval(), seen(3)
+    known = np.random.default_rng(1).uniform(-0.9, 0.9, (3, 3, 7)).astype(np.float32)
+    prefix, frozen = base.Prefix(known, np.array([2, 1, 0])), np.array([2, 1, 0])
+    is_given = np.arange(3) < frozen[:, None]
+    for sample in (True, False):
+        draws = [torch.Generator().manual_seed(3) for _ in range(3)]
+        actions, record = policy.act(rows, sample, 1.3, draws[0], prefix)
+        assert np.array_equal(actions[is_given], known[is_given])
+        found = policy.evaluate(record)
+        assert np.array_equal(found.log_prob.detach().numpy(), record["log_prob"])
+        assert not record["log_prob"][is_given].any() and record["log_prob"][~is_given].all()
+        assert not found.entropy.detach().numpy()[is_given].any()
+        # a row without given actions is answered as by the policy that it would be anyway
+        usual, _ = plain.act(rows, sample, 1.3, draws[1])
+        assert np.array_equal(policy.act(rows, sample, 1.3, draws[2])[0], usual)
+        np.testing.assert_allclose(actions[2], usual[2], rtol=1e-5, atol=1e-5)
+    other = policy.evaluate({**record, "prefix": -record["prefix"]}).log_prob.detach().numpy()
+    assert np.abs(other - record["log_prob"])[0, 2].max() > 1e-3, "what is given plays no role"
+    # what is given is not learned
+    monkeypatch.setattr("hilt.policies.vla.openvla_model.training_delays", lambda *_: torch.from_numpy(frozen))
+    loss, masked = (policy.supervised_loss(rows, known, mask)[0].item() for mask in (np.ones((3, 3), bool), ~is_given))
+    assert loss == masked != plain.supervised_loss(rows, known, ~is_given)[0].item()
+    policy.save_pretrained(tmp_path / "policy")
+    again = load_policy(tmp_path / "policy", tokenizer=policy.tokenizer, allow_untrained=True)
+    assert again.max_delay == 2 and np.array_equal(again.act(rows, False, prefix=prefix)[0], actions)
+    with pytest.raises(
+        ConfigError, match="cannot continue one: leave prefix out, or train the policy with max_delay=N"
+    ):
+        plain.act(rows, False, prefix=prefix)
+
+
 @pytest.mark.parametrize("name", ["ar", "tokens", "laplace", "film"])
 def test_imitation(name: str):
     """Some steps of it make the wanted actions likelier, and what the mask leaves out has no say."""
@@ -531,6 +570,8 @@ def test_l1_draws_nothing():
         ({"variant": "mamba"}, UnknownNameError, "variant"),
         ({"head": "diffusion"}, UnknownNameError, "head"),
         ({"variant": "ar", "head": "l1"}, ConfigError, "a token at a time from one image"),
+        ({"max_delay": 3}, ConfigError, "max_delay is 3, variant oft and chunk 3: actions are given to variant=oft"),
+        ({"variant": "ar", "max_delay": 2}, ConfigError, "max_delay is 2, variant ar and chunk 3"),
         ({"use_proprio": True}, ConfigError, "proprio_dim=0: expected at least 1"),
         (
             {"use_proprio": True, "proprio_dim": 8},
@@ -612,6 +653,7 @@ def test_options_without_effect(changes: dict[str, Any], options: dict[str, Any]
 
 def test_observations_that_lack_something():
     policy = policy_of("tokens_2img_proprio")
+    assert policy.observed_fields() == (("full_image", "wrist_image"), 7, True)
     row = seen(1)[0]
     with pytest.raises(
         SchemaError,

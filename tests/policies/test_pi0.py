@@ -1,4 +1,5 @@
-"""pi0, pi0.5 and SmolVLA keep the protocol, learn, and come from folders and go into them. That they equal the originals: tests/golden."""
+"""pi0, pi0.5 and SmolVLA keep the protocol, learn, and come from folders and go into
+them. That they equal the originals: tests/golden."""
 
 from __future__ import annotations
 
@@ -31,9 +32,17 @@ from tests.policies.differences import assert_gradients
 
 torch.set_num_threads(1)
 SHARED: dict[str, Any] = {
-    "vision": VisionConfig(16, 1, 2, 24, 14, 28), "vocabulary": 300, "chunk_size": 4, "n_action_steps": 3, "max_action_dim": 5,
-    "max_state_dim": 6, "action_dim": 2, "state_dim": 3, "images": ("full_image", "wrist_image"), "tokenizer_max_length": 24,
-}  # fmt: skip
+    "vision": VisionConfig(16, 1, 2, 24, 14, 28),
+    "vocabulary": 300,
+    "chunk_size": 4,
+    "n_action_steps": 3,
+    "max_action_dim": 5,
+    "max_state_dim": 6,
+    "action_dim": 2,
+    "state_dim": 3,
+    "images": ("full_image", "wrist_image"),
+    "tokenizer_max_length": 24,
+}
 VLM, EXPERT = StackConfig(16, 2, 24, 4, 2, 4), StackConfig(12, 2, 16, 4, 2, 4)
 LLAMA = {"vlm": replace(VLM, gemma=False), "expert": replace(EXPERT, gemma=False), "shuffle": 2}
 POLICIES: dict[str, tuple[type[FlowPolicy], dict[str, Any]]] = {
@@ -53,7 +62,8 @@ def made(name: str, seed: int = 1, **more: Any) -> Any:
 
 
 def seen(rows: int = 3) -> list[dict[str, Any]]:
-    """Rows that differ in all that may differ: sizes of pictures, which there are, and the length of the instruction."""
+    """Rows that differ in all that may differ: sizes of pictures, which there are,
+    and the length of the instruction."""
     random = np.random.default_rng(0)
     found: list[dict[str, Any]] = []
     for row in range(rows):
@@ -127,7 +137,8 @@ def test_a_flow_is_set_by_name_as_a_command_line_does(tmp_path: Path) -> None:
 
 
 def test_bfloat16_is_near_float32(tmp_path: Path) -> None:
-    """Within 0.05 on tiny models, and act equals evaluate in it too; what is beside the stacks of layers stays in float32."""
+    """Within 0.05 on tiny models, and act equals evaluate in it too; what is beside
+    the stacks of layers stays in float32."""
     made("noise").save_pretrained(tmp_path / "policy")
     exact, rough = (
         Pi0.from_pretrained(tmp_path / "policy", dtype=dtype, tokenizer=ByteTokenizer())
@@ -219,6 +230,7 @@ def test_observations_that_do_not_fit(change: dict[str, Any], error: type[Except
 
 def test_pi0_refuses_wrong_inputs() -> None:
     policy = made("sde")
+    assert policy.observed_fields() == (("full_image", "wrist_image"), 3, False)
     with pytest.raises(MissingFieldError, match=r"observation 0 has the fields .* and no instruction"):
         policy.act([{"state": np.zeros(3)}], sample=False)
     with pytest.raises(SchemaError, match="there is no observation"):
@@ -401,13 +413,19 @@ def test_folders_of_others(tmp_path: Path) -> None:
                 )
 
     lerobot = {
-        "type": "pi0", "chunk_size": 4, "n_action_steps": 3, "max_action_dim": 5, "max_state_dim": 6, "num_inference_steps": 4,
+        "type": "pi0",
+        "chunk_size": 4,
+        "n_action_steps": 3,
+        "max_action_dim": 5,
+        "max_state_dim": 6,
+        "num_inference_steps": 4,
         "input_features": {
-            "observation.state": {"type": "STATE", "shape": [3]}, "observation.images.a": {"type": "VISUAL", "shape": [3, 28, 28]},
+            "observation.state": {"type": "STATE", "shape": [3]},
+            "observation.images.a": {"type": "VISUAL", "shape": [3, 28, 28]},
         },
         "output_features": {"action": {"type": "ACTION", "shape": [2]}},
         "normalization_mapping": {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"},
-    }  # fmt: skip
+    }
     prefixed = {f"model.{name}": value for name, value in state.items()}
     numbers = {
         f"{feature}.{number}": torch.tensor(STATISTICS[ours][number], dtype=torch.float64)

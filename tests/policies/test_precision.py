@@ -31,7 +31,8 @@ DECIDES = precision._automatic  # as it is outside tests
 
 @pytest.fixture
 def cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Makes this CPU another: its machine, its instructions (None: no list of them), and how many times bfloat16 gains in a trial."""
+    """Makes this CPU another: its machine, its instructions (None: no list of them), and
+    how many times bfloat16 gains in a trial."""
     for name in precision.RESTRICTING:
         monkeypatch.delenv(name, raising=False)
     trials: list[float] = []
@@ -114,10 +115,16 @@ def test_a_choice_by_hand_counts_and_nothing_is_measured(cpu):
 
 def test_a_choice_by_hand_that_is_far_slower_is_named(cpu):
     cpu("aarch64", "fp asimd", 0.04)
-    words = "precision: bfloat16 is at least 25 times slower than float32 on this CPU: a run with compute=float32 would be faster"
+    words = (
+        "precision: bfloat16 is at least 25 times slower than float32 on this CPU: a run with "
+        "compute=float32 would be faster"
+    )
     assert slowness("bfloat16", "cpu", "compute") == words and slowness("float16") == ""
     cpu("x86_64", AVX512, 4.0)
-    words = "precision: float32 is at least 4 times slower than bfloat16 on this CPU: a run with precision=bfloat16 would be faster"
+    words = (
+        "precision: float32 is at least 4 times slower than bfloat16 on this CPU: a run with "
+        "precision=bfloat16 would be faster"
+    )
     assert slowness("float32") == words
     assert slowness("bfloat16") == ""
     cpu("x86_64", AVX512, 0.4)
@@ -172,7 +179,8 @@ def test_the_trial_goes_on_where_it_is_not(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_trial_takes_the_best_round_of_each_and_ends_in_time(monkeypatch: pytest.MonkeyPatch):
-    """On a clock of its own: passes of float32 take 1 ms, those of bfloat16 2 ms, and now and then somebody else is busy."""
+    """On a clock of its own: passes of float32 take 1 ms, those of bfloat16 2 ms,
+    and now and then somebody else is busy."""
     now, passes = [0.0], {torch.float32: 0, torch.bfloat16: 0}
     long = {torch.float32: 1e-3, torch.bfloat16: 2e-3}
 

@@ -1,4 +1,5 @@
-"""Pictures beside the programs that they are to equal: PIL, and libjpeg through simplejpeg. TensorFlow's own numbers are golden."""
+"""Pictures beside the programs that they are to equal: PIL, and libjpeg through
+simplejpeg. TensorFlow's own numbers are golden."""
 
 from __future__ import annotations
 

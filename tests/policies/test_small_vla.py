@@ -1,4 +1,5 @@
-"""The small VLA keeps the protocol with every head; it learns by imitation and by reward, and comes back from its folder as it was."""
+"""The small VLA keeps the protocol with every head; it learns by imitation and by
+reward, and comes back from its folder as it was."""
 
 from __future__ import annotations
 
@@ -164,9 +165,8 @@ def test_ranges_are_learned_and_kept() -> None:
     assert answers[..., 0].min() == 10 and answers[..., 0].max() == 30 and (answers[..., 1] == -1).all()
     near, far = (policy.act([seen(1)[0] | {"state": np.full(3, value)}], sample=False)[0] for value in (5, 500))
     assert not np.array_equal(near, far)
-    assert np.array_equal(
-        far, policy.act([seen(1)[0] | {"state": np.full(3, 5000.0)}], sample=False)[0]
-    )  # five deviations are the most
+    # five deviations are the most
+    assert np.array_equal(far, policy.act([seen(1)[0] | {"state": np.full(3, 5000.0)}], sample=False)[0])
     with pytest.raises(SchemaError, match=r"state_mean has 3 numbers by the config, and \[4\] were given"):
         policy.fit(np.zeros((2, 4)), actions)
 
@@ -212,7 +212,8 @@ def spots(rows: int, seed: int) -> tuple[list[dict[str, Any]], np.ndarray]:
 
 @pytest.mark.parametrize("kind", sampled(["tokens", "gaussian", "sde", "noise"], "tokens", "sde"))
 def test_small_vla_learns_by_imitation_and_then_from_reward(kind: str) -> None:
-    """Imitation finds the spot that the words name. Then a reward for half of the way (no picture says so) moves the answer there."""
+    """Imitation finds the spot that the words name. Then a reward for half of the way
+    (no picture says so) moves the answer there."""
     one = {"cameras": ("full_image",), "state_dim": 0, "chunk": 1, "width": 32, "value": "none"}
     policy = SmallVLA(SmallVLAConfig(**SIZES | HEADS[kind] | {"bins": 13} | one), seed=0)
     parameters, chance = list(policy.parameters()), generator()
@@ -251,9 +252,8 @@ def test_a_folder_gives_back_the_same_policy(kind: str, tmp_path: Path) -> None:
     assert isinstance(again, SmallVLA) and again.config == policy.config
     actions, record = policy.act(seen(4), generator=generator())
     same, kept = again.act(seen(4), generator=generator())
-    near = (
-        1e-5 if kind == "bfloat16" else 0
-    )  # without bfloat16 instructions, the first product in a process is computed in another way
+    # without bfloat16 instructions, the first product in a process is computed in another way
+    near = 1e-5 if kind == "bfloat16" else 0
     np.testing.assert_array_equal(actions, same)
     for name in record:
         np.testing.assert_allclose(kept[name], record[name], rtol=near, atol=near)
@@ -312,7 +312,10 @@ def test_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     [
         (
             {"full_image": None},
-            r"observation 1 has no 'full_image', which this policy looks at; it has \['instruction', 'state', 'wrist_image'\]",
+            (
+                r"observation 1 has no 'full_image', which this policy looks at; it has "
+                r"\['instruction', 'state', 'wrist_image'\]"
+            ),
         ),
         ({"instruction": None}, "observation 1 has no 'instruction'"),
         ({"state": None}, "observation 1 has no 'state'"),
@@ -324,6 +327,9 @@ def test_an_observation_that_lacks_something_is_refused(change: dict[str, None],
         del rows[1][name]
     with pytest.raises(MissingFieldError, match=said):
         made("tokens").act(rows, sample=False)
+    fields = made("tokens").observed_fields()
+    assert fields.all_cameras and {*fields.cameras, "instruction", "state"} == seen(1)[0].keys()
+    assert fields.state_dim == len(seen(1)[0]["state"])
 
 
 def test_small_vla_refuses_wrong_settings() -> None:

@@ -77,7 +77,8 @@ def test_rows_are_padded_at_the_right():
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A tokenizer as a checkpoint has it: Llama's way of putting <s> in front, with a </s> that no prompt may end with."""
+    """A tokenizer as a checkpoint has it: Llama's way of putting <s> in front, with
+    a </s> that no prompt may end with."""
     tokenizers = pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({"<s>": 0, "</s>": 1, "a": 2, "b": 3, "<unk>": 4}, unk_token="<unk>")

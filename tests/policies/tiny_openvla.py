@@ -47,9 +47,17 @@ def bare(causal: bool = False, options: OpenVLAOptions | None = None, **changes:
         VIT | {"class_token": False, "global_pool": "map"},
     ]
     config = OpenVLAConfig(
-        **{"upstream": dict(UPSTREAM), "norm_stats": {"libero_spatial_no_noops": statistics()}, "text_config": dict(TEXT), "image_size": 28,
-           "vit": vits, "variant": "ar" if causal else "oft", "chunk": 1 if causal else 3, **changes}
-    )  # fmt: skip
+        **{
+            "upstream": dict(UPSTREAM),
+            "norm_stats": {"libero_spatial_no_noops": statistics()},
+            "text_config": dict(TEXT),
+            "image_size": 28,
+            "vit": vits,
+            "variant": "ar" if causal else "oft",
+            "chunk": 1 if causal else 3,
+            **changes,
+        }
+    )
     kind = OpenVLA if causal else OpenVLAOFT
     return kind(config, tokenizer=ByteTokenizer(), unnorm_key="libero_spatial", options=options)
 

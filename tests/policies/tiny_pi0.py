@@ -13,10 +13,20 @@ from hilt.policies.vla.pi0 import Pi0, Pi0Config
 from hilt.policies.vla.tokens import ByteTokenizer
 
 SIZES: dict[str, Any] = {
-    "vision": VisionConfig(16, 1, 2, 24, 14, 28), "vlm": StackConfig(16, 2, 24, 4, 2, 4), "expert": StackConfig(12, 2, 16, 4, 2, 4),
-    "vocabulary": 300, "chunk_size": 10, "n_action_steps": 10, "max_action_dim": 7, "max_state_dim": 8, "action_dim": 7, "state_dim": 8,
-    "images": ("full_image", "wrist_image"), "tokenizer_max_length": 120, "flow": Flow("noise", steps=2),
-}  # fmt: skip
+    "vision": VisionConfig(16, 1, 2, 24, 14, 28),
+    "vlm": StackConfig(16, 2, 24, 4, 2, 4),
+    "expert": StackConfig(12, 2, 16, 4, 2, 4),
+    "vocabulary": 300,
+    "chunk_size": 10,
+    "n_action_steps": 10,
+    "max_action_dim": 7,
+    "max_state_dim": 8,
+    "action_dim": 7,
+    "state_dim": 8,
+    "images": ("full_image", "wrist_image"),
+    "tokenizer_max_length": 120,
+    "flow": Flow("noise", steps=2),
+}
 
 
 def tiny(seed: int = 0) -> Pi0:

@@ -1,4 +1,5 @@
-"""The files of examples/: each is read, checked and shown by the command that its first lines name, and starts nothing."""
+"""The files of examples/: each is read, checked and shown by the command that its
+first lines name, and starts nothing."""
 
 from __future__ import annotations
 
@@ -87,9 +88,17 @@ def test_an_example_is_shown_by_a_dry_run(name: str, policy: Path, tmp_path: Pat
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("name", "policy"), [(name, name) for name in PUBLISHED], indirect=["policy"])
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        pytest.param(name, name, marks=[pytest.mark.long] * (name in ("pi0_ppo", "oft_grpo")))
+        for name in PUBLISHED  # test_published.py runs these two, and the others only in `make test-long`
+    ],
+    indirect=["policy"],
+)
 def test_a_published_recipe_is_shown_by_a_dry_run(name: str, policy: Path, tmp_path: Path):
-    """Its options are those of the policy, with a value head where there is a critic; what is too large for a tiny one is smaller."""
+    """Its options are those of the policy, with a value head where there is a critic;
+    what is too large for a tiny one is smaller."""
     small = ["policy_options.unnorm_key=tiny"] if name.startswith("oft") else ["policy_options.n_action_steps=2"]
     words = ["train", name, f"policy={policy}", *small, "--run", str(tmp_path / "run"), "--dry-run"]
     result = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, words)

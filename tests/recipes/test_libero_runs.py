@@ -1,4 +1,5 @@
-"""Recipes for LIBERO: complete, checked, and refused with the cure where LIBERO is not there. Runs of them are in tests/peers."""
+"""Recipes for LIBERO: complete, checked, and refused with the cure where LIBERO is
+not there. Runs of them are in tests/peers."""
 
 from __future__ import annotations
 

@@ -98,8 +98,9 @@ def test_ript_errors_are_reported(tmp_path, changes, words):
 RIPT = """
 defaults: [train_base_rl_openvla_oft, _self_, {override reward_function: success}, {override task: libero_long}]
 exp_name: mine
-algo: {rloo_batch_size: 8, rollouts_per_env: 50, num_ppo_epochs: 2, num_parallel_envs: 1, max_episode_length: null, lr: 5e-5,
-       use_val_init: false, max_step_batch_size: 1, log_prob_mode: sum_on_action_dim, checkpoint_path: null, ppo_clip_high: 0.1}
+algo: {rloo_batch_size: 8, rollouts_per_env: 50, num_ppo_epochs: 2, num_parallel_envs: 1, max_episode_length: null,
+       lr: 5e-5, use_val_init: false, max_step_batch_size: 1, log_prob_mode: sum_on_action_dim, checkpoint_path: null,
+       ppo_clip_high: 0.1}
 task: {task_names_to_use: null}
 train_dataloader: {batch_size: 6, shuffle: true}
 training: {n_steps: 3, rollout_steps: 1}

@@ -21,14 +21,20 @@ from hilt.recipes.simplevla_run import CommandLine, SimpleVLARun, simplevla
 from hilt.vla.trials import starts_of
 
 COMMAND = f"""
-  data.task_suite_name=libero_10 data.n_samples=8 data.filter_accuracy=True data.accuracy_lower_bound=0.1 data.accuracy_upper_bound=0.9
-  data.train_batch_size=64 data.val_batch_size=496 data.max_prompt_length=256 data.max_response_length=128 {MODEL}vla=openvla-oft
-  {ACTOR}optim.lr=5e-6 {ACTOR}ppo_mini_batch_size=128 {ACTOR}ppo_micro_batch_size=8 {ACTOR}grad_clip=1 {ACTOR}clip_ratio_high=0.28
-  {ACTOR}clip_ratio_low=0.2 {ACTOR}entropy_coeff=0.0 {ROLLOUT}num_images_in_input=1 {ROLLOUT}use_proprio=False {ROLLOUT}temperature=1.6
-  {ROLLOUT}micro_batch_size=1 {ROLLOUT}log_prob_micro_batch_size=32 {ROLLOUT}center_crop=True {REF}log_prob_micro_batch_size=32
+  data.task_suite_name=libero_10 data.n_samples=8 data.filter_accuracy=True data.accuracy_lower_bound=0.1
+  data.accuracy_upper_bound=0.9
+  data.train_batch_size=64 data.val_batch_size=496 data.max_prompt_length=256 data.max_response_length=128
+  {MODEL}vla=openvla-oft
+  {ACTOR}optim.lr=5e-6 {ACTOR}ppo_mini_batch_size=128 {ACTOR}ppo_micro_batch_size=8 {ACTOR}grad_clip=1
+  {ACTOR}clip_ratio_high=0.28
+  {ACTOR}clip_ratio_low=0.2 {ACTOR}entropy_coeff=0.0 {ROLLOUT}num_images_in_input=1 {ROLLOUT}use_proprio=False
+  {ROLLOUT}temperature=1.6
+  {ROLLOUT}micro_batch_size=1 {ROLLOUT}log_prob_micro_batch_size=32 {ROLLOUT}center_crop=True
+  {REF}log_prob_micro_batch_size=32
   {REF}fsdp_config.param_offload=True algorithm.kl_ctrl.kl_coef=0.00 trainer.project_name=SimpleVLA-RL
   trainer.experiment_name=libero10_openvlaoft_grpo trainer.default_local_dir=ckpt/SimpleVLA-RL/libero10_openvlaoft_grpo
-  trainer.n_gpus_per_node=8 trainer.nnodes=1 trainer.save_freq=25 trainer.test_freq=4 trainer.total_epochs=100 trainer.val_only=False
+  trainer.n_gpus_per_node=8 trainer.nnodes=1 trainer.save_freq=25 trainer.test_freq=4 trainer.total_epochs=100
+  trainer.val_only=False
   algorithm.adv_estimator=grpo trainer.wandb_mode=online trainer.val_before_train=True
 """.split()
 """The command line of seeds/004"""

@@ -83,8 +83,8 @@ def test_a_missing_package_is_one_line_and_no_video(tmp_path: Path, monkeypatch:
     summary = record(Toy(hz=10), Script(), tmp_path / "a", Settings("toy", episodes=1))
     (note,) = summary.notes
     assert (
-        note
-        == "no videos: A video of each episode needs the package 'av', which is not installed: pip install 'hilt[formats]'"
+        note == "no videos: A video of each episode needs the package 'av', which is not installed: "
+        "pip install 'hilt[formats]'"
     )
     assert summary.have == 1 and summary.videos == 0
 

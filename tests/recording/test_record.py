@@ -270,7 +270,8 @@ def test_a_log_with_another_schema_and_a_folder_of_somebody_else_are_refused(tmp
 
 
 def test_a_person(tmp_path: Path):
-    """Drives at the control rate; an episode begins when they act; who lets go still demonstrates; what was given up goes."""
+    """Drives at the control rate; an episode begins when they act; who lets go
+    still demonstrates; what was given up goes."""
     waiting, given_up = [None] * 9, [1.0, 1.0, "reset"]  # longer than the step limit
     marked = [None, 1.0, None, 0.5, "success"]
     person = Person(*waiting, *given_up, *marked, None, 1.0, "stop")
@@ -354,7 +355,8 @@ def test_record_shows_how_each_episode_ended_and_the_end(tmp_path: Path):
 
 
 def test_an_arm_that_keeps_its_own_rate_waits_too(tmp_path: Path):
-    """Meanwhile the scene is put in order: pictures go on, and the episode begins with what is seen when somebody acts."""
+    """Meanwhile the scene is put in order: pictures go on, and the episode begins
+    with what is seen when somebody acts."""
 
     class Paced(Toy):
         looks = 0
@@ -413,9 +415,8 @@ def test_record_reports_a_script_that_always_fails(tmp_path: Path):
 def test_an_environment_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its error comes at once, not after the videos; what was recorded before stays, and no half of an episode does."""
     popen = subprocess.Popen
-    monkeypatch.setattr(
-        subprocess, "Popen", lambda command, **options: popen(["sleep", "3600"], **options)
-    )  # videos take long
+    # videos take long
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen(["sleep", "3600"], **options))
     steps = []
 
     class Fails(Toy):
@@ -473,7 +474,8 @@ def test_the_clock_of_the_computer_may_jump(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_no_seed_comes_twice(tmp_path: Path):
-    """A state whose first attempt failed was recorded with the seed of the second; a session that goes on must not repeat it."""
+    """A state whose first attempt failed was recorded with the seed of the second;
+    a session that goes on must not repeat it."""
 
     class Unlucky(Toy):
         attempts = 0
@@ -636,7 +638,8 @@ def test_episodes_played_again_reach_the_recorded_states(tmp_path: Path):
 
 
 def test_observations_as_hil_serl_has_them(tmp_path: Path):
-    """Its shapes, its relative actions and the gripper's penalty; played again through the same wrappers, the same happens."""
+    """Its shapes, its relative actions and the gripper's penalty; played again
+    through the same wrappers, the same happens."""
     need_rendering()
     env = make("tabletop/pick")
     settings = Settings("tabletop/pick", episodes=1, observations="hil-serl")

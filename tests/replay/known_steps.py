@@ -1,8 +1,8 @@
 """Steps that say themselves what they must contain, so that whatever is read back can be checked without a second copy.
 
-An episode is a seed. Everything in its step number `t` is arithmetic on the two, the pixels included, and both are columns of the
-step. A trajectory ``[T, B, ...]`` is `B` episodes with neighboring seeds; its steps carry `B` and `T` as well, so that half of one is
-recognized.
+An episode is a seed. Everything in its step number `t` is arithmetic on the two, the pixels included, and both
+are columns of the step. A trajectory ``[T, B, ...]`` is `B` episodes with neighboring seeds; its steps carry `B`
+and `T` as well, so that half of one is recognized.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def all_keys(log: Log) -> list[int]:
 def check_contents(log: Log, keys: Iterable[int] | None = None, whole: bool = True) -> dict[int, tuple[int, int]]:
     """Reads these steps (all by default) and compares every field of each. Returns (seed, t) by key.
 
-    Also: no step is there twice, every one has the key of its place, and, if `whole`, a trajectory is there to its last step.
+    Also: no step is there twice, every one has the key of its place, and, if
+    `whole`, a trajectory is there to its last step.
     """
     present = all_keys(log)
     assert len(set(present)) == len(present) == len(log), "a key is there twice"
@@ -115,7 +116,8 @@ def same(batch: dict[str, Any], expected: dict[str, Any], keys: Array, prefix: s
         elif not np.array_equal(batch[name], value):
             wrong = np.flatnonzero((batch[name] != value).reshape(len(keys), -1).any(axis=1))
             raise AssertionError(
-                f"{prefix}{name} is wrong in {len(wrong)} of {len(keys)} steps, first in {describe(int(keys[wrong[0]]))}"
+                f"{prefix}{name} is wrong in {len(wrong)} of {len(keys)} steps, first in "
+                f"{describe(int(keys[wrong[0]]))}"
             )
 
 

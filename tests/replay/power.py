@@ -1,16 +1,17 @@
 """A disk that forgets: what may be left of a folder after a power cut.
 
-`Recorder` performs every operation and writes it down. `Disk` plays the record up to some moment and then makes a folder as it may be
-found when the power comes back. The model is that of a journaling file system, without the orderings that such file systems give
-beyond what POSIX promises:
+`Recorder` performs every operation and writes it down. `Disk` plays the record up to some moment and then makes a
+folder as it may be found when the power comes back. The model is that of a journaling file system, without the
+orderings that such file systems give beyond what POSIX promises:
 
-* **Bytes.** `sync(fd)` makes durable whatever was written to that file, through any descriptor, before the sync *began*. A later write
-  is kept, dropped, or torn: of its 512-byte sectors any may be kept. Dropped sectors hold what was there before, zeros behind the old
-  end. A file may have grown to the end of a dropped write (its size was written, its bytes were not). Truncations are kept or dropped.
-* **Names.** `sync_folder` makes durable whatever happened to the names in that folder before. Every later creation, renaming and
-  removal is kept or dropped on its own, so that a later one may be kept and an earlier one dropped: they are reordered. A renaming
-  is kept or dropped as one: the file is never under neither name. What is kept points to the same file, whose bytes are another
-  matter: a name without its bytes is an empty file.
+* **Bytes.** `sync(fd)` makes durable whatever was written to that file, through any descriptor, before the sync
+  *began*. A later write is kept, dropped, or torn: of its 512-byte sectors any may be kept. Dropped sectors hold what
+  was there before, zeros behind the old end. A file may have grown to the end of a dropped write (its size was written,
+  its bytes were not). Truncations are kept or dropped.
+* **Names.** `sync_folder` makes durable whatever happened to the names in that folder before. Every later creation,
+  renaming and removal is kept or dropped on its own, so that a later one may be kept and an earlier one dropped: they
+  are reordered. A renaming is kept or dropped as one: the file is never under neither name. What is kept points to the
+  same file, whose bytes are another matter: a name without its bytes is an empty file.
 * A file's name is *not* made durable by syncing the file.
 * Nothing that was durable is damaged.
 """
@@ -48,7 +49,8 @@ class Event:
 
 
 class Recorder(Files):
-    """Performs and records. A sync takes a little while instead of going to the disk, so that other threads run into it."""
+    """Performs and records. A sync takes a little while instead of going to the
+    disk, so that other threads run into it."""
 
     def __init__(self, root: Path, sync_seconds: float = 0.0):
         self.events: list[Event] = []

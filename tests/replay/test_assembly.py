@@ -15,9 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
+from hilt.core.trajectory import Source
 from hilt.core.tree import flatten
 from hilt.replay import Log, Schema
 from hilt.replay.key_ranges import key_of
+from hilt.replay.sampling import Chunks
 from tests.effort import rounds
 from tests.replay.toy_steps import IMAGE, SCHEMA, check, new_log, numbers, observation, step, trajectory, write
 
@@ -53,7 +55,8 @@ class Model:
         return made
 
     def record(self, plans: list[Any]) -> None:
-        """A list of steps is appended one by one, and ends with its first end; a list of lists is added as ``[T, B]``."""
+        """A list of steps is appended one by one, and ends with its first end; a
+        list of lists is added as ``[T, B]``."""
         for plan in plans:
             if isinstance(plan[0], tuple):
                 ends = [i for i, (_, end) in enumerate(plan) if end]
@@ -101,7 +104,8 @@ def recorded(plans: list[Any], **settings: Any) -> Iterator[Model]:
         shutil.rmtree(folder)
 
 
-# -- n-step ------------------------------------------------------------------------------------------------------------------------
+# -- n-step
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 @QUICK
@@ -200,7 +204,8 @@ def test_n_step_sees_relabeled_rewards(tmp_path: Path):
         assert batch["rewards"].tolist() == [50.0, 101.0, 2.0]
 
 
-# -- sequences ---------------------------------------------------------------------------------------------------------------------
+# -- sequences
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 @QUICK
@@ -219,6 +224,38 @@ def test_sequences(plans: list[Any], length: int, segment_bytes: int | None):
                         assert np.array_equal(values[i, t], wanted[path] if wanted else np.zeros_like(values[i, t])), (
                             path
                         )
+
+
+@QUICK
+@given(RECORDED, st.integers(1, 4), st.sampled_from([None, 6_000]))
+def test_chunks_are_the_actions_of_the_sequence_and_the_rest_of_its_first_step(
+    plans: list[Any], length: int, segment_bytes: int | None
+):
+    with recorded(plans, segment_bytes=segment_bytes) as model:
+        columns = ["actions", "observations/state", "rewards"]
+        chunks = model.log.all().sampler(assembly=Chunks(length), seed=0).sample(30, keys=columns)
+        whole = model.log.all().sampler(sequence_length=length, seed=0).sample(30, keys=columns)
+        np.testing.assert_array_equal(chunks.steps, whole.steps)
+        np.testing.assert_array_equal(chunks["mask"], whole["mask"])
+        np.testing.assert_array_equal(chunks["actions"][chunks["mask"]], whole["actions"][whole["mask"]])
+        for given in (lambda batch: batch["observations"]["state"], lambda batch: batch["rewards"]):
+            np.testing.assert_array_equal(given(chunks), given(whole)[:, 0])
+
+
+def test_chunks_end_with_the_view_that_they_are_within(tmp_path: Path):
+    with new_log(tmp_path / "log") as log:
+        sources = [Source.POLICY, Source.HUMAN, Source.HUMAN, Source.POLICY, Source.HUMAN]
+        with log.episode() as episode:
+            for t, source in enumerate(sources):
+                episode.append(step(t, t + 1, source=source))
+        human = log.by_source("human")
+        batch = human.sampler("fifo", max_times_sampled=1, assembly=Chunks(3, human)).sample(3, keys=["actions"])
+        assert batch["mask"].tolist() == [[True, True, False], [True, False, False], [True, False, False]]
+        whole = human.sampler("fifo", max_times_sampled=1, assembly=Chunks(3)).sample(3, keys=["actions"])
+        assert whole["mask"].tolist() == [[True, True, True], [True, True, True], [True, False, False]]
+        np.testing.assert_array_equal(batch["actions"], whole["actions"])
+        with pytest.raises(ConfigError, match="chunks: expected a length of at least 1 action, got 0"):
+            Chunks(0)
 
 
 def test_sequences_into_arrays(tmp_path: Path):
@@ -249,7 +286,8 @@ def test_without_next_observations_steps_follow_as_they_were_recorded(tmp_path: 
         assert batch["mask"].sum(axis=1).tolist() == [3, 3, 2, 1, 3, 3, 2, 1, 2, 1]
 
 
-# -- stacked frames ----------------------------------------------------------------------------------------------------------------
+# -- stacked frames
+# ----------------------------------------------------------------------------------------------------------------
 
 
 @QUICK
@@ -286,7 +324,8 @@ def test_stacked_frames_into_arrays_and_by_name(tmp_path: Path):
             log.all().sampler(stack=(2, ["actions"])).sample(1)
 
 
-# -- whole episodes ----------------------------------------------------------------------------------------------------------------
+# -- whole episodes
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def test_whole_episodes(tmp_path: Path):
@@ -336,7 +375,8 @@ def test_a_trajectory_of_many_is_given_flat(tmp_path: Path):
         assert batch["rewards"].tolist() == [[0, 100, 1, 101, 2, 102]]
 
 
-# -- chains over the edges of what is kept -------------------------------------------------------------------------------------------
+# -- chains over the edges of what is kept
+# -------------------------------------------------------------------------------------------
 
 
 def test_chains_end_where_steps_were_evicted(tmp_path: Path):

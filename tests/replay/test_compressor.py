@@ -21,7 +21,8 @@ CODECS = {"observations/image": "zlib"}
 def test_compressor_in_a_forked_process_has_no_threads_and_the_lock_of_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The process is forked while a thread compresses. Waiting for it in the child would be waiting for a thread that is not there."""
+    """The process is forked while a thread compresses. Waiting for it in the child would
+    be waiting for a thread that is not there."""
     begun, may_end, real = threading.Event(), threading.Event(), Segment.compress
 
     def slow(self: Segment, codecs: Any) -> Any:

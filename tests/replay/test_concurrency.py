@@ -1,4 +1,5 @@
-"""Four inserters and four samplers on one store, with eviction going on: every field of every step that is drawn is checked."""
+"""Four inserters and four samplers on one store, with eviction going on: every
+field of every step that is drawn is checked."""
 
 from __future__ import annotations
 
@@ -200,7 +201,8 @@ def test_writers_and_samplers_side_by_side(tmp_path: Path, counted: Callable[[st
         stats = log.stats()
         counts = ", ".join(f"{name} {n}" for name, n in bench.counts.items())
         counted(
-            f"{counts}; evicted {stats['evicted']}, segments deleted {stats['segments_deleted']}, trajectories {stats['trajectories']}"
+            f"{counts}; evicted {stats['evicted']}, segments deleted {stats['segments_deleted']}, "
+            f"trajectories {stats['trajectories']}"
         )
 
 

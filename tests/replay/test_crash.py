@@ -1,7 +1,8 @@
-"""A writer killed with SIGKILL from outside, at random moments and right before each system call of each kind of commit.
+"""A writer killed with SIGKILL from outside, at random moments and right before
+each system call of each kind of commit.
 
-Whatever a call had promised by returning is there afterwards, exactly once, pixel for pixel. What was not promised is there as a whole
-or not at all.
+Whatever a call had promised by returning is there afterwards, exactly once, pixel for pixel. What
+was not promised is there as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -122,7 +123,8 @@ def test_killed_at_random_moments(memory_path: Path, counted: Callable[[str], No
         assert log.damage() == []
         outcome["segments"] = len(log.segments)
     counted(
-        f"{KILLS} kills, {len(promises.steps)} steps and {len(promises.facts)} facts promised, none lost; {dict(outcome)}"
+        f"{KILLS} kills, {len(promises.steps)} steps and {len(promises.facts)} facts promised, "
+        f"none lost; {dict(outcome)}"
     )
     assert outcome["killed while writing"] >= KILLS // 2
 
@@ -160,7 +162,8 @@ def unpromised(log: Log, promises: Promises) -> set[int]:
 
 
 def check_after_kill(promises: Promises, log: Log, look_at: Iterable[int]) -> list[int]:
-    """What is there besides the promised steps is the one call that was under way: one step, or one whole trajectory."""
+    """What is there besides the promised steps is the one call that was under way:
+    one step, or one whole trajectory."""
     extra = promises.check(log, look_at)
     assert len({key >> 32 for key in extra}) <= 1, f"steps nobody wrote: {[describe(key) for key in extra]}"
     if extra:
@@ -190,13 +193,15 @@ def test_killed_before_each_system_call(place: str, memory_path: Path, counted: 
     nobody, calls = write(memory_path / "whole", NEVER)
     assert nobody is None and len(calls) >= 2
     places = some_of([call.rsplit(" ", 1)[0] for call in calls], 8)
-    # a thread compresses segments, in 60 to 90 calls: where it makes fewer than the first time, nothing is killed at the last ones
+    # a thread compresses segments, in 60 to 90 calls: where it makes fewer than the
+    # first time, nothing is killed at the last ones
     killed = [number for number in places if write(memory_path / f"log-{number}", number + 1)[0] is not None]
     assert 2 * len(killed) >= len(places), f"killed at calls {killed} of {len(calls)}, and {places} were wanted"
     places = killed
     kinds = Counter(calls[number].removeprefix("second half of ").split()[0] for number in places)
     counted(
-        f"killed before {len(places)} of {len(calls)} calls: {', '.join(f'{n} {kind}' for kind, n in kinds.most_common())}"
+        f"killed before {len(places)} of {len(calls)} calls: "
+        f"{', '.join(f'{n} {kind}' for kind, n in kinds.most_common())}"
     )
     print("\n".join(f"{place}: {call}" for call in calls))
 
@@ -297,7 +302,8 @@ def go_on(log: Log) -> list[Any]:
 
 
 def test_a_number_is_never_given_twice(tmp_path: Path):
-    """The newest trajectory was deleted or evicted, and the next process goes on after it: what was said of it is not said of another."""
+    """The newest trajectory was deleted or evicted, and the next process goes on after it:
+    what was said of it is not said of another."""
     with make_log(tmp_path / "log") as log:
         first = log.add(trajectory(0, 2, 1))
         second = log.add(trajectory(SPACING, 2, 1))

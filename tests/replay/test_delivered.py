@@ -1,4 +1,5 @@
-"""What a log says it has of a sender: read from its rows, and right after eviction, deletion, crashes and power cuts."""
+"""What a log says it has of a sender: read from its rows, and right after eviction,
+deletion, crashes and power cuts."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from tests.replay.power import Disk, Recorder
 from tests.replay.toy_steps import SCHEMA, step
 
 A, B = ("arm", "boot-1", "env"), ("arm", "boot-2", "env")
-CUTS = int(os.environ.get("HILT_POWER_CUTS", rounds(12, 100)))
+CUTS = int(os.environ.get("HILT_POWER_CUTS", rounds(8, 100)))
 
 
 def new(path: Path, **settings: Any) -> Log:
@@ -163,8 +164,8 @@ def test_a_writer_that_was_killed(tmp_path: Path):
 def test_power_cuts(
     durability: str, memory_path: Path, counted: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ):
-    """Two senders; the power is cut at any moment; whatever the log does not say it has is sent again. In the end everything is there
-    once, but for what a full log had let go of."""
+    """Two senders; the power is cut at any moment; whatever the log does not say it has is sent again. In the end
+    everything is there once, but for what a full log had let go of."""
     root = memory_path / "disk"
     root.mkdir()
     files = Recorder(root, 0.0002)

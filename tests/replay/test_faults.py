@@ -1,4 +1,5 @@
-"""What goes wrong around a log: a full disk, a forbidden folder, a second writer, readers beside a writer, too many files, bad input.
+"""What goes wrong around a log: a full disk, a forbidden folder, a second writer,
+readers beside a writer, too many files, bad input.
 
 Each is an error that says what to do; afterwards the log goes on, and nothing promised is lost.
 """
@@ -264,7 +265,8 @@ def test_a_limit_on_file_sizes_is_a_full_disk(tmp_path: Path):
 
 
 class Failing(Files):
-    """Its disk refuses the next sync, and then works as if nothing had been: what it could not write, it has forgotten."""
+    """Its disk refuses the next sync, and then works as if nothing had been: what
+    it could not write, it has forgotten."""
 
     def __init__(self) -> None:
         self.fail = False
@@ -314,7 +316,8 @@ def test_a_sync_in_the_background_that_failed_stops_the_next_write(tmp_path: Pat
 
 
 def test_durability_at_most_n_milliseconds(tmp_path: Path):
-    """Each step becomes power-safe without another word. A sync begins after half of the time; how long it takes is the disk's matter."""
+    """Each step becomes power-safe without another word. A sync begins after half of the
+    time; how long it takes is the disk's matter."""
     with make_log(tmp_path / "log", durability="at most 20 ms") as log, log.episode() as episode:
         assert log._syncer._pause == 0.010
         for t in range(10):
@@ -413,7 +416,10 @@ def test_log_second_writer_error_names_the_first(tmp_path: Path):
     make_log(tmp_path / "log").close()
     first = Writer(hold, tmp_path / "log")
     first.listen(DEADLINE_S, "holding")
-    text = rf"log: process {first.reports[-1][1]} on .*, since .*, is writing to this log\. Open it with mode='r', or end that process"
+    text = (
+        rf"log: process {first.reports[-1][1]} on .*, since .*, is writing to this log\. Open it with "
+        r"mode='r', or end that process"
+    )
     with pytest.raises(LockedError, match=text):
         Log.open(tmp_path / "log")
     with pytest.raises(LockedError, match=text):
@@ -479,7 +485,8 @@ def test_a_forked_process_does_not_remove_a_temporary_log():
 
 
 def fork_among_writers(pipe: Connection, folder: Path, forks: int) -> None:
-    """Three threads write all the time; forked processes read, find the log as it is between two changes, and close it."""
+    """Three threads write all the time; forked processes read, find the log as it
+    is between two changes, and close it."""
     log, stop = Log.open(folder), threading.Event()
 
     def write(thread: int) -> None:
@@ -537,9 +544,8 @@ def append_and_evict(pipe: Connection, folder: Path, seconds: float) -> None:
             rng, end, seed = np.random.default_rng(0), time.monotonic() + seconds, 0
             episode, episode_seed = log.episode(), 0
             pipe.send(("writing",))
-            while time.monotonic() < end or (
-                seed < 300 * SPACING and time.monotonic() < end + 40
-            ):  # likewise, some 1,300 steps
+            # likewise, some 1,300 steps
+            while time.monotonic() < end or (seed < 300 * SPACING and time.monotonic() < end + 40):
                 seed += SPACING
                 if rng.random() < 0.3:
                     number = log.add(trajectory(seed, 4, 3))
@@ -562,9 +568,8 @@ def sample_and_check(pipe: Connection, folder: Path, seconds: float, seed: int) 
         end, batches, seen = time.monotonic() + seconds, 0, 0
         with Log.open(folder, "r", cache_bytes=None if seed else 200_000) as log:
             sampler = log.all().sampler(seed=seed)
-            while time.monotonic() < end or (
-                batches <= 20 and time.monotonic() < end + 30
-            ):  # on a machine that stands still
+            # on a machine that stands still
+            while time.monotonic() < end or (batches <= 20 and time.monotonic() < end + 30):
                 log.refresh()
                 keys = all_keys(log)
                 assert len(keys) == len(set(keys)) == len(log)
@@ -605,7 +610,8 @@ def test_readers_beside_a_writer_that_appends_evicts_and_compresses(
     assert inserted > 500 and evicted > 200 and deleted > 10
     assert all(reader.reports[-1][1] > 20 for reader in readers), [reader.reports for reader in readers]
     counted(
-        f"{inserted} steps in, {evicted} evicted, {deleted} segments deleted; batches checked {[r.reports[-1][1] for r in readers]}"
+        f"{inserted} steps in, {evicted} evicted, {deleted} segments deleted; batches checked "
+        f"{[r.reports[-1][1] for r in readers]}"
     )
 
 
@@ -808,7 +814,10 @@ BAD_STEPS = {
     "dtype": (
         changed(observations__image=np.zeros((32, 32, 3), np.float32)),
         SchemaError,
-        r"observations/image: expected uint8 \(32, 32, 3\), got float32 \(32, 32, 3\)\. Convert it with \.astype\(np\.uint8\)",
+        (
+            r"observations/image: expected uint8 \(32, 32, 3\), got float32 \(32, 32, 3\)\. Convert it "
+            r"with \.astype\(np\.uint8\)"
+        ),
     ),
     "shape": (
         changed(observations__image=np.zeros((32, 32), np.uint8)),

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from hilt.core.checksums import checksum
 from hilt.core.errors import DiskFullError, SchemaError
 from hilt.core.files import DISK, Files
 from hilt.replay import Log
 from hilt.replay.facts import Facts
-from hilt.replay.storage.journal import Journal, format_line, parse_line
+from hilt.replay.storage import journal
+from hilt.replay.storage.journal import Journal, format_line, parse_line, parse_lines
 from tests.replay.known_steps import SPACING, make_log, trajectory
 
 
@@ -125,3 +127,31 @@ def test_the_number_of_a_sender_whose_line_is_damaged_is_not_given_again(tmp_pat
 def test_facts_are_read_by_a_reader_without_a_file(tmp_path: Path):
     facts = Facts(tmp_path / "none", DISK, write=False)
     assert facts.read_new() == set()
+
+
+def test_lines_parsed_together_are_those_parsed_one_by_one():
+    def line(body: bytes) -> bytes:
+        return b"%08x " % checksum(body) + body
+
+    about = [format_line({"trajectory": n, "facts": {"note": f"x{n}"}})[:-1] for n in range(4)]
+    good = [*about, format_line({"edit": 1, "action": "a", "author": "b", "time": "c", "changes": []})[:-1]]
+    torn, flipped = good[0][:-3], good[1][:12] + b"!" + good[1][13:]
+    strange = [line(b""), line(b"[1"), line(b"2]"), line(b"{},{}"), line(b"3"), line(b"["), line(b'{"edit": true}')]
+    for lines in (good, [*good, torn], [flipped, *good], [*good, *strange], strange, [*good, line(b"{},{}")], []):
+        assert parse_lines(lines) == [parse_line(one) for one in lines]
+    assert all(fact is not None for fact in parse_lines(good))
+
+
+def test_damaged_lines_are_counted_across_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(journal, "BATCH_LINES", 3)
+    lines = [format_line({"trajectory": n, "facts": {}}) for n in range(10)]
+    lines[4] = b"0" * 9 + lines[4][9:]
+    (tmp_path / "facts").write_bytes(b"".join(lines) + b"torn")
+    read = Journal(tmp_path / "facts", DISK, write=False)
+    assert [fact["trajectory"] for fact in read.read_new()] == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+    assert read.corrupt_lines == [5] and read.lines == 10 and read.torn_bytes == 4
+    assert read.nbytes == sum(map(len, lines)) and read.crc == checksum(b"".join(lines))
+    with (tmp_path / "facts").open("r+b") as file:
+        file.seek(read.nbytes)
+        file.write(lines[0])
+    assert len(list(read.read_new())) == 1 and read.lines == 11 and read.crc == checksum(b"".join([*lines, lines[0]]))

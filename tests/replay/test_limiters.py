@@ -44,7 +44,8 @@ def wait_until(condition: Any) -> None:
         time.sleep(0.001)
 
 
-# -- the same answers as Reverb --------------------------------------------------------------------------------------------------
+# -- the same answers as Reverb
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,8 @@ def test_a_range_below_the_start_is_warned_of(caplog: pytest.LogCaptureFixture):
     assert not caplog.text
 
 
-# -- waiting ---------------------------------------------------------------------------------------------------------------------
+# -- waiting
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_limiter_timeout_reports_what_was_missing():
@@ -172,11 +174,17 @@ def test_limiter_timeout_reports_what_was_missing():
 def test_deadline_of_the_ratio_gives_the_sums():
     limiter = SampleToInsertRatio(2, 3, 4)
     limiter.inserted(5)
-    sums = "5 inserts × 2 - 0 samples = 10, which 1 more insert would make 12, above max_diff 10; sample 2 more or raise max_diff"
+    sums = (
+        "5 inserts × 2 - 0 samples = 10, which 1 more insert would make 12, above max_diff 10; "
+        "sample 2 more or raise max_diff"
+    )
     with pytest.raises(DeadlineError, match=sums):
         limiter.await_insert(timeout=0)
     limiter.await_sample(8, timeout=0)
-    sums = "5 inserts × 2 - 8 samples = 2, which 2 more samples would make 0, below min_diff 2; insert 1 more or lower min_diff"
+    sums = (
+        "5 inserts × 2 - 8 samples = 2, which 2 more samples would make 0, below min_diff 2; "
+        "insert 1 more or lower min_diff"
+    )
     with pytest.raises(DeadlineError, match=sums):
         limiter.await_sample(2, timeout=0)
     with pytest.raises(
@@ -324,7 +332,8 @@ def test_many_threads_keep_the_ratio():
     assert (limiter.stats()["inserts"], limiter.stats()["samples"]) == (2000, 3984)
 
 
-# -- state -----------------------------------------------------------------------------------------------------------------------
+# -- state
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_state_round_trip():
@@ -361,7 +370,8 @@ def test_repr():
     assert "inserts=2, samples=0" in repr(limiter)
 
 
-# -- sampling: counted when it is done ---------------------------------------------------------------------------------------------
+# -- sampling: counted when it is done
+# ---------------------------------------------------------------------------------------------
 
 
 def test_limiter_counts_samples_when_they_are_drawn():

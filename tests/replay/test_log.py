@@ -41,7 +41,8 @@ def check_all(log: Log) -> None:
         check(batch, i, step(int(batch["policy_version"][i])))
 
 
-# -- schema evolution ----------------------------------------------------------------------------------------------------------------
+# -- schema evolution
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def grown(**columns: ArraySpec) -> Schema:
@@ -162,7 +163,8 @@ def test_a_default_that_changes_is_refused(tmp_path: Path):
         Log.open(tmp_path / "log", schema=grown(extra=ArraySpec(np.dtype(np.float32), default=2.0)))
 
 
-# -- compression ---------------------------------------------------------------------------------------------------------------------
+# -- compression
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("codec", ["zlib", "zstd"])
@@ -260,7 +262,8 @@ def test_unknown_codecs_and_columns(tmp_path: Path):
     assert not (tmp_path / "log").exists()
 
 
-# -- cache_bytes ---------------------------------------------------------------------------------------------------------------------
+# -- cache_bytes
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_bounded_map_gives_the_same_batches(tmp_path: Path):
@@ -344,7 +347,8 @@ def test_sampling_with_a_bounded_map_while_segments_come_and_go(tmp_path: Path):
         assert not wrong
 
 
-# -- capacity ------------------------------------------------------------------------------------------------------------------------
+# -- capacity
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compression", [None, {"observations/image": "zlib"}])
@@ -356,9 +360,8 @@ def test_capacity_in_bytes_bounds_the_folder(tmp_path: Path, compression: Any):
             write(log, numbers(first, 10))
             sizes.append(folder_bytes(tmp_path / "log"))
         log.compress()
-        assert max(sizes) <= limit * (
-            1 if compression is None else 1.4
-        )  # a segment exists twice while it is compressed
+        # a segment exists twice while it is compressed
+        assert max(sizes) <= limit * (1 if compression is None else 1.4)
         assert len(log) > 100
         assert log.stats()["segments_deleted"] > 10
         check_all(log)
@@ -395,7 +398,8 @@ def test_capacity_in_steps(tmp_path: Path):
         check_all(log)
 
 
-# -- settings ------------------------------------------------------------------------------------------------------------------------
+# -- settings
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_settings_change_when_a_log_is_opened(tmp_path: Path):
@@ -511,7 +515,8 @@ def test_a_log_without_a_path(tmp_path: Path, caplog: pytest.LogCaptureFixture, 
     assert list(tmp_path.iterdir()) == []
 
 
-# -- frames are stored once ----------------------------------------------------------------------------------------------------------
+# -- frames are stored once
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_each_frame_is_stored_once(tmp_path: Path):
@@ -568,7 +573,8 @@ def test_a_frame_that_equals_in_number_but_not_in_bytes_is_another_one(tmp_path:
             assert log.read(log.all().keys())[name]["x"].tobytes() == 2 * value["x"].tobytes()
 
 
-# -- facts while others read ---------------------------------------------------------------------------------------------------------
+# -- facts while others read
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_relabeling_while_others_sample(tmp_path: Path):

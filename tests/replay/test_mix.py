@@ -111,9 +111,8 @@ def test_an_empty_source(tmp_path: Path, log: Log):
     assert origin(shared.sample(8)) == [0] * 2 + [2] * 6
     with pytest.raises(EmptyError, match="the source 'random' of this mix holds no step"):
         Mix(sources(log, "random"), empty="share").sample(1)
-    assert (
-        origin(Mix(sources(log, "policy", "random"), {"policy": 1, "random": 0}).sample(3)) == [0] * 3
-    )  # nobody asks for it
+    # nobody asks for it
+    assert origin(Mix(sources(log, "policy", "random"), {"policy": 1, "random": 0}).sample(3)) == [0] * 3
 
 
 @pytest.mark.parametrize(
@@ -180,7 +179,8 @@ def test_batches_ahead(log: Log):
     assert prioritized.position() is None
 
 
-# -- concat_batches ------------------------------------------------------------------------------------------------------------------
+# -- concat_batches
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def test_concat_batches():
@@ -191,10 +191,8 @@ def test_concat_batches():
     assert both["observations"]["x"].shape == (5, 3)
     wide = concat_batches({"x": np.zeros((2, 1))}, {"x": np.ones((2, 3))}, axis=1)
     assert wide["x"].tolist() == [[0, 1, 1, 1]] * 2
-    assert concat_batches({"x": np.zeros((2, 1))}, {"x": np.ones((2, 3))}, 1)["x"].shape == (
-        2,
-        4,
-    )  # as HIL-SERL calls it
+    # as HIL-SERL calls it
+    assert concat_batches({"x": np.zeros((2, 1))}, {"x": np.ones((2, 3))}, 1)["x"].shape == (2, 4)
 
 
 @pytest.mark.parametrize(

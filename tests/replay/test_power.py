@@ -1,7 +1,7 @@
 """Power cuts: whatever was promised power-safe is there afterwards, exactly once, and the log opens.
 
-A workload is recorded once per setting; then the record is cut at many moments, and at each the disk keeps, drops, tears and reorders
-what was not synced (the model is in `power.py`).
+A workload is recorded once per setting; then the record is cut at many moments, and at each the disk keeps, drops,
+tears and reorders what was not synced (the model is in `power.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.replay.known_steps import (
 )
 from tests.replay.power import Disk, Event, Recorder
 
-CUTS = int(os.environ.get("HILT_POWER_CUTS", rounds(10, 100)))
+CUTS = int(os.environ.get("HILT_POWER_CUTS", rounds(7, 100)))
 """Power cuts per workload."""
 
 
@@ -179,7 +179,8 @@ def test_power_cuts(
 
 
 def test_what_is_appended_during_a_sync_needs_the_next_one(tmp_path: Path):
-    """A sync in another thread does not vouch for what came after it began, and a second one does not return before it."""
+    """A sync in another thread does not vouch for what came after it began, and a
+    second one does not return before it."""
     inside, go_on, syncs = threading.Event(), threading.Event(), list[int]()
 
     class Slow(Files):
@@ -236,9 +237,8 @@ def check_log(log: Log, steps: set[int], facts: dict[tuple[int, str], Any], when
     present = set(all_keys(log))
     lost = sorted(steps - present)
     assert not lost, f"{when}: {len(lost)} of {len(steps)} promised steps are lost, the first is {describe(lost[0])}"
-    check_contents(
-        log, whole=False
-    )  # of what was not promised a part may be lost, as the log says; what is there is right
+    # of what was not promised a part may be lost, as the log says; what is there is right
+    check_contents(log, whole=False)
     for (number, name), value in facts.items():
         if key_of(number) in present:
             assert log.facts.about(number).get(name) in (value, 2), (
@@ -247,7 +247,8 @@ def check_log(log: Log, steps: set[int], facts: dict[tuple[int, str], Any], when
 
 
 def test_a_segment_that_is_deleted_while_it_is_synced(tmp_path: Path):
-    """A sync under way has looked up a segment that eviction then takes away: nothing is left to promise, and the log works on."""
+    """A sync under way has looked up a segment that eviction then takes away: nothing
+    is left to promise, and the log works on."""
 
     class Evicting(Files):
         def sync_folder(self, path: Path) -> None:

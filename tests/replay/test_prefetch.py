@@ -82,7 +82,8 @@ def test_an_error_surfaces_in_next_and_stays(log: Log):
 
 
 def test_prefetch_raises_whatever_its_function_raises():
-    """Selectors and assemblies may be the user's: an error of theirs must not end the thread while somebody waits for its batch."""
+    """Selectors and assemblies may be the user's: an error of theirs must not end the
+    thread while somebody waits for its batch."""
 
     class OwnError(BaseException):
         pass
@@ -157,7 +158,8 @@ def test_a_closed_log_is_an_error_in_next(tmp_path: Path):
             next(batches)
 
 
-# -- what nobody took ---------------------------------------------------------------------------------------------------------------
+# -- what nobody took
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def test_the_state_is_that_after_the_last_batch_that_was_taken(log: Log):
@@ -196,7 +198,8 @@ def test_prefetch_of_a_prioritized_sampler_is_discarded_by_state(log: Log):
     assert sampler.position() is None and sampler.state()["counts"]["batches"] == 3
 
 
-# -- devices -------------------------------------------------------------------------------------------------------------------------
+# -- devices
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_torch_tensors(log: Log):

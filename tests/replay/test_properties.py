@@ -217,7 +217,8 @@ class Bench(RuleBasedStateMachine):
             self.order.remove(trajectory)
 
     def _forget_evicted(self) -> None:
-        """The oldest ended trajectories go while there are too many steps; then the first steps of the oldest running one."""
+        """The oldest ended trajectories go while there are too many steps; then the
+        first steps of the oldest running one."""
         running = {e.trajectory for e, _ in self.running}
         while len(self.expected) > 60:
             ended = [t for t in self.order if t not in running]

@@ -35,7 +35,8 @@ def same(a: Any, b: Any) -> bool:
     return set(left) == set(right) and all(np.array_equal(left[path], right[path]) for path in left)
 
 
-# -- numbers -------------------------------------------------------------------------------------------------------------------------
+# -- numbers
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("full", ["spill", "block", "drop_oldest"])
@@ -73,7 +74,8 @@ def test_acknowledged_transitions_are_let_go():
     store.close()
 
 
-# -- when it is full -------------------------------------------------------------------------------------------------------------------
+# -- when it is full
+# -------------------------------------------------------------------------------------------------------------------
 
 
 def test_spilled_transitions_come_back_as_they_were():
@@ -175,7 +177,8 @@ def test_dropping_the_oldest_is_counted():
     store.close()
 
 
-# -- on disk -------------------------------------------------------------------------------------------------------------------------
+# -- on disk
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_path_that_was_used_before_gives_back_what_was_not_acknowledged(tmp_path: Path):
@@ -275,7 +278,8 @@ class _KilledError(BaseException):
 
 
 def test_killed_at_any_write_a_step_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A person's last step is never the policy's, and its end is never lost: the row and which columns it has are one."""
+    """A person's last step is never the policy's, and its end is never lost: the
+    row and which columns it has are one."""
     write, left = Files.write, [0]
 
     def dies(self: Files, fd: int, data: Any, offset: int) -> None:
@@ -414,7 +418,8 @@ def test_a_strange_source_is_named_and_leaves_nothing(tmp_path: Path):
     store.close()
 
 
-# -- arguments -------------------------------------------------------------------------------------------------------------------------
+# -- arguments
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,8 @@ def mend(folder: Path) -> LogReport:
     return found
 
 
-# --- verify -----------------------------------------------------------------------------------------------------------------------
+# --- verify
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_whole_log_has_no_findings(log_folder: Path):
@@ -165,7 +166,7 @@ def test_a_whole_log_has_no_findings(log_folder: Path):
     assert repair(log_folder).mended == []
 
 
-@pytest.mark.parametrize("seed", range(rounds(3, 30)))
+@pytest.mark.parametrize("seed", range(rounds(2, 30)))
 def test_a_flipped_bit_anywhere_is_found_named_and_mended(log_folder: Path, seed: int):
     """One bit in every file of the log, each time in a fresh copy."""
     generator = random.Random(seed)
@@ -237,10 +238,11 @@ def test_a_report_is_readable_by_machines(plain: Path):
     assert data["findings"][0]["steps"] == [{"trajectory": 0, "first": 0, "steps": 1}]
 
 
-# --- what is rebuilt --------------------------------------------------------------------------------------------------------------
+# --- what is rebuilt
+# --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("damage", ["flip", "delete", "empty"])
+@pytest.mark.parametrize("damage", sampled(["flip", "delete", "empty"], "flip", "delete"))
 @pytest.mark.parametrize(
     "file", ["segments/000000/header.json", "segments/000000/seal.json", "segments/000000/extents", "log.json"]
 )
@@ -424,7 +426,7 @@ def test_a_log_of_an_older_hilt_has_no_seal(plain: Path):
     assert verify(plain).closed
 
 
-@pytest.mark.parametrize("seed", range(rounds(8, 300)))
+@pytest.mark.parametrize("seed", range(rounds(4, 300)))
 def test_repair_of_a_wreck_ends_well_or_in_a_named_refusal(log_folder: Path, seed: int):
     """Many faults at once. A second repair finds nothing, and every byte that is shown has its checksum."""
     vandal.damage(log_folder, random.Random(seed))
@@ -440,9 +442,10 @@ def test_repair_of_a_wreck_ends_well_or_in_a_named_refusal(log_folder: Path, see
         log.read(log.all().keys())
 
 
-@pytest.mark.parametrize("seed", range(rounds(12, 400)))
+@pytest.mark.parametrize("seed", range(rounds(6, 400)))
 def test_a_crafted_log_is_refused_by_name(log_folder: Path, seed: int):
-    """Every checksum is right, and the contents are not: an error of Hilt's that says which file, or a log that is whole."""
+    """Every checksum is right, and the contents are not: an error of Hilt's that
+    says which file, or a log that is whole."""
     generator = random.Random(seed)
     for _ in range(generator.randint(1, 3)):
         vandal.craft(log_folder, generator)
@@ -501,7 +504,8 @@ def test_one_cameras_files_are_gone_and_the_other_is_kept(two_cameras: Path, tmp
         Log.open(two_cameras, "a", without=["observations/wrist"])
 
 
-# --- late facts -------------------------------------------------------------------------------------------------------------------
+# --- late facts
+# -------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_damaged_fact_is_taken_out_and_kept_aside(plain: Path):
@@ -545,7 +549,8 @@ def test_torn_facts_are_not_damage(plain: Path):
     assert verify(plain).findings == []
 
 
-# --- segments as wholes -----------------------------------------------------------------------------------------------------------
+# --- segments as wholes
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_missing_segment_is_named_and_then_known(plain: Path):
@@ -592,7 +597,8 @@ def test_evicted_and_deleted_steps_are_not_missed(tmp_path: Path):
     assert report.findings == []
 
 
-# --- who may look, and who may mend -----------------------------------------------------------------------------------------------
+# --- who may look, and who may mend
+# -----------------------------------------------------------------------------------------------
 
 
 def test_verify_while_a_writer_is_at_work(plain: Path):
@@ -697,11 +703,10 @@ def test_an_interrupted_repair_is_run_again(log_folder: Path):
     whole = FailingFiles(10**6)
     repair(Path(shutil.copytree(log_folder, log_folder.with_name("whole"))), files=whole)
     assert 10 < len(whole.changes) < 100
-    for changes in some_of(whole.changes, 10):
+    for changes in some_of(whole.changes, 6):
         folder = Path(shutil.copytree(log_folder, log_folder.with_name("copy")))
-        with contextlib.suppress(
-            StorageError
-        ):  # only the last change of all, the seal of the whole log, is not worth an error
+        # only the last change of all, the seal of the whole log, is not worth an error
+        with contextlib.suppress(StorageError):
             repair(folder, files=FailingFiles(changes))
         repair(folder)
         assert verify(folder).ok, changes
@@ -709,7 +714,8 @@ def test_an_interrupted_repair_is_run_again(log_folder: Path):
         shutil.rmtree(folder)
 
 
-# --- merge and split --------------------------------------------------------------------------------------------------------------
+# --- merge and split
+# --------------------------------------------------------------------------------------------------------------
 
 
 def contents(folder: Path) -> list[tuple[Any, ...]]:
@@ -810,7 +816,10 @@ def test_merge_refuses_another_schema_with_the_difference(plain: Path, tmp_path:
     example["extra"] = np.float32(0)
     with Log.create(tmp_path / "other", Schema.of(example)):
         pass
-    difference = r"extra: added \(float32 \(\)\); actions: float32 \(2,\) became float32 \(7,\). Merge logs with the same columns"
+    difference = (
+        r"extra: added \(float32 \(\)\); actions: float32 \(2,\) became float32 \(7,\). Merge "
+        r"logs with the same columns"
+    )
     with pytest.raises(SchemaError, match=difference):
         merge([plain, tmp_path / "other"], tmp_path / "both")
     assert not (tmp_path / "both").exists()

@@ -50,7 +50,8 @@ def counts(sampler: Sampler, size: int, batches: int = 100, n: int = 200) -> Any
     return np.bincount(np.concatenate([drawn(sampler, n) for _ in range(batches)]), minlength=size)
 
 
-# -- uniform -----------------------------------------------------------------------------------------------------------------------
+# -- uniform
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_uniform_is_this_stream(log: Log):
@@ -120,7 +121,8 @@ def test_seeds_and_the_global_generator(log: Log):
     assert np.random.get_state()[1].tolist() == before
 
 
-# -- without replacement -----------------------------------------------------------------------------------------------------------
+# -- without replacement
+# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [1, 7, 40, 100])
@@ -152,7 +154,8 @@ def test_a_pass_costs_no_look_at_the_rest_of_it(log: Log, monkeypatch: pytest.Mo
     drawn(sampler, 3)
 
 
-# -- prioritized -------------------------------------------------------------------------------------------------------------------
+# -- prioritized
+# -------------------------------------------------------------------------------------------------------------------
 
 
 def test_prioritized_frequencies_and_weights(log: Log):
@@ -230,7 +233,8 @@ def test_update_priorities_without_priorities_is_an_error(log: Log, how: str):
         log.all().sampler(how).update_priorities(log.all().keys()[:1], np.ones(1))
 
 
-# -- in order ----------------------------------------------------------------------------------------------------------------------
+# -- in order
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_fifo_and_lifo(log: Log):
@@ -262,7 +266,8 @@ def test_ordered_sampler_skips_steps_that_left_the_view(log: Log):
     assert len(fifo) == 29
 
 
-# -- max_times_sampled -------------------------------------------------------------------------------------------------------------
+# -- max_times_sampled
+# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["uniform", "prioritized", "fifo", "lifo", "min_heap", "max_heap"])
@@ -303,7 +308,8 @@ def test_max_times_is_kept_while_steps_come_and_go(log: Log):
     assert max(np.bincount(seen)) <= 2
 
 
-# -- arguments ---------------------------------------------------------------------------------------------------------------------
+# -- arguments
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -382,7 +388,8 @@ def test_a_column_that_the_sampler_would_hide_is_refused(tmp_path: Path):
         log.all().sampler(sequence_length=3)
 
 
-# -- keys and out ------------------------------------------------------------------------------------------------------------------
+# -- keys and out
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def test_keys_reads_no_images(log: Log, monkeypatch: pytest.MonkeyPatch):
@@ -424,7 +431,8 @@ def test_batches_that_are_held_are_not_overwritten(log: Log):
     assert all(np.array_equal(part, copy) for part, copy in zip(parts, copies, strict=True))
 
 
-# -- state -------------------------------------------------------------------------------------------------------------------------
+# -- state
+# ----------------------------------------------------------------------------------------------------------------------
 
 KINDS: list[dict[str, Any]] = [
     {"how": "uniform"},
@@ -544,7 +552,8 @@ def test_a_refused_state_changes_nothing(log: Log):
     assert pickle.dumps(sampler.state()) == before
 
 
-# -- rate limiters -----------------------------------------------------------------------------------------------------------------
+# -- rate limiters
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def test_min_size_limiter_blocks_and_reports(tmp_path: Path):
@@ -791,7 +800,8 @@ def test_closing_the_log_wakes_those_who_wait(tmp_path: Path):
     assert "closed while 1 item waited to sample" in str(ended[0])
 
 
-# -- counting ----------------------------------------------------------------------------------------------------------------------
+# -- counting
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_stats(log: Log):

@@ -71,7 +71,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return
 
 
-# -- the same answers as Reverb (orders and max_times_sampled: also in test_limiter.py) -----------------------------------------------
+# -- the same answers as Reverb (orders and max_times_sampled: also in test_limiter.py)
+# -----------------------------------------------
 
 
 @pytest.mark.parametrize("case", REMOVERS, ids=lambda case: case["table"]["remover"][0])
@@ -109,7 +110,8 @@ def test_probabilities_of_the_real_reverb(case: dict[str, Any]):
         assert chi_square_is_plausible((sampled[:, None] == keys).sum(axis=0), expected)
 
 
-# -- against a plain model -------------------------------------------------------------------------------------------------------
+# -- against a plain model
+# -------------------------------------------------------------------------------------------------------
 
 
 class Model:
@@ -268,7 +270,8 @@ def test_thousands_of_keys_out_of_order(name: str):
     assert ours.contains(np.array(list(model.items))).all()
 
 
-# -- distributions ---------------------------------------------------------------------------------------------------------------
+# -- distributions
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def test_uniform_draws_every_key_alike():
@@ -301,7 +304,8 @@ def test_prioritized_draws_by_weight(exponent: float, size: int):
 
 
 def test_the_rest_of_a_huge_priority_is_still_right():
-    """Reverb's own rounding case, and worse: what is left after a sum of 1e200 has gone is as if it had never been there."""
+    """Reverb's own rounding case, and worse: what is left after a sum of 1e200 has
+    gone is as if it had never been there."""
     ours = Prioritized(1)
     ours.insert(ints(0), floats(1e-15))
     ours.insert(np.arange(1, 10_001), np.full(10_000, 0.3))
@@ -356,7 +360,8 @@ class Loaded:
 
 @pytest.mark.parametrize("size", [64, 2**15, 2**19])
 def test_a_weight_of_zero_is_not_drawn_at_the_very_ends_either(size: int):
-    """0 and the largest number below 1; sums of sixteen are rounded otherwise than running sums, and may be above their last."""
+    """0 and the largest number below 1; sums of sixteen are rounded otherwise than
+    running sums, and may be above their last."""
     generator = rng(size)
     for _ in range(200):
         weights = generator.random(16)
@@ -369,7 +374,8 @@ def test_a_weight_of_zero_is_not_drawn_at_the_very_ends_either(size: int):
             assert slot % 16 == (1 if number == 0 else 14)
 
 
-# -- what is refused changes nothing ---------------------------------------------------------------------------------------------------
+# -- what is refused changes nothing
+# ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", [-1.0, -1e-300, float("nan"), float("inf"), float("-inf")])
@@ -474,7 +480,8 @@ def test_protocols(make: Callable[[], Any]):
     assert isinstance(make(), OrderedSelector) == (type(make()).__name__ in ORDERED)
 
 
-# -- state -----------------------------------------------------------------------------------------------------------------------
+# -- state
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_restored_selector_goes_on_alike(make: Callable[[], Any]):
@@ -523,7 +530,8 @@ def test_states_that_do_not_fit():
     assert heap.peek(5).tolist() == [1, 2]
 
 
-# -- upkeep ------------------------------------------------------------------------------------------------------------------------
+# -- upkeep
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_last_key_may_be_deleted_and_come_back(make: Callable[[], Any]):
@@ -554,9 +562,8 @@ def test_the_order_of_deletes_decides_nothing(make: Callable[[], Any]):
         ours.delete(gone)
     np.testing.assert_equal(one.state(), other.state())
     if isinstance(one, OrderedSelector) and not isinstance(one, Lifo):
-        assert (
-            one.state()["keys"].tolist() == one.peek(100).tolist()
-        )  # a state is in order, whatever the heap looks like inside
+        # a state is in order, whatever the heap looks like inside
+        assert one.state()["keys"].tolist() == one.peek(100).tolist()
 
 
 def test_stale_entries_of_a_heap_are_dropped():
@@ -569,7 +576,8 @@ def test_stale_entries_of_a_heap_are_dropped():
     assert heap.peek(3).tolist() == [99]
 
 
-# -- importance weights ----------------------------------------------------------------------------------------------------------------
+# -- importance weights
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def test_importance_weights():

@@ -332,9 +332,8 @@ def test_an_archive_of_several_disks_is_corrupt(tmp_path: Path) -> None:
     locator = raw.index(b"PK\x06\x07")
     raw[locator + 16] = 2
     path.write_bytes(raw)
-    with pytest.raises(
-        CorruptError, match=r"disks\.pt is (a damaged archive|not a whole file of torch\.save) \("
-    ):  # by Python or by torch
+    # by Python or by torch
+    with pytest.raises(CorruptError, match=r"disks\.pt is (a damaged archive|not a whole file of torch\.save) \("):
         bridge.load_pt(path)
 
 

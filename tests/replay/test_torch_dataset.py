@@ -1,4 +1,5 @@
-"""A view as a dataset: every step once in an epoch, the same batches for any number of workers, and a resume bit for bit."""
+"""A view as a dataset: every step once in an epoch, the same batches for any number
+of workers, and a resume bit for bit."""
 
 from __future__ import annotations
 
@@ -182,7 +183,8 @@ def test_pinned_memory_needs_a_gpu(dataset: StepDataset):
 
 
 def test_workers_read_while_the_log_is_written(tmp_path: Path):
-    """A dataset has the steps of the moment it was made, and forked workers use nothing of a log that other threads are busy with."""
+    """A dataset has the steps of the moment it was made, and forked workers use nothing
+    of a log that other threads are busy with."""
     with new_log(tmp_path) as log:
         write(log, numbers(0, 40))
         dataset, stop = StepDataset(log.all(), ["rewards"]), threading.Event()

@@ -214,7 +214,8 @@ def test_stats(log: Log):
     assert view.stats() == {"steps": 6, "trajectories": 2, "sampled": 5, "batches": 1, "stale_priorities": 0}
 
 
-# -- reading steps -----------------------------------------------------------------------------------------------------------------
+# -- reading steps
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def test_reading_by_key(log: Log):
@@ -300,7 +301,8 @@ def test_a_closed_log(log: Log):
             use()
 
 
-# -- a reader beside the writer ----------------------------------------------------------------------------------------------------
+# -- a reader beside the writer
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_a_reader_shows_what_the_writer_shows(tmp_path: Path):

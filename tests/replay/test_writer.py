@@ -1,4 +1,5 @@
-"""Packed steps are stored as if they had come one by one: the same rows, frames and ends, whatever stream they are cut from."""
+"""Packed steps are stored as if they had come one by one: the same rows, frames and
+ends, whatever stream they are cut from."""
 
 from __future__ import annotations
 
@@ -174,10 +175,8 @@ def test_a_block_is_stored_as_its_steps_are(layout: str, turns: Any, cuts: list[
         assert fast == sum(len(events) for _, events in turns)  # none of these needs the slow way
         wanted, found = content(logs[0]), content(logs[1])
         for name in wanted:
-            if "wide depth" not in layout or name not in (
-                "frames",
-                "live",
-            ):  # cast apart, they are compared in full and found the same
+            # cast apart, they are compared in full and found the same
+            if "wide depth" not in layout or name not in ("frames", "live"):
                 assert found[name] == wanted[name], name
         for log in logs:
             assert log.damage() == []
@@ -361,7 +360,8 @@ def test_an_empty_block(tmp_path: Path):
 
 @pytest.mark.parametrize("durability", ["every step", "every episode", "never"])
 def test_no_room_at_any_call(memory_path: Path, durability: str, counted: Callable[[str], None]):
-    """What is said to be stored is stored, nothing else is, and the rest can be inserted later; also after the log was opened again."""
+    """What is said to be stored is stored, nothing else is, and the rest can be inserted
+    later; also after the log was opened again."""
     events = [FOLLOW] * 5 + [TERMINATE, FOLLOW, GAP, FOLLOW] + [FOLLOW] * 6
     schema = schema_of("")
     queue = QueuedDataStore(100)

@@ -1,4 +1,5 @@
-"""A Reverb table in thirty lines, made of our selectors and our limiter: what the answers of the real one are compared with."""
+"""A Reverb table in thirty lines, made of our selectors and our limiter: what the
+answers of the real one are compared with."""
 
 from __future__ import annotations
 

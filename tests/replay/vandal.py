@@ -1,4 +1,5 @@
-"""Damage of every kind, for tests of `verify` and `repair`: at random, and by somebody who knows the format and its checksums."""
+"""Damage of every kind, for tests of `verify` and `repair`: at random, and by
+somebody who knows the format and its checksums."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Processes that write to a log, in order to be killed.
 
-They are forked from a server that has imported everything, so that starting one takes milliseconds. Each reports over a pipe what a
-call promised, as soon as the call has returned.
+They are forked from a server that has imported everything, so that starting one takes milliseconds. Each reports over a
+pipe what a call promised, as soon as the call has returned.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ def add_forever(pipe: Connection, folder: Path, first_seed: int, seed: int) -> N
 
 
 class Announcing(Files):
-    """Counts system calls, says before one of them which it is, and waits there to be killed. A write is made in two halves.
+    """Counts system calls, says before one of them which it is, and waits there to
+    be killed. A write is made in two halves.
 
     So the process is killed right before that call, or in the middle of that write.
     """

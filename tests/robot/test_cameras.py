@@ -1,4 +1,5 @@
-"""Cameras: a real video file through OpenCV, a simulation's over HTTP, and RealSense's library replaced, for want of the hardware."""
+"""Cameras: a real video file through OpenCV, a simulation's over HTTP, and
+RealSense's library replaced, for want of the hardware."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""RobotEnv and DualRobotEnv over real HTTP: against a server that a test can spoil, and against `hilt serve-robot`'s own."""
+"""RobotEnv and DualRobotEnv over real HTTP: against a server that a test can spoil,
+and against `hilt serve-robot`'s own."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from scipy.spatial.transform import Rotation
 
 from hilt.core.config import describe
 from hilt.core.errors import ConfigError, DeadlineError, RefusedError, RequestError, UnknownNameError
-from hilt.core.rate import Rate
+from hilt.envs.rate import Rate
 from hilt.envs.rotations import from_euler, to_euler
 from hilt.robot.cameras import CameraConfig
 from hilt.robot.env import ArmConnection, DualRobotEnv, RobotConfig, RobotEnv, robot_task
@@ -72,9 +73,8 @@ def test_every_request_has_a_deadline_and_a_late_reply_is_not_the_next_one(toy: 
     assert client.post("getstate", seconds=60)["pose"] == toy.pose
     toy.delays["jointreset"] = 0.4
     assert client.post("jointreset", seconds=60) == "done"
-    toy.trickle.add(
-        "getstate"
-    )  # a byte every 0.05 s: no single wait is long, and all of them take more than ten seconds
+    # a byte every 0.05 s: no single wait is long, and all of them take more than ten seconds
+    toy.trickle.add("getstate")
     with pytest.raises(DeadlineError, match="getstate"):
         client.post("getstate")
 
@@ -582,8 +582,8 @@ def test_the_simulated_bench_behind_its_server_is_the_tabletop_task():
         expected, *_ = bench.step(move)
     cameras = {"front": {"deadline_seconds": 60}, "wrist": {"deadline_seconds": 60}}
     with RobotServer("tabletop", {"task": "pick"}, port=0) as server:
-        # Slower than the bench, so that the arm has time to get there; and slower still when it was late all the same, for a busy
-        # machine simulates slowly: an arm that is measured before it moved is given less motion, by `lead`.
+        # Slower than the bench, so that the arm has time to get there; and slower still when it was late all the same,
+        # for a busy machine simulates slowly: an arm that is measured before it moved is given less motion, by `lead`.
         for hz in (5.0, 2.0, 1.0, 0.5):
             env = make(f"robot/{server.urls[0]}", cameras=cameras, image_size=16, hz=hz, request_seconds=60)
             obs, info = env.reset(options={"split": "eval", "state": 3})

@@ -124,9 +124,8 @@ def save_until_killed(pipe: Connection, run: Path, stop_at: int) -> None:
 def test_killed_before_every_system_call(
     memory_path: Path, counted: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(
-        writers, "_context", multiprocessing.get_context("fork")
-    )  # all is imported here: a child starts in milliseconds
+    # all is imported here: a child starts in milliseconds
+    monkeypatch.setattr(writers, "_context", multiprocessing.get_context("fork"))
     places: Counter[str] = Counter()
     newest: Counter[int] = Counter()
     stop_at, done = 0, False

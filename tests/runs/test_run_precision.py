@@ -64,7 +64,10 @@ def test_the_choice_is_made_frozen_recorded_and_kept(kind: Any, machine: Any, tm
     assert of(again) == "bfloat16" == of(thaw(settings, tmp_path / "run" / "config.yaml"))
     assert lines(again, tmp_path / "run", resumed=True) == [
         "precision: bfloat16 (as the run was begun)",
-        f"precision: bfloat16 is at least 20 times slower than float32 on this CPU: a run with {name}=float32 would be faster",
+        (
+            "precision: bfloat16 is at least 20 times slower than float32 on this CPU: a run with "
+            f"{name}=float32 would be faster"
+        ),
     ]
     if module is not sft:  # which has learned nothing yet
         with pytest.raises(ConfigError, match=r"'bfloat16'.* a resumed run cannot change"):
@@ -78,7 +81,10 @@ def test_a_choice_by_hand_is_kept_and_a_slow_one_named(kind: Any, machine: Any, 
     assert of(config) == "bfloat16" and read_json(tmp_path / "run" / "run.json")["precision_why"] == "as set"
     assert lines(config, tmp_path / "run") == [
         "precision: bfloat16 (as set)",
-        f"precision: bfloat16 is at least 25 times slower than float32 on this CPU: a run with {name}=float32 would be faster",
+        (
+            "precision: bfloat16 is at least 25 times slower than float32 on this CPU: a run with "
+            f"{name}=float32 would be faster"
+        ),
     ]
 
 
@@ -138,7 +144,10 @@ def test_units_in_bfloat16_are_named_where_they_are_slow(machine: Any, tmp_path:
     machine("float32", 0.1)
     (tmp_path / "config.json").write_text('{"type": "pi0"}')
     config = Vla(policy=str(tmp_path), sharding=Sharding(enabled=True, precision="bfloat16", units=["Block"]))
-    slow = "precision: bfloat16 is at least 10 times slower than float32 on this CPU: a run with sharding.precision=float32 would be faster"
+    slow = (
+        "precision: bfloat16 is at least 10 times slower than float32 on this CPU: a run with "
+        "sharding.precision=float32 would be faster"
+    )
     assert warnings(config) == [slow]
     assert warnings(Vla(policy=str(tmp_path), device="cuda", sharding=config.sharding)) == []
 

@@ -1,7 +1,7 @@
 """Document 000, how HIL-SERL keeps its data, section by section, with its own code and changed imports.
 
-Two arms' cameras and a state by name, an actor with a person who takes over, queues, the wire, two buffers, files, and batches that are
-half demonstrations; then the same with Isaac Sim in the place of the arm.
+Two arms' cameras and a state by name, an actor with a person who takes over, queues, the wire, two buffers, files, and
+batches that are half demonstrations; then the same with Isaac Sim in the place of the arm.
 """
 
 from __future__ import annotations
@@ -388,7 +388,8 @@ def act(env: Any, data_store: Any, intvn_data_store: Any, steps: int) -> tuple[l
 def through_the_wire(
     env: Any, replay_buffer: Any, demo_buffer: Any, made: Any, steps: int = 20
 ) -> tuple[list[Any], list[Any], Any]:
-    """An actor and a learner as the document connects them; returns what was inserted, the episodes, and the weights that arrived."""
+    """An actor and a learner as the document connects them; returns what was inserted,
+    the episodes, and the weights that arrived."""
     ports = {"port_number": free_port(), "broadcast_port": free_port()}
     server = TrainerServer(make_trainer_config(**ports))
     server.register_data_store("actor_env", replay_buffer)
@@ -521,8 +522,9 @@ def test_half_of_each_batch_is_online_and_half_is_demonstrations(made: Any):
 
 
 class IsaacLab(gymnasium.Env):
-    """A stand-in with Isaac Lab's interface: groups of observation terms, tensors with an axis of environments that it writes over, spaces
-    that call everything an unbounded float32, resets inside ``step``. Isaac Lab itself was not run."""
+    """A stand-in with Isaac Lab's interface: groups of observation terms, tensors with an axis of
+    environments that it writes over, spaces that call everything an unbounded float32, resets
+    inside ``step``. Isaac Lab itself was not run."""
 
     is_vector_env = True
     metadata: ClassVar = {"render_modes": [None]}

@@ -1,4 +1,5 @@
-"""Document 001, TF-Agents' tools from RLDS to Reverb, section by section, without TensorFlow; with it where a test is marked `peers`."""
+"""Document 001, TF-Agents' tools from RLDS to Reverb, section by section, without
+TensorFlow; with it where a test is marked `peers`."""
 
 from __future__ import annotations
 

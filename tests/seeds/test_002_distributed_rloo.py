@@ -1,7 +1,7 @@
 """Document 002, a plan for distributed RLOO training, section by section, with its own code and changed imports.
 
-Tasks by rank and in turn, initial states in a ring, exactly as many episodes as were asked for, its YAML, and its three scenarios. The
-simulator is a toy of a few lines; `tests/peers/test_libero.py` has LIBERO's own.
+Tasks by rank and in turn, initial states in a ring, exactly as many episodes as were asked for, its YAML, and its three
+scenarios. The simulator is a toy of a few lines; `tests/peers/test_libero.py` has LIBERO's own.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def test_each_iteration_works_on_one_task_by_the_cursor():
         seen.append(tuple(one.set_current_task_by_cursor() for one in runners))
         for one in runners:
             one.advance_task_cursor()
-    # the document's text ends with (8, 7); its own rule, cursor % len(tasks), gives task 3 at the second rank, which has four tasks
+    # the document's text ends with (8, 7); its own rule, cursor % len(tasks), gives task
+    # 3 at the second rank, which has four tasks
     assert seen == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 1), (0, 3)]
     idle = runner([])
     assert idle.set_current_task_by_cursor() is None and idle.assigned_tasks == []

@@ -43,14 +43,21 @@ from tests.policies.tiny_openvla import observations, statistics, tiny
 
 MODEL, ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{part}." for part in ("model", "actor", "rollout", "ref"))
 COMMAND = f"""
-  data.task_suite_name=libero_10 data.n_samples=8 data.filter_accuracy=True data.accuracy_lower_bound=0.1 data.accuracy_upper_bound=0.9
-  data.train_batch_size=64 data.val_batch_size=496 data.max_prompt_length=256 data.max_response_length=128 {MODEL}vla=openvla-oft
-  {ACTOR}optim.lr=5e-6 {ACTOR}ppo_mini_batch_size=128 {ACTOR}ppo_micro_batch_size=8 {ACTOR}grad_clip=1 {ACTOR}clip_ratio_high=0.28
-  {ACTOR}clip_ratio_low=0.2 {ACTOR}entropy_coeff=0.0 {ROLLOUT}num_images_in_input=1 {ROLLOUT}use_proprio=False {ROLLOUT}temperature=1.6
-  {ROLLOUT}micro_batch_size=1 {ROLLOUT}log_prob_micro_batch_size=32 {ROLLOUT}center_crop=True {REF}log_prob_micro_batch_size=32
+  data.task_suite_name=libero_10 data.n_samples=8 data.filter_accuracy=True data.accuracy_lower_bound=0.1
+  data.accuracy_upper_bound=0.9
+  data.train_batch_size=64 data.val_batch_size=496 data.max_prompt_length=256 data.max_response_length=128
+  {MODEL}vla=openvla-oft
+  {ACTOR}optim.lr=5e-6 {ACTOR}ppo_mini_batch_size=128 {ACTOR}ppo_micro_batch_size=8 {ACTOR}grad_clip=1
+  {ACTOR}clip_ratio_high=0.28
+  {ACTOR}clip_ratio_low=0.2 {ACTOR}entropy_coeff=0.0 {ROLLOUT}num_images_in_input=1 {ROLLOUT}use_proprio=False
+  {ROLLOUT}temperature=1.6
+  {ROLLOUT}micro_batch_size=1 {ROLLOUT}log_prob_micro_batch_size=32 {ROLLOUT}center_crop=True
+  {REF}log_prob_micro_batch_size=32
   {REF}fsdp_config.param_offload=True algorithm.kl_ctrl.kl_coef=0.00 trainer.project_name=SimpleVLA-RL
-  trainer.experiment_name=libero10_openvlaoft_grpo trainer.n_gpus_per_node=8 trainer.nnodes=1 trainer.save_freq=25 trainer.test_freq=4
-  trainer.total_epochs=100 trainer.val_only=False algorithm.adv_estimator=grpo trainer.wandb_mode=disabled trainer.val_before_train=True
+  trainer.experiment_name=libero10_openvlaoft_grpo trainer.n_gpus_per_node=8 trainer.nnodes=1 trainer.save_freq=25
+  trainer.test_freq=4
+  trainer.total_epochs=100 trainer.val_only=False algorithm.adv_estimator=grpo trainer.wandb_mode=disabled
+  trainer.val_before_train=True
 """.split()
 """The command of "运行示例", without its paths"""
 
@@ -249,9 +256,15 @@ def test_pixel_values_of_a_rollout_batch_are_what_generate_action_verl_takes():
     assert torch.equal(policy.frames_of(batch["pixel_values"][0]), frames["frames"][0]), "nothing is lost on the way"
     step = {name: batch[name][:, 0] for name in ("input_ids", "attention_mask", "pixel_values")}
     actions, response = policy.generate_action_verl(
-        input_ids=step["input_ids"], pixel_values=step["pixel_values"], proprio=None, attention_mask=step["attention_mask"],
-        padding_idx=32000, do_sample=False, unnorm_key="libero_spatial", temperature=1.6,
-    )  # fmt: skip
+        input_ids=step["input_ids"],
+        pixel_values=step["pixel_values"],
+        proprio=None,
+        attention_mask=step["attention_mask"],
+        padding_idx=32000,
+        do_sample=False,
+        unnorm_key="libero_spatial",
+        temperature=1.6,
+    )
     plain, record = policy.act([observations(3, 0)[0], observations(2, 1)[0]], sample=False)
     np.testing.assert_allclose(actions, plain, atol=1e-6)
     assert torch.equal(response, torch.from_numpy(record["tokens"]).flatten(1).long())
@@ -270,7 +283,8 @@ class Upstream(torch.nn.Module):
 
 
 class Diffusion(torch.nn.Module):
-    """A diffusion head with the parts of OpenVLA-OFT's, and a scheduler that takes away a tenth of the noise it is told of."""
+    """A diffusion head with the parts of OpenVLA-OFT's, and a scheduler that takes
+    away a tenth of the noise it is told of."""
 
     class Scheduler:
         timesteps = torch.tensor([2, 1, 0])
@@ -395,10 +409,19 @@ PLACES = {
     "use_proprio": True,
     "center_crop": True,
 }
-CONFIG = OmegaConf.create({
-    **PLACES, "micro_batch_size": 1, "val_micro_batch_size": 2, "num_steps_wait": 10, "unnorm_key": "libero_spatial", "temperature": 1.6,
-    "do_sample": True, "vla": "openvla-oft", "model_family": "openvla",
-})  # fmt: skip
+CONFIG = OmegaConf.create(
+    {
+        **PLACES,
+        "micro_batch_size": 1,
+        "val_micro_batch_size": 2,
+        "num_steps_wait": 10,
+        "unnorm_key": "libero_spatial",
+        "temperature": 1.6,
+        "do_sample": True,
+        "vla": "openvla-oft",
+        "model_family": "openvla",
+    }
+)
 """`actor_rollout_ref.rollout` of the tiny policy"""
 
 

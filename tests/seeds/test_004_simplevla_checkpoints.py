@@ -1,5 +1,6 @@
-"""Document 004 (SimpleVLA-RL), `save_checkpoint(local_path, hdfs_path)` at `trainer.save_freq`: "in LoRA mode it saves the adapter and
-merges it into a complete model; otherwise it exports the full state dict", here as folders that their loader and ours open."""
+"""Document 004 (SimpleVLA-RL), `save_checkpoint(local_path, hdfs_path)` at `trainer.save_freq`: "in LoRA
+mode it saves the adapter and merges it into a complete model; otherwise it exports the full state dict",
+here as folders that their loader and ours open."""
 
 from __future__ import annotations
 

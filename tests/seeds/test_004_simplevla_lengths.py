@@ -1,4 +1,5 @@
-"""Document 004 (SimpleVLA-RL), the lengths of prompts and answers: `max_prompt_length`, `max_response_length`, `filter_truncated`."""
+"""Document 004 (SimpleVLA-RL), the lengths of prompts and answers:
+`max_prompt_length`, `max_response_length`, `filter_truncated`."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ def test_filter_truncated_cuts_episodes_off_at_max_response_length():
     assert cut.algorithm.batch.log_prob_chunks_per_pass == 4 * 38, "a trajectory has 38 chunks of 8 actions"
     said = lines_of("data.filter_truncated=True", "data.max_response_length=300")
     assert (
-        "an episode is cut off after 300 actions (data.max_response_length), in validation too; a group with one is dropped"
-        in said
+        "an episode is cut off after 300 actions (data.max_response_length), in validation too; a "
+        "group with one is dropped" in said
     )
     one = settings_of(
         "data.task_suite_name=robotwin2_lift_pot", "data.num_trials_per_task=1000", "data.filter_truncated=True"
@@ -81,8 +82,10 @@ class Limited(StandIn):
 
 
 def test_a_run_drops_groups_that_were_cut_off_at_max_response_length(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):  # noqa: F811
+    folder: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setitem(task.TASKS, "libero_goal", Limited)
     given = [*COMMAND, f"{MODEL}path={folder}", "trainer.total_training_steps=1", "data.filter_truncated=True"]
     tries = ["hilt.collect.max_sampling_attempts=2", "hilt.collect.when_exhausted=error"]

@@ -1,4 +1,5 @@
-"""Document 004 (SimpleVLA-RL): `Role.RewardModel` is "optional, PRIME or normal". PRIME in a run, and by the document's command line."""
+"""Document 004 (SimpleVLA-RL): `Role.RewardModel` is "optional, PRIME or normal". PRIME
+in a run, and by the document's command line."""
 
 from __future__ import annotations
 
@@ -125,11 +126,20 @@ def settings(*words: str) -> Vla:
 def test_the_keys_of_prime_in_the_documents_command_line():
     """The values of PRIME's own script, beside those of the document."""
     made = settings(
-        "algorithm.adv_estimator=rloo", f"{RM}rm_type=prime", f"{RM}rm_coef=5", f"{RM}prime_model.path=/models/sft",
-        f"{RM}prime_model.ref_path=/models/sft", f"{RM}model.input_tokenizer=null", f"{RM}prime_model.input_tokenizer=null",
-        f"{RM}prime_granularity=token", f"{RM}micro_batch_size=8", f"{RM}prime_model.update=after", f"{RM}prime_model.beta_train=0.05",
-        f"{RM}prime_model.optim.lr=1e-6", f"{RM}prime_model.optim.grad_clip=10.0",
-    )  # fmt: skip
+        "algorithm.adv_estimator=rloo",
+        f"{RM}rm_type=prime",
+        f"{RM}rm_coef=5",
+        f"{RM}prime_model.path=/models/sft",
+        f"{RM}prime_model.ref_path=/models/sft",
+        f"{RM}model.input_tokenizer=null",
+        f"{RM}prime_model.input_tokenizer=null",
+        f"{RM}prime_granularity=token",
+        f"{RM}micro_batch_size=8",
+        f"{RM}prime_model.update=after",
+        f"{RM}prime_model.beta_train=0.05",
+        f"{RM}prime_model.optim.lr=1e-6",
+        f"{RM}prime_model.optim.grad_clip=10.0",
+    )
     prime = made.prime
     assert (prime.coefficient, prime.beta, prime.granularity, prime.scale) == (5, 0.05, "token", "batch")
     assert (prime.update, prime.policy, prime.reference, prime.reference_policy) == ("after", "", "frozen", ""), (

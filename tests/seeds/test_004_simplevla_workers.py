@@ -1,4 +1,5 @@
-"""Document 004 (SimpleVLA-RL): the workers, the reward manager and the trainer that its sections name, run with a tiny policy."""
+"""Document 004 (SimpleVLA-RL): the workers, the reward manager and the trainer that
+its sections name, run with a tiny policy."""
 
 from __future__ import annotations
 
@@ -52,10 +53,21 @@ from tests.seeds.test_004_simplevla import LiberoStandIn, episode_of
 HILT = {"policy_options": {"allow_untrained": True}, "pool": {"workers": 0}, "validation": {"after": False}}
 MODEL = {"vla": "openvla-oft", "action_token_len": 7, "action_chunks_len": 3}
 ROLLOUT = {
-    "task_suite_name": "libero_goal", "num_images_in_input": 1, "use_proprio": False, "center_crop": True, "temperature": 1.6,
-    "micro_batch_size": 1, "val_micro_batch_size": 2, "log_prob_micro_batch_size": 4, "max_prompt_length": 256, "num_steps_wait": 10,
-    "unnorm_key": "libero_spatial", "dtype": "float32", "do_sample": True, "name": "hf",
-}  # fmt: skip
+    "task_suite_name": "libero_goal",
+    "num_images_in_input": 1,
+    "use_proprio": False,
+    "center_crop": True,
+    "temperature": 1.6,
+    "micro_batch_size": 1,
+    "val_micro_batch_size": 2,
+    "log_prob_micro_batch_size": 4,
+    "max_prompt_length": 256,
+    "num_steps_wait": 10,
+    "unnorm_key": "libero_spatial",
+    "dtype": "float32",
+    "do_sample": True,
+    "name": "hf",
+}
 ACTOR = {
     "optim": {"lr": 0.001, "total_training_steps": 10},
     "ppo_mini_batch_size": 4,
@@ -200,10 +212,16 @@ def test_a_micro_batch_does_not_change_the_gradient():
 
 
 def test_the_critic_learns_the_returns(checkpoint: Path):
-    config = OmegaConf.create({
-        "optim": {"lr": 0.01}, "ppo_mini_batch_size": 2, "ppo_micro_batch_size": 2, "cliprange_value": 0.5, "hilt": HILT,
-        "model": {"path": str(checkpoint), "action_token_len": 7, "action_chunks_len": 3},
-    })  # fmt: skip
+    config = OmegaConf.create(
+        {
+            "optim": {"lr": 0.01},
+            "ppo_mini_batch_size": 2,
+            "ppo_micro_batch_size": 2,
+            "cliprange_value": 0.5,
+            "hilt": HILT,
+            "model": {"path": str(checkpoint), "action_token_len": 7, "action_chunks_len": 3},
+        }
+    )
     config.hilt = {**HILT, "policy_options": {"allow_untrained": True, "unnorm_key": "libero_spatial"}}
     worker = CriticWorker(config)
     worker.init_model()
@@ -295,21 +313,36 @@ def test_compute_advantage_compares_the_members_of_a_group():
 
 
 def test_ray_trainer_fits_with_a_tree_of_settings(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    tree = OmegaConf.create({
-        "data": {"task_suite_name": "libero_goal", "num_trials_per_task": 50, "n_samples": 2, "train_batch_size": 2, "val_batch_size": 496,
-                 "oversample_factor": 1, "filter_accuracy": False},
-        "actor_rollout_ref": config_of(checkpoint, lora_rank=2),
-        "critic": {"optim": {"lr": 1e-5}},
-        "algorithm": {"adv_estimator": "grpo", "kl_ctrl": {"kl_coef": 0.0}},
-        "trainer": {"n_gpus_per_node": 0, "total_epochs": 100, "total_training_steps": 1, "default_local_dir": str(tmp_path / "run"),
-                    "logger": ["console"], "test_freq": -1, "save_freq": 1},
-        "hilt": HILT,
-    })  # fmt: skip
+    tree = OmegaConf.create(
+        {
+            "data": {
+                "task_suite_name": "libero_goal",
+                "num_trials_per_task": 50,
+                "n_samples": 2,
+                "train_batch_size": 2,
+                "val_batch_size": 496,
+                "oversample_factor": 1,
+                "filter_accuracy": False,
+            },
+            "actor_rollout_ref": config_of(checkpoint, lora_rank=2),
+            "critic": {"optim": {"lr": 1e-5}},
+            "algorithm": {"adv_estimator": "grpo", "kl_ctrl": {"kl_coef": 0.0}},
+            "trainer": {
+                "n_gpus_per_node": 0,
+                "total_epochs": 100,
+                "total_training_steps": 1,
+                "default_local_dir": str(tmp_path / "run"),
+                "logger": ["console"],
+                "test_freq": -1,
+                "save_freq": 1,
+            },
+            "hilt": HILT,
+        }
+    )
     del tree.actor_rollout_ref["hilt"]
     manager = RobRewardManager(num_examine=0, config=tree)
-    remote = SimpleNamespace(
-        __ray_metadata__=SimpleNamespace(class_name="RobActorRolloutRefWorker")
-    )  # what ray.remote(...) gives
+    # what ray.remote(...) gives
+    remote = SimpleNamespace(__ray_metadata__=SimpleNamespace(class_name="RobActorRolloutRefWorker"))
     roles = {Role.ActorRollout: remote, Role.RefPolicy: RobActorRolloutRefWorker, Role.Critic: CriticWorker}
     pools = ResourcePoolManager(resource_pool_spec={"global_pool": [0]}, mapping=dict.fromkeys(roles, "global_pool"))
     trainer = RayTrainer(
@@ -446,7 +479,8 @@ def test_a_model_of_ones_own_rolls_out_and_learns(tmp_path: Path):
 def test_a_model_of_ones_own_is_named_in_the_settings_of_a_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """By registration, as in the document's `registry.py`, and as module:Class; the folder of the run opens by the registered name."""
+    """By registration, as in the document's `registry.py`, and as module:Class; the
+    folder of the run opens by the registered name."""
     with pytest.raises(ConfigError, match="policy=mine: expected the folder of a checkpoint"):
         build(Vla(), {"policy": "mine", "tasks": ["libero_goal/0"]}).check()
     monkeypatch.setitem(POLICIES, "mine", f"{__name__}:Own")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ def absent() -> str:
     return "" if shutil.which("chromium") and shutil.which("chromedriver") else ABSENT
 
 
-def start(profile: Path, width: int = 1280, height: int = 800) -> Any:
+def start(profile: Path, width: int = 1280, height: int = 800, flags: Sequence[str] = ()) -> Any:
     """A browser with a new profile in this folder. Call quit() on it."""
     os.environ |= {"SE_OFFLINE": "true", "SE_AVOID_STATS": "true"}
     from selenium import webdriver
@@ -25,7 +26,7 @@ def start(profile: Path, width: int = 1280, height: int = 800) -> Any:
 
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""
-    for flag in (*FLAGS, f"--user-data-dir={profile}", f"--window-size={width},{height}"):
+    for flag in (*FLAGS, *flags, f"--user-data-dir={profile}", f"--window-size={width},{height}"):
         options.add_argument(flag)
     browser = webdriver.Chrome(options, Service(shutil.which("chromedriver")))
     browser.set_page_load_timeout(60)
@@ -54,8 +55,9 @@ def wait(browser: Any, script: str, seconds: float = 120) -> Any:
 
 
 def key(browser: Any, name: str, down: bool, text: str = "") -> None:
-    """A key of the keyboard, pressed or released, as the operating system would tell the browser; with the text that it types."""
-    code = {"Enter": 13, "Escape": 27, "Backspace": 8, "Tab": 9}.get(name) or ord(name.upper())
+    """A key of the keyboard, pressed or released, as the operating system would tell
+    the browser; with the text that it types."""
+    code = {"Enter": 13, "Escape": 27, "Backspace": 8, "Tab": 9, "ArrowLeft": 37}.get(name) or ord(name.upper())
     event = {
         "key": name,
         "code": f"Key{name.upper()}" if len(name) == 1 else name,
@@ -69,8 +71,9 @@ def key(browser: Any, name: str, down: bool, text: str = "") -> None:
 def measure(folder: Path, pixels: int = 128, rate_hz: float = 20.0, presses: int = 40) -> dict[str, float]:
     """Frame age and key latency of the page, on this machine, in milliseconds.
 
-    ``frame_age``: from `Browser.show` to the drawn canvas, as the page shows it. ``key_latency``: from the order to press a real key
-    to the `Browser.read` that has it, the way through chromedriver included. Two cameras of `pixels` squared at `rate_hz`.
+    ``frame_age``: from `Browser.show` to the drawn canvas, as the page shows it. ``key_latency``: from
+    the order to press a real key to the `Browser.read` that has it, the way through chromedriver
+    included. Two cameras of `pixels` squared at `rate_hz`.
     """
     import threading
     import time

@@ -1,4 +1,5 @@
-"""A device that plays given readings, an environment that notes what it got, and the first reading that is as wanted."""
+"""A device that plays given readings, an environment that notes what it got, and
+the first reading that is as wanted."""
 
 from __future__ import annotations
 

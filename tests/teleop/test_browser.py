@@ -135,6 +135,28 @@ def test_the_driver_is_read_and_others_are_not(device: Browser, viewer: Callable
     assert until(device, lambda r: r.motion.any(), each=lambda: other.hold([1, 0, 0, 0, 0, 0])).motion[0] == 1
 
 
+def test_pause_and_rewind_are_read_where_they_are_offered(device: Browser, viewer: Callable[[str], Client]):
+    a, b = viewer("a"), viewer("b")
+    episode = heard(a, device)
+    a.press("pause", 1, episode)
+    assert not heard_status(a)["paused"] and not device.read().paused, "this environment cannot be rewound"
+    device.show({"front": PICTURE}, Status("policy", episode=1, step=7, rewind=True))
+    while heard_status(a)["status"]["step"] != 7:
+        pass
+    a.press("pause", 2, episode)
+    until(device, lambda reading: reading.paused, each=a.hold)
+    b.socket.send(json.dumps({"event": "rewind", "number": 1, "episode": episode, "step": 1}))
+    a.socket.send(json.dumps({"event": "rewind", "number": 3, "episode": episode, "step": 4}))
+    reading = until(device, lambda reading: reading.rewind is not None, each=a.hold)
+    assert reading.rewind == 4, "of the one who paused"
+    assert until(device, lambda reading: not reading.paused, each=a.hold).rewind is None, "once"
+
+
+def heard_status(client: Client) -> dict[str, Any]:
+    client.hold()
+    return client.receive()
+
+
 def test_silence_is_lost_until_the_driver_is_back_or_another_one_takes_over(
     device: Browser, viewer: Callable[[str], Client]
 ):
@@ -155,9 +177,8 @@ def test_a_backlog_is_old_when_it_arrives(device: Browser, viewer: Callable[[str
     """States that a stalled network kept for a second do not count as what the driver holds now."""
     driver = viewer("a")
     driver.press("take", 1, 0)
-    until(
-        device, lambda r: r.motion.any(), each=lambda: driver.hold([1] * 6)
-    )  # the clocks were compared, by a state that was fresh
+    # the clocks were compared, by a state that was fresh
+    until(device, lambda r: r.motion.any(), each=lambda: driver.hold([1] * 6))
     until(device, lambda r: r.engaged and not r.motion.any(), each=driver.hold)
     for _ in range(20):
         driver.hold([1] * 6, sent=time.monotonic() - 1)
@@ -412,7 +433,8 @@ def elsewhere() -> Iterator[Any]:
 import json
 from hilt.teleop.browser import Browser
 device = Browser("0.0.0.0")
-print(json.dumps({"url": device.url, "token": device.token, "page": device._page.pid, "folder": str(device._folder)}), flush=True)
+found = {"url": device.url, "token": device.token, "page": device._page.pid, "folder": str(device._folder)}
+print(json.dumps(found), flush=True)
 input()
 """
     owner = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

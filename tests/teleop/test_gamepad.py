@@ -153,7 +153,8 @@ def test_pulled_out_and_in_again(gamepad: Gamepad, pad: Pad, monkeypatch: pytest
     assert not reading.lost and reading.motion[0] == 1 and reading.events == ("reset",)
 
 
-# --- what is lacking, with its cure -----------------------------------------------------------------------------------------------
+# --- what is lacking, with its cure
+# -----------------------------------------------------------------------------------------------
 
 
 def test_no_gamepad():
@@ -186,7 +187,8 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (tmp_path / f"event{number}").touch()
     monkeypatch.setattr(os, "access", lambda path, mode: str(path).endswith("0"))
     assert missing(0, 0, tmp_path) == (
-        f"no gamepad is seen, and 2 of 3 devices in {tmp_path} may not be read: sudo usermod -aG input $USER, then log in again"
+        f"no gamepad is seen, and 2 of 3 devices in {tmp_path} may not be read: sudo usermod -aG "
+        "input $USER, then log in again"
     )
 
 

@@ -30,7 +30,8 @@ def infos(env: TakeOver, steps: int, action: Any = POLICY) -> list[dict[str, Any
     return [env.step(action)[4] for _ in range(steps)]
 
 
-# --- who acts ---------------------------------------------------------------------------------------------------------------------
+# --- who acts
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_person_acts_while_the_device_is_held():
@@ -160,7 +161,8 @@ def test_without_a_policy_doing_nothing_is_the_persons_too():
     assert [status.who for _, status in env.device.shown] == ["none", "none", "human"]
 
 
-# --- events -----------------------------------------------------------------------------------------------------------------------
+# --- events
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -192,7 +194,8 @@ def test_take_over_ignores_events_before_an_episode_except_stop():
     assert device.take_events() == ("stop",)
 
 
-# --- actions ----------------------------------------------------------------------------------------------------------------------
+# --- actions
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -277,7 +280,8 @@ def test_a_wrong_mode_is_refused():
         TakeOver(Noting(), Played(), mode="held")  # type: ignore[arg-type]
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------------------
+# --- what is shown
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def test_the_status_is_shown_after_reset_and_every_step():
@@ -315,7 +319,8 @@ def test_images_are_found_wherever_they_are():
     assert list(images_of(image)) == ["image"] and images_of(image.astype(float)) == {}
 
 
-# --- no jump at the hand-over: the arm itself -------------------------------------------------------------------------------------
+# --- no jump at the hand-over: the arm itself
+# -------------------------------------------------------------------------------------
 
 
 class Arm:

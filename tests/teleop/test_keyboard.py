@@ -1,4 +1,5 @@
-"""Keys through a real pseudo-terminal, of both kinds: one that tells releases (kitty's protocol) and one that sends characters."""
+"""Keys through a real pseudo-terminal, of both kinds: one that tells releases
+(kitty's protocol) and one that sends characters."""
 
 from __future__ import annotations
 
@@ -82,7 +83,8 @@ def kitty() -> Iterator[Terminal]:
     terminal.close()
 
 
-# --- a terminal that tells releases -----------------------------------------------------------------------------------------------
+# --- a terminal that tells releases
+# -----------------------------------------------------------------------------------------------
 
 
 def test_kitty_keys_are_held_until_they_are_released(kitty: Terminal):
@@ -151,7 +153,8 @@ def test_kitty_ctrl_c_sends_sigint(kitty: Terminal):
     assert received == [signal.SIGINT]
 
 
-# --- a terminal that sends characters ---------------------------------------------------------------------------------------------
+# --- a terminal that sends characters
+# ---------------------------------------------------------------------------------------------
 
 
 def test_a_character_counts_for_a_moment(plain: Terminal, caplog: pytest.LogCaptureFixture):
@@ -177,9 +180,8 @@ def test_buttons(plain: Terminal):
             events += until(keys, lambda r: r.events != ()).events
         assert events == ["success", "fail", "reset", "toggle"]
         until(keys, lambda r: r.arm == 1)
-        plain.type(
-            b"\x1bx\x1bOP\x1b[15~\x1b[?62c\xc3\xa9"
-        )  # alt and x, F1, F5, a late answer, é: none of them is the escape key
+        # alt and x, F1, F5, a late answer, é: none of them is the escape key
+        plain.type(b"\x1bx\x1bOP\x1b[15~\x1b[?62c\xc3\xa9")
         plain.type(b"\t")
         assert until(keys, lambda r: r.arm == 0).events == ()
         plain.type(b"\x1b")
@@ -215,7 +217,8 @@ def test_a_terminal_that_hangs_up_is_lost(plain: Terminal):
         plain.master = os.open(os.devnull, os.O_RDONLY)
 
 
-# --- no terminal, and a terminal given back ---------------------------------------------------------------------------------------
+# --- no terminal, and a terminal given back
+# ---------------------------------------------------------------------------------------
 
 
 def test_keyboard_without_a_terminal_is_reported_with_the_fix(tmp_path):

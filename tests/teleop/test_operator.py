@@ -36,7 +36,8 @@ def sources(env: Any, action: Any, steps: int, mode: str = "hold") -> list[int]:
     return [taken.step(action)[4]["source"] for _ in range(steps)]
 
 
-# --- the rule ---------------------------------------------------------------------------------------------------------------------
+# --- the rule
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["hold", "toggle"])
@@ -72,7 +73,8 @@ def test_each_episode_begins_with_the_policy():
         assert (found[-1]["intervention_count"], found[-1]["intervention_steps"]) == (1, 3)
 
 
-# --- the tabletop -----------------------------------------------------------------------------------------------------------------
+# --- the tabletop
+# -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["hold", "toggle"])
@@ -118,7 +120,8 @@ def test_an_environment_that_leaves_the_gripper_out_gets_the_rest():
         assert env.step(np.zeros(6))[4]["intervene_action"].shape == (6,)
 
 
-# --- without an expert ------------------------------------------------------------------------------------------------------------
+# --- without an expert
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_script_without_an_expert_reports_what_to_provide():

@@ -24,7 +24,7 @@ from hilt.core.trajectory import Source, Step
 from hilt.replay import Log
 from hilt.teleop.devices import Status
 from hilt.teleop.intervene import LET_GO
-from hilt.teleop.page import DRIFT, SEAT_SECONDS, Viewer, Wheel
+from hilt.teleop.page import DRIFT, SEAT_SECONDS, MomentPictures, Viewer, Wheel
 from tests.teleop import chromium
 from tests.teleop.played import until
 
@@ -38,7 +38,7 @@ def test_the_wheel_has_one_driver():
     wheel.hold("b", held, 10.1)
     assert wheel.message(10.1)["motion"] == [0] * 6
     wheel.hold("a", held, 10.2)
-    assert wheel.message(10.3) == {"driving": True, "lost": False, "at": 10.2, **held}
+    assert wheel.message(10.3) == {"driving": True, "lost": False, "paused": False, "at": 10.2, **held}
     wheel.hold("a", {**held, "gripper": -1}, 10.1)  # older than the one before
     assert wheel.message(10.3)["gripper"] == 1
     wheel.give("b")
@@ -61,6 +61,38 @@ def test_a_driver_who_is_gone_leaves_the_wheel_lost():
     assert not wheel.message(22)["lost"]
     wheel.take("a", 22), wheel.check(30)
     assert wheel.take("b", 31) and not wheel.message(31)["lost"]
+
+
+def test_a_pause_is_ended_by_the_one_who_paused_or_when_they_are_gone():
+    wheel, held = Wheel(), {"motion": [0.0] * 6, "gripper": 0, "arm": 0}
+    wheel.pause("a", 10)
+    wheel.pause("b", 10)
+    wheel.resume("b")
+    assert wheel.paused_by == "a" and wheel.message(10)["paused"] and not wheel.message(10)["driving"]
+    wheel.hold("b", held, 12.5), wheel.hold("a", held, 11.5), wheel.check(11.5 + SEAT_SECONDS)
+    assert wheel.paused_by == "a"
+    wheel.check(11.6 + SEAT_SECONDS)
+    assert not wheel.message(14)["paused"]
+    wheel.take("a", 20), wheel.pause("b", 20)
+    assert wheel.paused_by is None, "only the driver"
+    wheel.pause("a", 20), wheel.resume("a")
+    assert wheel.paused_by is None
+
+
+def test_pictures_of_moments_are_those_of_the_running_try(monkeypatch: pytest.MonkeyPatch):
+    moments = MomentPictures()
+    assert moments.at(3) == [] and moments.first == 0
+    for step in (0, 1, 2, 5):
+        moments.add(1, step, [("front", bytes([step]))])
+    assert moments.at(1) == [("front", b"\1")] and moments.at(4) == [("front", b"\2")]
+    moments.add(1, 1, [("front", b"again")])
+    assert moments.at(9) == [("front", b"again")] and moments.at(0) == [("front", b"\0")]
+    moments.add(2, 0, [("front", b"other")])
+    assert moments.at(9) == [("front", b"other")]
+    monkeypatch.setattr("hilt.teleop.page.MOMENT_BYTES", 10)
+    for step in range(1, 5):
+        moments.add(2, step, [("front", b"12345")])
+    assert moments.first == 3 and moments.at(0) == [("front", b"12345")], "the nearest that is kept"
 
 
 def test_a_late_message_is_as_old_as_it_is_late():
@@ -129,13 +161,11 @@ def page(chrome: Any, device: Any) -> Iterator[Any]:
     chromium.shape(chrome, 1280, 800)
     device.reset()
     device.show({"front": PICTURE, "wrist": PICTURE}, Status("policy", "pick up the red cube", 1, 0, 7, 100))
-    if not chrome.execute_script(
-        "return document.querySelector('.hilt')?.cockpit?.online"
-    ):  # else as the last test left it
+    # else as the last test left it
+    if not chrome.execute_script("return document.querySelector('.hilt')?.cockpit?.online"):
         chromium.open_page(chrome, device.url)
-    chromium.wait(
-        chrome, f"return document.querySelector('.hilt').cockpit.view.episode === {device._episode}"
-    )  # else no press counts
+    # else no press counts
+    chromium.wait(chrome, f"return document.querySelector('.hilt').cockpit.view.episode === {device._episode}")
     chrome.execute_script("document.querySelector('.hilt').cockpit.facing = false")
     if view(chrome, "lost"):
         click(chrome, ".resume")
@@ -255,9 +285,8 @@ def test_page_releases_keys_whose_keyup_is_missing(page: Any, device: Any):
     numpad = {"code": "Numpad8", "windowsVirtualKeyCode": 38, "isKeypad": True}
     page.execute_cdp_cmd("Input.dispatchKeyEvent", {"type": "rawKeyDown", "key": "ArrowUp", **numpad})
     until(device, lambda reading: reading.motion[0] == 1)
-    page.execute_cdp_cmd(
-        "Input.dispatchKeyEvent", {"type": "keyUp", "key": "8", **numpad}
-    )  # Num Lock was pressed meanwhile
+    # Num Lock was pressed meanwhile
+    page.execute_cdp_cmd("Input.dispatchKeyEvent", {"type": "keyUp", "key": "8", **numpad})
     until(device, lambda reading: not reading.motion.any())
     chromium.key(page, "w", True)
     until(device, lambda reading: reading.motion.any())
@@ -368,7 +397,8 @@ def test_page_shows_controls_without_scrolling(page: Any, device: Any, size: tup
 
 CUT = """return [...document.querySelectorAll('.legend, .legend *, footer, .hands, .facts')].filter((part) => {
     const box = part.getBoundingClientRect(), aside = part.closest('aside');
-    const end = aside && getComputedStyle(aside).display !== 'contents' ? aside.getBoundingClientRect().bottom : innerHeight;
+    const beside = aside && getComputedStyle(aside).display !== 'contents';
+    const end = beside ? aside.getBoundingClientRect().bottom : innerHeight;
     return box.bottom > end + 1 || box.right > innerWidth + 1 || box.left < 0;
 }).map((part) => part.outerHTML.slice(0, 80))"""
 """What of the page is not in sight"""
@@ -565,9 +595,8 @@ def test_a_broken_connection_comes_back_to_the_same_seat(page: Any, device: Any)
     )
     until(device, lambda reading: not reading.motion.any())
     chromium.key(page, "w", False)
-    assert (
-        "stop" in until(device, lambda reading: bool(reading.events)).events
-    )  # pressed without a connection, told with the next
+    # pressed without a connection, told with the next
+    assert "stop" in until(device, lambda reading: bool(reading.events)).events
     chromium.wait(
         page,
         "return document.querySelector('.hilt').cockpit.online && document.querySelector('.hilt').cockpit.view.driving",
@@ -578,7 +607,8 @@ def test_a_broken_connection_comes_back_to_the_same_seat(page: Any, device: Any)
 
 @needs_chromium
 def test_pictures_go_on_after_a_broken_connection(page: Any, device: Any):
-    """They stood still, with the age of new ones beside them, for as many messages as had come before the connection broke."""
+    """They stood still, with the age of new ones beside them, for as many messages
+    as had come before the connection broke."""
     device.show({"front": np.zeros_like(PICTURE)}, Status("policy"))
     pixel = (
         "return document.querySelector('canvas[data-camera=front]')?.getContext('2d').getImageData(5, 5, 1, 1).data[0]"
@@ -610,7 +640,10 @@ def test_a_phone_drives_two_arms_with_a_finger(page: Any, device: Any, artifacts
     take_over(page, device)
     width = page.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
     assert width == [360, 360]  # nothing to the right of the screen
-    seen = "const box = document.querySelector(arguments[0]).getBoundingClientRect(); return box.top >= 0 && box.bottom <= innerHeight"
+    seen = (
+        "const box = document.querySelector(arguments[0]).getBoundingClientRect(); return box.top >= 0 && "
+        "box.bottom <= innerHeight"
+    )
     assert (
         page.execute_script(seen, ".stop") and page.execute_script(seen, ".take") and page.execute_script(seen, ".who")
     )
@@ -619,9 +652,8 @@ def test_a_phone_drives_two_arms_with_a_finger(page: Any, device: Any, artifacts
     chromium.key(page, "Tab", False)
     chromium.key(page, "e", True)
     reading = until(device, lambda reading: reading.arm == 1)
-    assert (
-        not reading.motion.any()
-    )  # first the other arm with nothing held: what was held at the change would not count
+    # first the other arm with nothing held: what was held at the change would not count
+    assert not reading.motion.any()
     assert until(device, lambda reading: reading.motion.any()).motion[2] == 1
     chromium.key(page, "e", False)
     page.find_element("xpath", "//button[text()='Left arm']").click()
@@ -648,7 +680,8 @@ def test_a_phone_drives_two_arms_with_a_finger(page: Any, device: Any, artifacts
 
 
 class Driven(threading.Thread):
-    """A control loop: a policy that moves the arm slowly to the right, over which a person may take. Every step goes to a log."""
+    """A control loop: a policy that moves the arm slowly to the right, over which a
+    person may take. Every step goes to a log."""
 
     def __init__(self, device: Any, folder: Path):
         super().__init__()

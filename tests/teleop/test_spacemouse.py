@@ -189,7 +189,8 @@ def test_a_reader_that_fails_is_lost(mouse: SpaceMouse, hidapi: Hidapi, monkeypa
     assert not until(mouse, lambda r: r.lost).motion.any()
 
 
-# --- what is lacking, with its cure -----------------------------------------------------------------------------------------------
+# --- what is lacking, with its cure
+# -----------------------------------------------------------------------------------------------
 
 
 def test_no_permission(hidapi: Hidapi):

@@ -39,7 +39,8 @@ def write_log(
 
 
 class Row(Policy):
-    """Answers everything with the same numbers; its loss is their mean square error, with a little noise while it trains."""
+    """Answers everything with the same numbers; its loss is their mean square
+    error, with a little noise while it trains."""
 
     chunk, action_dim = 3, 2
 

@@ -1,4 +1,5 @@
-"""Exactly so many episodes, in whole groups that began alike; what is dropped, lost or left over is told, and resumed bit for bit."""
+"""Exactly so many episodes, in whole groups that began alike; what is dropped, lost
+or left over is told, and resumed bit for bit."""
 
 from __future__ import annotations
 
@@ -57,8 +58,15 @@ def test_never_one_more_or_less_and_whole_groups_that_began_alike(data):
     at_once = data.draw(st.integers(0, 5))
     factor = 1.0 if at_once else data.draw(st.sampled_from([1.0, 1.5, 3.0]))
     lossy = ToyPool(data.draw(st.integers(1, 7)), lose=lambda start: start.state % 4 == 3 and start.member == 0)
-    collector = made(lossy, group_size=size, data_batch_size=size * wanted, groups_at_once=at_once, oversample_factor=factor,
-                     dynamic_sampling=size > 1, max_sampling_attempts=200)  # fmt: skip
+    collector = made(
+        lossy,
+        group_size=size,
+        data_batch_size=size * wanted,
+        groups_at_once=at_once,
+        oversample_factor=factor,
+        dynamic_sampling=size > 1,
+        max_sampling_attempts=200,
+    )
     for version in range(3):
         kept = []
         got = collector.collect(Dice(), version, keep=kept.append)
@@ -121,8 +129,14 @@ def test_an_environment_that_does_not_begin_alike_is_found_out():
 
 
 def test_accuracy_bounds_are_inclusive():
-    half = made(group_size=4, data_batch_size=8, filter_accuracy=True, accuracy_lower_bound=0.5, accuracy_upper_bound=0.5,
-                max_sampling_attempts=50)  # fmt: skip
+    half = made(
+        group_size=4,
+        data_batch_size=8,
+        filter_accuracy=True,
+        accuracy_lower_bound=0.5,
+        accuracy_upper_bound=0.5,
+        max_sampling_attempts=50,
+    )
     got = half.collect(Dice())
     shares = [np.mean([episode.success for episode in got.episodes[low : low + 4]]) for low in (0, 4)]
     assert shares == [0.5, 0.5] and got.figures["dropped_too_easy"] + got.figures["dropped_too_hard"] > 0
@@ -225,7 +239,8 @@ CHANGED = {
 
 @pytest.mark.parametrize("name", CHANGED)
 def test_a_resumed_collector_begins_where_its_settings_say_now(name):
-    """What was planned ahead, and groups that were carried over, were of the settings before: other states, or members that differ."""
+    """What was planned ahead, and groups that were carried over, were of the settings
+    before: other states, or members that differ."""
     before, after, states = CHANGED[name]
     collector, said = made(tasks=["a"], groups_at_once=3, prefetch=True, **before), []
     collector.collect(Dice())

@@ -1,4 +1,5 @@
-"""What cannot work or would do nothing is refused in a sentence, before anything starts; what the sizes come to is said in words."""
+"""What cannot work or would do nothing is refused in a sentence, before anything
+starts; what the sizes come to is said in words."""
 
 from __future__ import annotations
 
@@ -26,37 +27,70 @@ NEVER = ("validation.before=false", "validation.period=0", "validation.after=fal
 REFUSED: dict[str, tuple[list[str], str]] = {
     "no task": (["tasks=[]"], "there is nothing to try: give tasks="),
     "a task twice": (["tasks=[tabletop/pick,tabletop/pick]"], "names tabletop/pick twice"),
-    "too large": (["algorithm.batch.trajectories_per_step=64"], r"=64: a training step has 16 episodes \(16 of each of 1 rank.* give 16"),
-    "not whole": (["algorithm.batch.trajectories_per_step=6"], "which are not whole steps of the optimizer; give 4, or 0"),
+    "too large": (
+        ["algorithm.batch.trajectories_per_step=64"],
+        r"=64: a training step has 16 episodes \(16 of each of 1 rank.* give 16",
+    ),
+    "not whole": (
+        ["algorithm.batch.trajectories_per_step=6"],
+        "which are not whole steps of the optimizer; give 4, or 0",
+    ),
     "cut groups that pay": (
         ["collect.data_batch_size=10", "algorithm.batch.trajectories_per_step=0", "algorithm.kl.where=reward"],
-        "collect.data_batch_size=10 cuts groups of collect.group_size=4, and algorithm.kl.where=reward compares .* give a multiple",
+        (
+            "collect.data_batch_size=10 cuts groups of collect.group_size=4, and algorithm.kl.where=reward "
+            "compares .* give a multiple"
+        ),
     ),
     "a group of one": (["collect.group_size=1"], "grpo compares the members of a group; give 2 or more"),
     "no critic": (["algorithm.estimator=gae"], "gae needs a critic: give critic.kind=shared, detached or separate"),
     "a filter that misleads a critic": (
         ["algorithm.estimator=gae", "critic.kind=shared", "collect.dynamic_sampling=true"],
-        "collect.dynamic_sampling=true with algorithm.estimator=gae: groups are kept by how they ended, and the critic .* false for it",
+        (
+            "collect.dynamic_sampling=true with algorithm.estimator=gae: groups are kept by how they ended, and "
+            "the critic .* false for it"
+        ),
     ),
     "filters that mislead a mean": (
-        ["algorithm.estimator=reinforce_plus_plus", "collect.filter_truncated=true", "collect.filter_accuracy=true",
-         "collect.accuracy_upper_bound=0.9"],
-        "filter_accuracy=true and collect.filter_truncated=true with .*reinforce_plus_plus.* take one of grpo, dr_grpo, rloo",
+        [
+            "algorithm.estimator=reinforce_plus_plus",
+            "collect.filter_truncated=true",
+            "collect.filter_accuracy=true",
+            "collect.accuracy_upper_bound=0.9",
+        ],
+        (
+            "filter_accuracy=true and collect.filter_truncated=true with .*reinforce_plus_plus.* take "
+            "one of grpo, dr_grpo, rloo"
+        ),
     ),
-    "a filter that misleads remax": (["algorithm.estimator=remax", "collect.dynamic_sampling=true"], "a greedy episode, is not one of"),
+    "a filter that misleads remax": (
+        ["algorithm.estimator=remax", "collect.dynamic_sampling=true"],
+        "a greedy episode, is not one of",
+    ),
     "an idle critic": (["critic.kind=shared"], "kind=shared would do nothing: it needs algorithm.estimator=gae"),
     "another critic": (["critic.kind=twin"], "no critic named 'twin'"),
     "an idle optimizer": (["critic.optimizer.weight_decay=0"], "would do nothing: it needs algorithm.estimator=gae"),
     "the entropy of fixed noise": (
-        ["algorithm.entropy=0.01", "policy_options.head=flow", "policy_options.flow={kind: cps}", "policy_options.bins=13",
-         "policy_options.smoothing=1.0"],
+        [
+            "algorithm.entropy=0.01",
+            "policy_options.head=flow",
+            "policy_options.flow={kind: cps}",
+            "policy_options.bins=13",
+            "policy_options.smoothing=1.0",
+        ],
         "algorithm.entropy=0.01 would do nothing: the noise of a flow of kind cps is fixed",
     ),
     "an idle reference": (["reference.offload=true"], "offload=True would do nothing: it needs algorithm.kl.where"),
     "no classifier": (["rewards.learned=1"], "learned=1.0 would do nothing: it needs rewards.classifier=FOLDER"),
     "no coefficient": (["rewards.classifier=here"], "it needs a coefficient, rewards.learned=1"),
-    "an absent classifier": (["rewards.classifier=here", "rewards.learned=1"], "here: no classifier is there. Make one with"),
-    "the same for all": (["rewards.format=0.1"], "format=0.1 would do nothing: it needs collect.filter_format=false, without which every"),
+    "an absent classifier": (
+        ["rewards.classifier=here", "rewards.learned=1"],
+        "here: no classifier is there. Make one with",
+    ),
+    "the same for all": (
+        ["rewards.format=0.1"],
+        "format=0.1 would do nothing: it needs collect.filter_format=false, without which every",
+    ),
     "a deadline of nobody": (["pool.step_s=9"], "step_s=9.0 would do nothing: it needs pool.workers above 0"),
     "an idle start_s": (["pool.start_s=9"], "start_s=9.0 would do nothing: it needs pool.workers above 0"),
     "restarts of nobody": (["pool.restarts=9"], "restarts=9 would do nothing: it needs pool.workers above 0"),
@@ -68,7 +102,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "nothing to do": (["max_steps=0", "validation.before=false"], "there is nothing to do"),
     "too many videos": (["validation.videos=9", "validation.episodes=2"], "a validation has 4 episodes"),
     "idle adapters": (["lora.alpha=3"], "lora.alpha=3.0 would do nothing: it needs lora.rank=N"),
-    "an absent policy": (["policy=nowhere", "policy_options={}"], "policy=nowhere: expected the folder of a checkpoint, or small_vla"),
+    "an absent policy": (
+        ["policy=nowhere", "policy_options={}"],
+        "policy=nowhere: expected the folder of a checkpoint, or small_vla",
+    ),
     "a wrong setting of a new one": (["policy_options.wide=3"], "'wide'"),
     "two names for one": (["suite=tabletop"], "suite=tabletop would do nothing: it needs no columns beside it"),
     "below its least": (["pool.slots=0"], "pool.slots=0: expected a whole number of at least 1"),
@@ -78,7 +115,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         "prefetch=True would do nothing: it needs placement.rollout_ranks=0",
     ),
     "several ranks here": (["placement.ranks=2"], "needs placement.kind=processes or ray"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -159,7 +196,8 @@ def test_the_learning_rate_goes_by_what_is_trained(tmp_path: Path):
 
 
 def test_plain_settings_learn_from_an_imitated_start():
-    """What was rarely done becomes usual within 20 training steps of the plain sizes: at 5e-6, the rate of a large policy, it does not."""
+    """What was rarely done becomes usual within 20 training steps of the plain sizes: at
+    5e-6, the rate of a large policy, it does not."""
     settings = Vla(tasks=["toy/right"]).settled()
     policy = SmallVLA(SmallVLAConfig(image_size=16, state_dim=1, chunk=2, action_dim=2, precision="float32"))
     seen = {"full_image": np.zeros((16, 16, 3), np.uint8), "state": np.zeros(1, np.float32), "instruction": "go right"}
@@ -178,11 +216,18 @@ def test_plain_settings_learn_from_an_imitated_start():
         won = actions[:, :, 0].sum(1) > 1
         made = [
             RolloutEpisode(
-                Start("toy/right", "train", 0, 0, step * 8 + i // size, i % size), select(record, [i]), np.int32([2]), np.zeros(1),
-                bool(w), 2, False, step, b"",
+                Start("toy/right", "train", 0, 0, step * 8 + i // size, i % size),
+                select(record, [i]),
+                np.int32([2]),
+                np.zeros(1),
+                bool(w),
+                2,
+                False,
+                step,
+                b"",
             )
             for i, w in enumerate(won)
-        ]  # fmt: skip
+        ]
         updater.update(made, [np.float32([w]) for w in won])
         successes.append(float(won.mean()))
     assert np.mean(successes[:4]) < 0.25 and np.mean(successes[-4:]) > np.mean(successes[:4]) + 0.15, successes

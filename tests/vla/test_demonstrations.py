@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
 from hilt.policies.vla.observation_adapters import Suite, columns, suite
+from hilt.replay import Edits, Log
 from hilt.vla.demonstrations import Demonstrations, batches
 from tests.formats.toy_episodes import made
 from tests.golden import FOLDER
@@ -58,6 +59,25 @@ def test_failures_are_passed_over_and_words_may_be_given(tmp_path: Path):
         opened(tmp_path, write_log(tmp_path / "b", [(2, "x", False)]))
 
 
+def test_demonstrations_are_as_people_edited_them(tmp_path: Path):
+    log = write_log(tmp_path / "a", [(5, "put", True), (3, "take", None), (4, "", True), (2, "put", True)])
+    with Log.open(log, "r") as opened_log:
+        edits = Edits(opened_log)
+        edits.instruction(2, "lift")
+        edits.trim(2, first=1)
+        edits.label(1, success=False)
+        edits.bad(3)
+    lessons = opened(tmp_path, log)
+    assert [(len(one.keys), one.texts) for one in lessons.lessons] == [(5, ("put",)), (3, ("lift",))]
+    observations, actions, mask = lessons.batch(np.array([[1, 2]]), 2)
+    had = made(4, 2).columns
+    assert np.array_equal(observations[0]["state"], had["observations"]["state"][3]) and mask.tolist() == [
+        [True, False]
+    ]
+    assert np.array_equal(actions[0, 0], had["actions"][3])
+    lessons.close()
+
+
 def test_words_that_change_within_an_episode(tmp_path: Path):
     log = write_log(tmp_path / "a", [(5, {"texts": ["reach", "lift"], "begins": [0, 3]}, True)])  # type: ignore[list-item]
     lessons = opened(tmp_path, log)
@@ -89,11 +109,14 @@ def test_states_are_looked_at_in_part_and_all_actions(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("names", "says"),
     [
-        (suite("libero"), r"log: .* has no .ee_pos.; it has: .*suite=libero is of other data: give the right one \(libero, .*tab"),
+        (
+            suite("libero"),
+            r"log: .* has no .ee_pos.; it has: .*suite=libero is of other data: give the right one \(libero, .*tab",
+        ),
         (suite("tabletop/pick"), r"no .tcp_pose., but an array in its place\. suite=tabletop is of other data"),
         (columns({"full_image": "top"}), r"no 'top'; it has: .* Mend columns={full_image: PATH, state: PATH}"),
     ],
-)  # fmt: skip
+)
 def test_observations_of_another_suite(names: Suite, says: str, tmp_path: Path):
     with pytest.raises(MissingFieldError, match=says):
         Demonstrations([write_log(tmp_path / "log", [(3, "x", True)])], tmp_path, names)

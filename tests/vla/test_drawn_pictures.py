@@ -1,4 +1,5 @@
-"""Drawn pictures: the named shape is where the picture says it is, and a policy learns to look at it and at nothing else."""
+"""Drawn pictures: the named shape is where the picture says it is, and a policy
+learns to look at it and at nothing else."""
 
 from __future__ import annotations
 
@@ -32,10 +33,8 @@ def test_the_color_that_is_named_is_at_the_place_that_is_told() -> None:
         pale, bright = (
             few - 0.12 <= number <= most + 0.12 for number, (few, most) in zip((saturation, value), ranges, strict=True)
         )
-        turned = (360 * hue - low + 8) % 360 <= high - low + 16 or named in (
-            "white",
-            "black",
-        )  # within the range, and noise of the camera
+        # within the range, and noise of the camera
+        turned = (360 * hue - low + 8) % 360 <= high - low + 16 or named in ("white", "black")
         right.append(turned and bright and (pale or named == "black"))
     assert np.mean(right) > 0.95
 

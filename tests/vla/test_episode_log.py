@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hilt.core.errors import ConfigError
-from hilt.replay import Log
+from hilt.replay import Edits, Log
 from hilt.vla.episode import RolloutEpisode, Start
 from hilt.vla.episode_log import EpisodeLog, film
 
@@ -25,9 +25,17 @@ def episode(rows: int = 3, words: int = 7, **changes: Any) -> RolloutEpisode:
     }
     executed = np.array([4] * (rows - 1) + [1], np.int32)
     made = RolloutEpisode(
-        Start("tabletop/pick", "train", 5, 77, group=3, member=1), record, executed, draw.normal(size=rows).astype(np.float32),
-        success=True, steps=int(executed.sum()), truncated=False, version=12, first=b"\x00\xff" * 16, instruction="pick it up",
-    )  # fmt: skip
+        Start("tabletop/pick", "train", 5, 77, group=3, member=1),
+        record,
+        executed,
+        draw.normal(size=rows).astype(np.float32),
+        success=True,
+        steps=int(executed.sum()),
+        truncated=False,
+        version=12,
+        first=b"\x00\xff" * 16,
+        instruction="pick it up",
+    )
     return replace(made, **changes)
 
 
@@ -51,11 +59,17 @@ def test_an_episode_comes_back_bit_for_bit_also_in_another_process(tmp_path: Pat
     assert log.end() == -1
     assert [log.add(one, 4, 2 * one.rewards) for one in given] == [one.trajectory for one in given] == [0, 1]
     log.close()
-    again = EpisodeLog(tmp_path / "log")
-    assert again.end() == 1 and all(same(one, again.read(one.trajectory)[0]) for one in given)
+    with Log.open(tmp_path / "log", "r") as edited:
+        edits = Edits(edited)
+        redone = [edits.label(0, success=False, reward=7.0), edits.bad(1), edits.trim(0, 1)]
+    again = EpisodeLog(tmp_path / "log")  # the run goes on with what it recorded
+    assert 1 in again and again.end() == 1 and all(same(one, again.read(one.trajectory)[0]) for one in given)
     assert all(np.array_equal(2 * one.rewards, again.read(one.trajectory)[1]) for one in given)
     again.close()
     with Log.open(tmp_path / "log", "r") as plain:  # as every other part reads it
+        assert plain.trajectories() == [0] and plain.facts.success(0) is False
+        for edit in redone:
+            Edits(plain).undo(edit.number)
         facts = plain.facts.about(1)
         assert (facts["task"], facts["state"], facts["training_step"], facts["success"]) == (
             "tabletop/pick",

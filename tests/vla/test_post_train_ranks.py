@@ -1,4 +1,5 @@
-"""Post-training on two ranks, as processes of this machine: one task each, the same weights, and a rank that is killed."""
+"""Post-training on two ranks, as processes of this machine: one task each, the same
+weights, and a rank that is killed."""
 
 from __future__ import annotations
 

@@ -1,14 +1,24 @@
-"""Half of the slots simulate while the policy answers the other half; an episode that has ended costs nobody anything."""
+"""Half of the slots simulate while the policy answers the other half; an episode
+that has ended costs nobody anything."""
 
 from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from hilt.core.errors import ConfigError
+from hilt.envs.chunk_executor import ChunkSettings
+from hilt.policies.base import Prefix
+from hilt.policies.vla.observation_adapters import columns, no_motion
 from hilt.replay.tensors import generator
 from hilt.vla.episode import LostEpisode, RolloutEpisode, Start
-from hilt.vla.rollout import RolloutSettings, roll_out
+from hilt.vla.rollout import ChunkAgent, ChunkOptions, RolloutSettings, check_chunks, roll_out, roll_out_steps
 from tests.vla.toy_pool import GAME, LIMIT, Dice, ToyPool
 
 STARTS = [Start("a/b", "train", state, 0, state) for state in range(11)]
@@ -132,3 +142,131 @@ def test_closed_or_stopped_it_leaves_the_pool_free():
     asked = iter([False] * 4 + [True] * 100)
     assert len(roll(pool, stop=lambda: next(asked))) < len(STARTS) and pool.idle
     assert len(roll(pool)) == len(STARTS)
+
+
+STEADY = columns({"state": "state"}, hold=no_motion)
+
+
+class Planned(Dice):
+    """Gives what is planned already, where there is something, and keeps what it was given."""
+
+    chunk, takes_prefix = 4, True
+
+    def __init__(self, max_delay: int = 0):
+        super().__init__()
+        self.max_delay, self.prefixes = max_delay, list[Prefix | None]()
+
+    def act(self, observations: Any, sample: bool = True, temperature: float = 1.0, generator: Any = None,
+            prefix: Prefix | None = None) -> Any:  # fmt: skip
+        self.prefixes.append(prefix)
+        actions = np.full((1, 4, 1), len(self.prefixes) / 100, np.float32)
+        return actions, {"log_prob": actions, "state": np.stack([seen["state"] for seen in observations])}
+
+
+def by_steps(pool: ToyPool, policy: Any, chunks: ChunkSettings, starts=STARTS, **settings: Any) -> Any:
+    chosen = RolloutSettings(**{"sample": False, **settings}, chunks=chunks)
+    return list(roll_out_steps(policy, pool, starts, suite=STEADY, settings=chosen, seed=(0, 1)))
+
+
+def test_step_by_step_without_a_delay_is_as_chunk_by_chunk():
+    hard = {"hard": lambda start: 0.5 if start.state % 2 else 2.0}
+    stepped = by_steps(ToyPool(slots=4, **hard), Dice(), ChunkSettings(delay=0))
+    whole = roll(ToyPool(slots=4, **hard), sample=False)
+    stepped.sort(key=lambda pair: pair[0].start.state)
+    whole.sort(key=lambda episode: episode.start.state)
+    assert [plain(episode) for episode, _ in stepped] == [plain(episode) for episode in whole]
+    assert all(agent.execution()["held"] == 0 for _, agent in stepped)
+
+
+def test_step_by_step_the_arm_holds_while_the_policy_plans():
+    pool = ToyPool(slots=2, hard=lambda start: 2.0)
+    ((episode, agent),) = by_steps(pool, Dice(), ChunkSettings("synchronous", 2, 1), STARTS[:1])
+    assert agent.chunks == [-1, 0, 0, -1, 1, 1] and episode.steps == LIMIT and pool.idle
+    assert episode.executed.tolist() == [2, 2] and episode.record["state"][:, 1].tolist() == [0, 3]
+    assert agent.execution() == {
+        **{"mode": "synchronous", "execute": 2, "delay": 1, "steps": 6.0, "held": 2.0, "late": 0.0},
+        **{"idle_share": 1 / 3, "delay_steps": 1.0, "planning_seconds": agent.execution()["planning_seconds"]},
+    }
+    won = by_steps(ToyPool(slots=2, hard=lambda start: 0.5), Dice(), ChunkSettings(delay=1), STARTS[:1])
+    assert (won[0][0].success, won[0][0].steps, won[0][0].executed.tolist()) == (True, 2, [1])
+    assert won[0][0].rewards.tolist() == [1.0]
+
+
+def test_step_by_step_episodes_do_not_depend_on_the_slots():
+    def outcomes(slots: int) -> Any:
+        chunks = ChunkSettings("asynchronous", 1, 1)
+        found = by_steps(ToyPool(slots=slots), Dice(), chunks, sample=True, temperature=0.5)
+        return sorted((episode.start.state, plain(episode)[1:]) for episode, _ in found)
+
+    assert outcomes(2) == outcomes(5) and len({repr(each[1]) for each in outcomes(2)}) > 5
+
+
+def test_step_by_step_a_lost_episode_is_begun_again_and_a_chunk_that_is_not_finite_ends_its_episode():
+    once = iter([True])
+    pool = ToyPool(lose=lambda start: start.state == 3 and next(once, False), hard=lambda start: 2.0)
+    policy = Dice(lambda seen: "nan" if seen["state"][0] == 5 and seen["state"][1] >= 2 else "")
+    found = {episode.start.state: episode for episode, _ in by_steps(pool, policy, ChunkSettings(delay=0), retries=1)}
+    assert sorted(found) == list(range(11)) and found[3].steps == LIMIT
+    assert "of the chunk of 2 that the policy planned is [nan]" in found[5].ill_formed
+    assert (found[5].steps, found[5].success, found[5].executed.tolist()) == (2, False, [2, 0])
+
+
+def test_step_by_step_rtc_gives_the_policy_its_prefix():
+    policy = Planned()
+    by_steps(ToyPool(slots=2, hard=lambda start: 2.0), policy, ChunkSettings("rtc", 2, 1), STARTS[:1])
+    first, second, *_ = policy.prefixes
+    assert first is None and second is not None
+    assert second.actions.dtype == np.float32 and second.actions.shape == (1, 2, 1)
+    assert second.frozen.dtype == np.int64 and second.frozen.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "chunks", "sample", "text"),
+    [
+        (Dice(), ChunkSettings("rtc", 1, 1), False, "mode=rtc: this Dice cannot continue a chunk. Take asynchronous"),
+        (Planned(), ChunkSettings("rtc", 1, 1), True, "mode=rtc with sampled actions: this Planned is guided toward"),
+        (Dice(), ChunkSettings(execute=3, delay=0), False, "execute=3: this policy answers with 2 actions; give 1 to"),
+        (Dice(), ChunkSettings(), False, "the simulators of a pool wait for the policy; give a number of control"),
+    ],
+)
+def test_what_a_policy_cannot_do_with_its_chunks_is_refused(policy: Any, chunks: Any, sample: bool, text: str):
+    with pytest.raises(ConfigError, match=text):
+        by_steps(ToyPool(), policy, chunks, sample=sample)
+
+
+def test_a_delay_is_refused_where_it_is_not_known_how_the_arm_holds():
+    text = "delay=2: an arm holds until the policy has answered, and how it does is not known"
+    with pytest.raises(ConfigError, match=text):
+        check_chunks(Dice(), GAME, ChunkSettings(delay=2))
+    check_chunks(Dice(), GAME, ChunkSettings(delay=0))
+
+
+def test_options_that_are_not_given_are_left_to_the_run_and_its_task():
+    assert ChunkOptions().settings(execute=4, real_time=True) is None
+    assert ChunkOptions("rtc").settings(execute=4) == ChunkSettings("rtc", 4, 0)
+    assert ChunkOptions("rtc", execute=0).settings(execute=4, real_time=True) == ChunkSettings("rtc", 0, None)
+    assert ChunkOptions(delay=2).settings(real_time=True) == ChunkSettings("synchronous", 0, 2)
+
+
+def test_an_agent_in_real_time_holds_until_the_policy_has_answered():
+    gate, done = threading.Event(), threading.Event()
+
+    class Slow(Dice):
+        def act(self, observations: Any, *rest: Any, **named: Any) -> Any:
+            assert gate.wait(60), "the control loop waits for the policy"
+            try:
+                return super().act(observations, *rest, **named)
+            finally:
+                done.set()
+
+    suite = replace(STEADY, command=lambda actions: 10 * actions, hold=lambda raw, last, size: np.full(size, -0.1))
+    with contextlib.closing(ChunkAgent(Slow(), suite, "win", ChunkSettings("asynchronous"))) as agent:
+        seen = {"state": np.zeros(3, np.float32)}
+        assert [float(agent.sample_actions(seen, argmax=True)[0]) for _ in range(3)] == [-1, -1, -1]
+        gate.set()
+        assert done.wait(60)
+        deadline = time.monotonic() + 60
+        while agent.chunks[-1] < 0 and time.monotonic() < deadline:
+            action = agent.sample_actions(seen, argmax=True)
+        assert float(action[0]) == 5 and agent.chunks[:3] == [-1] * 3 and agent.chunks[-1] == 0
+        assert agent.execution()["delay"] is None and agent.execution()["delay_steps"] >= 3

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,13 @@ import torch
 from hilt.core.checksums import read_json
 from hilt.core.config import freeze
 from hilt.core.errors import ConfigError, HiltError, LockedError, UnknownNameError
+from hilt.envs.chunk_executor import ChunkSettings
 from hilt.observe.metrics import read_metrics
 from hilt.policies.vla.observation_adapters import Suite
 from hilt.replay.storage.lock import WriterLock
 from hilt.runs import checkpoint
 from hilt.vla import sft
-from hilt.vla.chunks import ChunkAgent
+from hilt.vla.rollout import ChunkAgent
 from hilt.vla.sft import Lora, Sft, begin_run, learning_rate, resume_run, train
 from tests.effort import devices
 from tests.vla.taught import NAMES, Row, kept, write_log
@@ -93,6 +96,8 @@ def test_it_stops_after_the_validation_minimum_and_keeps_that(start: Callable[..
         p.name for p in (run / "best").iterdir()
     ) == [str(done.best_step)]
     assert torch.equal(policy.idle.detach(), torch.ones(2))  # it has no part in the loss
+    ended = read_json(run / "run.json")["ended"]
+    assert (ended["reason"], ended["step"]) == ("best", done.step) and ended["words"].startswith("best, after")
 
 
 def test_without_validation_it_learns_from_all_and_keeps_the_last(start: Callable[..., Any]):
@@ -111,9 +116,8 @@ def test_on_from_where_it_was_stopped_bit_for_bit(start: Callable[..., Any], tmp
         "schedule": "cosine",
         "weight_decay": 0.1,
     }
-    options["data"] = [
-        str(write_log(tmp_path / "different", [(4, "go", True)] * 9))
-    ]  # so that it matters which rows come when
+    # so that it matters which rows come when
+    options["data"] = [str(write_log(tmp_path / "different", [(4, "go", True)] * 9))]
     whole, done, _ = start("whole", **options)
     parts, first, _ = start("parts", stop_at=7, **options)
     assert (first.reason, first.step) == ("stopped", 7) and (parts / "policy").is_dir()
@@ -125,6 +129,26 @@ def test_on_from_where_it_was_stopped_bit_for_bit(start: Callable[..., Any], tmp
         for run in (whole, parts)
     ]
     assert [r for r in told[0] if "validation_loss" in r] == [r for r in told[1] if "validation_loss" in r]
+
+
+def test_training_with_given_actions_goes_on_bit_for_bit(log: Path, tmp_path: Path):
+    options = {"width": 16, "depth": 1, "heads": 2, "chunk": 3, "keypoints": 1, "precision": "float32"}
+    base = Sft(data=[str(log)], columns=NAMES, policy_options=options, max_delay=2, max_steps=4, batch_size=4)
+    base = replace(base, validation_period=2, learning_rate=0.01, seed=3)
+    for name in ("whole", "parts"):
+        steps: list[int] = []
+        stop = partial(
+            lambda steps, last: (steps.append(0), len(steps) > last + 1)[1], steps, 4 if name == "whole" else 2
+        )
+        train(begin_run(tmp_path / name, "", base), tmp_path / name, stop=stop)
+    train(resume_run(tmp_path / "parts", "", []), tmp_path / "parts")
+    whole, parts = (sft.open_policy(tmp_path / name, base) for name in ("whole", "parts"))
+    assert whole.max_delay == parts.max_delay == 2 and whole.takes_prefix
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, parts.state_dict()[name]), name
+    assert whole.get_parameter("action_head.given.leave.weight").any(), "the given actions were learned from"
+    with pytest.raises(ConfigError, match=r"max_delay was 2 in .* and is 1 now, which a resumed run cannot change"):
+        resume_run(tmp_path / "parts", "", ["max_delay=1"])
 
 
 def test_stopped_before_there_is_anything_to_keep(start: Callable[..., Any]):
@@ -147,9 +171,8 @@ def test_what_the_optimizer_is_told(start: Callable[..., Any]):
     assert not np.array_equal(plain, kept(start("rate", max_steps=2, learning_rate=0.01)[0]))
     clipped, _, _ = start("clip", max_steps=2, gradient_clip=1e-9, log_period=1)
     assert read_metrics(clipped, ["update"])[0]["gradient_norm"] > 0.1
-    assert np.all(kept(clipped) < 0.06) and not np.array_equal(
-        plain, kept(clipped)
-    )  # so small that Adam's epsilon counts
+    # so small that Adam's epsilon counts
+    assert np.all(kept(clipped) < 0.06) and not np.array_equal(plain, kept(clipped))
 
 
 def test_the_learning_rate():
@@ -188,9 +211,8 @@ def test_actions_of_another_robot(start: Callable[..., Any], monkeypatch: pytest
 
 
 def test_what_does_not_fit_is_refused_before_the_first_step(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(
-        sft, "free_bytes", lambda device: 3 * 4 * 4 - 1
-    )  # four float32, their gradients and two moments
+    # four float32, their gradients and two moments
+    monkeypatch.setattr(sft, "free_bytes", lambda device: 3 * 4 * 4 - 1)
     with pytest.raises(
         ConfigError, match=r"gradients and optimizer need 0.0 GB on cpu, .*train adapters \(lora.rank=32\)"
     ):
@@ -226,7 +248,10 @@ def test_statistics_of_the_data(log: Path, tmp_path: Path, monkeypatch: pytest.M
 
 def test_resuming_changes_only_what_can_be_changed(start: Callable[..., Any], tmp_path: Path):
     run, _, _ = start(max_steps=2)
-    unchangeable = r"batch_size was 8 in .* and is 4 now, which a resumed run cannot change: .* These can be changed: checkpoint_period"
+    unchangeable = (
+        r"batch_size was 8 in .* and is 4 now, which a resumed run cannot change: .* These can be "
+        r"changed: checkpoint_period"
+    )
     with pytest.raises(ConfigError, match=unchangeable):
         resume_run(run, "", ["batch_size=4"])
     with pytest.raises(ConfigError, match="is a run of no recipe, not of sft_debug"):
@@ -263,6 +288,8 @@ def test_resuming_changes_only_what_can_be_changed(start: Callable[..., Any], tm
         ({"statistics": "data"}, ConfigError, "it needs policy=FOLDER"),
         ({"lora": Lora(alpha=3)}, ConfigError, "lora.alpha=3 would do nothing: it needs lora.rank=N"),
         ({"lora": Lora(rank=-1)}, ConfigError, "lora.rank=-1: expected a whole number of at least 0."),
+        ({"max_delay": 5}, ConfigError, "max_delay is 5 and chunk is 5: an answer has more actions than are given."),
+        ({"max_delay": -1}, ConfigError, "max_delay=-1: expected a whole number of at least 0."),
         ({"device": "gpu"}, ConfigError, "device 'gpu': expected the name of one, such as 'cpu'"),
         (
             {"policy": "openvla/openvla-7b"},
@@ -313,7 +340,7 @@ def test_small_vla_needs_a_picture(log: Path, tmp_path: Path):
         ),
         ("openvla", {"lora": Lora(rank=2), "policy_options": {"dtype": "bfloat16", "allow_untrained": True}}),
         ("l1", {"policy_options": {}}),
-        ("sde", {"policy_options": {}, "lora": Lora(rank=2, targets=["q_proj"])}),
+        ("sde", {"policy_options": {}, "lora": Lora(rank=2, targets=["q_proj"]), "max_delay": 2}),
         ("smolvla", {"policy_options": {}}),
     ],
 )
@@ -357,6 +384,7 @@ def test_every_policy_is_taught(device: str, kind: str, changes: dict[str, Any],
     assert losses[1] < losses[0]
     opened = sft.open_policy(tmp_path / "run", config)
     assert (opened.chunk, opened.action_dim) == (policy.chunk, 2)
+    assert opened.max_delay == config.max_delay
     if config.statistics == "data":
         assert opened.unnorm_key == "data" and not opened.options.center_crop
 
@@ -379,7 +407,7 @@ def test_a_chunk_is_used_up_before_the_policy_looks_again():
             return super().act(observations, **options)
 
     words = Suite(lambda raw: {"state": raw}, command=lambda actions: actions * 10)
-    agent = ChunkAgent(Counted(), words, "go", execute=2)
+    agent = ChunkAgent(Counted(), words, "go", ChunkSettings(execute=2, delay=0))
     given = [agent.sample_actions(n, seed=n, argmax=True)[0] for n in range(3)]
     assert given == [0, 10, 0] and asked == [
         ({"state": 0, "instruction": "go"}, False),
@@ -390,4 +418,4 @@ def test_a_chunk_is_used_up_before_the_policy_looks_again():
     drawn = [ChunkAgent(Counted(), words, "go").sample_actions(0, seed=seed)[0] for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2] and asked[-1][1] is True
     with pytest.raises(ConfigError, match="execute=4: this policy answers with 3 actions; give 1 to 3, or 0 for all"):
-        ChunkAgent(Row(), words, "go", execute=4)
+        ChunkAgent(Row(), words, "go", ChunkSettings(execute=4, delay=0))

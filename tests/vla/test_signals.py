@@ -1,5 +1,6 @@
-"""SIGINT, SIGTERM and SIGHUP to runs of real processes: to the controller alone, to its group, to its session, once and again, in each
-phase. Whatever gets them, the controller saves every finished training step, says how many, ends all others, and --resume goes on."""
+"""SIGINT, SIGTERM and SIGHUP to runs of real processes: to the controller alone, to its group, to its
+session, once and again, in each phase. Whatever gets them, the controller saves every finished training step,
+says how many, ends all others, and --resume goes on."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing import forkserver
 from pathlib import Path
@@ -63,7 +64,8 @@ class Case(NamedTuple):
 
     phase: str
     target: str = "group"
-    """"process": the controller alone; "group" and "session": all of their processes; "terminal": the controller's, which is closed"""
+    """"process": the controller alone; "group" and "session": all of their processes;
+    "terminal": the controller's, which is closed"""
     number: int = TERM
     times: int = 1
     pool: int = 0
@@ -101,9 +103,8 @@ class Life:
     def send(self, case: Case) -> None:
         """Whatever the case says, when the phase is reached."""
         self.wait(lambda: (self.notes / "there").exists() and (self.notes / "paused").exists(), case.phase)
-        with contextlib.suppress(
-            ProcessLookupError
-        ):  # while ranks start, the first one may end the run before the second is sent
+        # while ranks start, the first one may end the run before the second is sent
+        with contextlib.suppress(ProcessLookupError):
             for again in range(case.times):
                 time.sleep(1.0 * again)  # by then the first one was handled: two that are pending together are one
                 if case.target == "terminal":
@@ -128,6 +129,17 @@ class Life:
 
     def said(self) -> str:
         return self.output.read_text() if self.output.exists() else ""
+
+
+@contextlib.contextmanager
+def ended(life: Life) -> Iterator[Life]:
+    """Nothing of its session outlives a test that fails."""
+    try:
+        yield life
+    finally:
+        for pid in members(life.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def become(words: tuple[str, ...], output: str, notes: Path, phase: str) -> None:
@@ -187,9 +199,9 @@ def lives(fork: Any, folder: Path, words: tuple[str, ...], cases: list[Case]) ->
     for number, case in enumerate(cases):
         period = f"checkpoint_period={before + 1 if case.phase == 'save' else 1000}"
         given = ("train", "--run", str(run), *(("--resume",) if number else words), period, f"pool.workers={case.pool}")
-        life = Life(fork, folder, given, case.phase, case.target == "terminal")
-        life.send(case)
-        steps = check(life, run, case, life.end())
+        with ended(Life(fork, folder, given, case.phase, case.target == "terminal")) as life:
+            life.send(case)
+            steps = check(life, run, case, life.end())
         assert steps >= before + (case.phase != "start"), f"{case}: {steps} after {before}"
         assert read_json(run / "run.json")["ended"]["step"] == steps
         assert (run / "policy" / "config.json").is_file() == bool(steps), "of the first training step on"
@@ -214,11 +226,11 @@ def test_a_signal_to_all_ranks_loses_no_training_step_and_they_end_when_the_cont
 ):
     cases = [Case("collect"), Case("save", "session", times=2)]
     run = lives(fork, memory_path, (*TOY, *PLACED["processes"]), cases)
-    last = Life(fork, memory_path, ("train", "--run", str(run), "--resume"), "update")
-    last.wait(lambda: (last.notes / "paused").exists(), "update")
-    assert len(members(last.pid)) >= 4, "the controller, the fork server and two ranks"
-    os.kill(last.pid, signal.SIGKILL)
-    assert last.end() == -signal.SIGKILL
+    with ended(Life(fork, memory_path, ("train", "--run", str(run), "--resume"), "update")) as last:
+        last.wait(lambda: (last.notes / "paused").exists(), "update")
+        assert len(members(last.pid)) >= 4, "the controller, the fork server and two ranks"
+        os.kill(last.pid, signal.SIGKILL)
+        assert last.end() == -signal.SIGKILL
 
 
 @pytest.mark.long
@@ -245,9 +257,10 @@ def tuned(fork: Any, folder: Path, cases: list[Case]) -> None:
             if number
             else (str(log), COLUMNS, *TINY, "validation_period=2", "max_steps=100000", "patience=100000")
         )
-        life = Life(fork, folder, ("train", "sft", "--run", str(run), *words), case.phase, case.target == "terminal")
-        life.send(case)
-        code, said = life.end(), life.said()
+        given = ("train", "sft", "--run", str(run), *words)
+        with ended(Life(fork, folder, given, case.phase, case.target == "terminal")) as life:
+            life.send(case)
+            code, said = life.end(), life.said()
         steps = max(checkpoint.numbers(run), default=0)
         expected = HUP if case.target == "terminal" else case.number
         assert code == 128 + expected and "Traceback" not in said, f"{case}: {said}"

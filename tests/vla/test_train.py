@@ -25,7 +25,9 @@ from hilt.runs import checkpoint, evaluation
 from hilt.vla import train as post_train
 from hilt.vla import worker as roles
 from hilt.vla.config import Vla
+from hilt.vla.rollout import ChunkOptions
 from hilt.vla.train import Controller, TrainSummary, begin_run, resume_run, train
+from hilt.vla.trained import evaluate, policy_of
 from tests.effort import devices
 from tests.vla.toy_vla import DOWN, UP, config, weights
 
@@ -97,9 +99,8 @@ def test_it_learns_validates_and_keeps_its_best(device: str, tmp_path: Path):
         10,
         max(record["validation_success"] for record in validated),
     )
-    low, high = wilson(
-        round(10 * validated[-1]["validation_success"]), 10
-    )  # five states of each of two tasks, all of them
+    # five states of each of two tasks, all of them
+    low, high = wilson(round(10 * validated[-1]["validation_success"]), 10)
     assert (validated[-1]["validation_low"], validated[-1]["validation_high"]) == (low, high)
     for task in (UP, DOWN):
         result = read_json(run / "evaluations" / f"eval-00000010-{task}" / "evaluation.json")
@@ -121,7 +122,7 @@ def test_it_learns_validates_and_keeps_its_best(device: str, tmp_path: Path):
     assert [fact["success"] for fact in facts] == [episode["success"] for episode in episodes]
     assert read_json(run / "result.json")["best_step"] == done.best_step
     kept = load_policy(run / "policy").state_dict()
-    best = post_train.policy_of(run, "best").state_dict()
+    best = policy_of(run, "best").state_dict()
     assert all(np.array_equal(kept[name].numpy(), best[name].numpy()) for name in kept)
     assert len(list((run / "best").iterdir())) == 1 and checkpoint.numbers(run) == [10]
 
@@ -161,14 +162,23 @@ def test_a_policy_that_never_succeeds_is_mentioned(tmp_path: Path):
 SMALL = ["max_steps=3", "collect.data_batch_size=8", "algorithm.batch.trajectories_per_step=4", "validation.episodes=1"]
 WAYS = {
     "grpo with a surplus that the log has no room for, begun ahead, an adaptive KL": [
-        "collect.groups_at_once=3", "collect.prefetch=true", "algorithm.kl.where=reward", "algorithm.kl.controller=adaptive",
-        "algorithm.kl.target=0.001", "algorithm.kl.coefficient=0.1", "rollouts_gb=1e-6", "collect.dynamic_sampling=true",
+        "collect.groups_at_once=3",
+        "collect.prefetch=true",
+        "algorithm.kl.where=reward",
+        "algorithm.kl.controller=adaptive",
+        "algorithm.kl.target=0.001",
+        "algorithm.kl.coefficient=0.1",
+        "rollouts_gb=1e-6",
+        "collect.dynamic_sampling=true",
         "algorithm.recompute_log_prob=true",
     ],
     "gae with a critic of its own": [
-        "algorithm.estimator=gae", "critic.kind=separate", "algorithm.epochs=2", "optimizer.schedule=cosine",
+        "algorithm.estimator=gae",
+        "critic.kind=separate",
+        "algorithm.epochs=2",
+        "optimizer.schedule=cosine",
     ],
-}  # fmt: skip
+}
 
 
 class Stop:
@@ -276,7 +286,7 @@ def test_a_run_that_is_stopped_writes_its_policy_after_what_it_goes_on_from(
         "reason": "stopped",
         "best_step": done.step,
     }
-    last = post_train.policy_of(run, "last").state_dict()
+    last = policy_of(run, "last").state_dict()
     kept = load_policy(run / "policy").state_dict()
     assert all(np.array_equal(kept[name], last[name]) for name in last)
 
@@ -289,7 +299,16 @@ def test_a_run_that_is_stopped_writes_its_policy_after_what_it_goes_on_from(
     ended = read_json(run / "run.json")["ended"]
     assert ended["reason"] == "stopped" and ended["step"] == max(checkpoint.numbers(run)) > done.step
     assert read_json(run / "result.json")["step"] == done.step, "of the policy that is there"
-    assert [result.update for result in post_train.evaluate(run, "last", episodes=1)] == [ended["step"]] * 2
+    assert [result.update for result in evaluate(run, "last", episodes=1)] == [ended["step"]] * 2
+    stepped = evaluate(run, "last", episodes=1, chunks=ChunkOptions("asynchronous"))
+    figures = {"mode": "asynchronous", "execute": 0, "delay": 0, "held": 0, "idle_share": 0.0}
+    assert [result.execution for result in stepped] == [
+        {**figures, "steps": result.outcomes[0].steps} for result in stepped
+    ]
+    assert (
+        stepped[0].folder
+        and read_json(stepped[0].folder / evaluation.EVALUATION_FILE)["execution"] == stepped[0].execution
+    )
     assert resumed(run, "max_steps=4" if ended["step"] < 4 else f"max_steps={ended['step']}").reason == "max_steps"
 
 
@@ -469,7 +488,7 @@ def test_an_alarm_ends_a_run_with_a_checkpoint_and_it_goes_on(tmp_path: Path):
     ):
         started(run, *quiet, "optimizer.learning_rate=0.3", "algorithm.epochs=4", "stop_on=[ppo_kl]")
     (last,) = checkpoint.numbers(run)
-    kept, now = (policy.state_dict() for policy in (load_policy(run / "policy"), post_train.policy_of(run, "last")))
+    kept, now = (policy.state_dict() for policy in (load_policy(run / "policy"), policy_of(run, "last")))
     assert all(np.array_equal(kept[name], now[name]) for name in now), (
         "as when it is stopped: without a validation the last is kept"
     )
@@ -506,7 +525,7 @@ def test_an_alarm_at_a_validation_keeps_the_policy_of_the_best_one(tmp_path: Pat
     assert (result["reason"], result["step"], ended["reason"], ended["step"]) == ("alarm", 1, "alarm", 1) and result[
         "success"
     ] >= 0
-    kept, best = (policy.state_dict() for policy in (load_policy(run / "policy"), post_train.policy_of(run, "best")))
+    kept, best = (policy.state_dict() for policy in (load_policy(run / "policy"), policy_of(run, "best")))
     assert all(np.array_equal(kept[name], best[name]) for name in best) and checkpoint.numbers(run) == [1]
     assert resumed(run, "max_steps=2", "stop_on=[]").reason == "max_steps"
 
@@ -572,7 +591,7 @@ def test_adapters_are_trained_alone_merged_and_gone_on_with(tmp_path: Path):
     train(settings, run)
     assert resumed(run, "max_steps=3").step == 3
     before, after = (load_policy(one / "policy").state_dict() for one in (first, run))
-    last = post_train.policy_of(run, "last")
+    last = policy_of(run, "last")
     changed = {name.split(".")[-2] for name in before if not np.array_equal(before[name].numpy(), after[name].numpy())}
     assert set(before) == set(after) and changed <= {"up", "down", "out"}, "adapters, and the head in full"
     assert {
@@ -600,7 +619,7 @@ def test_what_cannot_go_on_is_said_and_a_refused_start_is_no_run(tmp_path: Path)
         started(refused, tasks=["tabletop/pik"], columns={}, suite="tabletop")
     assert list(refused.iterdir()) == []
     with pytest.raises(ConfigError, match=r"checkpoint 'first': expected best, last, or the number of one: 1"):
-        post_train.policy_of(run, "first")
+        policy_of(run, "first")
     with pytest.raises(EmptyError, match="has 0 of 4 groups"):
         given = (
             "collect.dynamic_sampling=true",

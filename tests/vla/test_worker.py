@@ -1,4 +1,5 @@
-"""The roles of a worker one by one: what it earns, the reference, the critic, imitation, what passes between machines."""
+"""The roles of a worker one by one: what it earns, the reference, the critic,
+imitation, what passes between machines."""
 
 from __future__ import annotations
 
@@ -18,13 +19,12 @@ from hilt.policies.io.lora import HEADS
 from hilt.policies.vla.small_vla import SmallVLA
 from hilt.vla.config import Rewards
 from hilt.vla.episode import RolloutEpisode
+from hilt.vla.phase_clock import PhaseClock, TimedPool
 from hilt.vla.sft import words
 from hilt.vla.worker import (
     Imitating,
-    PhaseClock,
     ReferencePolicy,
     Worker,
-    _TimedPool,
     episode_summary,
     first_policy,
     make_worker,
@@ -215,9 +215,8 @@ def test_episodes_and_weights_pass_from_one_worker_to_another(tmp_path: Path):
     version, weights = learns.weights()
     acts.take_weights(version, weights)
     assert version == 1 and acts.episodes == []
-    acts.take_weights(
-        version, {name: 0 * array for name, array in weights.items()}
-    )  # the one that it has: nothing is copied
+    # the one that it has: nothing is copied
+    acts.take_weights(version, {name: 0 * array for name, array in weights.items()})
     assert all(torch.equal(p, dict(both.policy.named_parameters())[name]) for name, p in acts.policy.named_parameters())
     made = trained_policy(both._config, both.sizes(), both.trained())
     assert all(torch.equal(p, dict(both.policy.named_parameters())[name]) for name, p in made.named_parameters())
@@ -233,7 +232,7 @@ def test_a_task_that_does_not_begin_is_told(tmp_path: Path):
 @pytest.mark.parametrize("busy", [True, False])
 def test_what_is_done_while_a_simulator_works_is_the_simulators_time(busy: bool, monkeypatch: pytest.MonkeyPatch):
     now = [0.0]
-    monkeypatch.setattr("hilt.vla.worker.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("hilt.vla.phase_clock.time.perf_counter", lambda: now[0])
 
     class Slow:
         def busy(self, slots: Any) -> bool:
@@ -247,7 +246,7 @@ def test_what_is_done_while_a_simulator_works_is_the_simulators_time(busy: bool,
             return []
 
     clock = PhaseClock()
-    pool: Any = _TimedPool(Slow(), clock)  # type: ignore[arg-type]
+    pool: Any = TimedPool(Slow(), clock)  # type: ignore[arg-type]
     began = pool.begin()
     pool.step(0, [])
     with clock.at("model"):

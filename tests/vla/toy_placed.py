@@ -1,4 +1,5 @@
-"""The worker of a real run, which once kills itself, or raises, in the middle of what the name of a file in the run says."""
+"""The worker of a real run, which once kills itself, or raises, in the middle of
+what the name of a file in the run says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The smallest policy of the protocol: bins that are linear in what is seen, and a value; in float64, with episodes of another one."""
+"""The smallest policy of the protocol: bins that are linear in what is seen, and a
+value; in float64, with episodes of another one."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ class Plain(DataParallelOptimizer):
 
 
 def episodes(lengths: Sequence[int], group_size: int = 3, seed: int = 1, away: float = 0.5) -> list[dict[str, Any]]:
-    """Drawn by a policy that is `away` from `Toy()`, as the slow reference has them. The last chunk of each is carried out in part."""
+    """Drawn by a policy that is `away` from `Toy()`, as the slow reference has them. The
+    last chunk of each is carried out in part."""
     draws, (old, ref) = np.random.default_rng(seed), others(away)
     made = []
     for i, length in enumerate(lengths):

@@ -33,7 +33,8 @@ class Answer:
 
 
 class ToyPool:
-    """An action of at least `hard(start)` wins; after LIMIT actions a game is over. `lose(start)`: an error instead of the first step."""
+    """An action of at least `hard(start)` wins; after LIMIT actions a game is over.
+    `lose(start)`: an error instead of the first step."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""The worker of a real run that waits, in the phase that an environment variable names, until the folder in another one has a file `go`."""
+"""The worker of a real run that waits, in the phase that an environment variable names,
+until the folder in another one has a file `go`."""
 
 from __future__ import annotations
 
@@ -40,8 +41,7 @@ def make_worker(settings: Any, run: str, *, ranks: Any, stop: Callable[[], bool]
     if phase == "start" and ranks.rank == 0:
         pause()
     worker = roles.make_worker(settings, run, ranks=ranks, stop=stop, role=role)
-    if (
-        phase in ("collect", "update", "validate") and ranks.rank == 0
-    ):  # of the second training step; a validation before the first counts
+    # of the second training step; a validation before the first counts
+    if phase in ("collect", "update", "validate") and ranks.rank == 0:
         setattr(worker, phase, pausing(getattr(worker, phase), 2, stop if phase != "update" else lambda: True))
     return worker

@@ -2,8 +2,9 @@
 
     python -m tests.wire.actor_main --number 1 --life 0 --port 5588 --broadcast 5589 --journal FILE [--spool FOLDER]
 
-Its journal has, per store, `begin n` before an insert, `insert n number` after it returned, `ack number` when everything up
-to that number is known to be process-safe at the learner; `weights version` for weights that arrived, and `flushed` at the end.
+Its journal has, per store, `begin n` before an insert, `insert n number` after it returned, `ack
+number` when everything up to that number is known to be process-safe at the learner; `weights version`
+for weights that arrived, and `flushed` at the end.
 """
 
 from __future__ import annotations

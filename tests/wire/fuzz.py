@@ -1,7 +1,8 @@
-"""A fuzzer for every port of a running `TrainerServer`: bytes, ZMTP, multipart frames, mutated and replayed messages, HTTP.
+"""A fuzzer for every port of a running `TrainerServer`: bytes, ZMTP, multipart
+frames, mutated and replayed messages, HTTP.
 
-What is mutated was captured from real clients. Each lane is a thread with a seed and a connection of its own; after some two hundred
-messages it asks the server something that only a live one answers.
+What is mutated was captured from real clients. Each lane is a thread with a seed and a connection of its own; after
+some two hundred messages it asks the server something that only a live one answers.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Captured:
     """What real clients sent, newest last."""
 
     exact: deque[tuple[int, Frames]] = field(default_factory=lambda: deque(maxlen=400))
-    """Of the good client, with the last step's number: for replays, never changed, for it would be as if that client had sent it."""
+    """Of the good client, with the last step's number: for replays, never changed, for
+    it would be as if that client had sent it."""
     templates: dict[str, deque[Frames]] = field(default_factory=dict)
     """Of the other one, by kind and type: to be changed."""
     acknowledged: Callable[[], int] = lambda: -1
@@ -92,12 +94,17 @@ def junk_value(rng: random.Random, depth: int = 0) -> Any:
     makers: list[Callable[[], Any]] = [
         lambda: rng.choice([None, True, False, 0, 1, -1, 255, 2**31, -(2**31), 2**53, 2**63 - 1, -(2**63), 2**64 - 1]),
         lambda: rng.choice([0.0, -0.0, -1.0, 1e308, float("nan"), float("inf"), float("-inf")]),
-        lambda: rng.choice(["", "x", "junk", "\x00", "../../etc", "é" * 50, "{}", "%s%n", "x" * rng.choice([300, 70_000])]),
+        lambda: rng.choice(
+            ["", "x", "junk", "\x00", "../../etc", "é" * 50, "{}", "%s%n", "x" * rng.choice([300, 70_000])]
+        ),
         lambda: rng.randbytes(rng.choice([0, 1, 8, 600])),
-        lambda: np.zeros(rng.choice([(), (0,), (3,), (2, 0), (1, 1), (700,)]), rng.choice(["u1", "f4", "i8", ">f8", "?", "M8[s]", "U3"])),
+        lambda: np.zeros(
+            rng.choice([(), (0,), (3,), (2, 0), (1, 1), (700,)]),
+            rng.choice(["u1", "f4", "i8", ">f8", "?", "M8[s]", "U3"]),
+        ),
         lambda: np.zeros(2, [("a", "i4"), ("b", "S2")]),
         lambda: rng.choice([np.float32(1), np.int64(-5), np.bool_(True)]),
-    ]  # fmt: skip
+    ]
     if depth < 3:
         makers += [
             lambda: [junk_value(rng, depth + 1) for _ in range(rng.randrange(4))],
@@ -185,9 +192,8 @@ def change_bytes(rng: random.Random, frames: Frames) -> Frames:
             data += rng.randbytes(rng.choice([1, 10, 1_000]))
         elif how == 5 and data:
             start = rng.randrange(len(data))
-            huge = (
-                rng.choice([b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9"]) + b"\xff\xff\xff\xff"
-            )  # list, map, bytes, text, extension
+            # list, map, bytes, text, extension
+            huge = rng.choice([b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9"]) + b"\xff\xff\xff\xff"
             data[start : start + rng.randrange(9)] = rng.choice([huge, b""])
         elif how == 6:
             frames.insert(rng.randrange(len(frames) + 1), rng.choice([b"", rng.randbytes(20), frames[0]]))
@@ -368,7 +374,8 @@ def zmtp_garbage(rng: random.Random, captured: Captured, most: int) -> tuple[byt
 
 
 def fuzz_bytes(config: TrainerConfig, captured: Captured, count: int, seed: int, counts: Counter[str]) -> None:
-    """Raw connections to the data port and the weights port: in turn a good handshake with garbage after it, and garbage at once."""
+    """Raw connections to the data port and the weights port: in turn a good handshake
+    with garbage after it, and garbage at once."""
     rng = random.Random(seed)
     sent = 0
     while sent < count:
@@ -376,12 +383,19 @@ def fuzz_bytes(config: TrainerConfig, captured: Captured, count: int, seed: int,
         what, messages = "ZMTP garbage", 1
         if rng.random() < 0.4 or config.keys is not None:
             what = "bytes of strangers"
-            data = rng.choice([
-                b"", rng.randbytes(rng.choice([1, 64, 5_000])), GREETING[: rng.randrange(64)], GREETING[:10] + rng.randbytes(54),
-                GREETING + rng.randbytes(100), GREETING + b"\x04\xff" + bytes(255),
-                GREETING.replace(b"NULL\0", b"CURVE") + rng.randbytes(300), b"GET / HTTP/1.1\r\n\r\n",
-                GREETING + b"\x06" + struct.pack(">Q", 2**62) + READY_BODY,
-            ])  # fmt: skip
+            data = rng.choice(
+                [
+                    b"",
+                    rng.randbytes(rng.choice([1, 64, 5_000])),
+                    GREETING[: rng.randrange(64)],
+                    GREETING[:10] + rng.randbytes(54),
+                    GREETING + rng.randbytes(100),
+                    GREETING + b"\x04\xff" + bytes(255),
+                    GREETING.replace(b"NULL\0", b"CURVE") + rng.randbytes(300),
+                    b"GET / HTTP/1.1\r\n\r\n",
+                    GREETING + b"\x06" + struct.pack(">Q", 2**62) + READY_BODY,
+                ]
+            )
         else:
             garbage, messages = zmtp_garbage(rng, captured, config.max_message_bytes)
             data = GREETING + READY + garbage

@@ -1,4 +1,5 @@
-"""Two hosts on this machine: network namespaces with a switch between them, whose cables can be pulled. Needs root and `ip`."""
+"""Two hosts on this machine: network namespaces with a switch between them, whose
+cables can be pulled. Needs root and `ip`."""
 
 from __future__ import annotations
 

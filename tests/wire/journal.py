@@ -21,8 +21,8 @@ class Journal:
 
 
 class Stop:
-    """Whether a signal has come. A `threading.Event` has a lock, which the thread that the signal interrupts may hold: it would wait for
-    itself, for ever."""
+    """Whether a signal has come. A `threading.Event` has a lock, which the thread that the signal interrupts may
+    hold: it would wait for itself, for ever."""
 
     def __init__(self) -> None:
         self._is_set = False

@@ -1,9 +1,10 @@
-"""A learner as a process: takes steps into two buffers on disk, looks at some of them, and publishes weights now and then.
+"""A learner as a process: takes steps into two buffers on disk, looks at some of
+them, and publishes weights now and then.
 
     python -m tests.wire.learner_main --folder FOLDER --port 5588 --broadcast 5589 --journal FILE
 
-Started again on the same folder it goes on where the one before was, whatever ended that one. Its journal has `ready`, `published
-version`, `look bytes_of_memory steps` now and then, `lag milliseconds`, and `stats` at the end.
+Started again on the same folder it goes on where the one before was, whatever ended that one. Its journal has `ready`,
+`published version`, `look bytes_of_memory steps` now and then, `lag milliseconds`, and `stats` at the end.
 """
 
 from __future__ import annotations
@@ -77,9 +78,8 @@ def learn(args: argparse.Namespace, journal: Journal, stop: Stop) -> None:
         now = time.monotonic()
         if args.publish and now >= due:
             version += 1
-            journal.write(
-                "published", version
-            )  # first: nobody may have seen a version that is given again after a kill
+            # first: nobody may have seen a version that is given again after a kill
+            journal.write("published", version)
             server.publish_network(
                 {"version": version, "values": np.full(WEIGHTS, version, np.float32)}, version=version
             )

@@ -1,4 +1,5 @@
-"""A learner and its clients in this process; and somebody who speaks the protocol by hand, to say what a client never would."""
+"""A learner and its clients in this process; and somebody who speaks the protocol
+by hand, to say what a client never would."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ class Pair:
     def client(
         self, name: str = "actor-1", stores: dict[str, Any] | None = None, *, options: Any = None, **settings: Any
     ) -> TrainerClient:
-        """With one new queue for `ENV` unless told otherwise; `options` are those of the client, `settings` of the config."""
+        """With one new queue for `ENV` unless told otherwise; `options` are those of
+        the client, `settings` of the config."""
         given = {ENV: self.spool()} if stores is None else stores
         how = {"timeout_ms": 5000, "wait_for_server": SECONDS if self._serves else False, **(options or {})}
         made = TrainerClient(name, "127.0.0.1", self.config(**settings), data_stores=given, **how)

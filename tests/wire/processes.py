@@ -233,7 +233,8 @@ def check_exactly_once(learner: Learner, actors: Sequence[Actor]) -> dict[str, t
 
 
 def free_port() -> int:
-    """Below the ports that the system gives to outgoing connections: one of those could take it while the learner is down."""
+    """Below the ports that the system gives to outgoing connections: one of those
+    could take it while the learner is down."""
     while True:
         port = random.SystemRandom().randrange(15_000, 32_000)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):

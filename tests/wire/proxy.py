@@ -4,7 +4,8 @@
     client connects to proxy.ports
     proxy.cut(); proxy.stall(); proxy.slow(10_000); proxy.heal()
 
-It runs in a thread of its own. What it was told holds for the connections there are and for those to come, until `heal`.
+It runs in a thread of its own. What it was told holds for the connections there are
+and for those to come, until `heal`.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ class Proxy:
         self._run(change())
 
     def stall_answers_after(self, nbytes: int) -> None:
-        """When so many more bytes have gone up, nothing passes down: a question is answered, what is told is not acknowledged."""
+        """When so many more bytes have gone up, nothing passes down: a question is
+        answered, what is told is not acknowledged."""
 
         async def change() -> None:
             self._deaf_after = self.counts[UP] + nbytes
@@ -193,8 +195,9 @@ class Proxy:
         return len(links)
 
     async def pass_through(self, way: str, piece: bytes, send: Callable[[bytes], Coroutine[Any, Any, None]]) -> bool:
-        """Sends a piece as the network is now. False: it was cut in the middle, and nothing may follow. Whoever sends has to heed that: its
-        task is not canceled before it waits for something, and what waits in the proxy already can be sent without."""
+        """Sends a piece as the network is now. False: it was cut in the middle, and nothing may follow.
+        Whoever sends has to heed that: its task is not canceled before it waits for something, and what waits
+        in the proxy already can be sent without."""
         while piece:
             while way in self._stalled:
                 self._changed.clear()
@@ -271,9 +274,8 @@ class _Link:
         for task in self._tasks:
             task.cancel()
         for end in (self._near, self._far):
-            self._loop.call_soon(
-                _reset, end
-            )  # after the tasks have let go of it: its number may be given to the next connection
+            # after the tasks have let go of it: its number may be given to the next connection
+            self._loop.call_soon(_reset, end)
 
 
 def _reset(end: socket.socket) -> None:

@@ -1,7 +1,9 @@
-"""Transitions that say themselves what they must contain, and the check of a learner's log against what actors say they inserted.
+"""Transitions that say themselves what they must contain, and the check of a
+learner's log against what actors say they inserted.
 
-A transition is a number `n` in one life (one process) of an actor. Everything in it is arithmetic on the three, the pixels included, and
-all three are in its state. So a step that is lost, there twice, in the wrong place or with another one's image is seen from the log alone.
+A transition is a number `n` in one life (one process) of an actor. Everything in it is arithmetic on the three,
+the pixels included, and all three are in its state. So a step that is lost, there twice, in the wrong place or
+with another one's image is seen from the log alone.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ def wanted_in(store: str, n: Any) -> Any:
 
 
 def columns(actor: Any, life: Any, n: Any) -> dict[str, Any]:
-    """The transitions with these numbers, all of any one shape. `actions` is left out: it carries the time of the insert."""
+    """The transitions with these numbers, all of any one shape. `actions` is left
+    out: it carries the time of the insert."""
     actor, life, n = np.broadcast_arrays(
         np.asarray(actor, np.int64), np.asarray(life, np.int64), np.asarray(n, np.int64)
     )
@@ -147,7 +150,8 @@ class Arrived:
     def look(self, log: Log) -> None:
         """Takes in the steps that are new, and checks every field of them.
 
-        From beside a learner that is writing, a later step may be seen sooner than an earlier one; their order is in their keys.
+        From beside a learner that is writing, a later step may be seen sooner than an
+        earlier one; their order is in their keys.
         """
         keys = np.array([key for key in log.all().keys().tolist() if key not in self._seen], np.int64)
         names = log.facts.origins()
@@ -166,7 +170,8 @@ class Arrived:
 
     @property
     def order(self) -> dict[Life, list[int]]:
-        """The n of each life, in the order of the log. Per sender, numbers rise with no two alike, and versions never fall."""
+        """The n of each life, in the order of the log. Per sender, numbers rise with
+        no two alike, and versions never fall."""
         found: dict[Life, list[int]] = defaultdict(list)
         for sender, rows in self._rows.items():
             table = np.array(sorted(rows), np.int64)

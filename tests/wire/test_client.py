@@ -1,4 +1,5 @@
-"""The actor's end: what it says of every step, how long it waits, and that its queue survives whatever the learner does."""
+"""The actor's end: what it says of every step, how long it waits, and that its
+queue survives whatever the learner does."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def test_beyond_loopback_without_keys(address: str):
         TrainerClient("a", address, make_trainer_config())
     assert str(error.value) == (
         f"connecting to {address} without keys: anybody there could send steps or take the weights. "
-        "Make keys with `hilt keys new learner ACTOR`, and name their folder on both sides: wire.keys=keys; in Python, keys='keys'."
+        "Make keys with `hilt keys new learner ACTOR`, and name their folder on both sides: "
+        "wire.keys=keys; in Python, keys='keys'."
     )
 
 
@@ -67,7 +69,8 @@ def test_client_without_a_server(pair: Pair):
         pair.client(options=QUICK)
     assert str(error.value) == (
         f"connecting: no answer from the learner at 127.0.0.1:{pair.ports[0]} within 0.2 s. "
-        "Nothing can be reached there (Connection refused). Check that it runs and that the network between lets its ports through."
+        "Nothing can be reached there (Connection refused). Check that it runs and that the network "
+        "between lets its ports through."
     )
     gc.collect()
     before = (threading.active_count(), len(os.listdir("/proc/self/fd")))
@@ -279,7 +282,8 @@ def test_step_that_cannot_be_sent_is_refused_and_the_rest_continues(pair: Pair, 
 
 
 def test_a_step_larger_than_a_message_may_be(pair: Pair, caplog: pytest.LogCaptureFixture):
-    """It waits for other settings, and says so; it is not lost, and the connection is not cut for it again and again."""
+    """It waits for other settings, and says so; it is not lost, and the connection
+    is not cut for it again and again."""
     pair.server(max_message_bytes=1 << 16, stores={"own": Bare()})
     spool = pair.spool()
     client = pair.client(stores={"own": spool}, max_message_bytes=1 << 16, options=QUICK)
@@ -377,8 +381,8 @@ def test_arrived_steps_leave_the_queue_at_the_next_connection(pair: Pair, tmp_pa
 
 
 def test_an_actor_whose_disk_forgot_its_newest_steps(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """After a power cut at the actor the learner has more of its boot than it has itself. Its next steps have the same numbers and
-    another boot: they are not taken for those."""
+    """After a power cut at the actor the learner has more of its boot than it has itself. Its next steps have the same
+    numbers and another boot: they are not taken for those."""
     buffer = pair.buffer(durability="at most 3600000 ms")
     monkeypatch.setattr(buffer.log, "sync", lambda: None)  # so that the actor keeps everything
     pair.server(stores={ENV: buffer})
@@ -747,7 +751,8 @@ def test_settings_that_cannot_work(settings: dict[str, Any], said: str):
 
 
 def test_every_setting_is_shown_to_do_something():
-    """Where: `port_number` .. in all of these tests; `keys`, `key_name`, `bind_ip` in test_keys and test_server; the others here."""
+    """Where: `port_number` .. in all of these tests; `keys`, `key_name`, `bind_ip` in
+    test_keys and test_server; the others here."""
     shown = {
         "port_number",
         "broadcast_port",

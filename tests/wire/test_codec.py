@@ -1,4 +1,5 @@
-"""Every kind of value there and back; every malformed message refused by one kind of error, before memory is taken for it."""
+"""Every kind of value there and back; every malformed message refused by one kind
+of error, before memory is taken for it."""
 
 from __future__ import annotations
 
@@ -112,7 +113,8 @@ messages = st.dictionaries(
 )
 
 
-# --- there and back ---------------------------------------------------------------------------------------------------------------
+# --- there and back
+# ---------------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=rounds(60, 1000), deadline=None)
@@ -170,15 +172,36 @@ def test_relatives_of_plain_values_arrive_as_those():
         pass
 
     given = {
-        "enum": Color.RED, "name": Name.FIRST, "meters": Meters(1.5), "complex": 1 + 2j, "text": np.str_("ab\0"), "empty": np.str_(""),
-        "bytes": np.bytes_(b"ab\0"), "array": bytearray(b"x"), "view": memoryview(np.arange(3, dtype=np.int16))[::2],
-        "ordered": OrderedDict(a=1), "proxy": MappingProxyType({"b": 2}), "tuple": (1, (2,)), Name.FIRST: 0,
-    }  # fmt: skip
+        "enum": Color.RED,
+        "name": Name.FIRST,
+        "meters": Meters(1.5),
+        "complex": 1 + 2j,
+        "text": np.str_("ab\0"),
+        "empty": np.str_(""),
+        "bytes": np.bytes_(b"ab\0"),
+        "array": bytearray(b"x"),
+        "view": memoryview(np.arange(3, dtype=np.int16))[::2],
+        "ordered": OrderedDict(a=1),
+        "proxy": MappingProxyType({"b": 2}),
+        "tuple": (1, (2,)),
+        Name.FIRST: 0,
+    }
     got = decode(encode(MappingProxyType(given)))
     assert got == {
-        "enum": 3, "name": "first", "meters": 1.5, "complex": 1 + 2j, "text": "ab\0", "empty": "", "bytes": b"ab\0", "array": b"x",
-        "view": b"\0\0\2\0", "ordered": {"a": 1}, "proxy": {"b": 2}, "tuple": [1, [2]], "first": 0,
-    }  # fmt: skip
+        "enum": 3,
+        "name": "first",
+        "meters": 1.5,
+        "complex": 1 + 2j,
+        "text": "ab\0",
+        "empty": "",
+        "bytes": b"ab\0",
+        "array": b"x",
+        "view": b"\0\0\2\0",
+        "ordered": {"a": 1},
+        "proxy": {"b": 2},
+        "tuple": [1, [2]],
+        "first": 0,
+    }
     assert {type(got[key]) for key in ("enum", "name", "meters", "text", "bytes")} == {int, str, float, bytes}
     assert type(next(key for key in got if key == "first")) is str
 
@@ -212,10 +235,17 @@ def test_torch_tensors():
     torch = pytest.importorskip("torch")
     weights = torch.arange(600, dtype=torch.float32).reshape(20, 30)
     given = {
-        "float": weights, "turned": weights.T, "bfloat16": weights.bfloat16(), "half": weights.half(), "bool": weights > 3,
-        "grad": weights.clone().requires_grad_(), "scalar": torch.tensor(3), "float8": weights.to(torch.float8_e4m3fn),
-        "parameter": torch.nn.Parameter(weights), "conj": torch.complex(weights, weights).conj(),
-    }  # fmt: skip
+        "float": weights,
+        "turned": weights.T,
+        "bfloat16": weights.bfloat16(),
+        "half": weights.half(),
+        "bool": weights > 3,
+        "grad": weights.clone().requires_grad_(),
+        "scalar": torch.tensor(3),
+        "float8": weights.to(torch.float8_e4m3fn),
+        "parameter": torch.nn.Parameter(weights),
+        "conj": torch.complex(weights, weights).conj(),
+    }
     frames = encode(given)
     got = decode(frames)
     assert np.shares_memory(np.frombuffer(frames[1], np.float32), weights.numpy())
@@ -229,12 +259,16 @@ def test_torch_tensors():
 
 
 def test_torch_is_not_imported_for_it():
-    script = "import sys, numpy, hilt.wire.codec as c; c.decode(c.encode({'a': numpy.zeros(999)})); print('torch' in sys.modules)"
+    script = (
+        "import sys, numpy, hilt.wire.codec as c; c.decode(c.encode({'a': numpy.zeros(999)})); "
+        "print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600)
     assert done.stdout.strip() == "False", done.stderr
 
 
-# --- without copies ---------------------------------------------------------------------------------------------------------------
+# --- without copies
+# ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["u1", "f4", "<M8[ns]", ">i8", ml_dtypes.bfloat16, STRUCTURED], ids=str)
@@ -265,7 +299,8 @@ def test_a_view_lives_as_long_as_it_is_needed():
     assert got.sum() == np.arange(5000).sum()
 
 
-# --- what cannot be sent ----------------------------------------------------------------------------------------------------------
+# --- what cannot be sent
+# ----------------------------------------------------------------------------------------------------------
 
 LOOP: dict[str, Any] = {}
 LOOP["again"] = LOOP
@@ -350,7 +385,8 @@ def test_tensors_without_a_counterpart():
         encode({"w": torch.zeros(3, dtype=torch.complex32)})
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------------------
+# --- what is refused
+# --------------------------------------------------------------------------------------------------------------
 
 
 def header(body: Any, prefix: bytes = b"HILT\x01") -> bytes:
@@ -373,16 +409,25 @@ def in_buffer(*described: Any) -> bytes:
         ([b""], r"the message begins with b''; expected b'HILT\\x01'. The other side is no Hilt program."),
         ([b"HILT\x01"], "the message begins with b'HILT.x01'; expected"),
         ([b"GET / HTTP/1.1"], "the message begins with b'GET /'; expected"),
-        ([header({}, b"HILT\x02")], "a message of format 2; this program reads format 1. Install the same version of Hilt on both sides."),
+        (
+            [header({}, b"HILT\x02")],
+            "a message of format 2; this program reads format 1. Install the same version of Hilt on both sides.",
+        ),
         ([header(5)], "the header holds 5; expected a map."),
         ([header({}), b"", b""], "the message has 2 more buffers than its header names."),
         ([in_buffer("<f4", 2)], "the header names more buffers than the message has."),
         ([in_buffer("<f4", 2), b"1234567"], r"an array of \(2,\) float32 with 7 bytes; expected 8."),
         ([in_buffer("<f4", 2**60), b"1234567"], "an array of .* with 7 bytes; expected 4611686018427387904."),
         ([in_buffer("<f4", *[2**60] * 9), b"1234567"], "with 7 bytes; expected of 543 bits."),
-        ([in_buffer("|u1", *[1] * 64 + [1]), b"1"], "an array described as .*; expected its type and the lengths of its axes."),
+        (
+            [in_buffer("|u1", *[1] * 64 + [1]), b"1"],
+            "an array described as .*; expected its type and the lengths of its axes.",
+        ),
         ([in_buffer("<f8", 0, 2**62), b""], r"an array of shape \(0, 4611686018427387904\) \('array is too big"),
-        ([in_buffer("<f8", 2**40, 0), b""], r"an array of an unknown type or shape \(.its shape is \(1099511627776, 0\).\)"),
+        (
+            [in_buffer("<f8", 2**40, 0), b""],
+            r"an array of an unknown type or shape \(.its shape is \(1099511627776, 0\).\)",
+        ),
         ([in_buffer("|V0", 2**40), b""], "an array of an unknown type or shape"),
         ([in_buffer("<f8", -1), b""], "an array described as .*-1.*; expected its type and the lengths of its axes."),
         ([in_buffer("<f8", True), b""], "expected its type and the lengths of its axes."),
@@ -410,9 +455,15 @@ def in_buffer(*described: Any) -> bytes:
         ([in_buffer({"<f4": 0}), b""], "an array of an unknown type or shape"),
         ([in_buffer(msgpack.ExtType(1, b"")), b""], "an array described by another array."),
         ([header({"a": msgpack.ExtType(1, b"\xc1")}), b""], "the header has the byte 0xc1, which msgpack never has."),
-        ([header({"a": msgpack.ExtType(1, b"x" * 70_000)}), b""], "an array described in 70,000 bytes; at most 65,535 are read."),
+        (
+            [header({"a": msgpack.ExtType(1, b"x" * 70_000)}), b""],
+            "an array described in 70,000 bytes; at most 65,535 are read.",
+        ),
         ([header({"a": msgpack.ExtType(4, b"x")}), b""], "the header has a malformed entry for bytes."),
-        ([header({"a": msgpack.ExtType(2, b"")})], "the header is cut off|array described|the header has a malformed array."),
+        (
+            [header({"a": msgpack.ExtType(2, b"")})],
+            "the header is cut off|array described|the header has a malformed array.",
+        ),
         ([header({"a": msgpack.ExtType(2, b"\xff\xff")})], "the header has a malformed array."),
         ([inline(["<f4", 2], b"1234567")], r"an array of \(2,\) float32 with 7 bytes; expected 8."),
         ([inline(["<f4", 2], b"12345678", code=3)], r"a scalar of shape \(2,\); expected no axes."),
@@ -431,7 +482,7 @@ def in_buffer(*described: Any) -> bytes:
         ([b"HILT\x01" + bytes(16 << 20)], "a header of 16,777,221 bytes; at most 16,777,216 are read."),
         ([header({})] + [b""] * 16_385, "a message of 16,385 buffers; at most 16,384 are read."),
     ],
-)  # fmt: skip
+)
 def test_a_malformed_message_is_refused(frames: list[bytes], text: str):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -500,10 +551,20 @@ def test_random_damage_is_refused_or_harmless():
     source = random.Random(5)
     dice = np.random.default_rng(5)
     message = {
-        "kind": "steps", "n": [1, -5, 2**40, 1.5, None, True, b"bytes", "é"], "scalar": np.float32(2), "when": np.datetime64("2024-01-01"),
-        "o": {"image": dice.integers(0, 256, (20, 30), np.uint8), "state": np.arange(7.0), "bf": np.ones(3, ml_dtypes.bfloat16)},
-        "rec": np.ones(2, STRUCTURED), "titled": np.ones(1, TITLED), "blob": dice.bytes(600), "empty": np.zeros((0, 4)),
-    }  # fmt: skip
+        "kind": "steps",
+        "n": [1, -5, 2**40, 1.5, None, True, b"bytes", "é"],
+        "scalar": np.float32(2),
+        "when": np.datetime64("2024-01-01"),
+        "o": {
+            "image": dice.integers(0, 256, (20, 30), np.uint8),
+            "state": np.arange(7.0),
+            "bf": np.ones(3, ml_dtypes.bfloat16),
+        },
+        "rec": np.ones(2, STRUCTURED),
+        "titled": np.ones(1, TITLED),
+        "blob": dice.bytes(600),
+        "empty": np.zeros((0, 4)),
+    }
     frames = [bytes(frame) for frame in encode(message)]
     whole, refused = 0, 0
     with warnings.catch_warnings():

@@ -1,4 +1,5 @@
-"""The scripts of docs/wire.md, followed literally: a learner and two actors, each in a folder of its own with its own keys."""
+"""The scripts of docs/wire.md, followed literally: a learner and two actors, each
+in a folder of its own with its own keys."""
 
 from __future__ import annotations
 
@@ -18,9 +19,8 @@ PAGE = (Path(__file__).parent.parent.parent / "docs" / "wire.md").read_text()
 def script(name: str, ports: tuple[int, int]) -> str:
     found = re.search(rf"\*\*{name}\*\*.*?```python\n(.*?)```", PAGE, re.DOTALL)
     assert found is not None, f"docs/wire.md has no script {name}"
-    own_ports = (
-        f"make_trainer_config(port_number={ports[0]}, broadcast_port={ports[1]}, "  # others may use the usual ones now
-    )
+    # others may use the usual ones now
+    own_ports = f"make_trainer_config(port_number={ports[0]}, broadcast_port={ports[1]}, "
     return found[1].replace("make_trainer_config(", own_ports)
 
 

@@ -1,6 +1,7 @@
 """Each way in which agentlace lost steps or delivered them twice, alone: here it does neither.
 
-The numbers in the first tests are those of runs of the original: 7 sent, 2 arrived; 6 sent, none arrived; and `update` said True.
+The numbers in the first tests are those of runs of the original: 7 sent, 2 arrived;
+6 sent, none arrived; and `update` said True.
 """
 
 from __future__ import annotations
@@ -257,7 +258,8 @@ def test_a_learner_killed_before_it_could_acknowledge(memory_path: Path):
 
 
 def test_acknowledgments_that_are_lost(bench: Bench):
-    """The steps arrive, the answers do not. The learner says what it has when it is asked again, and nothing is stored again."""
+    """The steps arrive, the answers do not. The learner says what it has when it is
+    asked again, and nothing is stored again."""
     bench.start_learner()
     with Proxy(bench.port, bench.broadcast) as proxy, bench.actor(1, 0, proxy.ports) as actor:
         for _ in range(5):
@@ -422,7 +424,8 @@ def test_spools_empty_whatever_the_durability(bench: Bench, durability: str):
 
 
 def test_a_rate_limiter_holds_steps_back(bench: Bench):
-    """It says no in the middle of what is on its way, again and again: nothing is skipped, and the actor is told why it waits."""
+    """It says no in the middle of what is on its way, again and again: nothing is
+    skipped, and the actor is told why it waits."""
     buffers: list[Any] = []
     bench.start_learner(lambda buffer: buffers.append(buffer) or buffer)
     sampler = buffers[0].log.all().sampler(limiter=Queue(8), seed=0)
@@ -470,8 +473,8 @@ def test_a_rate_limiter_holds_back_the_first_of_several_messages(bench: Bench, m
 
 @pytest.mark.parametrize("always", [False, True])
 def test_an_unexpected_error_in_the_middle_of_a_block(bench: Bench, monkeypatch: pytest.MonkeyPatch, always: bool):
-    """Some of it is stored. The rest comes again, and only the rest, though an earlier connection of the actor is remembered; and one
-    by one, also if the error comes each time."""
+    """Some of it is stored. The rest comes again, and only the rest, though an earlier connection of the actor is
+    remembered; and one by one, also if the error comes each time."""
     bench.start_learner()
     with Proxy(bench.port, bench.broadcast) as proxy, bench.actor(1, 0, proxy.ports) as actor:
         actor.insert(10)

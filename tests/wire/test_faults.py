@@ -1,7 +1,8 @@
-"""Four actors with two stores each and a learner, while processes are killed and paused and the network is cut, stalled and slowed.
+"""Four actors with two stores each and a learner, while processes are killed and
+paused and the network is cut, stalled and slowed.
 
-Two actors spool on disk: whatever they inserted arrives, though they are killed themselves. Two spool in memory: whatever was
-acknowledged is there, though the learner is killed. Each exactly once, in order, pixel for pixel.
+Two actors spool on disk: whatever they inserted arrives, though they are killed themselves. Two spool in memory:
+whatever was acknowledged is there, though the learner is killed. Each exactly once, in order, pixel for pixel.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tests.wire.processes import DEADLINE_S, Actor, Learner, check_exactly_once,
 from tests.wire.proxy import DOWN, UP, Proxy
 from tests.wire.steps import STORES
 
-FAULTS, FAULTS_WITH_KEYS = (int(number) for number in os.environ.get("HILT_FAULTS", rounds("40 15", "210 60")).split())
+FAULTS, FAULTS_WITH_KEYS = (int(number) for number in os.environ.get("HILT_FAULTS", rounds("28 12", "210 60")).split())
 SEED = int(os.environ.get("HILT_FAULT_SEED", "0"))
 ACTORS = 4
 

@@ -115,8 +115,9 @@ def test_flood_guard_closes_and_opens_and_logs_once(place: Place, caplog: pytest
             place.until(lambda: place.door.is_open)
     assert place.door.strangers == 2 * LIMIT
     assert [record.getMessage() for record in caplog.records] == [
-        f"port 1: {LIMIT} connections came without a valid key or in another protocol; during such a flood, new ones may have to "
-        "wait a few seconds. Look for a scanner, or for an actor that tries with the wrong keys."
+        f"port 1: {LIMIT} connections came without a valid key or in another protocol; during such a "
+        "flood, new ones may have to wait a few seconds. Look for a scanner, or for an actor that "
+        "tries with the wrong keys."
     ]
 
 
@@ -250,7 +251,8 @@ def resident_bytes() -> int:
 
 
 class Flood:
-    """Strangers from 127.0.0.1: in turn one that only connects, one that says hello for another server's key, one that talks HTTP."""
+    """Strangers from 127.0.0.1: in turn one that only connects, one that says hello for
+    another server's key, one that talks HTTP."""
 
     GREETING = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
     HELLO = b"\x04\xc8\x05HELLO\x01\x00" + bytes(72) + os.urandom(32) + bytes(7) + b"\x01" + os.urandom(80)
@@ -339,9 +341,10 @@ def test_a_flood(tmp_path: Path, counted: Callable[[str], None]):
             after, seconds = cost(), time.monotonic() - begun
         share = (after[0] - cpu) / seconds
         counted(
-            f"{(flood.sent - sent) / seconds:.0f} strangers per second for {seconds:.0f} s, {after[2] - strangers} of them heard, "
-            f"door closed {after[3] - closings} times: {100 * share:.1f}% of a core, {(after[1] - memory) / 1e6:+.1f} MB; "
-            f"{exchanged} exchanges of an established connection meanwhile"
+            f"{(flood.sent - sent) / seconds:.0f} strangers per second for {seconds:.0f} s, "
+            f"{after[2] - strangers} of them heard, door closed {after[3] - closings} times: "
+            f"{100 * share:.1f}% of a core, {(after[1] - memory) / 1e6:+.1f} MB; {exchanged} exchanges of an "
+            "established connection meanwhile"
         )
         assert share < 0.25
         assert after[1] - memory < 8 << 20

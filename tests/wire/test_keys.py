@@ -49,9 +49,8 @@ class Door:
         if keys is not None:
             keys.secure(client)
         client.connect(f"tcp://127.0.0.1:{self.port}")
-        with contextlib.suppress(
-            zmq.Again
-        ):  # refused before it spoke: it has nobody to say it to, and would wait for ever
+        # refused before it spoke: it has nobody to say it to, and would wait for ever
+        with contextlib.suppress(zmq.Again):
             client.send(b"hello", zmq.NOBLOCK)
         return client
 
@@ -90,7 +89,8 @@ def strange_keys(tmp_path: Path, server: Path) -> ClientKeys:
     return ClientKeys.load(tmp_path / "strange")
 
 
-# --- who gets in ------------------------------------------------------------------------------------------------------------------
+# --- who gets in
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def test_listed_key_is_accepted_and_known_by_name(door: Door, folder: Path):
@@ -108,8 +108,8 @@ def test_a_stranger_gets_no_answer(door: Door, folder: Path, tmp_path: Path, cap
         assert not door.enters(stranger)
         assert not door.enters(stranger)
     assert [record.getMessage() for record in caplog.records] == [
-        f"the key {fingerprint(stranger.public)}, from 127.0.0.1, is not on the list and was refused (1 refused so far). "
-        f"To let it in, put its .pub file into {folder}."
+        f"the key {fingerprint(stranger.public)}, from 127.0.0.1, is not on the list and was "
+        f"refused (1 refused so far). To let it in, put its .pub file into {folder}."
     ], "once in a while, not for each"
     assert door.enters(ClientKeys.load(folder, "actor-1"))
     assert (door.gatekeeper.let_in, door.gatekeeper.refused) == (1, 2)
@@ -203,7 +203,8 @@ def test_the_folder_is_not_read_for_every_stranger(folder: Path, monkeypatch: py
     context.destroy(0)
 
 
-# --- the gatekeeper's protocol ----------------------------------------------------------------------------------------------------
+# --- the gatekeeper's protocol
+# ----------------------------------------------------------------------------------------------------
 
 
 def request(**changes: bytes) -> list[bytes]:
@@ -222,9 +223,18 @@ def test_a_malformed_question_gets_a_refusal(door: Door, folder: Path):
     known = z85.decode(read_key(folder / "actor-1.pub").public)
     assert door.gatekeeper.reply(request(key=known)) == [b"1.0", b"7", b"200", b"", b"actor-1", b""]
     malformed = [
-        [], [b""], [b"1.0"], request()[:6], [*request(key=known), b""], request(version=b"2.0", key=known), request(domain=b"", key=known),
-        request(mechanism=b"NULL", key=known), request(mechanism=b"PLAIN", key=known), request(key=known[:31]), request(key=b""),
-    ]  # fmt: skip
+        [],
+        [b""],
+        [b"1.0"],
+        request()[:6],
+        [*request(key=known), b""],
+        request(version=b"2.0", key=known),
+        request(domain=b"", key=known),
+        request(mechanism=b"NULL", key=known),
+        request(mechanism=b"PLAIN", key=known),
+        request(key=known[:31]),
+        request(key=b""),
+    ]
     for frames in malformed:
         reply = door.gatekeeper.reply(frames)
         assert reply[2:] == [b"400", b"malformed", b"", b""] and reply[0] == b"1.0"
@@ -252,7 +262,8 @@ def test_gatekeeper_ends_with_its_context(folder: Path):
     gatekeeper.close()
 
 
-# --- files ------------------------------------------------------------------------------------------------------------------------
+# --- files
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_new_keys_are_whole_and_private(tmp_path: Path):
@@ -372,7 +383,8 @@ def test_swapped_files(folder: Path):
     with pytest.raises(ConfigError) as error:
         ClientKeys.load(folder, "actor-1")
     assert str(error.value) == (
-        f"{folder}/actor-1.key: this is a public key under the name of a secret one. Copy actor-1.key here from where it was made."
+        f"{folder}/actor-1.key: this is a public key under the name of a secret one. Copy actor-1.key "
+        "here from where it was made."
     )
     (folder / "actor-1.pub").write_bytes(secret)
     with pytest.raises(ConfigError) as error:
@@ -414,7 +426,8 @@ def test_missing_keys_are_reported(folder: Path, tmp_path: Path):
     )
     (folder / "learner.pub").unlink()
     assert said(ClientKeys.load, folder) == (
-        f"{folder}/learner.pub: no such file, without which the learner cannot be known. Copy it from the learner's machine."
+        f"{folder}/learner.pub: no such file, without which the learner cannot be known. Copy it "
+        "from the learner's machine."
     )
 
 

@@ -1,7 +1,8 @@
-"""The learner's power is cut: steps that were acknowledged as process-safe only may be gone from its disk, and come again.
+"""The learner's power is cut: steps that were acknowledged as process-safe only may
+be gone from its disk, and come again.
 
-The disk keeps, drops, tears and reorders what was not synced (`tests/replay/power.py`). The actor lives on: whatever it inserted is in
-the log exactly once in the end, because a step stays in its spool until it is power-safe.
+The disk keeps, drops, tears and reorders what was not synced (`tests/replay/power.py`). The actor lives on: whatever it
+inserted is in the log exactly once in the end, because a step stays in its spool until it is power-safe.
 """
 
 from __future__ import annotations
@@ -191,7 +192,8 @@ def test_the_power_of_the_learner_is_cut(memory_path: Path, counted: Callable[[s
         )
     steps, lives = sum(len(inserted) for inserted in actor.inserted.values()), actor.life + 1
     counted(
-        f"{CUTS} power cuts, {lives} lives of the actor, {steps} steps exactly once; the disk forgot a step {forgotten} times"
+        f"{CUTS} power cuts, {lives} lives of the actor, {steps} steps exactly once; the disk "
+        f"forgot a step {forgotten} times"
     )
 
 

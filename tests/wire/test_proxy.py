@@ -73,9 +73,8 @@ def test_passes_everything_in_order(proxy: Proxy):
     with call(proxy) as end:
         threading.Thread(target=end.sendall, args=(data,), daemon=True).start()
         assert receive(end, len(data)) == data
-        wait_for(
-            lambda: proxy.counts[DOWN] >= len(data), "what has arrived to be counted", DEADLINE_S
-        )  # it is counted afterwards
+        # it is counted afterwards
+        wait_for(lambda: proxy.counts[DOWN] >= len(data), "what has arrived to be counted", DEADLINE_S)
     assert proxy.counts[UP] == proxy.counts[DOWN] == len(data)
 
 

@@ -1,4 +1,5 @@
-"""Drawing from a learner's log and handing over from another process: the same as there, exactly once, and never without an end."""
+"""Drawing from a learner's log and handing over from another process: the same as
+there, exactly once, and never without an end."""
 
 from __future__ import annotations
 

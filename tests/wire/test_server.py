@@ -42,7 +42,10 @@ class Bare:
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "*", "192.168.1.5", "::"])
 def test_beyond_loopback_without_keys(address: str):
-    said = f"listening on {address} without keys: anybody there could send steps or take the weights. Make keys with `hilt keys new"
+    said = (
+        f"listening on {address} without keys: anybody there could send steps or take the weights. "
+        "Make keys with `hilt keys new"
+    )
     with pytest.raises(ConfigError) as error:
         TrainerServer(make_trainer_config(free_port(), free_port(), bind_ip=address))
     assert said in str(error.value)
@@ -60,7 +63,10 @@ def test_a_port_in_use(pair: Pair, taken: str):
     ports = {"port_number": pair.ports[0], "broadcast_port": pair.ports[1], "metrics_port": free_port()}
     with socket.create_server(("127.0.0.1", ports[taken])):
         threads = threading.active_count()
-        said = rf"{ports[taken]}.*cannot listen.*\(Address already in use\).*Another program uses this port: stop it.* choose another one"
+        said = (
+            rf"{ports[taken]}.*cannot listen.*\(Address already in use\).*Another program uses this port: "
+            r"stop it.* choose another one"
+        )
         with pytest.raises(ConfigError, match=said):
             TrainerServer(make_trainer_config(**ports))
         eventually(lambda: threading.active_count() <= threads, "the threads to end")
@@ -286,8 +292,8 @@ def test_settings_that_differ(pair: Pair):
     with pytest.raises(RefusedError) as error:
         pair.client(request_types=["send-stats", "save"], version="v2")
     assert str(error.value) == (
-        f"the learner at 127.0.0.1:{pair.ports[0]} refuses 'actor-1': the settings differ: version is 'v2' there and 'v1' at the learner; "
-        "request_types is ['save', 'send-stats'] there and ['send-stats'] at the learner. "
+        f"the learner at 127.0.0.1:{pair.ports[0]} refuses 'actor-1': the settings differ: version is 'v2' there "
+        "and 'v1' at the learner; request_types is ['save', 'send-stats'] there and ['send-stats'] at the learner. "
         "Give both sides the same recipe and settings, and the same version of Hilt."
     )
     with pytest.raises(RefusedError, match="max_message_bytes is 100000 there and 1073741824 at the learner"):
@@ -315,7 +321,10 @@ def test_steps_that_do_not_fit_are_refused_at_the_door(pair: Pair, kind: str):
     bad = transition(1, 0, 0)
     del bad["observations"]["state"]
     spool.insert(bad)
-    said = r"the steps for 'actor_env' do not fit the learner's schema: observations/state: expected float32 \(6,\), got nothing"
+    said = (
+        r"the steps for 'actor_env' do not fit the learner's schema: observations/state: expected "
+        r"float32 \(6,\), got nothing"
+    )
     with pytest.raises(RefusedError, match=said):
         pair.client(stores={ENV: spool})
     assert len(spool) == 1
@@ -399,8 +408,8 @@ def test_a_data_callback_that_raises(pair: Pair, caplog: pytest.LogCaptureFixtur
 def test_server_goes_on_after_a_message_that_fails(
     pair: Pair, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    """A defect that one message meets must not end the learner for all actors. The message is dropped, and its sender says hello again:
-    else it would wait for the acknowledgment for ever."""
+    """A defect that one message meets must not end the learner for all actors. The message is dropped, and its sender
+    says hello again: else it would wait for the acknowledgment for ever."""
     buffer = pair.buffer()
     server = pair.server(stores={ENV: buffer})
     spool = pair.spool()
@@ -636,7 +645,8 @@ def test_server_survives_any_message(pair: Pair, kind: str, caplog: pytest.LogCa
 
 
 def test_server_does_not_skip_unreadable_messages(pair: Pair):
-    """A message of steps that makes no sense is answered; what is sent after it does not count until its sender begins again."""
+    """A message of steps that makes no sense is answered; what is sent after it
+    does not count until its sender begins again."""
     buffer = pair.buffer()
     pair.server(stores={ENV: buffer})
     hand = pair.by_hand()

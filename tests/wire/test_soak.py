@@ -1,7 +1,8 @@
-"""Eight actors at 20 Hz for a long time, with a fault now and then: memory stays flat, lag is stated, every step arrives exactly once.
+"""Eight actors at 20 Hz for a long time, with a fault now and then: memory stays
+flat, lag is stated, every step arrives exactly once.
 
-An hour, or HILT_SOAK_SECONDS. The learner's buffers are bounded, so that old steps go; a reader beside the learner checks every step
-before that.
+An hour, or HILT_SOAK_SECONDS. The learner's buffers are bounded, so that old steps go; a reader
+beside the learner checks every step before that.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ SECONDS = float(os.environ.get("HILT_SOAK_SECONDS", "3600"))
 SEED = int(os.environ.get("HILT_FAULT_SEED", "0"))
 ACTORS, HERTZ = 8, 20
 KILLED = (0, 1, 2)
-"""Actors that are killed now and then; the others live from the beginning to the end, so that their memory is comparable."""
+"""Actors that are killed now and then; the others live from the beginning to the
+end, so that their memory is comparable."""
 CAPACITY = 12_000
 """Steps that a buffer keeps: a minute's worth and more."""
 EVERY_S = 7.0
@@ -118,7 +120,8 @@ def test_hours_of_it(tmp_path: Path, counted: Callable[[str], None]):
     for store in STORES:
         counts = audit.arrived[store].check(told[store], [actor.number for actor in actors if actor.disk])
         counted(
-            f"{store}: {audit.arrived[store].steps} steps exactly once from {len(audit.arrived[store].boots)} boots; {dict(counts)}"
+            f"{store}: {audit.arrived[store].steps} steps exactly once from "
+            f"{len(audit.arrived[store].boots)} boots; {dict(counts)}"
         )
         report = verify(learner.folder / store)
         assert report.ok, "; ".join(str(finding) for finding in report.findings)

@@ -1,4 +1,5 @@
-"""The check that the fault tests rely on: it sees a step that is lost, there twice, in the wrong order, altered, or made up."""
+"""The check that the fault tests rely on: it sees a step that is lost, there twice,
+in the wrong order, altered, or made up."""
 
 from __future__ import annotations
 

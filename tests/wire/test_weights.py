@@ -226,7 +226,8 @@ def test_a_late_joiner_gets_the_newest_and_only_that(side: Side) -> None:
 def test_weights_stopped_subscriber_delays_no_other_and_gets_the_newest(
     side: Side, seconds: float, length: int
 ) -> None:
-    """With an answer on its way that is small, or fills what the network holds, or lasts until the connection is given up."""
+    """With an answer on its way that is small, or fills what the network holds, or
+    lasts until the connection is given up."""
     publisher = side.publisher()
     stopped, other = side.process("stopped"), side.process("other")
 

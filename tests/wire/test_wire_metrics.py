@@ -187,9 +187,16 @@ def test_the_page(page):
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/", 404), ("GET", "/metrics/../etc", 404), ("GET", "/metricsx", 404), ("POST", "/metrics", 501), ("PUT", "/x", 501),
-     ("DELETE", "/metrics", 501), ("OPTIONS", "*", 501)],
-)  # fmt: skip
+    [
+        ("GET", "/", 404),
+        ("GET", "/metrics/../etc", 404),
+        ("GET", "/metricsx", 404),
+        ("POST", "/metrics", 501),
+        ("PUT", "/x", 501),
+        ("DELETE", "/metrics", 501),
+        ("OPTIONS", "*", 501),
+    ],
+)
 def test_metrics_server_refuses_other_requests(page, method: str, path: str, status: int):
     assert ask(page[1], path, method)[0] == status
 
@@ -240,7 +247,10 @@ def test_metrics_server_closes_slow_connections(monkeypatch: pytest.MonkeyPatch)
 def test_close_frees_the_port_and_a_taken_one_is_an_error(page):
     registry, endpoint = page
     held = socket.create_connection(("127.0.0.1", endpoint.port), timeout=60)
-    text = f"metrics_port={endpoint.port}: cannot listen on 127.0.0.1:{endpoint.port} .Address already in use.*choose another one, or leave"
+    text = (
+        f"metrics_port={endpoint.port}: cannot listen on 127.0.0.1:{endpoint.port} .Address already in "
+        "use.*choose another one, or leave"
+    )
     with pytest.raises(ConfigError, match=text):
         serve(registry, endpoint.port)
     assert ask(endpoint)[0] == 200

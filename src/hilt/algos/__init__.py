@@ -1,7 +1,7 @@
 """The formulas of learning, as functions of tensors: no files, no environments, no network.
 
-`hilt.algos.rlpd` is off-policy learning from replay, `hilt.algos.advantage` and `hilt.algos.surrogate` are on-policy learning from groups
-of rollouts, `hilt.algos.imitation` is behavior cloning.
+`hilt.algos.rlpd` is off-policy learning from replay, `hilt.algos.advantage` and `hilt.algos.surrogate` are on-policy
+learning from groups of rollouts, `hilt.algos.imitation` is behavior cloning.
 """
 
 from typing import TYPE_CHECKING

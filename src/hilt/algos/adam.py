@@ -1,9 +1,11 @@
 """Adam (Kingma and Ba, 2015), on gradients that it is given; with a decay, AdamW (Loshchilov and Hutter, 2019).
 
-    m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2,  p <- p (1 - rate * decay) - rate * m / (1 - b1^n) / (sqrt(v / (1 - b2^n)) + 1e-8)
+    m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2,  p <- p (1 - rate * decay) - rate * m / (1 - b1^n) / (sqrt(v /
+                             (1 - b2^n)) + 1e-8)
 
-The arithmetic is that of `torch.optim`, in the form of its function: the class `torch.optim.AdamW` takes gradients from ``.grad`` alone,
-keeps moments where their parameters are, and imports torch's compiler when it is made, which an actor has no use for.
+The arithmetic is that of `torch.optim`, in the form of its function: the class `torch.optim.AdamW`
+takes gradients from ``.grad`` alone, keeps moments where their parameters are, and imports torch's
+compiler when it is made, which an actor has no use for.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class Adam:
         self._step_of = list(self._steps.unbind())
 
     def step(self, gradients: Sequence[Tensor | None]) -> None:
-        """One step down these gradients, which are in the order of the parameters. One without a gradient is left as it is."""
+        """One step down these gradients, which are in the order of the parameters.
+        One without a gradient is left as it is."""
         every = zip(self.parameters, gradients, self._first, self._second, self._step_of, strict=True)
         parts = [(p, _laid_out_as(p, gradient), *state) for p, gradient, *state in every if gradient is not None]
         if not parts:
@@ -82,6 +85,7 @@ class Adam:
 
 
 def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """A convolution's gradient may have its channels last where its weights have them first: ``.grad`` would have the layout of the
-    weights, which torch's fused kernels rely on. The one on the GPU refuses another; the one on the CPU takes each number for another's."""
+    """A convolution's gradient may have its channels last where its weights have them first: ``.grad`` would
+    have the layout of the weights, which torch's fused kernels rely on. The one on the GPU refuses another; the
+    one on the CPU takes each number for another's."""
     return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)

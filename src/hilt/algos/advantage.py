@@ -1,22 +1,23 @@
 """Advantages: by how much what was done was better than what could be expected.
 
-Arrays are [B, T]: B episodes, each a row of T chunks, anything after its end; `mask` is 1 up to there. `r` are rewards, `V`
-values, `R_i = sum_t discount^t r_it` the score of episode i, `G_t = r_t + discount G_(t+1)` what comes from chunk t on, and V = 0 after
-the end, the time limit's too: the task is to succeed within it.
+Arrays are [B, T]: B episodes, each a row of T chunks, anything after its end; `mask` is 1 up to there. `r` are rewards,
+`V` values, `R_i = sum_t discount^t r_it` the score of episode i, `G_t = r_t + discount G_(t+1)` what comes from chunk t
+on, and V = 0 after the end, the time limit's too: the task is to succeed within it.
 
-    grpo                  (R_i - mean of the group) / (deviation of the group + 1e-6)      the same for all chunks; deviation over K - 1
+    grpo                  (R_i - mean of the group) / (deviation of the group + 1e-6)      the same for all
+                          chunks; deviation over K - 1
     dr_grpo               R_i - mean of the group
     rloo                  R_i - mean of the others of the group
     reinforce_plus_plus   G_t, whitened over the batch
     remax                 G_t - R of a greedy episode from the same start
     gae                   sum_k (discount lam)^k d_(t+k),  d_t = r_t + discount V_(t+1) - V_t;  whitened over the batch
 
-Where chunks pay for a divergence (`penalty`), r is less by that, but the deviation of a group is that of the task's scores alone, and what
-the members paid is subtracted after the division, less its mean in the group: a group in which all failed alike would otherwise be
-compared by its divergence, however small, as if it were success.
+Where chunks pay for a divergence (`penalty`), r is less by that, but the deviation of a group is that of the task's
+scores alone, and what the members paid is subtracted after the division, less its mean in the group: a group in which
+all failed alike would otherwise be compared by its divergence, however small, as if it were success.
 
-Whitened: (A - mean) / sqrt(variance + 1e-8), over all chunks of all ranks. A group of one has no other member: its baseline
-is 0 and its deviation 1.
+Whitened: (A - mean) / sqrt(variance + 1e-8), over all chunks of all ranks. A group of one has no
+other member: its baseline is 0 and its deviation 1.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ def advantages(
     beside: tuple[Tensor, Tensor] | None = None,
     process: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages [B, T], and the returns [B, T] that a critic is to predict. `group` [B] is whose members are compared; `penalty` [B, T]
-    is what each chunk pays. `beside`: the scores [M] and groups [M] of members that belong to other batches and are compared with, too.
-    `process`: advantages of the terms of each chunk [B, T, N], and their mask, which are added before whitening (`hilt.algos.prime`); the
-    result has their shape."""
+    """Advantages [B, T], and the returns [B, T] that a critic is to predict. `group` [B] is whose members are compared;
+    `penalty` [B, T] is what each chunk pays. `beside`: the scores [M] and groups [M] of members that belong to other
+    batches and are compared with, too. `process`: advantages of the terms of each chunk [B, T, N], and their mask,
+    which are added before whitening (`hilt.algos.prime`); the result has their shape."""
     chosen, mask = estimator(settings.estimator), mask.to(rewards.dtype)
     how = chosen.normalization if settings.normalize == "auto" else settings.normalize
     task, paid = rewards * mask, (torch.zeros_like(rewards) if penalty is None else penalty) * mask
@@ -60,8 +61,8 @@ def advantages(
     found = chosen.estimate(episodes, settings)
     if found.shape != rewards.shape:
         raise SchemaError(
-            f"algorithm.estimator={settings.estimator}: expected advantages of the shape {list(rewards.shape)}, one for each chunk of each "
-            f"episode, got {list(found.shape)}."
+            f"algorithm.estimator={settings.estimator}: expected advantages of the shape {list(rewards.shape)}, "
+            f"one for each chunk of each episode, got {list(found.shape)}."
         )
     returns = chosen.value_targets(episodes, settings, found)
     if process is not None:
@@ -187,6 +188,7 @@ def whiten(x: Tensor, mask: Tensor, total: Total = lambda tensor: tensor) -> Ten
 
 
 def _groups(scores: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the identifier of each group, the index of the group to which each score belongs, and the size of each group."""
+    """Returns the identifier of each group, the index of the group to which each
+    score belongs, and the size of each group."""
     names, of, size = torch.unique(group, return_inverse=True, return_counts=True)
     return names, of, size.to(scores.dtype)

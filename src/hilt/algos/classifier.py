@@ -3,7 +3,8 @@
     two-way   one logit z      p(success) = sigmoid(z)        loss = -[y log p + (1 - y) log(1 - p)]
     n-way     n logits z       p(class i) = softmax(z)_i      loss = -log p(y)
 
-Batches have as many frames of each class, however rare it is, so a probability is that of a world where all classes are equally frequent.
+Batches have as many frames of each class, however rare it is, so a probability is that
+of a world where all classes are equally frequent.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ PLATEAU = 0.005
 
 
 class Classifier(nn.Module):
-    """An encoder that turns images into features, and HIL-SERL's head: Dense, dropout, LayerNorm, relu, Dense. First values are the
-    caller's matter."""
+    """An encoder that turns images into features, and HIL-SERL's head: Dense, dropout, LayerNorm, relu,
+    Dense. First values are the caller's matter."""
 
     def __init__(self, encoder: nn.Module, width: int, classes: int = 2, hidden: int = 256, dropout: float = 0.1):
         super().__init__()

@@ -1,4 +1,5 @@
-"""The settings of the algorithms. This module does not import torch, so that commands that only read settings are fast."""
+"""The settings of the algorithms. This module does not import torch, so that
+commands that only read settings are fast."""
 
 from __future__ import annotations
 
@@ -56,14 +57,19 @@ class Rlpd:
     random_crop: int = setting(4, minimum=0, off=0)
     """The maximum random shift of images in each update, in pixels; 0: none"""
     feature_noise: float = setting(0.0, minimum=0)
-    """Deviation of the noise on what a frozen encoder made of the images, in each update; its numbers are from -1 to 1"""
+    """Deviation of the noise on what a frozen encoder made of the images, in each
+    update; its numbers are from -1 to 1"""
 
     def conflicts(self, here: str) -> Iterator[str]:
         if self.subset > self.critics:
-            yield f"{here}subset={self.subset}: expected at most as many as there are critics, {self.critics}, or 0 for all."
+            yield (
+                f"{here}subset={self.subset}: expected at most as many as there are critics, "
+                f"{self.critics}, or 0 for all."
+            )
 
 
-# --- on-policy: a vision-language-action policy learns from its own rollouts; every formula is in docs/algorithms.md ---
+# --- on-policy: a vision-language-action policy learns from its own rollouts; every
+# formula is in docs/algorithms.md ---
 
 
 _PAYS = Need("{here}where=reward or loss", lambda c: c.where != "none")
@@ -77,7 +83,8 @@ class Kl:
     where: str = setting("none", choices=("none", "reward", "loss"))
     """What pays for the distance: the "reward" of each chunk, the "loss", or "none" """
     estimate: str = setting("kl", choices=KL_ESTIMATES, needs=_PAYS)
-    """Of the divergence, from log-probabilities: "kl" and "abs" (its size), "mse" (half its square), "low_var_kl" (never below 0)"""
+    """Of the divergence, from log-probabilities: "kl" and "abs" (its size), "mse" (half
+    its square), "low_var_kl" (never below 0)"""
     coefficient: float = setting(0.001, minimum=0, needs=_PAYS)
     """What one nat costs; with the adaptive controller, at the start"""
     controller: str = setting("fixed", choices=("fixed", "adaptive"), needs=_PAYS)
@@ -90,8 +97,8 @@ class Kl:
     def conflicts(self, here: str) -> Iterator[str]:
         if self.where == "loss" and self.estimate == "kl":
             yield (
-                f"{here}estimate=kl in the loss has a gradient that is 0 on average. Give mse, whose gradient is on average that of the "
-                "divergence KL(p || p_ref); that of low_var_kl is KL(p_ref || p)'s."
+                f"{here}estimate=kl in the loss has a gradient that is 0 on average. Give mse, whose gradient "
+                "is on average that of the divergence KL(p || p_ref); that of low_var_kl is KL(p_ref || p)'s."
             )
 
 
@@ -107,9 +114,11 @@ class Batching:
     chunks_per_pass: int = setting(64, minimum=1, needs=_BY_CHUNKS)
     """Chunks that go through the policy together, at each rank; fewer need less memory, and give the same gradient"""
     tokens_per_pass: int = setting(0, minimum=0)
-    """Instead: as many chunks as have no more tokens than this, those of the prompt and the action counted; 0: chunks_per_pass"""
+    """Instead: as many chunks as have no more tokens than this, those of the prompt
+    and the action counted; 0: chunks_per_pass"""
     log_prob_chunks_per_pass: int = setting(0, minimum=0)
-    """Chunks that go together where no gradient is taken: reference, separate critic, recomputed log-probabilities; 0: chunks_per_pass"""
+    """Chunks that go together where no gradient is taken: reference, separate critic,
+    recomputed log-probabilities; 0: chunks_per_pass"""
     shuffle: bool = setting(
         True, needs=Need("{here}trajectories_per_step=N: there is one step, of all", lambda c: c.trajectories_per_step)
     )
@@ -134,17 +143,19 @@ def _read_by_the_loss(name: str) -> Need:
 
 @dataclass
 class PolicyGradient:
-    """How a policy learns from its own rollouts: advantages of chunks, and a clipped surrogate of numbers, actions or chunks."""
+    """How a policy learns from its own rollouts: advantages of chunks, and a
+    clipped surrogate of numbers, actions or chunks."""
 
     estimator: str = setting("grpo", known=estimator)
-    """Of advantages: grpo, dr_grpo, rloo (compare the members of a group), reinforce_plus_plus, remax (a greedy rollout), gae (a critic);
-    or another by name or module:Class"""
+    """Of advantages: grpo, dr_grpo, rloo (compare the members of a group), reinforce_plus_plus, remax (a greedy
+    rollout), gae (a critic); or another by name or module:Class"""
     discount: float = setting(1.0, minimum=0, maximum=1)
     """What a reward one chunk later is worth"""
     lam: float = setting(1.0, minimum=0, maximum=1, needs=_CRITIC)
     """Of gae: 1 trusts returns, 0 trusts the critic"""
     normalize: str = setting("auto", choices=("auto", "none", "group", "batch"))
-    """Advantages: "none", over the deviation of their "group", or whitened over the "batch"; "auto": as the estimator is published"""
+    """Advantages: "none", over the deviation of their "group", or whitened over the
+    "batch"; "auto": as the estimator is published"""
     clip_low: float = setting(0.2, minimum=0, maximum=1, needs=_read_by_the_loss("clip_low"))
     """A ratio below 1 - clip_low gains nothing more"""
     clip_high: float = setting(0.28, minimum=0, needs=_read_by_the_loss("clip_high"))
@@ -156,9 +167,11 @@ class PolicyGradient:
     epochs: int = setting(1, minimum=1)
     """How often each trajectory is learned from"""
     target_kl: float = setting(0.0, minimum=0, needs=_SEVERAL_STEPS)
-    """An update ends before a step in which the policy is further than this (ppo_kl, in nats) from the one that collected; 0: never"""
+    """An update ends before a step in which the policy is further than this (ppo_kl, in
+    nats) from the one that collected; 0: never"""
     reduction: str = setting("trajectory_mean", choices=("token_mean", "trajectory_mean", "trajectory_sum"))
-    """How terms become a loss: "token_mean": each counts the same; "trajectory_mean": each trajectory; "trajectory_sum": a long one more"""
+    """How terms become a loss: "token_mean": each counts the same; "trajectory_mean": each
+    trajectory; "trajectory_sum": a long one more"""
     horizon: int = setting(
         1000, minimum=1, needs=Need("{here}reduction=trajectory_sum", lambda c: c.reduction == "trajectory_sum")
     )
@@ -172,11 +185,13 @@ class PolicyGradient:
     value_clip: float = setting(0.5, minimum=0, needs=_CRITIC)
     """Of gae: how far a value may move in an update before it gains nothing more; 0: any way"""
     recompute_log_prob: bool = False
-    """Ratios begin with log-probabilities that are computed anew before an update; those of the rollout give each term a weight"""
+    """Ratios begin with log-probabilities that are computed anew before an update;
+    those of the rollout give each term a weight"""
     importance_cap: float = setting(
         2.0, minimum=1, needs=Need("{here}recompute_log_prob=true", lambda c: c.recompute_log_prob)
     )
-    """Of recompute_log_prob: the weight, p before the update / p of the rollout, is truncated at this (decoupled PPO)"""
+    """Of recompute_log_prob: the weight, p before the update / p of the rollout, is
+    truncated at this (decoupled PPO)"""
     kl: Kl = field(default_factory=Kl)
     batch: Batching = setting(factory=Batching, needs=_WITHOUT_GRADIENT)
 
@@ -191,7 +206,10 @@ class PolicyGradient:
         if self.normalize == "group" and not chosen.grouped:
             yield f"{here}normalize=group: {self.estimator} has no groups; take batch, or one of {', '.join(GROUPED)}."
         if chosen.needs_greedy and self.discount != 1:
-            yield f"{here}discount={self.discount}: {self.estimator} compares whole scores with a greedy episode's: expected 1."
+            yield (
+                f"{here}discount={self.discount}: {self.estimator} compares whole scores with a "
+                "greedy episode's: expected 1."
+            )
 
 
 @dataclass
@@ -199,7 +217,8 @@ class Optimizer:
     """AdamW, and how fast it goes."""
 
     learning_rate: float | None = setting(None, minimum=0, maximum=1)
-    """At its highest; none, in a run: by what is trained, 3e-4 for a small_vla, 1e-4 for adapters, 5e-6 for all of another"""
+    """At its highest; none, in a run: by what is trained, 3e-4 for a small_vla,
+    1e-4 for adapters, 5e-6 for all of another"""
     betas: list[float] = setting(factory=lambda: [0.9, 0.999], length=2, minimum=0, below=1)
     """How much of the mean gradient, and of the mean square, is kept at each step"""
     weight_decay: float = setting(0.01, minimum=0, maximum=10)
@@ -228,7 +247,8 @@ _FROZEN = Need("{here}reference=frozen", lambda c: c.reference == "frozen")
 
 @dataclass
 class Prime:
-    """PRIME's implicit process reward, from a reward policy that learns from outcomes; the formulas are in `hilt.algos.prime`."""
+    """PRIME's implicit process reward, from a reward policy that learns from
+    outcomes; the formulas are in `hilt.algos.prime`."""
 
     coefficient: float = setting(0.0, minimum=0)
     """Of the process reward, beside the others; 0: there is none"""
@@ -237,9 +257,11 @@ class Prime:
     granularity: str = setting("chunk", choices=("chunk", "token", "whole"), needs=_ON)
     """What is rewarded: each "chunk", each "token" (one number of an action), or the "whole" episode at its end"""
     scale: str = setting("batch", choices=("batch", "none"), needs=_ON)
-    """"batch": log-ratios over the largest return of the batch, where that is above 1; "none": beta times the log-ratio"""
+    """"batch": log-ratios over the largest return of the batch, where that is above
+    1; "none": beta times the log-ratio"""
     update: str = setting("after", choices=("after", "before", "none"), needs=_ON)
-    """The reward policy learns from the outcomes of a step "after" it gave rewards for it, "before", or not at all ("none")"""
+    """The reward policy learns from the outcomes of a step "after" it gave rewards
+    for it, "before", or not at all ("none")"""
     policy: str = setting("", needs=_ON)
     """The folder that the reward policy begins from; empty: it begins as the policy does"""
     reference: str = setting("frozen", choices=("frozen", "policy"), needs=_ON)
@@ -261,6 +283,6 @@ class Prime:
             and self.reference == "frozen"
         ):
             yield (
-                f"{here}update=none and a reward policy that is its own reference: every reward would be 0. Give {here}update=after, or "
-                f"{here}policy=FOLDER, one that was trained before."
+                f"{here}update=none and a reward policy that is its own reference: every reward would be 0. "
+                f"Give {here}update=after, or {here}policy=FOLDER, one that was trained before."
             )

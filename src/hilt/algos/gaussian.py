@@ -1,7 +1,8 @@
 """A diagonal Gaussian, and its tanh: samples and log-probabilities that stay exact where tanh is flat.
 
-The tanh-Gaussian is for reinforcement learning, whose samples must stay within -1 and 1. A person's actions are often at these limits
-(a key that is held, a gripper), where no finite number has them as its tanh: imitation with an actor of its own takes the plain Gaussian.
+The tanh-Gaussian is for reinforcement learning, whose samples must stay within -1 and 1. A person's actions are
+often at these limits (a key that is held, a gripper), where no finite number has them as its tanh: imitation
+with an actor of its own takes the plain Gaussian.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def sample_backward(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of mean and std ``[B, A]`` from those of what `sample` made, `dlog_prob` being one for all rows.
 
-    With u = mean + std * noise: d tanh(u) / du = 1 - tanh(u)^2, and d log_prob / du = 2 tanh(u); d log_prob / d std = -1 / std besides.
+    With u = mean + std * noise: d tanh(u) / du = 1 - tanh(u)^2, and d log_prob / du = 2
+    tanh(u); d log_prob / d std = -1 / std besides.
     """
     draw = dactions * (1 - actions.square()) + (2 * dlog_prob) * actions
     return draw, draw * noise - dlog_prob / std

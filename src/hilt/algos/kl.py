@@ -5,11 +5,12 @@
     mse         1/2 d^2
     low_var_kl  exp(-d) + d - 1        the same mean as kl, never below 0
 
-In a loss it is the gradient that counts, which for f(d) is the mean of f'(d) grad log p over what p drew. For mse that is the mean of
-d grad log p, the gradient of KL(p || p_ref). For low_var_kl it is the mean of (1 - p_ref / p) grad log p = - sum p_ref grad log p, the
-gradient of KL(p_ref || p). For kl it is the mean of grad log p, which is 0.
+In a loss it is the gradient that counts, which for f(d) is the mean of f'(d) grad log p over what p drew. For mse that
+is the mean of d grad log p, the gradient of KL(p || p_ref). For low_var_kl it is the mean of (1 - p_ref / p) grad log p
+= - sum p_ref grad log p, the gradient of KL(p_ref || p). For kl it is the mean of grad log p, which is 0.
 
-After n trajectories an adaptive coefficient c becomes ``c (1 + clip(kl / target - 1, -0.2, 0.2) n / horizon)`` (Ziegler et al., 2019).
+After n trajectories an adaptive coefficient c becomes ``c (1 + clip(kl / target - 1,
+-0.2, 0.2) n / horizon)`` (Ziegler et al., 2019).
 """
 
 from __future__ import annotations

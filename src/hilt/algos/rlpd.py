@@ -7,12 +7,13 @@
     grasp critic: y = r + penalty + discount^n * mask * G'(s', argmax_g G(s', g))    loss = mean_B (G(s, g) - y)^2
     targets:      Q' <- Q' + tau * (Q - Q'), after every update of Q
 
-`mask` is 0 where the task ended (terminated) and 1 elsewhere, so that a time limit (truncated) bootstraps. States come as ``z``, made by
-an encoder: `z` of the batch carries the graph back into it, so the critics' loss, and no other, trains it. All losses are taken at the
-parameters before the update. A network that is not updated stays as it is, bit for bit.
+`mask` is 0 where the task ended (terminated) and 1 elsewhere, so that a time limit (truncated)
+bootstraps. States come as ``z``, made by an encoder: `z` of the batch carries the graph back into it, so
+the critics' loss, and no other, trains it. All losses are taken at the parameters before the update. A
+network that is not updated stays as it is, bit for bit.
 
-The gradients are written out, down to those of the networks' outputs; the networks have their own (`run`, then `gradients`). Autograd is
-left with what `z` comes from, and with imitation.
+The gradients are written out, down to those of the networks' outputs; the networks have their own (`run`, then
+`gradients`). Autograd is left with what `z` comes from, and with imitation.
 """
 
 from __future__ import annotations
@@ -138,24 +139,9 @@ def update(
     policy = act(nets, batch, noise, next_noise)
     shared = nets.critic.of_states(batch.z) if {"critic", "actor"} <= which and not warming else None
     if "critic" in which:
-        next_actions, next_log_prob = policy.next_states()
-        next_q = nets.target_critic.run(batch.target_z, next_actions, learns=False).out.squeeze(-1)  # [E, B]
-        target = critic_target(batch, next_q, next_log_prob, temperature, settings, subset)  # [B]
-        tape = nets.critic.run(batch.z, batch.actions, shared)
-        errors = tape.out.squeeze(-1) - target  # [E, B]
-        trained = nets.optimizers["critic"].parameters
-        if batch.groups:
-            info |= by_group(nets, batch, tape, errors, trained, settings)
-            earned = rewards(batch, settings)
-            ends = torch.stack([tape.out.amax(), tape.out.amin(), earned.amax(), earned.amin()]).tolist()
-            info |= zip(("q_max", "q_min", "reward_max", "reward_min"), ends, strict=True)
-        gradients["critic"] = nets.critic.gradients(tape, (errors * (2 / errors.numel()))[..., None], trained)
-        figures |= {
-            "critic_loss": errors.square(),
-            "q": tape.out,
-            "target_q": target,
-            "reward": rewards(batch, settings),
-        }
+        gradients["critic"], more, details = critic_loss(nets, batch, policy, shared, settings, temperature, subset)
+        figures |= more
+        info |= details
     if "grasp_critic" in which:
         figures["grasp_critic_loss"], figures["grasp_q"], gradients["grasp_critic"] = grasp_loss(nets, batch, settings)
     if "actor" in which:
@@ -184,7 +170,8 @@ def update(
 def draw(
     batch: Transitions, settings: Rlpd, generator: Generator, which: frozenset[str]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Everything random of an update: the noise of the next actions, the critics that make the target, the noise of the actor's actions."""
+    """Everything random of an update: the noise of the next actions, the critics that make the
+    target, the noise of the actor's actions."""
     next_noise = _noise(batch.actions, generator) if which & {"critic", "temperature"} else None
     subset = None
     if "critic" in which and settings.subset:  # without repetition: two draws of one critic would be a subset of one
@@ -222,6 +209,31 @@ def act(nets: Networks, batch: Transitions, noise: Tensor | None, next_noise: Te
     tape = nets.actor.run(states, learns=noise is not None)
     mean, std = nets.actor.gaussian(tape.out[0])
     return ActorOutputs(tape, 0 if noise is None else len(noise), drawn, mean, std, *sample(mean, std, drawn))
+
+
+def critic_loss(
+    nets: Networks,
+    batch: Transitions,
+    policy: ActorOutputs,
+    shared: Any,
+    settings: Rlpd,
+    temperature: Tensor,
+    subset: Tensor | None,
+) -> tuple[Sequence[Tensor], dict[str, Tensor], dict[str, float]]:
+    """The gradients of the critics' parameters, their figures, and the details by source, if the batch has groups."""
+    details: dict[str, float] = {}
+    next_actions, next_log_prob = policy.next_states()
+    next_q = nets.target_critic.run(batch.target_z, next_actions, learns=False).out.squeeze(-1)  # [E, B]
+    target = critic_target(batch, next_q, next_log_prob, temperature, settings, subset)  # [B]
+    tape = nets.critic.run(batch.z, batch.actions, shared)
+    errors = tape.out.squeeze(-1) - target  # [E, B]
+    trained, earned = nets.optimizers["critic"].parameters, rewards(batch, settings)
+    if batch.groups:
+        details |= by_group(nets, batch, tape, errors, trained, settings)
+        ends = torch.stack([tape.out.amax(), tape.out.amin(), earned.amax(), earned.amin()]).tolist()
+        details |= zip(("q_max", "q_min", "reward_max", "reward_min"), ends, strict=True)
+    gradients = nets.critic.gradients(tape, (errors * (2 / errors.numel()))[..., None], trained)
+    return gradients, {"critic_loss": errors.square(), "q": tape.out, "target_q": target, "reward": earned}, details
 
 
 def critic_target(
@@ -281,7 +293,8 @@ def actor_loss(
     if weight:
         if batch.demo is None:
             raise SchemaError(
-                "demo: the batch has no such column, which marks the rows to imitate; or set critic_warmup and imitation_weight to 0."
+                "demo: the batch has no such column, which marks the rows to imitate; or set critic_warmup "
+                "and imitation_weight to 0."
             )
         if batch.demo.any():
             loss, *found = imitation_gradients(settings, mean, std, batch, weight)
@@ -297,7 +310,8 @@ def actor_loss(
 
 
 def actor_value(q: Tensor, settings: Rlpd) -> tuple[Tensor, Tensor]:
-    """Returns the value ``[B]`` that the actor maximizes, and the gradient of minus its mean with respect to ``q [E, B]``."""
+    """Returns the value ``[B]`` that the actor maximizes, and the gradient of minus
+    its mean with respect to ``q [E, B]``."""
     if settings.actor_q == "mean":
         return q.mean(0), torch.full_like(q, -1 / q.numel())
     value, least = q.min(0)
@@ -321,7 +335,8 @@ def imitation_weight(settings: Rlpd, updates: int) -> float:
 
 
 def grasp_loss(nets: Networks, batch: Transitions, settings: Rlpd) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
-    """Double DQN: the critic chooses, its target network judges. The loss and the values of what was done ``[B]``, and the gradients."""
+    """Double DQN: the critic chooses, its target network judges. The loss and the values of
+    what was done ``[B]``, and the gradients."""
     if batch.grasps is None or batch.grasp_penalty is None:
         raise SchemaError(
             "the batch has no 'grasp_penalty'; a learned gripper needs this column: 0 where there is none."
@@ -358,7 +373,8 @@ def by_group(
 
 
 def check_finite(info: Mapping[str, float], gradients: Mapping[str, Sequence[Tensor]] | None = None) -> None:
-    """Called before anything is changed: one bad number in a loss or a gradient would be in every weight. `gradients`: of each network."""
+    """Called before anything is changed: one bad number in a loss or a gradient would be in
+    every weight. `gradients`: of each network."""
     found = dict(info)
     for name, each in (gradients or {}).items():
         found[f"the gradient of {name}"] = torch.stack(torch._foreach_norm(list(each))).sum().item()

@@ -8,8 +8,9 @@ import math
 def learning_rate_factor(progress: float, warmup: float = 0.0, schedule: str = "cosine", final: float = 0.0) -> float:
     """The factor of the highest learning rate for a step.
 
-    `progress` is the share of the run that is done with this step, above 0 and up to 1. The factor rises linearly over the first `warmup`
-    of the run; then it stays 1 (``constant``), or falls along a half cosine to `final` at the end (``cosine``).
+    `progress` is the share of the run that is done with this step, above 0 and up to 1. The factor
+    rises linearly over the first `warmup` of the run; then it stays 1 (``constant``), or falls along a
+    half cosine to `final` at the end (``cosine``).
     """
     if progress < warmup:
         return progress / warmup

@@ -1,8 +1,11 @@
-"""What an update minimizes: a clipped surrogate of the policy's gain, and the error of a critic. All per term; a reduction adds them up.
+"""What an update minimizes: a clipped surrogate of the policy's gain, and the error of
+a critic. All per term; a reduction adds them up.
 
-    ratio      r = exp(log p - log p_old), of each number ("token"), of each action, or of each chunk: log-probabilities of a term add up
+    ratio      r = exp(log p - log p_old), of each number ("token"), of each action, or of each chunk:
+               log-probabilities of a term add up
     surrogate  L = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high));  with dual_clip c, where A < 0:  min(L, -A c)
-    weight     w = min(exp(log p_old - log p_drawn), cap), which multiplies L: p_drawn drew the term, p_old is the policy before the update
+    weight     w = min(exp(log p_old - log p_drawn), cap), which multiplies L: p_drawn drew the term,
+               p_old is the policy before the update
     critic     L = 1/2 max((v - G)^2, (clip(v, v_old - value_clip, v_old + value_clip) - G)^2)
 
 Terms become a loss in one of three ways:
@@ -56,7 +59,8 @@ class Surrogate(NamedTuple):
 
 
 def terms(log_prob: Tensor, mask: Tensor, ratio: str) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and mask of the terms, ``[R, ...]``, from those of numbers [R, chunk, action_dim]; 0 under the mask."""
+    """Log-probabilities and mask of the terms, ``[R, ...]``, from those of numbers
+    [R, chunk, action_dim]; 0 under the mask."""
     log_prob = torch.where(mask, log_prob, 0.0)
     for _ in range(_ADDED[ratio]):
         log_prob, mask = log_prob.sum(-1), mask.any(-1)
@@ -75,7 +79,8 @@ def surrogate(
 
 
 def importance(old: Tensor, drawn: Tensor) -> Tensor:
-    """What a term is likelier under the policy before the update than under the one that drew it, not yet truncated. No gradient."""
+    """What a term is likelier under the policy before the update than under the one
+    that drew it, not yet truncated. No gradient."""
     return (old - drawn).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().detach()
 
 
@@ -89,7 +94,8 @@ def value_loss(value: Tensor, old: Tensor, returns: Tensor, clip: float = 0.0) -
 def weights(
     reduction: str, terms: Tensor, of: Tensor, all_terms: float, all_trajectories: float, horizon: int
 ) -> Tensor:
-    """What each term of a row counts in the loss, [R]. `terms` [R]: how many a row has; `of` [R]: whose trajectory's it is."""
+    """What each term of a row counts in the loss, [R]. `terms` [R]: how many a row
+    has; `of` [R]: whose trajectory's it is."""
     if reduction == "token_mean":
         return torch.full_like(terms, 1 / max(all_terms, 1))
     if reduction == "trajectory_sum":

@@ -1,12 +1,15 @@
-"""Advantage estimators, policy losses and off-policy algorithms by name: the properties of each, and the tables to which one file adds
-another.
+"""Advantage estimators, policy losses and off-policy algorithms by name: the properties of
+each, and the tables to which one file adds another.
 
     algorithm.estimator=grpo  algorithm.loss=clipped               built in
     algorithm.estimator=my_package.advantages:TopK                 a subclass of `Estimator`
-    algorithm.loss=cispo                                           an entry point of the group hilt.losses: a subclass of `PolicyLoss`
-    algorithm=my_package.td3:TD3                                   of a run with a person: a subclass of `OffPolicyAlgorithm`
+    algorithm.loss=cispo                                           an entry point of the group hilt.losses: a subclass
+                                                                   of `PolicyLoss`
+    algorithm=my_package.td3:TD3                                   of a run with a person: a subclass of
+                                                                   `OffPolicyAlgorithm`
 
-Without torch, as the settings are: the formulas are in `hilt.algos.advantage`, `hilt.algos.surrogate` and `hilt.algos.rlpd`.
+Without torch, as the settings are: the formulas are in `hilt.algos.advantage`,
+`hilt.algos.surrogate` and `hilt.algos.rlpd`.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ ALGORITHMS = ExtensionPoint("algorithm", "hilt.algorithms", {"rlpd": "hilt.algos
 
 @dataclass(frozen=True)
 class ScoredEpisodes:
-    """The input of an advantage estimator: B episodes of T chunks of this rank, with zeros after the end of each episode."""
+    """The input of an advantage estimator: B episodes of T chunks of this rank,
+    with zeros after the end of each episode."""
 
     rewards: Tensor
     """[B, T]: of the task, less what each chunk pays for its divergence"""
@@ -59,7 +63,8 @@ class ScoredEpisodes:
     group: Tensor
     """[B]: the number of the group to which an episode belongs, whose members began in the same state"""
     normalization: str
-    """The setting `normalize`, with "auto" replaced by the estimator's own. "batch" is done by the caller, "group" by the estimator"""
+    """The setting `normalize`, with "auto" replaced by the estimator's own. "batch" is
+    done by the caller, "group" by the estimator"""
     values: Tensor | None = None
     """[B, T]: what the critic expects; for estimators with `needs_critic`"""
     baseline: Tensor | None = None
@@ -72,7 +77,8 @@ class Estimator(ABC):
     """How much better each chunk was than could be expected. A subclass declares what it needs, and computes them."""
 
     grouped: ClassVar[bool] = False
-    """Whether it compares the members of a group: collect.group_size must be at least 2, and filters may drop groups by their outcome"""
+    """Whether it compares the members of a group: collect.group_size must be at least 2,
+    and filters may drop groups by their outcome"""
     leave_one_out: ClassVar[bool] = False
     """Whether a member of a group is compared with the others alone; a process reward is compared in the same way"""
     needs_critic: ClassVar[bool] = False
@@ -107,16 +113,17 @@ class PolicyLoss(ABC):
     def terms(
         self, log_ratio: Tensor, advantage: Tensor, settings: PolicyGradient
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The loss of each term, with gradients, and figures of each term by name. `log_ratio`: log p - log p_old, with gradients;
-        `advantage`: of the same shape, without."""
+        """The loss of each term, with gradients, and figures of each term by name. `log_ratio`: log p - log p_old, with
+        gradients; `advantage`: of the same shape, without."""
 
 
 class OffPolicyAlgorithm(ABC):
-    """How the networks of the built-in agent learn from transitions. It is made with the setting algorithm_options as arguments."""
+    """How the networks of the built-in agent learn from transitions. It is made with
+    the setting algorithm_options as arguments."""
 
     def setup(self, networks: Networks, width: int, actions: int, seed: int) -> None:  # noqa: B027
-        """Called once, before the first update, and again when the agent begins anew: for networks of its own, of states ``[B, width]`` and
-        continuous actions ``[B, actions]``."""
+        """Called once, before the first update, and again when the agent begins anew: for networks of its own, of
+        states ``[B, width]`` and continuous actions ``[B, actions]``."""
 
     @abstractmethod
     def update(
@@ -129,8 +136,9 @@ class OffPolicyAlgorithm(ABC):
         actor_updates: int,
         target_entropy: float,
     ) -> dict[str, float]:
-        """One gradient step of each network in `which`, by its optimizer; gives figures for the metrics. `settings` are agent.rlpd's, of
-        which it may use some; `actor_updates`: how many the actor has had. All that is random comes from `generator`."""
+        """One gradient step of each network in `which`, by its optimizer; gives figures for the metrics.
+        `settings` are agent.rlpd's, of which it may use some; `actor_updates`: how many the actor has had. All
+        that is random comes from `generator`."""
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and numbers of its own that a checkpoint has to keep."""

@@ -1,15 +1,20 @@
-"""Frames with labels, for a reward classifier: read from recordings and from HIL-SERL's pickles, and split so that the split is honest.
+"""Frames with labels, for a reward classifier: read from recordings and from
+HIL-SERL's pickles, and split so that the split is honest.
 
-A label describes what a step **led to**, so the frame is the step's next observation, and of a stack the newest. Label 0 is failure and 1
-success, or there are n classes, 0 to n - 1.
+A label describes what a step **led to**, so the frame is the step's next observation, and of a stack the newest. Label
+0 is failure and 1 success, or there are n classes, 0 to n - 1.
+
+Labels are a column of what was recorded, and frame labels that people give afterwards
+(`hilt.replay.Edits.label_frame`), which take precedence. Of an episode that has only the latter, the frames with a
+label are used, and no others.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +25,28 @@ from hilt.core.progress import Report, silent
 from hilt.core.tree import Array, flatten
 from hilt.formats import open_dataset
 from hilt.formats.episodes import Dataset, Episode, map_leaves
+from hilt.formats.experience import LogDataset
 from hilt.recording.recording_folder import LABELS
+from hilt.replay.edits import frame_labels
+from hilt.replay.key_ranges import OFFSET_BITS
 
 MAX_CLASSES = 100
+UNLABELED = -1
 NO_LABELS = (
-    "its frames have no labels. Record some with: hilt record TASK --classifier. Of HIL-SERL's, give classifier_data with its "
-    "*_success_images_*.pkl and *_failure_images_*.pkl."
+    "its frames have no labels. Record some with: hilt record TASK --classifier. Of a log, label frames with: "
+    "hilt open LOG. Of HIL-SERL's, give classifier_data with its *_success_images_*.pkl and *_failure_images_*.pkl."
 )
+
+
+@dataclass(frozen=True)
+class ClipSource:
+    """Where the frames of a clip lie in a log."""
+
+    path: str
+    """The log"""
+    trajectory: int
+    first: int
+    """The recorded number of the clip's step 0"""
 
 
 @dataclass(frozen=True)
@@ -43,6 +63,14 @@ class Clip:
     """Which episode this is, in words"""
     ends: tuple[bytes, bytes] = (b"", b"")
     """Digests of what it began with and ended with, where others may go on from it; empty where not"""
+    steps: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    """int64 [T]: which steps of the episode the frames are; by default all from 0 on"""
+    source: ClipSource | None = None
+    """Where it lies, if that is a log"""
+
+    def __post_init__(self) -> None:
+        if not len(self.steps):
+            object.__setattr__(self, "steps", np.arange(len(self.labels)))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -50,8 +78,8 @@ class Clip:
     def before_success(self, success: int, steps: int = 10) -> Array:
         """Returns a mask [T] of the frames that are no success and are followed by one within `steps` steps."""
         later = np.zeros(len(self), bool)
-        for place in np.flatnonzero(self.labels == success):
-            later[max(0, place - steps) : place] = True
+        for step in self.steps[self.labels == success]:
+            later |= (self.steps >= step - steps) & (self.steps < step)
         result: Array = later & (self.labels != success)
         return result
 
@@ -92,7 +120,8 @@ def with_cameras(clips: Sequence[Clip], names: Sequence[str]) -> list[Clip]:
 
 
 def split(clips: Sequence[Clip], share: float, classes: int, seed: int) -> tuple[list[Clip], list[Clip], str]:
-    """(training, held out, by what): about `share` of the initial states, or where that is not possible of the episodes, are held out.
+    """(training, held out, by what): about `share` of the initial states, or where that
+    is not possible of the episodes, are held out.
 
     Those with the same classes in them are split among themselves, so that each class is on both sides.
     """
@@ -136,7 +165,8 @@ def class_count(clips: Sequence[Clip]) -> int:
         )
         given = f"{found.sum():,} frames of {len(clips)} episodes, and none is of the class {absent} ({name})"
         raise ConfigError(
-            f"{given}: a classifier needs frames of every class. Record more with hilt record TASK --classifier, and {cure}."
+            f"{given}: a classifier needs frames of every class. Record more with hilt record TASK "
+            f"--classifier, and {cure}."
         )
     return len(found)
 
@@ -153,18 +183,37 @@ def _clips(path: Path, report: Report) -> Iterator[Clip]:
             else path
         )
     dataset = open_dataset(place)
-    try:
+    if not isinstance(dataset, LogDataset):
         for number, episode in enumerate(dataset):
             report(f"reading {path}", number, len(dataset))
-            if not recording or "task" in episode.facts:  # else it is what a killed session left
-                yield _clip(dataset, episode, f"{path}, episode {number}")
-    finally:
-        if (log := getattr(dataset, "log", None)) is not None:
-            log.close()
+            yield _clip(dataset, episode, f"{path}, episode {number}")
+        return
+    with dataset.log:
+        yield from _clips_of_log(dataset, path, recording, report)
+
+
+def _clips_of_log(dataset: LogDataset, path: Path, recording: bool, report: Report) -> Iterator[Clip]:
+    """Episodes without a label are not decoded, where no column has labels."""
+    log, labeled = dataset.log, LABELS in dataset.log.schema.columns
+    for number, keys in enumerate(dataset.episodes):
+        report(f"reading {path}", number, len(dataset))
+        trajectory = int(keys[0]) >> OFFSET_BITS
+        facts = log.facts.about(trajectory)
+        if recording and "task" not in facts:  # what a killed session left
+            continue
+        if not frame_labels(facts) and LABELS not in log.schema.columns:
+            continue
+        episode = next(iter(dataset.jobs(number)))()
+        clip = _clip(dataset, episode, f"{path}, episode {number}") if episode is not None else None
+        if clip is not None and len(clip):
+            labeled = True
+            yield replace(clip, source=ClipSource(str(dataset.path), trajectory, dataset.first_step(number)))
+    if not labeled and len(dataset):
+        raise FormatError(f"{path}: {NO_LABELS}")
 
 
 def _clip(dataset: Dataset, episode: Episode, where: str) -> Clip:
-    columns, facts = episode.columns, episode.facts
+    columns, facts, given = episode.columns, episode.facts, frame_labels(episode.facts)
     if LABELS in columns:
         labels = np.asarray(columns[LABELS])
         if (
@@ -173,10 +222,13 @@ def _clip(dataset: Dataset, episode: Episode, where: str) -> Clip:
             or not 0 <= labels.min(initial=0) <= labels.max(initial=0) < MAX_CLASSES
         ):
             raise SchemaError(
-                f"{where}: labels are {labels.dtype} {labels.shape}; expected a number from 0 to {MAX_CLASSES - 1} a step."
+                f"{where}: labels are {labels.dtype} {labels.shape}; expected a number from 0 to "
+                f"{MAX_CLASSES - 1} a step."
             )
     elif dataset.format == "hil-serl" and {*dataset.describe()} <= {"files (success)", "files (failure)"}:
         labels = np.full(len(episode), facts["success"])
+    elif dataset.format == "log":
+        labels = np.full(len(episode), UNLABELED)
     else:
         raise FormatError(f"{where}: {NO_LABELS}")
     seen = columns["next_observations"]
@@ -193,7 +245,10 @@ def _clip(dataset: Dataset, episode: Episode, where: str) -> Clip:
         )
     state = f"{facts.get('task')} {facts.get('split')} {facts['state']}" if "state" in facts else ""
     if dataset.format == "log":
-        return Clip(images, labels.astype(np.int64), state or where, where)
+        labels = _with_frame_labels(labels.astype(np.int64), given, where)
+        steps = np.flatnonzero(labels != UNLABELED)
+        chosen = {name: image[steps] for name, image in images.items()} if len(steps) < len(labels) else images
+        return Clip(chosen, labels[steps], state or where, where, steps=steps)
     ended = bool(columns["terminated"][-1] or columns["truncated"][-1])
     return Clip(
         images,
@@ -204,9 +259,23 @@ def _clip(dataset: Dataset, episode: Episode, where: str) -> Clip:
     )
 
 
+def _with_frame_labels(labels: Array, given: Mapping[int, bool | None], where: str) -> Array:
+    """The labels of an episode, changed by those that people gave to single frames; unknown ones are left out."""
+    if given and labels.max(initial=0) > 1:
+        raise SchemaError(
+            f"{where}: its column {LABELS} has the class {labels.max()}, and its frame labels are success or failure. "
+            "Take them back with: hilt data history, hilt data undo"
+        )
+    labels = labels.copy()
+    for step, success in given.items():
+        labels[step] = UNLABELED if success is None else int(success)
+    return labels
+
+
 def _joined(pieces: list[Clip]) -> list[Clip]:
-    """HIL-SERL keeps the marked steps of an episode in one file and the others in another. One whose first observation is, bit by bit,
-    what another ended with goes on from there: so they are episodes again. Those that begin alike began in the same initial state."""
+    """HIL-SERL keeps the marked steps of an episode in one file and the others in another. One whose first
+    observation is, bit by bit, what another ended with goes on from there: so they are episodes again. Those that
+    begin alike began in the same initial state."""
     begins: dict[bytes, list[int]] = defaultdict(list)
     for number, piece in enumerate(pieces):
         if piece.ends[0]:
@@ -227,7 +296,9 @@ def _joined(pieces: list[Clip]) -> list[Clip]:
         if chain:
             images = {name: np.concatenate([piece.images[name] for piece in chain]) for name in chain[0].images}
             labels = np.concatenate([piece.labels for piece in chain])
-            episodes.append(Clip(images, labels, chain[0].state or chain[0].ends[0].hex(), chain[0].where))
+            steps = chain[0].steps if len(chain) == 1 else np.arange(len(labels))
+            state = chain[0].state or chain[0].ends[0].hex()
+            episodes.append(replace(chain[0], images=images, labels=labels, state=state, steps=steps))
     return episodes
 
 

@@ -1,6 +1,8 @@
-"""A reward classifier: trained from frames with labels, judged on frames of other episodes, kept in a folder, asked by an environment.
+"""A reward classifier: trained from frames with labels, judged on frames of other
+episodes, kept in a folder, asked by an environment.
 
 FOLDER/classifier.json   what it looks at, its threshold and why, how good it is on held-out frames, all settings
+FOLDER/held_out.json     how it judged each held-out frame
 FOLDER/weights.pt        read without running what it carries
 FOLDER/thresholds.png    precision and recall over thresholds
 FOLDER/mistakes.png      the held-out frames it is most wrong about
@@ -20,6 +22,7 @@ import torch
 
 from hilt.algos import classifier as algo
 from hilt.classifier.frames import Clip, class_count, counts, split, with_cameras
+from hilt.classifier.held_out import HELD_OUT_FILE, HeldOut
 from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import ConfigError, CorruptError, HiltError, SchemaError, optional_module, suggest
 from hilt.core.files import DISK, replacing, storage_errors
@@ -42,15 +45,16 @@ SHOWN = 12
 
 @dataclass
 class ClassifierConfig:
-    """How a reward classifier is trained. As HIL-SERL does it: encoder=resnet10 weights=resnet10_params.pkl features=256 steps=150
-    batch_size=256 learning_rate=1e-4."""
+    """How a reward classifier is trained. As HIL-SERL does it: encoder=resnet10 weights=resnet10_params.pkl
+    features=256 steps=150 batch_size=256 learning_rate=1e-4."""
 
     image_keys: list[str] = field(default_factory=list)
     """The cameras it looks at, such as images/front; empty: all"""
     encoder: str = setting("small", choices=("small", "resnet10"))
     """How images become numbers: "small" (three convolutions per camera), or "resnet10" (HIL-SERL's)"""
     weights: str = ""
-    """A file for the trunk of "resnet10", which then stays as it is, such as HIL-SERL's resnet10_params.pkl; empty: all is learned"""
+    """A file for the trunk of "resnet10", which then stays as it is, such as HIL-SERL's
+    resnet10_params.pkl; empty: all is learned"""
     features: int = setting(64, minimum=1)
     """Numbers that each camera becomes"""
     hidden: int = setting(256, minimum=1)
@@ -84,6 +88,8 @@ class TrainedClassifier:
     """The contents of classifier.json"""
     pictures: Mapping[str, bytes]
     """PNG files by name"""
+    held_out: HeldOut
+    """The frames that it was judged on"""
 
 
 Watch = Callable[[int, float, float], None]
@@ -135,7 +141,8 @@ def train(clips: Sequence[Clip], config: ClassifierConfig, watch: Watch | None =
         "thresholds.png": _curve_picture(points, threshold),
         "mistakes.png": _mistakes(held, probability, labels),
     }
-    return TrainedClassifier(model, metadata, pictures)
+    judged = HeldOut.of(held, probability[:, success].numpy(), success)
+    return TrainedClassifier(model, metadata, pictures, judged)
 
 
 def save(folder: Path, trained: TrainedClassifier) -> None:
@@ -149,6 +156,7 @@ def save(folder: Path, trained: TrainedClassifier) -> None:
         save_pt({name: value.detach() for name, value in trained.model.state_dict().items()}, file)
         for name, data in {WEIGHTS: file.getvalue(), **trained.pictures}.items():
             DISK.replace(beside / name, data)
+        write_json(beside / HELD_OUT_FILE, trained.held_out.to_json())
         write_json(beside / CLASSIFIER_FILE, trained.metadata)
 
 
@@ -162,8 +170,9 @@ def check_free(folder: Path) -> None:
 
 
 def reward_function(folder: str | Path, threshold: float | None = None, space: Any = None) -> RewardClassifier:
-    """What an environment asks for its reward: 1.0 where the observation is a success, else 0.0. `threshold` takes the place of the
-    classifier's own; with the environment's observation `space`, one that it cannot judge is an error now, not at the first step."""
+    """What an environment asks for its reward: 1.0 where the observation is a success, else 0.0. `threshold`
+    takes the place of the classifier's own; with the environment's observation `space`, one that it cannot
+    judge is an error now, not at the first step."""
     folder = Path(folder)
     if not (folder / CLASSIFIER_FILE).is_file():
         cure = f"Make one with: hilt train classifier DATA --out {folder}"
@@ -189,8 +198,8 @@ def reward_function(folder: str | Path, threshold: float | None = None, space: A
 
 
 class RewardClassifier:
-    """Calls an observation a success or not, as it comes from the environment: nested, or HIL-SERL's with a stack, of which the newest
-    frame counts. A camera is found by its name in either (``images/front``, ``front``)."""
+    """Calls an observation a success or not, as it comes from the environment: nested, or HIL-SERL's with a stack, of
+    which the newest frame counts. A camera is found by its name in either (``images/front``, ``front``)."""
 
     def __init__(
         self,
@@ -213,34 +222,52 @@ class RewardClassifier:
         for name, shape in self._shapes.items():
             image = np.asarray(leaves[self._camera(name, leaves)])
             self._check_shape(name, image.dtype, image.shape)
-            images[name] = torch.from_numpy(
-                np.array(image.reshape(-1, *shape)[-1:])
-            )  # a copy: an environment may use its arrays again
+            # a copy: an environment may use its arrays again
+            images[name] = torch.from_numpy(np.array(image.reshape(-1, *shape)[-1:]))
         with torch.no_grad():
             return float(algo.probabilities(self._model(images))[0, self._success])
+
+    def probabilities(self, images: Mapping[str, Array]) -> Array:
+        """The probability of success [N] of frames uint8 [N, H, W, 3], by the names that `cameras` has."""
+        with torch.no_grad():
+            given = {name: torch.from_numpy(np.ascontiguousarray(image)) for name, image in images.items()}
+            found: Array = algo.probabilities(self._model(given))[:, self._success].numpy()
+            return found
+
+    def cameras(self, leaves: Mapping[str, Any]) -> dict[str, str]:
+        """Where its cameras are among these leaves of an observation; raises where one is missing or does not fit."""
+        found = {name: self._camera(name, leaves) for name in self._shapes}
+        for name, path in found.items():
+            self._check_shape(name, leaves[path].dtype, leaves[path].shape)
+        return found
 
     def check(self, space: Any) -> None:
         """Raises where an environment with this observation space cannot be judged."""
         tree = nested(spec_of_space(space, "observation_space"))
         leaves = Spec(flatten(tree) if isinstance(tree, Mapping) else {"observation": tree})
-        for name in self._shapes:
-            spec = leaves[self._camera(name, leaves)]
-            self._check_shape(name, spec.dtype, spec.shape)
+        self.cameras(leaves)
 
     def _camera(self, name: str, leaves: Mapping[str, Any]) -> str:
         """Where the camera is: under its own path, or the only one that ends with it or that it ends with."""
         near = [path for path in leaves if f"/{path}".endswith(f"/{name}") or f"/{name}".endswith(f"/{path}")]
         if name in leaves or len(near) == 1:
             return name if name in leaves else near[0]
-        cure = f"Give the environment this camera, or train a classifier without it (image_keys=). Here: {', '.join(leaves) or 'nothing'}."
+        cure = (
+            "Give the environment this camera, or train a classifier without it (image_keys=). Here: "
+            f"{', '.join(leaves) or 'nothing'}."
+        )
         raise SchemaError(
-            f"the classifier {self.folder} looks at {name}, which is not in the observation{suggest(name, leaves)} {cure}"
+            f"the classifier {self.folder} looks at {name}, which is not in the "
+            f"observation{suggest(name, leaves)} {cure}"
         )
 
     def _check_shape(self, name: str, dtype: Any, shape: tuple[int, ...]) -> None:
         wanted = self._shapes[name]
         if dtype != np.uint8 or shape[-3:] != wanted or len(shape) not in (3, 4) or not shape[0]:
-            cure = f"Make the environment with that size (task_options.image_size={wanted[0]}), or train one on frames of this size."
+            cure = (
+                f"Make the environment with that size (task_options.image_size={wanted[0]}), or train "
+                "one on frames of this size."
+            )
             raise SchemaError(
                 f"{name} is {dtype} {shape}, and the classifier {self.folder} was trained on uint8 {wanted}. {cure}"
             )
@@ -348,11 +375,15 @@ def _at(
 
 def _why(best: algo.At, successes: int, by: str) -> str:
     if best.precision is None or not best.recall:
-        return f"the middle of those from {algo.LOWEST:g} up, none of which finds one of the {successes} held-out successes, split by {by}"
+        return (
+            f"the middle of those from {algo.LOWEST:g} up, none of which finds one of the {successes} "
+            f"held-out successes, split by {by}"
+        )
     return (
-        f"the middle of the thresholds with the best held-out F{algo.BETA:g} ({best.score:.3f}: precision {best.precision:.1%}, recall "
-        f"{best.recall:.1%} of {successes} successes, {best.false_successes} false ones). Precision counts twice: a policy learns to reach "
-        f"false successes, and a missed success costs it a step. Chosen on the frames it is judged on, split by {by}"
+        f"the middle of the thresholds with the best held-out F{algo.BETA:g} ({best.score:.3f}: precision "
+        f"{best.precision:.1%}, recall {best.recall:.1%} of {successes} successes, {best.false_successes} false "
+        "ones). Precision counts twice: a policy learns to reach false successes, and a missed success costs it a "
+        f"step. Chosen on the frames it is judged on, split by {by}"
     )
 
 

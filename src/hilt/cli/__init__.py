@@ -1,7 +1,8 @@
 """The ``hilt`` command.
 
-A command's module is imported when that command runs, so ``hilt --help`` stays quick whatever the commands need. Each module has a
-typer app named ``app``; one with several commands (or with one that is called by its name) also has an ``@app.callback()``.
+A command's module is imported when that command runs, so ``hilt --help`` stays quick whatever the
+commands need. Each module has a typer app named ``app``; one with several commands (or with one that is
+called by its name) also has an ``@app.callback()``.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from hilt.core.trust import command_line
 
 # name: (module, or module:app, one line for the help)
 COMMANDS = {
-    "demo": ("hilt.cli.demos.demo", "Watch an arm learn a task from images in minutes; demo vla, store, wire."),
+    "demo": ("hilt.cli.demos.demo", "Watch an arm learn a task from images in minutes; demo vla, person, store, wire."),
     "eval": ("hilt.cli.eval_command", "Evaluate a policy: success on all evaluation states, intervals, videos."),
+    "open": ("hilt.app.open_command", "Open runs, episodes and datasets in the browser."),
     "plot": ("hilt.cli.plot", "Draw the learning curves of runs, as PNG files and as one page."),
     "recipes": ("hilt.cli.recipes:recipes", "List the recipes that ship with Hilt."),
     "settings": ("hilt.cli.recipes:settings", "Show all settings of a recipe: value, default, unit and meaning."),
@@ -44,13 +46,17 @@ COMMANDS = {
     "record": ("hilt.cli.record_command", "Record episodes of a person or a script, in a simulator or on an arm."),
     "data": (
         "hilt.cli.data.data_commands",
-        "Inspect and convert datasets; verify, repair, merge, split, relabel logs.",
+        "Inspect, check and convert datasets; verify, repair, merge, split, edit logs.",
     ),
     "fetch": ("hilt.cli.fetch:fetching", "Fetch a policy or a dataset from the Hugging Face Hub, hf:org/name."),
     "push": ("hilt.cli.fetch:pushing", "Push a policy or a dataset to the Hugging Face Hub."),
     "keys": ("hilt.cli.new_keys", "Make the keys with which a learner and its actors authenticate."),
+    "serve-policy": (
+        "hilt.cli.servers.serve_policy",
+        "Serve a policy over a websocket, to openpi's clients and Hilt's.",
+    ),
     "serve-robot": (
-        "hilt.cli.serve_robot",
+        "hilt.cli.servers.serve_robot",
         "Serve an arm, real or simulated, over HTTP, like HIL-SERL's robot server.",
     ),
     "doctor": ("hilt.cli.doctor", "Check this machine, and print how to install what is missing."),
@@ -65,9 +71,8 @@ class LazyGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if (
-            " ".join(args[:2]) in COMMANDS
-        ):  # `train classifier` is a command, and `train hil_debug` one with an argument
+        # `train classifier` is a command, and `train hil_debug` one with an argument
+        if " ".join(args[:2]) in COMMANDS:
             args = [" ".join(args[:2]), *args[2:]]
         name, command, rest = super().resolve_command(ctx, args)
         if name in COMMANDS:
@@ -96,9 +101,8 @@ class LazyGroup(TyperGroup):
                 typer.echo(printable(f"error: {error}"), err=True)
             raise typer.Exit(1) from error
         except OSError as error:
-            if (
-                ctx.params["debug"] or error.errno == errno.EPIPE
-            ):  # the reader of the output is gone: typer ends silently
+            # the reader of the output is gone: typer ends silently
+            if ctx.params["debug"] or error.errno == errno.EPIPE:
                 raise
             typer.echo(printable(f"error: {_in_words(error)}"), err=True)
             raise typer.Exit(1) from error
@@ -107,12 +111,12 @@ class LazyGroup(TyperGroup):
 
 
 def _in_words(error: OSError) -> str:
-    """What the operating system refused: a path that is too long, a disk without room. Without a file it was the output."""
+    """What the operating system refused: a path that is too long, a disk without
+    room. Without a file it was the output."""
     why, name = error.strerror or str(error), str(error.filename or "")
     if not name:
-        with contextlib.suppress(
-            OSError
-        ):  # else Python tries to write the rest once more at its end, and fails with a traceback
+        # else Python tries to write the rest once more at its end, and fails with a traceback
+        with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return f"the output cannot be written: {why}. Give it another place. `hilt --debug` shows where it happened."
     shown = name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}... ({len(name)} characters)"

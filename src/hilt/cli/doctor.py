@@ -1,8 +1,8 @@
 """``hilt doctor``: what this machine has, what it lacks, and the cure.
 
-Every answer comes from trying: a lock is taken, bytes are synced, a checksum is timed. A finding is *ok*, *portable* (it is done in
-another way than on Linux, at the cost that is named), *warn* (it works, but slower or with less), or *missing*; the exit code is 1 only
-when something is missing that Hilt cannot work without.
+Every answer comes from trying: a lock is taken, bytes are synced, a checksum is timed. A finding is *ok*, *portable*
+(it is done in another way than on Linux, at the cost that is named), *warn* (it works, but slower or with less), or
+*missing*; the exit code is 1 only when something is missing that Hilt cannot work without.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def show(findings: list[DoctorLine]) -> None:
 
 
 def install(packages: list[str]) -> None:
-    """One package at a time: a release of Debian that lacks one still gets the others. What failed shows in the next examination."""
+    """One package at a time: a release of Debian that lacks one still gets the others.
+    What failed shows in the next examination."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         typer.echo("cannot install packages: that needs root and apt-get", err=True)
         return
@@ -121,7 +122,8 @@ def install(packages: list[str]) -> None:
             return
 
 
-# --- the checks: each takes the folder and yields findings ------------------------------------------------------------------------
+# --- the checks: each takes the folder and yields findings
+# ------------------------------------------------------------------------
 
 
 def check_python(folder: Path) -> Iterator[DoctorLine]:
@@ -249,7 +251,7 @@ def check_disk(folder: Path) -> Iterator[DoctorLine]:
 def check_file_calls(folder: Path) -> Iterator[DoctorLine]:
     """Locks, syncs and non-waiting reads, tried on a temporary file in the folder."""
     try:
-        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by the with below, apart from the error of opening
+        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by the with below
     except OSError as error:
         yield DoctorLine(
             "writing", "missing", str(error), "choose a folder that you may write to: hilt doctor FOLDER", required=True
@@ -291,7 +293,10 @@ def _try_nowait(fd: int) -> DoctorLine:
     """Whether a read can decline to wait for the disk, which is how sampling tells cold data from data in memory."""
     os.pwrite(fd, bytes(4096), 0)
     if platform.is_cached(fd, 0) is None:
-        cure = "works, but cold data is sampled at the speed of a memory map, about a quarter: use ext4, xfs or btrfs on Linux"
+        cure = (
+            "works, but cold data is sampled at the speed of a memory map, about a quarter: use "
+            "ext4, xfs or btrfs on Linux"
+        )
         return DoctorLine("non-waiting reads", "warn", "not known to this file system or kernel", cure)
     return DoctorLine("non-waiting reads", "ok", "RWF_NOWAIT works")
 
@@ -388,12 +393,8 @@ CHECKS: list[Callable[[Path], Iterator[DoctorLine]]] = [
 
 FORMATS = ("PIL", "simplejpeg", "av", "pyarrow", "h5py")  # what datasets of other systems need
 
-RENDERING = {
-    "EGL": "libegl1",
-    "GL": "libgl1",
-    "GLESv2": "libgles2",
-    "OSMesa": "libosmesa6",
-}  # library: its Debian package
+# library: its Debian package
+RENDERING = {"EGL": "libegl1", "GL": "libgl1", "GLESv2": "libgles2", "OSMesa": "libosmesa6"}
 DRIVERS = "libgl1-mesa-dri"  # what renders where there is no GPU
 
 MEMORY_FILESYSTEMS = ("tmpfs", "ramfs")

@@ -22,6 +22,7 @@ from hilt.core.threads import one_thread
 
 if TYPE_CHECKING:
     from hilt.runs.evaluation import EvaluationResult
+    from hilt.vla.rollout import ChunkOptions
 
 app = typer.Typer(add_completion=False)
 
@@ -30,9 +31,24 @@ def _option(metavar: str, help: str, default: str | bool = True, **rest: Any) ->
     return typer.Option(metavar=metavar, help=help, show_default=default, **rest)
 
 
+Ask = Annotated[
+    bool | None,
+    typer.Option(
+        "--ask/--no-ask",
+        help="Ask on the terminal after each episode whether it succeeded, if the task does not report it.",
+        show_default="on an arm, at a terminal",
+    ),
+]
+Mode = Annotated[str | None, _option("MODE", "While a VLA plans: synchronous, asynchronous, rtc.", False)]
+Delay = Annotated[int | None, _option("N", "Control steps of a plan.", "0; on an arm, real", min=0)]
+Execute = Annotated[int | None, _option("N", "Actions of each chunk; 0: all.", "the run's", min=0)]
+
+
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="The folder that `hilt train` made.", show_default=False)],
+    run: Annotated[
+        Path, typer.Argument(help="The folder that `hilt train` made; with --policy also a task.", show_default=False)
+    ],
     checkpoint: Annotated[
         str,
         _option(
@@ -44,7 +60,7 @@ def evaluate(
         _option(
             "NAME",
             "Whose initial states are tried.",
-            "published where a task has it (LIBERO: 50 of each task), else test",
+            "published, if the task has it; else test",
         ),
     ] = "",
     episodes: Annotated[
@@ -54,37 +70,31 @@ def evaluate(
         bool, typer.Option("--sample", help="Sample actions as in training; default: the most likely.")
     ] = False,
     seed: Annotated[int, _option("N", "Of whatever is random.", min=0)] = 0,
-    videos: Annotated[int, _option("N", "The number of first episodes to make videos of.", min=0)] = 0,
-    workers: Annotated[int, _option("N", "Processes; the outcome is the same with any number.", min=1)] = 1,
-    ask: Annotated[
-        bool | None,
-        typer.Option(
-            "--ask/--no-ask",
-            help="Ask on the terminal after each episode whether it succeeded, if the task does not report it.",
-            show_default="on an arm, at a terminal",
-        ),
+    videos: Annotated[int, _option("N", "How many of the first are filmed.", min=0)] = 0,
+    workers: Annotated[int, _option("N", "Processes, for the same outcome.", min=1)] = 1,
+    ask: Ask = None,
+    mode: Mode = None,
+    delay: Delay = None,
+    execute: Execute = None,
+    policy: Annotated[str, _option("ADDRESS", "The policy at ws://HOST:PORT, not the run's.", False)] = "",
+    policy_key: Annotated[
+        Path | None, _option("FILE", "Its key; for hilt://HOST:PORT the folder of keys.", False)
     ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write everything there too.", show_default=False)
     ] = None,
     trusted: Trust = None,
 ) -> None:
-    """Evaluate a policy on all evaluation states, without take-overs. A run of several tasks is evaluated on each of them;
-    of `hilt train sft` it is RUN/policy: the policy as it was at its lowest held-out loss."""
+    """Evaluate a policy on all evaluation states, without take-overs. A run of several tasks is evaluated on each of
+    them; of `hilt train sft` it is RUN/policy: the policy as it was at its lowest held-out loss."""
     one_thread()
     optional_module("gymnasium", "hilt eval", "sim")
     heavy_module("torch", "hilt eval", "torch", then="hilt.vla.train")
-    for line in _warnings(run):
-        typer.echo(line)
-    evaluated = []
-    with PROGRESS.phases() as report:
-        report(f"loading the policy of {run}")
-        for done in results(EvalSettings(run, checkpoint, split, episodes, sample, seed, videos, workers, ask), report):
-            report("")
-            evaluated.append(done.to_json())
-            show(done)
-    if len(evaluated) > 1:
-        show_all(evaluated)
+    chunks = (mode, delay, execute)
+    given = EvalSettings(
+        run, checkpoint, split, episodes, sample, seed, videos, workers, ask, policy, policy_key, chunks
+    )
+    evaluated = shown_results(given)
     if json_file is not None:
         DISK.replace(
             json_file,
@@ -106,29 +116,59 @@ class EvalSettings:
     videos: int
     workers: int
     ask: bool | None
+    policy: str = ""
+    """The address of a policy server, instead of the run's own policy"""
+    policy_key: Path | None = None
+    chunks: tuple[str | None, int | None, int | None] = (None, None, None)
+    """--mode, --delay and --execute: how the chunks of a policy are executed"""
+
+
+def shown_results(given: EvalSettings) -> list[dict[str, Any]]:
+    """Evaluates, and prints the table of each task as it is done. Returns the results as JSON has them."""
+    evaluated = []
+    for line in [] if given.policy else _warnings(given.run):
+        typer.echo(line)
+    with PROGRESS.phases() as report:
+        report(f"connecting to {given.policy}" if given.policy else f"loading the policy of {given.run}")
+        for done in results(given, report):
+            report("")
+            evaluated.append(done.to_json())
+            show(done, given.policy)
+    if len(evaluated) > 1:
+        show_all(evaluated)
+    return evaluated
 
 
 def results(given: EvalSettings, report: Report) -> Iterator[EvaluationResult]:
-    """Yields the result of each task of the run: those of a post-trained policy together, as its tasks take turns, others one by one."""
+    """Yields the result of each task of the run: those of a post-trained policy together,
+    as its tasks take turns, others one by one."""
     from hilt.hil.evaluate import evaluate as tried
-    from hilt.vla import train as post_train
+    from hilt.vla.rollout import ChunkOptions
+    from hilt.vla.train import is_run
+    from hilt.vla.trained import evaluate as evaluate_trained
 
-    run, split = given.run, given.split
+    run, split, chunks = given.run, given.split, ChunkOptions(*given.chunks)
+    if given.policy or given.policy_key is not None:
+        from hilt.cli.eval_remote import remote_results
+
+        yield from remote_results(given, report, partial(_asking, given.ask))
+        return
     options: dict[str, Any] = {"seed": given.seed, "sample": given.sample, "videos": given.videos}
-    if post_train.is_run(run):
+    if is_run(run):
         if given.ask is not None:
             raise ConfigError(f"--ask: the tasks of {run} report success themselves. Leave it out.")
         options |= {"episodes": given.episodes or 0, "workers": given.workers if given.workers > 1 else 0}
         watch = partial(report, f"{run}, {split} states".replace("  ", " "))
-        yield from post_train.evaluate(run, given.checkpoint, split, watch=watch, **options)
+        yield from evaluate_trained(run, given.checkpoint, split, watch=watch, chunks=chunks, **options)
         return
     options |= {"episodes": given.episodes, "workers": given.workers, "folder": run / "evaluations", "report": report}
-    for config, agent, update in _tried(run, given.checkpoint, given.workers):
+    for config, agent, update in _tried(run, given.checkpoint, given.workers, chunks):
         yield tried(config, agent, split, update=update, ask=_asking(given.ask, config), **options)
 
 
 def _asking(wanted: bool | None, config: Any) -> Any:
-    """What asks the person at the console, if somebody is to be asked: by default on an arm, whose task may not know, at a terminal."""
+    """What asks the person at the console, if somebody is to be asked: by default on an
+    arm, whose task may not know, at a terminal."""
     from hilt.envs.rewards import ask_on_console
     from hilt.hil.environment import spaces
 
@@ -148,20 +188,27 @@ def _warnings(run: Path) -> list[str]:
     return precision.warnings(config_of(run) if kind is None else precision.frozen(kind, run))
 
 
-def _tried(run: Path, checkpoint: str, workers: int) -> Iterator[tuple[Any, Any, int]]:
+def _tried(run: Path, checkpoint: str, workers: int, chunks: ChunkOptions) -> Iterator[tuple[Any, Any, int]]:
     """The task, the policy and its age; of a run of several tasks, each of them."""
     from hilt.hil.config import Hil
-    from hilt.vla.sft import KIND, agents
+    from hilt.vla.sft import KIND
+    from hilt.vla.trained import agents
 
     if KIND.is_run(run):
         if checkpoint != "last" or workers != 1:
             raise ConfigError(
-                f"{run} is of hilt train sft, and has one policy, which one process tries: leave --checkpoint and --workers out."
+                f"{run} is of hilt train sft, and has one policy, which one process tries: leave "
+                "--checkpoint and --workers out."
             )
         options = dict(KIND.frozen(run).task_options)
-        for task, acting, step in agents(run):
+        for task, acting, step in agents(run, chunks):
             yield Hil(task=task, task_options=options), acting, step
         return
+    if any(option is not None for option in chunks):
+        raise ConfigError(
+            "--mode, --delay and --execute are for runs of hilt train sft and of post-training, and "
+            f"{run} is a run with a person: its own settings decide. Leave them out."
+        )
     from hilt.hil.environment import spaces
     from hilt.hil.evaluate import config_of, find_checkpoint, make_agent
 
@@ -184,21 +231,21 @@ def show_all(results: Sequence[Mapping[str, Any]]) -> None:
     )
     share = f"{100 * successes / episodes:.1f}%, 95% interval {100 * low:.1f}% to {100 * high:.1f}%"
     typer.echo(
-        f"all {len(results)} tasks, split {results[0]['split']}: success in {successes:,} of {episodes:,} episodes, {share}"
+        f"all {len(results)} tasks, split {results[0]['split']}: success in {successes:,} of "
+        f"{episodes:,} episodes, {share}"
     )
 
 
-def show(done: EvaluationResult) -> None:
+def show(done: EvaluationResult, policy: str = "") -> None:
+    """Prints the table of one task. `policy`: the address of the policy, if it is not the run's."""
     from rich.console import Console
 
     result, (low, high) = done.to_json(), done.interval or (0.0, 0.0)
     share = f"{100 * (done.success or 0.0):.1f}%, 95% interval {100 * low:.1f}% to {100 * high:.1f}%"
+    which = f"at {policy}, version {done.update:,}" if policy else f"after {done.update:,} learner steps"
     rows: list[list[object]] = [
         ["task", f"{done.task}, {_many(len(done.outcomes), 'episode')} from the states of {done.split}"],
-        [
-            "policy",
-            f"after {done.update:,} learner steps, actions {'sampled' if done.sample else 'the most likely'}, no take-overs",
-        ],
+        ["policy", f"{which}, actions {'sampled' if done.sample else 'the most likely'}, no take-overs"],
         [
             "success",
             "–: the environment does not tell"
@@ -206,6 +253,7 @@ def show(done: EvaluationResult) -> None:
             else f"{done.successes} of {len(done.outcomes)}: {share}",
         ],
         *_judged(done),
+        *_executed(done.execution),
         ["steps per success", "–" if done.steps_per_success is None else f"{done.steps_per_success:.1f}"],
         ["episode length", f"{result['length']:.1f} steps"],
         ["return", f"{result['return']:.3f}"],
@@ -227,13 +275,17 @@ def show(done: EvaluationResult) -> None:
 JUDGES = {
     "task": "the task itself",
     "person": "the person who was asked",
-    "classifier": "the reward classifier: the task does not report success, and no person was asked (--ask), so its mistakes count, too",
+    "classifier": (
+        "the reward classifier: the task does not report success, and no person was asked (--ask), "
+        "so its mistakes count, too"
+    ),
     "": "unknown",
 }
 
 
 def _judged(done: EvaluationResult) -> list[list[object]]:
-    """Whether it is a test of new states; who decided the success, if it is not the task, and the classifier's decisions."""
+    """Whether it is a test of new states; who decided the success, if it is not the
+    task, and the classifier's decisions."""
     rows: list[list[object]] = []
     if done.of_train:
         rows.append(["of training", f"{done.of_train} of the states of {done.split} are of the split train, too"])
@@ -243,9 +295,23 @@ def _judged(done: EvaluationResult) -> list[list[object]]:
         wrong = (
             f"{_many(agreement['false_successes'], 'false success', 'es')}, {agreement['missed_successes']:,} missed"
         )
-        verdicts = f"success in {agreement['verdicts_of_success']:,} of {agreement['episodes']:,}; right in {agreement['agree']:,}: {wrong}"
+        verdicts = (
+            f"success in {agreement['verdicts_of_success']:,} of {agreement['episodes']:,}; right in "
+            f"{agreement['agree']:,}: {wrong}"
+        )
         rows.append(["classifier", verdicts])
     return rows
+
+
+def _executed(found: Mapping[str, Any]) -> list[list[object]]:
+    """How chunks were executed, if that was asked for."""
+    if not found:
+        return []
+    delay = "in real time" if found["delay"] is None else f"a delay of {_many(found['delay'], 'step')}"
+    late = f", {_many(int(found['late']), 'late answer')}" if found.get("late") else ""
+    actions = _many(found["execute"], "action") if found["execute"] else "all actions"
+    held = f"held in {100 * found['idle_share']:.1f}% of steps{late}"
+    return [["chunks", f"{found['mode']}, {delay}, {actions} of each; the arm {held}"]]
 
 
 def _many(count: int, noun: str, plural: str = "s") -> str:

@@ -27,8 +27,8 @@ def fetch(
 ) -> None:
     """Fetch a policy or a dataset, and show the name by which every other command finds it.
 
-    Code and pickles stay where they are: weights come as safetensors. Every file is compared with the checksum that the Hub has of it. What
-    was fetched before is checked again, without the network where the name has a commit.
+    Code and pickles stay where they are: weights come as safetensors. Every file is compared with the checksum that the
+    Hub has of it. What was fetched before is checked again, without the network where the name has a commit.
     """
     with PROGRESS.phases() as report:
         found = transfer.fetch(name, report)

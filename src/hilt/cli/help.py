@@ -1,7 +1,9 @@
-"""What ``--help`` shows: no type behind a flag, commands in quotes (a terminal renders no backticks), examples, and the page to read."""
+"""What ``--help`` shows: no type behind a flag, commands in quotes (a terminal renders
+no backticks), examples, and the page to read."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
@@ -10,11 +12,13 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "demo store": ("hilt demo store", "hilt demo store --steps 2000 --keep", "docs/replay.md"),
     "demo wire": ("hilt demo wire", "hilt demo wire --steps 200", "docs/wire.md"),
     "demo vla": ("hilt demo vla --fast", "hilt demo vla --minutes 0 --demonstrations 30", "docs/demo-vla.md"),
+    "demo person": ("hilt demo person --fast", "hilt demo person --human", "docs/person-and-vla.md"),
     "eval": (
         "hilt eval runs/tabletop_pick --videos 3",
         "hilt eval runs/tabletop_pick --checkpoint best --json result.json",
         "docs/observe.md",
     ),
+    "open": ("hilt open runs", "hilt open runs/mine --view", "docs/open.md"),
     "plot": ("hilt plot runs/tabletop_pick", "hilt plot runs/seed-0 runs/seed-1 --out compared", "docs/observe.md"),
     "recipes": ("hilt recipes", "hilt recipes --json", "docs/recipes.md"),
     "settings": (
@@ -78,6 +82,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "docs/formats.md",
     ),
     "data formats": ("hilt data formats", "hilt data formats | less", "docs/formats.md"),
+    "data check": ("hilt data check bridge/1.0.0", "hilt data check runs/mine --skip idle --json", "docs/formats.md"),
+    "data score": (
+        "hilt data score runs/mine",
+        "hilt data score runs/mine --classifier classifier --frames 500",
+        "docs/classifier.md",
+    ),
     "data verify": ("hilt data verify runs/mine", "hilt data verify runs/mine --json", "docs/replay.md"),
     "data repair": ("hilt data verify runs/mine", "hilt data repair runs/mine", "docs/replay.md"),
     "data merge": (
@@ -90,12 +100,22 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hilt data split log --parts 4",
         "docs/replay.md",
     ),
-    "data relabel": (
-        "hilt data relabel log 3,7-9 rewards=0",
-        "hilt data relabel log 3 --fact success=false --dry-run",
+    "data label": (
+        "hilt data label log 3,7-9 --failure --reward 0",
+        "hilt data label log --where 'steps<10' --bad --dry-run",
         "docs/replay.md",
     ),
-    "data delete": ("hilt data delete log 3,7-9", "hilt data delete log --failures --dry-run", "docs/replay.md"),
+    "data tag": ("hilt data tag log rescued 3,7-9", "hilt data tag log rescued --where source=human", "docs/replay.md"),
+    "data trim": ("hilt data trim log 3 --first 12 --last 80", "hilt data trim log 3 --clear", "docs/replay.md"),
+    "data cut": ("hilt data cut log 3 --step 40", "hilt data cut log 3 --mark grasp", "docs/replay.md"),
+    "data join": ("hilt data join log 3,4", "hilt data join log 7-9 --dry-run", "docs/replay.md"),
+    "data delete": (
+        "hilt data delete log 3,7-9",
+        "hilt data delete log --where success=false --dry-run",
+        "docs/replay.md",
+    ),
+    "data undo": ("hilt data undo log", "hilt data undo log 12", "docs/replay.md"),
+    "data history": ("hilt data history log", "hilt data history log 3 --json", "docs/replay.md"),
     "fetch": ("hilt fetch hf:datasets/lerobot/pusht", "hilt fetch hf:org/policy@v1.0", "docs/formats.md"),
     "push": (
         "hilt push runs/sft/policy hf:org/mine",
@@ -105,6 +125,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "keys": ("hilt keys new learner arm-1", "hilt keys list", "docs/wire.md"),
     "keys new": ("hilt keys new learner arm-1", "hilt keys new arm-2 --dir keys", "docs/wire.md"),
     "keys list": ("hilt keys list", "hilt keys list --dir keys", "docs/wire.md"),
+    "serve-policy": (
+        "hilt serve-policy runs/mine",
+        "hilt serve-policy runs/sft/policy --host 0.0.0.0 --key-file policy.key",
+        "docs/serve-policy.md",
+    ),
     "serve-robot": (
         "hilt serve-robot --task pick",
         "hilt serve-robot --backend my_arm:MyArm --set robot_ip=172.16.0.2",
@@ -127,7 +152,7 @@ def write_examples(name: str, formatter: Any) -> None:
 
 def tidy(command: Any, name: str) -> Any:
     """Returns the same command, and the commands below it, with tidy help and examples."""
-    command.help = quoted(command.help)
+    command.help = quoted(joined(command.help))
     get_params, format_help = command.get_params, command.format_help
 
     def tidied(ctx: Any) -> list[Any]:
@@ -150,6 +175,11 @@ def tidy_params(params: list[Any]) -> list[Any]:
         if getattr(param, "help", None):
             param.help = quoted(param.help)
     return params
+
+
+def joined(text: str | None) -> str | None:
+    """A docstring with each paragraph in one line: the terminal breaks lines by its own width."""
+    return re.sub(r"(?<=\S)\n(?=\S)", " ", text) if text else text
 
 
 def quoted(text: str | None) -> str | None:

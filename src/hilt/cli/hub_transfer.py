@@ -1,10 +1,11 @@
-"""What `hilt fetch` and `hilt push` do: policies and datasets come from the Hugging Face Hub, and go there. `hilt.core.hub` has the names.
+"""What `hilt fetch` and `hilt push` do: policies and datasets come from the Hugging Face
+Hub, and go there. `hilt.core.hub` has the names.
 
-    fetched = fetch("hf:org/name")                    # its newest commit, or hf:org/name@v1.0; only files that hold data
-    push(Path("runs/sft/policy"), "hf:org/mine")      # a private repository, made if there is none
+    fetched = fetch("hf:org/name")                # its newest commit, or hf:org/name@v1.0; only files that hold data
+    push(Path("runs/sft/policy"), "hf:org/mine")  # a private repository, made if there is none
 
-Every file is compared with the checksum that the Hub has of it, and a folder is there as a whole or not at all. Code, pickles and all else
-that is not known to be data stays on the Hub.
+Every file is compared with the checksum that the Hub has of it, and a folder is there as a whole or not at all. Code,
+pickles and all else that is not known to be data stays on the Hub.
 """
 
 from __future__ import annotations
@@ -139,7 +140,8 @@ def push(folder: Path, name: str, public: bool = False, report: Report = silent)
 
 
 def _check_whole(folder: Path, paths: list[Path]) -> None:
-    """Refuses logs: their steps and frames have no ending that `fetch` would take, so that only their descriptions would arrive."""
+    """Refuses logs: their steps and frames have no ending that `fetch` would take, so
+    that only their descriptions would arrive."""
     log = next((path.parent for path in paths if path.name == "log.json" and (path.parent / "segments").is_dir()), None)
     if log is None:
         return
@@ -166,7 +168,8 @@ def _check_files(name: Name, wanted: list[str], left_out: list[str]) -> None:
     weights = [path for path in left_out if PurePosixPath(path).suffix.lower() in WEIGHTS]
     if name.kind == "model" and weights and not any(path.endswith(".safetensors") for path in wanted):
         raise FormatError(
-            f"{name} has its weights in {weights[0]} only, and Hilt fetches no format that may run code. Ask for safetensors."
+            f"{name} has its weights in {weights[0]} only, and Hilt fetches no format that may run "
+            "code. Ask for safetensors."
         )
 
 
@@ -174,7 +177,8 @@ def _check_room(folder: Path, size: int) -> None:
     free = shutil.disk_usage(folder).free
     if size > free:
         raise ConfigError(
-            f"{folder.parent}: {size / 1e9:.1f} GB are to be fetched and {free / 1e9:.1f} GB are free. Set {ROOT} to another folder."
+            f"{folder.parent}: {size / 1e9:.1f} GB are to be fetched and {free / 1e9:.1f} GB are free. Set "
+            f"{ROOT} to another folder."
         )
 
 
@@ -193,7 +197,8 @@ def _compared(path: Path, expected: Any, name: Name) -> str:
         with storage_errors(path):
             path.unlink()
         raise CorruptError(
-            f"{path.name} of {name}: its checksum is {given[:12]}..., the Hub's is {str(wanted)[:12]}.... Fetch it again."
+            f"{path.name} of {name}: its checksum is {given[:12]}..., the Hub's is "
+            f"{str(wanted)[:12]}.... Fetch it again."
         )
     return sha256.hexdigest()
 

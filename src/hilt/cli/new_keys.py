@@ -41,10 +41,12 @@ def make_keys(
     for name in actors or ["ACTOR"]:
         typer.echo(f"The machine of {name} needs {name}.key and {LEARNER}.pub.")
     typer.echo(
-        "Copy the files with scp -p, which keeps their modes: a .key file must have mode 0600 (chmod 600) and be nowhere else."
+        "Copy the files with scp -p, which keeps their modes: a .key file must have mode 0600 (chmod "
+        "600) and be nowhere else."
     )
     typer.echo(
-        f"Then give wire.keys={folder} to hilt learner and hilt actor (in Python, keys={str(folder)!r} to make_trainer_config)."
+        f"Then give wire.keys={folder} to hilt learner and hilt actor (in Python, "
+        f"keys={str(folder)!r} to make_trainer_config)."
     )
 
 

@@ -25,8 +25,8 @@ def draw(
         int, typer.Option(metavar="N", help="The number of episodes or records that each point averages.", min=1)
     ] = SMOOTH,
 ) -> None:
-    """Draw success, interventions, losses and rates over online steps (of sft: samples) and minutes. Runs that differ only by their seed
-    become one curve with a band; others are named after the settings in which they differ."""
+    """Draw success, interventions, losses and rates over online steps (of sft: samples) and minutes. Runs that differ
+    only by their seed become one curve with a band; others are named after the settings in which they differ."""
     with PROGRESS.phases() as report:
         made = plot(runs, out or (runs[0] / "plots" if len(runs) == 1 else Path("plots")), smooth, report)
     for path in made:

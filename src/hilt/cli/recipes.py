@@ -1,4 +1,5 @@
-"""``hilt recipes`` and ``hilt settings RECIPE``: what can be trained, and every setting of it with its default and its meaning."""
+"""``hilt recipes`` and ``hilt settings RECIPE``: what can be trained, and every
+setting of it with its default and its meaning."""
 
 from __future__ import annotations
 
@@ -28,13 +29,20 @@ JOBS = [
 """The command that takes recipes of a job, the recipes by name, and what the job is"""
 CLASSIFIER = "classifier"
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON array.")]
-RECIPE = "A name that hilt recipes lists, classifier, a file of settings such as RUN/config.yaml, or module:function of yours."
-WORDS = "Settings to change first; and texts: only settings with one of them in their name are shown, such as encoder or max_."
+RECIPE = (
+    "A name that hilt recipes lists, classifier, a file of settings such as RUN/config.yaml, or "
+    "module:function of yours."
+)
+WORDS = (
+    "Settings to change first; and texts: only settings with one of them in their name are "
+    "shown, such as encoder or max_."
+)
 
 
 @recipes.command("recipes")
 def list_recipes(as_json: AsJson = False) -> None:
-    """List the recipes that ship with Hilt, by the command that takes them. Show the settings of one with: hilt settings RECIPE"""
+    """List the recipes that ship with Hilt, by the command that takes them. Show the
+    settings of one with: hilt settings RECIPE"""
     found = [
         {"recipe": name, "command": f"{command} {name}", "job": job, "meaning": meaning_of(place)}
         for command, known, job in JOBS
@@ -52,7 +60,8 @@ def list_recipes(as_json: AsJson = False) -> None:
         "\nA recipe is also a file of settings (run.yaml), or a function of yours (module:function): docs/recipes.md"
     )
     typer.echo(
-        "hilt settings RECIPE shows all settings of one; hilt train RECIPE KEY=VALUE changes them; --dry-run starts nothing"
+        "hilt settings RECIPE shows all settings of one; hilt train RECIPE KEY=VALUE changes "
+        "them; --dry-run starts nothing"
     )
 
 
@@ -81,14 +90,16 @@ def show_settings(
     changed: Annotated[bool, typer.Option("--changed", help="Only settings that differ from their default.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show every setting of a recipe: its value, its default where that is another one, and what it means, with its unit."""
+    """Show every setting of a recipe: its value, its default where that is another
+    one, and what it means, with its unit."""
     config = build(named(recipe), *[word for word in words or [] if "=" in word])
     texts = [word for word in words or [] if "=" not in word]
     rows = [row for row in described(config) if row["value"] != row["default"] or not changed]
     shown = [row for row in rows if not texts or any(text in row["setting"] for text in texts)]
     if texts and not shown:
         raise ConfigError(
-            f"no setting of {recipe} has {' or '.join(map(repr, texts))} in its name. Leave it out to see all {len(rows)}."
+            f"no setting of {recipe} has {' or '.join(map(repr, texts))} in its name. Leave it "
+            f"out to see all {len(rows)}."
         )
     if as_json:
         typer.echo(json.dumps(shown, indent=1, default=str))
@@ -131,7 +142,8 @@ def named(recipe: str) -> Any:
 
 
 def described(config: Any) -> list[dict[str, Any]]:
-    """Each setting with its type, its default, the value it has here, its meaning, the values that it may have, and what it needs."""
+    """Each setting with its type, its default, the value it has here, its meaning, the
+    values that it may have, and what it needs."""
     rules, needed = validate.rules(type(config)), list(validate.needs(type(config)))
     return [
         {

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hilt.cli.show import PROGRESS, shell, show_next, table
+from hilt.cli.train_options import option_values
 from hilt.core.errors import ConfigError, optional_module
 from hilt.core.signals import stop_signals
 from hilt.core.trajectory import Source
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 PERSONS_LIMIT = 3
-"""Number of times the steps of a simulated task, which are a script's, or of an arm without a limit of its own, that a person has"""
+"""Number of times the steps of a simulated task, which are a script's, or of an arm
+without a limit of its own, that a person has"""
 
 
 def _option(metavar: str, help: str, default: str | bool = True, names: Sequence[str] = (), **rest: Any) -> Any:
@@ -64,41 +66,23 @@ def record(
         _option("NAME=VALUE", "An option of the device, such as port=8080.", False, names=["--device-option", "-d"]),
     ] = None,
 ) -> None:
-    """Record episodes, or frames for a reward classifier. After a stop of any kind, the same command continues the recording."""
-    if classifier and episodes is not None:
-        raise typer.BadParameter(
-            "--classifier counts frames, not episodes: give --successes-needed instead of --episodes."
-        )
-    if classifier and keep != "successes":
-        raise typer.BadParameter("--classifier keeps every episode with a mark and without: leave out --keep.")
-    if not classifier and None not in (episodes, successes_needed):
-        raise typer.BadParameter(
-            "--successes-needed is another name of --episodes, but for --classifier: give one of them."
-        )
+    """Record episodes, or frames for a reward classifier. After a stop of any kind,
+    the same command continues the recording."""
+    _check_counts(classifier, keep, episodes, successes_needed)
     optional_module("gymnasium", "hilt record", "sim")
     from hilt.envs.task import make
     from hilt.recording.record import Settings
     from hilt.recording.record import record as run
     from hilt.teleop.devices import open_device
 
-    options = {**_pairs(option), **({} if image_size is None else {"image_size": image_size})}
+    options = {**option_values(option), **({} if image_size is None else {"image_size": image_size})}
     folder = out or Path("recordings") / (re.sub(r"\W+", "-", task).strip("-") + ("-frames" if classifier else ""))
     frames = (successes_needed or 200) if classifier else 0
-    settings = Settings(
-        task,
-        options,
-        episodes or successes_needed or 20,
-        keep,
-        frames,
-        split,
-        _numbers(states),
-        seed,
-        mode,
-        observations,
-    )
+    count = episodes or successes_needed or 20
+    settings = Settings(task, options, count, keep, frames, split, _numbers(states), seed, mode, observations)
     env = _made(make, task, options, "-o")
     try:
-        with _made(open_device, device, _pairs(device_option), "-d") as opened:
+        with _made(open_device, device, option_values(device_option), "-d") as opened:
             if opened.source == Source.HUMAN and "step_limit" not in options and hasattr(env.unwrapped, "give_time"):
                 env.unwrapped.give_time(PERSONS_LIMIT)
             with Terminal(settings, opened) as watch, stop_signals(second_ends=True) as stopped:
@@ -110,6 +94,20 @@ def record(
     show_summary(summary, settings, device, watch.printed)
     if stopped:
         raise typer.Exit(128 + stopped[0])
+
+
+def _check_counts(classifier: bool, keep: str, episodes: int | None, successes_needed: int | None) -> None:
+    """Raises for options about the number of episodes or frames that contradict each other."""
+    if classifier and episodes is not None:
+        raise typer.BadParameter(
+            "--classifier counts frames, not episodes: give --successes-needed instead of --episodes."
+        )
+    if classifier and keep != "successes":
+        raise typer.BadParameter("--classifier keeps every episode with a mark and without: leave out --keep.")
+    if not classifier and None not in (episodes, successes_needed):
+        raise typer.BadParameter(
+            "--successes-needed is another name of --episodes, but for --classifier: give one of them."
+        )
 
 
 class Terminal:
@@ -239,20 +237,6 @@ def _made(maker: Callable[..., Any], name: str, options: dict[str, Any], flag: s
         raise ConfigError(
             f"{name} cannot be made with the options {options}: {error}. Check what you gave with {flag}."
         ) from error
-
-
-def _pairs(given: list[str] | None) -> dict[str, Any]:
-    """``NAME=VALUE``, where a value is a number, true, false or null, and text otherwise."""
-    out: dict[str, Any] = {}
-    for text in given or []:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"{text!r}: expected NAME=VALUE.")
-        try:
-            out[name.replace("-", "_")] = json.loads(value)
-        except ValueError:
-            out[name.replace("-", "_")] = value
-    return out
 
 
 def _numbers(text: str) -> list[int]:

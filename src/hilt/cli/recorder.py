@@ -130,7 +130,8 @@ def create(folder: Path) -> Log:
 
 
 def record(folder: Path, first: int, steps: int) -> None:
-    """Records episodes from number `first` on, with this number of steps in total, and reports the acknowledged steps."""
+    """Records episodes from number `first` on, with this number of steps in total,
+    and reports the acknowledged steps."""
     spent, sequence = 0.0, 0
     with create(folder) if not (folder / "log.json").exists() else Log.open(folder) as log:
         for number in range(first, first + -(-steps // LENGTH)):

@@ -27,8 +27,9 @@ def rloo_command(
     ] = False,
     trusted: Trust = None,
 ) -> None:
-    """RLOO over the tasks of a file, such as libero_spatial, one task at each rank at a time. Settings follow as KEY=VALUE: policy=FOLDER,
-    placement.kind=processes placement.ranks=2. Stopped in any way, --resume goes on, bit for bit."""
+    """RLOO over the tasks of a file, such as libero_spatial, one task at each rank at a time.
+    Settings follow as KEY=VALUE: policy=FOLDER, placement.kind=processes placement.ranks=2. Stopped
+    in any way, --resume goes on, bit for bit."""
     heavy_module("torch", "hilt train rloo", "torch")
     optional_module("gymnasium", "hilt train rloo", "sim")
     from hilt.cli.train_vla import run as run_all

@@ -28,8 +28,8 @@ def human_bytes(size: float) -> str:
 
 
 def table(*headers: str, rows: Sequence[Sequence[object]], title: str = "", right: Sequence[int] = ()) -> Table:
-    """A plain table. Cells are texts: nothing in them is taken for a style, nor steers the terminal. Where a terminal is too narrow, long
-    sentences are wrapped rather than names and numbers."""
+    """A plain table. Cells are texts: nothing in them is taken for a style, nor steers the terminal. Where a terminal
+    is too narrow, long sentences are wrapped rather than names and numbers."""
     from rich.table import Table
     from rich.text import Text
 
@@ -46,8 +46,8 @@ def table(*headers: str, rows: Sequence[Sequence[object]], title: str = "", righ
 
 
 def _unwrapped(columns: Sequence[Sequence[str]]) -> set[int]:
-    """The columns that keep their whole width: those that cannot be wrapped at words first, then the narrowest, as long as the longest
-    word of each other column fits."""
+    """The columns that keep their whole width: those that cannot be wrapped at words first, then the narrowest, as long
+    as the longest word of each other column fits."""
     from rich.console import Console
 
     widths = [max(map(len, texts)) for texts in columns]
@@ -67,15 +67,15 @@ PROGRESS = Progress()
 
 @contextlib.contextmanager
 def progress_bar(title: str, unit: str = "", announce: bool = False) -> Iterator[Move]:
-    """A phase of the command, moved by calling with (done, total): a bar in a terminal, a line every ten seconds elsewhere, the first of
-    them at once if it is to be announced."""
+    """A phase of the command, moved by calling with (done, total): a bar in a terminal, a line every ten seconds
+    elsewhere, the first of them at once if it is to be announced."""
     with PROGRESS.phase(title, unit=unit, announce=announce) as move:
         yield move
 
 
 def heavy_module(name: str, purpose: str, extra: str, then: str = "") -> Any:
-    """Imports a module that may take many seconds, and prints a message first. A missing package is reported as by `optional_module`.
-    `then`: a module
+    """Imports a module that may take many seconds, and prints a message first. A missing package is
+    reported as by `optional_module`. `then`: a module
     of Hilt that imports more of them, imported under the same message."""
     with PROGRESS.phase(f"importing {name}", announce=name not in sys.modules):
         found = optional_module(name, purpose, extra)

@@ -12,7 +12,10 @@ from hilt.core.signals import stop_signals
 from hilt.core.threads import one_thread
 
 app = typer.Typer(add_completion=False)
-DATA = "Recordings of hilt record --classifier, logs, HIL-SERL's classifier_data or pickles of it; and settings, such as steps=150."
+DATA = (
+    "Recordings of hilt record --classifier, logs, HIL-SERL's classifier_data or pickles of it; and "
+    "settings, such as steps=150."
+)
 USELESS = """Do not use it as a reward: on frames that it has not seen, it finds success no better than chance.
 Look at mistakes.png for wrong labels, record more frames of both kinds with: hilt record TASK --classifier
 and train again with: hilt train classifier DATA... --out {out}-2"""
@@ -34,7 +37,8 @@ def classifier(
         bool, typer.Option("--settings", help="Show all settings and what they mean; train nothing.")
     ] = False,
 ) -> None:
-    """Train a reward classifier, and judge it on frames of other episodes and initial states. In a recipe: classifier=FOLDER."""
+    """Train a reward classifier, and judge it on frames of other episodes and
+    initial states. In a recipe: classifier=FOLDER."""
     from rich.console import Console
 
     from hilt.core.config import build, describe
@@ -64,7 +68,8 @@ def classifier(
         clips = read_frames([word for word in words if word not in changes], report)
         report("")
         typer.echo(
-            f"{sum(map(len, clips)):,} frames of {len(clips)} episode{'s' * (len(clips) != 1)}, {class_count(clips)} classes"
+            f"{sum(map(len, clips)):,} frames of {len(clips)} episode{'s' * (len(clips) != 1)}, "
+            f"{class_count(clips)} classes"
         )
         trained = train(clips, config, watch)
     save(out, trained)
@@ -117,7 +122,10 @@ def show(metadata: dict[str, Any]) -> None:
             ]
         )
     if held["initial_states"] < FEW or not held["failed_attempts"]["frames"]:
-        lack = f"frames of {held['initial_states']} initial states, {held['failed_attempts']['frames']} of them of failed attempts"
+        lack = (
+            f"frames of {held['initial_states']} initial states, {held['failed_attempts']['frames']} "
+            "of them of failed attempts"
+        )
         rows.append(
             ["CAUTION", f"judged on {lack}: that proves little. Record {4 * FEW} episodes or more, failures among them"]
         )
@@ -143,4 +151,7 @@ def _precision(held: dict[str, Any]) -> str:
 
 def _size(side: dict[str, Any]) -> str:
     per_class = ", ".join(f"{count:,} of class {number}" for number, count in enumerate(side["of_class"]))
-    return f"{side['frames']:,} frames ({per_class}) of {side['episodes']} episodes from {side['initial_states']} initial states"
+    return (
+        f"{side['frames']:,} frames ({per_class}) of {side['episodes']} episodes from "
+        f"{side['initial_states']} initial states"
+    )

@@ -55,10 +55,11 @@ def train_command(
     ] = False,
     trusted: Trust = None,
 ) -> None:
-    """Train: a learner and actors on this machine; or, of a recipe of post-training, a vision-language-action policy on its own rollouts.
-    Stopped in any way, --resume goes on; no step is lost.
+    """Train: a learner and actors on this machine; or, of a recipe of post-training, a vision-language-action policy on
+    its own rollouts. Stopped in any way, --resume goes on; no step is lost.
 
-    Others have their own help: `hilt train sft` (a policy imitates demonstrations), `hilt train classifier` (a reward from frames).
+    Others have their own help: `hilt train sft` (a policy imitates demonstrations),
+    `hilt train classifier` (a reward from frames).
     """
     one_thread()
     recipe, words = _words(recipe, overrides)
@@ -154,16 +155,18 @@ def actor_command(
         typer.echo(f"{acted.spooled:,} steps wait for the learner; the same command sends them")
     elif acted.spooled:
         typer.echo(
-            f"{acted.spooled:,} episodes did not reach the learner and are lost: store={config.store} keeps none on the disk here"
+            f"{acted.spooled:,} episodes did not reach the learner and are lost: store={config.store} "
+            "keeps none on the disk here"
         )
     leave(stopped)
 
 
 def _next(folder: Path, ended: bool) -> list[str]:
-    """Commands that work now: without a checkpoint, as of a run that was stopped before its first update, there is nothing to evaluate."""
+    """Commands that work now: without a checkpoint, as of a run that was stopped before its
+    first update, there is nothing to evaluate."""
     from hilt.runs.checkpoint import numbers
 
-    looks = [f"hilt eval {folder}", f"hilt plot {folder}"] if numbers(folder) else []
+    looks = [f"hilt eval {folder}", f"hilt plot {folder}", f"hilt open {folder}"] if numbers(folder) else []
     return [*looks, *([] if ended else [f"hilt train --run {folder} --resume"])]
 
 
@@ -172,9 +175,8 @@ def _of_post_training(recipe: str, folder: Path, resume: bool, words: list[str])
         from hilt.core.checksums import read_json
 
         return read_json(folder / "run.json").get("kind") == "vla"
-    if resume and any(
-        word.startswith("copy_to=") for word in words
-    ):  # it is not here yet, and only post-training has copies
+    # it is not here yet, and only post-training has copies
+    if resume and any(word.startswith("copy_to=") for word in words):
         return True
     from hilt.recipes import is_vla
 
@@ -249,7 +251,8 @@ def _config(recipe: str, overrides: list[str]) -> Hil:
 
 
 def _opened(recipe: str, overrides: list[str], folder: Path, resume: bool, whole: bool = False) -> Hil:
-    """The settings of a run that begins or goes on; its folder has them from now on. `whole`: both sides are started here."""
+    """The settings of a run that begins or goes on; its folder has them from now
+    on. `whole`: both sides are started here."""
     optional_module("gymnasium", "hilt train", "sim")
     from hilt.hil import defaults
     from hilt.hil.importing import other_tasks
@@ -272,9 +275,8 @@ def _opened(recipe: str, overrides: list[str], folder: Path, resume: bool, whole
                 )
             check_wire(config)
         ready_to_measure(config)
-    for line in (
-        [] if _parent() else [*defaults.lines(folder), *precision.lines(config, folder, resume)]
-    ):  # a parent has printed it
+    # a parent has printed it
+    for line in [] if _parent() else [*defaults.lines(folder), *precision.lines(config, folder, resume)]:
         typer.echo(line)
     return config
 
@@ -320,23 +322,25 @@ def _show(recipe: str, overrides: list[str], folder: Path, resume: bool) -> None
         typer.echo(f"{config.demonstrations} demonstrations of {config.task}, recorded by its script")
     if unseen:
         typer.echo(
-            f"{', '.join(unseen)}: code that a file names, which a dry run does not import; what it shows and takes was not checked"
+            f"{', '.join(unseen)}: code that a file names, which a dry run does not import; what it shows "
+            "and takes was not checked"
         )
     for name, command in commands(config, folder).items():
         typer.echo(f"{name}: {' '.join(command[command.index('hilt') :])}")
 
 
 def _let_actors_go_first(config: Hil, keeps_rate: bool) -> None:
-    """The learner of `hilt train` shares a machine with control loops, which must not be late. A simulation that goes as fast as it can
-    has no rate to keep: there the learner is the one that others wait for, and on a busy machine it would get too little."""
+    """The learner of `hilt train` shares a machine with control loops, which must not be late. A simulation
+    that goes as fast as it can has no rate to keep: there the learner is the one that others wait for, and
+    on a busy machine it would get too little."""
     if _parent() and (keeps_rate or config.control_hz or config.operator not in ("", "script")):
         os.nice(5)
 
 
 @contextlib.contextmanager
 def _ending() -> Iterator[list[int]]:
-    """The signals that ask a learner or an actor to end. One that `hilt train` has started is asked by it alone, and ends in the same way
-    when that is gone, however it went."""
+    """The signals that ask a learner or an actor to end. One that `hilt train` has started is asked by it alone, and
+    ends in the same way when that is gone, however it went."""
     parent = _parent()
     if not parent:
         with stop_signals() as stopped:
@@ -359,9 +363,8 @@ def _ending() -> Iterator[list[int]]:
     finally:
         over.set()
         thread.join(5)
-        signal.signal(
-            ASK_TO_END, signal.SIG_IGN
-        )  # Python's end takes handlers away, and the signal would end it with another exit code
+        # Python's end takes handlers away, and the signal would end it with another exit code
+        signal.signal(ASK_TO_END, signal.SIG_IGN)
 
 
 def _parent() -> int:

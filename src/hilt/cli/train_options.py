@@ -1,11 +1,12 @@
-"""What the commands that train have in common: options of the command line, the name of a run's folder, and the exit code."""
+"""What commands have in common: options of the command line, the name of a run's folder, and the exit code."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,6 +29,20 @@ Trust = Annotated[
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder, with its settings.")]
+
+
+def option_values(given: list[str] | None) -> dict[str, Any]:
+    """``NAME=VALUE``, where a value is a number, true, false or null, and text otherwise."""
+    out: dict[str, Any] = {}
+    for text in given or []:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{text!r}: expected NAME=VALUE.")
+        try:
+            out[name.replace("-", "_")] = json.loads(value)
+        except ValueError:
+            out[name.replace("-", "_")] = value
+    return out
 
 
 def plain(text: str) -> str:

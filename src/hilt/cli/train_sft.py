@@ -1,4 +1,5 @@
-"""``hilt train sft``: a vision-language-action policy imitates demonstrations, until the loss on held-out episodes is lowest."""
+"""``hilt train sft``: a vision-language-action policy imitates demonstrations,
+until the loss on held-out episodes is lowest."""
 
 from __future__ import annotations
 
@@ -16,10 +17,13 @@ from hilt.core.threads import one_thread
 from hilt.core.trust import check_names
 
 if TYPE_CHECKING:
-    from hilt.vla.sft import Sft
+    from hilt.vla.sft import Sft, SftSummary
 
 app = typer.Typer(add_completion=False)
-WORDS = "A recipe (sft_debug, sft_tabletop, a run.yaml, module:function); datasets; and settings, such as policy=FOLDER lora.rank=32."
+WORDS = (
+    "A recipe (sft_debug, sft_tabletop, a run.yaml, module:function); datasets; and settings, such as "
+    "policy=FOLDER lora.rank=32."
+)
 
 TRY = "\nhilt eval {0} --episodes 10    # a first look; all test states, in minutes: hilt eval {0}"
 
@@ -53,43 +57,42 @@ def sft(
         _show(_config(recipe, data, overrides), folder, settings)
         return
     with progress_bar(CHECKING):
-        config = (
-            resume_run(folder, recipe, overrides)
-            if resume
-            else begin_run(folder, recipe, _config(recipe, data, overrides))
-        )
+        if resume:
+            config = resume_run(folder, recipe, overrides)
+        else:
+            config = begin_run(folder, recipe, _config(recipe, data, overrides))
     for line in precision.lines(config, folder, resume):
         typer.echo(line)
     with PROGRESS.phases() as report, stop_signals() as stopped:
 
         def watch(step: int, values: dict[str, float]) -> None:
             if "validation_loss" in values:
-                best = (
-                    "the lowest so far"
-                    if values["best_step"] == step
-                    else f"the lowest was at step {values['best_step']:.0f}"
-                )
-                PROGRESS.notify(
-                    f"step {step:,} of {config.max_steps:,}: validation loss {values['validation_loss']:.4f}, {best}"
-                )
+                PROGRESS.notify(f"step {step:,} of {config.max_steps:,}: {_validation_text(step, values)}")
 
         done = train(config, folder, notify=PROGRESS.notify, watch=watch, stop=lambda: bool(stopped), report=report)
+    _show_end(done, folder, has_tasks=bool(config.tasks), was_stopped=bool(stopped))
+    leave(stopped)
+
+
+def _validation_text(step: int, values: dict[str, float]) -> str:
+    """Returns the loss of the validation at this step, beside the lowest one."""
+    lowest = "so far" if values["best_step"] == step else f"was at step {values['best_step']:.0f}"
+    return f"validation loss {values['validation_loss']:.4f}, the lowest {lowest}"
+
+
+def _show_end(done: SftSummary, folder: Path, *, has_tasks: bool, was_stopped: bool) -> None:
+    """Prints why the run ended, which policy is kept, and the commands that come next."""
     goes_on = f"hilt train sft --run {folder} --resume"
     if not done.best_step:
         typer.echo(f"stopped after {done.step:,} steps, before there was anything to keep\n\n{goes_on}")
-    else:
-        why = {
-            "best": "held-out episodes got no better",
-            "max_steps": "max_steps is reached",
-            "stopped": "it was stopped",
-        }[done.reason]
-        typer.echo(
-            f"{why}: {done.step:,} steps, {done.seconds:.0f} s; the policy of step {done.best_step:,}, loss {done.loss:.4f}, is kept"
-        )
-        typer.echo(
-            f"\n{folder / 'policy'}" + TRY.format(folder) * bool(config.tasks) + (f"\n{goes_on}" if stopped else "")
-        )
-    leave(stopped)
+        return
+    reasons = {"best": "held-out episodes got no better", "max_steps": "max_steps is reached"}
+    reasons["stopped"] = "it was stopped"
+    typer.echo(
+        f"{reasons[done.reason]}: {done.step:,} steps, {done.seconds:.0f} s; the policy of step "
+        f"{done.best_step:,}, loss {done.loss:.4f}, is kept"
+    )
+    typer.echo(f"\n{folder / 'policy'}" + TRY.format(folder) * has_tasks + f"\n{goes_on}" * was_stopped)
 
 
 def _sorted(words: list[str]) -> tuple[str, list[str], list[str]]:
@@ -108,7 +111,8 @@ def _sorted(words: list[str]) -> tuple[str, list[str], list[str]]:
             data.append(word)
         else:
             raise ConfigError(
-                f"{word} is no recipe ({', '.join(SFT_RECIPES)}), no setting (KEY=VALUE), and there is no such file or folder."
+                f"{word} is no recipe ({', '.join(SFT_RECIPES)}), no setting (KEY=VALUE), and there "
+                "is no such file or folder."
             )
     return recipe, data, overrides
 

@@ -26,8 +26,8 @@ def simplevla_command(
     ] = False,
     trusted: Trust = None,
 ) -> None:
-    """What stands behind `python -m verl.trainer.main_ppo` there stands behind `hilt train simplevla` here: docs/simplevla.md has every
-    key. Stopped in any way, --resume goes on, bit for bit."""
+    """What stands behind `python -m verl.trainer.main_ppo` there stands behind `hilt train simplevla` here:
+    docs/simplevla.md has every key. Stopped in any way, --resume goes on, bit for bit."""
     heavy_module("torch", "hilt train simplevla", "torch")
     optional_module("gymnasium", "hilt train simplevla", "sim")
     from hilt.cli.train_vla import run as run_all
@@ -36,7 +36,8 @@ def simplevla_command(
     if not words:
         if not resume or run is None:
             raise ConfigError(
-                "give the keys of SimpleVLA-RL, such as data.task_suite_name=libero_10; or --run FOLDER --resume to go on."
+                "give the keys of SimpleVLA-RL, such as data.task_suite_name=libero_10; or --run "
+                "FOLDER --resume to go on."
             )
         run_all(None, run, "simplevla", (), resume, dry_run)
         return

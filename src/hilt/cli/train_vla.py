@@ -1,4 +1,5 @@
-"""``hilt train RECIPE`` of post-training: a policy rolls out groups of episodes over tasks, and learns from how they ended."""
+"""``hilt train RECIPE`` of post-training: a policy rolls out groups of episodes
+over tasks, and learns from how they ended."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def run(
     dry_run: bool = False,
     also: Sequence[str] = (),
 ) -> None:
-    """Begins a run with a config, or resumes the one in the folder with `overrides`; `also` are lines that are printed before it starts."""
+    """Begins a run with a config, or resumes the one in the folder with `overrides`; `also`
+    are lines that are printed before it starts."""
     one_thread()
     optional_module("gymnasium", "hilt train", "sim")
     heavy_module("torch", "hilt train", "torch", then="hilt.vla.train")
@@ -64,7 +66,7 @@ def run(
     end = f"\n{folder / 'policy'}" * (folder / "policy").is_dir() + f"\nhilt train --run {folder} --resume" * (
         done.reason == "stopped"
     )
-    typer.echo(f"{end}\nhilt eval {folder}\nhilt plot {folder}")
+    typer.echo(f"{end}\nhilt eval {folder}\nhilt plot {folder}\nhilt open {folder}")
     leave(stopped)
 
 
@@ -85,8 +87,8 @@ def _share(success: float) -> str:
 
 
 def live(folder: Path, config: Vla, usual_steps: int = 0) -> Live:
-    """The table of the run. `usual_steps`: training steps after which a run of this kind has usually reached its goal, for the remaining
-    time that is shown."""
+    """The table of the run. `usual_steps`: training steps after which a run of this kind has usually reached its
+    goal, for the remaining time that is shown."""
     from hilt.observe.live import Live
 
     limits = {"max_steps": config.max_steps, "max_seconds": config.max_seconds, "usual_steps": usual_steps}

@@ -1,13 +1,16 @@
-"""The names by which scripts of RIPT's kind collect rollouts, over our tasks, rings and pool. `hilt train rloo` needs none of them.
+"""The names by which scripts of RIPT's kind collect rollouts, over our tasks, rings
+and pool. `hilt train rloo` needs none of them.
 
-    tasks = get_distributed_tasks(range(9), rank, world_size)                    # 9 tasks, 2 ranks: [0, 2, 4, 6, 8] and [1, 3, 5, 7]
+    # 9 tasks, 2 ranks: [0, 2, 4, 6, 8] and [1, 3, 5, 7]
+    tasks = get_distributed_tasks(range(9), rank, world_size)
     runner = LIBEROEnvRunner(policy, task_names_to_use=tasks, benchmark_name="libero_spatial", num_parallel_envs=2)
     states = DistributedInitialStateDataset(num_states=50, state_dim=8, rank=rank, world_size=world_size)
     runner.set_current_task_by_cursor()
     batches = distributed_collect_batches(runner, None, states, SmartSampler(config), config, iteration)
     runner.advance_task_cursor()
 
-An initial state is its number among those of a task, and a row of `state_dim` numbers that begins with it; the simulator has the rest.
+An initial state is its number among those of a task, and a row of `state_dim` numbers
+that begins with it; the simulator has the rest.
 """
 
 from __future__ import annotations
@@ -63,8 +66,9 @@ class DistributedInitialStateDataset:
     def __init__(
         self, num_states: int = 50, state_dim: int = 8, rank: int = 0, world_size: int = 1, states: Any = None
     ):
-        """`states`: an array of one's own, [N, state_dim]. Without it, state i is a row that begins with i, its number in the simulator,
-        and has zeros after it: made-up joint angles would be no state of the simulator's. ``state_dim=0``: the numbers alone, [N]."""
+        """`states`: an array of one's own, [N, state_dim]. Without it, state i is a row that begins with i, its number
+        in the simulator, and has zeros after it: made-up joint angles would be no state of the simulator's.
+        ``state_dim=0``: the numbers alone, [N]."""
         self.states = _numbered(num_states, state_dim) if states is None else np.asarray(states)
         if not len(self.states):
             raise ConfigError(f"rank {rank} of {world_size} was given no initial states; give at least one.")
@@ -100,8 +104,9 @@ def smart_sample_init_state(
     rloo_batch_size: int,
     init_state_mode: str = "distinct",
 ) -> tuple[np.ndarray, str]:
-    """The next initial states, one for each rollout, and their hash. "distinct": as many states as rollouts, in the order of the ring;
-    "group", as GRPO has it: one state for each environment, `rloo_batch_size` times in a row, so that like is compared with like."""
+    """The next initial states, one for each rollout, and their hash. "distinct": as many states as rollouts,
+    in the order of the ring; "group", as GRPO has it: one state for each environment, `rloo_batch_size` times
+    in a row, so that like is compared with like."""
     if init_state_mode not in MODES:
         raise UnknownNameError("init_state_mode", init_state_mode, MODES)
     if init_state_mode == "group":
@@ -126,7 +131,8 @@ class SmartSampler:
 
 
 class LIBEROEnvRunner:
-    """Rollouts of a policy in the tasks that a rank was assigned, one task at a time. Any suite that has a name will do."""
+    """Rollouts of a policy in the tasks that a rank was assigned, one task at a
+    time. Any suite that has a name will do."""
 
     def __init__(
         self,
@@ -143,8 +149,9 @@ class LIBEROEnvRunner:
         sample: bool = True,
         seed: int = 0,
     ):
-        """`workers`: processes of the pool; without it, one for each environment, and none for a single one. `split`: whose initial
-        states; without it, all that a suite has stored (LIBERO's 50, which its evaluations use as well), else those of training."""
+        """`workers`: processes of the pool; without it, one for each environment, and none for a single one.
+        `split`: whose initial states; without it, all that a suite has stored (LIBERO's 50, which its evaluations
+        use as well), else those of training."""
         self.policy, self.benchmark_name, self.num_parallel_envs = policy, benchmark_name, num_parallel_envs
         self.assigned_tasks = list(task_names_to_use or [])
         self.task_cursor, self.current_task = 0, None
@@ -168,7 +175,8 @@ class LIBEROEnvRunner:
         return self.set_current_task_by_cursor()
 
     def create_parallel_envs(self, env_name: Any = None) -> Pool:
-        """The environments of this runner, in processes that stay: one pool for all tasks. `env_name` is made now rather than later."""
+        """The environments of this runner, in processes that stay: one pool for all tasks.
+        `env_name` is made now rather than later."""
         if self._pool is None:
             self._pool = Pool(self._workers, self.num_parallel_envs, task_options=self._options)
         if env_name is not None:
@@ -180,8 +188,8 @@ class LIBEROEnvRunner:
         return list(self.run_policy_in_env(task, init_states))
 
     def run_policy_in_env(self, env_name: Any, all_init_states: Any) -> Iterator[Rollout]:
-        """(success, total_reward, episode_data) of a rollout from each state, in the order of the states. One that is lost with its
-        simulator is raised, with the simulator's traceback; closed early, nothing is left running."""
+        """(success, total_reward, episode_data) of a rollout from each state, in the order of the states. One that is
+        lost with its simulator is raised, with the simulator's traceback; closed early, nothing is left running."""
         task, numbers = self._full(env_name), _numbers(all_init_states)
         split = self._split_of(task, numbers)
         starts = [Start(task, split, int(state), self._seed, 0, place) for place, state in enumerate(numbers)]
@@ -223,8 +231,9 @@ class LIBEROEnvRunner:
             raise UnknownNameError(f"split of {task}", self._split, there)
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < there[self._split]:
             raise ConfigError(
-                f"initial state {numbers.max()} of {task} was asked for, and its split {self._split!r} has the states 0 to "
-                f"{there[self._split] - 1}: give DistributedInitialStateDataset(num_states={there[self._split]}) or another split."
+                f"initial state {numbers.max()} of {task} was asked for, and its split "
+                f"{self._split!r} has the states 0 to {there[self._split] - 1}: give "
+                f"DistributedInitialStateDataset(num_states={there[self._split]}) or another split."
             )
         return self._split
 
@@ -240,16 +249,18 @@ def distributed_collect_batches(
     config: Any,
     iteration: int,
 ) -> list[list[dict[str, Any]]]:
-    """One batch of exactly `config.data_batch_size` episodes of the runner's current task, in groups of `config.rloo_batch_size`; no batch
-    on a rank without a task. `reward_function` judges an episode; without it, its total reward is the environment's.
+    """One batch of exactly `config.data_batch_size` episodes of the runner's current task, in groups of
+    `config.rloo_batch_size`; no batch on a rank without a task. `reward_function` judges an episode;
+    without it, its total reward is the environment's.
 
-    Where the number is no multiple of the group's size, the last group is rolled out whole, and the members beyond the number are the first
-    ones of the task's next batch (`LIBEROEnvRunner.carried`). Every episode has ``group_rewards``, the total rewards of its whole group, so
-    that its advantage does not depend on where the batch was cut.
+    Where the number is no multiple of the group's size, the last group is rolled out whole, and the members beyond the
+    number are the first ones of the task's next batch (`LIBEROEnvRunner.carried`). Every episode has ``group_rewards``,
+    the total rewards of its whole group, so that its advantage does not depend on where the batch was cut.
 
-    A rollout that fails counts as an attempt and is logged with its traceback. After `config.max_sampling_attempts` (10) the batch has
-    what was found, maybe nothing; with ``config.when_exhausted = "error"`` that is an error. With `config.enable_dynamic_sampling`, groups
-    that all succeeded or all failed do not count. Target and result are logged at every rank.
+    A rollout that fails counts as an attempt and is logged with its traceback. After
+    `config.max_sampling_attempts` (10) the batch has what was found, maybe nothing; with ``config.when_exhausted
+    = "error"`` that is an error. With `config.enable_dynamic_sampling`, groups that all succeeded or all failed
+    do not count. Target and result are logged at every rank.
     """
     task, wanted = env_runner.current_task, int(config.data_batch_size)
     where = f"iteration {iteration + 1}, rank {init_dataset.rank}"
@@ -275,10 +286,8 @@ def distributed_collect_batches(
             logger.warning("%s: an attempt at task %s failed:\n%s", where, task, last)
             continue
         for group in _groups(rollouts, config, reward_function):
-            if group:
-                batch += group
-            else:
-                uniform += 1
+            batch += group
+            uniform += not group
             if len(batch) >= wanted:
                 break
     if len(batch) < wanted:
@@ -296,8 +305,8 @@ def distributed_collect_batches(
 def _groups(
     rollouts: Sequence[Rollout], config: Any, reward_function: Callable[[dict[str, Any]], float] | None
 ) -> Iterator[list[dict[str, Any]]]:
-    """Yields the episodes of each group of `config.rloo_batch_size` rollouts, with the total rewards of the whole group beside each; none
-    for a group that `config.enable_dynamic_sampling` leaves out."""
+    """Yields the episodes of each group of `config.rloo_batch_size` rollouts, with the total rewards of the whole group
+    beside each; none for a group that `config.enable_dynamic_sampling` leaves out."""
     size, dynamic = int(config.rloo_batch_size), bool(getattr(config, "enable_dynamic_sampling", False))
     grouped = getattr(config, "init_state_mode", "distinct") == "group"
     for low in range(0, len(rollouts), size):
@@ -331,7 +340,8 @@ def _numbers(states: Any) -> np.ndarray:
         given = given[:, 0].astype(np.int64)
     if given.ndim != 1 or given.dtype.kind not in "iu":
         raise SchemaError(
-            f"initial states are {given.dtype} {list(given.shape)}; expected their numbers, [N], or rows that begin with them and are 0 "
-            "otherwise, as DistributedInitialStateDataset makes them: the simulator has the states themselves."
+            f"initial states are {given.dtype} {list(given.shape)}; expected their numbers, [N], or rows that "
+            "begin with them and are 0 otherwise, as DistributedInitialStateDataset makes them: the simulator "
+            "has the states themselves."
         )
     return given

@@ -46,6 +46,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _checksum_place(text: bytes) -> int:
-    """Where the checksum lies in the text of a JSON file: no other line begins so, since inner ones are indented further."""
+    """Where the checksum lies in the text of a JSON file: no other line begins so,
+    since inner ones are indented further."""
     key = b'\n "checksum": "'
     return text.find(key) + len(key)

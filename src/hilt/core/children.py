@@ -1,7 +1,9 @@
-"""Python processes that Hilt starts, by a command or by a function. None of them looks for modules in the current folder.
+"""Python processes that Hilt starts, by a command or by a function. None of them
+looks for modules in the current folder.
 
-``python -m`` and ``python -c`` put the current folder first on their path, and so do the processes of `multiprocessing` while they start:
-in a folder that was downloaded, a ``random.py`` would be run. From Python 3.11 on, the option ``-P`` prevents it; before, code of ours.
+``python -m`` and ``python -c`` put the current folder first on their path, and so do the processes of
+`multiprocessing` while they start: in a folder that was downloaded, a ``random.py`` would be run. From Python 3.11
+on, the option ``-P`` prevents it; before, code of ours.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,7 +25,8 @@ from hilt.core.signals import held_back
 KILL_TIMEOUT_S = 60.0
 """How long a process may take to be gone after it was killed"""
 HAS_SAFE_PATH = sys.version_info >= (3, 11)
-_WITHOUT_FOLDER = "import sys; sys.path.pop(0); "  # the current folder is the first entry; `sys` is built in, and no file is looked for
+# the current folder is the first entry; `sys` is built in, and no file is looked for
+_WITHOUT_FOLDER = "import sys; sys.path.pop(0); "
 _MODULE = "sys.argv.pop(0); import runpy; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 
 
@@ -40,8 +44,22 @@ def run_code(code: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", _WITHOUT_FOLDER + code, *arguments]
 
 
+def final_error(lines: Sequence[str]) -> str:
+    """The error with which the output of a command of Hilt's ends, in a line: that after ``error:``, or the exception
+    of a traceback. Empty if the output goes on after it, as that of a process that was started again."""
+    for number in reversed(range(len(lines))):
+        if lines[number].startswith("error: "):
+            return lines[number].removeprefix("error: ")
+        if lines[number].startswith("Traceback (most recent call last)"):
+            return next((line for line in lines[number + 1 :] if line[:1].strip()), "")
+        if re.match(r"\d\d:\d\d:\d\d ", lines[number]):  # a line of the log
+            return ""
+    return ""
+
+
 def process_context(start_method: str) -> Any:
-    """The context of `multiprocessing` with this start method. Its processes get the path of this one as soon as they have started."""
+    """The context of `multiprocessing` with this start method. Its processes get the path
+    of this one as soon as they have started."""
     given: Any = vars(util)["_args_from_interpreter_flags"]
     if not hasattr(given, "is_safe"):
 
@@ -60,9 +78,9 @@ class ChildProcess(subprocess.Popen[Any]):
     def __init__(
         self, command: Sequence[str], leaves_signals: bool = True, env: Mapping[str, str] | None = None, **options: Any
     ):
-        """`leaves_signals`: it calls `leave_to_parent` first, and until then the signals of `hilt.core.signals` are blocked in it.
-        `env` is its environment, by default that of this process; the names that this process trusts are added. The `options` are those
-        of `subprocess.Popen`; its input is empty unless they say otherwise."""
+        """`leaves_signals`: it calls `leave_to_parent` first, and until then the signals of `hilt.core.signals` are
+        blocked in it. `env` is its environment, by default that of this process; the names that this process trusts are
+        added. The `options` are those of `subprocess.Popen`; its input is empty unless they say otherwise."""
         environment = {**(os.environ if env is None else env), **trust.for_children()}
         with held_back() if leaves_signals else contextlib.nullcontext():
             super().__init__(list(command), env=environment, **{"stdin": subprocess.DEVNULL, **options})
@@ -78,14 +96,13 @@ class ChildProcess(subprocess.Popen[Any]):
         if not self.ends_within(seconds):
             self.kill()
             self.ends_within(KILL_TIMEOUT_S)
-        return (
-            -signal.SIGKILL if self.returncode is None else int(self.returncode)
-        )  # the system may be slow to take it away
+        # the system may be slow to take it away
+        return -signal.SIGKILL if self.returncode is None else int(self.returncode)
 
 
 class PipedProcess:
-    """A process of `multiprocessing` that runs ``target(pipe, *arguments)``, which calls `leave_to_parent` first; and the other end of its
-    pipe."""
+    """A process of `multiprocessing` that runs ``target(pipe, *arguments)``, which calls
+    `leave_to_parent` first; and the other end of its pipe."""
 
     def __init__(
         self,
@@ -106,9 +123,8 @@ class PipedProcess:
         )
         with held_back():
             resource_tracker.ensure_running()  # on its own: as it starts, it unblocks some of them here
-        with (
-            held_back()
-        ):  # the fork server that it may come from has them blocked for good: it ends when this process does
+        # the fork server that it may come from has them blocked for good: it ends when this process does
+        with held_back():
             self._process.start()
         theirs.close()
 

@@ -8,8 +8,8 @@
     config = build(Training(), "run.yaml", "batch_size=128")
 
 An unknown key is an error with the nearest name; a value of the wrong type is one with the type. `freeze` writes the
-whole of it into a run's folder, `thaw` reads it back. A class whose settings had other names in earlier versions has a static method
-`of_former_names`, which gives a mapping with those the names of today.
+whole of it into a run's folder, `thaw` reads it back. A class whose settings had other names in earlier versions has a
+static method `of_former_names`, which gives a mapping with those the names of today.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _OVERRIDE = re.compile(r"[\w.\[\]/]+=")  # a slash is in names such as agent.pro
 def build(base: T, *layers: str | Path | Mapping[str, Any]) -> T:
     """A new config: `base` changed by each layer in turn, in which later layers take precedence.
 
-    A layer is a mapping, the path of a YAML file, or an override such as ``replay.capacity_steps=1000``. Options by name are added to those
-    that are there; ``options={}`` empties them. Which settings the layers gave is remembered: see `given`.
+    A layer is a mapping, the path of a YAML file, or an override such as
+    ``replay.capacity_steps=1000``. Options by name are added to those that are there; ``options={}``
+    empties them. Which settings the layers gave is remembered: see `given`.
     """
     if not dataclasses.is_dataclass(base) or isinstance(base, type):
         raise ConfigError(f"expected a config (an instance of a dataclass), got {base!r}.")
-    with contextlib.suppress(
-        _NotSimpleError, HiltError, OmegaConfBaseException, NameError
-    ):  # everything that is wrong is reported below
+    # everything that is wrong is reported below
+    with contextlib.suppress(_NotSimpleError, HiltError, OmegaConfBaseException, NameError):
         simple = [_simple_layer(base, layer) for layer in layers]
         return cast(T, _remembering(_changed(base, simple), base, simple))
     return _built_whole(base, layers)
@@ -80,8 +80,9 @@ def _built_whole(base: T, layers: Sequence[str | Path | Mapping[str, Any]]) -> T
 
 
 def override(base: T, *layers: str | Path | Mapping[str, Any]) -> T:
-    """Does what `build` does, as a command line means it: where an override switches something off, such as ``demonstrations=0``, the
-    settings that `base` had for it, and that need it, go back to their defaults. See `hilt.core.validate`."""
+    """Does what `build` does, as a command line means it: where an override switches something off,
+    such as ``demonstrations=0``, the settings that `base` had for it, and that need it, go back to
+    their defaults. See `hilt.core.validate`."""
     config = build(base, *layers)
     usual = validate.defaults_of(type(base))
     for name, need in validate.needs(type(base)):
@@ -93,14 +94,15 @@ def override(base: T, *layers: str | Path | Mapping[str, Any]) -> T:
 
 
 def given(config: Any) -> frozenset[str]:
-    """The dotted keys that the layers of `build` have given this config, those equal to a default too. Of a config that was made without
-    `build`, as by its class or by `dataclasses.replace`, none are known."""
+    """The dotted keys that the layers of `build` have given this config, those equal to a default too. Of a config that
+    was made without `build`, as by its class or by `dataclasses.replace`, none are known."""
     known: frozenset[str] = getattr(config, _GIVEN, frozenset())
     return known
 
 
 def _remembering(built: Any, base: Any, layers: Sequence[Any]) -> Any:
-    """The config that was built, which knows from now on what was `given`. That is no field: it is not compared, shown or frozen."""
+    """The config that was built, which knows from now on what was `given`. That is no
+    field: it is not compared, shown or frozen."""
     object.__setattr__(built, _GIVEN, given(base).union(*(_leaves(values) for values in layers)))
     return built
 
@@ -119,7 +121,8 @@ def _simple_layer(base: Any, layer: str | Path | Mapping[str, Any]) -> DictConfi
 
 
 def _changed(base: Any, layers: list[DictConfig]) -> Any:
-    """The same as `_built_whole`, but OmegaConf sees only the settings that a layer names: the others are copied as they are."""
+    """The same as `_built_whole`, but OmegaConf sees only the settings that a layer
+    names: the others are copied as they are."""
     kind: Any = type(base)
     hints = _hints(kind)
     fields = {item.name: getattr(base, item.name) for item in dataclasses.fields(base)}
@@ -153,8 +156,8 @@ def _changed(base: Any, layers: list[DictConfig]) -> Any:
 
 
 def _is_taken(fields: dict[str, Any], name: str, nodes: Sequence[Any], hint: Any) -> bool:
-    """Sets a field to the last of its values, where no layer needs more than that: plain values of exactly its type, which nothing is
-    merged with. Returns whether it did."""
+    """Sets a field to the last of its values, where no layer needs more than that: plain values of exactly its type,
+    which nothing is merged with. Returns whether it did."""
     if typing.get_origin(hint) is dict or hint in (dict, Any):
         return False
     values = [
@@ -246,7 +249,8 @@ def _merged_whole(config: Any, values: Any, where: str) -> Any:
 
 
 def _leaves(values: Any, prefix: str = "") -> dict[str, Any]:
-    """All values by their dotted keys, unresolved: what is no mapping, an empty one, or one of whose keys has a dot of its own."""
+    """All values by their dotted keys, unresolved: what is no mapping, an empty one,
+    or one of whose keys has a dot of its own."""
     if (
         not isinstance(values, DictConfig)
         or values._is_none()
@@ -263,7 +267,8 @@ def _leaves(values: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def freeze(config: Any, path: str | Path) -> None:
-    """Writes a config as YAML, whole or not at all. The user's word for code that it names is remembered: see `hilt.core.trust`."""
+    """Writes a config as YAML, whole or not at all. The user's word for code that it
+    names is remembered: see `hilt.core.trust`."""
     data = OmegaConf.to_yaml(_structured(config)).encode()
     DISK.replace(Path(path), data)
     trust.remember(Path(path), data, trust.named_in(config))
@@ -276,7 +281,7 @@ def thaw(kind: type[T], path: str | Path) -> T:
 
 def describe(kind: type[Any], prefix: str = "") -> list[tuple[str, str, Any, str]]:
     """(key, type, default, what it means) of every setting, nested ones by their dotted keys."""
-    meanings, rows = _docstrings(kind), []
+    meanings, rows = _docstrings(cast(Any, kind)), []
     for item in dataclasses.fields(kind):
         default = validate.default(item) if validate.default(item) is not dataclasses.MISSING else None
         if dataclasses.is_dataclass(default):
@@ -309,7 +314,8 @@ def _read_layer(base: Any, layer: str | Path | Mapping[str, Any]) -> tuple[str, 
 
 
 def _is_text(base: Any, key: str) -> bool:
-    """Whether the setting is a text: with nothing after its ``=`` it is the empty one, where others have no value then."""
+    """Whether the setting is a text: with nothing after its ``=`` it is the empty
+    one, where others have no value then."""
     *path, name = key.strip().split(".")
     for part in path:
         base = getattr(base, part, None)
@@ -320,12 +326,14 @@ def _is_text(base: Any, key: str) -> bool:
 
 
 def read_yaml(path: Path) -> DictConfig:
-    """The settings in a file, by name. Nothing in it reaches beyond it: see `hilt.core.trust`, and `_refuse_references`."""
+    """The settings in a file, by name. Nothing in it reaches beyond it: see
+    `hilt.core.trust`, and `_refuse_references`."""
     data = read(path)
     try:
         if _size(yaml.compose(data.decode(), yaml.SafeLoader), {}) > MAX_VALUES:
             raise ConfigError(
-                f"{path}: it stands for more than {MAX_VALUES:,} values, with what its aliases (*name) repeat. Write it out."
+                f"{path}: it stands for more than {MAX_VALUES:,} values, with what its aliases "
+                "(*name) repeat. Write it out."
             )
         values = OmegaConf.create(data.decode())
     except RecursionError:
@@ -351,7 +359,8 @@ def _size(node: Any, known: dict[int, int]) -> int:
 
 
 def _refuse_references(values: Any, path: Path, key: str = "") -> None:
-    """Refuses ``${oc.env:HOME}`` and everything else in a file that OmegaConf would call; ``${a.b}``, another setting, is fine."""
+    """Refuses ``${oc.env:HOME}`` and everything else in a file that OmegaConf would
+    call; ``${a.b}``, another setting, is fine."""
     if isinstance(values, Mapping):
         for name, value in values.items():
             _refuse_references(name, path, f"{key}{name}")
@@ -361,8 +370,8 @@ def _refuse_references(values: Any, path: Path, key: str = "") -> None:
             _refuse_references(value, path, f"{key}{number}.")
     elif isinstance(values, str) and (found := _CALLS.search(values)):
         raise ConfigError(
-            f"{path}: {key.rstrip('.')} is {values!r}: a file of settings calls nothing ({found[0]}...) and reads no variables of the "
-            "environment. Write the value itself, or give it on the command line."
+            f"{path}: {key.rstrip('.')} is {values!r}: a file of settings calls nothing ({found[0]}...) and "
+            "reads no variables of the environment. Write the value itself, or give it on the command line."
         )
 
 
@@ -424,7 +433,8 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0]
 
 
-def _docstrings(kind: type[Any]) -> dict[str, str]:
+@functools.cache
+def _docstrings(kind: Any) -> dict[str, str]:
     """The text under each field of a dataclass."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)

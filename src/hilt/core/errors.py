@@ -30,7 +30,8 @@ class ConfigError(HiltError, ValueError):
 
 
 class ArgumentError(ConfigError, TypeError):
-    """Raised when a call has an argument that the function does not have, or lacks one; the message shows the call that was expected."""
+    """Raised when a call has an argument that the function does not have, or lacks one; the
+    message shows the call that was expected."""
 
 
 class SeveralErrors(ConfigError):
@@ -51,11 +52,13 @@ class SeveralErrors(ConfigError):
 class Problems:
     """Collects what is wrong, so that all of it is reported at once, and not one thing for each try.
 
-    problems = Problems()
-    problems.check(check_sizes, config)
-    with problems.collected():
-        ...
-    problems.report()
+    Example:
+
+        problems = Problems()
+        problems.check(check_sizes, config)
+        with problems.collected():
+            ...
+        problems.report()
     """
 
     def __init__(self) -> None:
@@ -96,7 +99,8 @@ class NotFiniteError(SchemaError):
 
 
 class AlarmError(HiltError, RuntimeError):
-    """Raised when a run ends itself because learning goes wrong; the message says what was measured, the cure, and how to go on."""
+    """Raised when a run ends itself because learning goes wrong; the message says what
+    was measured, the cure, and how to go on."""
 
 
 class MissingFieldError(SchemaError, KeyError):
@@ -111,7 +115,8 @@ class UnknownNameError(HiltError, KeyError):
     __str__ = Exception.__str__
 
     def __init__(self, kind: str, name: str, known: Iterable[str], all_listed: bool = False, setting: str = ""):
-        """`all_listed`: also beside a near name, however many they are. `setting`: where the name was given, such as ``image_keys``."""
+        """`all_listed`: also beside a near name, however many they are. `setting`: where the
+        name was given, such as ``image_keys``."""
         known = sorted(known)
         self._made_from = (kind, name, known, all_listed, setting)
         near = suggest(name, known)
@@ -184,7 +189,8 @@ class UnsafeError(FormatError):
 
 
 class MissingPackageError(HiltError, ImportError):
-    """Raised when an optional package is needed and missing, or broken; the message has the pip line that installs it."""
+    """Raised when an optional package is needed and missing, or broken; the message
+    has the pip line that installs it."""
 
     def __init__(self, package: str, purpose: str, extra: str, broken: str = "", command: str = ""):
         """`broken`: why it cannot be imported; `command`: what installs it, where an extra alone does not."""
@@ -223,8 +229,8 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 def explained_calls(kind: type[T]) -> type[T]:
-    """A decorator of classes: a call of the constructor, or of a public method of the class, whose arguments do not fit raises
-    `ArgumentError`, and no bare TypeError. Every other error, and what a call costs, stays as it is."""
+    """A decorator of classes: a call of the constructor, or of a public method of the class, whose arguments do not fit
+    raises `ArgumentError`, and no bare TypeError. Every other error, and what a call costs, stays as it is."""
     for name, function in list(vars(kind).items()):
         if inspect.isfunction(function) and (name == "__init__" or not name.startswith("_")):
             setattr(
@@ -234,7 +240,8 @@ def explained_calls(kind: type[T]) -> type[T]:
 
 
 def refuse_unknown(call: str, given: Iterable[str], known: Iterable[str], expected: str = "") -> None:
-    """Refuses the first name that is not known, with the one that was probably meant. `expected`: how the call is written."""
+    """Refuses the first name that is not known, with the one that was probably
+    meant. `expected`: how the call is written."""
     known = list(known)
     for name in given:
         if name not in known:

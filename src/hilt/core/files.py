@@ -1,8 +1,8 @@
 """Files that are whole or absent: the one layer through which Hilt changes the disk.
 
-Nothing is written in place. A file is written beside its target and renamed over it (`Files.replace`, and `replacing` for what a library
-writes, or for a folder); a growing file is only appended to, and each record carries its own checksum. Tests replace `Files` by layers
-that stop, forget or reorder.
+Nothing is written in place. A file is written beside its target and renamed over it (`Files.replace`, and `replacing`
+for what a library writes, or for a folder); a growing file is only appended to, and each record carries its own
+checksum. Tests replace `Files` by layers that stop, forget or reorder.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ class Files:
             path.mkdir(exist_ok=True)
 
     def make_folders(self, path: Path) -> None:
-        """The folder and those above it, as far as they are not there. Their names survive a power cut when it returns."""
+        """The folder and those above it, as far as they are not there. Their names
+        survive a power cut when it returns."""
         with storage_errors(path):
             if path.exists():  # asked first: another process may make it at any moment
                 if path.is_dir():
@@ -169,11 +170,12 @@ def leftovers(folder: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def replacing(path: Path, files: Files = DISK, durable: bool = True, sole_writer: bool = False) -> Iterator[Path]:
-    """A name beside `path` at which the caller writes a file or makes a folder, which then takes the place of `path`, or is removed
-    after an error.
+    """A name beside `path` at which the caller writes a file or makes a folder, which then takes the
+    place of `path`, or is removed after an error.
 
-    For content that is bytes at hand there is `Files.replace`. `durable`: all of it and its name survive a power cut when this returns.
-    `sole_writer`: no other process writes this path, so what one left that was killed can be removed; without it, `leftovers` finds that.
+    For content that is bytes at hand there is `Files.replace`. `durable`: all of it and its name survive a power cut
+    when this returns. `sole_writer`: no other process writes this path, so what one left that was killed can be
+    removed; without it, `leftovers` finds that.
     """
     beside = path.with_name(f".{path.name}.new" if sole_writer else _beside(path))
     if sole_writer:
@@ -197,7 +199,8 @@ def replacing(path: Path, files: Files = DISK, durable: bool = True, sole_writer
 
 @contextlib.contextmanager
 def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A folder that appears under its name when all of it is written, and not at all otherwise. An existing one is never changed."""
+    """A folder that appears under its name when all of it is written, and not at all
+    otherwise. An existing one is never changed."""
     path = Path(path)
     with storage_errors(path):
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -227,10 +230,11 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 
 def inside(folder: Path, name: str, said_by: str) -> Path:
-    """The place of a file that a dataset or a checkpoint names: a plain file below its folder, also after links were followed.
+    """The place of a file that a dataset or a checkpoint names: a plain file below
+    its folder, also after links were followed.
 
-    Any other could be a private file of this machine, a device, or the address of a server: it is refused. A snapshot in the cache of
-    huggingface_hub consists of links into the folder ``blobs`` beside it, which belongs to it.
+    Any other could be a private file of this machine, a device, or the address of a server: it is refused. A snapshot
+    in the cache of huggingface_hub consists of links into the folder ``blobs`` beside it, which belongs to it.
     """
     root = folder.resolve()
     homes = [root, *([root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [])]

@@ -1,10 +1,11 @@
 """Names of policies and datasets of the Hugging Face Hub, which stand wherever a folder may: ``hf:org/name@commit``.
 
-    local("hf:org/name@0a1b...")      # the folder on this machine, where `hilt fetch` has put it; never uses the network
-    local("runs/sft/policy")          # any other path, as it is
+    local("hf:org/name@0a1b...")  # the folder on this machine, where `hilt fetch` has put it; never uses the network
+    local("runs/sft/policy")      # any other path, as it is
 
-Only the commands `hilt fetch` and `hilt push` use the network (`hilt.cli.hub_transfer`): a name in a file starts no download. It has
-a commit, so that it always means the same files. ``hf:datasets/org/name`` is a dataset, as in the Hub's own addresses.
+Only the commands `hilt fetch` and `hilt push` use the network (`hilt.cli.hub_transfer`): a name in a
+file starts no download. It has a commit, so that it always means the same files.
+``hf:datasets/org/name`` is a dataset, as in the Hub's own addresses.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def parse(name: str) -> Name:
     found = NAME.fullmatch(name)
     if found is None or ".." in name:
         raise ConfigError(
-            f"{name!r}: expected hf:ORG/NAME or hf:datasets/ORG/NAME, and @COMMIT, @TAG or @BRANCH after it if you like."
+            f"{name!r}: expected hf:ORG/NAME or hf:datasets/ORG/NAME, and @COMMIT, @TAG or "
+            "@BRANCH after it if you like."
         )
     return Name(found["repo"], "dataset" if found["kind"] else "model", found["revision"] or "")
 

@@ -20,8 +20,9 @@ def lazy_exports(package: str, file: str) -> Callable[[str], Any]:
         __all__ = ["Agent"]
         __getattr__ = lazy_exports(__name__, __file__)
 
-    ``from hilt.policies import Agent`` then imports that module at its first use. A package lists its API in this way where importing all
-    of it would take seconds, or would import a part above its own. Type checkers and editors see ordinary imports.
+    ``from hilt.policies import Agent`` then imports that module at its first use. A package lists its
+    API in this way where importing all of it would take seconds, or would import a part above its own.
+    Type checkers and editors see ordinary imports.
     """
 
     @cache

@@ -1,4 +1,5 @@
-"""Names in settings: what they stand for is found by a built-in name, by an entry point, or as ``package.module:attribute``.
+"""Names in settings: what they stand for is found by a built-in name, by an entry
+point, or as ``package.module:attribute``.
 
     SINKS = ExtensionPoint("sink", "hilt.sinks", {"tensorboard": "hilt.observe.sinks:TensorBoard"})
     SINKS.load("tensorboard")             # built in, and imported now
@@ -27,11 +28,13 @@ T = TypeVar("T")
 
 
 class ExtensionPoint(dict[str, Any]):
-    """What can be named of one kind: the built-in names, and those that a program adds, as a dictionary. A value is the thing itself, or
-    ``module:attribute`` (or a module), which is imported when it is asked for. The names that installed packages register come besides."""
+    """What can be named of one kind: the built-in names, and those that a program adds, as a dictionary. A value is the
+    thing itself, or ``module:attribute`` (or a module), which is imported when it is asked for. The names that
+    installed packages register come besides."""
 
     def __init__(self, noun: str, group: str, built_in: Mapping[str, Any]):
-        """`noun`: what one of them is called in errors; `group`: of the entry points, one of `hilt.core.trust.GROUPS`."""
+        """`noun`: what one of them is called in errors; `group`: of the entry
+        points, one of `hilt.core.trust.GROUPS`."""
         if group not in trust.GROUPS:
             raise ConfigError(f"the group {group!r} of entry points: expected one of {', '.join(trust.GROUPS)}.")
         super().__init__(built_in)
@@ -42,7 +45,8 @@ class ExtensionPoint(dict[str, Any]):
         return {**self, **{name: value for name, value in trust.registered(self.group).items() if name not in self}}
 
     def is_name(self, text: str) -> bool:
-        """Whether a setting that may be a path, too, names one of these: a known name, or ``module:Class`` where there is no such file."""
+        """Whether a setting that may be a path, too, names one of these: a known name, or
+        ``module:Class`` where there is no such file."""
         if text in self.known():
             return True
         return bool(trust.NAME.fullmatch(text)) and not text.startswith(hub.PREFIX) and not os.path.exists(text)
@@ -73,31 +77,33 @@ class ExtensionPoint(dict[str, Any]):
         found: type[T] = self.load(name, base)
         if not (isinstance(found, type) and issubclass(found, base)):
             raise ConfigError(
-                f"the {self.noun} {name!r}: expected a subclass of {base.__module__}.{base.__name__}, got {found!r}; see {PAGE}."
+                f"the {self.noun} {name!r}: expected a subclass of {base.__module__}.{base.__name__}, "
+                f"got {found!r}; see {PAGE}."
             )
         return found
 
 
 def load(name: str, *kinds: type) -> Any:
-    """The object that ``package.module:attribute`` names, if its code may be run; `import_named` describes where modules are looked for.
+    """The object that ``package.module:attribute`` names, if its code may be run;
+    `import_named` describes where modules are looked for.
 
-    `kinds`: what a file asks to have called must be a subclass of one of these, or a function that is annotated to return one. What the
-    user typed, or a program of theirs gives, is checked by the caller.
+    `kinds`: what a file asks to have called must be a subclass of one of these, or a function that is annotated to
+    return one. What the user typed, or a program of theirs gives, is checked by the caller.
     """
     trust.permit(name)
     found = load_own(name)
     if kinds and trust.needs_type(name) and not _makes(found, kinds):
         wanted = " or ".join(f"{kind.__module__}.{kind.__name__}" for kind in kinds)
         raise UnsafeError(
-            f"{trust.origin(name)} names {name!r}, which was not called: expected a subclass of {wanted}, or a function that is annotated "
-            f"to return one. If it makes one, add --trust {name} to the command."
+            f"{trust.origin(name)} names {name!r}, which was not called: expected a subclass of {wanted}, or a "
+            f"function that is annotated to return one. If it makes one, add --trust {name} to the command."
         )
     return found
 
 
 def load_own(name: str) -> Any:
-    """The same without asking for trust, for names in Hilt's own code and names that an installed package has registered. A name without
-    an attribute is a module."""
+    """The same without asking for trust, for names in Hilt's own code and names that an installed package has
+    registered. A name without an attribute is a module."""
     module, colon, attribute = name.partition(":")
     found = import_named(module)
     if not colon:
@@ -110,7 +116,8 @@ def load_own(name: str) -> Any:
 
 
 def import_named(module: str) -> Any:
-    """A module that a user names: an installed one, or one in the current folder, which is looked in last so that it hides nothing."""
+    """A module that a user names: an installed one, or one in the current folder, which
+    is looked in last so that it hides nothing."""
     folder = os.getcwd()
     is_ours = module.partition(".")[0] == "hilt"  # with ours, packages that are missing would be looked for there
     if trust.is_command() and not is_ours and folder not in sys.path:
@@ -122,7 +129,8 @@ def import_named(module: str) -> Any:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the module is there, and lacks something itself
         raise ConfigError(
-            f"there is no module {error.name!r}, installed or in this folder ({folder}); correct the name {module!r}, or go to its folder."
+            f"there is no module {error.name!r}, installed or in this folder ({folder}); correct the name "
+            f"{module!r}, or go to its folder."
         ) from error
 
 
@@ -135,9 +143,8 @@ def import_path(*folders: str) -> Iterator[None]:
     finally:
         for folder in folders:
             with contextlib.suppress(ValueError):  # what was imported may have removed it
-                del sys.path[
-                    -1 - sys.path[::-1].index(folder)
-                ]  # the last one: another thread, or the user, may have added it, too
+                # the last one: another thread, or the user, may have added it, too
+                del sys.path[-1 - sys.path[::-1].index(folder)]
 
 
 def _makes(found: Any, kinds: tuple[type, ...]) -> bool:

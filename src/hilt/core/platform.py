@@ -1,9 +1,11 @@
-"""What differs between operating systems: every choice between Linux and the rest is made here, and nowhere else in Hilt.
+"""What differs between operating systems: every choice between Linux and the rest
+is made here, and nowhere else in Hilt.
 
-Linux has calls that make Hilt faster or safer and that other systems lack. Each function below uses the Linux call where it is there, and
-otherwise its portable form, which is what macOS runs. ``HILT_PORTABLE=1`` in the environment forces the portable forms on Linux too, in
-this process and in those that it starts: so the tests run what a Mac runs (``make test-portable``). `FACILITIES` lists both forms and what
-the portable one costs; ``hilt doctor`` prints those that are in use.
+Linux has calls that make Hilt faster or safer and that other systems lack. Each function below uses the
+Linux call where it is there, and otherwise its portable form, which is what macOS runs. ``HILT_PORTABLE=1``
+in the environment forces the portable forms on Linux too, in this process and in those that it starts: so
+the tests run what a Mac runs (``make test-portable``). `FACILITIES` lists both forms and what the portable
+one costs; ``hilt doctor`` prints those that are in use.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ FORCED = os.environ.get(VARIABLE, "0") not in ("", "0")
 NATIVE = LINUX and not FORCED
 """Whether the calls of Linux are used, as far as this kernel and this Python have them."""
 
-# --- files ------------------------------------------------------------------------------------------------------------------------
+# --- files ---
 
 VECTORED = NATIVE and hasattr(os, "preadv") and hasattr(os, "pwritev")
 NON_WAITING_READS = VECTORED and hasattr(os, "RWF_NOWAIT")
@@ -51,7 +53,8 @@ MAX_IO_BYTES = 1 << 30
 
 
 def read_into(fd: int, buffer: Any, offset: int) -> int:
-    """Reads from this offset into a contiguous buffer of bytes; returns the number of bytes read, smaller only at the end of the file."""
+    """Reads from this offset into a contiguous buffer of bytes; returns the number of bytes
+    read, smaller only at the end of the file."""
     if VECTORED:
         done = os.preadv(fd, [buffer], offset)
         if done == len(buffer):
@@ -74,7 +77,8 @@ def read_into(fd: int, buffer: Any, offset: int) -> int:
 
 
 def write_buffers(fd: int, buffers: Sequence[Any], offset: int) -> int:
-    """Writes up to 512 buffers one after the other; returns the number of bytes written, which is smaller if the system stopped early."""
+    """Writes up to 512 buffers one after the other; returns the number of bytes written,
+    which is smaller if the system stopped early."""
     if VECTORED:
         return os.pwritev(fd, buffers, offset)
     written = 0
@@ -87,7 +91,8 @@ def write_buffers(fd: int, buffers: Sequence[Any], offset: int) -> int:
 
 
 def is_cached(fd: int, offset: int) -> bool | None:
-    """Whether the byte at this offset is in memory, so that reading it does not wait for the disk; None where that cannot be found out."""
+    """Whether the byte at this offset is in memory, so that reading it does not wait for the
+    disk; None where that cannot be found out."""
     if not NON_WAITING_READS:
         return None
     try:
@@ -112,24 +117,20 @@ def start_writing(fd: int, offset: int, size: int) -> None:
 
 
 def sync(fd: int) -> None:
-    """Returns when the file's bytes would survive a power cut. On macOS `fsync` alone leaves them in the cache of the disk."""
+    """Returns when the file's bytes would survive a power cut. On macOS `fsync` leaves them in the disk's cache."""
     if _FULL_SYNC is not None:
         try:
             fcntl.fcntl(fd, _FULL_SYNC)
             return
         except OSError as error:
-            if error.errno not in (
-                errno.ENOTSUP,
-                errno.EINVAL,
-                errno.ENOTTY,
-                errno.ENODEV,
-            ):  # those: not on this file system
+            # those: not on this file system
+            if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY, errno.ENODEV):
                 raise
     os.fsync(fd)
 
 
 def allocate(fd: int, size: int) -> None:
-    """Makes a file this long, with room on the disk or in memory for all of it: no room is an error here, not a crash later."""
+    """Makes a file this long, with room for all of it: no room is an error here, not a crash later."""
     if NATIVE and hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, 0, size)
         return
@@ -139,7 +140,7 @@ def allocate(fd: int, size: int) -> None:
 
 
 def anonymous_file(name: str) -> int:
-    """A new file without a name, to be mapped by several processes, which get it by `pass_fds`. It is gone with the last of them."""
+    """A new file without a name, for processes that get it by `pass_fds`. It is gone with the last of them."""
     if NATIVE and hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC)
     with tempfile.TemporaryFile(prefix=name) as file:
@@ -155,15 +156,13 @@ def path_of(fd: int) -> Path | None:
 
 
 def allow_open_files(count: int) -> None:
-    """Raises this process's own limit on open files, as far as the system lets it, if this number of them would come near it."""
+    """Raises this process's limit on open files, as far as the system lets it, if this number comes near it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if not 2 * count > soft != hard:
         return
     wanted = 4 * count if hard == resource.RLIM_INFINITY else min(hard, 4 * count)
-    for limit in (
-        wanted,
-        MAX_OPEN_FILES,
-    ):  # macOS says that there is no limit, and refuses more than its kernel has room for
+    # macOS says that there is no limit, and refuses more than its kernel has room for
+    for limit in (wanted, MAX_OPEN_FILES):
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(limit, wanted)), hard))
             return
@@ -174,7 +173,7 @@ MAX_OPEN_FILES = 65_536 if LINUX else 10_240
 
 
 def filesystem(folder: Path) -> str:
-    """The type of the file system that holds the folder, such as ``ext4``; ``unknown`` where the system does not list mounts."""
+    """The type of a folder's file system, such as ``ext4``; ``unknown`` where the system lists no mounts."""
     device = os.stat(folder).st_dev
     mounts = _lines("/proc/self/mountinfo")
     found = (mount.partition(" - ") for mount in mounts)
@@ -187,7 +186,7 @@ def boot_id() -> str:
     return "".join(_lines("/proc/sys/kernel/random/boot_id")).strip()
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------------------
+# --- memory ---
 
 SIDE_BY_SIDE = NATIVE
 """Whether several files can be mapped side by side, into addresses that were reserved before."""
@@ -239,22 +238,28 @@ if _sync_file_range is not None:
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None) if MACOS else None
 
 
+def give_memory_back(trim_bytes: int = 1 << 20, arenas: int = 2) -> bool:
+    """Makes glibc return freed memory to the system. Returns whether the C library has such settings."""
+    mallopt = getattr(_libc, "mallopt", None) if LINUX else None
+    return bool(mallopt and mallopt(-1, trim_bytes) and mallopt(-8, arenas))  # M_TRIM_THRESHOLD, M_ARENA_MAX
+
+
 def free_memory() -> int:
-    """Bytes that processes can still have: what the machine and the container leave. Where only the size of the memory is known, that."""
+    """Bytes that processes can still have: what the machine and the container leave. Where
+    only the size of the memory is known, that."""
     found = [int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemAvailable")]
     if NATIVE:
         with contextlib.suppress(OSError, ValueError):  # a container may have less than its host
             most, used = (int((CONTAINER / name).read_text()) for name in ("memory.max", "memory.current"))
             kept = dict(line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())
-            found.append(
-                max(0, most - used + int(kept.get("inactive_file", 0)))
-            )  # files that were read make room when it is needed
+            # files that were read make room when it is needed
+            found.append(max(0, most - used + int(kept.get("inactive_file", 0))))
     with contextlib.suppress(OSError, ValueError):
         found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return min(found, default=sys.maxsize)  # unknown: nothing is refused
 
 
-# --- processors and processes -----------------------------------------------------------------------------------------------------
+# --- processors and processes ---
 
 START_METHOD = "forkserver" if NATIVE else "spawn"
 """How `multiprocessing` starts ranks: elsewhere, libraries of the system do not survive a fork."""
@@ -289,14 +294,16 @@ def take_real_time_priority() -> bool:
 
 
 def let_others_go_first(niceness: int) -> None:
-    """Lowers the priority of the calling thread alone. Elsewhere than on Linux a thread has none of its own, and nothing happens."""
+    """Lowers the priority of the calling thread alone. Elsewhere than on Linux a thread
+    has none of its own, and nothing happens."""
     if NATIVE:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
 @contextlib.contextmanager
 def scheduling_kept() -> Iterator[None]:
-    """Undoes what a library does inside it to the scheduling of this process's threads (only on Linux do libraries do that)."""
+    """Undoes what a library does inside it to the scheduling of this process's
+    threads (only on Linux do libraries do that)."""
     if not SCHEDULING:
         yield
         return
@@ -311,10 +318,11 @@ def scheduling_kept() -> Iterator[None]:
 
 
 def end_with_pipe(fd: int, deadline_s: float) -> None:
-    """Ends this process when the other end of a pipe is closed, as it is when the process that holds it ends, however it ends.
+    """Ends this process when the other end of a pipe is closed, as it is when the
+    process that holds it ends, however it ends.
 
-    On Linux the kernel does it, at once. Elsewhere a thread does, which code that keeps Python's lock can keep from it: such a process ends
-    when it was kept for `deadline_s`.
+    On Linux the kernel does it, at once. Elsewhere a thread does, which code that keeps Python's lock can keep from it:
+    such a process ends when it was kept for `deadline_s`.
     """
     if NATIVE:
         signal.signal(signal.SIGIO, signal.SIG_DFL)
@@ -332,7 +340,8 @@ def end_with_pipe(fd: int, deadline_s: float) -> None:
 
 
 def wait_for_hang_up(line: socket.socket, parent: int) -> None:
-    """Returns when the process at the other end of the socket, which started this one, is gone; what it sent may still be unread."""
+    """Returns when the process at the other end of the socket, which started this one,
+    is gone; what it sent may still be unread."""
     if NATIVE:
         gone = select.poll()
         gone.register(line, 0)
@@ -342,7 +351,7 @@ def wait_for_hang_up(line: socket.socket, parent: int) -> None:
         time.sleep(0.2)
 
 
-# --- messages between threads, processes and machines -----------------------------------------------------------------------------
+# --- messages between threads, processes and machines ---
 
 MESSAGE_PIPE_BYTES = 1 << 20
 
@@ -361,7 +370,8 @@ def message_pipe() -> tuple[Connection, Connection]:
 
 
 def wake_descriptors() -> tuple[int, int]:
-    """(to wait at, to write to): eight bytes written to the second make the first readable, until they are read. Neither waits."""
+    """(to wait at, to write to): eight bytes written to the second make the first
+    readable, until they are read. Neither waits."""
     if NATIVE and hasattr(os, "eventfd"):
         event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         return event, event
@@ -376,7 +386,8 @@ _ATTACH_FILTER, _DETACH_FILTER = 26, 27  # SO_ATTACH_FILTER, SO_DETACH_FILTER
 
 
 def filter_listener(descriptor: int, program: bytes | None) -> None:
-    """Gives a listening socket a packet filter, or takes it away. Raises `OSError` where the kernel or a sandbox does not allow it."""
+    """Gives a listening socket a packet filter, or takes it away. Raises `OSError` where
+    the kernel or a sandbox does not allow it."""
     if not SOCKET_FILTERS:
         return
     listener = socket.socket(fileno=descriptor)
@@ -391,7 +402,7 @@ def filter_listener(descriptor: int, program: bytes | None) -> None:
         listener.detach()  # it belongs to the caller
 
 
-# --- pictures, devices and packages -----------------------------------------------------------------------------------------------
+# --- pictures, devices and packages ---
 
 DEVICE_NODES = LINUX
 """Whether input devices and cameras are files in /dev, with permissions of their own."""
@@ -413,8 +424,8 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def renderer_variables() -> dict[str, str]:
-    """The `environment` with which MuJoCo renders without a screen: on Linux by EGL, unless ``MUJOCO_GL`` names another renderer. On macOS
-    its own choice, CGL, needs no screen."""
+    """The `environment` with which MuJoCo renders without a screen: on Linux by EGL, unless ``MUJOCO_GL`` names another
+    renderer. On macOS its own choice, CGL, needs no screen."""
     return {} if MACOS else {"MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl")}
 
 
@@ -436,7 +447,7 @@ def _lines(path: str | Path) -> list[str]:
     return []
 
 
-# --- what of this is in its portable form here ------------------------------------------------------------------------------------
+# --- what of this is in its portable form here ---
 
 
 @dataclass(frozen=True)
@@ -454,70 +465,134 @@ class Facility:
 
 FACILITIES = (
     Facility(
-        "log in memory", SIDE_BY_SIDE, "all files of a log are mapped side by side (MAP_FIXED): a batch is one gather",
-        "each file is mapped separately: one gather per file", "batches of images from memory take up to 1.5 times as long",
-    ),
-    Facility("file reads", VECTORED, "preadv, into the batch", "pread, then a copy", "one more copy of each frame that is read"),
-    Facility("file writes", VECTORED, "pwritev, many frames in a call", "pwrite, a frame in a call", "more calls for each episode"),
-    Facility(
-        "cold reads", NON_WAITING_READS and READ_AHEAD, "frames on disk are read whole, with read-ahead (RWF_NOWAIT, posix_fadvise)",
-        "the memory map fetches them page by page", "batches of frames that are not in memory take up to 4 times as long",
+        "log in memory",
+        SIDE_BY_SIDE,
+        "all files of a log are mapped side by side (MAP_FIXED): a batch is one gather",
+        "each file is mapped separately: one gather per file",
+        "batches of images from memory take up to 1.5 times as long",
     ),
     Facility(
-        "early write-back", _sync_file_range is not None, "sync_file_range: write-back starts while an episode is still being written",
-        "write-back starts at the sync", "the sync at the end of a long episode takes longer",
+        "file reads",
+        VECTORED,
+        "preadv, into the batch",
+        "pread, then a copy",
+        "one more copy of each frame that is read",
     ),
     Facility(
-        "power-safe sync", not MACOS, "fsync", "fcntl F_FULLFSYNC; fsync where the file system has none",
+        "file writes",
+        VECTORED,
+        "pwritev, many frames in a call",
+        "pwrite, a frame in a call",
+        "more calls for each episode",
+    ),
+    Facility(
+        "cold reads",
+        NON_WAITING_READS and READ_AHEAD,
+        "frames on disk are read whole, with read-ahead (RWF_NOWAIT, posix_fadvise)",
+        "the memory map fetches them page by page",
+        "batches of frames that are not in memory take up to 4 times as long",
+    ),
+    Facility(
+        "early write-back",
+        _sync_file_range is not None,
+        "sync_file_range: write-back starts while an episode is still being written",
+        "write-back starts at the sync",
+        "the sync at the end of a long episode takes longer",
+    ),
+    Facility(
+        "power-safe sync",
+        not MACOS,
+        "fsync",
+        "fcntl F_FULLFSYNC; fsync where the file system has none",
         "it flushes the whole cache of the disk: each sync takes milliseconds longer",
     ),
     Facility(
-        "restart of the machine", NATIVE, "detected by boot_id in /proc", "assumed whenever a log is opened",
+        "restart of the machine",
+        NATIVE,
+        "detected by boot_id in /proc",
+        "assumed whenever a log is opened",
         "data closed without a sync are read and checked in full when the log is reopened",
     ),
     Facility(
-        "shared memory", NATIVE and hasattr(os, "memfd_create"), "memfd_create, posix_fallocate", "a temporary file without a name",
+        "shared memory",
+        NATIVE and hasattr(os, "memfd_create"),
+        "memfd_create, posix_fallocate",
+        "a temporary file without a name",
         "frames of simulators use space on the disk of temporary files, and may be written to it",
     ),
-    Facility("waking a thread", NATIVE and hasattr(os, "eventfd"), "eventfd", "a pipe", "one more open file for each client"),
     Facility(
-        "flood guard", SOCKET_FILTERS, "a packet filter on the listening socket drops floods", "unknown peers are refused one by one",
+        "waking a thread",
+        NATIVE and hasattr(os, "eventfd"),
+        "eventfd",
+        "a pipe",
+        "one more open file for each client",
+    ),
+    Facility(
+        "flood guard",
+        SOCKET_FILTERS,
+        "a packet filter on the listening socket drops floods",
+        "unknown peers are refused one by one",
         "0.2 to 0.6 ms of the learner's processor for each connection without a valid key",
     ),
     Facility(
-        "real-time control", NATIVE and SCHEDULING, "SCHED_FIFO, if permitted", "normal priority",
+        "real-time control",
+        NATIVE and SCHEDULING,
+        "SCHED_FIFO, if permitted",
+        "normal priority",
         "the control loop of hilt serve-robot can be late on a busy machine",
     ),
     Facility(
-        "priority of a thread", NATIVE, "setpriority", "the same priority for all threads",
+        "priority of a thread",
+        NATIVE,
+        "setpriority",
+        "the same priority for all threads",
         "evaluations of hilt demo during training take their full share of the processors",
     ),
     Facility(
-        "end of a worker", NATIVE, "a signal from the kernel when its caller is gone (O_ASYNC)", "a thread that waits for it",
-        "a simulator that hangs while holding the GIL ends at its timeout instead of immediately when its caller is killed",
+        "end of a worker",
+        NATIVE,
+        "a signal from the kernel when its caller is gone (O_ASYNC)",
+        "a thread that waits for it",
+        "a simulator that hangs while holding the GIL ends at its timeout instead of immediately "
+        "when its caller is killed",
     ),
     Facility(
-        "end of the robot server", NATIVE, "poll", "the parent process is polled five times a second",
+        "end of the robot server",
+        NATIVE,
+        "poll",
+        "the parent process is polled five times a second",
         "a control process whose backend hangs notices it 0.2 s later",
     ),
     Facility(
-        "processors", NATIVE and hasattr(os, "sched_getaffinity"), "sched_getaffinity", "all of the machine's",
+        "processors",
+        NATIVE and hasattr(os, "sched_getaffinity"),
+        "sched_getaffinity",
+        "all of the machine's",
         "CPU affinity (taskset, cpusets) is ignored: set workers and OMP_NUM_THREADS yourself",
     ),
     Facility(
-        "precision", NATIVE, "/proc/cpuinfo identifies most processors that are faster in bfloat16", "both are timed on every processor",
+        "precision",
+        NATIVE,
+        "/proc/cpuinfo identifies most processors that are faster in bfloat16",
+        "both are timed on every processor",
         "precision=auto takes a quarter of a second",
     ),
     Facility(
-        "memory check", NATIVE, "/proc/meminfo and the limits of the container", "the size of the memory",
+        "memory check",
+        NATIVE,
+        "/proc/meminfo and the limits of the container",
+        "the size of the memory",
         "a policy that fits the machine but not its free memory is not rejected before loading",
     ),
     Facility(
-        "start of ranks", NATIVE, "forkserver: torch is imported once", "spawn: each rank imports torch",
+        "start of ranks",
+        NATIVE,
+        "forkserver: torch is imported once",
+        "spawn: each rank imports torch",
         "each rank starts a few seconds later",
     ),
     Facility("rendering", not MACOS, "EGL", "CGL, MuJoCo's own choice on macOS", "none known; not measured"),
-)  # fmt: skip
+)
 """Everything that this module chooses and that has a cost, in the order of `docs/core.md`."""
 
 

@@ -1,4 +1,5 @@
-"""Shows what a long command does, how far it is, and the time left: a bar in a terminal, at most one line in ten seconds in a pipe.
+"""Shows what a long command does, how far it is, and the time left: a bar in a
+terminal, at most one line in ten seconds in a pipe.
 
     progress = Progress()
     with progress.phase("exam, before", total=100) as move:
@@ -6,8 +7,9 @@
     with progress.phase("importing torch"):      # without a count: importing torch, 10 s so far
         import torch
 
-A function that has several phases takes a `Report` and calls it as ``report("recording", 3, 20)``: a new name begins a new phase, 0 as the
-total means that there is no count. `Progress.phases` and `hilt.observe.live.Live` give one, so the function does not know who shows it.
+A function that has several phases takes a `Report` and calls it as ``report("recording", 3, 20)``: a new name
+begins a new phase, 0 as the total means that there is no count. `Progress.phases` and `hilt.observe.live.Live` give
+one, so the function does not know who shows it.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ def silent(phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
 
 
 def paced(notify: Callable[[str], None], interval_s: float = 5.0, now: Callable[[], float] = time.monotonic) -> Report:
-    """A `Report` that prints lines: one when a phase begins, then one every `interval_s` seconds, and one at the end of a counted phase."""
+    """A `Report` that prints lines: one when a phase begins, then one every `interval_s`
+    seconds, and one at the end of a counted phase."""
     phases, shown_at, last = Phases(now), 0.0, ""
 
     def report(phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
@@ -72,8 +75,9 @@ def paced(notify: Callable[[str], None], interval_s: float = 5.0, now: Callable[
 
 
 def printable(text: str) -> str:
-    """A text with everything in it visible that would steer a terminal: escape sequences, other control characters but for new lines and
-    tabs, and marks that turn the direction of writing. The names of datasets, actors and files may come from untrusted sources."""
+    """A text with everything in it visible that would steer a terminal: escape sequences, other control
+    characters but for new lines and tabs, and marks that turn the direction of writing. The names of datasets,
+    actors and files may come from untrusted sources."""
     return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -83,7 +87,8 @@ class Phase:
     def __init__(
         self, name: str, total: int = 0, done: int = 0, unit: str = "", now: Callable[[], float] = time.monotonic
     ):
-        """`done`: what was done before, by an earlier process for instance, and does not count for the rate. `unit`: what is counted."""
+        """`done`: what was done before, by an earlier process for instance, and does not count
+        for the rate. `unit`: what is counted."""
         self.name, self.done, self.total, self.note, self._unit, self._now = (
             name,
             done,
@@ -140,7 +145,8 @@ class Phase:
 
 
 class Phases:
-    """One phase after the other, as a `Report` receives them. An unfinished phase that is reported again continues with its rate."""
+    """One phase after the other, as a `Report` receives them. An unfinished phase that
+    is reported again continues with its rate."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic):
         self.current: Phase | None = None
@@ -160,7 +166,8 @@ class Phases:
 
 
 class Progress:
-    """The phases of one command, on the standard error output by default. The innermost phase is shown; in a terminal, all of them.
+    """The phases of one command, on the standard error output by default. The
+    innermost phase is shown; in a terminal, all of them.
 
     While a phase is open, a thread prints lines when they are due, whether the phase is moved or not.
     """
@@ -178,7 +185,8 @@ class Progress:
 
     @contextlib.contextmanager
     def phase(self, name: str, total: int = 0, done: int = 0, unit: str = "", announce: bool = False) -> Iterator[Move]:
-        """Shown for as long as it is entered. `announce`: in a pipe it is named at once, for what may keep every thread from running."""
+        """Shown for as long as it is entered. `announce`: in a pipe it is named at once, for
+        what may keep every thread from running."""
         one = self._begin(Phase(name, total, done, unit, self._now), announce)
 
         def move(done: int, total: int | None = None, note: str = "") -> None:
@@ -198,7 +206,8 @@ class Progress:
 
     @contextlib.contextmanager
     def phases(self) -> Iterator[Report]:
-        """For a function that reports its phases itself: each ends when the next begins, or when this is left. An empty name ends it."""
+        """For a function that reports its phases itself: each ends when the next begins, or
+        when this is left. An empty name ends it."""
         phases, shown = Phases(self._now), list[_Shown]()
 
         def report(phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
@@ -230,8 +239,8 @@ class Progress:
             self._line, self._shown = "", self._now()
 
     def notify(self, text: str, err: bool = False) -> None:
-        """A line of the command's own on the standard output, or beside the phases (`err`). Within phases it takes the place of `echo`,
-        which would write into a bar."""
+        """A line of the command's own on the standard output, or beside the phases (`err`). Within phases it takes the
+        place of `echo`, which would write into a bar."""
         text = printable(text)
         with self._lock:
             if self._screen is not None and (err or sys.stdout.isatty()):
@@ -294,7 +303,8 @@ class Progress:
                     self._screen = None
 
     def _join(self) -> None:
-        """Waits for the thread after the last phase. Its lock is not held here, since the thread may need it once more."""
+        """Waits for the thread after the last phase. Its lock is not held here,
+        since the thread may need it once more."""
         with self._lock:
             thread = None if self._open else self._thread
         if thread is not None:

@@ -1,8 +1,9 @@
 """SIGINT, SIGTERM and SIGHUP, which ask a program to end, and which of its processes answers them.
 
-The process that the user started, the controller, does: within `stop_signals` it learns of them and ends in order. A terminal, `timeout`,
-Slurm and Kubernetes send them to other processes of the program, too, and those leave them to the controller, which still needs them: it
-starts each of them within `held_back`, and each calls `leave_to_parent` first. They end when the controller tells them, or is gone.
+The process that the user started, the controller, does: within `stop_signals` it learns of them and ends in order. A
+terminal, `timeout`, Slurm and Kubernetes send them to other processes of the program, too, and those leave them to the
+controller, which still needs them: it starts each of them within `held_back`, and each calls `leave_to_parent` first.
+They end when the controller tells them, or is gone.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ ASK_TO_END = signal.SIGUSR1
 def stop_signals(second_ends: bool = False) -> Iterator[list[int]]:
     """Yields a list of the signals that have arrived, in order: the program ends in order once it is not empty.
 
-    Signals after the first change nothing, so that none prevents a checkpoint from being written; the second prints how to end at once.
-    With `second_ends`, for programs that save nothing when they are stopped, the second one has its usual effect. SIGHUP stays ignored
-    where it is ignored already, as by `nohup`.
+    Signals after the first change nothing, so that none prevents a checkpoint from being written; the second prints how
+    to end at once. With `second_ends`, for programs that save nothing when they are stopped, the second one has its
+    usual effect. SIGHUP stays ignored where it is ignored already, as by `nohup`.
     """
     stopped: list[int] = []
 
@@ -39,7 +40,8 @@ def stop_signals(second_ends: bool = False) -> Iterator[list[int]]:
             restore()
         elif len(stopped) == 2:
             _print(
-                f"\nit is ending in order, and saves first. To end it at once, without saving: kill -KILL {os.getpid()}\n"
+                "\nit is ending in order, and saves first. To end it at once, without saving: "
+                f"kill -KILL {os.getpid()}\n"
             )
 
     def restore() -> None:
@@ -56,10 +58,11 @@ def stop_signals(second_ends: bool = False) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Around the start of a process, which then begins with these signals blocked: none ends it before it calls `leave_to_parent`.
+    """Around the start of a process, which then begins with these signals blocked:
+    none ends it before it calls `leave_to_parent`.
 
-    A signal that arrives here meanwhile is delivered at the end. Handlers that the code within installs for them, as `ray.init` does, are
-    taken back.
+    A signal that arrives here meanwhile is delivered at the end. Handlers that the code within installs
+    for them, as `ray.init` does, are taken back.
     """
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     ours = (
@@ -77,8 +80,8 @@ def held_back() -> Iterator[None]:
 
 
 def leave_to_parent() -> None:
-    """From now on these signals do nothing in this process, and end no call of the system. Programs that it starts, and processes that it
-    forks, have them as usual: code of others ends its own processes by SIGTERM."""
+    """From now on these signals do nothing in this process, and end no call of the system. Programs that it starts, and
+    processes that it forks, have them as usual: code of others ends its own processes by SIGTERM."""
     if threading.current_thread() is not threading.main_thread():
         return  # only the main thread may: where others have it, as in an actor of Ray, they stay blocked
     own = os.getpid()
@@ -97,7 +100,8 @@ def leave_to_parent() -> None:
 
 
 def _forget_terminal() -> None:
-    """Where the terminal of the output is closed, writing to it would raise an error in the middle of ending: it goes nowhere instead."""
+    """Where the terminal of the output is closed, writing to it would raise an error in the
+    middle of ending: it goes nowhere instead."""
     for descriptor in (1, 2):
         try:
             os.ttyname(descriptor)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from hilt.core.errors import ConfigError, UnknownNameError
+
+INSTRUCTION = "language_instruction"
+"""The fact with the instruction of an episode, whatever a format calls it."""
 
 
 class Source(enum.IntEnum):
@@ -79,3 +82,25 @@ class Step:
 def ends_from_done_and_mask(done: bool, mask: float) -> tuple[bool, bool]:
     """(terminated, truncated) from HIL-SERL's fields: done with mask 0 is terminated, done with mask 1 is truncated."""
     return bool(done and mask == 0.0), bool(done and mask != 0.0)
+
+
+def text_fact(texts: Sequence[str]) -> str | dict[str, Any]:
+    """A text of each step as one fact: the text itself where it stays the same, or
+    else the texts and the steps they begin at."""
+    begins = [i for i, text in enumerate(texts) if not i or text != texts[i - 1]]
+    if len(begins) == 1:
+        return texts[0]
+    return {"texts": [texts[i] for i in begins], "begins": begins}
+
+
+def texts_of(fact: Any, length: int) -> list[str]:
+    """The text of each step from what `text_fact` made of them; empty where the fact is something else."""
+    if isinstance(fact, str):
+        return [fact] * length
+    try:
+        ends = [*fact["begins"][1:], length]
+        pieces = zip(fact["texts"], fact["begins"], ends, strict=True)
+        texts = [str(text) for text, begin, end in pieces for _ in range(begin, min(end, length))]
+    except (KeyError, TypeError, ValueError):
+        texts = []
+    return [*texts, *[""] * length][:length]

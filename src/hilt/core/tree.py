@@ -97,7 +97,8 @@ class ArraySpec:
         return self.dtype.itemsize * math.prod(self.shape)
 
     def check_column(self, path: str, values: Array) -> Array:
-        """``[n, ...]`` values of this leaf, converted from another width of the same kind; what does not fit is named by path."""
+        """``[n, ...]`` values of this leaf, converted from another width of the same
+        kind; what does not fit is named by path."""
         if values.dtype != self.dtype or values.shape[1:] != self.shape:
             values = _coerce(path, values, self, (*values.shape[:1], *self.shape), cast=True)
         if self.finite:
@@ -199,7 +200,8 @@ class Spec(Mapping[str, ArraySpec]):
         return out
 
     def check_batch(self, tree: Tree, leading: int, cast: bool = False) -> tuple[tuple[int, ...], list[Array]]:
-        """Does what `check` does for leaves that all have the same `leading` first axes; those axes are returned too."""
+        """Does what `check` does for leaves that all have the same `leading` first
+        axes; those axes are returned too."""
         axes: tuple[int, ...] | None = None
         first, out = "", []
         for path, keys, spec, _, _ in self._keys:

@@ -1,12 +1,13 @@
 """Decides which code may be run when it is named as ``package.module:attribute`` or as a folder.
 
-A name that a user typed, or that a program or a recipe of theirs gives, is their word. A name that was read from a file, such as the
-settings of a run that another person made, is not: Hilt's own and what an installed package has registered (see `registered`) is free;
-anything else needs the user's word for its module, ``--trust module``, and is refused otherwise before it is imported. That word is
-remembered outside of the file's folder, under a hash of the file's place and contents.
+A name that a user typed, or that a program or a recipe of theirs gives, is their word. A name that was read
+from a file, such as the settings of a run that another person made, is not: Hilt's own and what an installed
+package has registered (see `registered`) is free; anything else needs the user's word for its module,
+``--trust module``, and is refused otherwise before it is imported. That word is remembered outside of the
+file's folder, under a hash of the file's place and contents.
 
-The command line, and every process that it starts, refuses every name that is not trusted (`command_line`). A program that uses Hilt as a
-library is refused only what was read from a file; it gives its word with `trust`.
+The command line, and every process that it starts, refuses every name that is not trusted (`command_line`). A program
+that uses Hilt as a library is refused only what was read from a file; it gives its word with `trust`.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ GROUPS = (
     *("hilt.tasks", "hilt.devices", "hilt.backends", "hilt.rewards", "hilt.policies", "hilt.agents", "hilt.algorithms"),
     *("hilt.estimators", "hilt.losses", "hilt.formats", "hilt.sinks"),
 )
-"""Entry points with which an installed package registers what may be named: a short name, and its ``module:attribute``. Each is one
-extension point (`hilt.core.names`)"""
+"""Entry points with which an installed package registers what may be named: a short name, and its ``module:attribute``.
+Each is one extension point (`hilt.core.names`)"""
 VARIABLE = "HILT_NAMES"
 """In its environment a process of ours finds what its parent trusts (`for_children`)"""
 
@@ -91,11 +92,13 @@ def inherit(environment: Mapping[str, str]) -> None:
 
 
 def is_command() -> bool:
-    """Whether this process runs a command of Hilt, or was started by one; False in a program that uses Hilt as a library."""
+    """Whether this process runs a command of Hilt, or was started by one; False in
+    a program that uses Hilt as a library."""
     return _word.strict
 
 
-# --- questions -----------------------------------------------------------------------------------------------------------------------
+# --- questions
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def permit(name: str) -> None:
@@ -103,8 +106,8 @@ def permit(name: str) -> None:
     if not _is_free(name) and _voucher(name) is None:
         module = name.partition(":")[0]
         raise UnsafeError(
-            f"{origin(name)} names {name!r}, code that is not Hilt's; nothing of it was run. If you know that code, add --trust {module} "
-            "to the command: that is remembered for this file."
+            f"{origin(name)} names {name!r}, code that is not Hilt's; nothing of it was run. If you know that "
+            f"code, add --trust {module} to the command: that is remembered for this file."
         )
 
 
@@ -112,16 +115,17 @@ def permit_folder(folder: Path, setting: str) -> None:
     """Refuses a folder of code that a file names, in the same way."""
     if _voucher(place := str(folder.resolve())) is None:
         raise UnsafeError(
-            f"{origin(place)} names {setting}={folder}, a folder of code; nothing of it was run. If you know that code, add "
-            f"--trust {place} to the command: that is remembered for this file."
+            f"{origin(place)} names {setting}={folder}, a folder of code; nothing of it was run. "
+            f"If you know that code, add --trust {place} to the command: that is remembered for this file."
         )
 
 
 def check_names(settings: Any) -> list[str]:
-    """Refuses code that settings name and that is not trusted; returns the names that a dry run does not import although they are trusted.
+    """Refuses code that settings name and that is not trusted; returns the names that a dry
+    run does not import although they are trusted.
 
-    A name that may also be one of data, such as an existing path or a name of the Hugging Face Hub, is not checked here: it is checked
-    again before it is run.
+    A name that may also be one of data, such as an existing path or a name of the Hugging Face Hub, is not
+    checked here: it is checked again before it is run.
     """
     names = sorted(named_in(settings))
     folders = [name for name in names if os.sep in name.partition(":")[0]]
@@ -136,7 +140,8 @@ def check_names(settings: Any) -> list[str]:
 
 
 def needs_type(name: str) -> bool:
-    """Whether what is called must first be found to be of the right type: unless the user gave their word for that very name."""
+    """Whether what is called must first be found to be of the right type: unless
+    the user gave their word for that very name."""
     return name not in _word.trusted and _is_suspect(name)
 
 
@@ -164,9 +169,8 @@ def installed() -> Mapping[str, Mapping[str, str]]:
     for point in (
         point for package in distributions(path=places) for point in package.entry_points if point.group in GROUPS
     ):
-        found[point.group].setdefault(
-            point.name, point.value.replace(" ", "")
-        )  # what is found first is what an import finds
+        # what is found first is what an import finds
+        found[point.group].setdefault(point.name, point.value.replace(" ", ""))
     return found
 
 
@@ -181,17 +185,20 @@ def _is_free(name: str) -> bool:
 
 
 def _voucher(name: str) -> str | None:
-    """The word of the user's that lets a name pass: for itself, for its module or a package around that, or, in a program, its own."""
+    """The word of the user's that lets a name pass: for itself, for its module or a
+    package around that, or, in a program, its own."""
     parts = [] if os.sep in name.partition(":")[0] else name.partition(":")[0].split(".")
     words = [name, *(".".join(parts[:end]) for end in range(len(parts), 0, -1))]
     return next((word for word in words if word in _word.trusted), None if _is_suspect(name) else name)
 
 
-# --- answers -------------------------------------------------------------------------------------------------------------------------
+# --- answers
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def trust(*words: str) -> None:
-    """The user's word for modules, single names ``module:attribute``, or folders of code, in this process and those that it starts."""
+    """The user's word for modules, single names ``module:attribute``, or folders of code,
+    in this process and those that it starts."""
     for word in words:
         is_folder = os.sep in word.partition(":")[0] or word.startswith(".")
         if not is_folder and not re.fullmatch(_MODULE, word) and not NAME.fullmatch(word):
@@ -209,7 +216,8 @@ def given(*names: str) -> None:
 
 @contextlib.contextmanager
 def command_line(words: Sequence[str]) -> Iterator[None]:
-    """While a command runs, what its words name and what its parent trusts may be run, and nothing else but what is free."""
+    """While a command runs, what its words name and what its parent trusts may be
+    run, and nothing else but what is free."""
     global _word
     before, path = _word, list(sys.path)
     _word = replace(copy.deepcopy(before), strict=True)
@@ -233,7 +241,8 @@ def _typed(words: Iterable[str]) -> Iterator[str]:
             yield from _TYPED.findall(word)
 
 
-# --- names in files ------------------------------------------------------------------------------------------------------------------
+# --- names in files
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def named_in(settings: Any) -> set[str]:
@@ -267,7 +276,8 @@ def came_from(path: Path, data: bytes, settings: Any) -> None:
 
 
 def remember(path: Path, data: bytes, names: Iterable[str], known: Iterable[str] = ()) -> None:
-    """Keeps the user's word for what a settings file names, for this file, at this place, as it is now; `known` is kept already."""
+    """Keeps the user's word for what a settings file names, for this file, at this
+    place, as it is now; `known` is kept already."""
     words = {word for name in names if (word := _voucher(name)) is not None}
     if words - set(known):
         memory = _memory(path, data)

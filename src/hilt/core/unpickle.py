@@ -1,11 +1,12 @@
 """Reading pickle files without running what they carry.
 
-A pickle is a program for a small stack machine. Python's own machine, in C, runs it here, but it is given little to work with:
+A pickle is a program for a small stack machine. Python's own machine, in C, runs it
+here, but it is given little to work with:
 
 * `_prepare` reads the instructions first and refuses those that make objects of classes or reach outside the file.
 * Every name leads to a `_Name` of our own, which checks what it is called with. Nothing is imported or looked up.
-* What a file could still change after its making is in a `_Box` until all is read: numpy and torch believe any state that they
-  are given, and a dict hashes any key, which for nested tuples takes unbounded time and stack.
+* What a file could still change after its making is in a `_Box` until all is read: numpy and torch believe any state
+  that they are given, and a dict hashes any key, which for nested tuples takes unbounded time and stack.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ _PLAIN = {type(None), bool, int, float, complex, str, bytes, bytearray}
 def safe_load(source: BinaryIO | bytes, *, where: str, extra: Mapping[tuple[str, str], object] | None = None) -> Any:
     """The object in a pickle made of dicts, lists, tuples, numbers, text, bytes and numpy arrays.
 
-    `where` names the file in errors. `extra` maps ``(module, name)`` to a stand-in: a function that is called in place of
-    the original with whatever arguments the file gives, so it must check them, or a value that replaces it. Nothing of
-    the original module is imported. After one object the file stands behind it, as with `pickle.load`.
+    `where` names the file in errors. `extra` maps ``(module, name)`` to a stand-in: a function that is called in place
+    of the original with whatever arguments the file gives, so it must check them, or a value that replaces it. Nothing
+    of the original module is imported. After one object the file stands behind it, as with `pickle.load`.
 
     Raises `UnsafeError` when the file asks for anything else, and `CorruptError` when it is cut short or garbled.
 
@@ -71,8 +72,9 @@ def safe_load(source: BinaryIO | bytes, *, where: str, extra: Mapping[tuple[str,
         raise  # of a caller's stand-in
     except _Refused as deed:
         raise UnsafeError(
-            f"{where} {deed}, which a file of plain containers and numpy arrays does not; it was refused and nothing was run. "
-            f"If you made the file yourself, load it with pickle where you made it and save its arrays, for instance with numpy.savez."
+            f"{where} {deed}, which a file of plain containers and numpy arrays does not; it was "
+            "refused and nothing was run. If you made the file yourself, load it with pickle where you made it "
+            "and save its arrays, for instance with numpy.savez."
         ) from None
     except _DAMAGE as error:
         reason = str(error) or type(error).__name__
@@ -87,21 +89,14 @@ def dump(value: object, file: BinaryIO) -> None:
     pickle.dump(value, file, protocol=4)
 
 
-# Instructions whose arguments have a fixed size or end with a line. A memo number of 2**20 costs the machine 16 MB; see below.
+# Instructions whose arguments have a fixed size or end with a line. A memo number
+# of 2**20 costs the machine 16 MB; see below.
 _SIMPLE = re.compile(
-    rb"(?s:[(012NRabelstu\])\x85-\x89\x93\x94]+|[Khq].|C\x01.|M..|[Jj].{4}|r..[\0-\x0f]\0|[G\x95].{8}|c[^\n]*\n[^\n]*\n){0,1000}"
+    rb"(?s:[(012NRabelstu\])\x85-\x89\x93\x94]+|[Khq].|C\x01.|M..|[Jj].{4}|r..[\0-\x0f]\0|[G\x95].{8}"
+    rb"|c[^\n]*\n[^\n]*\n){0,1000}"
 )
-_SIZED = {
-    0x42: 4,
-    0x43: 1,
-    0x58: 4,
-    0x8A: 1,
-    0x8B: 4,
-    0x8C: 1,
-    0x8D: 8,
-    0x8E: 8,
-    0x96: 8,
-}  # bytes of the length before the contents
+# bytes of the length before the contents
+_SIZED = {0x42: 4, 0x43: 1, 0x58: 4, 0x8A: 1, 0x8B: 4, 0x8C: 1, 0x8D: 8, 0x8E: 8, 0x96: 8}
 _REFUSED = b"PQSTUdio\x81\x82\x83\x84\x8f\x90\x91\x92\x97\x98"
 _PROTO, _EMPTY_DICT, _LONG_BINPUT, _STOP, _NEXT_BUFFER = b"\x80}r.\x97"
 
@@ -113,8 +108,8 @@ class _Refused(Exception):
 def _prepare(data: memoryview) -> tuple[int, list[Any]]:
     """Check the instructions of the first object. Returns how many bytes are behind it, and the dicts that it makes.
 
-    Those are ours and not the machine's, which would hash any key: each instruction that makes one is changed into the one that
-    takes the next "outside buffer", which may be any object.
+    Those are ours and not the machine's, which would hash any key: each instruction that makes one is changed into the
+    one that takes the next "outside buffer", which may be any object.
     """
     at, dicts = 2, []
     if not data or data[0] != _PROTO:
@@ -133,9 +128,8 @@ def _prepare(data: memoryview) -> tuple[int, list[Any]]:
             at += 1
         elif code == _STOP:
             return len(data) - at - 1, dicts
-        elif (
-            code == _LONG_BINPUT and int.from_bytes(data[at + 1 : at + 5], "little") < at
-        ):  # else the memo outgrows the file
+        elif code == _LONG_BINPUT and int.from_bytes(data[at + 1 : at + 5], "little") < at:
+            # else the memo outgrows the file
             at += 5
         elif code >= 0 and code in _REFUSED:
             raise _Refused(f"has the instruction {code:#04x} at byte {at}")
@@ -236,7 +230,8 @@ class _Array(_Box):
 
 
 def _array(contents: Any, dtype: Any, shape: Any, fortran: bool = False) -> np.ndarray[Any, Any]:
-    """An array on these bytes, by the constructor that checks shape and size; what numpy loads pickles with checks little."""
+    """An array on these bytes, by the constructor that checks shape and size; what
+    numpy loads pickles with checks little."""
     if type(dtype) is not _Dtype or dtype.value.kind == "O" or type(contents) not in (bytes, bytearray):
         raise ValueError("an array without a dtype or bytes")
     array = np.ndarray(shape, dtype.value, contents, order="F" if fortran else "C")
@@ -269,7 +264,8 @@ def _admitted(name: str, found: object) -> _Box:
 
 
 def _opened(value: Any, depth: int, seen: dict[int, tuple[Any, Any, int]]) -> tuple[Any, int]:
-    """A value without its boxes, and how many containers deep it is. `seen` has the same for each container, and keeps it alive."""
+    """A value without its boxes, and how many containers deep it is. `seen` has the
+    same for each container, and keeps it alive."""
     kind, result = type(value), value.value if isinstance(value, _Box) else value
     if kind is _Name:
         raise _Refused(f"holds {result} as a value")

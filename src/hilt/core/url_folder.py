@@ -1,4 +1,5 @@
-"""Folders at a URL, on any file system that fsspec knows: ``hdfs://``, ``s3://``, ``gs://``, ``file://``, ``memory://``, or a plain path.
+"""Folders at a URL, on any file system that fsspec knows: ``hdfs://``, ``s3://``,
+``gs://``, ``file://``, ``memory://``, or a plain path.
 
     place = UrlFolder("s3://bucket/run")
     place.check()                                                  # it can be written to and read from, within a minute
@@ -6,8 +7,8 @@
     place.folders("actor")                                         # the complete ones: ["global_step_25"]
     place.download("actor/global_step_25", Path("here"))
 
-Every file is read back after it was written, and its size and SHA-256 are compared. A manifest is written last, so that a folder
-without one was not finished and does not count. What is downloaded is compared with the manifest.
+Every file is read back after it was written, and its size and SHA-256 are compared. A manifest is written last, so that
+a folder without one was not finished and does not count. What is downloaded is compared with the manifest.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ CONNECT_TIMEOUT_S = 60.0
 """Timeout in seconds for a file system to take, return and remove a small file"""
 BLOCK = 1 << 22
 CURES = {
-    "hdfs": "It needs `pip install pyarrow`, Hadoop's libhdfs, and HADOOP_HOME, JAVA_HOME and CLASSPATH (`hadoop classpath --glob`)",
+    "hdfs": (
+        "It needs `pip install pyarrow`, Hadoop's libhdfs, and HADOOP_HOME, JAVA_HOME and CLASSPATH "
+        "(`hadoop classpath --glob`)"
+    ),
     "s3": "It needs `pip install s3fs`, and credentials in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or in ~/.aws",
     "gs": "It needs `pip install gcsfs`, and credentials of `gcloud auth application-default login`",
 }
@@ -46,7 +50,8 @@ class UrlFolder:
         self._opened: tuple[Any, str] | None = None
 
     def check(self) -> None:
-        """Writes a small file, reads it back and removes it; raises `ConfigError` with the cure if that fails or takes too long."""
+        """Writes a small file, reads it back and removes it; raises `ConfigError` with the
+        cure if that fails or takes too long."""
         failed: list[BaseException] = []
         thread = threading.Thread(target=self._probe, args=(failed,), name="hilt-remote", daemon=True)
         thread.start()
@@ -98,13 +103,15 @@ class UrlFolder:
             found = _streamed(again)
         if found != written or size != written["size"]:
             raise CorruptError(
-                f"{self.url}: {path} was copied to {place}, which has {size} bytes with the SHA-256 {found['sha256'][:12]}..., where "
-                f"{written['size']} bytes with {written['sha256'][:12]}... were written. Copy it again."
+                f"{self.url}: {path} was copied to {place}, which has {size} bytes with the SHA-256 "
+                f"{found['sha256'][:12]}..., where {written['size']} bytes with {written['sha256'][:12]}... "
+                "were written. Copy it again."
             )
         return written
 
     def folders(self, under: str, complete: bool = True) -> list[str]:
-        """The names of the complete folders in one of this one, or of all of them, in order; none where that does not exist."""
+        """The names of the complete folders in one of this one, or of all of them, in
+        order; none where that does not exist."""
         with self._errors(f"{self.url}/{under} was not read"):
             files, root = self._files()
             place = _join(root, under)
@@ -163,7 +170,10 @@ class UrlFolder:
     @property
     def _cure(self) -> str:
         protocol = self.url.partition("://")[0] if "://" in self.url else "file"
-        usual = "Check the address, the permissions and the network, and that fsspec knows the protocol (fsspec.available_protocols())"
+        usual = (
+            "Check the address, the permissions and the network, and that fsspec knows the protocol "
+            "(fsspec.available_protocols())"
+        )
         return f"{CURES[protocol]}; check the address, too" if protocol in CURES else usual
 
     @contextlib.contextmanager

@@ -4,16 +4,17 @@
     class Training:
         tau: float = setting(0.005, above=0, maximum=1)
         schedule: str = setting("constant", choices=("constant", "cosine"))
-        final_rate: float = setting(0.0, minimum=0, needs=Need("{here}schedule=cosine", lambda c: c.schedule == "cosine"))
+        final_rate: float = setting(0.0, minimum=0,
+        needs=Need("{here}schedule=cosine", lambda c: c.schedule == "cosine"))
 
         def conflicts(self, here: str) -> Iterator[str]:
             "Yields sentences about settings that do not fit together. `here` stands before their names."
 
     check(Training(tau=2))        # ConfigError: tau=2: expected a number above 0 and at most 1.
 
-`check` raises for everything that it finds, sections included, in one error. A range applies to each number of a list or a mapping. Numbers
-must be finite, and where the type is int, whole. A setting that has another value than its default is refused if what it needs is missing,
-since it would do nothing. `hilt settings` shows the same metadata.
+`check` raises for everything that it finds, sections included, in one error. A range applies to each number of a list
+or a mapping. Numbers must be finite, and where the type is int, whole. A setting that has another value than its
+default is refused if what it needs is missing, since it would do nothing. `hilt settings` shows the same metadata.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Rule:
     """A maximum that is not reached itself"""
     choices: tuple[str, ...] = ()
     known: Callable[[str], Any] | None = None
-    """Instead of choices: a function that raises for a name that is not known, such as one of `hilt.core.names.ExtensionPoint`"""
+    """Instead of choices: a function that raises for a name that is not known, such
+    as one of `hilt.core.names.ExtensionPoint`"""
     noun: str = ""
     """What the choices are, for the error; empty: the name of the setting"""
     length: int | None = None
@@ -145,9 +147,9 @@ def setting(default: Any = MISSING, *, factory: Any = MISSING, needs: Need | Seq
 
 
 def check(config: Any, section: str = "", outside: Mapping[str, Need] | None = None, idle: bool = True) -> None:
-    """Raises for all settings that cannot work, or that would do nothing. `section`: where the config lies in another, such as "optimizer".
-    `outside`: what fields need of something else than the config. Without `idle`, settings that would do nothing pass: for a part that is
-    used by itself, where its caller may do what a run does not."""
+    """Raises for all settings that cannot work, or that would do nothing. `section`: where the config lies in another,
+    such as "optimizer". `outside`: what fields need of something else than the config. Without `idle`, settings that
+    would do nothing pass: for a part that is used by itself, where its caller may do what a run does not."""
     problems = Problems()
     problems.errors += findings(config, f"{section}." if section else "", outside or {}, idle)
     problems.report()
@@ -163,18 +165,19 @@ def check_values(minimum: float | None = None, above: float | None = None, **val
 
 
 def findings(config: Any, prefix: str, outside: Mapping[str, Need], idle: bool) -> list[HiltError]:
-    """Every problem of a config and of the sections in it: values out of range, settings that would do nothing, and conflicts."""
+    """Every problem of a config and of the sections in it: values out of range,
+    settings that would do nothing, and conflicts."""
     found = _out_of_range(config, prefix)
     for name, error in _idle(config, prefix, outside).items() if idle else ():
         found.setdefault(name, error)
-    conflicts = [
-        one for one in _conflicts(config, prefix) if str(one).partition("=")[0] not in found
-    ]  # a setting is named once
+    # a setting is named once
+    conflicts = [one for one in _conflicts(config, prefix) if str(one).partition("=")[0] not in found]
     return [*found.values(), *conflicts]
 
 
 def needs(kind: Any) -> Iterator[tuple[str, Need]]:
-    """The settings of a dataclass that need others, by name; the same name may come several times. `Need.there` takes the whole config."""
+    """The settings of a dataclass that need others, by name; the same name may come several
+    times. `Need.there` takes the whole config."""
     for item in dataclasses.fields(kind):
         for need in _rule(item).needs:
             yield from ((f"{item.name}.{name}", need) for name in need.of) if need.of else ((item.name, need),)
@@ -235,7 +238,10 @@ def _idle(config: Any, prefix: str, outside: Mapping[str, Need]) -> dict[str, Hi
                 given, off = value_of(config, name), _rule_of(config, name).off
                 if given != value_of(usual, name.partition(".")[2]) and (off is None or given != off):
                     needed = need.needed.replace("{here}", prefix)
-                    wrong = f"{prefix}{name}={given} would do nothing: it needs {needed}. Give that, or leave {_leaf(name)} out."
+                    wrong = (
+                        f"{prefix}{name}={given} would do nothing: it needs {needed}. Give that, "
+                        f"or leave {_leaf(name)} out."
+                    )
                     found.setdefault(f"{prefix}{name}", ConfigError(wrong))
     return found
 
@@ -264,7 +270,8 @@ def _names(field: str, value: Any, need: Need) -> Iterator[str]:
 
 
 def _is_there(need: Need, config: Any) -> bool:
-    """Whether what is needed is there. Where that is unknown because another setting is wrong, only that setting is an error."""
+    """Whether what is needed is there. Where that is unknown because another
+    setting is wrong, only that setting is an error."""
     try:
         return bool(need.there(config))
     except HiltError:

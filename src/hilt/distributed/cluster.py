@@ -1,10 +1,13 @@
 """The workers of a run on a Ray cluster: the only file that knows Ray.
 
-    placement = Placement(kind="ray", address="auto", ranks=4, gpus=1, strategy="SPREAD")       # each rank trains and rolls out
-    placement = Placement(kind="ray", address="auto", ranks=2, gpus=1, rollout_ranks=8)         # or eight roll out, and two train
+    # each rank trains and rolls out
+    placement = Placement(kind="ray", address="auto", ranks=4, gpus=1, strategy="SPREAD")
+    # or eight roll out, and two train
+    placement = Placement(kind="ray", address="auto", ranks=2, gpus=1, rollout_ranks=8)
 
-A rank is an actor in a bundle of one placement group. Ranks that train join each other by torch.distributed; Ray carries calls, answers,
-and between those that roll out and those that train: episodes and weights, from machine to machine by reference, not through this process.
+A rank is an actor in a bundle of one placement group. Ranks that train join each other by torch.distributed; Ray
+carries calls, answers, and between those that roll out and those that train: episodes and weights, from machine
+to machine by reference, not through this process.
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ CHANGES = {"update", "load_shared"}
 def open_cluster(
     placement: Placement, factory: str, arguments: Sequence[Any], device: str = "cpu", stop: Callable[[], bool] = never
 ) -> Group:
-    """The group that a placement with kind=ray asks for, on a cluster that runs already or on a new one of this machine."""
+    """The group that a placement with kind=ray asks for, on a cluster that runs
+    already or on a new one of this machine."""
     session = Session(placement, stop)
     try:
         trainers = RayGroup(session, factory, arguments, placement, device, stop)
@@ -72,7 +76,9 @@ class Session:
         if self._ours:
             try:
                 new = {"num_cpus": max(os.cpu_count() or 1, -(-wanted * placement.cpus // 1))}
-                with held_back():  # the new cluster's processes, and their workers, have them blocked; Ray's own handler here is taken back
+                # the new cluster's processes, and their workers, have them blocked; Ray's
+                # own handler here is taken back
+                with held_back():
                     ray.init(
                         placement.address or "local",  # whatever the environment names
                         **({} if placement.address else {**new, "include_dashboard": False}),
@@ -80,8 +86,9 @@ class Session:
                     )
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise ConfigError(
-                    f"placement.address={placement.address}: no Ray cluster answers there ({str(error).splitlines()[0]}). "
-                    "Start one with `ray start --head`, or leave the address out for one of this machine alone."
+                    f"placement.address={placement.address}: no Ray cluster answers there "
+                    f"({str(error).splitlines()[0]}). Start one with `ray start --head`, or leave the address out for "
+                    "one of this machine alone."
                 ) from error
         self.together = ray.util.placement_group([_bundle(placement)] * wanted, strategy=placement.strategy)
         end = time.monotonic() + placement.wait_seconds
@@ -97,8 +104,9 @@ class Session:
             nodes = sum(node["Alive"] for node in ray.nodes())
             self.close()
             raise DeadlineError(
-                f"{wanted} ranks with {placement.cpus:g} CPU and {placement.gpus:g} GPU each, {placement.strategy}, found no place within "
-                f"{placement.wait_seconds:g} s: the cluster has {there} on {nodes} machines. Ask for less, or add machines."
+                f"{wanted} ranks with {placement.cpus:g} CPU and {placement.gpus:g} GPU each, "
+                f"{placement.strategy}, found no place within {placement.wait_seconds:g} s: the cluster has {there} "
+                f"on {nodes} machines. Ask for less, or add machines."
             )
 
     def close(self) -> None:
@@ -110,7 +118,8 @@ class Session:
                 ray.shutdown()
 
     def _without_grace(self) -> None:
-        """Ray's processes have SIGTERM blocked, and `ray.shutdown` would wait a second for each to heed it before it kills them."""
+        """Ray's processes have SIGTERM blocked, and `ray.shutdown` would wait a second for
+        each to heed it before it kills them."""
         started = getattr(getattr(ray._private.worker, "_global_node", None), "all_processes", {})
         for process in [info.process for infos in started.values() for info in infos]:
             process.terminate = process.kill
@@ -118,7 +127,8 @@ class Session:
 
 @dataclass(frozen=True)
 class StoredObject:
-    """Something that a rank made and that lies in the object store of its machine. As an argument it is there when the worker sees it."""
+    """Something that a rank made and that lies in the object store of its machine. As an
+    argument it is there when the worker sees it."""
 
     reference: Any
     rank: int
@@ -172,7 +182,8 @@ class RankActor:
 
 
 class RayGroup(Remote):
-    """Workers as Ray actors: those that train, joined; or, from bundle `first` on, those that only roll out, each for itself."""
+    """Workers as Ray actors: those that train, joined; or, from bundle `first` on,
+    those that only roll out, each for itself."""
 
     def __init__(
         self,
@@ -195,7 +206,8 @@ class RayGroup(Remote):
         self.restart()
 
     def keep(self, method: str) -> tuple[list[Any], list[StoredObject]]:
-        """Calls a method of all workers; what they answer stays where they are. Of a pair, the first comes here: (firsts, rests)."""
+        """Calls a method of all workers; what they answer stays where they are. Of a pair,
+        the first comes here: (firsts, rests)."""
         rests = []
         for rank, actor in enumerate(self._actors):
             self._answering[rank], rest = actor.keep.options(num_returns=2).remote(method)
@@ -273,8 +285,8 @@ class RayGroup(Remote):
 class Apart:
     """Two groups that look like one: ranks that train, and ranks that roll out.
 
-    Before a collection those that roll out get the newest weights, with their version; before an update those that train get the episodes,
-    each from the ranks whose number it is, counted round.
+    Before a collection those that roll out get the newest weights, with their version; before an update those that
+    train get the episodes, each from the ranks whose number it is, counted round.
     """
 
     def __init__(self, session: Session, trainers: RayGroup, rollouts: RayGroup):
@@ -302,9 +314,8 @@ class Apart:
             if self._stale and method in ("collect", "validate"):
                 self._send_weights()
             return self.rollouts.call(method, *arguments, each=each, timeout=timeout)
-        if (
-            method == "update"
-        ):  # not before: until then what was collected is part of what a rank that rolls out would save
+        # not before: until then what was collected is part of what a rank that rolls out would save
+        if method == "update":
             episodes = self.rollouts.keep("hand_out")[1]
             self.trainers.call(
                 "take_in", each=[episodes[rank :: self.size] for rank in range(self.size)], timeout=timeout

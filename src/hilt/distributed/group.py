@@ -1,11 +1,12 @@
-"""The workers of a run, one for each rank, wherever they are: in this process, in processes of this machine, or on a Ray cluster.
+"""The workers of a run, one for each rank, wherever they are: in this process, in
+processes of this machine, or on a Ray cluster.
 
     group = open_group(Placement(kind="processes", ranks=2), "my.module:make_worker", ("an argument",))
     group.call("collect", 3)                     # at all ranks at once: [what rank 0 answered, what rank 1 answered]
 
-A worker is a plain object; ``make_worker(*arguments, ranks=..., stop=...)`` makes it where it lives. An exception of a worker arrives here
-as that exception, with the traceback of its place. Nothing waits for ever: a rank that dies or does not answer in time is an error with
-its number, and when one fails, the others' waits for it end and are not reported.
+A worker is a plain object; ``make_worker(*arguments, ranks=..., stop=...)`` makes it where it lives. An exception of a
+worker arrives here as that exception, with the traceback of its place. Nothing waits for ever: a rank that dies or does
+not answer in time is an error with its number, and when one fails, the others' waits for it end and are not reported.
 """
 
 from __future__ import annotations
@@ -52,9 +53,11 @@ def open_group(
     joined: bool = False,
     stop: Callable[[], bool] = never,
 ) -> Group:
-    """The workers that a placement asks for. `joined`: a rank that is alone gets a torch.distributed group too, which FSDP needs.
+    """The workers that a placement asks for. `joined`: a rank that is alone gets a
+    torch.distributed group too, which FSDP needs.
 
-    While they start, `stop` is called every `STOP_INTERVAL_S`; when it returns True, all of them end and `Stopped` is raised.
+    While they start, `stop` is called every `STOP_INTERVAL_S`; when it returns
+    True, all of them end and `Stopped` is raised.
     """
     placement.check()
     if placement.kind == "here":
@@ -87,7 +90,8 @@ class Here:
         joined: bool = False,
         stop: Callable[[], bool] = never,
     ):
-        """The factory runs in the calling thread: a worker whose parts take long asks its `stop` between them, and raises `Stopped`."""
+        """The factory runs in the calling thread: a worker whose parts take long asks its
+        `stop` between them, and raises `Stopped`."""
         self._made_from = (factory, arguments, device, joined)
         self._stopped, self._asked = False, stop
         self.watch: Watch = unwatched
@@ -129,7 +133,8 @@ class Here:
 
 
 class Processes(Remote):
-    """Workers in processes of this machine, joined by torch.distributed at a loopback port. They end with this process, however."""
+    """Workers in processes of this machine, joined by torch.distributed at a loopback
+    port. They end with this process, however."""
 
     def __init__(
         self,

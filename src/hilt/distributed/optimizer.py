@@ -1,10 +1,11 @@
-"""A module that is trained, at one rank or at many: gradients of all ranks are added up, clipped, and AdamW moves the weights.
+"""A module that is trained, at one rank or at many: gradients of all ranks are
+added up, clipped, and AdamW moves the weights.
 
-A value head on a policy is a critic, and may have an optimizer of its own: a rate, a clip and a schedule. It begins untrained, and learns
-too slowly at the rate of a policy that was trained before.
+A value head on a policy is a critic, and may have an optimizer of its own: a rate, a clip and a schedule. It begins
+untrained, and learns too slowly at the rate of a policy that was trained before.
 
-Every rank has the whole module, and makes the same moves: after each step the weights have the same bits everywhere. `shard.py` has the
-one that is cut into pieces.
+Every rank has the whole module, and makes the same moves: after each step the weights have the same bits
+everywhere. `shard.py` has the one that is cut into pieces.
 """
 
 from __future__ import annotations
@@ -45,18 +46,21 @@ class DataParallelOptimizer:
             each.check()
             if each.learning_rate is None:
                 raise ConfigError(
-                    "optimizer.learning_rate is none, which only a run's settings can choose: give a number, such as 5e-6."
+                    "optimizer.learning_rate is none, which only a run's settings can choose: "
+                    "give a number, such as 5e-6."
                 )
         self.module, self.settings, self.head, self.ranks = module, settings, head, ranks or Alone()
         self.trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         if not self.trained:
             raise ConfigError(
-                f"{type(module).__name__} has no parameter that is trained: give it adapters, or let it require gradients."
+                f"{type(module).__name__} has no parameter that is trained: give it adapters, or "
+                "let it require gradients."
             )
         self._of_head = [HEAD in name.split(".") for name in self.trained]
         if head is not None and not any(self._of_head):
             raise ConfigError(
-                f"{type(module).__name__} has no {HEAD} that is trained, for which an optimizer was given: leave that out."
+                f"{type(module).__name__} has no {HEAD} that is trained, for which an optimizer "
+                "was given: leave that out."
             )
         self.skipped_in_a_row = 0
         """Steps, the last ones, that were left out because the gradient was not finite"""
@@ -67,11 +71,12 @@ class DataParallelOptimizer:
         loss.backward()
 
     def step(self, progress: float, head_only: bool = False) -> dict[str, float]:
-        """One step down the gradient, at all ranks the same. `progress`: how much of the run is done with it, above 0 and up to 1.
+        """One step down the gradient, at all ranks the same. `progress`: how much of the
+        run is done with it, above 0 and up to 1.
 
-        `head_only`: what is not the value head stays as it is, whatever its gradient. Figures of a head with an optimizer of its own
-        begin with ``critic_``. Where the gradient of all ranks together is not finite, its norm is returned, and the step is skipped:
-        weights and moments stay as they are, at every rank.
+        `head_only`: what is not the value head stays as it is, whatever its gradient. Figures of a head with an
+        optimizer of its own begin with ``critic_``. Where the gradient of all ranks together is not finite, its norm is
+        returned, and the step is skipped: weights and moments stay as they are, at every rank.
         """
         parts: list[tuple[str, Optimizer, tuple[bool, ...]]] = [
             ("", self.settings, (True,) if head_only else (True, False))
@@ -83,9 +88,8 @@ class DataParallelOptimizer:
             chosen = [
                 gradient if head in heads else None for gradient, head in zip(gradients, self._of_head, strict=True)
             ]
-            length = self._norm(
-                [gradient for gradient in chosen if gradient is not None]
-            )  # over all ranks, so that all decide alike
+            # over all ranks, so that all decide alike
+            length = self._norm([gradient for gradient in chosen if gradient is not None])
             moves.append((chosen, settings, length, learning_rate(settings, progress)))
             figures |= {f"{prefix}gradient_norm": length, f"{prefix}learning_rate": moves[-1][3]}
         self.skipped_in_a_row = (
@@ -139,7 +143,8 @@ class DataParallelOptimizer:
         return whole
 
     def _gradients(self) -> list[Tensor | None]:
-        """The gradients, added up over ranks. One that no rank has is None; one that some have not counts as zeros there."""
+        """The gradients, added up over ranks. One that no rank has is None; one
+        that some have not counts as zeros there."""
         parameters = list(self.trained.values())
         there = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int64)
         self.ranks.sum_(there)

@@ -29,13 +29,15 @@ class Placement:
     address: str = setting("", needs=_RAY)
     """Ray: of a running cluster, host:port or "auto"; empty: a new one, on this machine alone"""
     strategy: str = setting("PACK", choices=STRATEGIES, noun="strategy of placement", needs=_RAY)
-    """Ray: PACK (as few machines as can be), SPREAD, STRICT_PACK (one machine) or STRICT_SPREAD (each rank on another machine)"""
+    """Ray: PACK (as few machines as can be), SPREAD, STRICT_PACK (one machine) or
+    STRICT_SPREAD (each rank on another machine)"""
     cpus: float = setting(1.0, minimum=0, needs=_RAY)
     """Ray: cores that are set aside for each rank and its simulators"""
     gpus: float = setting(0.0, minimum=0, needs=_RAY)
     """Ray: GPUs that are set aside for each rank that trains; rollout ranks get as many"""
     folder: str = setting("", needs=_RAY)
-    """Ray: where a rank keeps its files on its own machine, such as /scratch/$USER, its variables as they are there; empty: in the run"""
+    """Ray: where a rank keeps its files on its own machine, such as /scratch/$USER, its
+    variables as they are there; empty: in the run"""
     wait_seconds: float = setting(600.0, minimum=1, needs=_SEVERAL)
     """How long one rank waits for another"""
     call_seconds: float = setting(7200.0, minimum=1, needs=_SEVERAL)
@@ -62,9 +64,11 @@ class Sharding:
     enabled: bool = False
     """Shard over all ranks (with one rank there is nothing to divide, but offloading works)"""
     precision: str = setting("float32", choices=("float32", "bfloat16"), needs=_ENABLED)
-    """In which the units are gathered and compute: float32 or bfloat16. Their parts, sums of gradients and moments stay as they are"""
+    """In which the units are gathered and compute: float32 or bfloat16. Their parts, sums
+    of gradients and moments stay as they are"""
     units: list[str] = setting(factory=list, needs=_ENABLED)
-    """Classes of modules that are gathered one after the other, such as LlamaDecoderLayer; empty: all weights at once"""
+    """Classes of modules that are gathered one after the other, such as
+    LlamaDecoderLayer; empty: all weights at once"""
     offload_parameters: bool = setting(False, needs=_ENABLED)
     """The parts lie on the CPU and are copied when they are needed; gradients and moments are then there too"""
     offload_gradients: bool = setting(False, needs=_ENABLED)
@@ -78,7 +82,10 @@ class Sharding:
 
     def conflicts(self, here: str) -> Iterator[str]:
         if self.precision != "float32" and not self.units:
-            yield f"{here}precision={self.precision} is that of units: give {here}units=[LlamaDecoderLayer], or leave it out."
+            yield (
+                f"{here}precision={self.precision} is that of units: give "
+                f"{here}units=[LlamaDecoderLayer], or leave it out."
+            )
 
 
 def rank_folder(placement: Placement, run: Path, rank: int) -> Path:

@@ -1,8 +1,9 @@
 """The ranks of a run: what one may ask of the others.
 
-A rank is one process that trains. `Alone` is the only one; `Joined` ranks reduce through torch.distributed, with gloo between CPUs and
-NCCL between GPUs. The rule of every caller: **all ranks make the same calls in the same order, whatever each has to do**; one with
-nothing to add, adds zeros. No wait is for ever: it ends at its deadline or as soon as another rank leaves, and the error names that rank.
+A rank is one process that trains. `Alone` is the only one; `Joined` ranks reduce through torch.distributed, with gloo
+between CPUs and NCCL between GPUs. The rule of every caller: **all ranks make the same calls in the same order,
+whatever each has to do**; one with nothing to add, adds zeros. No wait is for ever: it ends at its deadline or as soon
+as another rank leaves, and the error names that rank.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
@@ -24,6 +26,8 @@ from hilt.core.platform import environment
 LOOPBACK = "127.0.0.1"
 CONSEQUENCE = "it lost another: "
 """How the words of a rank begin that left because another one had"""
+REASON_SECONDS = 2.0
+"""How long a rank whose connection closed waits for the reason of the one that closed it"""
 
 
 class LostRankError(HiltError, RuntimeError):
@@ -81,7 +85,8 @@ class Unjoined(Ranks):
 
     def sum_(self, tensor: Tensor) -> Tensor:
         raise ClosedError(
-            f"rank {self.rank} of {self.size} only rolls out: it has joined no group, and cannot take part in reductions."
+            f"rank {self.rank} of {self.size} only rolls out: it has joined no group, and "
+            "cannot take part in reductions."
         )
 
     def max(self, value: int) -> int:
@@ -100,8 +105,8 @@ class Joined(Ranks):
         self._store, self._calls, self._left, self._host = store, 0, False, host
 
     def connecting(self) -> contextlib.AbstractContextManager[None]:
-        """Within it, process groups are made: gloo reads which network interface it connects by. If the ranks have met at the loopback
-        address, it is that interface; gloo's own choice would be the computer's outer address."""
+        """Within it, process groups are made: gloo reads which network interface it connects by. If the ranks have met
+        at the loopback address, it is that interface; gloo's own choice would be the computer's outer address."""
         if self._host != LOOPBACK:
             return contextlib.nullcontext()
         return environment(
@@ -132,8 +137,8 @@ class Joined(Ranks):
         self._largest("barrier", 0)
 
     def leave(self, why: str) -> None:
-        """Leaves permanently, with a reason. The others' waits end as soon as no reference to the group is left here (a sharded module
-        has one)."""
+        """Leaves permanently, with a reason. The others' waits end as soon as no reference to the group is
+        left here (a sharded module has one)."""
         if self._left:
             return
         self._left = True
@@ -149,8 +154,8 @@ class Joined(Ranks):
                 dist.destroy_process_group()
 
     def fail(self, what: str, error: Exception) -> Exception:
-        """Leaves because of an error, which is returned unchanged, except that an error of torch.distributed names the rank that was
-        lost."""
+        """Leaves because of an error, which is returned unchanged, except that an error of
+        torch.distributed names the rank that was lost."""
         known = isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError))
         if known or (
             type(error) is RuntimeError
@@ -165,10 +170,11 @@ class Joined(Ranks):
         late = "timeout" in str(error).lower() or "timed out" in str(error).lower()
         try:
             stands = {r: self._status(f"at/{r}") for r in range(self.size) if r != self.rank}
-            left = {r: why for r in stands if (why := self._status(f"left/{r}"))}
+            left = self._left_by(list(stands), 0 if late else min(REASON_SECONDS, self.timeout_seconds / 2))
         except RuntimeError:
             return LostRankError(
-                f"rank {self.rank} in {what}: the ranks' meeting place does not answer; the process that kept it is gone."
+                f"rank {self.rank} in {what}: the ranks' meeting place does not answer; the "
+                "process that kept it is gone."
             )
         behind = [r for r, at in stands.items() if int((at or "0").split()[0]) < self._calls] or list(stands)
         if left:
@@ -193,19 +199,29 @@ class Joined(Ranks):
         try:
             self.at(what)
             collective()
-        except (
-            RuntimeError
-        ) as error:  # all that torch.distributed raises: also its own DistBackendError and DistNetworkError
-            raise self.fail(
-                what, error
-            ) from error  # nothing more can be done in this group, and others may wait for this rank
+        except RuntimeError as error:
+            # all that torch.distributed raises: also its own DistBackendError and DistNetworkError
+            # nothing more can be done in this group, and others may wait for this rank
+            raise self.fail(what, error) from error
+
+    def _left_by(self, ranks: list[int], seconds: float) -> dict[int, str]:
+        """The ranks that left, with their reasons; it waits so long for the first one. A rank whose own wait is over
+        closes its connections before it can give its reason, and those whose connection closes then would
+        otherwise name the wrong rank."""
+        deadline = time.monotonic() + seconds
+        while True:
+            left = {rank: why for rank in ranks if (why := self._status(f"left/{rank}"))}
+            if left or time.monotonic() >= deadline:
+                return left
+            time.sleep(0.05)
 
     def _status(self, key: str) -> str:
         return self._store.get(key).decode() if self._store.check([key]) else ""
 
 
 def host_meeting(host: str = LOOPBACK) -> tuple[Any, str]:
-    """A place where ranks meet, at a free port of this address and no other: keep the first, give the second (an address) to `join`."""
+    """A place where ranks meet, at a free port of this address and no other: keep the
+    first, give the second (an address) to `join`."""
     listening = socket.create_server((host, 0))
     port = listening.getsockname()[1]
     store = dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
@@ -215,7 +231,8 @@ def host_meeting(host: str = LOOPBACK) -> tuple[Any, str]:
 def join(
     address: str, rank: int, size: int, *, name: str = "0", timeout_seconds: float = 600.0, device: str = "cpu"
 ) -> Joined:
-    """Meets the others at the address. A group that lost a rank meets again under another `name`; every wait has this deadline.
+    """Meets the others at the address. A group that lost a rank meets again under
+    another `name`; every wait has this deadline.
 
     On a GPU its tensors go through NCCL and small figures still through gloo, which tells who is late.
     """

@@ -1,4 +1,5 @@
-"""Workers in other processes: calls and answers, errors that name the rank, and what is independent of how the processes are started."""
+"""Workers in other processes: calls and answers, errors that name the rank, and what is
+independent of how the processes are started."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class LostWorkerError(HiltError, RuntimeError):
 
 
 class Stopped(Exception):
-    """Raised where somebody stopped the start of the workers, or what they were doing: it is made again when the run goes on."""
+    """Raised where somebody stopped the start of the workers, or what they were
+    doing: it is made again when the run goes on."""
 
 
 class LateWorkerError(LostWorkerError, DeadlineError):
@@ -76,7 +78,8 @@ def unwatched(rank: int, standing: CallProgress) -> None:
 
 
 class Group(Protocol):
-    """All workers of a run. A worker that has a `report` may call it as `hilt.core.progress.Report`; `watch` receives it here."""
+    """All workers of a run. A worker that has a `report` may call it as
+    `hilt.core.progress.Report`; `watch` receives it here."""
 
     size: int
     watch: Watch
@@ -88,7 +91,8 @@ class Group(Protocol):
     def call(
         self, method: str, *arguments: Any, each: Sequence[Any] | None = None, timeout: float | None = None
     ) -> list[Any]:
-        """Calls a method of all workers at once: the answers, by rank. `each` has one more argument for each rank, its own."""
+        """Calls a method of all workers at once: the answers, by rank. `each` has one
+        more argument for each rank, its own."""
 
     def stop(self) -> None:
         """Tells workers that are in a call to come to an end: what they have as `stop` returns True from now on."""
@@ -158,9 +162,8 @@ class WorkerHost:
                 f"rank {self._rank} of {self._size}, in {method}(), process {os.getpid()} on {os.uname().nodename}:\n"
             )
             trace = place + traceback.format_exc().rstrip()
-            error.__cause__ = error.__context__ = error.__traceback__ = (
-                None  # its frames would hold the group's connections open
-            )
+            # its frames would hold the group's connections open
+            error.__cause__ = error.__context__ = error.__traceback__ = None
             return Answer(error=portable(error), trace=trace)
 
 
@@ -208,8 +211,8 @@ class Remote(ABC):
         self._over = self._over or "it was closed"
 
     def _answers(self, method: str, timeout: float, stop: Callable[[], bool] | None = None) -> list[Any]:
-        """Waits for all. The exception of a worker is raised immediately; the report of a rank that lost another one is only raised if
-        that one reports nothing.
+        """Waits for all. The exception of a worker is raised immediately; the report of a rank that lost another one is
+        only raised if that one reports nothing.
         With `stop`, which is asked meanwhile, the wait may end by `Stopped`."""
         from hilt.distributed.ranks import LostRankError  # it brings torch
 
@@ -252,7 +255,8 @@ class Remote(ABC):
 
     @abstractmethod
     def _ready(self, ranks: Iterable[int], seconds: float) -> dict[int, Answer]:
-        """Some answers of these ranks, as soon as there is one; a rank that is gone answers with a `LostWorkerError`."""
+        """Some answers of these ranks, as soon as there is one; a rank that is gone
+        answers with a `LostWorkerError`."""
 
     @abstractmethod
     def _end(self) -> None:

@@ -1,12 +1,15 @@
-"""A module in pieces: every rank has a part of each weight, of its gradient and of AdamW's moments (FSDP2, ``fully_shard``).
+"""A module in pieces: every rank has a part of each weight, of its gradient and of
+AdamW's moments (FSDP2, ``fully_shard``).
 
     optimizer = Sharded(policy, optimizer, ranks, Sharding(enabled=True, units=["Block"]))
-    with optimizer.whole():            # all ranks enter together; inside, each uses the policy by itself, as often as it likes
+    # all ranks enter together; inside, each uses the policy by itself, as often as it likes
+    with optimizer.whole():
         policy.act(observations)
     optimizer.backward(policy.evaluate(record).log_prob.sum())      # outside: every pass is one of all ranks
     optimizer.step(progress)
 
-It gives the numbers of `DataParallelOptimizer`, and its checkpoints are the same: they open at any number of ranks, sharded or not.
+It gives the numbers of `DataParallelOptimizer`, and its checkpoints are the same:
+they open at any number of ranks, sharded or not.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch._dynamo  # what `fully_shard` imports at its first use: here it is imported once for all processes of a machine
+
+# what `fully_shard` imports at its first use: here it is imported once for all processes of a machine
+import torch._dynamo
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
@@ -44,7 +49,8 @@ VIEW_WARNING = r"FSDP2-wrapped module .* returned a view"
 
 
 class Sharded(DataParallelOptimizer):
-    """A `DataParallelOptimizer` whose ranks share the module among them. Every forward and backward pass is made by all together."""
+    """A `DataParallelOptimizer` whose ranks share the module among them. Every forward
+    and backward pass is made by all together."""
 
     lockstep = True
 
@@ -77,7 +83,8 @@ class Sharded(DataParallelOptimizer):
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        """All ranks enter and leave together. Meanwhile each has all weights, in the precision that they are computed with."""
+        """All ranks enter and leave together. Meanwhile each has all weights, in the
+        precision that they are computed with."""
         root = self._units[-1]
         root.set_reshard_after_forward(False)
         for unit in self._units:
@@ -90,7 +97,8 @@ class Sharded(DataParallelOptimizer):
                 unit.set_reshard_after_forward(unit is not root, recurse=False)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """Returns the state of a module in one piece, at rank 0; the other ranks take part, and have nothing to keep."""
+        """Returns the state of a module in one piece, at rank 0; the other ranks
+        take part, and have nothing to keep."""
         adam = {
             name: tensor
             if name == "steps"
@@ -159,9 +167,8 @@ def _shard(module: nn.Module, sharding: Sharding, device: torch.device, ranks: J
     }
     units, policy = [part for part in module.modules() if type(part).__name__ in sharding.units], MixedPrecisionPolicy()
     if sharding.precision == "bfloat16":
-        policy = MixedPrecisionPolicy(
-            torch.bfloat16, torch.float32, torch.float32, cast_forward_inputs=False
-        )  # a unit answers in float32
+        # a unit answers in float32
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float32, cast_forward_inputs=False)
         for part in units:
             part.register_forward_pre_hook(_lowered, with_kwargs=True)
     sharded = [fully_shard(unit, mp_policy=policy, **settings) for unit in units] + [fully_shard(module, **settings)]
@@ -176,7 +183,8 @@ def _shard(module: nn.Module, sharding: Sharding, device: torch.device, ranks: J
 
 
 def _returning_views(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method without FSDP's warning that a module returned a view: the outputs of a policy's modules are not modified in place."""
+    """The method without FSDP's warning that a module returned a view: the outputs of a
+    policy's modules are not modified in place."""
 
     @functools.wraps(method)
     def call(*arguments: Any, **named: Any) -> Any:
@@ -188,7 +196,8 @@ def _returning_views(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _lowered(unit: nn.Module, arguments: Any, named: Any) -> Any:
-    """What a unit is given, in bfloat16. FSDP would cast it too, but up to torch 2.11 not where a checkpointed unit is computed again."""
+    """What a unit is given, in bfloat16. FSDP would cast it too, but up to torch 2.11 not
+    where a checkpointed unit is computed again."""
     return tree_map(
         lambda x: x.bfloat16() if isinstance(x, Tensor) and x.is_floating_point() else x, (arguments, named)
     )

@@ -12,6 +12,7 @@ from hilt.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from hilt.envs.adapters import Batched, from_custom, one_of
+    from hilt.envs.chunk_executor import ChunkExecutor, ChunkSettings
     from hilt.envs.env_protocol import success_of
     from hilt.envs.libero import LiberoEnv
     from hilt.envs.pool import Pool
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batched",
+    "ChunkExecutor",
+    "ChunkSettings",
     "ChunkingWrapper",
     "EpisodeStatistics",
     "GripperCloseEnv",

@@ -1,7 +1,8 @@
-"""Environments with other interfaces: one object per episode with ``get_obs`` and ``take_action``, and simulators that step many at once.
+"""Environments with other interfaces: one object per episode with ``get_obs`` and
+``take_action``, and simulators that step many at once.
 
-`from_custom` and `one_of` give tasks; `Batched` gives the single steps and episodes of each of N environments. Nothing here catches an
-error of an environment: a missing driver is a traceback, not an episode that failed.
+`from_custom` and `one_of` give tasks; `Batched` gives the single steps and episodes of each of N environments. Nothing
+here catches an error of an environment: a missing driver is a traceback, not an episode that failed.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ def from_custom(
     observe: Callable[[Any], Any] | None = None,
     states: Mapping[str, int] | None = None,
 ) -> Env:
-    """A task from an interface that VLA code often has: ``get_obs()``, ``get_instruction()``, ``step(action)`` or ``take_action(action)``,
-    ``eval_success`` (an attribute or a method), ``step_lim``.
+    """A task from an interface that VLA code often has: ``get_obs()``, ``get_instruction()``, ``step(action)`` or
+    ``take_action(action)``, ``eval_success`` (an attribute or a method), ``step_lim``.
 
-    `make` gives the environment of one episode from a seed, ready to act in: ``lambda seed: MyEnv(seed)``, or, if it can begin again,
-    ``lambda seed: (env.reset(seed), env)[1]``. With `chunk` an action is that many rows, handed over together, and each row counts as a
-    step toward ``step_lim``. `observe` turns what ``get_obs`` gives into nested arrays, where it is not.
+    `make` gives the environment of one episode from a seed, ready to act in: ``lambda seed: MyEnv(seed)``,
+    or, if it can begin again, ``lambda seed: (env.reset(seed), env)[1]``. With `chunk` an action is that many
+    rows, handed over together, and each row counts as a step toward ``step_lim``. `observe` turns what
+    ``get_obs`` gives into nested arrays, where it is not.
     """
     return as_task(_Custom(make, action_space, chunk, observe or (lambda observation: observation)), states=states)
 
@@ -50,7 +52,8 @@ class _Custom(gymnasium.Env):
         space = action_space if action_space is not None else getattr(inner, "action_space", None)
         if not isinstance(space, spaces.Box) or len(space.shape) != 1:
             raise ConfigError(
-                f"{type(inner).__name__} has no action space; give one of a single action, such as spaces.Box(-1, 1, (14,))."
+                f"{type(inner).__name__} has no action space; give one of a single action, such as "
+                "spaces.Box(-1, 1, (14,))."
             )
         bounds = (np.stack([bound] * chunk) if chunk else bound for bound in (space.low, space.high))
         self.action_space = spaces.Box(*bounds, dtype=space.dtype)

@@ -1,4 +1,5 @@
-"""Simulators that step many environments at once: the single steps and episodes of each, and a batch of one as an environment."""
+"""Simulators that step many environments at once: the single steps and episodes of
+each, and a batch of one as an environment."""
 
 from __future__ import annotations
 
@@ -26,11 +27,12 @@ class BatchedEpisode(NamedTuple):
 
 
 class Batched:
-    """Simulators that step N environments at once and begin new episodes inside ``step``, as Isaac Lab, ManiSkill and gymnasium's vector
-    environments do. Arrays or tensors come in, on any device; the output is numpy arrays that are not overwritten.
+    """Simulators that step N environments at once and begin new episodes inside ``step``, as Isaac Lab,
+    ManiSkill and gymnasium's vector environments do. Arrays or tensors come in, on any device; the
+    output is numpy arrays that are not overwritten.
 
-    The last step of an episode has that episode's last observation, never the first of the next one. When a new episode begins is read
-    from ``metadata["autoreset_mode"]``, and defaults to the same step; `autoreset` overrides it.
+    The last step of an episode has that episode's last observation, never the first of the next one. When a new episode
+    begins is read from ``metadata["autoreset_mode"]``, and defaults to the same step; `autoreset` overrides it.
     """
 
     def __init__(self, env: Env, autoreset: str | None = None):
@@ -39,7 +41,8 @@ class Batched:
         if missing := [name for name in names if _attribute(env, name, None) is None]:
             kind = type(getattr(env, "unwrapped", env)).__name__
             raise ConfigError(
-                f"{kind} has no {', '.join(missing)}: it steps one environment, and Batched takes many; use as_task for one."
+                f"{kind} has no {', '.join(missing)}: it steps one environment, and Batched takes "
+                "many; use as_task for one."
             )
         self.num_envs, self.observation_space, self.action_space = (_attribute(env, name) for name in names)
         mode = autoreset or (getattr(env, "metadata", None) or {}).get("autoreset_mode", "SameStep")
@@ -84,7 +87,8 @@ class Batched:
         return steps
 
     def episodes(self, act: Callable[[Any], Any], per_env: int, seed: int | None = None) -> Iterator[BatchedEpisode]:
-        """Yields this number of episodes of each environment, as they end; `act` gives ``[N, ...]`` actions for ``[N, ...]`` observations.
+        """Yields this number of episodes of each environment, as they end; `act` gives ``[N,
+        ...]`` actions for ``[N, ...]`` observations.
 
         Equally many of each: the first that end among all would be the short ones.
         """
@@ -117,8 +121,9 @@ class Batched:
         seen = next((infos[key] for key in ("final_obs", "final_observation") if infos.get(key) is not None), None)
         if seen is None:
             raise SchemaError(
-                f"{type(self.env).__name__} begins a new episode inside step, and its info has no 'final_obs': what an episode ended with "
-                "is lost. Make it tell (Isaac Lab: compute_final_obs=True in its config; ManiSkill: ManiSkillVectorEnv), or give autoreset."
+                f"{type(self.env).__name__} begins a new episode inside step, and its info has no 'final_obs': "
+                "what an episode ended with is lost. Make it tell (Isaac Lab: compute_final_obs=True "
+                "in its config; ManiSkill: ManiSkillVectorEnv), or give autoreset."
             )
         given = infos.get("final_info", infos)
         return to_numpy(_row(seen, i)), given[i] if isinstance(given, np.ndarray | list | tuple) else given
@@ -135,9 +140,8 @@ class OneOf(gymnasium.Env):
             )
         self.observation_space, self.action_space = self._batch.observation_space, self._batch.action_space
         self.spec = getattr(env, "spec", None)
-        if limit := _attribute(env, "max_episode_length", None) or (
-            self.spec and self.spec.max_episode_steps
-        ):  # Isaac Lab has the first
+        # Isaac Lab has the first
+        if limit := _attribute(env, "max_episode_length", None) or (self.spec and self.spec.max_episode_steps):
             self.step_limit = int(limit)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -193,8 +197,8 @@ def _attribute(env: Env, name: str, *otherwise: Any) -> Any:
 
 
 def _info(infos: Mapping[str, Any], i: int, count: int) -> dict[str, Any]:
-    """Returns the info of environment i: its rows of batched values, and shared values. ``_key`` marks the environments that have
-    ``key``."""
+    """Returns the info of environment i: its rows of batched values, and shared values. ``_key``
+    marks the environments that have ``key``."""
     info: dict[str, Any] = {}
     for key, value in infos.items():
         if key.startswith(("_", "final_")) or (f"_{key}" in infos and not infos[f"_{key}"][i]):

@@ -13,9 +13,12 @@ import numpy as np
 from hilt.core.errors import HiltError, SchemaError
 from hilt.core.tree import equal
 from hilt.envs.env_protocol import Env, success_of
+from hilt.envs.rewind import restore_state, save_state, why_not_rewound
 
 _STATES, _EPISODES, _STEPS = 3, 3, 2_000
 """How much is run: initial states of each split, episodes until one reaches the step limit, and steps of each"""
+_ACTIONS = 5
+"""Steps after which an environment that can be restored is, and that it makes again"""
 _NOISE = 1e-9
 """Observations that differ by less are of one state"""
 
@@ -53,6 +56,7 @@ class _Check:
             for number in range(_EPISODES):
                 if (yield from self.episode(number)):
                     break
+            yield from self.rewinds()
         except _Over as error:
             yield str(error)
 
@@ -60,15 +64,23 @@ class _Check:
         instruction, limit, states = (self._declared(name) for name in ("instruction", "step_limit", "initial_states"))
         cure = "set it in your environment, or give it to as_task"
         if not isinstance(instruction, str) or not instruction.strip():
-            yield f"instruction is {instruction!r}; expected what is to be done, in words: {cure}(env, instruction=...)."
+            yield (
+                f"instruction is {instruction!r}; expected what is to be done, in words: {cure}(env, instruction=...)."
+            )
         if _whole(limit):
             self.limit = limit
         else:
-            yield f"step_limit is {limit!r}; expected after how many steps an episode is truncated: {cure}(env, step_limit=...)."
+            yield (
+                f"step_limit is {limit!r}; expected after how many steps an episode is truncated: "
+                f"{cure}(env, step_limit=...)."
+            )
         if isinstance(states, Mapping) and states and all(map(_whole, states.values())):
             self.states = states
         else:
-            yield f"initial_states is {states!r}; expected how many each split has, such as {{'train': 50}}: {cure}(env, states=...)."
+            yield (
+                f"initial_states is {states!r}; expected how many each split has, such as {{'train': "
+                f"50}}: {cure}(env, states=...)."
+            )
         if getattr(self.env.action_space, "dtype", None) == np.float64:
             yield "the action space is float64; policies, devices and logs have float32: give the Box dtype=np.float32."
         for path, space in _leaves(self.env.observation_space):
@@ -86,7 +98,10 @@ class _Check:
                 self.states = {}
                 return
             if not _same(begins.setdefault((split, state), self.last_copy), self.last_copy, self.tolerance):
-                yield f"two resets to state {state} of {split!r} begin differently: draw all that is random from the state's number."
+                yield (
+                    f"two resets to state {state} of {split!r} begin differently: draw all that is "
+                    "random from the state's number."
+                )
         alike = [(a, b) for a, b in itertools.combinations(begins, 2) if _same(begins[a], begins[b], _NOISE)]
         if any(a[0] == b[0] for a, b in alike):  # then what differs is not seen, and may differ between splits too
             named = ", ".join(
@@ -115,7 +130,10 @@ class _Check:
                 raise _Over("step does not give five things: return observation, reward, terminated, truncated, info.")
             observation, reward, terminated, truncated, info = result
             if not _same(before, action):
-                yield "step changes the action that it is given: work on a copy, or another action is recorded than the one sent."
+                yield (
+                    "step changes the action that it is given: work on a copy, or another action is "
+                    "recorded than the one sent."
+                )
             succeeded = yield from self.seen(observation, info, "step")
             if np.size(reward) != 1 or not np.isfinite(reward):
                 yield f"the reward is {reward!r}; expected one finite number."
@@ -123,7 +141,10 @@ class _Check:
                 if not isinstance(flag, bool | np.bool_):
                     yield f"{name} is {flag!r}; expected True or False."
             if step == self.limit and terminated and not truncated and not succeeded:
-                yield "at the step limit terminated is True and truncated is not: a value would not be carried beyond it. Set truncated."
+                yield (
+                    "at the step limit terminated is True and truncated is not: a value would not be carried "
+                    "beyond it. Set truncated."
+                )
             elif step == self.limit and not terminated and not truncated:
                 yield f"truncated is not True at step {step}, the step limit."
             elif truncated and self.limit and step < self.limit:
@@ -131,6 +152,34 @@ class _Check:
             if terminated or truncated:
                 return step == self.limit
         return True
+
+    def rewinds(self) -> Iterator[str]:
+        """An environment that can be restored goes on from there as the first time."""
+        if why_not_rewound(self.env):
+            return
+        split = next(iter(self.states), None)
+        yield from self.reset({"split": split, "state": 0} if split else None)
+        yield from (finding for _, _, found in self._steps([self.act(self.last)]) for finding in found)
+        saved = save_state(self.env)
+        first = list(self._steps(_ACTIONS * [None]))
+        restore_state(self.env, saved)
+        again = list(self._steps([action for action, _, _ in first]))
+        if any(not _same(a[1], b[1]) for a, b in zip(first, again, strict=False)) or len(first) != len(again):
+            yield (
+                "after restore(snapshot) the same actions give other observations: keep all that the rest of an "
+                "episode depends on in snapshot(), or leave out both."
+            )
+
+    def _steps(self, actions: list[Any]) -> Iterator[tuple[Any, Any, list[str]]]:
+        """The action, a copy of what it gave, and what is wrong with that, until the episode ends; random actions
+        for None."""
+        for given in actions:
+            action = self.act(self.last) if given is None else given
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            found = list(self.seen(observation, info, "step"))
+            yield action, (copy.deepcopy(observation), reward, terminated, truncated), found
+            if terminated or truncated:
+                return
 
     def reset(self, options: dict[str, Any] | None) -> Iterator[str]:
         result = self.env.reset(options=options) if options else self.env.reset()
@@ -140,12 +189,17 @@ class _Check:
         if (yield from self.seen(observation, info, "reset")):
             yield "info reports success right after a reset."
         if any(info.get(key) != value for key, value in (options or {}).items()):
-            yield "info of reset does not tell the split and state that were asked for: set info['split'] and info['state']."
+            yield (
+                "info of reset does not tell the split and state that were asked for: set "
+                "info['split'] and info['state']."
+            )
 
     def seen(self, observation: Any, info: Mapping[str, Any], where: str) -> Generator[str, None, bool | None]:
         """Findings of what a reset or step gives; returns whether it succeeded."""
         if not _same(self.last, self.last_copy):
-            yield "an observation that was returned is written into later, so what was kept of it changes: return a copy."
+            yield (
+                "an observation that was returned is written into later, so what was kept of it changes: return a copy."
+            )
         self.last, self.last_copy = observation, copy.deepcopy(observation)
         for path, space in _leaves(self.env.observation_space):
             yield from _unfit(path, space, observation)
@@ -155,7 +209,10 @@ class _Check:
             yield f"{where}: {error}"
             return None
         if succeeded is None:
-            yield f"info of {where} does not tell success: set info['succeed'], or give a rule to as_task(env, success=...)."
+            yield (
+                f"info of {where} does not tell success: set info['succeed'], or give a rule to "
+                "as_task(env, success=...)."
+            )
         return succeeded
 
     def _declared(self, name: str) -> Any:
@@ -208,7 +265,8 @@ def _whole(value: Any) -> bool:
 
 
 def _same(a: Any, b: Any, tolerance: float = 0.0) -> bool:
-    """Whether two observations are equal, to the last bit or as near as is asked; pictures are not compared by nearness."""
+    """Whether two observations are equal, to the last bit or as near as is asked;
+    pictures are not compared by nearness."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return a.keys() == b.keys() and all(_same(a[key], b[key], tolerance) for key in a)
     if isinstance(a, tuple) and isinstance(b, tuple):

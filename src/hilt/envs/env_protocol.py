@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hilt.core.errors import SchemaError
+from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
 
 SUCCESS_KEYS = ("succeed", "is_success", "success")
 """Where ``info`` has the success of a step; the first that is present counts"""
 TASK_SUCCESS = "task_success"
-"""In ``info`` beside ``succeed``, where a classifier or a person decides that one: the success reported by the task itself, None if it
-reports none"""
+"""In ``info`` beside ``succeed``, where a classifier or a person decides that one: the success
+reported by the task itself, None if it reports none"""
 
 
 class HasSpaces(Protocol):
@@ -58,3 +58,17 @@ def success_of(info: Mapping[str, Any]) -> bool | None:
             raise SchemaError(f"info[{key!r}] is {value!r}; expected True or False, for one environment.")
         return bool(np.asarray(value).item())
     return None
+
+
+def choose_state(states: Mapping[str, int], split: str, state: int | None, rng: np.random.Generator) -> int:
+    """The state of a split that was asked for, or a random one; the error for one
+    that does not exist lists those that do."""
+    if split not in states:
+        raise UnknownNameError("split", str(split), states)
+    if state is None:
+        return int(rng.integers(states[split]))
+    if not isinstance(state, int | np.integer) or isinstance(state, bool) or not 0 <= state < states[split]:
+        raise ConfigError(
+            f"state {state!r} of split {split!r} was asked for; it has the states 0 to {states[split] - 1}."
+        )
+    return int(state)

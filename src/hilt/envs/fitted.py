@@ -28,8 +28,8 @@ def open_task(name: str, options: Mapping[str, Any]) -> Env:
 
 
 def fitted(env: Env, name: str) -> Env:
-    """An environment that shows one array and takes actions in bounds of its own, as most of gymnasium's: the array gets a name, and the
-    actions go from -1 to 1."""
+    """An environment that shows one array and takes actions in bounds of its own, as most of gymnasium's: the array
+    gets a name, and the actions go from -1 to 1."""
     seen, moves = env.observation_space, env.action_space
     for what, space, good in (("shows", seen, Box | gym_spaces.Dict), ("takes", moves, Box)):
         if not isinstance(space, good):
@@ -51,6 +51,8 @@ def fitted(env: Env, name: str) -> Env:
 
 class NamedObservation(gymnasium.ObservationWrapper):
     """The one array that an environment shows is ``state``, or ``images/front`` if it is a picture."""
+
+    episode_state = ()
 
     def __init__(self, env: Env):
         super().__init__(env)

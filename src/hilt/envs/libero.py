@@ -1,16 +1,18 @@
 """LIBERO's suites as tasks, in LIBERO's own simulator: ``libero_spatial/3``, ``libero_10/0``.
 
-Observations have LIBERO's names, and its pictures are upside down as there; `hilt.policies.vla.observation_adapters` turns them
-and maps the gripper. An action is ``[dx dy dz drx dry drz grip]`` in [-1, 1], the gripper opens at -1 and closes at +1.
+Observations have LIBERO's names, and its pictures are upside down as there;
+`hilt.policies.vla.observation_adapters` turns them and maps the gripper. An action is ``[dx dy dz drx dry drz
+grip]`` in [-1, 1], the gripper opens at -1 and closes at +1.
 
-An episode begins in one of the 50 states that LIBERO stores for a task, after `wait_steps` steps in which things fall to rest. The states
-are shared out: no one of training is one of evaluation. Two further splits are for `hilt eval`: "published" has all 50, which are the 500
-episodes of a suite that others report, and "new" has 50 placements that LIBERO's own reset draws, none of which is in its files.
-Fixtures are no part of a stored state: they stand where LIBERO's first reset
+An episode begins in one of the 50 states that LIBERO stores for a task, after `wait_steps` steps in which
+things fall to rest. The states are shared out: no one of training is one of evaluation. Two further splits
+are for `hilt eval`: "published" has all 50, which are the 500 episodes of a suite that others report, and
+"new" has 50 placements that LIBERO's own reset draws, none of which is in its files. Fixtures are no part of
+a stored state: they stand where LIBERO's first reset
 with seed 0 puts them, in every episode, so that a state is one and the same scene each time.
 
-Pictures cost ten times as much as physics: of a chunk of actions (`step_chunk`) only the last is seen. They are those that LIBERO gives
-with that step, but for shadows, which are left out unless asked for.
+Pictures cost ten times as much as physics: of a chunk of actions (`step_chunk`) only the last is seen. They are those
+that LIBERO gives with that step, but for shadows, which are left out unless asked for.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from hilt.core.errors import ConfigError, MissingPackageError, StorageError, Unk
 from hilt.core.platform import environment
 from hilt.core.unpickle import safe_load
 from hilt.core.validate import check_values
-from hilt.envs.task import choose_state
+from hilt.envs.env_protocol import choose_state
 
 SUITES = {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_10": 10, "libero_90": 90}
 """How many tasks each has"""
@@ -68,10 +70,11 @@ _WHERE = "give assets=FOLDER or set HILT_LIBERO_ASSETS to LIBERO's assets (on th
 class LiberoEnv(gymnasium.Env[Any, Any]):
     """One task of a suite, by its number.
 
-    ``assets`` is the folder of meshes and textures; None takes $HILT_LIBERO_ASSETS, else what lies beside the installed package.
-    ``image_size`` is in pixels, None for no pictures. ``step_limit`` counts steps of 50 ms; None takes the suite's. ``splits`` gives other
-    stored states to the splits, ``{"train": [0, 50], "eval": [0, 50]}``: from the first up to the second, which is not in it.
-    LIBERO renders with ``shadows`` and ``reflections``; without the latter, too, a picture takes half the time.
+    ``assets`` is the folder of meshes and textures; None takes $HILT_LIBERO_ASSETS, else what lies beside the
+    installed package. ``image_size`` is in pixels, None for no pictures. ``step_limit`` counts steps of 50 ms; None
+    takes the suite's. ``splits`` gives other stored states to the splits, ``{"train": [0, 50], "eval": [0, 50]}``:
+    from the first up to the second, which is not in it. LIBERO renders with ``shadows`` and ``reflections``; without
+    the latter, too, a picture takes half the time.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": CONTROL_HZ}  # noqa: RUF012 - gymnasium has it so
@@ -137,7 +140,8 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
         return {**self._splits, "published": range(STORED)}
 
     def new_placement(self, number: int) -> np.ndarray:
-        """A state that LIBERO's own reset draws, for `begin`: the same for a number each time, and not solved already."""
+        """A state that LIBERO's own reset draws, for `begin`: the same for a number
+        each time, and not solved already."""
         for turn in range(100):
             with _seeded(FIRST_NEW + number + turn * NEW):
                 _reset(self._sim)
@@ -154,9 +158,8 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
         with _seeded():
             _reset(sim)
         for robot in sim.robots:
-            robot.gripper.current_action = np.zeros(
-                robot.gripper.dof
-            )  # it would go on from where the last episode ended
+            # it would go on from where the last episode ended
+            robot.gripper.current_action = np.zeros(robot.gripper.dof)
         if self.image_size is not None:
             for effect, wanted in self._effects.items():  # of a scene that a hard reset makes anew
                 sim.sim._render_context_offscreen.scn.flags[effect] = wanted
@@ -174,7 +177,8 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
         return observation, float(rewards[0]), terminated, truncated, info
 
     def step_chunk(self, actions: Any) -> tuple[Any, np.ndarray, bool, bool, dict[str, Any]]:
-        """Carry out actions until one ends the episode, and look once, at the end: a reward for each that was carried out."""
+        """Carry out actions until one ends the episode, and look once, at the end: a
+        reward for each that was carried out."""
         actions = np.asarray(actions, np.float64)
         if actions.ndim != 2 or len(actions) == 0 or actions.shape[1] != 7 or not np.isfinite(actions).all():
             raise ConfigError(
@@ -220,9 +224,8 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
     def restore(self, snapshot: tuple[int, bool, list[np.ndarray]]) -> None:
         self._steps, self._over, (state, *besides) = snapshot
         self._set(state)
-        for (owner, name), part in zip(
-            self._besides(), besides, strict=True
-        ):  # the solver's last answer, too, which `_set` has changed
+        # the solver's last answer, too, which `_set` has changed
+        for (owner, name), part in zip(self._besides(), besides, strict=True):
             getattr(owner, name)[...] = part
 
     def _besides(self) -> list[tuple[Any, str]]:
@@ -253,10 +256,8 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
         if self._made is None:
             _check_assets(self._suite, [self._number], self._assets)
             self._made = _simulator(self._bddl, self._assets, self.image_size)
-            for (
-                key,
-                observable,
-            ) in self._made._observables.items():  # the rest is about objects, which a policy does not see
+            # the rest is about objects, which a policy does not see
+            for key, observable in self._made._observables.items():
                 if key not in {*STATE, *CAMERAS}:
                     observable.set_enabled(False)
                     observable.set_active(False)
@@ -340,7 +341,8 @@ def missing_assets(suite: str, tasks: Sequence[int], folder: Path) -> list[str]:
                 if found := _object_file(libero, category):
                     wanted.add(folder / found)
     for path in [path for path in wanted if path.suffix == ".xml" and path.exists()]:
-        # of two of a name robosuite takes the first, and an arena puts the style's own textures in place of two of the scene
+        # of two of a name robosuite takes the first, and an arena puts the style's
+        # own textures in place of two of the scene
         files = [element for element in ElementTree.parse(path).iter() if element.get("file")]
         named = {
             (element.tag, element.get("name", element.get("file"))): element.get("file", "")
@@ -383,7 +385,8 @@ def _shared_out(splits: Mapping[str, Sequence[int]] | None) -> dict[str, range]:
     for split, ends in splits.items():
         if len(ends) != 2 or not 0 <= ends[0] < ends[1] <= STORED:
             raise ConfigError(
-                f"splits[{split!r}]={list(ends)}: expected [first, end] within the {STORED} stored states, such as [0, 30]."
+                f"splits[{split!r}]={list(ends)}: expected [first, end] within the {STORED} "
+                "stored states, such as [0, 30]."
             )
     if taken := {"published", "new"} & splits.keys():
         raise ConfigError(f"splits[{min(taken)!r}]: this one is LIBERO's own. Choose another name, such as 'eval'.")
@@ -404,7 +407,8 @@ def _root() -> Path:
 
 @functools.cache
 def _libero() -> Any:
-    """LIBERO's environments. On import it asks on the terminal for its folders, unless a file tells them: so one does."""
+    """LIBERO's environments. On import it asks on the terminal for its folders,
+    unless a file tells them: so one does."""
     root = _root()
     existing = Path(os.environ.get("LIBERO_CONFIG_PATH", Path.home() / ".libero")) / "config.yaml"
     with (
@@ -455,9 +459,8 @@ def _simulator(bddl: Path, assets: Path, image_size: int | None) -> Any:
             ignore_done=True,
             hard_reset=False,  # the model stays: a hard reset makes another, which takes seconds
         ).env
-    sim.object_property_initializers *= (
-        2  # a hard reset adds them to the list once more, and what is drawn after them then differs
-    )
+    # a hard reset adds them to the list once more, and what is drawn after them then differs
+    sim.object_property_initializers *= 2
     return sim
 
 

@@ -1,16 +1,17 @@
 """Many environments in flight, in worker processes that stay: `Pool`.
 
-A slot is a place for one episode. ``start`` and ``step`` ask something of a slot and return at once, ``collect`` waits for the answers;
-so the simulators of one half of the slots work while a policy thinks about the other half. A step carries out a whole chunk of actions
-and observes once, at its end.
+A slot is a place for one episode. ``start`` and ``step`` ask something of a slot and return at once, ``collect`` waits
+for the answers; so the simulators of one half of the slots work while a policy thinks about the other half. A step
+carries out a whole chunk of actions and observes once, at its end.
 
-Slot ``i`` belongs to worker ``i % workers``, which processes the requests of its slots in order. The content of a message is
-small: the frames of a slot lie in memory that both processes see, written there once by the worker and never copied again. Environments
-are made in the worker by `hilt.envs.task.make`, and kept for the episodes that follow.
+Slot ``i`` belongs to worker ``i % workers``, which processes the requests of its slots in order. The content of a
+message is small: the frames of a slot lie in memory that both processes see, written there once by the worker and never
+copied again. Environments are made in the worker by `hilt.envs.task.make`, and kept for the episodes that follow.
 
-A worker that dies, or does not answer within its deadline, is started anew when its answer is collected. The episodes that it had are
-lost: their answers carry its own traceback. A worker ends with the process that started it, however that ended, and even when it hangs
-itself. ``workers=0`` does everything in the caller's process with the same results, but without supervision.
+A worker that dies, or does not answer within its deadline, is started anew when its answer is collected. The
+episodes that it had are lost: their answers carry its own traceback. A worker ends with the process that
+started it, however that ended, and even when it hangs itself. ``workers=0`` does everything in the caller's
+process with the same results, but without supervision.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ CLOSE_S = 5.0
 """Seconds that workers have to close their environments before they are killed"""
 ABORT_S = 2.0
 """Seconds that a hanging worker has to print its traceback"""
-BEGIN = "import json, sys; given = json.loads(sys.argv[1]); sys.path[:] = given['path']; from hilt.envs.simulators import work; work(given)"
+BEGIN = (
+    "import json, sys; given = json.loads(sys.argv[1]); sys.path[:] = given['path']; from "
+    "hilt.envs.simulators import work; work(given)"
+)
 """The program of a worker, with the caller's module path"""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "LP_NUM_THREADS": "0"}
 """For BLAS and for Mesa's software renderer: threads of many workers would only stand in each other's way"""
@@ -82,7 +86,8 @@ class Reply:
 
     slot: int
     observation: Any
-    """As the environment gives it. Its arrays are read-only, and valid until the slot is asked again: copy what is kept. {} when lost"""
+    """As the environment gives it. Its arrays are read-only, and valid until the slot is
+    asked again: copy what is kept. {} when lost"""
     instruction: str
     rewards: Array
     """float32 [executed]"""
@@ -99,9 +104,10 @@ class Reply:
 class Pool:
     """`slots` episodes in flight in `workers` processes; see the module. Not for use by several threads at once.
 
-    ``envs_per_worker`` limits the environments that a worker keeps, which may be large (LIBERO: 1.45 GB each); 0: one for each of its
-    slots. ``start_s`` and ``step_s`` are deadlines, ``start_s`` with the making of process and environment. A worker that fails more than
-    ``restarts`` times without an episode that ends between them is not started again: that is an error.
+    ``envs_per_worker`` limits the environments that a worker keeps, which may be large (LIBERO: 1.45 GB each);
+    0: one for each of its slots. ``start_s`` and ``step_s`` are deadlines, ``start_s`` with the making of
+    process and environment. A worker that fails more than ``restarts`` times without an episode that ends
+    between them is not started again: that is an error.
     """
 
     def __init__(
@@ -156,11 +162,13 @@ class Pool:
         self.counts["episodes"] += 1
 
     def step(self, slot: int, actions: Any) -> None:
-        """Carry out ``[n, ...]`` actions, one after the other, in the environment's own units, until the episode ends."""
+        """Carry out ``[n, ...]`` actions, one after the other, in the environment's
+        own units, until the episode ends."""
         one, given = self._free(slot), np.ascontiguousarray(actions)
         if given.ndim < 1 or not len(given) or given.dtype.kind not in "biuf":
             raise ConfigError(
-                f"actions {given.dtype} {given.shape} for slot {slot}: expected numbers [n, ...], one row for each action."
+                f"actions {given.dtype} {given.shape} for slot {slot}: expected numbers [n, "
+                "...], one row for each action."
             )
         if not one.running:
             raise ConfigError(f"slot {slot} has no episode, or its episode is over: start one.")
@@ -180,9 +188,8 @@ class Pool:
         if len({slot.number for slot in awaited}) < len(awaited):
             raise ConfigError(f"slots {list(slots)}: a slot has one answer, so name it once.")
         self._await(awaited, None if timeout is None else time.monotonic() + timeout)
-        taken = [
-            (slot, *slot.take()) for slot in awaited
-        ]  # all of them first: one answer may be an error that is raised
+        # all of them first: one answer may be an error that is raised
+        taken = [(slot, *slot.take()) for slot in awaited]
         return [self._reply(*each) for each in taken]
 
     def busy(self, slots: Sequence[int]) -> bool:
@@ -199,7 +206,8 @@ class Pool:
         return False
 
     def describe(self, task: str) -> dict[str, Any]:
-        """Returns ``instruction``, ``step_limit``, ``initial_states`` and ``action_dim`` of a task, which a worker creates for that."""
+        """Returns ``instruction``, ``step_limit``, ``initial_states`` and ``action_dim`` of a
+        task, which a worker creates for that."""
         if task not in self._about:
             self._open()
             slot = self._slots[-1]
@@ -295,7 +303,10 @@ class Pool:
         self.counts["restarts"] += 1
         worker.failures += 1
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        error = f"worker {worker.number} {why} ({how}) while it did {_words(doing)}; its last output:\n{output or '(nothing)'}"
+        error = (
+            f"worker {worker.number} {why} ({how}) while it did {_words(doing)}; its last "
+            f"output:\n{output or '(nothing)'}"
+        )
         if worker.failures > self._restarts:
             self.close()
             raise HiltError(
@@ -389,9 +400,8 @@ class _Worker:
         if not self.queue:
             self.since = time.monotonic()
         self.queue.append(asked)
-        with contextlib.suppress(
-            BrokenPipeError, ConnectionResetError
-        ):  # its death is noticed when its reply is awaited
+        # its death is noticed when its reply is awaited
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.pipe.send_bytes(msgpack.packb(asked))
 
     def is_dead(self) -> bool:

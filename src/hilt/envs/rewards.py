@@ -1,4 +1,5 @@
-"""Rewards that the environment does not give by itself: from a classifier that looks at the observation, or from a person who is asked."""
+"""Rewards that the environment does not give by itself: from a classifier that looks at
+the observation, or from a person who is asked."""
 
 from __future__ import annotations
 
@@ -7,30 +8,34 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 
 from hilt.core.errors import ConfigError, DeadlineError
 from hilt.core.names import ExtensionPoint
-from hilt.core.rate import Rate
 from hilt.envs.env_protocol import TASK_SUCCESS, success_of
+from hilt.envs.rate import Rate
 
 Classifier = Callable[[Any], Any]
-"""From an observation to one number, of which anything but 0 is success; or to a pair of the reward and whether it is a success"""
+"""From an observation to one number, of which anything but 0 is success; or to a
+pair of the reward and whether it is a success"""
 REWARDS = ExtensionPoint("reward", "hilt.rewards", {})
-"""Rewards by name, beside the folders of reward classifiers: functions of this kind, or classes that are made without arguments"""
+"""Rewards by name, beside the folders of reward classifiers: functions of this
+kind, or classes that are made without arguments"""
 
 
 def named_reward(name: str) -> Classifier:
-    """The reward of this name, or of ``module:function``. Code that a file names must be annotated to return a number."""
+    """The reward of this name, or of ``module:function``. Code that a file names
+    must be annotated to return a number."""
     found = REWARDS.load(name, float, tuple, RewardFunction)
     return _callable(found() if isinstance(found, type) else found)
 
 
 class RewardFunction(ABC):
-    """A reward that keeps something between its calls, or that takes long to make: a class that is named like a function."""
+    """A reward that keeps something between its calls, or that takes long to make:
+    a class that is named like a function."""
 
     @abstractmethod
     def __call__(self, observation: Any) -> float | tuple[float, bool]: ...
@@ -45,11 +50,13 @@ def reward_and_success(given: Any) -> tuple[float, bool]:
 
 
 class _RewardWrapper(gymnasium.Wrapper):
-    """Another reward and another ``succeed``; success ends the episode, and a time limit stays a time limit. The success reported by
-    the task itself is kept in ``task_success``: None if it reports none, as an arm without a target pose."""
+    """Another reward and another ``succeed``; success ends the episode, and a time limit stays a
+    time limit. The success reported by the task itself is kept in ``task_success``: None if it
+    reports none, as an arm without a target pose."""
 
     classifies = True
     """Whether it may be wrong: a person's word is the truth"""
+    episode_state: ClassVar[tuple[str, ...]] = ()
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(**options)
@@ -57,9 +64,8 @@ class _RewardWrapper(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        if (
-            "marked" in info
-        ):  # a person has marked success or failure with ``TakeOver``'s device, which takes precedence
+        # a person has marked success or failure with ``TakeOver``'s device, which takes precedence
+        if "marked" in info:
             return obs, float(reward), bool(terminated), bool(truncated), info
         reward, succeed = self.judged(obs, float(reward), bool(terminated or truncated))
         return (
@@ -103,14 +109,18 @@ class MultiCameraBinaryRewardClassifierWrapper(_RewardWrapper):
 
 
 class MultiStageBinaryRewardClassifierWrapper(_RewardWrapper):
-    """One point for each stage, the first time its classifier's logit has a sigmoid of at least `threshold`; success when all have."""
+    """One point for each stage, the first time its classifier's logit has a sigmoid of at
+    least `threshold`; success when all have."""
+
+    episode_state = ("received",)
 
     def __init__(self, env: gymnasium.Env, reward_classifier_func: Sequence[Classifier], threshold: float = 0.75):
         super().__init__(env)
         self._stages = [_callable(stage) for stage in reward_classifier_func]
         if not self._stages or not 0 < threshold < 1:
             raise ConfigError(
-                f"{len(self._stages)} stages, threshold={threshold}: give one stage or more, and a threshold within (0, 1)."
+                f"{len(self._stages)} stages, threshold={threshold}: give one stage or more, and "
+                "a threshold within (0, 1)."
             )
         self._logit = float(np.log(threshold / (1 - threshold)))
         self.received = [False] * len(self._stages)
@@ -130,7 +140,8 @@ class MultiStageBinaryRewardClassifierWrapper(_RewardWrapper):
 class HumanClassifierWrapper(_RewardWrapper):
     """A person decides at the end of an episode, also of one that ran out of time, whether it succeeded.
 
-    `ask(question, seconds)` gives True or False, or raises ``DeadlineError``; by default it reads 1 or 0 from the console.
+    `ask(question, seconds)` gives True or False, or raises ``DeadlineError``; by
+    default it reads 1 or 0 from the console.
     """
 
     classifies = False

@@ -1,12 +1,13 @@
 """RoboTwin's tasks of two arms: ``robotwin2/lift_pot`` (version 2.0) and ``robotwin/shoe_place`` (version 1.0).
 
-RoboTwin is no package: clone it, install what it asks for, and give its folder as ``root`` or in $HILT_ROBOTWIN. Observations are as it
-gives them, copied; `hilt.policies.vla.observation_adapters` takes the head and wrist cameras and the joints from them, and divides the
-grippers of 1.0 by 0.045. An action is the joints to go to, seven of each arm with its gripper.
+RoboTwin is no package: clone it, install what it asks for, and give its folder as ``root`` or in
+$HILT_ROBOTWIN. Observations are as it gives them, copied; `hilt.policies.vla.observation_adapters` takes the
+head and wrist cameras and the joints from them, and divides the grippers of 1.0 by 0.045. An action is the
+joints to go to, seven of each arm with its gripper.
 
-A numbered state is a seed. Those of training and of evaluation are apart (``iid`` and ``ood`` upstream): for 1.0 they begin at 100,000
-and at 100,000,000; for 2.0 they are in two files of seeds for which a scene is known to be stable. A seed whose scene falls over gives
-way to the next one that no other state has.
+A numbered state is a seed. Those of training and of evaluation are apart (``iid`` and ``ood`` upstream): for 1.0 they
+begin at 100,000 and at 100,000,000; for 2.0 they are in two files of seeds for which a scene is known to be stable. A
+seed whose scene falls over gives way to the next one that no other state has.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from gymnasium import spaces
 from hilt.core.errors import ConfigError, DeadlineError, StorageError, UnknownNameError
 from hilt.core.names import import_path
 from hilt.core.trust import permit_folder
-from hilt.envs.task import choose_state
+from hilt.envs.env_protocol import choose_state
 
 TASKS = {
     "robotwin": (
@@ -93,8 +94,9 @@ _WHERE = "clone RoboTwin, install what its page asks for, and give root=FOLDER o
 
 
 class RobotwinEnv(gymnasium.Env[Any, Any]):
-    """One task. `task_config` and `instruction_type` are RoboTwin's own words, for 2.0. ``train_seeds`` and ``eval_seeds`` are files of
-    seeds, ``{"lift_pot": {"success_seeds": [...]}}``. ``step_limit`` counts actions; None takes RoboTwin's."""
+    """One task. `task_config` and `instruction_type` are RoboTwin's own words, for 2.0.
+    ``train_seeds`` and ``eval_seeds`` are files of seeds, ``{"lift_pot": {"success_seeds": [...]}}``.
+    ``step_limit`` counts actions; None takes RoboTwin's."""
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012 - gymnasium has it so
     render_mode = "rgb_array"
@@ -154,7 +156,8 @@ class RobotwinEnv(gymnasium.Env[Any, Any]):
         return observation, float(rewards[0]), terminated, truncated, info
 
     def step_chunk(self, actions: Any) -> tuple[Any, np.ndarray, bool, bool, dict[str, Any]]:
-        """Carry out actions until one ends the episode, and look once, at the end: a reward for each that was carried out."""
+        """Carry out actions until one ends the episode, and look once, at the end: a
+        reward for each that was carried out."""
         actions = np.asarray(actions, np.float64)
         if actions.ndim != 2 or len(actions) == 0 or actions.shape[1] != STATE_SIZE or not np.isfinite(actions).all():
             raise ConfigError(
@@ -204,7 +207,8 @@ class RobotwinEnv(gymnasium.Env[Any, Any]):
             self._steps, self._over = 0, False
             return seed
         raise ConfigError(
-            f"{self.version}/{self.task}: {_UNSTABLE} scenes for state {state} of {split!r} fell over; give it other seeds."
+            f"{self.version}/{self.task}: {_UNSTABLE} scenes for state {state} of {split!r} fell "
+            "over; give it other seeds."
         )
 
     def _set_up(self, seed: int) -> None:
@@ -291,7 +295,8 @@ def seeds(version: str, task: str, train_seeds: str = "", eval_seeds: str = "") 
             raise ConfigError(f"{split}_seeds={given} has no seeds for {version}/{task}.")
     if both := set(found["train"]) & set(found["eval"]):
         raise ConfigError(
-            f"{version}/{task}: seed {min(both)} is both in training and in evaluation; take it out of one of the files."
+            f"{version}/{task}: seed {min(both)} is both in training and in evaluation; take "
+            "it out of one of the files."
         )
     return found
 
@@ -373,8 +378,8 @@ def _space(tree: Mapping[str, Any]) -> spaces.Dict:
 
 @contextlib.contextmanager
 def _quiet(root: Path) -> Iterator[None]:
-    """RoboTwin's own place to work, one scene at a time: it finds its files from there, and seeds the global generators, which everybody
-    else finds as they were."""
+    """RoboTwin's own place to work, one scene at a time: it finds its files from there, and seeds the global
+    generators, which everybody else finds as they were."""
     if not _SETUP.acquire(timeout=_LOCK_TIMEOUT_S):
         raise DeadlineError(f"waited {_LOCK_TIMEOUT_S:g} s for another scene of RoboTwin to be made.")
     here, drawn, drawn_by_numpy = os.getcwd(), random.getstate(), np.random.get_state()

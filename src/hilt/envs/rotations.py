@@ -1,10 +1,11 @@
 """Rotations as HIL-SERL and scipy write them: quaternions are ``[x y z w]``, Euler angles extrinsic ``xyz`` in radians.
 
-A pose is seven numbers, ``[x y z  qx qy qz qw]``. MuJoCo keeps the scalar first: ``scalar_first`` and ``scalar_last`` turn one order
+A pose is seven numbers, ``[x y z  qx qy qz qw]``. MuJoCo keeps the scalar first: ``scalar_first`` and ``scalar_last``
+                                   turn one order
 into the other, and nothing else in Hilt knows of it.
 
-A simulator asks for these some ten times in each of its steps, so the arithmetic is on Python's own numbers: numpy's single ones, which
-give the same to the last bit, are many times as slow.
+A simulator asks for these some ten times in each of its steps, so the arithmetic is on Python's own numbers: numpy's
+single ones, which give the same to the last bit, are many times as slow.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ def from_euler(angles: Any) -> Array:
 def to_euler(quaternion: Any) -> Array:
     """The inverse of ``from_euler``; at a pitch of 90 degrees, where roll and yaw are one, the yaw is 0."""
     m = to_matrix(quaternion)
-    pitch = np.arcsin(np.clip(-m[2, 0], -1.0, 1.0))
+    sine = np.clip(-m[2, 0], -1.0, 1.0)
+    pitch = np.arcsin(sine)
     if abs(m[2, 0]) > 1 - 1e-12:
         return np.array([np.arctan2(-m[1, 2], m[1, 1]), pitch, 0.0])
     return np.array([np.arctan2(m[2, 1], m[2, 2]), pitch, np.arctan2(m[1, 0], m[0, 0])])

@@ -1,6 +1,8 @@
-"""What a worker of `hilt.envs.pool` does: it makes environments, carries out what slots ask, and writes what is seen for the pool to read.
+"""What a worker of `hilt.envs.pool` does: it makes environments, carries out what slots
+ask, and writes what is seen for the pool to read.
 
-One environment serves many slots when it can take snapshots of itself: 64 episodes need no 64 models and graphics contexts then.
+One environment serves many slots when it can take snapshots of itself: 64 episodes
+need no 64 models and graphics contexts then.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ def work(config: dict[str, Any]) -> None:
     leave_to_parent()
     faulthandler.enable()  # a crash, and the signal that ends a hang, print where they happened
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # When the caller is gone, however it ended, the kernel ends this process where it can: a thread of Python could be kept from it.
+    # When the caller is gone, however it ended, the kernel ends this process where it
+    # can: a thread of Python could be kept from it.
     platform.end_with_pipe(config["alive"], config["deadline"])
     for prefix, factory in config["factories"].items():
         if factory:
@@ -178,7 +181,8 @@ class Simulators:
             made.users.discard(slot)
 
     def _forget(self, slot: int) -> None:
-        """An environment that raised is thrown away. Other episodes that it served were put away, and go on in a new one."""
+        """An environment that raised is thrown away. Other episodes that it served
+        were put away, and go on in a new one."""
         made = self._at.get(slot)
         self._leave(slot)
         if made is None:
@@ -193,7 +197,8 @@ class Simulators:
 
 
 class Frames:
-    """The last observation of a slot, in memory without a name that processes share; it is gone with the last of them."""
+    """The last observation of a slot, in memory without a name that processes
+    share; it is gone with the last of them."""
 
     def __init__(self, descriptor: int):
         self.descriptor = descriptor

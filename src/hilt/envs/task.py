@@ -5,15 +5,19 @@ A task is a ``gymnasium.Env`` that also has, itself or in one of its wrappers,
 - ``instruction``: what is to be done, in words;
 - ``step_limit``: the number of steps after which an episode is truncated;
 - ``initial_states``: how many numbered initial states each split has, ``{"train": 50, "eval": 50, "test": 100}``;
-  ``reset(options={"split": "eval", "state": 7})`` begins exactly there, without options in a random state of the first split;
+  ``reset(options={"split": "eval", "state": 7})`` begins exactly there, without
+  options in a random state of the first split;
 - success in ``info`` of every reset and step: see `success_of`.
 
-It may have ``control_hz``; ``states_of_train``, how many states of a split are of the split train, too; ``expert()``, which gives a
-function without arguments that gives the next action; ``views()``, pictures by
-name that are larger than a policy's, for a person who drives; ``step_chunk(actions)``, see the function of that name; and ``snapshot()``
-and ``restore(snapshot)``, with which one environment carries on many episodes in turns, each as if it were alone.
+It may have ``control_hz``; ``states_of_train``, how many states of a split are of the split train, too; ``expert()``,
+which gives a function without arguments that gives the next action; ``views()``, pictures by
+name that are larger than a policy's, for a person who drives; ``step_chunk(actions)``, see the
+function of that name; and ``snapshot()`` and ``restore(snapshot)``, with which one environment
+carries on many episodes in turns, each as if it were alone, and a person goes back to a moment of an episode
+(`hilt.envs.rewind`).
 
-Plain gymnasium environments work as they are (`as_task`), `check_task` tells an author what is missing, and `make` knows tasks by name.
+Plain gymnasium environments work as they are (`as_task`), `check_task` tells an author
+what is missing, and `make` knows tasks by name.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ from hilt.core.platform import environment, renderer_variables
 from hilt.core.trust import NAME, permit
 from hilt.envs.batched import OneOf
 from hilt.envs.check import findings
-from hilt.envs.env_protocol import Env, success_of
+from hilt.envs.env_protocol import Env, choose_state, success_of
 
 STATES = {"train": 50, "eval": 50, "test": 100}
 """The numbered initial states of an environment that has none of its own"""
@@ -63,14 +67,21 @@ TASKS = ExtensionPoint(
 def make(name: str, **options: Any) -> Env:
     """The task of this name, so that a recipe swaps an arm for a simulator in one line.
 
-    - ``tabletop/pick``: of our suite; ``robot/127.0.0.1:5000``: an arm behind a robot server; ``libero_spatial/3``, ``robotwin2/lift_pot``:
-      of those simulators; options are those of each;
+    - ``tabletop/pick``: of our suite; ``robot/127.0.0.1:5000``: an arm behind a robot server; ``libero_spatial/3``,
+      ``robotwin2/lift_pot``: of those simulators; options are those of each;
     - ``CartPole-v1``, ``gym_hil:gym_hil/PandaPickCube-v0`` (a module to import, and an id): what gymnasium knows;
     - ``package.module:factory``: a function or class of yours, installed or in the current folder;
-    - ``prefix/REST``, where an installed package has registered the prefix (`register`, or an entry point of the group ``hilt.tasks``).
+    - several of these joined by ``+``: each episode is of one of them (`hilt.envs.task_mix`);
+    - ``prefix/REST``, where an installed package has registered the prefix (`register`, or
+      an entry point of the group ``hilt.tasks``).
 
-    For gymnasium's and yours, the options of `as_task` may be given too. What a file names is run only if it may: see `hilt.core.trust`.
+    For gymnasium's and yours, the options of `as_task` may be given too. What a file names
+    is run only if it may: see `hilt.core.trust`.
     """
+    if len(names := name.split("+")) > 1 and all(names):
+        from hilt.envs.task_mix import TaskMix
+
+        return TaskMix(names, lambda one: make(one, **options))
     prefix, _, rest = name.partition("/")
     if (is_known := prefix in TASKS.known()) and rest:
         return as_task(TASKS.load(prefix)(rest, **options))
@@ -98,10 +109,10 @@ def _make(name: str, options: dict[str, Any]) -> Env:
 
 
 def ready(names: Sequence[str], **options: Any) -> None:
-    """Refuses tasks that cannot be made here, in one sentence, before anything is started; makes nothing. A module of ours that makes
-    tasks may have a function of this name for it: other people's tell it when they are made."""
+    """Refuses tasks that cannot be made here, in one sentence, before anything is started; makes nothing. A module of
+    ours that makes tasks may have a function of this name for it: other people's tell it when they are made."""
     modules: dict[str, list[str]] = {}
-    for name in names:
+    for name in (one for mixed in names for one in mixed.split("+")):
         factory = TASKS.get(name.partition("/")[0])
         if factory is None and NAME.fullmatch(name):
             permit(name)
@@ -113,7 +124,8 @@ def ready(names: Sequence[str], **options: Any) -> None:
 
 
 def register(prefix: str, factory: Callable[..., Any] | str) -> None:
-    """Make ``prefix/REST`` a name: ``factory(REST, **options)`` gives the environment; ``"module:attribute"`` is imported on first use."""
+    """Make ``prefix/REST`` a name: ``factory(REST, **options)`` gives the environment;
+    ``"module:attribute"`` is imported on first use."""
     if not prefix or "/" in prefix or ":" in prefix:
         raise ConfigError(
             f"register({prefix!r}): expected a word without '/' and ':', which begins the names of your tasks."
@@ -122,7 +134,8 @@ def register(prefix: str, factory: Callable[..., Any] | str) -> None:
 
 
 def factory_names() -> dict[str, str | None]:
-    """What was registered, as ``module:attribute`` for another process; None for what has no name there, such as a lambda."""
+    """What was registered, as ``module:attribute`` for another process; None for
+    what has no name there, such as a lambda."""
     names: dict[str, str | None] = {}
     for prefix, factory in TASKS.items():
         if not isinstance(factory, str):
@@ -136,8 +149,8 @@ def factory_names() -> dict[str, str | None]:
 def step_chunk(env: Env, actions: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
     """Carry out ``[n, ...]`` actions one after the other until the episode ends, and observe at the end of them.
 
-    As ``step``, but the rewards are float32 [executed]. Simulators spend most of their time on images that are not needed: one that
-    has a ``step_chunk`` itself renders once. States, rewards and success are those of single steps.
+    As ``step``, but the rewards are float32 [executed]. Simulators spend most of their time on images that are not
+    needed: one that has a ``step_chunk`` itself renders once. States, rewards and success are those of single steps.
     """
     if hasattr(env, "step_chunk"):
         result: tuple[Any, Any, bool, bool, dict[str, Any]] = env.step_chunk(actions)
@@ -159,16 +172,19 @@ def as_task(
     states: Mapping[str, int] | None = None,
     success: Success | None = None,
 ) -> Env:
-    """Any gymnasium environment as a task; one that is a task already, and of which nothing is asked, comes back as it is.
+    """Any gymnasium environment as a task; one that is a task already, and of which
+    nothing is asked, comes back as it is.
 
-    Numbered initial states are seeds, different ones in each split. `success` is for environments that do not tell it in ``info``;
-    without it their success stays unknown. A simulator that steps many environments at once is one when it runs a single one.
+    Numbered initial states are seeds, different ones in each split. `success` is for environments that do
+    not tell it in ``info``; without it their success stays unknown. A simulator that steps many
+    environments at once is one when it runs a single one.
     """
     if hasattr(getattr(env, "unwrapped", env), "num_envs"):
         env = OneOf(env)
     if not isinstance(env, gymnasium.Env):
         raise ConfigError(
-            f"as_task takes a gymnasium.Env, got {type(env).__name__}; hilt.envs.adapters has adapters for other interfaces."
+            f"as_task takes a gymnasium.Env, got {type(env).__name__}; hilt.envs.adapters has "
+            "adapters for other interfaces."
         )
     name = env.spec.id if env.spec else type(env.unwrapped).__name__
     own = {
@@ -203,6 +219,8 @@ def as_task(
 
 class PlainTask(gymnasium.Wrapper):
     """Adds to an environment what it lacks of the contract; None is for what it has itself."""
+
+    episode_state = ("_steps", "_draw")
 
     def __init__(
         self,
@@ -256,12 +274,14 @@ class PlainTask(gymnasium.Wrapper):
 
 
 def split_to_report(states: Mapping[str, int]) -> str:
-    """The split that an evaluation takes by default: the states that published figures are of, where a task has them; else "test"."""
+    """The split that an evaluation takes by default: the states that published figures
+    are of, where a task has them; else "test"."""
     return "published" if "published" in states else "test"
 
 
 def scene_of(name: str) -> str:
-    """What tasks whose initial states are the same have in common, as tabletop/press_red and press_blue; else the task's name."""
+    """What tasks whose initial states are the same have in common, as
+    tabletop/press_red and press_blue; else the task's name."""
     prefix, _, task = name.partition("/")
     if prefix != "tabletop":
         return name
@@ -270,30 +290,18 @@ def scene_of(name: str) -> str:
     return f"tabletop/{SUITE[task].scene or task}" if task in SUITE else name
 
 
-def choose_state(states: Mapping[str, int], split: str, state: int | None, rng: np.random.Generator) -> int:
-    """The state of a split that was asked for, or a random one; the error for one that does not exist lists those that do."""
-    if split not in states:
-        raise UnknownNameError("split", str(split), states)
-    if state is None:
-        return int(rng.integers(states[split]))
-    if not isinstance(state, int | np.integer) or isinstance(state, bool) or not 0 <= state < states[split]:
-        raise ConfigError(
-            f"state {state!r} of split {split!r} was asked for; it has the states 0 to {states[split] - 1}."
-        )
-    return int(state)
-
-
 def check_task(env: Env, act: Callable[[Any], Any] | None = None, tolerance: float = 0.0) -> list[str]:
     """What an environment lacks to be a task, in sentences, found by running it; nothing for one that is fine.
 
-    Actions are random ones of its space. For a real arm give `act`, which gets the observation and gives a gentle action, and the
-    `tolerance` within which two resets to one state begin alike.
+    Actions are random ones of its space. For a real arm give `act`, which gets the observation and gives a gentle
+    action, and the `tolerance` within which two resets to one state begin alike.
     """
     return findings(env, act, tolerance)
 
 
 def _rendering() -> contextlib.AbstractContextManager[None]:
-    """Within it, other people's environments make their renderers: when they are imported or made, at a reset, or for the first image.
+    """Within it, other people's environments make their renderers: when they are imported
+    or made, at a reset, or for the first image.
 
     On Linux, MuJoCo's own choice needs a screen, and aborts the process where there is none."""
     has_screen = {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()

@@ -10,8 +10,9 @@
     env = GripperPenaltyWrapper(env)
     env = EpisodeStatistics(env)
 
-Two arms have the keys ``left/tcp_pose``, ``right/tcp_pose`` and so on: the same classes work on them, arm by arm. No wrapper changes an
-array, a dictionary or a space of the environment below it; its own spaces are true; `truncated` is never made `terminated`.
+Two arms have the keys ``left/tcp_pose``, ``right/tcp_pose`` and so on: the same classes work on them, arm
+by arm. No wrapper changes an array, a dictionary or a space of the environment below it; its own spaces
+are true; `truncated` is never made `terminated`.
 """
 
 from __future__ import annotations
@@ -37,14 +38,17 @@ ACTIONS = ("intervene_action", "executed_action")
 class RelativeFrame(gymnasium.Wrapper):
     """Actions and velocities in the frame of the gripper, poses relative to the pose at reset.
 
-    With the adjoint of a pose, ``Ad = [[R, 0], [p× R, R]]``: the action's first six numbers go below as ``Ad a``, ``tcp_vel`` comes up
-    as ``Ad⁻¹ v``, ``tcp_pose`` as ``T_reset⁻¹ T``. ``intervene_action`` and ``executed_action``, which are in the base frame below, come up
-    as ``Ad⁻¹ a`` with the adjoint of the pose before the step, the one that turned the policy's action: so the same numbers mean the same
-    motion. They are exact, and may therefore lie outside the box. ``info["original_state_obs"]`` has the state as it was below.
+    With the adjoint of a pose, ``Ad = [[R, 0], [p× R, R]]``: the action's first six numbers go below as ``Ad a``,
+    ``tcp_vel`` comes up as ``Ad⁻¹ v``, ``tcp_pose`` as ``T_reset⁻¹ T``. ``intervene_action`` and ``executed_action``,
+    which are in the base frame below, come up as ``Ad⁻¹ a`` with the adjoint of the pose before the step, the one that
+    turned the policy's action: so the same numbers mean the same motion. They are exact, and may therefore lie outside
+    the box. ``info["original_state_obs"]`` has the state as it was below.
 
-    `coupled=False` leaves ``p× R`` out. Upstream has it, and data recorded with upstream has it: a motion along an axis then turns the
-    gripper too, the more the farther it is from the base.
+    `coupled=False` leaves ``p× R`` out. Upstream has it, and data recorded with upstream has it: a motion along an axis
+    then turns the gripper too, the more the farther it is from the base.
     """
+
+    episode_state = ("_adjoints", "_inverses", "_origins")
 
     def __init__(self, env: gymnasium.Env, include_relative_pose: bool = True, coupled: bool = True):
         super().__init__(env)
@@ -86,9 +90,8 @@ class RelativeFrame(gymnasium.Wrapper):
         return _with_state(obs, changed), {**info, "original_state_obs": original}
 
     def _turned(self, action: Any, adjoints: list[Array]) -> Array:
-        turned: Array = np.array(
-            action, np.result_type(np.asarray(action), np.float32)
-        )  # a copy: the caller keeps what was asked for
+        # a copy: the caller keeps what was asked for
+        turned: Array = np.array(action, np.result_type(np.asarray(action), np.float32))
         for start, matrix in zip(range(0, len(turned), self._per_arm), adjoints, strict=True):
             turned[start : start + 6] = matrix @ turned[start : start + 6]
         return turned
@@ -101,6 +104,7 @@ class _PoseWrapper(gymnasium.ObservationWrapper):
     """Writes every ``tcp_pose``, which is a position and a quaternion, in another way."""
 
     numbers: int
+    episode_state = ()
 
     def __init__(self, env: gymnasium.Env):
         super().__init__(env)
@@ -108,7 +112,8 @@ class _PoseWrapper(gymnasium.ObservationWrapper):
         for key in self._poses:
             if (shape := env.observation_space["state"][key].shape) != (7,):
                 raise ConfigError(
-                    f"{type(self).__name__}: {key} has the shape {shape}; a position and a quaternion, (7,), were expected."
+                    f"{type(self).__name__}: {key} has the shape {shape}; a position and a "
+                    "quaternion, (7,), were expected."
                 )
         self.observation_space = _with_state_space(env.observation_space, dict.fromkeys(self._poses, (self.numbers,)))
 
@@ -129,7 +134,8 @@ class Quat2EulerWrapper(_PoseWrapper):
 
 
 class Quat2R2Wrapper(_PoseWrapper):
-    """``tcp_pose`` as 9 numbers: position, and the first two columns of the rotation matrix, row by row; continuous, unlike angles."""
+    """``tcp_pose`` as 9 numbers: position, and the first two columns of the rotation
+    matrix, row by row; continuous, unlike angles."""
 
     numbers = 9
 
@@ -140,9 +146,11 @@ class Quat2R2Wrapper(_PoseWrapper):
 class SERLObsWrapper(gymnasium.ObservationWrapper):
     """``{"state": flat vector, camera: image, ...}``.
 
-    The vector has the chosen parts of the state in alphabetical order, as upstream: ``gripper_pose``, ``tcp_force``, ``tcp_pose``,
-    ``tcp_torque``, ``tcp_vel``, 19 numbers after ``Quat2EulerWrapper``. `proprio_space` tells the parts.
+    The vector has the chosen parts of the state in alphabetical order, as upstream: ``gripper_pose``, ``tcp_force``,
+    ``tcp_pose``, ``tcp_torque``, ``tcp_vel``, 19 numbers after ``Quat2EulerWrapper``. `proprio_space` tells the parts.
     """
+
+    episode_state = ()
 
     def __init__(self, env: gymnasium.Env, proprio_keys: Sequence[str] | None = None):
         super().__init__(env)
@@ -167,12 +175,16 @@ class SERLObsWrapper(gymnasium.ObservationWrapper):
 
 
 class ChunkingWrapper(gymnasium.Wrapper):
-    """The last `obs_horizon` observations, stacked; `act_exec_horizon` actions executed one after the other in one step.
+    """The last `obs_horizon` observations, stacked; `act_exec_horizon` actions
+    executed one after the other in one step.
 
-    At reset the first observation is repeated. A chunk stops where the episode ends; its reward is the sum over the steps that were
-    executed, ``info["executed"]`` of them, and so is ``grasp_penalty``. When a person acted within a chunk, ``info["intervene_action"]`` is
-    the whole chunk as it was executed, and ``source`` is the person. ``act_exec_horizon=None``: a step takes one action as it is.
+    At reset the first observation is repeated. A chunk stops where the episode ends; its reward is the sum over the
+    steps that were executed, ``info["executed"]`` of them, and so is ``grasp_penalty``. When a person acted within a
+    chunk, ``info["intervene_action"]`` is the whole chunk as it was executed, and ``source`` is the person.
+    ``act_exec_horizon=None``: a step takes one action as it is.
     """
+
+    episode_state = ("_recent",)
 
     def __init__(self, env: gymnasium.Env, obs_horizon: int, act_exec_horizon: int | None):
         super().__init__(env)
@@ -222,12 +234,15 @@ class ChunkingWrapper(gymnasium.Wrapper):
 class GripperCloseEnv(gymnasium.ActionWrapper):
     """A task that leaves the gripper as it is: an action has 6 numbers for each arm, and the gripper's, 0, is added."""
 
+    episode_state = ()
+
     def __init__(self, env: gymnasium.Env):
         super().__init__(env)
         box: Any = env.action_space
         if len(box.shape) != 1 or box.shape[0] % 7:
             raise ConfigError(
-                f"GripperCloseEnv: actions have the shape {box.shape}; 7 numbers for each arm, (7,) or (14,), were expected."
+                f"GripperCloseEnv: actions have the shape {box.shape}; 7 numbers for each arm, "
+                "(7,) or (14,), were expected."
             )
         self._kept = np.arange(box.shape[0]) % 7 != 6
         self.action_space = spaces.Box(box.low[self._kept], box.high[self._kept], dtype=box.dtype)
@@ -244,11 +259,15 @@ class GripperCloseEnv(gymnasium.ActionWrapper):
 
 
 class GripperPenaltyWrapper(gymnasium.Wrapper):
-    """``info["grasp_penalty"]``: `penalty` for each gripper that is commanded to close while open or to open while closed, else 0.
+    """``info["grasp_penalty"]``: `penalty` for each gripper that is commanded to
+    close while open or to open while closed, else 0.
 
-    The action is the executed one. Open is what is above `open_above`: 0.9 in upstream's tasks with one arm, 0.85 in its task with two. The
-    gripper is found by name in whatever ``SERLObsWrapper`` chose, and in the newest observation of a stack.
+    The action is the executed one. Open is what is above `open_above`: 0.9 in upstream's tasks with
+    one arm, 0.85 in its task with two. The gripper is found by name in whatever ``SERLObsWrapper``
+    chose, and in the newest observation of a stack.
     """
+
+    episode_state = ("_were",)
 
     def __init__(self, env: gymnasium.Env, penalty: float = -0.02, open_above: float = 0.9):
         super().__init__(env)
@@ -258,8 +277,9 @@ class GripperPenaltyWrapper(gymnasium.Wrapper):
         self._arms = _arms(spaces.Dict({"state": self._parts}), "gripper_pose")
         if env.action_space.shape != (7 * len(self._arms),):
             raise ConfigError(
-                f"GripperPenaltyWrapper: actions have the shape {env.action_space.shape}, and the state has {len(self._arms)} gripper(s); 7"
-                " numbers for each were expected. Put it below ChunkingWrapper when that executes several actions."
+                f"GripperPenaltyWrapper: actions have the shape {env.action_space.shape}, and the state has "
+                f"{len(self._arms)} gripper(s); 7 numbers for each were expected. Put it below ChunkingWrapper when "
+                "that executes several actions."
             )
         self._were: list[float] = []
 
@@ -294,10 +314,13 @@ class GripperPenaltyWrapper(gymnasium.Wrapper):
 
 
 class EpisodeStatistics(gymnasium.Wrapper):
-    """``info["episode"]`` at an episode's end: return ``r``, length in executed steps ``l``, seconds ``t``, and the interventions in it.
+    """``info["episode"]`` at an episode's end: return ``r``, length in executed steps
+    ``l``, seconds ``t``, and the interventions in it.
 
     ``intervention_count`` and ``intervention_steps`` are what ``TakeOver`` counted, 0 without ``TakeOver``.
     """
+
+    episode_state = ("_return", "_length", "_began")
 
     def __init__(self, env: gymnasium.Env):
         super().__init__(env)
@@ -345,7 +368,8 @@ def _arms(space: Any, name: str) -> list[str]:
     if arms := [key.removesuffix(name) for key in keys if key == name or key.endswith(f"/{name}")]:
         return arms
     raise ConfigError(
-        f"no {name} in the state, which has {', '.join(keys) or 'no named parts'}. Put this wrapper where the state has it."
+        f"no {name} in the state, which has {', '.join(keys) or 'no named parts'}. Put this "
+        "wrapper where the state has it."
     )
 
 
@@ -353,7 +377,8 @@ def _numbers_per_arm(space: Any, arms: int) -> int:
     size = space.shape[0] if len(space.shape) == 1 else 0
     if size not in (6 * arms, 7 * arms):
         raise ConfigError(
-            f"RelativeFrame: actions have the shape {space.shape}; 6 or 7 numbers for each of {arms} arm(s) were expected."
+            f"RelativeFrame: actions have the shape {space.shape}; 6 or 7 numbers for each of "
+            f"{arms} arm(s) were expected."
         )
     return size // arms
 

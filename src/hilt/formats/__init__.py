@@ -4,8 +4,8 @@
         ...
     convert("bridge/1.0.0", "bridge-log")
 
-Each format is one module, or class, with up to three functions: `matches` returns whether a path looks like one, `open_dataset` reads it,
-and `create` writes it. Nothing of a format is imported before it is asked for.
+Each format is one module, or class, with up to three functions: `matches` returns whether a path looks like one,
+`open_dataset` reads it, and `create` writes it. Nothing of a format is imported before it is asked for.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ FORMATS = ExtensionPoint(
         "minari": "hilt.formats.minari",
     },
 )
-"""By name, in the order in which a path is tried: the module. LIBERO's demonstrations are robomimic's HDF5. Formats that installed packages
-register are tried after these."""
+"""By name, in the order in which a path is tried: the module. LIBERO's demonstrations are robomimic's HDF5. Formats
+that installed packages register are tried after these."""
 
 
 def open_dataset(path: str | os.PathLike[str], format: str = "auto", **options: Any) -> Dataset:
-    """A dataset of any known format. `options` are those of the format's own ``open_dataset``, such as ``split=`` of RLDS."""
+    """A dataset of any known format. `options` are those of the format's own
+    ``open_dataset``, such as ``split=`` of RLDS."""
     place = located(path, format)
     name = detect(place) if format == "auto" else format
     require(place)
@@ -57,23 +58,24 @@ def create(path: str | os.PathLike[str], format: str, **options: Any) -> Writer:
 
 
 def located(path: str | os.PathLike[str], format: str = "auto") -> Path:
-    """Where the data of a folder is: of a recording or a run in its ``log``, of everything else in the folder itself. A name of the Hub is
-    the folder that was fetched (`hilt.core.hub`)."""
+    """Where the data of a folder is: of a recording or a run in its ``log``, of everything else in the folder itself. A
+    name of the Hub is the folder that was fetched (`hilt.core.hub`)."""
     place = local(path)
     inside = format in ("auto", "log") and not (place / "log.json").is_file() and (place / "log" / "log.json").is_file()
     return place / "log" if inside else place
 
 
 def located_log(path: str | os.PathLike[str]) -> Path:
-    """Where the log of a folder is. Raises ConfigError where the folder holds a dataset of another format, with the way to a log."""
+    """Where the log of a folder is. Raises ConfigError where the folder holds a dataset
+    of another format, with the way to a log."""
     place = located(path)
-    if (
-        place.exists() and not (place / "log.json").exists() and not (place / "segments").exists()
-    ):  # a log may have lost one of them
+    # a log may have lost one of them
+    if place.exists() and not (place / "log.json").exists() and not (place / "segments").exists():
         with contextlib.suppress(FormatError):
             if (found := detect(place)) != "log":
                 raise ConfigError(
-                    f"{path} is a dataset ({found}), and this command is for logs: hilt data convert {path} NEW, then give NEW."
+                    f"{path} is a dataset ({found}), and this command is for logs: hilt data convert "
+                    f"{path} NEW, then give NEW."
                 )
     return place
 

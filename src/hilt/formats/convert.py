@@ -2,8 +2,8 @@
 
     summary = convert("bridge/1.0.0", "bridge-log", split="train[:10%]")
 
-What is written lies in a hidden folder beside the target until it is complete. A conversion that was stopped, by Ctrl-C or by a
-power cut, goes on from there when it is called again.
+What is written lies in a hidden folder beside the target until it is complete. A conversion that was stopped, by Ctrl-C
+or by a power cut, goes on from there when it is called again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,9 +102,10 @@ def convert(
 ) -> ConversionSummary:
     """Writes a dataset in another format into a new folder.
 
-    `options` are those of the format read or of the one written (``hilt data formats`` lists them). `skip_corrupt` passes over
-    damaged episodes and counts them. `drop` leaves out columns, and with ``observations/x`` also ``next_observations/x``.
-    `image_size` makes all images (height, width). `progress` gets episodes done and episodes in all.
+    `options` are those of the format read or of the one written (``hilt data formats`` lists them).
+    `skip_corrupt` passes over damaged episodes and counts them. `drop` leaves out columns, and with
+    ``observations/x`` also ``next_observations/x``. `image_size` makes all images (height, width).
+    `progress` gets episodes done and episodes in all.
     """
     began, place, goal = time.monotonic(), located(source, format), Path(target)
     _check_new(goal)
@@ -179,11 +180,11 @@ class EpisodeChange:
                 path: resize(column, *self.image_size) if is_image(column) else column
                 for path, column in columns.items()
             }
-        return Episode(unflatten(columns), episode.facts)
+        return replace(episode, columns=unflatten(columns))
 
     def dropped(self, columns: Collection[str]) -> list[str]:
-        """Returns the columns that are left out: those that were named, what lies below them, and of an observation the next one too,
-        as it is the same picture a step later."""
+        """Returns the columns that are left out: those that were named, what lies below them, and of an observation the
+        next one too, as it is the same picture a step later."""
         out: dict[str, None] = {}
         for path in self.drop:
             named = [path, mate(path)] if mate(path) else [path]
@@ -200,7 +201,8 @@ Done = Future[tuple[Episode | None, Counter[str]]]
 def decode(
     dataset: Dataset, first: int, change: EpisodeChange, workers: int | None = None, images: bool = True
 ) -> Iterator[Done]:
-    """The episodes from number `first` on, in order. Twice as many as there are workers are decoded ahead, and no more."""
+    """The episodes from number `first` on, in order. Twice as many as there are
+    workers are decoded ahead, and no more."""
     workers = workers or usable_cpus()
 
     def work(job: Job) -> tuple[Episode | None, Counter[str]]:
@@ -273,7 +275,8 @@ _HOPELESS = (ConfigError, FormatError, MissingPackageError, SchemaError, Unknown
 
 
 class _Workshop:
-    """The hidden folder in which a dataset is made, one conversion at a time: the result so far, and a record of its episodes.
+    """The hidden folder in which a dataset is made, one conversion at a time: the
+    result so far, and a record of its episodes.
 
     It stays when a conversion is stopped that can go on, and is removed otherwise.
     """
@@ -321,7 +324,8 @@ class _Workshop:
         raise ConfigError(f"{self._goal}: an unfinished conversion is there, with {'; '.join(differs)}. {cure}")
 
     def lines(self, end: int) -> list[dict[str, Any]]:
-        """The record of the episodes before number `end`; whatever else it holds is forgotten, since it will be done again."""
+        """The record of the episodes before number `end`; whatever else it holds is
+        forgotten, since it will be done again."""
         known = {line["number"]: line for line in self.record.read_new() if line["number"] < end}
         self.record.rewrite([known[number] for number in sorted(known)])
         return list(known.values())

@@ -1,4 +1,5 @@
-"""A sequence that is read while it is iterated, with the methods that users of ``tf.data`` know; and the same as a ``tf.data.Dataset``.
+"""A sequence that is read while it is iterated, with the methods that users of
+``tf.data`` know; and the same as a ``tf.data.Dataset``.
 
     for batch in convert_rlds_to_trajectories(episodes).shuffle(1000, seed=0).batch(32):
         ...
@@ -37,7 +38,8 @@ class LazyDataset(Generic[T]):
         return iter(self)
 
     def map(self, function: Callable[..., Any]) -> LazyDataset[Any]:
-        """``function(element)`` of each element; of one that is a plain tuple, ``function(*element)``, as ``tf.data`` calls it."""
+        """``function(element)`` of each element; of one that is a plain tuple,
+        ``function(*element)``, as ``tf.data`` calls it."""
         if not callable(function):
             raise ConfigError(f"map: expected a function of an element, got {function!r}.")
         return LazyDataset(lambda: (_called(function, each) for each in self))
@@ -48,15 +50,16 @@ class LazyDataset(Generic[T]):
         return self if count == -1 else LazyDataset(lambda: itertools.islice(self, count))
 
     def batch(self, batch_size: int, drop_remainder: bool = False) -> LazyDataset[T]:
-        """Elements of the same structure with arrays ``[batch_size, ...]``. The last one may have fewer, or is left out."""
+        """Elements of the same structure with arrays ``[batch_size, ...]``. The
+        last one may have fewer, or is left out."""
         batch_size = _number("batch: batch_size", batch_size, 1)
         return LazyDataset(lambda: self._batches(batch_size, drop_remainder))
 
     def shuffle(
         self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool = True
     ) -> LazyDataset[T]:
-        """Draws each element from the next `buffer_size` ones. With a `seed` the order is always the same, iteration by iteration;
-        without `reshuffle_each_iteration` each iteration has the order of the first."""
+        """Draws each element from the next `buffer_size` ones. With a `seed` the order is always the same, iteration by
+        iteration; without `reshuffle_each_iteration` each iteration has the order of the first."""
         buffer_size = _number("shuffle: buffer_size", buffer_size, 1)
         chosen = np.random.SeedSequence().entropy if seed is None else _number("shuffle: seed", seed, 0)
         iterations = itertools.count()
@@ -81,7 +84,8 @@ class LazyDataset(Generic[T]):
 
 
 def as_tensorflow(dataset: LazyDataset[Any], spec: Any) -> Any:
-    """The same elements as a ``tf.data.Dataset`` of this structure; `spec` has `dtype`, `shape` and `name` for each leaf."""
+    """The same elements as a ``tf.data.Dataset`` of this structure; `spec` has
+    `dtype`, `shape` and `name` for each leaf."""
     tensorflow = import_tensorflow()
 
     def signature(each: Any) -> Any:
@@ -98,7 +102,10 @@ def import_tensorflow() -> Any:
         return importlib.import_module("tensorflow")
     except ImportError as error:
         broken = "" if isinstance(error, ModuleNotFoundError) and error.name == "tensorflow" else str(error)
-        cure = "pip install tensorflow. Without it leave as_tf_dataset out: what is returned then has map, take, batch and shuffle, too"
+        cure = (
+            "pip install tensorflow. Without it leave as_tf_dataset out: what is returned then has map, "
+            "take, batch and shuffle, too"
+        )
         raise MissingPackageError("tensorflow", "as_tf_dataset=True", "", broken, cure) from error
 
 

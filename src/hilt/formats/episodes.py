@@ -2,8 +2,8 @@
 
     reader ─► jobs ─► Episode ─► writer
 
-A reader knows nothing of writers. It hands out *jobs* in the order of the dataset: making one is quick, calling it decodes the
-episode, and several threads may call several jobs at once.
+A reader knows nothing of writers. It hands out *jobs* in the order of the dataset: making one is quick, calling it
+decodes the episode, and several threads may call several jobs at once.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any, overload
 
 import numpy as np
 
-from hilt.core.errors import CorruptError
-from hilt.core.tree import Array, flatten
+from hilt.core.errors import CorruptError, UnknownNameError
+from hilt.core.trajectory import INSTRUCTION as INSTRUCTION
+from hilt.core.trajectory import text_fact as text_fact
+from hilt.core.trajectory import texts_of as texts_of
+from hilt.core.tree import Array, ArraySpec, flatten
 from hilt.replay.schema import mate
 from hilt.replay.step_encoder import same_rows
-
-INSTRUCTION = "language_instruction"
-"""The fact with the instruction, whatever a format calls it."""
 
 
 @dataclass
@@ -37,10 +37,13 @@ class Episode:
     """One episode (or the part of one that a dataset has)."""
 
     columns: dict[str, Any]
-    """Nested ``[T, ...]`` columns under the names of a log: ``observations``, ``actions``, ``rewards``, ``next_observations``,
-    ``terminated``, ``truncated``, ``source``, and whatever else the dataset has."""
+    """Nested ``[T, ...]`` columns under the names of a log: ``observations``, ``actions``, ``rewards``,
+    ``next_observations``, ``terminated``, ``truncated``, ``source``, and whatever else the dataset has."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What is known of the whole of it, as plain values: ``success``, ``language_instruction``, ``episode_metadata``, ..."""
+    """What is known of the whole of it, as plain values: ``success``,
+    ``language_instruction``, ``episode_metadata``, ..."""
+    times: Array | None = None
+    """The second at which each step was observed, where a format has these besides its columns."""
 
     def __len__(self) -> int:
         return len(next(iter(flatten(self.columns).values())))
@@ -88,11 +91,54 @@ class Dataset(ABC):
 
     @abstractmethod
     def jobs(self, first: int = 0, images: bool = True) -> Iterator[Job]:
-        """One job for each episode, in order, from number `first` on. Without `images` they leave those out, and are quick."""
+        """One job for each episode, in order, from number `first` on. Without
+        `images` they leave those out, and are quick."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """A summary that does not require reading everything: plain values by name."""
+
+    def stated_counts(self) -> dict[str, int]:
+        """Returns the numbers of ``episodes`` and ``steps`` that the dataset's own metadata state, if they do."""
+        return {}
+
+    def unlisted(self) -> Iterator[str]:
+        """Yields a sentence for each file with data that the metadata do not list, and which are not read therefore."""
+        yield from ()
+
+    def stored_statistics(self) -> dict[str, dict[str, Array]]:
+        """Returns the statistics for normalization that the dataset stores, by column: ``mean``, ``std``, ``min``,
+        ``max`` and ``count``, as far as it has them."""
+        return {}
+
+    def label(self, number: int) -> str:
+        """Returns the name of an episode in the terms of its format."""
+        return f"episode {number}"
+
+    def first_step(self, number: int) -> int:
+        """Returns the recorded number of an episode's first step: not 0 where steps before it are left out."""
+        return 0
+
+    def listed(self) -> dict[str, Sequence[Any]]:
+        """What is known of every episode without reading one, by name: ``length`` in steps, and the facts that the
+        dataset lists."""
+        return {}
+
+    def cameras(self) -> dict[str, ArraySpec]:
+        """The columns of images of which `frame` reads a single one, without decoding the whole episode."""
+        return {}
+
+    def frame(self, number: int, step: int, column: str) -> Array:
+        """One image of an episode, of a column that `cameras` has. The step after the last one is what was seen at the
+        end."""
+        raise UnknownNameError("camera", column, self.cameras())
+
+    def close(self) -> None:  # noqa: B027  # most datasets keep no file open
+        """Releases files that `frame` keeps open."""
+
+    def component_names(self, column: str) -> Sequence[str]:
+        """The names of the numbers in a column, where the dataset has them."""
+        return ()
 
     def __iter__(self) -> Iterator[Episode]:
         for job in self.jobs():
@@ -139,7 +185,8 @@ class Writer(ABC):
 
     @abstractmethod
     def keep(self) -> None:
-        """Between two episodes, before writing is stopped: everything that was added is there for a writer that goes on."""
+        """Between two episodes, before writing is stopped: everything that was
+        added is there for a writer that goes on."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -190,27 +237,6 @@ def transitions(observations: Any) -> dict[str, Any]:
     }
 
 
-def text_fact(texts: Sequence[str]) -> str | dict[str, Any]:
-    """A text of each step as one fact: the text itself where it stays the same, or else the texts and the steps they begin at."""
-    begins = [i for i, text in enumerate(texts) if not i or text != texts[i - 1]]
-    if len(begins) == 1:
-        return texts[0]
-    return {"texts": [texts[i] for i in begins], "begins": begins}
-
-
-def texts_of(fact: Any, length: int) -> list[str]:
-    """The text of each step from what `text_fact` made of them; empty where the fact is something else."""
-    if isinstance(fact, str):
-        return [fact] * length
-    try:
-        ends = [*fact["begins"][1:], length]
-        pieces = zip(fact["texts"], fact["begins"], ends, strict=True)
-        texts = [str(text) for text, begin, end in pieces for _ in range(begin, min(end, length))]
-    except (KeyError, TypeError, ValueError):
-        texts = []
-    return [*texts, *[""] * length][:length]
-
-
 def plain(value: Any) -> Any:
     """A value as JSON can hold it: arrays are lists, bytes are text, and what is not a number is None."""
     if isinstance(value, Mapping):
@@ -240,7 +266,8 @@ def gaps(episode: Episode) -> Array:
 
 
 def cut(episode: Episode, places: Sequence[int]) -> list[Episode]:
-    """The parts of an episode, which begin at its first step and at these. Its outcome is that of the last; texts go with their steps."""
+    """The parts of an episode, which begin at its first step and at these. Its outcome is
+    that of the last; texts go with their steps."""
     if not places:
         return [episode]
     parts, length = [], len(episode)
@@ -249,7 +276,8 @@ def cut(episode: Episode, places: Sequence[int]) -> list[Episode]:
         facts = {name: fact for name, fact in episode.facts.items() if name != "success" or end == length}
         if INSTRUCTION in facts:
             facts[INSTRUCTION] = text_fact(texts[begin:end])
-        parts.append(Episode(map_leaves(itemgetter(slice(begin, end)), episode.columns), facts))
+        times = None if episode.times is None else episode.times[begin:end]
+        parts.append(Episode(map_leaves(itemgetter(slice(begin, end)), episode.columns), facts, times))
     return parts
 
 

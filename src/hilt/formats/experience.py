@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Iterator
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml  # type: ignore[import-untyped]
 
-from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.errors import ConfigError, HiltError, UnknownNameError
+from hilt.core.trajectory import INSTRUCTION
 from hilt.core.tree import Array
 from hilt.formats.episodes import Dataset, Episode, Job, Writer, map_leaves, plain
 from hilt.replay.key_ranges import OFFSET_BITS
 from hilt.replay.log import Log
+from hilt.replay.recut import facts_of_piece
 from hilt.replay.schema import INLINE_BYTES, Schema
 from hilt.replay.storage.segment import check_codec
 
+_OFFSET = (1 << OFFSET_BITS) - 1
 VIEWS = ("all", "demo", "human", "policy", "random", "successes")
 
 
@@ -24,11 +30,45 @@ def matches(path: Path) -> bool:
     return (path / "log.json").is_file()
 
 
-def open_dataset(path: Path, *, view: str = "all") -> LogDataset:
-    """`view` chooses steps: all, those of one source (demo, human, policy, random), or those of trajectories that succeeded."""
+def open_dataset(path: Path, *, view: str = "all", trajectories: str = "") -> LogDataset:
+    """`view` chooses steps: all, those of one source (demo, human, policy, random), or those of trajectories that
+    succeeded. `trajectories` chooses among their trajectories by number, such as ``3,7-9``."""
     if view not in VIEWS:
         raise UnknownNameError("view", view, VIEWS)
-    return LogDataset(path, view)
+    return LogDataset(path, view, trajectories)
+
+
+def _chosen(text: str, known: list[int]) -> list[int]:
+    """The trajectories that a text names, such as ``3,7-9``; of a range, those that there are."""
+    chosen: set[int] = set()
+    for part in str(text).split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if match is None:
+            raise ConfigError(f"trajectories={text}: expected numbers and ranges, such as 3,7-9.")
+        first, last = int(match[1]), int(match[2] or match[1])
+        inside = [number for number in known if first <= number <= last]
+        if not inside:
+            raise UnknownNameError("trajectory", part.strip(), map(str, known[-5:]))
+        chosen.update(inside)
+    return sorted(chosen)
+
+
+def facts_of_run(path: Path) -> dict[str, Any]:
+    """What the folder of a run says about the episodes of its log, for logs whose episodes do not have it: the rate of
+    its settings, and the instruction of its demonstrations where all have the same."""
+    settings, demos = path.parent / "config.yaml", path.parent / "demos"
+    if path.name != "log" or not settings.is_file():
+        return {}
+    out: dict[str, Any] = {}
+    with contextlib.suppress(OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError, TypeError, ValueError):
+        given = yaml.safe_load(settings.read_text())
+        if (hz := float(given.get("control_hz") or (given.get("task_options") or {}).get("control_hz") or 0)) > 0:
+            out["fps"] = hz
+    with contextlib.suppress(HiltError, OSError), Log.open(demos, "r") as log:
+        texts = {str(log.facts.about(number).get(INSTRUCTION, "")) for number in log.trajectories()}
+        if len(texts) == 1 and "" not in texts:
+            out[INSTRUCTION] = texts.pop()
+    return out
 
 
 class LogDataset(Dataset):
@@ -36,23 +76,27 @@ class LogDataset(Dataset):
 
     format = "log"
 
-    def __init__(self, path: Path, view: str = "all"):
+    def __init__(self, path: Path, view: str = "all", trajectories: str = ""):
         super().__init__(path)
         self.log = Log.open(path, "r")
         self._view = view
+        self._facts_of_run = facts_of_run(path)
+        self._trajectories = _chosen(trajectories, self.log.trajectories()) if trajectories else None
 
     @cached_property
     def episodes(self) -> list[Array]:
         """The keys of each episode's steps."""
         log, view = self.log, self._view
         chosen = log.all() if view == "all" else log.successes() if view == "successes" else log.by_source(view)
+        if self._trajectories is not None:
+            chosen = chosen.only(self._trajectories)
         keys = chosen.keys()
         if not len(keys):
             return []
         with log.reading() as steps:
             stop, cut = steps.fields(keys, ["terminated", "truncated"])
             widths = steps.widths(keys)
-        lanes = (keys & ((1 << OFFSET_BITS) - 1)) % widths
+        lanes = (keys & _OFFSET) % widths
         order = np.lexsort((keys, lanes, keys >> OFFSET_BITS))
         keys, lanes, ended = keys[order], lanes[order], (stop | cut)[order].astype(bool)
         new = (np.diff(keys >> OFFSET_BITS) != 0) | (np.diff(lanes) != 0) | ended[:-1]
@@ -71,7 +115,24 @@ class LogDataset(Dataset):
             yield partial(self._read, keys, columns)
 
     def _read(self, keys: Array, columns: list[str] | None) -> Episode:
-        return Episode(self.log.read(keys, columns), self.log.facts.about(int(keys[0]) >> OFFSET_BITS))
+        trajectory = int(keys[0]) >> OFFSET_BITS
+        facts = self._facts_of_run | self.log.facts.about(trajectory)
+        if (
+            "marks" in facts or trajectory in self.log.facts.edits.shown.ranges
+        ):  # steps of facts count what was recorded
+            with self.log.reading() as steps:
+                width = int(steps.widths(keys[:1])[0])
+            first, last = ((keys[[0, -1]] & _OFFSET) // width).tolist()
+            facts = facts_of_piece(facts, first, last + 1, last=True)
+        return Episode(self.log.read(keys, columns), facts)
+
+    def label(self, number: int) -> str:
+        return f"trajectory {int(self.episodes[number][0]) >> OFFSET_BITS}"
+
+    def first_step(self, number: int) -> int:
+        keys = self.episodes[number][:1]
+        with self.log.reading() as steps:
+            return int((keys & _OFFSET)[0]) // int(steps.widths(keys)[0])
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -118,7 +179,8 @@ class LogWriter(Writer):
             )
         if self._compression and not self._log.settings["compression"]:
             self.notes.add(
-                f"compression={self._compression} had nothing to do: no column is an image of at least {INLINE_BYTES:,} bytes"
+                f"compression={self._compression} had nothing to do: no column is an image of at "
+                f"least {INLINE_BYTES:,} bytes"
             )
         self._log.complete_segments()  # also the last segment, which is not full, is compressed
         self.close()

@@ -1,6 +1,7 @@
 """HDF5 files, read with suspicion.
 
-Such a file may lead into other files of this machine, contain itself, or promise more than any memory holds; all of this is refused.
+Such a file may lead into other files of this machine, contain itself, or promise
+more than any memory holds; all of this is refused.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ def child(group: Any, name: str) -> Any:
     if found is None or (isinstance(found, h5py.Dataset) and (found.external or found.is_virtual)):
         place = f"{group.file.filename}: {group.name.rstrip('/')}/{name}"
         raise UnsafeError(
-            f"{place} leads to another place or file, which could be any of this machine's; it was refused. Copy its data in."
+            f"{place} leads to another place or file, which could be any of this machine's; it was "
+            "refused. Copy its data in."
         )
     return found
 
@@ -100,7 +102,8 @@ def leaves(group: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, 
 
 
 def values(dataset: Any, more: int = 0) -> Any:
-    """Numbers as an array, with `more` rows behind that repeat the last; texts as a list; None when it has neither, or no rows."""
+    """Numbers as an array, with `more` rows behind that repeat the last; texts as a
+    list; None when it has neither, or no rows."""
     h5py = import_h5py()
     if not dataset.shape:
         return None
@@ -137,8 +140,8 @@ def elements(dataset: Any) -> Iterator[Any]:
 
 
 def attributes(group: Any) -> dict[str, Any]:
-    """Returns the attributes as plain values; long ones are left out, and so are lists of texts that could be long: one text in the file
-    may be all of them."""
+    """Returns the attributes as plain values; long ones are left out, and so are lists of texts that could be
+    long: one text in the file may be all of them."""
     h5py, found, size = import_h5py(), {}, group.file.id.get_filesize()
     for count, name in enumerate(group.attrs):
         if count >= MAX_ATTRIBUTES:

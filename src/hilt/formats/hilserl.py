@@ -2,11 +2,13 @@
 
     demo_data/{experiment}_{n}_demos_{time}.pkl                  whole episodes, one after the other
     classifier_data/{experiment}_..._{success|failure}_images_{time}.pkl
-    buffer/transitions_{step}.pkl                                every step of the actor; a file begins and ends anywhere
+    buffer/transitions_{step}.pkl                                every step of the actor; a file begins and ends
+                                                                 anywhere
     demo_buffer/transitions_{step}.pkl                           those of them on which a person acted, once more
 
-Each is a list of transitions, read without executing code. The end of an episode is only marked by ``dones``, which a time
-limit does not set; so an episode goes on, also into the next file, as long as a step sees what the step before it ended with.
+Each is a list of transitions, read without executing code. The end of an episode is only marked by
+``dones``, which a time limit does not set; so an episode goes on, also into the next file, as long
+as a step sees what the step before it ended with.
 
 In ``hilt.json`` beside them, which HIL-SERL does not look at, our writer keeps what has no place in a transition.
 """
@@ -55,7 +57,8 @@ def matches(path: Path) -> bool:
 
 
 def open_dataset(path: Path) -> HilSerlDataset:
-    """One file, a folder of them, or the folder above ``demo_data``, ``buffer`` and so on, such as a run's checkpoint folder."""
+    """One file, a folder of them, or the folder above ``demo_data``, ``buffer`` and
+    so on, such as a run's checkpoint folder."""
     return HilSerlDataset(path)
 
 
@@ -83,7 +86,8 @@ class _Plan:
 
 
 class HilSerlDataset(ListedDataset):
-    """Interventions are found again among the actor's steps and mark these as a person's; the rest are episodes of their own."""
+    """Interventions are found again among the actor's steps and mark these as a
+    person's; the rest are episodes of their own."""
 
     format = "hil-serl"
 
@@ -104,13 +108,14 @@ class HilSerlDataset(ListedDataset):
         return {f"files ({kind})": self._kinds.count(kind) for kind in dict.fromkeys(self._kinds)}
 
     def kind_of(self, episode: int) -> str:
-        """Returns the files that an episode belongs to: ``online``, ``human`` (an intervention that is not among the actor's steps),
-        ``demo``, ..."""
+        """Returns the files that an episode belongs to: ``online``, ``human`` (an intervention that is not
+        among the actor's steps), ``demo``, ..."""
         found = self._episodes[episode]
         return "damaged" if isinstance(found, CorruptError) else self._kinds[min(found.pieces)]
 
     def _load(self, number: int) -> list[Row]:
-        """The transitions of a file. The last two are kept: an episode may lie in two, and interventions beside the steps."""
+        """The transitions of a file. The last two are kept: an episode may lie in
+        two, and interventions beside the steps."""
         with self._lock:
             if number not in self._loaded:
                 self._loaded = dict([*self._loaded.items()][-1:])
@@ -151,7 +156,8 @@ class HilSerlDataset(ListedDataset):
             ) from None
 
     def _surveyed(self) -> _Plan:
-        """Reads all files once: which columns every transition has, where episodes begin, and on which steps a person acted."""
+        """Reads all files once: which columns every transition has, where episodes
+        begin, and on which steps a person acted."""
         plan, last, count = _Plan(Spec({})), None, 0
         kinds: dict[str, Counter[Any]] = {}
         again: dict[int, set[int]] = {}  # by file of interventions: those that are among the actor's steps
@@ -181,7 +187,8 @@ class HilSerlDataset(ListedDataset):
     def _split(
         self, number: int, rows: dict[int, Row], last: Row | None, episodes: list[_Found | CorruptError]
     ) -> Row | None:
-        """Adds a file's steps to the last episode while it goes on, and then to new ones. `last` is its last step, if it has not ended."""
+        """Adds a file's steps to the last episode while it goes on, and then to new ones. `last`
+        is its last step, if it has not ended."""
         kind, episode = self._kinds[number], episodes[-1] if last is not None else None
         labeled = kind in ("success", "failure")
         for i, row in rows.items():
@@ -255,7 +262,8 @@ class HilSerlDataset(ListedDataset):
 
 
 def _columns_of(kinds: dict[str, Counter[Any]], count: int, notes: Notes, where: Path) -> Spec:
-    """The columns that all transitions have; what is left out is noted. `kinds`: how often a leaf has which type and shape (or None)."""
+    """The columns that all transitions have; what is left out is noted. `kinds`: how often
+    a leaf has which type and shape (or None)."""
     left_out: dict[str, str] = {}
     for path, found in kinds.items():
         if None in found or (
@@ -267,9 +275,8 @@ def _columns_of(kinds: dict[str, Counter[Any]], count: int, notes: Notes, where:
         elif len({shape for _, shape in found}) > 1:
             left_out[path] = "not of one shape"
     kept = [path for path in kinds if path not in left_out]
-    pairs = {
-        other: path for path in kinds for other in (path, mate(path)) if mate(path)
-    }  # observations and what follows them
+    # observations and what follows them
+    pairs = {other: path for path in kinds for other in (path, mate(path)) if mate(path)}
     for path in kept:
         if (pair := pairs.get(path)) and (pair not in kept or mate(pair) not in kept):
             left_out[path] = "no pair of observation and next observation"
@@ -284,18 +291,20 @@ def _columns_of(kinds: dict[str, Counter[Any]], count: int, notes: Notes, where:
 
 
 def create(path: Path, *, exp_name: str = "hilt", buffer_period: int = 1000) -> HilSerlWriter:
-    """`exp_name` begins the names of demonstrations; a file is written when there are at least `buffer_period` transitions for it."""
+    """`exp_name` begins the names of demonstrations; a file is written when there are at
+    least `buffer_period` transitions for it."""
     if buffer_period < 1 or not re.fullmatch(r"[\w.-]+", exp_name):
         raise ConfigError(
-            f"buffer_period={buffer_period}, exp_name={exp_name!r}: expected at least 1, and letters, digits, '.', '_', '-'."
+            f"buffer_period={buffer_period}, exp_name={exp_name!r}: expected at least 1, and "
+            "letters, digits, '.', '_', '-'."
         )
     return HilSerlWriter(path, exp_name, buffer_period)
 
 
 class HilSerlWriter(FolderWriter):
-    """Episodes whose steps are all demonstrations, or that were recorded as such, go to ``demo_data``; frames recorded with labels to
-    ``classifier_data``, episodes cut where the label changes; all others to ``buffer``, with their human steps in ``demo_buffer`` too.
-    A file holds whole episodes; every column of the log is a key of the transition."""
+    """Episodes whose steps are all demonstrations, or that were recorded as such, go to ``demo_data``; frames recorded
+    with labels to ``classifier_data``, episodes cut where the label changes; all others to ``buffer``, with their human
+    steps in ``demo_buffer`` too. A file holds whole episodes; every column of the log is a key of the transition."""
 
     def __init__(self, path: Path, exp_name: str, buffer_period: int):
         super().__init__(path)
@@ -377,8 +386,8 @@ class HilSerlWriter(FolderWriter):
 
 
 def write_buffers(run: Path, step: int, episodes: Sequence[Mapping[str, Array]]) -> None:
-    """The two files that HIL-SERL's actor writes every `buffer_period` steps: all steps of these episodes, given as columns by path, and
-    those of them on which a person acted."""
+    """The two files that HIL-SERL's actor writes every `buffer_period` steps: all steps of these episodes, given as
+    columns by path, and those of them on which a person acted."""
     rows = [row for columns in episodes for row in _transitions(dict(columns), False, None)]
     for name, chosen in (("buffer", rows), ("demo_buffer", [row for row in rows if row["source"] == Source.HUMAN])):
         path = run / name / f"transitions_{step}.pkl"
@@ -491,7 +500,8 @@ def _stacked(rows: list[Row], columns: Spec, whole: bool, images: bool) -> dict[
 
 
 def _transitions(columns: dict[str, Array], whole: bool, success: bool | None) -> list[Row]:
-    """What HIL-SERL stores of each step. An observation that ends a step and begins the next is one object, and pickled once."""
+    """What HIL-SERL stores of each step. An observation that ends a step and begins
+    the next is one object, and pickled once."""
     columns = {
         f"hilt/{path}" if path in ("dones", "masks") and column.ndim > 1 else path: column
         for path, column in columns.items()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import ConfigError, CorruptError, optional_module
-from hilt.core.tree import Array
+from hilt.core.tree import Array, ArraySpec
 from hilt.replay.sampling.batch_memory import RecentMemory
 
 PIXEL_LIMIT = 1 << 26
@@ -41,9 +41,9 @@ def decode_all(
 ) -> Array:
     """Images side by side ``[count, height, width, channels]``, or an array of objects when they are not of one size.
 
-    Gray becomes color and color gray, and transparency is dropped, as the declared channels require. The dtype is uint8, uint16,
-    or float32, whose four bytes are stored as the four channels of a PNG. JPEG is decoded as by TensorFlow, or as by Pillow when
-    not `fast`. `memory` lends the array.
+    Gray becomes color and color gray, and transparency is dropped, as the declared channels require. The dtype is
+    uint8, uint16, or float32, whose four bytes are stored as the four channels of a PNG. JPEG is decoded as by
+    TensorFlow, or as by Pillow when not `fast`. `memory` lends the array.
     """
     if not images:
         return np.empty(0, object) if None in shape else np.empty((0, *(size or 0 for size in shape)), dtype)
@@ -84,6 +84,33 @@ def encode(image: Array, format: str = "png", quality: int = 95) -> bytes:
     return file.getvalue()
 
 
+def is_image(spec: ArraySpec) -> bool:
+    """Whether a column can be shown: uint8, height × width, with 1 or 3 channels last or first, or a stack of such."""
+    return spec.dtype == np.uint8 and image_shape(spec.shape) is not None
+
+
+def image_shape(shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """(height, width) of what a column of this shape shows."""
+    if len(shape) == 4:
+        shape = shape[1:]
+    if len(shape) == 3 and shape[-1] in (1, 3):
+        shape = shape[:2]
+    elif len(shape) == 3 and shape[0] in (1, 3):
+        shape = shape[1:]
+    return (shape[0], shape[1]) if len(shape) == 2 and min(shape) >= 8 else None
+
+
+def as_rgb(frames: Array) -> Array:
+    """``[n, ...]`` images of any of these kinds as ``[n, height, width, 3]``; of a stack, the newest."""
+    if frames.ndim == 5:
+        frames = frames[:, -1]
+    if frames.ndim == 3:
+        frames = frames[..., None]
+    if frames.shape[-1] not in (1, 3):
+        frames = np.moveaxis(frames, 1, -1)
+    return np.repeat(frames, 3, axis=-1) if frames.shape[-1] == 1 else frames
+
+
 def _size(data: Any, declared: Sequence[int | None]) -> tuple[int, int, int]:
     """Height, width and channels that an image will have, from its first bytes."""
     if data[:2] == JPEG:
@@ -97,7 +124,8 @@ def _size(data: Any, declared: Sequence[int | None]) -> tuple[int, int, int]:
         channels = _PNG_CHANNELS[color]
     else:
         raise CorruptError(
-            f"neither a PNG nor a JPEG image: {len(data)} bytes that begin with {bytes(data[:8]).hex(' ') or 'nothing'}."
+            f"neither a PNG nor a JPEG image: {len(data)} bytes that begin with "
+            f"{bytes(data[:8]).hex(' ') or 'nothing'}."
         )
     if any(wanted not in (None, found) for wanted, found in zip(declared[:2], (height, width), strict=True)):
         raise CorruptError(f"an image of {height} x {width} pixels, declared as {declared[0]} x {declared[1]}.")
@@ -164,5 +192,6 @@ def _pillow() -> Any:
 
 
 def _simplejpeg() -> Any:
-    """A wrapper of libjpeg-turbo: unlike Pillow it has TensorFlow's choice of the two cosine transforms, and half the overhead."""
+    """A wrapper of libjpeg-turbo: unlike Pillow it has TensorFlow's choice of the two
+    cosine transforms, and half the overhead."""
     return optional_module("simplejpeg", "Reading and writing JPEG images", "images")

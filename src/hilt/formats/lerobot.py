@@ -4,14 +4,13 @@
     data/**.parquet     the frames of one episode (2.x) or of many (3.0)
     videos/**.mp4       the same, with the time at which each episode begins (3.0)
 
-A frame is what was seen, what was done then, and what came of it; what was seen after the last one has no place there. Datasets
-that Hilt wrote keep it in a file of their own (see `lerobot_write`); in all others the last observation stands for it.
+A frame is what was seen, what was done then, and what came of it; what was seen after the last one
+has no place there. Datasets that Hilt wrote keep it in a file of their own (see `lerobot_write`);
+in all others the last observation stands for it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import re
 import threading
@@ -23,14 +22,23 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, CorruptError, FormatError, HiltError
+from hilt.core.errors import ConfigError, CorruptError, FormatError, UnknownNameError
 from hilt.core.files import inside, read
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, ArraySpec, unflatten
 from hilt.formats import images
 from hilt.formats.episodes import INSTRUCTION, Dataset, Episode, Job, plain, text_fact, transitions
+from hilt.formats.lerobot_meta import (
+    listing,
+    parquet_module,
+    parse_json,
+    read_episodes,
+    read_statistics,
+    read_task_lists,
+    read_texts,
+)
 from hilt.formats.lerobot_write import BOOKKEEPING, DATA_PATH, LAST_PATH, VIDEO_PATH, create, pyarrow
-from hilt.formats.video import read_frames
+from hilt.formats.video import OpenVideos, read_frames
 
 __all__ = ["matches", "open_dataset", "create", "LeRobotDataset"]
 
@@ -63,8 +71,8 @@ DTYPES = (
 )
 SINGLE = {"rewards": "", "terminated": "bool", "truncated": "bool", "source": "uint8"}
 """Columns of one number for each step, and its type where there is only one."""
-ROW_LIMIT, BYTE_LIMIT = 1 << 25, 1 << 33
-"""Rows of one file, and bytes of one row group: more are refused, since a few bytes of parquet can claim any number."""
+BYTE_LIMIT = 1 << 33
+"""Bytes of one row group: more are refused, since a few bytes of parquet can claim any number."""
 
 
 def matches(path: Path) -> bool:
@@ -103,13 +111,15 @@ class LeRobotDataset(Dataset):
         self._tolerance = tolerance_s
         self.info = _read_info(path / "meta/info.json")
         self.features = {f.name: f for f in _features(self.info.get("features"), path / "meta/info.json")}
-        self._episodes = _read_episodes(
+        self._episodes = read_episodes(
             path, self.info["codebase_version"], [f.name for f in self.features.values() if f.kind == "video"]
         )
-        self._tasks, self._subtasks = _read_texts(path, "task"), _read_texts(path, "subtask")
+        self._tasks, self._subtasks = read_texts(path, "task"), read_texts(path, "subtask")
         self._lock = threading.Lock()
-        self._listing = lru_cache(8)(_listing)
+        self._listing = lru_cache(8)(listing)
         self._group = lru_cache(2)(self._read_group)
+        self._times_of = lru_cache(64)(self._read_times)
+        self._videos = OpenVideos()
         if self.info.get("total_episodes", len(self)) != len(self):
             self.notes.add(
                 f"meta/info.json promises {self.info['total_episodes']} episodes, meta/episodes lists {len(self)}"
@@ -132,6 +142,84 @@ class LeRobotDataset(Dataset):
             "features": {f.name: f"{f.kind} {f.spec}" for f in self.features.values() if f.name not in BOOKKEEPING},
         }
 
+    def stated_counts(self) -> dict[str, int]:
+        stated = {"episodes": self.info.get("total_episodes"), "steps": self.info.get("total_frames")}
+        return {name: count for name, count in stated.items() if isinstance(count, int)}
+
+    def unlisted(self) -> Iterator[str]:
+        listed: dict[Path, int] = {}
+        for place, length in enumerate(self._episodes["length"].tolist()):
+            if length:
+                file = self._file("data_path", place)
+                listed[file] = listed.get(file, 0) + length
+        for file in sorted((self.path / "data").rglob("*.parquet")):
+            with parquet_module(file) as pq:
+                rows = pq.read_metadata(file.absolute()).num_rows
+            if rows > listed.get(file, 0):
+                yield f"{file} has {rows:,} frames, and meta/episodes lists {listed.get(file, 0):,} of them."
+
+    def stored_statistics(self) -> dict[str, dict[str, Array]]:
+        paths = {f.name: f.path for f in self.features.values() if f.kind == "array" and f.path}
+        found = read_statistics(self.path)
+        return {paths[name]: stats for name, stats in found.items() if name in paths}
+
+    def label(self, number: int) -> str:
+        return f"episode {int(self._episodes['episode_index'][number])}"
+
+    def listed(self) -> dict[str, Sequence[Any]]:
+        known: dict[str, Sequence[Any]] = {"length": self._episodes["length"].tolist()}
+        if tasks := read_task_lists(self.path, self.info["codebase_version"], len(self)):
+            known[INSTRUCTION] = tasks
+        return known
+
+    def cameras(self) -> dict[str, ArraySpec]:
+        pictures = [f for f in self.features.values() if f.kind in ("image", "video")]
+        return {f.path: ArraySpec(f.spec.dtype, f.shape) for f in pictures}
+
+    def frame(self, number: int, step: int, column: str) -> Array:
+        feature = self._feature_of(column)
+        if feature is None or column not in self.cameras():
+            raise UnknownNameError("camera", column, self.cameras())
+        length = int(self._episodes["length"][number])
+        if step >= length:
+            last, _ = self._last(number, int(self._episodes["episode_index"][number]), length)
+            if last is not None and feature.name in last.column_names:
+                seen: Array = _pictures(last, feature, str(self.path))[0].reshape(feature.shape)
+                return seen
+            step = length - 1
+        if feature.kind == "video":
+            file, offset = self._video(feature, number)
+            height, width = feature.spec.shape[:2]
+            reader = self._videos.reader(file, height, width, self._tolerance)
+            image = reader.frame(float(self._times_of(number)[step]) + offset)
+        else:
+            file, episode = self._file("data_path", number), int(self._episodes["episode_index"][number])
+            row = self._rows(file, episode, length, (feature.name,)).slice(step, 1)
+            image = _pictures(row, feature, f"{file}, episode {episode}")[0]
+        return image.reshape(feature.shape)
+
+    def close(self) -> None:
+        self._videos.close()
+
+    def component_names(self, column: str) -> Sequence[str]:
+        feature = self._feature_of(column)
+        names = self.info["features"][feature.name].get("names") if feature is not None else None
+        if isinstance(names, dict):  # by the kind of joint, as LeRobot's first robots have them
+            names = [name for part in names.values() for name in (part if isinstance(part, list) else [part])]
+        return [str(name) for name in names] if isinstance(names, list) else ()
+
+    def _feature_of(self, column: str) -> Feature | None:
+        return next((f for f in self.features.values() if f.path == column), None)
+
+    def _read_times(self, place: int) -> Array:
+        """The time of each frame of an episode since it began."""
+        episode, length = (int(self._episodes[name][place]) for name in ("episode_index", "length"))
+        file = self._file("data_path", place)
+        wanted = [f for f in self.features.values() if f.name in ("timestamp", "frame_index")]
+        table = self._rows(file, episode, length, tuple(f.name for f in wanted))
+        where = f"{file}, episode {episode}"
+        return self._times({f.name: _arrays(table, f, where) for f in wanted}, length, where)
+
     def _read(self, place: int, with_images: bool) -> Episode | None:
         episode, length = (int(self._episodes[name][place]) for name in ("episode_index", "length"))
         if not length:
@@ -152,10 +240,11 @@ class LeRobotDataset(Dataset):
                 found[f.name][length] = (_arrays if f.kind == "array" else _pictures)(last, f, str(file))[0]
         if facts is None:
             facts = self._facts(found, {f.name: table.column(f.name).to_pylist() for f in wanted if f.kind == "text"})
-        return Episode(self._columns(found, length, ends=last is None), facts)
+        return Episode(self._columns(found, length, ends=last is None), facts, times)
 
     def _columns(self, found: dict[str, Array], length: int, ends: bool) -> dict[str, Any]:
-        """The columns of an episode from ``[length + 1, ...]`` arrays by feature. `ends`: the data do not contain how it ended."""
+        """The columns of an episode from ``[length + 1, ...]`` arrays by feature. `ends`:
+        the data do not contain how it ended."""
         leaves = {
             f.path: found[name].reshape(length + 1, *f.shape)
             for name, f in self.features.items()
@@ -206,9 +295,8 @@ class LeRobotDataset(Dataset):
         if "frame_index" in found and not np.array_equal(found["frame_index"][:-1, 0], np.arange(length)):
             raise CorruptError(f"{where}: its frames are not numbered from 0 to {length - 1}. Restore the file.")
         times = found["timestamp"][:-1, 0] if "timestamp" in found else even
-        times = (
-            even if np.array_equal(times, even.astype(times.dtype)) else times.astype(np.float64)
-        )  # as exact as they can be
+        # as exact as they can be
+        times = even if np.array_equal(times, even.astype(times.dtype)) else times.astype(np.float64)
         if not (np.diff(times) > 0).all() or not 0 <= times[0] <= times[-1] < 1e7:
             raise CorruptError(f"{where}: its timestamps do not rise from 0. Restore the file.")
         if np.abs(times - even).max() > self._tolerance:
@@ -216,6 +304,12 @@ class LeRobotDataset(Dataset):
         return times
 
     def _frames(self, feature: Feature, place: int, times: Array) -> Array:
+        file, offset = self._video(feature, place)
+        height, width = feature.spec.shape[:2]
+        return read_frames(file, np.append(times, times[-1]) + offset, height, width, self._tolerance)
+
+    def _video(self, feature: Feature, place: int) -> tuple[Path, float]:
+        """The file of an episode's video, and the time at which the episode begins in it."""
         file, begin = (
             self._file("video_path", place, feature.name),
             self._episodes.get(f"videos/{feature.name}/from_timestamp"),
@@ -225,8 +319,7 @@ class LeRobotDataset(Dataset):
             raise CorruptError(
                 f"{file}: an episode begins at {offset} s by meta/episodes, which is impossible. Restore meta/episodes."
             )
-        height, width = feature.spec.shape[:2]
-        return read_frames(file, np.append(times, times[-1]) + offset, height, width, self._tolerance)
+        return file, offset
 
     def _last(self, place: int, episode: int, length: int) -> tuple[Any, dict[str, Any] | None]:
         """A row with what was seen after the last frame, and the facts: of episodes that Hilt wrote."""
@@ -236,17 +329,20 @@ class LeRobotDataset(Dataset):
         row = self._rows(file, episode, 1, None)
         if not {"length", "facts"} <= set(row.column_names) or row.column("length").to_pylist() != [length]:
             raise CorruptError(
-                f"{file}: not of the {length} frames of episode {episode}. Remove meta/hilt to read the dataset without it."
+                f"{file}: not of the {length} frames of episode {episode}. Remove meta/hilt to "
+                "read the dataset without it."
             )
-        return row, _json(row.column("facts").to_pylist()[0], file)
+        return row, parse_json(row.column("facts").to_pylist()[0], file)
 
     def _rows(self, file: Path, episode: int, length: int, names: tuple[str, ...] | None) -> Any:
-        """The rows of an episode, from the row groups that hold them. The last groups are kept, since episodes share them."""
-        with _parquet(file) as pq, self._lock:
+        """The rows of an episode, from the row groups that hold them. The last
+        groups are kept, since episodes share them."""
+        with parquet_module(file) as pq, self._lock:
             rows = np.flatnonzero(self._listing(file, ("episode_index",))["episode_index"] == episode)
             if len(rows) != length or rows[-1] - rows[0] != length - 1:
                 raise CorruptError(
-                    f"{file}: {len(rows)} frames of episode {episode}, or not in one piece; meta has {length}. Restore it."
+                    f"{file}: {len(rows)} frames of episode {episode}, or not in one piece; meta "
+                    f"has {length}. Restore it."
                 )
             groups, first, parts = pq.read_metadata(file.absolute()), 0, []
             for group in range(groups.num_row_groups):
@@ -260,7 +356,7 @@ class LeRobotDataset(Dataset):
             return pyarrow().concat_tables(parts)
 
     def _read_group(self, file: Path, group: int, names: tuple[str, ...] | None) -> Any:
-        with _parquet(file) as pq:
+        with parquet_module(file) as pq:
             parquet = pq.ParquetFile(file.absolute())
             rows, there = parquet.metadata.row_group(group), parquet.schema_arrow.names
             size = max(
@@ -303,11 +399,12 @@ class LeRobotDataset(Dataset):
 
 
 def _read_info(file: Path) -> dict[str, Any]:
-    info = _json(read(file), file)
+    info = parse_json(read(file), file)
     version = info.get("codebase_version")
     if not isinstance(version, str) or version not in PATHS:
         raise FormatError(
-            f"{file}: LeRobot's format {version!r}; read are {', '.join(PATHS)}. Convert the dataset with LeRobot first."
+            f"{file}: LeRobot's format {version!r}; read are {', '.join(PATHS)}. Convert the "
+            "dataset with LeRobot first."
         )
     for name, default in zip(("data_path", "video_path"), PATHS[version], strict=True):
         info[name] = info.get(name) or default
@@ -364,65 +461,13 @@ def _path_of(name: str, shape: tuple[int, ...], taken: Sequence[str]) -> str:
     return f"extra/{name.replace('/', '.')}" if clashes else path
 
 
-def _read_episodes(path: Path, version: str, videos: list[str]) -> dict[str, Array]:
-    """Returns the metadata of each episode as columns: its number and length, and in version 3.0 the locations of its frames."""
-    names, files = ["episode_index", "length"], [path / "meta/episodes.jsonl"]
-    if version == "v3.0":
-        names += ["data/chunk_index", "data/file_index"]
-        names += [
-            f"videos/{video}/{name}" for video in videos for name in ("chunk_index", "file_index", "from_timestamp")
-        ]
-        files = sorted((path / "meta/episodes").glob("*/*.parquet")) or [
-            path / "meta/episodes/chunk-000/file-000.parquet"
-        ]
-    parts = [_listing(file, names) for file in files]
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in names}
-    if not ((columns["length"] >= 0) & (columns["length"] <= ROW_LIMIT)).all():
-        raise CorruptError(f"{files[0]}: the length of an episode is not between 0 and {ROW_LIMIT}. Restore the file.")
-    return columns
-
-
-def _read_texts(path: Path, kind: str) -> dict[int, str]:
-    """The texts of all tasks (or subtasks) by number."""
-    file, index, text = path / f"meta/{kind}s.parquet", f"{kind}_index", kind
-    if file.is_file():
-        with _parquet(file) as pq:
-            text = next(
-                (name for name in pq.read_schema(file.absolute()).names if name in (kind, "__index_level_0__")), kind
-            )
-    elif not (file := file.with_suffix(".jsonl")).is_file():
-        return {}
-    listed = _listing(file, [index], text)
-    return dict(zip(listed[index].tolist(), map(str, listed[text].tolist()), strict=True))
-
-
-def _listing(file: Path, names: Sequence[str], text: str = "") -> dict[str, Array]:
-    """Columns of numbers, and one of text, from a parquet file or from a file of JSON lines."""
-    wanted = [*names, text] if text else names
-    with _parquet(file) as pq:
-        if file.suffix == ".jsonl":
-            lines = [_json(line, file) for line in file.read_bytes().splitlines() if line.strip()]
-            found = {name: np.array([line[name] for line in lines] or np.empty(0, np.int64)) for name in wanted}
-        else:
-            parquet = pq.ParquetFile(file.absolute())
-            if parquet.metadata.num_rows > ROW_LIMIT:
-                raise CorruptError(f"{file}: {parquet.metadata.num_rows} rows; at most {ROW_LIMIT} are read.")
-            table = parquet.read(columns=wanted)
-            found = {name: table.column(name).to_numpy() for name in wanted}
-        for name in names:
-            if found[name].dtype.kind not in ("fiu" if name.endswith("timestamp") else "iu") or found[name].ndim != 1:
-                raise ValueError(f"{name} is not a number in every row")
-    return found
-
-
 def _arrays(table: Any, feature: Feature, where: str) -> Array:
     """``[rows + 1, ...]``: the values of a column, the last one twice."""
     pa = pyarrow()
     column, rows = table.column(feature.name).combine_chunks(), table.num_rows
     try:
-        column = getattr(
-            column, "storage", column
-        )  # where the package `datasets` is loaded, lists of lists have a type of their own
+        # where the package `datasets` is loaded, lists of lists have a type of their own
+        column = getattr(column, "storage", column)
         while pa.types.is_nested(column.type):
             fixed = pa.types.is_fixed_size_list(column.type)
             if column.null_count or (not fixed and len(column.value_lengths().unique()) > 1):
@@ -455,30 +500,3 @@ def _pictures(table: Any, feature: Feature, where: str) -> Array:
         raise CorruptError(f"{where}, frame {frame}: {feature.name}: {error}") from None
     out[-1] = out[-2]
     return out
-
-
-@contextlib.contextmanager
-def _parquet(file: Path) -> Iterator[Any]:
-    """The module that reads parquet files; what it raises about this file becomes ours."""
-    pa = pyarrow()
-    import pyarrow.parquet as pq
-
-    try:
-        yield pq
-    except HiltError:
-        raise
-    except FileNotFoundError:
-        raise CorruptError(f"{file}: this file is missing. Restore it from a copy.") from None
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError) as error:
-        reason = str(error).strip().split("\n")[0][:200]
-        raise CorruptError(f"{file}: not as LeRobot writes it ({reason}). Restore it from a copy.") from error
-
-
-def _json(text: Any, file: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(text)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise CorruptError(f"{file}: not readable as JSON ({error}). Restore the file from a copy.") from None
-    if not isinstance(data, dict):
-        raise CorruptError(f"{file}: a mapping was expected, got {type(data).__name__}. Restore the file from a copy.")
-    return data

@@ -1,8 +1,8 @@
 """LeRobot's datasets, version 3.0, written as LeRobot 0.4 writes and reads them.
 
-Files are written in units: one parquet file of frames, its mp4 files, its part of meta/episodes, and its part of meta/hilt, which
-LeRobot does not look at: what was seen after the last frame of each episode, and the episode's facts. Each complete unit is a line
-in a journal, so that a writer goes on where the one before was stopped.
+Files are written in units: one parquet file of frames, its mp4 files, its part of meta/episodes, and its part of
+meta/hilt, which LeRobot does not look at: what was seen after the last frame of each episode, and the episode's facts.
+Each complete unit is a line in a journal, so that a writer goes on where the one before was stopped.
 """
 
 from __future__ import annotations
@@ -174,12 +174,8 @@ class LeRobotWriter(FolderWriter):
         self._end_unit()
         table = pyarrow().table({"task_index": list(self._tasks.values()), "task": list(self._tasks)})
         kinds = [{"name": n, "field_name": n, "pandas_type": t, "numpy_type": t, "metadata": None} for n, t in _TASKS]
-        index = {
-            "index_columns": ["task"],
-            "column_indexes": [],
-            "columns": kinds,
-            "pandas_version": "2.0.0",
-        }  # pandas finds tasks by text
+        # pandas finds tasks by text
+        index = {"index_columns": ["task"], "column_indexes": [], "columns": kinds, "pandas_version": "2.0.0"}
         _write(self._path / "meta/tasks.parquet", table.replace_schema_metadata({"pandas": json.dumps(index)}))
         stats = {name: {stat: values.tolist() for stat, values in found.items()} for name, found in self._stats.items()}
         DISK.replace(self._path / "meta/stats.json", json.dumps(stats, indent=4).encode())
@@ -253,7 +249,8 @@ class LeRobotWriter(FolderWriter):
                 values.shape[1:] != column.origin or values.dtype.name != ("uint8" if column.is_image else column.kind)
             ):
                 raise SchemaError(
-                    f"{path}: {values.dtype} {values.shape[1:]}, where the first episode has {column.kind} {column.origin}."
+                    f"{path}: {values.dtype} {values.shape[1:]}, where the first episode has "
+                    f"{column.kind} {column.origin}."
                 )
             if not column and path not in self._dropped and not path.startswith("next_observations"):
                 raise SchemaError(f"{path}: the first episode has no such column, and all must be alike.")
@@ -413,7 +410,8 @@ def _plan(leaves: dict[str, Array], success: bool, codec: str) -> tuple[list[Col
 
 
 def encode(values: Array, is_image: bool) -> Any:
-    """``[N, ...]`` as a column of parquet: numbers, lists of them, lists of lists, or PNG images as LeRobot holds them."""
+    """``[N, ...]`` as a column of parquet: numbers, lists of them, lists of lists,
+    or PNG images as LeRobot holds them."""
     pa = pyarrow()
     if is_image:
         files = pa.array([pictures.encode(image) for image in values], pa.binary())
@@ -441,7 +439,8 @@ def statistics(values: Array, is_image: bool) -> dict[str, Array]:
     numbers = numbers.clip(-1e150, 1e150)  # their squares are finite too
     numbers[:, np.isnan(numbers).all(axis=0)] = 0
     found = {name: function(numbers, axis=axes) for name, function in _MOMENTS.items()}
-    found |= dict(zip(QUANTILES, np.nanquantile(numbers, list(QUANTILES.values()), axis=axes), strict=True))
+    quantiles = np.nanquantile(numbers, list(QUANTILES.values()), axis=axes)
+    found |= dict(zip(QUANTILES, quantiles, strict=True))
     return {
         **{name: value.reshape(-1, 1, 1) if is_image else value for name, value in found.items()},
         "count": np.array([len(values)]),
@@ -452,7 +451,7 @@ def merge(a: dict[str, Array], b: dict[str, Array]) -> dict[str, Array]:
     """The statistics of two parts as those of the whole; its quantiles are only near, as LeRobot's own are."""
     count = a["count"] + b["count"]
     wa, wb = a["count"] / count, b["count"] / count
-    whole = {name: a[name] * wa + b[name] * wb for name in ("mean", *QUANTILES)}
+    whole = {name: a[name] * wa + b[name] * wb for name in ("mean", *QUANTILES) if name in a and name in b}
     spread = (a["std"] ** 2 + (a["mean"] - whole["mean"]) ** 2) * wa + (
         b["std"] ** 2 + (b["mean"] - whole["mean"]) ** 2
     ) * wb

@@ -2,7 +2,8 @@
 
     data/metadata.json                   the spaces, how many episodes, and in which form the rest is
     data/main_data.hdf5                  episode_0/{observations, actions, rewards, terminations, truncations, infos}
-    data/0/part-0.arrow (or .parquet)    the same in Arrow's forms, one folder for each episode, with a metadata.json of its own
+    data/0/part-0.arrow (or .parquet)    the same in Arrow's forms, one folder for each episode, with a metadata.json of
+                                         its own
 
 Observations have one row more than the rest: what was seen after the last step.
 """
@@ -75,6 +76,10 @@ class MinariDataset(ListedDataset):
 
     def describe(self) -> dict[str, Any]:
         return {name: plain(value) for name, value in self._about.items() if not name.endswith(("_space", "_spec"))}
+
+    def stated_counts(self) -> dict[str, int]:
+        stated = {name: self._about.get(f"total_{name}") for name in ("episodes", "steps")}
+        return {name: count for name, count in stated.items() if isinstance(count, int)}
 
     def _read(self, found: str, images: bool) -> Episode | None:
         return self._from_hdf5(found, images) if self._kind == "hdf5" else self._from_arrow(found, images)

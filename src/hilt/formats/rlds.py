@@ -6,12 +6,14 @@
     with Log.create("bridge-log", create_log_schema(episodes)) as log:
         push_rlds_to_reverb(episodes, log)
 
-The three functions have the names, arguments, results and errors of TF-Agents' ``rlds_to_reverb``. Their `rlds_data` may be an
-opened RLDS dataset, any iterable of episodes ``{"steps": steps, ...}`` with steps as dictionaries of arrays, or a
-``tf.data.Dataset`` of them. A step t holds ``(o_t, a_t, r_t, d_t)``: what was seen, what was done there, and what that earned.
+The three functions have the names, arguments, results and errors of TF-Agents' ``rlds_to_reverb``. Their
+`rlds_data` may be an opened RLDS dataset, any iterable of episodes ``{"steps": steps, ...}`` with steps as
+dictionaries of arrays, or a ``tf.data.Dataset`` of them. A step t holds ``(o_t, a_t, r_t, d_t)``: what was
+seen, what was done there, and what that earned.
 
-On a last step, action, reward and discount mean nothing: they may be zero, NaN or absent. NaN and what is absent become 0 (a
-discount: 1 unless the step is terminal), so that no loss ever meets them. Elsewhere all seven features must be there.
+On a last step, action, reward and discount mean nothing: they may be zero, NaN or absent. NaN and
+what is absent become 0 (a discount: 1 unless the step is terminal), so that no loss ever meets
+them. Elsewhere all seven features must be there.
 """
 
 from __future__ import annotations
@@ -109,8 +111,8 @@ def create_trajectory_data_spec(rlds_data: Any) -> Trajectory:
         spec = create_trajectory_data_spec(rlds_data)
         table = reverb.Table(..., signature=tensor_spec.add_outer_dim(spec))
 
-    Where TF-Agents is loaded they are its own specs, else `TensorSpec` with numpy's types. Raises ValueError when there are no steps,
-    or when they lack a feature.
+    Where TF-Agents is loaded they are its own specs, else `TensorSpec` with numpy's types. Raises ValueError when
+    there are no steps, or when they lack a feature.
     """
     return _Data(rlds_data).spec()
 
@@ -123,8 +125,9 @@ def create_log_schema(rlds_data: Any, policy_info_fn: PolicyInfo | None = None) 
 def convert_rlds_to_trajectories(
     rlds_data: Any, policy_info_fn: PolicyInfo | None = None, strict: bool = False, *, as_tf_dataset: bool = False
 ) -> Any:
-    """One trajectory for each step, made while they are asked for: a `LazyDataset` with ``map``, ``take``, ``batch`` and ``shuffle`` as
-    ``tf.data`` has them, or with `as_tf_dataset` a ``tf.data.Dataset``, for which TensorFlow must be installed.
+    """One trajectory for each step, made while they are asked for: a `LazyDataset` with ``map``,
+    ``take``, ``batch`` and ``shuffle`` as ``tf.data`` has them, or with `as_tf_dataset` a
+    ``tf.data.Dataset``, for which TensorFlow must be installed.
 
     Episodes are flattened into one row of steps::
 
@@ -138,17 +141,18 @@ def convert_rlds_to_trajectories(
 
     Each pair becomes a trajectory: all of its first step, and the type of its second::
 
-        (o_3, a_3, r_3, d_3) last, terminal   ──►   Trajectory(step_type=LAST, observation=o_3, action=a_3, policy_info=(),
+        (o_3, a_3, r_3, d_3) last, terminal   ──►   Trajectory(step_type=LAST, observation=o_3, action=a_3,
+                                              policy_info=(),
         (o_4, a_4, r_4, d_4) first                             next_step_type=FIRST, reward=r_3, discount=0)
 
-    An episode of one step has both types `LAST`. The discount is 0 on a last step that is terminal, else the step's own.
-    ``policy_info_fn(step, next_step)`` makes the policy's info. Trajectories span two steps, here as in TF-Agents. Longer windows
-    come from a log's sequence sampler: ``log.all().sampler(sequence_length=8)``.
+    An episode of one step has both types `LAST`. The discount is 0 on a last step that is terminal, else the step's
+    own. ``policy_info_fn(step, next_step)`` makes the policy's info. Trajectories span two steps, here as in TF-Agents.
+    Longer windows come from a log's sequence sampler: ``log.all().sampler(sequence_length=8)``.
 
-    Raises ValueError when there are no steps or they lack a feature; and while it is iterated `InvalidArgumentError`, at an episode
-    that does not end with a last step, at a terminal step that is not the last, and at a last step that no first step follows.
-    `strict` also rejects what TF-Agents lets pass: a first step that is not the last before another episode, two first steps in a
-    row inside one episode, and an episode that does not begin with a first step.
+    Raises ValueError when there are no steps or they lack a feature; and while it is iterated `InvalidArgumentError`,
+    at an episode that does not end with a last step, at a terminal step that is not the last, and at a last step that
+    no first step follows. `strict` also rejects what TF-Agents lets pass: a first step that is not the last before
+    another episode, two first steps in a row inside one episode, and an episode that does not begin with a first step.
     """
     if as_tf_dataset:
         import_tensorflow()
@@ -165,14 +169,15 @@ def push_rlds_to_reverb(
 ) -> int:
     """Gives `rlds_data` to a target, episode after episode, and returns how many trajectories (RLDS steps) that were.
 
-    The target is one of TF-Agents' Reverb observers, which gets each trajectory; or a `Log`, a `TrainerClient` with one data store,
-    or a data store. Those hold transitions: an episode of N steps is N - 1 of them, the last step being only where the last of them
-    ends; all N steps are counted. What the target has no place for (the policy's info, further columns of the steps) is left out,
-    with a warning. Nothing is flushed or closed.
+    The target is one of TF-Agents' Reverb observers, which gets each trajectory; or a `Log`, a `TrainerClient` with one
+    data store, or a data store. Those hold transitions: an episode of N steps is N - 1 of them, the last step being
+    only where the last of them ends; all N steps are counted. What the target has no place for (the policy's info,
+    further columns of the steps) is left out, with a warning. Nothing is flushed or closed.
 
-    Raises ValueError when there are no steps, when they lack a feature, and when the target has another signature or schema than the
-    data, with what differs. Raises `InvalidArgumentError` at a malformed episode, as `convert_rlds_to_trajectories` does: the episodes
-    before it were pushed, nothing of it was. This error, like any other on the way, has the exact count so far in `pushed`.
+    Raises ValueError when there are no steps, when they lack a feature, and when the target has another signature or
+    schema than the data, with what differs. Raises `InvalidArgumentError` at a malformed episode, as
+    `convert_rlds_to_trajectories` does: the episodes before it were pushed, nothing of it was. This error, like any
+    other on the way, has the exact count so far in `pushed`.
     """
     data, pushed = _Data(rlds_data), 0
     give = _giver(reverb_observer, data, policy_info_fn)
@@ -366,7 +371,10 @@ def _require_features(step: Mapping[str, Any], names: tuple[str, ...] | None = N
 
 
 def _lacking(step: Mapping[str, Any]) -> str:
-    return f"Invalid RLDS step spec. Features expected are {list(FEATURES)}, but found {[name for name in step if step[name] is not None]}"
+    return (
+        f"Invalid RLDS step spec. Features expected are {list(FEATURES)}, but found "
+        f"{[name for name in step if step[name] is not None]}"
+    )
 
 
 def _tensorflow_spec(data: Any) -> dict[str, Any] | None:
@@ -434,7 +442,8 @@ def _giver(target: Any, data: _Data, policy_info_fn: PolicyInfo | None) -> Calla
     log = target if isinstance(target, Log) else getattr(target, "log", None)
     if target is None or isinstance(target, list) or (log is not target and not hasattr(target, "insert")):
         raise ConfigError(
-            f"expected a TF-Agents Reverb observer, a Log, a TrainerClient or a data store, got {type(target).__name__}."
+            "expected a TF-Agents Reverb observer, a Log, a TrainerClient or a data store, "
+            f"got {type(target).__name__}."
         )
     wanted = _columns_for(log.schema, data.transition(policy_info_fn)) if isinstance(log, Log) else None
 
@@ -462,8 +471,8 @@ def _giver(target: Any, data: _Data, policy_info_fn: PolicyInfo | None) -> Calla
 
 
 def _columns_for(schema: Schema, given: dict[str, Any]) -> set[str]:
-    """The columns that a log and the data have. One that the data lacks or has otherwise is an error; one of a step's that the log
-    lacks is left out."""
+    """The columns that a log and the data have. One that the data lacks or has otherwise is an error; one
+    of a step's that the log lacks is left out."""
     ours = {path: f"{column.dtype} {column.shape[1:]}" for path, column in flatten(_with_masks(given)).items()}
     theirs = {path: str(spec) for path, spec in schema.columns.items()}
     needed = [path for path in theirs if path in ours or path not in BUILT_IN]

@@ -1,9 +1,11 @@
 """RLinf's buffer folders (see `hilt.formats.rlinf_folder`), and folders of these, one for each rank.
 
-A trajectory has steps ``[T, B, ...]`` of B environments over many episodes; here each environment's episodes stand alone. A step of
-several chunks is one transition whose reward is the sum of theirs; what RLinf stored is kept beside it, under its own names.
+A trajectory has steps ``[T, B, ...]`` of B environments over many episodes; here each environment's
+episodes stand alone. A step of several chunks is one transition whose reward is the sum of theirs; what
+RLinf stored is kept beside it, under its own names.
 
-We write an episode as a trajectory of one environment, and what RLinf has no field for into ``hilt_{id}.pt``, which it passes over.
+We write an episode as a trajectory of one environment, and what RLinf has no field
+for into ``hilt_{id}.pt``, which it passes over.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ def matches(path: Path) -> bool:
 
 
 def open_dataset(path: Path) -> RLinfDataset:
-    """A folder of ``save_checkpoint`` or ``auto_save``, the folder above its ``rank_0``, ``rank_1``, ..., or one trajectory's file."""
+    """A folder of ``save_checkpoint`` or ``auto_save``, the folder above its ``rank_0``,
+    ``rank_1``, ..., or one trajectory's file."""
     return RLinfDataset(path)
 
 
@@ -59,9 +62,11 @@ class RLinfDataset(ListedDataset):
     def __init__(self, path: Path):
         super().__init__(path)
         self._files: list[tuple[Path, bool]] = [(path, True)] if _is_trajectory(path) else []
+        self._stated_steps: list[Any] = []
         for folder in _folders(path):
             index = folders.read_index(folder)
             for entry in index.entries.values():
+                self._stated_steps.append(entry.get("num_samples"))
                 found = folders.find_file(folder, entry, index.trajectory_format)
                 self._files.append(
                     (found or folder / folders.file_name(entry, index.trajectory_format), found is not None)
@@ -93,6 +98,11 @@ class RLinfDataset(ListedDataset):
                     )
                 found += [(number, lane, first, stop) for first, stop in itertools.pairwise(sorted(edges))]
         return found
+
+    def stated_counts(self) -> dict[str, int]:
+        if not self._stated_steps or not all(isinstance(count, int) for count in self._stated_steps):
+            return {}
+        return {"steps": sum(self._stated_steps)}
 
     def describe(self) -> dict[str, Any]:
         return {"trajectories": len(self._files)}
@@ -149,9 +159,8 @@ class RLinfDataset(ListedDataset):
                 self.notes.add(f"{path}: {own_type} is kept as float32")
                 array = array.view(getattr(ml_dtypes, own_type)).astype(np.float32)
             raw[path] = step_rows(path, array, len(trajectory.rewards))
-            facts["rollout_epochs"] = max(
-                len(array) - len(raw[path]), facts["rollout_epochs"]
-            )  # each begins with a reset
+            # each begins with a reset
+            facts["rollout_epochs"] = max(len(array) - len(raw[path]), facts["rollout_epochs"])
         shape = raw["rewards"].shape[:2]
         if wrong := [path for path, array in raw.items() if array.shape[:2] != shape]:
             raise SchemaError(f"{wrong[0]} has shape {raw[wrong[0]].shape}, and the rewards have {shape}.")

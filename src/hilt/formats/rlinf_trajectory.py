@@ -1,8 +1,8 @@
 """RLinf's `Trajectory`: the steps of many environments as columns [T, B, ...], as its files and its channels have them.
 
-A rollout of E epochs has T steps in all. Dones, terminations and truncations have T + E rows: each epoch begins with the
-row of its reset, so that the outcome of a step stands one row further down. Values have T + E rows as well, but theirs
-is the last of each epoch, the bootstrap. `step_rows` takes exactly the T rows that belong to the steps.
+A rollout of E epochs has T steps in all. Dones, terminations and truncations have T + E rows: each epoch begins with
+the row of its reset, so that the outcome of a step stands one row further down. Values have T + E rows as well, but
+theirs is the last of each epoch, the bootstrap. `step_rows` takes exactly the T rows that belong to the steps.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Trajectory:
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """The shape that stands for the whole trajectory, [T, B, ...]: that of the log-probabilities, else of the rewards."""
+        """The shape that stands for the whole trajectory, [T, B, ...]: that of the
+        log-probabilities, else of the rewards."""
         reference = self.rewards if self.prev_logprobs is None else self.prev_logprobs
         return None if reference is None else tuple(reference.shape)
 
@@ -67,9 +68,11 @@ class Trajectory:
         return cls(**values)
 
     def extract_intervene_traj(self, mode: str = "any") -> list[Trajectory] | None:
-        """Only the steps on which a person acted, one trajectory [t, 1, ...] for each environment that has any; None if none has.
+        """Only the steps on which a person acted, one trajectory [t, 1, ...] for each
+        environment that has any; None if none has.
 
-        `mode` determines when a step of several chunks and action dimensions counts: if "any" of them is flagged, or "all".
+        `mode` determines when a step of several chunks and action dimensions
+        counts: if "any" of them is flagged, or "all".
         """
         if mode not in ("any", "all"):
             raise ConfigError(f"mode is {mode!r}; pass 'any' or 'all'.")
@@ -85,7 +88,8 @@ class Trajectory:
         return parts or None
 
     def _column(self, column: int, mask: Tensor, steps: int) -> Trajectory:
-        """The flagged steps of one environment. A reset row in front is kept, unless there are several and they would mix."""
+        """The flagged steps of one environment. A reset row in front is kept, unless
+        there are several and they would mix."""
 
         def keep(value: Tensor, path: str) -> Tensor:
             if path in RESET_ROW_FIRST and value.shape[0] == steps + 1:
@@ -113,7 +117,8 @@ def step_rows(name: str, value: Any, steps: int) -> Any:
         return value
     if extra < 0 or steps % extra:
         raise SchemaError(
-            f"{name} has {value.shape[0]} rows for {steps} steps; it may have one more for each rollout epoch, and epochs are equally long."
+            f"{name} has {value.shape[0]} rows for {steps} steps; it may have one more for each rollout epoch, "
+            "and epochs are equally long."
         )
     epochs = value.reshape(extra, steps // extra + 1, *value.shape[1:])
     kept = epochs[:, 1:] if name.partition("/")[0] in RESET_ROW_FIRST else epochs[:, :-1]

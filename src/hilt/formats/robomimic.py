@@ -38,7 +38,8 @@ def matches(path: Path) -> bool:
 
 
 def open_dataset(path: Path, *, filter_key: str = "") -> RobomimicDataset:
-    """One file, or a folder of them, such as a suite of LIBERO. `filter_key` names a list of demonstrations, such as ``train``."""
+    """One file, or a folder of them, such as a suite of LIBERO. `filter_key` names a
+    list of demonstrations, such as ``train``."""
     return RobomimicDataset(path, filter_key)
 
 
@@ -79,6 +80,22 @@ class RobomimicDataset(ListedDataset):
             known |= _facts_of_all(child(file, "data"))
         return known
 
+    def stated_counts(self) -> dict[str, int]:
+        if self._filter_key:
+            return {}
+        total = 0
+        for path in self._files:
+            with opened(path) as file:
+                found = attributes(child(file, "data")).get("total")
+            if not isinstance(found, int):
+                return {}
+            total += found
+        return {"steps": total}
+
+    def label(self, number: int) -> str:
+        found = self._episodes[number]
+        return f"episode {number}" if isinstance(found, CorruptError) else f"{found[0].name}: {found[1]}"
+
     def _read(self, found: tuple[Path, str, list[str]], images: bool) -> Episode | None:
         path, name, keys = found
         with opened(path) as file:
@@ -98,7 +115,8 @@ class RobomimicDataset(ListedDataset):
             columns = self._columns(datasets, len(actions[0]), images, facts)
             if not ours and columns["terminated"][:-1].any():
                 self.notes.add(
-                    "dones before the last step, as success has them: the demonstration goes on, so it does not end there"
+                    "dones before the last step, as success has them: the demonstration goes "
+                    "on, so it does not end there"
                 )
                 columns["terminated"][:-1] = False
         names = {f"{path}/array": path for path in ("observations", "next_observations") if single}
@@ -219,9 +237,8 @@ def _new(path: Path) -> Iterator[Any]:
 
 def _files(path: Path) -> list[Path]:
     found = [path] if path.is_file() else sorted([*path.glob("*.hdf5"), *path.glob("*.h5")], key=natural)
-    return [
-        file for file in found if file.suffix in (".hdf5", ".h5") and file.name != "main_data.hdf5"
-    ]  # which is Minari's
+    # which is Minari's
+    return [file for file in found if file.suffix in (".hdf5", ".h5") and file.name != "main_data.hdf5"]
 
 
 def _filter_keys(file: Any) -> dict[str, set[str]]:

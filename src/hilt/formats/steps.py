@@ -45,9 +45,10 @@ _INSTRUCTIONS = (INSTRUCTION, "natural_language_instruction", "instruction")
 def to_episode(rlds_episode: Mapping[str, Any], notes: Notes, keep_last: bool = False) -> Episode | None:
     """An RLDS episode of N steps as N - 1 transitions; None when that is none.
 
-    Further columns of the steps keep their names (``extra/NAME`` where a log means something else by it); texts and metadata become
-    facts. The last step's action and reward belong to no transition: if they are not zero, they become the fact ``last_step``.
-    `keep_last` makes a transition of it, whose next observation is its own. What we wrote ourselves comes back as it was.
+    Further columns of the steps keep their names (``extra/NAME`` where a log means something else by it); texts
+    and metadata become facts. The last step's action and reward belong to no transition: if they are not zero,
+    they become the fact ``last_step``. `keep_last` makes a transition of it, whose next observation is its own.
+    What we wrote ourselves comes back as it was.
     """
     steps = as_steps(rlds_episode["steps"])
     if (own := _marked(rlds_episode, steps)) is not None:
@@ -91,7 +92,8 @@ def to_episode(rlds_episode: Mapping[str, Any], notes: Notes, keep_last: bool = 
 
 
 def to_steps(episode: Episode, notes: Notes) -> list[dict[str, Any]]:
-    """An episode of T transitions as T + 1 steps, ``{"steps": Steps, "episode_metadata": {...}}``; `to_episode` makes the same of it.
+    """An episode of T transitions as T + 1 steps, ``{"steps": Steps, "episode_metadata":
+    {...}}``; `to_episode` makes the same of it.
 
     RLDS stores each observation once: there is one such episode for each stretch without a gap, or an end, inside.
     """
@@ -234,7 +236,8 @@ def _last_action_and_reward(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_last_step(episode: Episode, paired: bool, is_end: bool) -> dict[str, Any]:
-    """Transitions as steps, and one more for the last observation. `is_end`: the episode that they are a part of ends with them."""
+    """Transitions as steps, and one more for the last observation. `is_end`: the
+    episode that they are a part of ends with them."""
     columns, facts, length = episode.columns, episode.facts, len(episode)
     words = facts.get("last_step") if is_end else None
     names, steps = dict[str, str](), dict[str, Any]()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import threading
+from collections import deque
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -20,7 +23,8 @@ CODECS: dict[str, tuple[str, str, dict[str, str]]] = {
     "h264": ("libx264", "yuv420p", {"crf": "20", "preset": "veryfast"}),
     "lossless": ("libx264rgb", "rgb24", {"qp": "0", "preset": "veryfast"}),
 }
-"""By name: the encoder, how it stores pixels, and its settings. AV1 has those of LeRobot; the last one is H.264 that keeps every bit."""
+"""By name: the encoder, how it stores pixels, and its settings. AV1 has those of
+LeRobot; the last one is H.264 that keeps every bit."""
 
 ALONE = {
     "protocol_whitelist": "none",
@@ -31,8 +35,14 @@ ALONE = {
 """Options of FFmpeg: a file leads to no other"""
 
 
+AHEAD_S, KEPT_FRAMES, KEPT_BYTES = 0.7, 32, 8 << 20
+"""Of a `VideoReader`: how far ahead it decodes instead of searching, where the file does not say where its key frames
+are; and how many decoded frames it keeps at most, and how many bytes of them."""
+
+
 def file_name(path: Path) -> str:
-    """A file as FFmpeg is to be given it: absolute, since it takes what stands before a colon in a relative path for a protocol."""
+    """A file as FFmpeg is to be given it: absolute, since it takes what stands before
+    a colon in a relative path for a protocol."""
     return str(path.absolute())
 
 
@@ -43,8 +53,8 @@ def read_frames(path: Path, times: Array, height: int, width: int, tolerance: fl
     """
     av, needed = _av(), len(np.unique(times))
     try:
-        # The file is opened here, and its format is given: FFmpeg would take a name for an address of any protocol, and text for a list
-        # of further addresses.
+        # The file is opened here, and its format is given: FFmpeg would take a name for an address of any protocol,
+        # and text for a list of further addresses.
         with (
             path.open("rb") as file,
             av.open(file, format="mp4", options=ALONE, metadata_errors="replace") as container,
@@ -55,7 +65,8 @@ def read_frames(path: Path, times: Array, height: int, width: int, tolerance: fl
             _check_size(path, stream, height, width)
             if 0 < stream.frames < needed:
                 raise CorruptError(
-                    f"{path}: {stream.frames} frames, fewer than the {needed} of the episode. Restore the file from a copy."
+                    f"{path}: {stream.frames} frames, fewer than the {needed} of the episode. "
+                    "Restore the file from a copy."
                 )
             stream.codec_context.thread_count = 1  # several episodes are decoded at once instead
             out, place = np.empty((len(times), height, width, 3), np.uint8), 0
@@ -78,6 +89,119 @@ def read_frames(path: Path, times: Array, height: int, width: int, tolerance: fl
     )
 
 
+class VideoReader:
+    """Frames of an mp4 file in any order, for a person who looks at it.
+
+    The file stays open. A frame a little ahead of the last one is decoded without a search, and the last frames are
+    kept, so that steps backwards do not decode everything from the key frame on again. Several threads may use it.
+    """
+
+    def __init__(self, path: Path, height: int, width: int, tolerance: float):
+        self.path, self._size, self._tolerance = path, (height, width), tolerance
+        self._lock = threading.Lock()
+        # as FFmpeg has them: a byte for the brightness of each pixel, and half a byte for its color
+        kept = max(2, min(KEPT_FRAMES, KEPT_BYTES // max(1, height * width * 3 // 2)))
+        self._recent: deque[Any] = deque(maxlen=kept)
+        self._frames: Iterator[Any] = iter(())
+        self._stack = contextlib.ExitStack()
+        av = _av()
+        self._reformatter = av.video.reformatter.VideoReformatter()  # one for all frames: making one takes longer
+        with self._errors():
+            file = self._stack.enter_context(path.open("rb"))
+            self._container = self._stack.enter_context(
+                av.open(file, format="mp4", options=ALONE, metadata_errors="replace")
+            )
+            stream = next(iter(self._container.streams.video), None)
+            if stream is None or stream.codec_context is None:
+                raise CorruptError(f"{path}: there is no video in it. Restore the file from a copy.")
+            _check_size(path, stream, height, width)
+            stream.codec_context.thread_count = 1  # threads delay the first frame after a search
+            self._stream, self._rate = stream, float(stream.average_rate or 30)
+
+    def frame(self, time: float) -> Array:
+        """``[height, width, 3]``: the frame that is shown at this time in seconds."""
+        with self._lock, self._errors():
+            for kept in reversed(self._recent):
+                if abs(kept.time - time) <= self._tolerance:
+                    return self._pixels(kept)
+            key = self._key_frame(time)
+            if not self._is_near(time, key):
+                self._recent.clear()
+                self._frames = _frames_from(self._container, self._stream, time, self._tolerance, key)
+            for frame in self._frames:
+                self._recent.append(frame)
+                if frame.time >= time - self._tolerance:
+                    break
+            else:
+                self._recent.clear()
+            if not self._recent or abs(self._recent[-1].time - time) > self._tolerance:
+                raise CorruptError(f"{self.path}: no frame within {self._tolerance} s of {time:.4f} s.")
+            return self._pixels(self._recent[-1])
+
+    def close(self) -> None:
+        with self._lock:
+            self._recent.clear()
+            self._frames = iter(())
+            self._stack.close()
+
+    def _key_frame(self, time: float) -> int | None:
+        """When the key frame is shown from which this frame is decoded, in units of the file; None where the file has
+        no index."""
+        entries = getattr(self._stream, "index_entries", None)
+        if not entries or not self._stream.time_base:
+            return None
+        # the index has times of decoding, which lie before those of showing by as much as the first one
+        early = min(0, int(entries[0].timestamp))
+        when = int((time + self._tolerance) / self._stream.time_base) + early
+        place = entries.search_timestamp(when, backward=True, any_frame=False)
+        return max(0, int(entries[place].timestamp) - early) if place >= 0 else None
+
+    def _is_near(self, time: float, key: int | None) -> bool:
+        """Whether a frame is reached with fewer decoded frames from the last one on than from its key frame on."""
+        newest = self._recent[-1].time if self._recent else math.inf
+        if not newest < time or key is None:
+            return bool(newest < time <= newest + AHEAD_S)
+        return bool(newest >= float(key * self._stream.time_base) - 1.5 / self._rate)
+
+    def _pixels(self, frame: Any) -> Array:
+        _check_size(self.path, frame, *self._size)
+        pixels: Array = self._reformatter.reformat(frame, format="rgb24").to_ndarray()
+        return pixels
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise CorruptError(f"{self.path}: this video is missing. Restore it from a copy.") from None
+        except (_av().FFmpegError, OSError, MemoryError) as error:
+            raise CorruptError(
+                f"{self.path}: not readable as a video ({error}). Restore the file from a copy."
+            ) from error
+
+
+class OpenVideos:
+    """Videos that stay open for single frames: those that were used last."""
+
+    def __init__(self, most: int = 8):
+        self._most, self._lock = most, threading.Lock()
+        self._readers: dict[Path, VideoReader] = {}
+
+    def reader(self, path: Path, height: int, width: int, tolerance: float) -> VideoReader:
+        """The reader of a video, which is opened if it is not open."""
+        with self._lock:
+            reader = self._readers.pop(path, None) or VideoReader(path, height, width, tolerance)
+            while len(self._readers) >= self._most:
+                self._readers.pop(next(iter(self._readers))).close()
+            self._readers[path] = reader
+            return reader
+
+    def close(self) -> None:
+        with self._lock:
+            while self._readers:
+                self._readers.popitem()[1].close()
+
+
 class VideoWriter:
     """An mp4 file that grows by frames; every other one is a key frame, so that any is quickly found."""
 
@@ -89,8 +213,8 @@ class VideoWriter:
             self._container = self._av.open(file_name(path), "w", format="mp4")
             self._stream = self._container.add_stream(encoder, self._rate, options={"g": "2", **options})
             self._stream.width, self._stream.height, self._stream.pix_fmt = width, height, pixels
-            # The AV1 encoder would print its settings, and not only errors; and run by root, it makes its threads, this one and all
-            # processes to come real-time ones.
+            # The AV1 encoder would print its settings, and not only errors; and run by root, it makes its threads, this
+            # one and all processes to come real-time ones.
             with environment({"SVT_LOG": os.environ.get("SVT_LOG", "1")}), scheduling_kept():
                 self._stream.codec_context.open()
         except (self._av.FFmpegError, ValueError) as error:
@@ -127,9 +251,11 @@ class VideoWriter:
             raise StorageError(f"{self.path}: the video could not be written ({error}).") from error
 
 
-def _frames_from(container: Any, stream: Any, time: float, tolerance: float) -> Iterator[Any]:
-    """The frames from the key frame before a time on. A file whose index leads too far is read from its beginning."""
-    for start in (max(0, int((time - tolerance) / stream.time_base)), 0):
+def _frames_from(container: Any, stream: Any, time: float, tolerance: float, key: int | None = None) -> Iterator[Any]:
+    """The frames from the key frame before a time on. `key`: when that one is shown. A file whose index
+    leads too far is read from its beginning."""
+    before = max(0, int((time - tolerance) / stream.time_base))
+    for start in (before, 0) if key is None else (key, before, 0):
         container.seek(start, stream=stream)
         frames = (frame for frame in container.decode(stream) if frame.pts is not None)
         first = next(frames, None)

@@ -1,12 +1,15 @@
-"""The actor: drives a task with the newest weights, lets a person take over, and keeps every step until the learner has it.
+"""The actor: drives a task with the newest weights, lets a person take over, and
+keeps every step until the learner has it.
 
-It never waits for the network. A step is process-safe in the spool before the next one begins, another thread sends it; weights come
-in by themselves and are taken up between two steps; a thread of its own reports to the learner. The only thing that it waits for is the
-first weights: it never acts with untrained weights.
+It never waits for the network. A step is process-safe in the spool before the next one begins, another thread sends it;
+weights come in by themselves and are taken up between two steps; a thread of its own reports to the learner. The only
+thing that it waits for is the first weights: it never acts with untrained weights.
 
     FOLDER/spool/       steps that the learner does not have yet
-    FOLDER/acted        one byte for each step and for each episode that began, so that a restarted actor goes on counting
+    FOLDER/acted        one byte for each step and for each episode that began, so that a
+                        restarted actor goes on counting
     FOLDER/run.json     the run that the spool belongs to
+    FOLDER/operator.json    where its operator's page is, while it runs: `hilt.hil.operator_page`
 """
 
 from __future__ import annotations
@@ -27,13 +30,16 @@ from hilt.core.errors import ConfigError, DeadlineError, HiltError, RefusedError
 from hilt.core.files import DISK, read
 from hilt.core.names import load_own
 from hilt.core.progress import Report, silent
-from hilt.core.rate import Rate
 from hilt.core.trajectory import Source
 from hilt.envs.env_protocol import TASK_SUCCESS, Env, success_of
-from hilt.hil.config import SENDERS, Hil, of_run
+from hilt.envs.rate import Rate
+from hilt.envs.task_mix import TASK_NUMBER
+from hilt.hil.config import SENDERS, TASK_COLUMN, Hil, of_run
 from hilt.hil.contact import LOST, Contact
 from hilt.hil.environment import NullDevice, make_env, trainer_config
 from hilt.hil.make_agent import make_agent
+from hilt.hil.moments import Moment, Moments
+from hilt.hil.operator_page import PageAnnouncement
 from hilt.policies.precision import AUTO
 from hilt.recording.record import RATE_HZ
 from hilt.recording.recording_folder import GRASP, TIMES, nested_copy
@@ -54,6 +60,8 @@ ANSWER_S = 5.0
 FLUSH_S = 5.0
 """At the end, the seconds that steps in transit have; the others stay in the spool"""
 SPLIT = "train"
+PAUSED = "paused"
+"""Who acts while a person has paused a simulation"""
 
 
 @dataclass
@@ -85,7 +93,8 @@ def act(
     report: Report = silent,
     learner_timeout_s: float = LEARNER_TIMEOUT_S,
 ) -> Acted:
-    """Acts until the run ends, the operator presses stop, or `stop()` returns True. `notify` is called with lines of text for the user."""
+    """Acts until the run ends, the operator presses stop, or `stop()` returns True. `notify`
+    is called with lines of text for the user."""
     report(f"opening {config.task}")
     with make_env(config, operator=True) as env:
         actor = Actor(config, env, folder, name, stop, notify, learner_timeout_s, report)
@@ -134,20 +143,20 @@ class Actor:
         self._run = ""  # the run that these steps belong to, as its learner reported it
         self._pressed = self._over = False
         self._refused = ""
-        self._ahead = (
-            0,
-            float("-inf"),
-        )  # online steps before learner steps without its own of this life, and when that was heard
-        self._most: int | None = (
-            None  # steps of this life, its own, with which the run has max_env_steps; none: no such limit
-        )
+        # online steps before learner steps without its own of this life, and when that was heard
+        self._ahead = 0.0, float("-inf")
+        # steps of this life, its own, with which the run has max_env_steps; none: no such limit
+        self._most: int | None = None
         self._says = "not yet"  # whether the environment tells success
         self._closing = threading.Event()
         self._teller = threading.Thread(target=self._tell, name="hilt-actor-tells", daemon=True)
         self._rate, self._timing = _rate(env, config)
         self._contact = Contact(env, config, notify)
+        self._moments = Moments(env, offer=config.store == "log")
+        self._rewinds: list[dict[str, int]] = []  # that the learner does not know yet
         self._clock = time.time() - time.perf_counter()  # one that never goes back, whatever happens to the computer's
         self._began = time.monotonic()
+        self._page: PageAnnouncement | None = None
 
     # The whole, and one episode
 
@@ -159,6 +168,7 @@ class Actor:
             attribute(self._env, "connect", lambda: None)()
             if url := getattr(attribute(self._env, "device", None), "url", ""):
                 self._notify(f"open {url}")
+                self._page = PageAnnouncement(self._folder, url)
             self._teller.start()
         while not self._ended():
             self._episode()
@@ -167,6 +177,7 @@ class Actor:
     def close(self) -> None:
         """Steps in transit are delivered if the learner is there; the rest stays in the spool."""
         self._closing.set()
+        self._agent.close()
         if self._teller.ident is not None:
             self._teller.join(ANSWER_S)
         if self._client is not None:
@@ -174,6 +185,8 @@ class Actor:
             self._client.stop()
         if self._spool is not None:
             self._spool.close()
+        if self._page is not None:
+            self._page.close()
         self._journal.close()
 
     def _flush(self) -> None:
@@ -201,12 +214,22 @@ class Actor:
         observation, info = self._env.reset(seed=self._seed(number, 1), options={"split": SPLIT, "state": state})
         if self._rate is not None:
             self._rate.restart()
+        self._agent.begin(str(attribute(self._env, "instruction", "") or ""), paced=self._rate is not None)
         before, steps, human, total, ended = nested_copy(observation), 0, 0, 0.0, False
+        self._moments.begin()
         while not ended and self._ready():
-            before, reward, ended, info, source = self._step(before)
+            self._moments.note(steps, before, human, total)
+            made, before, ended, info, source = self._step(before)
             self._does(f"step {steps + 1}, {self.acted.acting} acts")
-            steps, human, total = steps + 1, human + (source == Source.HUMAN and not info.get("lost")), total + reward
-            if info.get("lost") and not ended:
+            steps, human = steps + 1, human + (source == Source.HUMAN and not info.get("lost"))
+            total += float(made["rewards"])
+            moment = self._paused(steps) if info.get("paused") and not ended else None
+            self._store.insert({**made, "truncated": np.bool_(True)} if moment else made)
+            if moment is not None:
+                self._moments.restore(moment)
+                self._agent.acted(Source.HUMAN, None)
+                before, steps, human, total = moment.observation, moment.step, moment.human, moment.total
+            elif info.get("lost") and not ended:
                 self._await_operator()
         if ended:
             self._says = "no" if self._says == "not yet" else self._says
@@ -218,11 +241,12 @@ class Actor:
                 )
             by = f", {human} by a person" if human else ""
             self._notify(
-                f"episode {self.acted.episodes}: {steps} steps{by}, {how}, return {total:g}; weights {self.acted.version}"
+                f"episode {self.acted.episodes}: {steps} steps{by}, {how}, return {total:g}; "
+                f"weights {self.acted.version}"
             )
 
-    def _step(self, before: Any) -> tuple[Any, float, bool, dict[str, Any], Source]:
-        """One step, which the spool has when this returns."""
+    def _step(self, before: Any) -> tuple[dict[str, Any], Any, bool, dict[str, Any], Source]:
+        """One step; the spool has it before the next one begins."""
         observed = self._now()
         random = self._random()
         action = (
@@ -238,45 +262,62 @@ class Actor:
         times = dict(zip(TIMES, (observed, sent, self._now()), strict=True))
         after, source = nested_copy(observation), Source(info["source"])
         executed = info["executed_action"]
-        if (
-            source == Source.POLICY and "intervene_action" in info
-        ):  # an environment whose own wrapper lets a person take over
+        # an environment whose own wrapper lets a person take over
+        if source == Source.POLICY and "intervene_action" in info:
             source, executed = Source.HUMAN, info["intervene_action"]
         elif source == Source.POLICY and random:
             source = Source.RANDOM
-        succeed = success_of(info)
+        noted, succeed = self._agent.acted(source, executed), success_of(info)
         self._says = "yes" if succeed is not None else self._says
         self._journal.step()
-        self._store.insert(
-            {
-                "observations": before,
-                "actions": np.asarray(executed, self._env.action_space.dtype),
-                "rewards": np.float32(reward),
-                "next_observations": after,
-                "terminated": np.bool_(terminated),
-                "truncated": np.bool_(truncated),
-                "source": np.uint8(source),
-                "policy_version": np.int64(version if source == Source.POLICY else -1),
-                "times": {name: np.float64(value) for name, value in times.items()},
-                "succeed": np.bool_(bool(succeed)),
-                "lost": np.bool_(info.get("lost", False)),
-                **self._penalty(info),
-                **(
-                    {TASK_SUCCESS: np.int8(-1 if info.get(TASK_SUCCESS) is None else info[TASK_SUCCESS])}
-                    if self._config.classifier
-                    else {}
-                ),
-            }
-        )
+        made = {
+            "observations": before,
+            "actions": np.asarray(executed, self._env.action_space.dtype),
+            "rewards": np.float32(reward),
+            "next_observations": after,
+            "terminated": np.bool_(terminated),
+            "truncated": np.bool_(truncated),
+            "source": np.uint8(source),
+            "policy_version": np.int64(version if source == Source.POLICY else -1),
+            "times": {name: np.float64(value) for name, value in times.items()},
+            "succeed": np.bool_(bool(succeed)),
+            "lost": np.bool_(info.get("lost", False)),
+            **noted,
+            **({TASK_COLUMN: np.int16(info[TASK_NUMBER])} if TASK_NUMBER in info else {}),
+            **self._penalty(info),
+            **(
+                {TASK_SUCCESS: np.int8(-1 if info.get(TASK_SUCCESS) is None else info[TASK_SUCCESS])}
+                if self._config.classifier
+                else {}
+            ),
+        }
         self.acted.steps, self.acted.acting = self.acted.steps + 1, source.name.lower()
         self._pressed = self._pressed or bool(info.get("stop"))
-        return after, float(reward), bool(terminated or truncated), info, source
+        return made, after, bool(terminated or truncated), info, source
+
+    def _paused(self, step: int) -> Moment | None:
+        """Waits while a person has paused the simulation; returns the moment to which they go back, if they do. The
+        learner is told before it gets the last step, which ends what is rewound away."""
+        self.acted.acting = PAUSED
+        self._does(PAUSED)
+        moment = self._moments.wait(self._ended)
+        if moment is not None and self._spool is not None:
+            self._rewinds.append({"rewound_at": self._spool.latest_data_id() + 1, "rewound_to": moment.step})
+            deadline = time.monotonic() + ANSWER_S
+            while self._rewinds and time.monotonic() < deadline and not self._ended():
+                time.sleep(POLL_INTERVAL_S)
+            self._notify(f"rewound from step {step} to step {moment.step}: tries again from there")
+        if self._rate is not None:
+            self._rate.restart()
+        return moment
 
     def _await_operator(self) -> None:
-        """No step is made while contact to the operator is lost, but for two: the one that finds it, and the first one after it."""
+        """No step is made while contact to the operator is lost, but for two: the one that
+        finds it, and the first one after it."""
         self.acted.acting = LOST
         self._does(LOST)
         self._contact.wait(self._ended)
+        self._agent.acted(Source.HUMAN, None)
         if self._rate is not None:
             self._rate.restart()
 
@@ -285,7 +326,8 @@ class Actor:
             return {}
         if GRASP not in info:
             raise SchemaError(
-                f"{self._config.task}: info has no {GRASP}, which {self._config.agent.setup_mode} learns from. Give it one."
+                f"{self._config.task}: info has no {GRASP}, which {self._config.agent.setup_mode} "
+                "learns from. Give it one."
             )
         return {GRASP: np.float32(info[GRASP])}
 
@@ -302,7 +344,7 @@ class Actor:
                 raise RefusedError(f"the learner refuses this actor's steps: {self._refused}")
             if self._weights is not None and (new := self._weights.take()) is not None:
                 self._agent.load_acting_state(new[0])
-                self.acted.version = new[1]
+                self.acted.version = self._agent.version = new[1]
             if self._enough():
                 self._waits("all steps of the run are made, and the learner has not ended it", deadline)
                 continue
@@ -330,7 +372,8 @@ class Actor:
     def _waits(self, what: str, deadline: float) -> None:
         if time.monotonic() > deadline:
             raise DeadlineError(
-                f"{what}, after {self._learner_timeout_s:g} s: look at the learner's output, and start this actor again."
+                f"{what}, after {self._learner_timeout_s:g} s: look at the learner's output, "
+                "and start this actor again."
             )
         self._does(f"waiting: {what}")
         time.sleep(0.02)
@@ -355,7 +398,8 @@ class Actor:
                 self._waits(f"no learner answers at {self._config.wire.host}:{config.port_number} yet{why}", deadline)
 
     def _connected(self, config: TrainerConfig) -> TrainerClient:
-        """First asks whose run it is, without the spool: steps of one run never go into another, whose stores have other names."""
+        """First asks whose run it is, without the spool: steps of one run never go into
+        another, whose stores have other names."""
         name, host = self.acted.name, self._config.wire.host
         answer = self._greeted(config)
         self._run, left, encoder = str(answer.get("run", "")), answer.get("left"), self._config.agent.encoder
@@ -374,7 +418,8 @@ class Actor:
         return client
 
     def _greeted(self, config: TrainerConfig) -> Mapping[str, Any]:
-        """Returns the learner's answer: its run, the precision that it computes in, and the number of steps left if the run has a limit."""
+        """Returns the learner's answer: its run, the precision that it computes in, and the number
+        of steps left if the run has a limit."""
         name = self.acted.name
         with TrainerClient(name, self._config.wire.host, config, wait_for_server=1.0) as client:
             answer: Mapping[str, Any] | None = client.request("send-stats", {"actor": name}, timeout_ms=1e3 * ANSWER_S)
@@ -383,7 +428,8 @@ class Actor:
         return answer
 
     def _belongs_to(self, run: str) -> None:
-        """This actor's folder does from now on; refused while it has steps of another run. For a new run it counts anew."""
+        """This actor's folder does from now on; refused while it has steps of
+        another run. For a new run it counts anew."""
         run_file, path = self._folder / "run.json", self._folder / "spool"
         before = read_json(run_file).get("run", "") if run_file.exists() else run
         if self._config.store == "log":
@@ -392,19 +438,23 @@ class Actor:
             )
             if before != run and len(self._spool):
                 raise ConfigError(
-                    f"{path} has {len(self._spool)} steps that the learner of another run has not got, and they would go into this one. "
-                    "Start an actor for that run, or give this one another folder with --spool."
+                    f"{path} has {len(self._spool)} steps that the learner of another run has not got, and "
+                    "they would go into this one. Start an actor for that run, or give this one "
+                    "another folder with --spool."
                 )
         if before != run:
             self._journal.restart()
         write_json(run_file, {"run": run})
 
     def _tell(self) -> None:
-        """Runs in a thread: reports the actor's state to the learner, and receives the learner's progress and whether the run is over."""
+        """Runs in a thread: reports the actor's state to the learner, and receives the learner's
+        progress and whether the run is over."""
         assert self._client is not None
         reported_at = 0.0
         while not self._closing.wait(AGAIN_S):
             due, stats = time.monotonic() - reported_at >= TELL_S, self._client.stats()
+            while self._rewinds and stats["connected"] and self._ask({"actor": self.acted.name, **self._rewinds[0]}):
+                self._rewinds.pop(0)
             wrong = next((store["refusal"] for store in stats["stores"].values() if store["refused"]), "")
             self._refused = f"{wrong} Give both sides the same recipe and settings." if wrong else self._refused
             if stats["refusal"] and due:
@@ -414,7 +464,8 @@ class Actor:
                 reported_at = time.monotonic() if due else reported_at
 
     def _another_run(self) -> str:
-        """Whether the learner that refuses is of another run, in words; else it may take steps again, and acting goes on."""
+        """Whether the learner that refuses is of another run, in words; else it may
+        take steps again, and acting goes on."""
         with contextlib.suppress(HiltError):
             if str(self._greeted(trainer_config(self._config, learner=False)).get("run", "")) != self._run:
                 left = (
@@ -425,20 +476,23 @@ class Actor:
                 return f"it is of another run.{left}"
         return ""
 
-    def _ask(self, words: dict[str, Any]) -> None:
+    def _ask(self, words: dict[str, Any]) -> bool:
+        """Reports to the learner; returns whether it has answered."""
         assert self._client is not None
         own, spooled = self.acted.steps, len(self._spool) if self._spool is not None else 0
         try:
             answer = self._client.request("send-stats", words, timeout_ms=1e3 * ANSWER_S)
         except HiltError as error:  # the learner could not process the report; acting goes on
             self._notify(f"the learner: {error}")
-            return
+            return False
         if answer is not None:
             self._over = self._over or bool(answer["stop"])
             # without its own steps of this life, which are added when it is asked
-            self._ahead = int(answer.get("online", self._journal.steps)) - int(answer["update"]) - own, time.monotonic()
+            learned = int(answer["update"]) / self._config.updates_per_step
+            self._ahead = int(answer.get("online", self._journal.steps)) - learned - own, time.monotonic()
             if "left" in answer and self._spool is not None:  # episodes that are sent whole have no such end
                 self._most = own + int(answer["left"]) - spooled
+        return answer is not None
 
     def _stats(self) -> dict[str, Any]:
         acted = self.acted
@@ -453,6 +507,7 @@ class Actor:
             "stop": self._pressed,
             "says_success": self._says,
             **self._contact.stats(),
+            **self._agent.metrics(),
         }
         if self._timing is not None:
             timing = self._timing()
@@ -493,7 +548,8 @@ class Weights:
 
 
 class ActedJournal:
-    """Counts the steps and episodes that an actor has begun, over all its restarts. A byte is written whole, or not at all."""
+    """Counts the steps and episodes that an actor has begun, over all its restarts.
+    A byte is written whole, or not at all."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -529,7 +585,8 @@ class ActedJournal:
 
 
 def _rate(env: Env, config: Hil) -> tuple[Rate | None, Callable[[], dict[str, float]] | None]:
-    """Paces the loop and measures how well the rate is kept. An environment that keeps a rate itself is not paced again."""
+    """Paces the loop and measures how well the rate is kept. An environment that
+    keeps a rate itself is not paced again."""
     own = float(attribute(env, "control_hz", 0) or 0)
     if (timing := attribute(env, "timing", None)) is not None:
         if config.control_hz not in (0, own):

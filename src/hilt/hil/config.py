@@ -1,4 +1,5 @@
-"""The settings of a run with a person in the loop: what to do, how to learn, when to save. Names are HIL-SERL's where it has one."""
+"""The settings of a run with a person in the loop: what to do, how to learn, when
+to save. Names are HIL-SERL's where it has one."""
 
 from __future__ import annotations
 
@@ -13,8 +14,16 @@ from hilt.core.validate import Need, setting
 from hilt.observe.alarms import RunFacts, check_stop_on
 from hilt.policies.agent.config import AgentConfig
 
-IMITATIONS = ("bc", "hg-dagger")
-"""Algorithms that imitate; those of `hilt.algos.tables.ALGORITHMS` learn from rewards"""
+IMITATIONS = {
+    "bc": ("demonstrations",),
+    "hg-dagger": ("demonstrations", "human"),
+    "filtered": ("demonstrations", "human", "successes"),
+}
+"""Algorithms that imitate, and the views that they learn from; those of `hilt.algos.tables.ALGORITHMS` learn from
+rewards"""
+CHUNK, CHUNK_INDEX, TASK_COLUMN = "chunk", "chunk_index", "task"
+"""Columns of steps: which chunk of the episode the action is of, and its place in it, -1 where it is of none; and
+which task of a mix the episode is of"""
 STORES = {"log": "hilt.hil.data:Experience", "trajectories": "hilt.compat.rlinf.rollout_experience:Rollouts"}
 """What the learner keeps experience in, by name"""
 SENDERS = {"trajectories": "hilt.compat.rlinf.rollout_experience:RolloutSender"}
@@ -53,11 +62,13 @@ GOAL_SPLIT = "eval"
 
 @dataclass
 class Goal:
-    """When a task counts as learned. Beside learning, checkpoints are evaluated on the initial states of the split "eval", alone and with
-    the likeliest actions; the states of the split "test" are left for `hilt eval`. For simulations only."""
+    """When a task counts as learned. Beside learning, checkpoints are evaluated on the initial
+    states of the split "eval", alone and with the likeliest actions; the states of the split "test"
+    are left for `hilt eval`. For simulations only."""
 
     success: float = setting(0.0, minimum=0, maximum=1)
-    """The run ends when the policy succeeds in at least this share of the evaluation states; 0: success does not end it"""
+    """The run ends when the policy succeeds in at least this share of the
+    evaluation states; 0: success does not end it"""
     states: int = setting(100, minimum=1, needs=_SEEKS_GOAL)
     """Number of evaluation states, from the first on, that each evaluation tries once"""
     period: int = setting(1_000, minimum=1, needs=_SEEKS_GOAL)
@@ -82,9 +93,19 @@ def _imitates(config: Hil) -> bool:
     return not reinforces(config) or config.agent.encoder.pretrain_updates > 0
 
 
+def _judges_by_folder(config: Hil) -> bool:
+    if not config.classifier:
+        return False
+    from hilt.envs.rewards import REWARDS  # late: it needs gymnasium
+
+    return not REWARDS.is_name(config.classifier)
+
+
 _OPERATOR = Need("an operator, such as operator=browser", lambda c: c.operator)
+_CLASSIFIER = Need("classifier=FOLDER", _judges_by_folder)
 _GOES_ON = Need("lost_contact=policy", lambda c: c.lost_contact == "policy")
 _RLPD = Need("algorithm=rlpd", reinforces)
+_IMITATES = Need("algorithm=hg-dagger or filtered", lambda c: c.algorithm in ("hg-dagger", "filtered"))
 _OTHER_ALGORITHM = Need("another algorithm, algorithm=module:Class", lambda c: c.algorithm not in ("rlpd", *IMITATIONS))
 _LOOKS = Need("an encoder (agent.encoder.kind=small or resnet10)", lambda c: c.agent.encoder.kind != "none")
 _PRETRAINS = Need("agent.encoder.pretrain_updates", lambda c: c.agent.encoder.pretrain_updates > 0)
@@ -133,8 +154,10 @@ class Hil:
     proprio_keys: list[str] = field(default_factory=list)
     """What else it sees, such as state/tcp_pose; empty: all"""
     classifier: str = ""
-    """A folder made by `hilt train classifier`, or a reward by name or module:function: the reward is what it says; empty: the
-    environment's own"""
+    """A folder made by `hilt train classifier`, or a reward by name or module:function: the reward is
+    what it says; empty: the environment's own"""
+    classifier_threshold: float = setting(0.0, minimum=0, below=1, needs=_CLASSIFIER)
+    """An observation is a success from this probability on; 0: the threshold that the classifier has itself"""
     control_hz: float = setting(0.0, minimum=0)
     """Steps in a second; 0: the task's own rate for an arm or a person, as fast as it goes for a simulation"""
     max_traj_length: int = setting(0, minimum=0)
@@ -151,24 +174,28 @@ class Hil:
     checkpoint_path: str = ""
     """A folder of HIL-SERL's whose two buffers are imported once; empty: none"""
     operator: str = ""
-    """Who may take over: browser, keyboard, gamepad, spacemouse, script; empty: no one"""
+    """Who may take over: browser, keyboard, gamepad, spacemouse, leader, script; empty: no one"""
     operator_options: dict[str, Any] = setting(factory=dict, needs=_OPERATOR)
     """What the device is opened with"""
     lost_contact: str = setting("policy", choices=("policy", "pause"), needs=_OPERATOR)
-    """When contact to the operator is lost for `lost_contact_seconds`: "policy": the policy continues; "pause": the run stays paused"""
+    """When contact to the operator is lost for `lost_contact_seconds`: "policy": the
+    policy continues; "pause": the run stays paused"""
     lost_contact_seconds: float = setting(30.0, minimum=0, needs=(_OPERATOR, _GOES_ON))
     """Seconds that the run is paused for an operator who is out of reach, before the policy goes on"""
     actors: int = setting(1, minimum=1, hint="A learner alone is `hilt learner`.")
     """How many `hilt train` starts"""
 
     defaults: str = setting("auto", choices=DEFAULTS)
-    """What is chosen for settings that have no other value: "images" leaves them as they are, HIL-SERL's; "state" has what suits a policy
-    that sees no images; "auto": the one that fits what it sees, decided when a run begins"""
+    """What is chosen for settings that have no other value: "images" leaves them as they are, HIL-SERL's; "state" has
+    what suits a policy that sees no images; "auto": the one that fits what it sees, decided when a run begins"""
     agent: AgentConfig = setting(factory=AgentConfig, needs=_OF_AGENT)
     """The policy, and how it learns"""
     algorithm: str = setting("rlpd", known=_check_algorithm)
-    """"rlpd", "bc" (demonstrations only), or "hg-dagger" (imitates demonstrations and take-overs); or another one that learns from rewards,
-    by name or module:Class"""
+    """"rlpd", "bc" (demonstrations only), "hg-dagger" (imitates demonstrations and take-overs) or "filtered" (these,
+    and the episodes that succeeded); or another one that learns from rewards, by name or module:Class"""
+    view_shares: dict[str, float] = setting(factory=dict, minimum=0, needs=_IMITATES)
+    """The shares of demonstrations, human and successes in each batch of imitation, exact to one step; empty: every
+    step is as likely as any other. The part of a view that has no step yet is the others'"""
     algorithm_options: dict[str, Any] = setting(factory=dict, needs=_OTHER_ALGORITHM)
     """What another algorithm is made with"""
     store: str = setting("log", choices=tuple(STORES))
@@ -184,12 +211,15 @@ class Hil:
     update_to_data: float = setting(0.0, minimum=0, needs=_RLPD)
     """The maximum number of learner steps for each online step; 0: no limit"""
     max_ahead: int = setting(0, minimum=0)
-    """A simulation waits while online steps are this number ahead of learner steps, so that it does not outrun the learner; 0: never"""
+    """A simulation waits while online steps are this number ahead of learner steps, so
+    that it does not outrun the learner; 0: never"""
+    updates_per_step: float = setting(1.0, above=0, needs=Need("max_ahead=N", lambda c: c.max_ahead))
+    """The number of learner steps that count as one online step for `max_ahead`"""
     random_steps: int = setting(0, minimum=0)
     """The number of first steps that are random"""
     collect_steps: int = setting(0, minimum=0, needs=(_RLPD, _PRETRAINS))
-    """The number of first online steps that are driven by the pretrained policy and the operator; then pretraining is repeated from
-    scratch, with
+    """The number of first online steps that are driven by the pretrained policy and the operator;
+    then pretraining is repeated from scratch, with
     their successful episodes besides the demonstrations, before learning begins; 0: it is not"""
     training_starts: int = setting(100, minimum=0, needs=_RLPD)
     """Online steps before the first update"""
@@ -204,7 +234,8 @@ class Hil:
     goal: Goal = field(default_factory=Goal)
     """Success at which the run ends"""
     stop_on: list[str] = field(default_factory=list)
-    """Alarms that end the run when they are raised, with a checkpoint, such as [q_bound, overestimation]: docs/observe.md lists them"""
+    """Alarms that end the run when they are raised, with a checkpoint, such as [q_bound,
+    overestimation]: docs/observe.md lists them"""
     replay_buffer_capacity: int = setting(200_000, minimum=1)
     """Online steps that are kept"""
     checkpoint_period: int = setting(0, minimum=0)
@@ -228,9 +259,20 @@ class Hil:
                 if ahead >= self.training_starts
                 else f"training_starts={self.training_starts}"
             )
-            yield f"max_ahead={ahead} with {why}: actors and the learner would wait for each other. Leave max_ahead out."
+            yield (
+                f"max_ahead={ahead} with {why}: actors and the learner would wait for each other. Leave max_ahead out."
+            )
+        known = IMITATIONS.get(self.algorithm, ())
+        for name in self.view_shares if known else ():
+            if name not in known:
+                yield f"view_shares has {name!r}, and algorithm={self.algorithm} learns from {', '.join(known)}."
+        if self.view_shares and not sum(self.view_shares.values()):
+            yield "view_shares are all 0: there is nothing to learn from."
         if self.collect_steps > room:
-            yield f"collect_steps={self.collect_steps} is more than is kept: make it less, or replay_buffer_capacity={room} larger."
+            yield (
+                f"collect_steps={self.collect_steps} is more than is kept: make it less, or "
+                f"replay_buffer_capacity={room} larger."
+            )
 
 
 def check(config: Hil) -> None:

@@ -19,7 +19,8 @@ POLL_INTERVAL_S = 0.1
 
 
 class Contact:
-    """Waits for an operator who is out of reach. Nothing moves and no step is made; `lost` is reported to the learner."""
+    """Waits for an operator who is out of reach. Nothing moves and no step is made;
+    `lost` is reported to the learner."""
 
     def __init__(self, env: Env, config: Hil, notify: Callable[[str], None]):
         self._env, self._notify = env, notify
@@ -27,7 +28,8 @@ class Contact:
         self.lost, self._times, self._waited = False, 0, 0.0
 
     def wait(self, ended: Callable[[], bool]) -> None:
-        """Waits until contact is back, a button is pressed, the time after which the policy continues is over, or `ended()` is true."""
+        """Waits until contact is back, a button is pressed, the time after which the policy
+        continues is over, or `ended()` is true."""
         began, said = time.monotonic(), False
         self.lost, waits = True, False
         while self.lost and not ended():
@@ -41,10 +43,8 @@ class Contact:
                 self.lost = False
                 self._notify(f"{CONTACT} has been lost for {waited:.0f} s: the policy goes on. {self._address()}")
             else:
-                self._times, waits = (
-                    self._times + (not waits),
-                    True,
-                )  # not for the step after a pause, which is marked as lost, too
+                # not for the step after a pause, which is marked as lost, too
+                self._times, waits = self._times + (not waits), True
                 if waited >= REPORT_AFTER_S and not said:
                     said = True
                     self._notify(

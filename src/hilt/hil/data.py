@@ -1,9 +1,12 @@
-"""The data that a learner trains on: two logs in the run's folder, the views of them, and batches that are half and half.
+"""The data that a learner trains on: two logs in the run's folder, the views of
+them, and batches that are half and half.
 
-- ``log/``: all that actors send, up to `replay_buffer_capacity` steps. All of it is *online*; what a person did in it is *human* too
+- ``log/``: all that actors send, up to `replay_buffer_capacity` steps. All of it is
+  *online*; what a person did in it is *human* too
 - ``demos/``: demonstrations, imported once from `demo_path`, whatever format they are in
 
-    demo = demos + human, each step as likely as any other          batch = half online, half demo, by exact count, online first
+    demo = demos + human, each step as likely as any other          batch = half online, half demo, by exact count,
+                                                                    online first
 
 They are drawn by a `Mix` of a `Sampler` and a `JointSampler` of `hilt.replay`; those with images ahead, in a thread
 (`Experience.next_batch`).
@@ -28,17 +31,18 @@ from hilt.algos.config import Rlpd
 from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import ConfigError, EmptyError, UnknownNameError
 from hilt.core.files import replacing
-from hilt.core.trajectory import Source
+from hilt.core.trajectory import INSTRUCTION, Source
 from hilt.core.tree import Array, ArraySpec, equal, flatten, unflatten
 from hilt.envs.env_protocol import TASK_SUCCESS, HasSpaces
-from hilt.hil.config import STORE, Hil, of_run
+from hilt.hil.config import STORE, TASK_COLUMN, Hil, of_run
 from hilt.hil.importing import columns_for, expanded, import_buffer, import_dataset
+from hilt.hil.make_agent import instructions_of
 from hilt.hil.states import KeptSteps, StateTable
 from hilt.recording.recording_folder import GRASP
 from hilt.replay import Log, Schema
 from hilt.replay import tensors as bridge
 from hilt.replay.key_ranges import Runs
-from hilt.replay.sampling import Assembly, JointSampler, Mix, NStep, Prefetch, Sampler
+from hilt.replay.sampling import Assembly, Chunks, JointSampler, Mix, NStep, Prefetch, Sampler
 from hilt.replay.snapshot import Snapshot
 from hilt.replay.view import View
 from hilt.runs.checkpoint import generator_state, set_generator_state
@@ -48,28 +52,39 @@ DURABILITY = "at most 1000 ms"
 AHEAD = 1
 """Batches that are ready before they are asked for; one more is in the making"""
 TREES = ("observations", "next_observations")
+IMITATED = ("demo", "filtered")
+"""The parts of the data that hg-dagger and filtered imitate"""
 Batch = dict[str, Any]
 logger = logging.getLogger("hilt.hil")
 
 
 class Experience:
-    """The two logs and the batches drawn from them. `agent` determines the observations, and computes the features of a frozen encoder."""
+    """The two logs and the batches drawn from them. `agent` determines the observations, and
+    computes the features of a frozen encoder."""
 
     def __init__(self, run: Path, config: Hil, env: HasSpaces, agent: Any, notify: Callable[[str], None] = logger.info):
         schema = Schema.declare(columns_for(config, env))
         self._config, self._agent, self._notify = config, agent, notify
-        self.demos, self.log = open_logs(run, config, schema, notify)
+        self._facts, self._tasks = _facts_of(config, env), config.task.split("+")
+        self._instructions = instructions_of(env)
+        self.demos, self.log = open_logs(run, config, schema, notify, instructions_of(env))
         self.online, self.human = (
             self.log.all(),
             self.log.by_source("human") - self.log.where("lost", lambda lost: lost),
         )
         self._demonstrations, self._collected = self.demos.all(), self.online.only(())
+        self._successes = self.log.successes() - self.human if config.algorithm == "filtered" else self._collected
         self._draws = {"online": bridge.generator(config.seed), "demo": bridge.generator(config.seed + 1)}
+        self._draws |= {
+            name: bridge.generator(config.seed + 2 + n) for n, name in enumerate(sorted(config.view_shares))
+        }
         self._sources: dict[tuple[str, bool], Mix | JointSampler] = {}
         self._ahead: tuple[tuple[int, str, bool], Prefetch] | None = None
-        images = [f"{which}/{path}" for which in TREES for path in agent.image_paths]
-        proprio = [f"{which}/{path}" for which in TREES for path in agent.proprio]
-        plain = ["actions", "rewards", "terminated", "source", *([GRASP] if GRASP in schema.columns else [])]
+        trees = TREES[:1] if agent.horizon else TREES  # who imitates does not look at what came after
+        images = [f"{which}/{path}" for which in trees for path in agent.image_paths]
+        proprio = [f"{which}/{path}" for which in trees for path in agent.proprio]
+        more = [name for name in (GRASP, TASK_COLUMN) if name in schema.columns]
+        plain = ["actions", "rewards", "terminated", "source", *more]
         self._columns = [*images, *proprio, *plain]
         self._discount = config.agent.rlpd.discount
         self._returns = NStep(config.n_step, self._discount, also=tuple(path for path in plain if path == GRASP))
@@ -81,9 +96,9 @@ class Experience:
             kept = partial(KeptSteps, table=table, seen=seen, states=agent.states, n=config.n_step, notify=notify)
             self._kept = {name: kept(view) for name, view in views.items()}
         self._foresight = {name: Foresight(config.agent.encoder.pretrain_predict) for name in ("log", "demos")}
-        self._foresight["demos"].read(self.demos, self.demos.trajectories())
+        self._foresight["demos"].read(self.demos, self.demos.trajectories(hidden=True))
         self._before = len(self.log)  # online steps that were there, or were there once, when this process began
-        self._entered = self._selection().entered
+        self._appended = self.log.appended
         self._episodes = EndedEpisodes(self.log, config.agent.rlpd)
         self._alone = False
 
@@ -100,14 +115,14 @@ class Experience:
     @property
     def total(self) -> int:
         """Online steps of the run so far, those that are gone included."""
-        result: int = self._before + self._selection().entered - self._entered
-        return result
+        return self._before + self.log.appended - self._appended
 
     def counts(self) -> dict[str, int]:
         return {
             "log_steps": len(self.online),
             "demo_steps": len(self.demos) + len(self.human),
             "human_steps": len(self.human),
+            **({"success_steps": len(self._successes)} if self._config.algorithm == "filtered" else {}),
         }
 
     def newest_versions(self, trajectories: int) -> list[int]:
@@ -119,6 +134,21 @@ class Experience:
     def finished(self) -> Iterator[dict[str, Any]]:
         """Returns the figures of each trajectory that has ended and was not reported before."""
         return self._episodes.finished()
+
+    def note_outcome(self, trajectory: int, success: bool | None) -> None:
+        """Keeps the task of an episode, its instruction and rate, and its success, if that is known, as facts of the
+        log: lists, filters and conversions of episodes show them."""
+        with contextlib.suppress(UnknownNameError):  # evicted meanwhile
+            facts = dict(self._facts)
+            if len(self._tasks) > 1:
+                first = self.log.trajectory_keys(trajectory)[:1]
+                number = int(self.log.read(first, [TASK_COLUMN])[TASK_COLUMN][0])
+                facts |= {"task": self._tasks[number], INSTRUCTION: self._instructions[number]}
+            self.log.annotate(trajectory, **facts, **({} if success is None else {"success": success}))
+
+    def note_rewind(self, actor: str, at: int, to: int) -> None:
+        """An actor's step of this number is the last one before a person went back to step `to` of the episode."""
+        self._episodes.rewinds[actor, at] = to
 
     def reported(self, trajectories: Sequence[int]) -> None:
         """Marks trajectories that an earlier process has reported."""
@@ -141,7 +171,8 @@ class Experience:
             return [number for number in ended if steps.gather(steps.trajectory(number), ["succeed"])["succeed"].any()]
 
     def collect(self, trajectories: Sequence[int]) -> int:
-        """Batches of the part ``"collected"`` are from these of the log and from demonstrations. How many steps they have in the log."""
+        """Batches of the part ``"collected"`` are from these of the log and from
+        demonstrations. How many steps they have in the log."""
         self._put_back()
         self._collected = self.online.only(trajectories)
         self._sources = {asked: source for asked, source in self._sources.items() if asked[0] != "collected"}
@@ -151,8 +182,9 @@ class Experience:
     # Batches
 
     def next_batch(self, batch_size: int, part: str = "both", images: bool = False) -> Batch:
-        """Does what `sample` does; where images are read, ahead: a thread makes the next batches of this kind meanwhile, from what the log
-        has then. Batches of numbers are made when they are asked for: made ahead they gave fewer updates per second."""
+        """Does what `sample` does; where images are read, ahead: a thread makes the next batches of this
+        kind meanwhile, from what the log has then. Batches of numbers are made when they are asked for:
+        made ahead they gave fewer updates per second."""
         asked = (batch_size, part, images)
         if self._ahead is None or self._ahead[0] != asked:
             self._put_back()
@@ -166,15 +198,16 @@ class Experience:
             raise
 
     def sample(self, batch_size: int, part: str = "both", images: bool = False) -> Batch:
-        """Half online and half demo; or only ``"demo"``, or only ``"demonstrations"``, or these and what was ``"collected"``, where
-        ``imitated`` tells what a person did. With a frozen encoder there is ``z`` instead of observations, unless `images` are
-        asked for: an encoder is to be trained, and what it is to foresee is there as ``future``."""
+        """Half online and half demo; or only ``"demo"``; or these and the episodes that succeeded, ``"filtered"``; or
+        only ``"demonstrations"``; or these and what was ``"collected"``, where ``imitated`` tells what a person did.
+        With a frozen encoder there is ``z`` instead of observations, unless `images` are asked for: an encoder is to be
+        trained, and what it is to foresee is there as ``future``."""
         if (part, images) not in self._sources:
             self._sources[part, images] = self._source(part, images)
         source = self._sources[part, images]
         if part == "both" and not len(self.online):
             raise EmptyError("there is no online step to draw yet; wait until there is one.")
-        if isinstance(source, JointSampler) and not len(source):
+        if part != "both" and not self._steps_in(source):
             what = "demonstrations" if part == "demonstrations" else "demonstrations or take-overs"
             raise EmptyError(f"there are no {what} to learn from: give some with demo_path.")
         batch = source.sample(batch_size, keys=self._columns if images or not self._kept else None)
@@ -187,16 +220,28 @@ class Experience:
         return finish(batch, online)
 
     def _source(self, part: str, images: bool) -> Mix | JointSampler:
-        """Demonstrations and what a person did are drawn from as if they were one; of both, each step is as likely as any other."""
+        """Demonstrations and what a person did are drawn from as if they were one, each step as likely as any other;
+        in imitation with `view_shares`, in these shares."""
+        parts: dict[str, dict[str, View]] = {
+            "demonstrations": {},
+            "collected": {"collected": self._collected},
+            "filtered": {"human": self.human, "successes": self._successes},
+        }
+        more = parts.get(part, {"human": self.human})
+        accepted = self.human | self._successes if part == "filtered" else self.human
 
         def sampler(log: str, view: View, seed: Any = None) -> Sampler:
-            return Sampler(view, assembly=self._assembly(log, part, images), seed=seed)
+            within = accepted if log == "log" and part in IMITATED else None
+            return Sampler(view, assembly=self._assembly(log, part, images, within), seed=seed)
 
-        more = {"demonstrations": {}, "collected": {"collected": self._collected}}.get(part, {"human": self.human})
+        shares = self._config.view_shares if part in IMITATED else {}
+        seeds = {name: self._draws[name] for name in shares}
         views = {
-            "demonstrations": sampler("demos", self._demonstrations),
-            **{name: sampler("log", view) for name, view in more.items()},
+            "demonstrations": sampler("demos", self._demonstrations, seeds.get("demonstrations")),
+            **{name: sampler("log", view, seeds.get(name)) for name, view in more.items()},
         }
+        if shares:
+            return Mix({name: views[name] for name in shares}, shares, empty="share")
         demo = JointSampler(views, self._draws["demo"])
         return (
             Mix({"online": sampler("log", self.online, self._draws["online"]), "demo": demo}, empty="share")
@@ -204,8 +249,16 @@ class Experience:
             else demo
         )
 
-    def _assembly(self, log: str, part: str, images: bool) -> Assembly:
-        """What a batch of this part has of a step of this log, ``"log"`` or ``"demos"``."""
+    @staticmethod
+    def _steps_in(source: Mix | JointSampler) -> int:
+        sources = source.sources.values() if isinstance(source, Mix) else [source]
+        return sum(len(each) for each in sources)
+
+    def _assembly(self, log: str, part: str, images: bool, within: View | None = None) -> Assembly:
+        """What a batch of this part has of a step of this log, ``"log"`` or ``"demos"``. `within`: the steps whose
+        actions are imitated; None: all."""
+        if self._agent.horizon:
+            return Chunks(self._agent.horizon, within)
         more: dict[str, Callable[[Array], Array]] = {}
         if images and self._foresight[log].path and part in ("demonstrations", "collected"):
             more["future"] = self._foresight[log].of
@@ -234,7 +287,8 @@ class Experience:
             set_generator_state(each, position[name])
 
     def state(self, position: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """All that decides the next batches besides the logs, and what the online view had; batches made ahead do not count."""
+        """All that decides the next batches besides the logs, and what the online view
+        had; batches made ahead do not count."""
         if position is None and self._ahead is not None:
             return self._ahead[1].state()
         with self.log.lock:
@@ -248,7 +302,7 @@ class Experience:
         with self.log.lock:
             seen = Runs(state["seen"]["starts"], state["seen"]["counts"])
             self._before = state["total"] + len(self.online.runs() - seen)
-            self._entered = self._selection().entered
+            self._appended = self.log.appended
         self.seek(state["draws"])
 
     def close(self) -> None:
@@ -262,15 +316,19 @@ class Experience:
             self._ahead[1].close()
             self._ahead = None
 
-    def _selection(self) -> Any:
-        return self.online.selection
+
+def _facts_of(config: Hil, env: HasSpaces) -> dict[str, Any]:
+    """What all episodes of a run have in common, by the names that demonstrations use; what is unknown is absent."""
+    hz, words = config.control_hz or getattr(env, "control_hz", 0), getattr(env, "instruction", "")
+    return {"task": config.task, **({"fps": float(hz)} if hz else {}), **({INSTRUCTION: str(words)} if words else {})}
 
 
 def demonstrated(demos: Log, agent: Any) -> dict[str, Any]:
     """The proprioception of all demonstrations, from which an agent takes mean and deviation."""
     if not len(demos):
         raise ConfigError(
-            "normalize_proprio takes mean and deviation from demonstrations, and there are none: give some with demo_path."
+            "normalize_proprio takes mean and deviation from demonstrations, and there are none: "
+            "give some with demo_path."
         )
     seen: dict[str, Any] = demos.read(demos.all().keys(), [f"observations/{path}" for path in agent.proprio])[
         "observations"
@@ -279,7 +337,8 @@ def demonstrated(demos: Log, agent: Any) -> dict[str, Any]:
 
 
 class Foresight:
-    """A proprioception as it will be, for each step of a demonstration: at the gripper's next command, and at the episode's end."""
+    """A proprioception as it will be, for each step of a demonstration: at the
+    gripper's next command, and at the episode's end."""
 
     def __init__(self, path: str):
         self.path = path
@@ -289,11 +348,12 @@ class Foresight:
     def read(self, log: Log, trajectories: Sequence[int]) -> None:
         """All of these trajectories, if there is something to foresee."""
         for number in trajectories if self.path else ():
-            keys = log.trajectory_keys(number)
+            keys = log.trajectory_keys(number, hidden=True)  # an edit may show hidden steps later
             self.add(keys, flatten(log.read(keys, self.columns)))
 
     def add(self, keys: Sequence[int] | Array, columns: Mapping[str, Array]) -> None:
-        """Adds one episode. A gripper is the last of seven numbers, and its command counts from a half on; before the first it is open."""
+        """Adds one episode. A gripper is the last of seven numbers, and its command counts from a
+        half on; before the first it is open."""
         actions, now, after = (columns[name] for name in self.columns)
         seen, width = np.concatenate([now, after[-1:]]), actions.shape[1]
         given = actions[:, 6::7] if width % 7 == 0 else np.zeros((len(actions), 1))
@@ -313,7 +373,8 @@ class Foresight:
 
 
 def finish(batch: Batch, online: int) -> Batch:
-    """What an agent is given: `masks` (0 where the task came to its end; a time limit bootstraps), and which rows are `demo`."""
+    """What an agent is given: `masks` (0 where the task came to its end; a time
+    limit bootstraps), and which rows are `demo`."""
     batch["masks"] = (~batch.pop("terminated").astype(bool)).astype(np.float32)
     batch["demo"] = np.arange(len(batch["masks"])) >= online
     batch.pop("discounts", None)
@@ -342,7 +403,12 @@ class EndedEpisodes:
 
     def __init__(self, log: Log, rlpd: Rlpd):
         self._log, self._rlpd = log, rlpd
-        self.known: set[int] = {number for number in log.trajectories() if "imported" in log.facts.about(number)}
+        self.known: set[int] = {
+            number for number in log.trajectories(hidden=True) if "imported" in log.facts.about(number)
+        }
+        self.rewinds: dict[tuple[str, int], int] = {}
+        """Steps that were the last ones before a person went back, by actor and number, and to which step"""
+        self._rewound: dict[tuple[str, int], int] = {}  # the trajectories that they are the last ones of
 
     def finished(self) -> Iterator[dict[str, Any]]:
         with self._log.reading() as steps:
@@ -355,7 +421,25 @@ class EndedEpisodes:
             )
             self.known.add(number)
             with contextlib.suppress(UnknownNameError):  # evicted meanwhile
-                yield {"trajectory": number, **self._figures(number, unended), "actor": senders[number][0]}
+                figures = self._figures(number, unended) | self._note_rewinds(number, senders[number][0])
+                yield {"trajectory": number, **figures, "actor": senders[number][0]}
+
+    def _note_rewinds(self, number: int, actor: str) -> dict[str, Any]:
+        """Keeps in facts that a trajectory was rewound, or goes on from one that was. Returns figures that then are
+        others: of one that was rewound nobody knows whether it would have succeeded, and one that a person has
+        begun anew is not the policy's alone."""
+        with self._log.reading() as steps:
+            first, last = steps.sequences(steps.trajectory(number)[[0, -1]]).tolist()
+        facts: dict[str, Any] = {}
+        if (before := self._rewound.pop((actor, first - 1), None)) is not None:
+            facts |= {"rewound_from": before, "begins_at": self.rewinds.pop((actor, first - 1))}
+        if (to := self.rewinds.get((actor, last))) is not None:
+            facts["rewound_to"] = to
+            self._rewound[actor, last] = number
+        if facts:
+            self._log.annotate(number, **facts)
+        unknown = {"success": None} if "rewound_to" in facts else {}
+        return {**facts, **unknown, "success_alone": None} if facts else {}
 
     def _figures(self, number: int, unended: Sequence[int]) -> dict[str, Any]:
         with self._log.reading() as steps:
@@ -372,8 +456,9 @@ class EndedEpisodes:
 
 
 def episode_figures(columns: Mapping[str, Array], rlpd: Rlpd) -> dict[str, Any]:
-    """The figures of an episode, from its columns. `return_to_go` is what came after each of its steps, discounted, on the average: what Q
-    is to be. Where a time limit cut it, `cut_share` of a value beyond that limit is missing from it."""
+    """The figures of an episode, from its columns. `return_to_go` is what came after each of its
+    steps, discounted, on the average: what Q is to be. Where a time limit cut it, `cut_share` of a
+    value beyond that limit is missing from it."""
     lost, success = columns["lost"].astype(bool), bool(columns["succeed"].any())
     human = (columns["source"] == Source.HUMAN) & ~lost
     rewards = columns["rewards"].astype(np.float64)
@@ -412,13 +497,15 @@ def _goes_on(steps: Snapshot, last: Array, first: Array) -> bool:
 # Importing
 
 
-def open_logs(run: Path, config: Hil, schema: Schema, notify: Callable[[str], None]) -> tuple[Log, Log]:
+def open_logs(
+    run: Path, config: Hil, schema: Schema, notify: Callable[[str], None], instructions: Sequence[str] = ()
+) -> tuple[Log, Log]:
     """(demos, log), made at the first start with all that is to be imported; later ones find them."""
     folder = config.checkpoint_path
     asked = {"demo_path": [_within(run, path) for path in config.demo_path], "checkpoint_path": folder}
     makers: dict[str, Callable[[Log], dict[str, int]]] = {
         "demos": lambda log: {
-            **{path: import_dataset(log, path, notify) for path in expanded(config.demo_path)},
+            **{path: import_dataset(log, path, notify, instructions) for path in expanded(config.demo_path)},
             **import_buffer(log, folder, "human", notify),
         },
         "log": lambda log: import_buffer(log, folder, "online", notify),

@@ -1,9 +1,10 @@
-"""Defaults by the size of the problem: settings without a value are chosen when a run begins, from the observations of the policy.
+"""Defaults by the size of the problem: settings without a value are chosen when a
+run begins, from the observations of the policy.
 
-The defaults of `Hil` are HIL-SERL's, for images on an arm. A policy that sees numbers alone needs none of that machinery: its networks are
-the two MLPs of soft actor-critic without a branch in front of them, one update for each step of a simulation is affordable, and twenty
-demonstrations are imitated in seconds. With `defaults=auto` such a run has the settings below wherever they were not given
-(see `hilt.core.config.given`) and are still `Hil`'s own.
+The defaults of `Hil` are HIL-SERL's, for images on an arm. A policy that sees numbers alone needs none of that
+machinery: its networks are the two MLPs of soft actor-critic without a branch in front of them, one update for each
+step of a simulation is affordable, and twenty demonstrations are imitated in seconds. With `defaults=auto` such a run
+has the settings below wherever they were not given (see `hilt.core.config.given`) and are still `Hil`'s own.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ SHOWN: dict[str, Any] = {
     "n_step": 3,
     "batch_size": 128,
 }
-"""Where there are demonstrations, too: they are imitated first, and on while the critics learn, as the recipes of the tabletop suite
-have it"""
+"""Where there are demonstrations, too: they are imitated first, and on while the critics
+learn, as the recipes of the tabletop suite have it"""
 SIMULATED_AHEAD = 200
 """The number of steps that a simulation may be ahead of the learner, with which it shares the processor"""
 
@@ -65,7 +66,10 @@ class DefaultsChoice(NamedTuple):
     def __str__(self) -> str:
         if not self.changed:
             return f"defaults: {self.name}, {self.why}"
-        return f"{self.why}: {', '.join(f'{key}={value}' for key, value in self.changed.items())} (defaults=images leaves them as they are)"
+        return (
+            f"{self.why}: {', '.join(f'{key}={value}' for key, value in self.changed.items())} "
+            "(defaults=images leaves them as they are)"
+        )
 
     def described(self) -> dict[str, Any]:
         """What run.json has of it."""
@@ -73,7 +77,8 @@ class DefaultsChoice(NamedTuple):
 
 
 def chosen(config: Hil, made: Any) -> tuple[Hil, DefaultsChoice]:
-    """The settings with `defaults` replaced by what is chosen, and the choice. `made`: the environment's spaces, and `keeps_rate`."""
+    """The settings with `defaults` replaced by what is chosen, and the choice. `made`:
+    the environment's spaces, and `keeps_rate`."""
     seen = nested(spec_of_space(made.observation_space, "observation_space"))
     sees = fit(seen, made.action_space, config.agent, config.image_keys, config.proprio_keys)
     looks = bool(sees.images) and config.agent.encoder.kind != "none"

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from gymnasium import spaces as gym_spaces
 
 from hilt.core.errors import ConfigError
+from hilt.core.web import is_loopback
 from hilt.envs.env_protocol import Env
 from hilt.envs.fitted import open_task
 from hilt.envs.rewards import REWARDS, Classifier, MultiCameraBinaryRewardClassifierWrapper, named_reward
@@ -22,7 +23,6 @@ from hilt.replay.schema import spec_of_space
 from hilt.teleop.devices import Device, Reading, open_device
 from hilt.teleop.intervene import TakeOver, attribute
 from hilt.wire import TrainerConfig, make_trainer_config
-from hilt.wire.config import is_loopback
 
 TAKES = ("mode", "action_indices")
 
@@ -36,6 +36,12 @@ class Spaces(NamedTuple):
     """Whether it keeps a control rate itself, as an arm does"""
     has_expert: bool = False
     """Whether a script can demonstrate it"""
+    control_hz: float = 0.0
+    """Steps in a second, 0 where it has no rate of its own"""
+    instruction: str = ""
+    """What is to be done, in words; empty where it is known only after a reset"""
+    instructions: tuple[str, ...] = ()
+    """The same of each task of a mix; empty where there is one task"""
 
 
 class NullDevice(Device):
@@ -49,8 +55,9 @@ class NullDevice(Device):
 
 
 def make_env(config: Hil, operator: bool) -> Env:
-    """The environment that the policy sees. `operator`: the operator of the settings may take over, and every info has who acted and what
-    was executed; without it, as in an evaluation, no one can take over. Closing it closes the device too."""
+    """The environment that the policy sees. `operator`: the operator of the settings may take over,
+    and every info has who acted and what was executed; without it, as in an evaluation, no one can
+    take over. Closing it closes the device too."""
     env = task(config)
     try:
         if operator:
@@ -71,11 +78,12 @@ def open_reward(config: Hil, space: Any) -> Classifier:
         return named_reward(config.classifier)
     from hilt.classifier.reward import reward_function  # needs torch, which recording does without
 
-    return reward_function(config.classifier, space=space)
+    return reward_function(config.classifier, config.classifier_threshold or None, space)
 
 
 def task(config: Hil) -> Env:
-    """The task alone, as it is recorded: with the run's limit of steps and, where a critic works the gripper, the gripper's penalty."""
+    """The task alone, as it is recorded: with the run's limit of steps and, where a critic
+    works the gripper, the gripper's penalty."""
     env = open_task(config.task, task_options(config))
     space = env.observation_space
     state = space.spaces.get("state") if isinstance(space, gym_spaces.Dict) else None
@@ -94,12 +102,15 @@ def task_options(config: Hil) -> dict[str, Any]:
 
 
 def spaces(config: Hil) -> Spaces:
-    """For the learner, which has no arm: the environment is made and closed again; nothing is connected, no operator is awaited."""
+    """For the learner, which has no arm: the environment is made and closed again;
+    nothing is connected, no operator is awaited."""
     env = make_env(replace(config, classifier=""), operator=False)
     try:
         check_goal(config, env)
         keeps_rate, has_expert = attribute(env, "timing", None) is not None, env.has_wrapper_attr("expert")
-        return Spaces(env.observation_space, env.action_space, keeps_rate, has_expert)
+        hz, words = float(attribute(env, "control_hz", 0) or 0), str(attribute(env, "instruction", "") or "")
+        several = tuple(attribute(env, "instructions", ()))
+        return Spaces(env.observation_space, env.action_space, keeps_rate, has_expert, hz, words, several)
     finally:
         env.close()
 
@@ -111,23 +122,36 @@ def check_goal(config: Hil, env: Env) -> None:
         return
     why = ""
     if attribute(env, "timing", None) is not None:
-        why = "is an arm, and an evaluation beside learning would need a second one: leave goal.success out, and evaluate with hilt eval"
+        why = (
+            "is an arm, and an evaluation beside learning would need a second one: leave goal.success out, "
+            "and evaluate with hilt eval"
+        )
     elif GOAL_SPLIT not in (known := attribute(env, "initial_states", {})):
-        why = f"has no initial states of the split {GOAL_SPLIT!r}, but {', '.join(known) or 'none'}: leave goal.success out"
+        why = (
+            f"has no initial states of the split {GOAL_SPLIT!r}, but "
+            f"{', '.join(known) or 'none'}: leave goal.success out"
+        )
     elif (there := known[GOAL_SPLIT]) < goal.states:
-        why = f"has {there} initial states of the split {GOAL_SPLIT!r}: give goal.states={there} at most, not {goal.states}"
+        why = (
+            f"has {there} initial states of the split {GOAL_SPLIT!r}: give goal.states={there} "
+            f"at most, not {goal.states}"
+        )
     if why:
         raise ConfigError(f"goal.success={goal.success:g}: {config.task} {why}.")
 
 
 def check_fit(config: Hil, made: Spaces | None = None) -> None:
-    """Refuses an agent whose settings do not fit what the environment shows and takes, and a goal that it cannot be evaluated for. `made`:
-    its spaces, where they are known."""
+    """Refuses an agent whose settings do not fit what the environment shows and takes, and a goal that it cannot be
+    evaluated for. `made`: its spaces, where they are known."""
     made, agent = made or spaces(config), config.agent
     seen = nested(spec_of_space(made.observation_space, "observation_space"))
     fit(seen, made.action_space, agent, config.image_keys, config.proprio_keys)
     if agent.encoder.weights and not Path(agent.encoder.weights).is_file():
         raise ConfigError(f"agent.encoder.weights={agent.encoder.weights}: there is no such file. Check the path.")
+    if agent.kind == "vla":
+        from hilt.hil.vla_agent import check_options  # which takes seconds to import
+
+        check_options(agent.options)
     if agent.device != AgentConfig().device:
         from hilt.replay.tensors import check_device  # which takes seconds to import
 
@@ -137,7 +161,8 @@ def check_fit(config: Hil, made: Spaces | None = None) -> None:
 def trainer_config(config: Hil, learner: bool) -> TrainerConfig:
     """The wire's settings for one of the two sides."""
     wire, agent = config.wire, config.agent
-    # Every interface needs keys, and so does an address of it: without them the wire raises an error that explains how to make them.
+    # Every interface needs keys, and so does an address of it: without them the wire
+    # raises an error that explains how to make them.
     bind = {} if not learner or (wire.keys and not is_loopback(wire.host)) else {"bind_ip": wire.host}
     own = {} if learner or not wire.key_name else {"key_name": wire.key_name}
     keys = {"keys": wire.keys} if wire.keys else {}
@@ -149,8 +174,8 @@ def trainer_config(config: Hil, learner: bool) -> TrainerConfig:
 
 
 def _with_operator(env: Env, config: Hil) -> Env:
-    """`mode` and `action_indices` of the operator's options are `TakeOver`'s; the others are the device's. Nobody moves what the policy
-    cannot move."""
+    """`mode` and `action_indices` of the operator's options are `TakeOver`'s; the others are the device's.
+    Nobody moves what the policy cannot move."""
     options = dict(config.operator_options)
     if options and not config.operator:
         raise ConfigError(

@@ -1,11 +1,12 @@
 """Measures the success of a policy on numbered initial states, without an operator; every episode counts.
 
-The policy takes its most likely actions (`sample`: it samples them, as in training). Each episode has a seed of its own, derived from the
-evaluation's, so that the outcome is the same with any number of workers. Success comes with a 95% interval (Wilson's). An episode in which
-the environment fails counts as lost, and is shown.
+The policy takes its most likely actions (`sample`: it samples them, as in training). Each episode has a seed of its
+own, derived from the evaluation's, so that the outcome is the same with any number of workers. Success comes with a 95%
+interval (Wilson's). An episode in which the environment fails counts as lost, and is shown.
 
-Success is what the task itself reports. Where it does not, as on an arm, a person can be asked after each episode. A reward classifier ends
-episodes as it does in the run, and its verdict is kept beside the success; it decides only where there is no other answer.
+Success is what the task itself reports. Where it does not, as on an arm, a person can be asked after each
+episode. A reward classifier ends episodes as it does in the run, and its verdict is kept beside the
+success; it decides only where there is no other answer.
 """
 
 from __future__ import annotations
@@ -79,13 +80,14 @@ def evaluate(
     report: Report = silent,
     ask: Ask | None = None,
 ) -> EvaluationResult:
-    """Tries each of `states` (all of the split when empty) once (`split`: empty for the one to be reported, as `split_to_report` has
-    it); or `episodes` in all, from the first state on and around again.
+    """Tries each of `states` (all of the split when empty) once (`split`: empty for the one to be reported, as
+    `split_to_report` has it); or `episodes` in all, from the first state on and around again.
 
-    `agent` has ``sample_actions(observation, seed=, argmax=)``, and ``begin()`` if it has to know where an episode begins; with several
-    `workers` it is an `Agent`, which they make again from its weights. With a `folder` the episodes are recorded in a new folder below
-    it, with ``evaluation.json`` and `videos` of the first ones. `ask`: called after each episode of which the task reports no success,
-    to ask a person, as `hilt.envs.rewards.ask_on_console` does.
+    `agent` has ``sample_actions(observation, seed=, argmax=)``, ``begin()`` if it has to know where an episode begins,
+    and ``execution()`` if it executes chunks; with several `workers` it is an `Agent`, which they make again from its
+    weights. With a `folder` the episodes are recorded in a new folder below it, with ``evaluation.json`` and
+    `videos` of the first ones. `ask`: called after each episode of which the task reports no success, to
+    ask a person, as `hilt.envs.rewards.ask_on_console` does.
     """
     _check_wishes(workers, episodes, seed, folder, videos, ask)
     began = time.monotonic()
@@ -93,23 +95,19 @@ def evaluate(
         env = stack.enter_context(contextlib.closing(make_env(config, operator=False)))
         known = attribute(env, "initial_states", {})
         split = split or split_to_report(known)
-        done = EvaluationResult(
-            config.task, split, update, sample, seed, of_train=attribute(env, "states_of_train", {}).get(split, 0)
-        )
+        of_train = attribute(env, "states_of_train", {}).get(split, 0)
+        done = EvaluationResult(config.task, split, update, sample, seed, of_train=of_train)
         tries = _tries(config.task, known, split, states, episodes, seed)
         one = workers == 1
         settled = config if one else settle(config)[0]  # workers compute in the precision of this process
         plan = EvaluationPlan(settled, split, update, sample, keep=folder is not None)
-        record = (
-            stack.enter_context(contextlib.closing(EvaluationRecorder(folder, env, plan, videos)))
-            if folder is not None
-            else None
-        )
-        made = (
-            _alone(plan, agent, env, tries, ask)
-            if one
-            else _together(plan, agent.acting_state(slow=not sample), tries, workers)
-        )
+        record = None
+        if folder is not None:
+            record = stack.enter_context(contextlib.closing(EvaluationRecorder(folder, env, plan, videos)))
+        if one:
+            made = _alone(plan, agent, env, tries, ask)
+        else:
+            made = _together(plan, agent.acting_state(slow=not sample), tries, workers)
         name = f"{config.task}, {split} states"
         report(name, 0, len(tries))
         for outcome, steps in stack.enter_context(contextlib.closing(made)):
@@ -118,7 +116,7 @@ def evaluate(
                 record.add(outcome, steps)
             watch(outcome, len(done.outcomes), len(tries))
             report(name, len(done.outcomes), len(tries), f"{done.successes} succeeded" if done.interval else "")
-        done.seconds = time.monotonic() - began
+        done.seconds, done.execution = time.monotonic() - began, getattr(agent, "execution", dict)()
         if record is not None:
             done.folder = record.folder
             done.videos = record.finish(done, report)
@@ -133,7 +131,8 @@ def _check_wishes(
     check_values(minimum=0, videos=videos, seed=seed)
     if ask is not None and workers > 1:
         raise ConfigError(
-            f"{workers} workers, and a person is to be asked after each episode: one process tries them then. Give workers=1."
+            f"{workers} workers, and a person is to be asked after each episode: one process tries "
+            "them then. Give workers=1."
         )
     if videos and folder is None:
         raise ConfigError(f"{videos} videos were asked for, and no folder to record in: give folder=.")
@@ -153,8 +152,8 @@ def load_agent(run: Path, checkpoint: str | int = "last") -> StepAgent:
 
 
 def find_checkpoint(run: Path, which: str | int = "last") -> Checkpoint:
-    """ "best" is the one with the highest success, or return where success is unknown, in an evaluation on the split "eval": never one on
-    the states that are reported."""
+    """ "best" is the one with the highest success, or return where success is unknown, in an evaluation on the split
+    "eval": never one on the states that are reported."""
     from hilt.runs.checkpoint import latest, load, numbers
 
     if str(which) == "best":
@@ -163,7 +162,8 @@ def find_checkpoint(run: Path, which: str | int = "last") -> Checkpoint:
         found = [result for result in results if result["split"] == "eval" and result["update"] in there]
         if not found:
             raise ConfigError(
-                f"{run}: no checkpoint was evaluated on the split eval. First: hilt eval {run} --split eval --checkpoint N."
+                f"{run}: no checkpoint was evaluated on the split eval. First: hilt eval {run} "
+                "--split eval --checkpoint N."
             )
         good = [
             (result["return"] if result["success"] is None else result["success"], result["update"]) for result in found
@@ -172,12 +172,14 @@ def find_checkpoint(run: Path, which: str | int = "last") -> Checkpoint:
     if str(which) == "last":
         if (newest := latest(run)) is None:
             raise ConfigError(
-                f"{run} has no checkpoint yet. One is made when the run ends, and every checkpoint_period learner steps."
+                f"{run} has no checkpoint yet. One is made when the run ends, and every "
+                "checkpoint_period learner steps."
             )
         return newest
     if not str(which).isdecimal():
         raise ConfigError(
-            f"checkpoint {which!r}: expected last, best, or the number of one: {', '.join(map(str, numbers(run))) or 'none'}."
+            f"checkpoint {which!r}: expected last, best, or the number of one: "
+            f"{', '.join(map(str, numbers(run))) or 'none'}."
         )
     return load(run, int(which))
 
@@ -215,7 +217,8 @@ class EnvironmentFailed(Exception):
 def _alone(
     plan: EvaluationPlan, agent: StepAgent, env: Env, tries: Sequence[Try], ask: Ask | None = None
 ) -> Generator[tuple[EpisodeOutcome, Steps]]:
-    """One after the other, in this process. An environment that failed is made anew; the one that was given stays its owner's."""
+    """One after the other, in this process. An environment that failed is made anew;
+    the one that was given stays its owner's."""
     own = None
     try:
         for one in tries:
@@ -241,7 +244,8 @@ def _episode(
         observation, info = _asked(env.reset, seed=seed, options={"split": plan.split, "state": state})
         before = nested_copy(observation)
         if hasattr(agent, "begin"):
-            agent.begin()
+            words = str(attribute(env, "instruction", "") or "")
+            agent.begin(words, paced=attribute(env, "timing", None) is not None)
         while not ended:
             observed = time.time()
             action = agent.sample_actions(before, seed=int(draw.integers(2**31)), argmax=not plan.sample)
@@ -249,20 +253,16 @@ def _episode(
             observation, reward, terminated, truncated, info = _asked(env.step, action)
             if info.get("intervene_action") is not None or info.get("source") == Source.HUMAN:
                 raise ConfigError(
-                    f"{plan.config.task}: a person acted in an evaluation. Evaluate without the wrapper through which they do."
+                    f"{plan.config.task}: a person acted in an evaluation. Evaluate without the "
+                    "wrapper through which they do."
                 )
-            after, count, total, ended = (
-                nested_copy(observation),
-                count + 1,
-                total + float(reward),
-                bool(terminated or truncated),
-            )
+            after, ended = nested_copy(observation), bool(terminated or truncated)
+            count, total = count + 1, total + float(reward)
             if plan.keep:
                 times = {"observed": observed, "sent": sent, "applied": time.time()}
+                earned: Any = np.float32(reward)
                 ends = bool(terminated), bool(truncated)
-                step = Step(
-                    before, np.asarray(action), np.float32(reward), after, *ends, Source.POLICY, plan.update, times
-                )  # type: ignore[arg-type]
+                step = Step(before, np.asarray(action), earned, after, *ends, Source.POLICY, plan.update, times)
                 steps.append(step.columns())
             before = after
     except EnvironmentFailed as error:
@@ -314,8 +314,8 @@ def _together(
 
 
 def _received(running: dict[Any, PipedProcess]) -> dict[int, tuple[EpisodeOutcome, Steps]]:
-    """Waits for the workers, and returns the episodes that have ended, by their places. Workers that are done are taken out of `running`;
-    what one of them raised is raised."""
+    """Waits for the workers, and returns the episodes that have ended, by their places. Workers that are done are taken
+    out of `running`; what one of them raised is raised."""
     answered: list[Any] = wait(list(running), EPISODE_S)
     if not answered:
         raise DeadlineError(f"no episode of the evaluation ended within {EPISODE_S:.0f} s.")

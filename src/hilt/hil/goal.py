@@ -1,14 +1,15 @@
-"""A run that ends when its task is learned: checkpoints are evaluated beside learning, on initial states that are not trained on.
+"""A run that ends when its task is learned: checkpoints are evaluated beside
+learning, on initial states that are not trained on.
 
     watch = GoalWatch(config, run)
     watch.ask(2_000)              # evaluate this checkpoint; returns at once
     watch.poll()                  # its Evaluation when it has come, else None
     watch.reached                 # whether the last `goal.hold` evaluations in a row all reached `goal.success`
 
-Each evaluation tries the same initial states of the split "eval", every one once, without an operator, and every episode counts. Looking
-often at one noisy figure and ending at the first good one would flatter the policy. That is why several evaluations in a row must reach
-the goal, each of another checkpoint; and the figure to quote is another one: `hilt eval RUN --split test`, on states that no evaluation
-here has tried.
+Each evaluation tries the same initial states of the split "eval", every one once, without an operator, and every
+episode counts. Looking often at one noisy figure and ending at the first good one would flatter the policy. That is why
+several evaluations in a row must reach the goal, each of another checkpoint; and the figure to quote is another one:
+`hilt eval RUN --split test`, on states that no evaluation here has tried.
 
 A process of its own evaluates, so that the learner never waits for a simulator.
 """
@@ -76,7 +77,8 @@ class GoalWatch:
             raise answer
         if answer["success"] is None:
             raise ConfigError(
-                f"goal.success={self.goal.success:g}: {self._config.task} does not report success, so it is never reached."
+                f"goal.success={self.goal.success:g}: {self._config.task} does not report "
+                "success, so it is never reached."
             )
         self._shares[answer["update"]], self._deaths = answer["success"], 0
         return dict(answer)
@@ -86,8 +88,8 @@ class GoalWatch:
         self._deaths += 1
         if self._deaths == MAX_DEATHS:
             raise HiltError(
-                f"the process that evaluates for goal.success ended {MAX_DEATHS} times in a row, last with exit code {code}. Find out why "
-                "(too little memory?), or go on without it: --resume goal.success=0."
+                f"the process that evaluates for goal.success ended {MAX_DEATHS} times in a row, last with exit "
+                f"code {code}. Find out why (too little memory?), or go on without it: --resume goal.success=0."
             )
         return {"error": f"the process that evaluates ended with exit code {code}; another one is started"}
 

@@ -1,4 +1,5 @@
-"""What a run begins with: demonstrations in any format, and the buffers of a HIL-SERL folder, checked and imported into its logs."""
+"""What a run begins with: demonstrations in any format, and the buffers of a
+HIL-SERL folder, checked and imported into its logs."""
 
 from __future__ import annotations
 
@@ -13,17 +14,19 @@ import numpy as np
 from hilt.core.errors import ConfigError, Problems, SchemaError, StorageError
 from hilt.core.hub import local
 from hilt.core.progress import paced
+from hilt.core.trajectory import INSTRUCTION
 from hilt.core.tree import Array, ArraySpec, flatten, unflatten
 from hilt.envs.env_protocol import TASK_SUCCESS, HasSpaces
 from hilt.formats import open_dataset
 from hilt.formats.convert import EpisodeChange, decode
 from hilt.formats.episodes import Episode, map_leaves, plain
-from hilt.hil.config import Hil
+from hilt.hil.config import CHUNK, CHUNK_INDEX, TASK_COLUMN, Hil
+from hilt.hil.make_agent import instructions_of
 from hilt.recording.recording_folder import GRASP, columns_of
 from hilt.replay import Log, Schema
 from hilt.replay.schema import BUILT_IN
 
-FILLED = {"times": 0.0, "succeed": False, "lost": False, TASK_SUCCESS: -1}
+FILLED = {"times": 0.0, "succeed": False, "lost": False, TASK_SUCCESS: -1, CHUNK: -1, CHUNK_INDEX: -1}
 """What demonstrations may leave out, and have then"""
 
 
@@ -31,30 +34,36 @@ def columns_for(config: Hil, env: HasSpaces) -> dict[str, Any]:
     """The columns of a run's logs. `env` is anything that has an observation_space and an action_space."""
     flag = ArraySpec(np.dtype(bool))
     penalty = {GRASP: ArraySpec(np.dtype(np.float32))} if "learned" in config.agent.setup_mode else {}
-    truth = (
-        {TASK_SUCCESS: ArraySpec(np.dtype(np.int8), default=-1)} if config.classifier else {}
-    )  # 1 or 0; -1: the task does not say
-    return {**columns_of(env), "succeed": flag, "lost": flag, **penalty, **truth}
+    # 1 or 0; -1: the task does not say
+    truth = {TASK_SUCCESS: ArraySpec(np.dtype(np.int8), default=-1)} if config.classifier else {}
+    chunks: dict[str, ArraySpec] = {}
+    if config.agent.kind == "vla":
+        chunks = {
+            CHUNK: ArraySpec(np.dtype(np.int32), default=-1),
+            CHUNK_INDEX: ArraySpec(np.dtype(np.int16), default=-1),
+        }
+    several = {TASK_COLUMN: ArraySpec(np.dtype(np.int16))} if len(instructions_of(env)) > 1 else {}
+    return {**columns_of(env), "succeed": flag, "lost": flag, **penalty, **truth, **chunks, **several}
 
 
 def check_imports(config: Hil, env: HasSpaces) -> None:
-    """Refuses what cannot be imported, all of it at once: paths that are not there, and demonstrations whose first episode is of another
-    task than `env`, which is anything that has an observation_space and an action_space."""
+    """Refuses what cannot be imported, all of it at once: paths that are not there, and demonstrations whose first
+    episode is of another task than `env`, which is anything that has an observation_space and an action_space."""
     problems, schema = Problems(), Schema.declare(columns_for(config, env))
     for path in config.demo_path:
         with problems.collected():
             for each in expanded([path]):
-                problems.check(_check_dataset, each, schema)
+                problems.check(_check_dataset, each, schema, instructions_of(env))
     if config.checkpoint_path:
         problems.check(check_buffers, config.checkpoint_path)
     problems.report()
 
 
-def _check_dataset(path: str, schema: Schema) -> None:
+def _check_dataset(path: str, schema: Schema, instructions: Sequence[str]) -> None:
     if not local(path).exists():
         raise StorageError(f"demo_path has {path}, and there is no such file or folder. Check the path.")
     if (episode := _first(path)) is not None:
-        _fitted(schema, episode, path)
+        _fitted(schema, episode, path, instructions)
         return
     raise ConfigError(f"demo_path has {path}, and there is no episode in it. Record some with: hilt record")
 
@@ -71,16 +80,20 @@ def _first(path: str) -> Episode | None:
 
 
 def other_tasks(config: Hil) -> list[str]:
-    """A sentence for each path whose demonstrations were recorded of another task than the run's, though they have the same columns.
+    """A sentence for each path whose demonstrations were recorded of another task than
+    the run's, though they have the same columns.
 
-    Only names of one suite or module can be compared: neither the address of an arm nor a config of HIL-SERL names its task.
+    Only names of one suite or module can be compared: neither the address of an arm
+    nor a config of HIL-SERL names its task.
     """
     lines, suite = [], _suite(config.task)
     for path in expanded(config.demo_path):
         task = getattr(_first(path), "facts", {}).get("task")
-        if isinstance(task, str) and task != config.task and _suite(task) == suite != "robot":
+        known = (config.task, *config.task.split("+"))
+        if isinstance(task, str) and task not in known and _suite(task) == suite != "robot":
             lines.append(
-                f"WARNING: demonstrations in {path} were recorded of {task}, and this run learns {config.task}; check demo_path."
+                f"WARNING: demonstrations in {path} were recorded of {task}, and this run learns "
+                f"{config.task}; check demo_path."
             )
     return lines
 
@@ -92,7 +105,8 @@ def _suite(task: str) -> str:
 def check_buffers(path: str) -> None:
     if not any(Path(path, name).is_dir() for name in ("buffer", "demo_buffer")):
         raise ConfigError(
-            f"checkpoint_path={path}: expected a folder of HIL-SERL's with buffer/ or demo_buffer/ in it. Check the path."
+            f"checkpoint_path={path}: expected a folder of HIL-SERL's with buffer/ or "
+            "demo_buffer/ in it. Check the path."
         )
 
 
@@ -108,20 +122,22 @@ def expanded(paths: Sequence[str]) -> list[str]:
     return list(out.values())
 
 
-def import_dataset(log: Log, path: str, notify: Callable[[str], None]) -> int:
-    """All episodes of a dataset in any format, or of a recording of `hilt record`."""
+def import_dataset(log: Log, path: str, notify: Callable[[str], None], instructions: Sequence[str] = ()) -> int:
+    """All episodes of a dataset in any format, or of a recording of `hilt record`. `instructions`: those of the tasks
+    of a mix, by which an episode is one of them."""
     dataset = open_dataset(path)
     report, count = paced(notify), 0
     for number, done in enumerate(decode(dataset, 0, EpisodeChange())):
         report(f"importing {path}, episodes", number, len(dataset))
-        count += _add(log, done.result()[0], path)
+        count += _add(log, done.result()[0], path, instructions)
     for note, times in dataset.notes.counts.items():
         notify(f"{path}: {note}" + (f" ({times} times)" if times > 1 else ""))
     return count
 
 
 def import_buffer(log: Log, path: str, kind: str, notify: Callable[[str], None]) -> dict[str, int]:
-    """One of the two buffers of a HIL-SERL folder. An intervention that is in both is online data that a person made."""
+    """One of the two buffers of a HIL-SERL folder. An intervention that is in both
+    is online data that a person made."""
     if not path:
         return {}
     check_buffers(path)
@@ -134,15 +150,15 @@ def import_buffer(log: Log, path: str, kind: str, notify: Callable[[str], None])
     return {f"{path}, {'buffer' if kind == 'online' else 'demo_buffer'}": count}
 
 
-def _add(log: Log, episode: Episode | None, path: str) -> int:
+def _add(log: Log, episode: Episode | None, path: str, instructions: Sequence[str] = ()) -> int:
     if episode is None:
         return 0
-    whole = map_leaves(lambda column: column[:, None], unflatten(_fitted(log.schema, episode, path)))
+    whole = map_leaves(lambda column: column[:, None], unflatten(_fitted(log.schema, episode, path, instructions)))
     log.add(whole, actor="import", facts={**plain(episode.facts), "imported": path})
     return len(episode)
 
 
-def _fitted(schema: Schema, episode: Episode, path: str) -> dict[str, Array]:
+def _fitted(schema: Schema, episode: Episode, path: str, instructions: Sequence[str] = ()) -> dict[str, Array]:
     """The columns of a run's log, from an episode of another source; one of another task is refused."""
     given, columns = flatten(episode.columns), {}
     for name, spec in schema.columns.items():
@@ -152,6 +168,8 @@ def _fitted(schema: Schema, episode: Episode, path: str) -> dict[str, Array]:
             columns[name] = np.full((len(episode), *spec.shape), FILLED[name.partition("/")[0]], spec.dtype)
             if name == "succeed":
                 columns[name][-1] = bool(episode.facts.get("success"))
+        elif name == TASK_COLUMN:
+            columns[name] = np.full(len(episode), _task_number(episode, path, instructions), spec.dtype)
         elif name not in BUILT_IN:
             has = ", ".join(sorted(given))
             nested = (
@@ -165,6 +183,18 @@ def _fitted(schema: Schema, episode: Episode, path: str) -> dict[str, Array]:
             )
             raise SchemaError(f"{path} has no {name}, which this run's task has; it has {has}. {cure}.")
     return columns
+
+
+def _task_number(episode: Episode, path: str, instructions: Sequence[str]) -> int:
+    """The number of the task of a mix that an episode is of, by its instruction."""
+    given = episode.facts.get(INSTRUCTION)
+    if given not in instructions:
+        known = ", ".join(map(repr, instructions))
+        raise SchemaError(
+            f"{path}: an episode has the instruction {given!r}, and the tasks of this run have {known}. Give "
+            "demonstrations of these tasks."
+        )
+    return instructions.index(given)
 
 
 def _cast(name: str, column: Array, spec: ArraySpec, path: str) -> Array:

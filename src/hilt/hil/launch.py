@@ -1,4 +1,5 @@
-"""A whole run: its folder, the demonstrations that it records itself, and a learner and actors as processes that are looked after.
+"""A whole run: its folder, the demonstrations that it records itself, and a learner
+and actors as processes that are looked after.
 
 RUN/config.yaml       every setting, frozen; written last, so that it says that there is a run
 RUN/run.json          its identity, its recipe, its precision and why, and what was changed when it was resumed
@@ -22,21 +23,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hilt.core.children import ChildProcess, run_module
+from hilt.core.children import ChildProcess, final_error, run_module
 from hilt.core.config import build, override, thaw
 from hilt.core.errors import ConfigError, HiltError
 from hilt.core.files import DISK, storage_errors
 from hilt.core.progress import Report, silent
 from hilt.core.signals import ASK_TO_END
+from hilt.core.web import is_loopback
+from hilt.envs.rewards import REWARDS
 from hilt.hil.config import Hil, Wire, check
 from hilt.hil.contact import CONTACT
 from hilt.hil.environment import task, task_options, trainer_config
 from hilt.hil.preflight import check_begin
 from hilt.observe.metrics import FILE as METRICS
 from hilt.replay.storage.lock import writer_of
-from hilt.runs.folder import CONFIG, HIL, RunKind, check_new
+from hilt.runs.folder import CONFIG, HIL, RunKind, check_new, note_end, note_failure
 from hilt.runs.run_precision import described, settle
-from hilt.wire.config import is_loopback
 from hilt.wire.sockets import require_keys
 
 CHANGEABLE = frozenset(
@@ -47,6 +49,7 @@ CHANGEABLE = frozenset(
             "max_env_steps",
             "update_to_data",
             "max_ahead",
+            "updates_per_step",
             "steps_per_update",
             "log_period",
             "sinks",
@@ -70,8 +73,10 @@ CHANGEABLE = frozenset(
         *("agent.rlpd.imitation_weight", "agent.rlpd.imitation_updates"),
     }
 )
-"""What may be another when a run is resumed: limits, what is saved and shown, who is there and how they speak, and how it learns.
-Everything else decides what the steps mean, or what the checkpoint holds."""
+"""What may be another when a run is resumed: limits, what is saved and shown, who is there and how they speak, and how
+it learns. Everything else decides what the steps mean, or what the checkpoint holds."""
+JUDGING = ("classifier", "classifier_threshold")
+"""May be another where the run was begun with a classifier"""
 POLL_INTERVAL_S = 0.25
 RESTARTS_PER_MINUTE = 3
 END_S = 30.0
@@ -91,15 +96,28 @@ def _thawed(run: Path) -> Hil:
 
 
 def _overridden(frozen: Hil, *overrides: str | Mapping[str, Any]) -> Hil:
-    return _with_ports(override(frozen, *overrides))
+    made = _with_ports(override(frozen, *overrides))
+    there = made.classifier and Path(made.classifier, "classifier.json").is_file()
+    if frozen.classifier and made.classifier != frozen.classifier and not (there or REWARDS.is_name(made.classifier)):
+        raise ConfigError(
+            f"classifier={made.classifier}: no classifier is there, and this run has {frozen.classifier}. Make one "
+            "with: hilt train classifier"
+        )
+    return made
 
 
-KIND = RunKind(HIL, Hil, CHANGEABLE, check, thaw=_thawed, override=_overridden)
+def _may_change(run: Path, key: str) -> bool:
+    """Another classifier may judge from now on where one did so before: the log of such a run has the column for what
+    the task itself reports. Steps that are there keep their rewards."""
+    return key in JUDGING and bool(_thawed(run).classifier)
+
+
+KIND = RunKind(HIL, Hil, CHANGEABLE, check, thaw=_thawed, override=_overridden, may_change=_may_change)
 
 
 def begin_run(run: Path, recipe: str, config: Hil, *more: Callable[[], Any], whole: bool = False) -> Hil:
-    """Begins a run: makes its folder and freezes its settings. Whatever cannot work is refused before anything is made, all of it at
-    once: see `hilt.hil.preflight.check_begin`."""
+    """Begins a run: makes its folder and freezes its settings. Whatever cannot work is refused before anything is made,
+    all of it at once: see `hilt.hil.preflight.check_begin`."""
     config, defaults = check_begin(config, lambda: check_new(run), *more, whole=whole)
     config, choice = settle(_with_ports(config))
     return KIND.begin(
@@ -181,9 +199,9 @@ def train(
 ) -> LaunchOutcome:
     """Runs learner and actors until the learner ends, the operator of an actor presses stop, or `stop()` returns True.
 
-    `notify` is called with each line of text for the user, `report` with the progress of each phase (`hilt.core.progress`), and `look`
-    periodically. If a process fails, the run ends with its error message; if one is killed from outside, it is started again. When this
-    function returns, no process is left.
+    `notify` is called with each line of text for the user, `report` with the progress of each phase
+    (`hilt.core.progress`), and `look` periodically. If a process fails, the run ends with its error message; if one is
+    killed from outside, it is started again. When this function returns, no process is left.
     """
     check(config)
     demonstrate(config, run, notify, stop, report)
@@ -198,6 +216,7 @@ def train(
     report("waiting until the learner has started")
     try:
         if not stop():
+            note_end(run)  # it has not ended yet, or no longer
             for child in children.values():
                 child.start()
                 notify(f"{child.name}: process {child.pid}, says what it does in {child.log}")
@@ -216,10 +235,11 @@ def train(
         for child in children.values():
             if child.failed:
                 raise child.error()
-    except (
-        BaseException
-    ):  # of one of them, of this process, or Ctrl-C where no handler is installed: the others end in order
+    except BaseException as error:
+        # of one of them, of this process, or Ctrl-C where no handler is installed: the others end in order
         end(children.values(), notify)
+        if isinstance(error, HiltError):
+            note_failure(run, error.line if isinstance(error, ProcessFailure) else str(error))
         raise
     finally:
         end(children.values(), notify, at_once=True)
@@ -228,7 +248,8 @@ def train(
 
 
 def _await_former(run: Path, notify: Callable[[str], None], stop: Callable[[], bool], report: Report) -> None:
-    """Waits for the processes of a killed `hilt train`, which are about to end; one that stays is named by the errors of the new ones."""
+    """Waits for the processes of a killed `hilt train`, which are about to end; one that
+    stays is named by the errors of the new ones."""
     deadline, said = time.monotonic() + END_S, False
     folders = [run, *sorted(run.glob("actors/*/spool"))]
     while (
@@ -257,6 +278,14 @@ def _looked_after(child: Child, outcome: LaunchOutcome, notify: Callable[[str], 
     child.start()
     notify(f"{child.name} was killed by {_signal(code)} and is started again, process {child.pid}")
     return False
+
+
+class ProcessFailure(HiltError):
+    """The error of a process of a run; `line` is the process and its error in a line."""
+
+    def __init__(self, text: str, line: str):
+        super().__init__(text)
+        self.line = line
 
 
 class Child:
@@ -308,7 +337,8 @@ class Child:
             self._process.end()
 
     def news(self) -> list[str]:
-        """Returns the new lines of its log that a person must see now: where a page is to be opened, and that contact is lost."""
+        """Returns the new lines of its log that a person must see now: where a page is
+        to be opened, and that contact is lost."""
         with storage_errors(self.log), self.log.open("rb") as file:
             file.seek(self._heard)
             lines = file.read().splitlines(keepends=True)
@@ -318,15 +348,17 @@ class Child:
             line.decode(errors="replace").strip() for line in whole if line.startswith((b"open http", CONTACT.encode()))
         ]
 
-    def error(self) -> HiltError:
+    def error(self) -> ProcessFailure:
         """Returns its last words as an error."""
         with storage_errors(self.log):
             words = self.log.read_bytes()[self._said :].decode(errors="replace").strip().splitlines()
         errors = [number for number, line in enumerate(words) if line.startswith("error: ")]
+        ended = f"{self.name} ended with exit code {self.poll()}"
+        line = f"{self.name}: {found}" if (found := final_error(words)) else ended
         if errors:  # one of several lines goes on to the end
-            return HiltError(f"{self.name}: " + "\n".join(words[errors[-1] :]).removeprefix("error: "))
+            return ProcessFailure(f"{self.name}: " + "\n".join(words[errors[-1] :]).removeprefix("error: "), line)
         last = "\n".join(words[-30:]) or "it said nothing"
-        return HiltError(f"{self.name} ended with exit code {self.poll()}; its last words, from {self.log}:\n{last}")
+        return ProcessFailure(f"{ended}; its last words, from {self.log}:\n{last}", line)
 
 
 def end(children: Any, notify: Callable[[str], None], at_once: bool = False) -> None:
@@ -347,8 +379,8 @@ def _with_ports(config: Hil) -> Hil:
 
 
 def own_ports(config: Hil, notify: Callable[[str], None] = lambda text: None) -> Hil:
-    """For a run that starts both sides itself: where one of the usual ports is taken, both are free ones. Ports that were asked for, and
-    those at which actors of other machines look, stay."""
+    """For a run that starts both sides itself: where one of the usual ports is taken, both are free ones. Ports that
+    were asked for, and those at which actors of other machines look, stay."""
     wire, usual = config.wire, Wire()
     asked = (wire.port, wire.broadcast_port) != (usual.port, usual.broadcast_port) or not is_loopback(wire.host)
     if asked or not (taken := [port for port in (wire.port, wire.broadcast_port) if _taken(wire.host, port)]):
@@ -384,8 +416,8 @@ def check_wire(config: Hil) -> None:
     require_keys(wire, wire.bind_ip, "listening on")
     if is_loopback(config.wire.host) and (why := _unreachable(config.wire.host)):
         raise ConfigError(
-            f"this machine cannot reach itself at {config.wire.host} ({why}), and a learner and its actors speak through it. Bring the "
-            "loopback interface up: ip link set lo up"
+            f"this machine cannot reach itself at {config.wire.host} ({why}), and a learner and its actors "
+            "speak through it. Bring the loopback interface up: ip link set lo up"
         )
     for port in (config.wire.port, config.wire.broadcast_port):
         if _taken(config.wire.host, port):

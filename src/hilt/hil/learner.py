@@ -3,8 +3,9 @@
     learner = Learner(config, Path("runs/pick"), resume=True)
     summary = learner.run(stop=lambda: False)
 
-It never waits for the disk: the log is synced by a thread, checkpoints are written by another from a copy, and steps are received by the
-wire's own. It may be killed at any moment: the log has every step, and the newest whole checkpoint has the state to continue from.
+It never waits for the disk: the log is synced by a thread, checkpoints are written by another from a copy, and
+steps are received by the wire's own. It may be killed at any moment: the log has every step, and the newest
+whole checkpoint has the state to continue from.
 """
 
 from __future__ import annotations
@@ -13,26 +14,27 @@ import contextlib
 import logging
 import queue
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hilt.core.checksums import read_json, write_json
-from hilt.core.errors import AlarmError, ConfigError, HiltError, NotFiniteError, SchemaError
+from hilt.core.errors import AlarmError, ConfigError, HiltError, NotFiniteError
 from hilt.core.files import DISK
 from hilt.core.names import load_own
 from hilt.core.progress import Phase
-from hilt.core.tree import flatten
 from hilt.envs.env_protocol import HasSpaces
 from hilt.hil.config import STORES, Hil, check, facts, reinforces
 from hilt.hil.contact import CONTACT
 from hilt.hil.data import Batch
 from hilt.hil.goal import GoalWatch
+from hilt.hil.learner_clock import LearnerClock
 from hilt.hil.make_agent import make_agent
 from hilt.observe.alarms import AlarmWatch, stopped
-from hilt.observe.metrics import PAUSE, Metrics, read_metrics
+from hilt.observe.metrics import PAUSE, Metrics, flat_scalars, read_metrics
 from hilt.runs.checkpoint import Buffers, Saver, alone, latest, numbers
 from hilt.runs.folder import note_end
 from hilt.runs.run_precision import settle
@@ -41,13 +43,16 @@ from hilt.wire import TrainerConfig, TrainerServer
 CHECKPOINT_S = 300.0
 """Between two checkpoints, when no number of updates is given for it"""
 TELL_S, REPORT_INTERVAL_S, POLL_INTERVAL_S = 5.0, 0.5, 0.01
-"""Seconds between two messages about what it waits for, between two looks for what is to be reported, and of each sleep while it waits"""
+"""Seconds between two messages about what it waits for, between two looks for what is to
+be reported, and of each sleep while it waits"""
 GOODBYE_S, ACTIVE_S = 10.0, 5.0
-"""After its end it serves at most the first number of seconds, until every actor heard within the second number of seconds has left"""
+"""After its end it serves at most the first number of seconds, until every actor
+heard within the second number of seconds has left"""
 SAVE_S = 120.0
 """The timeout of the last checkpoint, in seconds"""
 COLLECTED = "collected.json"
-"""When collecting was over: the seconds and the online steps until then, and the trajectories that pretraining is repeated with"""
+"""When collecting was over: the seconds and the online steps until then, and the
+trajectories that pretraining is repeated with"""
 MAX_SKIPPED = 20
 """Updates in a row with a loss or a gradient that is not finite, after which a run ends with an error"""
 REALIZED = 20
@@ -62,15 +67,16 @@ class LearnerSummary:
     """How a run, or this part of it, ended."""
 
     reason: str
-    """"goal": success held at its goal; "max_steps", "max_seconds", "max_env_steps"; "pressed": an operator at an actor pressed stop;
-    "stopped" from outside; or "alarm": one that `stop_on` names, which is raised as an `AlarmError` when everything is closed"""
+    """"goal": success held at its goal; "max_steps", "max_seconds", "max_env_steps"; "pressed": an operator
+    at an actor pressed stop; "stopped" from outside; or "alarm": one that `stop_on` names, which is raised as
+    an `AlarmError` when everything is closed"""
     update: int
     online: int
 
 
 class Learner:
-    """One learner of a run folder; a second one is refused. `env` is anything with an observation_space and an action_space, by default
-    what the config's task has; `wire` replaces the config's own settings of the wire."""
+    """One learner of a run folder; a second one is refused. `env` is anything with an observation_space and an
+    action_space, by default what the config's task has; `wire` replaces the config's own settings of the wire."""
 
     def __init__(
         self,
@@ -108,9 +114,8 @@ class Learner:
         self.agent = make_agent(config, env)
         if checkpoint is not None:
             self.agent.load_state_dict(checkpoint.agent)
-        self.notify(
-            "opens the logs" + ", and imports into them what the run begins with" * (not (run / "log").exists())
-        )
+        imports = ", and imports into them what the run begins with" * (not (run / "log").exists())
+        self.notify("opens the logs" + imports)
         self.experience = load_own(STORES[config.store])(run, config, env, self.agent, self.notify)
         stack.callback(self.experience.close)
         if checkpoint is not None:
@@ -118,24 +123,15 @@ class Learner:
             self.experience.load_state(checkpoint.state["experience"])
         known = read_metrics(run, ["episode", "update"])
         self.experience.reported([record["trajectory"] for record in known if record["kind"] == "episode"])
-        self._elapsed = max(
-            [self._elapsed, *(record.get("elapsed_seconds", 0.0) for record in known)]
-        )  # a killed one saved no newer
+        # a killed one saved no newer
+        self._elapsed = max([self._elapsed, *(record.get("elapsed_seconds", 0.0) for record in known)])
         self.server = stack.enter_context(TrainerServer(wire, request_callback=self._answer))
         self._run_id = str(read_json(run / "run.json").get("id", "")) if (run / "run.json").exists() else ""
         self.experience.register(self.server, self._run_id)
         self._resumed = checkpoint is not None
-        returns = [
-            (record["return_to_go"], record["cut_share"]) for record in known if record.get("return_to_go") is not None
-        ]
+        returns = [(one["return_to_go"], one["cut_share"]) for one in known if one.get("return_to_go") is not None]
         self._realized: deque[tuple[float, float]] = deque(returns[-REALIZED:], REALIZED)
-        known_facts = replace(
-            facts(config), target_entropy=self.agent.target_entropy, actions=self.agent.layout.continuous
-        )
-        self._watch, self._alarm = (
-            AlarmWatch(run, known_facts, self.metrics, lambda text: logger.info("%s", text), config.stop_on),
-            "",
-        )
+        self._watch, self._alarm = self._alarm_watch(), ""
         self._goal = GoalWatch(config, run) if config.goal.success else None
         if self._goal is not None:
             self._goal.forget_after(self.update)
@@ -145,6 +141,18 @@ class Learner:
         for writer in (self._saver, self._buffers):
             stack.callback(writer.close, SAVE_S)  # before the log is closed and the run is free for another learner
         self._saved_at, self._saved_update = time.monotonic(), self.update
+        self._imported = sum(read_json(run / "imported_log.json")["steps"].values())
+        self._clock = LearnerClock(self.update, self.experience.total)
+        self._expect_actors()
+
+    def _alarm_watch(self) -> AlarmWatch:
+        agent = self.agent
+        known = replace(facts(self.config), target_entropy=agent.target_entropy, actions=agent.layout.continuous)
+        tell = partial(logger.info, "%s")
+        return AlarmWatch(self.run_folder, known, self.metrics, tell, self.config.stop_on)
+
+    def _expect_actors(self) -> None:
+        """Nothing was heard of any actor yet, and no update was made."""
         self._actor_reports: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._heard: dict[str, float] = {}
         self._out_of_reach: set[str] = set()  # actors whose operator is
@@ -154,11 +162,9 @@ class Learner:
         self._ended: list[tuple[float, dict[str, Any]]] = []
         self._update_of: dict[int, int] = {}
         self._first: float | None = None  # when the first online step was seen that was not imported
-        self._imported = sum(read_json(run / "imported_log.json")["steps"].values())
         self._looked = self._said = 0.0
         self._owes = False  # a checkpoint, however long ago the last one was
         self._skipped = self._skipped_in_a_row = 0  # updates that were left out: a loss or a gradient was not finite
-        self._clock = LearnerClock(self.update, self.experience.total)
 
     # The whole
 
@@ -216,8 +222,9 @@ class Learner:
 
     @contextlib.contextmanager
     def _finite(self) -> Iterator[None]:
-        """An update with a loss or a gradient that is not finite changes nothing, is left out and counted; several in a row end the run.
-        Updates of the critics that the same step had made before (`cta_ratio`) stay, and the message mentions them."""
+        """An update with a loss or a gradient that is not finite changes nothing, is left out and counted;
+        several in a row end the run. Updates of the critics that the same step had made before
+        (`cta_ratio`) stay, and the message mentions them."""
         before = self.agent.updates
         try:
             yield
@@ -225,17 +232,19 @@ class Learner:
         except NotFiniteError as error:
             self._skipped, self._skipped_in_a_row = self._skipped + 1, self._skipped_in_a_row + 1
             made = self.agent.updates - before
-            problem = f"{error}{f' Before it, in the same step, the critics had {made} good updates, which stay.' if made else ''}"
+            problem = str(error)
+            if made:
+                problem += f" Before it, in the same step, the critics had {made} good updates, which stay."
             if self._skipped_in_a_row == 1:
                 self.notify(f"update {self.update + 1:,} is left out: {problem}")
             if self._skipped_in_a_row == MAX_SKIPPED:
                 rate, run = self.config.agent.rlpd.learning_rate, self.run_folder
                 note_end(run, "not_finite", self.update, f"{MAX_SKIPPED} updates in a row were not finite")
                 raise AlarmError(
-                    f"the last {MAX_SKIPPED} updates were left out; of the last one: {problem} Go on from the checkpoint of update "
-                    f"{max(numbers(run), default=0):,} with a lower rate: hilt train --run {run} --resume "
-                    f"agent.rlpd.learning_rate={rate / 10:g}. If that does not help, a step that is not finite is in the demonstrations or "
-                    "in the log."
+                    f"the last {MAX_SKIPPED} updates were left out; of the last one: {problem} Go on from "
+                    f"the checkpoint of update {max(numbers(run), default=0):,} with a lower rate: hilt "
+                    f"train --run {run} --resume agent.rlpd.learning_rate={rate / 10:g}. If that does not help, a "
+                    "step that is not finite is in the demonstrations or in the log."
                 ) from error
 
     def _step(self, details: bool) -> dict[str, float]:
@@ -244,9 +253,13 @@ class Learner:
         if not reinforces(config):
             encoder = config.agent.encoder
             trained = encoder.training != "frozen" and not encoder.pretrain_updates  # else it was, and rests
-            batch = self._sample(config.batch_size, "demonstrations" if config.algorithm == "bc" else "demo")
+            part = {"bc": "demonstrations", "hg-dagger": "demo"}.get(config.algorithm, config.algorithm)
+            batch = self._sample(config.batch_size, part)
+            shares = {
+                f"share/{name}": count / config.batch_size for name, count in getattr(batch, "counts", {}).items()
+            }
             with self._clock("torch"):
-                return self.agent.imitate(batch, encoder=trained)
+                return {**self.agent.imitate(batch, encoder=trained), **shares}
         critics = self.agent.critics
         for _ in range(config.cta_ratio - 1 if critics else 0):
             batch = self._sample(config.batch_size, "both")
@@ -287,8 +300,9 @@ class Learner:
             self._look()
 
     def _collect(self) -> None:
-        """The pretrained policy and the operator drive; then pretraining is repeated with what succeeded. Nothing of it is in a checkpoint
-        before the first update is: a process that was killed begins the repetition anew, with the same trajectories."""
+        """The pretrained policy and the operator drive; then pretraining is repeated with what succeeded.
+        Nothing of it is in a checkpoint before the first update is: a process that was killed begins the
+        repetition anew, with the same trajectories."""
         wanted = self.config.collect_steps
         while not self._over() and "trajectories" not in self._collected:
             self._look()
@@ -322,14 +336,17 @@ class Learner:
         if self._paused:
             return f"{CONTACT} is lost at {', '.join(sorted(self._out_of_reach))}"
         if not reinforces(config):
-            lacks = config.algorithm == "hg-dagger" and not counts["demo_steps"]
+            lacks = config.algorithm != "bc" and not counts["demo_steps"] and not counts.get("success_steps")
             return "there are no demonstrations and no take-overs to imitate yet" if lacks else ""
         if self.update == 0 and have < config.training_starts:
             return f"learning starts with {config.training_starts} online steps, and there are {have}"
         if not counts["log_steps"]:
             return "there is no online step yet"
         if config.update_to_data and self.update + 1 > config.update_to_data * have:
-            return f"update_to_data={config.update_to_data:g}: {self.update} updates for {have} online steps, more are to come"
+            return (
+                f"update_to_data={config.update_to_data:g}: {self.update} updates for {have} "
+                "online steps, more are to come"
+            )
         return ""
 
     def _wait(self, why: str) -> None:
@@ -369,11 +386,8 @@ class Learner:
             self._first += now - self._checked
         self._checked = now
         if self._paused != was:
-            text = (
-                f"{CONTACT} is lost: the run's clock and learning are paused"
-                if self._paused
-                else "goes on after a pause"
-            )
+            lost = f"{CONTACT} is lost: the run's clock and learning are paused"
+            text = lost if self._paused else "goes on after a pause"
             logger.info("%s", text)
             pause = {"event": text, PAUSE: "begins" if self._paused else "ends"}
             self.metrics.write("event", pause, update=self.update, step=self.experience.total)
@@ -419,7 +433,8 @@ class Learner:
 
     @property
     def _evaluating(self) -> bool:
-        """While an evaluation goes on, no newer checkpoint is written: a policy that reaches the goal is the last one then."""
+        """While an evaluation goes on, no newer checkpoint is written: a policy that
+        reaches the goal is the last one then."""
         return self._goal is not None and (self._goal.busy or self._to_evaluate > 0)
 
     def _evaluation_due(self) -> bool:
@@ -448,10 +463,8 @@ class Learner:
         low, high = result["low"], result["high"]
         share = f"{result['successes']} of {result['episodes']} evaluation states, {low:.0%} to {high:.0%}; {enough}"
         self.notify(f"evaluation of update {result['update']:,}: success in {share}")
-        values = {
-            f"validation_{name}": float(result[name])
-            for name in ("success", "episodes", "low", "high", "update", "seconds")
-        }
+        names = ("success", "episodes", "low", "high", "update", "seconds")
+        values = {f"validation_{name}": float(result[name]) for name in names}
         self._write({**values, "validation_outcomes": result["pairs"]})
 
     def _write(self, values: Mapping[str, float | str]) -> None:
@@ -477,9 +490,8 @@ class Learner:
             **({"staleness": sum(behind) / len(behind)} if behind else {}),
             **self.experience.counts(),
         }
-        if (
-            "q/online" in info and len(self._realized) == REALIZED
-        ):  # what Q is to be; beyond a time limit, its own estimate
+        # what Q is to be; beyond a time limit, its own estimate
+        if "q/online" in info and len(self._realized) == REALIZED:
             values["realized_q"] = sum(came + cut * info["q/online"] for came, cut in self._realized) / REALIZED
         self._write(values)
 
@@ -495,13 +507,15 @@ class Learner:
             self._realized.append((episode["return_to_go"], episode["cut_share"]))
             if self._says.get(episode["actor"]) == "no":
                 episode |= {"success": None, "success_alone": None}
+            self.experience.note_outcome(episode["trajectory"], episode["success"])
             self.metrics.write("episode", episode, update=self.update, step=self.experience.total)
         self._evaluate()
         while not self._actor_reports.empty():
             self.metrics.write("actor", self._actor_reports.get(), update=self.update, step=self.experience.total)
 
     def _may_tell(self, since: float, episode: Mapping[str, Any]) -> bool:
-        """Whether an episode may be reported: not before its actor has reported whether its environment knows success."""
+        """Whether an episode may be reported: not before its actor has reported
+        whether its environment knows success."""
         waits = self._says.get(episode["actor"]) == "not yet" and episode["actor"] in self._heard
         return not waits or bool(self._reason) or time.monotonic() - since > ACTIVE_S
 
@@ -509,7 +523,7 @@ class Learner:
 
     def _answer(self, _: str, payload: Any) -> dict[str, Any]:
         """Answers "send-stats", in a thread of the wire's."""
-        reported = _scalars(payload)
+        reported = flat_scalars(payload)
         name = str(reported.get("actor", ""))
         self._pressed = self._pressed or bool(reported.get("stop"))
         ended = self._reason not in ("", "stopped")
@@ -519,6 +533,8 @@ class Learner:
             self._heard[name] = time.monotonic()
         if "contact_lost" in reported:
             (self._out_of_reach.add if reported["contact_lost"] else self._out_of_reach.discard)(name)
+        if "rewound_at" in reported:
+            self.experience.note_rewind(name, reported.pop("rewound_at"), reported.pop("rewound_to"))
         if "says_success" in reported:
             self._says[name] = str(reported["says_success"])
         if len(reported) > 1:
@@ -552,9 +568,8 @@ class Learner:
         self._looked = 0.0
         self._look()
         begins_anew = collecting and 0 in numbers(self.run_folder)  # half pretrained, or repeated
-        if (
-            not self._pretraining() and not begins_anew and self._reason != "goal"
-        ):  # whose policy is the last checkpoint already
+        # whose policy is the last checkpoint already
+        if not self._pretraining() and not begins_anew and self._reason != "goal":
             self._save()
         self._saver.wait(SAVE_S)
         self._buffers.finish(self.experience, SAVE_S)
@@ -569,54 +584,3 @@ class Learner:
             time.sleep(POLL_INTERVAL_S)
             self._looked = 0.0 if self.config.store == "trajectories" else self._looked
             self._look()
-
-
-class LearnerClock:
-    """Where the learner's time goes, since the last look."""
-
-    def __init__(self, *counts: int) -> None:
-        self._spent: Counter[str] = Counter()
-        self._began = time.perf_counter()
-        self._last = (counts[0], counts[1], self._began)
-
-    @contextlib.contextmanager
-    def __call__(self, what: str) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._spent[what] += time.perf_counter() - began  # type: ignore[assignment]
-
-    def move(self, source: str, target: str, seconds: float) -> None:
-        self._spent[source] -= seconds  # type: ignore[assignment]
-        self._spent[target] += seconds  # type: ignore[assignment]
-
-    def shares(self) -> dict[str, float]:
-        now = time.perf_counter()
-        total = max(now - self._began, 1e-9)
-        shares = {what: self._spent[what] / total for what in ("torch", "data", "wait")}
-        self._spent.clear()
-        self._began = now
-        return {**shares, "other": max(0.0, 1.0 - sum(shares.values()))}
-
-    def since(self, *counts: int) -> tuple[float, float, float]:
-        """How far two counters have come since they were last given, and in how many seconds."""
-        now, before = time.perf_counter(), self._last
-        self._last = (counts[0], counts[1], now)
-        return counts[0] - before[0], counts[1] - before[1], max(now - before[2], 1e-9)
-
-
-def _scalars(payload: Any) -> dict[str, Any]:
-    """An actor's report, flat; only numbers, flags and text are metrics."""
-    if not isinstance(payload, Mapping):
-        raise SchemaError(
-            f"send-stats was given a {type(payload).__name__}; give a dictionary of numbers, flags and text."
-        )
-    flat = {}
-    for path, value in flatten(payload).items():
-        if getattr(value, "size", 2) == 1:
-            value = value.reshape(-1)[0].item()
-        if not isinstance(value, (str, bool, int, float)):
-            raise SchemaError(f"send-stats: {path} is a {type(value).__name__}; give numbers, flags and text only.")
-        flat[path] = value
-    return flat

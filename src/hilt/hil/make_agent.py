@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hilt.algos.tables import off_policy_algorithm
@@ -15,17 +16,34 @@ if TYPE_CHECKING:
     from hilt.policies.agent.step_agent import StepAgent
 
 
-def make_agent(config: Hil, env: HasSpaces, seed: int | None = None) -> StepAgent:
-    """One that is still to be given its weights, for an environment or for its spaces; `seed`: instead of the run's own.
+def instructions_of(env: HasSpaces) -> tuple[str, ...]:
+    """What is to be done, in words, in each of the tasks of an environment, or of its spaces."""
+    own = getattr(env, "get_wrapper_attr", None)
+    found = {}
+    for name in ("instructions", "instruction"):
+        if own is None:
+            found[name] = getattr(env, name, "")
+        elif env.has_wrapper_attr(name):  # type: ignore[attr-defined]  # gymnasium's wrappers hide what is below them
+            found[name] = own(name)
+    return tuple(found.get("instructions") or ([str(found["instruction"])] if found.get("instruction") else ()))
 
-    Reinforcement learning has the tanh-Gaussian actor of soft actor-critic; imitation (bc, hg-dagger) a plain Gaussian, as HIL-SERL has.
+
+def make_agent(config: Hil, env: HasSpaces, seed: int | None = None) -> StepAgent:
+    """One that is still to be given its weights, for an environment or for its
+    spaces; `seed`: instead of the run's own.
+
+    Reinforcement learning has the tanh-Gaussian actor of soft actor-critic; imitation (bc,
+    hg-dagger) a plain Gaussian, as HIL-SERL has.
     """
     from hilt.policies.agent.step_agent import StepAgent
 
     seen = nested(spec_of_space(env.observation_space, "observation_space"))
     keys, squashed = (config.image_keys, config.proprio_keys), reinforces(config)
-    kind = AGENTS.load_class(config.agent.kind, StepAgent)
-    agent = kind.make(seen, env.action_space, config.agent, *keys, config.seed if seed is None else seed, squashed)
+    kind, settings = AGENTS.load_class(config.agent.kind, StepAgent), config.agent
+    if settings.kind == "vla":
+        settings = replace(settings, options={"suite": config.task, **settings.options})
+    agent = kind.make(seen, env.action_space, settings, *keys, config.seed if seed is None else seed, squashed)
+    agent.use_instructions(instructions_of(env))
     if config.algorithm not in ("rlpd", *IMITATIONS):
         agent.use_algorithm(off_policy_algorithm(config.algorithm, config.algorithm_options))
     return agent

@@ -18,10 +18,10 @@ from hilt.teleop.devices import check_device
 def check_begin(
     config: Hil, *more: Callable[[], Any], whole: bool = False, make_task: bool = True
 ) -> tuple[Hil, DefaultsChoice | None]:
-    """Refuses a run that cannot work: its settings, what they name, and whether that fits the task; and what `more` checks object to.
-    `whole`: it is to be started with its actors, which have no terminal of their own then. Makes nothing but the task, once; without
-    `make_task` not even that, and what has to fit the task is left unchecked. Gives the settings with their defaults chosen by what the
-    policy sees, and that choice, where the task was made."""
+    """Refuses a run that cannot work: its settings, what they name, and whether that fits the task; and what `more`
+    checks object to. `whole`: it is to be started with its actors, which have no terminal of their own then. Makes
+    nothing but the task, once; without `make_task` not even that, and what has to fit the task is left unchecked. Gives
+    the settings with their defaults chosen by what the policy sees, and that choice, where the task was made."""
     problems, made = Problems(), None
     make_task &= problems.check(check_names, config)
     for one in more:
@@ -53,8 +53,8 @@ def check_operator(config: Hil, whole: bool) -> None:
         ) from None
     if whole and config.operator == "keyboard":
         raise ConfigError(
-            "operator=keyboard needs a terminal of its own, which hilt train does not give its actors: use operator=browser, or start "
-            "`hilt learner` here and `hilt actor` in another terminal."
+            "operator=keyboard needs a terminal of its own, which hilt train does not give its actors: use "
+            "operator=browser, or start `hilt learner` here and `hilt actor` in another terminal."
         )
 
 
@@ -62,8 +62,9 @@ def check_demonstrations(config: Hil, made: Spaces) -> None:
     """Refuses demonstrations that no script of the task can record."""
     if config.demonstrations and not made.has_expert and "expert" not in config.demonstration_options:
         raise ConfigError(
-            f"demonstrations={config.demonstrations}: {config.task} has no script that could record them. Give demonstrations=0 and "
-            "demo_path=[PATH], such as a recording of hilt record, or demonstration_options.expert=module:function."
+            f"demonstrations={config.demonstrations}: {config.task} has no script that could record them. "
+            "Give demonstrations=0 and demo_path=[PATH], such as a recording of hilt record, or "
+            "demonstration_options.expert=module:function."
         )
 
 

@@ -1,8 +1,9 @@
-"""What the batches of a frozen encoder are made of, kept in memory, so that a batch of n-step returns is a few index operations.
+"""What the batches of a frozen encoder are made of, kept in memory, so that a batch
+of n-step returns is a few index operations.
 
-For each step there is ``z`` of its observation and of its next one, which is all that the networks see (`Agent.states`), its numbers, and
-the step that follows it. A step is taken in when a batch first needs it, with all others that came since, and forgotten when its log
-forgets it.
+For each step there is ``z`` of its observation and of its next one, which is all that the networks see
+(`Agent.states`), its numbers, and the step that follows it. A step is taken in when a batch first needs it, with all
+others that came since, and forgotten when its log forgets it.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ import numpy as np
 
 from hilt.core.tree import Array, ArraySpec
 from hilt.recording.recording_folder import SUMMED
-from hilt.replay.key_ranges import Runs
+from hilt.replay.key_ranges import OFFSET_BITS, Runs
 from hilt.replay.sampling.assembly import chain
 from hilt.replay.schema import Schema
 from hilt.replay.snapshot import Snapshot
 from hilt.replay.view import View
 
 AT_ONCE, MANY = 256, 5_000
-"""Frames that go through a frozen encoder in one call; and the number of new steps, as after a restart, from which there is a message"""
+"""Frames that go through a frozen encoder in one call; and the number of new steps, as
+after a restart, from which there is a message"""
 
 
 class StateTable:
@@ -52,7 +54,8 @@ class StateTable:
         self._given_back.append(slot)
 
     def windows(self, slots: Array, n: int) -> Array:
-        """The slots of the `n` steps from each on, ``[B, n]``. Behind the last step that there is, its slot is repeated."""
+        """The slots of the `n` steps from each on, ``[B, n]``. Behind the last step
+        that there is, its slot is repeated."""
         window = np.empty((n, len(slots)), np.int64)
         window[0] = slots
         for i in range(1, n):
@@ -61,8 +64,8 @@ class StateTable:
         return window.T
 
     def batch(self, windows: Array, discount: float) -> dict[str, Array]:
-        """Returns over the steps of these windows, as `hilt.replay.sampling.assembly.NStep` makes them. From now on, slots that were given
-        back may be taken by other steps."""
+        """Returns over the steps of these windows, as `hilt.replay.sampling.assembly.NStep` makes them. From now on,
+        slots that were given back may be taken by other steps."""
         window = windows.T  # [n, B]
         slots, last = window[0], window[-1]
         inside = np.ones(window.shape, bool)
@@ -93,10 +96,10 @@ class StateTable:
 
 
 class KeptSteps:
-    """The steps of a view in a table, which may have those of other views too: an assembly of `hilt.replay.sampling`, which reads the log
-    only where it has steps that the table lacks. What it gives of a step is ``window``, the slots of the `n` steps from it on: when a batch
-    is drawn, from however many views, `StateTable.batch` makes all of it at once. `seen`: the paths of observations that the agent sees,
-    of which `states` makes ``z``."""
+    """The steps of a view in a table, which may have those of other views too: an assembly of `hilt.replay.sampling`,
+    which reads the log only where it has steps that the table lacks. What it gives of a step is ``window``, the slots
+    of the `n` steps from it on: when a batch is drawn, from however many views, `StateTable.batch` makes all of it at
+    once. `seen`: the paths of observations that the agent sees, of which `states` makes ``z``."""
 
     added: ClassVar[tuple[str, ...]] = ("window",)
 
@@ -115,6 +118,7 @@ class KeptSteps:
         self._slots: dict[int, int] = {}
         self._previous: dict[int, int] = {}  # the slot of the step that each one follows
         self._done = Runs()
+        self._edits = 0  # the version of the log's edits that the table shows
         self.seconds = 0.0
         """Spent in the encoder so far"""
 
@@ -128,6 +132,7 @@ class KeptSteps:
         self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None
     ) -> dict[str, Array]:
         """The windows of these steps; `columns` and `out` choose nothing here."""
+        self._forget_edited()
         slots = self.find(keys)
         if slots.min() >= 0:
             window = self.table.windows(slots, self._n)
@@ -165,6 +170,17 @@ class KeptSteps:
                 self._add(steps, new[first : first + AT_ONCE])
         self._done = there
 
+    def _forget_edited(self) -> None:
+        """Steps of episodes that people edited are read again, with their new values."""
+        edits = self._view.log.facts.edits
+        if self._edits == edits.version:
+            return
+        version, done = edits.version, self._done.keys()
+        edited = np.isin(done >> OFFSET_BITS, edits.changed_since(self._edits))
+        for key in done[edited].tolist():
+            self._forget(key)
+        self._done, self._edits = self._done - _as_runs(done[edited]), version
+
     def _add(self, steps: Snapshot, keys: Array) -> None:
         table, widths = self.table, steps.widths(keys)
         terminated, truncated = steps.fields(keys, ["terminated", "truncated"])
@@ -197,7 +213,7 @@ class KeptSteps:
         slot = self._slots.pop(key)
         self._previous.pop(int(self.table.following[slot]), None)
         if (before := self._previous.pop(slot, None)) is not None:
-            self.table.following[before] = -1
+            self.table.following[before], self.table.awaited[before] = -1, key  # it may come back, by an edit
         self.table.give_back(slot)
 
     def _made(self, steps: Snapshot, keys: Array, prefix: str) -> Array:

@@ -1,4 +1,5 @@
-"""What a run reports: metrics on disk and in other tools, learning curves, a live table, alarms, and intervals of success rates."""
+"""What a run reports: metrics on disk and in other tools, learning curves, a live
+table, alarms, and intervals of success rates."""
 
 from typing import TYPE_CHECKING
 

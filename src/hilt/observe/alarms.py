@@ -4,9 +4,10 @@
     for change in alarms.take({"ppo_kl": 0.4}):      # after each record of metrics of the kind "update"
         print(change.text)
 
-`TABLE` has all of them, for both jobs: "hil", a run with a person in the loop, and "vla", post-training. An alarm is raised when its
-condition becomes true, and over when it no longer is. Conditions look at means over several records, so that one bad batch raises none.
-The limits are rules of thumb, each far outside of what healthy runs show; docs/observe.md lists them.
+`TABLE` has all of them, for both jobs: "hil", a run with a person in the loop, and "vla", post-training. An
+alarm is raised when its condition becomes true, and over when it no longer is. Conditions look at means
+over several records, so that one bad batch raises none. The limits are rules of thumb, each far outside of
+what healthy runs show; docs/observe.md lists them.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ KL = {"token": 0.1, "action": 0.5, "chunk": 1.0}
 CLIPPED = 0.4
 """Share of terms that the clip may decide"""
 ENTROPY_LEFT, ENTROPY_FALL = 0.1, 2.3
-"""Of the entropy at the start, this share must be left, and no more nats of each number may be lost: it is a tenth as wide then"""
+"""Of the entropy at the start, this share must be left, and no more nats of each
+number may be lost: it is a tenth as wide then"""
 BELOW_TARGET = 3.0
 """Nats of each number that the entropy of a run with a person may be below its target"""
 NO_SIGNAL = 0.9
 """Share of groups in which all members succeeded, or all failed"""
 BEYOND = 0.5
-"""Of its range, the share by which the extremes of Q in a batch may exceed its bounds: healthy critics overshoot by 0.2 while they begin"""
+"""Of its range, the share by which the extremes of Q in a batch may exceed its bounds:
+healthy critics overshoot by 0.2 while they begin"""
 OVER = 0.5
 """Q may be above realized returns by this share of them, or of the largest reward"""
 ERRORS = 3.0
@@ -140,7 +143,10 @@ def _narrowed(h: History, facts: RunFacts) -> str:
     start, now = h.first("entropy", 3), h.mean("entropy", 3)
     if h.count.get("entropy", 0) < 6 or not (start - now > ENTROPY_FALL or 0 <= now < ENTROPY_LEFT * start):
         return ""
-    return f"the entropy of each number fell from {start:.3g} to {now:.3g} nats (limit: a tenth of it, or {ENTROPY_FALL} nats less)"
+    return (
+        f"the entropy of each number fell from {start:.3g} to {now:.3g} nats (limit: a tenth of it, or "
+        f"{ENTROPY_FALL} nats less)"
+    )
 
 
 def _critic_blind(h: History, facts: RunFacts) -> str:
@@ -155,7 +161,10 @@ def _no_signal(h: History, facts: RunFacts) -> str:
     if not groups or not (good + bad) / groups > NO_SIGNAL:
         return ""
     most = "succeed" if good > bad else "fail"
-    return f"in {(good + bad) / groups:.0%} of the groups all members end alike, and most of these {most} (5 steps; limit {NO_SIGNAL:.0%})"
+    return (
+        f"in {(good + bad) / groups:.0%} of the groups all members end alike, and most of these {most} (5 "
+        f"steps; limit {NO_SIGNAL:.0%})"
+    )
 
 
 def _beyond_bounds(h: History, facts: RunFacts) -> str:
@@ -178,7 +187,10 @@ def _overestimates(h: History, facts: RunFacts) -> str:
     size = max(abs(h.low.get("reward_min", 0.0)), abs(h.high.get("reward_max", 0.0)), abs(realized))
     if not size or not q - realized > OVER * size:
         return ""
-    return f"Q is {q:.3g} on the average, and the last episodes realized {realized:.3g} (limit {realized + OVER * size:.3g})"
+    return (
+        f"Q is {q:.3g} on the average, and the last episodes realized {realized:.3g} (limit "
+        f"{realized + OVER * size:.3g})"
+    )
 
 
 def _got_worse(h: History, facts: RunFacts) -> str:
@@ -190,9 +202,8 @@ def _got_worse(h: History, facts: RunFacts) -> str:
             return ""
         shares = h.mean("validation_success", 1), h.best["validation_success"]
         return _worse(*shares, lost / error, ", state by state")
-    counts = (
-        "validation_effective_episodes" if "validation_effective_episodes" in h.best else "validation_episodes"
-    )  # in older runs
+    # in older runs
+    counts = "validation_effective_episodes" if "validation_effective_episodes" in h.best else "validation_episodes"
     n, m = h.mean(counts, 1), h.best.get(counts, math.nan)
     now, most = h.mean("validation_success", 1), h.best.get("validation_success", math.nan)
     share = (n * now + m * most) / (n + m)
@@ -203,7 +214,10 @@ def _got_worse(h: History, facts: RunFacts) -> str:
 
 
 def _worse(now: float, best: float, errors: float, how: str = "") -> str:
-    return f"validation succeeds in {now:.0%}, and did in {best:.0%}: {errors:.1f} standard errors less{how} (limit {ERRORS:g})"
+    return (
+        f"validation succeeds in {now:.0%}, and did in {best:.0%}: {errors:.1f} standard errors "
+        f"less{how} (limit {ERRORS:g})"
+    )
 
 
 def _outruns_data(h: History, facts: RunFacts) -> str:
@@ -215,9 +229,8 @@ def _outruns_data(h: History, facts: RunFacts) -> str:
 
 def _not_finite(h: History, facts: RunFacts) -> str:
     name = "skipped_updates" if facts.job == "hil" else "skipped_steps"
-    now = h.mean(name, 1) - (
-        2 * h.mean(name, 2) - h.mean(name, 1) if facts.job == "hil" else 0.0
-    )  # of the learner it is a running total
+    # of the learner it is a running total
+    now = h.mean(name, 1) - (2 * h.mean(name, 2) - h.mean(name, 1) if facts.job == "hil" else 0.0)
     return f"{now:.0f} steps of the optimizer were left out: a loss or a gradient was not finite" if now > 0 else ""
 
 
@@ -238,25 +251,31 @@ TABLE = (
     Alarm("ppo_kl", ("vla",), ("ppo_kl",), _moved_far,
           "Lower optimizer.learning_rate or algorithm.epochs, or give algorithm.target_kl."),
     Alarm("clip_fraction", ("vla",), ("clip_fraction",), _clips,
-          "Lower optimizer.learning_rate or algorithm.epochs, or give larger steps (algorithm.batch.trajectories_per_step)."),
+          "Lower optimizer.learning_rate or algorithm.epochs, or give larger steps "
+          "(algorithm.batch.trajectories_per_step)."),
     Alarm("entropy", ("vla", "hil"), ("entropy",), _narrowed,
-          "It explores no more: give algorithm.entropy, algorithm.kl or a lower learning rate; with a person agent.rlpd.target_entropy.",
+          "It explores no more: give algorithm.entropy, algorithm.kl or a lower learning rate; with a person "
+          "agent.rlpd.target_entropy.",
           ("algorithm=rlpd", lambda facts: facts.rlpd)),
     Alarm("explained_variance", ("vla",), ("explained_variance",), _critic_blind,
-          "The critic does harm: give it a higher rate (critic), critic.warmup_steps, or an estimator without a critic (grpo).",
+          "The critic does harm: give it a higher rate (critic), critic.warmup_steps, or an estimator without a "
+          "critic (grpo).",
           ("algorithm.estimator=gae", lambda facts: facts.gae)),
     Alarm("no_signal", ("vla",), ("groups",), _no_signal,
-          "If they fail, begin with a better policy or easier states; if they succeed, end the run, or give harder states.",
+          "If they fail, begin with a better policy or easier states; if they succeed, end the run, or give harder "
+          "states.",
           ("an estimator of groups and rewards of success alone", lambda facts: facts.compares)),
     Alarm("q_bound", ("hil",), ("q_max",), _beyond_bounds,
           "The critics diverge: lower agent.rlpd.learning_rate or tau, give more critics, or agent.rlpd.target_range.",
           ("algorithm=rlpd, a discount below 1, backup_entropy=false",
            lambda facts: facts.rlpd and not facts.entropy_in_q and (facts.discount < 1 or facts.q_range is not None))),
     Alarm("overestimation", ("hil",), ("realized_q",), _overestimates,
-          "The critics believe in what does not happen: lower update_to_data, give more critics with agent.rlpd.subset=2, or actor_q=min.",
+          "The critics believe in what does not happen: lower update_to_data, give more critics with "
+          "agent.rlpd.subset=2, or actor_q=min.",
           ("algorithm=rlpd, backup_entropy=false", lambda facts: facts.rlpd and not facts.entropy_in_q)),
     Alarm("validation", ("vla", "hil"), ("validation_success",), _got_worse,
-          "It got worse: RUN/best or an earlier checkpoint is better. Resume with a lower learning rate, or end the run.",
+          "It got worse: RUN/best or an earlier checkpoint is better. Resume with a lower learning rate, or end "
+          "the run.",
           ("validations (validation.period, goal.success)", lambda facts: facts.validates)),
     Alarm("update_to_data", ("hil",), ("q",), _outruns_data,
           "The learner repeats what it has: give update_to_data=4, or look why no steps come.",
@@ -359,5 +378,6 @@ def stopped(text: str, run: Path) -> AlarmError:
     """The error with which a run ends that `stop_on` ends."""
     kept = f" The policy so far is in {run / 'policy'}." * (run / "policy").is_dir()
     return AlarmError(
-        f"{text} It was ended because stop_on names this alarm; hilt train --run {run} --resume goes on from here.{kept}"
+        f"{text} It was ended because stop_on names this alarm; hilt train --run {run} "
+        f"--resume goes on from here.{kept}"
     )

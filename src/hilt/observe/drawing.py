@@ -18,7 +18,8 @@ from hilt.core.tree import Array
 PALETTE = ["2f6fde", "e8772e", "1f9e77", "8b5cd6", "d1495b", "0e94a8", "a67c12", "6b7280"]
 SHADES = {"ink": "1f2430", "faint": "6b7280", "grid": "e6e7ea", "paper": "ffffff"}
 DASHES: list[tuple[float, ...]] = [(), (6, 4), (2, 3), (9, 3, 2, 3), (14, 4), (9, 3, 2, 3, 2, 3), (1, 6), (4, 2, 4, 8)]
-"""Lengths in pixels, drawn and left out in turn. A curve's number counts on from the first when there are more curves."""
+"""Lengths in pixels, drawn and left out in turn. A curve's number counts on from
+the first when there are more curves."""
 WIDTH, HEIGHT = 480.0, 290.0
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 18.0, 58.0, 42.0
 """Of a chart, in pixels: its size, and what lies around the curves"""
@@ -133,7 +134,8 @@ def dash_of(line: Line) -> tuple[float, ...]:
 
 
 def axes(chart: Chart) -> tuple[float, float, float, float]:
-    """The least and the most that is shown of x and of y. A few values that lie far out do not press the others flat."""
+    """The least and the most that is shown of x and of y. A few values that lie far
+    out do not press the others flat."""
     x = np.concatenate([line.x for line in chart.lines])
     x_high = float(x.max()) or 1.0
     x_low = float(x.min()) if 0.5 * x_high < x.min() < x_high else 0.0
@@ -167,7 +169,8 @@ def short(value: float) -> str:
 
 
 class Svg:
-    """A chart as text for a page, whose style gives the colors; the curves are included as data, to show values at the pointer."""
+    """A chart as text for a page, whose style gives the colors; the curves are
+    included as data, to show values at the pointer."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -175,7 +178,8 @@ class Svg:
     def line(self, points: Array, color: Color, width: float, dash: Sequence[float] = ()) -> None:
         dashes = f' stroke-dasharray="{" ".join(map(str, dash))}"' if dash else ""
         self._parts.append(
-            f'<polyline points="{_joined(points)}" style="stroke:var(--{_name(color)})" stroke-width="{width}"{dashes}/>'
+            f'<polyline points="{_joined(points)}" style="stroke:var(--{_name(color)})" '
+            f'stroke-width="{width}"{dashes}/>'
         )
 
     def area(self, points: Array, color: Color) -> None:
@@ -277,12 +281,13 @@ def _dashed(points: Array, dash: Sequence[float]) -> list[Array]:
     if not dash or len(points) < 2:
         return [points]
     along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(points, axis=0).T))])
+    x, y = points.T
     parts, begin, number = [], 0.0, 0
     while begin < along[-1]:
         end = min(begin + dash[number % len(dash)], along[-1])
         if number % 2 == 0:
             at = np.concatenate([[begin], along[(along > begin) & (along < end)], [end]])
-            parts.append(np.stack([np.interp(at, along, points[:, axis]) for axis in (0, 1)], -1))
+            parts.append(np.stack([np.interp(at, along, x), np.interp(at, along, y)], -1))
         begin, number = end, number + 1
     return parts
 

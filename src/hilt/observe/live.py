@@ -1,7 +1,7 @@
 """Shows the state of a run in a terminal: a table that keeps itself up to date, or in a pipe a line at intervals.
 
-It reads the run's ``metrics.jsonl``, so showing it needs no connection to the learner; a thread does so for as long as it is shown.
-What the process that shows it does itself comes through `Live.report`.
+It reads the run's ``metrics.jsonl``, so showing it needs no connection to the learner; a thread does so for as long as
+it is shown. What the process that shows it does itself comes through `Live.report`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from hilt.observe.metrics import FILE, GOES_ON, RESUMED, is_paused
 
 EPISODES = 20
 """The last ones, over which success and interventions are counted"""
+EVENTS = 200
+"""The last ones that are kept"""
 POLL_INTERVAL_S, TABLE_S = 0.25, 0.5
 """Seconds between two looks whether anything is due, and between two states of the table"""
 SHARES = {"torch_share": "torch", "sample_wait_share": "batches", "wait_share": "waiting for steps"}
@@ -44,15 +46,17 @@ class Standing:
         self.alarms: dict[str, str] = {}
         """Those that are raised now: sentence and cure"""
         self.event = ""
+        self.events: deque[tuple[float, str]] = deque(maxlen=EVENTS)
+        """The last events, each with its time in seconds since 1970"""
         self.happens = False
         """Whether the event is the newest of all records"""
         self.steps = self.updates = 0
         self._first: float | None = None
         self._last = self._paused = 0.0
-        self._halted = False  # the run is paused
-        self._before = (
-            self._path.stat().st_size if self._path.exists() else 0
-        )  # until there is more, no process is at work
+        self.is_paused = False
+        """Whether the run is paused, as while the operator is out of reach"""
+        # until there is more, no process is at work
+        self._before = self._path.stat().st_size if self._path.exists() else 0
 
     def read(self) -> bool:
         """Takes in the lines that are new, and whole; whether there were any."""
@@ -69,9 +73,9 @@ class Standing:
 
     def _take(self, record: dict[str, Any]) -> None:
         kind = record["kind"]
-        if self._first is not None and (self._halted or record.get("event") == GOES_ON):
+        if self._first is not None and (self.is_paused or record.get("event") == GOES_ON):
             self._paused += record["time"] - self._last
-        self._halted = is_paused(record, self._halted)
+        self.is_paused = is_paused(record, self.is_paused)
         if record.get("event") == GOES_ON:
             self.alarms.clear()  # who goes on raises anew what is still so
         elif "alarm" in record:
@@ -86,7 +90,9 @@ class Standing:
         elif kind == "actor":
             self.actors[str(record.get("actor", "?"))] = record
         self.happens = kind == "event" or (self.happens and kind == "actor")
-        self.event = str(record["event"]) if kind == "event" else self.event
+        if kind == "event":
+            self.event = str(record["event"])
+            self.events.append((record["time"], self.event))
         self.steps, self.updates = max(self.steps, record["step"]), max(self.updates, record["update"])
         if self._first is None and record["step"] > 0:
             self._first = record["time"]
@@ -94,7 +100,7 @@ class Standing:
 
     def seconds(self) -> float:
         """Since the first online step, without pauses and without the time in which no learner was running."""
-        now = self._now() if self._place > self._before and not self._halted else self._last
+        now = self._now() if self._place > self._before and not self.is_paused else self._last
         return 0.0 if self._first is None else max(0.0, now - self._first - self._paused)
 
     def left(self, limits: Mapping[str, float]) -> float | None:
@@ -108,8 +114,9 @@ class Standing:
         return max(0.0, min(found)) if found else None
 
     def remaining(self, limits: Mapping[str, float]) -> str:
-        """The same in words. With `usual_steps`, the number of updates after which a run of this kind has usually reached its goal, it is
-        the time until then; beyond that, the time until the first limit, which is all that is known."""
+        """The same in words. With `usual_steps`, the number of updates after which a run of this
+        kind has usually reached its goal, it is the time until then; beyond that, the time until
+        the first limit, which is all that is known."""
         usual, rate = limits.get("usual_steps", 0), self.update.get("updates_per_second")
         if rate and self.updates < usual:
             return f"about {clock((usual - self.updates) / rate)} left"
@@ -117,7 +124,8 @@ class Standing:
         return "" if left is None else f"{'at most ' if usual else ''}{clock(left)} left"
 
     def success(self) -> str:
-        """The success of all episodes, and of those that the policy ended alone; a dash where the environment does not report success."""
+        """The success of all episodes, and of those that the policy ended alone; a dash where
+        the environment does not report success."""
         known = [one for one in self.episodes if one.get("success") is not None]
         alone = [one for one in known if not one.get("intervention_steps") and not one.get("lost_steps")]
         if not known:
@@ -158,16 +166,23 @@ class Standing:
         }
         return ", ".join(f"{name}: {who}" for name, who in sorted(acting.items())) or "none yet"
 
-    def rows(self) -> list[tuple[str, str]]:
-        """The rows of the table; values that were not reported are left out."""
+    def spooled(self) -> str:
+        """How many steps wait at actors for the learner; empty if none do."""
+        waiting = {name: one.get("spooled") or 0 for name, one in sorted(self.actors.items())}
+        return ", ".join(f"{name}: {count:,} steps" for name, count in waiting.items() if count)
+
+    def rows(self, over: bool = False) -> list[tuple[str, str]]:
+        """The rows of the table; values that were not reported are left out. `over`: no process is at work, and what
+        is so only while one is, such as rates and who acts, is left out."""
         u, length = self.update, [one["length"] for one in self.episodes if one.get("length")]
         returns = [one["return"] for one in self.episodes if one.get("return") is not None]
         late = [one["lateness_p99_ms"] for one in self.actors.values() if one.get("lateness_p99_ms") is not None]
-        shares = [f"{100 * u[name]:.0f}% {word}" for name, word in SHARES.items() if _is(u, name)]
+        now = {} if over else u
+        shares = [f"{100 * now[name]:.0f}% {word}" for name, word in SHARES.items() if _is(now, name)]
         found = [
-            ("who acts", self.acting()),
-            ("online steps", f"{self.steps:,}{_rate(u, 'env_steps_per_second')}"),
-            ("updates", "   ".join([f"{self.updates:,}{_rate(u, 'updates_per_second')}", *shares])),
+            ("who acts", "" if over else self.acting()),
+            ("online steps", f"{self.steps:,}{_rate(now, 'env_steps_per_second')}"),
+            ("updates", "   ".join([f"{self.updates:,}{_rate(now, 'updates_per_second')}", *shares])),
             ("success", self.success()),
             ("validation", self.validation()),
             ("a person makes", self.person() if any("intervention_steps" in one for one in self.episodes) else ""),
@@ -182,9 +197,10 @@ class Standing:
             ),
             ("policy", _values(u, {"entropy": "entropy", "temperature": "temperature"})),
             ("acting weights", f"{u['staleness']:.0f} updates old" if _is(u, "staleness") else ""),
+            ("spool", self.spooled()),
             ("steps kept", _values(u, {"online": "log_steps", "demo": "demo_steps", "human": "human_steps"}, ",.0f")),
             ("control rate", f"{max(late):.1f} ms late at the 99th percentile" if late else ""),
-            ("last event", self.event if self.event not in self.alarms.values() else ""),
+            ("last event", self.event if self.event not in self.alarms.values() and not over else ""),
         ]
         alarms = [("ALARM", text.removeprefix("alarm ")) for text in self.alarms.values()]
         return [*alarms, *((name, text) for name, text in found if text)]
@@ -210,7 +226,8 @@ class Standing:
 
 
 class Live:
-    """Shows a run for as long as it is entered. It looks at the run by itself; `look` does so at once, when something is due."""
+    """Shows a run for as long as it is entered. It looks at the run by itself;
+    `look` does so at once, when something is due."""
 
     def __init__(
         self,
@@ -222,8 +239,8 @@ class Live:
         now: Callable[[], float] = time.monotonic,
         beat: bool = True,
     ):
-        """`limits`: max_seconds, max_steps, max_env_steps as the run's settings have them, 0 is none; and usual_steps, for a run that ends
-        at a goal (see `Standing.remaining`). `beat`: whether there is a thread that looks."""
+        """`limits`: max_seconds, max_steps, max_env_steps as the run's settings have them, 0 is none; and usual_steps,
+        for a run that ends at a goal (see `Standing.remaining`). `beat`: whether there is a thread that looks."""
         from rich.console import Console
 
         self._standing, self._title, self._limits = Standing(run), title or str(run), dict(limits or {})
@@ -264,7 +281,8 @@ class Live:
             self._console.print(progress.printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def report(self, phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
-        """What this process does, a `hilt.core.progress.Report`: shown beside the run until there is another, or an empty name."""
+        """What this process does, a `hilt.core.progress.Report`: shown beside the run
+        until there is another, or an empty name."""
         with self._lock:
             self._phases.turn(phase, done, total, note)
             self.look()

@@ -1,16 +1,19 @@
-"""The numbers of a run: ``metrics.jsonl``, one JSON object a line, always; the same elsewhere when asked (`hilt.observe.sinks`).
+"""The numbers of a run: ``metrics.jsonl``, one JSON object a line, always; the same
+elsewhere when asked (`hilt.observe.sinks`).
 
-Every record has ``kind``, ``time`` (seconds since 1970), ``update`` (learner steps so far), ``step`` (online steps so far), and what
-its kind has:
+Every record has ``kind``, ``time`` (seconds since 1970), ``update`` (learner steps so far),
+``step`` (online steps so far), and what its kind has:
 
-- ``update``: what the learner measures: losses, Q values, rates, buffer sizes; per source as ``q/online``, ``q/demo``, ``q/human``
-- ``episode``: one for each trajectory: success, return, length, seconds, intervention_count, intervention_steps, lost_steps, actor
+- ``update``: what the learner measures: losses, Q values, rates, buffer sizes; per
+  source as ``q/online``, ``q/demo``, ``q/human``
+- ``episode``: one for each trajectory: success, return, length, seconds,
+  intervention_count, intervention_steps, lost_steps, actor
 - ``actor``: what an actor reports: its rates, its lateness, the version of its policy
 - ``event``: something that happened, in words
 
-A process that continues a run writes the event `GOES_ON` first. A learner that resumes repeats updates that an earlier one made after
-its last checkpoint. It calls `Metrics.resumed`, and `read_metrics` leaves out the records of the updates that were repeated, and those of
-episodes of post-training (which have a ``training_step``) that were made again.
+A process that continues a run writes the event `GOES_ON` first. A learner that resumes repeats updates that an earlier
+one made after its last checkpoint. It calls `Metrics.resumed`, and `read_metrics` leaves out the records of the updates
+that were repeated, and those of episodes of post-training (which have a ``training_step``) that were made again.
 """
 
 from __future__ import annotations
@@ -23,8 +26,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hilt.core.errors import ClosedError, ConfigError, CorruptError
+from hilt.core.errors import ClosedError, ConfigError, CorruptError, SchemaError
 from hilt.core.files import DISK, read
+from hilt.core.tree import flatten
 
 FILE = "metrics.jsonl"
 OWN = ("kind", "time", "update", "step")
@@ -33,7 +37,8 @@ KINDS = ("update", "episode", "actor", "event")
 NOT_FINITE = "not_finite"
 """In a record that had them: how many of its values were NaN or infinite, and are null"""
 RESUMED, GOES_ON = "resumed", "another process goes on"
-"""Events: the learner continues from this update; another process writes from now on, so that the time between is not counted"""
+"""Events: the learner continues from this update; another process writes from now
+on, so that the time between is not counted"""
 PAUSE = "pause"
 """In an event with which a pause of the run "begins" or "ends": the time between does not count either"""
 Value = float | int | str | bool | None
@@ -51,9 +56,8 @@ class Metrics:
         self.not_finite = 0
         """Values that were NaN or infinite, so far"""
         self._lock = threading.Lock()
-        self._sinks = open_sinks(
-            sinks, folder, name or folder.resolve().name
-        )  # first: a sink that is not there costs no file
+        # first: a sink that is not there costs no file
+        self._sinks = open_sinks(sinks, folder, name or folder.resolve().name)
         known = read(self.path) if self.path.exists() else b""
         self._size = known.rfind(b"\n") + 1
         self._file: int | None = DISK.open(self.path, write=True) if self.path.exists() else DISK.create(self.path)
@@ -114,7 +118,8 @@ class Metrics:
 
 
 def running(records: Iterable[Mapping[str, Any]]) -> list[float]:
-    """For each record the seconds since the first one, without pauses and without the time in which no process was running."""
+    """For each record the seconds since the first one, without pauses and without
+    the time in which no process was running."""
     seconds, first, paused, before, halted = [], 0.0, 0.0, 0.0, False
     for number, record in enumerate(records):
         first = first if number else record["time"]
@@ -133,7 +138,8 @@ def is_paused(record: Mapping[str, Any], before: bool) -> bool:
 
 
 def read_metrics(path: Path, kinds: Iterable[str] = KINDS) -> list[dict[str, Any]]:
-    """The records of a run's folder or of its file, without updates that were made again, and without a last line that is not whole."""
+    """The records of a run's folder or of its file, without updates that were made again,
+    and without a last line that is not whole."""
     path = path / FILE if path.is_dir() else path
     records: list[dict[str, Any]] = []
     for number, line in enumerate(read(path).split(b"\n")[:-1], 1):
@@ -167,3 +173,19 @@ def _plain(value: Any) -> Value:
         return float(value) if math.isfinite(value) else None
     except TypeError:
         raise ConfigError(f"a metric is {value!r}; expected a number, True or False, or a text.") from None
+
+
+def flat_scalars(payload: Any) -> dict[str, Any]:
+    """An actor's report, flat; only numbers, flags and text are metrics."""
+    if not isinstance(payload, Mapping):
+        raise SchemaError(
+            f"send-stats was given a {type(payload).__name__}; give a dictionary of numbers, flags and text."
+        )
+    flat = {}
+    for path, value in flatten(payload).items():
+        if getattr(value, "size", 2) == 1:
+            value = value.reshape(-1)[0].item()
+        if not isinstance(value, (str, bool, int, float)):
+            raise SchemaError(f"send-stats: {path} is a {type(value).__name__}; give numbers, flags and text only.")
+        flat[path] = value
+    return flat

@@ -1,7 +1,9 @@
-"""Curves of runs: success, interventions, losses and rates over online steps (or samples) and minutes, as PNG files and as one page.
+"""Curves of runs: success, interventions, losses and rates over online steps (or
+samples) and minutes, as PNG files and as one page.
 
-Runs whose settings differ only by the seed become one curve, their mean, in a band from the lowest to the highest of them. Others have
-a curve each, named after the settings in which they differ, or after their folders where these are more than three.
+Runs whose settings differ only by the seed become one curve, their mean, in a band from the lowest
+to the highest of them. Others have a curve each, named after the settings in which they differ, or
+after their folders where these are more than three.
 """
 
 from __future__ import annotations
@@ -90,21 +92,44 @@ def _per_source(name: str) -> dict[str, Value]:
 
 
 PANELS = [
-    Panel("Success of the last {n} episodes", "of episodes", "episode", {"all": _success, "without take-over": _alone}, percent=True),
-    Panel("Steps that a person made", "of online steps", "episode", {"": _interventions}, percent=True, weight="length"),
+    Panel(
+        "Success of the last {n} episodes",
+        "of episodes",
+        "episode",
+        {"all": _success, "without take-over": _alone},
+        percent=True,
+    ),
+    Panel(
+        "Steps that a person made", "of online steps", "episode", {"": _interventions}, percent=True, weight="length"
+    ),
     Panel("How long an episode takes", "steps", "episode", {"all": _get("length"), "successes": _length_of_success}),
     Panel("Seconds of an episode", "seconds", "episode", {"": _get("seconds")}),
     Panel("Return of an episode", "sum of rewards", "episode", {"": _get("return")}),
     Panel("Loss of the critic", "", "update", {"": _get("critic_loss")}),
-    Panel("Loss of actor and temperature", "", "update", {"actor": _get("actor_loss"), "temperature": _get("temperature_loss")}),
     Panel(
-        "Loss (in training: mean of {n} records)", "", "update",
-        {"training": _get("loss"), "held out": _get("validation_loss")}, raw=["held out"],
+        "Loss of actor and temperature",
+        "",
+        "update",
+        {"actor": _get("actor_loss"), "temperature": _get("temperature_loss")},
     ),
-    Panel("Loss of the policy and its critic", "", "update", {"policy": _get("policy_loss"), "critic": _get("value_loss")}),
+    Panel(
+        "Loss (in training: mean of {n} records)",
+        "",
+        "update",
+        {"training": _get("loss"), "held out": _get("validation_loss")},
+        raw=["held out"],
+    ),
+    Panel(
+        "Loss of the policy and its critic", "", "update", {"policy": _get("policy_loss"), "critic": _get("value_loss")}
+    ),
     Panel("Ratios that are clipped", "of them", "update", {"": _get("clip_fraction")}, percent=True),
     Panel("From the reference", "nats", "update", {"": _get("kl")}),
-    Panel("Groups that are dropped", "", "update", {f"all {name}": _get(f"dropped_all_{name}") for name in ("succeeded", "failed")}),
+    Panel(
+        "Groups that are dropped",
+        "",
+        "update",
+        {f"all {name}": _get(f"dropped_all_{name}") for name in ("succeeded", "failed")},
+    ),
     Panel("Learning rate", "", "update", {"": _get("learning_rate")}, raw=[""]),
     Panel("Length of the gradient", "before it is clipped", "update", {"": _get("gradient_norm")}),
     Panel("Q values, by whose steps they are", "", "update", _per_source("q")),
@@ -114,8 +139,13 @@ PANELS = [
     Panel("Entropy of the policy", "nats", "update", {"": _get("entropy")}),
     Panel("Temperature", "", "update", {"": _get("temperature")}),
     Panel(
-        "How fast it goes", "per second", "update",
-        {name: _get(f"{key}_per_second") for name, key in (("updates",) * 2, ("online steps", "env_steps"), ("samples",) * 2)},
+        "How fast it goes",
+        "per second",
+        "update",
+        {
+            name: _get(f"{key}_per_second")
+            for name, key in (("updates",) * 2, ("online steps", "env_steps"), ("samples",) * 2)
+        },
     ),
     Panel("How late control is", "ms, 99th percentile", "actor", {"": _get("lateness_p99_ms")}),
     Panel("How old the acting weights are", "updates", "update", {"": _get("staleness")}),
@@ -124,7 +154,10 @@ PANELS = [
         "of its time",
         "update",
         {"torch": _get("torch_share"), "batches": _get("sample_wait_share"), "waiting for steps": _get("wait_share")}
-        | {name: _get(f"{key}_share") for name, key in (("simulator",) * 2, ("policy", "model"), ("learning", "update"), ("other",) * 2)},
+        | {
+            name: _get(f"{key}_share")
+            for name, key in (("simulator",) * 2, ("policy", "model"), ("learning", "update"), ("other",) * 2)
+        },
         percent=True,
     ),
     Panel(
@@ -134,7 +167,7 @@ PANELS = [
         {name: _get(f"{key}_steps") for name, key in zip(SOURCES, ("log", "demo", "human"), strict=True)},
         raw=SOURCES,
     ),
-]  # fmt: skip
+]
 
 
 @dataclass
@@ -181,7 +214,8 @@ class RunGroup:
 
 
 def plot(paths: Sequence[Path], out: Path, smooth: int = SMOOTH, report: Report = silent) -> list[Path]:
-    """Draws these runs into ``curves.html``, ``curves-steps.png`` and ``curves-minutes.png`` of a folder, and gives their paths."""
+    """Draws these runs into ``curves.html``, ``curves-steps.png`` and
+    ``curves-minutes.png`` of a folder, and gives their paths."""
     if smooth < 1:
         raise ConfigError(f"smooth={smooth}: expected how many episodes a point is the mean of, at least 1.")
     runs, charts = list[PlottedRun](), dict[str, list[Chart]]()
@@ -274,8 +308,8 @@ def mean_of(curves: Sequence[tuple[Array, Array]], line: Line) -> Line:
 
 
 def evaluation_dots(run: PlottedRun, axis: str, color: int | None, whose: str) -> list[Line]:
-    """Success on the numbered states of each split and task with its interval, where the learner was when it made those weights. Of more
-    than `MAX_KINDS` of these, all tasks of a split together."""
+    """Success on the numbered states of each split and task with its interval, where the learner was when it made those
+    weights. Of more than `MAX_KINDS` of these, all tasks of a split together."""
     updates, lines, several = run.of("update"), [], len(run.tried) > 1
     known = [one for one in run.evaluations if one["success"] is not None]
     if len({(one["split"], one.get("task", "")) for one in known}) > MAX_KINDS:
@@ -293,8 +327,9 @@ def evaluation_dots(run: PlottedRun, axis: str, color: int | None, whose: str) -
 
 
 def pooled(evaluations: Sequence[Record]) -> list[dict[str, Any]]:
-    """One for all tasks that were tried on a split after an update; of a task that was tried twice then, the last counts. The interval
-    counts episodes of one scene together where tasks share their scenes, which results of older versions do not contain."""
+    """One for all tasks that were tried on a split after an update; of a task that was tried twice then, the
+    last counts. The interval counts episodes of one scene together where tasks share their scenes, which
+    results of older versions do not contain."""
     found: dict[Any, dict[str, Record]] = {}
     for one in evaluations:
         found.setdefault((one["split"], one["update"], one.get("sample")), {})[one.get("task", "")] = one
@@ -361,7 +396,10 @@ def _last_evaluation(run: PlottedRun, task: str) -> str:
     if last["success"] is None:
         return "–"
     whose = f"{task}: " if len(run.tried) > 1 else ""
-    return f"{whose}{_percent(last['success'])} [{100 * last['low']:.0f}, {100 * last['high']:.0f}] of {last['episodes']} {last['split']}"
+    return (
+        f"{whose}{_percent(last['success'])} [{100 * last['low']:.0f}, {100 * last['high']:.0f}] of "
+        f"{last['episodes']} {last['split']}"
+    )
 
 
 def page(groups: Sequence[RunGroup], charts: Mapping[str, Sequence[Chart]], smooth: int) -> str:
@@ -432,7 +470,10 @@ def _subtitle(groups: Sequence[RunGroup]) -> str:
     runs = [run for group in groups for run in group.runs]
     steps, updates = (max(record[name] for run in runs for record in run.records) for name in ("step", "update"))
     most = "" if len(runs) == 1 else "at most "
-    text = f"{most}{steps:,} {_counted(groups)}, {updates:,} updates, {max(run.records[-1]['minutes'] for run in runs):.1f} minutes"
+    text = (
+        f"{most}{steps:,} {_counted(groups)}, {updates:,} updates, "
+        f"{max(run.records[-1]['minutes'] for run in runs):.1f} minutes"
+    )
     several = any(len(group.runs) > 1 for group in groups)
     return (
         text

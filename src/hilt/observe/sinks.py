@@ -1,7 +1,7 @@
 """Where metrics go besides ``metrics.jsonl``: TensorBoard, Weights & Biases, trackio.
 
-Numbers go there as ``update/critic_loss``, ``episode/return``; what is text stays in the file. Updates are drawn over learner steps,
-everything else over online steps.
+Numbers go there as ``update/critic_loss``, ``episode/return``; what is text stays in the file. Updates are drawn over
+learner steps, everything else over online steps.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ class Sink(ABC):
 
     @abstractmethod
     def write(self, record: Mapping[str, Any]) -> None:
-        """One record, as it is in ``metrics.jsonl``: ``kind``, ``time``, ``update``, ``step``, and what its kind has."""
+        """One record, as it is in ``metrics.jsonl``: ``kind``, ``time``,
+        ``update``, ``step``, and what its kind has."""
 
     def resumed(self, update: int) -> None:  # noqa: B027
-        """The run goes on from this update: records of later updates come again. By default nothing is done about them."""
+        """The run goes on from this update: records of later updates come again. By
+        default nothing is done about them."""
 
     @abstractmethod
     def close(self) -> None:
@@ -69,8 +71,8 @@ def numbers(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 class TensorBoard(Sink):
-    """Event files in ``RUN/tensorboard``, by TensorBoard's own writer. Updates have a folder of their own, so that those which a
-    resumed learner makes again replace the earlier ones."""
+    """Event files in ``RUN/tensorboard``, by TensorBoard's own writer. Updates have a folder of their own, so that
+    those which a resumed learner makes again replace the earlier ones."""
 
     def __init__(self, folder: Path, run: str):
         needed = ("TensorBoard", "tensorboard")
@@ -104,8 +106,8 @@ class TensorBoard(Sink):
 
 
 class Wandb(Sink):
-    """A run of Weights & Biases, the same one after a resume, its history one that only grows: updates that are made again are left out.
-    Without WANDB_API_KEY and WANDB_MODE it stays on this machine."""
+    """A run of Weights & Biases, the same one after a resume, its history one that only grows: updates that are made
+    again are left out. Without WANDB_API_KEY and WANDB_MODE it stays on this machine."""
 
     def __init__(self, folder: Path, run: str):
         self._step, self._reached = written(folder)
@@ -113,7 +115,8 @@ class Wandb(Sink):
         mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
         if mode == "offline":
             print(
-                f"wandb: offline; later: wandb sync {folder}/wandb/offline-run-*. To send at once, set WANDB_API_KEY or WANDB_MODE=online."
+                f"wandb: offline; later: wandb sync {folder}/wandb/offline-run-*. To send at once, set "
+                "WANDB_API_KEY or WANDB_MODE=online."
             )
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
@@ -141,8 +144,8 @@ class Wandb(Sink):
 
 
 class Trackio(Sink):
-    """A run of trackio, local unless TRACKIO_SPACE_ID or TRACKIO_SERVER_URL is set; the same one after a resume. Updates that are
-    made again are left out."""
+    """A run of trackio, local unless TRACKIO_SPACE_ID or TRACKIO_SERVER_URL is set; the same one after a resume.
+    Updates that are made again are left out."""
 
     def __init__(self, folder: Path, run: str):
         _, self._reached = written(folder)
@@ -168,7 +171,8 @@ SINKS = ExtensionPoint("sink", "hilt.sinks", {"tensorboard": TensorBoard, "wandb
 
 
 def written(folder: Path) -> tuple[int, int]:
-    """How many records the run had before, and the highest update of which one was sent elsewhere; 0 when nothing was yet."""
+    """How many records the run had before, and the highest update of which one was
+    sent elsewhere; 0 when nothing was yet."""
     path = folder / "metrics.jsonl"
     records = (
         [json.loads(line) for line in read(path).split(b"\n")[:-1]]

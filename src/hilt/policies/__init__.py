@@ -1,4 +1,5 @@
-"""Policies: the protocol that all of them follow, per-step agents with their encoders and critics, and vision-language-action models.
+"""Policies: the protocol that all of them follow, per-step agents with their
+encoders and critics, and vision-language-action models.
 
 `hilt.policies.agent` holds the agents, `hilt.policies.vla` the models, and `hilt.policies.io` their checkpoint folders.
 """
@@ -10,7 +11,7 @@ from hilt.core.lazy import lazy_exports
 if TYPE_CHECKING:
     from hilt.policies.agent.agent import Agent
     from hilt.policies.agent.config import AgentConfig, EncoderConfig
-    from hilt.policies.base import Evaluation, Policy
+    from hilt.policies.base import Evaluation, Policy, Prefix
     from hilt.policies.registry import load_policy
     from hilt.policies.vla.flow import Flow
     from hilt.policies.vla.openvla import OpenVLA, OpenVLAOFT
@@ -32,6 +33,7 @@ __all__ = [
     "Pi0",
     "Pi0Config",
     "Policy",
+    "Prefix",
     "SmallVLA",
     "SmallVLAConfig",
     "SmolVLA",

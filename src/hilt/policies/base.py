@@ -1,11 +1,12 @@
 """The protocol between a policy and whatever runs, trains or stores it. Tokens, Gaussians and flows all fit it.
 
     actions, record = policy.act(observations, sample=True, temperature=1.0, generator=generator)
-    evaluation = policy.evaluate(record)          # with gradients; evaluation.log_prob equals record["log_prob"] for the same weights
+    # with gradients; evaluation.log_prob equals record["log_prob"] for the same weights
+    evaluation = policy.evaluate(record)
 
-An algorithm sees `Evaluation` only, so every algorithm works with every policy. A *record* is a tree of arrays, one row for each
-observation: all that the policy needs to compute the log-probability of what it did once more. It goes into a log as it is, once
-`widen` has given its prompts the width of the log's column.
+An algorithm sees `Evaluation` only, so every algorithm works with every policy. A *record* is a tree of arrays, one row
+for each observation: all that the policy needs to compute the log-probability of what it did once more. It goes into a
+log as it is, once `widen` has given its prompts the width of the log's column.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ import torch
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
 
 Observation = Mapping[str, Any]
-"""One row: ``full_image`` uint8 [H, W, 3], ``wrist_image`` and others by name, ``state`` float32 [P], ``instruction`` text. A row may
-differ from its neighbors in the size of its images and the length of its instruction. Finished rows are simply not asked about."""
+"""One row: ``full_image`` uint8 [H, W, 3], ``wrist_image`` and others by name, ``state`` float32 [P],
+``instruction`` text. A row may differ from its neighbors in the size of its images and the length of its
+instruction. Finished rows are simply not asked about."""
 
 Record = dict[str, np.ndarray]
-"""What was done, on the host: images uint8, ``prompt`` and ``prompt_length``, what was drawn, ``temperature``, ``log_prob``, and a
-``value`` if the policy has one."""
+"""What was done, on the host: images uint8, ``prompt`` and ``prompt_length``, what was drawn, ``temperature``,
+``log_prob``, and a ``value`` if the policy has one."""
 
 
 class Evaluation(NamedTuple):
@@ -41,6 +43,30 @@ class Evaluation(NamedTuple):
     """float32 [B], of a policy with a value head."""
 
 
+class Prefix(NamedTuple):
+    """Actions that were planned before and are executed while the policy computes its next answer (real-time chunking).
+
+    The answer continues them: its first actions are those of the prefix, and the rest joins on without a jump.
+    """
+
+    actions: np.ndarray
+    """float32 [B, n, action_dim] in the robot's units, from the step of the observation on; n is 1 to `chunk`."""
+    frozen: np.ndarray
+    """int64 [B], from 0 to n: the number of these actions that are executed for certain before the answer arrives.
+    The others are a plan that the answer may change."""
+
+
+class ObservedFields(NamedTuple):
+    """What a policy looks at in an observation, besides its instruction."""
+
+    cameras: tuple[str, ...]
+    """Names of pictures"""
+    state_dim: int
+    """Numbers in the state; 0: it is not looked at"""
+    all_cameras: bool = True
+    """Whether every picture is needed; otherwise one of them is enough"""
+
+
 class Policy(torch.nn.Module, ABC):
     """A policy that answers an observation with a chunk of actions."""
 
@@ -50,6 +76,13 @@ class Policy(torch.nn.Module, ABC):
     """Numbers in one action."""
     token_range: tuple[int, int] | None = None
     """The first and the last token that stand for an action, where record["tokens"] may have others too."""
+    max_delay: int = 0
+    """The largest number of given actions at the start of a chunk that it was trained with."""
+
+    @property
+    def takes_prefix(self) -> bool:
+        """Whether `act` accepts a prefix. A policy that does not may lack the argument: ask before giving it one."""
+        return False
 
     @abstractmethod
     def act(
@@ -58,10 +91,13 @@ class Policy(torch.nn.Module, ABC):
         sample: bool = True,
         temperature: float = 1.0,
         generator: torch.Generator | None = None,
+        prefix: Prefix | None = None,
     ) -> tuple[np.ndarray, Record]:
-        """Actions in the robot's units, float32 [B, chunk, action_dim], and the record of them. Without `sample`, the likeliest.
+        """Actions in the robot's units, float32 [B, chunk, action_dim], and the record
+        of them. Without `sample`, the likeliest.
 
         All that is random comes from `generator`, a CPU one: the same draws on every device. No gradients are kept.
+        With `prefix`, the answer continues what is being executed: see `takes_prefix` and `check_prefix`.
         """
 
     @abstractmethod
@@ -76,13 +112,18 @@ class Policy(torch.nn.Module, ABC):
         mask: np.ndarray,
         generator: torch.Generator | None = None,
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """The loss of imitating `actions` (robot's units, [B, chunk, action_dim]) where `mask` [B, chunk] is true, and figures to show.
+        """The loss of imitating `actions` (robot's units, [B, chunk, action_dim]) where `mask`
+        [B, chunk] is true, and figures to show.
 
         Noise, times and shifted pictures come from `generator`, as in `act`."""
 
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
+
+    def observed_fields(self) -> ObservedFields | None:
+        """What an observation must have, for checks before `act`; None where only `act` itself knows."""
+        return None
 
     # How it is named, made and kept: see `hilt.policies.registry`
 
@@ -93,8 +134,8 @@ class Policy(torch.nn.Module, ABC):
 
     @classmethod
     def create(cls, sizes: Mapping[str, Any], options: Mapping[str, Any], seed: int) -> Policy:
-        """A new one that has learned nothing. `sizes` are those of the task or the data, as `hilt.policies.registry.policy_sizes` gives
-        them; `options` the setting policy_options."""
+        """A new one that has learned nothing. `sizes` are those of the task or the data, as
+        `hilt.policies.registry.policy_sizes` gives them; `options` the setting policy_options."""
         raise ConfigError(f"a new {cls.__name__} cannot be made: give policy=FOLDER, that of a checkpoint.")
 
     @classmethod
@@ -105,10 +146,19 @@ class Policy(torch.nn.Module, ABC):
 
     @classmethod
     def value_options(cls, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options by which it has a value head, besides those that are given: a "shared" one trains the trunk too, a "detached" one
-        itself alone."""
+        """The options by which it has a value head, besides those that are given: a "shared" one trains the
+        trunk too, a "detached" one itself alone."""
         raise ConfigError(
-            f"{cls.__name__} has no value head, which critic.kind needs: take an estimator without a critic, such as grpo."
+            f"{cls.__name__} has no value head, which critic.kind needs: take an estimator "
+            "without a critic, such as grpo."
+        )
+
+    @classmethod
+    def delay_options(cls, max_delay: int) -> dict[str, Any]:
+        """The options by which it is trained to continue up to `max_delay` given actions of a chunk."""
+        raise ConfigError(
+            f"max_delay={max_delay}: {cls.__name__} cannot be trained with given actions; leave max_delay out, or "
+            "take a policy that can, such as small_vla."
         )
 
     @classmethod
@@ -122,17 +172,18 @@ class Policy(torch.nn.Module, ABC):
         raise ConfigError(f"{cls.__name__} cannot be read from a folder: it has no from_pretrained.")
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes a new folder: whatever the policy needs, and a config.json whose ``model_type`` is its registered name, or
-        ``module:Class``."""
+        """Writes a new folder: whatever the policy needs, and a config.json whose ``model_type`` is its
+        registered name, or ``module:Class``."""
         raise ConfigError(f"{type(self).__name__} cannot be written to a folder: it has no save_pretrained.")
 
     def fit(self, states: np.ndarray, actions: np.ndarray) -> None:
-        """A new one is shown all states [N, P] and actions [N, action_dim] of the demonstrations, for statistics of its own; by default it
-        keeps none."""
+        """A new one is shown all states [N, P] and actions [N, action_dim] of the demonstrations, for statistics
+        of its own; by default it keeps none."""
 
 
 def join(records: Sequence[Record]) -> Record:
-    """The rows of all records, one after the other. Where widths differ (prompts), the narrower are padded with zeros at their end."""
+    """The rows of all records, one after the other. Where widths differ (prompts), the
+    narrower are padded with zeros at their end."""
     if not records:
         raise SchemaError("join() was given no record; give it at least one.")
     names = set(records[0])
@@ -151,7 +202,8 @@ def select(record: Record, rows: Any) -> Record:
 
 
 def widen(record: Record, prompt: int) -> Record:
-    """The record with prompts of this width, zeros at their end: a log's columns have one shape, whatever the instruction.
+    """The record with prompts of this width, zeros at their end: a log's columns
+    have one shape, whatever the instruction.
 
     It evaluates to the same numbers within rounding (1e-5): what is summed over a prompt has another width.
     """
@@ -171,6 +223,76 @@ def check_temperature(temperature: float, sample: bool = True) -> None:
         raise ConfigError(
             f"a temperature of {temperature} draws nothing; give one above 0, or sample=False for the likeliest."
         )
+
+
+def check_prefix(policy: Policy, prefix: Prefix | None, rows: int, sample: bool) -> Prefix | None:
+    """The prefix as arrays of float32 and int64, checked against the policy and its number of observations.
+
+    A policy that was trained with given actions continues the first `max_delay` of the frozen ones, where there are
+    more, and may sample. Others are guided toward the prefix, and a guided draw has no log-probability: they accept it
+    without `sample` only.
+    """
+    if prefix is None:
+        return None
+    name = type(policy).__name__
+    if not policy.takes_prefix:
+        raise ConfigError(
+            f"act() was given a prefix, and this {name} cannot continue one: leave prefix out, or train the policy "
+            "with max_delay=N (hilt train sft), or take a flow."
+        )
+    actions, frozen = np.asarray(prefix.actions, np.float32), np.asarray(prefix.frozen)
+    shape, length = list(actions.shape), actions.shape[1] if actions.ndim == 3 else 0
+    if not 1 <= length <= policy.chunk or shape != [rows, length, policy.action_dim]:
+        raise SchemaError(
+            f"the actions of a prefix have the shape {shape}; expected [{rows}, 1 to {policy.chunk}, "
+            f"{policy.action_dim}] for {rows} observations of this {name}."
+        )
+    if not np.isfinite(actions).all():
+        row = int(np.argmin(np.isfinite(actions).all((1, 2))))
+        raise SchemaError(f"the prefix of observation {row} has NaN or infinity; give finite actions, or no prefix.")
+    if frozen.shape != (rows,) or frozen.dtype.kind not in "iu":
+        raise SchemaError(
+            f"the frozen of a prefix is {frozen.dtype} {list(frozen.shape)}; expected int64 [{rows}], the number of "
+            "actions of each row that are executed before the answer arrives."
+        )
+    if ((frozen < 0) | (frozen > length)).any():
+        wrong = int(frozen[(frozen < 0) | (frozen > length)][0])
+        raise SchemaError(
+            f"the frozen of a prefix is {wrong} and the prefix has {length} actions; expected 0 to {length}."
+        )
+    if sample and not policy.max_delay:
+        raise ConfigError(
+            f"act() was given a prefix and sample=True: the draw of this {name} is guided toward the prefix and has no "
+            "log-probability. Give sample=False, or train the policy with max_delay=N (hilt train sft)."
+        )
+    return Prefix(actions, np.minimum(frozen, policy.max_delay or length).astype(np.int64))
+
+
+def continued(actions: np.ndarray, prefix: Prefix) -> np.ndarray:
+    """The actions [B, chunk, action_dim] with the frozen ones of the prefix, exactly, in their places."""
+    known = np.zeros_like(actions)
+    known[:, : prefix.actions.shape[1]] = prefix.actions
+    return np.where((np.arange(actions.shape[1]) < prefix.frozen[:, None])[..., None], known, actions)
+
+
+def prefix_record(policy: Policy, prefix: Prefix | None, rows: int) -> Record:
+    """The fields "prefix" and "frozen" of a record: the actions that were given, in the robot's units, 0 elsewhere.
+
+    Every record of a policy with `max_delay` has them, so that all of its records can be joined."""
+    none = np.zeros((rows, policy.chunk, policy.action_dim), np.float32)
+    if prefix is None:
+        return {"prefix": none, "frozen": np.zeros(rows, np.int32)}
+    return {"prefix": continued(none, prefix), "frozen": prefix.frozen.astype(np.int32)}
+
+
+def frozen_in(record: Record) -> np.ndarray:
+    """bool [B, chunk, 1]: which actions of a record with these fields were given."""
+    return (np.arange(record["prefix"].shape[1]) < record["frozen"][:, None])[..., None]
+
+
+def given_in(record: Record) -> Prefix | None:
+    """The prefix that a record was made with; None of a record without its fields."""
+    return Prefix(record["prefix"], record["frozen"].astype(np.int64)) if "frozen" in record else None
 
 
 def check_record(record: Mapping[str, Any], *names: str) -> None:
@@ -203,7 +325,8 @@ def text(instruction: Any, place: int) -> str:
 
 
 def to_imitate(policy: Policy, actions: Any, mask: Any, longest: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Actions and mask of `supervised_loss`, checked. Under the mask NaN and infinity become 0: after an episode there may be any.
+    """Actions and mask of `supervised_loss`, checked. Under the mask NaN and infinity
+    become 0: after an episode there may be any.
 
     `longest`: the maximum number of actions, for a policy that predicts more actions than it returns."""
     actions, mask, most = np.asarray(actions), np.asarray(mask, bool), longest or policy.chunk

@@ -1,14 +1,16 @@
-"""In which precision a policy computes: float32, or bfloat16 where the processor is faster with it. `auto` decides once in a process.
+"""In which precision a policy computes: float32, or bfloat16 where the processor is
+faster with it. `auto` decides once in a process.
 
     choose("auto")              # Choice("float32", "this CPU has no bfloat16 instructions")
     choose("auto", "cuda:0")    # Choice("float32", "networks of this size are no faster in bfloat16 on a GPU")
     choose("bfloat16")          # Choice("bfloat16", "as set")
-    slowness("bfloat16")        # "precision: bfloat16 is at least 31 times slower than float32 on this CPU: ..."; "" where it is not
+    slowness("bfloat16")        # "precision: bfloat16 is at least 31 times slower than float32 ...", or ""
 
-Weights, losses and optimizer states are float32 either way. A CPU's instructions decide where they are conclusive. Where they are not
-(AVX-512's or Arm's bfloat16, a system that does not list them, an environment variable that restricts oneDNN), a few convolutions are
-measured. A run decides when it begins and freezes the answer with its settings, so that all of its processes compute alike, on any
-machine and after any resume. Without torch until something is measured, so that a command line that only reads settings is quick.
+Weights, losses and optimizer states are float32 either way. A CPU's instructions decide where they are conclusive.
+Where they are not (AVX-512's or Arm's bfloat16, a system that does not list them, an environment variable that
+restricts oneDNN), a few convolutions are measured. A run decides when it begins and freezes the answer with its
+settings, so that all of its processes compute alike, on any machine and after any resume. Without torch until something
+is measured, so that a command line that only reads settings is quick.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ WORTH_IT = 1.1
 SLOW = 3.0
 """A choice that was made by hand and is more than this many times slower than the other gets a line of warning"""
 STAGES = ((1, 32), (8, 64), (64, 64))
-"""Images, and pixels at their sides, of the trial: more only where less does not decide, for an emulated bfloat16 would take seconds"""
+"""Images, and pixels at their sides, of the trial: more only where less does not
+decide, for an emulated bfloat16 would take seconds"""
 ROUNDS = 5
 TRIAL_S = 0.25
 """Seconds after which no further round of a stage begins"""
@@ -78,7 +81,8 @@ def choose(setting: str, device: str = "cpu") -> PrecisionChoice:
 
 
 def in_bfloat16(setting: str, device: Any) -> bool:
-    """Whether a module with this setting computes in bfloat16 where its input is; cheap enough to be asked at each pass."""
+    """Whether a module with this setting computes in bfloat16 where its input is;
+    cheap enough to be asked at each pass."""
     return (setting if setting != AUTO else _automatic(str(device)).precision) == BFLOAT16
 
 
@@ -89,24 +93,30 @@ def measures(setting: str, device: str = "cpu") -> bool:
 
 
 def slowness(setting: str, device: str = "cpu", name: str = "precision") -> str:
-    """One line where what was set is far slower than the other choice on this CPU; else empty. `name` is that of the setting."""
+    """One line where what was set is far slower than the other choice on this CPU;
+    else empty. `name` is that of the setting."""
     if setting not in (FLOAT32, BFLOAT16) or not measures(setting, device):
         return ""
     other, gain = (FLOAT32, 1 / trial().gain) if setting == BFLOAT16 else (BFLOAT16, trial().gain)
     if gain <= SLOW:
         return ""
-    return f"precision: {setting} is at least {int(gain)} times slower than {other} on this CPU: a run with {name}={other} would be faster"
+    return (
+        f"precision: {setting} is at least {int(gain)} times slower than {other} on this CPU: a run with "
+        f"{name}={other} would be faster"
+    )
 
 
 def of_former_name(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings in which `bfloat16: true` or `false`, as it was called before there was `auto`, is the precision that it meant."""
+    """Settings in which `bfloat16: true` or `false`, as it was called before there
+    was `auto`, is the precision that it meant."""
     if "bfloat16" not in settings:
         return dict(settings)
     given = settings["bfloat16"]
     if not isinstance(given, bool) or "precision" in settings:
         beside = f" beside precision={settings['precision']}" if "precision" in settings else ""
         raise ConfigError(
-            f"bfloat16={given}{beside}: this setting is now precision, which is auto, float32 or bfloat16. Give that alone."
+            f"bfloat16={given}{beside}: this setting is now precision, which is auto, float32 or "
+            "bfloat16. Give that alone."
         )
     renamed = {name: value for name, value in settings.items() if name != "bfloat16"}
     return renamed | {"precision": BFLOAT16 if given else FLOAT32}

@@ -1,10 +1,13 @@
-"""The vision-language-action policies by name. Wherever a policy is named, it is named by folder, by name, or as ``module:Class``.
+"""The vision-language-action policies by name. Wherever a policy is named, it is
+named by folder, by name, or as ``module:Class``.
 
     policy=runs/sft/policy           a folder of any policy here: its config.json says which in ``model_type``
-    policy=small_vla                 a new one, whose sizes come from the task or the data; or a name that a package has registered
+    policy=small_vla                 a new one, whose sizes come from the task or the data; or a name that a package
+                                     has registered
     policy=my_package.policies:Mine  the same of a class of one's own: a subclass of `hilt.policies.base.Policy`
 
-A ``model_type`` may be ``module:Class``, too. That is code which a file names: it runs only if it may (`hilt.core.trust`).
+A ``model_type`` may be ``module:Class``, too. That is code which a file names: it
+runs only if it may (`hilt.core.trust`).
 """
 
 from __future__ import annotations
@@ -56,8 +59,9 @@ def check_policy(policy: str, options: Mapping[str, Any], setting: str = "policy
         policy_class(policy).check_options(options)
     elif not hub.local(policy).is_dir():
         raise ConfigError(
-            f"{setting}={policy}: expected the folder of a checkpoint, or small_vla for a new one. Give a folder on this machine, a name "
-            f"that `hilt fetch` has shown, one of {', '.join(POLICIES.known())}, or module:Class."
+            f"{setting}={policy}: expected the folder of a checkpoint, or small_vla for a new one. Give a "
+            "folder on this machine, a name that `hilt fetch` has shown, one of "
+            f"{', '.join(POLICIES.known())}, or module:Class."
         )
 
 
@@ -71,7 +75,8 @@ def new_policy(policy: str, sizes: Mapping[str, Any], options: Mapping[str, Any]
 
 
 def load_policy(folder: str | os.PathLike[str], **options: Any) -> Policy:
-    """The policy in a folder, or of a name that `hilt fetch` has shown, by its config.json. `options` are its `from_pretrained`'s."""
+    """The policy in a folder, or of a name that `hilt fetch` has shown, by its
+    config.json. `options` are its `from_pretrained`'s."""
     from hilt.policies.base import Policy
 
     place = hub.local(folder)
@@ -104,8 +109,8 @@ def document_of(policy: str) -> dict[str, Any]:
 
 
 def policy_sizes(row: Mapping[str, Any], state_dim: int, action_dim: int) -> dict[str, Any]:
-    """What a new policy must know, from one observation: the names of its pictures, pixels of their longest side rounded up to a multiple
-    of 16 (0 without pictures), and how many numbers states and actions have."""
+    """What a new policy must know, from one observation: the names of its pictures, pixels of their longest side
+    rounded up to a multiple of 16 (0 without pictures), and how many numbers states and actions have."""
     pictures = {name: value.shape for name, value in row.items() if np.ndim(value) == 3}
     side = max((16 * -(-max(shape[:2]) // 16) for shape in pictures.values()), default=0)
     return {"cameras": list(pictures), "image_size": side, "state_dim": state_dim, "action_dim": action_dim}

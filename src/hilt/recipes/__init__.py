@@ -24,7 +24,9 @@ T = TypeVar("T")
 COMMANDS = ("sft", "classifier", "rloo", "simplevla")
 """What `hilt train` takes in the place of a recipe"""
 TABLETOP = ("button", "pick", "pick_red", "drawer", "push", "insert", "peg")
-RECIPES = {name: f"hilt.recipes.hil:{name}" for name in ("hil_debug", *(f"tabletop_{task}" for task in TABLETOP))}
+RECIPES = {
+    name: f"hilt.recipes.hil:{name}" for name in ("hil_debug", *(f"tabletop_{task}" for task in TABLETOP), "vla_person")
+}
 """Name to "module:function". Add your own, or give "module:function" where a recipe is asked for."""
 SFT_RECIPES = {name: f"hilt.recipes.fine_tuning:{name}" for name in ("sft_debug", "sft_tabletop")}
 """The same, for `hilt train sft`"""
@@ -46,7 +48,8 @@ def file_of(name: str) -> Path:
 
 
 def is_vla(name: str) -> bool:
-    """Whether a recipe is of post-training: one of `VLA_RECIPES`, a file that names `tasks`, or a function that returns a `Vla`."""
+    """Whether a recipe is of post-training: one of `VLA_RECIPES`, a file that names
+    `tasks`, or a function that returns a `Vla`."""
     if name.endswith((".yaml", ".yml")):
         try:
             return "tasks" in list(read_yaml(file_of(name)))
@@ -95,8 +98,8 @@ def sft_recipe(name: str) -> Sft:
 
 
 def recipe(name: str) -> Hil:
-    """The settings that a name stands for: one of `RECIPES`, a YAML file of settings (``run.yaml``), a function of yours
-    (``module:function``), or a task config of HIL-SERL's (``hil-serl:module:Class``)."""
+    """The settings that a name stands for: one of `RECIPES`, a YAML file of settings (``run.yaml``), a function of
+    yours (``module:function``), or a task config of HIL-SERL's (``hil-serl:module:Class``)."""
     if name.endswith((".yaml", ".yml")):
         return _of_file(Hil, name)
     if name.startswith("hil-serl:"):
@@ -116,7 +119,8 @@ def recipe(name: str) -> Hil:
 
 
 def recipe_of(task: str) -> str:
-    """The name of our recipe that learns a task, but for the short ones that only try every part; empty when there is none."""
+    """The name of our recipe that learns a task, but for the short ones that only
+    try every part; empty when there is none."""
     return next((name for name in RECIPES if not name.endswith("_debug") and recipe(name).task == task), "")
 
 

@@ -1,7 +1,8 @@
-"""Recipes for runs with a person in the loop. They end by updates, so that they come to the same on any machine; the clock is a cap.
+"""Recipes for runs with a person in the loop. They end by updates, so that they
+come to the same on any machine; the clock is a cap.
 
-The numbers of updates are those with which the tasks were measured (docs/benchmarks.md), on two cores without a GPU: of `push` and `peg`,
-which were not measured to the end, that of `insert`.
+The numbers of updates are those with which the tasks were measured (docs/benchmarks.md), on two cores without a GPU: of
+`push` and `peg`, which were not measured to the end, that of `insert`.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ CAP_S = 3600.0
 
 
 def tabletop(task: str, moves: list[int], max_steps: int, speed: float = 0.7, noise: float = 0.15) -> Hil:
-    """A task of the embedded suite from two cameras of 64 pixels, with twenty demonstrations that are slow and not exact, and a script
-    that takes over like a person. The encoder learns by imitating them and by foreseeing where the gripper will act; then it is frozen,
-    and its features are kept. The policy begins with that imitation, and RLPD goes on from there."""
+    """A task of the embedded suite from two cameras of 64 pixels, with twenty demonstrations that are slow and
+    not exact, and a script that takes over like a person. The encoder learns by imitating them and by
+    foreseeing where the gripper will act; then it is frozen, and its features are kept. The policy begins with
+    that imitation, and RLPD goes on from there."""
     return Hil(
         task=f"tabletop/{task}",
         task_options={"image_size": 64},
@@ -99,8 +101,8 @@ def tabletop_pick() -> Hil:
 
 
 def tabletop_button() -> Hil:
-    """A button is pressed, at five steps a second: few steps to success, so that `hilt demo --fast` learns it in about a minute.
-    Imitation holds the policy while the critics know little yet."""
+    """A button is pressed, at five steps a second: few steps to success, so that `hilt demo --fast` learns it in about
+    a minute. Imitation holds the policy while the critics know little yet."""
     config = until(tabletop("button", XYZ_GRIP, 8_000), Goal(success=0.95, states=40, period=500))
     config.task_options["control_hz"] = 5
     config.demonstrations = 10
@@ -145,3 +147,23 @@ def tabletop_peg() -> Hil:
     config = seen_twice(tabletop("peg", XYZ_YAW_GRIP, 65_000, noise=0.1), 10_000, imitation=0.1)
     config.agent.encoder.pretrain_updates = 1_500
     return config
+
+
+def vla_person() -> Hil:
+    """A person takes over from a vision-language-action policy, which learns from that: the four buttons of
+    `hilt demo person`. Give it agent.options.policy, a folder that `hilt train sft` made, and demo_path. A simulation
+    waits for three updates for each step, so that the policy is as new as it would be beside an arm."""
+    return Hil(
+        task="+".join(f"tabletop/press_{color}" for color in ("red", "green", "blue", "yellow")),
+        task_options={"image_size": 64, "cameras": ["wrist"], "control_hz": 5, "step_limit": 18},
+        operator="script",
+        agent=AgentConfig(kind="vla", options={"learning_rate": 1e-3}),
+        algorithm="filtered",
+        batch_size=96,
+        max_ahead=20,
+        updates_per_step=3.0,
+        steps_per_update=10,
+        log_period=50,
+        max_steps=12_000,
+        goal=Goal(success=0.97, period=300),
+    )

@@ -1,7 +1,8 @@
-"""Recipes for LIBERO's five suites: ``hilt train libero_spatial policy=FOLDER``, a policy that has been fine-tuned on its demonstrations.
+"""Recipes for LIBERO's five suites: ``hilt train libero_spatial policy=FOLDER``, a
+policy that has been fine-tuned on its demonstrations.
 
-A policy that never succeeds has nothing to learn from: a new one (policy=small_vla) only shows that everything works. Files that a suite
-lacks are named before anything starts.
+A policy that never succeeds has nothing to learn from: a new one (policy=small_vla) only shows that everything works.
+Files that a suite lacks are named before anything starts.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from hilt.vla.config import SimulatorSettings, Validation, Vla
 
 
 def libero(suite: str) -> Vla:
-    """All tasks of a suite, with the settings of SimpleVLA-RL where it has them: groups of 8, only those that neither all succeed nor all
-    fail, four steps of the optimizer of 128 episodes; validated on states that are not trained on."""
+    """All tasks of a suite, with the settings of SimpleVLA-RL where it has them: groups of 8, only
+    those that neither all succeed nor all fail, four steps of the optimizer of 128 episodes;
+    validated on states that are not trained on."""
     return Vla(
         tasks=[f"{suite}/{number}" for number in range(SUITES[suite])],
         # a simulator takes a gigabyte, and seconds to be made: a process keeps two
@@ -62,9 +64,8 @@ def libero_debug() -> Vla:
         policy_options={"width": 32, "depth": 1, "chunk": 4},
         pool=SimulatorSettings(workers=1, slots=2, envs_per_worker=2, start_s=600, step_s=300),
         collect=Collecting(group_size=2, data_batch_size=4),
-        algorithm=PolicyGradient(
-            entropy=0.01, batch=Batching(chunks_per_pass=8)
-        ),  # all episodes fail: only entropy moves it
+        # all episodes fail: only entropy moves it
+        algorithm=PolicyGradient(entropy=0.01, batch=Batching(chunks_per_pass=8)),
         validation=Validation(episodes=1, before=False, period=0),
         max_steps=2,
         checkpoint_period=1,

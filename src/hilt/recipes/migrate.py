@@ -3,10 +3,11 @@
     hilt train hil-serl:experiments.usb_pickup_insertion.config:TrainConfig demo_path=demo_data/*.pkl
 
     def usb() -> Hil:                                        # or as a recipe of your own
-        return from_hil_serl("experiments.usb_pickup_insertion.config:TrainConfig", demo_path=["demo_data/*.pkl"], batch_size=128)
+        return from_hil_serl("experiments.usb_pickup_insertion.config:TrainConfig",
+        demo_path=["demo_data/*.pkl"], batch_size=128)
 
-Every key of ``DefaultTrainingConfig`` is carried over, or is refused with a sentence when it asks for what is not done here:
-docs/hil-serl.md has the list. The environment is what the config's own ``get_environment`` makes.
+Every key of ``DefaultTrainingConfig`` is carried over, or is refused with a sentence when it asks for what is not done
+here: docs/hil-serl.md has the list. The environment is what the config's own ``get_environment`` makes.
 """
 
 from __future__ import annotations
@@ -54,13 +55,12 @@ UPSTREAM_LIMIT = 100
 def from_hil_serl(config: Any, **overrides: Any) -> Hil:
     """The run that a HIL-SERL config asks for; `overrides` are settings of `Hil`.
 
-    `config` is "module:Class", an experiment's name in ``experiments.mappings``, or the class (or an instance) itself, which other
-    processes must be able to import.
+    `config` is "module:Class", an experiment's name in ``experiments.mappings``, or the class (or an instance) itself,
+    which other processes must be able to import.
     """
     name = config if isinstance(config, str) else _name_of(config)
-    trust.given(
-        name if ":" in name else trust.EXPERIMENTS
-    )  # by the command, or by a recipe of the user's: their word either way
+    # by the command, or by a recipe of the user's: their word either way
+    trust.given(name if ":" in name else trust.EXPERIMENTS)
     given = _config(name)
     name = name if ":" in name else _name_of(given)
     trust.given(name)
@@ -77,10 +77,8 @@ def from_hil_serl(config: Any, **overrides: Any) -> Hil:
     hil.agent.rlpd.discount = getattr(given, "discount", hil.agent.rlpd.discount)
     hil.agent.setup_mode = getattr(given, "setup_mode", hil.agent.setup_mode)
     hil.agent.encoder = encoder_of(overrides.pop("encoder_type", getattr(given, "encoder_type", "resnet-pretrained")))
-    hil.image_keys, hil.proprio_keys = (
-        list(getattr(given, "image_keys", None) or []),
-        ["state"],
-    )  # theirs are flattened into this one
+    # theirs are flattened into this one
+    hil.image_keys, hil.proprio_keys = list(getattr(given, "image_keys", None) or []), ["state"]
     hil.demo_path = _listed(getattr(given, "demo_path", None))
     if _is_own(given, "max_traj_length"):
         hil.max_traj_length = given.max_traj_length
@@ -90,13 +88,15 @@ def from_hil_serl(config: Any, **overrides: Any) -> Hil:
 
 
 class HilSerlTask(gymnasium.Env[Any, Any]):
-    """The environment of a HIL-SERL config. Its spaces are those of ``fake_env=True``, which moves nothing; the real one is made
-    at the first reset. A time limit that it calls `done` is a truncation here, so that its value is not taken for nothing."""
+    """The environment of a HIL-SERL config. Its spaces are those of ``fake_env=True``, which moves
+    nothing; the real one is made at the first reset. A time limit that it calls `done` is a truncation
+    here, so that its value is not taken for nothing."""
 
     def __init__(self, config: str, classifier: bool = True, save_video: bool = False):
         if ":" not in config:
             raise ConfigError(
-                f"task_options.config={config!r}: expected module:Class of a HIL-SERL config, as from_hil_serl writes it."
+                f"task_options.config={config!r}: expected module:Class of a HIL-SERL config, "
+                "as from_hil_serl writes it."
             )
         given = _config(config)
         self._make, self._options = given.get_environment, {"classifier": classifier, "save_video": save_video}
@@ -162,7 +162,8 @@ def _name_of(config: Any) -> str:
     kind = config if isinstance(config, type) else type(config)
     if kind.__module__ == "__main__" or "." in kind.__qualname__:
         raise ConfigError(
-            f"{kind.__qualname__} cannot be imported by the learner and the actor: put it into a module, on its top level."
+            f"{kind.__qualname__} cannot be imported by the learner and the actor: put it into a "
+            "module, on its top level."
         )
     return f"{kind.__module__}:{kind.__qualname__}"
 
@@ -199,8 +200,9 @@ def encoder_of(encoder_type: str, weights: str = "") -> EncoderConfig:
         path = Path(weights or PRETRAINED).expanduser()
         if not path.is_file():
             raise ConfigError(
-                f"encoder_type='resnet-pretrained' begins with the file {path}, which is not there: copy HIL-SERL's resnet10_params.pkl "
-                f"to it, or choose 'resnet' (from scratch) or 'small' (quick without a GPU)."
+                f"encoder_type='resnet-pretrained' begins with the file {path}, which is not there: copy "
+                "HIL-SERL's resnet10_params.pkl to it, or choose 'resnet' (from scratch) or "
+                "'small' (quick without a GPU)."
             )
         return EncoderConfig(kind="resnet10", weights=str(path), training="head", features=256)
     raise ConfigError(

@@ -1,11 +1,13 @@
-"""`hilt train rloo --config FILE`: the YAML of a distributed RLOO trainer of RIPT's kind, as the settings of a run here.
+"""`hilt train rloo --config FILE`: the YAML of a distributed RLOO trainer of RIPT's
+kind, as the settings of a run here.
 
-    task:     {benchmark_name: libero_spatial, task_names_to_use: [0, 1, 2], num_parallel_envs: 2, max_episode_length: 50}
+    task:     {benchmark_name: libero_spatial, task_names_to_use: [0, 1, 2],
+              num_parallel_envs: 2, max_episode_length: 50}
     algo:     {rloo_batch_size: 2, data_batch_size: 4, num_epochs: 1, gradient_accumulation_steps: 1}
     training: {num_train_steps: 6}
 
-Each rank works on one of its tasks in an iteration and on the next one in the next, from initial states that are all different
-(`algo.init_state_mode: group` gives one to all members of a group). A key that is not known here is an error.
+Each rank works on one of its tasks in an iteration and on the next one in the next, from initial states that are all
+different (`algo.init_state_mode: group` gives one to all members of a group). A key that is not known here is an error.
 """
 
 from __future__ import annotations
@@ -137,7 +139,8 @@ PASSING: Mapping[str, tuple[tuple[Any, ...], str]] = {
         "merge the adapter into its policy first, or give the folder of the merged one: policy=FOLDER",
     ),
 }
-"""RIPT's own keys that set nothing here: the values with which they may stay (none listed and no reason: any), and why others may not"""
+"""RIPT's own keys that set nothing here: the values with which they may stay (none
+listed and no reason: any), and why others may not"""
 SUITES_OF = {"libero_long": "libero_10"}
 """What RIPT calls a suite, where it is not LIBERO's word"""
 TASKS = ("task.benchmark_name", "task.task_names_to_use", "task.task_name")
@@ -196,7 +199,8 @@ def _pass(key: str, value: Any, known: Sequence[str], path: str | Path) -> None:
 
 
 def _renamed(given: dict[str, Any], path: str | Path) -> dict[str, Any]:
-    """RIPT's own names and sizes in those of `KEYS`. Of Hydra's `defaults` the suite counts; the files that it names are not read."""
+    """RIPT's own names and sizes in those of `KEYS`. Of Hydra's `defaults` the suite
+    counts; the files that it names are not read."""
     for entry in given.pop("defaults", None) or []:
         for name, value in entry.items() if isinstance(entry, dict) else ():
             if str(name).split()[-1] == "task":
@@ -211,7 +215,8 @@ def _renamed(given: dict[str, Any], path: str | Path) -> dict[str, Any]:
         members = given.get("algo.rloo_batch_size", 2)
         if not (isinstance(states, int) and isinstance(members, int)) or "algo.data_batch_size" in given:
             raise ConfigError(
-                f"{path}: {STATES}: {states!r} was given; expected is a whole number, and no algo.data_batch_size beside it."
+                f"{path}: {STATES}: {states!r} was given; expected is a whole number, and no "
+                "algo.data_batch_size beside it."
             )
         given["algo.data_batch_size"] = states * members
         given.setdefault("algo.init_state_mode", "group")  # which is what RIPT does with its states
@@ -234,7 +239,8 @@ def _tasks(given: Mapping[str, Any], path: str | Path) -> list[str]:
 
 
 def _read(path: Path, sections: Mapping[str, str]) -> dict[str, Any]:
-    """The keys of a file, dotted; a list is a value. One that stands outside its section is found too: ``task_name: 9``."""
+    """The keys of a file, dotted; a list is a value. One that stands outside its
+    section is found too: ``task_name: 9``."""
     try:
         tree = OmegaConf.to_container(read_yaml(path), resolve=True)
     except OmegaConfBaseException as error:

@@ -1,4 +1,5 @@
-"""The keys of SimpleVLA-RL's ``ppo_trainer.yaml``, each in one table, with what becomes of it; see `hilt.recipes.simplevla_run`."""
+"""The keys of SimpleVLA-RL's ``ppo_trainer.yaml``, each in one table, with what
+becomes of it; see `hilt.recipes.simplevla_run`."""
 
 from __future__ import annotations
 
@@ -155,26 +156,46 @@ AGREE: dict[str, str] = {
     **{
         f"critic.{name}": f"{ACTOR}{name}"
         for name in (
-            "ppo_mini_batch_size", "ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu", "ppo_epochs", "shuffle",
+            "ppo_mini_batch_size",
+            "ppo_micro_batch_size",
+            "use_dynamic_bsz",
+            "ppo_max_token_len_per_gpu",
+            "ppo_epochs",
+            "shuffle",
         )
     },
     **{
         f"critic.model.{name}": f"{MODEL}{name}"
         for name in (
-            "action_token_len", "action_chunks_len", "path", "use_remove_padding", "enable_gradient_checkpointing", "lora_rank",
-            "lora_alpha", "target_modules",
+            "action_token_len",
+            "action_chunks_len",
+            "path",
+            "use_remove_padding",
+            "enable_gradient_checkpointing",
+            "lora_rank",
+            "lora_alpha",
+            "target_modules",
         )
     },
-    **{f"critic.model.fsdp_config.{name}": f"{ACTOR}fsdp_config.{name}" for name in ("param_offload", "grad_offload", "optimizer_offload")},
+    **{
+        f"critic.model.fsdp_config.{name}": f"{ACTOR}fsdp_config.{name}"
+        for name in ("param_offload", "grad_offload", "optimizer_offload")
+    },
     "critic.model.tokenizer_path": f"{MODEL}path",
     "reward_model.model.input_tokenizer": f"{MODEL}path",
-    **{f"reward_model.model.{name}": f"{MODEL}{name}" for name in ("action_token_len", "action_chunks_len", "use_remove_padding")},
+    **{
+        f"reward_model.model.{name}": f"{MODEL}{name}"
+        for name in ("action_token_len", "action_chunks_len", "use_remove_padding")
+    },
     **{f"reward_model.{name}": f"{ACTOR}{name}" for name in ("use_dynamic_bsz", "ppo_max_token_len_per_gpu")},
     "reward_model.forward_max_token_len_per_gpu": f"{ACTOR}ppo_max_token_len_per_gpu",
     "reward_model.mini_batch_size": f"{ACTOR}ppo_mini_batch_size",
     "reward_model.micro_batch_size": f"{ACTOR}ppo_micro_batch_size",
     "reward_model.prime_model.input_tokenizer": f"{MODEL}path",
-    **{f"reward_model.prime_model.{name}": f"{MODEL}{name}" for name in ("enable_gradient_checkpointing", "use_remove_padding")},
+    **{
+        f"reward_model.prime_model.{name}": f"{MODEL}{name}"
+        for name in ("enable_gradient_checkpointing", "use_remove_padding")
+    },
     **{
         f"reward_model.prime_model.fsdp_config.{name}": f"{ACTOR}fsdp_config.{name}"
         for name in ("param_offload", "grad_offload", "optimizer_offload")
@@ -183,7 +204,7 @@ AGREE: dict[str, str] = {
     "critic.forward_max_token_len_per_gpu": "critic.ppo_max_token_len_per_gpu",
     "algorithm.adv_params.verifier_gamma": "algorithm.gamma",
     "algorithm.adv_params.reward_model_gamma": "algorithm.gamma",
-}  # fmt: skip
+}
 """Keys that duplicate another one: one value counts for both"""
 
 _ULYSSES = (

@@ -10,7 +10,8 @@ ALL = "all"
 
 
 class UnknownSuiteError(UnknownNameError, ValueError):
-    """Raised when a dataset is asked for by a name that does not exist. It is a ValueError, as it is in SimpleVLA-RL."""
+    """Raised when a dataset is asked for by a name that does not exist. It is a
+    ValueError, as it is in SimpleVLA-RL."""
 
 
 def suites() -> list[str]:
@@ -23,7 +24,8 @@ def robotwin_names() -> list[str]:
 
 
 def split_name(task_name: str) -> tuple[str, list[str]]:
-    """Version and tasks: ``robotwin2_lift_pot`` is one of the second version, ``robotwin_all`` is every one of the first."""
+    """Version and tasks: ``robotwin2_lift_pot`` is one of the second version,
+    ``robotwin_all`` is every one of the first."""
     version, _, task = task_name.partition("_")
     tasks = robotwin.TASKS.get(version, ())
     if task not in (*tasks, ALL) or not tasks:

@@ -2,11 +2,11 @@
 
     hilt train simplevla data.task_suite_name=libero_10 data.n_samples=8 ... actor_rollout_ref.model.path=FOLDER
 
-Every key of its ``ppo_trainer.yaml`` is in one of six tables. It becomes a setting of ours as it is (`SETTINGS`), goes into one by
-arithmetic (`READ`), must be what another key is (`AGREE`), passes with values that change nothing (`PASSING`), or belongs to a critic
-(`CRITIC`) or to PRIME (`PRIME`). Other values are refused with a sentence. What upstream ignores (`entropy_coeff`, `ppo_epochs`, cosine,
-`filter_format`, all estimators but grpo, PRIME) works here. ``hilt.KEY=VALUE`` sets a setting of ours that it has not, such as
-``hilt.pool.workers=4``.
+Every key of its ``ppo_trainer.yaml`` is in one of six tables. It becomes a setting of ours as it is (`SETTINGS`), goes
+into one by arithmetic (`READ`), must be what another key is (`AGREE`), passes with values that change nothing
+(`PASSING`), or belongs to a critic (`CRITIC`) or to PRIME (`PRIME`). Other values are refused with a sentence. What
+upstream ignores (`entropy_coeff`, `ppo_epochs`, cosine, `filter_format`, all estimators but grpo, PRIME) works here.
+``hilt.KEY=VALUE`` sets a setting of ours that it has not, such as ``hilt.pool.workers=4``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from hilt.algos.config import GROUPED
 from hilt.core.config import build
@@ -46,6 +43,7 @@ from hilt.recipes.simplevla_keys import (
 )
 from hilt.recipes.simplevla_names import tasks_of
 from hilt.recipes.simplevla_script import words_of
+from hilt.recipes.simplevla_words import KINDS, default_of, is_of_kind, kind_of, nested, parsed
 from hilt.vla.config import Vla
 
 PLATFORMS = {
@@ -60,7 +58,8 @@ PLATFORMS = {
 STEP_LIMIT = 512
 """Of an episode in every suite of LIBERO there, in actions"""
 UNITS = ["Block", "LlamaDecoderLayer", "Projector"]
-"""What FSDP gathers at a time, as there: blocks of the vision transformers, layers of the language model, the projector"""
+"""What FSDP gathers at a time, as there: blocks of the vision transformers, layers
+of the language model, the projector"""
 SINKS = ("wandb", "tensorboard")
 OFFLOADS = {"parameters": "param", "gradients": "grad", "optimizer": "optimizer"}
 """Ours to theirs"""
@@ -80,8 +79,9 @@ class SimpleVLARun:
 
 
 def simplevla(words: Sequence[str], environment: Mapping[str, str] | None = None, here: bool = False) -> SimpleVLARun:
-    """The run that a command line of SimpleVLA-RL asks for; the first word may be a script of it. Nothing is started, and nothing but that
-    and the checkpoint's config.json is read. All that cannot work is listed at once; with `here`, beside it what this machine lacks."""
+    """The run that a command line of SimpleVLA-RL asks for; the first word may be a script of it. Nothing is started,
+    and nothing but that and the checkpoint's config.json is read. All that cannot work is listed at once; with
+    `here`, beside it what this machine lacks."""
     environment = os.environ if environment is None else environment
     if words and words[0].endswith(".sh") and "=" not in words[0]:
         keys, variables = words_of(Path(words[0]))
@@ -93,16 +93,14 @@ class CommandLine:
     """A command line, on its way to a `SimpleVLARun`."""
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str]):
-        self._environment, self._ours = (
-            environment,
-            [word.removeprefix("hilt.") for word in words if word.startswith("hilt.")],
-        )
+        self._environment = environment
+        self._ours = [word.removeprefix("hilt.") for word in words if word.startswith("hilt.")]
         self.given: dict[str, Any] = {}
         self.lines: list[str] = []
         self.problems, keys = Problems(), set(known())
         for word in words:
             with self.problems.collected():
-                key, value = ("", "") if word.startswith("hilt.") else _parsed(word)
+                key, value = ("", "") if word.startswith("hilt.") else parsed(word)
                 if key and key not in keys:
                     raise UnknownNameError("key of SimpleVLA-RL", key, keys)
                 self.given |= {key: value} if key else {}
@@ -123,7 +121,7 @@ class CommandLine:
         """Returns the value that was given, or SimpleVLA-RL's default."""
         if key in self.given:
             return self.given[key]
-        return self[AGREE[key]] if key in AGREE else _default(key)
+        return self[AGREE[key]] if key in AGREE else default_of(key)
 
     def whole(self, key: str, least: int = 1) -> int:
         if (value := int(self[key])) < least:
@@ -131,8 +129,8 @@ class CommandLine:
         return value
 
     def _refuse(self, key: str, value: Any) -> None:
-        if (kind := _kind(_default(key))) and not _is(value, kind):
-            raise ConfigError(f"{key}={value}: expected {KINDS[kind]}, such as {_default(key)}.")
+        if (kind := kind_of(default_of(key))) and not is_of_kind(value, kind):
+            raise ConfigError(f"{key}={value}: expected {KINDS[kind]}, such as {default_of(key)}.")
         passing, why = PASSING.get(key, ((value,), ""))
         if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in passing):
             raise ConfigError(f"{key}={value} has no meaning here: {why}." + " Leave it out." * (passing != ()))
@@ -143,7 +141,8 @@ class CommandLine:
             raise UnknownNameError(key, str(value), words)
         if key in AGREE and value is not None and value != self[AGREE[key]]:  # null: as the other one
             raise ConfigError(
-                f"{key}={value} and {AGREE[key]}={self[AGREE[key]]} differ: one value counts for both. Leave out the first."
+                f"{key}={value} and {AGREE[key]}={self[AGREE[key]]} differ: one value counts for "
+                "both. Leave out the first."
             )
 
     def _refuse_critic(self) -> None:
@@ -160,7 +159,7 @@ class CommandLine:
             there, needed = self._process_rewards, f"{RM}rm_coef above 0 and rm_type=prime"
             if there and ".optim." in key:
                 there, needed = learns, f"{RM}prime_model.update=after or before"
-            if not there and self[key] != _default(key):
+            if not there and self[key] != default_of(key):
                 raise ConfigError(f"{key}={self[key]} would do nothing: it needs {needed}. Give that, or leave it out.")
 
     @property
@@ -175,7 +174,7 @@ class CommandLine:
         if self.problems.errors and here:
             self.problems.check(self._look_around, made)
         self.problems.report()
-        return SimpleVLARun(build(Vla(), _nested(made), *self._ours), self.folder, self.tracker(), self.lines)
+        return SimpleVLARun(build(Vla(), nested(made), *self._ours), self.folder, self.tracker(), self.lines)
 
     @property
     def folder(self) -> Path:
@@ -255,7 +254,8 @@ class CommandLine:
 
     @property
     def step_limit(self) -> int:
-        """Actions after which an episode is cut off: with data.filter_truncated, those of data.max_response_length. 0: the task's own."""
+        """Actions after which an episode is cut off: with data.filter_truncated, those of
+        data.max_response_length. 0: the task's own."""
         key, there = "data.max_response_length", STEP_LIMIT if self.suite in libero.SUITES else 0
         if not self["data.filter_truncated"] or key not in self.given:
             return there
@@ -265,7 +265,8 @@ class CommandLine:
             )
         if there and self[key] > there:
             raise ConfigError(
-                f"{key}={self[key]} with data.filter_truncated=True: an episode has {there} actions. Give {there} at most."
+                f"{key}={self[key]} with data.filter_truncated=True: an episode has {there} "
+                f"actions. Give {there} at most."
             )
         return self.whole(key)
 
@@ -298,7 +299,8 @@ class CommandLine:
         made |= {f"task_options.{name}": value for name, value in options.items()}
         if sharded:
             made |= {f"sharding.offload_{name}": value for name, value in offload.items()}
-            # torch up to 2.11 casts the input of a layer that is computed twice only the first time: there autocast alone does it
+            # torch up to 2.11 casts the input of a layer that is computed twice only the first
+            # time: there autocast alone does it
             twice = self[f"{MODEL}enable_gradient_checkpointing"]
             made |= {"sharding.precision": precision if given and not twice else "float32", "sharding.units": UNITS}
         made["policy_options.compute"] = precision
@@ -318,21 +320,7 @@ class CommandLine:
             for key in ("data.train_batch_size", f"{ACTOR}ppo_mini_batch_size", f"{ACTOR}ppo_micro_batch_size")
         )
         no_grad = min(self.whole(f"{part}log_prob_micro_batch_size") for part in (ROLLOUT, REF))
-        for key, size, unit in (
-            ("data.train_batch_size", prompts, "groups"),
-            (f"{ACTOR}ppo_mini_batch_size", mini, "trajectories"),
-            (f"{ACTOR}ppo_micro_batch_size", micro, "trajectories"),
-            ("log_prob_micro_batch_size", no_grad, "trajectories"),
-        ):
-            if size % ranks:
-                raise ConfigError(
-                    f"{key}={size} {unit} do not divide among {ranks} ranks: give {math.ceil(size / ranks) * ranks}."
-                )
-        if mini % micro or prompts * group % mini:
-            raise ConfigError(
-                f"ppo_micro_batch_size={micro} must divide ppo_mini_batch_size={mini} trajectories, and that the {prompts * group} "
-                "episodes of a training step (train_batch_size x n_samples): choose sizes that do."
-            )
+        self._check_divisible(prompts, group, mini, micro, no_grad)
         slices, episodes = self.whole(f"{ACTOR}traj_mini_batch_size"), prompts * group
         waves = self.whole(f"{ROLLOUT}micro_batch_size") * group
         length = math.ceil(self.step_limit / self.chunk) or slices
@@ -340,7 +328,8 @@ class CommandLine:
         tokens = self.whole(f"{ACTOR}ppo_max_token_len_per_gpu") if self[f"{ACTOR}use_dynamic_bsz"] else 0
         if f"{ACTOR}ppo_max_token_len_per_gpu" in self.given and not tokens:
             raise ConfigError(
-                f"{ACTOR}ppo_max_token_len_per_gpu would do nothing: it needs {ACTOR}use_dynamic_bsz=True. Leave it out."
+                f"{ACTOR}ppo_max_token_len_per_gpu would do nothing: it needs "
+                f"{ACTOR}use_dynamic_bsz=True. Leave it out."
             )
         passes = (
             f"{tokens:,} tokens at most" if tokens else f"{micro // ranks} x {slices} (traj_mini_batch_size) chunks"
@@ -351,26 +340,45 @@ class CommandLine:
             f"{episodes // ranks} at each rank",
             f"optimizer step: {mini} trajectories (ppo_mini_batch_size), {mini // ranks} at each rank; "
             f"{math.ceil(episodes / mini)} of them in a training step",
-            f"gradient accumulation: {mini} / {micro} (ppo_micro_batch_size) = {mini // micro}; a pass has {passes} at each rank",
-            f"log-probabilities: a pass has {no_grad // ranks} trajectories x {length} = {no_grad // ranks * length} chunks at each rank",
-            f"rollouts: {slots} environments at each rank (micro_batch_size x n_samples = {waves}, or val_micro_batch_size)",
+            f"gradient accumulation: {mini} / {micro} (ppo_micro_batch_size) = {mini // micro}; a pass "
+            f"has {passes} at each rank",
+            f"log-probabilities: a pass has {no_grad // ranks} trajectories x {length} = "
+            f"{no_grad // ranks * length} chunks at each rank",
+            f"rollouts: {slots} environments at each rank (micro_batch_size x n_samples = "
+            f"{waves}, or val_micro_batch_size)",
         ]
         if self["data.filter_truncated"]:
-            limit = (
-                f"{self.step_limit} actions (data.max_response_length)"
-                if self.step_limit
-                else "the task's own step limit"
-            )
+            limit = "the task's own step limit"
+            if self.step_limit:
+                limit = f"{self.step_limit} actions (data.max_response_length)"
             self.lines.append(
                 f"truncation: an episode is cut off after {limit}, in validation too; a group with one is dropped"
             )
-        workers = (
-            0 if self.suite.startswith("tabletop") else min(slots, max((os.cpu_count() or 1) // max(self.gpus, 1), 1))
-        )
+        workers = 0
+        if not self.suite.startswith("tabletop"):
+            workers = min(slots, max((os.cpu_count() or 1) // max(self.gpus, 1), 1))
         batch: dict[str, Any] = {"tokens_per_pass": tokens} if tokens else {"chunks_per_pass": micro // ranks * slices}
         batch["log_prob_chunks_per_pass"] = no_grad // ranks * length
         made = {f"algorithm.batch.{name}": value for name, value in batch.items()}
         return {**made, "collect.data_batch_size": episodes // ranks, "pool.slots": slots, "pool.workers": workers}
+
+    def _check_divisible(self, prompts: int, group: int, mini: int, micro: int, no_grad: int) -> None:
+        """Raises for sizes that do not divide among the ranks, or one another."""
+        for key, size, unit in (
+            ("data.train_batch_size", prompts, "groups"),
+            (f"{ACTOR}ppo_mini_batch_size", mini, "trajectories"),
+            (f"{ACTOR}ppo_micro_batch_size", micro, "trajectories"),
+            ("log_prob_micro_batch_size", no_grad, "trajectories"),
+        ):
+            if size % self.ranks:
+                fitting = math.ceil(size / self.ranks) * self.ranks
+                raise ConfigError(f"{key}={size} {unit} do not divide among {self.ranks} ranks: give {fitting}.")
+        if mini % micro or prompts * group % mini:
+            raise ConfigError(
+                f"ppo_micro_batch_size={micro} must divide ppo_mini_batch_size={mini} trajectories, and "
+                f"that the {prompts * group} episodes of a training step (train_batch_size x "
+                "n_samples): choose sizes that do."
+            )
 
     def _learning(self) -> dict[str, Any]:
         """Rewards, advantages, and the divergence from a reference."""
@@ -386,7 +394,8 @@ class CommandLine:
             }
         if "reward_model.model.path" in self.given and "rewards.classifier" not in made:
             raise ConfigError(
-                "reward_model.model.path would do nothing: it needs reward_model.rm_coef above 0 and rm_type=normal. Leave it out."
+                "reward_model.model.path would do nothing: it needs reward_model.rm_coef above 0 and "
+                "rm_type=normal. Leave it out."
             )
         adaptive, control = self["algorithm.kl_ctrl.type"] == "adaptive", "algorithm.kl_ctrl."
         for key in ("horizon", "target_kl"):
@@ -406,7 +415,8 @@ class CommandLine:
                 }
         elif adaptive or self["algorithm.kl_penalty"] != "kl":
             raise ConfigError(
-                f"algorithm.kl_penalty and {control}type would do nothing: they need {control}kl_coef above 0. Leave them out."
+                f"algorithm.kl_penalty and {control}type would do nothing: they need "
+                f"{control}kl_coef above 0. Leave them out."
             )
         return made
 
@@ -435,8 +445,9 @@ class CommandLine:
         prompts = len(self.tasks) * trials
         if not self["trainer.total_training_steps"] and prompts < drawn:
             raise ConfigError(
-                f"data.train_batch_size={drawn} groups, and {self.suite} has {len(self.tasks)} tasks x {trials} initial states = "
-                f"{prompts}: an epoch would have no step. Give at most {prompts}, or trainer.total_training_steps=N."
+                f"data.train_batch_size={drawn} groups, and {self.suite} has {len(self.tasks)} tasks x "
+                f"{trials} initial states = {prompts}: an epoch would have no step. Give at most {prompts}, or "
+                "trainer.total_training_steps=N."
             )
         steps = int(self["trainer.total_training_steps"] or epochs * (prompts // drawn))
         size = (
@@ -476,8 +487,9 @@ class CommandLine:
             return "initial states: those of hilt.task_options.splits"
         (train, valid), stored = (libero.SPLITS[split] for split in ("train", "eval")), libero.STORED
         return (
-            f"initial states: {train[0]} to {train[-1]} of each task's {stored} train, {valid[0]} to {valid[-1]} validate; all {stored} "
-            f"for both, as SimpleVLA-RL has it: hilt.task_options.splits='{{train: [0, {stored}], eval: [0, {stored}]}}'"
+            f"initial states: {train[0]} to {train[-1]} of each task's {stored} train, {valid[0]} to "
+            f"{valid[-1]} validate; all {stored} for both, as SimpleVLA-RL has it: "
+            f"hilt.task_options.splits='{{train: [0, {stored}], eval: [0, {stored}]}}'"
         )
 
     def _sinks(self) -> dict[str, Any]:
@@ -518,58 +530,10 @@ class CommandLine:
 
 # --- helpers ---
 
-KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a word", list: "a list"}
-
-
-def _default(key: str) -> Any:
-    """Returns SimpleVLA-RL's default."""
-    if key in AGREE:
-        return _default(AGREE[key])
-    if key in PASSING:
-        return next(iter(PASSING[key][0]), None)
-    return READ[key] if key in READ else {**SETTINGS, **CRITIC, **PRIME}[key][0]
-
-
-def _kind(default: Any) -> type | None:
-    return next((kind for kind in KINDS if isinstance(default, kind)), None)
-
-
-def _is(value: Any, kind: type) -> bool:
-    if value is None or kind is str:
-        return not isinstance(value, (dict, list))
-    if kind is list:
-        return isinstance(value, (list, str))
-    return isinstance(value, (int, float) if kind is float else kind) and isinstance(value, bool) == (kind is bool)
-
-
-def _parsed(word: str) -> tuple[str, Any]:
-    """``key=value`` as hydra reads it: also ``+key=value``; numbers, lists, true and null as in YAML."""
-    key, equals, text = word.partition("=")
-    if not equals:
-        raise ConfigError(f"{word!r}: expected KEY=VALUE, such as data.n_samples=8.")
-    try:
-        value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=True)
-    except (OmegaConfBaseException, ValueError) as error:
-        raise ConfigError(f"{word}: its value cannot be read ({str(error).splitlines()[0]}).") from None
-    assert isinstance(value, dict)
-    given = value["value"]
-    return key.lstrip("+"), None if given == "None" else given
-
-
-def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns nested settings of dotted names."""
-    tree: dict[str, Any] = {}
-    for name, value in settings.items():
-        *sections, last = name.split(".")
-        place = tree
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = value
-    return tree
-
 
 def _check_platform(line: CommandLine) -> None:
-    """ROBOT_PLATFORM is not needed; one that contradicts the checkpoint would have been the cause of a policy that does nothing."""
+    """ROBOT_PLATFORM is not needed; one that contradicts the checkpoint would have
+    been the cause of a policy that does nothing."""
     name = line._environment.get("ROBOT_PLATFORM", "").upper()
     if not name:
         return
@@ -590,8 +554,9 @@ def _check_platform(line: CommandLine) -> None:
     if (chunk, numbers) != PLATFORMS[name] and line[f"{MODEL}vla"] == "openvla-oft":
         wanted = PLATFORMS[name]
         raise ConfigError(
-            f"ROBOT_PLATFORM={name} has chunks of {wanted[0]} actions of {wanted[1]} numbers, and {where} has {chunk} of {numbers}: unset "
-            "the variable (the checkpoint determines it), or take the checkpoint that it is meant for."
+            f"ROBOT_PLATFORM={name} has chunks of {wanted[0]} actions of {wanted[1]} numbers, and {where} has "
+            f"{chunk} of {numbers}: unset the variable (the checkpoint determines it), or take the "
+            "checkpoint that it is meant for."
         )
 
 

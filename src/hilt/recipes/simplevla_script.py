@@ -1,4 +1,5 @@
-"""A script of SimpleVLA-RL's, such as examples/run_openvla_oft_rl_libero.sh: its variables and the keys of its command. It is not run."""
+"""A script of SimpleVLA-RL's, such as examples/run_openvla_oft_rl_libero.sh: its
+variables and the keys of its command. It is not run."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def _filled(text: str, variables: dict[str, str], path: Path) -> str:
     """With the variables that the script has set before; nothing is run."""
     if "$(" in text or "`" in text:
         raise ConfigError(
-            f"{path}: {text!r} runs a command, and a script is only read here: write its value, or give KEY=VALUE beside it."
+            f"{path}: {text!r} runs a command, and a script is only read here: write its value, or "
+            "give KEY=VALUE beside it."
         )
 
     def value(found: re.Match[str]) -> str:

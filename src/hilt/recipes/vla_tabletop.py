@@ -1,4 +1,5 @@
-"""The recipe of `hilt demo vla`: four buttons, whose colors change places, and words that name one of them. For two cores, no GPU."""
+"""The recipe of `hilt demo vla`: four buttons, whose colors change places, and words
+that name one of them. For two cores, no GPU."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ POLICY = {"width": 64, "depth": 2, "keypoints": 4, "chunk": 3, "smoothing": 0.7}
 
 
 def vla_tabletop() -> Vla:
-    """GRPO from success alone: twelve groups of eight in a step, all of them with an advantage. Draws are a little cooler than the policy:
-    at 1 its thirteen values cost even a good one a third of its successes. Give it `policy` and `imitation`, as `hilt demo vla` does."""
+    """GRPO from success alone: twelve groups of eight in a step, all of them with an advantage. Draws are a little
+    cooler than the policy: at 1 its thirteen values cost even a good one a third of its successes. Give it `policy`
+    and `imitation`, as `hilt demo vla` does."""
     return Vla(
         policy_options=dict(POLICY),
         tasks=list(TASKS),

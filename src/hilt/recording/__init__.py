@@ -1,6 +1,7 @@
 """Recording: a person or a script controls a task, and a log keeps the episodes, with videos of them.
 
-`hilt.recording.record.record` records; `hilt.recording.before_after.before_after` makes a video of a policy before and after learning.
+`hilt.recording.record.record` records; `hilt.recording.before_after.before_after`
+makes a video of a policy before and after learning.
 """
 
 from typing import TYPE_CHECKING

@@ -26,8 +26,8 @@ def before_after(
     titles: tuple[str, str] = ("before", "after"),
     report: Report = silent,
 ) -> None:
-    """One video of two sides, each of which shows its videos one after the other. Two that are compared begin at the same moment: the
-    one that is over first keeps its last frame."""
+    """One video of two sides, each of which shows its videos one after the other. Two that are compared begin at the
+    same moment: the one that is over first keeps its last frame."""
     av = optional_module("av", "A video", "formats")
     image, draw, font = (
         optional_module(f"PIL.{part}", "A video with titles", "images", "pillow")
@@ -38,7 +38,8 @@ def before_after(
         rates = {float(one.streams.video[0].average_rate) for side in sides for one in side}
         if len(rates) != 1 or not all(sides):
             raise ConfigError(
-                f"videos of {', '.join(map(str, sorted(rates))) or 'no'} frames a second: expected some on each side, of one rate."
+                f"videos of {', '.join(map(str, sorted(rates))) or 'no'} frames a second: expected some "
+                "on each side, of one rate."
             )
         pairs = [
             [

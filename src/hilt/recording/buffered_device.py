@@ -17,7 +17,8 @@ from hilt.teleop.intervene import DEFLECTED, attribute, checked, images_of
 
 
 class BufferedDevice(Device):
-    """A device that one may look at before an episode begins, and whose *success* may mark a step instead of ending the episode."""
+    """A device that one may look at before an episode begins, and whose *success* may
+    mark a step instead of ending the episode."""
 
     def __init__(self, device: Device, marks: bool, toggles: bool):
         super().__init__()
@@ -48,8 +49,9 @@ class BufferedDevice(Device):
         self._shown = images, self._shown[1]
 
     def begins(self) -> bool:
-        """Whether somebody takes over, moves or presses something. What was held all the time does not count, for `TakeOver` lets it move
-        nothing, nor does who is out of reach. The first steps get this reading and the one before, by which `TakeOver` tells the same."""
+        """Whether somebody takes over, moves or presses something. What was held all the time does not count, for
+        `TakeOver` lets it move nothing, nor does who is out of reach. The first steps get this reading and the one
+        before, by which `TakeOver` tells the same."""
         reading, first = checked(self._device.read(), self._device), not self._ahead
         before = reading if first else self._ahead[-1]
         if len(self._ahead) == 2:  # what is forgotten must not turn a toggle around
@@ -86,7 +88,8 @@ def _held(reading: Reading) -> np.ndarray:
 
 
 class Waits(gymnasium.Wrapper):
-    """A reset ends when somebody begins to act. An arm's environment has `look()`, what is seen now: the episode begins with that."""
+    """A reset ends when somebody begins to act. An arm's environment has `look()`, what
+    is seen now: the episode begins with that."""
 
     def __init__(self, env: Env, seat: BufferedDevice, begun: Callable[[], bool], hz: float):
         super().__init__(env)
@@ -125,7 +128,8 @@ class GoesOn(gymnasium.Wrapper):
 
 
 def as_hil_serl(env: Env) -> Env:
-    """The wrappers of HIL-SERL's tasks that stand above the take-over: ``{"state": [1, 19], camera: [1, H, W, 3]}``, poses relative to
-    the first one, actions in the gripper's frame, and the gripper's penalty where there is a gripper to command."""
+    """The wrappers of HIL-SERL's tasks that stand above the take-over: ``{"state": [1, 19], camera: [1,
+    H, W, 3]}``, poses relative to the first one, actions in the gripper's frame, and the gripper's
+    penalty where there is a gripper to command."""
     env = ChunkingWrapper(SERLObsWrapper(Quat2EulerWrapper(RelativeFrame(env))), obs_horizon=1, act_exec_horizon=None)
     return env if env.action_space.shape[0] % 7 else GripperPenaltyWrapper(env)

@@ -1,7 +1,9 @@
-"""Videos of recorded episodes: all cameras side by side, a bar in the color of who acted, the step, the reward and how it ended.
+"""Videos of recorded episodes: all cameras side by side, a bar in the color of who
+acted, the step, the reward and how it ended.
 
-They are made by a process of their own that reads the log, so the control loop never compresses an image. Run as a program,
-``python -m hilt.recording.film LOG VIDEOS HZ`` makes a video of each trajectory whose number it reads, and prints what it could not make.
+They are made by a process of their own that reads the log, so the control loop never compresses an image.
+Run as a program, ``python -m hilt.recording.film LOG VIDEOS HZ`` makes a video of each trajectory whose
+number it reads, and prints what it could not make.
 """
 
 from __future__ import annotations
@@ -75,8 +77,8 @@ class Filmer:
     def close(
         self, trajectories: list[int], wait: bool = True, watch: Callable[[int], None] = lambda made: None
     ) -> None:
-        """Waits for the videos that were asked for, ends the process, and counts what there is of these trajectories. `watch` is called
-        with
+        """Waits for the videos that were asked for, ends the process, and counts what there is of
+        these trajectories. `watch` is called with
         again and again how many there are."""
         if not wait:
             self._process.kill()
@@ -189,12 +191,8 @@ def main(log_path: str, folder: str, hz: str) -> None:
         try:
             with Log.open(log_path, "r") as log:
                 film(log, int(line), video_of(Path(folder), int(line)), float(hz))
-        except (
-            HiltError,
-            OSError,
-            ValueError,
-            RuntimeError,
-        ) as error:  # an encoder's too: one video must not cost the others
+        except (HiltError, OSError, ValueError, RuntimeError) as error:
+            # an encoder's too: one video must not cost the others
             sys.stdout.write(f"no video of trajectory {int(line)}: {error}\n")
 
 

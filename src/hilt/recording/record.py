@@ -1,7 +1,8 @@
 """Recording: a person or a script drives a task, and a log keeps the episodes.
 
-An episode counts when its facts are written, in one line, after its last step: then it is power-safe. Whatever ends this process
-before leaves steps without facts, which the next session in the same folder drops before it goes on. An error drops them at once.
+An episode counts when its facts are written, in one line, after its last step: then it is power-safe.
+Whatever ends this process before leaves steps without facts, which the next session in the same folder
+drops before it goes on. An error drops them at once.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import gymnasium
 import numpy as np
 
 from hilt.core.errors import ConfigError, HiltError, MissingPackageError, SchemaError, UnknownNameError
-from hilt.core.rate import Rate
 from hilt.core.trajectory import Source, Step
 from hilt.envs.env_protocol import Env, success_of
+from hilt.envs.rate import Rate
 from hilt.envs.task import as_task
 from hilt.formats.episodes import INSTRUCTION
 from hilt.recording.buffered_device import BufferedDevice, GoesOn, Waits, as_hil_serl
@@ -46,8 +47,8 @@ RATE_HZ = 10.0
 FAILURES_IN_A_ROW = 20
 """So often a script may fail before recording ends with an error: it would never end otherwise."""
 NO_CAMERAS = (
-    'NO CAMERAS: observations have no images, so there are no videos. Give a simulation\'s with -o \'cameras=["front", "wrist"]\', '
-    'an arm\'s in its settings, such as cameras: {front: {kind: opencv, source: "0"}}'
+    "NO CAMERAS: observations have no images, so there are no videos. Give a simulation's with -o "
+    '\'cameras=["front", "wrist"]\', an arm\'s in its settings, such as cameras: {front: {kind: opencv, source: "0"}}'
 )
 SUCCESS_FRAMES = 20
 """Labeled frames: the number of steps that a script continues after success, to get many of them."""
@@ -76,7 +77,8 @@ class Settings:
     mode: str = "hold"
     """When a person acts: "hold" or "toggle", as `TakeOver` means it"""
     observations: str = "nested"
-    """As the environment gives them; or "hil-serl", as that one's wrappers make them (`as_hil_serl`), with its actions"""
+    """As the environment gives them; or "hil-serl", as that one's wrappers make
+    them (`as_hil_serl`), with its actions"""
 
     def __post_init__(self) -> None:
         if self.keep not in ("successes", "all"):
@@ -151,8 +153,8 @@ class Recorded:
 
 
 class RecordingWatch(Protocol):
-    """An observer of the recording: called once, after each step (and while a person is awaited, with step 0), after each episode, and
-    again and again
+    """An observer of the recording: called once, after each step (and while a person is awaited, with
+    step 0), after each episode, and again and again
     while the last videos are waited for."""
 
     def begin(self, summary: RecordingSummary) -> None: ...
@@ -171,7 +173,8 @@ def record(
     stop: Callable[[], bool] = lambda: False,
     videos: bool = True,
 ) -> RecordingSummary:
-    """Records until the log has what is wanted, `stop()` is true, or somebody presses stop. `env` and `device` stay open."""
+    """Records until the log has what is wanted, `stop()` is true, or somebody
+    presses stop. `env` and `device` stay open."""
     recorder = Recorder(env, device, folder, settings, watch, stop)
     try:
         recorder.begin(videos)
@@ -210,9 +213,8 @@ class Recorder:
         self._states = _states(settings, attribute(env, "initial_states", {}))
         self._tries: Counter[int] = Counter()
         self._seeds: set[int] = set()
-        self._began = (
-            time.time() - time.perf_counter()
-        )  # one clock that never goes back, whatever happens to the computer's
+        # one clock that never goes back, whatever happens to the computer's
+        self._began = time.time() - time.perf_counter()
         self._nothing = _nothing(env.action_space)
         self._timing = attribute(env, "timing", None)  # of an environment that keeps its rate itself
         self._rate = Rate(self._hz) if self._person and self._timing is None else None
@@ -296,9 +298,8 @@ class Recorder:
         s = self.summary
         start, seed = self._next_start()
         s.attempts, s.step = s.attempts + 1, 0
-        observation, _ = self._env.reset(
-            seed=seed, options=start
-        )  # of a person it ends when they act: until then no step limit runs
+        # of a person it ends when they act: until then no step limit runs
+        observation, _ = self._env.reset(seed=seed, options=start)
         if self._rate is not None:
             self._rate.restart()
         began = time.perf_counter()
@@ -327,8 +328,8 @@ class Recorder:
         return settled
 
     def _steps(self, observation: Any, running: list[EpisodeWriter]) -> tuple[dict[str, Any], int, int, bool]:
-        """Records steps into `running`, which the first one begins: the last info, how many were marked, how many without contact, and
-        whether the episode ended."""
+        """Records steps into `running`, which the first one begins: the last info, how many were marked, how many
+        without contact, and whether the episode ended."""
         s, info, marked, lost, ended = self.summary, {}, 0, 0, False
         before = nested_copy(observation)
         while not ended:
@@ -347,7 +348,8 @@ class Recorder:
                 running.append(self._begin_episode(info))
             elif GRASP in info and GRASP not in self._log.schema.columns:
                 raise SchemaError(
-                    f"{self._settings.task}: {GRASP} is not in every info. Give it in each step, 0.0 where there is none."
+                    f"{self._settings.task}: {GRASP} is not in every info. Give it in each "
+                    "step, 0.0 where there is none."
                 )
             extra = {LABELS: np.int32(label), GRASP: np.float32(info.get(GRASP, 0.0))}
             step = Step(
@@ -389,7 +391,8 @@ class Recorder:
             self._watch.step(self.summary)
 
     def _begin_episode(self, info: Mapping[str, Any]) -> EpisodeWriter:
-        """Only the first step shows whether the environment has a penalty for the gripper; the log then gains a column for it."""
+        """Only the first step shows whether the environment has a penalty for the
+        gripper; the log then gains a column for it."""
         if GRASP in info and GRASP not in self._log.schema.columns:
             path, schema = self._log.path, with_penalty(self._log.schema)
             self._log.close()

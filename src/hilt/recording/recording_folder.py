@@ -1,6 +1,7 @@
 """A recording on the disk, and its episodes played again.
 
-- ``recording.json``: what is recorded here: the task, its options, an arm's settings, how observations look, and what is recorded
+- ``recording.json``: what is recorded here: the task, its options, an arm's
+  settings, how observations look, and what is recorded
 - ``log/``: the episodes, a log as docs/replay.md has it
 - ``videos/``: one mp4 for each (`hilt.recording.film`)
 """
@@ -35,7 +36,8 @@ LABELS = "labels"
 
 
 FIXED = ("hz", "action_scale", "lead", "compliance", "target_pose", "reward_threshold", "cameras")
-"""Of an arm's settings, those that must be the same in all of a recording: what an action does, what is seen, and what is success"""
+"""Of an arm's settings, those that must be the same in all of a recording: what an
+action does, what is seen, and what is success"""
 
 
 def open_recording(
@@ -64,7 +66,8 @@ def open_recording(
     with storage_errors(folder):
         if not recording_file.exists() and (others := set(folder.iterdir()) - set(leftovers(folder))):
             raise ConfigError(
-                f"{folder} is not a recording: {min(others).name} is in it, and no recording.json. Choose another --out."
+                f"{folder} is not a recording: {min(others).name} is in it, and no "
+                "recording.json. Choose another --out."
             )
     write_json(recording_file, metadata)
     return Log.create(path, schema)
@@ -126,7 +129,8 @@ def with_penalty(schema: Schema) -> Schema:
 
 
 def nested_copy(observation: Any) -> Any:
-    """Returns a copy of an observation, nested as a log has it: an environment may use its arrays again for the next observation."""
+    """Returns a copy of an observation, nested as a log has it: an environment may use
+    its arrays again for the next observation."""
     return copy.deepcopy(nested(observation))
 
 
@@ -138,9 +142,11 @@ def nested(observation: Any) -> Any:
 
 
 def replay_open_loop(log: Log, trajectory: int, env: Env) -> dict[str, float]:
-    """Plays the actions of a recorded episode from its initial state: how far each observation is from the recorded one, at most.
+    """Plays the actions of a recorded episode from its initial state: how far each
+    observation is from the recorded one, at most.
 
-    `env` is what `hilt.envs.task.make` makes of the episode's facts `task` and `options`. In a deterministic simulator all are 0.
+    `env` is what `hilt.envs.task.make` makes of the episode's facts `task` and
+    `options`. In a deterministic simulator all are 0.
     """
     facts, steps = (
         log.facts.about(trajectory),

@@ -21,7 +21,8 @@ def record_with_script(
     stop: Callable[[], bool] = lambda: False,
     report: Report = silent,
 ) -> None:
-    """Records the demonstrations that `folder` is to have and does not have yet. `script` is what the device "script" is opened with."""
+    """Records the demonstrations that `folder` is to have and does not have yet. `script`
+    is what the device "script" is opened with."""
     if not wanted.episodes or _recorded(folder) >= wanted.episodes:
         return
     notify(f"recording {wanted.episodes} demonstrations of {wanted.task} with its script, into {folder}")

@@ -1,12 +1,13 @@
 """Experience: one log, many views.
 
-`Log`, `View`, `Sampler` and `Mix` are the store itself. The names that HIL-SERL's and RLinf's users know are implemented over it in
-`hilt.compat`, and can be imported from here too.
+`Log`, `View`, `Sampler` and `Mix` are the store itself. The names that HIL-SERL's and RLinf's users know are
+implemented over it in `hilt.compat`, and can be imported from here too.
 """
 
 from typing import TYPE_CHECKING
 
 from hilt.core.lazy import lazy_exports
+from hilt.replay.edits import Edits
 from hilt.replay.log import Log
 from hilt.replay.sampling.assembly import Batch
 from hilt.replay.sampling.limiters import MinSize, Queue, RateLimiter, SampleToInsertRatio, Stack
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Log",
+    "Edits",
     "Schema",
     "View",
     "Sampler",

@@ -21,7 +21,8 @@ class ActiveSegments:
         self._idle: list[ActiveSegment] = []  # some may have been deleted meanwhile, with the last trajectory in them
 
     def acquire(self, steps: int = 1) -> ActiveSegment:
-        """Returns a segment to which no episode is written, with room for this number of steps if a whole segment has it."""
+        """Returns a segment to which no episode is written, with room for this
+        number of steps if a whole segment has it."""
         while self._idle:
             active = self._idle.pop()
             if active.segment.deleted:

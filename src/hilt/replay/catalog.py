@@ -30,7 +30,7 @@ from hilt.replay.storage.seal import LogSeal
 from hilt.replay.storage.segment import Segment
 
 if TYPE_CHECKING:
-    from hilt.replay.view import Selection
+    from hilt.replay.view import Watcher
 
 logger = logging.getLogger("hilt.replay")
 
@@ -48,7 +48,7 @@ class Catalog:
         self.segments = OpenSegments(self.pool, options)
         self.facts = Facts(path / "annotations.jsonl", files, write)
         self.quarantine = Quarantine(path / "quarantine.json", files)
-        self._selections: list[weakref.ref[Selection]] = []
+        self._selections: list[weakref.ref[Watcher]] = []
         self.seal = LogSeal(path, files)
         schemas = [Schema.from_json(schema) for schema in settings["schemas"]]
         self._opener = Opener(path, schemas, files, write, self.quarantine, self.seal, unread)
@@ -72,8 +72,8 @@ class Catalog:
     # Opening
 
     def load(self, evict: Callable[[], None]) -> list[ActiveSegment]:
-        """Reads what is on disk; returns the segments to which more may be appended. A writer also cuts torn tails, removes
-        leftovers, and calls `evict` once it is known what is there."""
+        """Reads what is on disk; returns the segments to which more may be appended. A writer also cuts torn tails,
+        removes leftovers, and calls `evict` once it is known what is there."""
         started = time.perf_counter()
         if self._write:
             for folder in [self.path, self.path / "segments", *self.path.glob("segments/[0-9]*/")]:
@@ -121,22 +121,23 @@ class Catalog:
         changed = self.facts.read_new()  # after the rows: a trajectory that is being written in pieces is known as such
         if found or len(self._held):
             entries = np.concatenate([self._held, *found])
-            self._on_disk = set(np.unique(entries["key"] >> OFFSET_BITS).tolist())
+            trajectories = entries["key"] >> OFFSET_BITS
+            self._on_disk = set(np.unique(trajectories).tolist())
             self._enter(self._hold_unfinished(entries))
-        self._next_trajectory = max(self._next_trajectory, self.facts.used["trajectory"] + 1)
+        used = max(self.facts.used["trajectory"], self.facts.edits.last_trajectory())
+        self._next_trajectory = max(self._next_trajectory, used + 1)
         self._next_segment = max(self._next_segment, self.facts.used["segment"] + 1)
         for trajectory in self.facts.deleted.keys() & set(np.unique(self.index.keys >> OFFSET_BITS).tolist()):
             self.drop_before(trajectory, self.facts.deleted[trajectory])
-        for selection in self.selections():
-            selection.refresh(changed)
+        self.refresh_selections(changed)
         self._next_segment = max(self._next_segment, self._opener.count_set_aside())
         self.recovery.corrupt_steps = self.quarantine.steps() + self._opener.aside_steps
         self.recovery.corrupt_facts = self.facts.corrupt
         self.counts["corrupt"] = self.recovery.corrupt_steps + self.facts.corrupt
 
     def _hold_unfinished(self, entries: Array) -> Array:
-        """The entries without those of trajectories that are not written to their end. A reader sees them later; the next
-        writer knows that they were not acknowledged, and deletes them."""
+        """The entries without those of trajectories that are not written to their end. A reader sees them later; the
+        next writer knows that they were not acknowledged, and deletes them."""
         self._held = np.zeros(0, ENTRY)
         numbers = entries["key"] >> OFFSET_BITS
         torn = np.isin(numbers, list(self.facts.unfinished))
@@ -178,7 +179,8 @@ class Catalog:
         out = np.zeros(len(extents), ENTRY)
         for name in ("sequence", "steps", "width", "origin", "sources", "ended"):
             out[name] = extents[name]
-        out["key"] = (extents["trajectory"] << OFFSET_BITS) | extents["offset"]
+        out["key"] = extents["trajectory"] << OFFSET_BITS
+        out["key"] |= extents["offset"]
         out["at"] = extents["row"] + self.segments.first_row(segment.number)
         out["segment"], out["table"] = segment.number, self.segments.table_of(segment.number)
         self._oldest[segment.number] = int(extents["trajectory"].min(initial=self._next_trajectory))
@@ -197,22 +199,39 @@ class Catalog:
             for entry in entries:
                 selection.added(int(entry["key"]), int(entry["steps"]), None)
 
-    def watch(self, selection: Selection) -> None:
-        """Reports every change to a selection from now on, as long as the selection is referenced."""
+    def load_edits(self) -> bool:
+        """Takes in what people edited since the last look; returns whether that is anything."""
+        changed = self.facts.edits.read_new()
+        self.refresh_selections(changed)
+        return bool(changed)
+
+    def refresh_selections(self, changed: set[int]) -> None:
+        """Facts about these trajectories changed."""
+        moved, self.facts.edits.moved = self.facts.edits.moved, set()
+        for selection in self.selections():
+            selection.refresh(changed, moved)
+
+    def watch(self, selection: Watcher) -> None:
+        """Reports every change to a selection, or another watcher, from now on, as long as it is referenced."""
         self._selections = [ref for ref in self._selections if ref() is not None] + [weakref.ref(selection)]
 
-    def selections(self) -> list[Selection]:
+    def selections(self) -> list[Watcher]:
         return [selection for ref in self._selections if (selection := ref()) is not None]
 
     # Writing
+
+    @property
+    def next_trajectory(self) -> int:
+        """The number of the trajectory that is written next."""
+        return self._next_trajectory
 
     def take_trajectory(self) -> int:
         self._next_trajectory += 1
         return self._next_trajectory - 1
 
     def enter(self, active: ActiveSegment, first: int, encoded: EncodedSteps, place: int | None) -> int:
-        """Enters steps that were appended to a segment at row `first`: into their trajectory's extent at `place`, or into a new one.
-        From now on every view has them. Returns the place."""
+        """Enters steps that were appended to a segment at row `first`: into their trajectory's extent at `place`, or
+        into a new one. From now on every view has them. Returns the place."""
         extends = place is not None
         if place is None:
             place = self._open_extent(active, first, encoded)
@@ -268,7 +287,8 @@ class Catalog:
         self._protected.discard(segment.number)
 
     def complete(self, active: ActiveSegment) -> bool:
-        """Seals a segment to which nothing more is appended, or deletes it when nothing in it is wanted. Returns whether it is sealed."""
+        """Seals a segment to which nothing more is appended, or deletes it when nothing in it is
+        wanted. Returns whether it is sealed."""
         segment = active.segment
         extents = self.index.extents_of(segment.number, active.first_row)
         if not segment.rows or not len(extents):
@@ -286,7 +306,8 @@ class Catalog:
         return True
 
     def write_seal(self) -> None:
-        """Writes down what the log holds, as the last thing before it is closed: from then on missing bytes are known as such."""
+        """Writes down what the log holds, as the last thing before it is closed: from
+        then on missing bytes are known as such."""
         try:
             for segment in self.segments:
                 if segment.sealed is None and segment.rows:
@@ -300,7 +321,8 @@ class Catalog:
     # Removing
 
     def note_evicted(self, before: int) -> None:
-        """The steps of a trajectory that lie before this key are going. Without the note they come back and go again."""
+        """The steps of a trajectory that lie before this key are going. Without the
+        note they come back and go again."""
         if self._write:
             with contextlib.suppress(DiskFullError):
                 self.facts.delete(before >> OFFSET_BITS, before & 0xFFFFFFFF)
@@ -395,7 +417,8 @@ class Catalog:
             self.live_steps -= int(entry["steps"])
             for selection in self.selections():
                 selection.removed(int(entry["key"]), int(entry["steps"]))
-        self._held = self._held[self._held["segment"] != number]
+        elsewhere = self._held["segment"] != number
+        self._held = self._held[elsewhere]
         self._extents_in.pop(number, None)
         self._scanned.pop(number, None)
         self.segments.retire(number)
@@ -407,8 +430,8 @@ class Catalog:
         self.live_bytes += fresh.nbytes() - old.nbytes()
         self.segments.retire(number)
         self.segments.add(fresh)
-        entries = self.index.entries
-        entries["at"][entries["segment"] == number] += self.segments.first_row(number) - first_row
+        mine = self.index.entries["segment"] == number
+        self.index.entries["at"][mine] += self.segments.first_row(number) - first_row
         self.index.version += 1
 
     # Reading

@@ -17,7 +17,8 @@ logger = logging.getLogger("hilt.replay")
 
 
 class Compressor:
-    """Writes the frames of complete segments again with a codec, a thread for each segment, and removes the uncompressed files."""
+    """Writes the frames of complete segments again with a codec, a thread for each
+    segment, and removes the uncompressed files."""
 
     def __init__(self, catalog: Catalog, lock: threading.RLock, files: Files):
         """`lock` is the log's."""

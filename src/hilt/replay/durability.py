@@ -1,7 +1,7 @@
 """When a step is safe, in plain words.
 
-*Process-safe*: the write returned, so it survives the process being killed. *Power-safe*: fsync returned, so it survives
-a power cut. Every append is process-safe when it returns; the setting determines when it becomes power-safe.
+*Process-safe*: the write returned, so it survives the process being killed. *Power-safe*: fsync returned, so it
+survives a power cut. Every append is process-safe when it returns; the setting determines when it becomes power-safe.
 """
 
 from __future__ import annotations
@@ -46,9 +46,15 @@ class Durability:
         if self.every_step:
             return "every step is power-safe when its append returns"
         if self.every_episode:
-            return "every step is process-safe when its append returns, and power-safe when its episode or trajectory is complete"
+            return (
+                "every step is process-safe when its append returns, and power-safe when its episode "
+                "or trajectory is complete"
+            )
         if self.milliseconds is not None:
-            return f"every step is process-safe when its append returns, and power-safe at most {self.milliseconds:g} ms later"
+            return (
+                "every step is process-safe when its append returns, and power-safe at most "
+                f"{self.milliseconds:g} ms later"
+            )
         return "every step is process-safe when its append returns, and power-safe when sync() returns"
 
 

@@ -1,25 +1,30 @@
 """Late facts: what became known about trajectories and steps after they were written.
 
 Success marked afterwards, a relabeled reward, a deleted episode, who sent what: each is a line appended to one file
-beside the log, with its checksum before it. The steps themselves never change; a batch shows the newest fact.
+beside the log, with its checksum before it. The steps themselves never change; a batch shows the newest fact. These are
+the facts of the log's writer; what people edit, in whichever process, is in a file of its own and counts before them
+(`EditState`).
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import CorruptError, SchemaError
+from hilt.core.errors import SchemaError
 from hilt.core.files import Files
 from hilt.core.tree import Array
+from hilt.replay.edit_state import EditState
 from hilt.replay.key_ranges import OFFSET_BITS, key_of
+from hilt.replay.relabeled import RelabeledValues
 from hilt.replay.storage.journal import Journal
 
 ALL_STEPS = (1 << OFFSET_BITS) - 1
+NOTHING: dict[str, Any] = {}
+"""The facts about a trajectory of which there are none"""
 
 
 class Facts:
@@ -27,20 +32,14 @@ class Facts:
 
     def __init__(self, path: Path, files: Files, write: bool):
         self._journal = Journal(path, files, write)
+        self.edits = EditState(path.parent, files)
         self._about: dict[int, dict[str, Any]] = {}
         self._origins: dict[tuple[str, str, str], int] = {("", "", ""): 0}
         self.deleted: dict[int, int] = {}  # trajectory -> the offset before which its steps are gone
-        self.relabeled: dict[str, dict[int, Any]] = {}  # column -> key -> value
-        self._sorted: dict[
-            str, tuple[Array, Array]
-        ] = {}  # the same as sorted keys and values, made when a batch needs them
-        self._relabeling = threading.Lock()  # of these two: batches are made while facts are written
+        self._values = RelabeledValues(path.name)
         self.unfinished: set[int] = set()  # trajectories of which not all pieces were written yet
-        self.used = {
-            "trajectory": -1,
-            "segment": -1,
-            "origin": 0,
-        }  # the highest numbers ever given, which are not given again
+        # the highest numbers ever given, which are not given again
+        self.used = {"trajectory": -1, "segment": -1, "origin": 0}
         self.seen: dict[int, int] = {}  # origin -> the highest of its numbers among the steps that are gone
         self._noted: dict[int, int] = {}  # what of this is in the file
 
@@ -70,10 +69,16 @@ class Facts:
 
     def read_new(self) -> set[int]:
         """Takes in what was appended since; returns the trajectories that it is about."""
-        changed = set()
+        changed = self.edits.read_new()
+        about, largest = self._about, -1
         for fact in self._journal.read_new():
-            self._take(fact)
-            changed.add(int(fact.get("trajectory", -1)))
+            trajectory = int(fact.get("trajectory", -1))
+            changed.add(trajectory)
+            if len(fact) == 2 and "facts" in fact and trajectory not in about:  # most lines, in a long file
+                about[trajectory], largest = fact["facts"], max(largest, trajectory)
+            else:
+                self._take(fact)
+        self.used["trajectory"] = max(self.used["trajectory"], largest)
         return changed
 
     def recover(self) -> None:
@@ -84,7 +89,8 @@ class Facts:
         name = (actor, boot, store)
         if name not in self._origins:
             self._write({"origin": self.used["origin"] + 1, "actor": actor, "boot": boot, "store": store})
-            self._journal.sync()  # before any row has this number: after a power cut it would be free, and be given to another
+            # before any row has this number: after a power cut it would be free, and be given to another
+            self._journal.sync()
         return self._origins[name]
 
     def known_origin(self, actor: str, boot: str, store: str) -> int | None:
@@ -100,15 +106,39 @@ class Facts:
             self.seen[origin] = sequence
 
     def annotate(self, trajectory: int, facts: Mapping[str, Any]) -> None:
-        self._write({"trajectory": trajectory, "facts": _plain(facts)})
+        self._write({"trajectory": trajectory, "facts": plain_facts(facts)})
 
     def about(self, trajectory: int) -> dict[str, Any]:
-        """Every fact about a trajectory, the newest of each name."""
+        """Every fact about a trajectory, the newest of each name; what was edited counts before what was recorded."""
+        return self.edits.about(trajectory, self._about.get(trajectory, {}))
+
+    def about_each(self, trajectories: Iterable[int]) -> list[Mapping[str, Any]]:
+        """The same of many trajectories, to be read only: what was not edited is not copied."""
+        recorded, edited = self._about.get, self.edits.edited()
+        if not edited:
+            return [recorded(trajectory, NOTHING) for trajectory in trajectories]
+        return [
+            self.about(trajectory) if trajectory in edited else recorded(trajectory, NOTHING)
+            for trajectory in trajectories
+        ]
+
+    def recorded(self, trajectory: int) -> dict[str, Any]:
+        """The facts about a trajectory without edits."""
         return dict(self._about.get(trajectory, {}))
 
     def success(self, trajectory: int) -> bool | None:
-        value = self._about.get(trajectory, {}).get("success")
+        value = self.about(trajectory).get("success")
         return None if value is None else bool(value)
+
+    @property
+    def relabeled(self) -> dict[str, dict[int, Any]]:
+        """Recorded values that replace those of rows: column, key and value."""
+        return self._values.by_column
+
+    @property
+    def any_relabeled(self) -> bool:
+        """Whether any step has another value than its row."""
+        return bool(self._values) or bool(self.edits.values)
 
     def relabel(self, trajectory: int, column: str, values: Array, first: int) -> None:
         self._write({"trajectory": trajectory, "column": column, "first": first, "values": values.tolist()})
@@ -128,7 +158,8 @@ class Facts:
     def compact(self, live: set[int], on_disk: set[int], before: Callable[[], None] = lambda: None) -> None:
         """Rewrites the file without what is about trajectories that are gone, once that is most of it.
 
-        Of one that is deleted while its rows still lie in a segment, the deletion is kept. `before` is called before the file changes.
+        Of one that is deleted while its rows still lie in a segment, the deletion is kept.
+        `before` is called before the file changes.
         """
         dead = self._journal.lines - len(self._origins) - len(live & self._about.keys()) - len(self.relabeled)
         if dead > 1000 and 2 * dead > self._journal.lines and not self.corrupt:
@@ -137,30 +168,13 @@ class Facts:
             self._journal.rewrite([{"used": dict(self.used), "seen": self._unnoted({})}, *facts])
             self.deleted = {trajectory: before for trajectory, before in self.deleted.items() if trajectory in on_disk}
             self._about = {trajectory: about for trajectory, about in self._about.items() if trajectory in live}
-            with self._relabeling:
-                kept = {
-                    c: {k: v for k, v in known.items() if k >> OFFSET_BITS in live}
-                    for c, known in self.relabeled.items()
-                }
-                self.relabeled, self._sorted = {column: known for column, known in kept.items() if known}, {}
+            self._values.keep(lambda key: key >> OFFSET_BITS in live)
 
-    def overlay(self, keys: Array, batch: Mapping[str, Array]) -> None:
-        """Puts relabeled values into a batch."""
-        for column in batch:
-            with self._relabeling:
-                known = self.relabeled.get(column)
-                if known is None:
-                    continue
-                if column not in self._sorted:
-                    order = sorted(known)
-                    self._sorted[column] = (
-                        np.array(order, np.int64),
-                        _values(column, [known[key] for key in order], batch[column]),
-                    )
-                relabeled, values = self._sorted[column]
-            place = np.minimum(np.searchsorted(relabeled, keys), len(relabeled) - 1)
-            there = relabeled[place] == keys
-            batch[column][there] = values[place[there]]
+    def overlay(self, keys: Array, batch: Mapping[str, Array], edited: bool = True) -> None:
+        """Puts relabeled values into a batch, and edited ones over them."""
+        for values in (self._values, *[self.edits.values] * edited):
+            if values:
+                values.overlay(keys, batch)
 
     def sync(self) -> None:
         self._journal.sync()
@@ -170,7 +184,8 @@ class Facts:
 
     def renew_locks(self) -> None:
         """In a forked process."""
-        self._relabeling = threading.Lock()
+        self._values.renew_lock()
+        self.edits.renew_locks()
         self._journal.renew_locks()
 
     def _write(self, fact: dict[str, Any]) -> None:
@@ -201,11 +216,7 @@ class Facts:
             self._about.setdefault(int(fact["trajectory"]), {}).update(fact["facts"])
         elif "column" in fact:
             first = key_of(int(fact["trajectory"]), int(fact["first"]))
-            with self._relabeling:
-                self._sorted.pop(fact["column"], None)
-                self.relabeled.setdefault(fact["column"], {}).update(
-                    {first + i: v for i, v in enumerate(fact["values"])}
-                )
+            self._values.put(fact["column"], first, fact["values"])
         elif "deleted_before" in fact:
             self.deleted[int(fact["trajectory"])] = int(fact["deleted_before"])
             self.unfinished.discard(int(fact["trajectory"]))
@@ -213,25 +224,12 @@ class Facts:
             (self.unfinished.discard if fact["whole"] else self.unfinished.add)(int(fact["trajectory"]))
 
 
-def _values(column: str, values: list[Any], like: Array) -> Array:
-    """Relabeled values as an array; values of a file that another program wrote are checked."""
-    try:
-        made = np.array(values, like.dtype)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise CorruptError(f"annotations.jsonl: relabeled values of {column} are not {like.dtype} ({error}).") from None
-    if made.shape[1:] != like.shape[1:]:
-        raise CorruptError(
-            f"annotations.jsonl: relabeled values of {column} have shape {made.shape[1:]}, expected {like.shape[1:]}."
-        )
-    return made
-
-
 def _is_kept(fact: Mapping[str, Any], live: set[int], on_disk: set[int]) -> bool:
     trajectory = fact.get("trajectory", -1)
     return trajectory in live or (trajectory in on_disk and "deleted_before" in fact)
 
 
-def _plain(facts: Mapping[str, Any]) -> dict[str, Any]:
+def plain_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The facts as JSON takes them; numpy's numbers become Python's."""
     out: dict[str, Any] = {}
     for name, value in facts.items():

@@ -194,7 +194,8 @@ class Runs:
 
 
 def search(ends: Array, values: Array) -> Array:
-    """Returns ``np.searchsorted(ends, values, "right")``: sorted values are found so much faster that it pays to sort them."""
+    """Returns ``np.searchsorted(ends, values, "right")``: sorted values are found
+    so much faster that it pays to sort them."""
     order = values.argsort()
     found = np.empty(len(values), np.int64)
     found[order] = ends.searchsorted(values.take(order), "right")
@@ -209,9 +210,8 @@ def _combine(a: Runs, b: Runs, rule: object) -> Runs:
     order = np.argsort(edges, kind="stable")
     edges = edges[order]
     inside_a, inside_b = np.cumsum(in_a[order]) > 0, np.cumsum(in_b[order]) > 0
-    last = (
-        np.r_[edges[1:] != edges[:-1], True] if len(edges) else np.zeros(0, bool)
-    )  # the state after all edges at one place
+    # the state after all edges at one place
+    last = np.r_[edges[1:] != edges[:-1], True] if len(edges) else np.zeros(0, bool)
     edges, inside = edges[last], rule(inside_a, inside_b)[last]  # type: ignore[operator]
     changed = np.flatnonzero(np.diff(np.r_[False, inside]))
     places = edges[changed]

@@ -27,7 +27,7 @@ import numpy as np
 from hilt.core.checksums import write_json
 from hilt.core.errors import ClosedError, ConfigError, FormatError, ReadOnlyError, SchemaError, UnknownNameError
 from hilt.core.files import DISK, Files, storage_errors
-from hilt.core.tree import Array, Spec, Tree, flatten, unflatten
+from hilt.core.tree import Array, Tree, flatten, unflatten
 from hilt.replay.active_segments import ActiveSegments
 from hilt.replay.catalog import Catalog
 from hilt.replay.compressor import Compressor
@@ -36,7 +36,7 @@ from hilt.replay.key_ranges import OFFSET_BITS
 from hilt.replay.retention import Retention
 from hilt.replay.sampling.assembly import Steps, check_out
 from hilt.replay.sampling.limiters import Limiters, RateLimiter
-from hilt.replay.schema import Schema, check_sources
+from hilt.replay.schema import Schema
 from hilt.replay.settings import (
     ReadOptions,
     as_compression,
@@ -53,7 +53,7 @@ from hilt.replay.storage.open_segments import ActiveSegment
 from hilt.replay.storage.records import FORMAT, read_settings
 from hilt.replay.storage.scan import Damage, damage_in
 from hilt.replay.storage.segment import Segment
-from hilt.replay.view import Selection, View
+from hilt.replay.view import Selection, View, Watcher
 from hilt.replay.writer import EpisodeWriter, write_trajectory
 
 _OFFSET = (1 << OFFSET_BITS) - 1
@@ -64,9 +64,9 @@ logger = logging.getLogger("hilt.replay")
 class Log:
     """Make one with `Log.create`, `Log.open` or `Log.anonymous`.
 
-    It is composed of a `Catalog` (where every step lies), `ActiveSegments` (those to which steps are appended), `Retention` (what is
-    evicted when it is full), a `Compressor`, the `Limiters` of its samplers, and `Facts` (what is known about trajectories). Each part
-    is given what it needs; none refers to the log.
+    It is composed of a `Catalog` (where every step lies), `ActiveSegments` (those to which steps are appended),
+    `Retention` (what is evicted when it is full), a `Compressor`, the `Limiters` of its samplers, and `Facts` (what is
+    known about trajectories). Each part is given what it needs; none refers to the log.
     """
 
     def __init__(
@@ -116,8 +116,9 @@ class Log:
 
         `capacity_steps` and `capacity_bytes` bound it: the oldest trajectories go first, and their files are deleted.
         `compression` maps a large column to ``"zlib"`` or ``"zstd"``; it is done in the background, when a segment is
-        full. `cache_bytes` bounds how much of the frames is memory-mapped; the rest is read from the files. `verify_reads` determines which
-        frames are compared with their checksums: ``"always"`` all, ``"sampled"`` of those in memory 1 in 16, ``"never"`` none.
+        full. `cache_bytes` bounds how much of the frames is memory-mapped; the rest is read from the files.
+        `verify_reads` determines which frames are compared with their checksums: ``"always"`` all, ``"sampled"`` of
+        those in memory 1 in 16, ``"never"`` none.
         """
         folder = as_folder(path)
         check_new(folder)
@@ -156,7 +157,8 @@ class Log:
         """An existing log, for reading ('r', any number of processes) or for appending too ('a', one process).
 
         `schema` may add columns that have a default. `changes` are settings that change from now on, such as
-        ``capacity_steps=``. A reader may leave out columns with `without`: steps whose frames are damaged only there are shown.
+        ``capacity_steps=``. A reader may leave out columns with `without`: steps whose
+        frames are damaged only there are shown.
         """
         folder = as_folder(path)
         if mode not in ("r", "a"):
@@ -236,7 +238,8 @@ class Log:
 
     @contextlib.contextmanager
     def inserting(self, steps: int, timeout: float | None) -> Iterator[None]:
-        """A context in which rate limiters have admitted this number of steps, and no other thread writes or samples."""
+        """A context in which rate limiters have admitted this number of steps, and
+        no other thread writes or samples."""
         with self._limiters.inserting(steps, timeout), self.lock:
             self.require_writable()
             yield
@@ -317,30 +320,23 @@ class Log:
         with self.lock:
             self.require_writable()
             self._check_trajectory(trajectory)
-            if column not in self.schema.layout.inline:
-                raise UnknownNameError("column of numbers", column, self.schema.layout.inline)
-            spec, given = self.schema.columns[column], np.asarray(values)
-            if not given.ndim or given.shape[1:] != spec.shape:
-                raise SchemaError(
-                    f"{column}: expected one value of shape {spec.shape} per step, got an array of shape {given.shape}."
-                )
-            if spec.dtype.kind == "f" and given.dtype.kind in "iu":
-                given = given.astype(spec.dtype)
-            _, (checked,) = Spec({column: spec}).check_batch(unflatten({column: given}), leading=1, cast=True)
-            if column == "source":
-                check_sources(checked)
-            steps = self.trajectory_keys(trajectory) & _OFFSET
-            if not len(given) or not isinstance(first, (int, np.integer)):
-                raise SchemaError(
-                    f"{column}: expected one value or more from a whole offset on, got {len(given)} from {first!r} on."
-                )
-            if first < steps[0] or first + len(given) - 1 > steps[-1]:
-                has, given_to = f"{steps[0]} to {steps[-1]}", f"{first} to {first + len(given) - 1}"
-                raise SchemaError(
-                    f"trajectory {trajectory} has the steps {has}, and {given_to} were to get new values in {column}."
-                )
-            self.facts.relabel(trajectory, column, checked, int(first))
+            self.facts.relabel(trajectory, column, self.check_values(trajectory, column, values, first), int(first))
             self._facts_changed(trajectory)
+
+    def check_values(self, trajectory: int, column: str, values: Any, first: int) -> Array:
+        """New values for steps of a trajectory, from offset `first` on, as the column has them; others are refused."""
+        checked = self.schema.check_values(column, values)
+        steps = self.trajectory_keys(trajectory, hidden=True) & _OFFSET
+        if not len(checked) or not isinstance(first, (int, np.integer)):
+            raise SchemaError(
+                f"{column}: expected one value or more from a whole offset on, got {len(checked)} from {first!r} on."
+            )
+        if first < steps[0] or first + len(checked) - 1 > steps[-1]:
+            has, given_to = f"{steps[0]} to {steps[-1]}", f"{first} to {first + len(checked) - 1}"
+            raise SchemaError(
+                f"trajectory {trajectory} has the steps {has}, and {given_to} were to get new values in {column}."
+            )
+        return checked
 
     def delete(self, trajectory: int) -> None:
         """Takes a trajectory out of every view. Its bytes go when nothing else of their segment is wanted."""
@@ -383,7 +379,8 @@ class Log:
         return View(self, Selection.successes(self))
 
     def where(self, column: str, predicate: Callable[[Array], Array]) -> View:
-        """The steps for which a predicate on one column holds. It gets ``[n, ...]`` values and returns ``[n]`` booleans."""
+        """The steps for which a predicate on one column holds. It gets ``[n, ...]``
+        values and returns ``[n]`` booleans."""
         return View(self, Selection.where(self, column, predicate))
 
     def read(
@@ -398,13 +395,14 @@ class Log:
             return unflatten(steps.gather(keys, self.schema.select(columns), into))
 
     def reading(self) -> Snapshot:
-        """The log as it is now, for a ``with``: until its end no step changes place and none of their bytes disappear."""
+        """The log as it is now, for a ``with``: until its end no step changes place
+        and none of their bytes disappear."""
         with self.lock:
             self.require_open()
             return self.catalog.snapshot(partial(self._done_reading, self.catalog.segments.readers.enter()))
 
-    def watch(self, selection: Selection) -> None:
-        """Reports every change to a selection from now on, as long as the selection is referenced."""
+    def watch(self, selection: Watcher) -> None:
+        """Reports every change to a selection, or another watcher, from now on, as long as it is referenced."""
         self.catalog.watch(selection)
 
     def damage(self) -> list[Damage]:
@@ -417,24 +415,43 @@ class Log:
                 if segment.number in self.catalog.segments
             ]
 
-    def trajectories(self) -> list[int]:
-        """The numbers of all trajectories, oldest first."""
+    def trajectories(self, hidden: bool = False) -> list[int]:
+        """The numbers of all trajectories, oldest first; with `hidden` also of those that edits hide."""
         with self.lock:
-            return np.unique(self.index.keys >> OFFSET_BITS).tolist()  # type: ignore[no-any-return]
+            numbers: list[int] = np.unique(self.index.keys >> OFFSET_BITS).tolist()
+            shown = self.facts.edits.shown
+            return [number for number in numbers if not shown.hides(number)] if shown and not hidden else numbers
 
-    def trajectory_keys(self, trajectory: int) -> Array:
-        """The keys of a trajectory's steps, T-major."""
+    def trajectory_keys(self, trajectory: int, hidden: bool = False) -> Array:
+        """The keys of a trajectory's steps, T-major; with `hidden` also of those that edits hide."""
         with self.lock:
             self._check_trajectory(trajectory)
             with self.reading() as steps:
-                return steps.trajectory(trajectory)
+                return steps.trajectory(trajectory, hidden)
 
     def refresh(self) -> None:
-        """Shows a reader what the writer has added and removed since the last look."""
-        if not self._write:
-            with self.lock:
+        """Shows a reader what the writer has added and removed since the last look, and anyone what was edited."""
+        with self.lock:
+            if self._write:
+                self.catalog.load_edits()
+            else:
                 self.catalog.load_new()
-                self._limiters.update()
+            self._limiters.update()
+
+    def look_for_edits(self) -> None:
+        """Takes in now and then what other processes edited: for samplers, which call it under the lock."""
+        if self.facts.edits.due() and self.catalog.load_edits():
+            self._limiters.update()
+
+    def edit(self, edit: dict[str, Any]) -> dict[str, Any]:
+        """Appends an edit of `Edits`, also to a log opened for reading; returns it with its number. Process-safe when
+        it returns, and power-safe unless the durability is 'never'."""
+        with self.lock:
+            self.require_open()
+            made, changed = self.facts.edits.append(edit, self.catalog.durable)
+            self.catalog.refresh_selections(changed)
+            self._limiters.update()
+            return made
 
     def stats(self) -> dict[str, Any]:
         """Counters since opening, sizes now, and rates per second since opening."""
@@ -460,11 +477,13 @@ class Log:
             self.active_segments.complete_idle()
 
     def compress(self, timeout: float = COMPRESS_TIMEOUT_S) -> None:
-        """Waits until every full segment is compressed as the settings say; raises `DeadlineError` after `timeout` seconds."""
+        """Waits until every full segment is compressed as the settings say; raises
+        `DeadlineError` after `timeout` seconds."""
         self._compressor.wait(timeout)
 
     def close(self) -> None:
-        """Makes everything power-safe (unless the durability is 'never') and lets go of all files; a temporary log is removed."""
+        """Makes everything power-safe (unless the durability is 'never') and lets go of
+        all files; a temporary log is removed."""
         if self.closed or self.process != os.getpid():  # a forked process has nothing to bring to an end
             return
         if self._syncer is not None:
@@ -573,8 +592,7 @@ class Log:
 
     def _facts_changed(self, trajectory: int) -> None:
         self._settle_facts()
-        for selection in self.catalog.selections():
-            selection.refresh({trajectory})
+        self.catalog.refresh_selections({trajectory})
         self._limiters.update()
 
     def _check_trajectory(self, trajectory: int) -> None:

@@ -15,9 +15,8 @@ class Retention:
         self._catalog = catalog
         self._steps: int | None = catalog.settings["capacity_steps"]
         self._bytes: int | None = catalog.settings["capacity_bytes"]
-        self._settings_bytes = (
-            len(json.dumps(catalog.settings, indent=1)) + 512
-        )  # with its checksum, and the lock beside it
+        # with its checksum, and the lock beside it
+        self._settings_bytes = len(json.dumps(catalog.settings, indent=1)) + 512
 
     def enforce(self) -> None:
         """Evicts until the log is within its capacity; a running trajectory is spared while others are there."""
@@ -45,7 +44,8 @@ class Retention:
         self._catalog.counts["evicted"] += self._catalog.drop(trajectory)
 
     def _evict_running(self) -> bool:
-        """Only running episodes are left: the first steps of the oldest go, a good many at once. False when none can."""
+        """Only running episodes are left: the first steps of the oldest go, a good
+        many at once. False when none can."""
         catalog, index = self._catalog, self._catalog.index
         if not len(index):
             return False

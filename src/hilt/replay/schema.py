@@ -19,7 +19,7 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
 from hilt.core.trajectory import Source
-from hilt.core.tree import Array, ArraySpec, Spec, Tree
+from hilt.core.tree import Array, ArraySpec, Spec, Tree, unflatten
 
 INLINE_BYTES = 1024
 """A column of fewer bytes lies inside the row; a larger one is stored as frames."""
@@ -136,6 +136,22 @@ class Schema:
         check_sources(leaves[self._source])
         return shape, leaves
 
+    def check_values(self, column: str, values: Any) -> Array:
+        """Values for steps in a small column, ``[n, ...]``, as the column has them; others are refused."""
+        if column not in self.layout.inline:
+            raise UnknownNameError("column of numbers", column, self.layout.inline)
+        spec, given = self.columns[column], np.asarray(values)
+        if not given.ndim or given.shape[1:] != spec.shape:
+            raise SchemaError(
+                f"{column}: expected one value of shape {spec.shape} per step, got an array of shape {given.shape}."
+            )
+        if spec.dtype.kind == "f" and given.dtype.kind in "iu":
+            given = given.astype(spec.dtype)
+        _, (checked,) = Spec({column: spec}).check_batch(unflatten({column: given}), leading=1, cast=True)
+        if column == "source":
+            check_sources(checked)
+        return checked
+
     @cached_property
     def _source(self) -> int:
         return list(self.columns).index("source")
@@ -156,7 +172,8 @@ class Schema:
         return list(self._selected[asked])
 
     def reduced(self, without: Sequence[str]) -> Schema:
-        """The schema without these columns or subtrees; a next observation goes with its observation, whose frames it shares."""
+        """The schema without these columns or subtrees; a next observation goes with
+        its observation, whose frames it shares."""
         if not without:
             return self
         gone = set(self.select(list(without)))
@@ -185,7 +202,8 @@ def _check_names(paths: Iterable[str]) -> None:
             plain = False
         if not plain:
             raise SchemaError(
-                f"column {path!r}: expected a name that a file can have: Unicode text without NUL and surrogates. Rename it."
+                f"column {path!r}: expected a name that a file can have: Unicode text without NUL "
+                "and surrogates. Rename it."
             )
 
 
@@ -289,14 +307,8 @@ class Layout:
     @cached_property
     def packed(self) -> Struct:
         """The row for Python's `struct`, which makes a single one many times faster than numpy does."""
-        codes = [
-            _PLAIN["<i8"],
-            _PLAIN["<i8"],
-            _PLAIN["<u4"],
-            _PLAIN["<u4"],
-            _PLAIN["<u4"],
-            _PLAIN["|u1"],
-        ]  # the fields with a '#'
+        # the fields with a '#'
+        codes = [_PLAIN["<i8"], _PLAIN["<i8"], _PLAIN["<u4"], _PLAIN["<u4"], _PLAIN["<u4"], _PLAIN["|u1"]]
         for path, plain in zip(self.inline, self.plain, strict=True):
             codes.append(_PLAIN[self.row[path].str] if plain else f"{self.row[path].itemsize}s")
         codes += ["qI" * max(1, self.frame_of[path].stack) for path in self.frame_of]
@@ -309,7 +321,8 @@ class Layout:
         return self.row.itemsize + sum(f.nbytes for f in self.frames)
 
     def room(self, rows: int) -> int:
-        """At least this number of rows and frames, and so that every segment begins on a memory page of this machine."""
+        """At least this number of rows and frames, and so that every segment begins
+        on a memory page of this machine."""
         granule, least = 1, max([rows, *(column.frames_per_step for column in self.frames)])
         for size in [self.row.itemsize, *(f.nbytes for f in self.frames)]:
             pages = mmap.PAGESIZE // gcd(mmap.PAGESIZE, size)

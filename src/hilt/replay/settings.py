@@ -60,7 +60,8 @@ def segment_bytes_for(capacity_bytes: int | None) -> int:
 def as_compression(given: Any) -> dict[str, str]:
     if given is not None and not isinstance(given, Mapping):
         raise ConfigError(
-            f"compression: expected a codec by column, such as {{'observations/wrist': 'zstd'}}, or None; got {given!r}."
+            f"compression: expected a codec by column, such as {{'observations/wrist': "
+            f"'zstd'}}, or None; got {given!r}."
         )
     return dict(given or {})
 

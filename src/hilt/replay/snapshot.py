@@ -9,7 +9,7 @@ import numpy as np
 from hilt.core.errors import SchemaError, UnknownNameError
 from hilt.core.tree import Array, ArraySpec
 from hilt.replay.facts import Facts
-from hilt.replay.key_ranges import OFFSET_BITS, key_of, search
+from hilt.replay.key_ranges import OFFSET_BITS, Runs, key_of, search
 from hilt.replay.sampling.batch_memory import BufferPool
 from hilt.replay.schema import FOLLOWS, FrameColumn, Schema
 from hilt.replay.storage.index import Index
@@ -31,7 +31,7 @@ class Snapshot:
         self.schema = schema
         self._keys, self._entries = index.keys, index.entries
         self._tables, self._facts, self._pool, self._done = list(tables), facts, pool, done
-        self.version = index.version
+        self.version, self._shown = index.version, facts.edits.shown
         self._guess: tuple[Array, Array] | None = None
         self._known: tuple[Array, Array] | None = None
 
@@ -42,7 +42,8 @@ class Snapshot:
         self._done()
 
     def expect(self, keys: Array, run: Array, runs: int) -> None:
-        """Notes in which of the log's last `runs` extents these very keys lie, as the sampler that drew them knows: it saves a search."""
+        """Notes in which of the log's last `runs` extents these very keys lie, as the sampler
+        that drew them knows: it saves a search."""
         before = len(self._keys) - runs
         if before >= 0:
             self._guess = keys, run + before if before else run
@@ -52,7 +53,8 @@ class Snapshot:
         self._known = keys, at
 
     def addresses(self, starts: Array, counts: Array) -> Array | None:
-        """The addresses of the last extents, when these keys and numbers of steps are theirs and one table holds them all."""
+        """The addresses of the last extents, when these keys and numbers of steps
+        are theirs and one table holds them all."""
         last = slice(len(self._keys) - len(starts), None)
         same = (
             last.start >= 0
@@ -69,23 +71,30 @@ class Snapshot:
         return place, self._inside(keys, place)[1]
 
     def exist(self, keys: Array) -> Array:
-        return self.find(keys)[1]
+        """Per key, whether there is such a step, and edits do not hide it."""
+        there = self.find(keys)[1]
+        return there & self._shown.contain(keys) if self._shown else there
 
     def widths(self, keys: Array) -> Array:
         """Per key, how many steps of its trajectory run side by side (B)."""
         return self._entries["width"][self.find(keys)[0]].astype(np.int64)
 
-    def trajectory(self, number: int) -> Array:
-        """The keys of a trajectory's steps, T-major."""
+    def trajectory(self, number: int, hidden: bool = False) -> Array:
+        """The keys of a trajectory's steps, T-major; with `hidden` also of those that edits hide."""
         first, stop = np.searchsorted(self._keys, [key_of(number), key_of(number + 1)])
-        entries = self._entries[first:stop]
-        if not len(entries):
+        keys, steps = self._keys[first:stop], self._entries["steps"][first:stop].astype(np.int64)
+        if self._shown and not hidden:
+            keys, steps = self._shown.clip(keys, steps)
+        if not len(keys):
             raise UnknownNameError("trajectory", str(number), [])
-        return np.concatenate([int(e["key"]) + np.arange(e["steps"], dtype=np.int64) for e in entries])
+        return Runs(keys, steps).keys()
 
     def ended_trajectories(self) -> list[int]:
-        """The numbers of the trajectories that have ended, oldest first: those whose last step terminated or was truncated."""
-        return np.unique(self._keys[self._entries["ended"]] >> OFFSET_BITS).tolist()  # type: ignore[no-any-return]
+        """The numbers of the trajectories that have ended, oldest first: those whose
+        last step terminated or was truncated."""
+        last = self._keys[self._entries["ended"]]
+        ended: list[int] = np.unique(last >> OFFSET_BITS).tolist()
+        return [number for number in ended if not self._shown.hides(number)] if self._shown else ended
 
     def senders(self) -> dict[int, tuple[str, str, str]]:
         """Who sent each trajectory, ``(actor, boot, store)``, by its number, oldest first."""
@@ -96,8 +105,11 @@ class Snapshot:
             for number, origin in zip(numbers.tolist(), of.tolist(), strict=True)
         }
 
-    def gather(self, keys: Array, paths: Sequence[str], out: Mapping[str, Array] | None = None) -> dict[str, Array]:
-        """Columns of steps, each ``[len(keys), ...]``, in the order asked for."""
+    def gather(
+        self, keys: Array, paths: Sequence[str], out: Mapping[str, Array] | None = None, edited: bool = True
+    ) -> dict[str, Array]:
+        """Columns of steps, each ``[len(keys), ...]``, in the order asked for; without `edited`, as they were
+        before people edited them."""
         if self._known is not None and self._known[0] is keys:
             batch = self._tables[0].read(self._known[1], paths, out)
         elif len(self._tables) == 1:
@@ -105,8 +117,8 @@ class Snapshot:
         else:
             place, at = self._locate(keys)
             batch = self._gather_grown(self._entries["table"][place], at, paths, out)
-        if self._facts.relabeled:
-            self._facts.overlay(keys, batch)
+        if self._facts.any_relabeled:
+            self._facts.overlay(keys, batch, edited)
         return batch
 
     def fields(self, keys: Array, names: Sequence[str]) -> list[Array]:
@@ -121,7 +133,7 @@ class Snapshot:
             rows = self._tables[number].rows(at[chosen])
             for name, target in zip(names, out, strict=True):
                 target[chosen] = rows[name] if name in (rows.dtype.names or ()) else self.schema.columns[name].default
-        if self._facts.relabeled:
+        if self._facts.any_relabeled:
             self._facts.overlay(keys, dict(zip(names, out, strict=True)))
         return out
 
@@ -184,7 +196,8 @@ class Snapshot:
         if not there.all():
             key = int(keys[np.argmin(there)])
             raise UnknownNameError("step", f"{key >> OFFSET_BITS}:{key & 0xFFFFFFFF}", [])
-        return place, self._entries["at"][place] + (keys - self._keys[place])
+        inside = keys - self._keys[place]
+        return place, self._entries["at"][place] + inside
 
     def _inside(self, keys: Array, place: Array) -> tuple[Array, Array]:
         """How far each key lies behind the first of an extent, and whether it is one of its steps."""
@@ -194,6 +207,6 @@ class Snapshot:
 
 def _unpackable(column: FrameColumn) -> SchemaError:
     return SchemaError(
-        f"{column.name}: observation and next observation cannot be packed into one stack, since the next stack is not this one "
-        "moved on by one frame. Sample with pack_obs_and_next_obs=False."
+        f"{column.name}: observation and next observation cannot be packed into one stack, since the "
+        "next stack is not this one moved on by one frame. Sample with pack_obs_and_next_obs=False."
     )

@@ -1,9 +1,10 @@
 """The encoder of steps: every way of a step into memory, onto the wire and into a log goes through this file.
 
-Small columns lie side by side. Large ones (images) are frames, of which each is kept once: `link_frames` compares an observation in
-full with what the step before ended with. `PackedSteps` are steps in memory, as a queue keeps them; a slice of them is what goes over
-the wire, and a `PackedBlock` at the other end. A `StepEncoder` turns the steps of one trajectory into rows and new frames of a segment,
-whether they come one by one, as a packed block (`BlockSteps`) or as a whole trajectory (`TrajectorySteps`).
+Small columns lie side by side. Large ones (images) are frames, of which each is kept once: `link_frames` compares
+an observation in full with what the step before ended with. `PackedSteps` are steps in memory, as a queue keeps
+them; a slice of them is what goes over the wire, and a `PackedBlock` at the other end. A `StepEncoder` turns the
+steps of one trajectory into rows and new frames of a segment, whether they come one by one, as a packed block
+(`BlockSteps`) or as a whole trajectory (`TrajectorySteps`).
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def link_frames(
 ) -> tuple[Sequence[T], Sequence[T]]:
     """The frames that a step begins with and those that it ends with, in one column; `put` takes those that are new.
 
-    `before` are the frames that the step before ended with, where this one begins with the same. A stack moves by one frame: frame i of
-    the next one may be frame i + 1 of this one.
+    `before` are the frames that the step before ended with, where this one begins with the same. A stack moves by one
+    frame: frame i of the next one may be frame i + 1 of this one.
     """
     begins = before if before is not None else [put(frame) for frame in now] if stack else [put(now)]
     if after is None:
@@ -111,15 +112,16 @@ class ManySteps(Protocol):
     def link(
         self, column: FrameColumn, first: int, stop: int, segment: Segment, known: Sequence[Reference] | None
     ) -> tuple[Sequence[Array], dict[str, Array], Array | bool]:
-        """The new frames of a column, the references of each step by path, and which steps begin with what the one before ended with.
-        `known` is what the step before `first` ended with, where `first` begins with the same."""
+        """The new frames of a column, the references of each step by path, and which steps begin with what the one
+        before ended with. `known` is what the step before `first` ended with, where `first` begins with the same."""
 
     def state(self, step: int, paths: Sequence[str]) -> list[bytes] | None:
         """Small columns of one step, where the trajectory may go on after it."""
 
 
 class StepEncoder:
-    """Encodes the steps of one trajectory, in order: its rows as they lie on disk, and the frames that are new with them."""
+    """Encodes the steps of one trajectory, in order: its rows as they lie on disk,
+    and the frames that are new with them."""
 
     def __init__(self, schema: Schema, trajectory: int, origin: int, width: int = 1):
         self.trajectory, self.origin, self.width = trajectory, origin, width
@@ -138,7 +140,8 @@ class StepEncoder:
         self._tail: Tail | None = None
 
     def continues(self, leaves: Sequence[Array], stored: Callable[[FrameColumn, int], Array]) -> bool:
-        """Whether a step begins with the observation that the last one ended with. `stored` gives a frame of the segment by number."""
+        """Whether a step begins with the observation that the last one ended with. `stored`
+        gives a frame of the segment by number."""
         if self._tail is None:
             return False
         for (now, _), before in zip(self._state_pairs, self._tail.state, strict=True):
@@ -176,7 +179,8 @@ class StepEncoder:
     def many(
         self, steps: ManySteps, first: int, stop: int, follows: bool, sequence: int | Array, segment: Segment
     ) -> EncodedSteps:
-        """The steps ``[first, stop)`` at once; `follows`: the first of them begins with the observation that the last one ended with."""
+        """The steps ``[first, stop)`` at once; `follows`: the first of them begins with the
+        observation that the last one ended with."""
         count = stop - first
         rows = np.zeros(count, self._layout.row)
         rows["#trajectory"], rows["#origin"], rows["#width"] = self.trajectory, self.origin, self.width
@@ -390,7 +394,8 @@ def same_rows(a: Array, b: Array) -> Array:
 
 
 class PackedSteps:
-    """A block in memory with room for some steps of one layout. Rows are only ever added, so that a slice stays what it was."""
+    """A block in memory with room for some steps of one layout. Rows are only ever
+    added, so that a slice stays what it was."""
 
     def __init__(self, spec: Spec, pool: BufferPool):
         self.spec = spec

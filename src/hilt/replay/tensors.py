@@ -1,7 +1,8 @@
 """Everything of the store that needs torch: tensors, their files, their devices and their random numbers.
 
-It imports torch inside its functions only, and `torch_dataset` is the other file under ``replay`` that imports it at all, so that a
-robot's computer can do without it. Files are read with ``weights_only`` or through `hilt.core.unpickle`: neither runs what a file carries.
+It imports torch inside its functions only, and `torch_dataset` is the other file under ``replay`` that imports it at
+all, so that a robot's computer can do without it. Files are read with ``weights_only`` or through
+`hilt.core.unpickle`: neither runs what a file carries.
 """
 
 from __future__ import annotations
@@ -49,11 +50,12 @@ def is_tensor(value: object) -> bool:
 
 
 def to_torch(tree: Mapping[str, Any], device: Device | Sequence[Device] | str | None = None) -> Any:
-    """The same nested dictionary with a tensor for each array; for a list of devices, a list with one whole copy for each.
+    """The same nested dictionary with a tensor for each array; for a list of
+    devices, a list with one whole copy for each.
 
-    On the CPU a tensor shares the array's memory, so writing to one writes to the other; an array that cannot be written
-    to, or whose bytes are in another machine's order, is copied. For CUDA the bytes go through pinned memory and the copy
-    is asynchronous: the tensors may be used at once on the current stream.
+    On the CPU a tensor shares the array's memory, so writing to one writes to the other; an array that cannot be
+    written to, or whose bytes are in another machine's order, is copied. For CUDA the bytes go through pinned memory
+    and the copy is asynchronous: the tensors may be used at once on the current stream.
     """
     return mover(device)(tree)
 
@@ -111,7 +113,8 @@ def concatenate(leaves: Sequence[Any], axis: int) -> Tensor:
 
 
 def raw_array(value: Any, path: str) -> tuple[npt.NDArray[Any], str]:
-    """One tensor as an array of the same bits, sharing memory on the CPU, and its own type when numpy has none for it (bfloat16)."""
+    """One tensor as an array of the same bits, sharing memory on the CPU, and its own
+    type when numpy has none for it (bfloat16)."""
     if isinstance(value, (np.ndarray, np.generic, bool, int, float)):
         return np.asarray(value), ""
     torch = import_torch()
@@ -163,7 +166,8 @@ def _one_device(device: Any) -> Device:
         raise ConfigError(f"device 'meta' holds no data; {wanted}.")
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"device {str(place)!r} is not on this machine, which has {torch.cuda.device_count()} CUDA devices; {wanted}."
+            f"device {str(place)!r} is not on this machine, which has "
+            f"{torch.cuda.device_count()} CUDA devices; {wanted}."
         )
     return place
 
@@ -184,7 +188,8 @@ def generator(seed: int | None) -> Generator:
 
 
 def randint(source: Generator, high: int, n: int) -> npt.NDArray[np.int64]:
-    """`n` numbers below `high` with replacement: the numbers that ``torch.randint(0, high, (n,), generator=source)`` gives."""
+    """`n` numbers below `high` with replacement: the numbers that
+    ``torch.randint(0, high, (n,), generator=source)`` gives."""
     drawn: npt.NDArray[np.int64] = import_torch().randint(0, high, (n,), generator=source).numpy()
     return drawn
 
@@ -193,7 +198,8 @@ def randint(source: Generator, high: int, n: int) -> npt.NDArray[np.int64]:
 
 
 def load_pt(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The dictionary in a file of ``torch.save``, on the CPU. Its checksums are verified, which ``torch.load`` does not do."""
+    """The dictionary in a file of ``torch.save``, on the CPU. Its checksums are
+    verified, which ``torch.load`` does not do."""
     path = Path(path)
     torch = import_torch()
     with storage_errors(path), path.open("rb") as file:
@@ -203,14 +209,16 @@ def load_pt(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def load_pkl(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The dictionary of tensors in a pickle, as RLinf writes with ``trajectory_format="pkl"``. Such files carry no checksum."""
+    """The dictionary of tensors in a pickle, as RLinf writes with
+    ``trajectory_format="pkl"``. Such files carry no checksum."""
     path = Path(path)
     with storage_errors(path), path.open("rb") as file:
         return _dictionary(safe_load(file, where=str(path), extra=_stand_ins(str(path))), path)
 
 
 def save_pt(value: Mapping[str, Any], file: str | os.PathLike[str] | BinaryIO) -> None:
-    """Write a nested dictionary of tensors, arrays, numbers and text so that ``torch.load(weights_only=True)`` reads it."""
+    """Write a nested dictionary of tensors, arrays, numbers and text so that
+    ``torch.load(weights_only=True)`` reads it."""
     import_torch().save(map_tree(_portable, value), file)
 
 
@@ -250,7 +258,8 @@ def _verify_zip(file: BinaryIO, path: Path) -> None:
         raise CorruptError(f"{path} is a damaged archive ({error}). Copy it again from where it came.") from error
     if damaged is not None:
         raise CorruptError(
-            f"{path} is damaged: the checksum of {damaged!r} inside it does not match. Copy it again from where it came."
+            f"{path} is damaged: the checksum of {damaged!r} inside it does not match. Copy it "
+            "again from where it came."
         )
 
 

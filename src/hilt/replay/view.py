@@ -10,7 +10,7 @@ An intervention is in the online view and in the human one because both show it,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -106,9 +106,10 @@ class View:
 
     @property
     def runs_are_extents(self) -> bool:
-        """Whether each of the view's runs is one of the last extents of the log, in order: true for `all` and `last`."""
+        """Whether each of the view's runs is one of the last extents of the log, in order: true for `all` and `last`,
+        while edits hide nothing."""
         keys = self._keys.parent if isinstance(self._keys, _Window) else self._keys
-        return isinstance(keys, Selection) and keys.is_all
+        return isinstance(keys, Selection) and keys.is_all and not self.log.facts.edits.shown
 
     def _combined(self, other: View, rule: Callable[[Runs, Runs], Runs]) -> View:
         if other.log is not self.log:
@@ -120,6 +121,19 @@ class KeySet(Protocol):
     """Something that knows which keys it holds now."""
 
     def current(self) -> Runs: ...
+
+
+class Watcher(Protocol):
+    """Something that a log reports every change to."""
+
+    @property
+    def is_all(self) -> bool:
+        """Whether it does without the rows of new steps."""
+
+    def added(self, key: int, steps: int, rows: Array | None, extends: bool = False) -> None: ...
+    def removed(self, key: int, steps: int) -> None: ...
+    def taken_back(self, key: int, steps: int) -> None: ...
+    def refresh(self, trajectories: set[int], moved: Set[int] = frozenset()) -> None: ...
 
 
 Rule = Callable[["Snapshot", Array, "Array | None"], Array]
@@ -216,11 +230,13 @@ class Selection:
 
     def added(self, key: int, steps: int, rows: Array | None, extends: bool = False) -> None:
         """Consecutive steps of one trajectory were appended: to an extent that was there, or as a new one."""
-        if self._admits is None:
+        shown = self._log.facts.edits.shown
+        if shown and key >> OFFSET_BITS in shown.ranges:  # a trajectory that was edited while it is written
+            self._judge(key >> OFFSET_BITS)
+        elif self._admits is None:
             self._runs.add(key, steps, join=extends)  # so that runs are extents; see `View.runs_are_extents`
             self.entered += steps
-            return
-        if self._whole:
+        elif self._whole:
             self._judge(key >> OFFSET_BITS)
         else:
             self._admit(np.arange(key, key + steps), rows)
@@ -237,11 +253,9 @@ class Selection:
         self._runs.remove(key, steps)
         self.entered -= before - len(self._runs)
 
-    def refresh(self, trajectories: set[int]) -> None:
-        """Facts about these trajectories changed."""
-        if self._admits is None:
-            return
-        for trajectory in trajectories:
+    def refresh(self, trajectories: set[int], moved: Set[int] = frozenset()) -> None:
+        """Facts about these trajectories changed; of those in `moved`, other steps are shown than before."""
+        for trajectory in moved if self._admits is None else trajectories:
             if len(self._log.index.places_of(trajectory)):
                 self._judge(trajectory)
 
@@ -251,7 +265,7 @@ class Selection:
     def _fill(self) -> None:
         entries = self._log.index.entries
         if self._admits is None:
-            self._runs = Runs(entries["key"], entries["steps"])
+            self._runs = Runs(*self._log.facts.edits.shown.clip(entries["key"], entries["steps"].astype(np.int64)))
             return
         for key, steps in zip(entries["key"].tolist(), entries["steps"].tolist(), strict=True):
             self.added(key, steps, None)
@@ -260,9 +274,16 @@ class Selection:
 
     def _judge(self, trajectory: int) -> None:
         before, entered = self._live(), self.entered
-        keys = self._log.trajectory_keys(trajectory)
+        keys = self._log.trajectory_keys(trajectory, hidden=True)
         self._runs.remove(key_of(trajectory), 1 << OFFSET_BITS)
-        self._admit(keys, None)
+        shown = self._log.facts.edits.shown
+        if self._admits is None:
+            places = self._log.index.places_of(trajectory)
+            entries = self._log.index.entries[places.start : places.stop]
+            for first, steps in zip(*shown.clip(entries["key"], entries["steps"].astype(np.int64)), strict=True):
+                self._runs.add(int(first), int(steps), join=False)
+        elif len(visible := keys[shown.contain(keys)]):
+            self._admit(visible, None)
         for key in keys[self._spent.contains(keys) & ~self._runs.contains(keys)].tolist():
             self._spent.remove(key, 1)
         change = self._live() - before

@@ -1,6 +1,7 @@
 """Writing to a log: an episode to which steps are appended by hand, those of several senders, or a whole trajectory.
 
-Of a sender's steps, which come one by one or as a packed block, each goes on with the episode that ended with its observation.
+Of a sender's steps, which come one by one or as a packed block, each goes on with
+the episode that ended with its observation.
 """
 
 from __future__ import annotations
@@ -57,9 +58,8 @@ class EpisodeWriter:
         if self._log.closed:
             self._log.require_writable()
         leaves, sequence = self._log.check(step), as_sequence(sequence)
-        with self._log.inserting(
-            1, timeout
-        ):  # what the last step ended with is known here, also where threads share an episode
+        # what the last step ended with is known here, also where threads share an episode
+        with self._log.inserting(1, timeout):
             return self.append_leaves(leaves, self.continues(leaves), sequence)
 
     def end(self) -> None:
@@ -88,14 +88,16 @@ class EpisodeWriter:
         return self._running and self._encoder.continues(leaves, self._stored_frame)
 
     def append_leaves(self, leaves: Sequence[Array], follows: bool, sequence: int) -> int:
-        """Stores a step whose leaves were checked; returns its key. `follows` says that it begins where the last one ended."""
+        """Stores a step whose leaves were checked; returns its key. `follows` says
+        that it begins where the last one ended."""
         place = self._place_in_segment(self._log.active_segments.has_room(self._require_running()))
         key = self._commit(self._encoder.step(leaves, follows, sequence, self._active.segment), place)
         self.settle()
         return key
 
     def append_block(self, block: BlockSteps, first: int, stop: int, follows: bool, sequence: int) -> range:
-        """Stores steps of a block from `first` on, as many as fit into the segment; returns their keys. Call `settle` after it."""
+        """Stores steps of a block from `first` on, as many as fit into the segment;
+        returns their keys. Call `settle` after it."""
         self._log.require_writable()
         place = self._place_in_segment(self._log.active_segments.room(self._require_running()) > 0)
         stop = min(stop, first + self._log.active_segments.room(self._active))
@@ -104,7 +106,8 @@ class EpisodeWriter:
         return range(key, key + stop - first)
 
     def settle(self) -> None:
-        """Makes the steps that were stored as safe as promised, makes room for them, and ends the episode where they do."""
+        """Makes the steps that were stored as safe as promised, makes room for
+        them, and ends the episode where they do."""
         self._log.written(self._active)
         if self._terminal:
             self.end()
@@ -126,13 +129,13 @@ class EpisodeWriter:
         return self._active
 
     def _place_in_segment(self, has_room: bool) -> int | None:
-        """Where the index has what this episode wrote into the segment; None when the next step is the first in its segment."""
+        """Where the index has what this episode wrote into the segment; None when the
+        next step is the first in its segment."""
         place = self._current_place() if self._in_segment else None
         if has_room:
             return place
-        active = self._log.active_segments.replace(
-            self._active
-        )  # first: when there is no room on the disk, the episode stays as it was
+        # first: when there is no room on the disk, the episode stays as it was
+        active = self._log.active_segments.replace(self._active)
         if self._in_segment:
             self._close_extent()
         self._active, self._in_segment = active, 0
@@ -154,7 +157,8 @@ class EpisodeWriter:
 
 
 class RunningEpisodes:
-    """Running episodes of one log, by sender. Several episodes of an unnamed actor are distinguished by their frames."""
+    """Running episodes of one log, by sender. Several episodes of an unnamed actor
+    are distinguished by their frames."""
 
     def __init__(self, log: Log, unnamed: int = 1):
         self._log, self._unnamed = log, unnamed
@@ -169,8 +173,8 @@ class RunningEpisodes:
             return key
 
     def insert_block(self, sender: Sender, block: PackedBlock, sequence: int, timeout: float | None) -> list[int]:
-        """Stores packed steps of which the first has this number; returns the keys of those that are stored. The rest, if
-        there is one, must be inserted one by one, which says what is wrong with it."""
+        """Stores packed steps of which the first has this number; returns the keys of those that are stored. The rest,
+        if there is one, must be inserted one by one, which says what is wrong with it."""
         keys: list[int] = []
         steps = BlockSteps.checked(self._log.schema, block)
         if steps is None:
@@ -192,7 +196,8 @@ class RunningEpisodes:
             episode.end()
 
     def _episode_for(self, sender: Sender, leaves: Sequence[Array]) -> tuple[EpisodeWriter, bool]:
-        """The running episode that this step goes on with, the latest one first, or a new one; and whether it goes on."""
+        """The running episode that this step goes on with, the latest one first, or
+        a new one; and whether it goes on."""
         running = self._running.setdefault(sender, [])
         for episode in reversed(running):
             if episode.continues(leaves):

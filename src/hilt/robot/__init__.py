@@ -1,4 +1,5 @@
-"""A robot arm behind HTTP: the server with its control loop and cameras, and the gymnasium environment on the client's side."""
+"""A robot arm behind HTTP: the server with its control loop and cameras, and the
+gymnasium environment on the client's side."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,8 @@
 """What the robot server asks of an arm: `Backend`, the class to write for a new one, and the simulated bench as one.
 
-A backend lives in the control process, and all of its methods are called there, from one thread, between two ticks: none may wait. A
-command is checked before it comes here: poses are finite, inside the workspace, their quaternions of length one, their speed limited.
+A backend lives in the control process, and all of its methods are called there, from one thread, between
+two ticks: none may wait. A command is checked before it comes here: poses are finite, inside the workspace,
+their quaternions of length one, their speed limited.
 """
 
 from __future__ import annotations
@@ -68,10 +69,11 @@ STATE_SIZE = sum(int(np.prod(shape)) for shape in SHAPES.values())
 
 
 class Backend:
-    """One arm, or several that share a world. The first four methods must be written; the others refuse, or do nothing, until they are.
+    """One arm, or several that share a world. The first four methods must be written; the
+    others refuse, or do nothing, until they are.
 
-    To refuse a value raise `ConfigError` with a sentence: the client gets it with status 400. Any other exception ends the control
-    process, with the arms held and the traceback shown.
+    To refuse a value raise `ConfigError` with a sentence: the client gets it with status 400. Any other exception ends
+    the control process, with the arms held and the traceback shown.
     """
 
     arms = 1
@@ -87,7 +89,8 @@ class Backend:
         raise NotImplementedError
 
     def command(self, pose: Array, arm: int) -> None:
-        """The pose to be at now. It comes at every tick while the arm moves, and never further away than the speed limit allows."""
+        """The pose to be at now. It comes at every tick while the arm moves, and never
+        further away than the speed limit allows."""
         raise NotImplementedError
 
     def grip(self, opening: float, slow: bool, arm: int) -> None:
@@ -137,8 +140,8 @@ class Backend:
             raise RequestError(f"{type(self).__name__} cannot make up for a load; expected mass 0, got {mass}.")
 
     def wrench(self, values: Array, arm: int) -> None:
-        """Pushes with a force and a torque, ``[6]``, instead of following poses; it must bound them. `hold` ends it, and is called when
-        the arm leaves the workspace or is faster than its limits."""
+        """Pushes with a force and a torque, ``[6]``, instead of following poses; it must bound them. `hold` ends it,
+        and is called when the arm leaves the workspace or is faster than its limits."""
         raise RequestError(f"{type(self).__name__} does not take a wrench: send poses to /pose.")
 
     def close(self) -> None:
@@ -156,7 +159,8 @@ class Backend:
 
     @classmethod
     def renderer(cls, options: Mapping[str, Any]) -> Callable[[Array, str, int, int], Array]:
-        """A function of (snapshot, camera, height, width), for the process that answers ``/image``: control never waits for a picture."""
+        """A function of (snapshot, camera, height, width), for the process that answers
+        ``/image``: control never waits for a picture."""
         raise NotImplementedError
 
 
@@ -164,7 +168,8 @@ BACKENDS = ExtensionPoint("backend", "hilt.backends", {"tabletop": "hilt.robot.b
 
 
 def backend_class(name: str) -> type[Backend]:
-    """``tabletop``, a name that an installed package has registered, or ``package.module:Class`` for one of your own."""
+    """``tabletop``, a name that an installed package has registered, or
+    ``package.module:Class`` for one of your own."""
     return BACKENDS.load_class(name, Backend)
 
 

@@ -1,7 +1,8 @@
 """Cameras behind one protocol: ``read()`` returns the newest RGB frame and its time, or raises an error with the fix.
 
-Real cameras are read by a thread of their own that keeps only the newest frame, so a slow camera does not slow the control loop and an
-old picture is never taken for a new one: a frame older than ``stale_seconds`` is waited for, then an error names the camera.
+Real cameras are read by a thread of their own that keeps only the newest frame, so a slow camera does not
+slow the control loop and an old picture is never taken for a new one: a frame older than
+``stale_seconds`` is waited for, then an error names the camera.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from hilt.core.errors import (
     optional_module,
 )
 from hilt.core.platform import DEVICE_NODES
-from hilt.core.rate import Rate
+from hilt.envs.rate import Rate
 from hilt.robot.robot_client import RobotClient
 
 Array = np.ndarray[Any, Any]
@@ -39,9 +40,11 @@ class CameraConfig:
     kind: str = "simulation"
     """``simulation`` (the robot server's), ``opencv``, ``realsense``, or a name that you added to ``KINDS``"""
     source: str = ""
-    """The simulation's camera (empty: the camera's own name), OpenCV's device number or a video file, or RealSense's serial number"""
+    """The simulation's camera (empty: the camera's own name), OpenCV's device number or
+    a video file, or RealSense's serial number"""
     width: int | None = None
-    """Pixels of a frame before the crop; None: what is needed in simulation, 640 for RealSense, the device's own for OpenCV"""
+    """Pixels of a frame before the crop; None: what is needed in simulation, 640
+    for RealSense, the device's own for OpenCV"""
     height: int | None = None
     """Pixels; None: what is needed in simulation, 480 for RealSense, the device's own for OpenCV"""
     fps: float | None = None
@@ -72,13 +75,15 @@ class Camera(Protocol):
 
 
 def open_camera(name: str, config: CameraConfig, size: int, client: Callable[[], RobotClient]) -> Camera:
-    """The camera of a configuration; `size` is what its pictures become, and `client` makes a connection to the robot server."""
+    """The camera of a configuration; `size` is what its pictures become, and
+    `client` makes a connection to the robot server."""
     if config.kind not in ("simulation", *KINDS):
         raise UnknownNameError(f"kind of camera (camera {name!r})", config.kind, ["simulation", *KINDS])
     unused = {"simulation": ["fps", "exposure"], "opencv": ["exposure"]}.get(config.kind, [])
     if given := [key for key in unused if getattr(config, key) is not None]:
         raise ConfigError(
-            f"camera {name!r}: {given[0]}={getattr(config, given[0])} has no effect on kind {config.kind!r}. Leave it out."
+            f"camera {name!r}: {given[0]}={getattr(config, given[0])} has no effect on kind "
+            f"{config.kind!r}. Leave it out."
         )
     if config.kind == "simulation":
         return SimulatedCamera(name, client(), config, size)
@@ -91,7 +96,8 @@ def fitted(name: str, image: Array, crop: list[int], size: int) -> Array:
         top, bottom, left, right = crop if len(crop) == 4 else (0, 0, 0, 0)
         if not (0 <= top < bottom <= image.shape[0] and 0 <= left < right <= image.shape[1]):
             raise ConfigError(
-                f"camera {name!r}: crop={crop} is not [top, bottom, left, right] within a frame of {image.shape[:2]} pixels."
+                f"camera {name!r}: crop={crop} is not [top, bottom, left, right] within a frame of "
+                f"{image.shape[:2]} pixels."
             )
         image = image[top:bottom, left:right]
     if image.shape[:2] != (size, size):
@@ -113,7 +119,8 @@ class SimulatedCamera:
         data = self._client.post("image", request, self._config.deadline_seconds)
         if not isinstance(data, bytes) or len(data) != np.prod(self._shape):
             raise RequestError(
-                f"camera {self._name!r}: the simulation's picture is not {self._shape} bytes. Is it a robot server of Hilt?"
+                f"camera {self._name!r}: the simulation's picture is not {self._shape} bytes. Is "
+                "it a robot server of Hilt?"
             )
         return Frame(np.frombuffer(data, np.uint8).reshape(self._shape), time.monotonic())
 
@@ -216,7 +223,10 @@ class _RealSense:
         )
         found = [device.get_info(rs.camera_info.serial_number) for device in rs.context().devices]
         if config.source not in found:
-            rules = "Plug it in; if it is, this user may not read it: install librealsense's udev rules (99-realsense-libusb.rules)."
+            rules = (
+                "Plug it in; if it is, this user may not read it: install librealsense's udev rules "
+                "(99-realsense-libusb.rules)."
+            )
             raise StorageError(
                 f"camera {name!r}: no RealSense {config.source!r}; connected: {', '.join(found) or 'none'}. {rules}"
             )
@@ -242,14 +252,17 @@ class _RealSense:
 
 
 KINDS: dict[str, Callable[[str, CameraConfig], Any]] = {"opencv": _OpenCV, "realsense": _RealSense}
-"""Makes a source from a camera's name and settings. Add your own: it has ``label`` and ``cure`` for errors, ``grab()``, which gives an RGB
-picture, or None, within a second, and ``close()``."""
+"""Makes a source from a camera's name and settings. Add your own: it has ``label`` and ``cure`` for errors, ``grab()``,
+which gives an RGB picture, or None, within a second, and ``close()``."""
 
 
 def _why_not(source: str) -> str:
     """Why OpenCV could not open a device or a file, and the cure."""
     if source.isdigit() and not DEVICE_NODES:
-        return "no camera has this number, another program has it open, or this terminal may not use cameras (System Settings, Privacy)."
+        return (
+            "no camera has this number, another program has it open, or this terminal may not use cameras "
+            "(System Settings, Privacy)."
+        )
     path = f"/dev/video{source}" if source.isdigit() else source
     if not os.path.exists(path):
         there = (

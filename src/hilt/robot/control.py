@@ -1,8 +1,8 @@
 """The control process: it moves the arms at a fixed rate, whatever happens to those who ask.
 
-The process that serves HTTP starts it with two open files: a socket, on which commands come and answers go as lines of JSON, and a
-piece of shared memory with the newest state. It watches two things itself: commands that cease (the arm holds where it is) and the
-socket's end (the other process is gone: the arms hold and this one ends).
+The process that serves HTTP starts it with two open files: a socket, on which commands come and answers go as lines of
+JSON, and a piece of shared memory with the newest state. It watches two things itself: commands that cease (the arm
+holds where it is) and the socket's end (the other process is gone: the arms hold and this one ends).
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ CURES = {
 PERIOD_WINDOW_S = 120
 # periods that a call of the backend may take; a warning is logged if three calls within WARN_INTERVAL_S took more
 SLOW, WARN_INTERVAL_S = 2, 10.0
-SPARE = 0.1  # of each period, for others on this core: with real-time priority they would else have nothing when a backend is too slow
+# of each period, for others on this core: with real-time priority they would else
+# have nothing when a backend is too slow
+SPARE = 0.1
 MAX_LINE_BYTES = 1 << 20
 RESET_DEADLINE_S = 30.0
 START_S = 60.0
@@ -98,7 +100,8 @@ class ControlledArm:
         self._need("wrench", "hold")
         if self._strays():
             raise RefusedError(
-                f"arm {self._arm} is outside the workspace or faster than its limits: wait, or bring it back with /pose."
+                f"arm {self._arm} is outside the workspace or faster than its limits: wait, or "
+                "bring it back with /pose."
             )
         self._backend.wrench(np.array(wrench), self._arm)
         self.mode = "wrench"
@@ -208,7 +211,8 @@ class Periods:
         }
 
 
-# --- what two processes share -----------------------------------------------------------------------------------------------------
+# --- what two processes share
+# -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -265,7 +269,8 @@ class Board:
         )
 
 
-# --- the process ------------------------------------------------------------------------------------------------------------------
+# --- the process
+# ------------------------------------------------------------------------------------------------------------------
 
 
 class Loop:
@@ -306,7 +311,10 @@ class Loop:
         self._slow.append(now)
         if now - self._slow[0] < WARN_INTERVAL_S < now - self._warned_at:
             self._warned_at = now
-            warning = f"the backend's {name}() took {seconds:.2g} s, and a tick of the control loop is {period:g} s: no method may wait."
+            warning = (
+                f"the backend's {name}() took {seconds:.2g} s, and a tick of the control loop is "
+                f"{period:g} s: no method may wait."
+            )
             with contextlib.suppress(OSError):
                 send_line(self._line, {"warning": warning})
 

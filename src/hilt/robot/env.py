@@ -1,14 +1,16 @@
 """An arm behind a robot server as a gymnasium task: ``RobotEnv`` for one, ``DualRobotEnv`` for two.
 
-Observations and actions mean what they mean in ``hilt.envs.tabletop.suite_env``, so a recipe swaps one for the other in one line. Making an
-environment needs no server; it is reached at the first ``reset``. What is done otherwise than upstream, and why:
+Observations and actions mean what they mean in ``hilt.envs.tabletop.suite_env``, so a recipe swaps
+one for the other in one line. Making an environment needs no server; it is reached at the first
+``reset``. What is done otherwise than upstream, and why:
 
 - The rate is kept by absolute deadlines and measured: ``timing()``. The time that a policy takes is part of the period.
-- A gripper command does not stop the loop for 0.6 s. The least time between two commands is kept all the same: one that comes too early
-  is sent as soon as it may be, unless another one has come by then.
-- An action is added to the last command, as tabletop does and for its reasons, but never further than `lead` from the measured pose;
-  ``lead=[0, 0]`` is upstream's way.
-- `truncated` at the step limit, `terminated` at success. Every request has a deadline, and a refusal raises with the server's sentence.
+- A gripper command does not stop the loop for 0.6 s. The least time between two commands is kept all the same: one that
+  comes too early is sent as soon as it may be, unless another one has come by then.
+- An action is added to the last command, as tabletop does and for its reasons, but never further than `lead` from the
+  measured pose; ``lead=[0, 0]`` is upstream's way.
+- `truncated` at the step limit, `terminated` at success. Every request has a deadline,
+  and a refusal raises with the server's sentence.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ from gymnasium import spaces
 from hilt.core.config import build
 from hilt.core.errors import ConfigError, HiltError, RequestError, UnknownNameError
 from hilt.core.files import read
-from hilt.core.rate import Rate
 from hilt.core.validate import Need, check, defaults_of, setting
+from hilt.envs.env_protocol import choose_state
+from hilt.envs.rate import Rate
 from hilt.envs.rotations import (
     Array,
     from_euler,
@@ -39,7 +42,7 @@ from hilt.envs.rotations import (
     to_euler,
     to_rotation_vector,
 )
-from hilt.envs.task import STATES, choose_state
+from hilt.envs.task import STATES
 from hilt.robot.cameras import Camera, CameraConfig, fitted, open_camera
 from hilt.robot.robot_client import RobotClient
 
@@ -62,7 +65,8 @@ _RESETS = Need("reset_pose, to which it is the way", lambda c: c.reset_pose is n
 
 @dataclass
 class RobotConfig:
-    """An arm, its cameras and its task. Poses are ``[x y z rx ry rz]``: meters, and extrinsic xyz Euler angles in radians."""
+    """An arm, its cameras and its task. Poses are ``[x y z rx ry rz]``: meters, and
+    extrinsic xyz Euler angles in radians."""
 
     url: str = "http://127.0.0.1:5000"
     "The robot server"
@@ -79,7 +83,8 @@ class RobotConfig:
     lead: list[float] = setting(factory=lambda: [0.02, 0.1], length=2)
     "Meters and radians, along each axis, that the command may be ahead of the measured pose before the action is added"
     limit_low: list[float] = setting(factory=lambda: [0.25, -0.35, 0.008, 1.94, -1.2, -1.8], length=6)
-    "Lowest pose that is ever commanded; the first angle is meant without its sign, because a gripper that points down is at ±pi"
+    """Lowest pose that is ever commanded; the first angle is meant without its sign,
+    because a gripper that points down is at ±pi"""
     limit_high: list[float] = setting(factory=lambda: [0.75, 0.35, 0.5, 3.15, 1.2, 1.8], length=6)
     "Highest pose that is ever commanded"
     gripper_seconds: float = setting(0.6, minimum=0)
@@ -87,13 +92,15 @@ class RobotConfig:
     gripper_at_reset: str = setting("leave", choices=("open", "close", "leave"))
     "``open``, ``close`` or ``leave``"
     reset_pose: list[float] | None = setting(None, length=6)
-    "Where the arm goes before an episode; None: it stays where it is, which in simulation is its place in the initial state"
+    """Where the arm goes before an episode; None: it stays where it is, which in
+    simulation is its place in the initial state"""
     reset_seconds: float = setting(1.0, above=0, needs=_RESETS)
     "How long the way there takes"
     reset_tolerance: float = setting(0.05, above=0, needs=_RESETS)
     "Meters from the reset pose, beyond which an episode does not begin"
     random_reset: list[float] = setting(factory=lambda: [0.0, 0.0], length=2, needs=_RESETS)
-    "Meters in x and y, and radians about z, by which the begin differs at most; a numbered initial state is always the same one"
+    """Meters in x and y, and radians about z, by which the begin differs at most; a
+    numbered initial state is always the same one"""
     joint_reset_period: int = setting(0, minimum=0)
     "The joints are reset every this many episodes; 0: never"
     compliance: dict[str, float] = field(default_factory=dict)
@@ -127,7 +134,9 @@ class RobotConfig:
         elif self.reset_pose is not None:
             begin = np.array([*self.reset_pose[:3], abs(self.reset_pose[3]), *self.reset_pose[4:]])
             if (begin < low).any() or (begin > high).any():
-                yield f"{here}reset_pose={self.reset_pose} is outside {here}limit_low={low} and {here}limit_high={high}."
+                yield (
+                    f"{here}reset_pose={self.reset_pose} is outside {here}limit_low={low} and {here}limit_high={high}."
+                )
 
     def given(self, key: str) -> bool:
         """Whether a setting differs from what it is by itself."""
@@ -162,7 +171,8 @@ class _Arms(gymnasium.Env[Any, Any]):
         }
         if first.given("image_size") and not images:
             raise ConfigError(
-                f"image_size={first.image_size} is of pictures, and there are no cameras. Give cameras, or leave it out."
+                f"image_size={first.image_size} is of pictures, and there are no cameras. Give "
+                "cameras, or leave it out."
             )
         parts: dict[str, Any] = {"state": spaces.Dict(state), **({"images": spaces.Dict(images)} if images else {})}
         self.observation_space = spaces.Dict(parts)
@@ -173,7 +183,8 @@ class _Arms(gymnasium.Env[Any, Any]):
         self.step_limit = self._settings.step_limit or factor * STEP_LIMIT
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begins in ``options={"split": "eval", "state": 7}``, or a random state; ``"joint_reset": True`` resets the joints too."""
+        """Begins in ``options={"split": "eval", "state": 7}``, or a random state;
+        ``"joint_reset": True`` resets the joints too."""
         super().reset(seed=seed)
         options = dict(options or {})
         if unknown := set(options) - {"split", "state", "joint_reset"}:
@@ -210,7 +221,8 @@ class _Arms(gymnasium.Env[Any, Any]):
         return obs, float(bool(_all(successes))), any(successes), self._steps >= self.step_limit, info
 
     def look(self) -> dict[str, Any]:
-        """Returns the current observation; the next period begins now. For a wait between a reset and the first step."""
+        """Returns the current observation; the next period begins now. For a wait
+        between a reset and the first step."""
         obs = self._observed()
         self._rate.restart()
         return obs
@@ -279,18 +291,21 @@ class _Arms(gymnasium.Env[Any, Any]):
 
 
 class RobotEnv(_Arms):
-    """One arm: 7 actions, the keys ``tcp_pose``, ``tcp_vel``, ``gripper_pose``, ``tcp_force``, ``tcp_torque``, and its cameras."""
+    """One arm: 7 actions, the keys ``tcp_pose``, ``tcp_vel``, ``gripper_pose``,
+    ``tcp_force``, ``tcp_torque``, and its cameras."""
 
     def __init__(self, config: RobotConfig | None = None):
         self.config = config or RobotConfig()
+        self.action_scale = tuple(self.config.action_scale)
         super().__init__([ArmConnection(self.config, "", self.config.cameras, self.config.image_size)])
 
 
 class DualRobotEnv(_Arms):
-    """Two arms: 14 actions, left first, keys with ``left/`` and ``right/``. The reward needs both arms, the end of an episode one.
+    """Two arms: 14 actions, left first, keys with ``left/`` and ``right/``. The
+    reward needs both arms, the end of an episode one.
 
-    What belongs to both (`TOGETHER`) is taken from `left`; `right` may have the same values, or none. `cameras` are those that belong to no
-    arm; an arm's own are seen as ``left/NAME`` and ``right/NAME``.
+    What belongs to both (`TOGETHER`) is taken from `left`; `right` may have the same values, or none. `cameras` are
+    those that belong to no arm; an arm's own are seen as ``left/NAME`` and ``right/NAME``.
     """
 
     TOGETHER = ("hz", "step_limit", "instruction", "task", "initial_states", "image_size", "joint_reset_period")
@@ -342,7 +357,8 @@ class ArmConnection:
             self.client.close()
 
     def begin(self, numbers: tuple[int, ...], joints: bool) -> None:
-        """An episode begins; the arm goes to its reset pose, if it has one, always to the same place for the same numbers."""
+        """An episode begins; the arm goes to its reset pose, if it has one, always
+        to the same place for the same numbers."""
         config, goal = self.config, None
         self.client.post("clearerr")
         self._update(config.precision)
@@ -386,7 +402,8 @@ class ArmConnection:
         )
 
     def safe(self, pose: Array) -> Array:
-        """The nearest pose inside the limits. The first angle jumps from pi to -pi where a gripper points down: its size is limited."""
+        """The nearest pose inside the limits. The first angle jumps from pi to -pi where a
+        gripper points down: its size is limited."""
         low, high, angles = np.array(self.config.limit_low), np.array(self.config.limit_high), to_euler(pose[3:])
         angles[0] = np.copysign(np.clip(abs(angles[0]), low[3], high[3]), angles[0])
         angles[1:] = np.clip(angles[1:], low[4:], high[4:])
@@ -412,7 +429,8 @@ class ArmConnection:
         if away > self.config.reset_tolerance:
             raise RequestError(
                 f"{self.config.url}: the arm is {away:.3f} m from its reset pose, and at most reset_tolerance="
-                f"{self.config.reset_tolerance:g} m are allowed. Is it blocked, or in error? Clear its way and reset again."
+                f"{self.config.reset_tolerance:g} m are allowed. Is it blocked, or in error? "
+                "Clear its way and reset again."
             )
 
     def _measured(self) -> dict[str, Array]:
@@ -449,10 +467,11 @@ class ArmConnection:
 
 
 def robot_task(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
-    """``make("robot/NAME")``: NAME is ``HOST:PORT``, an address or a YAML file of settings; two with a comma, left first, are two arms.
+    """``make("robot/NAME")``: NAME is ``HOST:PORT``, an address or a YAML file of
+    settings; two with a comma, left first, are two arms.
 
-    Options are settings of ``RobotConfig``, for both arms where there are two. ``cameras=["front", "wrist"]``, names alone, are a
-    simulation's cameras; with two arms, ``left/NAME`` belongs to the left one, and ``NAME`` to none.
+    Options are settings of ``RobotConfig``, for both arms where there are two. ``cameras=["front", "wrist"]``, names
+    alone, are a simulation's cameras; with two arms, ``left/NAME`` belongs to the left one, and ``NAME`` to none.
     """
     cameras = options.pop("cameras", {})
     cameras = dict(cameras) if isinstance(cameras, Mapping) else {camera: CameraConfig() for camera in cameras}
@@ -470,9 +489,8 @@ def robot_task(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
             if place.endswith((".yaml", ".yml"))
             else {"url": place if "://" in place else f"http://{place}"}
         )
-        configs.append(
-            build(RobotConfig(), where, options, *([{"cameras": own}] if own else []))
-        )  # empty would take a file's away
+        # empty would take a file's away
+        configs.append(build(RobotConfig(), where, options, *([{"cameras": own}] if own else [])))
     shared = build(RobotConfig(), {"cameras": cameras}).cameras
     return RobotEnv(configs[0]) if len(configs) == 1 else DualRobotEnv(configs[0], configs[1], shared)
 

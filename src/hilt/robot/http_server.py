@@ -41,9 +41,8 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        transport.get_extra_info("socket").setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-        )  # or each answer waits 40 ms
+        # or each answer waits 40 ms
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.is_proven, self.used = False, self.loop.time()
         everybody = [c for c in self.connections if not c.transport.is_closing()]
         neighbors = [c for c in everybody if c.client[0] == self.client[0]]
@@ -55,8 +54,9 @@ class BoundedProtocol(H11Protocol):
         self.loop.call_later(IDLE_S, self.look)
 
     def make_room(self, crowd: list[Any]) -> None:
-        """Closes the least valuable connection, so that many connections block no client: of those that have sent no request that was
-        let in the oldest, then the one that was used longest ago. If all the others wait for their answers, it is this one."""
+        """Closes the least valuable connection, so that many connections block no client: of those that have
+        sent no request that was let in the oldest, then the one that was used longest ago. If all the others
+        wait for their answers, it is this one."""
         others = [c for c in crowd if c is not self and not (c.proven() and c.is_busy())]
         worst = min(others, key=lambda c: (c.proven(), c.used), default=self)
         worst.transport.abort()

@@ -1,12 +1,11 @@
-"""Who may ask the robot server: holders of a token beyond this machine, never a web page, and one controller at a time."""
+"""Who may ask the robot server: holders of a token beyond this machine, never a web
+page, and one controller at a time."""
 
 from __future__ import annotations
 
 import contextlib
 import hmac
-import ipaddress
 import os
-import re
 import socket
 import stat
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 from hilt.core.errors import ConfigError
 from hilt.core.files import read
+from hilt.core.web import host_name, is_loopback
 from hilt.robot.routes import Refusal
 
 LET_IN = "hilt.let_in"
@@ -31,8 +31,8 @@ class RequestAuth:
         self._loopback, self._tokens = is_loopback(host), dict(tokens)
         if not self._loopback and not tokens:
             raise ConfigError(
-                f"host {host} is reached from other machines, and every client that reaches the server can move the arm: make a token with "
-                f"{MAKE_TOKEN}, and give --token robot.token."
+                f"host {host} is reached from other machines, and every client that reaches the server can move "
+                f"the arm: make a token with {MAKE_TOKEN}, and give --token robot.token."
             )
 
     def who(self, scope: Mapping[str, Any]) -> str:
@@ -57,7 +57,8 @@ class RequestAuth:
 class Lease:
     """One controller at a time: a client that sends commands has the arm until it has been silent for a heartbeat.
 
-    A command that has not been answered yet is no silence, however short the heartbeat is and however late this process looks at it.
+    A command that has not been answered yet is no silence, however short the heartbeat
+    is and however late this process looks at it.
     """
 
     def __init__(self, arm: int, seconds: float):
@@ -85,7 +86,8 @@ class Lease:
             left = self._seconds if self._unanswered else self._until - time.monotonic()
             raise Refusal(
                 423,
-                f"arm {self._arm} is controlled by {holder}, for {left:.2f} s more at least; {who} may have it after that.",
+                f"arm {self._arm} is controlled by {holder}, for {left:.2f} s more at least; "
+                f"{who} may have it after that.",
             )
         self._holder, self._until = who, time.monotonic() + self._seconds
 
@@ -107,29 +109,6 @@ def read_tokens(paths: Sequence[str | os.PathLike[str]]) -> dict[str, str]:
             )
         tokens[path.stem] = token
     return tokens
-
-
-def is_loopback(host: str) -> bool:
-    if host in ("", "localhost"):
-        return host == "localhost"
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def host_name(header: str) -> str:
-    """``localhost`` from ``localhost:5000``, ``::1`` from ``[::1]:5000``; nothing from a header that is not wholly such."""
-    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s\[\]:/@]+))(?::\d*)?", header)
-    return (found[1] or found[2]).lower() if found else ""
-
-
-def own_address() -> str:
-    """Returns the address of this machine in its network, or its name."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        probe.connect(("192.0.2.1", 9))  # sends nothing; an address reserved for documentation
-        return str(probe.getsockname()[0])
-    return socket.gethostname()
 
 
 def listen(host: str, port: int) -> socket.socket:

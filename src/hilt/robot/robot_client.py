@@ -1,4 +1,5 @@
-"""HTTP to a robot server, with a deadline for every request: the client's half of the contract of HIL-SERL's robot server."""
+"""HTTP to a robot server, with a deadline for every request: the client's half of
+the contract of HIL-SERL's robot server."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _BODY_LIMIT_BYTES = 64 << 20
 
 
 class RobotClient:
-    """One kept-alive connection, for one thread. ``post`` gives JSON as an object, text as a string, anything else as bytes."""
+    """One kept-alive connection, for one thread. ``post`` gives JSON as an object,
+    text as a string, anything else as bytes."""
 
     def __init__(self, url: str, token: str = "", request_seconds: float = 2.0):
         parts = urlsplit(url)
@@ -30,7 +32,8 @@ class RobotClient:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def post(self, route: str, body: Any = None, seconds: float | None = None, missing_ok: bool = False) -> Any:
-        """The reply to a POST. What takes longer than `seconds` raises, and so does a refusal, with the server's own words.
+        """The reply to a POST. What takes longer than `seconds` raises, and so does
+        a refusal, with the server's own words.
 
         With `missing_ok`, the reply of a server that has no such route is None.
         """
@@ -87,9 +90,8 @@ class RobotClient:
             self._allow(deadline)
             response = self._connection.getresponse()
             pieces, size = [], 0
-            while piece := response.read1(
-                1 << 20
-            ):  # a time-out of the socket is for one piece: the deadline is for all of them
+            # a time-out of the socket is for one piece: the deadline is for all of them
+            while piece := response.read1(1 << 20):
                 pieces.append(piece)
                 size += len(piece)
                 if size > _BODY_LIMIT_BYTES:

@@ -3,8 +3,9 @@
     with RobotServer("tabletop", {"task": "pick"}, port=5000) as server:
         ...
 
-This process speaks HTTP and renders simulated cameras. The arm moves in a process of its own, ``control.py``: it reads no request and
-never waits. They exchange lines of JSON on a socket; the state is in shared memory, so that reading it does not delay the arm.
+This process speaks HTTP and renders simulated cameras. The arm moves in a process of its own,
+``control.py``: it reads no request and never waits. They exchange lines of JSON on a socket; the state is
+in shared memory, so that reading it does not delay the arm.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ import numpy as np
 
 from hilt.core.children import ChildProcess, run_module
 from hilt.core.errors import ConfigError, DeadlineError, HiltError, RequestError, optional_module, suggest
+from hilt.core.web import own_address
 from hilt.envs.rotations import Array
 from hilt.robot.backends import Box, backend_class
 from hilt.robot.control import START_S, STOP_S, ArmLimits, Board, News, receive_line, send_line
-from hilt.robot.request_auth import LET_IN, Lease, RequestAuth, listen, own_address, read_tokens
+from hilt.robot.request_auth import LET_IN, Lease, RequestAuth, listen, read_tokens
 from hilt.robot.routes import COMMANDS, READS, Refusal, parse, read_image, read_scene, read_seconds
 
 _log = logging.getLogger("hilt.envs")
@@ -162,9 +164,8 @@ class App:
             kind, answer = "application/json", json.dumps(answer)
         elif isinstance(answer, bytes):
             kind = "application/octet-stream"
-        data = (
-            answer if isinstance(answer, bytes) else answer.encode(errors="backslashreplace")
-        )  # JSON may have half a character
+        # JSON may have half a character
+        data = answer if isinstance(answer, bytes) else answer.encode(errors="backslashreplace")
         headers = [
             (b"content-type", kind.encode()),
             (b"content-length", str(len(data)).encode()),
@@ -178,7 +179,8 @@ class App:
         if path not in READS and path not in COMMANDS and path not in OWN_ROUTES:
             raise Refusal(
                 404,
-                f"no route {path!r:.60}{suggest(path, [*READS, *COMMANDS, *OWN_ROUTES])} All are listed in docs/robot.md.",
+                f"no route {path!r:.60}{suggest(path, [*READS, *COMMANDS, *OWN_ROUTES])} All "
+                "are listed in docs/robot.md.",
             )
         if scope["method"] != "POST":
             raise Refusal(405, f"{path}: expected POST, got {scope['method']}.")
@@ -296,7 +298,8 @@ class Control:
             del self._asked[number]
 
     async def news(self) -> News:
-        """The state that was published last. An old one is refused, unless a new one comes while this process is awake."""
+        """The state that was published last. An old one is refused, unless a new
+        one comes while this process is awake."""
         age = 0.0
         for _ in range(LOOKS):
             self._need()
@@ -387,7 +390,8 @@ class Pictures:
         return self._render(snapshot, camera, height, width).tobytes()
 
 
-# --- HTTP -------------------------------------------------------------------------------------------------------------------------
+# --- HTTP
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 async def _body(scope: Mapping[str, Any], receive: Any) -> bytes:

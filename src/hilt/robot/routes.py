@@ -1,7 +1,7 @@
 """The routes of the robot server: what each expects, checked before it comes near the arm, and what it answers.
 
-They are those of HIL-SERL's ``franka_server.py`` and of its egg-flip variant, with their replies to the letter. All are POST. What is
-wrong with a request is reported in one sentence, by `Refusal`.
+They are those of HIL-SERL's ``franka_server.py`` and of its egg-flip variant, with their replies to the letter. All are
+POST. What is wrong with a request is reported in one sentence, by `Refusal`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from hilt.envs.rotations import to_euler
 from hilt.robot.backends import PARAMETERS, Box, RobotState
 
 SHORTEST_QUATERNION, LONGEST_QUATERNION = 0.01, 1.1
-"""HIL-SERL's client goes to its reset pose by linear steps between two quaternions: these are shorter than 1, and mean a direction."""
+"""HIL-SERL's client goes to its reset pose by linear steps between two quaternions:
+these are shorter than 1, and mean a direction."""
 ROUNDING = 1e-6  # meters: what float32 makes of a point on the workspace's edge
 MAX_PIXELS = 1024
 
@@ -32,7 +33,8 @@ class Refusal(HiltError):
         self.status = status
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------------------
+# --- reading
+# ----------------------------------------------------------------------------------------------------------------------
 
 READS: dict[str, Callable[[RobotState], dict[str, Any]]] = {
     "/getstate": lambda s: {
@@ -51,7 +53,8 @@ READS: dict[str, Callable[[RobotState], dict[str, Any]]] = {
 }
 
 
-# --- commanding -------------------------------------------------------------------------------------------------------------------
+# --- commanding
+# -------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,8 @@ def _pose(body: Any, box: Box) -> dict[str, Any]:
         low, high = (" ".join(f"{x:g}" for x in side) for side in box)
         raise Refusal(
             400,
-            f"arr: the position {pose[:3]} is outside the workspace; expected x y z from ({low}) to ({high}), in meters.",
+            f"arr: the position {pose[:3]} is outside the workspace; expected x y z from "
+            f"({low}) to ({high}), in meters.",
         )
     return {"pose": [*np.clip(position, *box).tolist(), *(x / length for x in pose[3:])]}
 
@@ -133,7 +137,8 @@ COMMANDS: dict[str, Command] = {
 }
 
 
-# --- our own ----------------------------------------------------------------------------------------------------------------------
+# --- our own
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def read_scene(body: Any) -> dict[str, Any]:
@@ -165,7 +170,8 @@ def read_seconds(body: Any) -> float:
     return seconds
 
 
-# --- JSON -------------------------------------------------------------------------------------------------------------------------
+# --- JSON
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def parse(data: bytes, path: str) -> Any:

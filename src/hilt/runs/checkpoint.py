@@ -1,6 +1,7 @@
 """Checkpoints of a learner: ``checkpoints/UPDATE/`` has ``agent.pt`` and ``state.json``, written beside and renamed.
 
-One that has its name is whole: its files were synced before. A thread writes it from a copy, so that who learns never waits.
+One that has its name is whole: its files were synced before. A thread writes it
+from a copy, so that who learns never waits.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ class Checkpoint:
 def save(
     run: Path, update: int, agent: Mapping[str, Any], state: Mapping[str, Any], keep: int, files: Files = DISK
 ) -> Path:
-    """Writes a checkpoint, power-safe when this returns, and then removes the oldest ones beyond `keep`, but for that of update 0. Where
-    one of this update is complete, only its `state` is written again: time may have passed without an update."""
+    """Writes a checkpoint, power-safe when this returns, and then removes the oldest ones beyond
+    `keep`, but for that of update 0. Where one of this update is complete, only its `state` is written
+    again: time may have passed without an update."""
     if keep < 1:
         raise ConfigError(f"checkpoint_keep={keep}: expected at least 1.")
     folder = run / FOLDER
@@ -98,7 +100,8 @@ def load(run: Path, update: int) -> Checkpoint:
     state = read_json(path / "state.json")
     if checksum(read(path / "agent.pt")) != state.pop("agent_checksum", None):
         raise CorruptError(
-            f"{path / 'agent.pt'}: its bytes do not have their checksum; restore it from a copy, or use another checkpoint."
+            f"{path / 'agent.pt'}: its bytes do not have their checksum; restore it from a copy, "
+            "or use another checkpoint."
         )
     return Checkpoint(int(state.pop("update")), load_pt(path / "agent.pt"), state, path)
 
@@ -166,9 +169,11 @@ class Saver:
 
 
 class Buffers:
-    """Copies of the log in HIL-SERL's files, for its own tools: every `period` online steps the episodes that ended since, in a thread.
+    """Copies of the log in HIL-SERL's files, for its own tools: every `period` online
+    steps the episodes that ended since, in a thread.
 
-    ``buffer/transitions_N.pkl`` has them, N counting steps, and ``demo_buffer/transitions_N.pkl`` what a person did in them.
+    ``buffer/transitions_N.pkl`` has them, N counting steps, and
+    ``demo_buffer/transitions_N.pkl`` what a person did in them.
     """
 
     def __init__(self, run: Path, period: int):
@@ -237,7 +242,8 @@ def alone(run: Path, otherwise: str, cure: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def taken_back(run: Path, *made: str) -> Iterator[None]:
-    """A start that is refused before there is anything of `made`, a checkpoint or a metric is no run: the folder is left empty."""
+    """A start that is refused before there is anything of `made`, a checkpoint or a
+    metric is no run: the folder is left empty."""
     try:
         yield
     except LockedError:

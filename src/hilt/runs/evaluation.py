@@ -1,4 +1,5 @@
-"""The result of an evaluation: the outcome of every episode, the success with its 95% interval, and the folder that records it."""
+"""The result of an evaluation: the outcome of every episode, the success with its
+95% interval, and the folder that records it."""
 
 from __future__ import annotations
 
@@ -52,6 +53,8 @@ class EvaluationResult:
     videos: list[Path] = field(default_factory=list)
     of_train: int = 0
     """How many of the split's initial states are of the split train, too"""
+    execution: dict[str, Any] = field(default_factory=dict)
+    """How the chunks of a policy were executed, and what came of it, where that was asked for"""
 
     @property
     def successes(self) -> int:
@@ -81,7 +84,8 @@ class EvaluationResult:
 
     @property
     def agreement(self) -> dict[str, int] | None:
-        """How the classifier's verdicts compare with the success, where somebody else decided that; None without such episodes."""
+        """How the classifier's verdicts compare with the success, where somebody else
+        decided that; None without such episodes."""
         pairs = [
             (one.verdict, one.success)
             for one in self.outcomes
@@ -114,6 +118,7 @@ class EvaluationResult:
             "decided_by": self.judges,
             "states_of_train": self.of_train,
             **({"classifier": self.agreement} if self.agreement else {}),
+            **({"execution": self.execution} if self.execution else {}),
             "steps_per_success": self.steps_per_success,
             "return": sum(one.total for one in self.outcomes) / len(self.outcomes),
             "length": sum(one.steps for one in self.outcomes) / len(self.outcomes),
@@ -123,16 +128,18 @@ class EvaluationResult:
 
 
 def over_tasks(outcomes: Sequence[tuple[str, int, bool]]) -> tuple[float, float, float]:
-    """Returns the 95% interval of the success of all (task, initial state, success) together, and the number of independent episodes that
-    they stand for.
+    """Returns the 95% interval of the success of all (task, initial state, success) together, and the number
+    of independent episodes that they stand for.
 
-    Tasks that share their scenes, such as those of tabletop/press_*, begin alike: see `hilt.observe.statistics.over_scenes`.
+    Tasks that share their scenes, such as those of tabletop/press_*, begin alike:
+    see `hilt.observe.statistics.over_scenes`.
     """
     return over_scenes([(task, scene_of(task), state, success) for task, state, success in outcomes])
 
 
 def as_pairs(outcomes: Iterable[tuple[str, int, bool]]) -> str:
-    """Returns the (task, initial state, success) of a validation as the metrics have them, so that alarms can compare it with others."""
+    """Returns the (task, initial state, success) of a validation as the metrics have them,
+    so that alarms can compare it with others."""
     return in_clusters((scene_of(task), state, task, success) for task, state, success in outcomes)
 
 

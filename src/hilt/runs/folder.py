@@ -1,7 +1,8 @@
 """The folder of a run: how every kind of run begins, is found again, and is resumed with other settings.
 
 RUN/config.yaml   every setting, frozen; it is written last, so that a folder that has it holds a run
-RUN/run.json      the identity of the run, its kind and recipe, its precision and why, what was changed when it was resumed, and
+RUN/run.json      the identity of the run, its kind and recipe, its precision and why, what was
+                  changed when it was resumed, and
                   why it ended
 """
 
@@ -24,6 +25,10 @@ from hilt.core.trust import check_names
 from hilt.replay import Log
 
 CONFIG, RUN_FILE = "config.yaml", "run.json"
+FAILED = "failed"
+"""Why a run ended of which a process failed"""
+FAILURES = frozenset({FAILED, "not_finite", "alarm"})
+"""Reasons for the end of a run that are failures"""
 HIL = "hil"
 """The kind of a run whose run.json names none"""
 
@@ -41,8 +46,8 @@ class RunKind(Generic[T]):
     name: str
     settings: type[T]
     changeable: frozenset[str]
-    """Settings, or sections of them, that may differ when a run is resumed. Everything else decides what its data mean, or what its
-    checkpoint holds"""
+    """Settings, or sections of them, that may differ when a run is resumed. Everything else decides what
+    its data mean, or what its checkpoint holds"""
     check: Callable[[T], None]
     """Raises a `ConfigError` for settings that cannot work"""
     thaw: Callable[[Path], T] | None = None
@@ -69,7 +74,8 @@ class RunKind(Generic[T]):
         return self.thaw(run) if self.thaw is not None else thaw(self.settings, run / CONFIG)
 
     def resume(self, run: Path, recipe: str, overrides: Overrides) -> T:
-        """Returns the settings of an existing run with `overrides` applied. Changes are frozen and noted in ``run.json``."""
+        """Returns the settings of an existing run with `overrides` applied. Changes
+        are frozen and noted in ``run.json``."""
         config, changed = self.resumed(run, recipe, overrides)
         if changed:
             note_changes(run, changed)
@@ -93,8 +99,9 @@ class RunKind(Generic[T]):
         for key, (was, given) in changed.items():
             if not is_in(key, self.changeable) and not (self.may_change is not None and self.may_change(run, key)):
                 raise ConfigError(
-                    f"{key} was {was!r} in {run} and is {given!r} now, which a resumed run cannot change: leave it out, or begin another "
-                    f"run with --run. These can be changed: {', '.join(sorted(self.changeable))}."
+                    f"{key} was {was!r} in {run} and is {given!r} now, which a resumed run cannot change: leave "
+                    "it out, or begin another run with --run. These can be changed: "
+                    f"{', '.join(sorted(self.changeable))}."
                 )
         check_names(config)  # before any process is started for them
         self.check(config)
@@ -124,7 +131,8 @@ def check_new(run: Path) -> None:
 
 
 def note_changes(run: Path, changed: Changes) -> None:
-    """Adds to ``run.json`` which settings a resumed run has changed: when, after which step, and their former and new values."""
+    """Adds to ``run.json`` which settings a resumed run has changed: when, after
+    which step, and their former and new values."""
     from hilt.runs.checkpoint import numbers  # late: it needs torch
 
     metadata, noted = read_json(run / RUN_FILE), {key: {"was": was, "now": new} for key, (was, new) in changed.items()}
@@ -133,13 +141,32 @@ def note_changes(run: Path, changed: Changes) -> None:
 
 
 def note_end(run: Path, reason: str = "", step: int = 0, words: str = "") -> None:
-    """Writes into ``run.json`` why and after which step the run ended; without a reason, that it is running. Does nothing where there is
-    no ``run.json``."""
+    """Writes into ``run.json`` why and after which step the run ended; without a reason, that it is running.
+    Does nothing where there is no ``run.json``."""
     if not (run / RUN_FILE).is_file():
         return
     metadata = {name: value for name, value in read_json(run / RUN_FILE).items() if name != "ended"}
     ended = {"ended": {"at": now(), "reason": reason, "step": step, "words": words}} if reason else {}
     write_json(run / RUN_FILE, {**metadata, **ended})
+
+
+def note_failure(run: Path, words: str) -> None:
+    """Writes into ``run.json`` that a process of the run failed, with its error. What the learner wrote as it was
+    asked to end is replaced; a failure that it noted itself stays."""
+    ended = read_json(run / RUN_FILE).get("ended", {}) if (run / RUN_FILE).is_file() else {}
+    if ended.get("reason") not in FAILURES:
+        note_end(run, FAILED, ended.get("step", 0), words)
+
+
+@contextlib.contextmanager
+def failure_noted(run: Path) -> Iterator[None]:
+    """Notes the error that ends a run which this process trains itself: see `note_failure`."""
+    try:
+        yield
+    except Exception as error:
+        kind = "" if isinstance(error, HiltError) else f"{type(error).__name__}: "
+        note_failure(run, kind + str(error))
+        raise
 
 
 def is_in(key: str, names: Iterable[str]) -> bool:
@@ -161,8 +188,8 @@ def differences(one: Any, other: Any, prefix: str = "") -> Changes:
 
 @contextlib.contextmanager
 def undone_if_nothing_is_kept(run: Path) -> Iterator[None]:
-    """Removes the folder of a run that an error ends before it has a step, a demonstration or a checkpoint, so that the corrected command
-    can begin there."""
+    """Removes the folder of a run that an error ends before it has a step, a demonstration or a checkpoint, so
+    that the corrected command can begin there."""
     try:
         yield
     except HiltError as error:
@@ -175,7 +202,8 @@ def undone_if_nothing_is_kept(run: Path) -> Iterator[None]:
 
 
 def _keeps(run: Path) -> bool:
-    """Returns whether a run has made anything that took work: demonstrations, checkpoints, steps in a log or in a spool."""
+    """Returns whether a run has made anything that took work: demonstrations,
+    checkpoints, steps in a log or in a spool."""
     if any((run / name).exists() for name in ("demonstrations", "checkpoints", "best")):
         return True
     logs = [path.parent for path in (*run.glob("log/log.json"), *run.glob("rollouts/*/log.json"))]

@@ -1,6 +1,8 @@
-"""The precision of a run: decided when it begins, frozen with its settings, recorded in its run.json and shown by its commands.
+"""The precision of a run: decided when it begins, frozen with its settings,
+recorded in its run.json and shown by its commands.
 
-All processes of a run compute in the precision that it began with, on whatever machine they are and after whatever resume.
+All processes of a run compute in the precision that it began with, on whatever
+machine they are and after whatever resume.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class Setting:
 
 
 def settle(config: T) -> tuple[T, PrecisionChoice | None]:
-    """The settings with `auto` replaced by what is chosen here, and the choice; None where nothing has a precision to choose."""
+    """The settings with `auto` replaced by what is chosen here, and the choice;
+    None where nothing has a precision to choose."""
     setting = setting_of(config)
     if setting is None:
         return config, None
@@ -59,7 +62,8 @@ def described(choice: PrecisionChoice | None) -> dict[str, Any]:
 
 
 def lines(config: Any, run: Path | None = None, resumed: bool = False) -> list[str]:
-    """What a command shows: the precision with its reason, and a warning where it is far slower on this machine than the other.
+    """What a command shows: the precision with its reason, and a warning where it
+    is far slower on this machine than the other.
 
     `run` is the folder that has it in its run.json; without one, as for a run that only would begin, it is decided.
     """
@@ -94,7 +98,8 @@ def warnings(config: Any) -> list[str]:
 
 
 def setting_of(config: Any) -> Setting | None:
-    """The setting that decides; None where there is none: no encoder, or a policy that computes in the precision of its weights."""
+    """The setting that decides; None where there is none: no encoder, or a policy that
+    computes in the precision of its weights."""
     if _has_agent(config):
         encoder = config.agent.encoder
         return (
@@ -103,16 +108,16 @@ def setting_of(config: Any) -> Setting | None:
             else Setting("agent.encoder.precision", encoder.precision, config.agent.device)
         )
     options = of_former_name(config.policy_options)
-    if (
-        str(options.get("dtype", FLOAT32)) != FLOAT32
-    ):  # weights that are not float32 decide in which precision they are multiplied
+    # weights that are not float32 decide in which precision they are multiplied
+    if str(options.get("dtype", FLOAT32)) != FLOAT32:
         return Setting("policy_options.dtype", str(options["dtype"]), config.device)
     name = policy_class(config.policy).precision_option if is_new(config.policy) or document_of(config.policy) else ""
     return None if not name else Setting(f"policy_options.{name}", str(options.get(name, AUTO)), config.device)
 
 
 def _has_agent(config: Any) -> bool:
-    """Returns whether the run trains a per-step agent, whose encoder has the precision; else it trains a policy with options."""
+    """Returns whether the run trains a per-step agent, whose encoder has the
+    precision; else it trains a policy with options."""
     return hasattr(config, "agent")
 
 

@@ -28,11 +28,10 @@ import numpy as np
 import zmq
 
 from hilt.core.children import ChildProcess, run_module
-from hilt.core.errors import ConfigError, DeadlineError, DeviceError, MissingPackageError, SchemaError
+from hilt.core.errors import DeadlineError, DeviceError, MissingPackageError, SchemaError
+from hilt.core.web import is_loopback, listen, page_address
 from hilt.envs.env_protocol import Env
-from hilt.robot.request_auth import own_address
 from hilt.teleop.devices import Device, Reading, Status, arms_and_gripper
-from hilt.wire.config import is_loopback
 
 STALE_SECONDS = 0.2
 """A driver whose newest state is older than this is out of reach, and the arm holds still."""
@@ -41,13 +40,15 @@ STALE_SECONDS = 0.2
 class Browser(Device):
     """A person in a browser. They act from *Take over* to *Give back*; with no key held, the arm holds still.
 
-    Of several viewers one drives, the first who takes over. When contact to the driver is lost, or the driver's page is closed,
-    readings are `lost` until somebody takes over or gives back. *Stop* counts from every viewer; success, fail and reset from the
-    driver, or from any viewer while there is no driver, and only if pressed in the episode that they end.
+    Of several viewers one drives, the first who takes over. When contact to the driver is lost, or the
+    driver's page is closed, readings are `lost` until somebody takes over or gives back. *Stop* counts from
+    every viewer; success, fail and reset from the driver, or from any viewer while there is no driver, and
+    only if pressed in the episode that they end.
     """
 
     name = "browser"
     screen = True
+    rewinds = True
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0, timeout_seconds: float = 60.0):
         """`port` 0 takes a free one. `timeout_seconds`: how long the page may take to start."""
@@ -55,18 +56,18 @@ class Browser(Device):
         if importlib.util.find_spec("nicegui") is None:
             raise MissingPackageError("nicegui", "The page", "teleop")
         self.token = "" if is_loopback(host) else secrets.token_urlsafe(16)
-        self._folder = Path(
-            tempfile.mkdtemp(prefix="hilt-page-")
-        )  # of mode 0700: other users cannot access the sockets in it
+        # of mode 0700: other users cannot access the sockets in it
+        self._folder = Path(tempfile.mkdtemp(prefix="hilt-page-"))
         self._context: zmq.Context[Any] = zmq.Context()
         self._page: ChildProcess | None = None
         self._held: dict[str, Any] = {"driving": False, "lost": False, "at": 0.0}
         self._on = False
         self._episode, self._arms = 0, 1
+        self._rewind: int | None = None
         try:
             self._frames, self._state, self._events = (self._bind(kind) for kind in ("frames", "held", "events"))
             with listen(host, port) as listener:
-                self.url = address(host, listener.getsockname()[1], self.token)
+                self.url = page_address(host, listener.getsockname()[1], self.token)
                 self._page = self._start(listener, host)
             self._await_page(timeout_seconds)
         except BaseException:
@@ -120,7 +121,7 @@ class Browser(Device):
         self._receive()
         super().reset()
         self._episode += 1
-        self._on = False  # so does TakeOver begin, in toggle mode
+        self._on, self._rewind = False, None  # so does TakeOver begin, in toggle mode
 
     def read(self) -> Reading:
         self._check_page()
@@ -131,10 +132,12 @@ class Browser(Device):
         if engaged != self._on:
             self.press("toggle")
         self._on = engaged
+        rewind, self._rewind = self._rewind, None
+        more: dict[str, Any] = {"events": self.take_events(), "paused": held.get("paused", False), "rewind": rewind}
         if lost or not engaged:
-            return Reading(engaged=engaged, lost=lost, events=self.take_events())
+            return Reading(engaged=engaged, lost=lost, **more)
         return Reading(
-            np.array(held["motion"]), held["gripper"], True, False, self.take_events(), min(held["arm"], self._arms - 1)
+            np.array(held["motion"]), held["gripper"], True, False, arm=min(held["arm"], self._arms - 1), **more
         )
 
     def show(self, images: Mapping[str, np.ndarray], status: Status) -> None:
@@ -167,9 +170,10 @@ class Browser(Device):
         with contextlib.suppress(zmq.Again):
             while True:
                 pressed = msgpack.unpackb(self._events.recv(zmq.DONTWAIT))
-                if (
-                    pressed["event"] == "stop" or pressed["episode"] == self._episode
-                ):  # else it was meant for an episode that is over
+                # else it was meant for an episode that is over
+                if pressed["event"] == "rewind" and pressed["episode"] == self._episode:
+                    self._rewind = pressed["step"]
+                elif pressed["event"] == "stop" or pressed["episode"] == self._episode:
                     self.press(pressed["event"])
 
     def _check_page(self) -> None:
@@ -178,21 +182,3 @@ class Browser(Device):
             last = output.splitlines()[-1] if output else "it left no word"
             cure = "Start the run again; the arm got no command from the page since."
             raise DeviceError(f"the page ended with exit status {self._page.returncode} ({last}). {cure}\n{output}")
-
-
-def listen(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family)
-    except (OSError, OverflowError) as error:
-        number = getattr(error, "errno", 0)
-        why = os.strerror(number) if number and number > 0 else error  # those of getaddrinfo are negative
-        cure = "Give another port (0 takes a free one) or an address of this machine."
-        raise ConfigError(f"{host} port {port}: cannot listen here ({why}). {cure}") from None
-
-
-def address(host: str, port: int, token: str) -> str:
-    """What to open in the browser."""
-    if host in ("0.0.0.0", "::"):
-        host = own_address()
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/{f'?token={token}' if token else ''}"

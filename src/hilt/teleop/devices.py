@@ -1,7 +1,7 @@
 """What every device gives and takes: one reading a step, one status shown.
 
-A device is keyboard, gamepad, SpaceMouse, browser, a script, or yours (docs/bring-your-own-device.md). It knows nothing of who
-acts; :class:`hilt.teleop.intervene.TakeOver` decides that from its readings.
+A device is keyboard, gamepad, SpaceMouse, browser, a script, or yours (docs/bring-your-own-device.md). It knows nothing
+of who acts; :class:`hilt.teleop.intervene.TakeOver` decides that from its readings.
 """
 
 from __future__ import annotations
@@ -41,8 +41,13 @@ class Reading:
     """Buttons pressed since the last reading, of `EVENTS`, in order."""
     arm: int = 0
     """Which arm is meant, where there are two: 0 left, 1 right."""
+    paused: bool = False
+    """Whether a person has paused a simulation, where `Status.rewind` allows it"""
+    rewind: int | None = None
+    """The step of the running episode to go back to, from which it goes on; once"""
     action: np.ndarray | None = None
-    """A whole action, from a device that knows the environment's actions (a script); motion and gripper do not count then."""
+    """A whole action, from a device that knows the environment's actions (a
+    script); motion and gripper do not count then."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,8 @@ class Status:
     gripper: tuple[float, ...] = ()
     """How far each arm's gripper is open, from 0 to 1; empty if unknown."""
     message: str = ""
+    rewind: bool = False
+    """Whether the person may pause, and go back to an earlier step of this episode"""
 
 
 class Device:
@@ -76,8 +83,11 @@ class Device:
     """Whether its readings carry whole actions, so that it works with any action space."""
     screen = False
     """Whether it shows images. Where it does not, `show` gets none."""
+    rewinds = False
+    """Whether a person can pause with it, and choose a step to go back to"""
     action_of: Callable[[Reading, Any], Any] | None = None
-    """A person's action from a reading and the action space, where that is none that `TakeOver` knows. `open_device` sets it."""
+    """A person's action from a reading and the action space, where that is none
+    that `TakeOver` knows. `open_device` sets it."""
 
     def __init__(self) -> None:
         self._pressed: deque[str] = deque()  # appended to by any thread
@@ -91,7 +101,11 @@ class Device:
         self._pressed.extend(["stop"] if stop else [])
 
     def watch(self, action: Any) -> None:
-        """The policy's action, before each reading; for a device that judges it. A person judges by looking at the arm."""
+        """The policy's action, before each reading; for a device that judges it. A
+        person judges by looking at the arm."""
+
+    def observe(self, observation: Any) -> None:
+        """Called after each reset and step with the observation; for a device that must know where the arm is."""
 
     def read(self) -> Reading:
         """What the person wants now. Returns at once: the arm waits for it."""
@@ -119,12 +133,14 @@ class Device:
 
 
 def acting(motion: np.ndarray, gripper: int) -> bool:
-    """HIL-SERL's rule for a device without a dead-man button: somebody acts who moves it or presses a gripper button."""
+    """HIL-SERL's rule for a device without a dead-man button: somebody acts who
+    moves it or presses a gripper button."""
     return bool(np.linalg.norm(motion) > AT_REST or gripper)
 
 
 def arms_and_gripper(env: Env) -> tuple[int, bool]:
-    """How many arms an environment's actions move, and whether they have grippers, from their length: 6 and 12 have none."""
+    """How many arms an environment's actions move, and whether they have grippers,
+    from their length: 6 and 12 have none."""
     length = (env.action_space.shape or (0,))[0]
     return (2 if length in (12, 14) else 1), length in (4, 7, 14)
 
@@ -136,8 +152,8 @@ KEYS = {
     **dict(c="close", v="open", t="toggle", tab="arm"),
     **dict(enter="success", backspace="fail", r="reset", escape="stop"),
 }
-"""What each key does: its name as a browser gives it (`KeyboardEvent.key`), in lower case. On the page a letter is its place on a
-QWERTY keyboard, whatever is printed there."""
+"""What each key does: its name as a browser gives it (`KeyboardEvent.key`), in lower case. On the page a letter is its
+place on a QWERTY keyboard, whatever is printed there."""
 
 AXES = ("x", "y", "z", "roll", "pitch", "yaw")
 
@@ -158,6 +174,7 @@ DEVICES = ExtensionPoint(
         "gamepad": "hilt.teleop.gamepad:Gamepad",
         "spacemouse": "hilt.teleop.spacemouse:SpaceMouse",
         "script": "hilt.teleop.operator:Script",
+        "leader": "hilt.teleop.leader:Leader",
     },
 )
 """Name to class or function that makes a device. A program adds its own: ``DEVICES["mine"] = Mine``."""
@@ -172,7 +189,8 @@ PACKAGES = {
 
 
 def check_device(name: str, action_of: Any = None, **options: Any) -> None:
-    """Refuses what `open_device` would, as far as that is known without opening anything. Nothing of a user's is imported."""
+    """Refuses what `open_device` would, as far as that is known without opening
+    anything. Nothing of a user's is imported."""
     DEVICES.check(name)
     if name in PACKAGES:
         require_module(*PACKAGES[name], "teleop")
@@ -186,7 +204,8 @@ def check_device(name: str, action_of: Any = None, **options: Any) -> None:
 
 
 def open_device(name: str, action_of: Any = None, **options: Any) -> Device:
-    """The device of that name, or of a class of yours as "module:Class", ready to be read. `action_of`: see `Device`."""
+    """The device of that name, or of a class of yours as "module:Class", ready to
+    be read. `action_of`: see `Device`."""
     factory = function(DEVICES.load(name, Device), "the device")
     try:
         device: Device = factory(**options)
@@ -198,14 +217,16 @@ def open_device(name: str, action_of: Any = None, **options: Any) -> Device:
         ) from error
     if not isinstance(device, Device):
         raise ConfigError(
-            f"the device {name!r} is {device!r}: expected a hilt.teleop.devices.Device, see docs/bring-your-own-device.md"
+            f"the device {name!r} is {device!r}: expected a hilt.teleop.devices.Device, see "
+            "docs/bring-your-own-device.md"
         )
     device.action_of = None if action_of is None else function(action_of, "action_of", np.ndarray)
     return device
 
 
 def function(given: Any, what: str, *kinds: type) -> Callable[..., Any]:
-    """A function or class: itself, or "module:name" of it, which is what a command line can give. `kinds`: see `hilt.core.names.load`."""
+    """A function or class: itself, or "module:name" of it, which is what a command line can
+    give. `kinds`: see `hilt.core.names.load`."""
     found = given
     if isinstance(given, str):
         try:

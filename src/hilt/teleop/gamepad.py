@@ -1,10 +1,12 @@
 """A gamepad, through SDL (`pygame`), which knows the buttons of the common ones. No window and no screen are needed.
 
-left stick      x (up: forward) and y (left: left)          A  success      B  fail      X  reset
-right stick     z (up: up) and yaw (left: left)             start  toggle   back  stop
-cross           pitch (up, down) and roll (left, right)     Y  the other arm
-left trigger    open the gripper                            right shoulder  dead-man button: hold it to act
-right trigger   close it
+Controls:
+
+    left stick      x (up: forward) and y (left: left)          A  success      B  fail      X  reset
+    right stick     z (up: up) and yaw (left: left)             start  toggle   back  stop
+    cross           pitch (up, down) and roll (left, right)     Y  the other arm
+    left trigger    open the gripper                            right shoulder  dead-man button: hold it to act
+    right trigger   close it
 """
 
 from __future__ import annotations
@@ -104,7 +106,8 @@ class Gamepad(Device):
         if not self._controller.is_controller(self._index):
             name = self._pygame.joystick.Joystick(self._index).get_name()
             raise DeviceError(
-                f"SDL does not know the buttons of {name!r}: set SDL_GAMECONTROLLERCONFIG to its line of the public SDL_GameControllerDB"
+                f"SDL does not know the buttons of {name!r}: set SDL_GAMECONTROLLERCONFIG to its line of the "
+                "public SDL_GameControllerDB"
             )
         pad = self._controller.Controller(self._index)
         self._joystick = pad.as_joystick()  # kept: pygame fails on events of a joystick that it does not know
@@ -132,5 +135,8 @@ def missing(pads: int, index: int, folder: Path = Path("/dev/input")) -> str:
             f"no gamepad is seen, and {len(closed)} of {len(nodes)} devices in {folder} may not be read: {PERMISSION}"
         )
     if not pads:
-        return "no gamepad is connected: plug one in, or use the device browser, which also takes the gamepad of that computer"
+        return (
+            "no gamepad is connected: plug one in, or use the device browser, which also takes "
+            "the gamepad of that computer"
+        )
     return f"there is no gamepad number {index}: {pads} connected, counted from 0"

@@ -1,15 +1,15 @@
 """TakeOver: one wrapper that decides who acts, the policy or a person.
 
-It stands where HIL-SERL has its SpacemouseIntervention (directly around the robot, under the other wrappers), and means the same:
-while a person acts, the environment gets the person's action, ``info["intervene_action"]`` is that action, and the episode's
-interventions are counted. Never put it around an environment that is evaluated.
+It stands where HIL-SERL has its SpacemouseIntervention (directly around the robot, under the other wrappers), and means
+the same: while a person acts, the environment gets the person's action, ``info["intervene_action"]`` is that action,
+and the episode's interventions are counted. Never put it around an environment that is evaluated.
 
 The hand-over does not make the arm jump:
 
-- Actions are differences, so the person goes on from where the arm is, and so does the policy afterwards, whose actions are used
-  as they are, unblended.
-- An axis or gripper button that was already held when control changed hands (a stick deflected at the toggle, a key held over a
-  reset) counts as released until it has been released once.
+- Actions are differences, so the person goes on from where the arm is, and so does the policy afterwards,
+  whose actions are used as they are, unblended.
+- An axis or gripper button that was already held when control changed hands (a stick deflected at the toggle, a key
+  held over a reset) counts as released until it has been released once.
 - A person who presses no gripper button leaves the gripper as it is.
 """
 
@@ -38,8 +38,8 @@ LET_GO_ARM = "Let go, then press again: what was held for the other arm moves no
 """The messages shown to a person meanwhile, by reason."""
 
 BRIEF_SECONDS = 1.0
-"""After contact was lost for no longer than this, what the person still holds moves the arm on: they know what they hold, and they have
-seen the arm stop. After longer it must be released first, as at a hand-over."""
+"""After contact was lost for no longer than this, what the person still holds moves the arm on: they know what they
+hold, and they have seen the arm stop. After longer it must be released first, as at a hand-over."""
 
 ActionOf = Callable[[Reading, Any], Any]
 
@@ -53,12 +53,17 @@ class TakeOver(gymnasium.Wrapper):
     - ``executed_action``: what the environment got: clipped to the action space, in its dtype.
     - ``intervene_action``: the same, only when a person acted.
     - ``intervention_count``, ``intervention_steps``: how often and how long a person acted in this episode so far.
-    - ``lost``: only when contact to the device is lost. Nothing moves then; the source is the person, whose ``intervention_steps`` do not
-      count it. The caller may wait until contact is back (`poll`), or let the policy continue without it (`release`).
+    - ``lost``: only when contact to the device is lost. Nothing moves then; the source is the person,
+      whose ``intervention_steps`` do not count it. The caller may wait until contact is back (`poll`), or
+      let the policy continue without it (`release`).
 
-    Events: *success* ends the episode (terminated, reward 1, ``succeed``), *fail* too (reward 0), and ``info["marked"]`` is there, True
-    or False, where a person decided; *reset* truncates it, *stop* truncates it and sets ``info["stop"]``, for the loop around to end.
+    Events: *success* ends the episode (terminated, reward 1, ``succeed``), *fail* too (reward 0), and
+    ``info["marked"]`` is there, True or False, where a person decided; *reset* truncates it, *stop* truncates it and
+    sets ``info["stop"]``, for the loop around to end. ``info["paused"]`` is there when a person has paused, after
+    `offer_rewind`: the loop around waits with `poll`, and may go back to an earlier step (`hilt.envs.rewind`).
     """
+
+    episode_state = ("_count", "_steps", "_step", "_return", "_seen")
 
     def __init__(
         self,
@@ -70,9 +75,10 @@ class TakeOver(gymnasium.Wrapper):
         policy: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`action_indices`: the only dimensions that a person moves, the others are 0. `action_of(reading, action_space)`: a
-        person's action, for action spaces other than the known ones. `policy`: False where none acts, as in recording; the
-        actions given to `step` are then the person's too, who chose to do nothing. `clock`: seconds, by which lost contact is timed."""
+        """`action_indices`: the only dimensions that a person moves, the others are 0. `action_of(reading,
+        action_space)`: a person's action, for action spaces other than the known ones. `policy`: False where none acts,
+        as in recording; the actions given to `step` are then the person's too, who chose to do nothing. `clock`:
+        seconds, by which lost contact is timed."""
         super().__init__(env)
         if mode not in ("hold", "toggle"):
             raise ConfigError(
@@ -90,17 +96,16 @@ class TakeOver(gymnasium.Wrapper):
         self._seen: Any = None  # what was shown last
         self._released = self._still = False
         self._clock, self._lost_since = clock, 0.0
+        self._rewinds = False
         self._begin()
         device.attach(env)
 
     def _begin(self) -> None:
-        self._human = self._toggled = self._lost = (
-            False  # of the last step: a person acted, has taken over, was out of reach
-        )
+        # of the last step: a person acted, has taken over, was out of reach
+        self._human = self._toggled = self._lost = False
         self._arm = 0
-        self._held = np.ones(
-            7, bool
-        )  # [6 axes, gripper] of the last reading; before the first: whatever is held was held before
+        # [6 axes, gripper] of the last reading; before the first: whatever is held was held before
+        self._held = np.ones(7, bool)
         self._muted = np.zeros(7, bool)  # held at the last hand-over and not released since,
         self._why = LET_GO  # and why that is muted
         self._count = self._steps = self._step = 0
@@ -126,9 +131,8 @@ class TakeOver(gymnasium.Wrapper):
             self._steps += not reading.lost
             self._count += not before
         executed = executable(action, self.env.action_space)
-        given = copy.deepcopy(
-            executed
-        )  # an environment may change it in place, and info has the action as it was given
+        # an environment may change it in place, and info has the action as it was given
+        given = copy.deepcopy(executed)
         observation, reward, terminated, truncated, info = self.env.step(given)
 
         info = dict(info)
@@ -139,6 +143,8 @@ class TakeOver(gymnasium.Wrapper):
         info["intervention_count"], info["intervention_steps"] = self._count, self._steps
         if reading.lost:
             info["lost"] = True
+        if reading.paused and self._rewinds:
+            info["paused"] = True
         for event in reading.events:
             if event in ("success", "fail"):
                 terminated, reward = True, float(event == "success")
@@ -155,12 +161,21 @@ class TakeOver(gymnasium.Wrapper):
         return observation, reward, terminated, truncated, info
 
     def poll(self) -> Reading:
-        """What the device gives between two steps. Nothing moves, and its events count in the next step. Where contact was lost, nothing
-        moves in that one either: after a pause the next action is chosen from a new observation."""
+        """What the device gives between two steps. Nothing moves, and its events count in the next step. Where contact
+        was lost, nothing moves in that one either: after a pause the next action is chosen from a new observation."""
         reading = self._read()
         self._polled, self._still = reading.events, self._still or reading.lost
         self._show(self._seen, "none")
         return reading
+
+    def offer_rewind(self) -> None:
+        """From now on a person may pause and go back: the loop around this environment can do that."""
+        self._rewinds = True
+
+    def rewound(self) -> None:
+        """An earlier moment was restored: it is shown, and what is held now must be released first."""
+        self._human, self._held, self._muted = False, np.ones(7, bool), np.zeros(7, bool)
+        self._show(self._seen, "none")
 
     def release(self) -> None:
         """The policy acts although contact is lost; when contact is back, the person has what they had."""
@@ -214,6 +229,7 @@ class TakeOver(gymnasium.Wrapper):
 
     def _show(self, observation: Any, who: str) -> None:
         self._seen = observation
+        self.device.observe(observation)
         status = Status(
             who=who,
             instruction=str(attribute(self.env, "instruction", "")),
@@ -224,6 +240,7 @@ class TakeOver(gymnasium.Wrapper):
             reward=self._return,
             gripper=grippers_of(observation),
             message=self._why if who == "human" and self._muted.any() else self.message,
+            rewind=self._rewinds,
         )
         images: dict[str, np.ndarray] = {}
         if self.device.screen:
@@ -238,7 +255,8 @@ def checked(reading: Any, device: Device) -> Reading:
     """The reading, if it is one."""
     if not isinstance(reading, Reading) or np.shape(reading.motion) != (6,) or reading.gripper not in (-1, 0, 1):
         raise SchemaError(
-            f"the device {device.name} gave {reading!r}: expected a Reading with a motion of six numbers and a gripper of -1, 0 or 1"
+            f"the device {device.name} gave {reading!r}: expected a Reading with a motion of six numbers "
+            "and a gripper of -1, 0 or 1"
         )
     return reading
 
@@ -246,9 +264,10 @@ def checked(reading: Any, device: Device) -> Reading:
 def motion_action(reading: Reading, space: gymnasium.spaces.Box) -> np.ndarray:
     """A person's action where the space is one of the known ones, in units of [-1, 1].
 
-    Length 3 is xyz, 4 xyz and gripper, 6 xyz and rotation, 7 that and gripper; 12 and 14 are two of 6 or 7, and the arm that
-    is not meant holds still. The gripper's command is -1 or 1 exactly. HIL-SERL draws it between 0.9 and 1, which makes a
-    recording differ from its replay for no gain: full deflection of an axis is 1, too, so a policy sees 1 anyway.
+    Length 3 is xyz, 4 xyz and gripper, 6 xyz and rotation, 7 that and gripper; 12 and 14 are two of 6 or
+    7, and the arm that is not meant holds still. The gripper's command is -1 or 1 exactly. HIL-SERL draws
+    it between 0.9 and 1, which makes a recording differ from its replay for no gain: full deflection of
+    an axis is 1, too, so a policy sees 1 anyway.
     """
     (length,) = space.shape
     arms = 2 if length in (12, 14) else 1
@@ -270,8 +289,8 @@ def check_space(space: Any) -> None:
         or (space.high < 1).any()
     ):
         raise ConfigError(
-            f"the action space is {space}: a device drives a Box of 3, 4, 6, 7, 12 or 14 numbers in [-1, 1]; for another one give "
-            f"TakeOver(action_of=lambda reading, space: ...), or -d action_of=module:function"
+            f"the action space is {space}: a device drives a Box of 3, 4, 6, 7, 12 or 14 numbers in [-1, "
+            f"1]; for another one give TakeOver(action_of=lambda reading, space: ...), or -d action_of=module:function"
         )
 
 
@@ -287,13 +306,13 @@ def kept_dimensions(indices: Sequence[int], space: Any) -> np.ndarray:
 def executable(action: Any, space: Any) -> Any:
     """The action as the environment gets it: in the space's dtype and, in a Box, inside it."""
     if not isinstance(space, gymnasium.spaces.Box):
-        return (
-            action[()] if isinstance(action, np.ndarray) and action.ndim == 0 else action
-        )  # a number can be a key, an array not
+        # a number can be a key, an array not
+        return action[()] if isinstance(action, np.ndarray) and action.ndim == 0 else action
     given = np.asarray(action, np.float64)
     if given.shape != space.shape or not np.isfinite(given).all():
         raise SchemaError(
-            f"the action is {np.asarray(action).tolist()}: expected {space.shape[0] if space.shape else 1} finite numbers"
+            f"the action is {np.asarray(action).tolist()}: expected "
+            f"{space.shape[0] if space.shape else 1} finite numbers"
         )
     return np.clip(given, space.low, space.high).astype(space.dtype)
 

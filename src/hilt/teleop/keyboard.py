@@ -1,8 +1,9 @@
 """The keyboard of a terminal, without any package.
 
-Terminals send characters, not keys: nothing tells that a key was released. Those that know kitty's keyboard protocol (kitty, foot,
-WezTerm, Ghostty, Konsole, iTerm2 and others) do tell when asked, and then keys are held exactly as long as they are held. For the
-others a key counts as held for a moment after its last character; of several keys that are held, they repeat the last one only.
+Terminals send characters, not keys: nothing tells that a key was released. Those that know kitty's keyboard
+protocol (kitty, foot, WezTerm, Ghostty, Konsole, iTerm2 and others) do tell when asked, and then keys are held
+exactly as long as they are held. For the others a key counts as held for a moment after its last character; of
+several keys that are held, they repeat the last one only.
 """
 
 from __future__ import annotations
@@ -27,16 +28,18 @@ logger = logging.getLogger("hilt.teleop")
 HELD_SECONDS = 0.15
 """How long a key counts as held after its character, and a tapped key at least; keys repeat every 30 to 60 ms."""
 ANSWER_SECONDS = 0.5
-"""How long a terminal has to answer whether it tells releases. All answer the second question, so this is not waited out."""
+"""How long a terminal has to answer whether it tells releases. All answer the
+second question, so this is not waited out."""
 SILENT_SECONDS = 0.5
-"""While a key is held, a terminal that tells releases is asked whether it is there. One that does not answer is out of reach, as over
-ssh when the network breaks: the release would not come either."""
+"""While a key is held, a terminal that tells releases is asked whether it is there. One that does not answer is out of
+reach, as over ssh when the network breaks: the release would not come either."""
 ESCAPE_SECONDS = 0.05
 """How long the rest of a sequence may take after its first byte; a lone escape is the escape key."""
 
 ALIVE = b"\x1b[c"  # every terminal answers that
 ASK = b"\x1b[?u" + ALIVE
-# 1: no ambiguous sequences, 2: tell repeats and releases, 8: of every key; 1004: tell when the window loses the keyboard
+# 1: no ambiguous sequences, 2: tell repeats and releases, 8: of every key; 1004:
+# tell when the window loses the keyboard
 KITTY_ON, KITTY_OFF = b"\x1b[>11u\x1b[?1004h", b"\x1b[?1004l\x1b[<u"
 SEQUENCE = re.compile(
     rb"\x1b\[(?P<code>\d*)[\d:]*(?:;(?P<modifiers>\d*)(?::(?P<event>\d))?)?[\d:;]*(?P<final>[@-~])"
@@ -77,8 +80,9 @@ class Keyboard(Device):
             raise
         if not self.tells_releases:
             logger.warning(
-                "this terminal does not tell when a key is released: a key counts as held for %.2f s after each character, and one key "
-                "at a time. A terminal with kitty's keyboard protocol does better, and so does the device browser.",
+                "this terminal does not tell when a key is released: a key counts as held for %.2f s after "
+                "each character, and one key at a time. A terminal with kitty's keyboard protocol does better, and "
+                "so does the device browser.",
                 HELD_SECONDS,
             )
         self._thread = threading.Thread(target=self._listen, name="keyboard", daemon=True)
@@ -111,7 +115,8 @@ class Keyboard(Device):
         os.close(self._fd)
 
     def _raw(self) -> None:
-        """Switches to unbuffered input without echo. Ctrl-C still interrupts; Ctrl-Z does not, because the arm would be without control."""
+        """Switches to unbuffered input without echo. Ctrl-C still interrupts; Ctrl-Z does not,
+        because the arm would be without control."""
         mode = termios.tcgetattr(self._fd)
         mode[0] &= ~(termios.ICRNL | termios.IXON)
         mode[3] &= ~(termios.ICANON | termios.ECHO)

@@ -1,16 +1,18 @@
 """A script at the controls: it demonstrates, or it takes over like a person who watches.
 
-It acts through actions only, at the control rate, and never sets a simulator's state. The rule of the operator is fixed here, and is
-the same in every run; evaluation never has one.
+It acts through actions only, at the control rate, and never sets a simulator's state. The rule of the operator is fixed
+here, and is the same in every run; evaluation never has one.
 
-    It compares what the policy does with what the expert would do, with a new plan at every step, so that a policy may take a way of
-    its own. Over the last `PROGRESS_WINDOW` steps, the *progress* of the policy is
+    It compares what the policy does with what the expert would do, with a new plan at every step, so that a policy may
+    take a way of its own. Over the last `PROGRESS_WINDOW` steps, the *progress* of the policy is
 
-        sum of (its action · the expert's action) / sum of (the expert's action · the expert's action)        grippers left out
+        sum of (its action · the expert's action) / sum of (the expert's action · the expert's action)
 
-    1 is as fast as the expert in the expert's direction, standing still is 0. Below `PROGRESS` the operator takes over with a plan
-    from where things are, acts for `TURN` steps, gives back, and watches again. When `LATE` of the step limit is over without
-    success, it goes on with its plan until the end.
+    (grippers left out).
+
+    1 is as fast as the expert in the expert's direction, standing still is 0. Below `PROGRESS` the operator takes over
+    with a plan from where things are, acts for `TURN` steps, gives back, and watches again. When `LATE` of the step
+    limit is over without success, it goes on with its plan until the end.
 """
 
 from __future__ import annotations
@@ -36,14 +38,14 @@ Expert = Callable[[], Any]
 
 
 class Script(Device):
-    """`operator=False` demonstrates: acts from the first step to the last, as source *demo*. `operator=True` takes over by the rule
-    above, as source *human*. The expert is ``env.expert()``, or ``expert(env)`` where that is given (or "module:name" of it): a
-    function without arguments that gives the next action, a new one for each plan.
+    """`operator=False` demonstrates: acts from the first step to the last, as source *demo*. `operator=True` takes over
+    by the rule above, as source *human*. The expert is ``env.expert()``, or ``expert(env)`` where that is given (or
+    "module:name" of it): a function without arguments that gives the next action, a new one for each plan.
 
-    It is too good for a person: `speed` slows its motions down, `noise` adds normal noise of this standard deviation to them, and
-    `action_indices` are the only numbers of an action that it uses, the others are 0. `seed` is the noise's. An operator has a reaction
-    time: it takes over, acts and gives back `delay` steps after it decided to; and it may tire: once it has driven `tires_after` steps in
-    all, it only watches (0: it never tires)."""
+    It is too good for a person: `speed` slows its motions down, `noise` adds normal noise of this standard deviation to
+    them, and `action_indices` are the only numbers of an action that it uses, the others are 0. `seed` is the noise's.
+    An operator has a reaction time: it takes over, acts and gives back `delay` steps after it decided to; and it may
+    tire: once it has driven `tires_after` steps in all, it only watches (0: it never tires)."""
 
     name = "script"
     gives_actions = True
@@ -66,12 +68,14 @@ class Script(Device):
             )
         if not 0 < speed <= 1 or noise < 0:
             raise ConfigError(
-                f"speed={speed}, noise={noise}: expected a share of the expert's speed, up to 1, and a deviation from 0 on"
+                f"speed={speed}, noise={noise}: expected a share of the expert's speed, up to 1, "
+                "and a deviation from 0 on"
             )
         if delay < 0 or tires_after < 0 or ((delay or tires_after) and not operator):
             given = f"delay={delay}, tires_after={tires_after}"
             raise ConfigError(
-                f"{given}: expected numbers of steps from 0 on, of an operator (operator=true), who takes over from a policy"
+                f"{given}: expected numbers of steps from 0 on, of an operator (operator=true), "
+                "who takes over from a policy"
             )
         self._speed, self._noise, self._indices = speed, noise, action_indices
         self._tires_after, self._driven = tires_after, 0
@@ -82,18 +86,17 @@ class Script(Device):
         self._make = None if expert is None else function(expert, "expert", Callable)  # type: ignore[arg-type]  # a class for isinstance and issubclass
         self._env: Any = None
         self._limit = 0
-        self._seen: deque[tuple[float, float]] = deque(
-            maxlen=PROGRESS_WINDOW
-        )  # (made, possible) of the policy's last steps
+        # (made, possible) of the policy's last steps
+        self._seen: deque[tuple[float, float]] = deque(maxlen=PROGRESS_WINDOW)
         self.reset()
 
     def attach(self, env: Env) -> None:
         if self._make is None:
             if not env.has_wrapper_attr("expert"):
                 raise ConfigError(
-                    f"{type(env.unwrapped).__name__} has no expert() for the device script: give it a method expert() that returns a "
-                    "function for the next action, or open the device with expert= (-d expert=module:function), a function that makes one "
-                    "for an environment: docs/teleop.md"
+                    f"{type(env.unwrapped).__name__} has no expert() for the device script: give it a "
+                    "method expert() that returns a function for the next action, or open the device with expert= (-d "
+                    "expert=module:function), a function that makes one for an environment: docs/teleop.md"
                 )
             self._make = lambda env: env.get_wrapper_attr("expert")()
         if self.operator and not (hasattr(env.action_space, "low") and len(env.action_space.shape) == 1):
@@ -174,8 +177,9 @@ def _checked(plan: Any) -> Expert:
         inspect.signature(plan).bind()
     except TypeError as error:
         raise ConfigError(
-            f"the expert made a function that cannot be called without arguments ({error}): expected one that takes none and gives the "
-            "next action. It is made for an environment, which it may ask for what it needs to know."
+            f"the expert made a function that cannot be called without arguments ({error}): expected one that "
+            "takes none and gives the next action. It is made for an environment, which it may ask "
+            "for what it needs to know."
         ) from None
     except ValueError:  # its arguments are unknown, as for some builtins
         pass

@@ -1,4 +1,6 @@
 // The page, as a Vue component of NiceGUI's: draws what the page's process sends, and sends what the person holds and presses.
+// On a page of its own, or on one of the app of `hilt open`, which passes on what goes through the socket, gives words of another
+// language for the texts here, and lets people watch who may not drive.
 // Whole states and no changes are sent, 20 times a second: a lost message costs 50 ms, and silence means that contact is gone.
 
 const PERIOD = 50; // ms between two states
@@ -7,6 +9,7 @@ const SILENT = 1000; // ms without a word of the page's process, which speaks ev
 const FROZEN = 400; // ms without a turn after which nobody knows which keys are still held
 const TOLD = 4000; // ms that a hint stays in sight
 const LATE = 3000; // ms after which a press that could not be sent is dropped, but for stop
+const AWAY = 4404; // the code with which the app closes the socket when there is no actor
 const AXES = ["x", "y", "z", "roll", "pitch", "yaw"];
 const NAMES = {enter: "Enter", backspace: "⌫", escape: "Esc", tab: "Tab"};
 const LEGEND = [
@@ -66,81 +69,91 @@ const Stick = {
 
 export default {
   components: {Stick},
-  props: {keys: Object},
+  props: {keys: Object, words: Object, path: {type: String, default: "/drive"}, watch: Boolean},
   template: `
-    <div class="hilt" :class="[mood, {nudged: hint}]">
+    <div class="hilt" :class="[mood, {nudged: hint, watch}]">
       <header>
         <b class="brand">Hilt</b>
-        <span class="instruction" :title="status.instruction">{{ status.instruction || "No instruction" }}</span>
-        <span class="link" :class="quality" title="Age of the newest picture">{{ linkText }}</span>
+        <span class="instruction" :title="status.instruction">{{ status.instruction || w("No instruction") }}</span>
+        <span class="link" :class="quality" :title="w('Age of the newest picture')">{{ linkText }}</span>
       </header>
       <section class="who" role="status" aria-live="assertive"><strong>{{ who[0] }}</strong><span>{{ who[1] }}</span></section>
       <section class="cameras" :class="{stale: quality === 'bad'}" :style="{'--columns': cameras.length === 4 ? 2 : Math.min(3, cameras.length)}">
         <figure v-for="name in cameras" :key="name"><canvas :data-camera="name"></canvas><figcaption>{{ name }}</figcaption></figure>
         <b v-if="outcome" :key="outcome" class="outcome" :class="{kept: outcome.startsWith('Recorded')}">{{ outcome }}</b>
-        <p v-if="!cameras.length">{{ !online ? "Connecting" : age === null ? "Waiting for the first picture" : "This task has no pictures" }}</p>
+        <p v-if="!cameras.length">{{ away ? "" : !online ? w("Connecting") : age === null ? w("Waiting for the first picture") : w("This task has no pictures") }}</p>
       </section>
       <aside>
       <section class="facts">
         <dl>
-          <div><dt>Episode</dt><dd class="episode">{{ status.episode || 0 }}</dd></div>
-          <div><dt>Successes</dt><dd class="successes">{{ status.successes || 0 }}</dd></div>
-          <div><dt>Step</dt><dd class="step">{{ status.step || 0 }}<small v-if="status.step_limit"> / {{ status.step_limit }}</small></dd></div>
-          <div><dt>Reward</dt><dd>{{ +(status.reward || 0).toFixed(2) }}</dd></div>
-          <div><dt>Viewers</dt><dd>{{ view.viewers || 0 }}</dd></div>
+          <div><dt>{{ w("Episode") }}</dt><dd class="episode">{{ status.episode || 0 }}</dd></div>
+          <div><dt>{{ w("Successes") }}</dt><dd class="successes">{{ status.successes || 0 }}</dd></div>
+          <div><dt>{{ w("Step") }}</dt><dd class="step">{{ status.step || 0 }}<small v-if="status.step_limit"> / {{ status.step_limit }}</small></dd></div>
+          <div><dt>{{ w("Reward") }}</dt><dd>{{ +(status.reward || 0).toFixed(2) }}</dd></div>
+          <div><dt>{{ w("Viewers") }}</dt><dd>{{ view.viewers || 0 }}</dd></div>
         </dl>
         <progress :max="status.step_limit || 1" :value="status.step_limit ? status.step : 0"></progress>
         <p v-if="status.message || note" class="message">{{ note || status.message }}</p>
       </section>
-      <section class="marks">
-        <button class="success" :disabled="!mayJudge" @click="press('success')"><q-icon name="check"/>Success</button>
-        <button class="fail" :disabled="!mayJudge" @click="press('fail')"><q-icon name="close"/>Fail</button>
-        <button class="reset" :disabled="!mayMark" @click="press('reset')"><q-icon name="replay"/>Reset</button>
+      <section v-if="!watch && view.pausing" class="marks rewind" role="group" :aria-label="w('Go back to an earlier moment')">
+        <label>{{ w("Step {step} of {last}", {step: chosen, last: status.step}) }}
+          <input type="range" :min="view.moments" :max="status.step" step="1" :value="chosen" @input="moment = +$event.target.value" @change="$event.target.blur()"></label>
+        <button class="again mine" @click="goOn(true)">{{ chosen < status.step ? w("Try again from here") : w("Go on") }}: {{ w("I drive") }}</button>
+        <button class="again" @click="goOn(false)">{{ chosen < status.step ? w("Try again from here") : w("Go on") }}: {{ w("the policy") }}</button>
       </section>
-      <section class="hands" :class="{idle: !view.driving}">
-        <div v-if="view.arms > 1" class="choice" role="group" aria-label="Which arm">
-          <button v-for="(name, index) in ['Left arm', 'Right arm']" :aria-pressed="arm === index" @click="choose('arm', index)">{{ name }}</button>
+      <section v-if="!watch && !view.pausing" class="marks">
+        <button class="success" :disabled="!mayJudge" @click="press('success')"><q-icon name="check"/>{{ w("Success") }}</button>
+        <button class="fail" :disabled="!mayJudge" @click="press('fail')"><q-icon name="close"/>{{ w("Fail") }}</button>
+        <button class="reset" :disabled="!mayMark" @click="press('reset')"><q-icon name="replay"/>{{ w("Reset") }}</button>
+        <button v-if="status.rewind" class="pause" :disabled="!mayMark || view.paused" @click="press('pause')" :title="w('Pause the simulation, and go back to an earlier moment (P)')">
+          <q-icon name="pause"/>{{ w("Pause") }}</button>
+      </section>
+      <section v-if="!watch" class="hands" :class="{idle: !view.driving}">
+        <div v-if="view.arms > 1" class="choice" role="group" :aria-label="w('Which arm')">
+          <button v-for="(name, index) in [w('Left arm'), w('Right arm')]" :aria-pressed="arm === index" @click="choose('arm', index)">{{ name }}</button>
         </div>
         <div class="sticks">
-          <stick ref="move" label="Move" up="forward" down="back" left="left" right="right" @moved="(...to) => moved('move', to)"></stick>
-          <div class="middle"><span class="gripper">{{ gripper === undefined ? "Gripper" : Math.round(100 * gripper) + "% open" }}</span>
+          <stick ref="move" :label="w('Move')" :up="w('forward')" :down="w('back')" :left="w('left')" :right="w('right')" @moved="(...to) => moved('move', to)"></stick>
+          <div class="middle"><span class="gripper">{{ gripper === undefined ? w("Gripper") : w("{count}% open", {count: Math.round(100 * gripper)}) }}</span>
             <button v-for="name in ['open', 'close']" :class="name" @pointerdown.prevent="hold(name, name)" @pointerup="letGo(name)"
-                @pointercancel="letGo(name)" @pointerleave="letGo(name)">{{ name }}</button>
+                @pointercancel="letGo(name)" @pointerleave="letGo(name)">{{ name === "open" ? w("open") : w("close") }}</button>
           </div>
-          <stick ref="lift" :label="tilt ? 'Tilt' : 'Lift and turn'" :up="tilt ? 'pitch' : 'up'" :down="tilt ? 'pitch' : 'down'"
-              :left="tilt ? 'roll' : 'turn'" :right="tilt ? 'roll' : 'turn'" @moved="(...to) => moved('lift', to)"></stick>
+          <stick ref="lift" :label="tilt ? w('Tilt') : w('Lift and turn')" :up="tilt ? w('pitch') : w('up')" :down="tilt ? w('pitch') : w('down')"
+              :left="tilt ? w('roll') : w('turn')" :right="tilt ? w('roll') : w('turn')" @moved="(...to) => moved('lift', to)"></stick>
         </div>
         <div class="speed">
-          <label>Speed <input type="range" min="0.1" max="1" step="0.1" v-model.number="speed" @change="$event.target.blur()"> {{ Math.round(100 * speed) }}%</label>
-          <span class="choice" role="group" aria-label="What the right stick does"><button v-for="on in [false, true]" :aria-pressed="tilt === on" @click="choose('tilt', on)">{{ on ? "Tilt" : "Lift" }}</button></span>
+          <label>{{ w("Speed") }} <input type="range" min="0.1" max="1" step="0.1" v-model.number="speed" @change="$event.target.blur()"> {{ Math.round(100 * speed) }}%</label>
+          <span class="choice" role="group" :aria-label="w('What the right stick does')"><button v-for="on in [false, true]" :aria-pressed="tilt === on" @click="choose('tilt', on)">{{ on ? w("Tilt") : w("Lift") }}</button></span>
         </div>
-        <div class="choice" role="group" title="Which way is forward: as the robot looks, or into the picture of a camera that looks at the robot">
-          <button v-for="on in [false, true]" :aria-pressed="faces === on" @click="chooseFacing(on)">{{ on ? "Facing the robot" : "Behind the robot" }}</button>
+        <div class="choice" role="group" :title="w('Which way is forward: as the robot looks, or into the picture of a camera that looks at the robot')">
+          <button v-for="on in [false, true]" :aria-pressed="faces === on" @click="chooseFacing(on)">{{ on ? w("Facing the robot") : w("Behind the robot") }}</button>
         </div>
       </section>
-      <section class="legend" :aria-label="padLegend ? 'Gamepad' : 'Keys'">
-        <div v-if="pad" class="choice" role="group" aria-label="Which legend">
-          <button v-for="on in [false, true]" :aria-pressed="padLegend === on" @click="choosePadLegend(on)">{{ on ? "Gamepad" : "Keys" }}</button>
+      <section v-if="!watch" class="legend" :aria-label="padLegend ? w('Gamepad') : w('Keys')">
+        <div v-if="pad" class="choice" role="group" :aria-label="w('Which legend')">
+          <button v-for="on in [false, true]" :aria-pressed="padLegend === on" @click="choosePadLegend(on)">{{ on ? w("Gamepad") : w("Keys") }}</button>
         </div>
         <div v-for="[what, ...meanings] in legend"><span>{{ what }}</span><span><kbd v-for="key in meanings">{{ key }}</kbd></span></div>
-        <p><template v-if="!padLegend">Arrow keys move too. </template>{{ gamepad }}</p>
+        <p><template v-if="!padLegend">{{ w("Arrow keys move too.") + " " }}</template>{{ gamepad }}</p>
       </section>
       </aside>
-      <footer>
+      <footer v-if="!watch">
         <button class="take" :disabled="!online || (!view.driving && (over || view.taken))" @click="toggle">
-          {{ view.driving ? "Give back" : view.taken ? "Taken" : "Take over" }}</button>
-        <button v-if="view.lost && !over" class="resume" @click="press('give')">Let it go on</button>
-        <button class="stop" @click="press('stop')"><q-icon name="stop"/>Stop</button>
+          {{ view.driving ? w("Give back") : view.taken ? w("Taken") : w("Take over") }}</button>
+        <button v-if="view.lost && !over" class="resume" @click="press('give')">{{ w("Let it go on") }}</button>
+        <button class="stop" :disabled="away" @click="press('stop')"><q-icon name="stop"/>{{ w("Stop") }}</button>
       </footer>
     </div>`,
 
-  data: () => ({online: false, view: {}, cameras: [], age: null, period: 0, note: "", gamepad: "", pad: false, keysChosen: false, hint: "", layout: null, arm: 0, tilt: false, facing: null, speed: 1, ended: false}),
+  data: () => ({online: false, view: {}, cameras: [], age: null, period: 0, note: "", gamepad: "", pad: false, keysChosen: false, hint: "", layout: null, arm: 0, tilt: false, facing: null, speed: 1, ended: false, away: false, moment: null}),
 
   computed: {
     status() { return this.view.status || {}; },
     // How the last episode ended, in the recorder's words; and whether it has said its last one.
     outcome() { return this.status.message?.match(/^(Recorded|Dropped)[^.]*\./)?.[0]; },
     over() { return this.ended || !!this.status.message?.startsWith("Recording has ended"); },
+    // The step at which a person looks who has paused: the newest, until they choose another one.
+    chosen() { return this.moment ?? this.status.step ?? 0; },
     gripper() { return this.status.gripper?.[this.arm]; },
     // A camera of the name front looks at the robot, unless the person says otherwise.
     faces() { return this.facing ?? this.cameras.includes("front"); },
@@ -148,37 +161,43 @@ export default {
     mayMark() { return this.online && (this.view.driving || !this.view.taken); },
     mood() {
       if (this.over) return "ended";
+      if (this.away) return "away";
       if (!this.online) return "gone";
       if (this.view.lost && this.status.who !== "policy") return "lost";  // else the policy goes on, after a while
+      if (this.view.paused) return "paused";
       if (this.view.taken) return this.view.driving ? "mine" : "other";
       return this.status.who === "policy" ? "policy" : "none";
     },
     who() {
       const held = this.status.message?.match(/Let go.*/)?.[0];
       const [title, text] = {
-        ended: [this.status.message?.startsWith("Recording") ? this.status.message : "The session has ended.", "You may close this page."],
-        gone: ["No contact", "The arm holds still if you were driving. Trying again."],
-        lost: ["Contact lost", "The driver is gone and the arm holds still. Take over, or let it go on."],
-        mine: ["You are in control", held || "The arm moves while you hold a key or a stick."],
-        other: ["Somebody else drives", "You are watching. Stop works for everybody."],
-        policy: ["The policy is in control", "Take over when it needs you."],
-        none: ["No one is in control", "The arm holds still. Take over to drive."],
+        ended: [this.status.message?.startsWith("Recording") ? this.status.message : this.w("The session has ended."), this.w("You may close this page.")],
+        away: [this.w("The actor is not running"), this.w("It has ended, or is being started again. This page goes on by itself when it is back.")],
+        gone: [this.w("No contact"), this.w("The arm holds still if you were driving. Trying again.")],
+        lost: [this.w("Contact lost"), this.w("The driver is gone and the arm holds still. Take over, or let it go on.")],
+        paused: [this.w("Paused"), this.view.pausing ? this.w("Choose a moment with the slider or ← →, and try again from there.") : this.w("Somebody has paused the simulation.")],
+        mine: [this.w("You are in control"), held || this.w("The arm moves while you hold a key or a stick.")],
+        other: [this.w("Somebody else drives"), this.w("You are watching. Stop works for everybody.")],
+        policy: [this.w("The policy is in control"), this.w("Take over when it needs you.")],
+        none: [this.w("No one is in control"), this.w("The arm holds still. Take over to drive.")],
       }[this.mood];
+      if (this.watch && !["away", "gone"].includes(this.mood)) return [title, this.w("You are watching. This app was opened to view only.")];
       return [title, this.hint || text];
     },
     // Of the gamepad where there is one, unless the person wants to see the keys.
     padLegend() { return this.pad && !this.keysChosen; },
     quality() { return !this.online || this.age === null || this.age > 1 ? "bad" : this.age > 0.2 ? "poor" : "good"; },
     linkText() {
-      if (!this.online || this.age === null) return this.online ? "no picture" : "offline";
-      return this.age > 1 ? `picture ${this.age.toFixed(0)} s old` : `${Math.round(1000 * this.age)} ms` + (this.period ? ` · ${Math.round(1 / this.period)} fps` : "");
+      if (!this.online || this.age === null) return this.online ? this.w("no picture") : this.w("offline");
+      return this.age > 1 ? this.w("picture {count} s old", {count: this.age.toFixed(0)}) : `${Math.round(1000 * this.age)} ms` + (this.period ? ` · ${Math.round(1 / this.period)} fps` : "");
     },
     legend() {
-      if (this.padLegend) return this.view.arms > 1 ? [...PAD_LEGEND, ["Other arm", "Y"]] : PAD_LEGEND;
+      if (this.padLegend) return (this.view.arms > 1 ? [...PAD_LEGEND, ["Other arm", "Y"]] : PAD_LEGEND).map(([what, ...parts]) => [what, ...parts].map((text) => this.w(text)));
       const shown = (meaning) => Object.keys(this.keys).find((key) => this.keys[key] === meaning);
       const printed = (key) => this.printed(key);
       const rows = this.view.arms > 1 ? [...LEGEND, ["Other arm", "arm"]] : LEGEND;
-      return rows.map(([what, ...meanings]) => [what, ...meanings.map((meaning) => printed(shown(meaning)))]);
+      const keys = rows.map(([what, ...meanings]) => [this.w(what), ...meanings.map((meaning) => printed(shown(meaning)))]);
+      return this.status.rewind ? [...keys, [this.w("Pause"), printed("p")]] : keys;
     },
   },
 
@@ -211,8 +230,13 @@ export default {
   },
 
   methods: {
+    // A text of this file in the language of the page, with values in it.
+    w(text, values = {}) {
+      return (this.words?.[text] || text).replace(/{(\w+)}/g, (whole, name) => values[name] ?? whole);
+    },
+
     connect() {
-      const socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/drive`);
+      const socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}${this.path}`);
       socket.binaryType = "arraybuffer";
       this.socket = socket;
       this.heard = performance.now();
@@ -227,6 +251,8 @@ export default {
       socket.onclose = (event) => {
         if (socket !== this.socket) return;
         this.ended = event.code === 1012; // told by a server that ends in order
+        this.away = event.code === AWAY;
+        if (this.away) this.unsent = []; // they were meant for an actor that is gone
         this.note = this.ended ? "" : event.reason;
         this.gone();
         setTimeout(() => this.connect(), 500);
@@ -246,7 +272,8 @@ export default {
       const trip = view.echo ? Math.max(0, came - view.echo - view.kept) : 0;
       if (this.view.driving && !view.driving) this.releaseAll();
       if (this.view.driving !== view.driving) this.hint = "";
-      [this.view, this.online, this.ended] = [view, true, false];
+      if (!view.pausing) this.moment = null;
+      [this.view, this.online, this.ended, this.away] = [view, true, false, false];
       this.unsent = this.unsent.filter((press) => press.number > view.done);
       ++this.seen; // on this connection, for the page's process
       const number = ++this.came; // on all of them: a picture of the last connection is older than one of this
@@ -290,16 +317,16 @@ export default {
 
     // Somebody who is not in control moves something: that does nothing, and is not passed over in silence.
     nudge() {
-      if (!this.online || this.over || this.view.driving) return;
+      if (this.watch || !this.online || this.over || this.view.driving) return;
       const key = this.printed(Object.keys(this.keys).find((key) => this.keys[key] === "toggle"));
-      this.tell(this.view.taken ? "Keys and sticks move nothing here: somebody else drives." : `Keys and sticks move nothing yet: press Take over (${key}) first.`);
+      this.tell(this.view.taken ? this.w("Keys and sticks move nothing here: somebody else drives.") : this.w("Keys and sticks move nothing yet: press Take over ({key}) first.", {key}));
     },
 
     // Once every PERIOD.
     turnOver() {
       const now = performance.now();
       if (now - this.turned > FROZEN && this.turned) {
-        if (this.view.driving && this.held.size) this.tell("Let go, then press again: this page stood still, and nobody knew what you hold.");
+        if (this.view.driving && this.held.size) this.tell(this.w("Let go, then press again: this page stood still, and nobody knew what you hold."));
         this.releaseAll();
       }
       this.turned = now;
@@ -317,7 +344,7 @@ export default {
     sendState() {
       // What waits in the browser would only grow old there.
       if (this.socket.readyState !== WebSocket.OPEN || this.socket.bufferedAmount > 2000) return;
-      this.socket.send(JSON.stringify({sent: seconds(), seen: this.seen, ...this.state()}));
+      this.socket.send(JSON.stringify({sent: seconds(), seen: this.seen, moment: this.view.pausing && this.chosen < this.status.step ? this.chosen : -1, ...this.state()}));
     },
 
     state() {
@@ -337,11 +364,24 @@ export default {
       return {motion: AXES.map((axis) => sign(axis) * this.speed * clamp(motion[axis])), gripper: clamp(gripper), arm: this.arm};
     },
 
-    press(event) {
+    press(event, more = {}) {
       document.activeElement?.blur(); // else the space bar would press it again
-      const press = {event, number: ++this.number, episode: this.view.episode || 0, at: performance.now()};
+      const press = {event, number: ++this.number, episode: this.view.episode || 0, page: this.view.page, at: performance.now(), ...more};
       this.unsent.push(press);
       if (this.socket.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(press));
+    },
+
+    // After a pause, from the chosen moment: as the person, or as the policy.
+    goOn(mine) {
+      this.releaseAll();
+      if (mine !== Boolean(this.view.driving)) this.press(mine ? "take" : "give");
+      if (this.chosen < this.status.step) this.press("rewind", {step: this.chosen});
+      else this.press("resume");
+    },
+
+    scrub(by) {
+      this.moment = Math.max(this.view.moments, Math.min(this.status.step, this.chosen + by));
+      this.sendState();
     },
 
     toggle() {
@@ -402,11 +442,19 @@ export default {
 
     keyDown(event) {
       if (event.ctrlKey || event.altKey || event.metaKey) return this.releaseAll();
+      if (this.watch || document.querySelector("dialog[open]")) return; // what lies over the page gets the keys
       const name = keyName(event);
       const meaning = this.keys[name];
+      if (this.view.pausing && /^arrow(left|right)$/.test(name)) {
+        event.preventDefault();
+        event.stopPropagation();
+        return this.scrub((name === "arrowleft" ? -1 : 1) * (event.shiftKey ? 10 : 1));
+      }
+      if (name === "p" && this.status.rewind && this.mayMark && !event.repeat) return this.view.pausing ? this.goOn(Boolean(this.view.driving)) : this.press("pause");
       if (meaning === "arm" && !(this.view.arms > 1)) return; // Tab goes from button to button, and
       if (event.target.matches?.(":focus-visible") && /^(enter|arrow)/.test(name)) return; // what it has reached gets its own keys
       if (meaning) event.preventDefault();
+      if (meaning) event.stopPropagation(); // they are no keys of the app around
       if (!meaning || event.repeat) return;
       if ("+-".includes(meaning[0]) || meaning === "open" || meaning === "close") this.hold(event.code, meaning);
       else this.act(meaning);
@@ -415,11 +463,12 @@ export default {
     // The browser keeps a gamepad's last values while the page is not in front: they do not count then. Beyond this machine it may
     // show gamepads to https pages only. A pad without the standard layout may have a trigger, at -1, where a stick should be.
     readGamepad() {
+      if (this.watch) return;
       const seen = document.hasFocus() && !document.hidden ? navigator.getGamepads?.() : null;
       const pads = [...(seen || [])].filter((pad) => pad?.connected);
       const pad = pads.find((pad) => pad.mapping === "standard");
       const name = (pad || pads[0])?.id.split("(")[0];
-      this.gamepad = pad ? `Gamepad: ${name}` : pads.length ? `${name}: its layout is not known here.` : navigator.getGamepads ? "Gamepad: press a button." : "";
+      this.gamepad = pad ? this.w("Gamepad: {name}", {name}) : pads.length ? this.w("{name}: its layout is not known here.", {name}) : navigator.getGamepads ? this.w("Gamepad: press a button.") : "";
       this.padHeld = [];
       this.pad = Boolean(pad);
       if (!pad) return this.rested.clear();

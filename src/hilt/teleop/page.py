@@ -5,27 +5,26 @@
     Browser.read  ◄─ held,   newest wins ──  Wheel ◄─ the whole held state, 20 times a second ── keys, sticks, gamepad
                   ◄─ events, each once ────        ◄─ numbered, sent again until acknowledged ── buttons
 
-The device (`hilt.teleop.browser`) starts it with ``python -m hilt.teleop.page``, and it ends with its parent. What is drawn lies in
-page.js, a component of NiceGUI's, and page.css.
+The device (`hilt.teleop.browser`) starts it with ``python -m hilt.teleop.page``, and it ends with its parent. What is
+drawn lies in page.js, a component of NiceGUI's, and page.css.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
-import ipaddress
 import json
 import math
 import os
+import secrets
 import shutil
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
@@ -34,8 +33,8 @@ import zmq.asyncio
 
 from hilt.core.errors import FormatError, optional_module
 from hilt.core.signals import leave_to_parent
+from hilt.core.web import PageGuard
 from hilt.formats import images
-from hilt.robot.request_auth import host_name
 from hilt.teleop.devices import EVENTS, KEYS
 
 SEAT_SECONDS = 2.0
@@ -48,6 +47,8 @@ NAME_S = 10.0
 """Seconds within which a viewer must send its name"""
 IN_FLIGHT = 2
 """Messages on their way to a browser: more would only be older when they arrive."""
+MOMENT_BYTES = 128 << 20
+"""Of the pictures of the running episode; beyond that the oldest go"""
 QUALITY = 95
 """Of the JPEG pictures."""
 STILL = {"motion": [0.0] * 6, "gripper": 0, "arm": 0}
@@ -56,8 +57,8 @@ STILL = {"motion": [0.0] * 6, "gripper": 0, "arm": 0}
 class Wheel:
     """The driver, at most one viewer, and the inputs that they hold.
 
-    A driver who vanishes loses the wheel but leaves it *lost*: the arm holds still until a person takes the wheel or gives it
-    back to the policy. Times are the monotonic clock's, which this machine's processes share.
+    A driver who vanishes loses the wheel but leaves it *lost*: the arm holds still until a person takes the wheel or
+    gives it back to the policy. Times are the monotonic clock's, which this machine's processes share.
     """
 
     def __init__(self) -> None:
@@ -65,6 +66,18 @@ class Wheel:
         self.lost = False
         self._heard = 0.0
         self._held: dict[str, Any] = STILL
+        self.paused_by: str | None = None
+        self._pause_heard = 0.0
+
+    def pause(self, viewer: str, now: float) -> None:
+        """The driver pauses a simulation, or anybody while there is none; until they go on, or are gone."""
+        if self.driver in (None, viewer) and self.paused_by is None:
+            self.paused_by, self._pause_heard = viewer, now
+
+    def resume(self, viewer: str) -> None:
+        """Goes on after a pause: by the one who paused."""
+        if self.paused_by == viewer:
+            self.paused_by = None
 
     def take(self, viewer: str, now: float) -> bool:
         """Whether the viewer drives now: the first one who asks."""
@@ -80,8 +93,12 @@ class Wheel:
     def hold(self, viewer: str, held: dict[str, Any], at: float) -> None:
         if viewer == self.driver and at >= self._heard:
             self._held, self._heard = held, at
+        if viewer == self.paused_by:
+            self._pause_heard = max(self._pause_heard, at)
 
     def check(self, now: float) -> None:
+        if self.paused_by is not None and now - self._pause_heard > SEAT_SECONDS:
+            self.paused_by = None
         if self.driver is not None and now - self._heard > SEAT_SECONDS:
             self.driver, self.lost = None, True
 
@@ -91,6 +108,7 @@ class Wheel:
         return {
             "driving": driving,
             "lost": self.lost,
+            "paused": self.paused_by is not None,
             "at": self._heard if driving else now,
             **(self._held if driving else STILL),
         }
@@ -104,7 +122,8 @@ class Viewer:
     done: int = 0  # number of the last event that was handled
     sent: int = 0  # messages sent to it on this connection, and
     seen: int = 0  # how many of them it has drawn
-    picture: int = 0  # number of the newest picture it was sent
+    picture: tuple[int, int] = (0, -1)  # number of the newest picture it was sent, and the moment that it shows
+    moment: int = -1  # the step of the episode at which it looks; -1: the newest
     echo: tuple[float, float] = (0.0, 0.0)  # its clock in its last message, and ours when that came: for the round trip
     news: asyncio.Event = field(default_factory=asyncio.Event)
     waits: bool = False  # for its acknowledgment, with news untold
@@ -113,7 +132,7 @@ class Viewer:
     _offset: float = math.inf
 
     def connect(self, connection: Any) -> None:
-        self.connection, self.sent, self.seen, self.picture = connection, 0, 0, 0
+        self.connection, self.sent, self.seen, self.picture, self.moment = connection, 0, 0, (0, -1), -1
         self.compare_clocks()
 
     def compare_clocks(self) -> None:
@@ -121,7 +140,8 @@ class Viewer:
         self._offset = math.inf
 
     def sent_at(self, theirs: float, now: float) -> float:
-        """When a message was sent, in our clock, if the quickest of the last ones took no time: so a backlog shows as old."""
+        """When a message was sent, in our clock, if the quickest of the last ones
+        took no time: so a backlog shows as old."""
         self._offset = min(now - theirs, self._offset + DRIFT * max(0.0, now - self.echo[1]))
         self.echo = theirs, now
         return theirs + self._offset
@@ -145,6 +165,8 @@ class Page:
         self._shown: dict[str, Any] = {"status": {}, "episode": 0, "arms": 1, "at": 0.0}
         self._pictures: list[tuple[str, bytes]] = []
         self._number = 0
+        self._moments = MomentPictures()
+        self._id = secrets.token_hex(8)  # by which a browser tells this process from one that was here before
 
     async def frames(self) -> None:
         """Compresses each frame once, for everybody."""
@@ -153,6 +175,8 @@ class Page:
             shown = msgpack.unpackb(await self._frames.recv())
             pictures = await asyncio.to_thread(compress, shown.pop("images"))
             self._shown, self._pictures, self._number = shown, pictures, self._number + 1
+            if shown["status"].get("rewind"):
+                self._moments.add(shown["episode"], shown["status"]["step"], pictures)
             self._tell()
 
     async def beat(self, parent: int) -> None:
@@ -201,17 +225,19 @@ class Page:
     async def _receive(self, viewer: Viewer, message: dict[str, Any]) -> None:
         now = time.monotonic()
         if "event" in message:
-            await self._handle(viewer, str(message["event"]), int(message["number"]), int(message["episode"]), now)
+            if message.get("page", self._id) == self._id:  # else it was pressed before this process was there
+                await self._handle(viewer, message, now)
         else:
             at = viewer.sent_at(float(message["sent"]), now)
-            viewer.seen = int(message["seen"])
+            viewer.seen, viewer.moment = int(message["seen"]), int(message.get("moment", -1))
             self.wheel.hold(viewer.name, checked(message), at)
         if viewer.waits:
             viewer.news.set()
         if viewer.name == self.wheel.driver or "event" in message:
             await self._report()
 
-    async def _handle(self, viewer: Viewer, event: str, number: int, episode: int, now: float) -> None:
+    async def _handle(self, viewer: Viewer, message: dict[str, Any], now: float) -> None:
+        event, number, episode = str(message["event"]), int(message["number"]), int(message["episode"])
         if number <= viewer.done:  # sent again, since the acknowledgment was lost
             return
         viewer.done = number
@@ -220,14 +246,26 @@ class Page:
             self.wheel.take(viewer.name, now)
         elif event == "give":
             self.wheel.give(viewer.name)
+        elif event in ("pause", "resume", "rewind"):
+            await self._pause(viewer, event, message, now)
         elif event not in EVENTS or event == "toggle":  # which is the device's word for take and give
             raise FormatError(f"event {event!r} is not one that a page has")
-        elif event == "stop" or self.wheel.driver in (
-            None,
-            viewer.name,
-        ):  # anybody may stop; the rest is the driver's, if there is one
+        elif event == "stop" or self.wheel.driver in (None, viewer.name):
+            # anybody may stop; the rest is the driver's, if there is one
+            self.wheel.paused_by = None
             await self._press(event, episode)
         self._tell()
+
+    async def _pause(self, viewer: Viewer, event: str, message: dict[str, Any], now: float) -> None:
+        """Pauses a simulation, goes on, or goes back: by the driver, or by anybody while nobody drives."""
+        if event == "pause" and self._shown["status"].get("rewind"):
+            self.wheel.pause(viewer.name, now)
+        elif event == "rewind" and self.wheel.paused_by == viewer.name:
+            await self._events.send(
+                msgpack.packb({"event": event, "episode": int(message["episode"]), "step": int(message["step"])})
+            )
+        if event != "pause":
+            self.wheel.resume(viewer.name)
 
     async def _press(self, event: str, episode: int) -> None:
         await self._events.send(msgpack.packb({"event": event, "episode": episode}))
@@ -251,8 +289,10 @@ class Page:
             viewer.waits = viewer.sent - viewer.seen >= IN_FLIGHT
             if viewer.waits:
                 continue
-            pictures = self._pictures if viewer.picture < self._number else []
-            viewer.picture = self._number
+            moment = viewer.moment if self.wheel.paused_by == viewer.name else -1
+            wanted = (self._number, -1) if moment < 0 else (0, moment)
+            pictures = [] if wanted == viewer.picture else self._pictures if moment < 0 else self._moments.at(moment)
+            viewer.picture = wanted
             viewer.sent += 1
             await connection.send_bytes(self._packed(viewer, pictures))
 
@@ -262,17 +302,52 @@ class Page:
         header = {
             **self._shown,
             "age": now - self._shown["at"] if self._number else None,
+            "page": self._id,
             "echo": viewer.echo[0],
             "kept": now - viewer.echo[1],
             "done": viewer.done,
             "driving": wheel.driver == viewer.name,
             "taken": wheel.driver is not None,
             "lost": wheel.lost,
+            "paused": wheel.paused_by is not None,
+            "pausing": wheel.paused_by == viewer.name,
+            "moments": self._moments.first,
             "viewers": sum(other.connection is not None for other in self._viewers.values()),
             "pictures": [[name, len(data)] for name, data in pictures],
         }
         text = json.dumps(header).encode()
         return b"".join([len(text).to_bytes(4, "little"), text, *(data for _, data in pictures)])
+
+
+class MomentPictures:
+    """The pictures of each step of the running episode, for a person who looks for a moment to go back to."""
+
+    def __init__(self) -> None:
+        self._episode, self._kept = 0, dict[int, list[tuple[str, bytes]]]()
+        self._bytes = 0
+
+    def add(self, episode: int, step: int, pictures: list[tuple[str, bytes]]) -> None:
+        """Keeps those of a step; those after it are of a past that was rewound, and those of an earlier episode go."""
+        if episode != self._episode:
+            self._episode, self._kept, self._bytes = episode, {}, 0
+        for gone in [kept for kept in self._kept if kept >= step]:
+            self._remove(gone)
+        self._kept[step] = pictures
+        self._bytes += sum(len(data) for _, data in pictures)
+        while self._bytes > MOMENT_BYTES and len(self._kept) > 1:
+            self._remove(next(iter(self._kept)))
+
+    def at(self, step: int) -> list[tuple[str, bytes]]:
+        """Those of this step, or of the nearest one before it: a page that is slow misses some."""
+        return self._kept[max((kept for kept in self._kept if kept <= step), default=self.first)] if self._kept else []
+
+    @property
+    def first(self) -> int:
+        """The first step that pictures are kept of."""
+        return next(iter(self._kept), 0)
+
+    def _remove(self, step: int) -> None:
+        self._bytes -= sum(len(data) for _, data in self._kept.pop(step))
 
 
 async def _close_later(connection: Any, seconds: float) -> None:
@@ -297,69 +372,20 @@ def checked(message: dict[str, Any]) -> dict[str, Any]:
     return {"motion": [max(-1.0, min(1.0, value)) for value in motion], "gripper": int(gripper), "arm": int(arm)}
 
 
-class Guard:
-    """Around the whole application: HTTP, NiceGUI's socket and ours.
+def cockpit(ui: Any) -> Callable[[], Any]:
+    """A function that puts what a person sees and presses onto a page of NiceGUI's, and returns the element."""
+    here = Path(__file__).parent
 
-    The Host must be this machine by its address or own name, or a name in somebody's DNS could lead a browser here. The Origin
-    must be the Host, or any web page that the person has open could drive the arm. Beyond loopback the token must be there: in
-    the address once, which a cookie then replaces.
-    """
+    class Cockpit(ui.element, component=here / "page.js"):  # type: ignore[call-arg]
+        pass
 
-    def __init__(self, app: Any, host: str, token: str):
-        self.app = app  # NiceGUI finds itself by this name
-        own = socket.gethostname().lower()
-        self._names = {"localhost", host.lower()} | ({own, f"{own}.local"} if token else set())
-        self._token, self._cookie = (
-            token,
-            f"hilt-{token[:6]}",
-        )  # a name of its own: other ports of this machine see it too
-        self._responses = optional_module("starlette.responses", "The page", "teleop", "nicegui")
+    def add() -> Any:
+        ui.add_css((here / "page.css").read_text())
+        element = Cockpit()
+        element.props["keys"] = KEYS
+        return element
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[0]
-        if objection := self._objection(scope["type"], headers, given):
-            await self._responses.PlainTextResponse(objection, 403)(scope, receive, send)
-        elif given and self._token:
-            # A page and not a redirection: after a link on another site, a strict cookie would not be sent along with that one.
-            response = self._responses.HTMLResponse('<meta http-equiv="refresh" content="0;url=/">')
-            response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
-            await response(scope, receive, send)
-        else:
-            await self.app(scope, receive, self._framed(send))
-
-    def _objection(self, kind: str, headers: dict[str, str], given: str) -> str:
-        host, origin = headers.get("host", ""), headers.get("origin")
-        if not self._known(host):
-            return f"Host {host!r} is not this machine: open the address that was printed."
-        if kind == "websocket" if origin is None else origin.partition("://")[2] != host:
-            return f"Origin {origin!r} is not this page: open the address that was printed."
-        cookies = dict(part.strip().partition("=")[::2] for part in headers.get("cookie", "").split(";"))
-        shown = given or cookies.get(self._cookie, "")
-        if not hmac.compare_digest(shown.encode(), self._token.encode()) and self._token:
-            return "This page needs its token: open the whole address that was printed, with ?token=."
-        return ""
-
-    def _known(self, host: str) -> bool:
-        try:
-            name = host_name(host)
-            return name in self._names or ipaddress.ip_address(name).is_loopback or self._token != ""
-        except ValueError:
-            return False
-
-    @staticmethod
-    def _framed(send: Any) -> Any:
-        """No other site may show this page inside its own, where a click means something else."""
-
-        async def framed(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], (b"x-frame-options", b"DENY")]}
-            await send(message)
-
-        return framed
+    return add
 
 
 def application(page: Page) -> Any:
@@ -369,14 +395,10 @@ def application(page: Page) -> Any:
     app.router.routes.append(
         optional_module("starlette.routing", "The page", "teleop", "nicegui").WebSocketRoute("/drive", page.serve)
     )
-    here = Path(__file__).parent
-
-    class Cockpit(ui.element, component=here / "page.js"):  # type: ignore[call-arg, name-defined]
-        pass
+    add_cockpit = cockpit(ui)
 
     def index() -> None:
-        ui.add_css((here / "page.css").read_text())
-        Cockpit().props["keys"] = KEYS
+        add_cockpit()
 
     ui.page("/")(index)
     look = {"title": "Hilt", "dark": True, "favicon": "🦾", "tailwind": False, "show_welcome_message": False}
@@ -388,7 +410,7 @@ async def run(settings: dict[str, Any]) -> None:
     """Serves on the socket that the parent listens on, until the parent ends it or is gone."""
     uvicorn = optional_module("uvicorn", "The page", "teleop")
     page = Page(Path(settings["folder"]))
-    app = Guard(application(page), settings["host"], settings["token"])
+    app = PageGuard(application(page), settings["host"], settings["token"])
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, ws_max_size=1 << 20))
     server.capture_signals = contextlib.nullcontext  # they are left to the parent
     listener = socket.socket(fileno=settings["listener"])

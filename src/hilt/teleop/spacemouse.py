@@ -1,7 +1,7 @@
 """A SpaceMouse, through `pyspacemouse`: axes and buttons as HIL-SERL has them.
 
-The person sits opposite the arm. The left button closes the gripper, the right one opens it, both together toggle. No button is left
-for success and failure: the environment tells them.
+The person sits opposite the arm. The left button closes the gripper, the right one opens it, both together toggle. No
+button is left for success and failure: the environment tells them.
 """
 
 from __future__ import annotations
@@ -22,20 +22,24 @@ from hilt.teleop.devices import Device, Reading, acting, arms_and_gripper
 POLL_SECONDS = 0.002
 REOPEN_SECONDS = 1.0
 STALE_SECONDS = 0.5
-"""A mouse that is pushed reports 60 times a second or more. One that falls silent while pushed is out of reach: a wireless one."""
+"""A mouse that is pushed reports 60 times a second or more. One that falls silent
+while pushed is out of reach: a wireless one."""
 TOGETHER_SECONDS = 0.1
 """So long a button waits whether the other one follows, so that a toggle leaves the gripper alone."""
 LIBRARY = "hidapi-hidraw" if DEVICE_NODES else "hidapi"
 INSTALL = install_line("libhidapi-hidraw0", "hidapi")
 UDEV_RULE = 'KERNEL=="hidraw*", ATTRS{idVendor}=="256f|046d", ATTRS{idProduct}=="c6*", MODE="0660", TAG+="uaccess"'
-PERMISSION = f"echo '{UDEV_RULE}' | sudo tee /etc/udev/rules.d/70-spacemouse.rules; sudo udevadm control --reload; then plug it in again"
+PERMISSION = (
+    f"echo '{UDEV_RULE}' | sudo tee /etc/udev/rules.d/70-spacemouse.rules; sudo udevadm control "
+    "--reload; then plug it in again"
+)
 
 
 class SpaceMouse(Device):
     """The mouse of that pyspacemouse name, or the first one.
 
-    A thread of its own reads it: the kernel keeps 64 reports and drops those that come after, so that a mouse that is let go during
-    a pause would seem to be pushed still.
+    A thread of its own reads it: the kernel keeps 64 reports and drops those that come after, so that a mouse that is
+    let go during a pause would seem to be pushed still.
     """
 
     name = "spacemouse"
@@ -123,7 +127,13 @@ def cure(trouble: str) -> str:
     if "HID API" in trouble:
         return f"a SpaceMouse needs the library hidapi, which is not there: {INSTALL}"
     if "open" in trouble and not DEVICE_NODES:
-        return f"the SpaceMouse is there, but may not be opened ({trouble}): end the maker's driver and any program that uses it"
+        return (
+            f"the SpaceMouse is there, but may not be opened ({trouble}): end the maker's driver "
+            "and any program that uses it"
+        )
     if "open" in trouble:
         return f"the SpaceMouse is there, but may not be opened: {PERMISSION}"
-    return f"no SpaceMouse is found ({trouble}): plug it in; `lsusb -d 256f:` shows it on Linux; the device browser needs none"
+    return (
+        f"no SpaceMouse is found ({trouble}): plug it in; `lsusb -d 256f:` shows it on Linux; the "
+        "device browser needs none"
+    )

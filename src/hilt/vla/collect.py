@@ -3,10 +3,10 @@
     collector = Collector(Collecting(group_size=8, data_batch_size=64), ["tabletop/pick"], pool, suite("tabletop"))
     episodes = collector.collect(policy, version=3).episodes      # 64; each 8 of them began alike
 
-A *group* is `group_size` rollouts from one task and initial state; how its members ended is compared with one another. Groups that teach
-nothing are dropped by filters, and others are rolled out in their place; what is rolled out beyond the need is carried over to the next
-step, and so are the groups of a step for which no whole batch was found. The members of a group share task, state and first frame, or
-`collect` raises: without that, comparing them means nothing.
+A *group* is `group_size` rollouts from one task and initial state; how its members ended is compared with one another.
+Groups that teach nothing are dropped by filters, and others are rolled out in their place; what is rolled out beyond
+the need is carried over to the next step, and so are the groups of a step for which no whole batch was found. The
+members of a group share task, state and first frame, or `collect` raises: without that, comparing them means nothing.
 
 Ranks do not communicate here. One without a task collects nothing, and returns figures with the same names.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -32,25 +31,12 @@ from hilt.policies.vla.observation_adapters import Suite
 from hilt.replay.tensors import as_tensor, generator
 from hilt.vla.episode import LostEpisode, RolloutEpisode, Start, pack, unpack
 from hilt.vla.rollout import RolloutSettings, roll_out
+from hilt.vla.tally import Tally
 from hilt.vla.tasks import MODES, Agenda, Solved
 
-REASONS = {
-    "all_succeeded": "all members succeeded",
-    "all_failed": "all members failed",
-    "too_easy": "above accuracy_upper_bound",
-    "too_hard": "below accuracy_lower_bound",
-    "truncated": "a member was truncated",
-    "ill_formed": "a chunk was ill-formed",
-    "lost": "a member was lost with its simulator",
-}
-"""Why a group is dropped"""
-
-ENOUGH = 256
-"""Episodes without a failure, after which the states that are tried count as solved: a policy that succeeds in 98% of them has as many in a
-row with a probability of 0.006"""
 CHOOSING = (
-    "group_size", "data_batch_size", "split", "states_per_task", "init_state_mode", "tasks_per_step", "groups_at_once", "oversample_factor",
-    "idle_ranks", "skip_solved",
+    "group_size", "data_batch_size", "split", "states_per_task", "init_state_mode", "tasks_per_step", "groups_at_once",
+    "oversample_factor", "idle_ranks", "skip_solved",
 )  # fmt: skip
 """Settings that choose where episodes begin"""
 Roll = Callable[..., Iterator[RolloutEpisode | LostEpisode]]
@@ -72,8 +58,9 @@ class Collecting:
     group_size: int = setting(8, minimum=1)
     """Rollouts from one initial state (rloo_batch_size, n_samples)"""
     data_batch_size: int = setting(64, minimum=1)
-    """Number of episodes of a training step at each rank that has work. Where it is no multiple of group_size, the last group is rolled out
-    whole, and the members beyond the number are learned from in the next step; each is compared with its whole group"""
+    """Number of episodes of a training step at each rank that has work. Where it is no multiple of
+    group_size, the last group is rolled out whole, and the members beyond the number are learned from in the
+    next step; each is compared with its whole group"""
     temperature: float = setting(1.0, above=0)
     """Of the policy's draws"""
     execute: int = setting(0, minimum=0)
@@ -83,9 +70,11 @@ class Collecting:
     states_per_task: int = setting(0, minimum=0)
     """The number of initial states of each task, from the first on; 0: all of the split"""
     init_state_mode: str = setting("group", choices=MODES, needs=_GROUPS)
-    """ "group": one initial state for all members; "distinct": the next one for each member, so that they differ in difficulty"""
+    """ "group": one initial state for all members; "distinct": the next one for each
+    member, so that they differ in difficulty"""
     tasks_per_step: int = setting(0, minimum=0)
-    """Tasks of a rank that one training step works on, the next step on the next ones; 0: on all, group by group in turn"""
+    """Tasks of a rank that one training step works on, the next step on the next
+    ones; 0: on all, group by group in turn"""
     groups_at_once: int = setting(0, minimum=0)
     """Groups that are drawn at a time, which is one attempt (num_parallel_envs); 0: as many as are missing"""
     oversample_factor: float = setting(
@@ -105,30 +94,33 @@ class Collecting:
     filter_truncated: bool = False
     """Groups are dropped of which a member came to the step limit"""
     filter_format: bool = True
-    """Groups are dropped of which a member has an ill-formed chunk: a number that is not finite, a token outside the action range, or the
-    policy raised. Otherwise such a token is carried out, a number that is not finite is a failure, and what the policy raises is raised"""
+    """Groups are dropped of which a member has an ill-formed chunk: a number that is not finite, a token outside the
+    action range, or the policy raised. Otherwise such a token is carried out, a number that is not finite is a
+    failure, and what the policy raises is raised"""
     dynamic_sampling: bool = setting(False, needs=_GROUPS)
     """Groups are dropped whose members all succeeded or all failed: they have no advantage"""
     max_sampling_attempts: int = setting(10, minimum=1)
     """Draws of a training step, at most. One whose rollouts failed counts too"""
     when_exhausted: str = setting("continue", choices=("error", "continue", "partial"))
-    """When they found fewer groups than a batch: "continue", the groups wait for the next step, which draws what is missing; "partial", the
-    step learns from those that were found; or "error" """
+    """When they found fewer groups than a batch: "continue", the groups wait for the next step, which draws what is
+    missing; "partial", the step learns from those that were found; or "error" """
     idle_ranks: str = setting("zero", choices=("zero", "steal"))
-    """A rank for which no task is left: "zero" weight, or it will "steal" a share of the states of another rank's task"""
+    """A rank for which no task is left: "zero" weight, or it will "steal" a share
+    of the states of another rank's task"""
     skip_solved: bool = False
     """A state whose last `group_size` rollouts all succeeded is passed over, three times at most (RIPT)"""
     same_first_frame: bool = setting(
         True, needs=Need("{here}init_state_mode=group", lambda c: c.init_state_mode == "group")
     )
-    """The members of a group must begin with the same observation, bit for bit. Off: for a simulator that does not render alike twice"""
+    """The members of a group must begin with the same observation, bit for bit. Off: for a
+    simulator that does not render alike twice"""
     prefetch: bool = False
     """The next step's first episodes are reset while the policy learns"""
     rows_at_once: int = setting(0, minimum=0)
     """Observations that go through the policy together; 0: those of half the slots"""
     report_ranks: bool = False
-    """A line for each rank in each training step: its tasks, the number of episodes that it is to collect and has collected, or that it has
-    no task"""
+    """A line for each rank in each training step: its tasks, the number of episodes that it is to collect
+    and has collected, or that it has no task"""
     retries: int = setting(1, minimum=0)
     """Times that an episode is begun again after its simulator failed, before it counts as lost"""
 
@@ -140,19 +132,19 @@ class Collecting:
         return RolloutSettings(self.temperature, sample, self.execute, self.rows_at_once, self.retries, strict)
 
     def conflicts(self, here: str) -> Iterator[str]:
-        most, wanted = (
-            self.groups_at_once * self.max_sampling_attempts,
-            math.ceil(self.data_batch_size / self.group_size),
-        )
+        most = self.groups_at_once * self.max_sampling_attempts
+        wanted = math.ceil(self.data_batch_size / self.group_size)
         if 0 < most < wanted:
             yield (
-                f"{here}groups_at_once={self.groups_at_once} in max_sampling_attempts={self.max_sampling_attempts} are {most} groups, and "
-                f"data_batch_size={self.data_batch_size} needs {wanted}: raise one of the two, or give groups_at_once=0 for all at once."
+                f"{here}groups_at_once={self.groups_at_once} in "
+                f"max_sampling_attempts={self.max_sampling_attempts} are {most} groups, and "
+                f"data_batch_size={self.data_batch_size} needs {wanted}: raise one of the two, or give "
+                "groups_at_once=0 for all at once."
             )
         if self.accuracy_lower_bound > self.accuracy_upper_bound:
             yield (
-                f"{here}accuracy_lower_bound={self.accuracy_lower_bound} is above accuracy_upper_bound={self.accuracy_upper_bound}: "
-                "expected lower <= upper."
+                f"{here}accuracy_lower_bound={self.accuracy_lower_bound} is above "
+                f"accuracy_upper_bound={self.accuracy_upper_bound}: expected lower <= upper."
             )
 
 
@@ -164,9 +156,11 @@ class Collected:
     """Groups, member by member, one after the other: a whole batch, none where groups wait for the next step, or with
     when_exhausted=partial fewer. Only the first and the last group may lack members, which are in `beside`"""
     beside: list[RolloutEpisode] = field(default_factory=list)
-    """Members of the first and the last group that the step before learned from, or the next one will: for comparison only"""
+    """Members of the first and the last group that the step before learned from, or
+    the next one will: for comparison only"""
     greedy: dict[int, RolloutEpisode] = field(default_factory=dict)
-    """Where it was asked for: by the number of a group, the episode of the likeliest actions from its initial state (ReMax's baseline)"""
+    """Where it was asked for: by the number of a group, the episode of the likeliest actions
+    from its initial state (ReMax's baseline)"""
     figures: dict[str, float] = field(default_factory=dict)
     report: str = ""
     """The figures in words"""
@@ -228,14 +222,12 @@ class Collector:
         keep: Callable[[RolloutEpisode], None] = lambda episode: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> Collected:
-        """The episodes of one training step. `keep` is called with every episode that ended, including those that are dropped or carried
-        over."""
+        """The episodes of one training step. `keep` is called with every episode that ended, including
+        those that are dropped or carried over."""
         if greedy and self._config.init_state_mode == "distinct":
             raise ConfigError("a greedy episode is of one initial state: it needs init_state_mode=group.")
-        before, tally = (
-            self.state_dict(store=lambda episode: {"": episode}),
-            _Tally(self._surplus, self._taken, self._solved),
-        )
+        before = self.state_dict(store=lambda episode: {"": episode})
+        tally = Tally(self._surplus, self._taken, self._solved)
         baselines: dict[int, RolloutEpisode] = {}
         try:
             roll = partial(roll_out, policy, self._pool, suite=self._suite, version=version, stop=stop)
@@ -258,8 +250,8 @@ class Collector:
         return math.ceil((self._taken + self._config.data_batch_size) / self._config.group_size)
 
     def _shared_out(self) -> tuple[list[RolloutEpisode], list[RolloutEpisode]]:
-        """Returns the episodes of this step, from the groups that were accepted, and the other members of their groups. The rest is the
-        surplus."""
+        """Returns the episodes of this step, from the groups that were accepted, and the other members of
+        their groups. The rest is the surplus."""
         size, wanted, low = self._config.group_size, self._wanted, self._taken
         found = [episode for group in self._surplus[:wanted] for episode in group]
         high = min(low + self._config.data_batch_size, len(found))
@@ -268,7 +260,7 @@ class Collector:
             self._surplus, self._taken = [], 0
         return found[low:high], found[:low] + found[high:]
 
-    def _line(self, version: int, episodes: Sequence[RolloutEpisode], tally: _Tally) -> str:
+    def _line(self, version: int, episodes: Sequence[RolloutEpisode], tally: Tally) -> str:
         where = f"iteration {version + 1}, rank {self._rank}"
         if not self.agenda.tasks:
             return f"{where}: no task is assigned to this rank; it takes part in the update with zero weight"
@@ -282,12 +274,12 @@ class Collector:
     def _collected(
         self,
         roll: Roll,
-        tally: _Tally,
+        tally: Tally,
         keep: Callable[[RolloutEpisode], None],
         baselines: dict[int, RolloutEpisode] | None,
     ) -> bool | None:
-        """Puts the groups of this step in front of the surplus; where `baselines` are asked for, with a greedy episode of each. Returns
-        whether they are a whole batch. None: stopped."""
+        """Puts the groups of this step in front of the surplus; where `baselines` are asked for, with a greedy episode
+        of each. Returns whether they are a whole batch. None: stopped."""
         config, accepted = self._config, list(self._surplus)
         if not self._planned:
             self.agenda.begin()
@@ -325,7 +317,7 @@ class Collector:
         )
 
     def _rolled(
-        self, roll: Roll, starts: list[Start], tally: _Tally, keep: Callable[[RolloutEpisode], None]
+        self, roll: Roll, starts: list[Start], tally: Tally, keep: Callable[[RolloutEpisode], None]
     ) -> list[list[RolloutEpisode]] | None:
         """The groups of these starts, in their order; those with a lost member are not there. None: stopped."""
         begun, self._begun = self._begun, {}
@@ -354,7 +346,7 @@ class Collector:
         tally.dropped["lost"] += sum(len(group) < size for group in groups)
         return [group for group in groups if len(group) == size]
 
-    def _lost(self, outcome: LostEpisode, tally: _Tally) -> None:
+    def _lost(self, outcome: LostEpisode, tally: Tally) -> None:
         tally.lost.append(outcome)
         start = outcome.start
         self._notify(f"rank {self._rank}: an episode of {start.task}, state {start.state}, is lost:\n{outcome.error}")
@@ -364,11 +356,11 @@ class Collector:
         roll: Roll,
         groups: list[list[RolloutEpisode]],
         baselines: dict[int, RolloutEpisode],
-        tally: _Tally,
+        tally: Tally,
         keep: Callable[[RolloutEpisode], None],
     ) -> set[int] | None:
-        """An episode of the likeliest actions for each group that has none yet, from where its first member began. Gives the numbers of
-        the groups whose episode was lost, which go with it; None: stopped."""
+        """An episode of the likeliest actions for each group that has none yet, from where its first member began.
+        Gives the numbers of the groups whose episode was lost, which go with it; None: stopped."""
         starts = [
             replace(group[0].start, member=len(group)) for group in groups if group[0].start.group not in baselines
         ]
@@ -384,7 +376,7 @@ class Collector:
         tally.groups -= len(lost)  # their members were all there
         return lost if all(start.group in {*baselines, *lost} for start in starts) else None
 
-    def _accepts(self, group: list[RolloutEpisode], tally: _Tally) -> bool:
+    def _accepts(self, group: list[RolloutEpisode], tally: Tally) -> bool:
         if self._config.init_state_mode == "group":
             check_alike(group, self._config.same_first_frame)
         config, successes = self._config, sum(episode.success for episode in group)
@@ -402,14 +394,18 @@ class Collector:
         tally.dropped[reason] += bool(reason)
         return not reason
 
-    def _exhausted(self, accepted: int, wanted: int, tally: _Tally) -> None:
-        """Fewer groups than a batch were found. Where all of them were lost or ill-formed, going on would find no others."""
+    def _exhausted(self, accepted: int, wanted: int, tally: Tally) -> None:
+        """Fewer groups than a batch were found. Where all of them were lost or
+        ill-formed, going on would find no others."""
         message = (
             f"rank {self._rank} has {accepted} of {wanted} groups of {', '.join(self.agenda.current)} after "
             f"max_sampling_attempts={self._config.max_sampling_attempts}: {tally.report()}."
         )
         if self._config.when_exhausted != "error" and not tally.faulty:
-            solved = f"rank {self._rank}: all members of all {tally.groups} groups of {', '.join(self.agenda.current)} succeeded."
+            solved = (
+                f"rank {self._rank}: all members of all {tally.groups} groups of "
+                f"{', '.join(self.agenda.current)} succeeded."
+            )
             waits = (
                 "are learned from in this step"
                 if self._config.when_exhausted == "partial"
@@ -427,7 +423,8 @@ class Collector:
     # --- between two steps ---
 
     def ahead(self) -> None:
-        """Option `prefetch`: begins to reset the first episodes of the next step. The pool is then in use until `collect` or `settle`."""
+        """Option `prefetch`: begins to reset the first episodes of the next step. The pool is
+        then in use until `collect` or `settle`."""
         missing = self._wanted - len(self._surplus)
         if not self._config.prefetch or not self.agenda.tasks or missing < 1:
             return
@@ -445,8 +442,8 @@ class Collector:
             self._begun = {}
 
     def state_dict(self, store: Callable[[RolloutEpisode], Mapping[str, Any]] = pack) -> dict[str, Any]:
-        """Cursors, draws, the surplus and what is planned, as arrays and text. `store`: of an episode what finds it again, where it is in a
-        log already."""
+        """Cursors, draws, the surplus and what is planned, as arrays and text. `store`: of an episode what finds
+        it again, where it is in a log already."""
         planned = [asdict(start) for start in self._planned]
         surplus = {
             str(i): {str(j): store(episode) for j, episode in enumerate(group)} for i, group in enumerate(self._surplus)
@@ -476,8 +473,9 @@ class Collector:
         self._taken = int(json.loads(state.get("taken", "0"))) if begun else 0
         if gone := len(state["surplus"]) - len(self._surplus):
             self._notify(
-                f"rank {self._rank}: {gone} groups that were carried over do not fit collect.* as it is set now (group_size, "
-                "init_state_mode, split, states_per_task, idle_ranks): others are collected in their place."
+                f"rank {self._rank}: {gone} groups that were carried over do not fit collect.* as "
+                "it is set now (group_size, init_state_mode, split, states_per_task, idle_ranks): others are "
+                "collected in their place."
             )
 
     @property
@@ -504,8 +502,9 @@ def check_alike(group: Sequence[RolloutEpisode], first_frames: bool = True) -> N
             )
         if first_frames and other.first != first.first:
             raise SchemaError(
-                f"members 0 and {other.start.member} {where} did not begin with the same observation: reset() with one state and seed must "
-                "begin alike. Mend the environment, or give same_first_frame=false for one that does not render alike twice."
+                f"members 0 and {other.start.member} {where} did not begin with the same observation: reset() "
+                "with one state and seed must begin alike. Mend the environment, or give "
+                "same_first_frame=false for one that does not render alike twice."
             )
 
 
@@ -518,77 +517,3 @@ def _states(config: Collecting, there: Mapping[str, int], task: str) -> int:
             f"states_per_task={config.states_per_task}: {task} has {there[config.split]} in its split {config.split!r}."
         )
     return config.states_per_task or there[config.split]
-
-
-class _Tally:
-    """What happened in one step."""
-
-    def __init__(self, carried: list[list[RolloutEpisode]], taken: int, solved: Solved | None):
-        self.attempts, self.groups, self.episodes, self.successes, self.steps, self.rows = 0, 0, 0, 0, 0, 0
-        self.carried, self.prefetched, self._skipped = len(carried), 0, solved.total if solved else 0
-        self.carried_episodes = sum(map(len, carried)) - taken
-        self.all_succeeded = self.all_failed = 0
-        """Groups all of whose members did"""
-        self.dropped: Counter[str] = Counter()
-        self.lost: list[LostEpisode] = []
-        self.fault = ""
-        """The last ill-formed chunk"""
-
-    @property
-    def faulty(self) -> bool:
-        """Whether every group was lost or ill-formed: nothing that a filter decides."""
-        return 0 < self.groups + self.dropped["lost"] == self.dropped["lost"] + self.dropped["ill_formed"]
-
-    def solved(self, wanted: int) -> bool:
-        """Whether at least a batch was tried, `ENOUGH` episodes, and all of them succeeded: more attempts would hardly find others."""
-        return wanted <= self.groups == self.all_succeeded and self.episodes >= ENOUGH
-
-    def take(self, episode: RolloutEpisode, notify: Callable[[str], None]) -> None:
-        self.episodes += 1
-        self.successes += episode.success
-        self.steps += episode.steps
-        self.rows += episode.rows
-        if episode.ill_formed and episode.ill_formed != self.fault:
-            notify(f"an ill-formed chunk in {episode.start.task}, state {episode.start.state}: {episode.ill_formed}")
-            self.fault = episode.ill_formed
-
-    def figures(
-        self, episodes: list[RolloutEpisode], surplus: list[list[RolloutEpisode]], solved: Solved | None
-    ) -> dict[str, float]:
-        """The same names on every rank in every step."""
-        rolled = {"episodes": self.episodes, "successes": self.successes, "steps": self.steps, "rows": self.rows}
-        rolled |= {
-            "groups": self.groups,
-            "groups_all_succeeded": self.all_succeeded,
-            "groups_all_failed": self.all_failed,
-        }
-        groups = {episode.start.group for episode in episodes}
-        used = {"used_groups": len(groups), "used_episodes": len(episodes), "surplus_groups": len(surplus)}
-        more = {
-            "attempts": self.attempts,
-            "lost_episodes": len(self.lost),
-            "carried_groups": self.carried,
-            "prefetched": self.prefetched,
-        }
-        skipped = {"skipped_states": solved.total - self._skipped if solved else 0}
-        dropped = {f"dropped_{reason}": self.dropped[reason] for reason in REASONS}
-        return {name: float(value) for name, value in (rolled | used | more | skipped | dropped).items()}
-
-    def report(self) -> str:
-        whole = self.groups + self.dropped["lost"]
-        parts = [f"{whole} groups in {self.attempts} attempts"] if self.attempts else ["nothing was rolled out"]
-        parts += [
-            f"{self.dropped[reason]} dropped ({words})" for reason, words in REASONS.items() if self.dropped[reason]
-        ]
-        parts += [f"{len(self.lost)} episodes lost"] if self.lost else []
-        return ", ".join(parts)
-
-    def cure(self) -> str:
-        reason = max(REASONS, key=lambda reason: self.dropped[reason]) if self.dropped.total() else ""
-        return {
-            "all_succeeded": "The policy solves these states: give others (states_per_task, skip_solved), a wider filter, or end the run.",
-            "all_failed": "The policy solves none of them: begin with a better one (hilt train sft), or give a larger group_size.",
-            "truncated": "Groups have members that came to the step limit: leave filter_truncated out, or raise the task's step_limit.",
-            "ill_formed": "The policy's chunks cannot be carried out: look at its checkpoint and its temperature.",
-            "lost": "The simulator fails.",
-        }.get(reason, "Give a wider filter, or more max_sampling_attempts.")

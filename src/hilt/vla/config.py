@@ -1,7 +1,8 @@
 """The settings of post-training: a policy rolls out groups of episodes over tasks and learns from their outcomes.
 
-Sizes are named with their unit: an *episode* is one rollout, a *group* is `collect.group_size` episodes from one initial state, a *row*
-is one chunk that the policy was asked for. `Vla.arithmetic` describes the resulting sizes in text, before anything starts.
+Sizes are named with their unit: an *episode* is one rollout, a *group* is `collect.group_size` episodes from
+one initial state, a *row* is one chunk that the policy was asked for. `Vla.arithmetic` describes the
+resulting sizes in text, before anything starts.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from hilt.vla.sft import Lora, words
 BY_OUTCOME = ("dynamic_sampling", "filter_accuracy", "filter_truncated")
 """Filters of collect that drop groups by how their episodes ended"""
 ADAPTER_RATE = 1e-4
-"""The learning rate of adapters where none is given: RLinf's for OpenVLA and OFT with LoRA. Of all weights: `Policy.learning_rate`"""
+"""The learning rate of adapters where none is given: RLinf's for OpenVLA and OFT
+with LoRA. Of all weights: `Policy.learning_rate`"""
 CRITIC_RATE = 1e-4
 """Of a critic, at least: pi_RL's for the value head of pi0"""
 
@@ -48,7 +50,8 @@ class SimulatorSettings:
     workers: int = setting(0, minimum=0)
     """Processes of each rank; 0: in the rank's own process. The results are the same with any number"""
     slots: int = setting(8, minimum=1)
-    """Environments that are in flight at each rank. While one half of them is simulated, the policy answers the other"""
+    """Environments that are in flight at each rank. While one half of them is
+    simulated, the policy answers the other"""
     envs_per_worker: int = setting(0, minimum=0)
     """Environments that a process keeps for later, at most; 0: as many as it has slots"""
     start_s: float = setting(120.0, minimum=0.1, needs=_PROCESSES)
@@ -64,10 +67,11 @@ class Critic:
     """The critic, which estimates values for algorithm.estimator=gae."""
 
     kind: str = setting("none", choices=("none", "shared", "detached", "separate"), noun="critic")
-    """ "shared": a head on the policy's trunk, which it trains too; "detached": the head alone is trained; "separate": a policy of its
-    own, begun from the same weights; "none" """
+    """ "shared": a head on the policy's trunk, which it trains too; "detached": the head alone is trained; "separate":
+    a policy of its own, begun from the same weights; "none" """
     optimizer: Optimizer = field(default_factory=Optimizer)
-    """Of the critic, a head or a policy of its own. Its learning rate, where none is given: 1e-4, or the policy's if that is higher"""
+    """Of the critic, a head or a policy of its own. Its learning rate, where none is
+    given: 1e-4, or the policy's if that is higher"""
     warmup_steps: int = setting(0, minimum=0)
     """Training steps at the beginning in which the critic learns alone; of a policy with a head, that head"""
 
@@ -91,7 +95,8 @@ class Rewards:
     environment: float = 0.0
     """Of the environment's own reward, at each row"""
     classifier: str = setting("", needs=Need("a coefficient, {here}learned=1", lambda c: c.learned))
-    """The folder of a reward classifier (`hilt train classifier`), or a reward by name or module:function, which judges the last frame"""
+    """The folder of a reward classifier (`hilt train classifier`), or a reward by name or
+    module:function, which judges the last frame"""
     learned: float = setting(0.0, needs=Need("{here}classifier=FOLDER", lambda c: c.classifier))
     """At the last row: of what the classifier says, 0 or 1"""
 
@@ -161,7 +166,8 @@ _REFERENCE = Need(
     of=("offload",),
 )
 _SUCCESS_ALONE = Need(
-    "rewards.environment=0, rewards.learned=0, prime.coefficient=0 and algorithm.discount=1; without, solved_steps=5 is neutral",
+    "rewards.environment=0, rewards.learned=0, prime.coefficient=0 and algorithm.discount=1; without, "
+    "solved_steps=5 is neutral",
     lambda c: c.may_be_solved,
 )
 
@@ -171,8 +177,8 @@ class Vla:
     """A run of post-training."""
 
     policy: str = "small_vla"
-    """The folder of a checkpoint; or small_vla, another name, or module:Class: a new one that has learned nothing, whose sizes come from
-    the first task"""
+    """The folder of a checkpoint; or small_vla, another name, or module:Class: a new one that has learned
+    nothing, whose sizes come from the first task"""
     policy_options: dict[str, Any] = field(default_factory=dict)
     """What it is opened with, such as unnorm_key; a new one: its settings, such as chunk"""
     device: str = "cpu"
@@ -199,29 +205,31 @@ class Vla:
     placement: Placement = field(default_factory=Placement)
     sharding: Sharding = field(default_factory=Sharding)
     max_steps: int = setting(100, minimum=0)
-    """Training steps: each collects episodes and learns from them. A step whose groups only wait for the next one does not count; after
-    as many of these in a row, 20 at least, the run ends. 0: the policy is validated, and that is all"""
+    """Training steps: each collects episodes and learns from them. A step whose groups only wait
+    for the next one does not count; after as many of these in a row, 20 at least, the run ends.
+    0: the policy is validated, and that is all"""
     max_seconds: float = setting(0.0, minimum=0)
-    """A cap: it ends after the step in which this number of seconds has passed; 0: only max_steps applies. The learning rate's schedule
-    follows whichever of the two comes first"""
+    """A cap: it ends after the step in which this number of seconds has passed; 0: only max_steps applies. The learning
+    rate's schedule follows whichever of the two comes first"""
     solved_steps: int = setting(5, minimum=0, needs=_SUCCESS_ALONE)
-    """It ends as solved after this number of training steps in a row, of 256 episodes at least, in which all members of all groups
-    succeeded; 0:
+    """It ends as solved after this number of training steps in a row, of 256 episodes at least, in
+    which all members of all groups succeeded; 0:
     never. For runs that reward success alone, and late success as much (algorithm.discount=1)"""
     stop_on: list[str] = field(default_factory=list)
-    """Alarms that end the run when they are raised, with a checkpoint, such as [ppo_kl, validation]: docs/observe.md lists them"""
+    """Alarms that end the run when they are raised, with a checkpoint, such as
+    [ppo_kl, validation]: docs/observe.md lists them"""
     checkpoint_period: int = setting(10, minimum=1)
     """Training steps between two checkpoints"""
     checkpoint_keep: int = setting(1, minimum=1)
     """The number of newest ones that are kept"""
     export_period: int = setting(0, minimum=0)
-    """Training steps between two complete checkpoint folders of the policy, RUN/actor/global_step_N, with adapters merged and, in its
-    lora_adapter, alone; 0: none but RUN/policy, when the run ends or is stopped"""
+    """Training steps between two complete checkpoint folders of the policy, RUN/actor/global_step_N, with adapters
+    merged and, in its lora_adapter, alone; 0: none but RUN/policy, when the run ends or is stopped"""
     export_keep: int = setting(0, minimum=0, needs=Need("export_period=N", lambda c: c.export_period))
     """The number of newest folders that are kept; 0: all"""
     copy_to: str = ""
-    """A URL of any file system that fsspec knows (hdfs, s3, gs, file), to which each checkpoint is copied, checked, and from which a run
-    can be resumed; empty: none"""
+    """A URL of any file system that fsspec knows (hdfs, s3, gs, file), to which each checkpoint is copied, checked, and
+    from which a run can be resumed; empty: none"""
     rollouts_gb: float = setting(20.0, minimum=0)
     """The gigabytes of newest collected episodes that each rank keeps on its disk; 0: all"""
     sinks: list[str] = field(default_factory=list)
@@ -230,8 +238,8 @@ class Vla:
     """Of the first weights, the starts and all that is drawn"""
 
     def check(self, here: bool = True) -> None:
-        """Raises for what cannot work, and for what would change nothing: for all of it at once. Without `here`, what this machine lacks is
-        left out."""
+        """Raises for what cannot work, and for what would change nothing: for all of it at once. Without
+        `here`, what this machine lacks is left out."""
         problems = Problems()
         problems.check(validate.check, self)
         if not problems.errors:
@@ -256,15 +264,23 @@ class Vla:
     def conflicts(self, here: str) -> Iterator[str]:
         validation = self.validation
         if not self.tasks:
-            yield "there is nothing to try: give tasks=[tabletop/pick_red, tabletop/pick_blue], or another list of tasks."
+            yield (
+                "there is nothing to try: give tasks=[tabletop/pick_red, tabletop/pick_blue], or another list of tasks."
+            )
         if len(set(self.tasks)) != len(self.tasks):
             twice = next(task for task in self.tasks if self.tasks.count(task) > 1)
             yield f"tasks names {twice} twice: name each once; all are visited in turn."
         if self._estimator.needs_critic and self.critic.kind == "none":
-            yield f"algorithm.estimator={self.algorithm.estimator} needs a critic: give critic.kind=shared, detached or separate."
+            yield (
+                f"algorithm.estimator={self.algorithm.estimator} needs a critic: give "
+                "critic.kind=shared, detached or separate."
+            )
         yield from self._wrong_filters()
         if validation.split == self.collect.split:
-            yield f"validation.split={validation.split} are the states that are trained on (collect.split): give another split."
+            yield (
+                f"validation.split={validation.split} are the states that are trained on "
+                "(collect.split): give another split."
+            )
         if not self.max_steps and not validation.before:
             yield "max_steps=0 and validation.before=false: there is nothing to do. Give one of them."
         rewards = (
@@ -284,29 +300,36 @@ class Vla:
         if each and episodes and (each > episodes or episodes % each):
             fits = [n for n in range(1, episodes + 1) if episodes % n == 0]
             yield (
-                f"algorithm.batch.trajectories_per_step={each}: a training step has {episodes} episodes ({self._factors}), which are not "
-                f"whole steps of the optimizer; give {min(fits, key=lambda n: abs(n - each))}, or 0 for all in one."
+                f"algorithm.batch.trajectories_per_step={each}: a training step has {episodes} episodes "
+                f"({self._factors}), which are not whole steps of the optimizer; give "
+                f"{min(fits, key=lambda n: abs(n - each))}, or 0 for all in one."
             )
         compares = self._estimator.grouped
         if compares and collect.group_size < 2:
-            yield f"collect.group_size={collect.group_size}: {self.algorithm.estimator} compares the members of a group; give 2 or more."
+            yield (
+                f"collect.group_size={collect.group_size}: {self.algorithm.estimator} compares the members "
+                "of a group; give 2 or more."
+            )
         if collect.data_batch_size % collect.group_size and compares and self.algorithm.kl.where == "reward":
             yield (
-                f"collect.data_batch_size={collect.data_batch_size} cuts groups of collect.group_size={collect.group_size}, and "
-                "algorithm.kl.where=reward compares what all members of a group paid: give a multiple, or algorithm.kl.where=loss."
+                f"collect.data_batch_size={collect.data_batch_size} cuts groups of "
+                f"collect.group_size={collect.group_size}, and algorithm.kl.where=reward compares what all members of "
+                "a group paid: give a multiple, or algorithm.kl.where=loss."
             )
         tried = self.validation.episodes * len(self.tasks)
         if tried and self.validation.videos > tried:
             yield f"validation.videos={self.validation.videos}: a validation has {tried} episodes."
 
     def _wrong_filters(self) -> Iterator[str]:
-        """Filters choose groups by how they ended: only what compares the members of a group with each other is not misled by that."""
+        """Filters choose groups by how they ended: only what compares the members of a group
+        with each other is not misled by that."""
         filters = [f"collect.{name}=true" for name in BY_OUTCOME if getattr(self.collect, name)]
         if filters and not self._estimator.grouped:
             yield (
-                f"{' and '.join(filters)} with algorithm.estimator={self.algorithm.estimator}: groups are kept by how they ended, and "
-                f"{self._estimator.filtered}, so that advantages would be wrong. Give false for "
-                f"{'it' if len(filters) == 1 else 'them'}, or take one of {', '.join(GROUPED)}, which compare the members of a group."
+                f"{' and '.join(filters)} with algorithm.estimator={self.algorithm.estimator}: groups are "
+                f"kept by how they ended, and {self._estimator.filtered}, so that advantages would "
+                f"be wrong. Give false for {'it' if len(filters) == 1 else 'them'}, or take one of "
+                f"{', '.join(GROUPED)}, which compare the members of a group."
             )
 
     def _check_entropy(self) -> None:
@@ -345,9 +368,8 @@ class Vla:
         """What is trained, in words, and its learning rate where none is given."""
         if self.lora.rank:
             return "adapters", ADAPTER_RATE
-        known = is_new(self.policy) or document_of(
-            self.policy
-        )  # else there is no folder, as when only settings are shown
+        # else there is no folder, as when only settings are shown
+        known = is_new(self.policy) or document_of(self.policy)
         rate = policy_class(self.policy).learning_rate if known else Policy.learning_rate
         if not known or rate == Policy.learning_rate:
             return "all weights of a large policy", rate
@@ -371,7 +393,8 @@ class Vla:
             REWARDS.check(self.rewards.classifier)
         elif self.rewards.classifier and not Path(self.rewards.classifier, "classifier.json").is_file():
             raise ConfigError(
-                f"rewards.classifier={self.rewards.classifier}: no classifier is there. Make one with: hilt train classifier"
+                f"rewards.classifier={self.rewards.classifier}: no classifier is there. Make one "
+                "with: hilt train classifier"
             )
         for name, folder in (
             ("prime.policy", self.prime.policy),
@@ -433,14 +456,20 @@ class Vla:
         more = ", and what is rolled out beyond that" if collect.oversample_factor > 1 or collect.groups_at_once else ""
         many = f"{groups * self._working} groups of {collect.group_size}"
         if left:
-            many = f"at each {groups} groups of {collect.group_size} and {left} of the next one, the others of which are in the next step"
+            many = (
+                f"at each {groups} groups of {collect.group_size} and {left} of the next one, the others of "
+                "which are in the next step"
+            )
         passes = f"{batch.tokens_per_pass:,} tokens" if batch.tokens_per_pass else f"{batch.chunks_per_pass} chunks"
         where = f"{self.pool.workers} processes" if self.pool.workers else "the rank's own process"
         lines = [
-            f"tasks: {len(self.tasks)}, over {_many(collecting, 'rank')}; in flight at each {self.pool.slots} environments in {where}",
+            (
+                f"tasks: {len(self.tasks)}, over {_many(collecting, 'rank')}; in flight at each "
+                f"{self.pool.slots} environments in {where}"
+            ),
             f"training step: {self._factors} = {self.episodes} episodes = {many}{more}",
-            f"update: {_many(epochs, 'epoch')} of {self.episodes} episodes, {each} in each step of the optimizer = {_many(steps, 'step')}; "
-            f"passes of at most {passes} at each of {_many(ranks, 'rank')}",
+            f"update: {_many(epochs, 'epoch')} of {self.episodes} episodes, {each} in each step of the optimizer "
+            f"= {_many(steps, 'step')}; passes of at most {passes} at each of {_many(ranks, 'rank')}",
             self._rates_in_words(),
             f"run: {self.max_steps} training steps = {self.max_steps * self.episodes:,} episodes to learn from, "
             f"{self.max_steps * steps:,} steps of the optimizer"

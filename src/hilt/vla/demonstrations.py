@@ -1,4 +1,5 @@
-"""What a policy is taught by: steps of episodes, from logs or from whatever a log can be made of, with the actions that follow each.
+"""What a policy is taught by: steps of episodes, from logs or from whatever a log
+can be made of, with the actions that follow each.
 
     lessons = Demonstrations([Path("demos/log")], Path("run/data"), suite("tabletop"))
     train, held_out = lessons.split(0.1, seed=0)
@@ -63,8 +64,8 @@ class Demonstrations:
         notify: Callable[[str], None] = lambda text: None,
         report: Report = silent,
     ):
-        """Converts other formats to a log in `folder`, once. An `instruction` applies to every episode; empty: the instructions in the
-        data.
+        """Converts other formats to a log in `folder`, once. An `instruction` applies to every
+        episode; empty: the instructions in the data.
         `successes_only` passes over episodes that are known to have failed."""
         self._suite, self._datasets = (
             suite,
@@ -92,11 +93,13 @@ class Demonstrations:
         if not self.lessons:
             lost = f"; {failed} failed, and successes_only=true" if failed else ""
             raise ConfigError(
-                f"there is no episode to learn from in {', '.join(map(str, paths)) or 'nothing: give data=[PATH]'}{lost}."
+                "there is no episode to learn from in "
+                f"{', '.join(map(str, paths)) or 'nothing: give data=[PATH]'}{lost}."
             )
         if len(widths := {lesson.actions.shape[1] for lesson in self.lessons}) > 1:
             raise SchemaError(
-                f"the episodes have actions of {' and '.join(map(str, sorted(widths)))} numbers; teach one robot at a time."
+                f"the episodes have actions of {' and '.join(map(str, sorted(widths)))} numbers; "
+                "teach one robot at a time."
             )
         if failed:
             notify(f"{failed} episodes that failed are passed over")
@@ -119,7 +122,8 @@ class Demonstrations:
         return np.concatenate(parts) if parts else np.zeros((0, 2), np.int64)
 
     def split(self, share: float, seed: int) -> tuple[list[int], list[int]]:
-        """Episodes to learn from, and those held out: this share of each instruction's, and one at least. Every instruction is learned."""
+        """Episodes to learn from, and those held out: this share of each instruction's, and one
+        at least. Every instruction is learned."""
         groups: dict[str, list[int]] = {}
         for number, lesson in enumerate(self.lessons):
             groups.setdefault(lesson.texts[0], []).append(number)
@@ -131,15 +135,15 @@ class Demonstrations:
             largest = max(groups.values(), key=len)
             if len(largest) < 2:
                 raise ConfigError(
-                    f"validation={share:g} holds out whole episodes, and there is one for each instruction: give more, or "
-                    "validation=0 and max_steps."
+                    f"validation={share:g} holds out whole episodes, and there is one for each "
+                    "instruction: give more, or validation=0 and max_steps."
                 )
             held = largest[:1]
         return sorted(set(range(len(self.lessons))) - set(held)), sorted(held)
 
     def batch(self, rows: Array, horizon: int) -> tuple[list[dict[str, Any]], Array, Array]:
-        """Observations, the actions from there on, float32 [B, horizon, D], and which of these are in the episode, bool [B, horizon].
-        After its end the last one is repeated."""
+        """Observations, the actions from there on, float32 [B, horizon, D], and which of these are in the episode, bool
+        [B, horizon]. After its end the last one is repeated."""
         steps = rows[:, 1:] + np.arange(horizon)
         lengths = np.array([len(self.lessons[e].keys) for e in rows[:, 0]])
         mask = steps < lengths[:, None]
@@ -148,7 +152,8 @@ class Demonstrations:
         return self._observations(rows), actions, mask
 
     def numbers(self, episodes: Sequence[int]) -> tuple[Array, Array]:
-        """States [N, P], of some thousand steps at most since they are read with their pictures, and all actions [M, D] of episodes."""
+        """States [N, P], of some thousand steps at most since they are read with their
+        pictures, and all actions [M, D] of episodes."""
         rows, states = self.rows(episodes), []
         rows = rows[:: math.ceil(len(rows) / MAX_STATES)]
         for first in range(0, len(rows), AT_ONCE):
@@ -171,7 +176,8 @@ class Demonstrations:
 
 
 def batches(rows: Array, size: int, seed: int, first: int = 0) -> Iterator[Array]:
-    """Without end, from batch number `first` on: every row once in each round, in an order that the seed and the round decide."""
+    """Without end, from batch number `first` on: every row once in each round, in an
+    order that the seed and the round decide."""
     size, orders = min(size, len(rows)), dict[int, Array]()
     for number in itertools.count(first):
         rounds, places = np.divmod(np.arange(number * size, (number + 1) * size), len(rows))
@@ -214,6 +220,7 @@ def _taught(suite: Suite, columns: Any, path: Path) -> Array:
         )
     if not np.isfinite(actions).all():
         raise SchemaError(
-            f"{path}: step {int(np.argwhere(~np.isfinite(actions))[0, 0])} of an episode has an action that is no finite number."
+            f"{path}: step {int(np.argwhere(~np.isfinite(actions))[0, 0])} of an episode has an action "
+            "that is no finite number."
         )
     return suite.taught(actions).astype(np.float32)

@@ -1,9 +1,10 @@
 """Perception from drawn pictures: a small policy learns to look at what words name, before it has seen a robot.
 
-A large vision-language-action model has seen the pictures and words of the internet before it is shown a task; a small one that begins with
-random weights has not. Here it is given the least that makes up for it: pictures of colored shapes on plain backgrounds, drawn by a
-program, each with a sentence that names the color of one shape ("where is the red cup?"). The policy's keypoints learn to look at that
-shape. The pictures contain no robot, no table and no button, and the sentences are not those of any task; actions are not learned at all.
+A large vision-language-action model has seen the pictures and words of the internet before it is shown a task; a small
+one that begins with random weights has not. Here it is given the least that makes up for it: pictures of colored shapes
+on plain backgrounds, drawn by a program, each with a sentence that names the color of one shape ("where is the red
+cup?"). The policy's keypoints learn to look at that shape. The pictures contain no robot, no table and no button, and
+the sentences are not those of any task; actions are not learned at all.
 
     learn(policy, Drawing(), seed=0)
 """
@@ -33,7 +34,8 @@ COLORS = {
     "white": ((0, 360), (0.0, 0.06), (0.88, 1.0)),
     "black": ((0, 360), (0.0, 0.3), (0.0, 0.14)),
 }
-"""What people call by these names: hue in degrees, saturation and value, each from a range. No shade is that of a certain thing"""
+"""What people call by these names: hue in degrees, saturation and value, each from
+a range. No shade is that of a certain thing"""
 THINGS = ("disc", "thing", "ball", "cup", "block", "plate", "dot", "box")
 SENTENCES = (
     "the {color} {thing}",
@@ -78,7 +80,8 @@ def learn(
     seed: int = 0,
     watch: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:
-    """Trains the eyes of a policy and its reading of words, and nothing else of it. `watch` is called with each step and its loss."""
+    """Trains the eyes of a policy and its reading of words, and nothing else of it.
+    `watch` is called with each step and its loss."""
     trained = [*policy.eyes.parameters(), *policy.text.parameters()]
     adam, rng = Adam(trained, drawing.learning_rate), np.random.default_rng([seed, 5])
     for step in range(drawing.steps):
@@ -91,7 +94,8 @@ def learn(
 
 
 def drawn(rng: np.random.Generator, count: int, size: int) -> DrawnPictures:
-    """Returns this number of new pictures of `size` pixels: one to five colored shapes, no color twice, over up to three gray ones."""
+    """Returns this number of new pictures of `size` pixels: one to five colored shapes,
+    no color twice, over up to three gray ones."""
     canvas = rng.uniform(0.25, 0.8, (count, 1, 1, 1)) + rng.uniform(-0.08, 0.08, (count, 1, 1, 3))
     y, x = np.mgrid[0:size, 0:size].astype(np.float32) / size
     light = rng.uniform(-0.15, 0.15, (count, 2, 1, 1))

@@ -1,4 +1,5 @@
-"""One episode of a policy that answers with chunks: where it began, what was done, how it ended. Every part of post-training has these."""
+"""One episode of a policy that answers with chunks: where it began, what was done, how it
+ended. Every part of post-training has these."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ class RolloutEpisode:
     first: bytes
     """`digest` of the first observation: the members of a group must agree"""
     ill_formed: str = ""
-    """Why, when a chunk was ill-formed: a number that is not finite, a token outside the action range, or the policy raised"""
+    """Why, when a chunk was ill-formed: a number that is not finite, a token
+    outside the action range, or the policy raised"""
     instruction: str = ""
     trajectory: int = -1
     """In the rank's log, once it is there"""
@@ -79,7 +81,8 @@ class LostEpisode:
 
 
 def token_mask(episode: RolloutEpisode, action_dim: int) -> np.ndarray:
-    """bool [rows, chunk, action_dim]: the numbers that were carried out; what a success cut off was never done, and has no gradient."""
+    """bool [rows, chunk, action_dim]: the numbers that were carried out; what a success
+    cut off was never done, and has no gradient."""
     chunk = episode.record["log_prob"].shape[1]
     done = np.arange(chunk) < episode.executed[:, None]  # [rows, chunk]
     return np.repeat(done[..., None], action_dim, axis=-1)

@@ -1,8 +1,10 @@
-"""The episodes that a rank collected, as trajectories of a log: written once, where they were made, and read back bit for bit.
+"""The episodes that a rank collected, as trajectories of a log: written once, where
+they were made, and read back bit for bit.
 
-One step of the log is one chunk: the policy's record, how many of its actions were carried out, the environment's reward of these
-(``rewards``) and what is learned from (``earned``). What is known
-of the whole episode (task, state, seed, group, success) are facts of its trajectory, so `hilt data` shows and selects it.
+One step of the log is one chunk: the policy's record, how many of its actions were carried out, the environment's
+reward of these (``rewards``) and what is learned from (``earned``). What is known
+of the whole episode (task, state, seed, group, success) are facts of its
+trajectory, so `hilt data` shows and selects it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import numpy as np
 from hilt.core.errors import ConfigError
 from hilt.core.files import replacing
 from hilt.core.trajectory import Source
+from hilt.core.tree import unflatten
 from hilt.formats.episodes import INSTRUCTION
 from hilt.formats.video import VideoWriter
 from hilt.policies.base import widen
@@ -31,8 +34,8 @@ ENDED = ("success", "steps", "truncated", "version", "ill_formed")
 
 
 class EpisodeLog:
-    """Opened by the one rank that writes it. `path` is made with the first episode, which determines the columns. Beyond
-    `capacity_bytes` the oldest go that are not pinned; 0: none does."""
+    """Opened by the one rank that writes it. `path` is made with the first episode, which determines the columns.
+    Beyond `capacity_bytes` the oldest go that are not pinned; 0: none does."""
 
     def __init__(self, path: Path, capacity_bytes: int = 0):
         self.path, self._capacity = path, capacity_bytes
@@ -51,10 +54,15 @@ class EpisodeLog:
         end = np.zeros((2, episode.rows), bool)
         end[int(episode.truncated), -1] = True
         columns = {
-            "record": record, "rewards": episode.rewards, "executed": episode.executed, "earned": earned,
-            "terminated": end[0], "truncated": end[1],
-            "source": np.full(episode.rows, Source.POLICY, np.uint8), "policy_version": np.full(episode.rows, episode.version, np.int64),
-        }  # fmt: skip
+            "record": record,
+            "rewards": episode.rewards,
+            "executed": episode.executed,
+            "earned": earned,
+            "terminated": end[0],
+            "truncated": end[1],
+            "source": np.full(episode.rows, Source.POLICY, np.uint8),
+            "policy_version": np.full(episode.rows, episode.version, np.int64),
+        }
         trajectory = _wide(columns)
         if self._log is None:
             most = segment_bytes_for(self._capacity or None)  # they go one by one
@@ -82,20 +90,22 @@ class EpisodeLog:
         """A log's own capacity knows of no pins; its bytes go when nothing of a segment is wanted."""
         if self._log is None or not self._capacity or self._log.live_bytes <= self._capacity:
             return
-        for trajectory in self._log.trajectories():
+        for trajectory in self._log.trajectories(hidden=True):
             if trajectory not in self._pinned:
                 self._log.delete(trajectory)
                 if self._log.live_bytes <= self._capacity:
                     return
 
     def read(self, trajectory: int) -> tuple[RolloutEpisode, np.ndarray]:
-        """An episode as it was added, and what it earned."""
+        """An episode as it was added, and what it earned; people may have edited it meanwhile."""
         if self._log is None:
             raise ConfigError(
                 f"{self.path}: there is no log, and its trajectory {trajectory} is asked for. Restore the run's folder."
             )
-        facts = self._log.facts.about(trajectory)
-        columns = self._log.read(self._log.trajectory_keys(trajectory), ["record", "rewards", "executed", "earned"])
+        facts = self._log.facts.recorded(trajectory)
+        with self._log.reading() as steps:
+            paths = self._log.schema.select(["record", "rewards", "executed", "earned"])
+            columns = unflatten(steps.gather(steps.trajectory(trajectory, hidden=True), paths, edited=False))
         record = dict(columns["record"])
         if facts["prompt_width"]:
             record["prompt"] = np.ascontiguousarray(record["prompt"][:, : facts["prompt_width"]])
@@ -110,15 +120,15 @@ class EpisodeLog:
 
     def __contains__(self, trajectory: int) -> bool:
         """Whether it is there."""
-        return self._log is not None and trajectory in self._log.trajectories()
+        return self._log is not None and trajectory in self._log.trajectories(hidden=True)
 
     def end(self) -> int:
         """The number of the last one, -1 when there is none."""
-        return max(self._log.trajectories(), default=-1) if self._log is not None else -1
+        return max(self._log.trajectories(hidden=True), default=-1) if self._log is not None else -1
 
     def forget_after(self, last: int) -> None:
         """Takes out those of a step that was interrupted: it is made again."""
-        for trajectory in self._log.trajectories() if self._log is not None else []:
+        for trajectory in self._log.trajectories(hidden=True) if self._log is not None else []:
             if trajectory > last:
                 self._log.delete(trajectory)  # type: ignore[union-attr]
 
@@ -141,7 +151,8 @@ def film(episode: RolloutEpisode, path: Path, hz: float) -> None:
     """A video of what the policy saw, one picture for each chunk; the file is whole or absent."""
     if "images" not in episode.record:
         raise ConfigError(
-            "a video shows what the policy saw, and the records of this one have no images: leave the number of videos out."
+            "a video shows what the policy saw, and the records of this one have no images: leave "
+            "the number of videos out."
         )
     images = episode.record["images"]  # [rows, cameras, H, W, 3]
     mark = ("SUCCESS", GREEN) if episode.success else ("no success", RED)

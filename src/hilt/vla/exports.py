@@ -1,9 +1,11 @@
 """Complete checkpoint folders of the policy while a run goes on, and a copy of the run at a URL.
 
-    RUN/actor/global_step_N/                 the policy after N training steps: config, weights with adapters merged, tokenizer, statistics
+    RUN/actor/global_step_N/                 the policy after N training steps: config, weights with adapters merged,
+                                             tokenizer, statistics
     RUN/actor/global_step_N/lora_adapter/    of a policy with adapters: these alone, as peft writes them
     URL/actor/global_step_N/                 the same files (`copy_to`)
-    URL/resume/SEQUENCE-step_N/              what `--resume` goes on from: settings, metrics, evaluations, the best weights, the checkpoint
+    URL/resume/SEQUENCE-step_N/              what `--resume` goes on from: settings, metrics, evaluations, the best
+                                             weights, the checkpoint
     URL/policy/, URL/adapter/, URL/run.json  what the end of the run has; which run it is
 
 A folder under its name is complete, here and there. Collected episodes (``rollouts/``) are not copied.
@@ -33,8 +35,8 @@ RESUMED = ("sizes.json", "metrics.jsonl")
 
 
 def save_checkpoint(policy: Policy, local_path: str | os.PathLike[str], hdfs_path: str | None = None) -> None:
-    """Writes a policy as a complete folder: adapters merged into the weights, and alone in ``lora_adapter``; of one without adapters all
-    weights. `hdfs_path`, any URL that fsspec knows, gets a checked copy."""
+    """Writes a policy as a complete folder: adapters merged into the weights, and alone in ``lora_adapter``; of one
+    without adapters all weights. `hdfs_path`, any URL that fsspec knows, gets a checked copy."""
     folder = Path(local_path)
     if folder.exists() and not (folder / "config.json").is_file() and any(folder.iterdir()):
         raise ConfigError(
@@ -56,7 +58,8 @@ def export(policy: Policy, run: Path) -> None:
 
 
 def _write(policy: Policy, folder: Path, adapter: bool = False) -> None:
-    """Writes a complete folder in place of the one that is there, if any; with `adapter`, the adapters alone are in it, too."""
+    """Writes a complete folder in place of the one that is there, if any; with
+    `adapter`, the adapters alone are in it, too."""
     from hilt.policies.io import lora
 
     DISK.make_folders(folder.parent)
@@ -89,7 +92,8 @@ def prune(run: Path, keep: int) -> None:
 
 
 class RunCopy:
-    """The copy of a run at a URL. Each state to resume from is a folder of its own, and older ones go when it is complete."""
+    """The copy of a run at a URL. Each state to resume from is a folder of its own,
+    and older ones go when it is complete."""
 
     def __init__(self, url: str, run: Path):
         """Raises `ConfigError` if the URL has the copy of another run."""
@@ -100,8 +104,8 @@ class RunCopy:
             self._place.write(RUN_FILE, json.dumps({"id": mine}).encode())
         elif (other := json.loads(there).get("id")) != mine:
             raise ConfigError(
-                f"copy_to={url} has the copy of another run ({other}; this one is {mine}): give another URL, or go on with that run by "
-                "naming a new folder: --run FOLDER --resume."
+                f"copy_to={url} has the copy of another run ({other}; this one is {mine}): give another URL, "
+                "or go on with that run by naming a new folder: --run FOLDER --resume."
             )
 
     def forget_after(self, step: int) -> None:
@@ -141,7 +145,8 @@ class RunCopy:
 
 
 def fetch_run(url: str, run: Path, notify: Callable[[str], None] = lambda text: None, report: Report = silent) -> None:
-    """Makes the folder of a run from its copy, so that it can be resumed here. A damaged state is skipped with a message."""
+    """Makes the folder of a run from its copy, so that it can be resumed here. A
+    damaged state is skipped with a message."""
     place = UrlFolder(url)
     place.check()
     if run.exists() and any(run.iterdir()):
@@ -164,7 +169,8 @@ def _download_newest(place: UrlFolder, part: Path, notify: Callable[[str], None]
         else:
             return name
     raise ConfigError(
-        f"{place.url} has no complete state to resume from: leave out --resume to begin a run, or give the URL of its copy_to."
+        f"{place.url} has no complete state to resume from: leave out --resume to begin a run, or "
+        "give the URL of its copy_to."
     )
 
 

@@ -1,4 +1,5 @@
-"""How much memory a rank of a run will need, before a byte of its policy is loaded: `policies/io/memory.py`, for the settings of a run."""
+"""How much memory a rank of a run will need, before a byte of its policy is loaded:
+`policies/io/memory.py`, for the settings of a run."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ PROMPT = 40
 
 
 def footprint(config: Vla, run: Path = Path()) -> Iterator[str]:
-    """A line for each role: what a rank needs where it trains; one for what the disk will hold; and at the end what the device has free,
-    which must be on this machine."""
+    """A line for each role: what a rank needs where it trains; one for what the disk will hold; and at the end what the
+    device has free, which must be on this machine."""
     options = {}
     if is_new(config.policy):
         with contextlib.closing(Pool(0, 1, task_options=config.task_options)) as pool:

@@ -1,8 +1,9 @@
 """Rollouts: a policy acts in many environments at once, a chunk at a time.
 
-The slots of a pool are two halves. While one half simulates, the policy answers the other; the halves take turns, and each waits for all
-of its slots. So what happens does not depend on how many processes the pool has or how quick they are, and a run can be repeated bit for
-bit. A slot whose episode has ended takes the next start immediately; the policy is not evaluated for an episode that has ended.
+The slots of a pool are two halves. While one half simulates, the policy answers the other; the halves take turns, and
+each waits for all of its slots. So what happens does not depend on how many processes the pool has or how quick they
+are, and a run can be repeated bit for bit. A slot whose episode has ended takes the next start immediately; the
+policy is not evaluated for an episode that has ended.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ import itertools
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from hilt.core.errors import ConfigError, HiltError
+from hilt.core.errors import ConfigError, HiltError, NotFiniteError
+from hilt.envs.chunk_executor import ChunkExecutor, ChunkSettings
 from hilt.envs.env_protocol import SUCCESS_KEYS
 from hilt.envs.pool import EpisodePool
-from hilt.policies.base import Observation, Policy, Record, join
+from hilt.policies.base import Observation, Policy, Prefix, Record, join
 from hilt.policies.vla.observation_adapters import Suite
 from hilt.vla.episode import LostEpisode, RolloutEpisode, Start, digest
 
@@ -40,8 +42,10 @@ class RolloutSettings:
     retries: int = 0
     """Times that an episode is begun again after its simulator failed, before it counts as lost"""
     strict: bool = False
-    """An ill-formed chunk ends its episode, and so does a policy that raises; otherwise what the policy raises is raised, and only numbers
-    that are not finite end an episode"""
+    """An ill-formed chunk ends its episode, and so does a policy that raises; otherwise what the policy raises is
+    raised, and only numbers that are not finite end an episode"""
+    chunks: ChunkSettings | None = None
+    """How chunks are executed by `roll_out_steps`, in control steps; None: one after the other, by `roll_out`"""
 
 
 def roll_out(
@@ -58,13 +62,14 @@ def roll_out(
 ) -> Iterator[RolloutEpisode | LostEpisode]:
     """Each episode as it ends, in an order that the starts alone decide. Starts are taken when a slot is free.
 
-    `begun`: slots whose `pool.start` was called before. Closed early or stopped by `stop`, it waits for what the simulators are doing, so
-    that the pool can be used again.
+    `begun`: slots whose `pool.start` was called before. Closed early or stopped by `stop`, it waits for what the
+    simulators are doing, so that the pool can be used again.
     """
     settings = settings or RolloutSettings()
     if not 0 <= (execute := settings.execute) <= policy.chunk:
         raise ConfigError(
-            f"execute={execute}: this policy answers with {policy.chunk} actions; give 1 to {policy.chunk}, or 0 for all."
+            f"execute={execute}: this policy answers with {policy.chunk} actions; give 1 to "
+            f"{policy.chunk}, or 0 for all."
         )
     ask = _Asking(policy, settings, generator)
     slots = _Slots(
@@ -124,8 +129,8 @@ class _Slots:
         self.running[slot] = running
 
     def collect(self, half: Iterable[int]) -> tuple[list[RolloutEpisode | LostEpisode], dict[int, _Running]]:
-        """Waits for the simulators of these slots. Returns the episodes that ended, whose slots begin the next ones, and by slot those
-        that go on, for the policy to answer."""
+        """Waits for the simulators of these slots. Returns the episodes that ended, whose slots begin the next ones,
+        and by slot those that go on, for the policy to answer."""
         ended: list[RolloutEpisode | LostEpisode] = []
         acting: dict[int, _Running] = {}
         there = [slot for slot in half if slot in self.running]
@@ -185,15 +190,17 @@ class _Running:
             return None
         if reply.success is None:
             raise ConfigError(
-                f"{self.start.task} does not report success: at the end of an episode its info has none of {', '.join(SUCCESS_KEYS)}, and "
-                "every episode would count as a failure. Let the environment report it in info, or name a function of yours as the task, "
-                "package.module:function, that returns hilt.envs.task.as_task(env, success=...)."
+                f"{self.start.task} does not report success: at the end of an episode its info has none of "
+                f"{', '.join(SUCCESS_KEYS)}, and every episode would count as a failure. Let the environment "
+                "report it in info, or name a function of yours as the task, package.module:function, that returns "
+                "hilt.envs.task.as_task(env, success=...)."
             )
         return self._ended(reply.success, bool(reply.truncated and not reply.terminated))
 
     def answered(self, record: Record, fault: str, fatal: bool, strict: bool) -> RolloutEpisode | None:
-        """What the policy answered; an episode when that is its end. A chunk that is not carried out is no row of it; but an episode that
-        may be learned from (not `strict`) has a row at least, the first chunk's, of which no action was carried out."""
+        """What the policy answered; an episode when that is its end. A chunk that is not carried out is no
+        row of it; but an episode that may be learned from (not `strict`) has a row at least, the first
+        chunk's, of which no action was carried out."""
         self.ill_formed = self.ill_formed or fault
         if fault and fatal:
             if not strict and not self.rows:
@@ -269,7 +276,8 @@ def ill_formed(policy: Policy, actions: np.ndarray, record: Record) -> str:
 
 
 def _finite(record: Record) -> Record:
-    """With zeros for numbers that are not finite: they count in no loss, and in a network they would make every gradient NaN."""
+    """With zeros for numbers that are not finite: they count in no loss, and in a
+    network they would make every gradient NaN."""
     return {
         name: np.where(np.isfinite(array), array, 0) if array.dtype.kind == "f" else array
         for name, array in record.items()
@@ -280,3 +288,172 @@ def _copied(observation: Any) -> Any:
     if isinstance(observation, Mapping):
         return {name: _copied(value) for name, value in observation.items()}
     return np.array(observation)
+
+
+class ChunkOptions(NamedTuple):
+    """How a person wants chunks to be executed; what is None is left to the run and its task."""
+
+    mode: str | None = None
+    delay: int | None = None
+    execute: int | None = None
+
+    def settings(self, execute: int = 0, real_time: bool = False) -> ChunkSettings | None:
+        """`execute`: the run's own. `real_time`: whether the task keeps its own rate, as an arm does; a policy then has
+        the time that it has, unless a delay is given. None where nothing is wanted: chunks are executed as ever."""
+        if self == ChunkOptions():
+            return None
+        delay = self.delay if self.delay is not None or real_time else 0
+        return ChunkSettings(self.mode or "synchronous", execute if self.execute is None else self.execute, delay)
+
+
+class ChunkAgent:
+    """A policy that acts in one environment, a control step at a time: its chunks are executed as `settings` have it.
+    By default each is executed to its end before the policy is evaluated again, and nothing is waited for."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        suite: Suite,
+        instruction: str,
+        settings: ChunkSettings | None = None,
+        *,
+        temperature: float = 1.0,
+        keep: bool = False,
+    ):
+        """`keep`: whether the records of the policy's answers are kept, in `records`."""
+        self._settings, self._policy, self._suite, self._instruction = settings, policy, suite, instruction
+        self._temperature, self._keep = temperature, keep
+        chosen = settings or ChunkSettings(delay=0)
+        check_chunks(policy, suite, chosen)
+        action_dim = policy.action_dim
+        held = suite.hold
+        hold = None if held is None else lambda raw, last: held(raw, last, action_dim)
+        self._executor = ChunkExecutor(self._plan, chosen, action_dim=action_dim, hold=hold)
+        self._draws, self._sample = torch.Generator(), False
+        self.begin()
+
+    def begin(self, instruction: str = "", paced: bool = False) -> None:
+        """An episode begins: what is left of the last chunk was of another."""
+        self._executor.reset()
+        self.records: list[Record] = []
+        """Of this episode, if they are kept: one for each chunk that the policy was asked for"""
+        self.chunks: list[int] = []
+        """Of this episode, the number of the chunk of each step's action; -1 where the arm held"""
+
+    def sample_actions(self, observation: Any, *, seed: int = 0, argmax: bool = False) -> np.ndarray:
+        self._draws, self._sample = torch.Generator().manual_seed(seed), not argmax
+        step = self._executor.next(observation)
+        self.chunks.append(step.chunk)
+        return self._suite.command(step.action)
+
+    def execution(self) -> dict[str, Any]:
+        """How chunks were executed, and what came of it, over all episodes; nothing where no settings were given."""
+        if self._settings is None:
+            return {}
+        figures = self._executor.metrics()
+        named = ("steps", "held", "late", "idle_share", "delay_steps", "planning_seconds")
+        return {**asdict(self._settings), **{name: figures[name] for name in named}}
+
+    def close(self) -> None:
+        self._executor.close()
+
+    def _plan(self, observation: Any, planned: np.ndarray | None, frozen: int) -> np.ndarray:
+        row, options = self._suite.observe(observation, self._instruction), dict[str, Any]()
+        if planned is not None:
+            options["prefix"] = Prefix(planned[None], np.array([frozen], np.int64))
+        if self._temperature != 1.0:
+            options["temperature"] = self._temperature
+        actions, record = self._policy.act([row], sample=self._sample, generator=self._draws, **options)
+        if self._keep:
+            self.records.append(record)
+        first: np.ndarray = actions[0]
+        return first
+
+
+def check_chunks(policy: Policy, suite: Suite, settings: ChunkSettings, sample: bool = False) -> None:
+    """Raises where the policy, or what is known of its suite, does not fit how its chunks are to be executed."""
+    kind = type(policy).__name__
+    if not 0 <= settings.execute <= policy.chunk:
+        raise ConfigError(
+            f"execute={settings.execute}: this policy answers with {policy.chunk} actions; give 1 to "
+            f"{policy.chunk}, or 0 for all."
+        )
+    if settings.delay != 0 and suite.hold is None:
+        raise ConfigError(
+            f"delay={'real time' if settings.delay is None else settings.delay}: an arm holds until the policy has "
+            "answered, and how it does is not known for observations that are named by columns. Give delay=0; in "
+            "Python, columns(names, hold=...)."
+        )
+    if settings.mode != "rtc":
+        return
+    if not policy.takes_prefix:
+        raise ConfigError(
+            f"mode=rtc: this {kind} cannot continue a chunk. Take asynchronous, a policy with a flow, or train it with "
+            "max_delay=N (hilt train sft)."
+        )
+    if sample and not policy.max_delay:
+        raise ConfigError(
+            f"mode=rtc with sampled actions: this {kind} is guided toward the chunk that it continues, and cannot "
+            "sample then. Leave sampling out."
+        )
+
+
+def roll_out_steps(
+    policy: Policy,
+    pool: EpisodePool,
+    starts: Iterable[Start],
+    *,
+    suite: Suite,
+    settings: RolloutSettings,
+    seed: Sequence[int],
+    version: int = 0,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[tuple[RolloutEpisode | LostEpisode, ChunkAgent | None]]:
+    """Rolls out a control step at a time, with chunks executed as `settings.chunks` have it; for evaluations. Yields
+    each episode with the agent that acted in it. The policy is evaluated for one environment at a time, and draws from
+    the seed of the start, so that episodes do not depend on each other."""
+    chunks = settings.chunks or ChunkSettings(delay=0)
+    check_chunks(policy, suite, chunks, settings.sample)
+    if chunks.delay is None:
+        raise ConfigError("delay: the simulators of a pool wait for the policy; give a number of control steps.")
+    slots = _Slots(pool, iter(starts), settings.retries, {}, version)
+    halves = range(pool.slots // 2), range(pool.slots // 2, pool.slots)
+    agents: dict[Start, ChunkAgent] = {}
+    draws: dict[Start, np.random.Generator] = {}
+    try:
+        slots.fill()
+        for half in itertools.cycle(halves):
+            if not slots.running or stop():
+                return
+            ended, acting = slots.collect(half)
+            for slot, running in acting.items():
+                start = running.start
+                if not running.executed:  # an episode begins, perhaps for the second time
+                    agents[start] = ChunkAgent(
+                        policy, suite, running.instruction, chunks, temperature=settings.temperature, keep=True
+                    )
+                    draws[start] = np.random.default_rng([*seed, start.group, start.seed])
+                drawn = int(draws[start].integers(2**31))
+                try:
+                    action = agents[start].sample_actions(running.observation, seed=drawn, argmax=not settings.sample)
+                except NotFiniteError as error:
+                    ended += filter(None, [running.answered({}, str(error), True, True)])
+                    slots.begin(slot)
+                else:
+                    slots.step(slot, running, np.asarray(action, np.float32)[None])
+            yield from ((_by_chunk(one, agents.get(one.start)), agents.pop(one.start, None)) for one in ended)
+    finally:
+        slots.settle()
+
+
+def _by_chunk(one: RolloutEpisode | LostEpisode, agent: ChunkAgent | None) -> RolloutEpisode | LostEpisode:
+    """The episode with one row for each chunk that the policy was asked for, not for each step. What is earned in a
+    step in which the arm holds belongs to the chunk before it."""
+    if isinstance(one, LostEpisode) or agent is None:
+        return one
+    rows, numbers = len(agent.records), np.array(agent.chunks[: len(one.executed)], np.int64)
+    owners = np.maximum.accumulate(np.maximum(numbers, 0)) if len(numbers) else numbers
+    one.record = join(agent.records) if rows else {}
+    one.rewards = np.bincount(owners, one.rewards, minlength=rows)[:rows].astype(np.float32)
+    one.executed = np.bincount(numbers[numbers >= 0], minlength=rows)[:rows].astype(np.int32)
+    return one

@@ -27,7 +27,7 @@ import torch
 from hilt.algos.adam import Adam
 from hilt.algos.config import SCHEDULES
 from hilt.algos.schedule import learning_rate_factor
-from hilt.core.checksums import read_json, write_json
+from hilt.core.checksums import write_json
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.files import DISK, new_folder, replacing
 from hilt.core.hub import local
@@ -42,15 +42,14 @@ from hilt.policies.io.tensor_files import check_device
 from hilt.policies.precision import of_former_name
 from hilt.policies.registry import check_policy, is_new, load_policy, new_policy, policy_class, policy_sizes
 from hilt.policies.vla.normalize import statistics
-from hilt.policies.vla.observation_adapters import Suite, columns, known_suites, suite
+from hilt.policies.vla.observation_adapters import Suite, columns, hold_of, known_suites, suite
 from hilt.recording.record import Settings
 from hilt.recording.script import record_with_script
 from hilt.replay.tensors import generator
 from hilt.runs import checkpoint
-from hilt.runs.folder import RunKind, check_new
+from hilt.runs.folder import RunKind, check_new, failure_noted, note_end
 from hilt.runs.run_precision import described, settle
 from hilt.runs.run_precision import frozen as frozen_settings
-from hilt.vla.chunks import ChunkAgent
 from hilt.vla.demonstrations import Demonstrations, batches
 
 POLICY, RESULT = "policy", "result.json"
@@ -87,9 +86,13 @@ class Sft:
     """A run of supervised fine-tuning."""
 
     policy: str = "small_vla"
-    """The folder of a checkpoint; or small_vla, another name, or module:Class: a new one, whose sizes and statistics come from the data"""
+    """The folder of a checkpoint; or small_vla, another name, or module:Class: a new one,
+    whose sizes and statistics come from the data"""
     policy_options: dict[str, Any] = field(default_factory=dict)
     """What it is opened with, such as unnorm_key; a new one: its settings, such as chunk"""
+    max_delay: int = setting(0, minimum=0)
+    """The most actions at the start of a chunk that are given instead of learned, a random number in each sample, so
+    that answers continue what a robot executes meanwhile (real-time chunking); 0: as the policy's folder has it"""
     statistics: str = setting("checkpoint", choices=("checkpoint", "data"), needs=_FOLDER)
     """By which numbers are normalized: the checkpoint's own, or those of the "data", where it is of another robot"""
     device: str = "cpu"
@@ -125,7 +128,8 @@ class Sft:
     batch_size: int = setting(64, minimum=1)
     """Samples in each: a step of an episode, and the actions that follow"""
     samples_at_once: int = setting(0, minimum=0)
-    """Samples that go through the policy together; 0: the whole batch. Fewer need less memory, and give the same gradient"""
+    """Samples that go through the policy together; 0: the whole batch. Fewer need
+    less memory, and give the same gradient"""
     learning_rate: float = setting(3e-4, minimum=0, maximum=1)
     """Of AdamW, at its highest"""
     warmup_steps: int = setting(0, minimum=0)
@@ -156,6 +160,8 @@ class Sft:
         words(self)
         check_device(self.device)
         check_policy(self.policy, self.policy_options)
+        if self.max_delay:
+            check_policy(self.policy, _options(self))
 
     def conflicts(self, here: str) -> Iterator[str]:
         if not self.data and not self.demonstrations:
@@ -173,7 +179,7 @@ class NamesObservations(Protocol):
 def words(config: NamesObservations) -> Suite:
     """How the observations of a run are named."""
     if config.columns:
-        return columns(config.columns)
+        return columns(config.columns, hold_of(config.tasks))
     if not config.suite and not config.tasks:
         raise ConfigError(
             "whose names do the observations have? Give suite=NAME, such as libero, or columns={full_image: PATH, ...}."
@@ -184,9 +190,9 @@ def words(config: NamesObservations) -> Suite:
         if config.suite:
             raise
         raise ConfigError(
-            f"{config.tasks[0]} is of no suite that Hilt knows: give the paths of its observations by the policy's names, such as "
-            "columns={full_image: images/front, state: state}; or suite=NAME where they are named as those of a suite "
-            f"({', '.join(known_suites())})."
+            f"{config.tasks[0]} is of no suite that Hilt knows: give the paths of its observations by "
+            "the policy's names, such as columns={full_image: images/front, state: state}; or suite=NAME where they "
+            f"are named as those of a suite ({', '.join(known_suites())})."
         ) from None
 
 
@@ -202,7 +208,8 @@ KIND = RunKind("sft", Sft, CHANGEABLE, Sft.check, thaw=partial(frozen_settings, 
 
 
 def begin_run(run: Path, recipe: str, config: Sft) -> Sft:
-    """Begins a run: makes its folder and freezes its settings. Whatever cannot work is refused before anything is made."""
+    """Begins a run: makes its folder and freezes its settings. Whatever cannot work
+    is refused before anything is made."""
     check_names(config)
     config.check()
     check_new(run)
@@ -227,29 +234,20 @@ class SftSummary:
     seconds: float
 
 
-def agents(run: Path) -> Iterator[tuple[str, ChunkAgent, int]]:
-    """Yields for each task of a run: its name, the policy as it acts there, and the number of steps that it had learned."""
-    config = frozen_settings(Sft, run)
-    if not (run / RESULT).is_file():
-        raise ConfigError(
-            f"{run} has no policy yet: it is written when the run ends or is stopped. Go on with: hilt train sft --run {run} --resume"
-        )
-    if not config.tasks:
-        raise ConfigError(f"{run} names no task to try its policy on: it was given data, and no tasks=[NAME].")
-    policy = open_policy(run, config).eval()
-    for name in config.tasks:
-        with contextlib.closing(open_task(name, config.task_options)) as env:
-            instruction = config.instruction or str(env.get_wrapper_attr("instruction"))
-        yield name, ChunkAgent(policy, words(config), instruction), int(read_json(run / RESULT)["best_step"])
-
-
 def demonstrations_of(run: Path, task: str) -> Path:
     """Returns the folder in which a run records the demonstrations of a task."""
     return run / "tasks" / task.replace("/", "-") / "demonstrations"
 
 
+def _options(config: Sft) -> dict[str, Any]:
+    """The options of the policy that learns."""
+    delay = policy_class(config.policy).delay_options(config.max_delay) if config.max_delay else {}
+    return {**config.policy_options, **delay}
+
+
 def open_policy(run: Path, config: Sft) -> Policy:
-    """What a run made, run as it was taught: with the same `center_crop`, for one. Statistics and sizes are in its folder."""
+    """What a run made, run as it was taught: with the same `center_crop`, for one.
+    Statistics and sizes are in its folder."""
     kind, options = policy_class(config.policy), of_former_name(config.policy_options)
     kept = {kind.precision_option} if is_new(config.policy) else options.keys() - {"unnorm_key"}
     return kind.from_pretrained(
@@ -272,22 +270,21 @@ def train(
 ) -> SftSummary:
     """Records, learns, and writes ``run/policy``. After a stop of any kind, the same call continues.
 
-    `notify` is called with each line of text for the user, `report` with the progress of each phase (`hilt.core.progress`).
+    `notify` is called with each line of text for the user, `report` with the
+    progress of each phase (`hilt.core.progress`).
     """
     config.check()
     with contextlib.ExitStack() as stack:
         stack.enter_context(checkpoint.taken_back(run, "tasks", "data", "best"))
         stack.enter_context(checkpoint.alone(run, "is being trained already"))
+        stack.enter_context(failure_noted(run))
         report(f"loading the policy {config.policy}")
-        policy = (
-            None if is_new(config.policy) else open_first(config)
-        )  # its errors are raised before anything is recorded
+        # its errors are raised before anything is recorded
+        policy = None if is_new(config.policy) else open_first(config)
         paths = [local(path) for path in config.data]
         for task in config.tasks if config.demonstrations else []:
-            folder, wanted = (
-                demonstrations_of(run, task),
-                Settings(task, config.task_options, config.demonstrations, seed=config.seed),
-            )
+            folder = demonstrations_of(run, task)
+            wanted = Settings(task, config.task_options, config.demonstrations, seed=config.seed)
             make_task = partial(open_task, task, config.task_options)
             record_with_script(wanted, folder, make_task, config.demonstration_options, notify, stop, report)
             paths.append(folder / "log")
@@ -299,7 +296,10 @@ def train(
         stack.callback(lessons.close)
         metrics = stack.enter_context(Metrics(run, config.sinks))
         report("making the policy, its statistics and its optimizer")
-        return Training(config, run, policy, lessons, metrics, notify, watch, report).run(stop)
+        note_end(run)
+        done = Training(config, run, policy, lessons, metrics, notify, watch, report).run(stop)
+        note_end(run, done.reason, done.step, f"{done.reason}, after {done.step:,} steps")
+        return done
 
 
 def _stopped_early(run: Path, notify: Callable[[str], None]) -> SftSummary:
@@ -327,19 +327,13 @@ class Training:
         watch: Watch,
         report: Report = silent,
     ):
-        self._report = report
-        self._config, self._run, self._lessons, self._metrics, self._notify, self._watch = (
-            config,
-            run,
-            lessons,
-            metrics,
-            notify,
-            watch,
-        )
+        self._config, self._run, self._lessons, self._metrics = config, run, lessons, metrics
+        self._notify, self._watch, self._report = notify, watch, report
         learned, held = lessons.split(config.validation, config.seed)
         self._rows, self._held = lessons.rows(learned), lessons.rows(held)
         notify(
-            f"{len(self._rows):,} steps of {len(learned)} episodes to learn from, {len(self._held):,} of {len(held)} held out"
+            f"{len(self._rows):,} steps of {len(learned)} episodes to learn from, "
+            f"{len(self._held):,} of {len(held)} held out"
         )
         self.policy = make_policy(config, policy, lessons, learned)
         if self.policy.action_dim != lessons.action_dim:
@@ -364,11 +358,8 @@ class Training:
 
     def run(self, stop: Callable[[], bool]) -> SftSummary:
         config, began = self._config, time.monotonic() - self._elapsed
-        drawn, values, measured = (
-            batches(self._rows, config.batch_size, config.seed, self.step),
-            {},
-            (time.monotonic(), self._samples()),
-        )
+        drawn = batches(self._rows, config.batch_size, config.seed, self.step)
+        values, measured = dict[str, float](), (time.monotonic(), self._samples())
         reason = self._over()
         while not reason and not stop():
             values = self._learn(next(drawn))
@@ -397,15 +388,14 @@ class Training:
         return done
 
     def _fits(self) -> None:
-        """Refuses before the first step what would run out of memory at it; what a pass needs besides is not counted."""
-        need, free = (
-            sum(3 * p.numel() * p.element_size() for p in self._trained.values()),
-            free_bytes(self.policy.device),
-        )
+        """Refuses before the first step what would run out of memory at it; what a
+        pass needs besides is not counted."""
+        need = sum(3 * p.numel() * p.element_size() for p in self._trained.values())
+        free = free_bytes(self.policy.device)
         if need > free:
             raise ConfigError(
-                f"gradients and optimizer need {need / 1e9:.1f} GB on {self.policy.device}, which has {free / 1e9:.1f} GB free: train "
-                "adapters (lora.rank=32), or on another device."
+                f"gradients and optimizer need {need / 1e9:.1f} GB on {self.policy.device}, which has "
+                f"{free / 1e9:.1f} GB free: train adapters (lora.rank=32), or on another device."
             )
 
     def _over(self) -> str:
@@ -414,7 +404,8 @@ class Training:
         return "max_steps" if self.step >= self._config.max_steps else ""
 
     def _learn(self, rows: np.ndarray) -> dict[str, float]:
-        """One gradient step. Parts of a batch count by the actions in them, so that they add up to the loss of the whole."""
+        """One gradient step. Parts of a batch count by the actions in them, so that
+        they add up to the loss of the whole."""
         self.policy.train()
         rate = learning_rate(self._config, self.step)
         total, figures = 0.0, dict[str, float]()
@@ -449,8 +440,8 @@ class Training:
         if not math.isfinite(value):
             rate, last = self._config.learning_rate, max(checkpoint.numbers(self._run), default=0)
             raise ConfigError(
-                f"the {what} is {value} after {self.step} steps. Go on from step {last} with a lower rate than {rate:g}: "
-                f"hilt train sft --run {self._run} --resume learning_rate={rate / 10:g}"
+                f"the {what} is {value} after {self.step} steps. Go on from step {last} with a "
+                f"lower rate than {rate:g}: hilt train sft --run {self._run} --resume learning_rate={rate / 10:g}"
             )
 
     def _validate(self) -> dict[str, float]:
@@ -542,13 +533,14 @@ class Training:
 
 def open_first(config: Sft) -> Policy:
     """The policy of a folder, as a run begins with it, but for the statistics of its data."""
-    policy: Policy = load_policy(config.policy, device=config.device, **config.policy_options)
+    policy: Policy = load_policy(config.policy, device=config.device, **_options(config))
     if "dtype" not in config.policy_options:  # whatever the files have: small steps are lost in 8 bits
         policy.float()
     elif not config.lora.rank and any(p.dtype != torch.float32 for p in policy.parameters()):
         raise ConfigError(
-            f"policy_options.dtype={config.policy_options['dtype']}: weights that are trained are float32. Leave it out "
-            "(policy_options.compute=bfloat16 is for products), or train adapters (lora.rank=32)."
+            f"policy_options.dtype={config.policy_options['dtype']}: weights that are trained "
+            "are float32. Leave it out (policy_options.compute=bfloat16 is for products), or "
+            "train adapters (lora.rank=32)."
         )
     if config.statistics == "data" and not hasattr(policy, "use_statistics"):
         raise ConfigError(
@@ -558,7 +550,8 @@ def open_first(config: Sft) -> Policy:
 
 
 def make_policy(config: Sft, policy: Policy | None, lessons: Demonstrations, episodes: Sequence[int]) -> Policy:
-    """The policy that learns: the one that was opened, with the statistics of the data if it is to have them; or a new one."""
+    """The policy that learns: the one that was opened, with the statistics of the
+    data if it is to have them; or a new one."""
     if policy is None:
         new: Policy = _new(config, lessons, episodes).to(config.device)
         return new
@@ -573,7 +566,7 @@ def make_policy(config: Sft, policy: Policy | None, lessons: Demonstrations, epi
 def _new(config: Sft, lessons: Demonstrations, episodes: Sequence[int]) -> Any:
     row, (states, actions) = lessons.batch(lessons.rows(episodes[:1])[:1], 1)[0][0], lessons.numbers(episodes)
     sizes = policy_sizes(row, states.shape[1], lessons.action_dim)
-    policy = new_policy(config.policy, sizes, config.policy_options, config.seed)
+    policy = new_policy(config.policy, sizes, _options(config), config.seed)
     policy.fit(states, actions)
     return policy
 

@@ -6,8 +6,8 @@
     agenda.draw(groups=2, group_size=4)            # states 0 and 1, each four times
     agenda.end()                                   # the next one: task "b"
 
-A task cursor for each rank, and a ring cursor over the training states of each task: both are in a checkpoint. There is no communication
-between ranks, and no two of them work on one initial state.
+A task cursor for each rank, and a ring cursor over the training states of each task: both are in a checkpoint. There is
+no communication between ranks, and no two of them work on one initial state.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ MAX_SKIPS = 3
 
 
 def shards(tasks: Sequence[T], ranks: int) -> list[list[T]]:
-    """The tasks of each rank, dealt round: task i is rank i % ranks's. Each task is at exactly one; sizes differ by at most one."""
+    """The tasks of each rank, dealt round: task i is rank i % ranks's. Each task is at
+    exactly one; sizes differ by at most one."""
     if ranks < 1:
         raise ConfigError(f"ranks={ranks}: expected at least 1.")
     return [list(tasks[rank::ranks]) for rank in range(ranks)]
 
 
 def chosen(use: Any, suite: Sequence[str]) -> list[str]:
-    """The tasks of a suite that are named: by number (9 is task nine, not nine tasks), by name, with or without the suite's,
-    or by a list of these; None: all."""
+    """The tasks of a suite that are named: by number (9 is task nine, not nine tasks), by name, with or without the
+    suite's, or by a list of these; None: all."""
     if use is None:
         return list(suite)
     found, named = [], {name.rpartition("/")[2]: name for name in suite} | {name: name for name in suite}
@@ -72,7 +73,8 @@ class Ring:
 
 @dataclass
 class Solved:
-    """RIPT's memory of states: one whose last K rollouts all succeeded is passed over, three times at most, and then forgotten."""
+    """RIPT's memory of states: one whose last K rollouts all succeeded is passed
+    over, three times at most, and then forgotten."""
 
     group_size: int
     history: dict[str, list[int]] = field(default_factory=dict)
@@ -114,8 +116,9 @@ class Agenda:
         seed: int = 0,
         solved: Solved | None = None,
     ):
-        """`tasks`: those of all ranks. `states`: how many initial states one has. `steal`: a rank for which no task is left takes a share
-        of the states of another's. `tasks_at_once`: the number of tasks of an iteration; 0: all, group by group in turn."""
+        """`tasks`: those of all ranks. `states`: how many initial states one has. `steal`: a rank for which no
+        task is left takes a share of the states of another's. `tasks_at_once`: the number of tasks of an
+        iteration; 0: all, group by group in turn."""
         if mode not in MODES:
             raise UnknownNameError("init_state_mode", mode, MODES)
         self._rank, self._ranks, self._split, self._mode, self._seed = rank, ranks, split, mode, seed
@@ -147,12 +150,13 @@ class Agenda:
         self._turn = 0
 
     def end(self) -> None:
-        """The cursor goes on to the next iteration's task; to the first that has not had its turn, where groups were fewer than tasks."""
+        """The cursor goes on to the next iteration's task; to the first that has not had its
+        turn, where groups were fewer than tasks."""
         self.cursor += min(self._at_once or self._turn, self._turn)
 
     def draw(self, groups: int, group_size: int) -> list[Start]:
-        """Returns the members of this number of groups, one group after the other. "group": one state for all of its members;
-        "distinct": one for each."""
+        """Returns the members of this number of groups, one group after the other. "group": one state for all of
+        its members; "distinct": one for each."""
         drawn = []
         for _ in range(groups):
             task = self.current[self._turn % len(self.current)]
@@ -189,7 +193,8 @@ class Agenda:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        # a rank that has no task, or had none, may have begun or ceased to steal: it begins with the first states of what it has now
+        # a rank that has no task, or had none, may have begun or ceased to steal: it begins
+        # with the first states of what it has now
         if state["rings"] and self.rings and set(state["rings"]) != set(self.rings):
             raise ConfigError(
                 f"rank {self._rank} has the tasks {', '.join(self.rings) or 'none'}, and the checkpoint is of "

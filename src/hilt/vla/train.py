@@ -5,11 +5,14 @@
     RUN/evaluations/            what each validation gave, by task, with intervals; videos beside
     RUN/best/STEP/              what was trained, as it was at the best validation so far
     RUN/checkpoints/            where --resume goes on, bit for bit
-    RUN/actor/global_step_N/    with export_period: a complete checkpoint of the policy after N steps; copy_to has all but rollouts at a URL
-    RUN/policy/                 at its end or stop: a complete checkpoint of the policy at its best, adapters merged; alone: RUN/adapter/
+    RUN/actor/global_step_N/    with export_period: a complete checkpoint of the policy after N steps; copy_to has all
+                                but rollouts at a URL
+    RUN/policy/                 at its end or stop: a complete checkpoint of the policy at its best, adapters merged;
+                                alone: RUN/adapter/
 
-This is the controller: one process that tells the workers (`hilt.vla.worker`) what to do and writes down what they answer. It holds no
-policy and sees no frame: a worker answers with figures and with summaries of its episodes, which stay in its log.
+This is the controller: one process that tells the workers (`hilt.vla.worker`) what to do and writes
+down what they answer. It holds no policy and sees no frame: a worker answers with figures and with
+summaries of its episodes, which stay in its log.
 """
 
 from __future__ import annotations
@@ -23,8 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hilt.core.checksums import read_json, write_json
-from hilt.core.errors import AlarmError, ConfigError, CorruptError, Problems, StorageError
+from hilt.core.checksums import write_json
+from hilt.core.errors import AlarmError, CorruptError, Problems, StorageError
 from hilt.core.files import DISK, new_folder
 from hilt.core.progress import Report, silent
 from hilt.core.trust import check_names
@@ -32,24 +35,23 @@ from hilt.distributed.group import open_group
 from hilt.distributed.remote_workers import STOP_INTERVAL_S, CallProgress, Group, LostWorkerError, Stopped
 from hilt.observe.alarms import AlarmWatch, stopped
 from hilt.observe.metrics import Metrics
-from hilt.policies.base import Policy
-from hilt.policies.io.tensor_files import Tensors, write_tensors
+from hilt.policies.io.tensor_files import write_tensors
 from hilt.policies.registry import is_new
 from hilt.runs import checkpoint
-from hilt.runs.evaluation import EvaluationResult, as_pairs, over_tasks
-from hilt.runs.folder import RunKind, check_new, note_end
+from hilt.runs.evaluation import as_pairs, over_tasks
+from hilt.runs.folder import RunKind, check_new, failure_noted, note_end
 from hilt.runs.run_precision import described, settle
 from hilt.runs.run_precision import frozen as frozen_settings
 from hilt.vla import exports
-from hilt.vla.collect import ENOUGH
 from hilt.vla.config import Vla
 from hilt.vla.footprint import disk
-from hilt.vla.sft import words
-from hilt.vla.trials import evaluations_of, starts_of, tried
-from hilt.vla.worker import pool_of, trained_policy
+from hilt.vla.tally import ENOUGH
+from hilt.vla.trained import BEST, SIZES, policy_of, sizes_of_run
+from hilt.vla.trials import evaluations_of
+from hilt.vla.worker import trained_policy
 
 WORKER = "hilt.vla.worker:make_worker"
-BEST, RESULT, SIZES = "best", "result.json", "sizes.json"
+RESULT = "result.json"
 CHANGEABLE = frozenset(
     {
         *("max_steps", "max_seconds", "checkpoint_period", "checkpoint_keep", "sinks", "device", "pool", "placement"),
@@ -80,7 +82,8 @@ KIND = RunKind("vla", Vla, CHANGEABLE, Vla.check, thaw=partial(frozen_settings, 
 
 
 def begin_run(run: Path, recipe: str, config: Vla) -> Vla:
-    """Begins a run: makes its folder and freezes its settings. Whatever cannot work is refused before anything is made."""
+    """Begins a run: makes its folder and freezes its settings. Whatever cannot work
+    is refused before anything is made."""
     problems = Problems()
     problems.check(config.check)
     problems.check(check_new, run)
@@ -101,13 +104,14 @@ class TrainSummary:
     """How a run, or this part of it, ended."""
 
     reason: str
-    """"goal": success held at validation.goal; "solved": every group succeeded in `solved_steps` training steps in a row; "max_steps",
-    "max_seconds"; "exhausted": this number of steps in a row made no update; "stopped" from outside; or "alarm": one that `stop_on`
-    names, which `train` raises as an `AlarmError` when the policy is written"""
+    """"goal": success held at validation.goal; "solved": every group succeeded in `solved_steps` training steps in a
+    row; "max_steps", "max_seconds"; "exhausted": this number of steps in a row made no update; "stopped" from outside;
+    or "alarm": one that `stop_on` names, which `train` raises as an `AlarmError` when the policy is written"""
     step: int
     """The last one, of all that collected"""
     best_step: int
-    """Of the policy that is kept: the best so far, or without a validation the last; -1 when it was stopped before the first step"""
+    """Of the policy that is kept: the best so far, or without a validation the last; -1
+    when it was stopped before the first step"""
     success: float
     """Of that one on the validation states; -1 when it was never validated"""
     seconds: float
@@ -123,21 +127,21 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     report: Report = silent,
 ) -> TrainSummary:
-    """Runs to the end, or until `stop` returns True, and writes ``run/policy``. After a stop of any kind, the same call continues.
+    """Runs to the end, or until `stop` returns True, and writes ``run/policy``. After
+    a stop of any kind, the same call continues.
 
-    `notify` is called with each line of text for the user, `report` with the progress of each phase (`hilt.core.progress`).
+    `notify` is called with each line of text for the user, `report` with the
+    progress of each phase (`hilt.core.progress`).
     """
     config.check()
     config, _ = settle(config)  # a run is settled already; settings that never were in one are, for all ranks alike
     with contextlib.ExitStack() as stack:
         stack.enter_context(checkpoint.taken_back(run, "rollouts"))
         stack.enter_context(checkpoint.alone(run, "is being trained already"))
+        stack.enter_context(failure_noted(run))
         arguments = (asdict(config), str(run.absolute()))
-        ranks = (
-            f"{config.placement.ranks + config.placement.rollout_ranks} ranks"
-            if config.placement.kind != "here"
-            else "the rank"
-        )
+        placement = config.placement
+        ranks = "the rank" if placement.kind == "here" else f"{placement.ranks + placement.rollout_ranks} ranks"
         report(f"starting {ranks}: the policy and the simulators")
         note_end(run)
         copy = exports.RunCopy(config.copy_to, run) if config.copy_to else None
@@ -159,10 +163,17 @@ def train(
             done = controller.run()
         except Stopped:  # when all ranks were started again
             return _stopped_early(config, run, notify)
-    why = controller.alarm or in_words(config, done)
-    if (
-        done.reason in GOES_ON
-    ):  # what --resume needs comes first: a large policy may take longer to write than a grace period
+    _finish(config, run, done, controller.alarm, copy, report)
+    return done
+
+
+def _finish(
+    config: Vla, run: Path, done: TrainSummary, alarm: str, copy: exports.RunCopy | None, report: Report
+) -> None:
+    """Writes what the end of a run leaves: its reason, the policy, and the copy. Raises the `alarm` that ended it."""
+    why = alarm or in_words(config, done)
+    # what --resume needs comes first: a large policy may take longer to write than a grace period
+    if done.reason in GOES_ON:
         note_end(run, done.reason, done.step, why)
         if copy is not None:
             copy.update(done.step, config.export_keep, config.checkpoint_keep, report)
@@ -173,15 +184,15 @@ def train(
     if copy is not None:  # after what is here is complete: if this fails, --resume copies again
         copy.update(done.step, config.export_keep, config.checkpoint_keep, report)
         copy.finish(report)
-    if controller.alarm:
-        raise stopped(controller.alarm, run)
+    if alarm:
+        raise stopped(alarm, run)
     if done.reason != "stopped":
         note_end(run, done.reason, done.step, why)
-    return done
 
 
 def _stopped_early(config: Vla, run: Path, notify: Callable[[str], None]) -> TrainSummary:
-    """Returns the summary of a run that was stopped while its ranks were started: how far it is, as its checkpoint tells."""
+    """Returns the summary of a run that was stopped while its ranks were started:
+    how far it is, as its checkpoint tells."""
     saved = checkpoint.latest(run, notify)
     state: Mapping[str, Any] = saved.state if saved is not None else {}
     figures = (int(state.get("best_step", -1)), float(state.get("best", -1.0)), float(state.get("elapsed", 0.0)))
@@ -195,7 +206,8 @@ def in_words(config: Vla, done: TrainSummary) -> str:
     words = {"max_steps": "max_steps is reached", "max_seconds": "max_seconds are over", "stopped": "it was stopped"}
     words |= {"goal": "the goal is reached"}
     words["exhausted"] = (
-        f"{most_waiting(config)} steps in a row found too few groups to learn from (collect: filters, group_size, tasks)"
+        f"{most_waiting(config)} steps in a row found too few groups to learn from (collect: "
+        "filters, group_size, tasks)"
     )
     words["solved"] = f"solved: all members of all groups succeeded in {config.solved_steps} training steps in a row"
     return words[done.reason]
@@ -204,75 +216,6 @@ def in_words(config: Vla, done: TrainSummary) -> str:
 def most_waiting(config: Vla) -> int:
     """Steps in a row without an update, after which a run ends."""
     return max(config.max_steps, WAITING)
-
-
-def policy_of(run: Path, which: str = "best", device: str = "cpu") -> Policy:
-    """The policy of a run: as it was at its "best" validation, at the "last" checkpoint, or at the one of a training step."""
-    return trained_policy(frozen_settings(Vla, run), sizes_of_run(run), _trained(run, which)[1], device)
-
-
-def sizes_of_run(run: Path) -> dict[str, Any]:
-    """What a new policy took from its first task; of a policy that came from a folder, nothing."""
-    return read_json(run / SIZES) if (run / SIZES).is_file() else {}
-
-
-def evaluate(
-    run: Path,
-    which: str = "best",
-    split: str = "",
-    episodes: int = 0,
-    *,
-    sample: bool = False,
-    seed: int = 0,
-    workers: int = 0,
-    videos: int = 0,
-    watch: Callable[[int, int], None] = lambda done, total: None,
-) -> list[EvaluationResult]:
-    """Lets the policy of a run try this number of episodes of each of its tasks; 0: every state of the split once. An empty `split` stands
-    for the states that published figures are of, where the tasks have them, else "test". `watch` is called with the numbers of episodes
-    that are done and of all; with 0 and 0 while the simulators start."""
-    config, began = frozen_settings(Vla, run), time.monotonic()
-    step, policy = _trained(run, which)[0], policy_of(run, which, config.device)
-    watch(0, 0)
-    with contextlib.closing(pool_of(config, workers)) as pool:
-        starts = starts_of(pool, config.tasks, split, episodes, seed)
-        split = starts[0].split
-        of_train = {task: pool.describe(task).get("states_of_train", {}).get(split, 0) for task in config.tasks}
-        folder, outcomes = run / "evaluations", list[dict[str, Any]]()
-        acting = config.collect.rollout_settings(sample=sample)
-        options: dict[str, Any] = {
-            "version": step,
-            "seed": (seed, step),
-            "videos": folder / f"videos-{step:08d}",
-            "filmed": videos,
-        }
-        for outcome in tried(policy, pool, starts, words(config), acting, **options):
-            outcomes.append(outcome)
-            watch(len(outcomes), len(starts))
-    seconds = time.monotonic() - began
-    return evaluations_of(outcomes, config.tasks, split, step, sample, seed, seconds, folder, of_train=of_train)
-
-
-def _trained(run: Path, which: str) -> tuple[int, Mapping[str, Any]]:
-    """The training step and the weights that were trained."""
-    if which == "best":
-        step = max(
-            (int(path.name) for path in (run / BEST).glob("*") if path.name.isdecimal()), default=-1
-        )  # each was better than before
-        if step < 0:
-            raise ConfigError(
-                f"{run} has no best policy yet: it was never validated. Give --checkpoint last, or go on with it first."
-            )
-        return step, Tensors(run / BEST / str(step))
-    if which != "last" and not which.isdecimal():
-        known = ", ".join(map(str, checkpoint.numbers(run))) or "none"
-        raise ConfigError(f"checkpoint {which!r}: expected best, last, or the number of one: {known}.")
-    saved = checkpoint.latest(run) if which == "last" else checkpoint.load(run, int(which))
-    if saved is None:
-        raise ConfigError(
-            f"{run} has no checkpoint yet: one is made every checkpoint_period training steps, and when it ends or is stopped."
-        )
-    return saved.update, saved.agent["shared"]["actor"]["trained"]
 
 
 @contextlib.contextmanager
@@ -307,23 +250,14 @@ class Controller:
         report: Report = silent,
         copy: exports.RunCopy | None = None,
     ):
-        self._config, self._run, self._group, self._metrics, self._notify, self._report = (
-            config,
-            run,
-            group,
-            metrics,
-            notify,
-            report,
-        )
-        self._copy = copy
+        self._config, self._run, self._group, self._metrics = config, run, group, metrics
+        self._notify, self._report, self._copy = notify, report, copy
         self._standings: dict[int, CallProgress] = {}
         group.watch = self._heard
         self.step = 0
         """Steps so far: each collects, and all but those that wait are training steps"""
-        self._waited, self._waiting = (
-            0,
-            0,
-        )  # steps without an update: all of them, and the last ones in a row, of this process
+        # steps without an update: all of them, and the last ones in a row, of this process
+        self._waited, self._waiting = 0, 0
         self._env_steps = 0
         self._elapsed, self._began = 0.0, time.monotonic()
         self._seconds_before = 0.0  # the first training step, such as those of the validation before it
@@ -350,7 +284,8 @@ class Controller:
                     raise
                 restarts += 1
                 self._notify(
-                    f"{error} All ranks are started again, from the last checkpoint ({restarts} of {self._config.placement.restarts})."
+                    f"{error} All ranks are started again, from the last checkpoint ({restarts} of "
+                    f"{self._config.placement.restarts})."
                 )
                 self._metrics.event(f"started again: {error}", update=self.step, step=self._env_steps)
                 self._report("starting all ranks again")
@@ -369,11 +304,10 @@ class Controller:
             self._validate()
         while True:
             reason = self._over()
-            due = (
-                validation.after and reason != "alarm"
-                if reason
-                else validation.period and self.step % validation.period == 0
-            )
+            if reason:
+                due = validation.after and reason != "alarm"
+            else:
+                due = bool(validation.period) and self.step % validation.period == 0
             if due and self._validated < self.step:
                 self._validate()
             reason = reason or ("alarm" if self.alarm else "goal" if self._goal_holds() else "")
@@ -409,7 +343,8 @@ class Controller:
         return self.step - self._waited
 
     def _progress(self) -> float:
-        """How much of the run is done with the step that is under way, by whichever of its two ends comes first; for the learning rate."""
+        """How much of the run is done with the step that is under way, by whichever of its two
+        ends comes first; for the learning rate."""
         cap, before = self._config.max_seconds, self._seconds_before
         seconds = (self._seconds() - before) / (cap - before) if cap > before else float(cap > 0)
         return min(1.0, max((self._learned + 1) / self._config.max_steps, seconds))
@@ -464,35 +399,36 @@ class Controller:
         self.alarm = self._watch.take(values, update=self.step, step=self._env_steps) or self.alarm
 
     def _mind_gradient(self, values: Mapping[str, float]) -> None:
-        """Steps whose gradient is not finite are left out. Where none is finite any more, the run ends, and no checkpoint is made of it:
-        the last one is from before."""
+        """Steps whose gradient is not finite are left out. Where none is finite any more, the run ends, and no
+        checkpoint is made of it: the last one is from before."""
         skipped, in_a_row = (int(values.get(name, 0)) for name in ("skipped_steps", "skipped_in_a_row"))
         if skipped:
             self._notify(
-                f"step {self.step}: {skipped} of {values['optimizer_steps']:.0f} optimizer steps were skipped: no finite gradient"
+                f"step {self.step}: {skipped} of {values['optimizer_steps']:.0f} optimizer steps were "
+                "skipped: no finite gradient"
             )
         self._sound = not in_a_row
         if in_a_row >= MAX_SKIPPED:
-            rate, last = (
-                float(self._config.settled().optimizer.learning_rate or 0),
-                max(checkpoint.numbers(self._run), default=0),
-            )
+            rate = float(self._config.settled().optimizer.learning_rate or 0)
+            last = max(checkpoint.numbers(self._run), default=0)
             note_end(self._run, "not_finite", self.step, f"the last {in_a_row} gradients were not finite")
             raise AlarmError(
-                f"the last {in_a_row} steps of the optimizer had a gradient that is not finite, and were left out. Go on "
-                f"from step {last}, where it was finite, with a lower rate: hilt train --run {self._run} --resume "
-                f"optimizer.learning_rate={rate / 10:g}. If that does not help, look at the rewards and at the policy's checkpoint."
+                f"the last {in_a_row} steps of the optimizer had a gradient that is not finite, "
+                f"and were left out. Go on from step {last}, where it was finite, with a lower rate: hilt train "
+                f"--run {self._run} --resume optimizer.learning_rate={rate / 10:g}. If that does not "
+                "help, look at the rewards and at the policy's checkpoint."
             )
 
     def _mind_failure(self, outcomes: Sequence[bool]) -> None:
-        """Where success is all that is rewarded, a policy that never succeeds learns nothing, and its loss does not show it."""
+        """Where success is all that is rewarded, a policy that never succeeds learns
+        nothing, and its loss does not show it."""
         self._tally = [self._tally[0] + len(outcomes), self._tally[1] + sum(outcomes)]
         rewards = self._config.rewards
         if self.step in FAILURE_STEPS and not self._tally[1] and not (rewards.environment or rewards.learned):
             self._notify(
-                f"after step {self.step}: none of {self._tally[0]} episodes in training succeeded, and there is nothing to learn "
-                "from. Begin with a better policy (hilt train sft), look at videos (validation.videos=3), or reward more than success "
-                "(rewards.environment=1)."
+                f"after step {self.step}: none of {self._tally[0]} episodes in training succeeded, and "
+                "there is nothing to learn from. Begin with a better policy (hilt train sft), look at videos "
+                "(validation.videos=3), or reward more than success (rewards.environment=1)."
             )
 
     # Validation
@@ -504,15 +440,11 @@ class Controller:
         outcomes = [outcome for part in parts for outcome in part["outcomes"]]
         seconds = time.monotonic() - began
         settings = (config.split, self.step, config.sample, self._config.seed)
-        tasks = [
-            task for task in self._config.tasks if any(outcome["task"] == task for outcome in outcomes)
-        ]  # with at_most, maybe not all
+        # with at_most, maybe not all
+        tasks = [task for task in self._config.tasks if any(outcome["task"] == task for outcome in outcomes)]
         made = evaluations_of(outcomes, tasks, *settings, seconds, self._run / "evaluations", again=True)
         values: dict[str, float] = {f"validation_success/{one.task}": one.successes / len(one.outcomes) for one in made}
-        good, lost = (
-            sum(bool(outcome["success"]) for outcome in outcomes),
-            sum(bool(outcome["error"]) for outcome in outcomes),
-        )
+        good, lost = (sum(bool(outcome[what]) for outcome in outcomes) for what in ("success", "error"))
         each = [(outcome["task"], outcome["state"], bool(outcome["success"])) for outcome in outcomes]
         low, high, counted = over_tasks(each)
         values |= {
@@ -530,7 +462,10 @@ class Controller:
         better = values["validation_success"] > self._best
         if better:
             self._keep(values["validation_success"])
-        share = f"{good} of {len(outcomes)}: {100 * values['validation_success']:.1f}%, 95% interval {100 * low:.1f}% to {100 * high:.1f}%"
+        share = (
+            f"{good} of {len(outcomes)}: {100 * values['validation_success']:.1f}%, 95% interval "
+            f"{100 * low:.1f}% to {100 * high:.1f}%"
+        )
         note = "the best so far" if better else f"the best was {100 * self._best:.1f}% at step {self._best_step}"
         self._notify(
             f"step {self.step}: success on {config.split} states {share}; {note}" + f"; {lost} lost" * bool(lost)
@@ -579,7 +514,10 @@ class Controller:
             try:
                 self._copy.update(self.step, config.export_keep, config.checkpoint_keep, self._report)
             except (StorageError, CorruptError) as error:  # the run has all of it, and days of training are worth more
-                text = f"after step {self.step}: the copy was not made, training goes on, and the next checkpoint tries again: {error}"
+                text = (
+                    f"after step {self.step}: the copy was not made, training goes on, and the next "
+                    f"checkpoint tries again: {error}"
+                )
                 self._notify(text)
                 self._metrics.event(text, update=self.step, step=self._env_steps)
 
@@ -620,25 +558,21 @@ class Controller:
         saved = checkpoint.latest(self._run, self._notify)
         state: Mapping[str, Any] = saved.state if saved is not None else {}
         self.step, self._env_steps = saved.update if saved is not None else 0, int(state.get("env_steps", 0))
-        self._elapsed, self._began = (
-            max(self._seconds(), float(state.get("elapsed", 0.0))),
-            time.monotonic(),
-        )  # also of what was lost
+        # also of what was lost
+        self._elapsed, self._began = max(self._seconds(), float(state.get("elapsed", 0.0))), time.monotonic()
         self._best, self._best_step = float(state.get("best", -1.0)), int(state.get("best_step", -1))
         self._waited, self._waiting = int(state.get("waited", 0)), 0
         self._validated, self._seconds_before = int(state.get("validated", -1)), float(state.get("seconds_before", 0.0))
-        self._successes, self._solved, self._sound = (
-            list(state.get("successes", [])),
-            list(state.get("solved", [0, 0])),
-            True,
-        )
+        self._successes, self._solved = list(state.get("successes", [])), list(state.get("solved", [0, 0]))
+        self._sound = True
         own: list[Any] = []
         if saved is not None:
             self._group.call("load_shared", saved.agent["shared"])
             own = [saved.agent["ranks"][str(rank)] for rank in range(len(saved.agent["ranks"]))]
             if len(own) != (now := self._config.placement.rollout_ranks or self._config.placement.ranks):
                 self._notify(
-                    f"{self._run} had {len(own)} ranks that collect and has {now} now: what was learned goes on, collecting begins anew"
+                    f"{self._run} had {len(own)} ranks that collect and has {now} now: what was learned goes "
+                    "on, collecting begins anew"
                 )
                 own = []
         self._group.call("load_own", own, self.step)
@@ -656,4 +590,4 @@ def _summed(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(part[name] for part in figures) for name in figures[0]}
 
 
-__all__ = ["Controller", "TrainSummary", "Vla", "begin_run", "is_run", "resume_run", "train"]
+__all__ = ["Controller", "TrainSummary", "Vla", "begin_run", "is_run", "policy_of", "resume_run", "train"]

@@ -1,16 +1,19 @@
-"""One update of a policy from the episodes that it made: advantages, then epochs of optimizer steps, each of passes that fit in memory.
+"""One update of a policy from the episodes that it made: advantages, then epochs of
+optimizer steps, each of passes that fit in memory.
 
-    figures = Updater(PolicyGradient(), DataParallelOptimizer(policy, Optimizer(learning_rate=3e-4))).update(episodes, rewards)
+    figures = Updater(PolicyGradient(), DataParallelOptimizer(policy,
+    Optimizer(learning_rate=3e-4))).update(episodes, rewards)
 
-Each rank brings its own episodes, any number of them. The gradient of a step is that of one process with the episodes of all ranks: what
-a term counts is known before its pass, from numbers that were added up over ranks. All ranks make the same calls in the same order.
+Each rank brings its own episodes, any number of them. The gradient of a step is that of one process with the
+episodes of all ranks: what a term counts is known before its pass, from numbers that were added up over ranks.
+All ranks make the same calls in the same order.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,8 +30,9 @@ from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.progress import Report, silent
 from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.distributed.ranks import Alone, Ranks
-from hilt.policies.base import Record, join, select
+from hilt.policies.base import Record, select
 from hilt.vla.episode import RolloutEpisode, token_mask
+from hilt.vla.rows import LossWeights, Rows, per_row
 
 Extra = Callable[[], tuple[Tensor, dict[str, float]]]
 """A term of the loss besides, such as imitation, weighted by its maker, and figures of it"""
@@ -61,12 +65,14 @@ class Updater:
         process: ProcessReward | None = None,
         seed: int = 0,
     ):
-        """`critic`: trained apart; without, gae takes the policy's own value head. `reference`: a policy that stays as it is.
+        """`critic`: trained apart; without, gae takes the policy's own value head.
+        `reference`: a policy that stays as it is.
 
-        `extra_loss` is called once in each step, on every rank; the mean over ranks counts. The first `critic_warmup` updates train only
-        the
+        `extra_loss` is called once in each step, on every rank; the mean over ranks counts. The
+        first `critic_warmup` updates train only the
         critic:
-        of a policy with a value head, that head. `process`: rewards for each term, beside those that an update is given.
+        of a policy with a value head, that head. `process`: rewards for each term,
+        beside those that an update is given.
         """
         settings.check()
         if process is not None:
@@ -74,7 +80,8 @@ class Updater:
             prime.check(settings, process.settings)
         if (settings.kl.where != "none") != (reference is not None):
             raise ConfigError(
-                f"kl.where={settings.kl.where} and {'no' if reference is None else 'a'} reference: give both, or neither."
+                f"kl.where={settings.kl.where} and {'no' if reference is None else 'a'} "
+                "reference: give both, or neither."
             )
         self._estimator, self._policy_loss = estimator(settings.estimator), policy_loss(settings.loss)
         if critic is not None and not self._estimator.needs_critic:
@@ -83,7 +90,8 @@ class Updater:
             )
         if critic_warmup and not self._estimator.needs_critic:
             raise ConfigError(
-                f"critic_warmup={critic_warmup} would do nothing with estimator={settings.estimator}: take gae, or leave it out."
+                f"critic_warmup={critic_warmup} would do nothing with estimator={settings.estimator}: "
+                "take gae, or leave it out."
             )
         self.settings, self.actor, self.ranks, self._critic, self._reference = (
             settings,
@@ -110,14 +118,17 @@ class Updater:
         expected: int = 0,
         given: Sequence[np.ndarray] | None = None,
     ) -> dict[str, float]:
-        """Learns from this rank's episodes and the rewards of their chunks [rows]; gives figures, the same at every rank.
+        """Learns from this rank's episodes and the rewards of their chunks [rows];
+        gives figures, the same at every rank.
 
-        `progress`: how much of the run is done with this update, for the learning rate. `baselines`, of remax: by group, the sum of the
-        rewards of a greedy episode from the same start. `beside`: the group, and the rewards of the chunks, of episodes that other updates
-        learn from and whose groups have members here, which are compared with them, too. `expected`: the episodes of all ranks that a
-        whole update has; where there are fewer, each counts as much as it would among all of them, and the loss of a step is as much
-        smaller. 0: as many as there are.
-        `given`: advantages of the chunks [rows] that the caller has computed, in place of the estimator's; no critic learns with them.
+        `progress`: how much of the run is done with this update, for the learning rate. `baselines`, of
+        remax: by group, the sum of the rewards of a greedy episode from the same start. `beside`: the group,
+        and the rewards of the chunks, of episodes that other updates learn from and whose groups have members
+        here, which are compared with them, too. `expected`: the episodes of all ranks that a whole update
+        has; where there are fewer, each counts as much as it would among all of them, and the loss of a step
+        is as much smaller. 0: as many as there are.
+        `given`: advantages of the chunks [rows] that the caller has computed, in place of the
+        estimator's; no critic learns with them.
         """
         rows = self._rows(episodes, rewards)
         if given is not None:
@@ -126,7 +137,8 @@ class Updater:
                 raise ConfigError(f"advantages were given, and {own}: give another estimator, or no advantages.")
             if self._process is not None:
                 raise ConfigError(
-                    "advantages were given, and a process reward would not count: give prime.coefficient=0, or none of them."
+                    "advantages were given, and a process reward would not count: give "
+                    "prime.coefficient=0, or none of them."
                 )
             if [len(each) for each in given] != [episode.rows for episode in episodes]:
                 raise SchemaError(
@@ -151,7 +163,8 @@ class Updater:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.updates, kl = int(state["updates"]), self.settings.kl
-        # else the price is what is set: a fixed one never was another, and one may have been set anew when the run was resumed
+        # else the price is what is set: a fixed one never was another, and one may have
+        # been set anew when the run was resumed
         if kl.controller == "adaptive" and float(state.get("kl_coefficient_began", kl.coefficient)) == kl.coefficient:
             self._controller.coefficient = float(state["kl_coefficient"])
 
@@ -212,7 +225,8 @@ class Updater:
         if self._estimator.needs_greedy:
             if missing := [e.start.group for e in rows.episodes if e.start.group not in (baselines or {})]:
                 raise ConfigError(
-                    f"estimator={settings.estimator}: group {missing[0]} has no greedy episode beside it; give its score in baselines."
+                    f"estimator={settings.estimator}: group {missing[0]} has no greedy episode beside it; "
+                    "give its score in baselines."
                 )
             baseline = torch.tensor([(baselines or {})[e.start.group] for e in rows.episodes], dtype=torch.float64)
         there = rows.padded(torch.ones(len(rows)))  # a chunk of which nothing was carried out may have its reward
@@ -270,8 +284,9 @@ class Updater:
     def _learn_outcomes(
         self, rows: Rows, reference: Tensor, blank: Record | None, progress: float, found: Tensor | None = None
     ) -> dict[str, float]:
-        """One epoch of the reward policy over the outcomes of these episodes, in the steps that the policy has, too. `found`: its
-        log-probabilities of now. The log-odds of an episode are computed first, so that its chunks may be in several passes."""
+        """One epoch of the reward policy over the outcomes of these episodes, in the steps that the policy
+        has, too. `found`: its log-probabilities of now. The log-odds of an episode are computed first, so
+        that its chunks may be in several passes."""
         assert self._process is not None
         optimizer, beta = self._process.optimizer, self._process.settings.beta
         shown, sums = list[dict[str, float]](), torch.zeros(3, dtype=torch.float64)
@@ -282,7 +297,7 @@ class Updater:
             chosen = torch.nonzero(torch.isin(rows.of, torch.from_numpy(minibatch)))[:, 0]
             if found is None:
                 found = self._evaluate_no_grad(optimizer.module, rows, blank, chosen=chosen)
-            apart = _per_row(torch.where(rows.mask, found - reference, 0.0).double())
+            apart = per_row(torch.where(rows.mask, found - reference, 0.0).double())
             logit = beta * torch.zeros(len(rows.episodes), dtype=torch.float64).index_add_(0, rows.of, apart)
             weight, mine = prime.slope(logit, rows.success, beta, episodes), torch.from_numpy(minibatch)
             right = ((logit > 0) == (rows.success > 0)).double()
@@ -295,7 +310,7 @@ class Updater:
                 own = weight[rows.of[part]].to(seen)
                 mask = rows.mask[part].to(seen.device)
                 optimizer.backward(
-                    (_per_row(torch.where(mask, seen, 0.0)) * own).sum() if len(part) else 0.0 * seen.sum()
+                    (per_row(torch.where(mask, seen, 0.0)) * own).sum() if len(part) else 0.0 * seen.sum()
                 )
             shown.append({f"prime_{name}": value for name, value in optimizer.step(progress).items()})
             found = None  # of weights that are no more
@@ -306,7 +321,8 @@ class Updater:
         }
 
     def _weighed(self, rows: Rows) -> dict[str, float]:
-        """Fills in what each term counts because another policy drew it than the one that is updated; and figures of that."""
+        """Fills in what each term counts because another policy drew it than the one
+        that is updated; and figures of that."""
         (old, there), (drawn, _) = (terms(x, rows.mask, self.settings.ratio) for x in (rows.old, rows.drawn))
         free = importance(old, drawn)
         rows.importance = free.clamp(max=self.settings.importance_cap)
@@ -346,8 +362,8 @@ class Updater:
     def _evaluate_no_grad(
         self, module: Any, rows: Rows, blank: Record | None, values: bool = False, chosen: Tensor | None = None
     ) -> Tensor:
-        """The log-probabilities that a module gives to all rows, or the values; without gradients. `chosen`: of these rows alone, 0 of
-        the others."""
+        """The log-probabilities that a module gives to all rows, or the values; without gradients. `chosen`:
+        of these rows alone, 0 of the others."""
         found, done = torch.zeros_like(rows.values if values else rows.old), 0
         module.eval()
         with torch.no_grad():
@@ -356,7 +372,8 @@ class Updater:
                 seen = module.evaluate(rows.record(part, blank))
                 if (given := seen.value if values else seen.log_prob) is None:
                     raise ConfigError(
-                        f"estimator={self.settings.estimator} needs values: give the policy a value head, or the run a critic."
+                        f"estimator={self.settings.estimator} needs values: give the policy a value "
+                        "head, or the run a critic."
                     )
                 found[part] = given[: len(part)].float().cpu()
                 done += len(part)
@@ -413,7 +430,8 @@ class Updater:
         }
 
     def _too_far(self, ppo_kl: float, steps: int) -> bool:
-        """Whether the policy is so far from the one that collected that this update ends before its next step. Its first step is made."""
+        """Whether the policy is so far from the one that collected that this update ends before
+        its next step. Its first step is made."""
         return bool(self.settings.target_kl and self._acts and steps) and self._sum(ppo_kl)[0] > self.settings.target_kl
 
     def _part(self, minibatch: int, expected: int) -> float:
@@ -444,9 +462,8 @@ class Updater:
         steps = math.ceil(self._sum(len(order))[0] / batch.trajectories_per_step)
         if batch.shuffle:
             order = np.random.default_rng([self._seed, self.ranks.rank, self.updates, epoch]).permutation(order)
-        place = (
-            np.arange(len(order)) * self.ranks.size + self.ranks.rank
-        )  # ranks that have as many fill each step evenly
+        # ranks that have as many fill each step evenly
+        place = np.arange(len(order)) * self.ranks.size + self.ranks.rank
         step = place * steps // max(len(order) * self.ranks.size, 1)
         return [order[step == number] for number in range(steps)]
 
@@ -454,7 +471,7 @@ class Updater:
         """What each term, token and chunk of these rows counts; none if no rank has any."""
         settings, mask, of = self.settings, rows.mask[chosen], rows.of[chosen]
         tokens = mask.sum((1, 2)).float()
-        counts = _per_row(terms(rows.old[chosen], mask, settings.ratio)[1]).float()
+        counts = per_row(terms(rows.old[chosen], mask, settings.ratio)[1]).float()
         sums = (counts.sum(), tokens.sum(), (tokens > 0).sum(), len(of[tokens > 0].unique()))
         all_terms, all_tokens, all_chunks, trajectories = self._sum(*sums)
         if not all_tokens:
@@ -466,7 +483,8 @@ class Updater:
         return LossWeights(shares[0], shares[1], shares[2], part, 1 / max(all_terms, 1), 1 / all_tokens)
 
     def _pass(self, rows: Rows, part: Tensor, share: LossWeights, blank: Record | None) -> dict[str, float]:
-        """Adds the gradient of some rows; gives their part of the figures. Without rows: all the calls, and a gradient of zeros."""
+        """Adds the gradient of some rows; gives their part of the figures. Without rows:
+        all the calls, and a gradient of zeros."""
         record, figures = rows.record(part, blank), dict[str, Tensor]()
         if self._acts or self._critic is None:
             seen = self.actor.module.evaluate(record)
@@ -525,13 +543,15 @@ class Updater:
     # Passes, and what is agreed with the other ranks
 
     def _passes(self, rows: Rows, chosen: Tensor, size: int = 0) -> Iterator[Tensor]:
-        """The rows in parts that go through the policy together. In lockstep all ranks have as many, the last ones maybe empty."""
+        """The rows in parts that go through the policy together. In lockstep all ranks
+        have as many, the last ones maybe empty."""
         batch, limit = self.settings.batch, self.settings.batch.tokens_per_pass
         if limit and not size:
-            parts = _packed(rows, chosen, limit)
+            parts = rows.packed(chosen, limit)
         else:
             parts = list(chosen.split(size or batch.chunks_per_pass)) if len(chosen) else []
-        # agreed before the first: in lockstep a pass is itself a call of all ranks, and one with fewer would ask too early
+        # agreed before the first: in lockstep a pass is itself a call of all ranks,
+        # and one with fewer would ask too early
         missing = self.ranks.max(len(parts)) - len(parts) if self.actor.lockstep else 0
         yield from [*parts, *[chosen[:0]] * missing]
 
@@ -555,80 +575,6 @@ class Updater:
         return result
 
 
-@dataclass
-class Rows:
-    """The chunks of all episodes of this rank, one after the other."""
-
-    episodes: list[RolloutEpisode]
-    of: Tensor
-    """int64 [R]: whose"""
-    at: Tensor
-    """int64 [R]: which of its chunks"""
-    mask: Tensor
-    """bool [R, chunk, action_dim]: the numbers that were carried out"""
-    drawn: Tensor
-    """Log-probabilities of the policy that drew them, at that time (the behavior policy's), like `mask`"""
-    old: Tensor
-    """Log-probabilities that ratios begin with (the proximal policy's): `drawn`, or those of the policy before this update"""
-    rewards: Tensor
-    """float64 [R]"""
-    penalty: Tensor
-    """float64 [R]: what each chunk pays for its divergence from the reference, with kl.where=reward"""
-    values: Tensor
-    """[R]: what was expected of each; 0 without a critic"""
-    success: Tensor
-    """float64 [episodes]: 1 where it succeeded"""
-    advantage: Tensor = field(default_factory=lambda: torch.zeros(0))
-    """[R]; with a process reward [R, N], N: 1, or the numbers of a chunk"""
-    returns: Tensor = field(default_factory=lambda: torch.zeros(0))
-    """[R]: what the critic should have expected"""
-    given: Tensor | None = None
-    """[R]: advantages that the caller has computed"""
-    reference: Tensor | None = None
-    """The reference's log-probabilities, like `mask`"""
-    importance: Tensor | None = None
-    """The importance weight of each term, [R, ...]; none where ratios begin with `drawn`"""
-
-    def __len__(self) -> int:
-        return len(self.of)
-
-    def padded(self, x: Tensor) -> Tensor:
-        """[episodes, longest, ...], zeros after the end of each, from [R, ...]."""
-        whole = torch.zeros(
-            len(self.episodes), int(self.at.max()) + 1 if len(self) else 0, *x.shape[1:], dtype=torch.float64
-        )
-        whole[self.of, self.at] = x.double()
-        return whole
-
-    def record(self, part: Tensor, blank: Record | None) -> Record:
-        """Returns the record of some rows; for none, the blank one."""
-        if not len(part):
-            assert blank is not None, "only a policy in lockstep is asked about nothing"
-            return blank
-        of, at = self.of[part].numpy(), self.at[part].numpy()
-        cuts = np.flatnonzero(np.diff(of)) + 1
-        return join(
-            [
-                select(self.episodes[i[0]].record, rows)
-                for i, rows in zip(np.split(of, cuts), np.split(at, cuts), strict=True)
-            ]
-        )
-
-
-@dataclass(frozen=True)
-class LossWeights:
-    """What counts how much in the loss of one step, [R] each; and how much of a whole step's loss that is."""
-
-    term: Tensor
-    token: Tensor
-    chunk: Tensor
-    part: float
-    mean_term: float
-    """What each term counts in figures that are means over terms, whatever the reduction of the loss is"""
-    mean_token: float
-    """The same of each token"""
-
-
 def _mean_of_finite(values: Sequence[float]) -> float:
     """NaN where none is."""
     finite = [value for value in values if math.isfinite(value)]
@@ -636,27 +582,4 @@ def _mean_of_finite(values: Sequence[float]) -> float:
 
 
 def _added(x: Tensor, mask: Tensor, share: Tensor | float) -> Tensor:
-    return (_per_row(torch.where(mask, x, 0.0)) * share).sum()
-
-
-def _per_row(x: Tensor) -> Tensor:
-    """[R], from [R, ...]: what is in each row, added up."""
-    return x.flatten(1).sum(1) if x.dim() > 1 else x
-
-
-def _packed(rows: Rows, chosen: Tensor, limit: int) -> list[Tensor]:
-    """Rows of like length together, as many as the limit on tokens lets."""
-    size = rows.mask[0].numel() if len(rows) else 0
-    prompts = np.concatenate([np.zeros(0, np.int64), *(e.record["prompt_length"] for e in rows.episodes)])
-    tokens, parts, room = prompts + size, list[list[int]](), 0
-    for row in sorted(chosen.tolist(), key=lambda row: (tokens[row], row)):
-        if tokens[row] > limit:
-            raise ConfigError(
-                f"batch.tokens_per_pass={limit}: one chunk with its prompt has {tokens[row]} tokens; give at least as many."
-            )
-        if tokens[row] > room:
-            parts.append([])
-            room = limit
-        parts[-1].append(row)
-        room -= tokens[row]
-    return [torch.tensor(part) for part in parts]
+    return (per_row(torch.where(mask, x, 0.0)) * share).sum()

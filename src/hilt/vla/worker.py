@@ -6,16 +6,16 @@
     process reward  what each chunk earns, by a policy that learns from outcomes (PRIME)
     reward          what an episode earned: the success verifier, the format, the environment, a learned classifier
 
-The controller (`hilt.vla.train`) calls the same methods whether the worker is in its process, in one beside it, or an actor of Ray
-on another machine: `collect`, `update`, `validate`, and `shared`, `own` and `trained` for what is kept. Answers are small: figures and
-summaries. `collect` and `validate` are a rank's own affair; in `update` and `shared` all ranks do the same.
+The controller (`hilt.vla.train`) calls the same methods whether the worker is in its process, in one beside
+it, or an actor of Ray on another machine: `collect`, `update`, `validate`, and `shared`, `own` and
+`trained` for what is kept. Answers are small: figures and summaries. `collect` and `validate` are a rank's
+own affair; in `update` and `shared` all ranks do the same.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -35,7 +35,7 @@ from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.distributed.placement import rank_folder
 from hilt.distributed.ranks import Ranks
 from hilt.distributed.remote_workers import Stopped
-from hilt.envs.pool import Beginning, Pool, Reply
+from hilt.envs.pool import Pool
 from hilt.envs.rewards import REWARDS, Classifier, named_reward, reward_and_success
 from hilt.policies.base import Evaluation, Policy, Record, at_least_float32
 from hilt.policies.registry import is_new, load_policy, new_policy, policy_class, policy_sizes
@@ -46,6 +46,7 @@ from hilt.vla.collect import Collector
 from hilt.vla.config import Critic, Rewards, Vla
 from hilt.vla.episode import RolloutEpisode, Start, pack, unpack
 from hilt.vla.episode_log import EpisodeLog
+from hilt.vla.phase_clock import PhaseClock, TimedPolicy, TimedPool
 from hilt.vla.sft import words
 from hilt.vla.trials import starts_of, tried
 from hilt.vla.update import ProcessReward, Updater
@@ -96,20 +97,21 @@ class Worker:
         """This rank's own, as the checkpoints have it"""
         if self._rollout:
             self.log = EpisodeLog(self._run / "rollouts" / f"rank-{ranks.rank}", int(config.rollouts_gb * 1e9))
-            self._timed = _TimedPool(self._pool, self._clock)
+            self._timed = TimedPool(self._pool, self._clock)
             self._collector = Collector(
                 config.collect, config.tasks, self._timed, self._suite,
                 rank=ranks.rank, ranks=ranks.size, seed=config.seed, notify=self._messages.append,
             )  # fmt: skip
             self._collector.report = self._tell
-            self._actor: Any = _TimedPolicy(self.policy, self._clock)
+            self._actor: Any = TimedPolicy(self.policy, self._clock)
         if role == "roll_out":
             attach_adapters(self.policy, config)
         else:
             self._learn()
 
     def _mind_stop(self) -> None:
-        """Between parts that take long to make: a start that is stopped goes no further, and leaves no simulator behind."""
+        """Between parts that take long to make: a start that is stopped goes no
+        further, and leaves no simulator behind."""
         if self._stop():
             self._pool.close()
             raise Stopped
@@ -204,15 +206,16 @@ class Worker:
         }
 
     def _pin(self) -> None:
-        """What the next step, this one made again, or a checkpoint goes on with stays in the log, whatever room there is."""
+        """What the next step, this one made again, or a checkpoint goes on with
+        stays in the log, whatever room there is."""
         states = [self._standing(), *self._saved, *([self._before] if self._before is not None else [])]
         self.log.pin({number for state in states for number in _carried(state)})
 
     # Learning
 
     def update(self, progress: float, ahead: bool = False) -> dict[str, float]:
-        """One update from the episodes of this step; the figures are the same on all ranks. `progress`: how much of the run is done with
-        it, for the learning rate. `ahead`: simulators may begin the next step."""
+        """One update from the episodes of this step; the figures are the same on all ranks. `progress`: how much of the
+        run is done with it, for the learning rate. `ahead`: simulators may begin the next step."""
         if ahead and self._rollout:
             self._collector.ahead()
         self.policy.train()
@@ -230,7 +233,8 @@ class Worker:
     # Validation
 
     def validate(self, step: int) -> dict[str, Any]:
-        """This rank's part of the validation: every N-th episode for N ranks. A lost one is a failure, with its error."""
+        """This rank's part of the validation: every N-th episode for N ranks. A
+        lost one is a failure, with its error."""
         config, settings, rank = self._config, self._config.validation, self._ranks.rank
         self._collector.settle()
         chosen = starts_of(self._pool, config.tasks, settings.split, settings.episodes, config.seed, settings.at_most)
@@ -252,7 +256,8 @@ class Worker:
     # What a checkpoint has
 
     def own(self) -> dict[str, Any]:
-        """What is this rank's alone: cursors, draws, and the surplus as numbers in the log. In the middle of a step, as it began."""
+        """What is this rank's alone: cursors, draws, and the surplus as numbers in the log.
+        In the middle of a step, as it began."""
         self.log.sync()
         self._saved.append(self._before if self._before is not None else self._standing())
         return dict(self._saved[-1])
@@ -261,8 +266,8 @@ class Worker:
         return {**self._collector.state_dict(_in_the_log), "log_end": self.log.end()}
 
     def load_own(self, states: Sequence[Mapping[str, Any]], step: int = 0) -> None:
-        """Restores the state of each rank after this number of steps; without states it begins. Later steps in its log are removed: they
-        are made
+        """Restores the state of each rank after this number of steps; without states it begins. Later
+        steps in its log are removed: they are made
         again."""
         if states:
             self._saved.append(states[self._ranks.rank])
@@ -286,8 +291,8 @@ class Worker:
             }
             if gone := len(state["surplus"]) - len(waiting):
                 self._messages.append(
-                    f"rank {self._ranks.rank}: {gone} groups that were carried over are no longer in {self.log.path}: others are collected "
-                    "in their place, and it does not go on bit for bit."
+                    f"rank {self._ranks.rank}: {gone} groups that were carried over are no longer in "
+                    f"{self.log.path}: others are collected in their place, and it does not go on bit for bit."
                 )
             self._collector.load_state_dict({**state, "surplus": waiting}, find)
         self._pin()
@@ -395,8 +400,9 @@ def first_policy(config: Vla, sizes: Mapping[str, Any], value: str = "", device:
         policy.float()
     elif not config.lora.rank and any(p.dtype != torch.float32 for p in policy.parameters()):
         raise ConfigError(
-            f"policy_options.dtype={config.policy_options['dtype']}: weights that are trained are float32. Leave it out "
-            "(policy_options.compute=bfloat16 is for products), or train adapters (lora.rank=32)."
+            f"policy_options.dtype={config.policy_options['dtype']}: weights that are trained "
+            "are float32. Leave it out (policy_options.compute=bfloat16 is for products), or "
+            "train adapters (lora.rank=32)."
         )
     return policy
 
@@ -422,7 +428,8 @@ def attach_adapters(policy: Policy, config: Vla) -> None:
 
 
 def sizes_of(task: str, pool: Pool, suite: Suite) -> dict[str, Any]:
-    """What a new policy must know of a task: its cameras and their size, and how many numbers states and actions have."""
+    """What a new policy must know of a task: its cameras and their size, and how
+    many numbers states and actions have."""
     pool.start(0, Start(task, next(iter(pool.describe(task)["initial_states"])), 0, 0))
     (reply,) = pool.collect([0])
     if reply.error:
@@ -449,7 +456,8 @@ def trained_policy(
 
 
 class ReferencePolicy(torch.nn.Module):
-    """The policy as it was when this was made. `offload`: its weights lie in the host's memory until they are needed."""
+    """The policy as it was when this was made. `offload`: its weights lie in the
+    host's memory until they are needed."""
 
     def __init__(self, policy: Policy, offload: bool):
         super().__init__()
@@ -477,7 +485,8 @@ class ReferencePolicy(torch.nn.Module):
 def reward_of(episode: RolloutEpisode, rewards: Rewards, judge: Classifier | None = None) -> np.ndarray:
     """What each row earned, float32 [rows]: environment's rewards where they came, all else at the last one.
 
-    r_t = environment * e_t,   r_last += success * [it succeeded] + format * [no chunk was ill-formed] + learned * classifier(last frame)
+    r_t = environment * e_t,   r_last += success * [it succeeded] + format * [no chunk was ill-formed] + learned *
+                               classifier(last frame)
     """
     earned = rewards.environment * episode.rewards.astype(np.float32)
     if episode.rows:
@@ -529,7 +538,7 @@ class Imitating:
         self._made, self._coming = int(state["made"]), self._from_batch(int(state["made"]))
 
 
-# --- summaries and clocks ---
+# --- summaries ---
 
 
 def episode_summary(episode: RolloutEpisode, step: int) -> dict[str, Any]:
@@ -543,84 +552,6 @@ def episode_summary(episode: RolloutEpisode, step: int) -> dict[str, Any]:
     }
     ill = {"ill_formed": episode.ill_formed.strip().splitlines()[-1]} if episode.ill_formed else {}
     return {**start, **outcome, **ill, "trajectory": episode.trajectory, "training_step": step + 1}
-
-
-class PhaseClock:
-    """Seconds spent in each of some things."""
-
-    def __init__(self) -> None:
-        self._spent: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def at(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add(time.perf_counter() - began, name)
-
-    def add(self, seconds: float, *names: str) -> None:
-        for name in names:
-            self._spent[name] = self._spent.get(name, 0.0) + seconds
-
-    def begin(self) -> dict[str, float]:
-        return {**self._spent, "all": time.perf_counter()}
-
-    def since(self, before: Mapping[str, float]) -> dict[str, float]:
-        """Returns the seconds since then, of each thing and of `all`."""
-        return {name: seconds - before.get(name, 0.0) for name, seconds in self.begin().items()}
-
-
-class _TimedPolicy:
-    def __init__(self, policy: Policy, clock: PhaseClock):
-        self._policy, self._clock = policy, clock
-
-    def act(self, *given: Any, **named: Any) -> Any:
-        with self._clock.at("model"):
-            return self._policy.act(*given, **named)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._policy, name)
-
-
-class _TimedPool:
-    """A simulator's time is what is waited for it, and what is done `beside` until it has to be waited for. What the policy does meanwhile
-    is the policy's."""
-
-    def __init__(self, pool: Pool, clock: PhaseClock):
-        self._pool, self._clock = pool, clock
-        self.begin()
-
-    def begin(self) -> dict[str, float]:
-        """From now on."""
-        self._left = self._clock.begin()
-        return self._left
-
-    @property
-    def slots(self) -> int:
-        return self._pool.slots
-
-    def describe(self, task: str) -> dict[str, Any]:
-        return self._pool.describe(task)
-
-    def start(self, slot: int, beginning: Beginning) -> None:
-        with self._clock.at("simulator"):
-            self._pool.start(slot, beginning)
-
-    def step(self, slot: int, actions: Any) -> None:
-        with self._clock.at("simulator"):
-            self._pool.step(slot, actions)
-
-    def collect(self, slots: Sequence[int]) -> list[Reply]:
-        if self._pool.busy(slots):
-            passed = self._clock.since(self._left)
-            self._clock.add(
-                passed["all"] - passed.get("model", 0.0) - passed.get("simulator", 0.0), "simulator", "beside"
-            )
-        with self._clock.at("simulator"):
-            answers = self._pool.collect(slots)
-        self.begin()
-        return answers
 
 
 def _in_the_log(episode: RolloutEpisode) -> dict[str, int]:

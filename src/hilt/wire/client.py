@@ -1,9 +1,11 @@
 """The actor's side: what is inserted is sent by itself, weights come in, requests are asked.
 
-spool = QueuedDataStore(50_000, path="spool")
-client = TrainerClient("actor-1", "192.168.1.5", make_trainer_config(keys="keys"), data_stores={"actor_env": spool})
-client.recv_network_callback(lambda params: agent.load(params))
-spool.insert(transition)
+Example:
+
+    spool = QueuedDataStore(50_000, path="spool")
+    client = TrainerClient("actor-1", "192.168.1.5", make_trainer_config(keys="keys"), data_stores={"actor_env": spool})
+    client.recv_network_callback(lambda params: agent.load(params))
+    spool.insert(transition)
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ _LOOK = "Look at what it printed last; Ctrl-C ends this."
 
 @dataclass(frozen=True)
 class Update:
-    """What really happened. True when every step is acknowledged, and none was refused or dropped since the last update."""
+    """What really happened. True when every step is acknowledged, and none was
+    refused or dropped since the last update."""
 
     acknowledged: int
     """Steps that the learner's process has safely, since this client began."""
@@ -88,7 +91,8 @@ class TrainerClient:
                 )
             if store.on_insert is not None or sum(store is other for other in stores.values()) > 1:
                 raise ConfigError(
-                    f"{store_name}: this queue is sent already, under another name or by another client; give each its own."
+                    f"{store_name}: this queue is sent already, under another name or by another "
+                    "client; give each its own."
                 )
         self.name, self.config, self.timeout_s = name, config, timeout_ms / 1e3
         self._host, self._stores = server_ip, stores
@@ -119,17 +123,20 @@ class TrainerClient:
         return self._stores
 
     def update(self, timeout_ms: float | None = None) -> Update:
-        """Waits until all steps inserted before are acknowledged, up to `timeout_ms` (default: the client's timeout)."""
+        """Waits until all steps inserted before are acknowledged, up to
+        `timeout_ms` (default: the client's timeout)."""
         return self._flush(self.timeout_s if timeout_ms is None else timeout_ms / 1e3, self._reported)
 
     def start_async_update(self, interval: float = 10) -> None:
-        """Steps are sent automatically; this checks every `interval` seconds whether they arrive, and logs a warning if not."""
+        """Steps are sent automatically; this checks every `interval` seconds whether
+        they arrive, and logs a warning if not."""
         if self._updater is None:
             self._updater = threading.Thread(target=self._watch, args=(interval,), name="hilt-wire-update", daemon=True)
             self._updater.start()
 
     def wait_acknowledged(self, store: str, number: int, power: bool = False, timeout: float | None = None) -> bool:
-        """Returns whether the step with this number is process-safe (or power-safe) at the learner within `timeout` seconds."""
+        """Returns whether the step with this number is process-safe (or power-safe) at
+        the learner within `timeout` seconds."""
         cursor = self._link.cursors[store]
         return self._link.wait(
             lambda: (cursor.power_safe if power else cursor.process_safe) >= number,
@@ -189,8 +196,8 @@ class TrainerClient:
     def recv_network_callback(
         self, callback: Callable[[Any], Any], on_version: Callable[[int], Any] | None = None
     ) -> None:
-        """Calls this with the newest weights whenever there are newer ones, in a thread of its own. Steps that are inserted
-        after it returns carry their version, with which `on_version` is called next, in the same thread."""
+        """Calls this with the newest weights whenever there are newer ones, in a thread of its own. Steps that are
+        inserted after it returns carry their version, with which `on_version` is called next, in the same thread."""
         if self._stopped.is_set():
             raise ClosedError("this client was stopped; make another one.")
         if self._subscriber is not None:
@@ -216,15 +223,14 @@ class TrainerClient:
     # The end, and how things are
 
     def stop(self) -> None:
-        """Waits a moment for steps in transit, and ends. A queue without a path loses steps that are not acknowledged, and logs their
-        number."""
+        """Waits a moment for steps in transit, and ends. A queue without a path loses steps that are
+        not acknowledged, and logs their number."""
         if self._stopped.is_set():
             return
         self._stopped.set()
         if self._link.is_open and self.update().waiting == 0:
-            self._link.wait(
-                lambda: not any(map(len, self._stores.values())), self.timeout_s
-            )  # until they are power-safe, too
+            # until they are power-safe, too
+            self._link.wait(lambda: not any(map(len, self._stores.values())), self.timeout_s)
         if self._subscriber is not None:
             self._subscriber.close()
         self._end()

@@ -3,8 +3,9 @@
     frame 0    b"HILT", the format's number in one byte, then msgpack: a map. Arrays in it are extensions.
     frame 1…   the bytes of the large arrays, in the order in which the header names them, each exactly once.
 
-Nothing is copied on either way but what lies scattered in memory. A message from outside is first walked through without building
-anything: no list, text or array is made before the bytes that it announces are known to be there, and within the limits.
+Nothing is copied on either way but what lies scattered in memory. A message from outside is first
+walked through without building anything: no list, text or array is made before the bytes that it
+announces are known to be there, and within the limits.
 """
 
 from __future__ import annotations
@@ -56,11 +57,12 @@ DEFAULT_LIMITS = MessageLimits()
 
 
 def encode(message: Mapping[str, Any]) -> list[Buffer]:
-    """The header and the buffers of a message. The buffers are the arrays' own memory: leave that unchanged until it is sent.
+    """The header and the buffers of a message. The buffers are the arrays' own
+    memory: leave that unchanged until it is sent.
 
-    Values may be None, numbers, text, bytes, lists, dictionaries with text for keys, numpy arrays and scalars of every type without
-    Python objects, and whatever turns into such arrays: torch tensors on any device, jax arrays. Raises `SchemaError` with the path
-    of a value that cannot be sent. Tuples arrive as lists, torch and jax arrays as numpy's.
+    Values may be None, numbers, text, bytes, lists, dictionaries with text for keys, numpy arrays and scalars of every
+    type without Python objects, and whatever turns into such arrays: torch tensors on any device, jax arrays. Raises
+    `SchemaError` with the path of a value that cannot be sent. Tuples arrive as lists, torch and jax arrays as numpy's.
     """
     encoder = _Encoder()
     try:
@@ -78,7 +80,8 @@ def encode(message: Mapping[str, Any]) -> list[Buffer]:
     ):
         if given > most:
             raise SchemaError(
-                f"the message has {given:,} {what}, at most {most:,} can be sent. Stack what belongs together into arrays."
+                f"the message has {given:,} {what}, at most {most:,} can be sent. Stack what "
+                "belongs together into arrays."
             )
     return [header, *buffers]
 
@@ -113,7 +116,8 @@ def decode(frames: Sequence[Any], limits: MessageLimits = DEFAULT_LIMITS) -> dic
     return message
 
 
-# --- encoding ---------------------------------------------------------------------------------------------------------------------
+# --- encoding
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 class _RefusedError(Exception):
@@ -243,7 +247,8 @@ def _as_array(value: Any) -> np.ndarray[Any, DType]:
         return array.view(_ML_DTYPES[name]) if name else array
     if not hasattr(type(value), "__array__"):
         _refuse(
-            f"a value of type {kind}; numbers, text, bytes, arrays, lists and dictionaries can be sent. Convert it or leave it out."
+            f"a value of type {kind}; numbers, text, bytes, arrays, lists and dictionaries can be sent. "
+            "Convert it or leave it out."
         )
     try:
         return np.asarray(value)
@@ -273,7 +278,8 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-# --- what an array is -------------------------------------------------------------------------------------------------------------
+# --- what an array is
+# -------------------------------------------------------------------------------------------------------------
 
 _ML_DTYPES: dict[str, DType] = {
     name: np.dtype(kind)
@@ -294,7 +300,8 @@ def _describe(dtype: DType, shape: tuple[int, ...]) -> bytes:
     described: bytes = msgpack.packb([_from_dtype(dtype), *shape])
     if len(described) > _DESCRIPTION_BYTES:
         _refuse(
-            f"a type of {len(described):,} bytes in words, at most {_DESCRIPTION_BYTES:,} can be sent. Use fewer or shorter fields."
+            f"a type of {len(described):,} bytes in words, at most {_DESCRIPTION_BYTES:,} can be sent. "
+            "Use fewer or shorter fields."
         )
     return described
 
@@ -376,7 +383,8 @@ def _bare_elements(itemsize: int, shape: Sequence[int]) -> int:
     return prod(shape[: shape.index(0)] if 0 in shape else shape)
 
 
-# --- decoding ---------------------------------------------------------------------------------------------------------------------
+# --- decoding
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _view(frame: Any) -> memoryview:
@@ -474,9 +482,11 @@ _TEXT = [0xA0 <= byte <= 0xBF or 0xD9 <= byte <= 0xDB for byte in range(256)]
 
 
 def _walk(data: bytes, start: int, limits: MessageLimits) -> None:
-    """Checks that exactly one msgpack value lies here, that all it announces is there, and that it is within the limits.
+    """Checks that exactly one msgpack value lies here, that all it announces is
+    there, and that it is within the limits.
 
-    msgpack itself makes a list of the announced length before it sees an element, and so could be made to take any memory.
+    msgpack itself makes a list of the announced length before it sees an element,
+    and so could be made to take any memory.
     """
     at, nodes, left, in_map = start, 1, 1, 0
     outer: list[tuple[int, int]] = []

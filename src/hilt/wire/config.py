@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,13 +35,16 @@ class TrainerConfig:
     key_name: str | None = setting(
         None, needs=Need("keys=FOLDER, in which it names a key", lambda c: c.keys is not None)
     )
-    """Which key in that folder is this side's own. None: ``learner`` for the server, the only other one for a client."""
+    """Which key in that folder is this side's own. None: ``learner`` for the
+    server, the only other one for a client."""
     transport: str = setting("tcp", choices=TRANSPORTS)
     """``tcp``, or ``in-process`` for a learner and actors that are threads of one process: no port is opened."""
     metrics_port: int | None = setting(None, minimum=1, maximum=65535)
-    """Where the server shows its counters to Prometheus, on loopback: ``http://127.0.0.1:PORT/metrics``. None for nowhere."""
+    """Where the server shows its counters to Prometheus, on loopback:
+    ``http://127.0.0.1:PORT/metrics``. None for nowhere."""
     max_message_bytes: int = setting(1 << 30, minimum=1 << 16)
-    """No single buffer of a message may be larger, either way; a larger one is refused before memory is taken for it."""
+    """No single buffer of a message may be larger, either way; a larger one is
+    refused before memory is taken for it."""
     experimental_pipeline_port: int | None = None
     """agentlace's second way to send, which delivered twice. Only None is accepted."""
 
@@ -61,7 +63,10 @@ class TrainerConfig:
         if self.transport == "in-process" and (self.keys, self.bind_ip) != (None, None):
             yield "transport='in-process' opens no port: keys= and bind_ip= are for tcp. Leave them out."
         if self.experimental_pipeline_port is not None:
-            yield "experimental_pipeline_port: there is one way to send here, and it needs no port of its own. Leave it out."
+            yield (
+                "experimental_pipeline_port: there is one way to send here, and it needs no port "
+                "of its own. Leave it out."
+            )
 
     def agreement(self) -> dict[str, Any]:
         """What both sides must have alike."""
@@ -78,13 +83,3 @@ def make_trainer_config(
 ) -> TrainerConfig:
     """The settings that HIL-SERL's scripts use; `settings` are further fields of `TrainerConfig`."""
     return TrainerConfig(port_number, broadcast_port, request_types, **settings)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

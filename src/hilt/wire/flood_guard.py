@@ -1,13 +1,14 @@
 """Strangers cost next to nothing: a port that many of them knock at hears no more of them for a second.
 
-A refused CURVE handshake costs the server 0.2 to 0.6 ms, so a thousand of them per second would take half a core. A `FloodGuard` counts the
-connections that were accepted and completed no handshake. When there are too many, it has the kernel drop further requests to
-connect, by a filter on the listening socket, and lets them through again a second later. Connections that exist are not touched.
-(Unbinding instead would end every connection: ZeroMQ sessions belong to their listener.)
+A refused CURVE handshake costs the server 0.2 to 0.6 ms, so a thousand of them per second would take half a
+core. A `FloodGuard` counts the connections that were accepted and completed no handshake. When there are too
+many, it has the kernel drop further requests to connect, by a filter on the listening socket, and lets them
+through again a second later. Connections that exist are not touched. (Unbinding instead would end every
+connection: ZeroMQ sessions belong to their listener.)
 
-Who can still get in meanwhile: addresses that proved to be ours, and a half of all others, drawn anew each time, so that an actor from
-an address of its own soon finds itself in the half without the flood. If unknown clients are among those, too, no connection is accepted
-for the rest
+Who can still get in meanwhile: addresses that proved to be ours, and a half of all others, drawn anew each time, so
+that an actor from an address of its own soon finds itself in the half without the flood. If unknown clients are among
+those, too, no connection is accepted for the rest
 of that second. An actor at the very address that the flood comes from has a part in the moments when the door is open.
 """
 
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from hilt.wire.keys import ServerKeys
 
 LIMIT = 120
-"""The guard closes at this number of points within a second: 1 for a connection without a handshake, `UNLISTED` if it gets as far as its
-key."""
+"""The guard closes at this number of points within a second: 1 for a connection without a
+handshake, `UNLISTED` if it gets as far as its key."""
 UNLISTED = 4
 MAX_KNOWN = 64
 QUIET_SECONDS = 60.0
@@ -44,8 +45,8 @@ _number = itertools.count()
 
 
 class FloodGuard:
-    """Watches a socket's listener. Make it before `bind`, and call `tick` from the thread that owns the socket, when `monitor` is
-    readable and about ten times a second besides."""
+    """Watches a socket's listener. Make it before `bind`, and call `tick` from the thread that owns the socket, when
+    `monitor` is readable and about ten times a second besides."""
 
     def __init__(self, socket: Socket, name: str = "port", logger: LeveledLogger = EVERYTHING):
         if socket.last_endpoint:
@@ -79,7 +80,8 @@ class FloodGuard:
         return self._closed_at is None
 
     def know(self, address: str | None) -> None:
-        """This address is one of ours (`frame.get("Peer-Address")` of an accepted hello): it is heard while others are not."""
+        """This address is one of ours (`frame.get("Peer-Address")` of an accepted
+        hello): it is heard while others are not."""
         if address and (parsed := _parsed(address)) is not None:
             self._known.pop(parsed, None)
             self._known[parsed] = None
@@ -98,9 +100,8 @@ class FloodGuard:
                 self._count_anew(now)
         elif points < LIMIT:  # many came at once, and they were ours
             self._open(now)
-        elif (
-            now - self._closed_at >= self._seconds_per_limit * points / LIMIT
-        ):  # late ones, too: this number per second on average
+        elif now - self._closed_at >= self._seconds_per_limit * points / LIMIT:
+            # late ones, too: this number per second on average
             self._warn(now)
             self._open(now)
         elif self._some_are_heard and points - self._points_when_closed >= LIMIT // 3:
@@ -138,9 +139,8 @@ class FloodGuard:
     def _close(self, now: float, points: int) -> None:
         self.closings += 1
         self._closed_at = now
-        self._seconds_per_limit = self._random.uniform(
-            0.5, 1.5
-        )  # a client that tries at a steady interval must not always be early
+        # a client that tries at a steady interval must not always be early
+        self._seconds_per_limit = self._random.uniform(0.5, 1.5)
         self._points_when_closed = points
         self._some_are_heard = True
         self._set_filter(_filter(self._known, half=self._random.getrandbits(32) | 1))
@@ -162,9 +162,8 @@ class FloodGuard:
         for descriptor in self._listeners:  # they are ZeroMQ's
             try:
                 filter_listener(descriptor, program)
-            except (
-                OSError
-            ) as error:  # a kernel or a sandbox without filters: strangers are refused as before, at their price
+            except OSError as error:
+                # a kernel or a sandbox without filters: strangers are refused as before, at their price
                 self._logger.debug("%s: no filter on the listening socket: %s", self._name, error)
 
     def _warn(self, now: float) -> None:
@@ -172,10 +171,12 @@ class FloodGuard:
         if self._warned_at is None or now - self._warned_at >= QUIET_SECONDS:
             strangers = self.strangers + self._accepted - self._succeeded
             self._logger.warning(
-                "%s: %d connections came without a valid key or in another protocol; during such a flood, new ones may have to "
-                "wait a few seconds. Look for a scanner, or for an actor that tries with the wrong keys.",
-                self._name, strangers - self._strangers_when_warned,
-            )  # fmt: skip
+                "%s: %d connections came without a valid key or in another protocol; during such a "
+                "flood, new ones may have to wait a few seconds. Look for a scanner, or for an actor that "
+                "tries with the wrong keys.",
+                self._name,
+                strangers - self._strangers_when_warned,
+            )
             self._warned_at = now
             self._strangers_when_warned = strangers
 
@@ -202,13 +203,13 @@ def close_port(socket: Socket, door: FloodGuard) -> None:
     """Ends both. The port, or the name within this process, is free when it returns."""
     with contextlib.suppress(zmq.ZMQError):  # the context may be gone, or it never came to listen
         door.close()
-        socket.unbind(
-            socket.get_string(zmq.LAST_ENDPOINT)
-        )  # else a name is free only some time after its socket was closed
+        # else a name is free only some time after its socket was closed
+        socket.unbind(socket.get_string(zmq.LAST_ENDPOINT))
     socket.close(0)
 
 
-# --- the filter: a program for the kernel's oldest packet machine, which sees the TCP header at 0 and the IP header at _IP ---
+# --- the filter: a program for the kernel's oldest packet machine, which sees the
+# TCP header at 0 and the IP header at _IP ---
 
 _Address = tuple[int, ...]
 """The 32-bit words of an address: one for IPv4, four for IPv6."""
@@ -239,8 +240,9 @@ def _parsed(address: str) -> _Address | None:
 
 
 def _filter(heard: Iterable[_Address], half: int | None) -> bytes:
-    """Drops requests to connect (SYN without ACK) but those from the given addresses and, with an odd number for `half`, from one half
-    of all others. It passes all else, for the connections that are accepted meanwhile inherit it."""
+    """Drops requests to connect (SYN without ACK) but those from the given addresses and, with
+    an odd number for `half`, from one half of all others. It passes all else, for the
+    connections that are accepted meanwhile inherit it."""
     heard = list(heard)
     version4 = [
         *(step for address in heard if len(address) == 1 for step in _compare(address, source_at=12)),

@@ -65,9 +65,8 @@ class Stream:
     ):
         self.actor, self.boot, self.received, self.power_safe = actor, boot, received, power_safe
         self._promises_power = promises_power
-        self._awaiting: deque[tuple[int, int]] = (
-            deque()
-        )  # (the log's count of steps, number) of what is process-safe only
+        # (the log's count of steps, number) of what is process-safe only
+        self._awaiting: deque[tuple[int, int]] = deque()
         self.refusals: dict[int, str] = {}
 
     @property
@@ -80,12 +79,12 @@ class Stream:
             return
         if self._awaiting and self._awaiting[-1][0] == appended:
             self._awaiting.pop()
-        self._awaiting.append(
-            (appended, self.received.high)
-        )  # with those that survived a power cut beyond a gap, which is closed now
+        # with those that survived a power cut beyond a gap, which is closed now
+        self._awaiting.append((appended, self.received.high))
 
     def synced(self, count: int) -> bool:
-        """Notes the number of steps of the log that are power-safe now; returns whether that is news for this sender."""
+        """Notes the number of steps of the log that are power-safe now; returns
+        whether that is news for this sender."""
         before = self.power_safe
         while self._awaiting and self._awaiting[0][0] <= count:
             self.power_safe = self._awaiting.popleft()[1]
@@ -221,9 +220,7 @@ class DataSink:
         except HiltError as error:
             self._refuse(stream, number, str(error), outcome)
             return True
-        except (
-            Exception
-        ) as error:  # broad: the store may be any object; its error goes to the sender, and the learner goes on
+        except Exception as error:  # broad: the store may be any object; the sender gets its error
             self._logger.exception("%s: its insert failed on step %d of %s", self.name, number, stream.actor)
             self._refuse(stream, number, f"{type(error).__name__}: {error}", outcome)
             return True
@@ -258,7 +255,8 @@ class DataSink:
             self._syncing.join(seconds)
 
     def _sync(self, log: Log) -> None:
-        """Sooner than the log itself would, which may wait for the end of an episode: the senders keep everything until then."""
+        """Sooner than the log itself would, which may wait for the end of an episode:
+        the senders keep everything until then."""
         try:
             log.sync()
         except HiltError as error:  # the next append reports it to its sender

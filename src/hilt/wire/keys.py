@@ -1,7 +1,8 @@
 """Who may speak with whom: ZeroMQ's CURVE keys in a folder, and the thread that lets only these in.
 
-``NAME.key`` is a secret key with its public one, readable by its owner alone; ``NAME.pub`` is the public one. The learner's machine
-has ``learner.key`` and the ``.pub`` of every actor; an actor's machine has its own ``.key`` and ``learner.pub``.
+``NAME.key`` is a secret key with its public one, readable by its owner alone; ``NAME.pub`` is the
+public one. The learner's machine has ``learner.key`` and the ``.pub`` of every actor; an actor's
+machine has its own ``.key`` and ``learner.pub``.
 """
 
 from __future__ import annotations
@@ -42,11 +43,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _Z85_KEY = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 
-# --- making them ------------------------------------------------------------------------------------------------------------------
+# --- making them
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def new_keys(folder: str | os.PathLike[str], names: Sequence[str]) -> list[Path]:
-    """Makes a pair of keys for each name; returns the files, ``.key`` and ``.pub`` in turn. Nothing is ever overwritten."""
+    """Makes a pair of keys for each name; returns the files, ``.key`` and ``.pub``
+    in turn. Nothing is ever overwritten."""
     home = Path(folder)
     for name in names:
         if not _NAME.fullmatch(name):
@@ -99,7 +102,8 @@ def _exists(path: Path) -> ConfigError:
     )
 
 
-# --- reading them -----------------------------------------------------------------------------------------------------------------
+# --- reading them
+# -----------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,8 @@ def fingerprint(public: bytes) -> str:
 
 
 def read_key(path: Path) -> KeyFile:
-    """A ``.key`` or ``.pub`` file, checked: its permissions, its content, that the two halves of a pair belong together."""
+    """A ``.key`` or ``.pub`` file, checked: its permissions, its content, that the
+    two halves of a pair belong together."""
     wants_secret = path.suffix == ".key"
     shown = shlex.quote(str(path))
     with storage_errors(path), path.open("rb") as file:
@@ -140,7 +145,8 @@ def read_key(path: Path) -> KeyFile:
     public, secret = found[b"public"], found.get(b"secret")
     if wants_secret and secret is None:
         raise ConfigError(
-            f"{path}: this is a public key under the name of a secret one. Copy {path.name} here from where it was made."
+            f"{path}: this is a public key under the name of a secret one. Copy {path.name} "
+            "here from where it was made."
         )
     if not wants_secret and secret is not None:
         raise ConfigError(
@@ -167,7 +173,8 @@ def list_keys(folder: str | os.PathLike[str]) -> tuple[list[KeyFile], list[HiltE
 
 def _damaged(path: Path, why: str) -> FormatError:
     return FormatError(
-        f"{path}: not a whole key ({why}). Copy it again from where it was made, or make new ones with: hilt keys new NAME"
+        f"{path}: not a whole key ({why}). Copy it again from where it was made, or make new "
+        "ones with: hilt keys new NAME"
     )
 
 
@@ -175,7 +182,8 @@ def _folder(folder: str | os.PathLike[str]) -> Path:
     home = Path(folder)
     if not home.is_dir():
         raise ConfigError(
-            f"{home}: no such folder of keys. Make keys with: {_make(home)}, or copy the folder from where they were made."
+            f"{home}: no such folder of keys. Make keys with: {_make(home)}, or copy the folder "
+            "from where they were made."
         )
     return home
 
@@ -203,7 +211,8 @@ def _secret(home: Path, name: str) -> tuple[bytes, bytes]:
     return key.public, key.secret or b""
 
 
-# --- using them -------------------------------------------------------------------------------------------------------------------
+# --- using them
+# -------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -233,7 +242,8 @@ class ServerKeys:
         socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
     def allowed(self) -> tuple[dict[bytes, str], list[str]]:
-        """The public keys that may come in, with their names: every ``.pub`` but its own; and what is wrong with damaged ones."""
+        """The public keys that may come in, with their names: every ``.pub`` but its
+        own; and what is wrong with damaged ones."""
         found: dict[bytes, str] = {}
         problems = []
         for path in self._others():
@@ -271,14 +281,16 @@ class ClientKeys:
                 )
             if len(names) > 1:
                 raise ConfigError(
-                    f"{home}: several actors' keys are here ({', '.join(names)}). Say which is used: key_name={names[0]!r}."
+                    f"{home}: several actors' keys are here ({', '.join(names)}). Say which is "
+                    f"used: key_name={names[0]!r}."
                 )
             name = names[0]
         public, secret = _secret(home, name)
         path = home / f"{server}.pub"
         if not path.is_file():
             raise ConfigError(
-                f"{path}: no such file, without which the {server} cannot be known. Copy it from the {server}'s machine."
+                f"{path}: no such file, without which the {server} cannot be known. Copy it "
+                f"from the {server}'s machine."
             )
         return cls(name, public, secret, read_key(path).public)
 
@@ -359,9 +371,8 @@ class Gatekeeper:
             changed_at = os.stat(self._keys.folder).st_mtime_ns
             if changed_at == self._changed_at and now - self._read_at < LOOK_AGAIN_S:
                 return
-            fresh = (
-                abs(time.time() - changed_at / 1e9) < CLOCK_TICK_S
-            )  # before reading: a change from here on must be seen
+            # before reading: a change from here on must be seen
+            fresh = abs(time.time() - changed_at / 1e9) < CLOCK_TICK_S
             self._allowed, problems = self._keys.allowed()
         except (OSError, HiltError) as error:
             self._allowed, changed_at, fresh = {}, 0, False
@@ -377,5 +388,8 @@ class Gatekeeper:
         if now - self._warned_at > WARN_EVERY_S:
             self._warned_at = now
             where = ascii(address.decode("latin-1"))[1:60].rstrip("'")
-            text = "the key %s, from %s, is not on the list and was refused (%d refused so far). To let it in, put its .pub file into %s."
+            text = (
+                "the key %s, from %s, is not on the list and was refused (%d refused so far). To let it in, "
+                "put its .pub file into %s."
+            )
             self._logger.warning(text, fingerprint(public), where, self.refused, self._keys.folder)

@@ -1,7 +1,8 @@
 """The actor's connection: a thread that sends what is inserted, until it is acknowledged.
 
-It numbers what it sends, begins again where the learner acknowledged when something is lost, makes a new connection when
-the learner falls silent, and sends less at a time when the network is slow. The actor's own thread never waits for it.
+It numbers what it sends, begins again where the learner acknowledged when something is lost,
+makes a new connection when the learner falls silent, and sends less at a time when the network is
+slow. The actor's own thread never waits for it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from hilt.wire.sockets import EVERYTHING, JOIN_S, Bell, LeveledLogger, connect, 
 
 PING_S = 1.0
 MIN_SILENCE_S = 3.0
-"""Seconds of silence, or the client's timeout if that is longer, after which the learner is asked on a new connection."""
+"""Seconds of silence, or the client's timeout if that is longer, after which the
+learner is asked on a new connection."""
 MAX_BACKOFF = 20.0
 """How many times longer at most, on a network that turns out to be slow."""
 SMALLEST_WINDOW, LARGEST_WINDOW = 256 << 10, 16 << 20
@@ -344,9 +346,8 @@ class Link:
                     "the learner refused step %d for %r, which is lost: %s", number, message["store"], why
                 )
         before = cursor.process_safe
-        last = cursor.store.last_of(
-            message["boot"]
-        )  # of a boot before a power cut, the learner may have more than this queue
+        # of a boot before a power cut, the learner may have more than this queue
+        last = cursor.store.last_of(message["boot"])
         cursor.acknowledged(min(message["process"], last), message["power"] and min(message["power"], last))
         if cursor.process_safe > before:
             self._backoff = 1.0
@@ -405,9 +406,8 @@ class Link:
             due = [a for a in self._asked.values() if a.reply is None and now - a.sent_at > PING_S * self._backoff]
             oldest = min(self._open, default=0)
         for asked in due:
-            again = (
-                {"again": True, "payload": None} if asked.sent_at else {}
-            )  # the learner replies if it does not know it
+            # the learner replies if it does not know it
+            again = {"again": True, "payload": None} if asked.sent_at else {}
             if self._send({**asked.message, "oldest": oldest, **again}):
                 asked.sent_at = now
 
@@ -482,5 +482,6 @@ class Link:
 
 def _not_here() -> None:
     raise ClosedError(
-        "this process was forked from the one whose client sends these steps; make the queue and its client after the fork."
+        "this process was forked from the one whose client sends these steps; make the queue and "
+        "its client after the fork."
     )

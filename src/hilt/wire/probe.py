@@ -1,7 +1,8 @@
 """Diagnoses why an address does not reply: a separate connection, which sees what ZeroMQ hides.
 
-A ZeroMQ socket begins with a greeting of 64 bytes, in which the name of its mechanism, NULL or CURVE, lies in clear text
-(https://rfc.zeromq.org/spec/23, section 2.2). Two sides of which one has keys and the other has none hear nothing of each other otherwise.
+A ZeroMQ socket begins with a greeting of 64 bytes, in which the name of its mechanism, NULL or CURVE,
+lies in clear text (https://rfc.zeromq.org/spec/23, section 2.2). Two sides of which one has keys and the
+other has none hear nothing of each other otherwise.
 """
 
 from __future__ import annotations
@@ -31,9 +32,8 @@ def probe(host: str, port: int, has_keys: bool, timeout_s: float = TIMEOUT_S) ->
     try:
         with socket.create_connection((host, port), timeout_s) as connection:
             connection.settimeout(timeout_s)
-            connection.sendall(
-                SIGNATURE + VERSION
-            )  # no more: who has another mechanism hangs up before it names its own
+            # no more: who has another mechanism hangs up before it names its own
+            connection.sendall(SIGNATURE + VERSION)
             greeting = _read(connection)
     except OSError as error:
         number = error.errno or 0
@@ -43,14 +43,18 @@ def probe(host: str, port: int, has_keys: bool, timeout_s: float = TIMEOUT_S) ->
     their_keys = greeting[MECHANISM].rstrip(b"\0") == b"CURVE"
     if their_keys and not has_keys:
         return ProbeResult(
-            "the learner there has keys and lets in who has one, and this side has none: give this one's key with wire.keys=FOLDER (in "
-            "Python, keys='FOLDER'). `hilt keys new learner ACTOR...` makes them, at the learner",
+            "the learner there has keys and lets in who has one, and this side has none: give this one's key "
+            "with wire.keys=FOLDER (in Python, keys='FOLDER'). `hilt keys new learner ACTOR...` "
+            "makes them, at the learner",
             final=True,
         )
     if has_keys and not their_keys and len(greeting) == GREETING_BYTES:
         reason = "this side has keys, and the learner there has none: give both sides wire.keys, or neither"
         return ProbeResult(reason, final=True)
-    doubt = "the learner there is busy, or keys do not match: its folder of keys needs this side's .pub, and this side's its learner.pub"
+    doubt = (
+        "the learner there is busy, or keys do not match: its folder of keys needs this side's .pub, and "
+        "this side's its learner.pub"
+    )
     return ProbeResult(doubt if has_keys else "")
 
 

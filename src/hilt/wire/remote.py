@@ -1,9 +1,11 @@
 """A learner's views and channels from another machine: batches, priorities, and hand-over, with deadlines.
 
-sampler = client.sampler("actor_env", "prioritized", sources=["human"], seed=0)
-batch = sampler.sample(256)
-sampler.update_priorities(batch.steps, td_error)
-client.channel("trajectories").put(trajectory, timeout=10)
+Example:
+
+    sampler = client.sampler("actor_env", "prioritized", sources=["human"], seed=0)
+    batch = sampler.sample(256)
+    sampler.update_priorities(batch.steps, td_error)
+    client.channel("trajectories").put(trajectory, timeout=10)
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ class RemoteSampler:
 class RemoteChannel:
     """A channel of the learner. An item is handed over exactly once, whatever happens on the way.
 
-    Items are nested arrays, tensors, numbers and text, which arrive as arrays; a `Trajectory`, or a list of them, arrives as what it is.
+    Items are nested arrays, tensors, numbers and text, which arrive as arrays; a
+    `Trajectory`, or a list of them, arrives as what it is.
     """
 
     def __init__(self, ask: Ask, new_number: Callable[[], int], name: str):
@@ -83,7 +86,8 @@ class RemoteChannel:
         self._lock = threading.Lock()
 
     def put(self, item: Any, *, timeout: float | None = None) -> None:
-        """Hands an item over. After a `DeadlineError` because of the network, putting the same item again goes on with the same put."""
+        """Hands an item over. After a `DeadlineError` because of the network, putting the same
+        item again goes on with the same put."""
         seconds = DEADLINE_S if timeout is None else timeout
         with self._lock:
             if self._putting is None or self._putting[1] is not item:
@@ -92,7 +96,8 @@ class RemoteChannel:
                 self._ask("hilt/put", {"name": self.name, "item": _sent(item)}, seconds, self._putting[0])
 
     def get(self, *, timeout: float | None = None) -> Any:
-        """The oldest item. One that was taken from the channel and did not arrive in time is what the next `get` returns."""
+        """The oldest item. One that was taken from the channel and did not arrive
+        in time is what the next `get` returns."""
         seconds = DEADLINE_S if timeout is None else timeout
         with self._lock:
             if self._getting is None:
@@ -168,7 +173,8 @@ class Samplers:
             raise UnknownNameError("data store or sampler at the learner", name, [*self._sinks, *self._given])
         if log is None:
             raise ConfigError(
-                f"{name}: this store keeps no log, so there is no view to draw from. Register one of hilt.replay's buffers."
+                f"{name}: this store keeps no log, so there is no view to draw from. Register one "
+                "of hilt.replay's buffers."
             )
         view: View = log.by_source(*asked["sources"]) if asked.get("sources") else log.all()
         if asked.get("successes"):

@@ -59,10 +59,8 @@ class Requests:
                 self._clients.popitem(last=False)
             known = client.look(number, oldest, sender)
             if known == "new" and message.get("again") is True:
-                known = {
-                    "kind": "unknown",
-                    "number": number,
-                }  # the question itself did not arrive, or was asked of another learner
+                # the question itself did not arrive, or was asked of another learner
+                known = {"kind": "unknown", "number": number}
             elif known == "new" and self._running >= AT_ONCE:
                 known = {
                     "kind": "reply",
@@ -167,7 +165,8 @@ class _Client:
 
 
 def copied(payload: Any) -> Any:
-    """A payload as it arrives, sharing no memory with the one that was given; what cannot be sent is an error with its path."""
+    """A payload as it arrives, sharing no memory with the one that was given; what
+    cannot be sent is an error with its path."""
     return decode([bytes(frame) for frame in encode({"payload": payload})])["payload"]
 
 

@@ -241,9 +241,8 @@ class TrainerServer:
             if self._hello(sender, message):
                 self._door.know(peer_address(frames[1]))
         elif session is None or _field(message, "instance", str) != self.instance:
-            self._send(
-                sender, {"kind": "stranger", "instance": self.instance}
-            )  # it spoke to the learner before this one
+            # it spoke to the learner before this one
+            self._send(sender, {"kind": "stranger", "instance": self.instance})
         elif kind == "data":
             session.hears(message)
             self._data(sender, session, message)
@@ -308,7 +307,10 @@ class TrainerServer:
             differences = "; ".join(
                 f"{name} is {repr(theirs.get(name))[:100]} there and {ours[name]!r} at the learner" for name in differ
             )
-            return f"the settings differ: {differences}. Give both sides the same recipe and settings, and the same version of Hilt."
+            return (
+                f"the settings differ: {differences}. Give both sides the same recipe and settings, and "
+                "the same version of Hilt."
+            )
         for name, asked in _field(message, "stores", dict).items():
             if name not in self._sinks:
                 return str(UnknownNameError("data store at the learner", name[:100], self._sinks))
@@ -334,9 +336,7 @@ class TrainerServer:
         except FormatError as error:
             self._counters.malformed.add(1)
             outcome = IngestOutcome(held=f"the learner cannot read it: {error}", retry=TROUBLE_RETRY_S)
-        except (
-            Exception
-        ) as error:  # broad: after any error the sender must be answered, so that it sends the steps again
+        except Exception as error:  # broad: the sender must be answered, so that it sends the steps again
             self._logger.exception("steps for %s from %s could not be taken", name, session.actor)
             for other in self._sessions.values():
                 if other.streams.get((name, stream.boot)) is stream:
@@ -388,7 +388,8 @@ class TrainerServer:
             largest, most = max(memoryview(frame).nbytes for frame in frames), self.config.max_message_bytes
             if largest > most:
                 raise ConfigError(
-                    f"the answer has {largest} bytes in one array, but max_message_bytes={most}. Ask for less at a time."
+                    f"the answer has {largest} bytes in one array, but "
+                    f"max_message_bytes={most}. Ask for less at a time."
                 )
         except HiltError as error:  # a reply that cannot be sent is an error of the callback that made it
             frames = encode({"kind": "reply", "number": message.get("number", -1), "error": str(error)})

@@ -15,7 +15,8 @@ import zmq
 
 from hilt.core.errors import ConfigError
 from hilt.core.platform import wake_descriptors
-from hilt.wire.config import TrainerConfig, is_loopback
+from hilt.core.web import is_loopback
+from hilt.wire.config import TrainerConfig
 
 if TYPE_CHECKING:
     from hilt.wire.keys import ClientKeys, ServerKeys
@@ -131,9 +132,11 @@ class Bell:
 
 
 def keep_freed_memory() -> None:
-    """Messages come in memory that zmq asks of malloc and gives back, which is fresh each time if malloc hands it on to the system.
+    """Messages come in memory that zmq asks of malloc and gives back, which is fresh
+    each time if malloc hands it on to the system.
 
-    glibc learns what it had better keep from the largest block that was freed; this one is never touched, and costs nothing.
+    glibc learns what it had better keep from the largest block that was freed; this
+    one is never touched, and costs nothing.
     """
     np.empty((32 << 20) - (1 << 16), np.uint8)
 
@@ -158,7 +161,8 @@ def require_keys(config: TrainerConfig, host: str | None, doing: str) -> None:
     if config.transport == "tcp" and config.keys is None and host is not None and not is_loopback(host):
         raise ConfigError(
             f"{doing} {host} without keys: anybody there could send steps or take the weights. "
-            "Make keys with `hilt keys new learner ACTOR`, and name their folder on both sides: wire.keys=keys; in Python, keys='keys'."
+            "Make keys with `hilt keys new learner ACTOR`, and name their folder on both sides: "
+            "wire.keys=keys; in Python, keys='keys'."
         )
 
 

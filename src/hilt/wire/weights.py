@@ -1,10 +1,12 @@
 """Weights from the learner to its actors: numbered, and the newest wins.
 
-An actor asks for what is newer than it has, and the learner answers as soon as there is such a thing. So no actor ever has more
-than one reply in flight: a slow one delays no other, nothing accumulates for it, and the next version that it gets is the newest.
+An actor asks for what is newer than it has, and the learner answers as soon as there is such a thing. So
+no actor ever has more than one reply in flight: a slow one delays no other, nothing accumulates for it,
+and the next version that it gets is the newest.
 
-An answer is a row of messages of moderate size, not a single large one: heartbeats pass between them on a slow network, the actor
-sees that it goes on, and it copies what has come into memory it already owns while the rest is still under way.
+An answer is a row of messages of moderate size, not a single large one: heartbeats pass between
+them on a slow network, the actor sees that it goes on, and it copies what has come into memory
+it already owns while the rest is still under way.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ class Publisher:
         self._socket, self._door = open_port(context, config, config.broadcast_port, keys, logger)
         self._socket.set(zmq.ROUTER_MANDATORY, 1)  # an actor that is gone is an error, and forgotten
         self.instance = secrets.token_hex(8)
-        """Who numbered these versions: a restarted learner is another one, and its newest counts whatever its number."""
+        """Who numbered these versions: a restarted learner is another one, and its
+        newest counts whatever its number."""
         self._blocks = _Blocks()
         self._newest: _Snapshot | None = None
         self._version = 0
@@ -104,7 +107,8 @@ class Publisher:
                 or not self._version < version <= MAX_VERSION
             ):
                 raise ConfigError(
-                    f"version={version!r}: expected a whole number above {self._version}, the last one; leave it out for the next number."
+                    f"version={version!r}: expected a whole number above {self._version}, the last one; leave "
+                    "it out for the next number."
                 )
             frames = [memoryview(frame).cast("B") for frame in encode({"payload": payload})]
             sizes = [frame.nbytes for frame in frames]
@@ -128,7 +132,8 @@ class Publisher:
                 self._at_least = max(self._at_least, int(version))
 
     def stats(self) -> dict[str, Any]:
-        """Counters, and under ``subscribers`` each actor seen lately: its ``version`` is 0 while it has none from this learner."""
+        """Counters, and under ``subscribers`` each actor seen lately: its ``version`` is
+        0 while it has none from this learner."""
         now = time.monotonic()
         with self._lock:
             rows = list(self._rows.values())
@@ -224,7 +229,8 @@ class Publisher:
         return row
 
     def _answer(self, row: _Row) -> bool:
-        """Send the newest to an actor that waits for it. Each question is answered once: a repeated one adds nothing to the queue."""
+        """Send the newest to an actor that waits for it. Each question is answered once: a
+        repeated one adds nothing to the queue."""
         newest = self._newest
         if newest is None or row.answered or (row.instance == self.instance and newest.version <= row.have):
             return False
@@ -256,7 +262,8 @@ class Publisher:
 
 
 class Subscriber:
-    """The actor's side. One thread asks, and calls `callback(payload)` with the newest weights; arrays in it are read-only."""
+    """The actor's side. One thread asks, and calls `callback(payload)` with the
+    newest weights; arrays in it are read-only."""
 
     def __init__(
         self,
@@ -270,7 +277,8 @@ class Subscriber:
         on_version: Callable[[int], object] | None = None,
         logger: LeveledLogger = EVERYTHING,
     ):
-        """`on_version(version)` is called after the callback has returned, when the actor really acts with these weights."""
+        """`on_version(version)` is called after the callback has returned, when the
+        actor really acts with these weights."""
         self._logger = logger
         self._connect = partial(sockets.connect, context, config, host, config.broadcast_port, keys)
         self._where = "in-process" if config.transport == "in-process" else f"{host}:{config.broadcast_port}"
@@ -312,7 +320,8 @@ class Subscriber:
         }
 
     def close(self) -> None:
-        """Ask for nothing more. A callback that is still running is not waited for beyond a second, and nothing follows it."""
+        """Ask for nothing more. A callback that is still running is not waited for
+        beyond a second, and nothing follows it."""
         with self._lock:
             if self._closing:
                 return
@@ -430,10 +439,8 @@ class Subscriber:
         self._ask_anew()
         self._notice_delay()
         if self._late and self._held is None:
-            self._held, self._late = (
-                incoming,
-                False,
-            )  # this process was stopped meanwhile: first ask whether it is still the newest
+            # this process was stopped meanwhile: first ask whether it is still the newest
+            self._held, self._late = incoming, False
         else:
             self._deliver(incoming)
 

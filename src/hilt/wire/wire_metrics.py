@@ -5,8 +5,8 @@
     steps.add(1, actor="arm-1")
     endpoint = serve(registry, 9100)
 
-`prometheus_client` writes the page and answers requests. Its own counters are not used, because actors may come and go for ever: of
-ours, each keeps the label sets that changed last.
+`prometheus_client` writes the page and answers requests. Its own counters are not used, because actors may come and go
+for ever: of ours, each keeps the label sets that changed last.
 """
 
 from __future__ import annotations
@@ -88,9 +88,8 @@ class Metric(Collector):
             raise ConfigError(
                 f"metric {self.name}: labels {sorted(labels)} were given, expected {sorted(self.labels)}."
             )
-        return tuple(
-            [str(labels[label]).encode("utf-8", "replace").decode() for label in self.labels]
-        )  # lone surrogates have no encoding
+        # lone surrogates have no encoding
+        return tuple([str(labels[label]).encode("utf-8", "replace").decode() for label in self.labels])
 
     def _put(self, key: tuple[str, ...], value: float) -> None:
         self._values.pop(key, None)
@@ -134,9 +133,8 @@ class Endpoint:
     def close(self) -> None:
         """Frees the port."""
         if self._thread.is_alive():
-            with suppress(
-                OSError
-            ):  # wakes the thread where the system does so; elsewhere it wakes by itself twice a second
+            # wakes the thread where the system does so; elsewhere it wakes by itself twice a second
+            with suppress(OSError):
                 self._server.socket.shutdown(socket.SHUT_RDWR)
             self._server.shutdown()
             self._server.server_close()
@@ -172,7 +170,8 @@ class _Server(socketserver.ThreadingTCPServer):
         return True
 
     def service_actions(self) -> None:
-        """Called twice a second: closes connections that take too long for one small page, even if a byte arrives now and then."""
+        """Called twice a second: closes connections that take too long for one small
+        page, even if a byte arrives now and then."""
         for request, since in list(self._since.items()):
             if time.monotonic() - since > REQUEST_SECONDS:
                 with suppress(OSError):

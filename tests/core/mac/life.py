@@ -1,6 +1,8 @@
-"""Run by `tests/core/test_platform.py` where Python takes itself for one on macOS: imports everything and uses what must work there.
+"""Run by `tests/core/test_platform.py` where Python takes itself for one on macOS:
+imports everything and uses what must work there.
 
-``python -m tests.core.mac.life FOLDER``, with the folder of this file in ``PYTHONPATH``: then `sitecustomize` was imported first.
+``python -m tests.core.mac.life FOLDER``, with the folder of this file in
+``PYTHONPATH``: then `sitecustomize` was imported first.
 """
 
 from __future__ import annotations

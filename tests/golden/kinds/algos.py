@@ -1,4 +1,5 @@
-"""SimpleVLA-RL's core algorithms: advantages, clipped losses, KL penalties, entropy, the adaptive KL controller. Within 1e-6."""
+"""SimpleVLA-RL's core algorithms: advantages, clipped losses, KL penalties,
+entropy, the adaptive KL controller. Within 1e-6."""
 
 from __future__ import annotations
 
@@ -22,10 +23,8 @@ INPUTS = (
     "value_pred",
     "entropy_logits",
 )
-INPUTS += (
-    "entropy_logits_seed",
-    "adaptive_kl_inputs",
-)  # the seed of a generator that is not numpy's; the logits are here
+# the seed of a generator that is not numpy's; the logits are here
+INPUTS += ("entropy_logits_seed", "adaptive_kl_inputs")
 
 
 def matches(path: Path) -> Path | None:
@@ -45,7 +44,8 @@ def near(ours: Any, theirs: Any) -> golden.Difference:
 
 
 def numbers(given: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """What our functions make of the inputs: an episode of theirs is a row of tokens, as one of ours is a row of chunks."""
+    """What our functions make of the inputs: an episode of theirs is a row of
+    tokens, as one of ours is a row of chunks."""
     from hilt.algos.advantage import advantages, gae, whiten
     from hilt.algos.config import Kl, PolicyGradient
     from hilt.algos.kl import KLController, divergence

@@ -1,8 +1,9 @@
 """Batches of HIL-SERL's replay buffers (tests/golden/hilserl/README.md).
 
-The transitions are the file's own ``in/*``. Ours draws as the plain buffer does; of the memory-efficient one, and of one that wrapped
-around, every row is compared with what ours gives for the same transition, which the last state of a row names. Of ``facts.json``:
-layouts, how many transitions there are, and under ``wrong`` the states: the pictures are what upstream gets wrong.
+The transitions are the file's own ``in/*``. Ours draws as the plain buffer does; of the memory-efficient one,
+and of one that wrapped around, every row is compared with what ours gives for the same transition, which the
+last state of a row names. Of ``facts.json``: layouts, how many transitions there are, and under ``wrong`` the
+states: the pictures are what upstream gets wrong.
 """
 
 from __future__ import annotations

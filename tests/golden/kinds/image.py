@@ -1,7 +1,8 @@
-"""TensorFlow's picture path of OpenVLA: ``N.raw``, rotated and through a JPEG (``decoded``), ``lanczos224``, ``center_crop``.
+"""TensorFlow's picture path of OpenVLA: ``N.raw``, rotated and through a JPEG
+(``decoded``), ``lanczos224``, ``center_crop``.
 
-A JPEG is exact, and so is a crop of the picture that they cropped; ``jpeg`` is their file, which holds the picture that we have without
-one. Lanczos3 is a sum of floats, of which one in a hundred thousand may be rounded to the next level.
+A JPEG is exact, and so is a crop of the picture that they cropped; ``jpeg`` is their file, which holds the picture that
+we have without one. Lanczos3 is a sum of floats, of which one in a hundred thousand may be rounded to the next level.
 """
 
 from __future__ import annotations

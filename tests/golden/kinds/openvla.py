@@ -1,13 +1,17 @@
-"""Numbers of OpenVLA, OpenVLA-OFT and SimpleVLA-RL's variant of it, with tiny models whose weights both sides make by one rule.
+"""Numbers of OpenVLA, OpenVLA-OFT and SimpleVLA-RL's variant of it, with tiny
+models whose weights both sides make by one rule.
 
-`in.*` are inputs, `out.*` what the originals made of them, in float32. Token ids are exact. Everything else is compared twice:
+`in.*` are inputs, `out.*` what the originals made of them, in float32. Token ids
+are exact. Everything else is compared twice:
 
-Ours in float64 with theirs. Its own rounding is nothing (1e-15), so what is left is the original's, which is a constant of the file and
-not of the machine: at most 1.2e-6 of the largest number of an array (or of 1 where all are smaller), in all files of this kind and of
-`pi0`. Allowed are 2^-19 = 1.9e-6, or 32 roundings of float32. The other GELU is four times too far off at least.
+Ours in float64 with theirs. Its own rounding is nothing (1e-15), so what is left is the original's, which is a
+constant of the file and not of the machine: at most 1.2e-6 of the largest number of an array (or of 1 where all
+are smaller), in all files of this kind and of `pi0`. Allowed are 2^-19 = 1.9e-6, or 32 roundings of float32.
+The other GELU is four times too far off at least.
 
-Ours in float32 with ours in float64: what a CPU makes of it by the order in which it adds. A sum of n products, in whatever order, is
-within n * 2^-24 of the sum of their sizes (Higham, Accuracy and Stability of Numerical Algorithms, 3.1); n: the longest of the policy.
+Ours in float32 with ours in float64: what a CPU makes of it by the order in which it adds. A sum of n
+products, in whatever order, is within n * 2^-24 of the sum of their sizes (Higham, Accuracy and Stability of
+Numerical Algorithms, 3.1); n: the longest of the policy.
 """
 
 from __future__ import annotations
@@ -92,7 +96,8 @@ def check_rounding(
 
 
 def made(config: dict[str, Any], keys: dict[str, list[int]], seed: int, **options: Any) -> Any:
-    """The policy of a golden file's config, with the weights of the rule. What is in it is told by its parameters' names."""
+    """The policy of a golden file's config, with the weights of the rule. What is
+    in it is told by its parameters' names."""
     causal = "use_proprio" not in config and not any(key.startswith("action_head") for key in keys)
     upstream = {key: value for key, value in config.items() if key not in ("vit", "num_images")}
     stats = {

@@ -1,7 +1,8 @@
-"""Numbers of pi0, pi0.5 and SmolVLA as lerobot implements them, with tiny models whose weights both sides make by one rule.
+"""Numbers of pi0, pi0.5 and SmolVLA as lerobot implements them, with tiny models
+whose weights both sides make by one rule.
 
-In float64 as for OpenVLA, and so is float32. A flow's loss is the square of an error of velocity, here up to 20, where float32 is no
-finer than 2e-6; it is the error, its root, that is compared.
+In float64 as for OpenVLA, and so is float32. A flow's loss is the square of an error of velocity, here up to 20, where
+float32 is no finer than 2e-6; it is the error, its root, that is compared.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Answers of a real Reverb server to random calls, by our selectors and limiters.
 
-Exact, but for probabilities (1e-14 of them) and for what was drawn by chance: those counts have to be plausible for our probabilities.
+Exact, but for probabilities (1e-14 of them) and for what was drawn by chance: those
+counts have to be plausible for our probabilities.
 """
 
 from __future__ import annotations

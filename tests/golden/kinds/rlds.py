@@ -1,4 +1,5 @@
-"""TFDS folders with RLDS episodes, and every step as tensorflow_datasets decodes it: ``split/episode/step/path``; text is uint8 bytes.
+"""TFDS folders with RLDS episodes, and every step as tensorflow_datasets decodes it:
+``split/episode/step/path``; text is uint8 bytes.
 
 Everything is exact, but for JPEG.
 """

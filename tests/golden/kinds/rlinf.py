@@ -1,8 +1,9 @@
 """Numbers of RLinf's TrajectoryReplayBuffer and of its trajectory builder (tests/golden/rlinf/README.md).
 
-`expected.json` with `expected.npz` is what its buffer sampled, `rollout.json` with `rollout.npz` what its builder made, and
-`trajectories.npz` what lies in the folders `pt`, `pkl` and `checkpoint`. All of it is exact. Two things are right in ours and are left
-out: the versions of extracted interventions, which upstream drops, and how those of two epochs end.
+`expected.json` with `expected.npz` is what its buffer sampled, `rollout.json` with `rollout.npz` what its
+builder made, and `trajectories.npz` what lies in the folders `pt`, `pkl` and `checkpoint`. All of it is
+exact. Two things are right in ours and are left out: the versions of extracted interventions, which
+upstream drops, and how those of two epochs end.
 """
 
 from __future__ import annotations
@@ -136,7 +137,8 @@ def loaded(folder: Path) -> dict[str, Any]:
 
 
 def stored_in(folder: Path) -> dict[str, Any]:
-    """What went in: a checkpoint without `auto_save` has its ends cut to T rows, one after each step of a single epoch."""
+    """What went in: a checkpoint without `auto_save` has its ends cut to T rows,
+    one after each step of a single epoch."""
     theirs: dict[str, Any] = {}
     stored = packed("trajectories.npz", folder)
     for name in ("pt", "pkl", "checkpoint"):

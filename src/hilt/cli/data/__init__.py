@@ -1,1 +1,1 @@
-"""The commands `hilt data ...`: logs and datasets inspected, converted, repaired, merged and relabeled."""
+"""The commands `hilt data ...`: logs and datasets inspected, converted, repaired, merged and edited."""

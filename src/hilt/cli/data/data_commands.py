@@ -1,6 +1,8 @@
-"""``hilt data``: look into logs and other datasets, turn one into another, check every byte of a log, mend, merge and split logs.
+"""``hilt data``: look into logs and other datasets, turn one into another, check
+every byte of a log, mend, merge and split logs.
 
-Exit codes: 0 when all is well, 1 when `verify` finds damage or something fails, 2 when the command line is wrong.
+Exit codes: 0 when all is well, 1 when `verify` finds damage, `check` finds an error or something fails, 2 when the
+command line is wrong.
 """
 
 from __future__ import annotations
@@ -12,14 +14,15 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from hilt.cli.data import data_check, edit_commands, score_command, strip
 from hilt.cli.data import data_convert as dataset
-from hilt.cli.data import labels, strip
 from hilt.cli.show import human_bytes, progress_bar, table
 from hilt.core.errors import SchemaError
 from hilt.core.progress import printable
 from hilt.core.trajectory import Source
 from hilt.core.tree import flatten
 from hilt.formats import detect, located, located_log
+from hilt.formats.images import is_image
 from hilt.replay.log import Log
 from hilt.replay.maintenance.findings import Finding, LogReport
 from hilt.replay.maintenance.merge import Copied, merge, split
@@ -36,13 +39,22 @@ MAX_FINDINGS = 30
 
 @app.callback()
 def data() -> None:
-    """Look into logs and datasets of other systems, turn one into another; check logs, mend, merge, split and relabel them."""
+    """Look into logs and datasets of other systems, turn one into another; check
+    logs, mend, merge, split and edit them."""
 
 
 app.command("convert")(dataset.convert_dataset)
+app.command("check")(data_check.check_data)
+app.command("score")(score_command.score)
 app.command("formats")(dataset.list_formats)
-app.command("delete")(labels.delete)
-app.command("relabel")(labels.relabel)
+app.command("label")(edit_commands.label)
+app.command("tag")(edit_commands.tag)
+app.command("trim")(edit_commands.trim)
+app.command("cut")(edit_commands.cut)
+app.command("join")(edit_commands.join)
+app.command("delete")(edit_commands.delete)
+app.command("undo")(edit_commands.undo)
+app.command("history")(edit_commands.history)
 
 
 @app.command("inspect")
@@ -120,7 +132,8 @@ def repair_log(log: LogPath) -> None:
         typer.echo(printable(line))
     if report.mended:
         typer.echo(
-            f"mended: {report.steps:,} steps are whole, {report.lost_steps:,} were lost. Check with: hilt data verify {log}"
+            f"mended: {report.steps:,} steps are whole, {report.lost_steps:,} were lost. Check "
+            f"with: hilt data verify {log}"
         )
         show_way_out(report)
     else:
@@ -180,7 +193,8 @@ def parse_ratios(text: str, count: int) -> list[float] | None:
     return shares
 
 
-# --- showing ----------------------------------------------------------------------------------------------------------------------
+# --- showing
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def show_summary(summary: dict[str, Any]) -> None:
@@ -198,7 +212,10 @@ def show_summary(summary: dict[str, Any]) -> None:
         headers, columns = headers[:-1], [column[:-1] for column in columns]
     console.print(table(*headers, rows=columns, right=[4]))
     for name, next_name in follows.items():
-        same = f"{next_name} has the same columns as {name}, a step later; bytes are of both, and an image of both is stored once."
+        same = (
+            f"{next_name} has the same columns as {name}, a step later; bytes are of both, and an "
+            "image of both is stored once."
+        )
         console.print(printable(same), markup=False, highlight=False)
     if summary["newest"]:
         console.print()
@@ -217,7 +234,8 @@ def show_summary(summary: dict[str, Any]) -> None:
 
 
 def without_mates(columns: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Columns without those of next observations that are like those of the observations, and which of these there are."""
+    """Columns without those of next observations that are like those of the
+    observations, and which of these there are."""
     by_name = {column["column"]: column for column in columns}
     pairs = {name: mate(name) for name in by_name if mate(name) in by_name}
     alike = {a: b for a, b in pairs.items() if all(by_name[a][key] == by_name[b][key] for key in ("dtype", "shape"))}
@@ -235,9 +253,8 @@ def without_mates(columns: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], 
 def fact_rows(facts: list[dict[str, Any]]) -> list[list[str]]:
     """Each fact once: its value if all trajectories have the same, else the value of each."""
     rows = []
-    for name in dict.fromkeys(
-        name for known in facts for name in known if name != "success"
-    ):  # which has a column of its own
+    # which has a column of its own
+    for name in dict.fromkeys(name for known in facts for name in known if name != "success"):
         values = [dataset.short(known[name], 60) if name in known else "–" for known in facts]
         rows.append([name, values[0] if len(set(values)) == 1 else " · ".join(values)])
     return rows
@@ -253,20 +270,30 @@ def overview(s: dict[str, Any]) -> dict[str, str]:
     return {
         "path": s["path"],
         "format": str(s["format"]),
-        "size on disk": f"{human_bytes(s['bytes_on_disk'])}, {human_bytes(s['bytes_on_disk'] / max(1, s['steps']))} per step",
+        "size on disk": (
+            f"{human_bytes(s['bytes_on_disk'])}, {human_bytes(s['bytes_on_disk'] / max(1, s['steps']))} per step"
+        ),
         "steps": f"{s['steps']:,}: {sources}" if s["steps"] else "none",
         "trajectories": f"{s['trajectories']:,}, {episodes['unfinished']:,} of them unfinished",
-        "episodes ended": f"{episodes['ended']:,}: {episodes['terminated']:,} terminated, {episodes['truncated']:,} truncated",
+        "episodes ended": (
+            f"{episodes['ended']:,}: {episodes['terminated']:,} terminated, {episodes['truncated']:,} truncated"
+        ),
         "policy versions": f"{versions[0]} to {versions[1]}" if versions else "none",
         "success": f"{facts['successes']:,} succeeded, {facts['failures']:,} failed, {facts['unknown']:,} unknown",
         "senders": senders or "unnamed",
         "capacity": _capacity(s),
         "durability": f"{s['durability']}: {s['promise']}",
         "segments": f"{s['segments']['sealed']} sealed, {s['segments']['growing']} growing",
+        **({"edits": _edits(s["edits"])} if s["edits"]["made"] else {}),
         "quarantine": f"{s['quarantine']['steps']:,} steps",
         "opened": f"in {recovery['seconds_to_open']:.3f} s{torn}{damaged}",
         "writer": s["writer"] or "none at work",
     }
+
+
+def _edits(edits: dict[str, int]) -> str:
+    hidden = f"{edits['hidden_trajectories']:,} trajectories and {edits['hidden_steps']:,} steps in all"
+    return f"{edits['made']:,}, which hide {hidden}; hilt data history shows them"
 
 
 def _capacity(s: dict[str, Any]) -> str:
@@ -318,7 +345,8 @@ def show_report(report: LogReport) -> None:
         typer.echo(f"ok: {describe_size(report)}")
     else:
         typer.echo(
-            f"damaged: {len(report.of('damage'))} findings; {describe_size(report)}. Run: hilt data repair {report.path}"
+            f"damaged: {len(report.of('damage'))} findings; {describe_size(report)}. Run: hilt "
+            f"data repair {report.path}"
         )
         show_way_out(report)
 
@@ -337,7 +365,10 @@ def _steps(finding: Finding) -> str:
 
 
 def describe_size(report: LogReport) -> str:
-    whole = f"{report.steps:,} steps, {report.trajectories:,} trajectories, {report.frames:,} frames and {report.facts:,} facts are whole"
+    whole = (
+        f"{report.steps:,} steps, {report.trajectories:,} trajectories, {report.frames:,} frames and "
+        f"{report.facts:,} facts are whole"
+    )
     meanwhile = ", a writer is at work" if report.writing else ""
     return f"{whole} ({human_bytes(report.bytes)} read in {report.seconds:.1f} s{meanwhile})"
 
@@ -349,7 +380,8 @@ def show_copied(made: list[Copied]) -> None:
     Console().print(table("log", "trajectories", "steps", rows=rows, right=[1, 2]))
 
 
-# --- the picture strip ------------------------------------------------------------------------------------------------------------
+# --- the picture strip
+# ------------------------------------------------------------------------------------------------------------
 
 
 def write_strip(log: Log, trajectory: int | None, out: Path | None) -> Path:
@@ -357,7 +389,7 @@ def write_strip(log: Log, trajectory: int | None, out: Path | None) -> Path:
     cameras = [
         p
         for p, spec in log.schema.columns.items()
-        if strip.is_image(spec) and p not in dict(log.schema.layout.pairs).values()
+        if is_image(spec) and p not in dict(log.schema.layout.pairs).values()
     ]
     if not cameras:
         raise SchemaError(
@@ -365,7 +397,7 @@ def write_strip(log: Log, trajectory: int | None, out: Path | None) -> Path:
         )
     log.all().require_steps()
     number = log.trajectories()[-1] if trajectory is None else trajectory
-    keys = log.trajectory_keys(number)
+    keys = log.trajectory_keys(number, hidden=log.facts.edits.shown.hides(number))
     with log.reading() as steps:
         keys = keys[:: int(steps.widths(keys[:1])[0])]
     chosen = keys[np.linspace(0, len(keys) - 1, min(strip.FRAMES, len(keys))).round().astype(int)]

@@ -23,6 +23,7 @@ from hilt.core.tree import ArraySpec, flatten
 from hilt.formats import FORMATS, detect, located, meaning_of, open_dataset, options_of
 from hilt.formats.convert import ConversionSummary, Progress, convert, success_of, survey
 from hilt.formats.episodes import Dataset, Episode
+from hilt.formats.images import is_image
 
 MAX_NOTES = 30
 LARGEST = 8192
@@ -234,7 +235,8 @@ def parse_size(text: str) -> tuple[int, int] | None:
     return int(height), int(width)
 
 
-# --- showing ----------------------------------------------------------------------------------------------------------------------
+# --- showing
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def show_summary(s: ConversionSummary) -> None:
@@ -296,7 +298,8 @@ def _columns(dataset: Dataset) -> list[dict[str, Any]]:
     return []
 
 
-# --- the picture strip ------------------------------------------------------------------------------------------------------------
+# --- the picture strip
+# ------------------------------------------------------------------------------------------------------------
 
 
 def write_strip(dataset: Dataset, number: int, out: Path | None) -> Path:
@@ -310,7 +313,7 @@ def write_strip(dataset: Dataset, number: int, out: Path | None) -> Path:
     images = {
         p: x
         for p, x in flatten(episode.columns).items()
-        if not p.startswith("next_") and strip.is_image(ArraySpec(x.dtype, x.shape[1:]))
+        if not p.startswith("next_") and is_image(ArraySpec(x.dtype, x.shape[1:]))
     }
     if not images:
         raise SchemaError(

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hilt.core.errors import optional_module
 from hilt.core.files import DISK
 from hilt.core.trajectory import Source
-from hilt.core.tree import Array, ArraySpec
+from hilt.core.tree import Array
+from hilt.formats.images import as_rgb
 
 PAPER, INK, FAINT, ACCENT = (250, 250, 247), (35, 38, 46), (120, 124, 132), (202, 92, 22)
 MARGIN, GAP, LEADING = 20, 8, 6
@@ -33,33 +32,6 @@ class Row:
     name: str
     frames: Array
     """``[n, height, width, 3]``, uint8."""
-
-
-def is_image(spec: ArraySpec) -> bool:
-    """Whether a column can be shown: uint8, height × width, with 1 or 3 channels last or first, or a stack of such."""
-    return spec.dtype == np.uint8 and image_shape(spec.shape) is not None
-
-
-def image_shape(shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """(height, width) of what a column of this shape shows."""
-    if len(shape) == 4:
-        shape = shape[1:]
-    if len(shape) == 3 and shape[-1] in (1, 3):
-        shape = shape[:2]
-    elif len(shape) == 3 and shape[0] in (1, 3):
-        shape = shape[1:]
-    return (shape[0], shape[1]) if len(shape) == 2 and min(shape) >= 8 else None
-
-
-def as_rgb(frames: Array) -> Array:
-    """``[n, ...]`` images of any of these kinds as ``[n, height, width, 3]``; of a stack, the newest."""
-    if frames.ndim == 5:
-        frames = frames[:, -1]
-    if frames.ndim == 3:
-        frames = frames[..., None]
-    if frames.shape[-1] not in (1, 3):
-        frames = np.moveaxis(frames, 1, -1)
-    return np.repeat(frames, 3, axis=-1) if frames.shape[-1] == 1 else frames
 
 
 def save(target: Path, title: str, cameras: Mapping[str, Array], labels: Sequence[tuple[str, bool]]) -> Path:

@@ -179,7 +179,8 @@ class StoreStory:
             typer.echo(f"WRONG: {'; '.join(self.wrong)}.")
         else:
             typer.echo(
-                "All is right: nothing promised was lost, nothing is there twice, and every pixel is the one that was recorded."
+                "All is right: nothing promised was lost, nothing is there twice, and every pixel is "
+                "the one that was recorded."
             )
 
     # Inside

@@ -1,7 +1,9 @@
-"""``hilt demo vla``: a small vision-language-action policy imitates one demonstration of each task, and GRPO does the rest.
+"""``hilt demo vla``: a small vision-language-action policy imitates one
+demonstration of each task, and GRPO does the rest.
 
-Every step is what a user has as well: `hilt record` with a script, `hilt train sft`, `hilt train vla_tabletop`, `hilt eval`. Before
-them the policy's perception learns from drawn pictures (`hilt.vla.drawn_pictures`), which stand for the pretraining of a large one.
+Every step is what a user has as well: `hilt record` with a script, `hilt train sft`, `hilt train
+vla_tabletop`, `hilt eval`. Before them the policy's perception learns from drawn pictures
+(`hilt.vla.drawn_pictures`), which stand for the pretraining of a large one.
 """
 
 from __future__ import annotations
@@ -30,11 +32,13 @@ if TYPE_CHECKING:
     from hilt.vla.sft import Sft
 
 GOAL, WORDS_MATTER = 0.9, 0.3
-"""What is to be reached in the end; and what replaying a demonstration blindly must stay below, or words and pictures do not matter"""
+"""What is to be reached in the end; and what replaying a demonstration blindly must
+stay below, or words and pictures do not matter"""
 DEMONSTRATIONS = 1
 """Of each task"""
 USUAL_STEPS = 60
-"""Training steps after which success on the validation states has usually held at its goal, for the remaining time that is shown"""
+"""Training steps after which success on the validation states has usually held at
+its goal, for the remaining time that is shown"""
 VIDEOS = 4
 """Episodes that are shown side by side, before and after: one of each task"""
 ROWS = {"blind": "a demonstration, replayed blindly", "start": "imitation"}
@@ -99,7 +103,8 @@ def vla(
 
 
 def imitation() -> Sft:
-    """The settings of `hilt train sft` here: every demonstration is learned from, for a number of steps that is fixed beforehand."""
+    """The settings of `hilt train sft` here: every demonstration is learned from, for a
+    number of steps that is fixed beforehand."""
     from hilt.vla.sft import Sft
 
     return Sft(validation=0.0, max_steps=600, batch_size=96, learning_rate=2e-3, warmup_steps=60, schedule="cosine")
@@ -115,7 +120,8 @@ class DemoPhase:
     seconds: float = 0.0
 
     def add(self, updates: Sequence[Mapping[str, Any]]) -> None:
-        """What the training steps of a run cost. A validation has no such figures, and a step whose groups wait has no gradient steps."""
+        """What the training steps of a run cost. A validation has no such figures, and a step
+        whose groups wait has no gradient steps."""
         self.episodes += sum(int(each.get("episodes", 0)) for each in updates)
         self.environment_steps += sum(int(each["steps"]) for each in updates if "episodes" in each)
         self.gradient_steps += sum(int(each.get("optimizer_steps", 0)) for each in updates)
@@ -146,13 +152,19 @@ class VlaStory:
             self.config.max_seconds
         )
         if goal := self.config.validation.goal:
-            long = f"until {goal:.0%} of the validation episodes succeed, {self.config.validation.hold} times in a row; {long}"
+            long = (
+                f"until {goal:.0%} of the validation episodes succeed, "
+                f"{self.config.validation.hold} times in a row; {long}"
+            )
         self._notify(
-            "An arm presses the button that words name. Four buttons change places; it sees them through the camera of its hand.",
-            f"1. Perception: {self.drawing.steps} gradient steps on drawn pictures of colored shapes, with sentences that name",
+            "An arm presses the button that words name. Four buttons change places; it sees them "
+            "through the camera of its hand.",
+            f"1. Perception: {self.drawing.steps} gradient steps on drawn pictures of colored "
+            "shapes, with sentences that name",
             "   a color. They show no robot and no button.",
             f"2. Imitation: a script shows each of {len(self.config.tasks)} tasks {self.demonstrations} time(s).",
-            f"3. {self._algorithm}: groups of {self.config.collect.group_size} tries, and for each only whether it succeeded,",
+            f"3. {self._algorithm}: groups of {self.config.collect.group_size} tries, and for each "
+            "only whether it succeeded,",
             f"   {long}.",
             f"4. The exam: {self.states} initial states of each task that were used for nothing else.",
             f"Everything is kept in {self.run}",
@@ -191,7 +203,8 @@ class VlaStory:
             return
         from hilt.cli.train_vla import live
         from hilt.observe.metrics import FILE, read_metrics
-        from hilt.vla.train import begin_run, policy_of, train
+        from hilt.vla.train import begin_run, train
+        from hilt.vla.trained import policy_of
 
         folder = self.run / "grpo"
         self.config = begin_run(folder, "vla_tabletop", self.config)
@@ -199,7 +212,8 @@ class VlaStory:
             stop_signals() as stopped,
             live(folder, self.config, USUAL_STEPS if self.config.validation.goal else 0) as screen,
         ):
-            # of its lines the validations: that in the end most groups succeed altogether and are dropped is as it should be
+            # of its lines the validations: that in the end most groups succeed altogether
+            # and are dropped is as it should be
             notify, stop = (
                 (lambda text: screen.notify(text) if text.startswith("step") else None),
                 (lambda: bool(stopped)),
@@ -222,7 +236,10 @@ class VlaStory:
         from hilt.recording.before_after import before_after
 
         names = [task.rpartition("_")[2] for task in self.config.tasks]
-        title = f"seed {self.config.seed}, {self.demonstrations} demonstration(s) of each task, {self.states} unseen states of each"
+        title = (
+            f"seed {self.config.seed}, {self.demonstrations} demonstration(s) of each task, "
+            f"{self.states} unseen states of each"
+        )
         rows = [_row(self._title(name), outcomes, self.config.tasks) for name, outcomes in self._tried.items()]
         screen = Console(soft_wrap=True)
         screen.print()
@@ -275,7 +292,8 @@ class VlaStory:
         return [folder / "log" for folder in folders.values()]
 
     def _perceive(self, lessons: Demonstrations) -> Any:
-        """A new policy whose eyes have learned from drawn pictures. Of the demonstrations it takes the sizes, and what states are usual."""
+        """A new policy whose eyes have learned from drawn pictures. Of the demonstrations it takes
+        the sizes, and what states are usual."""
         import numpy as np
 
         from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
@@ -286,10 +304,8 @@ class VlaStory:
         sizes = {"cameras": ["wrist_image"], "image_size": len(row["wrist_image"]), "state_dim": len(row["state"])}
         sizes |= {"action_dim": lessons.action_dim, **self.config.policy_options}
         policy = SmallVLA(SmallVLAConfig.from_json(sizes), seed=self.config.seed).to(self.config.device)
-        whole = np.ones((2, lessons.action_dim), np.float32) * [
-            [-1],
-            [1],
-        ]  # few demonstrations do not show how far an action may go
+        # few demonstrations do not show how far an action may go
+        whole = np.ones((2, lessons.action_dim), np.float32) * [[-1], [1]]
         policy.fit(states, whole)
 
         def watch(step: int, loss: float) -> None:
@@ -386,7 +402,8 @@ class VlaStory:
 
 
 def verdict(shares: dict[str, float], goal: float, minutes: float = 0.0) -> tuple[list[str], str]:
-    """What is wrong, as sentences, none when it has learned; and how it stands where a cap in minutes ended it before the goal."""
+    """What is wrong, as sentences, none when it has learned; and how it stands where
+    a cap in minutes ended it before the goal."""
     wrong, old, new = [], shares["start"], shares.get("after")
     if shares["blind"] >= WORDS_MATTER:
         wrong.append(
@@ -438,7 +455,10 @@ def _gain(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> 
     gain, low, high = paired_difference(
         [old[one] for one in starts], [new[one] for one in starts], [state for _, state in starts]
     )
-    return f"{100 * gain:+.1f} points, 95% interval {100 * low:+.1f} to {100 * high:+.1f} (the same states, paired; scenes drawn anew)"
+    return (
+        f"{100 * gain:+.1f} points, 95% interval {100 * low:+.1f} to {100 * high:+.1f} (the same states, "
+        "paired; scenes drawn anew)"
+    )
 
 
 def _folder(run: Path | None) -> Path:

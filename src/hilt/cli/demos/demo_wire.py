@@ -1,7 +1,7 @@
 """``hilt demo wire``: a learner and two actors, with keys, while processes are killed and paused before your eyes.
 
-Run as a program it is one of the two roles: ``learner FOLDER PORT PORT`` or ``actor FOLDER PORT PORT NAME FIRST_EPISODE STEPS``.
-An actor reports every step whose insert returned: ``step EPISODE TIME``.
+Run as a program it is one of the two roles: ``learner FOLDER PORT PORT`` or ``actor FOLDER PORT PORT NAME FIRST_EPISODE
+STEPS``. An actor reports every step whose insert returned: ``step EPISODE TIME``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def wire(
         int, typer.Option("--steps", help="Transitions of each of the two actors, at 100 per second.", min=40)
     ] = 800,
 ) -> None:
-    """A learner and two actors with keys; the learner is killed and paused, an actor is killed; then every pixel is compared."""
+    """A learner and two actors with keys; the learner is killed and paused, an
+    actor is killed; then every pixel is compared."""
     with temporary_folder("hilt-demo-") as folder:
         with PROGRESS.phases() as report:
             story = WireStory(folder, steps, report)
@@ -76,7 +77,8 @@ class WireStory:
         for number, name in enumerate(ACTORS):
             self._start(name, str(1000 * (number + 1)), str(self._steps))
         _notify(
-            f"two actors insert {RATE_HZ} steps a second each, with keys; the learner stores them and publishes weights ..."
+            f"two actors insert {RATE_HZ} steps a second each, with keys; the learner stores them "
+            "and publishes weights ..."
         )
         self._await_steps(0.25)
         self._kill("learner")
@@ -193,9 +195,8 @@ class WireStory:
 
 def learner(folder: Path, ports: tuple[int, int]) -> None:
     """Serves actors and publishes weights until it receives a signal."""
-    ended: list[
-        int
-    ] = []  # no threading.Event: the thread that the signal interrupts may hold its lock, and would wait for itself
+    # no threading.Event: the thread that the signal interrupts may hold its lock, and would wait for itself
+    ended: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
     schema = Schema.of(_step(0, 0))
     log = (

@@ -1,7 +1,8 @@
-"""The names of RLinf: from the steps of a rollout to trajectories, the channel that hands them over, and the buffer that stores them.
+"""The names of RLinf: from the steps of a rollout to trajectories, the channel that
+hands them over, and the buffer that stores them.
 
-They can be imported from `hilt.replay` too. ``client.channel(name)`` of a `hilt.wire.TrainerClient` is the same channel from another
-machine.
+They can be imported from `hilt.replay` too. ``client.channel(name)`` of a
+`hilt.wire.TrainerClient` is the same channel from another machine.
 """
 
 from typing import TYPE_CHECKING

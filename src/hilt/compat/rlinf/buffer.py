@@ -1,7 +1,7 @@
 """RLinf's `TrajectoryReplayBuffer`, as a face of a log.
 
-Same arguments, same random stream, same batches, same folders; sampling reads only the rows it needs, from disk, however
-many trajectories there are.
+Same arguments, same random stream, same batches, same folders; sampling reads only the rows it
+needs, from disk, however many trajectories there are.
 """
 
 from __future__ import annotations
@@ -181,13 +181,15 @@ class TrajectoryReplayBuffer:
         }
 
     def stats(self) -> dict[str, Any]:
-        """Returns the values of `get_stats`, counters (`disk_reads` are chunk steps that were not in the cache), and those of the log."""
+        """Returns the values of `get_stats`, counters (`disk_reads` are chunk steps that were
+        not in the cache), and those of the log."""
         return {**self.get_stats(), **self._counts, "log": self.log.stats() if self.log is not None else {}}
 
     # Checkpoints
 
     def save_checkpoint(self, save_path: str) -> None:
-        """Writes every trajectory, the index and the metadata to a folder. The index names only files that are there."""
+        """Writes every trajectory, the index and the metadata to a folder. The
+        index names only files that are there."""
         folder = as_folder(save_path, "save_path")
         DISK.make_folder(folder)
         with self.lock:
@@ -266,7 +268,8 @@ class TrajectoryReplayBuffer:
                 self._cache.clear()
 
     def flush(self) -> None:
-        """Returns when everything added so far is in the `auto_save` folder, power-safe; raises what went wrong with it."""
+        """Returns when everything added so far is in the `auto_save` folder,
+        power-safe; raises what went wrong with it."""
         with self.lock:
             self._finish_writes()
 
@@ -290,7 +293,8 @@ class TrajectoryReplayBuffer:
     def _add(self, trajectory: Trajectory) -> None:
         if not isinstance(trajectory, Trajectory):
             raise SchemaError(
-                f"a trajectory: expected a Trajectory, got {type(trajectory).__name__}; Trajectory.from_dict takes a dict."
+                f"a trajectory: expected a Trajectory, got {type(trajectory).__name__}; "
+                "Trajectory.from_dict takes a dict."
             )
         number = self._index.trajectory_counter
         entry = folders.new_entry(number, trajectory)

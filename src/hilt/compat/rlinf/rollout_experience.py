@@ -3,8 +3,9 @@
     ChunkStepResult ─► EmbodiedRolloutResult ─► Trajectory ─► Channel ─► the log ─► batches
     └──────────── the actor: RolloutSender ────────────┘      └─ the learner: Rollouts ─┘
 
-Whole episodes travel, not steps. The learner has them in its log and draws batches as it does from any other; ``RUN/rollouts/online`` has
-them besides in RLinf's own files, written by a thread, for ``TrajectoryReplayBuffer.load_checkpoint``, RLinf's and ours.
+Whole episodes travel, not steps. The learner has them in its log and draws batches as it does from any other;
+``RUN/rollouts/online`` has them besides in RLinf's own files, written by a thread, for
+``TrajectoryReplayBuffer.load_checkpoint``, RLinf's and ours.
 """
 
 from __future__ import annotations
@@ -41,9 +42,11 @@ logger = logging.getLogger("hilt.compat")
 
 
 class RolloutSender:
-    """At the actor, instead of a spool: gathers the steps of an episode and hands it over, in a thread, when it has ended.
+    """At the actor, instead of a spool: gathers the steps of an episode and hands
+    it over, in a thread, when it has ended.
 
-    What is not handed over yet is in memory: an actor that is killed loses it, and so does one whose learner stays away.
+    What is not handed over yet is in memory: an actor that is killed loses it, and
+    so does one whose learner stays away.
     """
 
     def __init__(self, client: Any, name: str = "actor", run: str = ""):
@@ -70,7 +73,8 @@ class RolloutSender:
         return len(self._waiting) + self._under_way
 
     def close(self, seconds: float = 10.0) -> int:
-        """Waits up to the timeout for episodes in transit; returns how many the learner did not get, including an unfinished one."""
+        """Waits up to the timeout for episodes in transit; returns how many the learner did
+        not get, including an unfinished one."""
         deadline = time.monotonic() + seconds
         while self.waiting() and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -99,7 +103,8 @@ class RolloutSender:
 
 
 class Rollouts(Experience):
-    """`hilt.hil.data.Experience` of whole episodes: they arrive in a channel, go into the log, and RLinf's folder has them besides."""
+    """`hilt.hil.data.Experience` of whole episodes: they arrive in a channel, go into the
+    log, and RLinf's folder has them besides."""
 
     def __init__(self, run: Path, config: Hil, env: HasSpaces, agent: Any, notify: Callable[[str], None] = logger.info):
         super().__init__(run, config, env, agent, notify)
@@ -111,9 +116,8 @@ class Rollouts(Experience):
         self._saver = folders.FolderSaver(folder, index)
         known = {number: self.log.facts.about(number).get("episode") for number in self.log.trajectories()}
         self._known = {number: tuple(episode) for number, episode in known.items() if episode}
-        for number, columns in self.ended_episodes(
-            set(index.entries)
-        ).items():  # of a process that was killed before it wrote them
+        # of a process that was killed before it wrote them
+        for number, columns in self.ended_episodes(set(index.entries)).items():
             if number in self._known:
                 self._save(number, columns)
 

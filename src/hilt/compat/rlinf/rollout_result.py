@@ -20,7 +20,8 @@ Tree: TypeAlias = dict[str, Any]
 @explained_calls
 @dataclass(kw_only=True, eq=False)
 class ChunkStepResult:
-    """What one step of B environments gave, without its observations. Tensors are moved to the CPU; arrays become tensors."""
+    """What one step of B environments gave, without its observations. Tensors are
+    moved to the CPU; arrays become tensors."""
 
     actions: Tensor | None = None  # [B, chunks * action dimensions]
     prev_logprobs: Tensor | None = None  # [B, ...], under the policy that acted
@@ -77,7 +78,8 @@ class EmbodiedRolloutResult:
     def append_transitions(
         self, curr_obs: Mapping[str, Any] | None = None, next_obs: Mapping[str, Any] | None = None
     ) -> None:
-        """What was seen before and after the last step, [B, ...] each. Task descriptions, which are text, are left out."""
+        """What was seen before and after the last step, [B, ...] each. Task
+        descriptions, which are text, are left out."""
         trees: list[Tree] = []
         for name, observation in (("curr_obs", curr_obs), ("next_obs", next_obs)):
             if observation is None:
@@ -96,16 +98,19 @@ class EmbodiedRolloutResult:
             self.intervene_flags[-1] = self._spread(intervene_flags)
 
     def update_last_actions(self, intervene_actions: Tensor, intervene_flags: Tensor) -> None:
-        """Put a person's actions [B, chunks * action dimensions] in place of the last ones where flagged, [B] or [B, chunks].
+        """Put a person's actions [B, chunks * action dimensions] in place of the
+        last ones where flagged, [B] or [B, chunks].
 
-        The same goes into ``forward_inputs["action"]``; ``forward_inputs["model_action"]``, which was not done, is dropped.
+        The same goes into ``forward_inputs["action"]``;
+        ``forward_inputs["model_action"]``, which was not done, is dropped.
         """
         if not self.actions:
             return
         last, person = self.actions[-1], as_tensor(intervene_actions, "intervene_actions").cpu()
         if tuple(person.shape) != tuple(last.shape):
             raise SchemaError(
-                f"intervene_actions has shape {tuple(person.shape)}, the last actions have {tuple(last.shape)}; give these."
+                f"intervene_actions has shape {tuple(person.shape)}, the last actions have "
+                f"{tuple(last.shape)}; give these."
             )
         flags = self._spread(intervene_flags)
         self.actions[-1] = person.where(flags, last)
@@ -128,8 +133,9 @@ class EmbodiedRolloutResult:
             or last.shape[1] % flags.shape[1]
         ):
             raise SchemaError(
-                f"intervene_flags has shape {tuple(flags.shape)} for actions of shape {tuple(last.shape)}; give one flag for each "
-                f"environment, [B], or for each of its chunks, [B, chunks], with actions [B, chunks * action dimensions]."
+                f"intervene_flags has shape {tuple(flags.shape)} for actions of shape "
+                f"{tuple(last.shape)}; give one flag for each environment, [B], or for each of its chunks, [B, "
+                "chunks], with actions [B, chunks * action dimensions]."
             )
         return flags.repeat_interleave(last.shape[1] // flags.shape[1], dim=1)
 
@@ -170,8 +176,8 @@ class EmbodiedRolloutResult:
         )
         if len(sizes) != split_size:
             raise ConfigError(
-                f"{environments} environments do not make {split_size} trajectories of {each}; choose a split_size that divides them, "
-                f"or give the number for each with to_splited_trajectories_by_sizes."
+                f"{environments} environments do not make {split_size} trajectories of {each}; choose a "
+                f"split_size that divides them, or give the number for each with to_splited_trajectories_by_sizes."
             )
         return _split(trajectory, sizes)
 
@@ -250,6 +256,7 @@ def _stack(rows: list[Tensor], path: str) -> Tensor:
     for number, row in enumerate(rows):
         if row.shape != rows[0].shape:
             raise SchemaError(
-                f"{path} has shape {tuple(row.shape)} in step {number} and {tuple(rows[0].shape)} in step 0; keep one shape."
+                f"{path} has shape {tuple(row.shape)} in step {number} and {tuple(rows[0].shape)} "
+                "in step 0; keep one shape."
             )
     return import_torch().stack(rows).cpu().contiguous()

@@ -1,4 +1,5 @@
-"""The names of HIL-SERL and agentlace: its buffers and queue, its client and server, its SpaceMouse wrapper, and its plan's simulator.
+"""The names of HIL-SERL and agentlace: its buffers and queue, its client and server,
+its SpaceMouse wrapper, and its plan's simulator.
 
 The buffers and the queue can be imported from `hilt.replay` too, the client and the server from `hilt.wire`.
 """

@@ -43,11 +43,11 @@ class ReplayBufferDataStore:
     """A learner's buffer of transitions.
 
     A transition is a mapping with ``observations``, ``actions``, ``next_observations``, ``rewards``, ``masks`` and
-    ``dones``; ``source`` and ``policy_version`` may be added. Other keys are not stored, as in HIL-SERL's buffer: ``infos``, and
-    ``grasp_penalty`` without `include_grasp_penalty`, without a word; all others with one warning that names them, such as
-    ``times``, which recordings have. Done with mask 0 is kept as terminated, done with mask 1 as truncated. A slash in a
-    key, as two arms have them (``left/wrist``), is a level. With `path` the buffer is a log that outlives the process;
-    without, it lives in a temporary folder. `settings` go to `Log.create`.
+    ``dones``; ``source`` and ``policy_version`` may be added. Other keys are not stored, as in HIL-SERL's buffer:
+    ``infos``, and ``grasp_penalty`` without `include_grasp_penalty`, without a word; all others with one warning that
+    names them, such as ``times``, which recordings have. Done with mask 0 is kept as terminated, done with mask 1 as
+    truncated. A slash in a key, as two arms have them (``left/wrist``), is a level. With `path` the buffer is a log
+    that outlives the process; without, it lives in a temporary folder. `settings` go to `Log.create`.
     """
 
     _stacked: tuple[str, ...] = ()
@@ -70,32 +70,12 @@ class ReplayBufferDataStore:
             "capacity", capacity, "the number of transitions that the buffer keeps, such as 200000", 1
         )
         self._check_settings(settings)
-        observations, actions = (
-            _levels(spec_of_space(observation_space, "observations")),
-            spec_of_space(action_space, "actions"),
-        )
-        after = (
-            observations
-            if next_observation_space is None
-            else _levels(spec_of_space(next_observation_space, "next_observations"))
-        )
         self._passed_over = {"infos", "grasp_penalty"}
         """Keys of transitions that are not stored, without a (further) warning; scripts always pass these two"""
         self._has_slashes = any("/" in key for key in getattr(observation_space, "spaces", {}))
-        if next_observation_space is not None and dict(Spec({"o": after})) != dict(Spec({"o": observations})):
-            raise ConfigError(
-                "next_observation_space: expected the observation space, since a frame that ends a step begins the next."
-            )
-        columns: dict[str, Any] = {
-            "observations": observations,
-            "next_observations": after,
-            "actions": actions,
-            "rewards": ArraySpec(np.dtype(np.float32)),
-            "masks": ArraySpec(np.dtype(np.float32)),
-            "dones": ArraySpec(np.dtype(bool)),
-        }
+        columns = _columns(observation_space, action_space, next_observation_space)
         if include_next_actions:
-            columns["next_actions"], columns["next_intvn"] = actions, ArraySpec(np.dtype(bool))
+            columns["next_actions"], columns["next_intvn"] = columns["actions"], ArraySpec(np.dtype(bool))
         if include_label:
             columns["labels"] = ArraySpec(np.dtype(int))
         if include_grasp_penalty:
@@ -105,9 +85,8 @@ class ReplayBufferDataStore:
         self.log = _open_or_create(path, schema, settings)
         self._upstream_keys = list(columns)
         self._stored = dict.fromkeys(path.partition("/")[0] for path in self.log.schema.columns)
-        self._chains = RunningEpisodes(
-            self.log, unnamed=max(1, min(OPEN_CHAINS, capacity // 4))
-        )  # a running one cannot be evicted as a whole
+        # a running episode cannot be evicted as a whole
+        self._chains = RunningEpisodes(self.log, unnamed=max(1, min(OPEN_CHAINS, capacity // 4)))
         self.lock, self.cut_by_fork = threading.RLock(), False
         wait_before_fork(self)
         self.view: View = self.log.all()
@@ -117,7 +96,8 @@ class ReplayBufferDataStore:
 
     @property
     def takes_blocks(self) -> bool:
-        """Whether `insert_block` may be called instead of `insert`: not where `insert` is overridden, so that it sees every step."""
+        """Whether `insert_block` may be called instead of `insert`: not where `insert` is
+        overridden, so that it sees every step."""
         return type(self).insert is ReplayBufferDataStore.insert
 
     def insert(
@@ -145,7 +125,8 @@ class ReplayBufferDataStore:
     def insert_block(
         self, block: PackedBlock, actor: str, sequence: int, timeout: float | None, *, boot: str, store: str
     ) -> int:
-        """Stores packed transitions whose numbers begin at `sequence`; returns how many. The rest must be inserted one by one."""
+        """Stores packed transitions whose numbers begin at `sequence`; returns how many.
+        The rest must be inserted one by one."""
         with self.lock:
             keys = self._chains.insert_block((actor, boot, store), self._block_with_ends(block), sequence, timeout)
             self._inserted += len(keys)
@@ -162,14 +143,15 @@ class ReplayBufferDataStore:
             self.insert(transition, actor)
 
     def sample(self, batch_size: int, keys: Sequence[str] | None = None, indx: Any = None) -> Batch:
-        """A batch, drawn uniformly with replacement, or the transitions at `indx`, counted from the oldest. Columns are chosen by
-        `keys`, whole paths or subtrees such as ``observations``."""
+        """A batch, drawn uniformly with replacement, or the transitions at `indx`, counted from the oldest. Columns are
+        chosen by `keys`, whole paths or subtrees such as ``observations``."""
         return self._batch(batch_size, keys, indx, lambda steps, drawn, paths: steps.gather(drawn, paths))
 
     def get_iterator(
         self, queue_size: int = 2, sample_args: Mapping[str, Any] | None = None, device: Any = None
     ) -> Any:
-        """Batches for ever, made ahead by a thread. With `device` (a torch device, or a list of them: a copy for each) as tensors there."""
+        """Batches for ever, made ahead by a thread. With `device` (a torch device, or a list of
+        them: a copy for each) as tensors there."""
         from hilt.replay.sampling.prefetch import Prefetch
 
         arguments = self._sample_arguments({} if sample_args is None else sample_args)
@@ -220,8 +202,8 @@ class ReplayBufferDataStore:
         known = [*own, *(name for name in inspect.signature(Log.create).parameters if name not in {*own, "schema"})]
         if "image_keys" in settings and "image_keys" not in own:
             raise ArgumentError(
-                f"{kind.__name__}: image_keys={settings['image_keys']!r} was given, and this buffer stores images as it stores other "
-                "arrays. Leave it out, or use MemoryEfficientReplayBufferDataStore."
+                f"{kind.__name__}: image_keys={settings['image_keys']!r} was given, and this buffer stores "
+                "images as it stores other arrays. Leave it out, or use MemoryEfficientReplayBufferDataStore."
             )
         refuse_unknown(kind.__name__, settings, [name for name in known if name not in ("settings", "options")])
 
@@ -230,13 +212,14 @@ class ReplayBufferDataStore:
         known = list(inspect.signature(self.sample).parameters)
         if not isinstance(given, Mapping) or "batch_size" not in given:
             raise ConfigError(
-                f"sample_args: expected a mapping of sample()'s arguments, such as {{'batch_size': 128}}, got {given!r}."
+                "sample_args: expected a mapping of sample()'s arguments, such as "
+                f"{{'batch_size': 128}}, got {given!r}."
             )
         for name in given:
             if name == "pack_obs_and_next_obs" and name not in known:
                 raise ConfigError(
-                    f"sample_args: {name} was given, which {type(self).__name__} does not have: its observations are not stacks of images. "
-                    "Leave it out, or use MemoryEfficientReplayBufferDataStore."
+                    f"sample_args: {name} was given, which {type(self).__name__} does not have: its observations "
+                    "are not stacks of images. Leave it out, or use MemoryEfficientReplayBufferDataStore."
                 )
             if name not in known:
                 raise UnknownNameError("argument of sample()", str(name), known, setting="sample_args")
@@ -270,8 +253,8 @@ class ReplayBufferDataStore:
     def _with_ends(self, transition: Tree) -> dict[str, Any]:
         if not isinstance(transition, Mapping):
             raise SchemaError(
-                f"a transition: expected a mapping with {', '.join(self._upstream_keys)}, got {type(transition).__name__}. "
-                "A list of transitions is stored with batch_insert()."
+                f"a transition: expected a mapping with {', '.join(self._upstream_keys)}, got "
+                f"{type(transition).__name__}. A list of transitions is stored with batch_insert()."
             )
         given = {key: value for key, value in transition.items() if key in self._stored}
         if len(given) < len(transition):
@@ -296,7 +279,8 @@ class ReplayBufferDataStore:
             self._passed_over.update(new)
 
     def _block_with_ends(self, block: PackedBlock) -> PackedBlock:
-        """Does what `_with_ends` does for packed transitions that have plain columns of ends; others are left to be inserted one by one."""
+        """Does what `_with_ends` does for packed transitions that have plain columns of ends;
+        others are left to be inserted one by one."""
         columns = {path: column for path, column in block.columns.items() if path.partition("/")[0] in self._stored}
         if len(columns) < len(block.columns):
             self._pass_over(path.partition("/")[0] for path in block.columns)
@@ -345,6 +329,26 @@ def _images(observation_space: Any, image_keys: Any) -> dict[str, tuple[str, Arr
     return found
 
 
+def _columns(observation_space: Any, action_space: Any, next_observation_space: Any) -> dict[str, Any]:
+    """Returns the columns that every buffer has. The space of next observations may be None, and is no other one."""
+    observations = after = _levels(spec_of_space(observation_space, "observations"))
+    if next_observation_space is not None:
+        after = _levels(spec_of_space(next_observation_space, "next_observations"))
+        if dict(Spec({"o": after})) != dict(Spec({"o": observations})):
+            raise ConfigError(
+                "next_observation_space: expected the observation space, since a frame that "
+                "ends a step begins the next."
+            )
+    return {
+        "observations": observations,
+        "next_observations": after,
+        "actions": spec_of_space(action_space, "actions"),
+        "rewards": ArraySpec(np.dtype(np.float32)),
+        "masks": ArraySpec(np.dtype(np.float32)),
+        "dones": ArraySpec(np.dtype(bool)),
+    }
+
+
 def _levels(observations: Any) -> Any:
     """With a level for each slash in a key."""
     return unflatten(dict(observations)) if isinstance(observations, Mapping) else observations
@@ -365,10 +369,11 @@ class _Integers(NumpyStream):
 
 @explained_calls
 class MemoryEfficientReplayBufferDataStore(ReplayBufferDataStore):
-    """The same for observations with images: every frame is stored once, also where it ends one step and begins the next.
+    """The same for observations with images: every frame is stored once, also where
+    it ends one step and begins the next.
 
-    `image_keys` are named by path (``images/wrist_1``) or, where only one path ends so, by its last part (``wrist_1``). An image is a
-    stack ``(stack, H, W, C)``, as ``ChunkingWrapper`` makes it, or a single ``(H, W, C)``.
+    `image_keys` are named by path (``images/wrist_1``) or, where only one path ends so, by its last part (``wrist_1``).
+    An image is a stack ``(stack, H, W, C)``, as ``ChunkingWrapper`` makes it, or a single ``(H, W, C)``.
     """
 
     def __init__(
@@ -393,8 +398,9 @@ class MemoryEfficientReplayBufferDataStore(ReplayBufferDataStore):
     def sample(
         self, batch_size: int, keys: Sequence[str] | None = None, indx: Any = None, pack_obs_and_next_obs: bool = False
     ) -> Batch:
-        """A batch. Packed, ``observations[image]`` has the stack and the next frame, ``(batch, stack + 1, H, W, C)``, and
-        ``next_observations`` has no images: half the bytes for the same content. A single image counts as a stack of one."""
+        """A batch. Packed, ``observations[image]`` has the stack and the next frame, ``(batch, stack +
+        1, H, W, C)``, and ``next_observations`` has no images: half the bytes for the same content. A
+        single image counts as a stack of one."""
         if not pack_obs_and_next_obs:
             return super().sample(batch_size, keys, indx)
         frame_of = self.log.schema.layout.frame_of

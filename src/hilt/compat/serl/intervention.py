@@ -1,4 +1,5 @@
-"""`SpacemouseIntervention`: HIL-SERL's wrapper by its own name, over `hilt.teleop.intervene.TakeOver` and our SpaceMouse."""
+"""`SpacemouseIntervention`: HIL-SERL's wrapper by its own name, over
+`hilt.teleop.intervene.TakeOver` and our SpaceMouse."""
 
 from __future__ import annotations
 
@@ -19,5 +20,6 @@ class SpacemouseIntervention(TakeOver):
     def __init__(
         self, env: gymnasium.Env, action_indices: Sequence[int] | None = None, *, device: Device | None = None
     ):
-        """`action_indices`: the only dimensions that a person moves. `device`: another device than the first SpaceMouse that is found."""
+        """`action_indices`: the only dimensions that a person moves. `device`: another device
+        than the first SpaceMouse that is found."""
         super().__init__(env, open_device("spacemouse") if device is None else device, action_indices=action_indices)

@@ -1,11 +1,13 @@
-"""`IsaacSimFrankaEnv`: the interface of HIL-SERL's ``FrankaEnv`` over Isaac Lab, or over any simulator that steps a batch.
+"""`IsaacSimFrankaEnv`: the interface of HIL-SERL's ``FrankaEnv`` over Isaac Lab, or
+over any simulator that steps a batch.
 
-    app = AppLauncher(headless=True, enable_cameras=True)                       # Isaac Lab, before anything of its is imported
-    simulator = gymnasium.make("My-Franka-Task-v0", cfg=config)                 # num_envs=1
+    app = AppLauncher(headless=True, enable_cameras=True)               # Isaac Lab; import nothing of it before
+    simulator = gymnasium.make("My-Franka-Task-v0", cfg=config)         # num_envs=1
     env = IsaacSimFrankaEnv(simulator, quaternion="xyzw")
-    env = SpacemouseIntervention(env)                                           # and so on, as around FrankaEnv
+    env = SpacemouseIntervention(env)                                   # and so on, as around FrankaEnv
 
-Nothing of Isaac is imported here. The wrappers, the queues, the wire, the buffers and the learner are those of the real arm.
+Nothing of Isaac is imported here. The wrappers, the queues, the wire, the buffers
+and the learner are those of the real arm.
 """
 
 from __future__ import annotations
@@ -26,18 +28,19 @@ from hilt.envs.env_protocol import Env, success_of
 STATE = {"tcp_pose": 7, "tcp_vel": 6, "gripper_pose": 1, "tcp_force": 3, "tcp_torque": 3}
 """What ``FrankaEnv`` reports of the arm, and of how many numbers each part is."""
 GRIPPER = 0.5
-"""``FrankaEnv`` closes at a command of -0.5 or less, opens at 0.5 or more, and leaves the gripper as it is in between."""
+"""``FrankaEnv`` closes at a command of -0.5 or less, opens at 0.5 or more, and
+leaves the gripper as it is in between."""
 
 Part = str | Callable[[Any], Any]
 
 
 class IsaacSimFrankaEnv(gymnasium.Env):
-    """``{"state": {tcp_pose, tcp_vel, gripper_pose, tcp_force, tcp_torque}, "images": {camera: [H, W, 3] uint8}}`` and actions of seven
-    numbers in [-1, 1] (translation, rotation, gripper), as ``FrankaEnv`` has them.
+    """``{"state": {tcp_pose, tcp_vel, gripper_pose, tcp_force, tcp_torque}, "images": {camera: [H, W, 3] uint8}}`` and
+    actions of seven numbers in [-1, 1] (translation, rotation, gripper), as ``FrankaEnv`` has them.
 
-    The simulator has ``num_envs``, ``single_observation_space``, ``single_action_space``, ``reset()`` and a ``step()`` with five results;
-    observations are nested dictionaries of tensors or arrays with an axis of environments in front, and `num_envs` is 1: one actor drives
-    one arm. (`hilt.envs.adapters.Batched` gives the transitions of many at once.)
+    The simulator has ``num_envs``, ``single_observation_space``, ``single_action_space``, ``reset()`` and a ``step()``
+    with five results; observations are nested dictionaries of tensors or arrays with an axis of environments in front,
+    and `num_envs` is 1: one actor drives one arm. (`hilt.envs.adapters.Batched` gives the transitions of many at once.)
     """
 
     render_mode = None
@@ -56,24 +59,25 @@ class IsaacSimFrankaEnv(gymnasium.Env):
         """Describe what stands where in the simulator's observations.
 
         `quaternion`: the order in the simulator's ``tcp_pose``: "wxyz" up to Isaac Lab 2, "xyzw" from Isaac Lab 3 on.
-        `state`: by part a path in an observation (``policy/eef_pose``, or its last part where only one path ends so), or a function of
-        one environment's observation; a list names parts that have their own names there.
+        `state`: by part a path in an observation (``policy/eef_pose``, or its last part where only one path ends so),
+        or a function of one environment's observation; a list names parts that have their own names there.
         `images`: the same for cameras; without it, every uint8 leaf ``[H, W, 3]``, by its last name.
-        `success`: a function of one environment's observation (the simulator's own). With it the reward is 1 at success and 0 before,
-        and success ends the episode, as ``FrankaEnv`` does; without it, rewards and ends are the simulator's.
-        `step_limit`: an episode is truncated after this number of steps; without it, the simulator's own limit counts.
-        `autoreset`: see `hilt.envs.adapters.Batched`.
+        `success`: a function of one environment's observation (the simulator's own). With it the reward is 1 at success
+        and 0 before, and success ends the episode, as ``FrankaEnv`` does; without it, rewards and ends are the
+        simulator's. `step_limit`: an episode is truncated after this number of steps; without it, the simulator's own
+        limit counts. `autoreset`: see `hilt.envs.adapters.Batched`.
 
-        Isaac Lab 2 resets inside ``step`` and does not report what an episode ended with. Leave the terminations of its config empty, and
-        give `success` and `step_limit` here; or use Isaac Lab 3 with ``compute_final_obs=True``.
+        Isaac Lab 2 resets inside ``step`` and does not report what an episode ended with. Leave the terminations of its
+        config empty, and give `success` and `step_limit` here; or use Isaac Lab 3 with ``compute_final_obs=True``.
         """
         if quaternion not in ("wxyz", "xyzw"):
             raise ConfigError(f"quaternion is {quaternion!r}: expected 'wxyz' (Isaac Lab 2) or 'xyzw' (Isaac Lab 3).")
         self._one = OneOf(env, autoreset)
         if (shape := self._one.action_space.shape) != (7,):
             raise ConfigError(
-                f"the simulator's actions have the shape {shape}: expected (7,), a relative motion and the gripper's command. "
-                "In Isaac Lab: DifferentialInverseKinematicsActionCfg with use_relative_mode=True, and a BinaryJointPositionActionCfg."
+                f"the simulator's actions have the shape {shape}: expected (7,), a relative motion "
+                "and the gripper's command. In Isaac Lab: DifferentialInverseKinematicsActionCfg with "
+                "use_relative_mode=True, and a BinaryJointPositionActionCfg."
             )
         self._first = quaternion == "wxyz"
         self._success = success
@@ -98,9 +102,8 @@ class IsaacSimFrankaEnv(gymnasium.Env):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         action = np.clip(np.asarray(action, np.float32), -1, 1)
-        if (
-            abs(action[6]) >= GRIPPER
-        ):  # Isaac Lab's binary action closes below 0 and opens from 0 on: it has no "as it is"
+        # Isaac Lab's binary action closes below 0 and opens from 0 on: it has no "as it is"
+        if abs(action[6]) >= GRIPPER:
             self._command = float(np.sign(action[6]))
         observation, reward, terminated, truncated, info = self._one.step(
             np.append(action[:6], np.float32(self._command))

@@ -1,11 +1,14 @@
-"""The names of HIL-SERL's ``serl_launcher.utils.launcher`` and of its agents, so that its scripts move over by their import lines.
+"""The names of HIL-SERL's ``serl_launcher.utils.launcher`` and of its agents, so
+that its scripts move over by their import lines.
 
-    agent = make_sac_pixel_agent(seed=0, sample_obs=env.observation_space.sample(), sample_action=env.action_space.sample(),
+    agent = make_sac_pixel_agent(seed=0, sample_obs=env.observation_space.sample(),
+    sample_action=env.action_space.sample(),
                                  image_keys=["wrist_1"], encoder_type="resnet-pretrained", discount=0.97)
     server.publish_network(agent.state.params)
     agent = agent.replace(state=agent.state.replace(params=params))
 
-Each is `hilt.policies.agent.agent.Agent` with that face; an agent changes in place, and `replace` and `update` give it back.
+Each is `hilt.policies.agent.agent.Agent` with that face; an agent changes in place,
+and `replace` and `update` give it back.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ MadeAgent = TypeVar("MadeAgent", bound=Agent)
 
 
 class _Face(Agent):
-    """`state.params` are the weights that an actor needs. They may be replaced in a thread of the wire's while another one acts."""
+    """`state.params` are the weights that an actor needs. They may be replaced in a
+    thread of the wire's while another one acts."""
 
     def __init__(self, *given: Any, **named: Any):
         super().__init__(*given, **named)
@@ -89,7 +93,8 @@ class BCAgent(_Face):
 
 
 def make_sac_pixel_agent(seed: int, sample_obs: Any, sample_action: Any, **options: Any) -> SACAgent:
-    """The options of all three: `image_keys`, `encoder_type`, `reward_bias`, `target_entropy`, `discount`, as upstream has them."""
+    """The options of all three: `image_keys`, `encoder_type`, `reward_bias`,
+    `target_entropy`, `discount`, as upstream has them."""
     arms = "dual" if len(np.shape(sample_action)) == 1 and np.shape(sample_action)[0] > 7 else "single"
     return _make(SACAgent, f"{arms}-arm-fixed-gripper", seed, sample_obs, sample_action, **options)
 
@@ -107,8 +112,8 @@ def make_sac_pixel_agent_hybrid_dual_arm(
 
 
 def make_bc_agent(seed: int, sample_obs: Any, sample_action: Any, **options: Any) -> BCAgent:
-    """`image_keys` and `encoder_type` as upstream, and its three layers of 512; there is no dropout between them here. The loss is
-    upstream's: the negative log-likelihood of a Gaussian without tanh, at a learning rate of 3e-4."""
+    """`image_keys` and `encoder_type` as upstream, and its three layers of 512; there is no dropout between them here.
+    The loss is upstream's: the negative log-likelihood of a Gaussian without tanh, at a learning rate of 3e-4."""
     return _make(
         BCAgent,
         "single-arm-fixed-gripper",
@@ -122,8 +127,8 @@ def make_bc_agent(seed: int, sample_obs: Any, sample_action: Any, **options: Any
 
 
 class checkpoints:  # flax has a module of this name
-    """The part of ``flax.training.checkpoints`` that the scripts use: files ``checkpoint_{step}``, each whole or not there. They hold all
-    that
+    """The part of ``flax.training.checkpoints`` that the scripts use: files
+    ``checkpoint_{step}``, each whole or not there. They hold all that
     goes on learning; `target` is ``agent.state``, and is changed in place."""
 
     @staticmethod
@@ -153,13 +158,15 @@ def _numbered(folder: Path) -> list[Path]:
     found = [path for path in folder.glob("checkpoint_*") if path.name.removeprefix("checkpoint_").isdigit()]
     if flax := [path for path in found if path.is_dir()]:
         raise ConfigError(
-            f"{flax[0]} is a checkpoint of flax, whose weights are not read here; its buffers are: see docs/hil-serl.md."
+            f"{flax[0]} is a checkpoint of flax, whose weights are not read here; its buffers "
+            "are: see docs/hil-serl.md."
         )
     return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint_")))
 
 
 def unpacked(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """``observations[image]`` of a packed batch has the stack and the frame after it; both observations have their own here."""
+    """``observations[image]`` of a packed batch has the stack and the frame after
+    it; both observations have their own here."""
     seen, after = flatten(batch["observations"]), flatten(batch["next_observations"])
     for path in seen.keys() - after.keys():
         both = seen[path]

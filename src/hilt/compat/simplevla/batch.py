@@ -1,4 +1,5 @@
-"""`Batch`: rows of tensors, of objects beside them, and facts about all of them. It has the operations of verl's ``DataProto``.
+"""`Batch`: rows of tensors, of objects beside them, and facts about all of them. It
+has the operations of verl's ``DataProto``.
 
     batch = Batch.from_single_dict({"responses": tokens, "task_suite_name": names}, meta_info={"temperature": 1.6})
     first, second = batch.chunk(2)
@@ -157,8 +158,8 @@ class Batch:
         self.batch, self.non_tensor_batch = moved.batch, moved.non_tensor_batch
 
     def chunk(self, chunks: int) -> list[Batch]:
-        """Splits the rows into this number of pieces, of as many rows each or one more. There, tensors and arrays are cut at other rows
-        where it does not divide."""
+        """Splits the rows into this number of pieces, of as many rows each or one more. There, tensors and arrays are
+        cut at other rows where it does not divide."""
         if not 0 < chunks <= len(self):
             raise ConfigError(
                 f"{len(self)} rows do not make {chunks} pieces of at least one row; give from 1 to {len(self)}."
@@ -182,10 +183,12 @@ class Batch:
         return Batch(tensors, arrays, first.meta_info)
 
     def make_iterator(self, mini_batch_size: int, epochs: int, seed: int | None = None) -> Iterator[Batch]:
-        """Mini-batches of `epochs` passes; with a seed, each in an order of its own. There, a seed shuffles nothing by itself."""
+        """Mini-batches of `epochs` passes; with a seed, each in an order of its own.
+        There, a seed shuffles nothing by itself."""
         if mini_batch_size < 1 or len(self) % mini_batch_size:
             raise ConfigError(
-                f"{len(self)} rows do not divide into mini-batches of {mini_batch_size}: choose a size that divides them."
+                f"{len(self)} rows do not divide into mini-batches of {mini_batch_size}: choose "
+                "a size that divides them."
             )
         draws = None if seed is None else generator(seed)
 

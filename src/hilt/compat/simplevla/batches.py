@@ -25,13 +25,16 @@ def rollout_batch(
     steps: int = 0,
     pixel_values: bool = False,
 ) -> Batch:
-    """Episodes as SimpleVLA-RL's rollout gives them, B of S chunks; after an episode's last chunk there is nothing but padding.
+    """Episodes as SimpleVLA-RL's rollout gives them, B of S chunks; after an
+    episode's last chunk there is nothing but padding.
 
         responses        int64 [B, S, chunk * action_dim]     tokens; 0 after the end
         input_ids        int64 [B, S, prompt]                 padded on the LEFT with 32000
         attention_mask   int64 [B, S, prompt]
-        frames           uint8 [B, S, images, H, W, 3]        what the policy saw, an eighth of the memory of pixel_values
-        pixel_values     float32 [B, S, 6 * images, H, W]     in place of frames, with `pixel_values=True`: what generate_action_verl takes
+        frames           uint8 [B, S, images, H, W, 3]        what the policy saw, an eighth of
+                         the memory of pixel_values
+        pixel_values     float32 [B, S, 6 * images, H, W]     in place of frames, with `pixel_values=True`: what
+                         generate_action_verl takes
         proprio          float32 [B, S, P]                    from -1 to 1, where the policy has it
         old_log_probs    float32 [B, S * chunk * action_dim]  0 where nothing was carried out
         complete         bool [B]
@@ -44,7 +47,8 @@ def rollout_batch(
     for episode in episodes:
         if "tokens" not in episode.record:
             raise MissingFieldError(
-                f"a record of {', '.join(episode.record)} has no 'tokens': this batch is of policies that answer in them."
+                f"a record of {', '.join(episode.record)} has no 'tokens': this batch is of "
+                "policies that answer in them."
             )
     length, width = _sizes(episodes, steps, max_prompt_length)
     pad = int(policy.config.upstream.get("pad_token_id", PAD))
@@ -72,7 +76,8 @@ def rollout_batch(
 
 
 def _sizes(episodes: Sequence[RolloutEpisode], steps: int, max_prompt_length: int) -> tuple[int, int]:
-    """Returns the number of chunks and the width of the prompts of a batch: what was given, or what the episodes need."""
+    """Returns the number of chunks and the width of the prompts of a batch: what
+    was given, or what the episodes need."""
     length = max(episode.rows for episode in episodes)
     width = max(int(episode.record["prompt_length"].max()) for episode in episodes)
     for name, given, needed in (("steps", steps, length), ("max_prompt_length", max_prompt_length, width)):
@@ -106,9 +111,11 @@ def _padded(rows: np.ndarray, length: int, fill: int) -> np.ndarray:
 
 
 def episodes_of(batch: Batch, policy: Policy, temperature: float = 1.0) -> list[RolloutEpisode]:
-    """The inverse of `rollout_batch`: the episodes that these rows are. Chunks of which nothing was carried out are left out.
+    """The inverse of `rollout_batch`: the episodes that these rows are. Chunks of
+    which nothing was carried out are left out.
 
-    `temperature` is that of the rollout, in the units of ``rollout.temperature``. The pictures are ``frames`` or ``pixel_values``.
+    `temperature` is that of the rollout, in the units of ``rollout.temperature``. The
+    pictures are ``frames`` or ``pixel_values``.
     """
     data = batch.batch
     for name in ("responses", "input_ids", "attention_mask", "finish_step", "complete"):
@@ -128,8 +135,18 @@ def episodes_of(batch: Batch, policy: Policy, temperature: float = 1.0) -> list[
         rows = -(-steps // policy.chunk)
         executed = np.clip(steps - policy.chunk * np.arange(rows), 0, policy.chunk).astype(np.int32)
         start = Start(str(_fact(batch, "task", row)), "train", 0, 0, groups.setdefault(str(uid), len(groups)), row)
-        episode = RolloutEpisode(start, _record(data, row, rows, policy, temperature), executed, np.zeros(rows, np.float32), success, steps,
-                          not success, 0, b"", str(_fact(batch, "ill_formed", row)))  # fmt: skip
+        episode = RolloutEpisode(
+            start,
+            _record(data, row, rows, policy, temperature),
+            executed,
+            np.zeros(rows, np.float32),
+            success,
+            steps,
+            not success,
+            0,
+            b"",
+            str(_fact(batch, "ill_formed", row)),
+        )
         made.append(episode)
     return made
 
@@ -163,7 +180,8 @@ def _record(data: dict[str, Tensor], row: int, rows: int, policy: Policy, temper
 
 
 def by_token(values: Sequence[np.ndarray], length: int) -> Tensor:
-    """float32 [B, length] of arrays [rows, chunk, action_dim] for each episode, 0 after the end, as log-probabilities are there."""
+    """float32 [B, length] of arrays [rows, chunk, action_dim] for each episode, 0
+    after the end, as log-probabilities are there."""
     found = torch.zeros(len(values), length)
     for row, array in enumerate(values):
         found[row, : array.size] = torch.from_numpy(np.ascontiguousarray(array)).flatten()
@@ -171,7 +189,8 @@ def by_token(values: Sequence[np.ndarray], length: int) -> Tensor:
 
 
 def by_chunk(name: str, values: Tensor, episodes: Sequence[RolloutEpisode], policy: Policy) -> list[np.ndarray]:
-    """float32 [rows] for each episode, of one number for each token [B, T]: the tokens of a chunk that were carried out have the same."""
+    """float32 [rows] for each episode, of one number for each token [B, T]: the tokens of a
+    chunk that were carried out have the same."""
     size, found = policy.chunk * policy.action_dim, []
     for row, episode in zip(values.detach().float().cpu().numpy(), episodes, strict=True):
         chunks = row[: episode.rows * size].reshape(episode.rows, policy.chunk, policy.action_dim)

@@ -40,7 +40,8 @@ def collate_fn(data_list: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for place, row in enumerate(data_list):
         if row.keys() != data_list[0].keys():
             raise SchemaError(
-                f"row {place} has {', '.join(row)} and row 0 has {', '.join(data_list[0])}; rows of a batch have the same keys."
+                f"row {place} has {', '.join(row)} and row 0 has {', '.join(data_list[0])}; rows of a "
+                "batch have the same keys."
             )
     columns = {key: [row[key] for row in data_list] for key in data_list[0]}
     return {
@@ -63,10 +64,11 @@ class _Prompts:
 
 
 class LIBERO_Dataset(_Prompts):
-    """Every task of a suite from its first `num_trials_per_task` initial states, by the number that LIBERO stores each under.
+    """Every task of a suite from its first `num_trials_per_task` initial states, by
+    the number that LIBERO stores each under.
 
-    ``train`` and ``valid`` have the same states, as in SimpleVLA-RL. With `held_out=True` they have none in common: those of our splits
-    ``train`` (0 to 29) and ``eval`` (30 to 39), as `hilt train simplevla` has them.
+    ``train`` and ``valid`` have the same states, as in SimpleVLA-RL. With `held_out=True` they have none in common:
+    those of our splits ``train`` (0 to 29) and ``eval`` (30 to 39), as `hilt train simplevla` has them.
     """
 
     def __init__(
@@ -77,7 +79,8 @@ class LIBERO_Dataset(_Prompts):
         split = _split(train_val)
         if not 1 <= num_trials_per_task <= libero.STORED:
             raise ConfigError(
-                f"num_trials_per_task={num_trials_per_task}: LIBERO stores {libero.STORED} initial states; give 1 to 50."
+                f"num_trials_per_task={num_trials_per_task}: LIBERO stores {libero.STORED} "
+                "initial states; give 1 to 50."
             )
         trials = [
             trial
@@ -111,9 +114,10 @@ class LIBERO_Dataset(_Prompts):
 class Robotwin_Dataset(_Prompts):
     """A task of RoboTwin, or every task of a version (``robotwin_all``, ``robotwin2_all``), from seeds.
 
-    ``train`` has `num_trials_per_task` seeds for each task. ``valid`` has 128 of them, with data_source ``<task>_train_iid``, and
-    128 that training never has, ``<task>_eval_ood``. Version 2 has files of seeds at which its own script succeeds, in SimpleVLA-RL's
-    ``verl/utils/envs/robotwin2/seeds``: give them as `train_seeds` and `eval_seeds`. Each row has the name of its own task.
+    ``train`` has `num_trials_per_task` seeds for each task. ``valid`` has 128 of them, with data_source
+    ``<task>_train_iid``, and 128 that training never has, ``<task>_eval_ood``. Version 2 has files of seeds at which
+    its own script succeeds, in SimpleVLA-RL's ``verl/utils/envs/robotwin2/seeds``: give them as `train_seeds` and
+    `eval_seeds`. Each row has the name of its own task.
     """
 
     def __init__(
@@ -133,7 +137,8 @@ class Robotwin_Dataset(_Prompts):
             for kind, split in [("train_iid", "train")] + [("eval_ood", "eval")] * (train_val == "valid"):
                 if len(found[split]) < count:
                     raise ConfigError(
-                        f"{name} has {len(found[split])} seeds of {split}, and {count} were asked for: give fewer, or more seeds."
+                        f"{name} has {len(found[split])} seeds of {split}, and {count} were asked for: "
+                        "give fewer, or more seeds."
                     )
                 rows += [_row(name, -1, seed, seed, f"{name}_{kind}") for seed in found[split][:count]]
         super().__init__(rows)
@@ -164,7 +169,8 @@ class BufferedDataLoader:
         self.buffer = samples if not self.buffer_size() else Batch.concat([self._held(), samples])
 
     def get_from_buffer(self, count: int, dp_size: int) -> Batch:
-        """The first `count` rows, which leave the buffer. Where there are fewer: as many as divide among `dp_size` ranks."""
+        """The first `count` rows, which leave the buffer. Where there are fewer: as
+        many as divide among `dp_size` ranks."""
         held = self._held()
         if count > len(held):
             count = len(held) // dp_size * dp_size
@@ -181,8 +187,8 @@ class BufferedDataLoader:
 
 
 def starts(prompts: Batch, n_samples: int, seed: int = 0, train_seeds: str = "", eval_seeds: str = "") -> list[Start]:
-    """Each row `n_samples` times, one after the other, as a group: what our `roll_out` begins from. `seed` is LIBERO's; RoboTwin has the
-    row's own. A task of ours, by its full name, is one with the state of ``trial_id``."""
+    """Each row `n_samples` times, one after the other, as a group: what our `roll_out` begins from. `seed` is LIBERO's;
+    RoboTwin has the row's own. A task of ours, by its full name, is one with the state of ``trial_id``."""
     made = []
     names, tasks, trials = (
         prompts.non_tensor_batch["task_suite_name"],
@@ -203,7 +209,8 @@ def starts(prompts: Batch, n_samples: int, seed: int = 0, train_seeds: str = "",
 
 
 def place_of(name: str, trial: int, train_seeds: str = "", eval_seeds: str = "") -> tuple[str, int]:
-    """Our split and the number in it of a trial: a state that LIBERO stores, a seed of RoboTwin, or a state of a task of ours."""
+    """Our split and the number in it of a trial: a state that LIBERO stores, a seed
+    of RoboTwin, or a state of a task of ours."""
     if "/" in name:
         return "train", trial
     states = {split: list(numbers) for split, numbers in libero.SPLITS.items()}

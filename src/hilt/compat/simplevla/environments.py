@@ -24,7 +24,8 @@ VERSIONS = {"1.0": "robotwin", "2.0": "robotwin2"}
 
 
 def center_crop_image(image: Any) -> Any:
-    """The middle of a picture with 0.9 of its area, as 224 x 224 pixels in RGB; of PIL's Image, or of an array uint8 [H, W, 3]."""
+    """The middle of a picture with 0.9 of its area, as 224 x 224 pixels in RGB; of
+    PIL's Image, or of an array uint8 [H, W, 3]."""
     if isinstance(image, np.ndarray):
         return center_crop(image)
     pillow = optional_module("PIL.Image", "center_crop_image", "images", package="pillow")
@@ -32,8 +33,8 @@ def center_crop_image(image: Any) -> Any:
 
 
 def get_libero_env(task: Any, model_family: str = "openvla", resolution: int = 256) -> tuple[LiberoSimulator, str]:
-    """A task of LIBERO with its own pictures, shadows among them, and its sentence. `task` is LIBERO's own (``task_suite.get_task(3)``), or
-    our name of it, ``libero_10/3``."""
+    """A task of LIBERO with its own pictures, shadows among them, and its sentence. `task` is LIBERO's own
+    (``task_suite.get_task(3)``), or our name of it, ``libero_10/3``."""
     if model_family != "openvla":
         raise UnknownNameError("model_family", model_family, ["openvla"])
     if not isinstance(task, str):
@@ -84,10 +85,12 @@ def env_worker(
     global_steps: int,
     max_steps: int,
 ) -> None:
-    """One episode of LIBERO, for a process or a thread of its own: chunks of a policy's actions come by `input_queue`, None ends it.
+    """One episode of LIBERO, for a process or a thread of its own: chunks of a policy's
+    actions come by `input_queue`, None ends it.
 
-    The first answer has the type ``init`` and `task_description`; each other has the type ``step``; all have `obs`, `active`, `complete`,
-    `finish_step` and `valid_images`: with `is_valid`, the picture after the chunk. Grippers are mapped from the policy's units here.
+    The first answer has the type ``init`` and `task_description`; each other has the type ``step``; all have
+    `obs`, `active`, `complete`, `finish_step` and `valid_images`: with `is_valid`, the picture after the chunk.
+    Grippers are mapped from the policy's units here.
     """
     name = f"{task_name}_task_{task_id}_trial_{trial_id}"
     views = suite(task_name)
@@ -130,11 +133,12 @@ def _only(pool: Pool) -> Any:
 
 
 class RobotwinEnvWrapper:
-    """One episode of RoboTwin, which several threads may hold: ``initialize``, ``get_obs``, ``get_instruction``, ``step``, ``close``."""
+    """One episode of RoboTwin, which several threads may hold: ``initialize``, ``get_obs``,
+    ``get_instruction``, ``step``, ``close``."""
 
     def __init__(self, task_name: str, trial_id: int, trial_seed: int, config: Any = None, version: str = ""):
-        """`version`: "1.0" or "2.0"; empty, it is that of the name (``robotwin2_lift_pot``). `config` has ``twin2_task_config`` and
-        ``twin2_instruction_type`` of the second."""
+        """`version`: "1.0" or "2.0"; empty, it is that of the name (``robotwin2_lift_pot``). `config` has
+        ``twin2_task_config`` and ``twin2_instruction_type`` of the second."""
         name = task_name if task_name.startswith("robotwin") else f"{VERSIONS.get(version, version)}_{task_name}"
         self.version, (self.task_name, *more) = split_name(name)
         if more or (version and VERSIONS.get(version) != self.version):
@@ -172,7 +176,8 @@ class RobotwinEnvWrapper:
             return str(self.env.get_wrapper_attr("instruction"))
 
     def step(self, action: Any) -> tuple[Any, bool]:
-        """Carries out actions [n, 14] until one succeeds, and looks once; gives what is seen, and whether it succeeded."""
+        """Carries out actions [n, 14] until one succeeds, and looks once; gives
+        what is seen, and whether it succeeded."""
         with self.lock:
             self._check()
             self._seen, rewards, done, truncated, _ = self.env.get_wrapper_attr("step_chunk")(np.atleast_2d(action))

@@ -1,4 +1,5 @@
-"""`RobHFRollout`: SimpleVLA-RL's rollouts, and its way from an observation to an answer, over our policy and our pool of simulators."""
+"""`RobHFRollout`: SimpleVLA-RL's rollouts, and its way from an observation to an
+answer, over our policy and our pool of simulators."""
 
 from __future__ import annotations
 
@@ -32,13 +33,15 @@ WRISTS = {1: (), 2: ("wrist_image",), 3: ("left_wrist", "right_wrist")}
 class RobHFRollout:
     """`module` is one of our OpenVLA policies; `config` is ``actor_rollout_ref.rollout``.
 
-    ``generate_sequences`` rolls out in simulators that stay; the other methods are the parts of one step, for a loop of one's own.
+    ``generate_sequences`` rolls out in simulators that stay; the other methods are
+    the parts of one step, for a loop of one's own.
     """
 
     def __init__(
         self, module: Any, config: Any, workers: int = 0, task_options: Mapping[str, Any] | None = None, seed: int = 0
     ):
-        """`workers`: processes that simulate, 0: this one. `task_options`: what the tasks are given; None: as SimpleVLA-RL has them."""
+        """`workers`: processes that simulate, 0: this one. `task_options`: what the tasks are
+        given; None: as SimpleVLA-RL has them."""
         self.module, self.config, self._workers, self._draws = module, config, workers, generator(seed)
         if task_options is None and self.suite_name.startswith("libero"):
             task_options = {"step_limit": STEP_LIMIT, "wait_steps": int(get(config, "num_steps_wait", 10))}
@@ -47,7 +50,8 @@ class RobHFRollout:
         self.vla_preprocess()
 
     def vla_preprocess(self) -> None:
-        """Finds the statistics that actions are scaled by: ``unnorm_key``, with ``_no_noops`` behind it where only that is there."""
+        """Finds the statistics that actions are scaled by: ``unnorm_key``, with
+        ``_no_noops`` behind it where only that is there."""
         key = str(get(self.config, "unnorm_key", "") or "").removeprefix("robotwin_").removeprefix("robotwin2_")
         self.unnorm_key = resolve_key(self.module.norm_stats, key or self.module.unnorm_key)
 
@@ -58,10 +62,12 @@ class RobHFRollout:
     # --- whole episodes ---
 
     def generate_sequences(self, prompts: Batch) -> Batch:
-        """Rolls out each prompt ``meta_info["n_samples"]`` times; without it, as in validation, once and with the likeliest actions.
+        """Rolls out each prompt ``meta_info["n_samples"]`` times; without it, as in
+        validation, once and with the likeliest actions.
 
-        The rows have `responses`, `input_ids`, `attention_mask`, `pixel_values` (with ``meta_info["pixel_values"]=False`` uint8 `frames` in
-        their place), `old_log_probs`, `complete`, `finish_step`, and `proprio` where the policy has it: see `rollout_batch`.
+        The rows have `responses`, `input_ids`, `attention_mask`, `pixel_values` (with
+        ``meta_info["pixel_values"]=False`` uint8 `frames` in their place), `old_log_probs`, `complete`, `finish_step`,
+        and `proprio` where the policy has it: see `rollout_batch`.
         """
         meta, group = prompts.meta_info, int(prompts.meta_info.get("n_samples", 1))
         sample = bool(meta.get("do_sample", get(self.config, "do_sample", True) if "n_samples" in meta else False))
@@ -109,9 +115,11 @@ class RobHFRollout:
     def _obs_to_input(
         self, obs: Mapping[str, Any], is_robotwin: bool = False, robotwin_version: str = "1.0"
     ) -> dict[str, Any]:
-        """``full_image``, the wrist cameras that `num_images_in_input` asks for, and ``state``, of what the environment shows.
+        """``full_image``, the wrist cameras that `num_images_in_input` asks for, and
+        ``state``, of what the environment shows.
 
-        Pictures are as the policy was trained on them, the right way up and of its size; the middle is taken by `process_input`.
+        Pictures are as the policy was trained on them, the right way up and of its
+        size; the middle is taken by `process_input`.
         """
         name = ("robotwin" if robotwin_version == "1.0" else "robotwin2") if is_robotwin else self.suite_name
         row = suite(name).views(obs)
@@ -120,8 +128,8 @@ class RobHFRollout:
         return {**{key: openvla_view(np.asarray(row[key]), size, crop=False) for key in keys}, "state": row["state"]}
 
     def process_input(self, inputs: Sequence[Mapping[str, Any]], task_descriptions: Sequence[str]) -> dict[str, Tensor]:
-        """Returns the inputs of the model: `input_ids` and `attention_mask` [B, max_prompt_length], padded on the left; `pixel_values`
-        [B, 6 * images, H, W]; and with `use_proprio` `proprio` [B, D], normalized."""
+        """Returns the inputs of the model: `input_ids` and `attention_mask` [B, max_prompt_length], padded on the left;
+        `pixel_values` [B, 6 * images, H, W]; and with `use_proprio` `proprio` [B, D], normalized."""
         size = self.module.config.image_size
         cameras = ("full_image", *WRISTS[int(self.config.num_images_in_input)])
         rows = [[np.asarray(row[camera]) for camera in cameras] for row in inputs]
@@ -161,7 +169,8 @@ class RobHFRollout:
         return found
 
     def _generate_one_step(self, prompts: Mapping[str, Any]) -> dict[str, Any]:
-        """The model's answer to `process_input`: its inputs, `responses` [B, tokens] and `action` [B, chunk, action_dim]."""
+        """The model's answer to `process_input`: its inputs, `responses` [B,
+        tokens] and `action` [B, chunk, action_dim]."""
         drawn, sampled = get(self.config, "temperature", 1.0), get(self.config, "do_sample", True)
         actions, responses = self.module.generate_action_verl(
             input_ids=prompts["input_ids"],
@@ -181,7 +190,8 @@ class RobHFRollout:
     def _prepare_output_batch(
         self, vla_history: Sequence[Mapping[str, Tensor]], task_records: Sequence[Mapping[str, Any]], batch_size: int
     ) -> Batch:
-        """The steps of a loop of one's own, stacked as dimension 1, with `complete` and `finish_step` [B] of each episode."""
+        """The steps of a loop of one's own, stacked as dimension 1, with `complete`
+        and `finish_step` [B] of each episode."""
         names = [*NAMES, *(["proprio"] if "proprio" in vla_history[0] else [])]
         tensors = {
             name: torch.stack([torch.as_tensor(step[name]).cpu() for step in vla_history], dim=1) for name in names

@@ -1,4 +1,5 @@
-"""A tree of SimpleVLA-RL's settings (``ppo_trainer.yaml``, or a part of it) as ours, by the recipe that reads its command line."""
+"""A tree of SimpleVLA-RL's settings (``ppo_trainer.yaml``, or a part of it) as
+ours, by the recipe that reads its command line."""
 
 from __future__ import annotations
 
@@ -28,12 +29,14 @@ def tree_of(config: Any) -> dict[str, Any]:
 
 
 def run_of(config: Any, **more: Any) -> SimpleVLARun:
-    """What the recipe makes of a whole tree. ``hilt`` in it has settings of ours, as ``hilt.KEY=VALUE`` has on the command line."""
+    """What the recipe makes of a whole tree. ``hilt`` in it has settings of ours, as
+    ``hilt.KEY=VALUE`` has on the command line."""
     return _run({**dict(_leaves(tree_of(config))), **more})
 
 
 def worker_run_of(part: str, config: Any, **more: Any) -> SimpleVLARun:
-    """The same of ``actor_rollout_ref`` or ``critic`` alone, for a worker in this process, whose advantages come with the data."""
+    """The same of ``actor_rollout_ref`` or ``critic`` alone, for a worker in this
+    process, whose advantages come with the data."""
     tree = tree_of(config)
     given = dict(_leaves({**({"hilt": tree.pop("hilt")} if "hilt" in tree else {}), part: tree})) | more
     given.setdefault("trainer.n_gpus_per_node", int(torch.cuda.is_available()))

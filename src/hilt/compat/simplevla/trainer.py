@@ -58,15 +58,16 @@ WORKERS: dict[str, type] = {
 
 @dataclass
 class ResourcePoolManager:
-    """The pool of GPUs that each role has, as in SimpleVLA-RL's ``main_ppo``: all share one of ``n_gpus_per_node`` on each machine."""
+    """The pool of GPUs that each role has, as in SimpleVLA-RL's ``main_ppo``: all share
+    one of ``n_gpus_per_node`` on each machine."""
 
     resource_pool_spec: dict[str, list[int]]
     mapping: dict[Any, str]
 
 
 class RobRewardManager:
-    """Computes the reward of an episode, as in our runs (`hilt.vla.worker.reward_of`): ``verifier.reward_coef`` where it succeeded, and
-    ``hilt.rewards.format`` where no chunk was ill-formed, at the last number that was carried out."""
+    """Computes the reward of an episode, as in our runs (`hilt.vla.worker.reward_of`): ``verifier.reward_coef`` where
+    it succeeded, and ``hilt.rewards.format`` where no chunk was ill-formed, at the last number that was carried out."""
 
     def __init__(self, num_examine: int = 0, config: Any = None):
         """`num_examine`: that many outcomes of each batch are logged. `config` is the whole tree."""
@@ -75,8 +76,8 @@ class RobRewardManager:
     def verify(self, data: Batch) -> tuple[list[float], dict[str, float], dict[str, float], dict[str, float]]:
         """The scores, and three dictionaries with their means over all: of success, of the format, and of both.
 
-        Adds `acc` and `format_correctness` [B] to the data: whether it succeeded, and whether no chunk was ill-formed (a number that is not
-        finite, a token that is no action).
+        Adds `acc` and `format_correctness` [B] to the data: whether it succeeded, and whether no chunk was ill-formed
+        (a number that is not finite, a token that is no action).
         """
         device, ill = data.batch["complete"].device, data.non_tensor_batch.get("ill_formed", [""] * len(data))
         success = data.batch["complete"].float()
@@ -88,7 +89,8 @@ class RobRewardManager:
         return success.tolist(), means[0], means[1], means[2]
 
     def __call__(self, data: Batch) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Rewards [B, T] by source (``gt_scores``, and ``rm_scores`` of the data) and their sum, ``all``; and means over episodes."""
+        """Rewards [B, T] by source (``gt_scores``, and ``rm_scores`` of the data) and their
+        sum, ``all``; and means over episodes."""
         if "acc" not in data.batch:
             self.verify(data)
         format_coef, environment = (
@@ -96,8 +98,9 @@ class RobRewardManager:
         )
         if environment:
             raise ConfigError(
-                f"hilt.rewards.environment={environment:g}, and this data has no rewards of the environment: leave it at 0 here. "
-                "RayTrainer.fit() rewards episodes where they are made, and there it takes effect."
+                f"hilt.rewards.environment={environment:g}, and this data has no rewards of the "
+                "environment: leave it at 0 here. RayTrainer.fit() rewards episodes where they are made, "
+                "and there it takes effect."
             )
         success_coef = float(get(_at(self.config, "verifier"), "reward_coef", 5.0))
         verified = self._earned(data, Rewards(success=1.0))
@@ -110,14 +113,14 @@ class RobRewardManager:
         return {**sources, "all": total}, metrics | {"reward_all": float(total.sum(1).mean())}
 
     def _earned(self, data: Batch, rewards: Rewards) -> Tensor:
-        """`reward_of` each episode, float32 [B, T]: what a chunk earned, at the last number of it that was carried out."""
+        """`reward_of` each episode, float32 [B, T]: what a chunk earned, at the
+        last number of it that was carried out."""
         chunks, slots = data.batch["responses"].shape[1:]
         tokens = int(get(_at(self.config, "actor_rollout_ref", "model"), "action_token_len", 7))
         found = torch.zeros(len(data), chunks * slots)
         for row, steps in enumerate(data.batch["finish_step"].tolist()):
-            ends = np.arange(slots // tokens, steps + slots // tokens, slots // tokens).clip(
-                max=steps
-            )  # actions up to each chunk's end
+            # actions up to each chunk's end
+            ends = np.arange(slots // tokens, steps + slots // tokens, slots // tokens).clip(max=steps)
             executed, success = np.diff(ends, prepend=0), bool(data.batch["acc"][row])
             ill_formed = "" if data.batch["format_correctness"][row] else "an ill-formed chunk"
             none = np.zeros(len(ends), np.float32)
@@ -131,7 +134,8 @@ class RobRewardManager:
 def compute_advantage(
     data: Batch, gamma: float = 1.0, lam: float = 1.0, adv_estimator: str = "grpo", config: Any = None
 ) -> Batch:
-    """Adds `advantages` and `returns` [B, T], of `token_level_rewards` (or ``gt_scores``) [B, T] and the groups of ``uid``, in place.
+    """Adds `advantages` and `returns` [B, T], of `token_level_rewards` (or
+    ``gt_scores``) [B, T] and the groups of ``uid``, in place.
 
     `config`, the whole tree, has ``action_token_len``; without it an action has 7 numbers. The estimators are ours
     (`hilt.algos.advantage`), chunk by chunk: all numbers of a chunk have the advantage of that chunk.
@@ -140,9 +144,8 @@ def compute_advantage(
     rows, chunks, slots = data.batch["responses"].shape
     rewards = given.view(rows, chunks, slots).sum(2).double()
     tokens = int(get(_at(config, "actor_rollout_ref", "model"), "action_token_len", 7))
-    done = (
-        torch.arange(chunks * slots).view(chunks, slots) < (data.batch["finish_step"] * tokens)[:, None, None]
-    )  # [B, S, slots]
+    # [B, S, slots]
+    done = torch.arange(chunks * slots).view(chunks, slots) < (data.batch["finish_step"] * tokens)[:, None, None]
     uids = {uid: number for number, uid in enumerate(dict.fromkeys(data.non_tensor_batch["uid"].tolist()))}
     group = torch.tensor([uids[uid] for uid in data.non_tensor_batch["uid"].tolist()])
     values = data.batch["values"].view(rows, chunks, slots)[..., 0].double() if "values" in data.batch else None
@@ -167,9 +170,9 @@ class RayTrainer:
         reward_fn: Callable[..., Any] | None = None,
         val_reward_fn: Callable[..., Any] | None = None,
     ):
-        """`config` is the whole tree; ``config.hilt`` may have settings of ours. The tokenizer is the checkpoint's own (`init_workers`
-        compares the given one with it), and the ranks and their workers are Hilt's: other arguments are only accepted if they agree with
-        them."""
+        """`config` is the whole tree; ``config.hilt`` may have settings of ours. The tokenizer is the checkpoint's own
+        (`init_workers` compares the given one with it), and the ranks and their workers are Hilt's: other arguments are
+        only accepted if they agree with them."""
         for role, worker in (role_worker_mapping or {}).items():
             name, ray = getattr(role, "name", str(role)), getattr(worker, "__ray_metadata__", None)
             found = ray.class_name if ray is not None else getattr(worker, "__name__", repr(worker))
@@ -180,15 +183,16 @@ class RayTrainer:
         for name, given in (("reward_fn", reward_fn), ("val_reward_fn", val_reward_fn)):
             if given is not None and not isinstance(given, RobRewardManager):
                 raise ConfigError(
-                    f"{name} is {given!r}: episodes are rewarded where they are made, by rewards.* of ours; give a RobRewardManager. "
-                    "A learned reward is reward_model.rm_type=normal."
+                    f"{name} is {given!r}: episodes are rewarded where they are made, by rewards.* of ours; "
+                    "give a RobRewardManager. A learned reward is reward_model.rm_type=normal."
                 )
         if resource_pool_manager is not None:
             pools = [sorted(gpus) for gpus in resource_pool_manager.resource_pool_spec.values()]
             asked = [int(config.trainer.n_gpus_per_node)] * int(get(config.trainer, "nnodes", 1))
             if pools != [asked]:
                 raise ConfigError(
-                    f"resource_pool_manager has {pools} and trainer asks for {[asked]} GPUs of each machine: give these."
+                    f"resource_pool_manager has {pools} and trainer asks for {[asked]} GPUs of "
+                    "each machine: give these."
                 )
         if ray_worker_group_cls is not None:
             raise ConfigError(
@@ -200,7 +204,8 @@ class RayTrainer:
         self._create_dataloader()
 
     def _create_dataloader(self) -> None:
-        """`train_dataset`, `val_dataset`, their dataloaders, and `total_training_steps` in the settings of the optimizers."""
+        """`train_dataset`, `val_dataset`, their dataloaders, and
+        `total_training_steps` in the settings of the optimizers."""
         data = self.config.data
         name = str(data.task_suite_name)
         if "libero" not in name and "robotwin" not in name:
@@ -230,14 +235,16 @@ class RayTrainer:
                     self.config.critic.optim.total_training_steps = self.total_training_steps
 
     def init_workers(self) -> None:
-        """Looks whether the run can start: settings, checkpoint and its tokenizer, simulator, device. `fit` starts the ranks."""
+        """Looks whether the run can start: settings, checkpoint and its tokenizer,
+        simulator, device. `fit` starts the ranks."""
         self._run = run_of(self.config)
         self._run.config.check()
         if self.tokenizer is not None:
             _check_tokenizer(self.tokenizer, self._run.config.policy)
 
     def fit(self) -> TrainSummary:
-        """Collects, filters, updates, validates and saves, in ``trainer.default_local_dir``; a run that is there goes on."""
+        """Collects, filters, updates, validates and saves, in
+        ``trainer.default_local_dir``; a run that is there goes on."""
         if self._run is None:
             self.init_workers()
         run = self._run
@@ -248,9 +255,8 @@ class RayTrainer:
             if is_run(run.folder)
             else begin_run(run.folder, "simplevla", run.config)
         )
-        with environment(
-            {name: os.environ.get(name, value) for name, value in run.environment.items()}
-        ):  # its processes inherit it
+        # its processes inherit it
+        with environment({name: os.environ.get(name, value) for name, value in run.environment.items()}):
             return train(config, run.folder, notify=lambda text: logger.info("%s", text))
 
 

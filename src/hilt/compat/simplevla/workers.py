@@ -1,4 +1,5 @@
-"""SimpleVLA-RL's workers, actor and critic, over our policies, our update and our checkpoints. Each lives in the process that makes it.
+"""SimpleVLA-RL's workers, actor and critic, over our policies, our update and our
+checkpoints. Each lives in the process that makes it.
 
     worker = RobActorRolloutRefWorker(config.actor_rollout_ref, role="actor_rollout_ref")
     worker.init_model()
@@ -40,7 +41,8 @@ METRICS = {"policy_loss": "pg_loss", "clip_fraction": "pg_clipfrac", "ppo_kl": "
 
 
 class RobActorRolloutRefWorker:
-    """A policy that acts (rollout), learns (actor), and is compared with itself as it was at the start (ref), by its `role`."""
+    """A policy that acts (rollout), learns (actor), and is compared with itself as
+    it was at the start (ref), by its `role`."""
 
     def __init__(self, config: Any, role: str = "actor_rollout_ref"):
         """`config` is ``actor_rollout_ref``; ``config.hilt`` may have settings of ours."""
@@ -69,7 +71,8 @@ class RobActorRolloutRefWorker:
             )
 
     def generate_sequences(self, prompts: Batch) -> Batch:
-        """`RobHFRollout.generate_sequences`; as an actor with `old_log_probs` computed anew, unless ``recompute_log_prob`` is False."""
+        """`RobHFRollout.generate_sequences`; as an actor with `old_log_probs` computed anew,
+        unless ``recompute_log_prob`` is False."""
         self._check(self._is_rollout, "rollout")
         output = self.rollout.generate_sequences(prompts)
         if self._is_actor and prompts.meta_info.get("recompute_log_prob", True):
@@ -82,18 +85,21 @@ class RobActorRolloutRefWorker:
         return Batch({}, meta_info={"metrics": self.actor.update_policy(data)})
 
     def compute_ref_log_prob(self, data: Batch) -> Batch:
-        """`ref_log_prob` [B, T]: the log-probabilities of the policy as it was at the start; 0 where nothing was carried out."""
+        """`ref_log_prob` [B, T]: the log-probabilities of the policy as it was at the
+        start; 0 where nothing was carried out."""
         self._check(self._is_ref, "ref")
         episodes = episodes_of(data, self.actor_module, temperature_of(data, self.settings))
         return Batch({"ref_log_prob": log_probs(self.ref_module, episodes, data, rows_of(self.settings.algorithm))})
 
     def compute_entropy(self, data: Batch) -> Batch:
-        """``meta_info["metrics"]`` has the mean entropy of the numbers that were carried out, in nats, under the policy of now."""
+        """``meta_info["metrics"]`` has the mean entropy of the numbers that were carried
+        out, in nats, under the policy of now."""
         self._check(self._is_actor, "actor")
         return Batch({}, meta_info={"metrics": {"actor_after/entropy_loss_eval": self.actor.compute_entropy(data)}})
 
     def save_checkpoint(self, local_path: str, hdfs_path: str | None = None) -> None:
-        """A complete folder: with adapters these alone in ``lora_adapter`` and merged; `hdfs_path`, any URL of fsspec, gets a copy."""
+        """A complete folder: with adapters these alone in ``lora_adapter`` and merged;
+        `hdfs_path`, any URL of fsspec, gets a copy."""
         save_checkpoint(self.actor_module, local_path, hdfs_path)
 
     def close(self) -> None:
@@ -114,16 +120,16 @@ class RobDataParallelPPOActor:
     """The update of a policy from advantages that come with the data, by our `Updater`."""
 
     def __init__(self, config: Any, actor_module: Any, actor_optimizer: torch.optim.Optimizer | None = None):
-        """`config` is ``actor_rollout_ref.actor``. Of a torch optimizer its rate, betas and decay are taken, for our AdamW."""
+        """`config` is ``actor_rollout_ref.actor``. Of a torch optimizer its rate,
+        betas and decay are taken, for our AdamW."""
         if not isinstance(config, Vla):
             model = {"path": str(actor_module.source or "policy"), "action_chunks_len": actor_module.chunk}
             tree = {"actor": tree_of(config), "model": {**model, "action_token_len": actor_module.action_dim}}
             config = _one_process(worker_run_of("actor_rollout_ref", tree).config)
         self.settings, self.actor_module = config, actor_module
         batch = replace(config.algorithm.batch, log_prob_chunks_per_pass=0)
-        learning = replace(
-            config.algorithm, recompute_log_prob=False, batch=batch
-        )  # log-probabilities come with the data
+        # log-probabilities come with the data
+        learning = replace(config.algorithm, recompute_log_prob=False, batch=batch)
         self._trainee = DataParallelOptimizer(actor_module, _optimizer(config.optimizer, actor_optimizer))
         self._updater = Updater(learning, self._trainee, seed=config.seed)
 
@@ -140,7 +146,8 @@ class RobDataParallelPPOActor:
         return float(np.concatenate([values[mask] for values, mask in zip(found, done, strict=True)]).mean())
 
     def update_policy(self, data: Batch) -> dict[str, float]:
-        """`ppo_epochs` over the trajectories, `ppo_mini_batch_size` in each step of the optimizer; figures by the names there."""
+        """`ppo_epochs` over the trajectories, `ppo_mini_batch_size` in each step of the
+        optimizer; figures by the names there."""
         for name in ("advantages", "old_log_probs"):
             if name not in data.batch:
                 raise MissingFieldError(
@@ -186,7 +193,8 @@ class DataParallelPPOCritic:
     """The update of a critic by the clipped value loss of `hilt.algos.surrogate`."""
 
     def __init__(self, config: Any, critic_module: Any, critic_optimizer: torch.optim.Optimizer | None = None):
-        """`config` is ``critic``; `critic_module` is a policy with a value head. An optimizer is taken as the actor's is."""
+        """`config` is ``critic``; `critic_module` is a policy with a value head. An
+        optimizer is taken as the actor's is."""
         if not isinstance(config, Vla):
             tree = tree_of(config)
             tree["model"] = {"path": str(critic_module.source or "policy"), **tree.get("model", {})}
@@ -211,7 +219,8 @@ class DataParallelPPOCritic:
         return by_token(found, data.batch["responses"].flatten(1).shape[1])
 
     def update_critic(self, data: Batch) -> dict[str, float]:
-        """`ppo_epochs` over the trajectories, `ppo_mini_batch_size` in each optimizer step: 0.5 max((v - R)^2, (clipped v - R)^2)."""
+        """`ppo_epochs` over the trajectories, `ppo_mini_batch_size` in each optimizer step:
+        0.5 max((v - R)^2, (clipped v - R)^2)."""
         algorithm, episodes = self.settings.algorithm, episodes_of(data, self.critic_module)
         columns = [by_chunk(name, data.batch[name], episodes, self.critic_module) for name in ("values", "returns")]
         progress, size = (
@@ -303,7 +312,7 @@ def _optimizer(settings: Optimizer, given: torch.optim.Optimizer | None) -> Opti
 def _one_process(settings: Vla) -> Vla:
     if settings.sharding.enabled:
         raise ConfigError(
-            "fsdp_config's param_offload, grad_offload and optimizer_offload need ranks that share the weights, which RayTrainer.fit() and "
-            "`hilt train simplevla` have: give False to a worker of your own."
+            "fsdp_config's param_offload, grad_offload and optimizer_offload need ranks that share the weights, "
+            "which RayTrainer.fit() and `hilt train simplevla` have: give False to a worker of your own."
         )
     return settings.settled()

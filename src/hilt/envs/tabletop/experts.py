@@ -1,8 +1,9 @@
 """Scripted experts: how each tabletop task is done, by someone who sees where everything is.
 
-``expert(task, world)`` gives a function that returns the next action. It reads the world and never writes it; all it can do is the
-action, ``[dx dy dz drx dry drz grip]`` for each arm, once a control step. A script is a generator of such actions, one per arm. Goals are
-looked up at every step, so that a script follows what it handles, and one that came to its end without success begins again.
+``expert(task, world)`` gives a function that returns the next action. It reads the world and never writes it; all
+it can do is the action, ``[dx dy dz drx dry drz grip]`` for each arm, once a control step. A script is a generator
+of such actions, one per arm. Goals are looked up at every step, so that a script follows what it handles, and one
+that came to its end without success begins again.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ UP = np.array([0.0, 0.0, 1.0])
 
 
 def expert(task: TabletopTask, world: World, action_scale: tuple[float, float] = ACTION_SCALE) -> Callable[[], Array]:
-    """The next action each time it is called; make a new one for each episode. ``action_scale`` is the environment's. What has succeeded
-    is left as it is: an environment may go on, for more pictures of it."""
+    """The next action each time it is called; make a new one for each episode. ``action_scale`` is the environment's.
+    What has succeeded is left as it is: an environment may go on, for more pictures of it."""
     scripts = [_again(SCRIPTS[task.name], Hand(world, arm, action_scale)) for arm in range(task.arms)]
     still = np.zeros(7 * task.arms, np.float32)
     return lambda: (
@@ -39,7 +40,8 @@ def _again(script: Callable[[Hand], Script], hand: Hand) -> Script:
 
 
 class Hand:
-    """One arm, steered smoothly: speed grows by at most ``EAGERNESS`` of the full one in a step, and fades toward the goal."""
+    """One arm, steered smoothly: speed grows by at most ``EAGERNESS`` of the full
+    one in a step, and fades toward the goal."""
 
     EAGERNESS = 0.25
     GAIN = 0.5
@@ -83,7 +85,8 @@ class Hand:
         until: Callable[[], bool] = lambda: False,
         steps: int = 40,
     ) -> Script:
-        """Moves until it is as near as that, or something has happened, or it has taken too long; with time it asks for less."""
+        """Moves until it is as near as that, or something has happened, or it has taken
+        too long; with time it asks for less."""
         for step in range(round(steps * self.finer)):
             relaxation = 1.1 ** max(0, step / self.finer - self.STRICT_STEPS)
             there = (
@@ -116,7 +119,8 @@ class Hand:
         yield from self.go(point, yaw, grip, near=0.02)
 
     def grasp(self, point: Callable[[], Array], yaw: Callable[[], float] = lambda: 0.0) -> Script:
-        """From above, round a point. What is in the hand already stays there: a plan may begin in the middle of the task."""
+        """From above, round a point. What is in the hand already stays there: a
+        plan may begin in the middle of the task."""
         if holds(self.world, point(), self.arm):
             return
 
@@ -148,7 +152,8 @@ def at(world: World, body: str, x: float, y: float, z: float) -> Array:
     return result
 
 
-# ---- one arm ---------------------------------------------------------------------------------------------------------------------
+# ---- one arm
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def reach(hand: Hand) -> Script:
@@ -156,7 +161,8 @@ def reach(hand: Hand) -> Script:
 
 
 def push(hand: Hand) -> Script:
-    """From behind, in line with the target; the block sticks to the fingers, so that what it lacks is what the hand has to move."""
+    """From behind, in line with the target; the block sticks to the fingers, so that
+    what it lacks is what the hand has to move."""
 
     def lacks() -> Array:
         return (position(hand.world, "target") - position(hand.world, "block")) * (1, 1, 0)
@@ -225,9 +231,8 @@ def peg(hand: Hand) -> Script:
         return side_of(hand.world, "hole")
 
     yield from hand.grasp(lambda: position(hand.world, "peg") + 0.025 * UP, lambda: side_of(hand.world, "peg"))
-    end = (
-        position(hand.world, "peg") - 0.055 * UP - position(hand.world, "hole")
-    )  # the peg's lower end, seen from the hole
+    # the peg's lower end, seen from the hole
+    end = position(hand.world, "peg") - 0.055 * UP - position(hand.world, "hole")
     if np.linalg.norm(end[:2]) > 0.012:
         if end[2] < 0.055:
             yield from hand.lift(0.10, near=0.02)
@@ -343,7 +348,8 @@ def _sweep(hand: Hand, block: str) -> Script:
     yield from hand.go(lambda: back, grip=CLOSE, near=0.03)
 
 
-# ---- two arms --------------------------------------------------------------------------------------------------------------------
+# ---- two arms
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def other_grips(hand: Hand) -> bool:

@@ -1,10 +1,11 @@
 """The tabletop suite: twenty-three tasks, each a handful of bodies, a way to place them, and what counts as done.
 
-A task is data for ``World``: an MJCF fragment and two functions. Lengths are meters, the table's top is z = 0, the arm's base looks
-along +x. What an episode may place is either free (cubes, pegs) or a mocap body (targets, cabinets, bases of buttons), so that all of a
-scene is in ``world.snapshot()``. Success is read from the physics alone.
+A task is data for ``World``: an MJCF fragment and two functions. Lengths are meters, the table's top is z = 0, the
+arm's base looks along +x. What an episode may place is either free (cubes, pegs) or a mocap body (targets, cabinets,
+bases of buttons), so that all of a scene is in ``world.snapshot()``. Success is read from the physics alone.
 
-State ``i`` of a split is drawn from a generator seeded by (scene, split, i): the same everywhere, and no two states are the same.
+State ``i`` of a split is drawn from a generator seeded by (scene, split, i): the
+same everywhere, and no two states are the same.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class TabletopTask:
         )
 
 
-# ---- bodies ----------------------------------------------------------------------------------------------------------------------
+# ---- bodies
+# ----------------------------------------------------------------------------------------------------------------------
 
 RED, GREEN, BLUE, YELLOW, PURPLE = ".85 .15 .12 1", ".15 .7 .2 1", ".15 .3 .85 1", ".95 .8 .1 1", ".55 .2 .7 1"
 GRAY, WOOD = ".3 .32 .36 1", ".55 .34 .18 1"
@@ -96,7 +98,8 @@ def disc(name: str, rgba: str, radius: float = 0.05) -> str:
     return fixed(name, geom("cylinder", f"{radius} .001", rgba, more=GHOST))
 
 
-# ---- places ----------------------------------------------------------------------------------------------------------------------
+# ---- places
+# ----------------------------------------------------------------------------------------------------------------------
 
 LOW, HIGH = np.array([0.40, -0.18]), np.array([0.60, 0.18])
 """Where most objects begin."""
@@ -118,7 +121,8 @@ def points(rng: np.random.Generator, count: int, gap: float, low: Any = LOW, hig
             return drawn
 
 
-# ---- what is measured ------------------------------------------------------------------------------------------------------------
+# ---- what is measured
+# ------------------------------------------------------------------------------------------------------------
 
 
 def position(world: World, body: str) -> Array:
@@ -153,7 +157,8 @@ def holds(world: World, point: Array, arm: int = 0) -> bool:
     return bool(np.linalg.norm(state.pose[:3] - point) < 0.03 and 0.05 < state.gripper < 0.8)
 
 
-# ---- the tasks -------------------------------------------------------------------------------------------------------------------
+# ---- the tasks
+# -------------------------------------------------------------------------------------------------------------------
 
 SUITE: dict[str, TabletopTask] = {}  # every task by its name
 
@@ -386,11 +391,8 @@ for color in HUES:
         place_buttons,
         lambda world, wanted=color: pressed(world, wanted),
         scene="press_color",
-        states={
-            "train": 2_000,
-            "eval": 100,
-            "test": 100,
-        },  # many to learn on, for reinforcement learning from few demonstrations
+        # many to learn on, for reinforcement learning from few demonstrations
+        states={"train": 2_000, "eval": 100, "test": 100},
     )
 
 
@@ -516,7 +518,8 @@ add(
     lambda world: all(swept(world, name) for name in ("one", "two")),
 )
 
-# ---- two arms: objects with a post on either side, gripped from above -----------------------------------------------------------
+# ---- two arms: objects with a post on either side, gripped from above
+# -----------------------------------------------------------
 
 
 def posts(apart: float, height: float) -> str:

@@ -1,15 +1,16 @@
 """The tabletop suite as gymnasium environments: ``TabletopEnv("pick")``.
 
 Actions are HIL-SERL's, ``[dx dy dz drx dry drz grip]`` in [-1, 1] for each arm: a step in the table's axes of at most
-``ACTION_SCALE[0]`` meters along each, a turn about them of at most ``ACTION_SCALE[1]`` radians, and a gripper that closes at -0.5 and
-below, opens at 0.5 and above, and else stays as it is. Observations have HIL-SERL's keys.
+``ACTION_SCALE[0]`` meters along each, a turn about them of at most ``ACTION_SCALE[1]`` radians, and a gripper that
+closes at -0.5 and below, opens at 0.5 and above, and else stays as it is. Observations have HIL-SERL's keys.
 
-A step is added to the **last command**, not to the measured pose as upstream does it: an arm that holds a weight then hangs a
-millimeter below its command and stays there, where upstream's sinks a millimeter at every step. So that the command cannot run away
-from an arm that is blocked, it is first brought back to where the impedance pushes hardest, ``clip`` from the measured pose; one step
-back is then enough to relieve it.
+A step is added to the **last command**, not to the measured pose as upstream does it: an arm that holds a weight then
+hangs a millimeter below its command and stays there, where upstream's sinks a millimeter at every step. So that the
+command cannot run away from an arm that is blocked, it is first brought back to where the impedance pushes hardest,
+``clip`` from the measured pose; one step back is then enough to relieve it.
 
-Two arms share one world and one episode: the reward is 1 when both have done their part, and what ends it for one ends it for both.
+Two arms share one world and one episode: the reward is 1 when both have done their
+part, and what ends it for one ends it for both.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from gymnasium import spaces
 
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.validate import check_values
+from hilt.envs.env_protocol import choose_state
 from hilt.envs.rotations import Array, from_euler, from_rotation_vector, inverse, multiply, to_rotation_vector
 from hilt.envs.tabletop.experts import expert
 from hilt.envs.tabletop.suite import ACTION_SCALE, SUITE, TabletopTask
 from hilt.envs.tabletop.world import DOWN, TIMESTEP, World
-from hilt.envs.task import choose_state
 
 BOX_LOW = np.array([0.25, -0.35, 0.008, -1.2, -1.2, -1.8])
 BOX_HIGH = np.array([0.75, 0.35, 0.5, 1.2, 1.2, 1.8])
@@ -39,9 +40,9 @@ SETTLE_SECONDS = 0.2
 class TabletopEnv(gymnasium.Env[Any, Any]):
     """One task of the suite.
 
-    ``image_size`` is in pixels, None for no images; ``cameras`` are those that an observation shows, None for all. ``action_scale`` is
-    meters and radians for each control step, and ``step_limit`` counts those; None takes the suite's, which are made for 10 steps a
-    second, in proportion to ``control_hz``.
+    ``image_size`` is in pixels, None for no images; ``cameras`` are those that an observation shows, None for all.
+    ``action_scale`` is meters and radians for each control step, and ``step_limit`` counts those; None takes the
+    suite's, which are made for 10 steps a second, in proportion to ``control_hz``.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - gymnasium has it so
@@ -74,7 +75,9 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
         self.instruction, self.initial_states = task.instruction, dict(task.states)
         slower = 10.0 / control_hz
         self.step_limit = round(task.step_limit / slower) if step_limit is None else step_limit
-        self._scale = (ACTION_SCALE[0] * slower, ACTION_SCALE[1] * slower) if action_scale is None else action_scale
+        self.action_scale = (
+            (ACTION_SCALE[0] * slower, ACTION_SCALE[1] * slower) if action_scale is None else action_scale
+        )
         self.world = World(task.objects, arms=task.arms)
         self._cameras = self.world.cameras if cameras is None else tuple(cameras)
         if unknown := set(self._cameras) - set(self.world.cameras):
@@ -111,7 +114,8 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
         return observation, float(rewards[0]), terminated, truncated, info
 
     def step_chunk(self, actions: Any) -> tuple[Any, Array, bool, bool, dict[str, Any]]:
-        """Steps with each of these actions until the episode ends; what is observed, and rendered, is what there is to be seen then."""
+        """Steps with each of these actions until the episode ends; what is observed, and
+        rendered, is what there is to be seen then."""
         rewards: list[float] = []
         for action in actions:
             rewards.append(float(succeed := self._act(action)))
@@ -154,7 +158,7 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
 
     def expert(self) -> Callable[[], Array]:
         """A scripted expert for this episode: each call gives the next action, from the state as it is now."""
-        return expert(self.task, self.world, self._scale)
+        return expert(self.task, self.world, self.action_scale)
 
     def succeeded(self) -> bool:
         return bool(self.task.success(self.world))
@@ -189,9 +193,11 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
     def _target(self, action: Array, arm: int) -> Array:
         """The next command of one arm."""
         now, last, (low, high) = self.world.pose(arm), self.world.commanded(arm), self.world.clips(arm)
-        position = last[:3].clip(now[:3] - low[:3], now[:3] + high[:3]) + action[:3] * self._scale[0]
+        position = last[:3].clip(now[:3] - low[:3], now[:3] + high[:3]) + action[:3] * self.action_scale[0]
         ahead = to_rotation_vector(multiply(last[3:], inverse(now[3:]))).clip(-low[3:], high[3:])
-        rotation = multiply(multiply(from_euler(action[3:6] * self._scale[1]), from_rotation_vector(ahead)), now[3:])
+        rotation = multiply(
+            multiply(from_euler(action[3:6] * self.action_scale[1]), from_rotation_vector(ahead)), now[3:]
+        )
         turn = to_rotation_vector(multiply(rotation, inverse(DOWN)))
         inside = np.concatenate([position, turn]).clip(BOX_LOW, BOX_HIGH)
         return np.concatenate([inside[:3], multiply(from_rotation_vector(inside[3:]), DOWN)])

@@ -1,11 +1,12 @@
 """A table, one or two Franka-like arms and their cameras in MuJoCo, built from text: no asset files.
 
-The arm feels as HIL-SERL's impedance controller makes it feel: the tcp hangs on a spring and a damper from a commanded pose, and the
-spring's stretch is clipped, so that the arm pushes no harder than ``stiffness * clip``. Spring and damper are MuJoCo actuators, so a
-whole control period is one call into MuJoCo.
+The arm feels as HIL-SERL's impedance controller makes it feel: the tcp hangs on a spring and a damper from a commanded
+pose, and the spring's stretch is clipped, so that the arm pushes no harder than ``stiffness * clip``. Spring and damper
+are MuJoCo actuators, so a whole control period is one call into MuJoCo.
 
-Lengths are meters, angles radians. A pose is ``[x y z qx qy qz qw]`` of the tcp, the point between the finger pads, in the frame of the
-table: x away from the (single) arm's base, y to its left, z up, and z = 0 is the table's top. The frame is the same for both arms.
+Lengths are meters, angles radians. A pose is ``[x y z qx qy qz qw]`` of the tcp, the point between the finger
+pads, in the frame of the table: x away from the (single) arm's base, y to its left, z up, and z = 0 is the
+table's top. The frame is the same for both arms.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from hilt.envs.tabletop.scene import FINGER_TRAVEL, mjcf
 from hilt.envs.tabletop.scene import TIMESTEP as TIMESTEP
 
 RENDERING_CURE = (
-    "`hilt doctor` tells which library is missing (Debian: apt install libegl1 libgl1); MUJOCO_GL=osmesa (libosmesa6) works without a "
-    "graphics driver, and MUJOCO_GL=disable simulates without pictures."
+    "`hilt doctor` tells which library is missing (Debian: apt install libegl1 libgl1); MUJOCO_GL=osmesa "
+    "(libosmesa6) works without a graphics driver, and MUJOCO_GL=disable simulates without pictures."
 )
 try:
     with environment(renderer_variables()):  # it is read when mujoco is imported
@@ -85,8 +86,9 @@ class ArmState:
 class World:
     """The scene and its physics.
 
-    ``objects`` is MJCF for the inside of ``<worldbody>``, ``assets`` for the inside of ``<asset>``, ``extra`` goes beside them (for
-    example ``<equality>``). A body that ``place`` shall move has a ``<freejoint/>``, or ``mocap="true"`` if nothing shall push it.
+    ``objects`` is MJCF for the inside of ``<worldbody>``, ``assets`` for the inside of ``<asset>``,
+    ``extra`` goes beside them (for example ``<equality>``). A body that ``place`` shall move has a
+    ``<freejoint/>``, or ``mocap="true"`` if nothing shall push it.
     """
 
     def __init__(self, objects: str = "", *, assets: str = "", extra: str = "", arms: int = 1):
@@ -270,7 +272,8 @@ class World:
     # -- the whole state
 
     def snapshot(self) -> Array:
-        """All that the future depends on, but for the parameters: float64 ``[n]``. ``restore`` continues from it bit for bit."""
+        """All that the future depends on, but for the parameters: float64 ``[n]``.
+        ``restore`` continues from it bit for bit."""
         state = np.empty(mujoco.mj_stateSize(self.model, mujoco.mjtState.mjSTATE_INTEGRATION))
         mujoco.mj_getState(self.model, self.data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
         return state
@@ -347,7 +350,8 @@ class _Renderer:
         self.room, self._model, self._process = (height, width), model, os.getpid()
         if _Renderer._first_process not in (0, self._process):
             raise HiltError(
-                "this process was forked from one that had rendered, and OpenGL does not survive that: spawn it instead."
+                "this process was forked from one that had rendered, and OpenGL does not "
+                "survive that: spawn it instead."
             )
         _Renderer._first_process = self._process
         model.vis.global_.offheight, model.vis.global_.offwidth = height, width
@@ -355,9 +359,8 @@ class _Renderer:
         kind = renderer_name()
         try:
             module = importlib.import_module(f"mujoco.{kind}") if kind in ("egl", "osmesa") else mujoco
-            with environment(
-                {"LP_NUM_THREADS": os.environ.get("LP_NUM_THREADS", "0")}
-            ):  # Mesa's: threads do not help images this small
+            # Mesa's: threads do not help images this small
+            with environment({"LP_NUM_THREADS": os.environ.get("LP_NUM_THREADS", "0")}):
                 self._gl = module.GLContext(width, height)
                 self._gl.make_current()
                 self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)

@@ -42,7 +42,8 @@ def decode(data: bytes | memoryview) -> dict[str, Values]:
 
 
 def encode(features: Mapping[str, Sequence[bytes] | Array]) -> bytes:
-    """A serialized example. Arrays of floats become floats of 32 bits, arrays of integers and booleans integers of 64."""
+    """A serialized example. Arrays of floats become floats of 32 bits, arrays of
+    integers and booleans integers of 64."""
     entries = b"".join(
         _field(1, _field(1, name.encode()) + _field(2, _encoded(values))) for name, values in features.items()
     )

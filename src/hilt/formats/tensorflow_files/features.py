@@ -1,7 +1,8 @@
 """Reads `features.json` of a TFDS dataset, and decodes records accordingly.
 
-A record is flat: a feature lies under its path. Inside a sequence its values lie one after the other; inside several sequences
-they lie under ``path/ragged_flat_values``, and the lengths of the inner ones under ``path/ragged_row_lengths_0`` and so on.
+A record is flat: a feature lies under its path. Inside a sequence its values lie one after the
+other; inside several sequences they lie under ``path/ragged_flat_values``, and the lengths of the
+inner ones under ``path/ragged_row_lengths_0`` and so on.
 """
 
 from __future__ import annotations
@@ -243,7 +244,8 @@ def _nested(flat: Array, rows: list[Array], levels: tuple[int | None, ...]) -> A
 
 
 def _parsed(data: Any, path: str, left_out: dict[str, str], depth: int = 0) -> Feature | None:
-    """A feature from JSON, in the form of today or in that of before 2022 (``type`` and ``content``). None if it cannot be read."""
+    """A feature from JSON, in the form of today or in that of before 2022 (``type``
+    and ``content``). None if it cannot be read."""
     if depth > DEPTH_LIMIT:
         raise ValueError(f"more than {DEPTH_LIMIT} features inside features")
     name = str(data.get("pythonClassName", data.get("type", "")))

@@ -54,7 +54,8 @@ def matches(path: Path) -> bool:
 
 
 def open_dataset(path: Path, *, split: str | None = None, last_step: str = "end") -> RldsDataset:
-    """The episodes of a split, or of a part of it or of several: ``train``, ``train[:10%]``, ``train[10:20]+val``; all without.
+    """The episodes of a split, or of a part of it or of several: ``train``,
+    ``train[:10%]``, ``train[10:20]+val``; all without.
 
     An episode's last step is only where its last transition ends; ``last_step="keep"`` makes a transition of it, too.
     """
@@ -105,8 +106,8 @@ class RldsDataset(Dataset):
         missing = [part.shard.path for part in self.parts if not _is_there(part.shard.path)]
         if missing:
             raise FormatError(
-                f"{missing[0]}: {len(missing)} of {len(self.parts)} files are missing. Fetch them, or read those that are there "
-                "with a split such as train[:5shard]."
+                f"{missing[0]}: {len(missing)} of {len(self.parts)} files are missing. Fetch them, or "
+                "read those that are there with a split such as train[:5shard]."
             )
         for feature, why in self.features.left_out.items():
             self.notes.add(f"{feature}: {why}, not carried over")
@@ -141,6 +142,12 @@ class RldsDataset(Dataset):
             "splits": {name: sum(shard.records for shard in shards) for name, shards in self.splits.items()},
         }
 
+    def unlisted(self) -> Iterator[str]:
+        for shard in dict.fromkeys(part.shard for part in self.parts):
+            records = sum(1 for _ in _opened(shard.path).places())
+            if records > shard.records:
+                yield f"{shard.path} has {records:,} records, and dataset_info.json lists {shard.records:,} of them."
+
     def _episode(self, split: str, decode: Callable[[], dict[str, Any]]) -> Episode | None:
         episode = to_episode(decode(), self.notes, self._keep_last)
         if episode is not None:
@@ -165,7 +172,8 @@ class RldsDataset(Dataset):
 
 
 def select(spec: str, splits: dict[str, list[Shard]]) -> list[Part]:
-    """The parts of files that a split means. Percentages are rounded to the nearest record, halves to the even one, as TFDS does."""
+    """The parts of files that a split means. Percentages are rounded to the nearest
+    record, halves to the even one, as TFDS does."""
     parts = []
     for piece in re.split(r"\s*\+\s*", spec.strip()):
         if piece == "all":
@@ -175,7 +183,8 @@ def select(spec: str, splits: dict[str, list[Shard]]) -> list[Part]:
         borders = [_BORDER.fullmatch(border) for border in (match[2] or ":").split(":")] if match else []
         if not match or None in borders or not 1 <= len(borders) <= 2 or (match[2] == ":"):
             raise ConfigError(
-                f"split {spec!r}: expected such as train, train[:10%], train[10:20], train[2shard] or train+val, got {piece!r}."
+                f"split {spec!r}: expected such as train, train[:10%], train[10:20], train[2shard] or "
+                f"train+val, got {piece!r}."
             )
         if match[1] not in splits:
             raise UnknownNameError("split", match[1], splits)

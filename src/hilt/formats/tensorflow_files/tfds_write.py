@@ -2,8 +2,9 @@
 
     features.json  dataset_info.json  metadata.json  NAME-train.tfrecord-00000-of-00002  ...
 
-Numbers are stored exactly: a list in a record holds float32 or int64, so other floats go as bytes. Images are PNG unless asked
-otherwise. What RLDS has no place for (facts, sources, ends) lies in the metadata and in further columns of the steps.
+Numbers are stored exactly: a list in a record holds float32 or int64, so other floats go as
+bytes. Images are PNG unless asked otherwise. What RLDS has no place for (facts, sources, ends)
+lies in the metadata and in further columns of the steps.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ def create(
     shard_bytes: int = SHARD_BYTES,
     image_format: str = "png",
 ) -> TfdsWriter:
-    """`name` and `version` are the dataset's for TFDS; `shard_bytes` is about how large a file becomes; `image_format` is png, which
-    keeps every bit, or jpeg."""
+    """`name` and `version` are the dataset's for TFDS; `shard_bytes` is about how large a file becomes;
+    `image_format` is png, which keeps every bit, or jpeg."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise ConfigError(f"name={name!r}: TFDS takes small letters, digits and '_', and a letter first.")
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
@@ -69,7 +70,8 @@ def create(
 
 
 class TfdsWriter(FolderWriter):
-    """A file of records that is complete gets a line in a journal; whatever comes after the last line is written again."""
+    """A file of records that is complete gets a line in a journal; whatever comes
+    after the last line is written again."""
 
     def __init__(self, path: Path, settings: dict[str, Any]):
         super().__init__(path)
@@ -81,7 +83,8 @@ class TfdsWriter(FolderWriter):
         for line in self._lines:
             if line.get("settings", settings) != settings:
                 raise ConfigError(
-                    f"{path}: it was begun with {line['settings']}, and is to go on with {settings}. Give the same options."
+                    f"{path}: it was begun with {line['settings']}, and is to go on with "
+                    f"{settings}. Give the same options."
                 )
             self._features = line.get("features", self._features)
             self._shards += [line["shard"]] if "shard" in line else []
@@ -160,7 +163,8 @@ class TfdsWriter(FolderWriter):
                 f"{path}: expected {_shown(wanted.get(path))}, got {_shown(given.get(path))}" for path in differing
             ]
             raise SchemaError(
-                f"not as in the episodes before, and all steps of a dataset have the same features: {'; '.join(differ)}."
+                "not as in the episodes before, and all steps of a dataset have the same "
+                f"features: {'; '.join(differ)}."
             )
         if any(kind == "jpeg" for kind, _, _ in given.values()):
             self.notes.add("images were stored as JPEG, which changes them a little")

@@ -33,7 +33,8 @@ class RecordFile:
             self.size = os.fstat(self._fd).st_size
 
     def places(self) -> Iterator[tuple[int, int]]:
-        """Where each record begins, and how long its data is. Where a length is damaged the rest of the file is lost: an error."""
+        """Where each record begins, and how long its data is. Where a length is damaged
+        the rest of the file is lost: an error."""
         offset = 0
         while offset < self.size:
             head = self._read(12, offset)
@@ -44,12 +45,13 @@ class RecordFile:
             length, given = struct.unpack("<QI", head)
             if given != masked(head[:8]):
                 raise CorruptError(
-                    f"{self.path}: the length of the record at byte {offset} does not have its checksum; what follows cannot be found."
+                    f"{self.path}: the length of the record at byte {offset} does not have its checksum; "
+                    "what follows cannot be found."
                 )
             if length > self.size - offset - OVERHEAD:
                 raise CorruptError(
-                    f"{self.path}: the record at byte {offset} needs {length + OVERHEAD} bytes and the file has {self.size - offset}; "
-                    "it was cut off."
+                    f"{self.path}: the record at byte {offset} needs {length + OVERHEAD} bytes and the file "
+                    f"has {self.size - offset}; it was cut off."
                 )
             yield offset, length
             offset += length + OVERHEAD

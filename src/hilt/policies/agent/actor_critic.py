@@ -1,10 +1,12 @@
-"""The networks that decide and judge: a tanh-Gaussian actor, an ensemble of critics, and a critic of the gripper's moves.
+"""The networks that decide and judge: a tanh-Gaussian actor, an ensemble of
+critics, and a critic of the gripper's moves.
 
-Each of them takes ``z [B, features + proprio]``: what the encoder made of the images, then the proprioception. Each has its own branch
-for the latter: Linear, LayerNorm, tanh.
+Each of them takes ``z [B, features + proprio]``: what the encoder made of the images, then the proprioception. Each has
+its own branch for the latter: Linear, LayerNorm, tanh.
 
-A call is for autograd. An update of RLPD uses `run` and `gradients` instead, which do without (`hilt.policies.agent.mlp`); what `z`
-comes from, such as an encoder that is trained, has its gradients by autograd there too.
+A call is for autograd. An update of RLPD uses `run` and `gradients` instead, which do
+without (`hilt.policies.agent.mlp`); what `z` comes from, such as an encoder that is
+trained, has its gradients by autograd there too.
 """
 
 from __future__ import annotations
@@ -111,9 +113,10 @@ class BranchedNetwork(nn.Module):
     def gradients(
         self, tape: Tape, dout: Tensor, parameters: Sequence[Tensor], rows: int | None = None, again: bool = False
     ) -> list[Tensor]:
-        """Returns the gradients of these parameters, its own and those that `z` comes from, from the gradient of the outputs ``[E, B,
-        outputs]``, or of the first
-        `rows` of them where the others have none. They are valid until the next call. `again`: there will be one for the same tape."""
+        """Returns the gradients of these parameters, its own and those that `z` comes from, from the gradient of the
+        outputs ``[E, B, outputs]``, or of the first
+        `rows` of them where the others have none. They are valid until the next call.
+        `again`: there will be one for the same tape."""
         dx = self.network.backward(tape, dout, rows, of_x=tape.x.requires_grad)
         found = self.network.gradients
         if rest := [parameter for parameter in parameters if id(parameter) not in found]:
@@ -164,7 +167,8 @@ class ActorNetwork(BranchedNetwork):
         return mean, log_std.exp().clamp(*self.limits)
 
     def gaussian_backward(self, out: Tensor, dmean: Tensor, dstd: Tensor) -> Tensor:
-        """The gradient of the outputs ``[1, B, 2 A]`` from those of mean and deviation; the latter has none where it is at a limit."""
+        """The gradient of the outputs ``[1, B, 2 A]`` from those of mean and deviation; the
+        latter has none where it is at a limit."""
         std = out.chunk(2, dim=-1)[1].exp()
         return torch.cat([dmean, torch.where(std == std.clamp(*self.limits), dstd * std, 0.0)], dim=-1)[None]
 

@@ -4,7 +4,8 @@
     action = agent.sample_actions(observation)  # a batch of observations gives a batch of actions
     agent, info = agent.update(batch, networks_to_update=frozenset({"critic"}))
 
-It knows what observations look like; the arithmetic is in `hilt.algos`. Its random numbers come from generators of its own.
+It knows what observations look like; the arithmetic is in `hilt.algos`. Its random
+numbers come from generators of its own.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ if TYPE_CHECKING:
 __all__ = ["Agent", "AgentConfig", "EncoderConfig"]
 
 FEATURES, STATES = "features", "z"
-"""Under these names a batch may bring what a frozen encoder makes of its images, instead of these; or all that the networks see, as
-`Agent.states` makes it, instead of observations"""
+"""Under these names a batch may bring what a frozen encoder makes of its images, instead of these; or all that the
+networks see, as `Agent.states` makes it, instead of observations"""
 CHUNK = 16
-"""The number of images that are encoded together for a cache; constant, because the last bits of a result depend on it"""
+"""The number of images that are encoded together for a cache; constant, because the
+last bits of a result depend on it"""
 ACTING = ("encoder", "proprio", "actor", "grasp_critic")
 """The networks that an actor needs"""
 TRAINED = ("actor", "critic", "temperature", "grasp_critic")
@@ -75,8 +77,8 @@ class Agent(StepAgent):
         squashed: bool = True,
     ):
         self.squashed = squashed
-        """Whether an action is the tanh of the actor's Gaussian, as reinforcement learning has it, or the Gaussian's own number, cut off at
-        -1 and 1, as behavior cloning has it"""
+        """Whether an action is the tanh of the actor's Gaussian, as reinforcement learning has it, or the Gaussian's
+        own number, cut off at -1 and 1, as behavior cloning has it"""
         self.config, self.shapes, self.images, self.proprio, self.seed = config, dict(shapes), images, proprio, seed
         self.layout = ActionLayout(config.setup_mode, actions, config.action_indices)
         self.device = check_device(config.device)
@@ -153,10 +155,11 @@ class Agent(StepAgent):
         seed: int = 42,
         squashed: bool = True,
     ) -> Self:
-        """An agent for these spaces (Gymnasium's, or specs). Keys are paths such as ``images/front``; empty: all there are.
+        """An agent for these spaces (Gymnasium's, or specs). Keys are paths such as
+        ``images/front``; empty: all there are.
 
-        An image is uint8 ``[(stack,) H, W, 3]``; everything else is proprioception. One that is not `squashed` only imitates: its actor is
-        a plain Gaussian.
+        An image is uint8 ``[(stack,) H, W, 3]``; everything else is proprioception. One that is not `squashed` only
+        imitates: its actor is a plain Gaussian.
         """
         config = config or AgentConfig()
         return cls(*fit(observation_space, action_space, config, image_keys, proprio_keys), config, seed, squashed)
@@ -188,7 +191,8 @@ class Agent(StepAgent):
     def sample_actions(
         self, observations: Mapping[str, Any], seed: int | None = None, argmax: bool = False
     ) -> npt.NDArray[np.float32]:
-        """The action for one observation, or for each of a batch. Draws from the agent's own generator, or from a new one of `seed`.
+        """The action for one observation, or for each of a batch. Draws from the agent's
+        own generator, or from a new one of `seed`.
 
         With `argmax` it draws nothing: the likeliest action, by the slow copy of the actor where there is one.
         """
@@ -217,11 +221,13 @@ class Agent(StepAgent):
     ) -> tuple[Agent, dict[str, float]]:
         """One gradient step of each network named; by default of all. Returns the agent itself, and what to log.
 
-        `details` adds figures for each source of rows: ``q/online``, ``td_error/demo``, ``gradient_share/human`` and so on.
+        `details` adds figures for each source of rows: ``q/online``,
+        ``td_error/demo``, ``gradient_share/human`` and so on.
         """
         if not self.squashed:
             raise ConfigError(
-                "update: this agent was made with squashed=False, to imitate. Call imitate(batch), or make one without it."
+                "update: this agent was made with squashed=False, to imitate. Call "
+                "imitate(batch), or make one without it."
             )
         known = self.optimizers.keys() & set(TRAINED)
         which = frozenset(known if networks_to_update is None else networks_to_update)
@@ -246,11 +252,12 @@ class Agent(StepAgent):
         return self, info
 
     def imitate(self, batch: Mapping[str, Any], encoder: bool = False) -> dict[str, float]:
-        """One step of behavior cloning on all rows of a batch, or on those that are ``imitated`` where it has such a column: of the actor
-        (and the grasp critic), and of the encoder if asked.
+        """One step of behavior cloning on all rows of a batch, or on those that are ``imitated`` where it has such a
+        column: of the actor (and the grasp critic), and of the encoder if asked.
 
-        With `encoder` the encoder moves even if updates leave it frozen. Where the config has `pretrain_updates` this is pretraining, with
-        its own crop and learning rate; else it is behavior cloning, at `rlpd.learning_rate` and with `rlpd.random_crop`.
+        With `encoder` the encoder moves even if updates leave it frozen. Where the config has `pretrain_updates`
+        this is pretraining, with its own crop and learning rate; else it is behavior cloning, at
+        `rlpd.learning_rate` and with `rlpd.random_crop`.
         """
         settings, how = self.config.rlpd, self.config.encoder
         pretrains = encoder and how.pretrain_updates > 0
@@ -308,7 +315,8 @@ class Agent(StepAgent):
         return (self.networks["forecast"](z) - torch.cat(wanted, dim=1)).square().mean()
 
     def fit_proprio(self, observations: Mapping[str, Any]) -> None:
-        """Computes mean and deviation of proprioception from these observations ``[N, ...]``, if `normalize_proprio` is set."""
+        """Computes mean and deviation of proprioception from these observations ``[N,
+        ...]``, if `normalize_proprio` is set."""
         if not self.config.normalize_proprio or not self.proprio:
             return
         given, normal, floors = (
@@ -324,7 +332,8 @@ class Agent(StepAgent):
             normal.scale.copy_(torch.maximum(whole.std(0, correction=0), least.to(whole)))
 
     def trunk_features(self, images: Mapping[str, Any]) -> npt.NDArray[np.float32]:
-        """``[N, features of all cameras]`` of images ``{path: uint8 [N, ...]}``, to be kept and given as "features" in batches.
+        """``[N, features of all cameras]`` of images ``{path: uint8 [N, ...]}``, to be
+        kept and given as "features" in batches.
 
         An image's features are the same, bit for bit, whatever other images are in the call.
         """
@@ -347,7 +356,8 @@ class Agent(StepAgent):
         return features
 
     def states(self, observations: Mapping[str, Any]) -> npt.NDArray[np.float32]:
-        """``z [N, width]``, all that the networks see of observations ``{path: [N, ...]}``, to be kept and given as "z" in batches.
+        """``z [N, width]``, all that the networks see of observations ``{path: [N,
+        ...]}``, to be kept and given as "z" in batches.
 
         It is the same, bit for bit, whatever other observations are in the call.
         """
@@ -361,12 +371,13 @@ class Agent(StepAgent):
     # Keeping
 
     def acting_state(self, slow: bool = False) -> dict[str, npt.NDArray[np.float32]]:
-        """All that an actor needs, by name: copies, which later updates leave alone. `slow`: with the slow copy of the actor, which is
-        what `sample_actions` with `argmax` uses, where there is one."""
+        """All that an actor needs, by name: copies, which later updates leave alone. `slow`: with the slow copy of the
+        actor, which is what `sample_actions` with `argmax` uses, where there is one."""
         return {key: tensor.numpy() for key, tensor in _copied(self._acting(slow)).items()}
 
     def load_acting_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `acting_state` of an agent of the same making returned. The slow copy of the actor is the same then."""
+        """Take over what `acting_state` of an agent of the same making returned. The
+        slow copy of the actor is the same then."""
         _load(self._acting(), state, "these weights are")
         if "actor" in self.targets:
             rlpd.polyak(self.targets["actor"], self.networks["actor"], 1.0)
@@ -468,7 +479,8 @@ class Agent(StepAgent):
             parts.append(self.networks["proprio"](together) if self.config.normalize_proprio else together)
         if parts[0].shape[1] != self.encoder.width and FEATURES in leaves:
             raise SchemaError(
-                f"features: expected [B, {self.encoder.width}] as trunk_features makes them, got {tuple(parts[0].shape)}."
+                f"features: expected [B, {self.encoder.width}] as trunk_features makes them, "
+                f"got {tuple(parts[0].shape)}."
             )
         return torch.cat(parts, dim=1)
 
@@ -522,7 +534,8 @@ class Agent(StepAgent):
 
 
 def rotation_columns(pose: Tensor) -> Tensor:
-    """``[..., 7]`` position and quaternion to ``[..., 9]`` position and two columns of the rotation: equal turns, equal numbers."""
+    """``[..., 7]`` position and quaternion to ``[..., 9]`` position and two columns of
+    the rotation: equal turns, equal numbers."""
     position, (x, y, z, w) = pose[..., :3], pose[..., 3:].unbind(-1)
     first = (1 - 2 * (y * y + z * z), 2 * (x * y + z * w), 2 * (x * z - y * w))
     second = (2 * (x * y - z * w), 1 - 2 * (x * x + z * z), 2 * (y * z + x * w))

@@ -23,7 +23,9 @@ KINDS, TRAININGS, ACTIVATIONS = ("small", "resnet10", "none"), ("critic", "head"
 """What encoders there are, what of one is trained, and what lies between layers"""
 
 
-AGENTS = ExtensionPoint("agent", "hilt.agents", {"actor_critic": "hilt.policies.agent.agent:Agent"})
+AGENTS = ExtensionPoint(
+    "agent", "hilt.agents", {"actor_critic": "hilt.policies.agent.agent:Agent", "vla": "hilt.hil.vla_agent:VlaAgent"}
+)
 _IMAGES = Need("an encoder ({here}kind=small or resnet10)", lambda c: c.kind != "none")
 _PRETRAINS = Need("{here}pretrain_updates", lambda c: c.pretrain_updates > 0)
 
@@ -41,8 +43,8 @@ class EncoderConfig:
     features: int = setting(64, minimum=1, needs=_IMAGES)
     """Numbers that each camera becomes"""
     precision: str = setting("auto", choices=PRECISIONS, noun="encoder precision", needs=_IMAGES)
-    """Of the convolutions: "float32", "bfloat16" (faster on processors that have it, far slower on others), or "auto": whichever is
-    faster here, decided when a run begins"""
+    """Of the convolutions: "float32", "bfloat16" (faster on processors that have it, far slower on others), or "auto":
+    whichever is faster here, decided when a run begins"""
     pretrain_updates: int = setting(0, minimum=0)
     """Number of pretraining updates, which imitate the demonstrations before anything else"""
     pretrain_crop: int = setting(2, minimum=0, off=0, needs=(_IMAGES, _PRETRAINS))
@@ -52,7 +54,8 @@ class EncoderConfig:
     pretrain_learning_rate: float = setting(1e-3, above=0, needs=_PRETRAINS)
     """Learning rate of pretraining: it rises over the first twentieth of the updates and falls to 0 along a cosine"""
     pretrain_predict: str = setting("", needs=(_IMAGES, _PRETRAINS))
-    """A proprioception, such as state/tcp_pose, that pretraining predicts too: at the gripper's next command, and at the end"""
+    """A proprioception, such as state/tcp_pose, that pretraining predicts too: at
+    the gripper's next command, and at the end"""
     pretrain_predict_weight: float = setting(
         1.0, minimum=0, needs=Need("{here}pretrain_predict", lambda c: c.pretrain_predict)
     )
@@ -64,7 +67,10 @@ class EncoderConfig:
         if self.weights and self.kind != "resnet10":
             yield f"{here}weights is {self.weights!r}, but only kind=resnet10 reads a file; kind is {self.kind!r}."
         if self.kind == "resnet10" and self.training != "critic" and not self.weights and not self.pretrain_updates:
-            yield f"{here}training={self.training} keeps a trunk that nothing has trained; set {here}weights or {here}pretrain_updates."
+            yield (
+                f"{here}training={self.training} keeps a trunk that nothing has trained; set {here}weights "
+                f"or {here}pretrain_updates."
+            )
 
 
 _NORMALISED = Need("{here}normalize_proprio=true", lambda c: c.normalize_proprio)
@@ -93,7 +99,8 @@ class AgentConfig:
     action_indices: list[int] = field(default_factory=list)
     """Which numbers of an action the policy moves, the others being 0; empty: all"""
     pose_keys: list[str] = field(default_factory=list)
-    """Proprioceptions that are poses, position and quaternion (x, y, z, w): two columns of the rotation are seen instead of the latter"""
+    """Proprioceptions that are poses, position and quaternion (x, y, z, w): two columns of
+    the rotation are seen instead of the latter"""
     normalize_proprio: bool = False
     """Proprioception less the mean of the demonstrations, by their deviation, and within 5 of these"""
     proprio_floor: dict[str, float] = setting(factory=dict, above=0, needs=_NORMALISED)
@@ -115,8 +122,8 @@ class AgentConfig:
     rlpd: Rlpd = setting(factory=Rlpd, needs=(_LEARNS_GRIPPER, _LOOKS, _TRAINED, _FROZEN))
     """How it learns"""
     kind: str = setting("actor_critic", known=AGENTS.check)
-    """"actor_critic": an encoder, an actor and critics, as the settings above say; or another agent by name or module:Class, which may use
-    some of them"""
+    """"actor_critic": an encoder, an actor and critics, as the settings above say; "vla": a vision-language-action
+    policy, by imitation; or another agent by name or module:Class, which may use some of them"""
     options: dict[str, Any] = setting(
         factory=dict, needs=Need("another agent, {here}kind=module:Class", lambda c: c.kind != "actor_critic")
     )

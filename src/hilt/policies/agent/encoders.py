@@ -3,8 +3,8 @@
     encoder = Encoder({"images/front": (64, 64, 3)}, EncoderConfig(features=64), generator(0))
     encoder({"images/front": frames})  # uint8 [B, 64, 64, 3] -> float32 [B, 64]
 
-A camera's encoder is a trunk, which sees, and a head, which sums up what it saw. The frames of a stack are channels of one image.
-Everything random comes from the caller's generator.
+A camera's encoder is a trunk, which sees, and a head, which sums up what it saw. The frames of a stack are channels of
+one image. Everything random comes from the caller's generator.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ RESNET_PIXELS = 128
 
 
 class Linear(nn.Linear):
-    """torch's linear layer, without the values that it would draw from the global generator; `initialize` gives it some."""
+    """torch's linear layer, without the values that it would draw from the global
+    generator; `initialize` gives it some."""
 
     def reset_parameters(self) -> None:
         pass
@@ -45,7 +46,8 @@ class Conv(nn.Conv2d):
 
 
 class Encoder(nn.Module):
-    """All the cameras of an agent: ``{path: uint8 [B, (stack,) H, W, C]}`` to float32 ``[B, width]``, in the order of the paths."""
+    """All the cameras of an agent: ``{path: uint8 [B, (stack,) H, W, C]}`` to float32
+    ``[B, width]``, in the order of the paths."""
 
     def __init__(self, shapes: Mapping[str, Sequence[int]], config: EncoderConfig, generator: Generator):
         super().__init__()
@@ -74,7 +76,8 @@ class Encoder(nn.Module):
                 each.load_from(tensors, config.weights)
 
     def forward(self, images: Mapping[str, Tensor], generator: Generator | None = None, trunk: bool = True) -> Tensor:
-        """`generator` draws the dropout in training; without one nothing is dropped. `trunk`: whether gradients reach it."""
+        """`generator` draws the dropout in training; without one nothing is
+        dropped. `trunk`: whether gradients reach it."""
         features = []
         for number, path in enumerate(self.paths):
             pixels = as_image(images[path], self.shapes[path], path)
@@ -117,9 +120,8 @@ class SmallTrunk(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         dtype = torch.bfloat16 if torch.is_autocast_enabled(pixels.device.type) else torch.float32
-        x = (
-            pixels.to(dtype).mul_(1 / 255).sub_(0.5).permute(0, 3, 1, 2)
-        )  # [B, C, H, W], its memory still in the order of the image
+        # [B, C, H, W], its memory still in the order of the image
+        x = pixels.to(dtype).mul_(1 / 255).sub_(0.5).permute(0, 3, 1, 2)
         for convolution in self.convolutions:
             x = F.relu(convolution(x))
         return x
@@ -190,7 +192,8 @@ class ResNet10(nn.Module):
         channels = self.conv_init.in_channels
         if channels != 3:
             raise ConfigError(
-                f"{where} is for images of 3 channels; these are stacks of frames, {channels}. Leave out the stacks or the file."
+                f"{where} is for images of 3 channels; these are stacks of frames, {channels}. Leave "
+                "out the stacks or the file."
             )
         self.load_state_dict(tensors)
 
@@ -249,7 +252,8 @@ def dropout(x: Tensor, share: float, generator: Generator) -> Tensor:
 def random_crop(images: Tensor, pixels: int, generator: Generator) -> Tensor:
     """``[B, (stack,) H, W, C]`` images, each shifted by up to `pixels` in each direction; new pixels repeat the edge.
 
-    Equal to padding with the edge by `pixels` and cutting out anywhere, as DrQ has it. The frames of a stack move together.
+    Equal to padding with the edge by `pixels` and cutting out anywhere, as DrQ has
+    it. The frames of a stack move together.
     """
     if not pixels:
         return images

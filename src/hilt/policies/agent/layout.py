@@ -1,4 +1,5 @@
-"""What an agent sees and what it moves, from spaces and settings alone. Without torch, so that what does not fit is refused early."""
+"""What an agent sees and what it moves, from spaces and settings alone. Without
+torch, so that what does not fit is refused early."""
 
 from __future__ import annotations
 
@@ -36,8 +37,9 @@ def fit(
     image_keys: Sequence[str] = (),
     proprio_keys: Sequence[str] = (),
 ) -> Seen:
-    """What an agent of these settings has to do with in these spaces (Gymnasium's, or specs). Keys are paths such as ``images/front``;
-    empty: all there are. An image is uint8 ``[(stack,) H, W, 3]``; everything else is proprioception."""
+    """What an agent of these settings has to do with in these spaces (Gymnasium's, or specs).
+    Keys are paths such as ``images/front``; empty: all there are. An image is uint8 ``[(stack,)
+    H, W, 3]``; everything else is proprioception."""
     check(config, "agent", idle=False)
     spec = (
         observation_space
@@ -107,7 +109,8 @@ def _chosen(setting: str, what: str, keys: Sequence[str], known: Sequence[str]) 
 
 
 class ActionLayout:
-    """The numbers of an action that are continuous, and those that are a gripper's: the last of each arm, when it is learned.
+    """The numbers of an action that are continuous, and those that are a gripper's:
+    the last of each arm, when it is learned.
 
     A gripper closes (-1), holds (0) or opens (1); two of them have nine outcomes together, ``3 * first + second``.
     """
@@ -146,7 +149,8 @@ class ActionLayout:
         return continuous, number
 
     def unlocked(self, action: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """An action ``[actions]`` that somebody else made, such as a random one, with 0 where the policy never moves."""
+        """An action ``[actions]`` that somebody else made, such as a random one,
+        with 0 where the policy never moves."""
         kept = [*self.moving, *self.grippers]
         whole = np.zeros_like(action)
         whole[kept] = action[kept]

@@ -3,11 +3,13 @@
     h = x W + b,    n = (h - mean h) / sqrt(var h + eps),    x' = act(scale n + shift)         for each hidden layer
     y = x W + b
 
-    backward:    da = act'(x') dx',    dscale = sum_B n da,    dshift = sum_B da,    dW = x^T dh,    db = sum_B dh,    dx = dh W^T
+    backward:    da = act'(x') dx',    dscale = sum_B n da,    dshift = sum_B da,    dW = x^T
+                 dh,    db = sum_B dh,    dx = dh W^T
 
-An update of RLPD makes five passes through networks so small that autograd's own work takes as long as theirs. Written out, a pass has a
-third of the operations, and computes no gradient that is not needed: none of the states where only actions are optimized, none of the
-parameters there, and none for rows that are only evaluated. Nothing here records a graph.
+An update of RLPD makes five passes through networks so small that autograd's own work takes as long as
+theirs. Written out, a pass has a third of the operations, and computes no gradient that is not needed:
+none of the states where only actions are optimized, none of the parameters there, and none for rows that
+are only evaluated. Nothing here records a graph.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ _ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tens
 
 
 class MlpLayer(NamedTuple):
-    """The parameters of a layer: of one network as `torch.nn` has them, or of an ensemble of E members in one tensor each."""
+    """The parameters of a layer: of one network as `torch.nn` has them, or of an
+    ensemble of E members in one tensor each."""
 
     weight: Any
     """``[outputs, inputs]``, or ``[E, inputs, outputs]``"""
@@ -40,7 +43,8 @@ class MlpLayer(NamedTuple):
 
 
 class Hidden(NamedTuple):
-    """What a hidden layer of one member made on its way, ``[B, H]``; mean and reciprocal deviation of its product ``[B, 1]``."""
+    """What a hidden layer of one member made on its way, ``[B, H]``; mean and
+    reciprocal deviation of its product ``[B, 1]``."""
 
     product: Tensor
     mean: Tensor
@@ -76,7 +80,8 @@ class Network:
         self._views: list[_Member] = []
 
     def run(self, x: Tensor, more: Tensor | None = None, first: Sequence[Tensor] | None = None) -> Tape:
-        """The outputs for ``x [B, n]`` and further inputs ``[B, m]``. `first`: what the method of this name made of the same `x`."""
+        """The outputs for ``x [B, n]`` and further inputs ``[B, m]``. `first`: what the
+        method of this name made of the same `x`."""
         members, (act, _) = self._members(), _ACTIVATIONS[self._activation]
         whole = _joined(x, more) if first is None else None
         out, made = x.new_empty(len(members), x.shape[0], members[0].layers[-1].bias.shape[0]), []
@@ -108,7 +113,8 @@ class Network:
         of_x: bool = False,
         of_more: bool = False,
     ) -> Tensor | None:
-        """The gradients of the parameters, into `gradients`, if it `learns`; and those of one part of the inputs, if it is asked for.
+        """The gradients of the parameters, into `gradients`, if it `learns`; and those of
+        one part of the inputs, if it is asked for.
 
         ``dout [E, B, outputs]`` is that of the outputs; or of the first `rows` of them, and then the others have none.
         """
@@ -123,7 +129,8 @@ class Network:
         return dinputs
 
     def _backward(self, member: _Member, hidden: Sequence[Hidden], x: Tensor | None, dh: Tensor) -> Tensor:
-        """The gradient of a member's first product, from that of its output; and of its parameters, if its input is given."""
+        """The gradient of a member's first product, from that of its output; and of
+        its parameters, if its input is given."""
         _, act_backward = _ACTIVATIONS[self._activation]
         learns = x is not None
         for depth in reversed(range(len(member.layers))):
@@ -151,7 +158,8 @@ class Network:
         return dh
 
     def _members(self) -> list[_Member]:
-        """Views of the parameters and of their gradients, made once and wherever the parameters were moved to another device or type."""
+        """Views of the parameters and of their gradients, made once and wherever the parameters
+        were moved to another device or type."""
         where = [tensor.data_ptr() for tensor in self.parameters]
         if where != self._where:
             gradients = [torch.zeros_like(tensor, requires_grad=False) for tensor in self.parameters]

@@ -1,4 +1,5 @@
-"""HIL-SERL's file of pretrained weights, ``resnet10_params.pkl``: a pickle of nested dictionaries of arrays, read without running it."""
+"""HIL-SERL's file of pretrained weights, ``resnet10_params.pkl``: a pickle of nested
+dictionaries of arrays, read without running it."""
 
 from __future__ import annotations
 
@@ -40,12 +41,14 @@ _NAMES = {
 
 
 def read_resnet10(path: str | Path) -> dict[str, Tensor]:
-    """The trunk's tensors under the names of `hilt.policies.agent.encoders.ResNet10`; anything else in the file is left out."""
+    """The trunk's tensors under the names of `hilt.policies.agent.encoders.ResNet10`;
+    anything else in the file is left out."""
     where = str(path)
     arrays = _flatten(_load(read(Path(path).expanduser()), where))
     if lacking := [name for name in _NAMES if name not in arrays]:
         raise FormatError(
-            f"{where} has no {lacking[0]!r}, which HIL-SERL's ResNet-10 has; it begins with {', '.join(list(arrays)[:3])}."
+            f"{where} has no {lacking[0]!r}, which HIL-SERL's ResNet-10 has; it begins with "
+            f"{', '.join(list(arrays)[:3])}."
         )
     tensors = {}
     for theirs, ours in _NAMES.items():

@@ -1,4 +1,5 @@
-"""What the learner, the actors and an evaluation ask of an agent that gives one action for one observation. `Agent` is the built-in one."""
+"""What the learner, the actors and an evaluation ask of an agent that gives one action for
+one observation. `Agent` is the built-in one."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hilt.core.errors import ConfigError
+from hilt.core.trajectory import Source
 from hilt.policies.agent.config import AgentConfig
 from hilt.policies.agent.layout import ActionLayout
 
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 
 
 class StepAgent(ABC):
-    """An agent by the name ``agent.kind``. Those methods and properties that are not abstract may be left as they are."""
+    """An agent by the name ``agent.kind``. Those methods and properties that are
+    not abstract may be left as they are."""
 
     layout: ActionLayout
     """Which numbers of an action it moves"""
@@ -30,6 +33,11 @@ class StepAgent(ABC):
     """How many updates of imitation it has made"""
     target_entropy: float = 0.0
     """In nats, which an alarm compares its entropy with"""
+    version: int = -1
+    """Of the weights that it was given last, where it acts; an actor sets it"""
+    horizon: int = 0
+    """Of an agent that imitates chunks: the number of actions, from that of a step on, that a batch has of each step;
+    0: the step's own action"""
 
     @classmethod
     @abstractmethod
@@ -43,8 +51,8 @@ class StepAgent(ABC):
         seed: int = 42,
         squashed: bool = True,
     ) -> StepAgent:
-        """One that has learned nothing. `hilt.policies.agent.layout.fit` says what there is to see in these spaces. `squashed`: it learns
-        from rewards, and does not only imitate."""
+        """One that has learned nothing. `hilt.policies.agent.layout.fit` says what there is to see in these spaces.
+        `squashed`: it learns from rewards, and does not only imitate."""
 
     @abstractmethod
     def sample_actions(
@@ -56,8 +64,9 @@ class StepAgent(ABC):
     def update(
         self, batch: Mapping[str, Any], networks_to_update: Iterable[str] | None = None, details: bool = False
     ) -> tuple[StepAgent, dict[str, float]]:
-        """One gradient step from a batch: ``observations``, ``actions``, ``rewards``, ``next_observations``, ``masks`` (0 where the task
-        ended), ``n_steps`` and ``demo``. Gives itself, and figures for the metrics. It counts `updates`."""
+        """One gradient step from a batch: ``observations``, ``actions``, ``rewards``,
+        ``next_observations``, ``masks`` (0 where the task ended), ``n_steps`` and ``demo``. Gives itself,
+        and figures for the metrics. It counts `updates`."""
 
     @abstractmethod
     def acting_state(self, slow: bool = False) -> dict[str, npt.NDArray[np.float32]]:
@@ -74,6 +83,27 @@ class StepAgent(ABC):
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
+    # Acting in chunks, from instructions
+
+    def use_instructions(self, instructions: Sequence[str]) -> None:  # noqa: B027  # nothing by default
+        """What is to be done, in words, in each task of the run. By default words do not matter."""
+
+    def begin(self, instruction: str = "", paced: bool = False) -> None:  # noqa: B027  # nothing by default
+        """An episode begins. `paced`: there is a control rate to be kept, so that no step may wait for the policy."""
+
+    def acted(self, source: Source, executed: Any) -> dict[str, Any]:
+        """A step was made: by whom, and which action was executed. Returns further columns of the step."""
+        return {}
+
+    def metrics(self) -> dict[str, float]:
+        """Figures of acting, for what an actor reports."""
+        return {}
+
+    def close(self) -> None:  # noqa: B027  # nothing by default
+        """Ends whatever runs besides the calls of its methods."""
+
+    # Learning, and what is seen
+
     @property
     def image_paths(self) -> Sequence[str]:
         """The paths of the images that it looks at, such as ``images/front``."""
@@ -81,7 +111,8 @@ class StepAgent(ABC):
 
     @property
     def critics(self) -> frozenset[str]:
-        """The networks that are updated `cta_ratio` - 1 times more often than the others; without any, there is one update in a step."""
+        """The networks that are updated `cta_ratio` - 1 times more often than the others;
+        without any, there is one update in a step."""
         return frozenset()
 
     @property
@@ -101,7 +132,8 @@ class StepAgent(ABC):
     def imitate(self, batch: Mapping[str, Any], encoder: bool = False) -> dict[str, float]:
         """One step of behavior cloning; it counts `imitations`."""
         raise ConfigError(
-            f"{type(self).__name__} does not imitate: leave algorithm=bc, hg-dagger and agent.encoder.pretrain_updates out."
+            f"{type(self).__name__} does not imitate: leave algorithm=bc, hg-dagger and "
+            "agent.encoder.pretrain_updates out."
         )
 
     def fit_proprio(self, observations: Mapping[str, Any]) -> None:

@@ -2,8 +2,10 @@
 
     config.json, model.safetensors      theirs; the tensors may have the prefix ``model.``
     assets/<name>/norm_stats.json       statistics of openpi
-    policy_preprocessor.json            statistics of lerobot, in a file that it names; older folders have them among the tensors
-    hilt.json, heads.safetensors        ours, beside those: the whole configuration with statistics, and the heads for RL
+    policy_preprocessor.json            statistics of lerobot, in a file that it names; older folders have them among
+                                        the tensors
+    hilt.json, heads.safetensors        ours, beside those: the whole configuration with statistics, and the
+                                        heads for RL
 
 All is read as data: nothing in a folder is run, and nothing is written into it.
 """
@@ -66,11 +68,11 @@ def load(
     tokenizer: Any,
     options: Mapping[str, Any],
 ) -> Chosen:
-    """The policy of a folder. `options` change fields of its configuration; `asset` names one of several statistics of openpi. A
-    ``value`` of "auto" is a value head where the policy's is published to be.
+    """The policy of a folder. `options` change fields of its configuration; `asset` names one of several statistics of
+    openpi. A ``value`` of "auto" is a value head where the policy's is published to be.
 
-    With `dtype` bfloat16 the stacks of layers have it; projections, heads and norms stay in float32. `tokenizer` is one, or the folder of
-    one; it may be left out if the policy's folder has one, or if no observation will be read.
+    With `dtype` bfloat16 the stacks of layers have it; projections, heads and norms stay in float32. `tokenizer` is
+    one, or the folder of one; it may be left out if the policy's folder has one, or if no observation will be read.
     """
     device, dtype = check_device(device), check_dtype(dtype) or torch.float32
     tensors = Tensors(folder)
@@ -116,7 +118,8 @@ def _flow(base: Flow, given: Mapping[str, Any]) -> Flow:
 
 
 def save(policy: FlowPolicy, folder: Path) -> None:
-    """Writes a complete folder, under its name when all of it is there. Files for tokens and processors come from where the policy came."""
+    """Writes a complete folder, under its name when all of it is there. Files for tokens and
+    processors come from where the policy came."""
     config = policy.config
     with new_folder(folder) as beside:
         if policy.source:
@@ -190,11 +193,13 @@ def to_published(config: FlowPolicyConfig, **own: Any) -> dict[str, Any]:
         },
         "output_features": {"action": {"type": "ACTION", "shape": [config.action_dim]}},
         "normalization_mapping": {
-            "VISUAL": "IDENTITY", "STATE": modes[config.state_normalization], "ACTION": modes[config.action_normalization],
+            "VISUAL": "IDENTITY",
+            "STATE": modes[config.state_normalization],
+            "ACTION": modes[config.action_normalization],
         },
         **{name: getattr(config, name) for name in ("chunk_size", "n_action_steps", "max_state_dim", "max_action_dim")},
         **{name: getattr(config, name) for name in ("tokenizer_max_length", "min_period", "max_period")},
-    }  # fmt: skip
+    }
 
 
 def parse(kind: type[Any], given: Mapping[str, Any]) -> Any:
@@ -272,7 +277,8 @@ def _tokenizer(given: Any, folder: Path) -> Any:
 
 
 def _read_weights(policy: FlowPolicy, tensors: Tensors, device: torch.device, dtype: torch.dtype) -> None:
-    """Every tensor in its place. The embedding of words and the head that is tied to it are one, and files may have either or both."""
+    """Every tensor in its place. The embedding of words and the head that is tied to it
+    are one, and files may have either or both."""
     prefix = "model." if any(name.startswith("model.") for name in tensors) else ""
     first, second = (prefix + name for name in policy.tied)
     if (
@@ -313,7 +319,8 @@ def _copy_others(source: Path, target: Path) -> None:
 
 
 def _write_statistics(statistics: Mapping[str, Any], folder: Path) -> None:
-    """Into the copied files of lerobot and openpi: the policy may have been fine-tuned by others than those that came with it."""
+    """Into the copied files of lerobot and openpi: the policy may have been
+    fine-tuned by others than those that came with it."""
     for file in (folder / "assets").rglob("norm_stats.json"):
         about = read_json(file)
         about["norm_stats"] = about.get("norm_stats", {}) | {

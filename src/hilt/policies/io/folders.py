@@ -49,10 +49,12 @@ HEADS_FILE, HEADS = "heads.safetensors", ("scale_head.", "value_head.")
 COPIED = (".json", ".model", ".txt", ".jinja", ".py", ".md")
 WRITTEN = ("config.json", "dataset_statistics.json", "model.safetensors.index.json")
 PLATFORMS = {"libero": (8, "q99"), "bridge": (5, "q99"), "aloha": (25, "minmax"), "robotwin": (25, "minmax")}
-"""Chunk and normalization of OpenVLA-OFT, by a word in the name of its dataset: constants of upstream's code, which its folders lack"""
+"""Chunk and normalization of OpenVLA-OFT, by a word in the name of its dataset:
+constants of upstream's code, which its folders lack"""
 OPENED_WITH = {"unnorm_key", "device", "dtype", "tokenizer", "allow_untrained"}
 TOLD_BY_FILES = {"norm_stats", "text_config", "upstream", "vit", "means", "stds"}
-"""Beside the settings of a policy: the arguments for opening its folder; and those of them that are never given by hand"""
+"""Beside the settings of a policy: the arguments for opening its folder; and those
+of them that are never given by hand"""
 MIN_MASS = 0.05
 """Of the probability on action tokens; an untrained head has 0.008 there, a trained one nearly all"""
 
@@ -69,16 +71,18 @@ def load_openvla(
 ) -> Policy:
     """OpenVLA or OpenVLA-OFT from a folder, checked.
 
-    `kinds` are the classes by variant, "ar" or "oft": a single one, or both, and the folder says which it is. `dtype` is that of the
-    weights ("float32", ...), the files' unless given.
-    `options` are fields of `OpenVLAOptions`, or of `OpenVLAConfig` if the folder does not contain them: variant, chunk, head, num_images.
-    `allow_untrained` lets through a policy that has not learned to answer in tokens: to fine-tune it, or for a test.
+    `kinds` are the classes by variant, "ar" or "oft": a single one, or both, and the folder says which it is. `dtype`
+    is that of the weights ("float32", ...), the files' unless given.
+    `options` are fields of `OpenVLAOptions`, or of `OpenVLAConfig` if the folder does not contain them:
+    variant, chunk, head, num_images. `allow_untrained` lets through a policy that has not learned to
+    answer in tokens: to fine-tune it, or for a test.
     """
     folder, device, dtype = Path(folder), check_device(device), check_dtype(dtype)
     document, tensors, apart = read_json(folder / "config.json"), Tensors(folder), _apart(folder)
     if document.get("model_type") != "openvla":
         raise FormatError(
-            f"{folder / 'config.json'}: its model_type is {document.get('model_type')!r}, not 'openvla'. Use load_policy()."
+            f"{folder / 'config.json'}: its model_type is {document.get('model_type')!r}, not "
+            "'openvla'. Use load_policy()."
         )
     stats = read_statistics(folder / WRITTEN[1]) if (folder / WRITTEN[1]).exists() else document.get("norm_stats") or {}
     changes = {"norm_stats": stats}
@@ -107,8 +111,9 @@ def load_openvla(
     policy.check_attention()
     if config.head == "tokens" and not allow_untrained and (mass := policy.action_token_mass()) < MIN_MASS:
         raise ConfigError(
-            f"{folder}: only {mass:.1%} of the probability lies on action tokens, so this policy was not trained to answer in them (an L1 "
-            "checkpoint without its action head, or random weights). Fine-tune it first with allow_untrained=True, or take another."
+            f"{folder}: only {mass:.1%} of the probability lies on action tokens, so this policy was not trained "
+            "to answer in them (an L1 checkpoint without its action head, or random weights). Fine-tune it first with "
+            "allow_untrained=True, or take another."
         )
     return policy
 
@@ -138,7 +143,8 @@ def _load_weights(
 
 
 def save_openvla(policy: Policy, folder: str | os.PathLike[str]) -> None:
-    """A complete folder that `load_openvla` and upstream's loaders open. Adapters are merged on the way, shard by shard."""
+    """A complete folder that `load_openvla` and upstream's loaders open. Adapters
+    are merged on the way, shard by shard."""
     config, source = policy.config, policy.source
     state, value = merged(policy)
     whole = config.head == "tokens"  # SimpleVLA-RL has the proprio projector in the model, OpenVLA-OFT in a file
@@ -206,8 +212,9 @@ def _found(
     head = given.get("head", ours.get("head", "l1" if regresses else "tokens"))
     if head == "tokens" and regresses:
         raise ConfigError(
-            f"{folder}: this checkpoint has an L1 action head, so its answers in tokens were never trained and a policy of them "
-            "succeeds at nothing. Use head='l1', or head='laplace' to draw actions; for tokens take a checkpoint that was fine-tuned so."
+            f"{folder}: this checkpoint has an L1 action head, so its answers in tokens were never "
+            "trained and a policy of them succeeds at nothing. Use head='l1', or head='laplace' to draw "
+            "actions; for tokens take a checkpoint that was fine-tuned so."
         )
     if head != "tokens" and not regresses:
         raise ConfigError(
@@ -224,7 +231,8 @@ def _found(
         platform = next((word for word in PLATFORMS if word in key.lower()), "")
         if variant == "oft" and not platform:
             raise ConfigError(
-                f"{folder}: the number of actions in a chunk is unknown. Give chunk=, and normalization= if it is not q99."
+                f"{folder}: the number of actions in a chunk is unknown. Give chunk=, and "
+                "normalization= if it is not q99."
             )
         found["chunk"], found["normalization"] = PLATFORMS[platform] if variant == "oft" else (1, "q99")
     first = "proprio_projector.fc1.weight"
@@ -243,7 +251,8 @@ def _apart(folder: Path) -> dict[str, Path]:
         files = sorted(folder.glob(f"{part}--*checkpoint.pt"))
         if len(files) > 1:
             raise FormatError(
-                f"{folder}: it has {len(files)} files of the {part} ({', '.join(f.name for f in files)}). Leave only one there."
+                f"{folder}: it has {len(files)} files of the {part} "
+                f"({', '.join(f.name for f in files)}). Leave only one there."
             )
         if files:
             found[part] = files[0]
@@ -251,7 +260,8 @@ def _apart(folder: Path) -> dict[str, Path]:
 
 
 def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Without the adapters that OpenVLA-OFT leaves in its vision backbone with FiLM: they are merged, with its alpha."""
+    """Without the adapters that OpenVLA-OFT leaves in its vision backbone with
+    FiLM: they are merged, with its alpha."""
     plain = {}
     for name, tensor in state.items():
         stem = name.removesuffix(".base_layer.weight")

@@ -1,8 +1,10 @@
-"""A JPEG round trip as arithmetic on tensors, byte for byte that of libjpeg as TensorFlow calls it, for a batch at once, on any device.
+"""A JPEG round trip as arithmetic on tensors, byte for byte that of libjpeg as
+TensorFlow calls it, for a batch at once, on any device.
 
-Packing bits loses nothing, so it is left out. What does lose: the colors as integers, half the resolution of two of them, the cosine
-transform in 13-bit integers (libjpeg's ISLOW), the division by the tables; and on the way back its fast transform with 8-bit constants
-(IFAST, TensorFlow's choice), and the colors' resolution doubled by a triangle filter.
+Packing bits loses nothing, so it is left out. What does lose: the colors as integers, half the
+resolution of two of them, the cosine transform in 13-bit integers (libjpeg's ISLOW), the division by
+the tables; and on the way back its fast transform with 8-bit constants (IFAST, TensorFlow's choice),
+and the colors' resolution doubled by a triangle filter.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ def _halved(plane: torch.Tensor) -> torch.Tensor:
 
 
 def _doubled(plane: torch.Tensor) -> torch.Tensor:
-    """Twice the resolution: three parts of the nearest and one of the next, in both directions; libjpeg repeats what is very narrow."""
+    """Twice the resolution: three parts of the nearest and one of the next, in both
+    directions; libjpeg repeats what is very narrow."""
     if plane.shape[2] <= 2:
         return plane.repeat_interleave(2, 1).repeat_interleave(2, 2)
     tall = torch.stack([3 * plane + _shifted(plane, 1, -1), 3 * plane + _shifted(plane, 1, 1)], 2).flatten(1, 2)
@@ -96,7 +99,8 @@ def _cosines(blocks: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _matrix() -> np.ndarray:
-    """Loeffler's factors as libjpeg has them, in 13 bits, multiplied out: row k gives 8192 times the k-th cosine, about."""
+    """Loeffler's factors as libjpeg has them, in 13 bits, multiplied out: row k
+    gives 8192 times the k-th cosine, about."""
     even, odd = np.zeros((4, 4)), np.zeros((4, 4))
     even[0], even[2] = [8192] * 4, [8192, -8192, -8192, 8192]
     even[1] = [4433 + 6270, 4433, -4433, -4433 - 6270]

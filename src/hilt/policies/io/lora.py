@@ -1,8 +1,9 @@
-"""LoRA through `peft`: attach adapters, train them only, save them, and merge them as they are written, without a second model in memory.
+"""LoRA through `peft`: attach adapters, train them only, save them, and merge them as
+they are written, without a second model in memory.
 
     trained = attach(policy, rank=32, alpha=16)     # parameters for the optimizer: adapters, and the heads in full
     save_adapter(policy, "adapter")                 # as peft writes it: upstream's loaders open it
-    state, value = merged(policy)                   # what `weights.write_tensors` takes: each merged weight is made when it is written
+    state, value = merged(policy)                   # for `write_tensors`: each weight is merged when it is written
     merge(policy)                                   # in place: the adapters become part of the weights
 
 Adapters are in the type of the weights that they belong to, unless `dtype` is given.
@@ -40,10 +41,11 @@ def attach(
     seed: int = 0,
     dtype: torch.dtype | None = None,
 ) -> list[nn.Parameter]:
-    """Puts adapters on linear layers and freezes the rest but for the modules in `full`. Gives the parameters that are trained.
+    """Puts adapters on linear layers and freezes the rest but for the modules in
+    `full`. Gives the parameters that are trained.
 
-    `targets`: "all-linear" (every linear layer but the heads and the output over the vocabulary), or the ends of names, such as
-    ["q_proj", "v_proj"]. An adapter begins as zero, so nothing changes before the first step.
+    `targets`: "all-linear" (every linear layer but the heads and the output over the vocabulary), or the ends of names,
+    such as ["q_proj", "v_proj"]. An adapter begins as zero, so nothing changes before the first step.
     """
     if rank < 1 or alpha <= 0:
         raise ConfigError(f"rank is {rank} and alpha {alpha}; give a rank of at least 1 and an alpha above 0.")
@@ -51,7 +53,8 @@ def attach(
         raise ConfigError("this policy has adapters already; merge them first, or go on with those that it has.")
     if (trained := getattr(getattr(policy, "config", None), "trained", "all")) != "all":
         raise ConfigError(
-            f"trained={trained} would do nothing beside adapters; leave it out, and name the layers to adapt in targets."
+            f"trained={trained} would do nothing beside adapters; leave it out, and name the "
+            "layers to adapt in targets."
         )
     names = _linear_layers(policy, targets)
     for number, (_, layer) in enumerate(_inject(policy, names, rank, alpha)):
@@ -76,7 +79,8 @@ def adapted(policy: nn.Module) -> dict[str, Any]:
 
 
 def merged(policy: nn.Module) -> tuple[dict[str, Tensor], Callable[[str], Tensor]]:
-    """(the state dict under the names of a model without adapters, a function that gives a tensor of it with its adapter merged)."""
+    """(the state dict under the names of a model without adapters, a function that
+    gives a tensor of it with its adapter merged)."""
     layers = adapted(policy)
     plain = {name: tensor for name, tensor in policy.state_dict().items() if not _of_adapter(name, layers)}
     places = {name.replace(".base_layer.", "."): name for name in plain}
@@ -89,7 +93,8 @@ def merged(policy: nn.Module) -> tuple[dict[str, Tensor], Callable[[str], Tensor
 
 
 def merge(policy: nn.Module) -> None:
-    """Adds each adapter to its weight, in place, and takes it off. All that is needed besides is memory for one weight."""
+    """Adds each adapter to its weight, in place, and takes it off. All that is
+    needed besides is memory for one weight."""
     for name, layer in adapted(policy).items():
         layer.base_layer.weight.data.copy_(_sum(layer))
         parent, _, child = name.rpartition(".")
@@ -100,7 +105,8 @@ def merge(policy: nn.Module) -> None:
 
 
 def save_adapter(policy: nn.Module, folder: str | os.PathLike[str]) -> None:
-    """Adapters and their config as peft writes them, and beside them what is trained in full. The folder must be new."""
+    """Adapters and their config as peft writes them, and beside them what is
+    trained in full. The folder must be new."""
     layers = adapted(policy)
     if not layers:
         raise ConfigError("this policy has no adapters to save; attach() makes them.")
@@ -121,7 +127,8 @@ def save_adapter(policy: nn.Module, folder: str | os.PathLike[str]) -> None:
 def load_adapter(
     policy: nn.Module, folder: str | os.PathLike[str], dtype: torch.dtype | None = None
 ) -> list[nn.Parameter]:
-    """Puts the adapters of a folder on a policy without any, also such as peft itself wrote. Gives the parameters that are trained."""
+    """Puts the adapters of a folder on a policy without any, also such as peft itself
+    wrote. Gives the parameters that are trained."""
     folder = Path(folder)
     config = read_json(folder / "adapter_config.json")
     others = (
@@ -136,7 +143,8 @@ def load_adapter(
     unlike = [name for name in others if config.get(name)]
     if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or unlike:
         raise FormatError(
-            f"{folder}: its adapter is not plain LoRA ({', '.join(unlike) or 'peft_type, bias'}). Merge it with peft first."
+            f"{folder}: its adapter is not plain LoRA ({', '.join(unlike) or 'peft_type, bias'}). "
+            "Merge it with peft first."
         )
     tensors = Tensors(folder / FILE)
     names = sorted({name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in tensors})

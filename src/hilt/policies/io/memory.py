@@ -3,8 +3,8 @@
     needs = estimate(lambda: OpenVLAOFT(config, ...), record, training=True, dtype=torch.bfloat16)
     needs.check("cuda:0")        # an error with what to change, if it does not fit
 
-There is no formula to keep true: the policy is built of tensors without memory, its own code runs on them, and what is alive is
-counted. So it holds for every policy, and for its options: checkpointing, adapters, precision.
+There is no formula to keep true: the policy is built of tensors without memory, its own code runs on them, and what is
+alive is counted. So it holds for every policy, and for its options: checkpointing, adapters, precision.
 """
 
 from __future__ import annotations
@@ -84,9 +84,10 @@ def estimate(
     prepare: Callable[[Policy], Any] | None = None,
     optimizer_bytes: int = ADAM_BYTES,
 ) -> Estimate:
-    """What `build`'s policy, with weights of `dtype`, needs to evaluate a record like this; with `training`, for gradients and an
-    optimizer too. `build` and `prepare` (``lambda policy: lora.attach(policy)``, for one) are called with nothing but the meta device:
-    the policy must be as it will be trained, so that gradients are counted for the right parameters.
+    """What `build`'s policy, with weights of `dtype`, needs to evaluate a record like this; with `training`,
+    for gradients and an optimizer too. `build` and `prepare` (``lambda policy: lora.attach(policy)``, for
+    one) are called with nothing but the meta device: the policy must be as it will be trained, so that
+    gradients are counted for the right parameters.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -148,7 +149,8 @@ class _Alive(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor) and (storage := tensor.untyped_storage())._cdata not in self._sizes:
                 size = storage.nbytes()
                 if func is torch.ops.aten.add.Tensor and self._training and not torch.is_grad_enabled():
-                    # Two gradients of one tensor: autograd adds the one to the other in place, though not with tensors like these.
+                    # Two gradients of one tensor: autograd adds the one to the other in place, though
+                    # not with tensors like these.
                     first = args[0].untyped_storage()._cdata
                     self.now -= self._sizes.get(first, 0)
                     self._sizes[first] = 0
@@ -163,7 +165,8 @@ class _Alive(TorchDispatchMode):
 
 
 def _pretend(policy: nn.Module, dtype: torch.dtype | None) -> list[int]:
-    """Gives every parameter and buffer a tensor on the CPU that has no memory, and returns how many bytes each would have."""
+    """Gives every parameter and buffer a tensor on the CPU that has no memory, and
+    returns how many bytes each would have."""
     made: dict[int, torch.Tensor] = {}
     for module in policy.modules():
         for held in (module._parameters, module._buffers):

@@ -1,10 +1,13 @@
-"""How pictures come to a policy, without TensorFlow, PIL or torchvision: the numbers of TensorFlow's and PIL's own functions.
+"""How pictures come to a policy, without TensorFlow, PIL or torchvision: the
+numbers of TensorFlow's and PIL's own functions.
 
-    openvla_view(images)         what OpenVLA was trained on: a JPEG round trip, Lanczos3 to 224 pixels, a center crop of 0.9 of the area
+    openvla_view(images)         what OpenVLA was trained on: a JPEG round trip, Lanczos3 to 224 pixels, a center crop
+                                 of 0.9 of the area
     resize_with_pad(images, 224) what pi0 was trained on
 
-Every function takes uint8 [..., H, W, 3], an array or a tensor on any device, and gives the same back; `to_float` is the last step, on
-the device that consumes them. Arithmetic is on integers, or on float64 that hold them exactly, so a GPU gives the bytes of a CPU.
+Every function takes uint8 [..., H, W, 3], an array or a tensor on any device, and gives the same back;
+`to_float` is the last step, on the device that consumes them. Arithmetic is on integers, or on float64 that
+hold them exactly, so a GPU gives the bytes of a CPU.
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ def _pictures(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
 
 
 def openvla_view(images: Images, size: int = 224, crop: bool = True) -> Images:
-    """What the OpenVLA family sees of a camera, in uint8 [..., size, size, 3]; the rotation of LIBERO's pictures is the suite's matter."""
+    """What the OpenVLA family sees of a camera, in uint8 [..., size, size, 3]; the rotation
+    of LIBERO's pictures is the suite's matter."""
     seen = lanczos3(jpeg_round_trip(images), size)
     result: Images = center_crop(seen, size=size) if crop else seen
     return result
@@ -75,9 +79,8 @@ def lanczos3(images: torch.Tensor, size: int | tuple[int, int]) -> torch.Tensor:
     for dim, wanted in ((1, _size(size)[0]), (2, _size(size)[1])):
         places, weights = _lanczos(images.shape[dim], wanted)
         summed = torch.zeros((), device=images.device)
-        for place, weight in zip(
-            places.to(images.device), weights.to(images.device), strict=True
-        ):  # one after the other, as there
+        # one after the other, as there
+        for place, weight in zip(places.to(images.device), weights.to(images.device), strict=True):
             summed = summed + pixels.index_select(dim, place) * weight.view(-1, *(1,) * (3 - dim))
         pixels = summed
     return pixels.round().clamp(0, 255).to(torch.uint8)
@@ -99,7 +102,8 @@ def bilinear(images: torch.Tensor, size: int | tuple[int, int]) -> torch.Tensor:
 def resize_with_pad(
     images: torch.Tensor, size: int | tuple[int, int], anchor: Literal["center", "corner"] = "center"
 ) -> torch.Tensor:
-    """PIL's BILINEAR to the largest picture of the same shape that fits, in the middle of black, or in its lower right corner (SmolVLA)."""
+    """PIL's BILINEAR to the largest picture of the same shape that fits, in the middle of
+    black, or in its lower right corner (SmolVLA)."""
     height, width = _size(size)
     ratio = max(images.shape[2] / width, images.shape[1] / height)
     inner = int(images.shape[1] / ratio), int(images.shape[2] / ratio)
@@ -110,7 +114,8 @@ def resize_with_pad(
 
 @_pictures
 def center_crop(images: torch.Tensor, area: float = 0.9, size: int | tuple[int, int] = 224) -> torch.Tensor:
-    """The middle of the picture with this share of its area, resized by `tf.image.crop_and_resize` (bilinear, corner on corner)."""
+    """The middle of the picture with this share of its area, resized by
+    `tf.image.crop_and_resize` (bilinear, corner on corner)."""
     if not 0 < area <= 1:
         raise SchemaError(
             f"center_crop() was given area={area}; the share of the area that is kept is above 0 and at most 1."
@@ -148,7 +153,8 @@ def _mix(rows: torch.Tensor, left: torch.Tensor, right: torch.Tensor, share: tor
 def _between(
     side: np.float32, size: int, wanted: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For each wanted pixel its two neighbors and how far it is from the first, in float32 and in TensorFlow's order."""
+    """For each wanted pixel its two neighbors and how far it is from the first, in
+    float32 and in TensorFlow's order."""
     one = np.float32(1)
     first = (one - side) / np.float32(2)
     step = (first + side - first) * np.float32(size - 1) / np.float32(max(wanted - 1, 1))
@@ -160,8 +166,8 @@ def _between(
 
 @functools.lru_cache(maxsize=64)
 def _lanczos(size: int, wanted: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the pixels that count for each of the `wanted`, and their weights, [taps, wanted]: TensorFlow's arithmetic, float32 in its
-    order."""
+    """Returns the pixels that count for each of the `wanted`, and their weights, [taps, wanted]:
+    TensorFlow's arithmetic, float32 in its order."""
     one, pi = np.float32(1), np.float32(np.pi)
     step = one / (np.float32(wanted) / np.float32(size))
     stretch = max(step, one)
@@ -190,12 +196,12 @@ def _triangle(x: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def _weights(kernel: Kernel, size: int, wanted: int) -> torch.Tensor:
-    """How much each of `size` pixels counts in each of the `wanted`, float64 [wanted, size]; a smaller picture has wider kernels."""
+    """How much each of `size` pixels counts in each of the `wanted`, float64 [wanted,
+    size]; a smaller picture has wider kernels."""
     stretch = max(size / wanted, 1.0)
     center = (np.arange(wanted)[:, None] + 0.5) * (size / wanted)
-    weights = kernel(
-        np.abs((np.arange(size) - center + 0.5) * (1 / stretch))
-    )  # in the order of PIL: it decides the last bit
+    # in the order of PIL: it decides the last bit
+    weights = kernel(np.abs((np.arange(size) - center + 0.5) * (1 / stretch)))
     return torch.from_numpy(weights / weights.sum(axis=1, keepdims=True))
 
 

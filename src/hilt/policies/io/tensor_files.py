@@ -1,12 +1,14 @@
 """Weights as files: safetensors shards, read tensor by tensor to where they belong, and written whole or not at all.
 
     tensors = Tensors("folder")                    # the headers only
-    load_into(module, tensors, device="cuda:0", dtype=torch.bfloat16)    # a module on the meta device gets its memory here
+    # a module on the meta device gets its memory here
+    load_into(module, tensors, device="cuda:0", dtype=torch.bfloat16)
     write_tensors("folder", module.state_dict())
 
-The library `safetensors` reads and writes the files. It maps a file into memory, and mapped pages count as memory of the process, so a
-file is mapped for one tensor at a time: what is resident beside the weights is never more than the largest tensor. What we write
-carries a checksum for each tensor in the header's metadata, where other readers do not mind it.
+The library `safetensors` reads and writes the files. It maps a file into memory, and mapped pages count
+as memory of the process, so a file is mapped for one tensor at a time: what is resident beside the
+weights is never more than the largest tensor. What we write carries a checksum for each tensor in the
+header's metadata, where other readers do not mind it.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ from hilt.core.unpickle import PickleError
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SHARD_BYTES = 1_000_000_000
-"""A shard is written from memory as a whole, so tensors that are on another device, or made while they are written, need this much."""
+"""A shard is written from memory as a whole, so tensors that are on another device,
+or made while they are written, need this much."""
 MAX_LISTED = 5
 
 
@@ -111,7 +114,8 @@ class Tensors(Mapping[str, Tensor]):
         entry = self.entries[name]
         if entry.shape != tuple(out.shape):
             raise SchemaError(
-                f"{entry.file}: the tensor {name} has the shape {list(entry.shape)}, and {list(out.shape)} was asked for."
+                f"{entry.file}: the tensor {name} has the shape {list(entry.shape)}, and "
+                f"{list(out.shape)} was asked for."
             )
         if out.is_meta:  # nothing is there to be filled: memory is estimated
             return
@@ -139,12 +143,14 @@ def load_into(
     also: Mapping[str, Tensor] | None = None,
     optional: tuple[str, ...] = (),
 ) -> list[str]:
-    """Fills a module's parameters and buffers, and gives the names of the tensors that it had no use for (none if `strict`).
+    """Fills a module's parameters and buffers, and gives the names of the tensors
+    that it had no use for (none if `strict`).
 
-    `rename` gives the name in the file for the name in the module. A module on the meta device gets its memory on `device`, floating
-    point as `dtype` (that of the file unless given), tensor by tensor: there is never a second copy. Names and shapes are compared
-    before the first byte is read. Without `strict`, what the files lack stays as it is; so does what is missing or left over and
-    begins with one of `optional`. `also` are tensors from elsewhere, by their name in the module; they come before those of the files.
+    `rename` gives the name in the file for the name in the module. A module on the meta device gets its memory on
+    `device`, floating point as `dtype` (that of the file unless given), tensor by tensor: there is never a second copy.
+    Names and shapes are compared before the first byte is read. Without `strict`, what the files lack stays as it is;
+    so does what is missing or left over and begins with one of `optional`. `also` are tensors from elsewhere, by their
+    name in the module; they come before those of the files.
     """
     owners, also = _places(module), also or {}
     strange = [name for name in also if name not in owners and not name.startswith(optional)]
@@ -161,14 +167,15 @@ def load_into(
             if names
         ]
         raise MissingFieldError(
-            f"{tensors.path}: of its tensors {' and '.join(problems)} for this model. Check that the config is the one of these weights."
+            f"{tensors.path}: of its tensors {' and '.join(problems)} for this model. Check that the config is "
+            "the one of these weights."
         )
     for name, (holder, key) in owners.items():
         entry, shape = tensors.entries.get(wanted[name]), tuple(getattr(holder, key).shape)
         if entry and entry.shape != shape:
             raise SchemaError(
-                f"{entry.file}: the tensor {wanted[name]} has the shape {list(entry.shape)}, and the config asks for {list(shape)}. "
-                "Check that the config is the one of these weights."
+                f"{entry.file}: the tensor {wanted[name]} has the shape {list(entry.shape)}, and the "
+                f"config asks for {list(shape)}. Check that the config is the one of these weights."
             )
     filled: dict[int, Tensor] = {}
     found = ((tensors.entries[theirs], name) for name, theirs in wanted.items() if theirs in tensors.entries)
@@ -211,7 +218,8 @@ def check_device(device: torch.device | str) -> torch.device:
         raise ConfigError(f"device {device!r}: expected the name of one, such as 'cpu', 'cuda' or 'cuda:1'.") from None
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"device {str(place)!r} is not on this machine, which has {torch.cuda.device_count()} CUDA devices; use 'cpu'."
+            f"device {str(place)!r} is not on this machine, which has "
+            f"{torch.cuda.device_count()} CUDA devices; use 'cpu'."
         )
     return place
 
@@ -233,10 +241,12 @@ def write_tensors(
     value: Callable[[str], Tensor] | None = None,
     name: str = SINGLE,
 ) -> list[Path]:
-    """Writes safetensors shards of at most `shard_bytes` (a larger tensor has one of its own) and their index into a folder.
+    """Writes safetensors shards of at most `shard_bytes` (a larger tensor has one
+    of its own) and their index into a folder.
 
-    `value` gives the tensor to write for a name, of the type and shape that `state` has for it: those of one shard are made and let go
-    again, so a merged model never exists as a whole. Each file is written beside its place, synced and renamed; the index comes last.
+    `value` gives the tensor to write for a name, of the type and shape that `state` has for it: those of one
+    shard are made and let go again, so a merged model never exists as a whole. Each file is written beside its
+    place, synced and renamed; the index comes last.
     """
     folder, value = Path(folder), value or state.__getitem__
     shards: list[list[str]] = [[]]
@@ -264,7 +274,8 @@ def write_tensors(
 
 
 def read_pt(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The state dict in a file of ``torch.save``, without the prefix that data-parallel training leaves. Runs nothing of the file."""
+    """The state dict in a file of ``torch.save``, without the prefix that data-parallel
+    training leaves. Runs nothing of the file."""
     path = Path(path)
     try:
         with storage_errors(path):
@@ -302,7 +313,8 @@ def _write_shard(path: Path, state: Mapping[str, Tensor], value: Callable[[str],
         given = value(name).detach()
         if given.shape != tensor.shape or given.dtype != tensor.dtype:
             raise SchemaError(
-                f"the tensor {name} was to be {tensor.dtype} {list(tensor.shape)}: it is {given.dtype} {list(given.shape)}."
+                f"the tensor {name} was to be {tensor.dtype} {list(tensor.shape)}: it is "
+                f"{given.dtype} {list(given.shape)}."
             )
         given = given.cpu().contiguous()
         if given.untyped_storage().data_ptr() in storages:

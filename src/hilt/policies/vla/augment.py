@@ -1,14 +1,17 @@
-"""Pictures as imitation sees them, each changed by chance as the published models were trained: on their device, from a CPU generator.
+"""Pictures as imitation sees them, each changed by chance as the published models
+were trained: on their device, from a CPU generator.
 
     openvla(images, generator)
-        OpenVLA and OpenVLA-OFT (`image_aug` of prismatic/vla/datasets): a square of 0.9 of the area anywhere, resized; then brightness
-        + [-0.2, 0.2], contrast x [0.8, 1.2], saturation x [0.8, 1.2], hue + [-0.05, 0.05]
+        OpenVLA and OpenVLA-OFT (`image_aug` of prismatic/vla/datasets): a square of 0.9 of the area anywhere, resized;
+        then brightness + [-0.2, 0.2], contrast x [0.8, 1.2], saturation x [0.8, 1.2], hue + [-0.05, 0.05]
     openpi(images, wrist, generator)
-        pi0 (openpi/models_pytorch/preprocessing_pytorch): a square of 0.95 of the side anywhere, resized, turned by up to 5 degrees, both
-        not for a camera at the wrist; then brightness x [0.7, 1.3], contrast x [0.6, 1.4], saturation x [0.5, 1.5]
+        pi0 (openpi/models_pytorch/preprocessing_pytorch): a square of 0.95 of the side anywhere, resized,
+        turned by up to 5 degrees, both not for a camera at the wrist; then brightness x [0.7, 1.3],
+        contrast x [0.6, 1.4], saturation x [0.5, 1.5]
 
-Every picture has draws of its own, as in openpi's JAX code; its torch code has one for a batch. Both take uint8 [N, size, size, 3] and give
-the same back. What OpenVLA sees without chance, `images.center_crop`, is the middle of what it may see here.
+Every picture has draws of its own, as in openpi's JAX code; its torch code has one for a batch. Both
+take uint8 [N, size, size, 3] and give the same back. What OpenVLA sees without chance,
+`images.center_crop`, is the middle of what it may see here.
 """
 
 from __future__ import annotations
@@ -58,8 +61,8 @@ def openpi(images: Tensor, wrist: Tensor, generator: Generator | None) -> Tensor
 
 
 def cropped(x: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """Crops numbers [N, size, size, 3] to a square of `OPENVLA_AREA`, at the relative positions [N] from 0 to 1, resized as
-    `tf.image.crop_and_resize` does: bilinear, corner on corner. A half each way is the middle."""
+    """Crops numbers [N, size, size, 3] to a square of `OPENVLA_AREA`, at the relative positions [N] from 0 to 1,
+    resized as `tf.image.crop_and_resize` does: bilinear, corner on corner. A half each way is the middle."""
     size = x.shape[1]
     side = torch.tensor(math.sqrt(OPENVLA_AREA), dtype=torch.float32, device=x.device)
     places = []

@@ -1,15 +1,22 @@
 """Flow policies: actions out of noise along a learned velocity, with log-probabilities, so that RL can train them.
 
-Time runs from 1 (noise) to 0 (action): ``x_t = t * noise + (1 - t) * action``, and the field is taught ``v = noise - action``.
-An Euler step from t to s = t - d is ``x - d v``. With ``clean = x - t v`` and ``noise = x + (1 - t) v``, a step that is drawn has
+Time runs from 1 (noise) to 0 (action): ``x_t = t * noise + (1 - t) * action``, and the field is taught
+``v = noise - action``. An Euler step from t to s = t - d is ``x - d v``. With ``clean = x - t v`` and
+``noise = x + (1 - t) v``, a step that is drawn has
 
     sde     mean = (1 - s) clean + (s - sigma^2 d / (2 t)) noise,  std = sigma sqrt(d),  sigma = level sqrt(t / (1 - t))
     cps     mean = (1 - s) clean + s cos(pi level / 2) noise,      std = s sin(pi level / 2)
     noise   mean = x - d v,                                        std learned, within two bounds
 
-(Flow-SDE, Flow-GRPO 2025; coefficients-preserving sampling, 2025; Flow-Noise, ReinFlow 2025. At t = 1, sigma has the second time in
-``1 - t``.) Either one step of each row is drawn, at random, and the others are Euler's: then the log-probability is that step's. Or all
-are (`joint`): then it is the mean over all steps and the initial noise. It is a density for each number of the action.
+(Flow-SDE, Flow-GRPO 2025; coefficients-preserving sampling, 2025; Flow-Noise, ReinFlow 2025. At t = 1, sigma has
+the second time in ``1 - t``.) Either one step of each row is drawn, at random, and the others are Euler's: then
+the log-probability is that step's. Or all are (`joint`): then it is the mean over all steps and the initial
+noise. It is a density for each number of the action.
+
+A chunk can continue actions that are executed while it is computed (real-time chunking). A field that was not trained
+for it is `guided`: each Euler step also moves ``clean`` toward the given actions, by the product of the difference with
+the Jacobian of ``clean`` with respect to ``x`` (Black, Galliker and Levine 2025, arXiv 2506.07339). A field that was
+trained for it has the given actions in ``x``, and their time is 0 (arXiv 2512.05964).
 """
 
 from __future__ import annotations
@@ -19,13 +26,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from hilt.core.errors import ConfigError
 from hilt.core.validate import Need, check, setting
 
 KINDS = ("sde", "cps", "noise")
+MAX_GUIDANCE = 5.0
+"""The largest factor of the guidance; without a limit few steps would overshoot"""
 
 
 _FIXED = Need('kind "sde" or "cps"', lambda c: c.kind != "noise")
@@ -41,7 +52,8 @@ class Flow:
     steps: int = setting(10, minimum=2)
     """Steps from noise to action"""
     level: float = setting(0.5, above=0, needs=_FIXED)
-    """Of the noise of "sde" and "cps"; the temperature of a draw multiplies it, so that it may change as training goes on"""
+    """Of the noise of "sde" and "cps"; the temperature of a draw multiplies it, so
+    that it may change as training goes on"""
     std_range: tuple[float, float] = setting((0.08, 0.16), length=2, above=0, needs=_LEARNED)
     """The least and the largest standard deviation of "noise"; the temperature multiplies it too"""
     joint: bool | None = None
@@ -69,8 +81,9 @@ def check_entropy(coefficient: float, kind: str) -> None:
     """Raises for an entropy coefficient that no weight of a flow can answer to."""
     if coefficient and kind != "noise":
         raise ConfigError(
-            f"algorithm.entropy={coefficient:g} would do nothing: the noise of a flow of kind {kind} is fixed, and so is its entropy. "
-            "Leave it out, or give policy_options.flow.kind=noise, whose deviation is learned."
+            f"algorithm.entropy={coefficient:g} would do nothing: the noise of a flow of kind {kind} is "
+            "fixed, and so is its entropy. Leave it out, or give policy_options.flow.kind=noise, "
+            "whose deviation is learned."
         )
 
 
@@ -123,8 +136,8 @@ def draw(
 ) -> FlowSample:
     """Actions of this shape [B, ...] at the temperatures [B], which also name the device.
 
-    The generator is a CPU one. Without `sample` all steps are Euler's; they begin at noise, or at 0 if there is no generator. `start` is
-    noise to begin with instead.
+    The generator is a CPU one. Without `sample` all steps are Euler's; they begin at noise, or at 0 if there is no
+    generator. `start` is noise to begin with instead.
     """
     if sample and generator is None:
         raise ConfigError("to sample, a flow needs a generator: give act() one, or sample=False.")
@@ -162,6 +175,61 @@ def draw(
     return FlowSample(x, chain, first, _mean(log_prob, first, flow), None if value is None else value / flow.drawn)
 
 
+class Given(NamedTuple):
+    """Actions of a chunk that are known before it is drawn, normalized as the model's."""
+
+    actions: Tensor
+    """[B, chunk, dim]; 0 where none is known"""
+    frozen: Tensor
+    """bool [B, chunk, 1]: which of them are executed for certain, always the first ones"""
+    weights: Tensor
+    """[B, chunk, dim]: how much each number counts when a field is guided, from 0 to 1"""
+
+    def within(self, x: Tensor) -> Tensor:
+        """`x` [B, chunk, dim] with the frozen actions in their places."""
+        return torch.where(self.frozen, self.actions, x)
+
+    def apart(self, x: Tensor) -> Tensor:
+        """`x` [B, chunk, dim] with 0 in the places of the frozen actions, which nothing decides any more."""
+        return torch.where(self.frozen, 0.0, x)
+
+
+def given_actions(actions: Tensor, frozen: Tensor, chunk: int, dim: int) -> Given:
+    """Known actions [B, n, numbers], of which [B] are `frozen`, in a chunk of actions of `dim` numbers.
+
+    The weights are 1 where an action is frozen and fall exponentially from there to the end of what is known.
+    """
+    length, numbers = actions.shape[1:]
+    place = torch.arange(chunk, device=actions.device)
+    fade = ((length - place) / (length - frozen[:, None] + 1).to(actions.dtype)).clamp(0, 1)
+    first = place < frozen[:, None]
+    weights = torch.where(first, 1.0, fade * torch.expm1(fade) / math.expm1(1.0))[..., None].expand(-1, -1, numbers)
+    room = (0, dim - numbers)
+    return Given(
+        F.pad(actions, (*room, 0, chunk - length)),
+        first[..., None],
+        F.pad(weights, room),
+    )
+
+
+def guided(field: Field, given: Given) -> Field:
+    """The field whose Euler steps also lead to the given actions, for draws without `sample`."""
+
+    def corrected(x: Tensor, times: Tensor) -> FlowStep:
+        t = _like(times, x)
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            output = field(x, times)
+            clean = x - t * output.velocity
+            missing = (given.weights * (given.actions - clean)).detach()
+            (correction,) = torch.autograd.grad(clean, x, missing)
+        factor = ((1 - t).square() + t.square()) / (t * (1 - t)).clamp(min=1e-6)
+        velocity = output.velocity - factor.clamp(max=MAX_GUIDANCE) * correction
+        return FlowStep(*(None if each is None else each.detach() for each in (velocity, output.std, output.value)))
+
+    return corrected
+
+
 def evaluate(field: Field, chain: Tensor, step: Tensor, flow: Flow, temperature: Tensor) -> Evaluated:
     """The log-probability under the field of now of what was drawn then: one call of the field for each drawn step.
 
@@ -183,7 +251,8 @@ def evaluate(field: Field, chain: Tensor, step: Tensor, flow: Flow, temperature:
 
 
 def transition(x: Tensor, output: FlowStep, place: Tensor, flow: Flow, temperature: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of the drawn step that begins at ``times[place]``, `place` and `temperature` being [B]."""
+    """Mean and standard deviation of the drawn step that begins at
+    ``times[place]``, `place` and `temperature` being [B]."""
     times = schedule(flow, x)
     t, s, heat = (_like(each, x) for each in (times[place], times[place + 1], temperature))
     v = output.velocity
@@ -201,9 +270,8 @@ def transition(x: Tensor, output: FlowStep, place: Tensor, flow: Flow, temperatu
 def schedule(flow: Flow, like: Tensor) -> Tensor:
     """The times of the steps, from 1 to 0, of the kind and on the device of a tensor: [steps + 1]."""
     even = torch.linspace(1, 0, flow.steps + 1, device=like.device, dtype=torch.float64)
-    return (flow.shift * even / (1 + (flow.shift - 1) * even)).to(
-        like.dtype
-    )  # the nearest number: a quick sine tells them apart
+    # the nearest number: a quick sine tells them apart
+    return (flow.shift * even / (1 + (flow.shift - 1) * even)).to(like.dtype)
 
 
 def gaussian_log_prob(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
@@ -230,24 +298,38 @@ def training_times(rows: int, generator: torch.Generator) -> Tensor:
     return torch.rand(rows, generator=generator) ** (1 / 1.5) * 0.999 + 0.001
 
 
+def training_delays(mask: np.ndarray, max_delay: int, generator: torch.Generator | None) -> Tensor:
+    """int64 [B]: the number of actions that each row is given, from 0 to `max_delay`, the smaller of two draws, so that
+    the first actions of a chunk are learned often enough. On the CPU.
+
+    One at least of the actions that `mask` [B, chunk] lets through is left to learn."""
+    if generator is None:
+        raise ConfigError(
+            f"max_delay={max_delay} gives actions at random: give supervised_loss a generator of the CPU."
+        )
+    drawn = torch.randint(max_delay + 1, (2, len(mask)), generator=generator).amin(0)
+    return torch.minimum(drawn, torch.from_numpy(mask.sum(1)) - 1).clamp(min=0)
+
+
 def toward(actions: Tensor, noise: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
-    """``x_t`` and the velocity that the field is taught there; the loss is the mean square."""
+    """``x_t`` and the velocity that the field is taught there; the loss is the mean square. Times are [B], or of
+    each action, [B, chunk]."""
     t = _like(times, actions)
     return t * noise + (1 - t) * actions, noise - actions
 
 
 def embed_times(times: Tensor, width: int, shortest: float = 4e-3, longest: float = 4.0) -> Tensor:
-    """[B, width]: sines, then cosines, of times [B]; their periods rise geometrically between these two."""
+    """[..., width]: sines, then cosines, of times [...]; their periods rise geometrically between these two."""
     periods = shortest * (longest / shortest) ** torch.linspace(
         0, 1, width // 2, dtype=torch.float64, device=times.device
     )
-    turns = 2 * math.pi / periods * times[:, None].double()
+    turns = 2 * math.pi / periods * times[..., None].double()
     return torch.cat([turns.sin(), turns.cos()], dim=-1).to(times.dtype)
 
 
 def _like(rows: Tensor, x: Tensor) -> Tensor:
-    """[B] as [B, 1, ...], so that it meets `x` row by row."""
-    return rows.reshape(-1, *([1] * (x.ndim - 1)))
+    """[B] as [B, 1, ...], so that it meets `x` row by row; so with [B, chunk]."""
+    return rows.reshape(*rows.shape, *([1] * (x.ndim - rows.ndim)))
 
 
 def _start(noise: Tensor, flow: Flow) -> Evaluated:

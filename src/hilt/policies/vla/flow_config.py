@@ -1,4 +1,5 @@
-"""The settings that policies with a flow have in common, pi0's and SmolVLA's; a folder of theirs has them in its config.json."""
+"""The settings that policies with a flow have in common, pi0's and SmolVLA's; a
+folder of theirs has them in its config.json."""
 
 from __future__ import annotations
 
@@ -53,15 +54,21 @@ class FlowPolicyConfig(ABC):
     flow: Flow = field(default_factory=Flow)
     """How noise becomes actions"""
     value: str = setting("", choices=VALUES)
-    """What a value head looks at: "actions" (the expert's output, as in pi0), "prefix" (the language model's, as in pi0.5), "" for none"""
+    """What a value head looks at: "actions" (the expert's output, as in pi0), "prefix" (the
+    language model's, as in pi0.5), "" for none"""
     detach_value: bool = setting(False, needs=Need("a value head, value=actions or value=prefix", lambda c: c.value))
     """The value's gradient stops at its head"""
     trained: str = setting("all", choices=TRAINED)
-    """"all" parameters, all but those of the tower for pictures ("no_vision"), or only what is not the language model ("expert")"""
+    """"all" parameters, all but those of the tower for pictures ("no_vision"), or only
+    what is not the language model ("expert")"""
     gradient_checkpointing: bool = False
     """Layers are computed twice, and memory is saved"""
     augment: bool = False
     """In imitation pictures are cropped, turned and in other colors, at random, as openpi does; never when it acts"""
+
+    max_delay: int = setting(0, minimum=0)
+    """In imitation up to this many actions at the start of a chunk are given, at random, so that an answer can continue
+    what is executed meanwhile; 0: none, and `act` is guided toward a prefix instead"""
 
     def __post_init__(self) -> None:
         check(self)
@@ -73,7 +80,15 @@ class FlowPolicyConfig(ABC):
             ("state_dim", "max_state_dim"),
         ):
             if getattr(self, less) > getattr(self, more):
-                yield f"{here}{less} is {getattr(self, less)} and {more} is {getattr(self, more)}: it is from 1 to that."
+                yield (
+                    f"{here}{less} is {getattr(self, less)} and {more} is {getattr(self, more)}: it is from 1 to that."
+                )
+
+        if self.max_delay >= self.n_action_steps:
+            yield (
+                f"{here}max_delay is {self.max_delay} and n_action_steps is {self.n_action_steps}: an answer has more "
+                "actions than are given. Give a smaller max_delay."
+            )
 
     @classmethod
     @abstractmethod

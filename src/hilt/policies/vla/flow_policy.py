@@ -1,8 +1,8 @@
 """What pi0 and SmolVLA share: a prefix that is read once, a flow over the suffix, and folders of files.
 
-A subclass defines its modules (`build`), how it encodes the prefix (`prefix`) and the suffix (`suffix`), and the format of a prompt.
-Here is the rest: observations to tensors and back to actions, log-probabilities by `hilt.policies.vla.flow`, the loss of imitation, a value
-head, and folders as openpi and lerobot write them.
+A subclass defines its modules (`build`), how it encodes the prefix (`prefix`) and the suffix (`suffix`), and the format
+of a prompt. Here is the rest: observations to tensors and back to actions, log-probabilities by
+`hilt.policies.vla.flow`, the loss of imitation, a value head, and folders as openpi and lerobot write them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,18 @@ from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
 from hilt.policies.base import (
     Evaluation,
     Observation,
+    ObservedFields,
     Policy,
+    Prefix,
     Record,
     at_least_float32,
+    check_prefix,
     check_record,
     check_temperature,
+    continued,
+    given_in,
     picture,
+    prefix_record,
     text,
     to_imitate,
 )
@@ -44,7 +50,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Prefix(NamedTuple):
+class Context(NamedTuple):
     """What the language model has read."""
 
     cache: KeysValues
@@ -77,7 +83,8 @@ class FlowPolicy(Policy):
         statistics: Mapping[str, Any] | None = None,
         seed: int = 0,
     ):
-        """`tokenizer.encode(text)` gives the ids of a prompt. `statistics`: of "state" and "action"; without, these are not normalized.
+        """`tokenizer.encode(text)` gives the ids of a prompt. `statistics`: of "state" and
+        "action"; without, these are not normalized.
 
         Weights are drawn from `seed`; those of a folder replace them.
         """
@@ -85,7 +92,7 @@ class FlowPolicy(Policy):
         self.config, self.tokenizer = config, tokenizer
         self.use_statistics(statistics or {})
         self.chunk, self.action_dim, self.horizon = config.n_action_steps, config.action_dim, config.chunk_size
-        self.checkpointing = config.gradient_checkpointing
+        self.max_delay, self.checkpointing = config.max_delay, config.gradient_checkpointing
         self.source: Path | None = None
         """The folder that it came from."""
         with _seeded(seed):
@@ -104,7 +111,8 @@ class FlowPolicy(Policy):
                 self.noise_head = mlp((expert_width, 128, 64, self.config.max_action_dim), nn.Tanh).to(device)
 
     def use_statistics(self, statistics: Mapping[str, Any], name: str = "") -> None:
-        """Normalizes by these from now on, and saves them: of "action" and "state" (or "proprio"), as `normalize.statistics` makes them.
+        """Normalizes by these from now on, and saves them: of "action" and "state" (or
+        "proprio"), as `normalize.statistics` makes them.
 
         They may have an `epsilon`, if it is not 1e-8. The name of the dataset plays no role: these policies have one.
         """
@@ -127,12 +135,14 @@ class FlowPolicy(Policy):
         """Sets aside the parameters that are not trained."""
 
     @abstractmethod
-    def prefix(self, pixels: Tensor, present: Tensor, prompt: Tensor, worded: Tensor, state: Tensor) -> Prefix:
-        """Reads pictures [B, slots, 3, H, W], of which [B, slots] are `present`, ids [B, L], of which [B, L] are `worded`, and a state."""
+    def prefix(self, pixels: Tensor, present: Tensor, prompt: Tensor, worded: Tensor, state: Tensor) -> Context:
+        """Reads pictures [B, slots, 3, H, W], of which [B, slots] are `present`, ids [B, L], of
+        which [B, L] are `worded`, and a state."""
 
     @abstractmethod
-    def suffix(self, prefix: Prefix, noisy: Tensor, times: Tensor) -> Tensor:
-        """The expert's output float32 [B, horizon, width] for actions [B, horizon, max_action_dim] on their way, at the times [B]."""
+    def suffix(self, context: Context, noisy: Tensor, times: Tensor) -> Tensor:
+        """The expert's output float32 [B, horizon, width] for actions [B, horizon,
+        max_action_dim] on their way, at the times [B], or [B, horizon] of each action."""
 
     def other_name(self, name: str) -> str:
         """What a parameter is called in some checkpoints."""
@@ -144,36 +154,49 @@ class FlowPolicy(Policy):
 
     # --- the protocol ---
 
+    @property
+    def takes_prefix(self) -> bool:
+        return True
+
     def act(
         self,
         observations: Sequence[Observation],
         sample: bool = True,
         temperature: float = 1.0,
         generator: torch.Generator | None = None,
+        prefix: Prefix | None = None,
     ) -> tuple[np.ndarray, Record]:
         check_temperature(temperature, sample)
+        prefix = check_prefix(self, prefix, len(observations), sample)
         record = self._read(observations)
         record["temperature"] = np.full(len(observations), temperature, np.float32)
         shape = (len(observations), self.horizon, self.config.max_action_dim)
+        if self.max_delay:
+            record |= prefix_record(self, prefix, len(observations))
+        given = self._given(given_in(record))
         with torch.no_grad():
-            prefix = self._prefix(record)
-            drawn = flows.draw(
-                self._field(prefix), shape, self.config.flow, self._tensor(record["temperature"]), generator, sample
-            )
-            value = self._value(prefix) if self.config.value == "prefix" else drawn.value
+            context = self._prefix(record)
+            field = self._field(context, given)
+            if (guide := None if self.max_delay else self._given(prefix)) is not None:
+                field = flows.guided(field, guide)
+            drawn = flows.draw(field, shape, self.config.flow, self._tensor(record["temperature"]), generator, sample)
+            value = self._value(context) if self.config.value == "prefix" else drawn.value
         record["chain"], record["step"] = _array(drawn.chain), _array(drawn.step).astype(np.int32)
-        record["log_prob"] = _array(self._answered(drawn.log_prob))
+        record["log_prob"] = _array(self._answered(_open(drawn.log_prob, given)))
         if value is not None:
             record["value"] = _array(value)
-        return self._normalize("action", _array(self._answered(drawn.actions)), back=True), record
+        actions = self._normalize("action", _array(self._answered(drawn.actions)), back=True)
+        return continued(actions, prefix) if self.max_delay and prefix is not None else actions, record
 
     def evaluate(self, record: Record) -> Evaluation:
         check_record(record, "images", "image_mask", "prompt", "prompt_length", "state", "chain", "step", "temperature")
-        prefix = self._prefix(record)
+        context = self._prefix(record)
         chain, step, temperature = (self._tensor(record[name]) for name in ("chain", "step", "temperature"))
-        found = flows.evaluate(self._field(prefix), chain, step.long(), self.config.flow, temperature)
-        value = self._value(prefix) if self.config.value == "prefix" else found.value
-        return Evaluation(self._answered(found.log_prob), self._answered(found.entropy), value)
+        given = self._given(given_in(record))
+        found = flows.evaluate(self._field(context, given), chain, step.long(), self.config.flow, temperature)
+        value = self._value(context) if self.config.value == "prefix" else found.value
+        log_prob, entropy = (self._answered(_open(each, given)) for each in (found.log_prob, found.entropy))
+        return Evaluation(log_prob, entropy, value)
 
     def supervised_loss(
         self,
@@ -182,7 +205,8 @@ class FlowPolicy(Policy):
         mask: np.ndarray,
         generator: torch.Generator | None = None,
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """The flow's mean square error. `actions` may be `chunk` to `horizon` long; what is missing is masked. See `Policy`."""
+        """The flow's mean square error. `actions` may be `chunk` to `horizon` long;
+        what is missing is masked. See `Policy`."""
         if generator is None:
             raise ConfigError(
                 "the loss of a flow draws noise and times: give supervised_loss() a generator of the CPU."
@@ -196,34 +220,49 @@ class FlowPolicy(Policy):
         times = flows.training_times(rows, generator)
         record = self._read(observations)
         images = self._augmented(record, generator) if self.training and self.config.augment else None
-        loss = self.flow_loss(self._prefix(record, images), self._tensor(wanted), noise, times)
         weights = self._tensor(np.asarray(mask, np.float32))[..., None].expand(-1, -1, dim)
+        if self.max_delay:  # the given actions are clean: of time 0, and not to be learned
+            delays = flows.training_delays(mask, self.max_delay, generator)
+            free = torch.arange(self.horizon) >= delays[:, None]
+            times, weights = times[:, None] * free, weights * free[:, :length, None].to(self.device)
+        loss = self.flow_loss(self._prefix(record, images), self._tensor(wanted), noise, times)
         loss = (loss[:, :length, :dim] * weights).sum() / weights.sum().clamp(min=1)
         return loss, {"flow_loss": loss.item()}
 
-    def flow_loss(self, prefix: Prefix, actions: Tensor, noise: Tensor, times: Tensor) -> Tensor:
-        """The square error of the velocity, for each number: [B, horizon, max_action_dim]."""
+    def flow_loss(self, context: Context, actions: Tensor, noise: Tensor, times: Tensor) -> Tensor:
+        """The square error of the velocity, for each number: [B, horizon, max_action_dim]. `times` are [B], or
+        [B, horizon] of each action."""
         times = times.to(self.device)
         noisy, velocity = flows.toward(actions, noise, times)
-        return (self.action_out_proj(self.suffix(prefix, noisy, times)) - velocity).square()
+        return (self.action_out_proj(self.suffix(context, noisy, times)) - velocity).square()
 
     # --- inputs and outputs ---
 
-    def _field(self, prefix: Prefix) -> flows.Field:
+    def _field(self, context: Context, given: flows.Given | None = None) -> flows.Field:
+        """The field of a trained policy, with `given` actions in their places, of time 0."""
         config = self.config
 
         def field(noisy: Tensor, times: Tensor) -> flows.FlowStep:
-            features = self.suffix(prefix, noisy, times)
+            if given is not None:
+                noisy, times = given.within(noisy), torch.where(given.frozen[..., 0], 0.0, times[:, None])
+            features = self.suffix(context, noisy, times)
             std = flows.bounded_std(self.noise_head(features), config.flow) if config.flow.kind == "noise" else None
             value = self._critic(features.mean(1)) if config.value == "actions" else None
             return flows.FlowStep(self.action_out_proj(features), std, value)
 
         return field
 
-    def _value(self, prefix: Prefix) -> Tensor:
+    def _given(self, prefix: Prefix | None) -> flows.Given | None:
+        if prefix is None:
+            return None
+        actions = self._tensor(self._normalize("action", prefix.actions))
+        frozen = torch.from_numpy(prefix.frozen).to(self.device)
+        return flows.given_actions(actions, frozen, self.horizon, self.config.max_action_dim)
+
+    def _value(self, context: Context) -> Tensor:
         """Returns the value of the mean over the valid tokens of the language model's output."""
-        valid = prefix.valid[..., None]
-        return self._critic((at_least_float32(prefix.output) * valid).sum(1) / valid.sum(1))
+        valid = context.valid[..., None]
+        return self._critic((at_least_float32(context.output) * valid).sum(1) / valid.sum(1))
 
     def _critic(self, features: Tensor) -> Tensor:
         return self.value_head(features.detach() if self.config.detach_value else features)[:, 0]
@@ -234,8 +273,9 @@ class FlowPolicy(Policy):
         wrist = torch.tensor(["wrist" in name for name in self.config.images]).repeat(len(images))
         return augment.openpi(images.flatten(0, 1), wrist, generator).unflatten(0, images.shape[:2])
 
-    def _prefix(self, record: Record, images: Tensor | None = None) -> Prefix:
-        """Slots and words that no row has are left out: they would be masked, and cost as much as others. `images`: in place of its own."""
+    def _prefix(self, record: Record, images: Tensor | None = None) -> Context:
+        """Slots and words that no row has are left out: they would be masked, and cost as much as
+        others. `images`: in place of its own."""
         slots = record["image_mask"].any(0) if len(record["image_mask"]) else np.arange(1)
         length = int(record["prompt_length"].max(initial=1))
         worded = np.arange(length) < record["prompt_length"][:, None]
@@ -250,6 +290,9 @@ class FlowPolicy(Policy):
             np.pad(record["state"], [(0, 0), (0, self.config.max_state_dim - record["state"].shape[1])])
         )
         return self.prefix(pixels, self._tensor(record["image_mask"][:, slots]), prompt, self._tensor(worded), state)
+
+    def observed_fields(self) -> ObservedFields:
+        return ObservedFields(tuple(self.config.images), self.config.state_dim, all_cameras=False)
 
     def _read(self, observations: Sequence[Observation]) -> Record:
         """The part of a record that comes from the observations."""
@@ -280,7 +323,8 @@ class FlowPolicy(Policy):
         state = np.asarray(observation["state"], np.float32)
         if state.shape != (self.config.state_dim,):
             raise SchemaError(
-                f"the state of observation {row} has the shape {list(state.shape)}; expected is [{self.config.state_dim}]."
+                f"the state of observation {row} has the shape {list(state.shape)}; expected is "
+                f"[{self.config.state_dim}]."
             )
         return state
 
@@ -318,6 +362,10 @@ class FlowPolicy(Policy):
     # --- folders ---
 
     @classmethod
+    def delay_options(cls, max_delay: int) -> dict[str, Any]:
+        return {"max_delay": max_delay}
+
+    @classmethod
     def value_options(cls, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
         return {"value": options.get("value", "auto"), "detach_value": kind == "detached"}
 
@@ -330,7 +378,8 @@ class FlowPolicy(Policy):
         tokenizer: Any = None,
         **options: Any,
     ) -> Self:
-        """The policy in a folder of openpi, lerobot or ours, read as files. See `hilt.policies.io.flow_folders.load`."""
+        """The policy in a folder of openpi, lerobot or ours, read as files. See
+        `hilt.policies.io.flow_folders.load`."""
         return flow_folders.load(cls, Path(folder), device, dtype, tokenizer, options)
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -352,6 +401,10 @@ def _seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(seed)
         yield
+
+
+def _open(numbers: Tensor, given: flows.Given | None) -> Tensor:
+    return numbers if given is None else given.apart(numbers)
 
 
 def _array(tensor: Tensor) -> np.ndarray:

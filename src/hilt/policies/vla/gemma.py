@@ -1,8 +1,9 @@
 """The parts of pi0 and SmolVLA: a SigLIP tower, and Gemma or Llama layers of which two stacks share their attention.
 
-The *prefix* (pictures, words) goes through the language model once, and leaves the keys and values of each layer. The *suffix* (the
-actions) goes through the action expert, layer by layer beside it, and looks at those. The prefix never looks at the suffix, so this is
-the joined attention of the original in two passes, and the first is done once for all steps of a flow.
+The *prefix* (pictures, words) goes through the language model once, and leaves the keys and values of each
+layer. The *suffix* (the actions) goes through the action expert, layer by layer beside it, and looks at
+those. The prefix never looks at the suffix, so this is the joined attention of the original in two passes,
+and the first is done once for all steps of a flow.
 
 Parameter names are those of `transformers`, which the published checkpoints have; nothing of it is imported here.
 """
@@ -58,7 +59,8 @@ class VisionConfig:
 
 
 class RMSNorm(nn.Module):
-    """In float32. With a condition, scale, shift and the gate of the residual come from it (adaRMS)."""
+    """In float32. With a condition, [B, width] or of each token, scale, shift and the gate of the residual come from
+    it (adaRMS)."""
 
     def __init__(self, config: StackConfig):
         super().__init__()
@@ -74,12 +76,14 @@ class RMSNorm(nn.Module):
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
         if condition is None:
             return (wide * (self.offset + at_least_float32(self.weight))).to(x.dtype), None
-        scale, shift, gate = at_least_float32(self.dense(condition.to(self.dense.weight.dtype)))[:, None].chunk(3, -1)
+        made = at_least_float32(self.dense(condition.to(self.dense.weight.dtype)))
+        scale, shift, gate = (made if made.ndim == 3 else made[:, None]).chunk(3, -1)
         return (wide * (1 + scale) + shift).to(x.dtype), gate.to(x.dtype)
 
 
 class GemmaAttention(nn.Module):
-    """The projections of one layer. `key_width`: its keys and values are made from those of the other stack, which are this wide."""
+    """The projections of one layer. `key_width`: its keys and values are made from
+    those of the other stack, which are this wide."""
 
     def __init__(self, config: StackConfig, key_width: int = 0):
         super().__init__()
@@ -126,7 +130,8 @@ class GemmaLayer(nn.Module):
         other: tuple[Tensor, Tensor] | None = None,
         condition: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The layer's output, its keys and values. `other`: keys and values of the other stack, which are looked at as well."""
+        """The layer's output, its keys and values. `other`: keys and values of the
+        other stack, which are looked at as well."""
         at = self.self_attn
         normed, gate = self.input_layernorm(x, condition)
         queries = rotation(at.split(at.q_proj(normed)))
@@ -157,7 +162,8 @@ class GemmaStack(nn.Module):
         self.norm = RMSNorm(config)
 
     def run(self, layer: int, *inputs: Any, checkpointing: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """One layer; with `checkpointing`, its inner values are computed once more in the backward pass instead of being kept."""
+        """One layer; with `checkpointing`, its inner values are computed once more in
+        the backward pass instead of being kept."""
         result: tuple[Tensor, Tensor, Tensor]
         if checkpointing and torch.is_grad_enabled():
             result = checkpoint(self.layers[layer], *inputs, use_reentrant=False, preserve_rng_state=False)
@@ -187,7 +193,8 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -
 
 
 def embedding(rows: int, width: int) -> nn.Embedding:
-    """Returns torch's embedding; on the meta device its numbers are not drawn: that would import torch's compiler, for seconds."""
+    """Returns torch's embedding; on the meta device its numbers are not drawn: that
+    would import torch's compiler, for seconds."""
     weight = torch.empty(rows, width)
     return nn.Embedding(rows, width, _weight=weight if weight.is_meta else weight.normal_())
 

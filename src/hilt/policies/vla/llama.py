@@ -1,7 +1,7 @@
 """The language model: transformers' Llama, with an attention of our own.
 
-Its decoder layers are called one by one with a `AttentionLayout`, which defines which tokens attend to which. So nothing depends on
-which attention a
+Its decoder layers are called one by one with a `AttentionLayout`, which defines which tokens attend
+to which. So nothing depends on which attention a
 version of transformers chooses: with the wrong one OpenVLA-OFT is silently causal, and its actions are noise.
 """
 
@@ -20,9 +20,17 @@ from hilt.policies.vla.vit import layers
 NAME = "hilt_openvla"
 """Of our attention among those that transformers knows"""
 DEFAULTS = {
-    "vocab_size": 32064, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "hidden_act": "silu", "pad_token_id": 32000, "tie_word_embeddings": False,
-}  # fmt: skip
+    "vocab_size": 32064,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 2048,
+    "hidden_act": "silu",
+    "pad_token_id": 32000,
+    "tie_word_embeddings": False,
+}
 """Values that the configs of OpenVLA's checkpoints omit; fixed here, because defaults of a library may change"""
 
 
@@ -43,7 +51,8 @@ class AttentionLayout:
 
 @dataclass
 class Packing:
-    """Rows of different length one behind the other, without padding: ``place`` is where each token would lie in [rows * length]."""
+    """Rows of different length one behind the other, without padding: ``place`` is
+    where each token would lie in [rows * length]."""
 
     place: Tensor
     rows: int
@@ -72,7 +81,8 @@ def make(text_config: Mapping[str, Any]) -> Any:
 
 
 def run(model: Any, x: Tensor, positions: Tensor, layout: AttentionLayout, checkpointed: float = 0.0) -> Tensor:
-    """Embeddings [B, S, width] at `positions` [B or 1, S] through all layers and the final norm; `checkpointed` as in `vit.layers`."""
+    """Embeddings [B, S, width] at `positions` [B or 1, S] through all layers and the
+    final norm; `checkpointed` as in `vit.layers`."""
     trunk = model.model
     if layout.packing is not None:
         x, positions = layout.packing.pack(x), layout.packing.pack(positions.expand(x.shape[:2]))

@@ -3,8 +3,9 @@
     Normalizer(stats["action"]).unnormalize(x)      x in [-1, 1] to the robot's units, by q01 and q99
     Normalizer(stats["proprio"], clip=True).normalize(state)
 
-Statistics are a dictionary of lists, as ``dataset_statistics.json`` has them: ``q01``, ``q99``, ``min``, ``max``, ``mean``, ``std``, and a
-``mask`` that is false for numbers which stay as they are (the gripper). Arrays give arrays, tensors tensors.
+Statistics are a dictionary of lists, as ``dataset_statistics.json`` has them: ``q01``, ``q99``,
+``min``, ``max``, ``mean``, ``std``, and a ``mask`` that is false for numbers which stay as they are
+(the gripper). Arrays give arrays, tensors tensors.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ KINDS = {"q99": ("q01", "q99"), "minmax": ("min", "max"), "mean_std": ("mean", "
 class Normalizer:
     """One kind of normalization along the last dimension.
 
-        q99, minmax   normal = 2 (x - low) / (high - low + epsilon) - 1      x = (normal + 1) / 2 (high - low + epsilon) + low
+        q99, minmax   normal = 2 (x - low) / (high - low + epsilon) - 1      x = (normal + 1) / 2
+                      (high - low + epsilon) + low
         mean_std      normal = (x - mean) / (std + epsilon)                  x = normal (std + epsilon) + mean
 
-    Numbers whose mask is false are left alone. `clip` keeps what is normal within [-1, 1]. Plain OpenVLA has an `epsilon` of 0.
+    Numbers whose mask is false are left alone. `clip` keeps what is normal within
+    [-1, 1]. Plain OpenVLA has an `epsilon` of 0.
     """
 
     def __init__(self, stats: Mapping[str, Any], kind: str = "q99", epsilon: float = 1e-8, clip: bool = False):
@@ -40,13 +43,16 @@ class Normalizer:
             )
         if missing := [name for name in KINDS[kind] if not len(stats.get(name, ()))]:
             raise SchemaError(
-                f"normalization {kind!r} needs {' and '.join(KINDS[kind])}; these statistics lack {missing[0]} and have {sorted(stats)}."
+                f"normalization {kind!r} needs {' and '.join(KINDS[kind])}; these statistics lack {missing[0]} "
+                f"and have {sorted(stats)}."
             )
         first, second = (np.asarray(stats[name], np.float64) for name in KINDS[kind])
         self.mask = np.asarray(stats.get("mask", np.ones(first.shape, bool)), bool)
         if not first.shape == second.shape == self.mask.shape or first.ndim != 1:
-            raise SchemaError(f"statistics of one row each were expected, and {KINDS[kind][0]}, {KINDS[kind][1]} and mask have the shapes "
-                              f"{first.shape}, {second.shape} and {self.mask.shape}.")  # fmt: skip
+            raise SchemaError(
+                f"statistics of one row each were expected, and {KINDS[kind][0]}, {KINDS[kind][1]} "
+                f"and mask have the shapes {first.shape}, {second.shape} and {self.mask.shape}."
+            )
         self.kind, self.epsilon, self.clip, self.size = kind, epsilon, clip, len(first)
         self._offset = first
         self._scale = (second if kind == "mean_std" else second - first) + epsilon
@@ -64,7 +70,8 @@ class Normalizer:
     def _with(self, numbers: Any) -> tuple[Any, Any, Any, Any]:
         if numbers.shape[-1] != self.size:
             raise SchemaError(
-                f"numbers of width {numbers.shape[-1]} were given to a normalization of {self.size}; the statistics are of another robot."
+                f"numbers of width {numbers.shape[-1]} were given to a normalization of {self.size}; the "
+                "statistics are of another robot."
             )
         if isinstance(numbers, torch.Tensor):  # in the tensor's own precision: what goes through a GPU is float32
             own = [torch.from_numpy(each).to(numbers.device) for each in (self._offset, self._scale, self.mask)]
@@ -96,7 +103,8 @@ def resolve_key(stats: Mapping[str, Any], key: str | None = None) -> str:
         if len(stats) == 1:
             return next(iter(stats))
         raise ConfigError(
-            f"this checkpoint has statistics of {len(stats)} datasets; name one as unnorm_key: {', '.join(sorted(stats)) or 'none'}."
+            f"this checkpoint has statistics of {len(stats)} datasets; name one as unnorm_key: "
+            f"{', '.join(sorted(stats)) or 'none'}."
         )
     for name in (key, f"{key}_no_noops", key.removeprefix("robotwin2_").removeprefix("robotwin_")):
         if name in stats:

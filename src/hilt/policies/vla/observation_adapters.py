@@ -4,14 +4,15 @@
     row = libero.observe(raw, "put the bowl on the plate")     # {full_image, wrist_image, state, instruction}
     env.step(libero.command(action))                           # of an action in the policy's units
 
-`observe` takes one observation, or the columns of a whole episode: leading dimensions stay. `taught` is the inverse of `command`: the
-actions of a demonstration, as a policy is to give them.
+`observe` takes one observation, or the columns of a whole episode: leading dimensions stay. `taught` is the inverse of
+`command`: the actions of a demonstration, as a policy is to give them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,17 @@ from hilt.core.errors import MissingFieldError, UnknownNameError
 from hilt.policies.io.preprocess import rotate180
 from hilt.policies.vla.normalize import gripper_inverted, gripper_signs
 
+Views = Callable[[Mapping[str, Any]], dict[str, Any]]
+Hold = Callable[[Mapping[str, Any], np.ndarray | None, int], np.ndarray]
+"""``hold(raw, last, action_dim)``: of an environment's observation, the policy's last action (None before the first
+one), and the numbers in an action"""
+
 
 @dataclass(frozen=True)
 class Suite:
     """How a suite sees and acts."""
 
-    views: Callable[[Mapping[str, Any]], dict[str, Any]]
+    views: Views
     """Pictures and state by the policy's names"""
     command: Callable[[np.ndarray], np.ndarray] = np.asarray
     """The environment's action, of a policy's"""
@@ -33,18 +39,24 @@ class Suite:
     """The policy's action, of an environment's"""
     name: str = ""
     """None: the names are given by hand"""
+    hold: Hold | None = None
+    """The policy's action with which the arm stays as it is; None: it is not known"""
 
     def observe(self, raw: Mapping[str, Any], instruction: str) -> dict[str, Any]:
         return {**self.views(raw), "instruction": instruction}
 
 
 def suite(name: str) -> Suite:
-    """Returns the adapter of a suite, by its name or that of a task of it: ``libero_10``, ``robotwin2_lift_pot``, ``tabletop/pick``; the
-    longest that fits counts."""
-    for known in sorted(SUITES, key=len, reverse=True):
-        if name.startswith(known):
-            return replace(SUITES[known], name=known)
-    raise UnknownNameError("suite", name, SUITES)
+    """Returns the adapter of a suite, by its name or that of a task of it: ``libero_10``, ``robotwin2_lift_pot``,
+    ``tabletop/pick``; the longest that fits counts."""
+    known = _suite_name(name)
+    if known is None:
+        raise UnknownNameError("suite", name, SUITES)
+    return replace(SUITES[known], name=known)
+
+
+def _suite_name(name: str) -> str | None:
+    return next((known for known in sorted(SUITES, key=len, reverse=True) if name.startswith(known)), None)
 
 
 def known_suites() -> list[str]:
@@ -52,16 +64,44 @@ def known_suites() -> list[str]:
     return sorted(name for name in SUITES if "/" not in name)
 
 
-def columns(names: Mapping[str, str]) -> Suite:
-    """A dataset of one's own: the policy's name to the path in its observations, ``{"full_image": "images/top", "state": "state"}``.
+def columns(names: Mapping[str, str], hold: Hold | None = None) -> Suite:
+    """A dataset of one's own: the policy's name to the path in its observations,
+    ``{"full_image": "images/top", "state": "state"}``.
 
-    Several paths joined by ``+`` are put after one another. Actions stay as they are.
+    Several paths joined by ``+`` are put after one another. Actions stay as they are. `hold`: how the arm holds, for
+    policies that plan while it does; `no_motion` where actions are differences.
     """
 
     def views(raw: Mapping[str, Any]) -> dict[str, Any]:
         return {name: _joined(*(_at(raw, path.strip()) for path in paths.split("+"))) for name, paths in names.items()}
 
-    return Suite(views)
+    return Suite(views, hold=hold)
+
+
+# --- how an arm holds ---
+
+
+def no_motion(raw: Mapping[str, Any], last: np.ndarray | None, action_dim: int) -> np.ndarray:
+    """Where actions are differences, and a gripper command of 0 leaves the gripper as it is."""
+    return np.zeros(action_dim, np.float32)
+
+
+def hold_of(tasks: Sequence[str]) -> Hold | None:
+    """How the arm of these tasks holds, whatever names their observations have; None where it is not known."""
+    known = _suite_name(tasks[0]) if tasks else None
+    return None if known is None else SUITES[known].hold
+
+
+def gripper_kept(raw: Mapping[str, Any], last: np.ndarray | None, action_dim: int) -> np.ndarray:
+    """Where actions are differences, and the last number always commands the gripper: 1 opens it, 0 closes it."""
+    action = np.zeros(action_dim, np.float32)
+    action[-1] = 1.0 if last is None else last[-1]
+    return action
+
+
+def joints_kept(views: Views, raw: Mapping[str, Any], last: np.ndarray | None, action_dim: int) -> np.ndarray:
+    """Where actions are the joints of two arms: the last command, before the first one the joints as they are."""
+    return np.array(views(raw)["state"] if last is None else last, np.float32)
 
 
 # --- the suites ---
@@ -123,7 +163,8 @@ def _bridge_command(actions: np.ndarray) -> np.ndarray:
 
 
 def _tabletop(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns for each arm its position, two columns of its rotation (which neither wrap nor change their sign), and its gripper."""
+    """Returns for each arm its position, two columns of its rotation (which neither
+    wrap nor change their sign), and its gripper."""
     state = _at(raw, "state")
     arms = [arm for arm in ("", "left/", "right/") if _has(state, f"{arm}tcp_pose")] or [""]
     parts = []
@@ -136,7 +177,8 @@ def _tabletop(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _press(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """What the hand sees, and how high it is: where on the table it is does not matter to one that looks from the hand."""
+    """What the hand sees, and how high it is: where on the table it is does not
+    matter to one that looks from the hand."""
     return {"wrist_image": _at(raw, "images/wrist"), "state": _joined(np.asarray(_at(raw, "state/tcp_pose"))[..., 2:3])}
 
 
@@ -149,13 +191,16 @@ def _press_command(actions: np.ndarray) -> np.ndarray:
 
 ARM_CAMERAS = {"full_image": "head_camera", "left_wrist": "left_camera", "right_wrist": "right_camera"}
 SUITES = {
-    "libero": Suite(_libero, lambda actions: gripper_inverted(gripper_signs(actions)), _libero_taught),
-    "robotwin": Suite(_robotwin_1),
-    "robotwin2": Suite(_aloha),
-    "aloha": Suite(_aloha),
-    "bridge": Suite(_bridge, _bridge_command),
-    "tabletop": Suite(_tabletop),
-    "tabletop/press_": Suite(_press, _press_command, lambda actions: np.asarray(actions)[..., :3]),
+    "libero": Suite(
+        _libero, lambda actions: gripper_inverted(gripper_signs(actions)), _libero_taught, hold=gripper_kept
+    ),
+    "robotwin": Suite(_robotwin_1, hold=partial(joints_kept, _robotwin_1)),
+    "robotwin2": Suite(_aloha, hold=partial(joints_kept, _aloha)),
+    "aloha": Suite(_aloha, hold=partial(joints_kept, _aloha)),
+    "bridge": Suite(_bridge, _bridge_command, hold=gripper_kept),
+    "tabletop": Suite(_tabletop, hold=no_motion),
+    "robot": Suite(_tabletop, hold=no_motion),
+    "tabletop/press_": Suite(_press, _press_command, lambda actions: np.asarray(actions)[..., :3], hold=no_motion),
 }
 """By the beginning of their tasks' names."""
 
@@ -164,7 +209,8 @@ SUITES = {
 
 
 def axis_angle(quaternion: Any) -> np.ndarray:
-    """Returns the axis-angle of [x y z w], as robosuite computes it: nothing for next to no turn, and angles up to a whole one."""
+    """Returns the axis-angle of [x y z w], as robosuite computes it: nothing for next
+    to no turn, and angles up to a whole one."""
     quaternion = np.asarray(quaternion, np.float64)
     w = quaternion[..., 3:].clip(-1, 1)
     sine = np.sqrt(1 - w * w)

@@ -20,7 +20,8 @@ from hilt.policies.base import Evaluation, at_least_float32
 from hilt.policies.vla.heads import pick
 from hilt.policies.vla.llama import AttentionLayout
 from hilt.policies.vla.openvla_config import OpenVLAConfig, OpenVLAOptions
-from hilt.policies.vla.openvla_model import STOP, ModelInputs, OpenVLAPolicy, SampledActions
+from hilt.policies.vla.openvla_inputs import ModelInputs, SampledActions
+from hilt.policies.vla.openvla_model import STOP, OpenVLAPolicy
 
 __all__ = ["OpenVLA", "OpenVLAConfig", "OpenVLAOFT", "OpenVLAOptions", "OpenVLAPolicy"]
 
@@ -31,19 +32,22 @@ class OpenVLAOFT(OpenVLAPolicy, variant="oft"):
     causal = False
 
     def slots_of(self, inputs: ModelInputs, noisy: Tensor | None = None, time: Tensor | None = None) -> Tensor:
-        """Hidden states that predict the chunk's numbers [B, chunk * action_dim, width]: the prompt's last token and all slots but one,
-        for each predicts the next. With a diffusion head, the slots have embeddings of `noisy` actions, and `time` is its step's."""
+        """Hidden states that predict the chunk's numbers [B, chunk * action_dim, width]: the prompt's last token
+        and all slots but one, for each predicts the next. Slots are empty but for the tokens of actions that are
+        given. With a diffusion head, they have embeddings of `noisy` actions, and `time` is its step's."""
         before, end = self._prefix(inputs, time)
         batch, start, width = before.shape
         stop = self._embed(torch.full_like(inputs.length, STOP))[:, None]
         slots = before.new_zeros(batch, self.slots, width) if noisy is None else noisy.to(before.dtype)
+        if inputs.given is not None:
+            known = self._embed(inputs.given.clamp(min=0)).to(slots.dtype)
+            slots = torch.where(inputs.given[..., None] >= 0, known, slots)
         x = torch.cat([before, slots, stop.to(before.dtype)], dim=1)
         places = torch.arange(x.shape[1], device=x.device)[None]
         if (valid := self._valid(inputs, start, self.slots + 1)) is None:
             return self._run(x, places, AttentionLayout())[:, start - 1 : start - 1 + self.slots]
-        places = places - (places >= start) * (
-            start - 1 - end[:, None]
-        )  # an answer follows its prompt, not the padding
+        # an answer follows its prompt, not the padding
+        places = places - (places >= start) * (start - 1 - end[:, None])
         hidden = self._run(
             x, places, AttentionLayout(mask=valid[:, None, None], packing=self._packing(inputs, start, self.slots + 1))
         )
@@ -53,8 +57,9 @@ class OpenVLAOFT(OpenVLAPolicy, variant="oft"):
     def action_logits(
         self, images: Tensor, prompt: Tensor, length: Tensor, proprio: Tensor | None = None, equal: bool = False
     ) -> Tensor:
-        """float32 [B, chunk * action_dim, action tokens] of uint8 [B, images, H, W, 3] and prompts, all on the device. With `equal`, all
-        prompts are as long as they are wide: shapes are fixed and nothing waits for the device, so that it can be captured."""
+        """float32 [B, chunk * action_dim, action tokens] of uint8 [B, images, H, W, 3] and prompts, all on the
+        device. With `equal`, all prompts are as long as they are wide: shapes are fixed and nothing waits for
+        the device, so that it can be captured."""
         with self._precision():
             lengths = None if equal else length.cpu().numpy()
             return self._logits(self.slots_of(ModelInputs(self.pixels(images), prompt, length, proprio, lengths)))
@@ -88,7 +93,8 @@ class OpenVLAOFT(OpenVLAPolicy, variant="oft"):
         scheduler, shape = getattr(head, "noise_scheduler", None), (len(inputs.prompt), self.chunk, self.action_dim)
         if head is None or (scheduler is None) != (projector is None):
             raise ConfigError(
-                "a noisy_action_projector and an action_head with a noise_scheduler go together: give both, or an L1 head alone."
+                "a noisy_action_projector and an action_head with a noise_scheduler go together: give "
+                "both, or an L1 head alone."
             )
         if scheduler is None:
             if sample:
@@ -131,8 +137,8 @@ class OpenVLAOFT(OpenVLAPolicy, variant="oft"):
         return loss, {"loss": loss.item(), "l1": apart.mean().item(), "nll": surprise.item()}
 
     def _laplace(self, slots: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Middle and log-scale of each number, float32 [B, chunk, action_dim]. The temperature widens what is drawn and what is
-        judged alike; RIPT-VLA widens the draws only, so that its ratios are of a policy that never acted."""
+        """Middle and log-scale of each number, float32 [B, chunk, action_dim]. The temperature widens what is drawn and
+        what is judged alike; RIPT-VLA widens the draws only, so that its ratios are of a policy that never acted."""
         assert self.action_head is not None
         mean = at_least_float32(self.action_head(slots))
         if self.scale_head is None:
@@ -150,7 +156,8 @@ class OpenVLAOFT(OpenVLAPolicy, variant="oft"):
 class OpenVLA(OpenVLAPolicy, variant="ar"):
     """One token after the other, with what earlier tokens left in a cache; each sees only what stands before it.
 
-    The prefix is one pass and the answer another, when acting and when judging: so both give the same log-probabilities, bit for bit.
+    The prefix is one pass and the answer another, when acting and when judging: so both
+    give the same log-probabilities, bit for bit.
     """
 
     causal = True
@@ -159,9 +166,8 @@ class OpenVLA(OpenVLAPolicy, variant="ar"):
         """Hidden states of images and prompt [B, S, width], padding included, and where each prompt ends, [B]."""
         before, end = self._prefix(inputs)
         places = torch.arange(before.shape[1], device=before.device)[None]
-        return self._run(
-            before, places, AttentionLayout(causal=True, kept=kept)
-        ), end  # padding comes after all that counts
+        # padding comes after all that counts
+        return self._run(before, places, AttentionLayout(causal=True, kept=kept)), end
 
     def _answering(self, inputs: ModelInputs) -> Tensor:
         return _at(*self.prefix_of(inputs))
@@ -225,9 +231,15 @@ class OpenVLA(OpenVLAPolicy, variant="ar"):
         return torch.cat([last, self._follow(inputs, tokens[:, :-1], hidden.shape[1], end, prefix, 0)], dim=1)
 
     def _follow(
-        self, inputs: ModelInputs, tokens: Tensor, before: int, end: Tensor, past: list[tuple[Tensor, Tensor]], done: int,
+        self,
+        inputs: ModelInputs,
+        tokens: Tensor,
+        before: int,
+        end: Tensor,
+        past: list[tuple[Tensor, Tensor]],
+        done: int,
         kept: list[tuple[Tensor, Tensor]] | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Hidden states of `tokens` [B, n], which follow a prefix and `done` tokens of the answer."""
         number = tokens.shape[1]
         query, key = (

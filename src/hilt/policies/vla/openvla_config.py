@@ -1,4 +1,5 @@
-"""What an OpenVLA checkpoint is made of (`OpenVLAConfig`, as in its config.json), and how it is run (`OpenVLAOptions`)."""
+"""What an OpenVLA checkpoint is made of (`OpenVLAConfig`, as in its config.json),
+and how it is run (`OpenVLAOptions`)."""
 
 from __future__ import annotations
 
@@ -45,6 +46,9 @@ class OpenVLAConfig:
     """What reads the action slots: `tokens`, `l1`, or `laplace`, which is `l1` with a scale"""
     chunk: int = setting(8, minimum=1)
     """Actions in one answer"""
+    max_delay: int = setting(0, minimum=0)
+    """In imitation up to this many actions at the start of a chunk are given, at random, so that an answer can continue
+    what is executed meanwhile; 0: none"""
     action_dim: int = 0
     """Numbers in an action; 0: as many as the statistics have"""
     num_images: int = setting(1, minimum=1)
@@ -60,7 +64,8 @@ class OpenVLAConfig:
     vit: list[dict[str, Any]] | None = None
     """timm's keyword arguments of the vision transformers, where they have no name there"""
     means: list[list[float]] = field(default_factory=list)
-    """Of the pixels' channels, for each vision transformer; from the folder's preprocessor_config.json. Empty: those of its kind"""
+    """Of the pixels' channels, for each vision transformer; from the folder's
+    preprocessor_config.json. Empty: those of its kind"""
     stds: list[list[float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -71,7 +76,15 @@ class OpenVLAConfig:
 
     def conflicts(self, here: str) -> Iterator[str]:
         if self.variant == "ar" and (self.head != "tokens" or self.film or self.use_proprio or self.num_images > 1):
-            yield "OpenVLA answers a token at a time from one image: other heads, images, FiLM and proprio are variant=oft."
+            yield (
+                "OpenVLA answers a token at a time from one image: other heads, images, FiLM "
+                "and proprio are variant=oft."
+            )
+        if self.max_delay and (self.variant == "ar" or self.max_delay >= self.chunk):
+            yield (
+                f"{here}max_delay is {self.max_delay}, variant {self.variant} and chunk {self.chunk}: actions are "
+                "given to variant=oft, fewer than its chunk has. Give a smaller max_delay, or leave it out."
+            )
         if self.use_proprio and self.proprio_dim < 1:
             yield f"{here}proprio_dim={self.proprio_dim}: expected at least 1 with use_proprio."
 
@@ -139,10 +152,11 @@ class OpenVLAOptions:
     """How a policy is run; no weights depend on it."""
 
     compute: str = setting("float32", choices=PRECISIONS)
-    """`float32`: in the precision of the weights; `bfloat16`: products in bfloat16, weights, sums and log-probabilities as they are;
-    `auto`: on a CPU whichever is faster there, on a GPU float32. Runs on a CPU begin with `auto`"""
+    """`float32`: in the precision of the weights; `bfloat16`: products in bfloat16, weights, sums and log-probabilities
+    as they are; `auto`: on a CPU whichever is faster there, on a GPU float32. Runs on a CPU begin with `auto`"""
     checkpointed: float = setting(0.0, minimum=0, maximum=1)
-    """Share of the layers, from 0 to 1, that are computed once more for the gradient instead of being remembered: less memory"""
+    """Share of the layers, from 0 to 1, that are computed once more for the
+    gradient instead of being remembered: less memory"""
     packed: bool = False
     """Whether rows of different length lie one behind the other, without padding, where all of an answer is known"""
     support: str = setting("actions", choices=("actions", "vocabulary"))
@@ -156,7 +170,8 @@ class OpenVLAOptions:
     max_prompt_length: int = setting(0, minimum=0)
     """Tokens that a prompt may have; a longer one is refused. 0: any number"""
     augment: bool = True
-    """Whether imitation sees images cropped at random (with center_crop) and in other colors, as published; never when it acts"""
+    """Whether imitation sees images cropped at random (with center_crop) and in
+    other colors, as published; never when it acts"""
 
     def __post_init__(self) -> None:
         check(self)

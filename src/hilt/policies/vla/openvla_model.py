@@ -1,34 +1,41 @@
 """What OpenVLA and OpenVLA-OFT have in common: the model, how observations come in and how actions go out.
 
-The sequence is: BOS, the patches of all images, the robot's state if there is one, the prompt, and then what answers: the tokens so far,
-or, in OFT, one empty slot for each number of the chunk and a stop, all of which see each other. A row's padding stands between its
-prompt and its output, which is masked: the position of a token is given explicitly, not by its index.
+The sequence is: BOS, the patches of all images, the robot's state if there is one, the prompt, and then
+what answers: the tokens so far, or, in OFT, one empty slot for each number of the chunk and a stop, all of
+which see each other. A row's padding stands between its prompt and its output, which is masked: the
+position of a token is given explicitly, not by its index.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
+from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.validate import Need, check
 from hilt.policies.base import (
     Evaluation,
     Observation,
+    ObservedFields,
     Policy,
+    Prefix,
     Record,
     at_least_float32,
+    check_prefix,
     check_record,
     check_temperature,
+    continued,
+    frozen_in,
     picture,
+    prefix_record,
     text,
     to_imitate,
 )
@@ -36,9 +43,11 @@ from hilt.policies.io.folders import load_openvla, save_openvla
 from hilt.policies.io.preprocess import openvla_view
 from hilt.policies.precision import in_bfloat16
 from hilt.policies.vla import augment, llama
+from hilt.policies.vla.flow import training_delays
 from hilt.policies.vla.llama import AttentionLayout, Packing
 from hilt.policies.vla.normalize import Normalizer, resolve_key
 from hilt.policies.vla.openvla_config import OpenVLAConfig, OpenVLAOptions
+from hilt.policies.vla.openvla_inputs import ModelInputs, SampledActions, observed_field, without_given
 from hilt.policies.vla.prismatic import (
     FilmBackbone,
     L1Head,
@@ -52,31 +61,6 @@ from hilt.policies.vla.tokens import ActionTokenizer, openvla_ids, padded
 
 STOP = 2
 """The token that ends every answer"""
-
-
-@dataclass
-class ModelInputs:
-    """A batch on the device."""
-
-    pixels: Tensor
-    """[B, images, 3 for each vision transformer, H, W], normalized"""
-    prompt: Tensor
-    """int64 [B, L]"""
-    length: Tensor
-    """int64 [B]: tokens of each prompt"""
-    proprio: Tensor | None
-    """float32 [B, proprio_dim], normalized"""
-    lengths: np.ndarray | None
-    """`length` on the host, or None if every row fills its prompt, so that no mask is needed"""
-
-
-class SampledActions(NamedTuple):
-    """The actions of a batch, as the policy's head gives them."""
-
-    drawn: Tensor
-    """[B, chunk, action_dim]: token ids, or normalized actions"""
-    evaluation: Evaluation | None
-    """None of an answer that is no draw: the L1 head's"""
 
 
 class OpenVLAPolicy(Policy):
@@ -112,7 +96,7 @@ class OpenVLAPolicy(Policy):
             "detach_value": Need("value_head=True", lambda _: config.value_head),
         }
         check(self.options, outside=needs)
-        self.chunk, self.action_dim = config.chunk, config.action_dim
+        self.chunk, self.action_dim, self.max_delay = config.chunk, config.action_dim, config.max_delay
         self._scale_by(resolve_key(self.norm_stats, unnorm_key))
         self.slots = self.chunk * self.action_dim
         self.source: Path | None = None
@@ -141,9 +125,13 @@ class OpenVLAPolicy(Policy):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, **options: Any) -> Any:
-        """From a checkpoint folder, read as files; see `hilt.policies.io.folders.load_openvla`. Of this class itself: the folder says
-        whether it is OpenVLA or OpenVLA-OFT."""
+        """From a checkpoint folder, read as files; see `hilt.policies.io.folders.load_openvla`. Of this class itself:
+        the folder says whether it is OpenVLA or OpenVLA-OFT."""
         return load_openvla(folder, OpenVLAPolicy.VARIANTS if cls is OpenVLAPolicy else {cls.variant: cls}, **options)
+
+    @classmethod
+    def delay_options(cls, max_delay: int) -> dict[str, Any]:
+        return {"max_delay": max_delay}
 
     @classmethod
     def value_options(cls, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,7 +144,8 @@ class OpenVLAPolicy(Policy):
     def initialize(
         self, seed: int = 0, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, only: str = ""
     ) -> Any:
-        """Random weights: of everything, or of the parameters whose name begins with `only`, such as a head that a folder lacks."""
+        """Random weights: of everything, or of the parameters whose name begins with
+        `only`, such as a head that a folder lacks."""
         draws = torch.Generator(device).manual_seed(seed)
         for name, old in list(self.named_parameters()):
             if not name.startswith(only):
@@ -200,15 +189,15 @@ class OpenVLAPolicy(Policy):
     # --- statistics, and upstream's names ---
 
     def use_statistics(self, statistics: Mapping[str, Any], name: str) -> None:
-        """Normalizes by these from now on, under this name: ``action`` and ``proprio``, as `normalize.statistics` makes them."""
+        """Normalizes by these from now on, under this name: ``action`` and ``proprio``,
+        as `normalize.statistics` makes them."""
         self.norm_stats[name] = dict(statistics)
         self._scale_by(name)
 
     def _scale_by(self, key: str) -> None:
         stats, kind = self.norm_stats[key], self.config.normalization
-        scale = Normalizer(
-            stats["action"], kind, 0.0 if self.causal else 1e-8
-        )  # as upstream has it, in each of the two
+        # as upstream has it, in each of the two
+        scale = Normalizer(stats["action"], kind, 0.0 if self.causal else 1e-8)
         if self.action_dim not in (0, scale.size):
             raise ConfigError(
                 f"this policy's actions have {self.action_dim} numbers, and the statistics of {key} {scale.size}."
@@ -245,18 +234,21 @@ class OpenVLAPolicy(Policy):
         use_film: bool | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[np.ndarray, Tensor]:
-        """Actions float64 [B, chunk, action_dim] and their token ids [B, chunk * action_dim], as SimpleVLA-RL asks for them: prompts padded
-        on the left, or anywhere; pixels [B, 6 * images, H, W]; proprioception normalized, or left out of the sequence.
+        """Actions float64 [B, chunk, action_dim] and their token ids [B, chunk * action_dim], as SimpleVLA-RL
+        asks for them: prompts padded on the left, or anywhere; pixels [B, 6 * images, H, W]; proprioception
+        normalized, or left out of the sequence.
 
-        `action_head`: a continuous head of OpenVLA-OFT (``predict_action``, or a module of ours) answers instead of the policy's own; the
-        second result is then the hidden states that it read, [B, chunk * action_dim, width]. With `noisy_action_projector` it is one of
-        diffusion (``noise_scheduler``, ``time_encoder``, ``predict_noise``). `use_film`: whether the words modulate the vision
-        transformers; None: as the checkpoint was trained, and nothing else is possible.
+        `action_head`: a continuous head of OpenVLA-OFT (``predict_action``, or a module of ours) answers instead of
+        the policy's own; the second result is then the hidden states that it read, [B, chunk * action_dim, width].
+        With `noisy_action_projector` it is one of diffusion (``noise_scheduler``, ``time_encoder``,
+        ``predict_noise``). `use_film`: whether the words modulate the vision transformers; None: as the checkpoint
+        was trained, and nothing else is possible.
         """
         check_temperature(temperature, do_sample)
         if use_film is not None and use_film != self.config.film:
             raise ConfigError(
-                f"use_film={use_film}, and this checkpoint was trained {'with' if self.config.film else 'without'} FiLM: leave it out."
+                f"use_film={use_film}, and this checkpoint was trained "
+                f"{'with' if self.config.film else 'without'} FiLM: leave it out."
             )
         if attention_mask is None and padding_idx is not None:
             attention_mask = input_ids.ne(padding_idx)
@@ -279,7 +271,8 @@ class OpenVLAPolicy(Policy):
     ) -> tuple[Tensor, Tensor]:
         """Normalized actions of a continuous head that was given, and the hidden states that it read."""
         raise ConfigError(
-            "action_head and noisy_action_projector read the slots of OpenVLA-OFT; OpenVLA answers in tokens. Leave them out."
+            "action_head and noisy_action_projector read the slots of OpenVLA-OFT; OpenVLA answers "
+            "in tokens. Leave them out."
         )
 
     def inputs_of(
@@ -302,27 +295,37 @@ class OpenVLAPolicy(Policy):
 
     # --- acting ---
 
+    @property
+    def takes_prefix(self) -> bool:
+        return self.max_delay > 0
+
     def act(
         self,
         observations: Sequence[Observation],
         sample: bool = True,
         temperature: float = 1.0,
         generator: torch.Generator | None = None,
+        prefix: Prefix | None = None,
     ) -> tuple[np.ndarray, Record]:
         if not observations:
             raise SchemaError("act() was given no observation; give it at least one.")
         check_temperature(temperature, sample)
+        prefix = check_prefix(self, prefix, len(observations), sample)
         with torch.no_grad(), self._precision():
             record, images = self._look(observations, self.options.center_crop)
             record["temperature"] = np.full(len(observations), temperature if sample else 1.0, np.float32)
+            if self.max_delay:
+                record |= prefix_record(self, prefix, len(observations))
             inputs, temperatures = self._inputs(record, images), torch.from_numpy(record["temperature"])
             sampled = self._sample_actions(inputs, sample, temperatures, generator or self.generator)
         record[self._drawn] = sampled.drawn.cpu().numpy().astype(np.int32 if self._drawn == "tokens" else np.float32)
-        if (evaluation := sampled.evaluation) is not None:
+        if sampled.evaluation is not None:
+            evaluation = without_given(sampled.evaluation, record)
             record["log_prob"] = evaluation.log_prob.cpu().numpy()
             if evaluation.value is not None:
                 record["value"] = evaluation.value.cpu().numpy()
-        return self.scale_actions.unnormalize(self._plain(sampled.drawn)).astype(np.float32), record
+        actions = self.scale_actions.unnormalize(self._plain(sampled.drawn)).astype(np.float32)
+        return actions if prefix is None else continued(actions, prefix), record
 
     def evaluate(self, record: Record) -> Evaluation:
         check_record(
@@ -339,7 +342,8 @@ class OpenVLAPolicy(Policy):
             none = torch.zeros(drawn.shape, device=self.device)
             return Evaluation(none, none, None if self.value_head is None else none[:, 0, 0])
         with self._precision():
-            return self._judge(self._inputs(record), drawn, torch.from_numpy(record["temperature"]).to(self.device))
+            temperature = torch.from_numpy(record["temperature"]).to(self.device)
+            return without_given(self._judge(self._inputs(record), drawn, temperature), record)
 
     def supervised_loss(
         self,
@@ -356,7 +360,11 @@ class OpenVLAPolicy(Policy):
             if augmented:
                 changed = augment.openvla(images.flatten(0, 1), generator, crop=self.options.center_crop)
                 images = changed.unflatten(0, images.shape[:2])
-        wanted = np.clip(self.scale_actions.normalize(actions.astype(np.float64)), -1, 1)
+        if self.max_delay:  # the first actions are given, and not to be learned
+            delays = training_delays(mask, self.max_delay, generator).numpy()
+            record |= prefix_record(self, Prefix(actions, delays), len(actions))
+            mask = mask & ~frozen_in(record)[..., 0]
+        wanted = self._scaled(actions)
         with self._precision():
             return self._imitate(self._inputs(record, images), wanted, torch.from_numpy(mask.copy()).to(self.device))
 
@@ -378,11 +386,14 @@ class OpenVLAPolicy(Policy):
 
     # --- observations ---
 
+    def observed_fields(self) -> ObservedFields:
+        return ObservedFields(self.config.cameras(), 0 if self.scale_state is None else self.scale_state.size)
+
     def _look(self, observations: Sequence[Observation], crop: bool) -> tuple[Record, Tensor]:
         """Returns the inputs of a record, and its images on the device, center-cropped with `crop`."""
         cameras, size = self.config.cameras(), self.config.image_size
         seen = [
-            picture(_field(row, camera, place), camera, place)
+            picture(observed_field(row, camera, place), camera, place)
             for place, row in enumerate(observations)
             for camera in cameras
         ]
@@ -392,7 +403,7 @@ class OpenVLAPolicy(Policy):
             frames = torch.from_numpy(np.stack([seen[place] for place in rows])).to(self.device)
             images[rows] = openvla_view(frames, size, crop=crop)
         images = images.unflatten(0, (len(observations), len(cameras)))
-        words = [text(_field(row, "instruction", place), place) for place, row in enumerate(observations)]
+        words = [text(observed_field(row, "instruction", place), place) for place, row in enumerate(observations)]
         prompt, length = padded([openvla_ids(self.tokenizer, each) for each in words])
         if 0 < (most := self.options.max_prompt_length) < int(length.max()):
             raise ConfigError(
@@ -400,14 +411,22 @@ class OpenVLAPolicy(Policy):
             )
         record: Record = {"images": images.cpu().numpy(), "prompt": prompt, "prompt_length": length}
         if self.scale_state is not None:
-            states = [np.asarray(_field(row, "state", place), np.float32) for place, row in enumerate(observations)]
+            states = [
+                np.asarray(observed_field(row, "state", place), np.float32) for place, row in enumerate(observations)
+            ]
             for place, state in enumerate(states):
                 if state.shape != (self.scale_state.size,):
                     raise SchemaError(
-                        f"the state of observation {place} is {list(state.shape)}; expected is [{self.scale_state.size}]."
+                        f"the state of observation {place} is {list(state.shape)}; expected is "
+                        f"[{self.scale_state.size}]."
                     )
             record["state"] = np.stack(states)
         return record, images
+
+    def _scaled(self, actions: np.ndarray) -> np.ndarray:
+        """Actions of the robot from -1 to 1, float64."""
+        scaled: np.ndarray = np.clip(self.scale_actions.normalize(actions.astype(np.float64)), -1, 1)
+        return scaled
 
     def _inputs(self, record: Record, images: Tensor | None = None) -> ModelInputs:
         images = torch.from_numpy(record["images"]).to(self.device) if images is None else images
@@ -417,15 +436,22 @@ class OpenVLAPolicy(Policy):
         if self.scale_state is not None:
             proprio = torch.from_numpy(self.scale_state.normalize(record["state"]).astype(np.float32)).to(self.device)
         length = torch.from_numpy(lengths).to(self.device, torch.int64)
-        return ModelInputs(self.pixels(images), prompt, length, proprio, None if (lengths == widest).all() else lengths)
+        given = None
+        if "frozen" in record:
+            tokens = np.where(frozen_in(record), self.token.encode(self._scaled(record["prefix"])), -1)
+            given = torch.from_numpy(tokens).to(self.device, torch.int64).flatten(1)
+        equal = bool((lengths == widest).all())
+        return ModelInputs(self.pixels(images), prompt, length, proprio, None if equal else lengths, given)
 
     def pixels(self, images: Tensor) -> Tensor:
-        """uint8 [B, images, H, W, 3] as each vision transformer wants it, one behind the other: [B, images, 3 for each, H, W]."""
+        """uint8 [B, images, H, W, 3] as each vision transformer wants it, one behind the
+        other: [B, images, 3 for each, H, W]."""
         planes = images.permute(0, 1, 4, 2, 3).to(torch.float32) / 255
         return (planes.repeat(1, 1, self.pixel_mean.shape[2] // 3, 1, 1) - self.pixel_mean) / self.pixel_std
 
     def frames_of(self, pixel_values: Tensor) -> Tensor:
-        """The inverse of `pixels`, exactly: uint8 [B, images, H, W, 3] of [B, 3 for each vision transformer and image, H, W]."""
+        """The inverse of `pixels`, exactly: uint8 [B, images, H, W, 3] of [B, 3 for
+        each vision transformer and image, H, W]."""
         pixels = pixel_values.to(self.device).unflatten(1, (self.config.num_images, -1))[:, :, :3]
         planes = pixels.float() * self.pixel_std[:, :, :3] + self.pixel_mean[:, :, :3]
         return (planes * 255).round().clamp(0, 255).to(torch.uint8).permute(0, 1, 3, 4, 2)
@@ -455,8 +481,9 @@ class OpenVLAPolicy(Policy):
         return self.vision_backbone(pixels, mean, twice)
 
     def _prefix(self, inputs: ModelInputs, time: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Embeddings up to the end of the prompt [B, S, width], padding included, and where each prompt's last token lies, [B]. `time`:
-        the embedding of a diffusion head's step, [B, width], which follows the patches and the state."""
+        """Embeddings up to the end of the prompt [B, S, width], padding included, and where each
+        prompt's last token lies, [B]. `time`: the embedding of a diffusion head's step, [B, width],
+        which follows the patches and the state."""
         words, patches = self._embed(inputs.prompt), self.projector(self.patch_features(inputs))
         parts = [words[:, :1], patches]
         if inputs.proprio is not None and self.proprio_projector is not None:
@@ -467,7 +494,8 @@ class OpenVLAPolicy(Policy):
         return before, before.shape[1] - words.shape[1] + inputs.length - 1
 
     def _valid(self, inputs: ModelInputs, before: int, after: int) -> Tensor | None:
-        """bool [B, before + after]: which tokens of a row are real, when `before` of them end with the padding. None: all are."""
+        """bool [B, before + after]: which tokens of a row are real, when `before` of
+        them end with the padding. None: all are."""
         if inputs.lengths is None:
             return None
         place = torch.arange(before + after, device=inputs.length.device)
@@ -543,12 +571,14 @@ class OpenVLAPolicy(Policy):
             first, second = (self._run(each, places, AttentionLayout(causal=self.causal))[:, 0] for each in (x, other))
         if torch.equal(first, second) != self.causal:
             found, wanted = ("causal", "bidirectional") if not self.causal else ("bidirectional", "causal")
-            raise ConfigError(f"attention is {found} here, and this model was trained with {wanted}: its actions would be noise. "
-                              "Another attention was put in the place of hilt.policies.vla.llama.attend; take that away.")  # fmt: skip
+            raise ConfigError(
+                f"attention is {found} here, and this model was trained with {wanted}: its actions would be noise. "
+                "Another attention was put in the place of hilt.policies.vla.llama.attend; take that away."
+            )
 
     def action_token_mass(self, inputs: ModelInputs | None = None) -> float:
-        """How much of the probability lies on action tokens, from 0 to 1, on `inputs` or on a picture of noise. Near 256 / 32000 means
-        that this model was not trained to output tokens."""
+        """How much of the probability lies on action tokens, from 0 to 1, on `inputs` or on a picture of noise. Near
+        256 / 32000 means that this model was not trained to output tokens."""
         if inputs is None:
             noise = torch.Generator().manual_seed(0)
             size, text = self.config.image_size, openvla_ids(self.tokenizer, "pick up the object")
@@ -567,11 +597,3 @@ class OpenVLAPolicy(Policy):
     @abstractmethod
     def _answering(self, inputs: ModelInputs) -> Tensor:
         """Hidden states that predict tokens [B, 1 or more, width]."""
-
-
-def _field(row: Observation, name: str, place: int) -> Any:
-    if name not in row:
-        raise MissingFieldError(
-            f"observation {place} has no {name!r}, which this policy needs; it has {', '.join(sorted(row))}."
-        )
-    return row[name]

@@ -1,9 +1,11 @@
 """pi0 and pi0.5: PaliGemma reads pictures and words, an action expert beside it turns noise into a chunk of actions.
 
-    policy = Pi0.from_pretrained("pi0_base", tokenizer="paligemma-3b-pt-224", images=("full_image", "wrist_image"), value="actions")
+    policy = Pi0.from_pretrained("pi0_base", tokenizer="paligemma-3b-pt-224",
+    images=("full_image", "wrist_image"), value="actions")
 
-The parameters have the names of the published PyTorch checkpoints (openpi, lerobot). pi0 gets the state as a token before the actions;
-pi0.5 (`adaptive`) gets it as numbers in the prompt, and the time of the flow in the norms of the expert.
+The parameters have the names of the published PyTorch checkpoints (openpi, lerobot). pi0 gets
+the state as a token before the actions; pi0.5 (`adaptive`) gets it as numbers in the prompt,
+and the time of the flow in the norms of the expert.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from hilt.policies.base import at_least_float32
 from hilt.policies.io.flow_folders import published, to_published
 from hilt.policies.vla.flow import embed_times
 from hilt.policies.vla.flow_config import FlowPolicyConfig
-from hilt.policies.vla.flow_policy import FlowPolicy, Prefix
+from hilt.policies.vla.flow_policy import Context, FlowPolicy
 from hilt.policies.vla.gemma import GemmaStack, Rotation, Siglip, StackConfig, VisionConfig
 
 VARIANTS = {
@@ -56,7 +58,8 @@ class Pi0Config(FlowPolicyConfig):
 
     @property
     def usual_value(self) -> str:
-        """Returns where pi_RL reads the value (arXiv 2510.25889): pi0's on the expert's output, pi0.5's on the language model's."""
+        """Returns where pi_RL reads the value (arXiv 2510.25889): pi0's on the expert's
+        output, pi0.5's on the language model's."""
         return "prefix" if self.adaptive else "actions"
 
     @property
@@ -128,7 +131,7 @@ class Pi0(FlowPolicy):
         if self.config.trained != "all":
             (paligemma if self.config.trained == "expert" else paligemma.model.vision_tower).requires_grad_(False)
 
-    def prefix(self, pixels: Tensor, present: Tensor, prompt: Tensor, worded: Tensor, state: Tensor) -> Prefix:
+    def prefix(self, pixels: Tensor, present: Tensor, prompt: Tensor, worded: Tensor, state: Tensor) -> Context:
         model = self.paligemma_with_expert.paligemma.model
         language, config = model.language_model, self.config.vlm
         pictures = model.multi_modal_projector.linear(model.vision_tower.vision_model(pixels.flatten(0, 1)))
@@ -141,26 +144,26 @@ class Pi0(FlowPolicy):
         for layer in range(config.depth):
             x, keys, values = language.run(layer, x, rotation, mask, checkpointing=self.checkpointing)
             cache.append((keys, values))
-        return Prefix(cache, valid, language.norm(x)[0], None if self.config.adaptive else self.state_proj(state))
+        return Context(cache, valid, language.norm(x)[0], None if self.config.adaptive else self.state_proj(state))
 
-    def suffix(self, prefix: Prefix, noisy: Tensor, times: Tensor) -> Tensor:
+    def suffix(self, context: Context, noisy: Tensor, times: Tensor) -> Tensor:
         actions, condition = self.action_in_proj(noisy), None
         moment = embed_times(times, actions.shape[-1], self.config.min_period, self.config.max_period)
-        if prefix.state is None:
+        if context.state is None:
             condition = F.silu(self.time_mlp_out(F.silu(self.time_mlp_in(moment))))
             x = actions
         else:
-            both = torch.cat([actions, moment[:, None].expand_as(actions)], -1)
+            both = torch.cat([actions, (moment if times.ndim == 2 else moment[:, None]).expand_as(actions)], -1)
             both = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(both)))
-            x = torch.cat([prefix.state[:, None], both], 1)
+            x = torch.cat([context.state[:, None], both], 1)
         expert = self.paligemma_with_expert.gemma_expert.model
         x = x.to(expert.layers[0].self_attn.q_proj.weight.dtype)
         rotation, mask = after(
-            prefix.valid, x.shape[1], expert.config.head_dim, blocks=0 if self.config.adaptive else 1
+            context.valid, x.shape[1], expert.config.head_dim, blocks=0 if self.config.adaptive else 1
         )
         for layer in range(expert.config.depth):
             x, *_ = expert.run(
-                layer, x, rotation, mask, prefix.cache[layer], condition, checkpointing=self.checkpointing
+                layer, x, rotation, mask, context.cache[layer], condition, checkpointing=self.checkpointing
             )
         return at_least_float32(expert.norm(x, condition)[0][:, -noisy.shape[1] :])
 
@@ -176,7 +179,8 @@ class Pi0(FlowPolicy):
 
 
 def after(valid: Tensor, tokens: int, head_dim: int, blocks: int) -> tuple[Rotation, Tensor]:
-    """Positions and mask of a suffix: it sees what is valid of the prefix and itself, but its first `blocks` tokens see no later one."""
+    """Positions and mask of a suffix: it sees what is valid of the prefix and itself, but
+    its first `blocks` tokens see no later one."""
     place = torch.arange(tokens, device=valid.device)
     own = place[None, :] <= torch.where(place < blocks, place, tokens)[:, None]
     mask = torch.cat([valid[:, None, :].expand(-1, tokens, -1), own.expand(len(valid), -1, -1)], 2)
@@ -184,7 +188,8 @@ def after(valid: Tensor, tokens: int, head_dim: int, blocks: int) -> tuple[Rotat
 
 
 class PaliGemmaWithExpert(nn.Module):
-    """The modules under their published names. The heads for words are part of the checkpoints, and no use is made of them."""
+    """The modules under their published names. The heads for words are part of the
+    checkpoints, and no use is made of them."""
 
     def __init__(self, vision: VisionConfig, vlm: StackConfig, expert: StackConfig, vocabulary: int):
         super().__init__()

@@ -1,4 +1,5 @@
-"""The parts of OpenVLA around its language model, under upstream's names: vision, projectors, and heads on the action slots."""
+"""The parts of OpenVLA around its language model, under upstream's names: vision,
+projectors, and heads on the action slots."""
 
 from __future__ import annotations
 
@@ -103,7 +104,8 @@ class _ResidualBlock(nn.Module):
 
 
 class L1Head(nn.Module):
-    """Hidden states at the slots [B, chunk * action_dim, width] to actions [B, chunk, action_dim]: one MLP for each action."""
+    """Hidden states at the slots [B, chunk * action_dim, width] to actions [B,
+    chunk, action_dim]: one MLP for each action."""
 
     def __init__(self, width: int, chunk: int, action_dim: int):
         super().__init__()

@@ -1,14 +1,16 @@
 """Our own small vision-language-action model, 0.5M to 20M parameters: it trains on a CPU, and is what the demos use.
 
-    policy = SmallVLA(SmallVLAConfig(cameras=("full_image",), state_dim=8, chunk=5, action_dim=7, head="tokens"), seed=0)
+    policy = SmallVLA(SmallVLAConfig(cameras=("full_image",), state_dim=8, chunk=5,
+    action_dim=7, head="tokens"), seed=0)
     policy.fit(states, actions)                      # what numbers are usual, before anything is learned
     loss, figures = policy.supervised_loss(observations, actions, mask, generator)
 
-The instruction determines where to look: it is encoded as queries, each query finds a position in each image (a softmax over the places
-of a
-convolution's map), and what is seen there, and where, becomes a token. Places are numbers too, so how far two things are from each other
-is one subtraction away. This is a strong bias toward tasks about things in places; ``vision="patches"`` has none of it. A few
-transformer layers join tokens, words and state. Their first token is what the head (policies/vla/heads.py) sees.
+The instruction determines where to look: it is encoded as queries, each query finds a
+position in each image (a softmax over the places of a
+convolution's map), and what is seen there, and where, becomes a token. Places are numbers too, so how far
+two things are from each other is one subtraction away. This is a strong bias toward tasks about things in
+places; ``vision="patches"`` has none of it. A few transformer layers join tokens, words and state. Their
+first token is what the head (policies/vla/heads.py) sees.
 
 Nothing is padded but the words, and these are read once for all rows that have the same ones.
 """
@@ -34,11 +36,17 @@ from hilt.core.validate import Need, check, setting
 from hilt.policies.base import (
     Evaluation,
     Observation,
+    ObservedFields,
     Policy,
+    Prefix,
     Record,
+    check_prefix,
     check_record,
     check_temperature,
+    continued,
+    given_in,
     picture,
+    prefix_record,
     text,
     to_imitate,
 )
@@ -46,8 +54,8 @@ from hilt.policies.io.lora import merged
 from hilt.policies.io.preprocess import resize_with_pad
 from hilt.policies.io.tensor_files import Tensors, check_device, load_into, read_json, write_tensors
 from hilt.policies.precision import PRECISIONS, in_bfloat16, of_former_name
-from hilt.policies.vla.flow import Flow, embed_times
-from hilt.policies.vla.heads import FlowHead, GaussianHead, TokensHead
+from hilt.policies.vla.flow import Flow, Given, embed_times, given_actions, training_delays
+from hilt.policies.vla.heads import FlowHead, GaussianHead, GivenActions, TokensHead
 from hilt.policies.vla.tokens import ByteTokenizer, padded
 
 MODEL_TYPE = "hilt_small_vla"
@@ -81,7 +89,8 @@ class SmallVLAConfig:
     decode: str = setting("mean", choices=("mean", "likeliest"), needs=_TOKENS)
     """Of "tokens" without sampling: the "mean" over the bins, or the "likeliest" bin"""
     smoothing: float = setting(1.0, minimum=0, needs=_TOKENS)
-    """Of "tokens" when imitating: the deviation, in bins, of the labels around what was shown; 0: the nearest bin alone"""
+    """Of "tokens" when imitating: the deviation, in bins, of the labels around what
+    was shown; 0: the nearest bin alone"""
     std: float = setting(0.3, above=0, needs=Need("head=gaussian", lambda c: c.head == "gaussian"))
     """Of "gaussian" at the start, where each number ranges from -1 to 1"""
     flow: Flow = setting(factory=lambda: Flow(steps=5), needs=Need("head=flow", lambda c: c.head == "flow"))
@@ -98,20 +107,32 @@ class SmallVLAConfig:
     """Layers of the trunk"""
     heads: int = setting(4, minimum=1)
     """Of its attention"""
+    max_delay: int = setting(0, minimum=0)
+    """In imitation up to this many actions at the start of a chunk are given, at random, so that an answer can continue
+    what is executed meanwhile; 0: none"""
     shift: int = setting(0, minimum=0)
     """The maximum shift of images in each direction for imitation, in pixels"""
     precision: str = setting("auto", choices=PRECISIONS)
-    """Of convolutions and the trunk's matrix products: "float32", "bfloat16" (faster on processors that have it, far slower on others), or
-    "auto": the faster one. A run decides when it begins; the folder of a policy does not contain it"""
+    """Of convolutions and the trunk's matrix products: "float32", "bfloat16" (faster on processors
+    that have it, far slower on others), or "auto": the faster one. A run decides when it begins;
+    the folder of a policy does not contain it"""
 
     def __post_init__(self) -> None:
         check(self)
 
     def conflicts(self, here: str) -> Iterator[str]:
         if not self.cameras or self.image_size % 16:
-            yield f"{here}cameras {self.cameras} of {self.image_size} pixels: give at least one, and a multiple of 16 pixels."
+            yield (
+                f"{here}cameras {self.cameras} of {self.image_size} pixels: give at least one, "
+                "and a multiple of 16 pixels."
+            )
         if self.width % self.heads:
             yield f"{here}width is {self.width}; it is a multiple of heads, which is {self.heads}."
+        if self.max_delay >= self.chunk:
+            yield (
+                f"{here}max_delay is {self.max_delay} and chunk is {self.chunk}: an answer has more actions than are "
+                "given. Give a smaller max_delay, or a larger chunk."
+            )
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> SmallVLAConfig:
@@ -138,11 +159,10 @@ class SmallVLA(Policy):
     def __init__(self, config: SmallVLAConfig, seed: int = 0):
         super().__init__()
         self.config = config
-        self.chunk, self.action_dim = config.chunk, config.action_dim
+        self.chunk, self.action_dim, self.max_delay = config.chunk, config.action_dim, config.max_delay
         width, cameras = config.width, len(config.cameras)
-        with torch.random.fork_rng(
-            devices=[]
-        ):  # what torch draws here is drawn again below; the meta device would import its compiler
+        # what torch draws here is drawn again below; the meta device would import its compiler
+        with torch.random.fork_rng(devices=[]):
             self.eyes = (
                 Keypoints(width, cameras, config.keypoints, config.precision)
                 if config.vision == "keypoints"
@@ -185,9 +205,18 @@ class SmallVLA(Policy):
         return {"value": kind}
 
     @classmethod
+    def delay_options(cls, max_delay: int) -> dict[str, Any]:
+        return {"max_delay": max_delay}
+
+    @classmethod
     def flow_kind(cls, options: Mapping[str, Any]) -> str | None:
         config = SmallVLAConfig.from_json(options)
         return config.flow.kind if config.head == "flow" else None
+
+    @property
+    def takes_prefix(self) -> bool:
+        """A flow can be guided toward any prefix; other heads must be trained with given actions."""
+        return self.config.head == "flow" or self.max_delay > 0
 
     def act(
         self,
@@ -195,20 +224,27 @@ class SmallVLA(Policy):
         sample: bool = True,
         temperature: float = 1.0,
         generator: Generator | None = None,
+        prefix: Prefix | None = None,
     ) -> tuple[np.ndarray, Record]:
         check_temperature(temperature, sample)
+        prefix = check_prefix(self, prefix, len(observations), sample)
         record = self._record(observations)
+        if self.max_delay:
+            record |= prefix_record(self, prefix, len(observations))
+        given = self._given(given_in(record) if self.max_delay else prefix)
         heat = torch.full((len(observations),), temperature, device=self.device)
         with torch.no_grad():
             features, value = self._features(record)
-            drawn = self.action_head.draw(features, heat, generator, sample)
+            drawn = self.action_head.draw(features, heat, generator, sample, given)
             actions = self.action_low + (drawn.actions.clamp(-1, 1) + 1) / 2 * (self.action_high - self.action_low)
         for name, tensor in drawn.memory.items():
             record[name] = tensor.to(tensor.dtype if tensor.is_floating_point() else torch.int32).cpu().numpy()
-        record["temperature"], record["log_prob"] = heat.cpu().numpy(), drawn.log_prob.cpu().numpy()
+        log_prob = given.apart(drawn.log_prob) if given is not None and self.max_delay else drawn.log_prob
+        record["temperature"], record["log_prob"] = heat.cpu().numpy(), log_prob.cpu().numpy()
         if value is not None:
             record["value"] = value.cpu().numpy()
-        return actions.cpu().numpy(), record
+        answer = actions.cpu().numpy()
+        return continued(answer, prefix) if self.max_delay and prefix is not None else answer, record
 
     def evaluate(self, record: Record) -> Evaluation:
         names = MEMORIES[self.config.head]
@@ -216,7 +252,10 @@ class SmallVLA(Policy):
         features, value = self._features(record)
         memory = {name: torch.from_numpy(record[name]).to(self.device) for name in names}
         heat = torch.from_numpy(record["temperature"]).to(self.device)
-        log_prob, entropy = self.action_head.evaluate(features, memory, heat)
+        given = self._given(given_in(record))
+        log_prob, entropy = self.action_head.evaluate(features, memory, heat, given)
+        if given is not None:
+            log_prob, entropy = given.apart(log_prob), given.apart(entropy)
         return Evaluation(log_prob, entropy, value)
 
     def supervised_loss(
@@ -231,17 +270,20 @@ class SmallVLA(Policy):
         if self.config.shift:
             record["images"] = _shifted(record["images"], self.config.shift, generator)
         shown = torch.as_tensor(actions, dtype=torch.float32, device=self.device)
-        span = (self.action_high - self.action_low).clamp(min=1e-6)
-        losses, figures = self.action_head.loss(
-            self._features(record)[0], 2 * (shown - self.action_low) / span - 1, generator
-        )
+        target, given = self._normalized(shown), None
+        if self.max_delay:
+            delays = training_delays(mask, self.max_delay, generator).to(self.device)
+            given = given_actions(target, delays, self.chunk, self.action_dim)
+        losses, figures = self.action_head.loss(self._features(record)[0], target, generator, given)
         share = torch.as_tensor(mask, dtype=torch.float32, device=self.device)[..., None].expand_as(losses)
+        share = share if given is None else given.apart(share)  # what is given is not to be learned
         share = share / share.sum().clamp(min=1)
         loss = (losses * share).sum()
         return loss, {"loss": loss.item()} | {name: (each * share).sum().item() for name, each in figures.items()}
 
     def pointing_loss(self, pictures: np.ndarray, sentences: Sequence[str], places: np.ndarray) -> Tensor:
-        """How little half of the keypoints look at the place that a sentence names: a cross-entropy over the places of the picture.
+        """How little half of the keypoints look at the place that a sentence names: a
+        cross-entropy over the places of the picture.
 
         `pictures`: uint8 [B, H, W, 3], which every camera is shown; `places`: [B, 2], x and y from 0 to 1.
         """
@@ -276,7 +318,8 @@ class SmallVLA(Policy):
             buffer = self.get_buffer(name)
             if found.shape != buffer.shape:
                 raise SchemaError(
-                    f"{name} has {len(buffer)} numbers by the config, and {list(found.shape)} were given. Change the config."
+                    f"{name} has {len(buffer)} numbers by the config, and {list(found.shape)} were "
+                    "given. Change the config."
                 )
             buffer.copy_(torch.from_numpy(found))
 
@@ -291,16 +334,27 @@ class SmallVLA(Policy):
     def from_pretrained(
         cls, folder: str | os.PathLike[str], device: torch.device | str = "cpu", **changes: Any
     ) -> SmallVLA:
-        """From a folder; `changes` are settings that leave the weights as they are, such as ``decode`` or ``flow``; or ``value``: a value
-        head that the folder has not begins untrained."""
+        """From a folder; `changes` are settings that leave the weights as they are, such as ``decode`` or ``flow``; or
+        ``value`` or ``max_delay``: parts that the folder has not begin untrained."""
         tensors = Tensors(folder)
         config = SmallVLAConfig.from_json(
             of_former_name(read_json(tensors.path / "config.json")) | of_former_name(changes)
         )
         policy = cls(config)
-        load_into(policy, tensors, optional=("value_head.",))
+        load_into(policy, tensors, optional=("value_head.", "action_head.given."))
         result: SmallVLA = policy.to(check_device(device))
         return result
+
+    def _normalized(self, actions: Tensor) -> Tensor:
+        """Actions of the robot from -1 to 1 over their range."""
+        return 2 * (actions - self.action_low) / (self.action_high - self.action_low).clamp(min=1e-6) - 1
+
+    def _given(self, prefix: Prefix | None) -> Given | None:
+        if prefix is None:
+            return None
+        actions = self._normalized(torch.from_numpy(prefix.actions).to(self.device)).clamp(-1, 1)
+        frozen = torch.from_numpy(prefix.frozen).to(self.device)
+        return given_actions(actions, frozen, self.chunk, self.action_dim)
 
     def _features(self, record: Record) -> tuple[Tensor, Tensor | None]:
         """What the head sees [B, width], and the value [B]."""
@@ -323,6 +377,9 @@ class SmallVLA(Policy):
             return features, None
         return features, self.value_head(features.detach() if config.value == "detached" else features)[:, 0]
 
+    def observed_fields(self) -> ObservedFields:
+        return ObservedFields(tuple(self.config.cameras), self.config.state_dim)
+
     def _record(self, observations: Sequence[Observation]) -> Record:
         """The part of a record that is known before anything is answered."""
         if not observations:
@@ -341,7 +398,8 @@ class SmallVLA(Policy):
             states.append(np.asarray(seen.get("state", ()), np.float32))
             if self.config.state_dim and states[-1].shape != (self.config.state_dim,):
                 raise SchemaError(
-                    f"the state of observation {row} is {list(states[-1].shape)}; expected is [{self.config.state_dim}]."
+                    f"the state of observation {row} is {list(states[-1].shape)}; expected is "
+                    f"[{self.config.state_dim}]."
                 )
             if (words := text(seen["instruction"], row)) not in self._ids:
                 self._ids[words] = ByteTokenizer().encode(words)
@@ -354,7 +412,8 @@ class SmallVLA(Policy):
 
 
 class Text(nn.Module):
-    """Bytes of the words, int [B, L] padded with 0, to [B, TEXT_WIDTH]: two convolutions, then what is most attended to."""
+    """Bytes of the words, int [B, L] padded with 0, to [B, TEXT_WIDTH]: two
+    convolutions, then what is most attended to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -374,7 +433,8 @@ class Text(nn.Module):
 
 
 class Stem(nn.Module):
-    """Convolutions of (size, stride): pictures, uint8 [B, cameras, H, W, 3], to what is at each place, [B * cameras, h, w, CHANNELS]."""
+    """Convolutions of (size, stride): pictures, uint8 [B, cameras, H, W, 3], to what is at
+    each place, [B * cameras, h, w, CHANNELS]."""
 
     def __init__(self, layers: Sequence[tuple[int, int]], precision: str):
         super().__init__()
@@ -389,9 +449,8 @@ class Stem(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         kind = self.layers[0].weight.dtype
-        x = (
-            images.flatten(0, 1).to(kind).mul_(1 / 255).sub_(0.5).permute(0, 3, 1, 2)
-        )  # its memory still in the order of the picture
+        # its memory still in the order of the picture
+        x = images.flatten(0, 1).to(kind).mul_(1 / 255).sub_(0.5).permute(0, 3, 1, 2)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=in_bfloat16(self.precision, x.device)):
             for layer in self.layers:
                 x = F.relu(layer(x))
@@ -423,7 +482,8 @@ class Keypoints(nn.Module):
         return tokens + self.which, places.flatten(1)
 
     def looks(self, images: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
-        """What is at each place, [B * cameras, h, w, C], and how much each keypoint looks there, logits [B * cameras, keypoints, h w]."""
+        """What is at each place, [B * cameras, h, w, C], and how much each keypoint looks there,
+        logits [B * cameras, keypoints, h w]."""
         maps = self.stem(images)
         queries = self.queries(words).view(len(maps), self.keypoints, CHANNELS)
         return maps, queries @ self.keys(maps.flatten(1, 2)).transpose(1, 2) * CHANNELS**-0.5
@@ -462,9 +522,8 @@ class TransformerBlock(nn.Module):
     def forward(self, x: Tensor, all_of: Tensor) -> Tensor:
         normed = self.norm_1(all_of)
         made = (self.query(normed[:, : x.shape[1]]), *self.key_value(normed).chunk(2, dim=-1))
-        query, key, value = (
-            each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in made
-        )  # [B, heads, tokens, width / heads]
+        # [B, heads, tokens, width / heads]
+        query, key, value = (each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in made)
         # written out: with so few tokens it trains three times as fast in bfloat16 as torch's fused one
         attended = (query * query.shape[-1] ** -0.5 @ key.transpose(-1, -2)).softmax(-1) @ value
         x = x + self.out(attended.transpose(1, 2).flatten(2))
@@ -474,8 +533,12 @@ class TransformerBlock(nn.Module):
 def _head(config: SmallVLAConfig) -> Any:
     sizes = (config.width, config.chunk, config.action_dim)
     if config.head == "tokens":
-        return TokensHead(*sizes, config.bins, config.decode, config.smoothing)
-    return GaussianHead(*sizes, config.std) if config.head == "gaussian" else FlowHead(*sizes, config.flow)
+        head: Any = TokensHead(*sizes, config.bins, config.decode, config.smoothing)
+    else:
+        head = GaussianHead(*sizes, config.std) if config.head == "gaussian" else FlowHead(*sizes, config.flow)
+    if config.max_delay:
+        head.given = GivenActions(*sizes)
+    return head
 
 
 def _initialize(module: nn.Module, generator: Generator) -> None:
@@ -489,6 +552,8 @@ def _initialize(module: nn.Module, generator: Generator) -> None:
                 if name.split(".")[-1] in ("out", "down") and "blocks" in name
                 else 0.1
                 if name == "action_head.out"
+                else 0.0
+                if name == "action_head.given.leave"
                 else 1.0
             )
             nn.init.normal_(part.weight, std=small / math.sqrt(math.prod(part.weight.shape[1:])), generator=generator)

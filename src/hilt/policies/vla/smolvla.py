@@ -1,9 +1,11 @@
-"""SmolVLA: half of SmolVLM2 reads pictures, words and the state; a narrower expert beside it turns noise into a chunk of actions.
+"""SmolVLA: half of SmolVLM2 reads pictures, words and the state; a narrower expert
+beside it turns noise into a chunk of actions.
 
-    policy = SmolVLA.from_pretrained("smolvla_base", tokenizer="SmolVLM2-500M-Video-Instruct", action_dim=7, state_dim=8)
+    policy = SmolVLA.from_pretrained("smolvla_base",
+    tokenizer="SmolVLM2-500M-Video-Instruct", action_dim=7, state_dim=8)
 
-Every other layer of the expert looks at the actions so far and at the language model; those between look at the language model only.
-The parameters have the names of the published checkpoint (lerobot).
+Every other layer of the expert looks at the actions so far and at the language model; those between look at the
+language model only. The parameters have the names of the published checkpoint (lerobot).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from hilt.policies.base import at_least_float32
 from hilt.policies.io.flow_folders import published, to_published
 from hilt.policies.vla.flow import embed_times
 from hilt.policies.vla.flow_config import FlowPolicyConfig
-from hilt.policies.vla.flow_policy import FlowPolicy, Prefix
+from hilt.policies.vla.flow_policy import Context, FlowPolicy
 from hilt.policies.vla.gemma import GemmaStack, Rotation, Siglip, StackConfig, VisionConfig
 
 TEXT = StackConfig(
@@ -69,7 +71,8 @@ class SmolVLAConfig(FlowPolicyConfig):
             raise UnknownNameError("language model of SmolVLA (vlm_model_name)", name, MODELS)
         if given.get("num_expert_layers", -1) not in (-1, 0, given.get("num_vlm_layers", 16)):
             raise ConfigError(
-                f"the checkpoint has {given['num_expert_layers']} layers of its expert; here it has those of the language model."
+                f"the checkpoint has {given['num_expert_layers']} layers of its expert; here it has "
+                "those of the language model."
             )
         text, vision = MODELS[name]
         depth = given.get("num_vlm_layers", 16)
@@ -123,7 +126,7 @@ class SmolVLA(FlowPolicy):
         if self.config.trained != "all":
             (vlm if self.config.trained == "expert" else vlm.model.vision_model).requires_grad_(False)
 
-    def prefix(self, pixels: Tensor, present: Tensor, prompt: Tensor, worded: Tensor, state: Tensor) -> Prefix:
+    def prefix(self, pixels: Tensor, present: Tensor, prompt: Tensor, worded: Tensor, state: Tensor) -> Context:
         model, config = self.vlm_with_expert.vlm.model, self.config.vlm
         language, scale = model.text_model, config.width**0.5
         pictures = model.connector.modality_projection.proj(
@@ -135,31 +138,30 @@ class SmolVLA(FlowPolicy):
         x = torch.cat([pictures.flatten(1, 2) * scale, words, tokens], 1)
         valid = torch.cat([present.repeat_interleave(pictures.shape[2], 1), worded, torch.ones_like(worded[:, :1])], 1)
         is_state = torch.arange(x.shape[1], device=x.device) == x.shape[1] - 1
-        mask = (valid[:, None, :] & (~is_state[None, :] | is_state[:, None]))[
-            :, None
-        ]  # pictures and words do not see the state
+        # pictures and words do not see the state
+        mask = (valid[:, None, :] & (~is_state[None, :] | is_state[:, None]))[:, None]
         rotation = Rotation(valid.cumsum(1) - 1, config.head_dim)
         cache = []
         for layer in range(config.depth):
             x, keys, values = language.run(layer, x, rotation, mask, checkpointing=self.checkpointing)
             cache.append((keys, values))
-        return Prefix(cache, valid, language.norm(x)[0])
+        return Context(cache, valid, language.norm(x)[0])
 
-    def suffix(self, prefix: Prefix, noisy: Tensor, times: Tensor) -> Tensor:
+    def suffix(self, context: Context, noisy: Tensor, times: Tensor) -> Tensor:
         actions = self.action_in_proj(noisy)
         moment = embed_times(times, actions.shape[-1], self.config.min_period, self.config.max_period)
-        both = torch.cat([actions, moment[:, None].expand_as(actions)], -1)
+        both = torch.cat([actions, (moment if times.ndim == 2 else moment[:, None]).expand_as(actions)], -1)
         x = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(both)))
         expert, (rows, tokens, _) = self.vlm_with_expert.lm_expert, x.shape
         x = x.to(expert.layers[0].self_attn.q_proj.weight.dtype)
         place, head_dim = torch.arange(tokens, device=x.device), expert.config.head_dim
-        seen = prefix.valid[:, None, None, :].expand(-1, -1, tokens, -1)
+        seen = context.valid[:, None, None, :].expand(-1, -1, tokens, -1)
         causal = (place[None, :] <= place[:, None]).expand(rows, 1, -1, -1)
-        own = Rotation(prefix.valid.sum(1, keepdim=True) + place, head_dim), torch.cat([seen, causal], 3)
+        own = Rotation(context.valid.sum(1, keepdim=True) + place, head_dim), torch.cat([seen, causal], 3)
         across = Rotation(place.expand(rows, -1), head_dim), seen
         for layer in range(expert.config.depth):
             rotation, mask = across if expert.layers[layer].crosses else own
-            x, *_ = expert.run(layer, x, rotation, mask, prefix.cache[layer], checkpointing=self.checkpointing)
+            x, *_ = expert.run(layer, x, rotation, mask, context.cache[layer], checkpointing=self.checkpointing)
         return at_least_float32(expert.norm(x)[0])
 
     def prompt(self, instruction: str, state: np.ndarray) -> str:
@@ -167,7 +169,8 @@ class SmolVLA(FlowPolicy):
 
 
 class SmolVLMWithExpert(nn.Module):
-    """The modules under their published names. The head for words is part of the checkpoints, and no use is made of it."""
+    """The modules under their published names. The head for words is part of the
+    checkpoints, and no use is made of it."""
 
     def __init__(self, config: SmolVLAConfig):
         super().__init__()

@@ -1,7 +1,8 @@
 """Actions as tokens, and text as tokens.
 
-`ActionTokenizer` is OpenVLA's: 256 edges over [-1, 1], the last ids of the vocabulary. `ByteTokenizer` is a text tokenizer without
-files, for small models and tests; `load_tokenizer` opens the one in a checkpoint's folder, without running anything that lies there.
+`ActionTokenizer` is OpenVLA's: 256 edges over [-1, 1], the last ids of the vocabulary. `ByteTokenizer` is a
+text tokenizer without files, for small models and tests; `load_tokenizer` opens the one in a checkpoint's
+folder, without running anything that lies there.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class ActionTokenizer:
     """`bins` edges evenly over [-1, 1], as the ids that end at `vocab` - 1. The greatest number has the smallest id.
 
     encode  d = the number of edges that are not above x, 1..bins;  id = vocab - d
-    decode  the middle between edges d and d + 1; there is one interval less than edges, so the two smallest ids mean the same
+    decode  the middle between edges d and d + 1; there is one interval less than edges,
+            so the two smallest ids mean the same
     """
 
     def __init__(self, bins: int = 256, vocab: int = 32000):
@@ -52,7 +54,8 @@ class ActionTokenizer:
         """The numbers that tokens stand for, float64 [bins - 1], rising."""
 
     def encode(self, numbers: Any) -> Any:
-        """Ids, int64, of numbers in [-1, 1]; what is outside counts as the border. An array gives an array, a tensor a tensor."""
+        """Ids, int64, of numbers in [-1, 1]; what is outside counts as the border. An
+        array gives an array, a tensor a tensor."""
         if isinstance(numbers, torch.Tensor):
             edges = torch.from_numpy(self._edges).to(numbers.device)
             return self.vocab - torch.bucketize(numbers.to(torch.float64).clamp(-1, 1), edges, right=True)
@@ -66,7 +69,8 @@ class ActionTokenizer:
 
 
 class ByteTokenizer:
-    """The bytes of UTF-8, from id 3 on; 0 is padding, 1 stands in front of each text, 2 at its end where a model wants one."""
+    """The bytes of UTF-8, from id 3 on; 0 is padding, 1 stands in front of each
+    text, 2 at its end where a model wants one."""
 
     pad, begin, end = 0, 1, 2
     size = 259
@@ -79,7 +83,8 @@ class ByteTokenizer:
 
 
 class FolderTokenizer:
-    """A Hugging Face tokenizer: a folder's `tokenizer.json`, and the first and last tokens of `tokenizer_config.json`."""
+    """A Hugging Face tokenizer: a folder's `tokenizer.json`, and the first and last
+    tokens of `tokenizer_config.json`."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -124,7 +129,8 @@ def load_tokenizer(folder: str | Path) -> FolderTokenizer | ByteTokenizer:
 
 
 def save_tokenizer(tokenizer: Any, folder: str | Path) -> None:
-    """Puts into a folder what `load_tokenizer` finds there again. One that comes from no folder is its owner's to save."""
+    """Puts into a folder what `load_tokenizer` finds there again. One that comes
+    from no folder is its owner's to save."""
     if isinstance(tokenizer, ByteTokenizer):
         (Path(folder) / FILES[1]).write_text(json.dumps({"tokenizer_class": BYTES}) + "\n")
     elif isinstance(tokenizer, FolderTokenizer):

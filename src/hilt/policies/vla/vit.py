@@ -1,7 +1,8 @@
 """Vision transformers with the names and the numbers of timm's: DINOv2 with registers and LayerScale, and SigLIP.
 
-A VLA wants patch features, not classes: `Vit.forward` gives what the last block but one makes of an image, without a final norm and
-without class and register tokens. The last block, the norm and SigLIP's pooling are in the checkpoints but not used.
+A VLA wants patch features, not classes: `Vit.forward` gives what the last block but one makes of an
+image, without a final norm and without class and register tokens. The last block, the norm and
+SigLIP's pooling are in the checkpoints but not used.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class VitConfig:
 
     @classmethod
     def named(cls, timm_id: str) -> VitConfig:
-        """From a name such as ``vit_so400m_patch14_siglip_224``; the part after a dot names the weights, and is ignored here."""
+        """From a name such as ``vit_so400m_patch14_siglip_224``; the part after a dot
+        names the weights, and is ignored here."""
         name = timm_id.partition(".")[0]
         if name not in KNOWN:
             raise UnknownNameError("vision transformer", timm_id, KNOWN)
@@ -112,7 +114,8 @@ class Vit(nn.Module):
 
 
 def layers(modules: Sequence[nn.Module], checkpointed: float) -> Iterator[Callable[..., Tensor]]:
-    """The modules one by one. That share of them, from 0 to 1, is computed once more for the gradient instead of being remembered."""
+    """The modules one by one. That share of them, from 0 to 1, is computed once more for
+    the gradient instead of being remembered."""
     for place, module in enumerate(modules):
         if torch.is_grad_enabled() and place < round(checkpointed * len(modules)):
             from torch.utils.checkpoint import checkpoint
@@ -157,7 +160,8 @@ class Block(nn.Module):
 
 
 class FilmBlock(nn.Module):
-    """A block whose features are scaled and shifted by the words, between its two halves: ``x * (1 + scale) + shift``."""
+    """A block whose features are scaled and shifted by the words, between its two
+    halves: ``x * (1 + scale) + shift``."""
 
     def __init__(self, block: Block, width: int, language_width: int):
         super().__init__()

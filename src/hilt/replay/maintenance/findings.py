@@ -75,7 +75,8 @@ class LogReport:
     writing: bool = False
     """Whether a writer was at work: then only what was committed has been looked at."""
     closed: bool = False
-    """Whether the log says what it held when it was closed. Without that, nothing shows that a growing file was cut at its end."""
+    """Whether the log says what it held when it was closed. Without that, nothing
+    shows that a growing file was cut at its end."""
     findings: list[Finding] = field(default_factory=list)
     mended: list[str] = field(default_factory=list)
     """Of a repair: what was done."""

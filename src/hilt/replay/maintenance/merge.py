@@ -3,9 +3,9 @@
     merge(["monday/log", "tuesday/log"], "week/log")
     split("week/log", ["train", "held_out"], ratios=[0.9, 0.1], seed=0)
 
-Trajectories are copied as they are: steps with their sequence numbers, senders, facts and relabeled values. Only their
-numbers change. Every checksum is checked on the way, so damage is never copied. A log is written beside its name and
-renamed when it is complete: one that was interrupted does not look like one.
+Trajectories are copied as they are: steps with their sequence numbers, senders, facts, relabeled values and edits. Only
+their numbers change. Every checksum is checked on the way, so damage is never copied. A log is written beside its name
+and renamed when it is complete: one that was interrupted does not look like one.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def merge(
     """A new log with the trajectories of all sources, source after source, oldest first.
 
     It has the settings of the first source, but no capacity. Sources need the same columns. `progress` gets steps done
-    and steps in all. Columns in `without` are left out: so the steps are kept of which one camera's frames are damaged or gone.
+    and steps in all. Columns in `without` are left out: so the steps are kept of
+    which one camera's frames are damaged or gone.
     """
     paths = [Path(source) for source in sources]
     if not paths:
@@ -69,7 +70,7 @@ def merge(
         logs = [stack.enter_context(Log.open(path, "r", without=without)) for path in paths]
         for log in logs[1:]:
             _require_same_schema(logs[0], log)
-        (copied,) = _write([(Path(target), [(log, log.trajectories()) for log in logs])], progress, files)
+        (copied,) = _write([(Path(target), [(log, log.trajectories(hidden=True)) for log in logs])], progress, files)
         return copied
 
 
@@ -95,7 +96,7 @@ def split(
     if len({Path(target).resolve() for target in targets}) < len(targets):
         raise ConfigError(f"split: two targets are the same folder, in {', '.join(map(str, targets))}.")
     with Log.open(source, "r") as log:
-        trajectories = log.trajectories()
+        trajectories = log.trajectories(hidden=True)
         counts = _share_out(len(trajectories), shares)
         for target, count in zip(targets, counts, strict=True):
             if not count:
@@ -133,7 +134,7 @@ def _write(jobs: Sequence[tuple[Path, list[Part]]], progress: Progress | None, f
             besides.append(beside := _beside(target, files))
             with _new_log(beside, parts[0][0], files) as log:
                 _copy(parts, log, moved)
-                copied.append(Copied(target, len(log.trajectories()), log.live_steps))
+                copied.append(Copied(target, len(log.trajectories(hidden=True)), log.live_steps))
             _complete(beside, parts[0][0].settings["durability"], files)
     except BaseException:
         for beside in besides:
@@ -151,6 +152,7 @@ def _copy(parts: Sequence[Part], log: Log, moved: Callable[[int], None]) -> None
         copier = Copier(source, log)
         for trajectory in trajectories:
             moved(copier.copy(trajectory))
+        copier.copy_edits()
     if log.settings["compression"]:
         log.complete_segments()  # also the last segment, which is not full, is compressed
 
@@ -190,7 +192,8 @@ def _require_same_schema(first: Log, other: Log) -> None:
         differences.append(f"stacked: {first.schema.stacked} became {other.schema.stacked}")
     if differences:
         raise SchemaError(
-            f"{other.path} has another schema than {first.path}: {'; '.join(differences)}. Merge logs with the same columns."
+            f"{other.path} has another schema than {first.path}: {'; '.join(differences)}. Merge "
+            "logs with the same columns."
         )
 
 
@@ -213,11 +216,24 @@ class Copier:
         self._rows: dict[int, Array] = {}
         self._origins = source.facts.origins()
         self._relabeled = _by_trajectory(source.facts.relabeled)
+        self._copied: dict[int, int] = {}  # the new number of each trajectory
 
     def copy(self, trajectory: int) -> int:
         """Returns how many steps it had."""
         with self._target.lock:  # segments of the target are compressed in the background meanwhile
             return self._copy(trajectory)
+
+    def copy_edits(self) -> None:
+        """Copies the edits of these trajectories that count, with their authors and times."""
+        state = self._source.facts.edits
+        for number, edit in sorted(state.edits.items()):
+            changes = [
+                {**change, "trajectory": self._copied[change["trajectory"]]}
+                for change in edit.get("changes", [])
+                if change["trajectory"] in self._copied and number not in state.undone
+            ]
+            if changes:
+                self._target.edit({**{k: edit[k] for k in ("action", "author", "time")}, "changes": changes})
 
     def _copy(self, trajectory: int) -> int:
         source, target = self._source, self._target
@@ -225,7 +241,8 @@ class Copier:
         steps = sum(int(entry["steps"]) for entry in entries)
         origin = target.facts.origin(*self._origins.get(int(entries[0]["origin"]), ("", "", "")))
         number = target.catalog.take_trajectory()
-        if facts := source.facts.about(trajectory):
+        self._copied[trajectory] = number
+        if facts := source.facts.recorded(trajectory):
             target.facts.annotate(number, facts)
         segments = target.active_segments
         active = segments.acquire(steps)
@@ -317,7 +334,8 @@ class Stretch:
         )
 
     def _references(self, column: FrameColumn, member: int) -> Array:
-        """A column's references, ``[rows, stack]``; where an older schema lacks it, to a frame below 0 that is its default."""
+        """A column's references, ``[rows, stack]``; where an older schema lacks it,
+        to a frame below 0 that is its default."""
         path, width = column.columns[member], max(1, column.stack)
         if path in (self._old.dtype.names or ()):
             return self._old[path].reshape(len(self._old), width)
@@ -342,7 +360,8 @@ class Stretch:
 
 def _damaged(segment: Segment, file: str, what: str) -> CorruptError:
     return CorruptError(
-        f"{segment.folder / file}: {what} does not have its checksum; run: hilt data repair {segment.folder.parent.parent}"
+        f"{segment.folder / file}: {what} does not have its checksum; run: hilt data repair "
+        f"{segment.folder.parent.parent}"
     )
 
 

@@ -41,6 +41,8 @@ from hilt.replay.maintenance.salvage import (
 )
 from hilt.replay.schema import Schema
 from hilt.replay.settings import SEGMENT_BYTES
+from hilt.replay.storage.edit_journal import LOCK, EditJournal
+from hilt.replay.storage.edit_journal import NAME as EDITS
 from hilt.replay.storage.journal import format_line, parse_line
 from hilt.replay.storage.lock import WriterLock, writer_of
 from hilt.replay.storage.quarantine import Quarantine
@@ -54,7 +56,7 @@ __all__ = ["Progress", "merge", "repair", "split", "verify"]
 Progress = Callable[[int, int], None]
 """Called with how many bytes are done, and how many there are."""
 
-_OURS = {"log.json", "writer.lock", "annotations.jsonl", "quarantine.json", "segments", "damaged", SEAL}
+_OURS = {"log.json", "writer.lock", "annotations.jsonl", EDITS, LOCK, "quarantine.json", "segments", "damaged", SEAL}
 LOST = "is noted as lost: restore it from a copy instead, if there is one"
 KNOWN_LOST = "nothing more: it is lost, and noted"
 _AGAIN_SECONDS = 0.05
@@ -76,8 +78,8 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> Lo
 def repair(path: str | os.PathLike[str], progress: Progress | None = None, files: Files = DISK) -> LogReport:
     """Mends a log, as its one writer: afterwards it opens, and every step that it shows is as it was written.
 
-    A second run finds nothing to do. Interrupted at any moment, it is simply run again. What is mended may show more that is wrong, so
-    it looks again until nothing is; damage that stays is a `CorruptError` that names it.
+    A second run finds nothing to do. Interrupted at any moment, it is simply run again. What is mended may show more
+    that is wrong, so it looks again until nothing is; damage that stays is a `CorruptError` that names it.
     """
     first = report = _mend_once(Path(path), progress, files)
     for _ in range(_MAX_PASSES):
@@ -124,7 +126,7 @@ class Examination:
         self.quarantine_lost = self.quarantine.lost
         if self.quarantine_lost:
             self.add("damage", "quarantine.json", "does not have its checksum, or not what it should hold", REBUILT)
-        self.annotations = Annotations(folder / "annotations.jsonl")
+        self.annotations, self.edits = Annotations(folder / "annotations.jsonl"), Annotations(folder / EDITS)
         self.seal = LogSeal(folder, files)
         self.seal.load()
         if self.seal.damaged:
@@ -164,14 +166,15 @@ class Examination:
         """What is known only when all segments were seen."""
         report = self.report
         self._check_annotations()
+        self._check_edits()
         self._check_losses()
         self._check_overlaps()
         self._check_gaps()
         self._check_names()
         report.closed = self.seal.is_there and not self.seal.damaged
-        report.trajectories = (
-            len(np.unique(np.concatenate([e["trajectory"] for _, e in self._extents]))) if self._extents else 0
-        )
+        if self._extents:
+            trajectories = np.concatenate([extents["trajectory"] for _, extents in self._extents])
+            report.trajectories = len(np.unique(trajectories))
         report.seconds = time.perf_counter() - self._started
         if self._progress is not None:
             self._progress(report.bytes, report.bytes)
@@ -260,8 +263,15 @@ class Examination:
                 "damage", "annotations.jsonl", f"the names of the senders {senders} are lost", "they get names made up"
             )
 
+    def _check_edits(self) -> None:
+        self.edits.load()
+        for number, about in self.edits.damaged:
+            text = f"line {number} does not have its checksum" + (f", it was about trajectory {about[0]}" * bool(about))
+            self.add("damage", EDITS, text, "is taken out, and the damaged file kept")
+
     def _check_losses(self) -> None:
-        """What the log held when it was closed, and is gone as a whole. Single rows and frames are found in their segments."""
+        """What the log held when it was closed, and is gone as a whole. Single rows
+        and frames are found in their segments."""
         named = {finding.file for finding in self.report.of("damage")}
         self.losses = [loss for loss in self.seal.find_losses() if loss.file not in named]
         for loss in self.losses:
@@ -296,7 +306,8 @@ class Examination:
             end = max(end, stop)
 
     def _check_gaps(self) -> None:
-        """Steps that must have been there, since later ones of their trajectory are. What was deleted or evicted is written down."""
+        """Steps that must have been there, since later ones of their trajectory are. What
+        was deleted or evicted is written down."""
         if not self._all_named or not self._extents:
             return
         aside = {span.trajectory for finding in self.report.findings if finding.cure == ASIDE for span in finding.steps}
@@ -305,10 +316,11 @@ class Examination:
         }
         explained |= self.annotations.deleted
         extents = np.sort(np.concatenate([e for _, e in self._extents]), order=["trajectory", "offset"])
-        before = np.r_[
-            0, (extents["offset"] + extents["steps"])[:-1]
-        ]  # where the extent before ends: the place of this one
-        before[np.r_[True, extents["trajectory"][1:] != extents["trajectory"][:-1]]] = 0
+        # where the extent before ends: the place of this one
+        ends, trajectories = extents["offset"] + extents["steps"], extents["trajectory"]
+        others = trajectories[1:] != trajectories[:-1]
+        before = np.r_[0, ends[:-1]]
+        before[np.r_[True, others]] = 0
         for i in np.flatnonzero(extents["offset"] > before).tolist():
             trajectory, first, stop = int(extents["trajectory"][i]), int(before[i]), int(extents["offset"][i])
             if trajectory in explained or [first, stop] in self.annotations.missing_steps.get(trajectory, []):
@@ -398,6 +410,8 @@ class Mending:
         self._mend_seal()
         if look.annotations.damaged or look.annotations.missing or look.lost_origins:
             self._mend_annotations()
+        if look.edits.damaged:
+            self._mend_edits()
         for path in [*self.folder.iterdir(), *(self.folder / "segments").iterdir()]:
             if is_leftover(path):
                 self.files.remove(path)
@@ -425,7 +439,8 @@ class Mending:
             )
 
     def _mend_seal(self) -> None:
-        """Writes down what is lost for good. The log is sealed anew, with what it holds now, when it is closed after the repair."""
+        """Writes down what is lost for good. The log is sealed anew, with what it holds
+        now, when it is closed after the repair."""
         look = self.examination
         unknown = [loss for loss in look.seal.losses if not loss.known] + look.losses
         if look.seal.damaged:
@@ -470,6 +485,14 @@ class Mending:
             lines.append(format_line({"origin": origin, "actor": f"lost sender {origin}", "boot": "", "store": ""}))
         self.files.replace(path, b"".join(lines))
         self.report.mended.append(f"annotations.jsonl: written anew with its {len(notes.lines)} whole lines")
+
+    def _mend_edits(self) -> None:
+        with EditJournal(self.folder, self.files).locked():  # others may edit meanwhile
+            whole = Annotations(self.folder / EDITS)
+            whole.load()
+            self._set_aside(self.folder / EDITS)
+            self.files.replace(self.folder / EDITS, b"".join(line + b"\n" for line in whole.lines))
+        self.report.mended.append(f"{EDITS}: written anew with its {len(whole.lines)} whole lines")
 
     def _set_aside(self, path: Path) -> None:
         """Keeps what is damaged under another name: a folder is moved, a file copied."""
@@ -527,5 +550,5 @@ def _bytes_in(folder: Path) -> int:
     for where, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
-                total += os.stat(os.path.join(where, name)).st_size
+                total += os.lstat(os.path.join(where, name)).st_size
     return total

@@ -95,7 +95,8 @@ class Salvage(Segment):
             self._add("damage", "rows", "no schema of this log fits the file", ASIDE, self._all_steps())
 
     def check(self, known: Array, live: bool) -> Checked:
-        """Reads every byte. `known` are the rows in quarantine; with `live`, a writer may be at work behind the last commit."""
+        """Reads every byte. `known` are the rows in quarantine; with `live`, a writer
+        may be at work behind the last commit."""
         if self.hopeless:
             return Checked([], np.zeros(0, EXTENT), 0, np.zeros(0, np.int64), self._listed is not None)
         scan, rows = scan_file(self)
@@ -284,7 +285,8 @@ class Salvage(Segment):
     # Checking
 
     def _locate(self, rows: Array, scan: Scan) -> tuple[Array, Array]:
-        """Per row, its trajectory and offset: from the row, and for a damaged one from the extents or its neighbors; else -1."""
+        """Per row, its trajectory and offset: from the row, and for a damaged one from
+        the extents or its neighbors; else -1."""
         total = max(len(rows), scan.rows)
         trajectory, offset = np.full(total, -1, np.int64), np.full(total, -1, np.int64)
         trajectory[: len(rows)], offset[: len(rows)] = rows["#trajectory"], rows["#offset"]
@@ -293,9 +295,8 @@ class Salvage(Segment):
             trajectory[at], offset[at] = _vote(rows, damage)
         if scan.damage and self._listed is not None:
             for extent in self._listed:
-                at = slice(
-                    int(extent["row"]), min(total, int(extent["row"]) + int(extent["steps"]))
-                )  # the list may know of later rows
+                # the list may know of later rows
+                at = slice(int(extent["row"]), min(total, int(extent["row"]) + int(extent["steps"])))
                 trajectory[at], offset[at] = (
                     extent["trajectory"],
                     extent["offset"] + np.arange(max(0, at.stop - at.start)),
@@ -369,7 +370,10 @@ class Salvage(Segment):
         self.files.close(fd)
         if before > size:
             return f"{self._path(path.name)}: {before - size:,} bytes behind its end were cut"
-        return f"{self._path(path.name)}: filled up with zeros to its {size:,} bytes; the steps that were there are in quarantine"
+        return (
+            f"{self._path(path.name)}: filled up with zeros to its {size:,} bytes; the steps that "
+            "were there are in quarantine"
+        )
 
     def _all_steps(self) -> tuple[Span, ...]:
         """Every step that the extents list, when these can be read."""

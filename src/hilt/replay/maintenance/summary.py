@@ -50,6 +50,7 @@ def summarize(log: Log, newest: int = 5) -> dict[str, Any]:
             "torn_bytes": sum(_torn_bytes(s) for s in log.segments if s.sealed is None) + log.facts.torn_bytes,
             "corrupt_facts": log.facts.corrupt,
         },
+        "edits": _edits(log),
         "newest": [_trajectory(log, number) for number in log.trajectories()[-newest:]] if newest else [],
     }
 
@@ -137,6 +138,13 @@ def _facts(log: Log) -> dict[str, Any]:
         dict(zip(("actor", "boot", "store"), name, strict=True)) for name in log.facts.origins().values() if any(name)
     ]
     return {"successes": verdicts[True], "failures": verdicts[False], "unknown": verdicts[None], "senders": senders}
+
+
+def _edits(log: Log) -> dict[str, int]:
+    """How many edits there are, and what they hide: `steps` counts these steps too, `trajectories` does not."""
+    made = sum("part" not in edit for edit in log.facts.edits.edits.values())
+    hidden = len(log.trajectories(hidden=True)) - len(log.trajectories())
+    return {"made": made, "hidden_trajectories": hidden, "hidden_steps": len(log) - len(log.all())}
 
 
 def success_of(log: Log, trajectory: int) -> bool | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hilt.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from hilt.replay.sampling.assembly import Assembly, Batch, Episodes, NStep, Sequences, Stacked, Steps
+    from hilt.replay.sampling.assembly import Assembly, Batch, Chunks, Episodes, NStep, Sequences, Stacked, Steps
     from hilt.replay.sampling.limiters import MinSize, Queue, RateLimiter, SampleToInsertRatio, Stack
     from hilt.replay.sampling.mix import JointSampler, Mix, concat_batches
     from hilt.replay.sampling.prefetch import Prefetch
@@ -31,6 +31,7 @@ __all__ = [
     "Steps",
     "NStep",
     "Sequences",
+    "Chunks",
     "Stacked",
     "Episodes",
     # who waits for whom

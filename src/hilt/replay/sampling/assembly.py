@@ -19,6 +19,7 @@ from hilt.replay.storage.table import check_target
 
 if TYPE_CHECKING:
     from hilt.replay.snapshot import Snapshot
+    from hilt.replay.view import View
 
 
 class Batch(dict[str, Any]):
@@ -157,6 +158,43 @@ class Sequences:
 
 
 @dataclass(frozen=True)
+class Chunks:
+    """Every key is one step, with the actions from it on: ``actions`` is ``[batch, length, ...]``, every other column
+    is the step's own, and ``mask [batch, length]`` is added.
+
+    The mask is False from where the chain ends; with `within`, also from the first step on that is not in that view.
+    There the last action is repeated.
+    """
+
+    length: int
+    within: View | None = None
+    added: ClassVar[tuple[str, ...]] = ("mask",)
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ConfigError(f"chunks: expected a length of at least 1 action, got {self.length}.")
+
+    def leaves(self, schema: Schema, columns: Sequence[str] | None, n: int) -> dict[str, ArraySpec]:
+        own = {path: spec for path, spec in _leaves(schema, columns, n, self.length).items() if path == "actions"}
+        return {**_leaves(schema, columns, n), **own, "mask": ArraySpec(np.dtype(bool), (n, self.length))}
+
+    def batch(
+        self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None
+    ) -> dict[str, Array]:
+        window, inside = chain(steps, keys, self.length)
+        if self.within is not None:
+            belongs = self.within.runs().contains(window.reshape(-1)).reshape(window.shape)
+            inside = np.logical_and.accumulate(inside & belongs, axis=1)
+        paths = steps.schema.select(columns)
+        batch = steps.gather(keys, [path for path in paths if path != "actions"], out)
+        if "actions" in paths:
+            actions = steps.gather(window.reshape(-1), ["actions"])["actions"]
+            batch["actions"] = actions.reshape(*window.shape, *actions.shape[1:])
+        batch["mask"] = inside
+        return batch
+
+
+@dataclass(frozen=True)
 class Stacked:
     """Every observation column in `columns` gets its last `frames` values: ``[batch, frames, ...]``, oldest first.
 
@@ -200,7 +238,8 @@ class Stacked:
         for path in self.columns:
             if path not in mates:
                 raise SchemaError(
-                    f"{path}: only observations with a next observation can be stacked: {', '.join(mates) or 'none here'}."
+                    f"{path}: only observations with a next observation can be stacked: "
+                    f"{', '.join(mates) or 'none here'}."
                 )
         return {mates[path]: path for path in self.columns}
 
@@ -244,7 +283,8 @@ class Episodes:
 
 
 def chain(steps: Snapshot, keys: Array, length: int) -> tuple[Array, Array]:
-    """The keys of the steps that follow, ``[n, length]``, and which of them belong to the chain; the rest repeat the last."""
+    """The keys of the steps that follow, ``[n, length]``, and which of them belong
+    to the chain; the rest repeat the last."""
     width = steps.widths(keys)
     window = np.repeat(keys[:, None], length, axis=1)
     inside = np.zeros(window.shape, bool)

@@ -52,7 +52,8 @@ class BufferPool:
 
 
 class RecentMemory:
-    """Lends arrays of changing sizes: from the last few blocks, where one that is not referenced is large enough and not far too large."""
+    """Lends arrays of changing sizes: from the last few blocks, where one that is not
+    referenced is large enough and not far too large."""
 
     def __init__(self, kept: int = 8) -> None:
         self._kept = kept

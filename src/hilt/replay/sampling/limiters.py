@@ -6,11 +6,11 @@ The arithmetic is Reverb's. With ``i`` inserts, ``s`` samples and ``d`` deletes 
     can_insert(n)  iff  i + n - d <= min_size_to_sample  or  (i + n) * samples_per_insert - s <= max_diff
 
 so ``i * samples_per_insert - s``, the *diff*, is how many samples the learner is behind, and it is kept within
-``[min_diff, max_diff]`` once there are enough items. ``MinSize``, ``SampleToInsertRatio``, ``Queue`` and ``Stack`` only choose
-the four numbers.
+``[min_diff, max_diff]`` once there are enough items. ``MinSize``, ``SampleToInsertRatio``,
+``Queue`` and ``Stack`` only choose the four numbers.
 
-Every wait has a deadline, and its error says which of the two conditions failed and by how much. Those who wait for the same
-thing are served in the order they came, so that a large batch is not starved by small ones.
+Every wait has a deadline, and its error says which of the two conditions failed and by how much. Those who wait for the
+same thing are served in the order they came, so that a large batch is not starved by small ones.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ class _Gate:
 class RateLimiter:
     """Lets inserts and samples through, or makes them wait, by the rule at the top of this file.
 
-    Safe to use from any number of threads. ``await_insert`` and ``await_sample`` count what they let through; code that stores or
-    draws an item after it was let through uses ``inserting`` and ``sampling`` instead, which count the item once that is done.
+    Safe to use from any number of threads. ``await_insert`` and ``await_sample`` count what they let
+    through; code that stores or draws an item after it was let through uses ``inserting`` and ``sampling``
+    instead, which count the item once that is done.
 
     Args:
         samples_per_insert: samples wanted for each insert; above 0.
@@ -86,11 +87,13 @@ class RateLimiter:
         self.max_diff = min(_number("max_diff", max_diff), _LARGEST)
         if not 0 < self.samples_per_insert <= _LARGEST:
             raise ConfigError(
-                f"samples_per_insert ({samples_per_insert}) must be > 0 and finite; give the samples wanted for each insert"
+                f"samples_per_insert ({samples_per_insert}) must be > 0 and finite; give the "
+                "samples wanted for each insert"
             )
         if self.min_diff > self.max_diff:
             raise ConfigError(
-                f"min_diff ({min_diff}) is above max_diff ({max_diff}), so nothing could go on; give them in rising order"
+                f"min_diff ({min_diff}) is above max_diff ({max_diff}), so nothing could go on; "
+                "give them in rising order"
             )
         self._counts = {"inserts": 0, "samples": 0, "deletes": 0}
         self._gates = {"insert": _Gate(), "sample": _Gate()}
@@ -115,8 +118,8 @@ class RateLimiter:
     def await_insert(self, n: int = 1, timeout: float | None = None) -> None:
         """Wait until ``n`` items may be inserted, and count them, in one step.
 
-        Raises `DeadlineError` after ``timeout`` seconds (None: `DEFAULT_TIMEOUT_S`; 0: do not wait) and `ClosedError` when the
-        limiter is closed meanwhile; neither counts anything.
+        Raises `DeadlineError` after ``timeout`` seconds (None: `DEFAULT_TIMEOUT_S`; 0: do not wait) and `ClosedError`
+        when the limiter is closed meanwhile; neither counts anything.
         """
         with self.inserting(n, timeout):
             pass
@@ -129,8 +132,9 @@ class RateLimiter:
     def inserting(self, n: int = 1, timeout: float | None = None) -> AbstractContextManager[Reservation]:
         """Wait as ``await_insert`` does; the block stores the items, and they are counted when it ends.
 
-        Until then they take room from other inserts but let no sample through, so a sampler never looks for an item that is
-        not there yet. A block that stores fewer than ``n`` says so in ``Reservation.stored``; when it raises, nothing is counted.
+        Until then they take room from other inserts but let no sample through, so a sampler never looks for
+        an item that is not there yet. A block that stores fewer than ``n`` says so in
+        ``Reservation.stored``; when it raises, nothing is counted.
         """
         return self._through("insert", n, timeout)
 
@@ -163,9 +167,9 @@ class RateLimiter:
     def stats(self) -> dict[str, float]:
         """Numbers for a dashboard.
 
-        ``inserts``, ``samples``, ``deletes``: counts so far. ``size``: inserts - deletes. ``diff``: samples the learner is behind.
-        For ``insert_`` and ``sample_``: ``waiting`` threads now; calls that were ``blocked`` at first; calls that met their
-        deadline (``expired``); seconds spent waiting in all (``wait_s``, finished waits only).
+        ``inserts``, ``samples``, ``deletes``: counts so far. ``size``: inserts - deletes. ``diff``: samples the learner
+        is behind. For ``insert_`` and ``sample_``: ``waiting`` threads now; calls that were ``blocked`` at first; calls
+        that met their deadline (``expired``); seconds spent waiting in all (``wait_s``, finished waits only).
         """
         with self._changed:
             inserts, samples, deletes = self._counts.values()
@@ -260,7 +264,8 @@ class RateLimiter:
             while True:
                 if self._closed:
                     raise ClosedError(
-                        f"the rate limiter was closed while {_many(n, 'item')} waited to {kind}; open the store again to go on"
+                        f"the rate limiter was closed while {_many(n, 'item')} waited to {kind}; "
+                        "open the store again to go on"
                     )
                 if given_up is not None and given_up.is_set():
                     raise ClosedError(f"the caller that waited to {kind} {_many(n, 'item')} was closed")
@@ -302,7 +307,10 @@ class RateLimiter:
             after, limit = diff + n * ratio, f"above max_diff {high:g}"
             cure = f"sample {math.ceil(after - high)} more or raise max_diff (a larger error_buffer)"
         if abs(after - diff) > high - low:
-            cure = f"{n} at once do not fit between min_diff and max_diff: {kind} fewer at once or give a larger error_buffer"
+            cure = (
+                f"{n} at once do not fit between min_diff and max_diff: {kind} fewer at once or "
+                "give a larger error_buffer"
+            )
         sums = f"{_many(i, 'insert')} × {ratio:g} - {_many(s, 'sample')} = {diff:g}"
         return f"{sums}, which {_many(n, f'more {kind}')} would make {after:g}, {limit}; {cure}"
 
@@ -337,13 +345,13 @@ class SampleToInsertRatio(RateLimiter):
         super().__init__(samples_per_insert, min_size_to_sample, low, high)
         if high - low < 2 * max(1.0, ratio):
             raise ConfigError(
-                f"The size of error_buffer ({error_buffer}) must be >= max(1.0, samples_per_insert) = {max(1.0, ratio):g} as smaller "
-                "values could completely block samples and/or insert calls; widen it"
+                f"The size of error_buffer ({error_buffer}) must be >= max(1.0, samples_per_insert) = "
+                f"{max(1.0, ratio):g} as smaller values could completely block samples and/or insert calls; widen it"
             )
         start = f"samples_per_insert * min_size_to_sample = {center:g}, where sampling begins"
         if high < center:
             _log.warning(
-                "error_buffer, up to %g, is below %s: a deadlock unless samples are asked for while items are inserted.",
+                "error_buffer, up to %g, is below %s: a deadlock unless samples are requested during inserts.",
                 high,
                 start,
             )
@@ -354,7 +362,8 @@ class SampleToInsertRatio(RateLimiter):
 
 
 class Queue(RateLimiter):
-    """Each item is sampled once, and inserts wait while ``size`` items are there. For a Fifo sampler with max_times_sampled 1."""
+    """Each item is sampled once, and inserts wait while ``size`` items are there.
+    For a Fifo sampler with max_times_sampled 1."""
 
     def __init__(self, size: int):
         super().__init__(1.0, 1, min_diff=0.0, max_diff=_count(size, 1, "size"))

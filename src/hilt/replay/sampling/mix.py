@@ -1,8 +1,12 @@
 """Batches from several views at once: with exact shares, or as from one view.
 
-demo = JointSampler({"demonstrations": demos.all(), "human": log.by_source("human")}, seed=1)   # each step as likely as any other
-mix = Mix({"online": log.all().sampler(seed=0), "demo": demo})                                  # half and half
-batch = mix.sample(256)                                                                         # 128 of each, online first
+Example:
+
+    # each step as likely as any other
+    demo = JointSampler({"demonstrations": demos.all(), "human": log.by_source("human")}, seed=1)
+    mix = Mix({"online": log.all().sampler(seed=0), "demo": demo})                                  # half and half
+    # 128 of each, online first
+    batch = mix.sample(256)
 """
 
 from __future__ import annotations
@@ -29,9 +33,9 @@ if TYPE_CHECKING:
 class JointSampler:
     """Draws steps of several views uniformly, with replacement: every step of any of them is as likely as any other.
 
-    A source is a view, or a uniform sampler that says what an element of the batch is (``n_step=``, ``assembly=`` and so on); its own
-    generator is not used. `seed` is that of a `Sampler`. Elements are in the order in which they were drawn. Views of one log can be joined
-    by ``|`` too; these may be of several logs.
+    A source is a view, or a uniform sampler that says what an element of the batch is (``n_step=``, ``assembly=`` and
+    so on); its own generator is not used. `seed` is that of a `Sampler`. Elements are in the order in which they were
+    drawn. Views of one log can be joined by ``|`` too; these may be of several logs.
     """
 
     def __init__(self, sources: Mapping[str, Sampler | View], seed: Any = None):
@@ -46,8 +50,8 @@ class JointSampler:
         self._stream = as_stream(seed)
 
     def sample(self, batch_size: int, keys: Sequence[str] | None = None, timeout: float | None = None) -> Batch:
-        """A batch. Its attribute ``counts`` says how many elements each source gave, and ``steps`` are keys in the log of each. `timeout`
-        is there for a `Mix`: nothing holds this sampler back."""
+        """A batch. Its attribute ``counts`` says how many elements each source gave, and ``steps`` are keys in the log
+        of each. `timeout` is there for a `Mix`: nothing holds this sampler back."""
         require_size(batch_size)
         with ExitStack() as readings:
             drawn, size = self._draw(batch_size, readings)
@@ -97,7 +101,8 @@ class JointSampler:
         return sum(len(sampler) for sampler in self.sources.values())
 
     def _draw(self, n: int, readings: ExitStack) -> tuple[dict[str, tuple[Array, Drawn]], int]:
-        """What was drawn from each source that gave any, with the rows of the batch that it makes; and how many steps there were."""
+        """What was drawn from each source that gave any, with the rows of the batch that it
+        makes; and how many steps there were."""
         with ExitStack() as locks:  # all sources are drawn from at one moment
             for sampler in self.sources.values():
                 locks.enter_context(sampler.view.log.lock)
@@ -154,7 +159,8 @@ class Mix:
         missing = [name for name in wanted if name not in there]
         if missing and (self._empty == "error" or not there):
             raise EmptyError(
-                f"the source {missing[0]!r} of this mix holds no step; fill it first, or make the mix with empty='share'."
+                f"the source {missing[0]!r} of this mix holds no step; fill it first, or make "
+                "the mix with empty='share'."
             )
         if (batch_size, there) not in self._shares:
             self._shares[batch_size, there] = self._share(batch_size, there)

@@ -15,11 +15,13 @@ from hilt.replay.sampling.limiters import gives_up
 _CLOSE_S = 60.0
 """How long the thread has to end."""
 _DEADLINE_S = 660.0
-"""How long the next batch is awaited before that is an error, in seconds: longer than a rate limiter waits, whose error says more."""
+"""How long the next batch is awaited before that is an error, in seconds: longer
+than a rate limiter waits, whose error says more."""
 
 
 class Rewindable(Protocol):
-    """The source of batches, to which batches that were not taken can be put back; a position of None means that they cannot."""
+    """The source of batches, to which batches that were not taken can be put back;
+    a position of None means that they cannot."""
 
     def position(self) -> Any: ...
 
@@ -31,9 +33,10 @@ class Rewindable(Protocol):
 class Prefetch(Iterator[Any]):
     """An endless iterator. What goes wrong in the thread is raised by ``next``; `close` ends the thread.
 
-    Batches that were made ahead and not taken do not count: `state` is that of the `source` after the last batch that ``next`` returned,
-    and after `close` the source goes on from there. Samplers of which that is true are those with a `Sampler.position`; of others,
-    such as prioritised ones, the batches made ahead are lost, and the state is that after them.
+    Batches that were made ahead and not taken do not count: `state` is that of the `source` after the
+    last batch that ``next`` returned, and after `close` the source goes on from there. Samplers of which
+    that is true are those with a `Sampler.position`; of others, such as prioritised ones, the batches
+    made ahead are lost, and the state is that after them.
     """
 
     def __init__(self, make: Callable[[], Any], ahead: int, device: Any = None, source: Rewindable | None = None):
@@ -74,12 +77,14 @@ class Prefetch(Iterator[Any]):
         """The state of what the batches are drawn from, after the last one that was taken."""
         if self._source is None:
             raise ClosedError(
-                "there is no state of these batches: the iterator was closed, or made without a sampler. Ask the sampler."
+                "there is no state of these batches: the iterator was closed, or made without a "
+                "sampler. Ask the sampler."
             )
         return self._source.state(self._position)
 
     def close(self) -> None:
-        """Ends the thread, also one that a rate limiter holds back. Batches that were made ahead are put back where they can be."""
+        """Ends the thread, also one that a rate limiter holds back. Batches that were made
+        ahead are put back where they can be."""
         self._stop.set()
         while not self._ready.empty():
             self._ready.get_nowait()

@@ -17,7 +17,8 @@ class NumpyStream:
         self.generator = generator
 
     def places(self, n: int, size: int) -> Array:
-        """`n` numbers below `size`, with replacement: half the cost of `integers`, and as even to one part in 2**53 / size."""
+        """`n` numbers below `size`, with replacement: half the cost of `integers`,
+        and as even to one part in 2**53 / size."""
         return (self.generator.random(n) * size).astype(np.int64)
 
     def state(self) -> Any:
@@ -28,7 +29,8 @@ class NumpyStream:
 
 
 class TorchStream:
-    """Draws from a generator of torch's, the numbers of ``torch.randint``, whatever sizes of batches they are drawn in."""
+    """Draws from a generator of torch's, the numbers of ``torch.randint``, whatever
+    sizes of batches they are drawn in."""
 
     def __init__(self, generator: Any):
         self._generator = generator

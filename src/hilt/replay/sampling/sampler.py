@@ -4,8 +4,8 @@
     batch = sampler.sample(256, keys=["observations", "actions", "rewards"])
     sampler.update_priorities(batch.steps, td_error)
 
-A sampler owns its generator; `state` and `load_state` make it go on exactly where it was, also in another process. The state of one whose
-batches are made ahead (`batches`) is that after the last batch that was delivered.
+A sampler owns its generator; `state` and `load_state` make it go on exactly where it was, also in another process. The
+state of one whose batches are made ahead (`batches`) is that after the last batch that was delivered.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ class Sampler:
         ``prioritized`` (probability proportional to priority ** exponent; importance weights with `beta`), ``fifo``,
         ``lifo``, ``min_heap``, ``max_heap`` (by priority).
     seed
-        A whole number, None for a different stream each time, or a generator, numpy's or torch's, that several samplers may share. From a
-        torch generator the draws are those of ``torch.randint``, as RLinf's buffers have them: uniformly, with replacement.
+        A whole number, None for a different stream each time, or a generator, numpy's or torch's, that
+        several samplers may share. From a torch generator the draws are those of ``torch.randint``, as
+        RLinf's buffers have them: uniformly, with replacement.
     max_times_sampled
         A step that was drawn so often is not drawn again; 0 for no limit.
     n_step, discount / sequence_length / stack / episodes
@@ -94,24 +95,8 @@ class Sampler:
         episodes: bool = False,
         assembly: Assembly | None = None,
     ):
-        if how not in SAMPLERS:
-            raise UnknownNameError("sampler", how, SAMPLERS)
-        if not replace and how != "uniform":
-            raise ConfigError(
-                f"replace=False is for uniform sampling, got how={how!r}; use max_times_sampled=1 instead."
-            )
-        if max_times_sampled < 0 or (max_times_sampled and (episodes or not replace)):
-            raise ConfigError(
-                f"max_times_sampled={max_times_sampled}: expected 0 or more, and without episodes= and replace=False."
-            )
-        if episodes and (how != "uniform" or not replace):
-            raise ConfigError(
-                f"whole episodes are drawn uniformly with replacement, got how={how!r}, replace={replace}."
-            )
-        if how != "prioritized" and (exponent is not None or beta is not None):
-            raise ConfigError(f"exponent= and beta= are for prioritized sampling, got how={how!r}; leave them out.")
-        if beta is not None and not 0 <= beta < np.inf:
-            raise ConfigError(f"beta={beta}: expected 0 (no correction) to 1 (full correction).")
+        _check_draw(how, replace, max_times_sampled, episodes)
+        _check_priorities(how, exponent, beta)
         self.view, self.how = view, how
         self.beta = 0.4 if beta is None else beta
         """How far importance weights correct for the priorities; may be raised while training."""
@@ -130,7 +115,8 @@ class Sampler:
         self._stream = as_stream(seed)
         if isinstance(self._stream, TorchStream) and (how != "uniform" or not replace or max_times_sampled or episodes):
             raise ConfigError(
-                "seed: a torch generator draws steps uniformly, with replacement and without a limit; give a whole number."
+                "seed: a torch generator draws steps uniformly, with replacement and without a "
+                "limit; give a whole number."
             )
         self._replace, self._max_times = replace, max_times_sampled
         self._selector = (
@@ -153,7 +139,8 @@ class Sampler:
         out: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> Batch:
-        """A batch. `keys` names the columns wanted, so that images are not read when they are not; `out` takes the arrays.
+        """A batch. `keys` names the columns wanted, so that images are not read
+        when they are not; `out` takes the arrays.
 
         `timeout` is how long a rate limiter may hold it back, in seconds.
         """
@@ -188,8 +175,10 @@ class Sampler:
         return batch
 
     def draw(self, batch_size: int, places: Array | None = None) -> Drawn:
-        """Draws steps, to be read from the same moment of the log; called under its lock. `places` are used instead of random ones."""
+        """Draws steps, to be read from the same moment of the log; called under its lock.
+        `places` are used instead of random ones."""
         log = self.view.log
+        log.look_for_edits()
         reading = log.reading()
         try:
             drawn = Drawn(*self._draw(batch_size, reading, places), reading)
@@ -202,7 +191,8 @@ class Sampler:
         return drawn
 
     def update_priorities(self, steps: Array, priorities: Array) -> int:
-        """New priorities of steps by key; those that were evicted meanwhile are passed over. Returns how many were there."""
+        """New priorities of steps by key; those that were evicted meanwhile are
+        passed over. Returns how many were there."""
         if self._selector is None or self.how in ("fifo", "lifo", "uniform"):
             raise ConfigError(f"a {self.how} sampler has no priorities; use 'prioritized', 'min_heap' or 'max_heap'.")
         steps, priorities = np.asarray(steps, np.int64), np.asarray(priorities, np.float64)
@@ -223,12 +213,13 @@ class Sampler:
     def batches(
         self, batch_size: int, *, prefetch: int = 2, device: Any = None, timeout: float | None = None, **options: Any
     ) -> Prefetch:
-        """Batches for ever, made ahead by a thread; with `device`, as torch tensors there. Meanwhile the sampler is the thread's, and its
-        state is to be asked of what this returns."""
+        """Batches for ever, made ahead by a thread; with `device`, as torch tensors there. Meanwhile the sampler is the
+        thread's, and its state is to be asked of what this returns."""
         return Prefetch(lambda: self.sample(batch_size, timeout=timeout, **options), prefetch, device, self)
 
     def position(self) -> Any:
-        """Where a sampler stands whose draws depend on its generator alone: uniform, with replacement, without a limiter; else None."""
+        """Where a sampler stands whose draws depend on its generator alone: uniform, with
+        replacement, without a limiter; else None."""
         return (
             (self._stream.state(), dict(self._counts))
             if self._selector is None and self._replace and self.limiter is None
@@ -303,9 +294,8 @@ class Sampler:
         if isinstance(self.assembly, Episodes):
             numbers = runs.trajectories()
             drawn = numbers[self._stream.generator.integers(len(numbers), size=n)]
-            first = runs.starts[
-                np.searchsorted(runs.starts, drawn << OFFSET_BITS)
-            ]  # of each, the first step in the view
+            # of each, the first step in the view
+            first = runs.starts[np.searchsorted(runs.starts, drawn << OFFSET_BITS)]
             return first, np.full(n, 1 / len(numbers)), len(numbers)
         if self._replace:
             places = self._stream.places(n, size) if places is None else places
@@ -443,6 +433,28 @@ def _filled(n: int, value: float) -> Array:
     array = np.empty(n)
     array.fill(value)
     return array
+
+
+def _check_draw(how: str, replace: bool, max_times_sampled: int, episodes: bool) -> None:
+    """Raises for a way of drawing that there is not, and for options that do not go together."""
+    if how not in SAMPLERS:
+        raise UnknownNameError("sampler", how, SAMPLERS)
+    if not replace and how != "uniform":
+        raise ConfigError(f"replace=False is for uniform sampling, got how={how!r}; use max_times_sampled=1 instead.")
+    if max_times_sampled < 0 or (max_times_sampled and (episodes or not replace)):
+        raise ConfigError(
+            f"max_times_sampled={max_times_sampled}: expected 0 or more, and without episodes= and replace=False."
+        )
+    if episodes and (how != "uniform" or not replace):
+        raise ConfigError(f"whole episodes are drawn uniformly with replacement, got how={how!r}, replace={replace}.")
+
+
+def _check_priorities(how: str, exponent: float | None, beta: float | None) -> None:
+    """Raises for options of prioritized sampling where another one is asked for, and for a `beta` out of range."""
+    if how != "prioritized" and (exponent is not None or beta is not None):
+        raise ConfigError(f"exponent= and beta= are for prioritized sampling, got how={how!r}; leave them out.")
+    if beta is not None and not 0 <= beta < np.inf:
+        raise ConfigError(f"beta={beta}: expected 0 (no correction) to 1 (full correction).")
 
 
 def _selector(how: str, exponent: float) -> Selector:

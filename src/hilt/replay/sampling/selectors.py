@@ -11,11 +11,13 @@ class             chooses                                                     pr
 `MaxHeap`         the highest priority; of equals the least recently touched  1
 ================  ==========================================================  =========================
 
-*Touched* means inserted or updated, even to the same priority. ``sample`` removes nothing: `Fifo`, `Lifo` and the heaps give the
-same key n times, as Reverb does, and ``peek(n)`` gives the first n in order to a caller that removes what it takes.
+*Touched* means inserted or updated, even to the same priority. ``sample`` removes nothing:
+`Fifo`, `Lifo` and the heaps give the same key n times, as Reverb does, and ``peek(n)`` gives the
+first n in order to a caller that removes what it takes.
 
-A call that raises has changed nothing. Selectors hold no lock and no generator: the caller has both. ``load_state(state())``
-gives a selector that goes on exactly as the first would. A key costs 110 to 200 bytes, most of them those of a Python dict.
+A call that raises has changed nothing. Selectors hold no lock and no generator: the caller has
+both. ``load_state(state())`` gives a selector that goes on exactly as the first would. A key costs
+110 to 200 bytes, most of them those of a Python dict.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class Selector(ABC):
         if not self._index.keys().isdisjoint(listed):
             at = next(at for at, key in enumerate(listed) if key in self._index)
             raise ConfigError(
-                f"key {keys[at]} at position {at} is already there; update() changes its priority, delete() makes room for it"
+                f"key {keys[at]} at position {at} is already there; update() changes its priority, "
+                "delete() makes room for it"
             )
         _refuse_repeated(listed)
         self._insert(keys, weights)
@@ -96,7 +99,8 @@ class Selector(ABC):
         own = type(self).__name__
         if state.get("selector") != own:
             raise ConfigError(
-                f"this is the state of a {state.get('selector')} selector, and a {own} was to take it; build the same class"
+                f"this is the state of a {state.get('selector')} selector, and a {own} was to "
+                "take it; build the same class"
             )
         if missing := [name for name in self._columns if name not in state]:
             raise ConfigError(f"the state of this {own} lacks {', '.join(missing)}; give what state() returned")
@@ -138,7 +142,8 @@ class Selector(ABC):
         except KeyError:
             at = int(np.argmin(self.contains(keys)))
             raise ConfigError(
-                f"key {keys[at]} at position {at} is not among the {len(self)} keys here; ask contains() before, or insert() it"
+                f"key {keys[at]} at position {at} is not among the {len(self)} keys here; ask "
+                "contains() before, or insert() it"
             ) from None
 
     def _draws(self, n: SupportsIndex) -> int:
@@ -167,7 +172,8 @@ class OrderedSelector(Selector):
 class Uniform(Selector):
     """Every key alike, with replacement."""
 
-    # Keys are in slots 0 .. size - 1, and the index has the slot of each. When some are deleted, the last ones move into their slots.
+    # Keys are in slots 0 .. size - 1, and the index has the slot of each. When some are
+    # deleted, the last ones move into their slots.
 
     def clear(self) -> None:
         self._index = {}
@@ -207,7 +213,8 @@ class Uniform(Selector):
 class Prioritized(Uniform):
     """Key k with probability ``priority_k ** exponent / sum_j priority_j ** exponent``, with replacement.
 
-    A priority of 0 has weight 0 whatever the exponent, so such a key is never drawn, unless all are 0: then every key alike.
+    A priority of 0 has weight 0 whatever the exponent, so such a key is never
+    drawn, unless all are 0: then every key alike.
 
     Args:
         exponent: 0 or more. 0: every key alike but those of priority 0; 1: in proportion to the priorities.
@@ -272,8 +279,8 @@ class Prioritized(Uniform):
         highest = float(priorities.max(initial=0.0))
         if highest > 1 and self.exponent * math.log(highest) > math.log(_HEAVIEST):
             raise ConfigError(
-                f"the priority at position {int(np.argmax(priorities))} is {highest}, which to the power {self.exponent:g} is above "
-                f"{_HEAVIEST:g} and too large to be summed; scale the priorities down"
+                f"the priority at position {int(np.argmax(priorities))} is {highest}, which to the power "
+                f"{self.exponent:g} is above {_HEAVIEST:g} and too large to be summed; scale the priorities down"
             )
         return priorities**self.exponent if self.exponent else (priorities > 0).astype(np.float64)
 
@@ -311,8 +318,8 @@ class Lifo(Fifo):
 class MinHeap(OrderedSelector):
     """The lowest priority; of equals the one inserted or updated least recently."""
 
-    # The heap has (signed priority, touch, key), where touch counts inserts and updates, and the index each key's newest touch:
-    # an entry of an older one is stale and skipped when it comes up.
+    # The heap has (signed priority, touch, key), where touch counts inserts and updates, and the index each key's
+    # newest touch: an entry of an older one is stale and skipped when it comes up.
 
     _columns = ("keys", "priorities", "touches")
     _sign = 1.0
@@ -348,7 +355,8 @@ class MinHeap(OrderedSelector):
         priorities, touches, touched = _checked_priorities(keys, columns[0]), columns[1], int(state.get("touched", -1))
         if len(np.unique(touches)) < len(touches) or np.any((touches < 0) | (touches >= touched)):
             raise ConfigError(
-                f"the touches of this state are not distinct numbers from 0 to {touched - 1}; give what state() returned"
+                f"the touches of this state are not distinct numbers from 0 to {touched - 1}; "
+                "give what state() returned"
             )
         self.clear()
         order = np.argsort(touches)
@@ -396,7 +404,8 @@ def importance_weights(
     """Weights that undo the bias of prioritized sampling (Schaul et al., 2016)::
 
         w_i = (size * probability_i) ** -beta          "none"
-        w_i / max_j w_j, over the batch                "batch max": no weight above 1, so learning rates keep their meaning
+        w_i / max_j w_j, over the batch                "batch max": no weight above 1, so learning rates keep their
+                                                       meaning
 
     Args:
         probabilities: of the sampled keys, as ``sample`` gave them; above 0, at most 1.
@@ -408,7 +417,8 @@ def importance_weights(
     if not good.all():
         at = int(np.argmin(good))
         raise ConfigError(
-            f"the probability at position {at} is {p.flat[at]}, expected above 0 and at most 1; give what sample() returned"
+            f"the probability at position {at} is {p.flat[at]}, expected above 0 and at most 1; "
+            "give what sample() returned"
         )
     if operator.index(size) < 1:
         raise ConfigError(f"size ({size}) must be 1 or more: the keys in the selector when they were sampled")
@@ -427,7 +437,8 @@ def _checked_keys(keys: Ints) -> Ints:
         return array
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise ConfigError(
-            f"keys must be a one-dimensional array of int64, got shape {array.shape} of {array.dtype}; give np.array([...])"
+            f"keys must be a one-dimensional array of int64, got shape {array.shape} of "
+            f"{array.dtype}; give np.array([...])"
         )
     if array.size and array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
         raise ConfigError(
@@ -444,7 +455,8 @@ def _checked_priorities(keys: Ints, priorities: ArrayLike) -> Floats:
     if not (lowest >= 0 and highest < math.inf):
         at = int(np.argmin((array >= 0) & (array < math.inf)))
         raise ConfigError(
-            f"the priority at position {at} (key {keys[at]}) is {array[at]}; a priority must be 0 or more and finite. Nothing was changed"
+            f"the priority at position {at} (key {keys[at]}) is {array[at]}; a priority must be 0 or more and "
+            "finite. Nothing was changed"
         )
     return array
 

@@ -1,11 +1,12 @@
 """A sum tree over slots: draw slot k with probability weight_k / sum, for millions of weights, in a few numpy calls.
 
-Level 0 has the weights; each number of a level above is the sum of sixteen below it, until a level has at most 8192. A draw is a
-binary search in the running sums of that top level, and then, a level at a time, a running sum over sixteen numbers: for a million
-weights one search and two such steps, for a whole batch at once. (A binary tree would need twenty steps.)
+Level 0 has the weights; each number of a level above is the sum of sixteen below it, until a level has at
+most 8192. A draw is a binary search in the running sums of that top level, and then, a level at a time, a
+running sum over sixteen numbers: for a million weights one search and two such steps, for a whole batch
+at once. (A binary tree would need twenty steps.)
 
-A sum is always computed anew from its sixteen parts, never changed by a difference, so rounding errors do not build up: after any
-history the tree is bit for bit the one built from its weights alone.
+A sum is always computed anew from its sixteen parts, never changed by a difference, so rounding errors do not build up:
+after any history the tree is bit for bit the one built from its weights alone.
 """
 
 from __future__ import annotations

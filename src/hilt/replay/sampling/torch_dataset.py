@@ -1,14 +1,16 @@
 """A view of a log as a dataset of ``torch.utils.data``.
 
-    steps = StepDataset(log.successes(), ["observations", "actions"])  # map style: steps[3], DataLoader(steps, 256, shuffle=True)
-    loader = StepLoader(steps, 256, seed=0, workers=2)  # shuffled epochs, in an order that neither workers nor a resume change
+    # map style: steps[3], DataLoader(steps, 256, shuffle=True)
+    steps = StepDataset(log.successes(), ["observations", "actions"])
+    # shuffled epochs, in an order that neither workers nor a resume change
+    loader = StepLoader(steps, 256, seed=0, workers=2)
     for epoch in range(10):
         for batch in loader:
             ...
     state = loader.state_dict()
 
-A dataset has the steps that the view held when it was made. Every process reads the log through a reader of its own, so it can be
-sent to workers however they are started, while the log's writer goes on.
+A dataset has the steps that the view held when it was made. Every process reads the log through a reader of its own, so
+it can be sent to workers however they are started, while the log's writer goes on.
 """
 
 from __future__ import annotations
@@ -72,9 +74,8 @@ class StepDataset(Dataset[Batch]):
         return {**self.__dict__, "_log": None}
 
     def _reader(self) -> Log:
-        if (
-            self._log is None or self._log.closed or self._process != os.getpid()
-        ):  # a log belongs to the process that opened it
+        # a log belongs to the process that opened it
+        if self._log is None or self._log.closed or self._process != os.getpid():
             self._log, self._process = Log.open(self.path, "r"), os.getpid()
         return self._log
 
@@ -82,8 +83,8 @@ class StepDataset(Dataset[Batch]):
 class StepBatches(IterableDataset[Batch]):
     """Batches of a dataset, epoch after epoch. Iterable style: ``DataLoader(stream, batch_size=None, num_workers=2)``.
 
-    Which steps a batch has follows from the seed and the number of the batch alone. Workers share out the numbers, and ``DataLoader``
-    takes batches from them in turn, so the order does not depend on how many there are.
+    Which steps a batch has follows from the seed and the number of the batch alone. Workers share out the numbers, and
+    ``DataLoader`` takes batches from them in turn, so the order does not depend on how many there are.
     """
 
     def __init__(
@@ -97,8 +98,8 @@ class StepBatches(IterableDataset[Batch]):
         epochs: int | None = None,
         first: int = 0,
     ):
-        """`drop_last` leaves out the last batch of an epoch if it is smaller than the others. `epochs` is the number of epochs, None:
-        without end. `first` is the number of the batch to begin with, counted through all epochs."""
+        """`drop_last` leaves out the last batch of an epoch if it is smaller than the others. `epochs` is the number of
+        epochs, None: without end. `first` is the number of the batch to begin with, counted through all epochs."""
         if batch_size < 1 or (drop_last and batch_size > len(steps)):
             raise ConfigError(
                 f"batch_size={batch_size}: expected 1 to {len(steps)}, the number of steps in the dataset."
@@ -137,10 +138,11 @@ class StepBatches(IterableDataset[Batch]):
 
 
 class StepLoader:
-    """Epochs of batches with a state: ``for batch in loader`` goes through one epoch, or through the rest of the one that was left.
+    """Epochs of batches with a state: ``for batch in loader`` goes through one epoch,
+    or through the rest of the one that was left.
 
-    A loader that loads the state of another goes on with the batch after the last one that the other delivered, bit for bit, whatever
-    number of workers either has. The random generators of torch and numpy are not touched.
+    A loader that loads the state of another goes on with the batch after the last one that the other delivered, bit for
+    bit, whatever number of workers either has. The random generators of torch and numpy are not touched.
     """
 
     def __init__(
@@ -156,9 +158,10 @@ class StepLoader:
         pin_memory: bool | None = None,
         context: str | None = None,
     ):
-        """`workers` is the number of processes that read batches, 0: this one does, and `ahead` the number of batches that each of them
-        prepares in advance. `pin_memory` copies batches into page-locked memory, for asynchronous copies to a GPU; None: if there is one.
-        `context` is how workers are started: "fork", "spawn" or "forkserver"; None: as Python does on this system."""
+        """`workers` is the number of processes that read batches, 0: this one does, and `ahead` the number of
+        batches that each of them prepares in advance. `pin_memory` copies batches into page-locked memory, for
+        asynchronous copies to a GPU; None: if there is one. `context` is how workers are started: "fork", "spawn"
+        or "forkserver"; None: as Python does on this system."""
         if workers < 0 or ahead < 1:
             raise ConfigError(f"workers={workers}, ahead={ahead}: expected at least 0 workers, and 1 batch ahead.")
         if context is not None and not workers:

@@ -1,4 +1,5 @@
-"""Drawing steps when the view is all of a log, or its last trajectories: then the runs of the view are extents of the log.
+"""Drawing steps when the view is all of a log, or its last trajectories: then the
+runs of the view are extents of the log.
 
 A drawn place leads to its run by a search. Once the log has not changed for a while, as a log of demonstrations never
 does and another one does not between two episodes, a table takes the place of the search, and leads to the step's
@@ -54,9 +55,8 @@ class _Table:
         self._to_key, self._to_address = starts - before, at - before  # [run]
         size = int(self._ends[-1])
         self._bits = max(0, (size // (_BUCKETS * len(starts))).bit_length() - 1)
-        self._first_run = self._ends.searchsorted(
-            np.arange(0, size, 1 << self._bits), "right"
-        )  # [bucket] of 2**bits places
+        # [bucket] of 2**bits places
+        self._first_run = self._ends.searchsorted(np.arange(0, size, 1 << self._bits), "right")
 
     @classmethod
     def of(cls, runs: Runs, steps: Snapshot) -> _Table | None:

@@ -1,1 +1,2 @@
-"""The bytes of a log on disk: segments, their tables and index, journals and locks, and what is checked when they are read."""
+"""The bytes of a log on disk: segments, their tables and index, journals and locks,
+and what is checked when they are read."""

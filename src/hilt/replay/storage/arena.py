@@ -2,8 +2,8 @@
 
 A batch touches steps of many segments. Were each segment mapped on its own, a gather would be one call per segment and
 a second copy to put the pieces in order. An arena reserves addresses for many equal slots and maps each file into one,
-so a whole column is a single numpy array, and a batch is a single ``take``. Where that cannot be done, `SeparateMaps` has
-the same slots, and a map for each.
+so a whole column is a single numpy array, and a batch is a single ``take``. Where that cannot be done,
+`SeparateMaps` has the same slots, and a map for each.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def make_arena(item_bytes: int, items_per_slot: int) -> Arena | SeparateMaps:
 
 
 def side_by_side(slot_bytes: int) -> bool:
-    """Whether slots of this size can be mapped side by side here. A log from a machine with smaller memory pages may not fit this one's."""
+    """Whether slots of this size can be mapped side by side here. A log from a machine with
+    smaller memory pages may not fit this one's."""
     return platform.SIDE_BY_SIDE and slot_bytes % mmap.PAGESIZE == 0
 
 
@@ -54,9 +55,8 @@ class Arena:
         self._address, self._slots = holder.address, slots
         for slot, fd in self._mapped.items():
             self._map(slot, fd)
-        self.array: Array = np.frombuffer(raw, np.uint8).reshape(
-            -1, self._item_bytes
-        )  # [slots * items_per_slot, item_bytes]
+        # [slots * items_per_slot, item_bytes]
+        self.array: Array = np.frombuffer(raw, np.uint8).reshape(-1, self._item_bytes)
         self.array.flags.writeable = False
 
     def map(self, slot: int, fd: int) -> None:
@@ -131,7 +131,8 @@ class SeparateMaps:
         return found
 
     def _array(self, slot: int, items: int) -> Array:
-        """At least this number of items of a slot. A map is as long as its file was: when that has grown, it is mapped anew."""
+        """At least this number of items of a slot. A map is as long as its file was:
+        when that has grown, it is mapped anew."""
         array = self._arrays.get(slot)
         if array is None or len(array) < items:
             array = self._arrays[slot] = self._map_file(self._files[slot])

@@ -1,8 +1,9 @@
 """What is checked while steps are read, so that damage is an error and never a wrong batch.
 
-A row is checked with its whole segment, when the first row of it is read: the row holds the frames' numbers, so a flipped bit never
-pairs a step with another step's image. Frame numbers are compared with what the segment holds in every batch. The checksum of a frame
-costs as much as copying it from memory, so `verify_reads` determines how many are checked.
+A row is checked with its whole segment, when the first row of it is read: the row holds the frames'
+numbers, so a flipped bit never pairs a step with another step's image. Frame numbers are compared with
+what the segment holds in every batch. The checksum of a frame costs as much as copying it from memory,
+so `verify_reads` determines how many are checked.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from hilt.replay.storage.scan import scan_file
 from hilt.replay.storage.segment import Segment
 
 SAMPLED_SHARE = 16
-"""With ``"sampled"``, one frame in this number is checked of those that are copied from memory, at random, at least one a batch."""
+"""With ``"sampled"``, one frame in this number is checked of those that are copied
+from memory, at random, at least one a batch."""
 
 
 class ReadChecks:
@@ -28,7 +30,8 @@ class ReadChecks:
         self._generator = np.random.default_rng(0)
 
     def rows(self, segment: Segment, rows: Array) -> None:
-        """That these rows of a segment are as they were written. All rows of a segment are read when its first ones are."""
+        """That these rows of a segment are as they were written. All rows of a
+        segment are read when its first ones are."""
         if segment.bad_rows is None and self._how != "never":
             scan, _ = scan_file(segment)
             segment.bad_rows = scan.bad_rows()

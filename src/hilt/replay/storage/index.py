@@ -123,7 +123,8 @@ class Index:
 
     def extents_of(self, segment: int, first: int) -> Array:
         """The extents of one segment, whose first row has the address `first`, as its file lists them."""
-        mine = self.entries[self.entries["segment"] == segment]
+        here = self.entries["segment"] == segment
+        mine = self.entries[here]
         extents = np.zeros(len(mine), EXTENT)
         for name in ("sequence", "steps", "width", "origin", "sources", "ended"):
             extents[name] = mine[name]

@@ -14,6 +14,9 @@ from hilt.core.errors import SchemaError, StorageError
 from hilt.core.files import Files, storage_errors
 from hilt.replay.storage.records import is_fact
 
+BATCH_LINES = 1000
+"""Lines that are parsed together."""
+
 
 class Journal:
     """A file of checksummed JSON lines that is only appended to."""
@@ -30,10 +33,15 @@ class Journal:
         self._named = False
         self._syncing = threading.Lock()
         if write:
-            self._fd = files.open(path, write=True) if path.exists() else files.create(path)
+            self.begin_writing()
+
+    def begin_writing(self) -> None:
+        """Opens the file for appending; it is created if it does not exist."""
+        self._fd = self._files.open(self.path, write=True) if self.path.exists() else self._files.create(self.path)
 
     def read_new(self) -> Iterator[dict[str, Any]]:
-        """The facts appended since the last call, or all of them after a rewrite; damaged lines are counted and passed over."""
+        """The facts appended since the last call, or all of them after a rewrite;
+        damaged lines are counted and passed over."""
         if not self.path.exists():
             return
         with storage_errors(self.path), self.path.open("rb") as file:
@@ -42,14 +50,14 @@ class Journal:
                 self._inode, self._size, self._crc, self.lines, self.corrupt_lines = inode, 0, 0, 0, []
             file.seek(self._size)
             *whole, tail = file.read().split(b"\n")
-        for line in whole:
-            self._size, self._crc = self._size + len(line) + 1, checksum(line + b"\n", self._crc)
-            self.lines += 1
-            fact = parse_line(line)
-            if fact is not None:
-                yield fact
-            else:
-                self.corrupt_lines.append(self.lines)
+        for begin in range(0, len(whole), BATCH_LINES):
+            batch = whole[begin : begin + BATCH_LINES]
+            facts = parse_lines(batch)
+            self._size += sum(map(len, batch)) + len(batch)
+            self._crc = checksum(b"\n".join([*batch, b""]), self._crc)
+            self.corrupt_lines += [self.lines + 1 + place for place, fact in enumerate(facts) if fact is None]
+            self.lines += len(batch)
+            yield from (fact for fact in facts if fact is not None)
         self.torn_bytes = len(tail)
 
     @property
@@ -131,12 +139,26 @@ def format_line(fact: dict[str, Any]) -> bytes:
     return f"{checksum(body):08x} ".encode() + body + b"\n"
 
 
+def parse_lines(lines: Sequence[bytes]) -> list[dict[str, Any] | None]:
+    """What `parse_line` returns for each of these lines. Parsed together they share the texts of their keys: that takes
+    less time and memory."""
+    bodies = [line[9:] for line in lines]
+    if all(line[:9] == b"%08x " % checksum(body) for line, body in zip(lines, bodies, strict=True)):
+        try:
+            found = json.loads(b"[" + b",".join(bodies) + b"]")
+        except (ValueError, RecursionError):
+            found = []
+        if len(found) == len(lines):
+            return [fact if is_fact(fact) else None for fact in found]
+    return [parse_line(line) for line in lines]
+
+
 def parse_line(line: bytes) -> dict[str, Any] | None:
     """The fact on a line, without its line break; None when the line does not have its checksum."""
     if line[:9] != f"{checksum(line[9:]):08x} ".encode():
         return None
     try:
-        fact: dict[str, Any] = json.loads(line[9:])
+        fact: dict[str, Any] = json.loads(line[9:].decode())
     except (ValueError, RecursionError):
         return None
     return fact if is_fact(fact) else None

@@ -28,7 +28,7 @@ class WriterLock:
     def __enter__(self) -> WriterLock:
         with storage_errors(self._path):
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        if not _try_lock(fd):
+        if not try_lock(fd, _LOOK_S):
             raw = os.pread(fd, 4096, 0)
             os.close(fd)
             cure = "Open it with mode='r', or end that process."
@@ -38,9 +38,8 @@ class WriterLock:
             os.ftruncate(fd, 0)
             os.pwrite(fd, json.dumps(holder).encode(), 0)
         self._fd = fd
-        after_fork(
-            self, "__exit__"
-        )  # it stays with the parent, and is released when the parent ends, whatever its children do
+        # it stays with the parent, and is released when the parent ends, whatever its children do
+        after_fork(self, "__exit__")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -63,13 +62,14 @@ class Shared(Protocol):
 
 
 def wait_before_fork(owner: Shared) -> None:
-    """From now on a fork waits until no other thread holds the lock, so that the forked process finds the object as it is between
-    two changes. It gets a lock of its own: the threads that held the old one do not exist there."""
+    """From now on a fork waits until no other thread holds the lock, so that the forked process finds the object as it
+    is between two changes. It gets a lock of its own: the threads that held the old one do not exist there."""
     _WAITED_FOR[owner] = next(_numbers)
 
 
 FORK_TIMEOUT_S = 10.0
-"""A fork waits no longer than this for one lock: a thread that holds it may wait for something of the forking thread."""
+"""A fork waits no longer than this for one lock: a thread that holds it may wait
+for something of the forking thread."""
 _FORKED: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
 _WAITED_FOR: weakref.WeakKeyDictionary[Shared, int] = weakref.WeakKeyDictionary()
 _numbers = itertools.count()
@@ -77,9 +77,8 @@ _held: list[tuple[Shared, bool]] = []
 
 
 def _before_fork() -> None:
-    newest_first = sorted(
-        list(_WAITED_FOR.items()), key=lambda item: -item[1]
-    )  # a buffer holds its lock when it takes that of its log
+    # a buffer holds its lock when it takes that of its log
+    newest_first = sorted(list(_WAITED_FOR.items()), key=lambda item: -item[1])
     for owner, _ in newest_first:
         _held.append((owner, owner.lock.acquire(timeout=FORK_TIMEOUT_S)))
 
@@ -101,18 +100,22 @@ def _in_child() -> None:
 
 os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
 
-_TRIES = 5
+_LOOK_S = 0.05
+"""A writer waits this long for the lock, since `writer_of` holds it for a moment in order to look."""
+_POLL_INTERVAL_S = 0.01
 
 
-def _try_lock(fd: int) -> bool:
-    """Takes the lock. It tries a few times, since `writer_of` holds it for a moment in order to look."""
-    for _ in range(_TRIES):
+def try_lock(fd: int, timeout: float) -> bool:
+    """Takes the lock of a file that is open; returns whether it was free within `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
-            time.sleep(0.01)
-    return False
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_INTERVAL_S)
 
 
 def writer_of(folder: Path) -> str | None:

@@ -15,7 +15,8 @@ from hilt.replay.storage.table import Table
 
 @dataclass
 class ActiveSegment:
-    """A segment to which steps are appended. One running episode is written to it at a time, so that its rows lie together."""
+    """A segment to which steps are appended. One running episode is written to it
+    at a time, so that its rows lie together."""
 
     segment: Segment
     slot: int
@@ -28,7 +29,8 @@ class ActiveSegment:
 
 
 class OpenSegments:
-    """Iterates over the segments in the order of their numbers. The caller holds the log's lock in all of its methods."""
+    """Iterates over the segments in the order of their numbers. The caller holds
+    the log's lock in all of its methods."""
 
     def __init__(self, pool: BufferPool, options: ReadOptions):
         self.tables: list[Table] = []

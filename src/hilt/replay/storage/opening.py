@@ -1,8 +1,8 @@
 """Opening a segment: as it lies there, or what can be saved of it.
 
-Opening reads little of a segment that is sealed and whole. One that is not sealed is scanned, frames included: its writer may have
-been killed, or the power cut. One whose small files are damaged or whose data files end too early is rebuilt from its rows, by the
-writer on disk and by a reader in memory. One that tells nothing any more is set aside.
+Opening reads little of a segment that is sealed and whole. One that is not sealed is scanned, frames included: its
+writer may have been killed, or the power cut. One whose small files are damaged or whose data files end too early is
+rebuilt from its rows, by the writer on disk and by a reader in memory. One that tells nothing any more is set aside.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Recovery:
     lost: list[str] = field(default_factory=list)
     """What the log held when it was closed and is not there any more: whole segments, late facts."""
     mended: list[str] = field(default_factory=list)
-    """What was found damaged and got round: files rebuilt from others, on disk by a writer and in memory by a reader."""
+    """What was found damaged and got round: files rebuilt from others, on disk by a
+    writer and in memory by a reader."""
     set_aside: list[str] = field(default_factory=list)
     """Segments that cannot be read at all, by number. They are in the folder ``damaged`` of the log."""
     seconds: float = 0.0
@@ -97,7 +98,8 @@ class Opener:
         self._hidden: dict[int, int] = {}  # of a reader: segment that tells nothing -> its steps
 
     def open(self, folder: Path) -> tuple[Segment, Array] | None:
-        """A segment and where its whole steps lie; None when nothing of it can be read, or when it was deleted meanwhile."""
+        """A segment and where its whole steps lie; None when nothing of it can be
+        read, or when it was deleted meanwhile."""
         for again in range(_TRIES):
             try:
                 return self._open_whole(folder)
@@ -138,7 +140,8 @@ class Opener:
         return max((int(folder.name.partition(".")[0]) + 1 for folder in folders), default=0)
 
     def find_losses(self, facts_damaged: bool) -> None:
-        """What the log held when it was closed and is gone as a whole. A writer writes it down, as its own close would hide it."""
+        """What the log held when it was closed and is gone as a whole. A writer writes it
+        down, as its own close would hide it."""
         if self._seal.damaged:
             self.recovery.mended.append(
                 "closed.json: does not have its checksum; what the log held when it was closed is not known"
@@ -173,7 +176,8 @@ class Opener:
         return segment, without_rows(extents, bad) if len(bad) else extents
 
     def _remove_unused(self, segment: Segment) -> None:
-        """Raw or compressed frames that are of no use, since the last writer ended between writing the one and removing the other."""
+        """Raw or compressed frames that are of no use, since the last writer ended between
+        writing the one and removing the other."""
         for column in segment.layout.frames:
             made = segment.codecs.get(column.name)
             used = f"{column.file}.{made['codec']}" if made else column.file

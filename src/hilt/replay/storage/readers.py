@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 
 class Readers:
-    """Counts who reads, by epoch: every removal begins a new one. The caller holds the log's lock in all of its methods."""
+    """Counts who reads, by epoch: every removal begins a new one. The caller holds
+    the log's lock in all of its methods."""
 
     def __init__(self) -> None:
         self._epoch = 0

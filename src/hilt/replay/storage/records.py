@@ -1,7 +1,8 @@
-"""The small files of a log, checked as they are read: even with a valid checksum, a file may be another one, or of another program.
+"""The small files of a log, checked as they are read: even with a valid checksum, a
+file may be another one, or of another program.
 
-Unexpected contents raise a `ContentError`, which is a `CorruptError`: callers that can rebuild the file do so, and the others use no
-value from it.
+Unexpected contents raise a `ContentError`, which is a `CorruptError`: callers that can rebuild the
+file do so, and the others use no value from it.
 """
 
 from __future__ import annotations
@@ -100,18 +101,32 @@ def read_quarantine(path: Path) -> dict[str, list[Any]]:
 
 
 def is_fact(fact: Any) -> bool:
-    """Whether this is a valid line of annotations.jsonl. Lines that only a newer Hilt knows are skipped."""
+    """Whether this is a valid line of annotations.jsonl or edits.jsonl. Lines of a newer Hilt are skipped."""
+    if is_about_trajectory(fact):
+        return True
     try:
-        with _content(Path("annotations.jsonl")):
-            _check_fact(fact)
-    except ContentError:
+        _check_fact(fact)
+    except _WRONG_CONTENT:
         return False
     return True
 
 
+def is_about_trajectory(fact: Any) -> bool:
+    """Whether this is the most frequent kind of line, which is decided quickly: the facts about one trajectory."""
+    return (
+        type(fact) is dict
+        and len(fact) == 2
+        and type(fact.get("facts")) is dict
+        and type(number := fact.get("trajectory")) is int
+        and 0 <= number < MAX_ROOM
+    )
+
+
 def _check_fact(fact: Any) -> None:
     _require(isinstance(fact, dict), "a mapping")
-    if "used" in fact:
+    if "edit" in fact:
+        _check_edit(fact)
+    elif "used" in fact:
         for name in fact["used"]:
             _number(fact["used"], name, -1, 1 << 62)
         for origin, _ in fact.get("seen", {}).items():
@@ -131,6 +146,30 @@ def _check_fact(fact: Any) -> None:
         _number(fact, "deleted_before", 0, (1 << 32) - 1)
 
 
+def _check_edit(edit: Any) -> None:
+    _number(edit, "edit", 1, 1 << 62)
+    for name in ("action", "author", "time"):
+        _require(isinstance(edit[name], str), "action, author, time as text")
+    if "undo" in edit:
+        _number(edit, "undo", 1, edit["edit"] - 1)
+    for change in edit.get("changes", []):
+        _number(change, "trajectory", 0, MAX_ROOM - 1)
+        _require(isinstance(change.get("facts", {}), dict), "facts are a mapping")
+        for column, first, values in change.get("values", []):
+            _in_range(first, "first", 0, (1 << 32) - 1)
+            _require(isinstance(column, str) and isinstance(values, list), "values of a column")
+        for kind in ("tag", "mark"):
+            if kind in change:
+                name, *rest = change[kind]
+                _require(isinstance(name, str) and isinstance(rest[-1], bool), "a name, and whether it is there")
+        if "mark" in change:
+            _in_range(change["mark"][1], "step", 0, (1 << 32) - 1)
+        if change.get("trim") is not None:
+            first, last, cut = change["trim"]
+            _in_range(last, "last", _in_range(first, "first", 0, (1 << 32) - 1), (1 << 32) - 1)
+            _in_range(cut, "cut", 0, last - first + 1)
+
+
 def _schema(data: Any) -> Schema:
     schema = Schema.from_json(data)
     for path, spec in BUILT_IN.items():
@@ -146,17 +185,32 @@ def _schema(data: Any) -> Schema:
 
 
 def _number(data: Any, name: str, low: int, high: int) -> int:
-    value = data[name]
-    _require(
-        isinstance(value, int) and not isinstance(value, bool) and low <= value <= high,
-        f"{name} is a number from {low} to {high}",
-    )
-    return int(value)
+    return _in_range(data[name], name, low, high)
+
+
+def _in_range(value: Any, name: str, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:  # as JSON has it: true is no number
+        raise ValueError(f"expected: {name} is a number from {low} to {high}")
+    return value
 
 
 def _require(right: bool, expected: str) -> None:
     if not right:
         raise ValueError(f"expected: {expected}")
+
+
+_WRONG_CONTENT = (
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    IndexError,
+    ArithmeticError,
+    MemoryError,
+    ConfigError,
+    SchemaError,
+)
+"""What the checks raise for a value that is not what it should be."""
 
 
 @contextlib.contextmanager
@@ -165,16 +219,6 @@ def _content(path: Path) -> Iterator[None]:
         yield
     except CorruptError:
         raise
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        IndexError,
-        ArithmeticError,
-        MemoryError,
-        ConfigError,
-        SchemaError,
-    ) as error:
+    except _WRONG_CONTENT as error:
         what = "has its checksum, and does not hold what such a file holds"
         raise ContentError(f"{path}: {what} ({error!r}); restore it from a copy or run: hilt data repair.") from None

@@ -13,12 +13,14 @@ from itertools import pairwise
 import numpy as np
 
 from hilt.core.checksums import checksum
-from hilt.core.errors import CorruptError
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array
-from hilt.replay.schema import Layout
+from hilt.replay.schema import FrameColumn, Layout
 from hilt.replay.storage.records import MAX_ROOM
 from hilt.replay.storage.segment import EXTENT, ROWS, Segment
+
+READ_BYTES = 1 << 20
+"""Bytes of frames that are read at once"""
 
 
 @dataclass
@@ -54,7 +56,8 @@ def scan_rows(segment: Segment, rows: Array, partial_bytes: int = 0, growing: bo
     """Checks every block of these rows (all rows of the file, whole ones).
 
     A killed process leaves the beginning of its last block, never the end, since a file grows from front to back. So a
-    last block that has its end was committed, and is damaged if it lacks its checksum; unless it is `growing` right now.
+    last block that has its end was committed, and is damaged if it lacks its
+    checksum; unless it is `growing` right now.
     """
     scan = Scan(0)
     raw = rows.view(np.uint8).reshape(len(rows), -1) if len(rows) else np.zeros((0, 1), np.uint8)
@@ -80,7 +83,8 @@ def scan_rows(segment: Segment, rows: Array, partial_bytes: int = 0, growing: bo
 
 
 def scan_file(segment: Segment, growing: bool = False) -> tuple[Scan, Array]:
-    """Scans the row file as it lies on disk; also returns its rows. `growing`: another process may be appending to it."""
+    """Scans the row file as it lies on disk; also returns its rows. `growing`:
+    another process may be appending to it."""
     size = os.fstat(segment.fd(ROWS)).st_size
     whole, partial = divmod(size, segment.layout.row.itemsize)
     rows = segment.read_rows(0, whole)
@@ -103,12 +107,9 @@ def scan_file(segment: Segment, growing: bool = False) -> tuple[Scan, Array]:
 
 def implausible(segment: Segment, rows: Array, bad: Array) -> list[Damage]:
     """Rows with a valid checksum whose values no step can have: the file may be of another program or segment."""
-    wrong = (
-        (rows["#trajectory"] < 0)
-        | (rows["#trajectory"] >= MAX_ROOM)
-        | (rows["#width"] == 0)
-        | (rows["source"] >= len(Source))
-    )
+    trajectory, wrong = rows["#trajectory"], rows["#width"] == 0
+    for impossible in (trajectory < 0, trajectory >= MAX_ROOM, rows["source"] >= len(Source)):
+        wrong |= impossible
     for number, _, row in frames_in_use(segment.layout, rows).values():
         wrong[row[(number < 0) | (number >= (segment.room or MAX_ROOM))]] = True
     wrong[bad[bad < len(rows)]] = False
@@ -119,7 +120,8 @@ def implausible(segment: Segment, rows: Array, bad: Array) -> list[Damage]:
 
 
 def _expect_promised(segment: Segment, scan: Scan, rows: Array) -> tuple[Scan, Array]:
-    """What a growing segment held when the log was closed is no torn tail: rows of it that are gone are damaged, and read as zeros."""
+    """What a growing segment held when the log was closed is no torn tail: rows of it
+    that are gone are damaged, and read as zeros."""
     missing = segment.promise.rows - scan.rows
     if missing > 0:
         what = f"rows: row {scan.rows} is missing: the log held {segment.promise.rows:,} rows here when it was closed"
@@ -141,7 +143,8 @@ def damage_in(segment: Segment) -> list[Damage]:
 
 
 def frames_in_use(layout: Layout, rows: Array) -> dict[str, tuple[Array, Array, Array]]:
-    """Per frame column: the frame numbers that rows refer to, their checksums, and for each the rows, as flat arrays."""
+    """Per frame column: the frame numbers that rows refer to, their checksums, and
+    for each the rows, as flat arrays."""
     used = {}
     for column in layout.frames:
         fields = [rows[path].reshape(len(rows), max(1, column.stack)) for path in column.columns]
@@ -163,22 +166,32 @@ def scan_frames(segment: Segment, rows: Array, bad: Array) -> list[Damage]:
         number, crc, row = frames_in_use(segment.layout, rows)[column.name]
         keep = trusted[row]
         number, crc, row = number[keep], crc[keep], row[keep]
-        order = np.argsort(number, kind="stable")
-        frame = np.empty(column.nbytes, np.uint8)
-        previous, actual = -1, 0
-        for i in order.tolist():
-            if number[i] != previous:
-                previous, reason = int(number[i]), "does not have its checksum"
-                try:
-                    segment.read_frame(column, previous, frame)
-                    actual = checksum(frame)
-                except (CorruptError, IndexError):
-                    actual, reason = -1, "does not decompress" if column.name in segment.codecs else "is missing"
-            if actual != crc[i]:
-                made = segment.codecs.get(column.name)
-                file = column.file + (f".{made['codec']}" if made else "")
-                damage.append(Damage(segment.number, f"{file}: frame {previous} {reason}", int(row[i]), 1))
+        there, place = np.unique(number, return_inverse=True)
+        actual = frame_checksums(segment, column, there)
+        for i in np.lexsort((row, number)).tolist() if (actual[place] != crc).any() else ():
+            if actual[place[i]] == crc[i]:
+                continue
+            made = segment.codecs.get(column.name)
+            unreadable = "does not decompress" if made else "is missing"
+            reason = unreadable if actual[place[i]] < 0 else "does not have its checksum"
+            file = column.file + (f".{made['codec']}" if made else "")
+            damage.append(Damage(segment.number, f"{file}: frame {int(number[i])} {reason}", int(row[i]), 1))
     return damage
+
+
+def frame_checksums(segment: Segment, column: FrameColumn, numbers: Array) -> Array:
+    """int64 checksums of the frames with these numbers, which are ascending; -1 for one that cannot be read."""
+    found = np.full(len(numbers), -1, np.int64)
+    at_once = 1 if column.name in segment.codecs else max(1, READ_BYTES // column.nbytes)
+    buffer = np.empty((at_once, column.nbytes), np.uint8)
+    begin = 0
+    while begin < len(numbers):
+        run = numbers[begin : begin + at_once]
+        count = int(np.argmax(np.diff(run, prepend=run[0] - 1) != 1)) or len(run)  # frames that lie side by side
+        for place in range(segment.read_frames(column, int(run[0]), buffer[:count])):
+            found[begin + place] = checksum(buffer[place])
+        begin += count
+    return found
 
 
 def committed_frames(layout: Layout, rows: Array, bad: Array | None = None) -> dict[str, int]:

@@ -1,9 +1,10 @@
 """What a log held when it was closed: the proof that nothing is missing.
 
-A row and a frame carry their own checksums, so that a byte that changed is found. A byte that is *gone* from the end of a growing file
-is not, unless the length of the file was recorded. `Log.close` writes ``closed.json``: every segment with its rows and frames, and
-the length and the checksum of the late facts. Rows and facts are only appended, so this stays true, as a lower bound, while the next
-writer goes on; what that writer deletes is taken out of the list before it goes.
+A row and a frame carry their own checksums, so that a byte that changed is found. A byte that is *gone* from
+the end of a growing file is not, unless the length of the file was recorded. `Log.close` writes
+``closed.json``: every segment with its rows and frames, and the length and the checksum of the late facts. Rows
+and facts are only appended, so this stays true, as a lower bound, while the next writer goes on; what that
+writer deletes is taken out of the list before it goes.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class LogSeal:
         self._written = False
 
     def load(self) -> None:
-        """Reads the file. A log that was never closed, or was written by an older Hilt, has none: then nothing is promised."""
+        """Reads the file. A log that was never closed, or was written by an older
+        Hilt, has none: then nothing is promised."""
         self.segments, self.facts, self.losses, self.damaged, self._written = {}, None, [], False, False
         try:
             contents = read_json(self._path)
@@ -91,7 +93,8 @@ class LogSeal:
         return self.segments.get(segment, NOTHING)
 
     def find_losses(self) -> list[Loss]:
-        """What is gone: whole segments, and facts. Rows and frames that are gone are found when their segment is read."""
+        """What is gone: whole segments, and facts. Rows and frames that are gone
+        are found when their segment is read."""
         gone = [number for number in self.segments if not self._has_segment(number)]
         if gone:
             self.load()  # a writer at work takes a segment out of the list before it deletes it
@@ -114,7 +117,8 @@ class LogSeal:
             self._save()
 
     def accept(self, found: Sequence[Loss], known: bool = False) -> None:
-        """Keeps the losses, so that every later `verify` names them, and continues with the rest. `known`: repair has reported them."""
+        """Keeps the losses, so that every later `verify` names them, and continues with the
+        rest. `known`: repair has reported them."""
         new = [loss for loss in found if not any((old.file, old.what) == (loss.file, loss.what) for old in self.losses)]
         self.losses = [Loss(loss.file, loss.what, known or loss.known) for loss in [*self.losses, *new]]
         self.segments = {number: promise for number, promise in self.segments.items() if self._has_segment(number)}

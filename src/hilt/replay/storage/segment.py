@@ -173,7 +173,8 @@ class Segment:
         return first
 
     def write_ahead(self, column: FrameColumn, frames: NewFrames) -> None:
-        """Writes frames behind what is committed, where `append` will find them: the disk works while more are made ready."""
+        """Writes frames behind what is committed, where `append` will find them: the
+        disk works while more are made ready."""
         try:
             self._write_frames(column, frames)
         except StorageError:
@@ -200,15 +201,11 @@ class Segment:
         with self._syncing:
             if not self.unsynced:
                 return
-            if (
-                self._sync_error is not None
-            ):  # the system may have dropped what it could not write, and would not report it again
+            # the system may have dropped what it could not write, and would not report it again
+            if self._sync_error is not None:
                 raise self._sync_error
-            loose, self.unsynced, self._loose = (
-                self._loose,
-                False,
-                False,
-            )  # before the sync: what comes meanwhile needs the next one
+            # before the sync: what comes meanwhile needs the next one
+            loose, self.unsynced, self._loose = self._loose, False, False
             try:
                 _sync_together(self.files, list(self._fds.values()))
                 if loose:
@@ -245,7 +242,8 @@ class Segment:
             self.unsynced = self._loose = True
 
     def list_held(self, extents: Array, durable: bool) -> None:
-        """Writes down which rows of a growing segment belong to which trajectory, when the log is closed: names for what goes missing."""
+        """Writes down which rows of a growing segment belong to which trajectory, when the log
+        is closed: names for what goes missing."""
         raw = extents.tobytes()
         self.files.replace(self.folder / HELD, raw + _COUNT.pack(checksum(raw)), durable)
 
@@ -284,7 +282,8 @@ class Segment:
 
     @property
     def trusted(self) -> bool:
-        """Whether a sealed segment matches its seal without being read: it was synced, or the machine has not been restarted."""
+        """Whether a sealed segment matches its seal without being read: it was synced,
+        or the machine has not been restarted."""
         seal = self.sealed or {}
         return bool(seal.get("durable")) or (bool(seal.get("boot")) and seal["boot"] == boot_id())
 
@@ -351,6 +350,17 @@ class Segment:
             raise self._bad_frame(column, number, f"has {len(raw)} bytes, expected {column.nbytes}")
         target[:] = np.frombuffer(raw, np.uint8)
 
+    def read_frames(self, column: FrameColumn, first: int, out: Array) -> int:
+        """Frames that lie side by side into the rows of `out` [count, bytes]; returns the number that could be read.
+        Compressed ones are read one at a time."""
+        if column.name not in self.codecs and first >= 0:
+            return int(read_into(self._fds[column.name], out.reshape(-1), first * column.nbytes)) // column.nbytes
+        try:
+            self.read_frame(column, first, out[0])
+        except (CorruptError, IndexError):
+            return 0
+        return 1
+
     def check_size(self, name: str) -> None:
         """An error when a file was cut behind our back; reading its map would end the process."""
         needed = (
@@ -358,9 +368,8 @@ class Segment:
             if name == ROWS
             else self.frames[name] * self.layout.frame_of[name].nbytes
         )
-        if (
-            os.lseek(self._fds[name], 0, os.SEEK_END) < needed
-        ):  # half the cost of fstat; the file's position is not used
+        # half the cost of fstat; the file's position is not used
+        if os.lseek(self._fds[name], 0, os.SEEK_END) < needed:
             raise self._cut_short("rows" if name == ROWS else self.layout.frame_of[name].file, None)
 
     def nbytes(self) -> int:
@@ -426,18 +435,23 @@ class Segment:
         raw = read(self.folder / "extents")
         if checksum(raw) != self.sealed["extents_crc"]:
             raise CorruptError(
-                f"{self.folder / 'extents'}: does not have its checksum; run: hilt data repair {self.folder.parent.parent}."
+                f"{self.folder / 'extents'}: does not have its checksum; run: hilt data repair "
+                f"{self.folder.parent.parent}."
             )
         return self._checked_extents(raw, "extents")
 
     def _checked_extents(self, raw: bytes, name: str) -> Array:
         """Extents that lie within the segment and give every step a key; those of another segment are refused."""
         extents = np.frombuffer(raw, EXTENT) if len(raw) % EXTENT.itemsize == 0 else np.zeros(1, EXTENT)
-        right = (extents["row"] >= 0) & (extents["steps"] > 0) & (extents["width"] > 0)
-        right &= (extents["trajectory"] >= 0) & (extents["trajectory"] < MAX_ROOM) & (extents["offset"] >= 0)
-        right &= (extents["offset"] < 1 << 32) & (extents["offset"] + extents["steps"] <= 1 << 32)
+        row, steps, trajectory, offset = (extents[name] for name in ("row", "steps", "trajectory", "offset"))
+        right = extents["width"] > 0
+        for holds in (row >= 0, steps > 0, trajectory >= 0, trajectory < MAX_ROOM, offset >= 0):
+            right &= holds
+        for holds in (offset < 1 << 32, offset + steps <= 1 << 32):
+            right &= holds
         if self.sealed is not None:
-            right &= (extents["row"] < self.rows) & (extents["row"] + extents["steps"] <= self.rows)
+            right &= row < self.rows
+            right &= row + steps <= self.rows
         if not right.all():
             raise ContentError(
                 f"{self.folder / name}: has its checksum, and lists rows that are not there; run: hilt data repair."
@@ -492,7 +506,8 @@ class Segment:
     def _cut_short(self, file: str, frame: int | None) -> CorruptError:
         at = f" at frame {frame}" if frame is not None else ""
         return CorruptError(
-            f"{self.folder / file}: the file ends too early{at}; it was cut after it was written. Run: hilt data repair."
+            f"{self.folder / file}: the file ends too early{at}; it was cut after it was "
+            "written. Run: hilt data repair."
         )
 
 

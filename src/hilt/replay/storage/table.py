@@ -1,7 +1,7 @@
 """Gathering steps: the segments of one layout as flat arrays of rows and frames.
 
-A step's address is one integer, `slot * rows_per_slot + row`. A batch is one ``take`` of rows, then per frame column one
-``take`` at the frames those rows refer to. Frames that are not in memory are read with `pread`, in the order of the
+A step's address is one integer, `slot * rows_per_slot + row`. A batch is one ``take`` of rows, then per frame column
+one ``take`` at the frames those rows refer to. Frames that are not in memory are read with `pread`, in the order of the
 file and announced ahead: a memory map would fetch them page by page, many times slower.
 """
 

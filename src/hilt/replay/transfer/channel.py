@@ -85,19 +85,19 @@ class Channel(Generic[T]):
         self, condition: threading.Condition, ready: Callable[[], bool], what: str, timeout: float | None
     ) -> None:
         seconds = DEADLINE_S if timeout is None else timeout
-        if (
-            not isinstance(seconds, int | float) or not 0 <= seconds <= threading.TIMEOUT_MAX
-        ):  # not a number fails this too
+        # not a number fails this too
+        if not isinstance(seconds, int | float) or not 0 <= seconds <= threading.TIMEOUT_MAX:
             raise ConfigError(
-                f"timeout is {timeout!r}; pass seconds, 0 or more, or None for {DEADLINE_S:g}. A wait always has an end."
+                f"timeout is {timeout!r}; pass seconds, 0 or more, or None for {DEADLINE_S:g}. "
+                "A wait always has an end."
             )
         end = time.monotonic() + seconds
         while not self._closed and not ready():
             left = end - time.monotonic()
             if left <= 0:
                 raise DeadlineError(
-                    f"channel {self.name!r}: waited {seconds:g} s for {what}, and {len(self._items)} items were waiting to be taken. "
-                    f"Check that the other side is alive, or pass a longer timeout."
+                    f"channel {self.name!r}: waited {seconds:g} s for {what}, and {len(self._items)} items "
+                    f"were waiting to be taken. Check that the other side is alive, or pass a longer timeout."
                 )
             condition.wait(left)
 

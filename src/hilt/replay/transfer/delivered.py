@@ -1,4 +1,5 @@
-"""The steps that a log has of one sender. They are read from the rows themselves; there is no second file that could contradict them."""
+"""The steps that a log has of one sender. They are read from the rows themselves; there
+is no second file that could contradict them."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from hilt.replay.log import Log
 
 
 class DeliveredSequence:
-    """The sequence numbers of one sender that are here. Senders send in rising order, so one number says nearly everything."""
+    """The sequence numbers of one sender that are here. Senders send in rising
+    order, so one number says nearly everything."""
 
     def __init__(self, high: int, above: Iterable[int] = ()):
         self.high = high
@@ -47,7 +49,9 @@ def received_by(log: Log, actor: str, boot: str, store: str, first: int) -> Deli
             return DeliveredSequence(first - 1)
         high = max(first - 1, log.facts.seen.get(origin, -1))
         entries = log.index.entries
-        mine = entries[(entries["origin"] == origin) & (entries["sequence"] > high)]
+        is_mine = entries["origin"] == origin
+        is_mine &= entries["sequence"] > high
+        mine = entries[is_mine]
         if not len(mine):
             return DeliveredSequence(high)
         keys = np.concatenate([int(e["key"]) + np.arange(e["steps"], dtype=np.int64) for e in mine])

@@ -53,11 +53,11 @@ class Parcel:
 class QueuedDataStore:
     """Transitions numbered from 0 in the order of their insertion, kept until they are acknowledged.
 
-    The newest `capacity` ones are in memory, copied, so that the caller may use its arrays again. What happens when that
-    is full is said by `full`: ``"spill"`` keeps the oldest in a log on disk, ``"block"`` makes `insert` wait until some
-    are acknowledged, and ``"drop_oldest"`` drops and counts them. With a `path` every transition is written to a log
-    there before `insert` returns: it is process-safe (see `Log` for `durability`), and the next process that opens the
-    same path sends what this one did not.
+    The newest `capacity` ones are in memory, copied, so that the caller may use its arrays again. What happens when
+    that is full is said by `full`: ``"spill"`` keeps the oldest in a log on disk, ``"block"`` makes `insert` wait
+    until some are acknowledged, and ``"drop_oldest"`` drops and counts them. With a `path` every transition is
+    written to a log there before `insert` returns: it is process-safe (see `Log` for `durability`), and the next
+    process that opens the same path sends what this one did not.
     """
 
     def __init__(
@@ -147,7 +147,8 @@ class QueuedDataStore:
             return found
 
     def parcel(self, after: int, max_bytes: int = 1 << 30) -> Parcel | None:
-        """The next transitions with numbers above `after`, as many as lie together and fit; None when there are none."""
+        """The next transitions with numbers above `after`, as many as lie together
+        and fit; None when there are none."""
         after = as_whole_number(
             "after", after, "the number of the last transition that was sent, or -1 for all that are kept"
         )
@@ -162,7 +163,8 @@ class QueuedDataStore:
             return None
 
     def last_of(self, boot: str) -> int:
-        """The number of the newest transition that is kept of a boot: of this one, or of one before it. -1 when there is none."""
+        """The number of the newest transition that is kept of a boot: of this one, or of
+        one before it. -1 when there is none."""
         with self._changed:
             return self._latest if boot == self.boot else self._spool.last_of(boot)
 
@@ -220,8 +222,8 @@ class QueuedDataStore:
                     and time.monotonic() >= deadline
                 ):
                     raise DeadlineError(
-                        f"waited {timeout:g} s for room: {self._in_memory} of {self.capacity} transitions are not acknowledged. "
-                        "Is the learner running? Or use full='spill'."
+                        f"waited {timeout:g} s for room: {self._in_memory} of {self.capacity} "
+                        "transitions are not acknowledged. Is the learner running? Or use full='spill'."
                     )
 
     def _move_oldest_to_disk(self) -> None:

@@ -26,8 +26,8 @@ _SEGMENT_BYTES = 4 << 20
 
 
 class Spool:
-    """Numbered transitions on disk. Each carries the boot of the process that inserted it, so that it keeps its identity
-    when another process sends it. Transitions of one layout share a log: nearly always there is one."""
+    """Numbered transitions on disk. Each carries the boot of the process that inserted it, so that it keeps its
+    identity when another process sends it. Transitions of one layout share a log: nearly always there is one."""
 
     def __init__(self, path: str | os.PathLike[str] | None, boot: str, durability: str):
         self._path, self._boot = None if path is None else as_folder(path), boot
@@ -157,7 +157,8 @@ class _Part:
         return key
 
     def _note_fields(self, trajectory: int, fields: list[str]) -> None:
-        """Notes which columns were given. It is written before the first row: a row without it would lose its built-in columns."""
+        """Notes which columns were given. It is written before the first row: a row
+        without it would lose its built-in columns."""
         with self.log.lock:
             self.log.facts.annotate(trajectory, {"fields": fields})
             if self.log.durability.every_episode:
@@ -172,7 +173,8 @@ class _Part:
         return unflatten({path: values[0] for path, values in batch.items()})
 
     def _guess_fields(self, trajectory: int) -> list[str]:
-        """After a power cut, or from an older Hilt: a built-in column was given if it has anything but its default value."""
+        """After a power cut, or from an older Hilt: a built-in column was given if
+        it has anything but its default value."""
         keys = self.log.trajectory_keys(trajectory)
         with self.log.reading() as steps:
             values = dict(zip(BUILT_IN, steps.fields(keys, list(BUILT_IN)), strict=True))

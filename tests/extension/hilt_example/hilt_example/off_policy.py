@@ -1,4 +1,5 @@
-"""An off-policy algorithm for the built-in agent: the actor regresses on the actions of rewarded steps, and the critics on rewards."""
+"""An off-policy algorithm for the built-in agent: the actor regresses on the actions
+of rewarded steps, and the critics on rewards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A policy with a folder format of its own: Gaussian actions whose means are linear in the state, kept as lines of text."""
+"""A policy with a folder format of its own: Gaussian actions whose means are linear
+in the state, kept as lines of text."""
 
 from __future__ import annotations
 

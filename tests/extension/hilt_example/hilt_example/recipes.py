@@ -1,4 +1,5 @@
-"""Recipes: complete settings of runs, which a command line changes in places. `hilt train hilt_example.recipes:lamps` begins one."""
+"""Recipes: complete settings of runs, which a command line changes in places. `hilt
+train hilt_example.recipes:lamps` begins one."""
 
 from __future__ import annotations
 

@@ -12,10 +12,12 @@ from hilt.core.errors import ConfigError
 
 
 class Rate:
-    """Waits for deadlines that lie one period apart, whatever the loop does between them, and keeps the periods that came of it.
+    """Waits for deadlines that lie one period apart, whatever the loop does between
+    them, and keeps the periods that came of it.
 
-    A deadline is counted from the one before, so errors never add up. A loop that lost whole periods goes on at the next deadline of the
-    same grid: it does not hurry through the lost ones, for an arm would be given their motion at once.
+    A deadline is counted from the one before, so errors never add up. A loop that lost whole
+    periods goes on at the next deadline of the same grid: it does not hurry through the lost ones,
+    for an arm would be given their motion at once.
     """
 
     def __init__(
@@ -46,16 +48,15 @@ class Rate:
             self._deadline += lost * self.period
             self.missed += lost
         now = self._clock()
-        self._late.append(
-            late if late >= 0 else now - self._deadline
-        )  # of a lost period too: it was due when it was due
+        # of a lost period too: it was due when it was due
+        self._late.append(late if late >= 0 else now - self._deadline)
         took, self._last = now - self._last, now
         self._periods.append(took)
         return took
 
     def timing(self) -> dict[str, float]:
-        """Returns statistics of the last 10,000 waits, in seconds: ``p50``, ``p99`` and ``max`` of the periods, ``late_p50`` and
-        ``late_p99`` of how long
+        """Returns statistics of the last 10,000 waits, in seconds: ``p50``, ``p99`` and ``max`` of the periods,
+        ``late_p50`` and ``late_p99`` of how long
         after its deadline a wait ended; what was asked for, and how many were lost."""
         periods, late = np.array(self._periods or [0.0]), np.array(self._late or [0.0])
         p50, p99, late_p50, late_p99 = (float(p) for part in (periods, late) for p in np.percentile(part, [50, 99]))

@@ -50,7 +50,8 @@ def serve_robot(
     ] = 0.3,
     rate: Annotated[float, typer.Option("--rate", help="Ticks of the control loop per second.")] = 100.0,
 ) -> None:
-    """Serve an arm over HTTP as HIL-SERL's franka_server does, with limits on pose and speed, a heartbeat, and one controller at a time."""
+    """Serve an arm over HTTP as HIL-SERL's franka_server does, with limits on pose and speed,
+    a heartbeat, and one controller at a time."""
     from hilt.robot.control import ArmLimits
     from hilt.robot.robot_server import RobotServer
 

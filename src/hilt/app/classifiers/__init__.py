@@ -1,0 +1,1 @@
+"""The page of reward classifiers: frames to label, training, mistakes, and the threshold."""

@@ -1,0 +1,308 @@
+// The list of episodes, as a Vue component of NiceGUI's. Rows come from the server page by page; texts are never HTML.
+
+const COUNT = 50;
+const COLUMNS = [
+  ["frames", ""], ["number", "number"], ["task", "task"], ["length", "length"], ["return", "return"], ["success", "success"],
+  ["who", "human"], ["version", "version"], ["date", "date"], ["tags", "tags"],
+];
+// The edits that were made in this tab, on whichever page: Z undoes the last one.
+const TAB = "hilt-edits";
+const made = () => JSON.parse(sessionStorage.getItem(TAB) || "[]");
+const keepMade = (edits) => sessionStorage.setItem(TAB, JSON.stringify(edits.slice(-500)));
+const RIGHT = ["number", "length", "return", "version"];
+const SOURCES = ["policy", "human", "demo", "random"];
+// The conditions of a filter: words, with what stands in quotes kept together.
+const conditions = (text) => text.match(/(?:[^\s"']+|"[^"]*"|'[^']*')+/g) || [];
+const quoted = (value) => (/[\s"'\\]/.test(value) ? "'" + value.replaceAll("'", "'\"'\"'") + "'" : value);
+
+export default {
+  props: ["data", "several", "readonly", "words"],
+  data: () => ({
+    filter: "", typed: "", sort: "number", descending: false, first: 0, page: null, error: "", chosen: [], at: -1, saving: "",
+    done: "", exporting: false, to: "lerobot", commands: [], where: [], commandError: "", slow: false,
+  }),
+  template: `
+  <div class="hilt-stack episodes" :aria-busy="slow">
+    <div class="hilt-row">
+      <h1>{{ page ? page.name : w("episodes.title") }}</h1>
+      <span v-if="page" class="hilt-chip">{{ page.format }}</span>
+      <a v-if="several" href="/episodes">{{ w("episodes.other") }}</a>
+      <a v-if="page && page.format === 'log'" class="hilt-button" :href="'/classifier?data=' + data">{{ w("episodes.classifier") }}</a>
+      <span class="hilt-soft" role="status">{{ status }}</span>
+      <span class="hilt-soft" role="status">{{ done }}</span>
+    </div>
+    <div class="hilt-panel filters" role="search">
+      <label v-for="menu in menus" :key="menu.name"><span>{{ w("episodes." + menu.name) }}</span>
+        <select :value="value(menu.name)" @change="choose(menu.name, $event.target.value)">
+          <option value="">{{ w("episodes.any") }}</option>
+          <option v-for="[value, text] in menu.values" :key="value" :value="value">{{ text }}</option>
+        </select></label>
+      <label class="wide hilt-filter"><span>{{ w("episodes.filter") }}</span>
+        <input type="search" v-model="typed" @change="apply(typed)" @keydown.enter="apply(typed)" @keydown.esc.prevent="$event.target.blur()" spellcheck="false"
+          :aria-invalid="!!error" placeholder="success=false source=human steps>=100" :title="w('episodes.filter_help')"></label>
+      <p class="hint hilt-soft">{{ w("episodes.filter_help") }}</p>
+    </div>
+    <div class="hilt-row views">
+      <button type="button" class="hilt-button quick-filter" :aria-pressed="value('source') === 'human'" @click="choose('source', value('source') === 'human' ? '' : 'human')">{{ w("episodes.taken_over") }}</button>
+      <span v-if="page && page.views.length" class="hilt-soft">{{ w("episodes.saved") }}</span>
+      <span v-for="view in page ? page.views : []" :key="view.name" class="view">
+        <button type="button" @click="show(view)">{{ view.name }}</button>
+        <button v-if="!readonly" type="button" :aria-label="f('episodes.forget', {name: view.name})" @click="forget(view.name)">×</button>
+      </span>
+      <form v-if="!readonly" class="hilt-row" @submit.prevent="save">
+        <input v-model="saving" maxlength="100" :placeholder="w('episodes.view_name')" :aria-label="w('episodes.view_name')">
+        <button class="hilt-button" :disabled="!saving.trim()">{{ w("episodes.save") }}</button>
+      </form>
+      <button type="button" class="hilt-button" :aria-expanded="exporting" @click="exporting = !exporting; ask()">{{ w("episodes.export") }}</button>
+      <button type="button" class="hilt-button" :disabled="chosen.length !== 2" @click="beside">{{ w("episodes.beside") }}</button>
+    </div>
+    <div v-if="exporting" class="hilt-panel hilt-stack export">
+      <label class="hilt-row"><span>{{ w("episodes.to") }}</span>
+        <select v-model="to" @change="ask()"><option v-for="name in formats" :key="name">{{ name }}</option></select></label>
+      <p v-if="commandError" class="hilt-alarm">{{ commandError }}</p>
+      <div v-for="command in commands" :key="command" class="hilt-command"><code>{{ command }}</code>
+        <button type="button" class="hilt-tool" :aria-label="w('episodes.copy')" @click="copy($event)"><q-icon name="content_copy"/></button></div>
+      <template v-if="where.length"><p class="hilt-soft">{{ w("episodes.where") }}</p>
+        <div v-for="command in where" :key="command" class="hilt-command where"><code>{{ command }}</code>
+          <button type="button" class="hilt-tool" :aria-label="w('episodes.copy')" @click="copy($event)"><q-icon name="content_copy"/></button></div></template>
+    </div>
+    <p v-if="error" class="hilt-alarm" role="alert">{{ error }}</p>
+    <p v-for="(problem, path) in page ? page.problems : {}" :key="path" class="hilt-alarm">{{ path }}: {{ problem }}</p>
+    <p v-if="page" class="legend hilt-soft">{{ w("episodes.who") }}: <span v-for="source in acted" :key="source"><i :class="source"></i>{{ w("episodes." + source) }}</span></p>
+    <div v-if="page" class="hilt-panel list" @click.capture="mark">
+      <table>
+        <thead><tr>
+          <th v-for="[name, sorted] in columns" :key="name" :class="[name, {right: right(name)}]"
+              :aria-sort="sorted && sort === sorted ? (descending ? 'descending' : 'ascending') : null">
+            <button v-if="sorted" type="button" @click="order(sorted)">{{ w("episodes." + name) }}<i>{{ sort === sorted ? (descending ? "▼" : "▲") : "" }}</i></button>
+            <span v-else>{{ w("episodes." + name) }}</span></th>
+        </tr></thead>
+        <tbody>
+          <tr v-for="(row, place) in page.rows" :key="id(row)" :data-place="place" :class="{at: place === at, picked: picked(row), bad: row.bad}">
+            <td class="frames"><a :href="href(row)" tabindex="-1" aria-hidden="true">
+              <img v-for="step in [0, -1]" :key="step" loading="lazy" alt="" :src="frame(row, step)" @error="$event.target.classList.add('none')"></a></td>
+            <td class="number right"><input type="checkbox" :checked="picked(row)" :aria-label="f('episodes.select', {number: row.number})" @change="pick(row)">
+              <a :href="href(row)">{{ row.number }}<template v-if="row.lane">·{{ row.lane }}</template></a></td>
+            <td class="task"><a :href="href(row)">{{ row.task || "–" }}</a>
+              <div v-if="row.instruction && row.instruction !== row.task" class="hilt-soft">{{ row.instruction }}</div>
+              <div v-if="page.menus.group.length > 1" class="hilt-soft">{{ row.group }}</div>
+              <div v-if="row.problem" class="problem">{{ row.problem }}</div></td>
+            <td class="length right">{{ row.length }}</td>
+            <td class="return right">{{ row.return === null ? "" : +row.return.toPrecision(4) }}</td>
+            <td class="success"><span class="hilt-state" :class="outcome(row)[0]">{{ outcome(row)[1] }}</span>
+              <span v-if="!readonly && page.format === 'log'" class="quick" role="group" :aria-label="f('episodes.label', {number: row.number})">
+                <button type="button" class="hilt-button" :aria-label="w('episode.do_success')" :aria-pressed="row.success === true" @click="tap('success', row)">✓</button>
+                <button type="button" class="hilt-button" :aria-label="w('episode.do_failure')" :aria-pressed="row.success === false" @click="tap('failure', row)">✗</button></span></td>
+            <td class="who"><span v-if="row.read" class="whobar" role="img" :aria-label="who(row)" :title="who(row)">
+              <i v-for="source in sources" :key="source" :class="source" :style="{flexGrow: row.sources[source] || 0}"></i></span></td>
+            <td class="version right">{{ row.version ?? "" }}</td>
+            <td class="date">{{ row.date === null ? "" : date(row.date) }}</td>
+            <td class="tags"><span v-if="row.bad" class="hilt-chip">{{ w("episodes.bad") }}</span>
+              <button v-for="tag in row.tags" :key="tag" type="button" class="hilt-chip" @click="choose('tag', tag)">{{ tag }}</button></td>
+          </tr>
+        </tbody>
+      </table>
+      <p v-if="!page.rows.length && !page.opening" class="hilt-soft none">{{ page.total ? w("episodes.none") : w("episodes.no_episode") }}</p>
+    </div>
+    <nav v-if="page && page.matched > count" class="hilt-row pages" :aria-label="w('episodes.pages')">
+      <button type="button" class="hilt-button" :disabled="!first" @click="turn(-1)">{{ w("episodes.previous") }}</button>
+      <span>{{ f("episodes.range", {first: first + 1, last: Math.min(first + count, page.matched), matched: n(page.matched)}) }}</span>
+      <button type="button" class="hilt-button" :disabled="first + count >= page.matched" @click="turn(1)">{{ w("episodes.next") }}</button>
+    </nav>
+  </div>`,
+  computed: {
+    columns: () => COLUMNS,
+    sources: () => SOURCES,
+    acted() { return SOURCES.filter((source) => source !== "random" || this.page.rows.some((row) => row.sources.random)); },
+    count: () => COUNT,
+    formats: () => ["lerobot", "rlds", "robomimic", "hil-serl", "rlinf", "log"],
+    menus() {
+      const menus = this.page?.menus || {task: [], tag: [], group: []};
+      const same = (values) => values.map((value) => [value, value]);
+      return [
+        {name: "task", values: same(menus.task)},
+        {name: "success", values: [["true", this.w("episodes.yes")], ["false", this.w("episodes.no")], ["unknown", this.w("episodes.unknown")]]},
+        {name: "source", values: SOURCES.map((source) => [source, this.w("episodes." + source)])},
+        {name: "tag", values: same(menus.tag)},
+        {name: "group", values: same(menus.group)},
+      ].filter((menu) => menu.values.length > (menu.name === "group" ? 1 : 0) || this.value(menu.name));
+    },
+    status() {
+      const page = this.page;
+      if (!page || page.opening) return this.w("episodes.opening");
+      const text = this.f("episodes.count", {matched: this.n(page.matched), total: this.n(page.total)});
+      return page.unread ? text + " · " + this.f("episodes.unread", {unread: this.n(page.unread)}) : text;
+    },
+  },
+  methods: {
+    w(key) { return this.words[key] ?? key; },
+    f(key, values) { return this.w(key).replace(/\{(\w+)\}/g, (_, name) => values[name]); },
+    n: (number) => number.toLocaleString(),
+    id: (row) => `${row.source}:${row.number}:${row.lane}`,
+    right: (name) => RIGHT.includes(name),
+    date: (seconds) => Date.parse(new Date(seconds * 1000)) ? `${new Date(seconds * 1000).toISOString().slice(0, 16).replace("T", " ")} UTC` : `${seconds}`,
+    outcome(row) {
+      if (row.problem) return ["died", this.w("episodes.damaged")];
+      if (row.success === null) return ["unknown", this.w("episodes.unknown")];
+      return row.success ? ["learning", this.w("episodes.yes")] : ["died", this.w("episodes.no")];
+    },
+    who(row) {
+      return SOURCES.filter((source) => row.sources[source])
+        .map((source) => `${this.w("episodes." + source)} ${Math.round((100 * row.sources[source]) / Math.max(1, row.length))}%`).join(", ");
+    },
+    query(more) {
+      const values = {data: this.data, filter: this.filter, sort: this.sort, descending: this.descending ? 1 : 0, ...more};
+      return new URLSearchParams(Object.entries(values).filter(([, value]) => value !== "" && value !== 0 && value !== undefined));
+    },
+    href(row) { return "/episode?" + this.query({source: row.source, number: row.number || "0", lane: row.lane}); },
+    frame(row, step) {
+      const values = {data: this.data, source: row.source, number: row.number, lane: row.lane, step, height: 54, steps: row.length};
+      return "/episodes/frame?" + new URLSearchParams(values);
+    },
+    // The value of a condition with =, for its menu.
+    value(name) {
+      const found = conditions(this.filter).map((one) => one.replaceAll(/["']/g, "")).find((one) => one.startsWith(name + "="));
+      return found ? found.slice(name.length + 1) : "";
+    },
+    choose(name, value) {
+      const others = conditions(this.filter).filter((one) => !one.replaceAll(/["']/g, "").startsWith(name + "="));
+      this.apply([...others, ...(value ? [quoted(`${name}=${value}`)] : [])].join(" "));
+    },
+    apply(text) {
+      if (text === this.filter && !this.error) return;
+      [this.filter, this.typed, this.first, this.at] = [text, text, 0, -1];
+      this.load();
+      if (this.exporting) this.ask();
+    },
+    order(name) {
+      [this.descending, this.sort, this.first] = [this.sort === name ? !this.descending : name !== "task" && name !== "number", name, 0];
+      this.load();
+    },
+    turn(by) {
+      const last = Math.max(0, Math.ceil((this.page?.matched || 0) / COUNT) - 1) * COUNT;
+      [this.first, this.at] = [Math.min(last, Math.max(0, this.first + by * COUNT)), -1];
+      this.load();
+      window.scrollTo({top: 0});
+    },
+    show(view) {
+      [this.sort, this.descending] = [view.sort, view.descending];
+      this.filter = null;
+      this.apply(view.filter);
+    },
+    async load(quiet) {
+      clearTimeout(this.timer);
+      const number = (this.asked = (this.asked || 0) + 1);
+      if (!quiet) {
+        history.replaceState(null, "", "/episodes?" + this.query({first: this.first}));
+        this.waiting = setTimeout(() => (this.slow = true), 300);
+      }
+      const begun = performance.now();
+      try {
+        const answer = await (await fetch("/episodes/list?" + this.query({first: this.first, count: COUNT}))).json();
+        if (number !== this.asked) return;
+        this.error = answer.error || "";
+        if (!answer.error) {
+          const held = this.page?.rows[this.at] && this.id(this.page.rows[this.at]);
+          this.page = answer;
+          const now = answer.rows.findIndex((row) => this.id(row) === held);
+          if (now >= 0) this.at = now;
+        }
+        this.took = performance.now() - begun;
+      } catch {
+        this.error = this.w("episodes.offline");
+      } finally {
+        clearTimeout(this.waiting);
+        this.slow = false;
+      }
+      // What is being opened or read comes soon; a log may grow at any time.
+      // The server itself waits a little for what is being opened.
+      this.timer = setTimeout(() => this.load(true), this.page?.opening ? 50 : this.page?.unread ? 800 : 4000);
+    },
+    async ask() {
+      if (!this.exporting) return;
+      const answer = await (await fetch("/episodes/export?" + this.query({to: this.to}))).json();
+      [this.commands, this.where, this.commandError] = [answer.commands || [], answer.where || [], answer.error || ""];
+    },
+    async send(body) {
+      const answer = await (await fetch("/episodes/views", {method: "POST", body: JSON.stringify(body)})).json();
+      this.error = answer.error || "";
+      if (answer.views) this.page.views = answer.views;
+    },
+    async save() {
+      await this.send({name: this.saving.trim(), filter: this.filter, sort: this.sort, descending: this.descending});
+      if (!this.error) this.saving = "";
+    },
+    forget(name) { this.send({remove: name}); },
+    copy(event) { window.hiltCopy(event.currentTarget); },
+    picked(row) { return this.chosen.includes(this.id(row)); },
+    pick(row) {
+      const name = this.id(row);
+      this.chosen = this.picked(row) ? this.chosen.filter((one) => one !== name) : [...this.chosen, name].slice(-2);
+    },
+    beside() {
+      const [one, other] = this.chosen.map((name) => name.split(":"));
+      location.href = "/episode?" + this.query({source: one[0], number: one[1], lane: one[2], beside: other.join(":")});
+    },
+    // One edit of the row with the bar, which goes on to the next one at once; edits are sent one after the other.
+    edit(action) {
+      const row = this.page?.rows[this.at];
+      if ((!row && action !== "undo") || this.readonly) return;
+      if (action !== "undo") { this.at = Math.min(this.page.rows.length - 1, this.at + 1); this.scroll(); }
+      this.queue = (this.queue ?? Promise.resolve()).then(() => this.label(action, row)).catch(() => ([this.done, this.error] = ["", this.w("episodes.offline")]));
+    },
+    // The same with a finger, which chooses the row itself.
+    tap(action, row) {
+      this.queue = (this.queue ?? Promise.resolve()).then(() => this.label(action, row)).catch(() => ([this.done, this.error] = ["", this.w("episodes.offline")]));
+    },
+    async label(action, row) {
+      const edits = made(), undoing = action === "undo" ? edits.pop() : null;
+      if (action === "undo" && !undoing) { this.done = this.w("episode.nothing_to_undo"); return; }
+      const {source, number, lane} = undoing || row;
+      const body = {data: this.data, source, number, lane, ...undoing, action, author: localStorage.getItem("hilt-author") || ""};
+      const answer = await (await fetch("/episodes/edit", {method: "POST", body: JSON.stringify(body)})).json();
+      this.error = answer.error || "";
+      if (undoing) keepMade(edits);
+      if (answer.error) return;
+      if (!undoing) keepMade([...edits, {data: this.data, source, number, lane, edit: answer.edit.number, action: answer.edit.action}]);
+      this.done = "✓ " + (undoing ? this.f("episode.undid", {action: undoing.action, number}) : this.f("episode.saved", {action: answer.edit.action}));
+      const shown = this.page.rows.findIndex((one) => one.source === source && one.number === number && one.lane === lane);
+      if (shown >= 0 && answer.row) this.page.rows[shown] = answer.row;
+      if (shown < 0 || !answer.row) this.load(true);
+    },
+    scroll() { this.$nextTick(() => this.$el.querySelector("tr.at")?.scrollIntoView({block: "nearest"})); },
+    mark(event) {
+      const row = event.target.closest("tr[data-place]");
+      if (row) this.at = +row.dataset.place;
+    },
+    key(event) {
+      if (event.target.closest("input:not([type=checkbox]), select, textarea, dialog[open]") || event.ctrlKey || event.metaKey || event.altKey) return;
+      const arrows = {ArrowDown: "j", ArrowUp: "k"};
+      const rows = this.page?.rows || [], key = arrows[event.key] || (event.key.length === 1 ? event.key.toLowerCase() : event.key);
+      if (key === "j" || key === "k") {
+        this.at = Math.min(rows.length - 1, Math.max(0, this.at + (key === "j" ? 1 : -1)));
+        this.scroll();
+      } else if (key === "Enter" && rows[this.at] && !event.target.closest("button, a")) location.href = this.href(rows[this.at]);
+      else if (key === "x" && rows[this.at]) this.pick(rows[this.at]);
+      else if (rows[this.at] && "sfu".includes(key)) this.edit({s: "success", f: "failure", u: "unknown"}[key]);
+      else if (rows[this.at] && key === "b") this.edit(rows[this.at].bad ? "good" : "bad");
+      else if (key === "z") this.edit("undo");
+      else if (key === "n") this.turn(1);
+      else if (key === "p") this.turn(-1);
+      else return;
+      event.preventDefault();
+    },
+  },
+  mounted() {
+    this.$el.component = this;
+    const query = new URLSearchParams(location.search);
+    [this.filter, this.typed] = [query.get("filter") || "", query.get("filter") || ""];
+    [this.sort, this.descending] = [query.get("sort") || "number", query.get("descending") === "1"];
+    this.first = +query.get("first") || 0;
+    document.addEventListener("keydown", (this.listener = (event) => this.key(event)));
+    this.load();
+  },
+  unmounted() {
+    clearTimeout(this.timer);
+    document.removeEventListener("keydown", this.listener);
+  },
+};

@@ -1,0 +1,1 @@
+"""Commands that serve others over the network: an arm, and a policy."""

@@ -1,0 +1,420 @@
+"""A vision-language-action policy as the agent of a run with a person: ``agent.kind=vla``.
+
+It acts in chunks through a `ChunkExecutor`, which drops the rest of a chunk when a person takes over, and plans anew
+from where they left. It learns by imitation (``algorithm=hg-dagger`` or ``filtered``), from steps with the actions that
+followed them. Everything else of the run is as with any other agent: the wire, the logs, checkpoints, evaluation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hilt.algos.adam import Adam
+from hilt.core.config import build
+from hilt.core.errors import (
+    ConfigError,
+    DeadlineError,
+    MissingFieldError,
+    NotFiniteError,
+    RequestError,
+    SchemaError,
+)
+from hilt.core.trajectory import Source
+from hilt.core.tree import unflatten
+from hilt.core.validate import Need, check, setting
+from hilt.envs.chunk_executor import MODES, ChunkExecutor, ChunkSettings, ChunkStep
+from hilt.hil.config import CHUNK, CHUNK_INDEX, TASK_COLUMN
+from hilt.policies.agent.config import AgentConfig
+from hilt.policies.agent.layout import ActionLayout, fit
+from hilt.policies.agent.step_agent import StepAgent
+from hilt.policies.base import Policy, Prefix
+from hilt.policies.registry import check_policy, is_new, load_policy
+from hilt.policies.vla.observation_adapters import columns, no_motion, suite
+from hilt.serving.policy_links import ServerAbsentError
+from hilt.serving.remote_policy import RemotePolicy, is_address, server_key
+
+BASE = "#base"
+"""In what is sent to actors: the checksum of the weights that are not trained"""
+SERVER_TIMEOUT_S = 2.0
+"""Seconds for each answer of a policy server; after that the arm holds, and it is asked again"""
+_ADAPTERS = Need("lora_rank=N", lambda c: c.lora_rank)
+_SAMPLES = Need("sample=true", lambda c: c.sample)
+
+
+@dataclass
+class VlaOptions:
+    """``agent.options`` of an agent of this kind."""
+
+    policy: str = ""
+    """The folder of the policy to begin with, such as RUN/policy of `hilt train sft`"""
+    policy_options: dict[str, Any] = field(default_factory=dict)
+    """What it is loaded with, such as precision"""
+    server: str = ""
+    """Where actors ask for actions: the address of `hilt serve-policy RUN`; empty: they compute them, with the
+    weights that the learner sends"""
+    server_key: str = setting("", needs=Need("{here}server=ws://HOST:PORT", lambda c: c.server))
+    """The file with the key that the server asks for; for hilt://HOST:PORT the folder of keys; empty: none"""
+    suite: str = ""
+    """Whose names observations and actions have, as for `hilt train sft`; empty: the task's"""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Instead of a suite: the policy's names to paths in the observations, such as {full_image: images/front, state:
+    state/tcp_pose+state/gripper_pose}"""
+    instruction: str = ""
+    """What is to be done, in words; empty: what the task says"""
+    mode: str = setting("synchronous", choices=MODES)
+    """What the arm does while the policy plans: see `hilt.envs.chunk_executor`"""
+    execute: int = setting(0, minimum=0)
+    """Number of actions of each chunk that are executed before the next plan; 0: all"""
+    sample: bool = False
+    """Whether an actor samples its actions; otherwise they are the likeliest ones"""
+    temperature: float = setting(1.0, above=0, needs=_SAMPLES)
+    """The temperature of these samples"""
+    learning_rate: float = setting(1e-4, above=0)
+    """The learning rate of AdamW"""
+    weight_decay: float = setting(0.0, minimum=0)
+    """The weight decay of AdamW"""
+    gradient_clip: float = setting(1.0, minimum=0)
+    """The largest norm of a gradient; 0: no limit"""
+    lora_rank: int = setting(0, minimum=0)
+    """The rank of adapters, which then are all that is trained and sent to actors; 0: all weights are"""
+    lora_alpha: float = setting(16.0, above=0, needs=_ADAPTERS)
+    """Adapters count alpha / rank times"""
+
+    def conflicts(self, here: str) -> Iterator[str]:
+        if not self.policy or is_new(self.policy):
+            yield (
+                f"{here}policy is {self.policy!r}; expected the folder of a policy that has imitated "
+                "demonstrations, which `hilt train sft` makes."
+            )
+        if self.server and not is_address(self.server):
+            yield f"{here}server is {self.server!r}; expected ws://HOST:PORT, wss://HOST:PORT or hilt://HOST:PORT."
+
+
+def check_options(options: Mapping[str, Any]) -> VlaOptions:
+    """The options of an agent, checked as far as possible without loading its policy."""
+    made = build(VlaOptions(), options)
+    check(made, "agent.options")
+    check_policy(made.policy, made.policy_options, "agent.options.policy")
+    return made
+
+
+def open_policy(
+    options: VlaOptions, device: str = "cpu", seed: int = 0, trained: Mapping[str, Any] | None = None
+) -> Policy:
+    """The policy of these options, with adapters if it has some. `trained`: weights that a run has trained since."""
+    policy: Policy = load_policy(options.policy, device=device, **options.policy_options)
+    if options.lora_rank:
+        from hilt.policies.io.lora import attach
+
+        attach(policy, options.lora_rank, options.lora_alpha, seed=seed, dtype=torch.float32)
+    parameters = dict(policy.named_parameters())
+    with torch.no_grad():
+        for name, tensor in (trained or {}).items():
+            parameters[name].copy_(tensor.to(parameters[name].device, parameters[name].dtype))
+    return policy
+
+
+class VlaAgent(StepAgent):
+    """An agent that acts in chunks and imitates them."""
+
+    proprio: Sequence[str]
+
+    def __init__(self, options: VlaOptions, action_dim: int, layout: ActionLayout, seed: int, device: str = "cpu"):
+        self.options, self.layout = options, layout
+        self.instructions: tuple[str, ...] = (options.instruction,) if options.instruction else ()
+        self._suite = columns(options.columns) if options.columns else suite(options.suite)
+        self._device, self._seed = device, seed
+        self._action_dim, self._draws = action_dim, torch.Generator().manual_seed(seed)
+        self._empty: dict[str, Any] = {}  # an observation of zeros
+        self._remote: RemotePolicy | None = None
+        self._absent = False  # the server did not answer the last plan
+        self._adam: Adam | None = None
+        self._learned: list[str] = []
+        self._images: list[str] = []
+        self._instruction, self._argmax = "", not options.sample
+        self._executor: ChunkExecutor | None = None
+        self._new: Mapping[str, Any] | None = None  # weights that the next plan is made with
+        self._step: ChunkStep | None = None
+        self._helped = False
+        self._policy_dim = action_dim  # the numbers in an action of the policy, which a suite may turn into another
+        self._last: Any = None  # the last action that was executed, in the policy's units
+        self._versions: dict[int, int] = {}  # of the weights with which each chunk of the episode was planned
+
+    @classmethod
+    def make(
+        cls,
+        observation_space: Any,
+        action_space: Any,
+        config: AgentConfig | None = None,
+        image_keys: Sequence[str] = (),
+        proprio_keys: Sequence[str] = (),
+        seed: int = 42,
+        squashed: bool = True,
+    ) -> VlaAgent:
+        config = config or AgentConfig(kind="vla")
+        if squashed:
+            raise ConfigError("agent.kind=vla learns by imitation: give algorithm=hg-dagger, filtered or bc.")
+        seen = fit(observation_space, action_space, config, image_keys, proprio_keys)
+        layout = ActionLayout(config.setup_mode, seen.actions, config.action_indices)
+        agent = cls(check_options(config.options), seen.actions, layout, seed, config.device)
+        agent._images, agent.proprio = list(seen.images), list(seen.proprio)
+        agent._empty = unflatten({path: np.zeros(spec.shape, spec.dtype) for path, spec in seen.shapes.items()})
+        if not agent.options.server:
+            agent._check(agent.policy, agent.options.policy)
+        return agent
+
+    @cached_property
+    def policy(self) -> Policy:
+        """The policy, with its adapters. It is loaded when it is needed: an actor that asks a server does without."""
+        return open_policy(self.options, self._device, self._seed)
+
+    @property
+    def horizon(self) -> int:  # type: ignore[override]
+        """The number of actions that it imitates from each step on."""
+        return int(getattr(self.policy, "horizon", self.policy.chunk))
+
+    @cached_property
+    def _trained(self) -> dict[str, torch.nn.Parameter]:
+        return {name: p for name, p in self.policy.named_parameters() if p.requires_grad}
+
+    def _check(self, policy: Policy, where: str) -> None:
+        """Refuses a policy that does not fit the task: by one answer to an observation of zeros."""
+        try:
+            with torch.no_grad():
+                actions, _ = policy.act([self._suite.observe(self._empty, "-")], sample=False)
+        except (SchemaError, MissingFieldError, RequestError) as error:
+            raise ConfigError(f"the policy in {where} does not fit the task: {error}") from error
+        commands, self._policy_dim = self._suite.command(actions[0]), actions.shape[-1]
+        if commands.shape[-1] != self._action_dim:
+            raise ConfigError(
+                f"the policy in {where} gives actions of {commands.shape[-1]} numbers, and the task takes "
+                f"{self._action_dim}."
+            )
+        if self.options.mode == "rtc" and not policy.takes_prefix:
+            raise ConfigError(
+                f"mode=rtc needs a policy that continues a chunk, and {type(policy).__name__} in {where} does not: "
+                "give mode=asynchronous, or train it with max_delay."
+            )
+        if self.options.mode == "rtc" and self.options.sample and not self.policy.max_delay:
+            raise ConfigError(
+                f"mode=rtc with sample=true needs a policy that was trained with max_delay, and the one in "
+                f"{self.options.policy} was not: give sample=false, or train it with max_delay (hilt train sft)."
+            )
+
+    # Acting
+
+    def use_instructions(self, instructions: Sequence[str]) -> None:
+        if not self.options.instruction:
+            self.instructions = tuple(instructions)
+
+    def begin(self, instruction: str = "", paced: bool = False) -> None:
+        self._instruction = self.options.instruction or instruction
+        if not self._instruction:
+            raise ConfigError("the task does not say what is to be done: give agent.options.instruction=TEXT.")
+        if self.options.server and self._remote is None:
+            key = server_key(self.options.server, self.options.server_key)
+            self._remote = RemotePolicy(self.options.server, key=key, timeout_s=SERVER_TIMEOUT_S)
+            self._check(self._remote, self.options.server)
+        delay = None if paced else 0
+        if self._executor is None or self._executor.settings.delay != delay:
+            self.close()
+            settings = ChunkSettings(self.options.mode, self.options.execute, delay)
+            self._executor = ChunkExecutor(self._plan, settings, action_dim=self._policy_dim, hold=self._hold)
+        self._executor.reset()
+        self._step, self._helped, self._last = None, False, None
+        self._versions.clear()
+
+    def sample_actions(
+        self, observations: Mapping[str, Any], seed: int | None = None, argmax: bool | None = None
+    ) -> npt.NDArray[np.float32]:
+        if self._executor is None:
+            raise ConfigError("begin() comes before the first action of an episode.")
+        if seed is not None:
+            self._draws.manual_seed(seed)
+        self._argmax = not self.options.sample if argmax is None else argmax
+        if self._helped:  # the person may go on: the policy plans when they have let go
+            self._step = None
+            return self._command(self._hold(observations, self._last))
+        self._step = self._executor.next(observations)
+        if self._step.asked >= 0:
+            self._versions[self._step.asked] = self.version  # the plan has these weights, or newer ones
+        return self._command(self._step.action)
+
+    def _command(self, action: Any) -> npt.NDArray[np.float32]:
+        return np.asarray(self._suite.command(action), np.float32)
+
+    def _hold(self, observation: Any, last: Any) -> npt.NDArray[np.float32]:
+        """The policy's action with which the arm stays as it is; where that is not known, no motion."""
+        return np.asarray((self._suite.hold or no_motion)(observation, last, self._policy_dim), np.float32)
+
+    def acted(self, source: Source, executed: Any) -> dict[str, Any]:
+        helped = source in (Source.HUMAN, Source.DEMO)
+        self._last = None if executed is None else self._suite.taught(np.asarray(executed, np.float32))
+        if source != Source.POLICY and self._executor is not None:
+            self._executor.interrupt(self._last)
+            self._step = None
+        step, self._helped = None if helped or self._absent else self._step, helped
+        planned = {}
+        if step is not None and not step.held:
+            version = self._versions[step.chunk] if self._remote is None else self._remote.version
+            planned = {"policy_version": np.int64(version)}
+        return {
+            **planned,
+            CHUNK: np.int32(-1 if step is None else step.chunk),
+            CHUNK_INDEX: np.int16(-1 if step is None else step.index),
+        }
+
+    def _plan(self, observation: Any, planned: Any, frozen: int) -> npt.NDArray[np.float32]:
+        """In a thread of the executor's, where the run has a control rate."""
+        self._take_up()
+        policy, prefix = self.policy if self._remote is None else self._remote, None
+        if planned is not None:
+            prefix = Prefix(planned[None], np.array([frozen]))
+        row = self._suite.observe(observation, self._instruction)
+        self._absent = False
+        heat = 1.0 if self._argmax else self.options.temperature
+        try:
+            actions, _ = policy.act(
+                [row], sample=not self._argmax, temperature=heat, generator=self._draws, prefix=prefix
+            )
+        except (ServerAbsentError, DeadlineError):  # the arm holds, and the server is asked again
+            self._absent = True
+            return np.repeat(self._hold(observation, self._last)[None], self.options.execute or 1, 0)
+        return np.asarray(actions[0], np.float32)
+
+    def metrics(self) -> dict[str, float]:
+        if self._executor is None:
+            return {}
+        absent = {} if self._remote is None else {"server_absent": float(self._absent)}
+        return {**{f"chunks/{name}": value for name, value in self._executor.metrics().items()}, **absent}
+
+    def close(self) -> None:
+        if self._executor is not None:
+            self._executor.close()
+            self._executor = None
+        if self._remote is not None:
+            self._remote.close()
+
+    # Learning
+
+    @property
+    def image_paths(self) -> Sequence[str]:
+        return self._images
+
+    def imitate(self, batch: Mapping[str, Any], encoder: bool = False) -> dict[str, float]:
+        views = self._suite.views(batch["observations"])
+        numbers = batch.get(TASK_COLUMN, np.zeros(len(batch["actions"]), np.int64))
+        rows = [
+            {**{name: column[place] for name, column in views.items()}, "instruction": self._words(int(number))}
+            for place, number in enumerate(numbers)
+        ]
+        actions = self._suite.taught(np.asarray(batch["actions"])).astype(np.float32)
+        self.policy.train()
+        loss, figures = self.policy.supervised_loss(rows, actions, batch["mask"], generator=self._draws)
+        self.policy.zero_grad(set_to_none=True)
+        loss.backward()
+        self.policy.eval()
+        norm = self._descend()
+        self.imitations += 1
+        return {**{f"imitation/{name}": value for name, value in figures.items()}, "imitation/gradient_norm": norm}
+
+    def _words(self, number: int) -> str:
+        if not self.instructions:
+            raise ConfigError("the task does not say what is to be done: give agent.options.instruction=TEXT.")
+        return self.instructions[min(number, len(self.instructions) - 1)]
+
+    def _descend(self) -> float:
+        """One step down the gradients, whose norm is returned."""
+        if self._adam is None:
+            self._begin_descent([name for name, p in self._trained.items() if p.grad is not None])
+        assert self._adam is not None
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._adam.parameters]
+        norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.float()) for g in gradients])))
+        if not np.isfinite(norm):
+            raise NotFiniteError(f"the norm of the gradient is {norm}. Nothing was changed by it.")
+        if self.options.gradient_clip and norm > self.options.gradient_clip:
+            torch._foreach_mul_(gradients, self.options.gradient_clip / norm)
+        self._adam.step(gradients)
+        self.policy.zero_grad(set_to_none=True)
+        return norm
+
+    def _begin_descent(self, names: Sequence[str]) -> None:
+        """Heads that imitation does not use have no gradient, and are left alone."""
+        options = self.options
+        self._learned = list(names)
+        parameters = [self._trained[name] for name in names]
+        self._adam = Adam(parameters, options.learning_rate, options.weight_decay)
+
+    def update(
+        self, batch: Mapping[str, Any], networks_to_update: Iterable[str] | None = None, details: bool = False
+    ) -> tuple[StepAgent, dict[str, float]]:
+        raise ConfigError("agent.kind=vla learns by imitation: give algorithm=hg-dagger, filtered or bc.")
+
+    # Keeping
+
+    def acting_state(self, slow: bool = False) -> dict[str, npt.NDArray[np.float32]]:
+        """Returns what is trained, with adapters these alone; and a checksum of the rest."""
+        trained = {name: p.detach().float().cpu().numpy().copy() for name, p in self._trained.items()}
+        return {**trained, BASE: self._base}
+
+    def load_acting_state(self, state: Mapping[str, Any]) -> None:
+        """Takes over what a learner sent; an actor that asks a server leaves it: the server has weights of its own."""
+        if self._remote is not None:
+            return
+        if state.keys() != {*self._trained, BASE} or not np.array_equal(state[BASE], self._base):
+            raise ConfigError(
+                f"these are weights for another policy than the one in {self.options.policy}: "
+                f"{len(state) - 1} arrays, expected {len(self._trained)}, or what is not trained differs. Give "
+                "learner and actors the same folder."
+            )
+        self._new = state
+        if self._executor is None or self._executor.settings.delay is not None:
+            self._take_up()
+
+    def _take_up(self) -> None:
+        """Uses the newest weights: where a control rate is kept, in the thread that plans, between two plans."""
+        state, self._new = self._new, None
+        with torch.no_grad():
+            for name, weights in (state or {}).items():
+                if name != BASE:
+                    p = self._trained[name]
+                    p.copy_(torch.tensor(np.asarray(weights)).to(p.device, p.dtype))
+
+    @cached_property
+    def _base(self) -> npt.NDArray[np.float32]:
+        """The checksum of what is not trained, which must be the same at the learner and at its actors."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.policy.state_dict().items()):
+            if name not in self._trained:
+                whole = tensor.detach().cpu().contiguous().reshape(-1)
+                digest.update(name.encode() + whole.view(torch.uint8).numpy().tobytes())
+        return np.frombuffer(digest.digest()[:16], np.uint8).astype(np.float32)
+
+    def state_dict(self) -> dict[str, Any]:
+        adam = {} if self._adam is None else {name: tensor.clone() for name, tensor in self._adam.tensors().items()}
+        return {
+            "policy": {name: p.detach().clone() for name, p in self._trained.items()},
+            "adam": adam,
+            "learned": torch.tensor([name in self._learned for name in self._trained]),
+            "imitations": self.imitations,
+            "draws": self._draws.get_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        trained = {name: tensor.float().cpu().numpy() for name, tensor in state["policy"].items()}
+        self.load_acting_state({**trained, BASE: self._base})
+        self.imitations = int(state["imitations"])
+        if state["learned"].any():
+            self._begin_descent([name for name, yes in zip(self._trained, state["learned"], strict=True) if yes])
+            assert self._adam is not None
+            for name, tensor in self._adam.tensors().items():
+                tensor.copy_(state["adam"][name])
+        self._draws.set_state(state["draws"])

@@ -1,0 +1,325 @@
+"""The pages of episodes in a real browser: the list with its filters, and one episode with its frames and numbers.
+
+Screenshots are left in the folder that HILT_ARTIFACTS names, else in pytest's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.keys import Keys
+from typer.testing import CliRunner
+
+import hilt.cli
+from hilt.formats.convert import convert
+from hilt.replay import Edits, Log
+from tests.app.episode_samples import facts, make_log, trajectory
+from tests.teleop import chromium
+
+NASTY = "<img src=x onerror=alert(1)>"
+LIST, ONE = "document.querySelector('.episodes')?.component", "document.querySelector('.episode')?.component"
+
+pytestmark = pytest.mark.skipif(bool(chromium.absent()), reason=chromium.absent() or "it is here")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """`hilt open` on a log of 60 episodes, on a copy of a few of them in LeRobot's format, and on a damaged log."""
+    folder = tmp_path_factory.mktemp("data")
+    log, few = folder / "pick", make_log(folder / "few", 4)
+    make_log(log, 8)
+    with Log.open(log, "a") as opened:
+        for episode in range(8, 60):
+            opened.add(trajectory(episode % 8, 6 + episode % 8), facts={**facts(episode % 8), "task": "more"})
+        opened.annotate(4, language_instruction=NASTY)
+    convert(few, folder / "lerobot", to="lerobot", fps=10, codec="h264")
+    make_log(folder / "damaged", 1)
+    (folder / "damaged/log.json").write_text("{")
+    words = [sys.executable, "-m", "hilt", "open", str(folder), "--port", "0", "--no-browser"]
+    environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().removeprefix("open ").strip()
+        yield SimpleNamespace(url=url, base=f"http://{urlsplit(url).netloc}", log=log)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = Path(os.environ.get("HILT_ARTIFACTS") or tmp_path_factory.mktemp("artifacts"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chrome(tmp_path_factory: pytest.TempPathFactory, served: Any) -> Iterator[Any]:
+    browser = chromium.start(tmp_path_factory.mktemp("profile"), 1360, 1000)
+    browser.get(served.url)
+    chromium.wait(browser, "return document.querySelector('.hilt-nav')")
+    yield browser
+    browser.quit()
+
+
+def open_list(chrome: Any, served: Any, name: str, query: str = "") -> None:
+    """Opens the list of the data of this name, by the link that the choice of data has."""
+    chrome.get(served.base + "/episodes")
+    link = f"[...document.querySelectorAll('.episode-data a')].find((one) => one.innerText.startsWith('{name}'))"
+    href = chromium.wait(chrome, f"return {link}?.href")
+    chrome.get(href + query)
+    chromium.wait(chrome, f"return {LIST}?.page && !{LIST}.page.opening")
+
+
+def numbers(chrome: Any) -> list[str]:
+    return [cell.text for cell in chrome.find_elements("css selector", ".episodes td.number a")]
+
+
+def press(chrome: Any, *keys: str) -> None:
+    for key in keys:
+        ActionChains(chrome).send_keys(key).perform()
+
+
+def wait_for_rows(chrome: Any, matched: int) -> None:
+    chromium.wait(chrome, f"return {LIST}.page.matched === {matched} && {LIST}.page.unread === 0")
+
+
+def test_list_filters_sorts_pages_and_shows_text_as_text(chrome: Any, served: Any, artifacts: Path):
+    open_list(chrome, served, "pick")
+    wait_for_rows(chrome, 60)
+    shown = chrome.find_element("css selector", ".episodes").text
+    assert "60 of 60 episodes" in shown and NASTY in shown and "1 to 50 of 60" in shown
+    assert not chrome.find_elements("css selector", ".episodes img:not([src*='/episodes/frame'])")
+    press(chrome, "n")
+    chromium.wait(chrome, f"return {LIST}.page.rows.length === 10")
+    chrome.find_element("css selector", ".filters select").send_keys("pick")
+    chromium.wait(chrome, f"return {LIST}.page.matched === 4")
+    field = chrome.find_element("css selector", ".hilt-filter input")
+    field.send_keys(" success=true steps>=7", Keys.ENTER)
+    chromium.wait(chrome, f"return {LIST}.page.matched === 2")
+    assert numbers(chrome) == ["1", "5"] and "filter=task%3Dpick+success%3Dtrue" in chrome.current_url
+    chrome.find_element("css selector", "th.length button").click()
+    chromium.wait(chrome, f"return {LIST}.page.rows[0]?.number === 5")
+    frames = "[...document.querySelectorAll('.episodes td.frames img')]"
+    chromium.wait(chrome, f"return {frames}.every((one) => one.complete && one.naturalHeight === 48)")
+    chrome.save_screenshot(str(artifacts / "episodes.png"))
+    field.clear()
+    field.send_keys("sucess=true", Keys.ENTER)
+    assert "did you mean 'success'" in chromium.wait(chrome, "return document.querySelector('[role=alert]')?.innerText")
+
+
+def test_list_saves_a_view_and_shows_the_command_that_exports_it(chrome: Any, served: Any, tmp_path: Path):
+    open_list(chrome, served, "pick", "&filter=success%3Dfalse+task%3Dpick")
+    chromium.wait(chrome, f"return {LIST}.page.matched === 2")
+    chrome.find_element("css selector", ".views form input").send_keys("failed picks", Keys.ENTER)
+    chromium.wait(chrome, "return document.querySelector('.views .view')?.innerText.includes('failed picks')")
+    open_list(chrome, served, "pick")
+    chrome.find_element("css selector", ".views .view button").click()
+    chromium.wait(chrome, f"return {LIST}.page.matched === 2")
+    chrome.find_element("css selector", ".views [aria-expanded]").click()
+    command = chromium.wait(chrome, "return document.querySelector('.export code')?.innerText")
+    assert command.endswith(f"{served.log}-lerobot --to lerobot -o trajectories=0,4")
+    where = chrome.find_element("css selector", ".export .where code").text
+    assert where == f"hilt data tag {served.log} chosen --dry-run --where 'success=false task=pick'"
+    result = CliRunner().invoke(hilt.cli.app, shlex.split(where)[1:])
+    assert result.output == "would be: tag chosen: 2 episodes (0, 4)\n"
+    made = convert(served.log, tmp_path / "made", to="robomimic", trajectories="0,4")
+    assert made.episodes == 2 and made.failures == 2
+
+
+def test_episode_plays_steps_and_shows_the_row_under_the_cursor(chrome: Any, served: Any, artifacts: Path):
+    open_list(chrome, served, "pick", "&filter=source%3Dhuman")
+    chromium.wait(chrome, f"return {LIST}.page.rows[1]?.number === 3")
+    press(chrome, "j", "j", Keys.ENTER)
+    chromium.wait(chrome, f"return {ONE}?.episodes[0]?.cameras.every((one) => one.shown === 0)")
+    press(chrome, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_LEFT, ".", ".")
+    chromium.wait(chrome, f"return {ONE}.step === 3 && {ONE}.episodes[0].cameras.every((one) => one.shown === 3)")
+    shown = chrome.find_element("css selector", ".numbers").text
+    for value in trajectory(3, 9)["observations"]["state"][3, 0]:
+        assert str(np.float32(value)).removesuffix(".0") in shown
+    pixel = "return [...document.querySelector('.episode canvas').getContext('2d').getImageData(5, 20, 1, 1).data]"
+    assert abs(chrome.execute_script(pixel)[0] - 8 * 3) <= 3  # the band of the step, after JPEG
+    press(chrome, Keys.END)
+    chromium.wait(chrome, f"return {ONE}.step === 9 && {ONE}.episodes[0].cameras.every((one) => one.shown === 9)")
+    press(chrome, Keys.HOME, " ")
+    chromium.wait(chrome, f"return {ONE}.playing && {ONE}.step > 3")
+    press(chrome, "k")
+    assert chrome.execute_script(f"return {ONE}.playing") == 0
+    lanes = chrome.execute_script(f"return {ONE}.shownLanes({ONE}.episodes[0]).map((lane) => lane.name)")
+    assert lanes[:2] == ["who", "rewards"] and "actions" in lanes and "latency" in lanes
+    timeline = chrome.find_element("css selector", ".timeline .lane canvas")
+    ActionChains(chrome).move_to_element_with_offset(timeline, 0, 0).click().perform()
+    chromium.wait(chrome, f"return {ONE}.step >= 4 && {ONE}.step <= 5")
+    chrome.save_screenshot(str(artifacts / "episode.png"))
+    press(chrome, Keys.ARROW_DOWN)
+    chromium.wait(chrome, f"return {ONE}?.episodes[0]?.row.number === 6")
+
+
+def test_episodes_of_a_lerobot_video_side_by_side_in_step(chrome: Any, served: Any, artifacts: Path):
+    open_list(chrome, served, "lerobot")
+    wait_for_rows(chrome, 4)
+    press(chrome, "j", "x", "j", "j", "j", "x")
+    chromium.wait(chrome, f"return {LIST}.chosen.length === 2")
+    [button] = [one for one in chrome.find_elements("css selector", ".views > .hilt-button") if "side" in one.text]
+    button.click()
+    chromium.wait(chrome, f"return {ONE}?.episodes.length === 2")
+    chrome.execute_script(f"{ONE}.seek(4)")
+    every = (
+        f"{ONE}.episodes.every((one) => one.cameras.length === 2 && one.cameras.every((camera) => camera.shown === 4))"
+    )
+    chromium.wait(chrome, f"return {every}")
+    pixels = chrome.execute_script(
+        "return [...document.querySelectorAll('.episode section')].map((one) => "
+        "[...one.querySelector('canvas').getContext('2d').getImageData(5, 5, 1, 1).data])"
+    )
+    assert [round(pixel[0] / 20) for pixel in pixels] == [0, 3]  # the bands of the episodes
+    assert "cannot be edited here" in chrome.find_element("css selector", ".facts").text
+    chrome.save_screenshot(str(artifacts / "side-by-side.png"))
+
+
+def test_episodes_are_labeled_trimmed_and_undone_with_keys_alone(chrome: Any, served: Any, artifacts: Path):
+    open_list(chrome, served, "few")
+    wait_for_rows(chrome, 4)
+    press(chrome, "j", "f", "s", "b")  # episode 0 fails, 1 succeeds, 2 is bad
+    chromium.wait(chrome, "return document.querySelector('.episodes').innerText.includes('✓ Saved: mark as bad')")
+    with Log.open(served.log.parent / "few", "r") as log:
+        assert log.facts.about(0)["success"] is False and log.facts.about(1)["success"] is True
+        assert log.facts.about(2)["bad"] and 2 not in log.all().trajectories()
+    press(chrome, "z")
+    chromium.wait(
+        chrome, "return document.querySelector('.episodes').innerText.includes('Undone: mark as bad (episode 2)')"
+    )
+    chromium.wait(chrome, f"return {LIST}.page.rows.length === 4 && {LIST}.page.rows[{LIST}.at]?.number === 3")
+    press(chrome, Keys.ENTER)
+    chromium.wait(chrome, f"return {ONE}?.episodes[0]?.row.number === 3")
+    press(chrome, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, "i", Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    chrome.find_element("css selector", ".range button:nth-of-type(2)").click()  # up to here
+    assert "steps 2 to 4 ×" in chrome.find_element("css selector", ".range").text
+    assert "step 4 (of 0 to 8)" in chrome.find_element("css selector", ".clock").text
+    press(chrome, "c")
+    ticked(chrome, "trim 2 to 4 · Attention: a step with reward was cut away · Attention: the end of the episode")
+    chromium.wait(chrome, f"return {ONE}.episodes[0]?.lanes.steps === 3")
+    chromium.wait(chrome, f"return {ONE}.episodes[0].cameras.every((one) => one.shown === {ONE}.step)")
+    pixel = "return [...document.querySelector('.episode canvas').getContext('2d').getImageData(5, 20, 1, 1).data]"
+    step = chrome.execute_script(f"return {ONE}.step")
+    assert abs(chrome.execute_script(pixel)[0] - 8 * (step + 2)) <= 3  # the frame that was recorded two steps later
+    press(chrome, "m", "t", "slow", Keys.ENTER)
+    chromium.wait(chrome, f"return {ONE}.episodes[0]?.row.tags.includes('slow')")
+    assert "trim 2 to 4" in chrome.find_element("css selector", ".history").text
+    chrome.save_screenshot(str(artifacts / "labels.png"))
+    press(chrome, "z", "z", "z")
+    chromium.wait(chrome, f"return {ONE}.episodes[0]?.lanes.steps === 9")
+    ticked(chrome, "Undone: trim 2 to 4 (episode 3)")
+    with Log.open(served.log.parent / "few", "r") as log:
+        assert len(log.trajectory_keys(3)) == 9 and not log.facts.about(3).get("tags")
+
+
+def test_reward_instruction_unmark_split_and_join_with_keys_alone(chrome: Any, served: Any, artifacts: Path):
+    few = served.log.parent / "few"
+    open_list(chrome, served, "few")
+    wait_for_rows(chrome, 4)
+    with Log.open(few, "r") as log:
+        made = len(Edits(log).history())
+    press(chrome, "j", Keys.ENTER)
+    chromium.wait(chrome, f"return {ONE}?.episodes[0]?.row.number === 0")
+    chrome.execute_script("document.querySelector('.history input').value = 'ann'")
+    chrome.execute_script("document.querySelector('.history input').dispatchEvent(new Event('input'))")
+    chrome.execute_script(f"{ONE}.keep()")
+    press(chrome, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, "r", "0.25", Keys.ENTER)
+    ticked(chrome, "reward 0.25 at step 2")
+    press(chrome, "e", "lift <b>it</b>", Keys.ENTER)
+    ticked(chrome, "instruction 'lift <b>it</b>'")
+    press(chrome, "m")
+    ticked(chrome, "mark grasp at step 2")
+    press(chrome, Keys.ARROW_RIGHT, "m")
+    ticked(chrome, "mark grasp at step 3")
+    press(chrome, "n")
+    ticked(chrome, "unmark grasp at step 3")
+    press(chrome, "r", "much", Keys.ENTER)
+    assert "expected a number" in chromium.wait(chrome, "return document.querySelector('[role=alert]')?.innerText")
+    chrome.save_screenshot(str(artifacts / "more-labels.png"))
+    press(chrome, "x")
+    chromium.wait(chrome, f"return {ONE}?.episodes[0]?.row.number === 4 && {ONE}.episodes[0].lanes.steps === 2")
+    ticked(chrome, "split at grasp")
+    press(chrome, "z")  # undoing it shows the episode again
+    chromium.wait(chrome, f"return {ONE}?.episodes[0]?.row.number === 0 && {ONE}.episodes[0].lanes.steps === 6")
+    press(chrome, "x")
+    chromium.wait(chrome, f"return {ONE}?.episodes[0]?.row.number === 6 && {ONE}.episodes[0].following?.number === 7")
+    press(chrome, "a", Keys.ESCAPE, "a")
+    asked = chromium.wait(chrome, "return document.querySelector('[role=alertdialog]')?.innerText")
+    assert asked.startswith("Join with episode 7 of 4 steps, the next that was recorded? (")
+    press(chrome, Keys.ENTER)
+    chromium.wait(chrome, f"return {ONE}?.episodes[0]?.row.number === 8 && {ONE}.episodes[0].lanes.steps === 6")
+    ticked(chrome, "join 6, 7")
+    said = CliRunner().invoke(hilt.cli.app, ["data", "history", str(few)], env={"COLUMNS": "200"}).output
+    mine = [line for line in said.splitlines() if "ann" in line]
+    for action in ("reward 0.25 at step 2", "instruction 'lift", "unmark grasp", "split at grasp", "join 6, 7"):
+        assert any(action in line for line in mine), action
+    with Log.open(few, "r") as log:
+        assert len(Edits(log).history()) >= made + 8 and log.trajectories() == [1, 2, 3, 8]
+        drawn = log.all().only([8]).sample(300, keys=["rewards", "terminated", "truncated"])
+        rewards = dict(zip(drawn.steps.tolist(), drawn["rewards"].tolist(), strict=True))
+        assert rewards == {(8 << 32) + step: 0.25 if step == 2 else 0.0 for step in range(6)}
+        assert log.facts.about(8)["language_instruction"] == "lift <b>it</b>"
+
+
+def test_undo_reaches_an_episode_that_has_left_the_filtered_list(chrome: Any, served: Any):
+    chrome.execute_script("sessionStorage.clear()")
+    open_list(chrome, served, "pick", "&filter=success%3Dfalse+task%3Dplace")
+    wait_for_rows(chrome, 2)
+    press(chrome, "z")
+    chromium.wait(chrome, f"return {LIST}.done.startsWith('Nothing to undo')")
+    press(chrome, Keys.ARROW_DOWN, Keys.ENTER)
+    chromium.wait(chrome, f"return {ONE}?.episodes[0]?.row.number === 2")
+    places = "[...document.querySelectorAll('.labels button')].map((one) => Math.round(one.getBoundingClientRect().x))"
+    before = chrome.execute_script(f"return {places}")
+    press(chrome, "s")
+    ticked(chrome, "label success")
+    press(chrome, Keys.ARROW_RIGHT)
+    assert chrome.execute_script(f"return {places}") == before, "no button moves under the mouse"
+    press(chrome, Keys.ARROW_DOWN)
+    chromium.wait(chrome, f"return {ONE}?.episodes[0]?.row.number === 6")
+    press(chrome, "z")
+    ticked(chrome, "Undone: label success (episode 2)")
+    assert "number=2" in chrome.find_element("css selector", ".labels a").get_attribute("href")
+    press(chrome, "z")
+    shown = "document.querySelector('.labels [role=status]').innerText"
+    chromium.wait(chrome, f"return {shown}.startsWith('Nothing to undo')")
+    with Log.open(served.log, "r") as log:
+        assert log.facts.about(2)["success"] is False
+    open_list(chrome, served, "pick")
+    legend = chrome.find_element("css selector", ".legend").text.split()
+    assert legend == ["Who", "acted:", "policy", "person", "demonstration"]
+    chrome.find_element("css selector", ".quick-filter").click()
+    chromium.wait(
+        chrome, f"return {LIST}.filter === 'source=human' && {LIST}.page.rows.every((row) => row.sources.human)"
+    )
+    chrome.find_element("css selector", ".hilt-filter input").send_keys(Keys.ESCAPE)
+    assert chrome.execute_script("return document.activeElement === document.body")
+
+
+def ticked(chrome: Any, action: str) -> None:
+    """Waits for the tick of an edit, after which it is on the disk."""
+    shown = "document.querySelector('.labels [role=status]')?.innerText"
+    chromium.wait(chrome, f"return {shown}?.startsWith('✓') && {shown}.includes({json.dumps(action)})")
+
+
+def test_list_of_a_damaged_log_shows_its_error(chrome: Any, served: Any):
+    open_list(chrome, served, "damaged")
+    assert "log.json" in chromium.wait(chrome, "return document.querySelector('.hilt-alarm')?.innerText")
+    answer = chrome.execute_async_script(
+        "fetch('/episodes/one?data=nothing').then((one) => one.text()).then(arguments[0])"
+    )
+    assert "run, log or dataset" in json.loads(answer)["error"]

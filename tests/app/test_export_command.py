@@ -1,0 +1,69 @@
+"""The commands that export a selection do what they say."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import hilt.cli
+from hilt.app.episodes.episode_index import EpisodeIndex
+from hilt.app.episodes.export_command import export_commands, ranges, where_commands
+from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.formats import open_dataset
+from hilt.formats.listing.episode_filter import EpisodeFilter
+from tests.app.episode_samples import make_log
+
+
+def commands(path: Path, text: str, to: str) -> list[str]:
+    index = EpisodeIndex([path])
+    assert index.wait_until_read(60)
+    try:
+        return export_commands(index, EpisodeFilter.parse(text), to)
+    finally:
+        index.close()
+
+
+def test_export_commands_export_the_episodes_of_a_filter(tmp_path: Path):
+    log = make_log(tmp_path / "my log", 8, images=False)
+    [command] = commands(log, "success=true steps>=9", "robomimic")
+    assert "trajectories=3,5,7" in command
+    result = CliRunner().invoke(hilt.cli.app, shlex.split(command)[1:])
+    assert result.exit_code == 0, result.output
+    made = tmp_path / "my log-robomimic"
+    assert [len(episode) for episode in open_dataset(made)] == [9, 11, 13]
+    copy, export, *train = commands(made, "success=true steps>=10", "log")  # read-only: by way of a log
+    for command in (copy, export):
+        result = CliRunner().invoke(hilt.cli.app, shlex.split(command)[1:])
+        assert result.exit_code == 0, result.output
+    assert [len(episode) for episode in open_dataset(tmp_path / "my log-robomimic-log")] == [11, 13]
+    assert train and all(line.startswith("hilt train") for line in train)
+
+
+def test_export_of_trajectories_that_are_not_there_is_refused(tmp_path: Path):
+    log = make_log(tmp_path / "log", 3, images=False)
+    with pytest.raises(UnknownNameError, match="trajectory named '7-9'"):
+        open_dataset(log, trajectories="0,7-9")
+    with pytest.raises(ConfigError, match="such as 3,7-9"):
+        open_dataset(log, trajectories="0;1")
+    with pytest.raises(UnknownNameError, match="format that can be written"):
+        commands(log, "", "mp4")
+    assert commands(log, "success=unknown", "lerobot") == []
+    assert ranges([4, 0, 2, 3, 9]) == "0,2-4,9"
+
+
+def test_where_commands_choose_the_episodes_of_the_filter_in_every_log_of_a_run(tmp_path: Path):
+    for name, count in (("log", 8), ("demos", 3)):
+        make_log(tmp_path / "my run" / name, count, images=False)
+    index = EpisodeIndex([tmp_path / "my run"])
+    assert index.wait_until_read(60)
+    found = {}
+    for text in ('success=true instruction~"red cube"', "group~demos", "steps>=13"):
+        made = where_commands(index, EpisodeFilter.parse(text))
+        said = [CliRunner().invoke(hilt.cli.app, shlex.split(command)[1:]) for command in made]
+        assert all(result.exit_code == 0 for result in said)
+        found[text] = [result.output.rpartition(" (")[2].strip(")\n") for result in said]
+    assert list(found.values()) == [["1, 3", "1"], ["0, 1, 2"], ["7"]]
+    index.close()

@@ -1,0 +1,242 @@
+"""A vision-language-action policy in a run with a person: chunks and take-overs, imitation, weights, and what is
+refused."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hilt.cli.servers.serve_policy import find_policy
+from hilt.core.errors import ConfigError
+from hilt.core.trajectory import Source
+from hilt.hil.actor import act
+from hilt.hil.config import Hil
+from hilt.hil.environment import make_env
+from hilt.hil.evaluate import evaluate, load_agent
+from hilt.hil.launch import begin_run
+from hilt.hil.learner import Learner
+from hilt.hil.make_agent import make_agent
+from hilt.hil.vla_agent import BASE
+from hilt.observe.metrics import read_metrics
+from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
+from hilt.recording.record import Settings
+from hilt.recording.script import record_with_script
+from hilt.replay import Log
+from hilt.serving import PolicyServer
+from hilt.serving.policy_server import ServerAccess
+
+TASKS = "tabletop/press_red+tabletop/press_blue"
+OPTIONS = {"image_size": 16, "cameras": ["wrist"], "control_hz": 5, "step_limit": 9}
+SIZES = {"cameras": ["wrist_image"], "image_size": 16, "state_dim": 1, "action_dim": 3, "chunk": 3}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("policy") / "small"
+    SmallVLA(SmallVLAConfig.from_json({**SIZES, "width": 32, "depth": 1, "keypoints": 2}), seed=0).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory) -> Path:
+    """One demonstration of each of the two tasks."""
+    path = tmp_path_factory.mktemp("shown")
+    wanted = Settings(TASKS, OPTIONS, 2, seed=0)
+    record_with_script(wanted, path, lambda: make_env(Hil(task=TASKS, task_options=OPTIONS), operator=False), {})
+    return path / "log"
+
+
+def config(folder: Path, **changes) -> Hil:
+    made = Hil(task=TASKS, task_options=dict(OPTIONS), algorithm="hg-dagger", batch_size=8, seed=1)
+    made.agent.kind, made.agent.options = "vla", {"policy": str(folder), **changes.pop("options", {})}
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+@pytest.fixture(scope="module")
+def env(folder: Path):
+    made = make_env(config(folder), operator=False)
+    yield made
+    made.close()
+
+
+def begun(folder: Path, env, **options):
+    agent = make_agent(config(folder, options=options), env)
+    observation, _ = env.reset(seed=0, options={"split": "train", "state": 1})
+    agent.begin(env.get_wrapper_attr("instruction"))
+    return agent, observation
+
+
+def test_actions_of_a_chunk_one_by_one_and_dropped_when_a_person_takes_over(folder: Path, env):
+    agent, observation = begun(folder, env)
+    planned = []
+    act_once = agent.policy.act
+    agent.policy.act = lambda rows, **named: planned.append(rows[0]["instruction"]) or act_once(rows, **named)
+    noted, versions, agent.version = [], [], 5
+    for source in [Source.POLICY] + [Source.HUMAN] * 2 + [Source.POLICY] * 5:
+        action = agent.sample_actions(observation)
+        assert action.shape == (7,) and np.isfinite(action).all()
+        given = agent.acted(source, action)
+        noted.append((int(given["chunk"]), int(given["chunk_index"])))
+        agent.version += 1  # newer weights come while a chunk is executed
+        versions.append(int(given.get("policy_version", -1)))
+    # one of a chunk, two by the person; one in which the policy holds, since they might go on; then it plans anew
+    assert noted == [(0, 0), (-1, -1), (-1, -1), (-1, -1), (1, 0), (1, 1), (1, 2), (2, 0)]
+    assert versions == [5, -1, -1, -1, 9, 9, 9, 12]  # those with which each chunk was planned
+    assert planned == ["press the blue button and no other"] * 3
+    assert agent.metrics()["chunks/dropped"] == 1
+    agent.close()
+
+
+def test_imitation_lowers_the_loss_and_goes_on_bit_for_bit(folder: Path, env, shown: Path):
+    agent = make_agent(config(folder, options={"learning_rate": 3e-3}), env)
+    with Log.open(shown, "r") as log:
+        keys = log.all().keys()[:8]
+        read = log.read(keys)
+    batch = {
+        "observations": read["observations"],
+        "actions": np.repeat(read["actions"][:, None], 3, 1),
+        "mask": np.ones((8, 3), bool),
+        "task": np.arange(8) % 2,
+    }
+    losses = [agent.imitate(batch)["imitation/loss"] for _ in range(30)]
+    assert losses[-1] < 0.7 * losses[0] and agent.imitations == 30
+    saved = agent.state_dict()
+    other = make_agent(config(folder, options={"learning_rate": 3e-3}), env)
+    other.load_state_dict(saved)
+    first, second = (each.imitate(batch) for each in (agent, other))
+    assert first == second and other.imitations == 31
+    assert all(torch.equal(a, b) for a, b in zip(agent.policy.parameters(), other.policy.parameters(), strict=True))
+    # the words of a batch count: the same picture, another task
+    one, two = (agent.policy.supervised_loss(
+        [{"wrist_image": read["observations"]["images"]["wrist"][0], "state": np.zeros(1, np.float32),
+          "instruction": text}], np.zeros((1, 3, 3), np.float32), np.ones((1, 3), bool))[0].item()
+        for text in agent.instructions)  # fmt: skip
+    assert one != two
+
+
+def test_adapters_alone_are_sent_and_those_of_another_policy_are_refused(folder: Path, env, tmp_path: Path):
+    whole, small = (make_agent(config(folder, options=options), env) for options in ({}, {"lora_rank": 2}))
+    sent = small.acting_state()
+    assert {name for name in sent if ".lora_" not in name and name != BASE} <= {n for n in whole.acting_state()}
+    assert sum(a.size for a in sent.values()) < 0.5 * sum(a.size for a in whole.acting_state().values())
+    small.load_acting_state(sent)
+    SmallVLA(SmallVLAConfig.from_json({**SIZES, "width": 32, "depth": 1, "keypoints": 2}), seed=1).save_pretrained(
+        tmp_path / "other"
+    )
+    other = make_agent(config(tmp_path / "other", options={"lora_rank": 2}), env)
+    with pytest.raises(ConfigError, match=r"weights for another policy than the one in .*other"):
+        other.load_acting_state(sent)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"algorithm": "rlpd"}, "agent.kind=vla learns by imitation: give algorithm=hg-dagger"),
+        ({"options": {"policy": "small_vla"}}, "policy is 'small_vla'; expected the folder of a policy that has"),
+        ({"options": {"mode": "quick"}}, "quick"),
+        ({"options": {"server": "http://arm"}}, "server is 'http://arm'; expected ws://HOST:PORT"),
+        ({"options": {"mode": "rtc"}}, "mode=rtc needs a policy that continues a chunk"),
+        (
+            {"options": {"suite": "tabletop/pick"}},
+            r"small does not fit the task: the state of observation 0 is \[10\]; expected is \[1\]",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(folder: Path, env, changes, error):
+    with pytest.raises((ConfigError, KeyError), match=error):
+        make_agent(config(folder, **changes), env)
+
+
+@pytest.mark.parametrize("max_delay", [0, 2])
+def test_real_time_chunking_by_a_guided_and_by_a_trained_flow(env, tmp_path: Path, max_delay: int):
+    sizes = {**SIZES, "width": 32, "depth": 1, "keypoints": 2, "head": "flow", "max_delay": max_delay}
+    SmallVLA(SmallVLAConfig.from_json(sizes), seed=0).save_pretrained(tmp_path / "flow")
+    agent, observation = begun(tmp_path / "flow", env, mode="rtc", execute=1)
+    given, act_once = [], agent.policy.act
+    agent.policy.act = lambda rows, **named: given.append(named.get("prefix")) or act_once(rows, **named)
+    actions = [agent.sample_actions(observation) for _ in range(4)]
+    assert np.isfinite(actions).all() and given[0] is None and given[1].actions.shape == (1, 2, 3)
+    agent.close()
+    if max_delay:
+        agent, observation = begun(tmp_path / "flow", env, mode="rtc", execute=1, sample=True)
+        assert np.isfinite([agent.sample_actions(observation) for _ in range(4)]).all()
+        agent.close()
+    else:
+        with pytest.raises(ConfigError, match=r"mode=rtc with sample=true needs a policy .* give sample=false"):
+            begun(tmp_path / "flow", env, mode="rtc", sample=True)
+
+
+def test_a_whole_run_with_take_overs_in_the_middle_of_chunks(folder: Path, shown: Path, tmp_path: Path):
+    """A real learner and a real actor, two tasks by turns, and a script that takes over in the second half."""
+    run, shares = tmp_path / "run", {"demonstrations": 1.0, "human": 2.0, "successes": 1.0}
+    settings = {"algorithm": "filtered", "view_shares": shares, "demo_path": [str(shown)], "operator": "script"}
+    settings |= {
+        "max_env_steps": 72,
+        "steps_per_update": 2,
+        "log_period": 1,
+        "max_ahead": 40,
+        "checkpoint_period": 1000,
+    }
+    asked = config(folder, **settings)
+    asked.wire.port = asked.wire.broadcast_port = 0
+    frozen = begin_run(run, "vla", asked)
+    learner = Learner(frozen, run)
+    with ThreadPoolExecutor(1) as pool:
+        learning = pool.submit(learner.run)
+        acted = act(frozen, run / "actors" / "actor-1", stop=learning.done)
+        summary = learning.result(300)
+    assert (acted.steps, summary.reason) == (72, "max_env_steps")
+    with Log.open(run / "log", "r") as log:
+        read = log.read(log.all().keys(), ["source", "chunk", "chunk_index", "task", "policy_version"])
+        facts = [log.facts.about(number) for number in log.trajectories()]
+    human = read["source"] == Source.HUMAN
+    assert human.any() and (~human).any() and (read["chunk"][human] == -1).all()
+    held = ~human & (read["chunk"] < 0)  # the step in which the person lets go
+    assert (read["chunk_index"][~human & ~held] % 3 >= 0).all() and held.sum() < human.sum()
+    assert (read["policy_version"][~human] >= 1_000_000).all() and set(read["task"]) == {0, 1}
+    ended = [about for about in facts if "task" in about]
+    assert {about["task"] for about in ended} == set(TASKS.split("+"))
+    assert all(about["task"].rpartition("_")[2] in about["language_instruction"] for about in ended)
+    updates = [record for record in read_metrics(run, ["update"]) if "share/human" in record]
+    assert updates and all(record["imitation/loss"] > 0 for record in updates)
+    whole = [record for record in updates if record["share/human"] and record["share/successes"]]
+    assert all((r["share/demonstrations"], r["share/human"]) == (0.25, 0.5) for r in whole)
+    result = evaluate(frozen, load_agent(run), "test", range(4))
+    assert [outcome.error for outcome in result.outcomes] == [""] * 4
+    served = find_policy(str(run), "", "", {})
+    assert (served.version, served.newest()) == (summary.update,) * 2
+    weights = served.load(served.version)
+    assert all(torch.equal(weights[name], p) for name, p in served.policy.named_parameters())
+
+
+def test_an_actor_asks_a_policy_server_and_holds_while_it_is_gone(folder: Path, env, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("hilt.hil.vla_agent.SERVER_TIMEOUT_S", 60.0)  # the machine may be busy
+    policy = SmallVLA.from_pretrained(folder).eval()
+    local, observation = begun(folder, env)
+    with PolicyServer(policy, version=7, access=ServerAccess(port=0)) as server:
+        agent, _ = begun(folder, env, server=server.url)
+        port = int(server.url.rpartition(":")[2])
+        for _ in range(4):
+            np.testing.assert_allclose(agent.sample_actions(observation), local.sample_actions(observation), atol=1e-5)
+            noted = agent.acted(Source.POLICY, None)
+        assert (int(noted["chunk"]), int(noted["policy_version"])) == (1, 7)
+        assert "policy" not in agent.__dict__  # the weights stay where the server is
+        agent.load_acting_state({"of the learner": np.zeros(1)})  # which does not matter here
+    agent.acted(Source.HUMAN, None)
+    agent.acted(Source.POLICY, None)
+    monkeypatch.setattr(agent._remote._link, "timeout_s", 0.3)
+    assert agent.sample_actions(observation).tolist() == [0, 0, 0, 0, 0, 0, -1]  # no server: it holds, fingers closed
+    assert int(agent.acted(Source.POLICY, None)["chunk"]) == -1 and agent.metrics()["server_absent"] == 1
+    monkeypatch.undo()
+    monkeypatch.setattr(agent._remote._link, "timeout_s", 60.0)
+    with PolicyServer(policy, version=9, access=ServerAccess(port=port)):
+        assert np.abs(agent.sample_actions(observation)[:3]).max() > 0
+        assert int(agent.acted(Source.POLICY, None)["policy_version"]) == 9
+        agent.close()
+    local.close()

@@ -1,0 +1,108 @@
+"""Makes screenshots of `hilt open` for the documentation, in a real browser.
+
+    python tools/screenshots.py docs runs/mine runs/other recordings/frames
+
+writes ``open-runs.png`` (the table) and ``open-run.png`` (the page of the first run, dark) into the first folder, and
+``open-take-over.png`` if an actor of the first run has its operator in the browser now. ``open-classifier.png`` is the
+page that labels frames, of the first path for which that page has trained a classifier (``NAME-classifiers/1``).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.teleop import chromium
+
+from hilt.app.classifiers.classifier_data import own_folder
+from hilt.app.episodes.episode_shelf import data_key
+from hilt.app.open_app import THEME_COOKIE
+from hilt.app.run_library import id_of
+from hilt.hil.operator_page import operator_pages
+from hilt.observe.metrics import FILE as METRICS
+
+WIDTH, HEIGHT = 1280, 900
+COLORS = 128
+"""As many as such a page needs: a third of the bytes"""
+
+RELATIVE = """
+const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walk.nextNode()) walk.currentNode.nodeValue = walk.currentNode.nodeValue.replaceAll(arguments[0], "");
+"""
+"""Shows paths relative to the working folder: that of this machine is of no interest"""
+TALL = 1500
+"""Pixels of a page that is shown from its beginning to its end"""
+
+
+def take(browser: Any, base: str, run: Path, out: Path) -> list[Path]:
+    """Takes the pictures of runs with a browser in which the app was opened."""
+    pages = [
+        ("open-runs", "/", "light", "document.querySelector('.hilt-table tbody tr')"),
+        ("open-run", f"/run?id={id_of(run)}", "dark", "document.querySelector('.hilt-curves')?.curves?.charts.length"),
+    ]
+    if operator_pages(run):
+        drawn = "document.querySelector('.hilt')?.cockpit?.ages.length > 3"
+        pages.append(("open-take-over", f"/take-over?id={id_of(run)}", "light", drawn))
+    return [photograph(browser, base, out, *page) for page in pages]
+
+
+def take_classifier(browser: Any, base: str, data: Path, out: Path) -> Path:
+    """Takes the picture of the page that labels frames, of a recording, log or run with a classifier."""
+    page = "document.querySelector('.classifier')?.component"
+    seen = "[...document.querySelectorAll('.classifier img')].every((one) => one.complete)"
+    ready = f"{page}?.use && {page}.frame && {seen}"
+    return photograph(browser, base, out, "open-classifier", f"/classifier?data={data_key(data)}", "light", ready, TALL)
+
+
+def photograph(
+    browser: Any, base: str, out: Path, name: str, path: str, theme: str, ready: str, height: int = HEIGHT
+) -> Path:
+    """Takes the picture of one page, as soon as it is ready."""
+    chromium.shape(browser, WIDTH, height)
+    browser.add_cookie({"name": THEME_COOKIE, "value": theme})
+    browser.get(base + path)
+    dark = "" if theme == "dark" else "!"
+    chromium.wait(browser, f"return {ready} && {dark}document.body.classList.contains('body--dark')")
+    # its letters are not on every machine that makes these pictures
+    browser.execute_script("document.querySelector('.hilt-language').style.display = 'none'")
+    browser.execute_script(RELATIVE, f"{Path.cwd()}/")
+    made = out / f"{name}.png"
+    picture = Image.open(BytesIO(browser.get_screenshot_as_png())).convert("RGB")
+    picture.quantize(COLORS, dither=Image.Dither.NONE).save(made, optimize=True)
+    browser.delete_cookie(THEME_COOKIE)
+    return made
+
+
+def main(out: Path, paths: list[Path]) -> None:
+    runs, judged = [path for path in paths if (path / METRICS).is_file()], [p for p in paths if own_folder(p).is_dir()]
+    words = [sys.executable, "-m", "hilt", "open", *map(str, paths), "--port", "0", "--no-browser"]
+    with (
+        subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process,
+        tempfile.TemporaryDirectory() as profile,
+    ):
+        assert process.stdout is not None
+        url = process.stdout.readline().removeprefix("open ").strip()
+        browser = chromium.start(Path(profile))
+        try:
+            browser.get(url)
+            chromium.wait(browser, f"return document.querySelectorAll('.hilt-table tbody tr').length >= {len(runs)}")
+            base = f"http://{urlsplit(url).netloc}"
+            made = take(browser, base, runs[0], out) if runs else []
+            for path in [*made, *(take_classifier(browser, base, data, out) for data in judged[:1])]:
+                print(path)
+        finally:
+            browser.quit()
+            process.terminate()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), [Path(word) for word in sys.argv[2:]])
