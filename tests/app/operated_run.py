@@ -10,6 +10,7 @@ from typing import Any
 from hilt.hil.actor import act
 from hilt.hil.config import Hil, Wire
 from hilt.policies.agent.config import AgentConfig, EncoderConfig
+from hilt.teleop import browser
 from tests.hil.test_actor import Learner
 from tests.wire.processes import free_port
 
@@ -26,6 +27,7 @@ def operated(**changes: Any) -> Hil:
 
 def act_until_asked_to_end(config: Hil, run: Path) -> None:
     """The learner and the actor of a run, until SIGTERM."""
+    browser.PATIENCE = 5.0  # a busy machine stands still for longer than a second
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
     learner = Learner(config, run / "log")

@@ -136,12 +136,15 @@ def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from hilt.teleop import browser
     from hilt.teleop.browser import Browser
 
     folder, before = tmp_path_factory.mktemp("folder"), os.getcwd()
     if sys.version_info >= (3, 11):
         (folder / "re.py").write_text("raise SystemExit('a module of the folder that the person happens to be in')")
     os.chdir(folder)
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(browser, "PATIENCE", 5.0)  # a busy machine stands still for longer than a second
     try:
         device = Browser("0.0.0.0")  # so that the token is needed, and the browser has to keep its cookie
     finally:
@@ -149,6 +152,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with device:
         device.url = f"http://127.0.0.1:{urlsplit(device.url).port}/?token={device.token}"
         yield device
+    monkeypatch.undo()
 
 
 @pytest.fixture
@@ -528,7 +532,7 @@ def test_a_frozen_browser_is_lost_and_comes_back_with_no_key_held(page: Any, dev
     with frozen(page):
         reading = until(device, lambda reading: reading.lost)
         assert reading.engaged and not reading.motion.any()
-        time.sleep(0.5)
+        time.sleep(2.5)  # longer than a page may stand still without letting go of its keys
     until(device, lambda reading: not reading.lost or view(page, "lost"))
     time.sleep(0.3)
     assert not device.read().motion.any()
@@ -593,10 +597,10 @@ def test_a_broken_connection_comes_back_to_the_same_seat(page: Any, device: Any)
     page.execute_script(
         "const cockpit = document.querySelector('.hilt').cockpit; cockpit.socket.close(); cockpit.press('stop')"
     )
-    until(device, lambda reading: not reading.motion.any())
+    reading = until(device, lambda reading: not reading.motion.any())
     chromium.key(page, "w", False)
     # pressed without a connection, told with the next
-    assert "stop" in until(device, lambda reading: bool(reading.events)).events
+    assert "stop" in (reading.events or until(device, lambda reading: bool(reading.events)).events)
     chromium.wait(
         page,
         "return document.querySelector('.hilt').cockpit.online && document.querySelector('.hilt').cockpit.view.driving",
@@ -650,10 +654,8 @@ def test_a_phone_drives_two_arms_with_a_finger(page: Any, device: Any, artifacts
     page.save_screenshot(str(artifacts / "phone-dual.png"))
     chromium.key(page, "Tab", True)
     chromium.key(page, "Tab", False)
+    assert not until(device, lambda reading: reading.arm == 1).motion.any()
     chromium.key(page, "e", True)
-    reading = until(device, lambda reading: reading.arm == 1)
-    # first the other arm with nothing held: what was held at the change would not count
-    assert not reading.motion.any()
     assert until(device, lambda reading: reading.motion.any()).motion[2] == 1
     chromium.key(page, "e", False)
     page.find_element("xpath", "//button[text()='Left arm']").click()

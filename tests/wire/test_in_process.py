@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -20,11 +21,10 @@ INSIDE = {"transport": "in-process"}
 
 def listening() -> set[str]:
     """The TCP ports that this process listens on, as the kernel sees them."""
-    mine = {
-        os.readlink(f"/proc/self/fd/{fd}")
-        for fd in os.listdir("/proc/self/fd")
-        if Path(f"/proc/self/fd/{fd}").is_symlink()
-    }
+    mine = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # another thread has closed it meanwhile
+            mine.add(os.readlink(f"/proc/self/fd/{fd}"))
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
@@ -58,7 +58,7 @@ def test_in_process_transport(pair: Pair):
     assert set(buffers[ENV].log.read(buffers[ENV].view.keys(), ["policy_version"])["policy_version"].tolist()) == {1}
     batch = client.sampler(ENV, seed=1).sample(8)
     assert np.array_equal(batch["actions"], buffers[ENV].view.sampler(seed=1).sample(8)["actions"])
-    assert listening() == before
+    assert listening() <= before
     eventually(lambda: client.update().power_safe, "the disk")
 
 

@@ -35,6 +35,8 @@ from hilt.teleop.devices import Device, Reading, Status, arms_and_gripper
 
 STALE_SECONDS = 0.2
 """A driver whose newest state is older than this is out of reach, and the arm holds still."""
+PATIENCE = 1.0
+"""Multiplies this limit, and those of the page and its process: for tests, on machines that stand still for seconds."""
 
 
 class Browser(Device):
@@ -98,6 +100,7 @@ class Browser(Device):
             "host": host,
             "token": self.token,
             "parent": os.getpid(),
+            "patience": PATIENCE,
         }
         assert page.stdin is not None
         with contextlib.suppress(BrokenPipeError), page.stdin as stdin:  # it died: its output is reported below
@@ -127,7 +130,7 @@ class Browser(Device):
         self._check_page()
         self._receive()
         held = self._held
-        lost = held["lost"] or (held["driving"] and time.monotonic() - held["at"] > STALE_SECONDS)
+        lost = held["lost"] or (held["driving"] and time.monotonic() - held["at"] > PATIENCE * STALE_SECONDS)
         engaged = held["driving"] or lost
         if engaged != self._on:
             self.press("toggle")

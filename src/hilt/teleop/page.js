@@ -324,15 +324,15 @@ export default {
 
     // Once every PERIOD.
     turnOver() {
-      const now = performance.now();
-      if (now - this.turned > FROZEN && this.turned) {
+      const now = performance.now(), patience = this.view.patience || 1;
+      if (now - this.turned > patience * FROZEN && this.turned) {
         if (this.view.driving && this.held.size) this.tell(this.w("Let go, then press again: this page stood still, and nobody knew what you hold."));
         this.releaseAll();
       }
       this.turned = now;
       if (this.hint && now - this.toldAt > TOLD) this.hint = "";
-      if (this.online && now - this.heard > SILENT) this.gone();
-      if (this.socket.readyState < WebSocket.CLOSING && now - this.heard > 3 * SILENT) { // a dead network does not close it by itself
+      if (this.online && now - this.heard > patience * SILENT) this.gone();
+      if (this.socket.readyState < WebSocket.CLOSING && now - this.heard > 3 * patience * SILENT) { // a dead network does not close it by itself
         this.socket.close();
         this.connect();
       }

@@ -61,7 +61,8 @@ class Wheel:
     gives it back to the policy. Times are the monotonic clock's, which this machine's processes share.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seat_seconds: float = SEAT_SECONDS) -> None:
+        self.seat_seconds = seat_seconds
         self.driver: str | None = None
         self.lost = False
         self._heard = 0.0
@@ -97,9 +98,9 @@ class Wheel:
             self._pause_heard = max(self._pause_heard, at)
 
     def check(self, now: float) -> None:
-        if self.paused_by is not None and now - self._pause_heard > SEAT_SECONDS:
+        if self.paused_by is not None and now - self._pause_heard > self.seat_seconds:
             self.paused_by = None
-        if self.driver is not None and now - self._heard > SEAT_SECONDS:
+        if self.driver is not None and now - self._heard > self.seat_seconds:
             self.driver, self.lost = None, True
 
     def message(self, now: float) -> dict[str, Any]:
@@ -150,7 +151,8 @@ class Viewer:
 class Page:
     """Frames in, pictures out; what viewers hold and press in, readings out."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, patience: float = 1.0):
+        """`patience` multiplies the times after which contact counts as lost."""
         context: zmq.asyncio.Context = zmq.asyncio.Context()
         self._frames, self._held, self._events = (context.socket(kind) for kind in (zmq.PULL, zmq.PUSH, zmq.PUSH))
         self._frames.set(zmq.CONFLATE, 1)  # only the newest lies in the queue
@@ -158,7 +160,7 @@ class Page:
         for name, link in (("frames", self._frames), ("held", self._held), ("events", self._events)):
             link.set(zmq.LINGER, 500)
             link.connect(f"ipc://{folder}/{name}")
-        self.wheel = Wheel()
+        self.wheel, self._patience = Wheel(patience * SEAT_SECONDS), patience
         self._viewers: dict[str, Viewer] = {}
         self._connections: set[Any] = set()
         self._ghosts: set[asyncio.Task[None]] = set()
@@ -306,6 +308,7 @@ class Page:
             "echo": viewer.echo[0],
             "kept": now - viewer.echo[1],
             "done": viewer.done,
+            "patience": self._patience,
             "driving": wheel.driver == viewer.name,
             "taken": wheel.driver is not None,
             "lost": wheel.lost,
@@ -409,7 +412,7 @@ def application(page: Page) -> Any:
 async def run(settings: dict[str, Any]) -> None:
     """Serves on the socket that the parent listens on, until the parent ends it or is gone."""
     uvicorn = optional_module("uvicorn", "The page", "teleop")
-    page = Page(Path(settings["folder"]))
+    page = Page(Path(settings["folder"]), settings["patience"])
     app = PageGuard(application(page), settings["host"], settings["token"])
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, ws_max_size=1 << 20))
     server.capture_signals = contextlib.nullcontext  # they are left to the parent
