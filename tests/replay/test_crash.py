@@ -193,10 +193,14 @@ def test_killed_before_each_system_call(place: str, memory_path: Path, counted: 
     nobody, calls = write(memory_path / "whole", NEVER)
     assert nobody is None and len(calls) >= 2
     places = some_of([call.rsplit(" ", 1)[0] for call in calls], 8)
-    # a thread compresses segments, in 60 to 90 calls: where it makes fewer than the
-    # first time, nothing is killed at the last ones
-    killed = [number for number in places if write(memory_path / f"log-{number}", number + 1)[0] is not None]
-    assert 2 * len(killed) >= len(places), f"killed at calls {killed} of {len(calls)}, and {places} were wanted"
+    killed = []
+    for number in places:
+        died_at, made = write(memory_path / f"log-{number}", number + 1)
+        if died_at is not None:
+            killed.append(number)
+        else:  # how many calls the thread that compresses segments makes varies: this time it had ended before that one
+            assert len(made) <= number, f"not killed at call {number} of {len(made)}"
+    assert killed
     places = killed
     kinds = Counter(calls[number].removeprefix("second half of ").split()[0] for number in places)
     counted(
