@@ -151,6 +151,26 @@ def fork_server() -> Iterator[forked.ForkServer]:
     server.close()
 
 
+@pytest.fixture(scope="session")
+def one_chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A browser for all tests. Starting it and compiling its pages takes seconds."""
+    from tests.teleop import chromium
+
+    browser = chromium.start(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture(scope="module")
+def chromium_tab(one_chromium: Any) -> Iterator[Any]:
+    """The browser, as if it had just been started, for the tests of a module."""
+    from tests.teleop import chromium
+
+    one_chromium.set_window_size(*chromium.SIZE)
+    yield one_chromium
+    chromium.leave(one_chromium)
+
+
 @pytest.fixture
 def counted(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Prints a line in the summary of the run."""

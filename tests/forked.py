@@ -13,11 +13,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 ROOT = Path(__file__).parent.parent
 TIMEOUT_S = 600  # only so that nothing hangs
@@ -82,8 +84,8 @@ if __name__ == "__main__":
 
 
 class ForkServer:
-    """Runs one script at a time. The imported modules must not have started threads: only
-    the thread that forks goes on in a child."""
+    """Runs one script at a time, and commands of Hilt's beside it. The imported modules must not have started threads:
+    only the thread that forks goes on in a child."""
 
     def __init__(self, modules: Sequence[str] = SLOW_IMPORTS) -> None:
         command = [sys.executable, "-m", "tests.forked", *modules]
@@ -92,9 +94,7 @@ class ForkServer:
     def run(self, script: Path, timeout: float, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
         """As ``python script`` in a folder, by default that of the script; after ``timeout``
         seconds the script and what it started are killed."""
-        assert self._server.stdin is not None and self._server.stdout is not None
-        print(json.dumps([str(script), timeout, str(folder or script.parent)]), file=self._server.stdin, flush=True)
-        status = int(self._server.stdout.readline())
+        status = self._ask("run", str(script), timeout, str(folder or script.parent))
         return subprocess.CompletedProcess(
             [str(script)], status, *(script.with_suffix(end).read_text() for end in (".out", ".err"))
         )
@@ -112,8 +112,46 @@ class ForkServer:
             script.write_text(HILT_SCRIPT.format(**given, first=f"    {first}"))
             return self.run(script, TIMEOUT_S, folder)
 
+    def start(self, words: Sequence[object], env: Mapping[str, str] | None = None) -> ForkedCommand:
+        """As ``subprocess.Popen(["hilt", *WORDS], stdout=PIPE)``; its errors go where those of this process go."""
+        with tempfile.TemporaryDirectory() as folder:
+            output = Path(folder) / "output"
+            os.mkfifo(output)
+            given = [str(output), [str(word) for word in words], os.getcwd(), dict(os.environ if env is None else env)]
+            pid = self._ask("start", *given)
+            return ForkedCommand(pid, output.open(), lambda timeout: self._ask("wait", pid, timeout))
+
+    def _ask(self, *words: Any) -> int:
+        assert self._server.stdin is not None and self._server.stdout is not None
+        print(json.dumps(words), file=self._server.stdin, flush=True)
+        return int(self._server.stdout.readline())
+
     def close(self) -> None:
         self._server.communicate()
+
+
+@dataclass
+class ForkedCommand:
+    """What tests use of `subprocess.Popen`, for a command that a `ForkServer` has started."""
+
+    pid: int
+    stdout: TextIO
+    _wait: Callable[[float], int]
+    returncode: int | None = None
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float = TIMEOUT_S) -> int:
+        """Its exit code; after ``timeout`` seconds it is killed."""
+        if self.returncode is None:
+            self.returncode = self._wait(timeout)
+            self.stdout.close()
+        return self.returncode
 
 
 def serve(modules: Sequence[str]) -> None:
@@ -121,14 +159,66 @@ def serve(modules: Sequence[str]) -> None:
         import_module(module)
     gc.freeze()  # what children share with this process is not looked through, and so not copied
     for line in sys.stdin:
-        script, timeout, folder = json.loads(line)
-        child = multiprocessing.get_context("fork").Process(target=become, args=(Path(script), timeout, folder))
-        child.start()
-        child.join()
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        print(child.exitcode, flush=True)
+        asked, *given = json.loads(line)
+        print({"run": run, "start": start, "wait": wait}[asked](*given), flush=True)
     os._exit(0)  # to take the imported modules apart would take half a second
+
+
+def run(script: str, timeout: float, folder: str) -> int:
+    child = multiprocessing.get_context("fork").Process(target=become, args=(Path(script), timeout, folder))
+    child.start()
+    child.join()
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    return child.exitcode
+
+
+def start(output: str, words: list[str], folder: str, environment: dict[str, str]) -> int:
+    """The number of a process that is forked and becomes a command of Hilt's."""
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        os.chdir(folder)
+        code = become_hilt(words, os.open(output, os.O_WRONLY), 2, environment)
+    finally:
+        os._exit(code)
+
+
+def wait(pid: int, timeout: float) -> int:
+    """The exit code of a process, which is killed after this many seconds."""
+    deadline = time.monotonic() + timeout
+    while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0:
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    return os.waitstatus_to_exitcode(ended[1])
+
+
+def become_hilt(words: list[str], out: int, err: int, environment: dict[str, str]) -> int:
+    """In the child: what `hilt` would have, and then `hilt`; returns its exit code."""
+    from hilt import cli
+
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for descriptor, target in ((0, nothing), (1, out), (2, err)):
+        os.dup2(target, descriptor)
+    sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", buffering=1, closefd=False) for descriptor in (1, 2))
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["hilt", *words]
+    atexit._clear()
+    try:
+        cli.main()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    atexit._run_exitfuncs()
+    sys.stdout.flush(), sys.stderr.flush()
+    return code
 
 
 def become(script: Path, timeout: float, folder: str) -> None:

@@ -8,7 +8,6 @@ threads only show how far the run is: what they hold is held, or not used in the
 
 from __future__ import annotations
 
-import atexit
 import gc
 import os
 import signal
@@ -23,6 +22,7 @@ from hilt import cli
 from hilt.cli.show import PROGRESS
 from hilt.core.children import run_module
 from hilt.hil import launch as train
+from tests.forked import become_hilt
 
 SLOW_IMPORTS = [
     "torch",
@@ -48,7 +48,7 @@ class Forked:
             if self.pid == 0:
                 code = 1
                 try:
-                    code = become(command[len(HILT) :], stdout.fileno(), env)
+                    code = become_hilt(command[len(HILT) :], stdout.fileno(), stdout.fileno(), env)
                 finally:
                     os._exit(code)
 
@@ -95,30 +95,6 @@ def in_a_fork(function: Callable[..., None]) -> Callable[..., None]:
             os._exit(code)
 
     return call
-
-
-def become(words: list[str], out: int, environment: dict[str, str]) -> int:
-    """In the child: what `hilt` would have, and then `hilt`; returns its exit code."""
-    os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for descriptor, target in ((0, nothing), (1, out), (2, out)):
-        os.dup2(target, descriptor)
-    sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", buffering=1, closefd=False) for descriptor in (1, 2))
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.argv = ["hilt", *words]
-    atexit._clear()
-    try:
-        cli.main()
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    atexit._run_exitfuncs()
-    sys.stdout.flush(), sys.stderr.flush()
-    return code
 
 
 def fork_sides() -> None:

@@ -33,31 +33,25 @@ def test_findings_lead_to_the_frame_of_their_episode(finding: dict[str, Any], ad
 
 
 @needs_chromium
-def test_check_page_runs_the_command_and_its_findings_open_the_frame(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-):
+def test_check_page_runs_the_command_and_its_findings_open_the_frame(tmp_path: Path, chromium_tab: Any):
     nasty = {"language_instruction": "<b>go</b>"}
     episodes = [arm(), arm(seed=1, terminated=np.zeros(60, bool), facts=nasty), arm(seed=2)]
     log = written(tmp_path / "log", episodes)
     with serving(log) as served:
-        browser = chromium.start(tmp_path_factory.mktemp("profile"))
-        try:
-            browser.get(served.url)
-            browser.get(f"{served.base}/check")
-            chromium.wait(browser, "return document.querySelector('.hilt-check .hilt-do')")
-            assert f"hilt data check {log}" in browser.find_element("css selector", ".hilt-check code").text
-            browser.find_element("css selector", ".hilt-do").click()
-            chromium.wait(browser, "return document.querySelectorAll('.hilt-check tbody tr').length === 1")
-            text = browser.find_element("css selector", ".hilt-check").text
-            assert "0 errors, 1 warnings, 0 notes in 3 episodes, 180 steps" in text and "has no end" in text
-            browser.find_element("css selector", ".hilt-language").click()
-            shown = "return document.querySelector('.hilt-check tbody tr')?.innerText"
-            text = chromium.wait(browser, f"{shown}.includes('该回合没有结束') && document.body.innerText")
-            assert "轨迹 1、第 59 步" in text and "如果是录制被中止" in text and "has no end" not in text
-            link = browser.find_element("css selector", ".hilt-check tbody a")
-            assert f"source={source_key(log)}&number=1&step=59" in link.get_attribute("href")
-            link.click()
-            chromium.wait(browser, "return location.pathname === '/episode' && document.querySelector('canvas')")
-            assert "59" in browser.find_element("css selector", ".hilt-main").text
-        finally:
-            browser.quit()
+        chromium_tab.get(served.url)
+        chromium_tab.get(f"{served.base}/check")
+        chromium.wait(chromium_tab, "return document.querySelector('.hilt-check .hilt-do')")
+        assert f"hilt data check {log}" in chromium_tab.find_element("css selector", ".hilt-check code").text
+        chromium_tab.find_element("css selector", ".hilt-do").click()
+        chromium.wait(chromium_tab, "return document.querySelectorAll('.hilt-check tbody tr').length === 1")
+        text = chromium_tab.find_element("css selector", ".hilt-check").text
+        assert "0 errors, 1 warnings, 0 notes in 3 episodes, 180 steps" in text and "has no end" in text
+        chromium_tab.find_element("css selector", ".hilt-language").click()
+        shown = "return document.querySelector('.hilt-check tbody tr')?.innerText"
+        text = chromium.wait(chromium_tab, f"{shown}.includes('该回合没有结束') && document.body.innerText")
+        assert "轨迹 1、第 59 步" in text and "如果是录制被中止" in text and "has no end" not in text
+        link = chromium_tab.find_element("css selector", ".hilt-check tbody a")
+        assert f"source={source_key(log)}&number=1&step=59" in link.get_attribute("href")
+        link.click()
+        chromium.wait(chromium_tab, "return location.pathname === '/episode' && document.querySelector('canvas')")
+        assert "59" in chromium_tab.find_element("css selector", ".hilt-main").text

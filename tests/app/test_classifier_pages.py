@@ -53,12 +53,11 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def chrome(tmp_path_factory: pytest.TempPathFactory, served: Any) -> Iterator[Any]:
-    browser = chromium.start(tmp_path_factory.mktemp("profile"), 1280, 1400)
-    browser.get(served.url)
-    chromium.wait(browser, "return document.querySelector('.hilt-nav')")
-    yield browser
-    browser.quit()
+def chrome(served: Any, chromium_tab: Any) -> Any:
+    chromium_tab.set_window_size(1280, 1400)
+    chromium_tab.get(served.url)
+    chromium.wait(chromium_tab, "return document.querySelector('.hilt-nav')")
+    return chromium_tab
 
 
 def press(chrome: Any, *keys: str) -> None:

@@ -8,14 +8,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -27,6 +23,7 @@ import hilt.cli
 from hilt.formats.convert import convert
 from hilt.replay import Edits, Log
 from tests.app.episode_samples import facts, make_log, trajectory
+from tests.app.opened import serving
 from tests.teleop import chromium
 
 NASTY = "<img src=x onerror=alert(1)>"
@@ -48,14 +45,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     convert(few, folder / "lerobot", to="lerobot", fps=10, codec="h264")
     make_log(folder / "damaged", 1)
     (folder / "damaged/log.json").write_text("{")
-    words = [sys.executable, "-m", "hilt", "open", str(folder), "--port", "0", "--no-browser"]
-    environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        url = process.stdout.readline().removeprefix("open ").strip()
-        yield SimpleNamespace(url=url, base=f"http://{urlsplit(url).netloc}", log=log)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+    with serving(folder, state=folder / "state") as found:
+        yield SimpleNamespace(**vars(found), log=log)
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +57,11 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def chrome(tmp_path_factory: pytest.TempPathFactory, served: Any) -> Iterator[Any]:
-    browser = chromium.start(tmp_path_factory.mktemp("profile"), 1360, 1000)
-    browser.get(served.url)
-    chromium.wait(browser, "return document.querySelector('.hilt-nav')")
-    yield browser
-    browser.quit()
+def chrome(served: Any, chromium_tab: Any) -> Any:
+    chromium_tab.set_window_size(1360, 1000)
+    chromium_tab.get(served.url)
+    chromium.wait(chromium_tab, "return document.querySelector('.hilt-nav')")
+    return chromium_tab
 
 
 def open_list(chrome: Any, served: Any, name: str, query: str = "") -> None:

@@ -5,18 +5,15 @@ Screenshots are left in the folder that HILT_ARTIFACTS names, else in pytest's o
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
 from tools import screenshots
@@ -32,6 +29,7 @@ from hilt.formats.listing.episode_source import source_key
 from hilt.observe.metrics import Metrics
 from hilt.runs.folder import note_end
 from tests.app.episode_samples import make_log
+from tests.app.opened import serving
 from tests.app.test_run_library import make_run
 from tests.teleop import chromium
 
@@ -52,21 +50,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield found
 
 
-@contextlib.contextmanager
-def serving(folder: Path, *options: str) -> Iterator[Any]:
-    words = [sys.executable, "-m", "hilt", "open", str(folder), "--port", "0", "--no-browser", *options]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        url = process.stdout.readline().removeprefix("open ").strip()
-        port, token = urlsplit(url).port, parse_qs(urlsplit(url).query).get("token", [""])[0]
-        try:
-            yield SimpleNamespace(url=url, port=port, token=token, folder=folder, base=f"http://127.0.0.1:{port}")
-            process.send_signal(signal.SIGINT)
-            assert process.wait(120) == 0
-        finally:  # where a test failed, it still runs, and leaving the block would wait for it
-            process.kill()
-
-
 @pytest.fixture(scope="module")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = Path(os.environ.get("HILT_ARTIFACTS") or tmp_path_factory.mktemp("artifacts"))
@@ -75,13 +58,11 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def chrome(tmp_path_factory: pytest.TempPathFactory, served: Any) -> Iterator[Any]:
+def chrome(served: Any, chromium_tab: Any) -> Any:
     """A browser in which the address was opened once, so that it has the cookie."""
-    browser = chromium.start(tmp_path_factory.mktemp("profile"))
-    browser.get(served.url)
-    chromium.wait(browser, "return document.querySelectorAll('.hilt-table tbody tr').length === 2")
-    yield browser
-    browser.quit()
+    chromium_tab.get(served.url)
+    chromium.wait(chromium_tab, "return document.querySelectorAll('.hilt-table tbody tr').length === 2")
+    return chromium_tab
 
 
 def get(served: Any, path: str = "/", **headers: str) -> tuple[int, str, Any]:

@@ -43,20 +43,18 @@ def served(log: Path) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def chrome(tmp_path_factory: pytest.TempPathFactory, served: Any) -> Iterator[Any]:
+def chrome(served: Any, chromium_tab: Any) -> Any:
     """A phone: narrow, and with a finger instead of a mouse."""
-    browser = chromium.start(tmp_path_factory.mktemp("profile"))
-    chromium.shape(browser, 390, 844)
-    browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True, "maxTouchPoints": 5})
-    browser.execute_cdp_cmd("Emulation.setEmitTouchEventsForMouse", {"enabled": True, "configuration": "mobile"})
-    browser.execute_cdp_cmd(
+    chromium.shape(chromium_tab, 390, 844)
+    chromium_tab.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True, "maxTouchPoints": 5})
+    chromium_tab.execute_cdp_cmd("Emulation.setEmitTouchEventsForMouse", {"enabled": True, "configuration": "mobile"})
+    chromium_tab.execute_cdp_cmd(
         "Emulation.setEmulatedMedia",
         {"features": [{"name": "pointer", "value": "coarse"}, {"name": "hover", "value": "none"}]},
     )
-    browser.get(served.url)
-    chromium.wait(browser, "return document.querySelector('.hilt-nav')")
-    yield browser
-    browser.quit()
+    chromium_tab.get(served.url)
+    chromium.wait(chromium_tab, "return document.querySelector('.hilt-nav')")
+    return chromium_tab
 
 
 @pytest.fixture(scope="module")

@@ -73,12 +73,10 @@ def served(run: Any) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def chrome(tmp_path_factory: pytest.TempPathFactory, served: Any) -> Iterator[Any]:
-    browser = chromium.start(tmp_path_factory.mktemp("profile"))
-    browser.get(served.url)
-    chromium.wait(browser, "return document.querySelectorAll('.hilt-table tbody tr').length === 1")
-    yield browser
-    browser.quit()
+def chrome(served: Any, chromium_tab: Any) -> Any:
+    chromium_tab.get(served.url)
+    chromium.wait(chromium_tab, "return document.querySelectorAll('.hilt-table tbody tr').length === 1")
+    return chromium_tab
 
 
 def open_tab(chrome: Any, base: str, run: Any) -> None:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
@@ -24,6 +19,7 @@ from hilt.app.episodes.episode_shelf import data_key
 from hilt.formats.listing.episode_source import source_key
 from hilt.replay import Edits, Log
 from tests.app.episode_samples import make_log
+from tests.app.opened import serving
 from tests.teleop import chromium
 
 LIST, ONE = "document.querySelector('.episodes')?.component", "document.querySelector('.episode')?.component"
@@ -44,24 +40,10 @@ def browsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Any]]:
         browser.quit()
 
 
-@contextlib.contextmanager
-def serving(log: Path) -> Iterator[Any]:
-    words = [sys.executable, "-m", "hilt", "open", str(log), "--port", "0", "--no-browser"]
-    environment = {**os.environ, "XDG_STATE_HOME": str(log.parent / "state")}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        url = process.stdout.readline().removeprefix("open ").strip()
-        try:
-            yield SimpleNamespace(url=url, base=f"http://{urlsplit(url).netloc}", process=process)
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.wait(60)
-
-
 @pytest.fixture(scope="module")
 def served(log: Path) -> Iterator[Any]:
     """The app, which the last test kills."""
-    with serving(log) as found:
+    with serving(log, state=log.parent / "state") as found:
         yield found
 
 
@@ -143,7 +125,7 @@ def test_label_survives_a_kill_of_the_app_right_after_its_tick(log: Path, served
     assert "The server does not answer" in alert and bob.execute_script(f"return {status}") == ""
     last = history(log)[-1]
     assert (last.author, last.action) == ("bob", "instruction 'press the button'")
-    with serving(log) as again:
+    with serving(log, state=log.parent / "state") as again:
         open_as(bob, again, "bob")
         open_episode(bob, again, log, 5)
         assert bob.execute_script(f"return {ONE}.episodes[0].row.instruction") == "press the button"

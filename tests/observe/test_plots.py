@@ -304,7 +304,7 @@ def test_pooled_tasks_that_share_their_scenes_are_clusters():
 
 
 @pytest.mark.skipif(bool(chromium.absent()), reason=chromium.absent())
-def test_the_page_in_a_browser(tmp_path: Path):
+def test_the_page_in_a_browser(tmp_path: Path, chromium_tab: Any):
     """The two axes take turns, and pointing at a curve tells its value."""
     pytest.importorskip("selenium")
     pytest.importorskip("PIL")
@@ -312,21 +312,17 @@ def test_the_page_in_a_browser(tmp_path: Path):
 
     run = write_run(tmp_path / "run", [], [(0, 2.5), (100, 2.5)])
     page = plot([run], tmp_path / "out")[0]
-    browser = chromium.start(tmp_path / "profile")
-    try:
-        browser.get(page.as_uri())
-        steps, minutes = browser.find_element("id", "steps"), browser.find_element("id", "minutes")
-        assert steps.is_displayed() and not minutes.is_displayed()
-        ActionChains(browser).move_to_element(steps.find_element("css selector", "svg")).perform()
-        tip = browser.find_element("id", "tip").text.splitlines()
-        assert len(tip) == 1 and tip[0].endswith(" online steps"), "far from both points"
-        svg = steps.find_element("css selector", "svg")
-        ActionChains(browser).move_to_element_with_offset(svg, int(svg.size["width"] * 0.445), 0).perform()
-        assert browser.find_element("id", "tip").text.splitlines()[1] == "2.5"
-        browser.find_element("css selector", "[data-axis=minutes]").click()
-        assert minutes.is_displayed() and not steps.is_displayed()
-    finally:
-        browser.quit()
+    chromium_tab.get(page.as_uri())
+    steps, minutes = chromium_tab.find_element("id", "steps"), chromium_tab.find_element("id", "minutes")
+    assert steps.is_displayed() and not minutes.is_displayed()
+    ActionChains(chromium_tab).move_to_element(steps.find_element("css selector", "svg")).perform()
+    tip = chromium_tab.find_element("id", "tip").text.splitlines()
+    assert len(tip) == 1 and tip[0].endswith(" online steps"), "far from both points"
+    svg = steps.find_element("css selector", "svg")
+    ActionChains(chromium_tab).move_to_element_with_offset(svg, int(svg.size["width"] * 0.445), 0).perform()
+    assert chromium_tab.find_element("id", "tip").text.splitlines()[1] == "2.5"
+    chromium_tab.find_element("css selector", "[data-axis=minutes]").click()
+    assert minutes.is_displayed() and not steps.is_displayed()
 
 
 def test_plots_refuse_runs_without_metrics(tmp_path: Path):

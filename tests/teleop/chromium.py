@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 ABSENT = "Chromium is not here, install it with: apt-get install chromium chromium-driver"
+SIZE = 1280, 800
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars"]
 
@@ -18,7 +19,7 @@ def absent() -> str:
     return "" if shutil.which("chromium") and shutil.which("chromedriver") else ABSENT
 
 
-def start(profile: Path, width: int = 1280, height: int = 800, flags: Sequence[str] = ()) -> Any:
+def start(profile: Path, width: int = SIZE[0], height: int = SIZE[1], flags: Sequence[str] = ()) -> Any:
     """A browser with a new profile in this folder. Call quit() on it."""
     os.environ |= {"SE_OFFLINE": "true", "SE_AVOID_STATS": "true"}
     from selenium import webdriver
@@ -32,6 +33,18 @@ def start(profile: Path, width: int = 1280, height: int = 800, flags: Sequence[s
     browser.set_page_load_timeout(60)
     browser.set_script_timeout(30)
     return browser
+
+
+def leave(browser: Any) -> None:
+    """Nothing of its tabs stays, nor of what was asked of them, nor a cookie: it is as if it had just been started."""
+    before = browser.window_handles
+    browser.switch_to.new_window("tab")
+    opened = browser.current_window_handle
+    for handle in before:
+        browser.switch_to.window(handle)
+        browser.close()
+    browser.switch_to.window(opened)
+    browser.execute_cdp_cmd("Network.clearBrowserCookies", {})
 
 
 def shape(browser: Any, width: int, height: int) -> None:
