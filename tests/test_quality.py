@@ -167,6 +167,7 @@ MANY_PARAMETERS = {
     "hilt/cli/eval_command.py: evaluate": AN_OPTION_EACH,
     "hilt/cli/record_command.py: record": AN_OPTION_EACH,
     "hilt/cli/servers/serve_policy.py: serve_policy": AN_OPTION_EACH,
+    "hilt/cli/servers/serve_robot.py: serve_robot": AN_OPTION_EACH,
     "hilt/compat/ript.py: LIBEROEnvRunner.__init__": ANOTHER_SYSTEM,
     "hilt/compat/rlinf/buffer.py: TrajectoryReplayBuffer.__init__": ANOTHER_SYSTEM,
     "hilt/policies/vla/openvla_model.py: OpenVLAPolicy.generate_action_verl": ANOTHER_SYSTEM,

@@ -27,14 +27,16 @@ class Tab(Device):
 
     url = "http://127.0.0.1:1/"
 
-    def __init__(self, closed: int, opened: int = 0, stop: int = 0):
+    def __init__(self, closed: int = 0, opened: int = 0, stop: int = 0, estop: int = 0, release: int = 0):
         super().__init__()
-        self._closed, self._opened, self._stop, self._reading = closed, opened, stop, 0
+        self._closed, self._opened, self._reading = closed or 10**9, opened, 0
+        self._presses = {stop: "stop", estop: "estop", release: "release_estop"}
 
     def read(self) -> Reading:
         self._reading += 1
         lost = self._reading >= self._closed and not 0 < self._opened <= self._reading
-        return Reading(engaged=True, lost=lost, events=("stop",) if self._reading == self._stop else ())
+        event = self._presses.get(self._reading)
+        return Reading(engaged=True, lost=lost, events=(event,) if event else ())
 
 
 def tab(**options: int) -> dict[str, Any]:
@@ -85,6 +87,29 @@ def test_lost_contact_pause_stays_paused_and_stop_works(learner: test_actor.Lear
     assert next(line for line in said if line.startswith(contact.CONTACT)).endswith(
         "paused. To take over again, open http://127.0.0.1:1/"
     )
+
+
+@pytest.mark.parametrize(
+    "learner", [{**tab(estop=3, release=300, closed=4, opened=320), "lost_contact_seconds": 0.0}], indirect=True
+)
+def test_emergency_stop_pauses_the_run_until_it_is_released(learner: test_actor.Learner, tmp_path: Path):  # noqa: F811
+    """Contact is lost meanwhile, after which the policy would go on at once."""
+    learner.publish(1)
+    said: list[str] = []
+    acting(learner, tmp_path / "actor", lambda: len(learner.log) >= 9, said=said)
+    (lost,) = learner.column("lost")
+    assert lost[:9].tolist() == [False, False, True, True] + [False] * 5
+    told = [line for line in said if line.startswith(contact.CONTACT)]
+    assert "the emergency stop is pressed. Nothing moves until it is released" in told[0]
+    assert "the emergency stop was pressed for" in told[1], "and only then it matters that contact is lost"
+    assert "the policy goes on" in told[2]
+
+
+@pytest.mark.parametrize("learner", [tab(estop=3, stop=200)], indirect=True)
+def test_emergency_stop_leaves_stop_to_end_the_run(learner: test_actor.Learner, tmp_path: Path):  # noqa: F811
+    learner.publish(1)
+    assert acting(learner, tmp_path / "actor", lambda: False).reason == "stop was pressed"
+    assert len(learner.log) == 4 and learner.column("lost")[0].tolist() == [False, False, True, True]
 
 
 def test_the_learner_pauses_its_clock_and_its_updates(memory_path: Path):

@@ -343,6 +343,15 @@ def test_lost_contact_begins_nothing_and_does_not_stay(tmp_path: Path):
     assert [(r.dropped, r.steps) for r in watch.episodes] == [("contact lost", 6), ("", 5)]
 
 
+def test_emergency_stop_pauses_a_recording_until_it_is_released(tmp_path: Path):
+    person = Person(None, held(1), "estop", *[held(1)] * 20, "release_estop", REST, held(1), "success")
+    _, watch = session(tmp_path / "a", person, episodes=1)
+    assert [(r.dropped, r.steps) for r in watch.episodes] == [("", 6)]
+    with opened(tmp_path / "a") as log:
+        actions = log.read(log.all().keys(), ["actions"])["actions"]
+        assert actions[:, 0].tolist() == [0, 1, 0, 0, 1, 0], "the step that finds it, and the one after it"
+
+
 def test_record_shows_how_each_episode_ended_and_the_end(tmp_path: Path):
     person = Person(None, 1.0, "fail", None, 1.0, "success", None, 1.0, "stop")
     session(tmp_path / "a", person, episodes=3)

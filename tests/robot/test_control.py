@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hilt.core.errors import ConfigError, DeadlineError, RefusedError
+from hilt.core.errors import ConfigError, DeadlineError, EmergencyStopError, RefusedError
 from hilt.envs.rotations import from_euler, inverse, multiply, to_rotation_vector
 from hilt.robot.backends import RobotState, TabletopBackend, slew
 from hilt.robot.control import ArmLimits, Board, ControlledArm, Loop, News, Periods, receive_line, send_line
@@ -69,6 +69,66 @@ def test_the_target_that_reaches_the_arm_obeys_speed_turn_and_workspace() -> Non
     turns = [np.linalg.norm(to_rotation_vector(multiply(b[3:], inverse(a[3:])))) for a, b in itertools.pairwise(way)]
     assert max(turns) <= 2.0 * 0.01 + 1e-9
     assert way[-1][:3] == pytest.approx([0.8, 0.3, 0.1]) and (way[:, 0] <= 0.8).all()
+
+
+def jerks(way: Any, rate: float) -> tuple[float, float]:
+    """The largest change of acceleration of targets that follow each other, and of their turning."""
+    turns = [to_rotation_vector(multiply(b[3:], inverse(a[3:]))) for a, b in itertools.pairwise(way)]
+    found = [np.diff(np.diff(steps, axis=0), axis=0) * rate**3 for steps in (np.diff(way[:, :3], axis=0), turns)]
+    return tuple(float(np.linalg.norm(jerk, axis=1).max()) for jerk in found)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("rate", [50.0, 100.0, 400.0])
+def test_the_target_that_reaches_the_arm_obeys_the_limits_of_jerk(rate: float) -> None:
+    """Goals that jump about, as a policy may give them: from the workspace's one end to the other, and turned."""
+    goals, limits = np.random.default_rng(0), {"max_speed": 0.5, "max_turn": 2.0, "heartbeat": 10.0, "rate": rate}
+    bench = Bench(ToyArm(), max_jerk=400.0, max_turn_jerk=1500.0, **limits)
+    low, high = bench.backend.workspace(0)
+    for _ in range(40):
+        turn = [np.pi, *goals.uniform(-1, 1, 2)]
+        bench.follow([*goals.uniform(low - 0.2, high + 0.2), *from_euler(turn)])
+        bench.run(goals.uniform(0.02, 0.3))
+    bench.run(2.0)
+    way = np.array([HOME] * 3 + bench.backend.commands)
+    jerk, turn_jerk = jerks(way, rate)
+    assert 200 < jerk <= 400 and 300 < turn_jerk <= 1500
+    assert np.linalg.norm(np.diff(way[:, :3], axis=0), axis=1).max() <= 0.5 / rate + 1e-12
+    turns = [np.linalg.norm(to_rotation_vector(multiply(b[3:], inverse(a[3:])))) for a, b in itertools.pairwise(way)]
+    assert max(turns) <= 2.0 / rate + 1e-9
+    assert (way[:, :3] >= low - 1e-12).all() and (way[:, :3] <= high + 1e-12).all()
+    assert way[-1] == pytest.approx(bench.arm._goal), "and it comes to its goal"
+    rough = Bench(ToyArm(), max_jerk=1e9, max_turn_jerk=1e9, **limits)
+    rough.follow([0.2, 0.4, 0.1, *from_euler([np.pi, 0.5, 0.5])])
+    rough.run(0.5)
+    assert min(jerks(np.array([HOME] * 3 + rough.backend.commands), rate)) > 1000, "without the limit it is larger"
+
+
+def test_an_arm_holds_at_once_however_smooth_its_way_is() -> None:
+    bench = Bench(ToyArm(), max_jerk=100.0, max_turn_jerk=500.0)
+    bench.follow([0.8, 0.4, 0.1, *HOME[3:]])
+    bench.run(0.25)
+    sent = len(bench.backend.commands)
+    bench.arm.estop()
+    bench.run(1.0)
+    assert len(bench.backend.commands) == sent > 20
+
+
+def test_a_jerk_limit_that_would_make_the_arm_late_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"max_jerk=20: the arm would come 0.35 s after .* give 39 or more"):
+        ArmLimits(max_jerk=20)
+    with pytest.raises(ConfigError, match=r"max_turn_jerk=100: .* give 192 or more, or a lower speed"):
+        ArmLimits(max_turn_jerk=100)
+    assert ArmLimits().window_ticks == 5
+
+
+def test_a_pose_stands_for_the_time_that_its_sender_gives() -> None:
+    bench = Bench(ToyArm())
+    for stands, ticks in ((0.1, 10), (5.0, 30), (None, 30)):  # never longer than a heartbeat
+        bench.arm.heard = bench.now
+        bench.arm.follow([0.8, 0.4, 0.1, *HOME[3:]], stands)
+        sent = len(bench.backend.commands)
+        bench.run(1.0)
+        assert bench.arm.mode == "hold" and abs(len(bench.backend.commands) - sent - ticks) <= 1
 
 
 UNIT = st.lists(st.floats(-1, 1), min_size=4, max_size=4).filter(lambda q: np.linalg.norm(q) > 0.1)
@@ -144,6 +204,49 @@ def test_a_pushed_arm_keeps_the_stiffness_that_it_is_given_meanwhile() -> None:
         150,
         5,
     )
+
+
+def test_an_emergency_stop_holds_all_arms_and_refuses_everything_until_it_is_released() -> None:
+    ours, theirs = socket.socketpair()
+    backend = ToyArm(home_ticks="1000000")
+    backend.arms = 2
+    loop = Loop(backend, ArmLimits(), ours, Board(Board.create()))
+    left, right = loop.arms
+
+    def do(what: str, arm: int = 0, **values: Any) -> Any:
+        return loop._do(7, what, arm, **values)
+
+    right.stop()
+    do("follow", pose=[0.8, 0.4, 0.1, *HOME[3:]])
+    loop._move(time.monotonic(), 0.01)
+    moved = len(backend.commands)
+    assert moved and do("estop", arm=1) is None and [arm.mode for arm in loop.arms] == ["estop", "estop"]
+    commands: list[tuple[str, dict[str, Any]]] = [
+        ("follow", {"pose": HOME.tolist()}),
+        ("wrench", {"wrench": [0.0] * 6}),
+        ("grip", {"opening": 1.0, "slow": False}),
+        *((name, {}) for name in ("reset", "start", "stop", "clear_errors", "activate_gripper", "reset_gripper")),
+        ("set_parameters", {"values": {}}),
+        ("scene", {"task": None, "split": "train", "state": 0}),
+    ]
+    for arm, (name, values) in itertools.product((0, 1), commands):
+        with pytest.raises(EmergencyStopError, match="nothing moves until a person has seen that it is safe"):
+            do(name, arm, **values)
+    do("release")  # of a client that has gone
+    do("estop")  # pressed again
+    for _ in range(50):
+        loop._move(time.monotonic(), 0.01)
+    assert len(backend.commands) == moved and [arm.mode for arm in loop.arms] == ["estop", "estop"]
+    do("release_estop")
+    assert [arm.mode for arm in loop.arms] == ["hold", "stopped"], "as they were"
+    do("reset")
+    do("estop")
+    assert isinstance(left.outcome, EmergencyStopError) and not backend.busy(0)
+    loop._move(time.monotonic(), 0.01)
+    assert receive_line(theirs, 60.0)["status"] == 412, "who waits for the reset is answered"
+    do("release_estop")
+    do("follow", pose=HOME.tolist())
+    assert left.mode == "follow"
 
 
 def test_a_backend_slower_than_its_rate_leaves_some_of_its_core_to_others() -> None:

@@ -16,7 +16,14 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from hilt.core.config import describe
-from hilt.core.errors import ConfigError, DeadlineError, RefusedError, RequestError, UnknownNameError
+from hilt.core.errors import (
+    ConfigError,
+    DeadlineError,
+    EmergencyStopError,
+    RefusedError,
+    RequestError,
+    UnknownNameError,
+)
 from hilt.envs.rate import Rate
 from hilt.envs.rotations import from_euler, to_euler
 from hilt.robot.cameras import CameraConfig
@@ -604,6 +611,40 @@ def test_the_simulated_bench_behind_its_server_is_the_tabletop_task():
             env.unwrapped.arms[0].client.post("scene", {"split": "eval", "state": 999})
         env.close()
     bench.close()
+
+
+def test_emergency_stop_of_the_server_is_seen_pressed_and_released():
+    from hilt.robot.robot_server import RobotServer
+
+    with RobotServer("tests.envs.toy_arm:ToyArm", {"home_ticks": "1000000"}, port=0) as server:
+        env = RobotEnv(RobotConfig(url=server.urls[0], hz=50, request_seconds=60))
+        start, _ = env.reset()
+        assert "estop" not in env.step(act(y=1))[4] and not env.is_estopped()
+        env.estop()
+        at = env.look()["state"]["tcp_pose"]
+        for move in (act(y=1), act(y=1, grip=-1), act(z=1)):
+            now, _, terminated, truncated, info = env.step(move)
+            assert info["estop"] and not terminated and not truncated
+            np.testing.assert_array_equal(now["state"]["tcp_pose"], at)
+        assert env.is_estopped() and now["state"]["gripper_pose"] == start["state"]["gripper_pose"]
+        with pytest.raises(EmergencyStopError, match="refused with status 412: the emergency stop is latched"):
+            env.reset()
+        env.release_estop()
+        assert "estop" not in env.step(act(y=1))[4]
+        stopper = threading.Timer(0.2, env.estop)  # by another thread, while the joints are reset for ever
+        stopper.start()
+        with pytest.raises(EmergencyStopError, match="412"):
+            env.reset(options={"joint_reset": True})
+        stopper.join(60)
+        env.close()
+
+
+def test_a_pose_stands_for_a_control_period_and_a_little(toy: ToyRobot):
+    """An arm whose client or network is gone holds before the heartbeat."""
+    env = env_of(toy, hz=20.0)
+    env.reset()
+    env.step(act(x=1))
+    assert toy.bodies("pose")[-1]["stands"] == pytest.approx(0.1)
 
 
 def test_two_simulated_arms_behind_two_ports():

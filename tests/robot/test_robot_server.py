@@ -238,6 +238,12 @@ def test_every_route_answers_as_hil_serls_server_and_reaches_the_backend(toy: Cl
             400,
             "is outside the workspace; expected x y z from (0.2 -0.4 0) to (0.8 0.4 0.6)",
         ),
+        (
+            "/pose",
+            '{"arr": [0.5, 0, 0.3, 1, 0, 0, 0], "stands": 0}',
+            400,
+            "stands: expected a number of seconds above 0",
+        ),
         ("/wrench", '{"arr": [1, 2, 3]}', 400, "arr: expected a list of 6 numbers, a force and a torque; got 3."),
         ("/move_gripper", "{}", 400, "expected a JSON object with 'gripper_pos'"),
         ("/move_gripper", '{"gripper_pos": "open"}', 400, "gripper_pos: expected a number, got 'open'."),
@@ -249,7 +255,12 @@ def test_every_route_answers_as_hil_serls_server_and_reaches_the_backend(toy: Cl
             "translational_stiffness: expected a number of 0 or more, got -1.",
         ),
         ("/update_param", '{"rotational_Ki": 1}', 400, "rotational_Ki: the toy has none."),
-        ("/pose", '{"arr": [0.5, 0, 0.3, 1, 0, 0, 0], "speed": 0.1}', 400, "'speed' is not known here. Expected arr."),
+        (
+            "/pose",
+            '{"arr": [0.5, 0, 0.3, 1, 0, 0, 0], "speed": 0.1}',
+            400,
+            "'speed' is not known here. Expected arr, stands.",
+        ),
         ("/status", '{"second": 1}', 400, "'second' is not known here; did you mean 'seconds'? Expected seconds."),
         ("/status", '{"\\ud800\\n": 1}', 400, "'\\ud800\\n' is not known here"),
         ("/p%0Aose", "", 404, "no route '/p\\nose'; did you mean '/pose'?"),
@@ -299,6 +310,20 @@ def test_a_stopped_arm_takes_no_pose(toy: Client) -> None:
     assert toy.post("/pose", {"arr": HOME.tolist()}) == "Moved"
     problem = refused(toy, "/wrench", {"arr": [0] * 6})
     assert problem.status == 409 and "'follow': ask again when poses have ceased" in problem.sentence
+
+
+def test_emergency_stop_beats_who_controls_the_arm_until_it_is_released(toy: Client, toy_url: str) -> None:
+    other = Client(toy_url, source="127.0.0.2")
+    toy.post("/pose", {"arr": [0.6, *HOME[1:]]})
+    assert other.post("/estop") == "Stopped", "without a lease"
+    at = toy.post("/getpos")
+    for path, body in (("/pose", {"arr": HOME.tolist()}), ("/clearerr", None), ("/open_gripper", None), ("/reset", {})):
+        problem = refused(toy, path, body)
+        assert problem.status == 412 and problem.sentence.startswith("the emergency stop is latched"), path
+    assert toy.post("/status")["mode"] == "estop" and toy.post("/getpos") == at, "and it can be looked at"
+    assert other.post("/release_estop") == "Released" and toy.post("/status")["mode"] == "hold"
+    assert toy.post("/pose", {"arr": HOME.tolist(), "stands": 0.1}) == "Moved"
+    other.close()
 
 
 # --- by HTTP and in real time
@@ -831,7 +856,20 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-LIMITS = ["--max-speed", "0.2", "--max-turn", "1", "--heartbeat", "0.25", "--rate", "50"]
+LIMITS = [
+    "--max-speed",
+    "0.2",
+    "--max-turn",
+    "1",
+    "--max-jerk",
+    "300",
+    "--max-turn-jerk",
+    "2000",
+    "--heartbeat",
+    "0.25",
+    "--rate",
+    "50",
+]
 LATE = ("a tick of the control loop is", "waiting for the backend")
 """What a busy machine may make the server say"""
 
@@ -857,7 +895,9 @@ def test_when_the_server_ends_the_arm_is_held_and_no_process_stays(how: signal.S
     client = Client(server.stdout.readline().split()[-1])
     assert "control at 50 Hz" in server.stdout.readline()
     status = client.post("/status")
-    assert [status[name] for name in ("max_speed", "max_turn", "heartbeat", "rate")] == [0.2, 1.0, 0.25, 50.0]
+    assert [status[name] for name in ("max_speed", "max_turn", "max_jerk", "max_turn_jerk", "heartbeat", "rate")] == [
+        *(0.2, 1.0, 300.0, 2000.0, 0.25, 50.0)
+    ]
     assert status["period"]["nominal"] == 0.02
     (control,) = children(server.pid)
 

@@ -222,6 +222,22 @@ def test_marks_are_the_drivers_and_stop_is_everybodys(device: Browser, viewer: C
     assert sorted(events(device, 2)) == ["stop", "success"]
 
 
+def test_emergency_stop_is_everybodys_and_its_release_the_drivers(device: Browser, viewer: Callable[[str], Client]):
+    driver, other = viewer("a"), viewer("b")
+    episode = heard(driver, device)
+    driver.press("take", 1, episode)
+    until(device, lambda r: r.engaged)
+    other.press("estop", 1, episode - 1)  # whichever episode it was pressed in
+    other.press("release_estop", 2, episode)
+    deadline = time.monotonic() + 60
+    while not device.is_estop_pressed():  # asked while an arm resets, without a reading
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    device.reset()
+    driver.press("release_estop", 2, episode)
+    assert events(device, 2) == ["estop", "release_estop"]
+
+
 def test_browser_slow_viewer_misses_images_without_delaying_others(device: Browser, viewer: Callable[[str], Client]):
     slow = viewer("slow")
     time.sleep(0.3)

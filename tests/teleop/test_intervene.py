@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +11,22 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from hilt.core.errors import ConfigError, SchemaError
+from hilt.core.errors import ConfigError, EmergencyStopError, RequestError, SchemaError
 from hilt.core.trajectory import Source
 from hilt.envs.tabletop.suite_env import TabletopEnv
+from hilt.teleop import emergency_stop
 from hilt.teleop.devices import Reading, open_device
-from hilt.teleop.intervene import BRIEF_SECONDS, LET_GO, LET_GO_ARM, LET_GO_CONTACT, TakeOver, images_of
+from hilt.teleop.emergency_stop import LATCHED
+from hilt.teleop.intervene import (
+    BRIEF_SECONDS,
+    FIRST_COMMAND,
+    LET_GO,
+    LET_GO_ARM,
+    LET_GO_CONTACT,
+    LET_GO_ESTOP,
+    TakeOver,
+    images_of,
+)
 from tests.teleop.played import Noting, Played, push
 
 POLICY = np.full(7, 0.5)
@@ -161,6 +173,163 @@ def test_without_a_policy_doing_nothing_is_the_persons_too():
     assert [status.who for _, status in env.device.shown] == ["none", "none", "human"]
 
 
+# --- the emergency stop
+# -----------------------------------------------------------------------------------------------------------
+
+
+class Served(Noting):
+    """An arm behind a robot server: it has an emergency stop of its own, and refuses actions while that is latched."""
+
+    action_scale = (0.03, 0.15)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+        self.stopped = self.absent = False
+
+    def _answer(self, what: str, stopped: bool) -> None:
+        self.asked.append(what)
+        if self.absent:
+            raise RequestError("no robot server answers")
+        self.stopped = stopped
+
+    def estop(self) -> None:
+        self._answer("estop", True)
+
+    def release_estop(self) -> None:
+        self._answer("release", False)
+
+    def is_estopped(self) -> bool:
+        return self.stopped
+
+    def step(self, action: Any) -> Any:
+        *rest, info = super().step(action if not self.stopped else np.zeros(7, np.float32))
+        return *rest, {**info, **({"estop": True} if self.stopped else {})}
+
+
+@pytest.mark.parametrize("mode", ["hold", "toggle"])
+def test_emergency_stop_holds_policy_person_and_script_until_it_is_released(mode: str):
+    script = Reading(engaged=True, action=np.ones(7))
+    env = played(
+        Reading(events=("toggle",)),
+        push(0),
+        push(1),
+        push(1, events=("estop",)),
+        push(1, gripper=1),
+        script,
+        push(0, 1, events=("toggle", "toggle", "success", "fail", "reset")),
+        push(1, events=("release_estop",)),
+        push(0),
+        push(1),
+        env=Served(),
+        mode=mode,
+    )
+    found = [env.step(POLICY) for _ in range(10)]
+    infos = [info for *_, info in found]
+    assert not any(terminated or truncated for _, _, terminated, truncated, _ in found), "nothing else counts"
+    assert [info.get("estop", False) for info in infos] == [False] * 3 + [True] * 4 + [False] * 3
+    assert all(info["lost"] for info in infos[3:7]) and "lost" not in infos[7]
+    assert [got[0] for got in env.unwrapped.got[2:]] == [1, 0, 0, 0, 0, 0, 0, 1], "what is held is released first"
+    np.testing.assert_array_equal([info["executed_action"] for info in infos[3:7]], np.zeros((4, 7)))
+    assert (
+        env.unwrapped.asked == ["estop", "release"]
+        and [i["intervention_steps"] for i in infos][2:7] == [3 - (mode == "hold")] * 5
+    )
+    messages = [status.message for _, status in env.device.shown[1:]]
+    assert messages[3:8] == [LATCHED] * 4 + [LET_GO_ESTOP]
+    assert [status.estop for _, status in env.device.shown[1:]] == [False] * 3 + [True] * 4 + [False] * 3
+
+
+def test_emergency_stop_outlasts_lost_contact_and_the_release_to_the_policy():
+    env = played(Reading(events=("estop",)), Reading(lost=True), Reading(), Reading(events=("stop",)), env=Served())
+    infos(env, 2)
+    env.release()  # which lets the policy act although contact is lost
+    (info,) = infos(env, 1)
+    assert info["estop"] and not np.any(env.unwrapped.got)
+    with pytest.raises(EmergencyStopError, match=r"call poll\(\) until a person has released it"):
+        env.reset()
+    *_, truncated, info = env.step(POLICY)
+    assert truncated and info["stop"] and not np.any(env.unwrapped.got), "and the run can be ended"
+    env.device.readings = [Reading(events=("release_estop",))]
+    assert not env.poll().estop
+    env.reset()
+    assert "estop" not in infos(env, 1)[0]
+
+
+def test_emergency_stop_stays_latched_where_its_release_does_not_reach_the_server():
+    env = played(Reading(events=("estop",)), *[Reading(events=("release_estop",))] * 2, env=Served())
+    env.unwrapped.absent = True
+    assert [info.get("estop", False) for info in infos(env, 2)] == [True, True]
+    env.unwrapped.absent = False
+    assert "estop" not in infos(env, 1)[0]
+
+
+def test_emergency_stop_at_the_robot_server_is_latched_here_until_it_is_released(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(emergency_stop, "CHECK_INTERVAL_S", 0.0)
+    env = played(env=Served())
+    env.unwrapped.stopped = True  # by somebody else
+    (info,) = infos(env, 1)
+    assert info["estop"] and info["lost"] and info["source"] == Source.HUMAN and not np.any(info["executed_action"])
+    assert env.poll().estop
+    env.unwrapped.stopped = False
+    assert not env.poll().estop and env.unwrapped.asked == []
+    env.unwrapped.stopped = True
+    infos(env, 1 + 1)
+    env.device.readings = [Reading(events=("release_estop",))]
+    assert not env.poll().estop and env.unwrapped.asked == ["release"], "or with the device"
+
+
+def test_emergency_stop_during_a_reset_stops_the_arm_at_once():
+    class Slow(Served):
+        def reset(self, **how: Any) -> Any:
+            deadline = time.monotonic() + 60
+            while self.asked == [] and time.monotonic() < deadline:  # on its way to where the episode begins
+                self.device.press("estop")
+                time.sleep(0.001)
+            if self.stopped:
+                raise EmergencyStopError("refused with status 412")
+            return super().reset(**how)
+
+    arm, device = Slow(), Played()
+    arm.device, env = device, TakeOver(arm, device)
+    with pytest.raises(EmergencyStopError, match="412"):
+        env.reset()
+    assert arm.asked == ["estop"] and env.poll().estop
+
+
+def test_the_first_motion_of_the_policy_after_a_person_is_limited_in_distance():
+    far, hold, grip = np.full(7, 1.0), np.zeros(7), np.array([0, 0, 0, 0, 0, 0, 1.0])
+    env = played(Reading(), push(1), *[Reading()] * 5, push(1), push(0, lost=True), env=Served())
+    executed = [
+        env.step(action)[4]["executed_action"] for action in (far, far, hold, grip, far, far, far, far, far, far)
+    ]
+    np.testing.assert_array_equal(executed[0], far)
+    meters, radians = (np.array([0.03 * np.linalg.norm(a[:3]), 0.15 * np.linalg.norm(a[3:6])]) for a in executed[4:6])
+    np.testing.assert_allclose(meters, FIRST_COMMAND, rtol=1e-5)
+    assert executed[4][6] == 1 and executed[4][0] == executed[4][1] > 0, (
+        "its direction and the gripper are the policy's"
+    )
+    assert (radians > 0.05).all() and (executed[5] == far).all(), "the second one is not limited"
+    assert np.linalg.norm(executed[9][:3]) < 0.34, "nor is it jumped to when contact returns"
+    near = np.array([0.1, 0, 0, 0.1, 0, 0, 0])
+    env = played(push(1), Reading(), env=Served())
+    np.testing.assert_allclose([env.step(near)[4]["executed_action"] for _ in range(2)][1], near, rtol=1e-6)
+
+
+def test_the_first_motion_of_the_policy_has_a_limit_for_each_arm():
+    class Two(Noting):
+        action_scale = (0.03, 0.15)
+
+    env = played(push(1), Reading(), env=Two(14), first_command=[0.003, 0.5])
+    action = np.array([1, 0, 0, 1, 0, 0, 1, 0.05, 0, 0, 1, 1, 1, 1])
+    executed = [env.step(action)[4]["executed_action"] for _ in range(2)][1]
+    np.testing.assert_allclose(executed, [0.1, 0, 0, 1, 0, 0, 1, 0.05, 0, 0, 1, 1, 1, 1], rtol=1e-6)
+    with pytest.raises(ConfigError, match=r"first_command=\[0.1, 0.1\]: Noting has no action_scale"):
+        played(first_command=[0.1, 0.1])
+    with pytest.raises(ConfigError, match=r"first_command is \[0.1\]: expected \[METERS, RADIANS\], both above 0"):
+        played(env=Two(), first_command=[0.1])
+
+
 # --- events
 # ----------------------------------------------------------------------------------------------------------------------
 
@@ -190,8 +359,9 @@ def test_take_over_ignores_events_before_an_episode_except_stop():
     device = Played()
     for event in ("success", "reset", "stop", "fail"):
         device.press(event)
+    device.press("estop")
     device.reset()
-    assert device.take_events() == ("stop",)
+    assert device.take_events() == ("stop", "estop")
 
 
 # --- actions
@@ -353,8 +523,11 @@ def test_taking_over_goes_on_from_where_the_arm_is_and_giving_back_too():
     assert (arm.moved[:, 1] > -0.001).all(), "never back: it stops where it was told to be"
     assert np.abs(arm.moved[13:16]).max() < 0.001, "and then it stands"
     assert np.abs(arm.moved[:, [0, 2]]).max() < 0.003 and np.abs(arm.turned).max() < 0.01
+    np.testing.assert_allclose(
+        arm.actions[16][1], FIRST_COMMAND[0] / 0.03, err_msg="the first one is limited", rtol=1e-6
+    )
     np.testing.assert_array_equal(
-        arm.actions[16:], np.float32([policy] * 8), "the policy's actions are used as they are"
+        arm.actions[17:], np.float32([policy] * 7), "the policy's other actions are used as they are"
     )
 
 

@@ -348,15 +348,32 @@ def test_a_task_without_pictures_is_no_wait(page: Any, device: Any):
 
 @needs_chromium
 def test_page_sends_every_button_once(page: Any, device: Any):
-    for where, event in ((".success", "success"), (".fail", "fail"), (".reset", "reset"), (".stop", "stop")):
+    buttons = (".success", "success"), (".fail", "fail"), (".reset", "reset"), (".stop", "stop"), (".estop", "estop")
+    for where, event in buttons:
         click(page, where)
         assert until(device, lambda reading: bool(reading.events)).events == (event,)
-    for key, event in (("Enter", "success"), ("Backspace", "fail"), ("r", "reset"), ("Escape", "stop")):
+    for key, event in (("Enter", "success"), ("Backspace", "fail"), ("r", "reset"), ("Escape", "stop"), (" ", "estop")):
         chromium.key(page, key, True)
         chromium.key(page, key, False)
         assert until(device, lambda reading: bool(reading.events)).events == (event,)
     time.sleep(0.3)
     assert device.read().events == ()
+
+
+@needs_chromium
+def test_page_shows_the_emergency_stop_and_releases_it(page: Any, device: Any):
+    who = "return document.querySelector('.who strong').innerText"
+    chromium.key(page, "g", True)  # nothing to release
+    chromium.key(page, "g", False)
+    device.show({"front": PICTURE}, Status("none", estop=True))
+    chromium.wait(page, f"{who} === 'Emergency stop'")
+    click(page, ".release")
+    assert until(device, lambda reading: bool(reading.events)).events == ("release_estop",)
+    chromium.key(page, "g", True)
+    chromium.key(page, "g", False)
+    assert until(device, lambda reading: bool(reading.events)).events == ("release_estop",)
+    device.show({"front": PICTURE}, Status("policy"))
+    chromium.wait(page, f"{who} === 'The policy is in control'")
 
 
 @needs_chromium
@@ -391,7 +408,7 @@ def test_a_reloaded_page_has_its_seat_and_its_choices(page: Any, device: Any):
 def test_page_shows_controls_without_scrolling(page: Any, device: Any, size: tuple[int, int]):
     chromium.shape(page, *size)
     box = "document.querySelector('{}').getBoundingClientRect()"
-    stick, foot, stop = (box.format(name) for name in (".stick:last-child", "footer", ".stop"))
+    stick, foot, stop = (box.format(name) for name in (".stick:last-child", "footer", ".estop"))
     chromium.wait(page, f"return {stick}.bottom <= {foot}.top || {foot}.right <= {stick}.left")
     chromium.wait(page, f"return {stick}.bottom <= innerHeight && {stop}.bottom <= innerHeight")
     assert size[0] < 600 or chromium.wait(page, "return document.documentElement.scrollHeight <= innerHeight")
@@ -416,7 +433,7 @@ def test_the_legend_is_whole_with_two_arms_and_a_message(
         {"front": PICTURE, "wrist": PICTURE}, Status("human", "pick up the red cube", 1, 0, 7, 100, message=LET_GO)
     )
     chromium.wait(page, "return document.querySelector('.hilt').cockpit.view.arms === 2")
-    for pad, keys in ((False, 20), (True, 11)):
+    for pad, keys in ((False, 22), (True, 13)):
         if pad:
             gamepad(page, [0, 0, 0, 0])
         chromium.wait(page, f"return document.querySelectorAll('.legend kbd').length === {keys}")

@@ -173,7 +173,7 @@ def keys() -> str:
 
     meanings: dict[str, list[str]] = {}
     for key, meaning in KEYS.items():
-        meanings.setdefault(meaning, []).append(key if len(key) > 1 else key.upper())
+        meanings.setdefault(meaning, []).append({" ": "space"}.get(key) or (key if len(key) > 1 else key.upper()))
     return (
         "keys: "
         + ", ".join(f"{' or '.join(names)} {meaning}" for meaning, names in meanings.items())

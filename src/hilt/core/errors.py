@@ -144,6 +144,10 @@ class RefusedError(HiltError, RuntimeError):
     """Raised when the other side of a connection refuses this one; the message says what differs."""
 
 
+class EmergencyStopError(RefusedError):
+    """Raised when something is to move and the emergency stop is latched."""
+
+
 class RequestError(HiltError, RuntimeError):
     """Raised when a request reached the other side and failed there; the message has the error's type and text."""
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from hilt.core.checksums import read_json, write_json
-from hilt.core.errors import ConfigError, DeadlineError, HiltError, RefusedError, SchemaError
+from hilt.core.errors import ConfigError, DeadlineError, EmergencyStopError, HiltError, RefusedError, SchemaError
 from hilt.core.files import DISK, read
 from hilt.core.names import load_own
 from hilt.core.progress import Report, silent
@@ -35,7 +35,7 @@ from hilt.envs.env_protocol import TASK_SUCCESS, Env, success_of
 from hilt.envs.rate import Rate
 from hilt.envs.task_mix import TASK_NUMBER
 from hilt.hil.config import SENDERS, TASK_COLUMN, Hil, of_run
-from hilt.hil.contact import LOST, Contact
+from hilt.hil.contact import ESTOPPED, LOST, Contact
 from hilt.hil.environment import NullDevice, make_env, trainer_config
 from hilt.hil.make_agent import make_agent
 from hilt.hil.moments import Moment, Moments
@@ -211,7 +211,11 @@ class Actor:
         if not self._ready():
             return
         self._does("resetting the task")
-        observation, info = self._env.reset(seed=self._seed(number, 1), options={"split": SPLIT, "state": state})
+        try:
+            observation, info = self._env.reset(seed=self._seed(number, 1), options={"split": SPLIT, "state": state})
+        except EmergencyStopError:  # the next episode begins when it is released
+            self._await_operator(ESTOPPED)
+            return
         if self._rate is not None:
             self._rate.restart()
         self._agent.begin(str(attribute(self._env, "instruction", "") or ""), paced=self._rate is not None)
@@ -230,7 +234,7 @@ class Actor:
                 self._agent.acted(Source.HUMAN, None)
                 before, steps, human, total = moment.observation, moment.step, moment.human, moment.total
             elif info.get("lost") and not ended:
-                self._await_operator()
+                self._await_operator(ESTOPPED if info.get("estop") else LOST)
         if ended:
             self._says = "no" if self._says == "not yet" else self._says
             self.acted.episodes += 1
@@ -296,8 +300,8 @@ class Actor:
         return made, after, bool(terminated or truncated), info, source
 
     def _paused(self, step: int) -> Moment | None:
-        """Waits while a person has paused the simulation; returns the moment to which they go back, if they do. The
-        learner is told before it gets the last step, which ends what is rewound away."""
+        """Waits during a pause; returns the moment to which the person goes back, if they do. The learner is told
+        before it gets the last step, which ends what is rewound away."""
         self.acted.acting = PAUSED
         self._does(PAUSED)
         moment = self._moments.wait(self._ended)
@@ -311,11 +315,10 @@ class Actor:
             self._rate.restart()
         return moment
 
-    def _await_operator(self) -> None:
-        """No step is made while contact to the operator is lost, but for two: the one that
-        finds it, and the first one after it."""
-        self.acted.acting = LOST
-        self._does(LOST)
+    def _await_operator(self, why: str) -> None:
+        """No step is made meanwhile, but for two: the one that finds out why, and the first one after it."""
+        self.acted.acting = why
+        self._does(why)
         self._contact.wait(self._ended)
         self._agent.acted(Source.HUMAN, None)
         if self._rate is not None:
@@ -398,8 +401,7 @@ class Actor:
                 self._waits(f"no learner answers at {self._config.wire.host}:{config.port_number} yet{why}", deadline)
 
     def _connected(self, config: TrainerConfig) -> TrainerClient:
-        """First asks whose run it is, without the spool: steps of one run never go into
-        another, whose stores have other names."""
+        """First asks whose run it is, without the spool: no step of one run goes into another, of other names."""
         name, host = self.acted.name, self._config.wire.host
         answer = self._greeted(config)
         self._run, left, encoder = str(answer.get("run", "")), answer.get("left"), self._config.agent.encoder
@@ -447,8 +449,7 @@ class Actor:
         write_json(run_file, {"run": run})
 
     def _tell(self) -> None:
-        """Runs in a thread: reports the actor's state to the learner, and receives the learner's
-        progress and whether the run is over."""
+        """Runs in a thread: reports to the learner, and receives its progress and whether the run is over."""
         assert self._client is not None
         reported_at = 0.0
         while not self._closing.wait(AGAIN_S):

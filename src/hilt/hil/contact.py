@@ -1,4 +1,5 @@
-"""Contact to the operator, when it is lost: the actor waits, and the learner's clock and updates wait with it."""
+"""Contact to the operator, when it is lost, and the emergency stop: the actor waits, and the learner's clock and
+updates wait with it."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ CONTACT = "contact to the operator"
 """The beginning of each message about it"""
 LOST = "contact lost"
 """Who acts meanwhile"""
+ESTOPPED = "emergency stop"
+"""Who acts while that is latched"""
 REPORT_AFTER_S = 1.0
 """A shorter loss is counted, and not mentioned: a page sends 20 times a second, and a network may stall"""
 POLL_INTERVAL_S = 0.1
@@ -29,13 +32,17 @@ class Contact:
 
     def wait(self, ended: Callable[[], bool]) -> None:
         """Waits until contact is back, a button is pressed, the time after which the policy
-        continues is over, or `ended()` is true."""
+        continues is over, or `ended()` is true. While the emergency stop is latched only its release counts, and
+        *stop*."""
         began, said = time.monotonic(), False
         self.lost, waits = True, False
         while self.lost and not ended():
             reading = self._env.get_wrapper_attr("poll")()
             waited = time.monotonic() - began
-            if not reading.lost or {*reading.events} - {"toggle"}:
+            if reading.estop and "stop" not in reading.events:
+                self._wait_for_release(ended)
+                began = time.monotonic()  # contact may have been lost meanwhile
+            elif not reading.lost or {*reading.events} - {"toggle"}:
                 self.lost = False
                 self._notify(f"{CONTACT} is back after {waited:.0f} s: the run goes on") if said else None
             elif waited >= self._seconds:
@@ -53,6 +60,14 @@ class Contact:
                 time.sleep(POLL_INTERVAL_S)
         self._waited += time.monotonic() - began
         self.lost = False
+
+    def _wait_for_release(self, ended: Callable[[], bool]) -> None:
+        """Waits until a person has released the emergency stop, or presses *stop*."""
+        began, poll = time.monotonic(), self._env.get_wrapper_attr("poll")
+        self._notify(f"{CONTACT}: the emergency stop is pressed. Nothing moves until it is released. {self._address()}")
+        while not ended() and (reading := poll()).estop and "stop" not in reading.events:
+            time.sleep(POLL_INTERVAL_S)
+        self._notify(f"{CONTACT}: the emergency stop was pressed for {time.monotonic() - began:.0f} s")
 
     def stats(self) -> dict[str, Any]:
         """The counters that are reported to the learner."""

@@ -24,7 +24,7 @@ from hilt.teleop.devices import Device, Reading, open_device
 from hilt.teleop.intervene import TakeOver, attribute
 from hilt.wire import TrainerConfig, make_trainer_config
 
-TAKES = ("mode", "action_indices")
+TAKES = ("mode", "action_indices", "first_command")
 
 
 class Spaces(NamedTuple):
@@ -174,8 +174,8 @@ def trainer_config(config: Hil, learner: bool) -> TrainerConfig:
 
 
 def _with_operator(env: Env, config: Hil) -> Env:
-    """`mode` and `action_indices` of the operator's options are `TakeOver`'s; the others are the device's.
-    Nobody moves what the policy cannot move."""
+    """`mode`, `action_indices` and `first_command` of the operator's options are `TakeOver`'s; the others are the
+    device's. Nobody moves what the policy cannot move."""
     options = dict(config.operator_options)
     if options and not config.operator:
         raise ConfigError(

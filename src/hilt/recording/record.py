@@ -19,7 +19,14 @@ from typing import Any, Protocol
 import gymnasium
 import numpy as np
 
-from hilt.core.errors import ConfigError, HiltError, MissingPackageError, SchemaError, UnknownNameError
+from hilt.core.errors import (
+    ConfigError,
+    EmergencyStopError,
+    HiltError,
+    MissingPackageError,
+    SchemaError,
+    UnknownNameError,
+)
 from hilt.core.trajectory import Source, Step
 from hilt.envs.env_protocol import Env, success_of
 from hilt.envs.rate import Rate
@@ -299,7 +306,11 @@ class Recorder:
         start, seed = self._next_start()
         s.attempts, s.step = s.attempts + 1, 0
         # of a person it ends when they act: until then no step limit runs
-        observation, _ = self._env.reset(seed=seed, options=start)
+        try:
+            observation, _ = self._env.reset(seed=seed, options=start)
+        except EmergencyStopError:
+            self._await_release()
+            return None
         if self._rate is not None:
             self._rate.restart()
         began = time.perf_counter()
@@ -367,7 +378,19 @@ class Recorder:
             before, marked, lost = after, marked + label, lost + bool(info.get("lost"))
             s.step, s.steps, s.stopped = s.step + 1, s.steps + 1, bool(info.get("stop"))
             self._tell()
+            if info.get("estop") and not ended:
+                self._await_release()
         return info, marked, lost, ended
+
+    def _await_release(self) -> None:
+        """No step is made while the emergency stop is latched, but for two: the one that finds it, and the first one
+        after it."""
+        while not self._stop() and (reading := self._control.poll()).estop and not self.summary.stopped:
+            self.summary.stopped = "stop" in reading.events
+            self._tell()
+            time.sleep(1 / self._hz)
+        if self._rate is not None:
+            self._rate.restart()
 
     def _progress(self, marked: int = 0) -> str:
         return (

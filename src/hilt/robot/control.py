@@ -29,11 +29,24 @@ import numpy as np
 
 from hilt.core import platform
 from hilt.core.checksums import checksum
-from hilt.core.errors import ConfigError, DeadlineError, HiltError, RefusedError, RequestError
+from hilt.core.errors import (
+    ConfigError,
+    DeadlineError,
+    EmergencyStopError,
+    HiltError,
+    RefusedError,
+    RequestError,
+)
 from hilt.envs.rotations import Array, normalized
 from hilt.robot.backends import STATE_SIZE, Backend, Box, RobotState, open_backend, slew
+from hilt.robot.jerk_limit import MAX_WINDOW_S, JerkLimit, window_seconds
 
-MODES = ("hold", "follow", "reset", "wrench", "stopped")
+ESTOP = "estop"
+MODES = ("hold", "follow", "reset", "wrench", "stopped", ESTOP)
+LATCHED = (
+    "the emergency stop is latched: nothing moves until a person has seen that it is safe and releases it, on the page "
+    "or with POST /release_estop."
+)
 CURES = {
     "stopped": "POST /startimp first",
     "reset": "ask again when it is at home",
@@ -47,6 +60,8 @@ SLOW, WARN_INTERVAL_S = 2, 10.0
 # have nothing when a backend is too slow
 SPARE = 0.1
 MAX_LINE_BYTES = 1 << 20
+ESTOP_STATUS = 412
+"""Of the answer to a command while the emergency stop is latched"""
 RESET_DEADLINE_S = 30.0
 START_S = 60.0
 STOP_S = 5.0
@@ -60,6 +75,10 @@ class ArmLimits:
     "Meters per second at which the commanded tool point moves at most"
     max_turn: float = 3.0
     "Radians per second at which it turns at most"
+    max_jerk: float = 1000.0
+    "Meters per second cubed: the largest change of acceleration of the commanded tool point"
+    max_turn_jerk: float = 5000.0
+    "Radians per second cubed: the same of its rotation"
     heartbeat: float = 0.3
     "Seconds without a command after which the arm holds where it is, and another controller may take it"
     rate: float = 100.0
@@ -72,10 +91,25 @@ class ArmLimits:
                 raise ConfigError(f"{field.name}={value!r}: expected a number above 0.")
         if self.rate > 1000:
             raise ConfigError(f"rate={self.rate}: expected at most 1000 ticks per second.")
+        for name, speed in (("max_jerk", self.max_speed), ("max_turn_jerk", self.max_turn)):
+            jerk = getattr(self, name)
+            if (late := window_seconds(speed, jerk)) > MAX_WINDOW_S:
+                raise ConfigError(
+                    f"{name}={jerk:g}: the arm would come {late:.2g} s after what it is sent to, and at most "
+                    f"{MAX_WINDOW_S:g} s are allowed; give {math.ceil(4 * speed / MAX_WINDOW_S**2)} or more, or a "
+                    "lower speed."
+                )
+
+    @property
+    def window_ticks(self) -> int:
+        """The ticks over which targets are averaged, twice, so that they keep the limits of jerk."""
+        windows = window_seconds(self.max_speed, self.max_jerk), window_seconds(self.max_turn, self.max_turn_jerk)
+        return math.ceil(max(windows) * self.rate - 1e-9)
 
 
 class ControlledArm:
-    """Brings one arm to the pose that was asked for, at most at the speed allowed, and holds it when commands cease."""
+    """Brings one arm to the pose that was asked for, within the limits of speed and jerk, and holds it when commands
+    cease. To hold is not smoothed: that would be later."""
 
     def __init__(self, backend: Backend, arm: int, limits: ArmLimits):
         self._backend, self._arm, self._limits = backend, arm, limits
@@ -84,15 +118,23 @@ class ControlledArm:
         self._give_up = 0.0
         self.waiting: list[int] = []  # numbers of the requests that are answered when a reset is over
         self.outcome: HiltError | None = None  # of that reset
+        self._smooth = JerkLimit(limits.window_ticks)
+        self._turn = limits.max_turn * self._smooth.turn_share(limits.max_turn / limits.rate)
+        self._stands = limits.heartbeat  # seconds, of the last pose
+        self._before = "hold"  # the mode to which the release of an emergency stop returns
         self.hold()
 
     def hold(self) -> None:
         self._backend.hold(self._arm)
         self._setpoint = self._goal = self._backend.state(self._arm).pose.copy()
+        self._smooth.restart(self._setpoint)
         self.mode = "hold"
 
-    def follow(self, pose: list[float]) -> None:
+    def follow(self, pose: list[float], stands: float | None = None) -> None:
+        """Goes there. `stands`: the seconds after which the arm holds if no other command has come; a heartbeat at
+        most."""
         self._need("follow", "hold")
+        self._stands = min(self._limits.heartbeat, stands or math.inf)
         self._goal = np.concatenate([np.clip(pose[:3], *self._box), normalized(pose[3:])])
         self.mode = "follow"
 
@@ -117,8 +159,23 @@ class ControlledArm:
 
     def release(self) -> None:
         """Ends whatever motion there is; a stopped arm is not commanded to hold, which could start it."""
-        if self.mode != "stopped":
+        if self.mode not in ("stopped", ESTOP):
             self.hold()
+
+    def estop(self) -> None:
+        """Holds at once, and takes no command until `release_estop`. A stopped arm stays stopped."""
+        if self.mode == "reset":
+            self.outcome = EmergencyStopError(LATCHED)
+        if self.mode != ESTOP:
+            self._before = "stopped" if self.mode == "stopped" else "hold"
+            self.release()
+        self.mode = ESTOP
+
+    def release_estop(self) -> None:
+        """Takes commands again, from where the arm is now."""
+        if self.mode == ESTOP:
+            self.mode = self._before
+            self.release()
 
     def stop(self) -> None:
         self.release()
@@ -130,7 +187,7 @@ class ControlledArm:
         self.hold()
 
     def tick(self, now: float, seconds: float) -> None:
-        silent = now - self.heard > self._limits.heartbeat
+        silent = now - self.heard > (self._stands if self.mode == "follow" else self._limits.heartbeat)
         if (self.mode in ("follow", "wrench") and silent) or (self.mode == "wrench" and self._strays()):
             self.hold()
         if self.mode == "reset" and not self._backend.busy(self._arm):
@@ -142,10 +199,8 @@ class ControlledArm:
             )
             self.hold()
         if self.mode == "follow":
-            self._setpoint = slew(
-                self._setpoint, self._goal, self._limits.max_speed * seconds, self._limits.max_turn * seconds
-            )
-            self._backend.command(self._setpoint, self._arm)
+            self._setpoint = slew(self._setpoint, self._goal, self._limits.max_speed * seconds, self._turn * seconds)
+            self._backend.command(self._smooth.next(self._setpoint), self._arm)
 
     def _strays(self) -> bool:
         """Whether a push has brought the arm where no pose may bring it, or made it as fast as none may."""
@@ -357,6 +412,14 @@ class Loop:
     def _do(self, number: int, do: str, arm: int, **values: Any) -> Any:
         if do == "period":
             return self._periods.summary(**values)
+        if do in ("estop", "release_estop"):  # of all arms: they share a world
+            for each in self.arms:
+                getattr(each, do)()
+            self._publish()
+            return None
+        asks = do == "release" or (do == "scene" and values["split"] is None)
+        if not asks and any(each.mode == ESTOP for each in self.arms):
+            raise EmergencyStopError(LATCHED)
         if do == "scene":
             facts = self._backend.scene(**values)
             if values["split"] is not None:
@@ -379,6 +442,7 @@ class Loop:
         if isinstance(answer, HiltError):
             status = 409 if isinstance(answer, RefusedError) else 501 if isinstance(answer, RequestError) else 400
             status = 504 if isinstance(answer, DeadlineError) else status
+            status = ESTOP_STATUS if isinstance(answer, EmergencyStopError) else status
             send_line(self._line, {"id": number, "status": status, "error": str(answer)})
         else:
             send_line(self._line, {"id": number, "answer": answer})

@@ -9,6 +9,8 @@ one for the other in one line. Making an environment needs no server; it is reac
   comes too early is sent as soon as it may be, unless another one has come by then.
 - An action is added to the last command, as tabletop does and for its reasons, but never further than `lead` from the
   measured pose; ``lead=[0, 0]`` is upstream's way.
+- A pose stands for one control period and 50 ms: where the next one does not come, because this process or the network
+  is gone, the arm holds. Upstream's arm goes on to the last pose.
 - `truncated` at the step limit, `terminated` at success. Every request has a deadline,
   and a refusal raises with the server's sentence.
 """
@@ -27,7 +29,7 @@ import numpy as np
 from gymnasium import spaces
 
 from hilt.core.config import build
-from hilt.core.errors import ConfigError, HiltError, RequestError, UnknownNameError
+from hilt.core.errors import ConfigError, EmergencyStopError, HiltError, RequestError, UnknownNameError
 from hilt.core.files import read
 from hilt.core.validate import Need, check, defaults_of, setting
 from hilt.envs.env_protocol import choose_state
@@ -56,6 +58,8 @@ STATE = {
 }
 """Our names, the server's, and how many numbers each has."""
 STEP_LIMIT = 100  # upstream's
+LATE_S = 0.05
+"""Seconds by which the next pose may be late before the arm holds"""
 CONNECTION = ("url", "token_file", "request_seconds", "joint_reset_seconds")
 """Settings that an episode does not depend on"""
 
@@ -152,6 +156,10 @@ class _Arms(gymnasium.Env[Any, Any]):
         first = arms[0].config
         self.arms, self.control_hz, self.initial_states = arms, first.hz, dict(first.initial_states or STATES)
         self.step_limit, self.instruction = first.step_limit or STEP_LIMIT, first.instruction
+        self.action_scale = tuple(
+            max(scales) for scales in zip(*(arm.config.action_scale for arm in arms), strict=True)
+        )
+        """Meters and radians that an action of 1 moves and turns an arm in one step; of two arms the larger ones"""
         self._more_time = 1
         self.simulation: bool | None = None
         """Whether the server simulates; None until it was reached."""
@@ -211,14 +219,45 @@ class _Arms(gymnasium.Env[Any, Any]):
         given = np.asarray(action, np.float64)
         if given.shape != self.action_space.shape or not np.isfinite(given).all():
             raise ConfigError(f"an action here is {self.action_space.shape[0]} finite numbers; given {given.tolist()}.")
-        parts = dict(zip(self.arms, np.clip(given, -1.0, 1.0).reshape(-1, 7), strict=True))
-        self._each(lambda arm: arm.act(parts[arm]))
+        parts, stopped = dict(zip(self.arms, np.clip(given, -1.0, 1.0).reshape(-1, 7), strict=True)), False
+        try:
+            self._each(lambda arm: arm.act(parts[arm]))
+        except EmergencyStopError:  # nothing moves, and what there is to see is shown
+            stopped = True
         period = self._rate.wait()
         obs = self._observed()
         self._steps += 1
         successes = self._successes()
-        info = {"succeed": _all(successes), "period_seconds": period}
+        info = {"succeed": _all(successes), "period_seconds": period, **({"estop": True} if stopped else {})}
         return obs, float(bool(_all(successes))), any(successes), self._steps >= self.step_limit, info
+
+    def estop(self) -> None:
+        """Latches the emergency stop of the robot servers: no arm moves until it is released. From any thread, also
+        during a reset, which then raises `EmergencyStopError`."""
+        self._ask_servers("estop")
+
+    def release_estop(self) -> None:
+        """Releases it: for a person who has seen that it is safe."""
+        self._ask_servers("release_estop")
+
+    def is_estopped(self) -> bool:
+        """Whether the emergency stop of a robot server is latched, by whomever."""
+        return any((status or {}).get("mode") == "estop" for status in self._ask_servers("status"))
+
+    def _ask_servers(self, route: str) -> list[Any]:
+        """Asks each server on a connection of its own; all of them, before an error is raised."""
+        answers, errors = [], []
+        for arm in self.arms:
+            client = arm.new_client()
+            try:
+                answers.append(client.post(route, missing_ok=True))
+            except HiltError as error:
+                errors.append(error)
+            finally:
+                client.close()
+        if errors:
+            raise errors[0]
+        return answers
 
     def look(self) -> dict[str, Any]:
         """Returns the current observation; the next period begins now. For a wait
@@ -296,7 +335,6 @@ class RobotEnv(_Arms):
 
     def __init__(self, config: RobotConfig | None = None):
         self.config = config or RobotConfig()
-        self.action_scale = tuple(self.config.action_scale)
         super().__init__([ArmConnection(self.config, "", self.config.cameras, self.config.image_size)])
 
 
@@ -346,9 +384,9 @@ class ArmConnection:
         self._wanted, self._gripped, self._gripped_at = "leave", "leave", -np.inf
 
     def connect(self) -> None:
-        self.client = self._new_client()
+        self.client = self.new_client()
         for name, camera in self.camera_configs.items():
-            self._cameras[name] = open_camera(name, camera, self.image_size, self._new_client)
+            self._cameras[name] = open_camera(name, camera, self.image_size, self.new_client)
 
     def close(self) -> None:
         while self._cameras:
@@ -449,8 +487,9 @@ class ArmConnection:
         return values
 
     def _send(self, pose: Array) -> None:
+        self._command = None  # unless it is taken, the next one begins where the arm is
         self.client.post("clearerr")  # as upstream, so that a reflex of the arm does not end the episode
-        self.client.post("pose", {"arr": pose.tolist()})
+        self.client.post("pose", {"arr": pose.tolist(), "stands": 1 / self.config.hz + LATE_S})
         self._command = pose
 
     def _grip(self, command: str) -> None:
@@ -461,7 +500,7 @@ class ArmConnection:
         if parameters:
             self.client.post("update_param", dict(parameters))
 
-    def _new_client(self) -> RobotClient:
+    def new_client(self) -> RobotClient:
         token = read(Path(self.config.token_file)).decode().strip() if self.config.token_file else ""
         return RobotClient(self.config.url, token, self.config.request_seconds)
 

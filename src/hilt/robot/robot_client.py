@@ -9,9 +9,10 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
-from hilt.core.errors import ConfigError, DeadlineError, RefusedError, RequestError
+from hilt.core.errors import ConfigError, DeadlineError, EmergencyStopError, RefusedError, RequestError
 
 _REFUSED = (401, 403, 409, 423)  # no token, the wrong one, another controller
+_ESTOP = 412  # the emergency stop is latched
 _GONE = (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError)
 _BODY_LIMIT_BYTES = 64 << 20
 
@@ -56,7 +57,8 @@ class RobotClient:
             return None
         if status != 200:
             sentence = _sentence(reply) + (" Set token_file in the arm's settings." if status == 401 else "")
-            raise (RefusedError if status in _REFUSED else RequestError)(
+            kind_of_error = RefusedError if status in _REFUSED else RequestError
+            raise (EmergencyStopError if status == _ESTOP else kind_of_error)(
                 f"{where}: refused with status {status}: {sentence}"
             )
         try:

@@ -46,7 +46,9 @@ REPORT_WAIT_S = 2.0  # until the server reports what it waits for
 STALE_S = 1.0
 LOOKS = 50  # of 10 ms each: after a pause of the whole machine, the first state is some milliseconds away
 POLL_INTERVAL_S = 0.1  # how often a long request is checked for a client that has gone
-OWN_ROUTES = ("/scene", "/image", "/status")
+ESTOP_ROUTES = {"/estop": "Stopped", "/release_estop": "Released"}
+"""They need no lease: whoever may command the arm may stop it"""
+OWN_ROUTES = ("/scene", "/image", "/status", *ESTOP_ROUTES)
 
 
 class RobotServer:
@@ -215,6 +217,10 @@ class App:
         hello, control = self._control.hello, self._control
         if path == "/status":
             return await self._status(read_seconds(body))
+        if path in ESTOP_ROUTES:
+            await control.ask(path[1:], self._arm)
+            _log.warning("%s: %s", who, "the emergency stop is latched" if path == "/estop" else "it is released")
+            return ESTOP_ROUTES[path]
         if not hello["simulation"]:
             raise Refusal(404, f"{path}: this backend is no simulation; read its cameras where they are connected.")
         if path == "/scene":

@@ -68,7 +68,10 @@ class Command:
 
 
 def _pose(body: Any, box: Box) -> dict[str, Any]:
-    pose = _numbers(_object(body, "arr"), "arr", 7, "x y z and a quaternion x y z w")
+    pose = _numbers(_object(body, "arr", "stands"), "arr", 7, "x y z and a quaternion x y z w")
+    stands = _number(body.get("stands", 1.0), "stands")
+    if stands <= 0:
+        raise Refusal(400, f"stands: expected a number of seconds above 0, got {stands}.")
     length = math.hypot(*pose[3:])
     if not SHORTEST_QUATERNION <= length <= LONGEST_QUATERNION:
         raise Refusal(
@@ -83,7 +86,8 @@ def _pose(body: Any, box: Box) -> dict[str, Any]:
             f"arr: the position {pose[:3]} is outside the workspace; expected x y z from "
             f"({low}) to ({high}), in meters.",
         )
-    return {"pose": [*np.clip(position, *box).tolist(), *(x / length for x in pose[3:])]}
+    seconds = {"stands": stands} if "stands" in body else {}
+    return {"pose": [*np.clip(position, *box).tolist(), *(x / length for x in pose[3:])], **seconds}
 
 
 def _wrench(body: Any, box: Box) -> dict[str, Any]:

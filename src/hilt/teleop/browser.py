@@ -31,8 +31,10 @@ from hilt.core.children import ChildProcess, run_module
 from hilt.core.errors import DeadlineError, DeviceError, MissingPackageError, SchemaError
 from hilt.core.web import is_loopback, listen, page_address
 from hilt.envs.env_protocol import Env
-from hilt.teleop.devices import Device, Reading, Status, arms_and_gripper
+from hilt.teleop.devices import ESTOP, RELEASE_ESTOP, Device, Reading, Status, arms_and_gripper
 
+ANY_EPISODE = ("stop", ESTOP, RELEASE_ESTOP)
+"""Events that count whatever the episode in which they were pressed"""
 STALE_SECONDS = 0.2
 """A driver whose newest state is older than this is out of reach, and the arm holds still."""
 PATIENCE = 1.0
@@ -43,9 +45,9 @@ class Browser(Device):
     """A person in a browser. They act from *Take over* to *Give back*; with no key held, the arm holds still.
 
     Of several viewers one drives, the first who takes over. When contact to the driver is lost, or the
-    driver's page is closed, readings are `lost` until somebody takes over or gives back. *Stop* counts from
-    every viewer; success, fail and reset from the driver, or from any viewer while there is no driver, and
-    only if pressed in the episode that they end.
+    driver's page is closed, readings are `lost` until somebody takes over or gives back. *Stop* and the emergency
+    stop count from every viewer; success, fail and reset from the driver, or from any viewer while there is no driver,
+    and only if pressed in the episode that they end.
     """
 
     name = "browser"
@@ -143,6 +145,10 @@ class Browser(Device):
             np.array(held["motion"]), held["gripper"], True, False, arm=min(held["arm"], self._arms - 1), **more
         )
 
+    def is_estop_pressed(self) -> bool:
+        self._receive()
+        return super().is_estop_pressed()
+
     def show(self, images: Mapping[str, np.ndarray], status: Status) -> None:
         for name, image in images.items():
             if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] not in (1, 3):
@@ -176,7 +182,7 @@ class Browser(Device):
                 # else it was meant for an episode that is over
                 if pressed["event"] == "rewind" and pressed["episode"] == self._episode:
                     self._rewind = pressed["step"]
-                elif pressed["event"] == "stop" or pressed["episode"] == self._episode:
+                elif pressed["event"] in ANY_EPISODE or pressed["episode"] == self._episode:
                     self.press(pressed["event"])
 
     def _check_page(self) -> None:

@@ -19,7 +19,8 @@ from hilt.core.names import ExtensionPoint, load
 from hilt.core.trajectory import Source
 from hilt.envs.env_protocol import Env
 
-EVENTS = ("success", "fail", "reset", "stop", "toggle")
+ESTOP, RELEASE_ESTOP = "estop", "release_estop"
+EVENTS = ("success", "fail", "reset", "stop", "toggle", ESTOP, RELEASE_ESTOP)
 
 AT_REST = 1e-3
 """The norm of a motion up to which the device is at rest: HIL-SERL's number."""
@@ -48,6 +49,8 @@ class Reading:
     action: np.ndarray | None = None
     """A whole action, from a device that knows the environment's actions (a
     script); motion and gripper do not count then."""
+    estop: bool = False
+    """Whether the emergency stop is latched; set by `TakeOver`, with `lost`, from the events"""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ class Status:
     message: str = ""
     rewind: bool = False
     """Whether the person may pause, and go back to an earlier step of this episode"""
+    estop: bool = False
+    """Whether the emergency stop is latched"""
 
 
 class Device:
@@ -96,9 +101,8 @@ class Device:
         """Called once, with the environment that will be driven."""
 
     def reset(self) -> None:
-        """An episode begins: what was pressed before no longer counts, but for "stop"."""
-        stop = "stop" in self.take_events()
-        self._pressed.extend(["stop"] if stop else [])
+        """An episode begins: what was pressed before no longer counts, but for "stop" and the emergency stop."""
+        self._pressed.extend(event for event in self.take_events() if event in ("stop", ESTOP, RELEASE_ESTOP))
 
     def watch(self, action: Any) -> None:
         """The policy's action, before each reading; for a device that judges it. A
@@ -110,6 +114,11 @@ class Device:
     def read(self) -> Reading:
         """What the person wants now. Returns at once: the arm waits for it."""
         raise NotImplementedError
+
+    def is_estop_pressed(self) -> bool:
+        """Whether the emergency stop was pressed since the last reading. Asked by another thread than the one that
+        reads, while that one waits for an arm that resets."""
+        return ESTOP in self._pressed
 
     def show(self, images: Mapping[str, np.ndarray], status: Status) -> None:
         """Called after each reset and step, with images uint8 [H, W, 3]. Returns at once."""
@@ -151,6 +160,7 @@ KEYS = {
     **dict(u="+roll", o="-roll", i="+pitch", k="-pitch", j="+yaw", l="-yaw"),
     **dict(c="close", v="open", t="toggle", tab="arm"),
     **dict(enter="success", backspace="fail", r="reset", escape="stop"),
+    **{" ": ESTOP, "g": RELEASE_ESTOP},
 }
 """What each key does: its name as a browser gives it (`KeyboardEvent.key`), in lower case. On the page a letter is its
 place on a QWERTY keyboard, whatever is printed there."""

@@ -6,7 +6,8 @@ Controls:
     right stick     z (up: up) and yaw (left: left)             start  toggle   back  stop
     cross           pitch (up, down) and roll (left, right)     Y  the other arm
     left trigger    open the gripper                            right shoulder  dead-man button: hold it to act
-    right trigger   close it
+    right trigger   close it                                    left shoulder   emergency stop
+                                                                left stick pressed  releases it
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ import numpy as np
 from hilt.core.errors import ConfigError, DeviceError, optional_module
 from hilt.core.platform import DEVICE_NODES, environment
 from hilt.envs.env_protocol import Env
-from hilt.teleop.devices import Device, Reading, arms_and_gripper
+from hilt.teleop.devices import ESTOP, RELEASE_ESTOP, Device, Reading, arms_and_gripper
 
 DEAD_ZONE = 0.12
 """Of a stick's way, so much is nothing: worn sticks do not come back to 0."""
 FULL = 32767
 # SDL's numbers for the parts of a game controller, whatever the maker's are
 STICKS, TRIGGERS = (0, 1, 2, 3), (4, 5)
-BUTTONS = {0: "success", 1: "fail", 2: "reset", 3: "arm", 4: "stop", 6: "toggle"}
+BUTTONS = {0: "success", 1: "fail", 2: "reset", 3: "arm", 4: "stop", 6: "toggle", 7: RELEASE_ESTOP, 9: ESTOP}
 DEAD_MAN, UP, DOWN, LEFT, RIGHT = 10, 11, 12, 13, 14
 REOPEN_SECONDS = 1.0
 PERMISSION = "sudo usermod -aG input $USER, then log in again"
@@ -78,6 +79,10 @@ class Gamepad(Device):
         opens, closes = (self._pad.get_axis(axis) > FULL / 2 for axis in TRIGGERS)
         gripper = (int(opens) - int(closes)) * self._gripper
         return Reading(motion, gripper, bool(button(DEAD_MAN)), events=self.take_events(), arm=self._arm)
+
+    def is_estop_pressed(self) -> bool:
+        self._press_buttons()
+        return super().is_estop_pressed()
 
     def close(self) -> None:
         self._pad.quit()

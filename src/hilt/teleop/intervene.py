@@ -7,10 +7,15 @@ and the episode's interventions are counted. Never put it around an environment 
 The hand-over does not make the arm jump:
 
 - Actions are differences, so the person goes on from where the arm is, and so does the policy afterwards,
-  whose actions are used as they are, unblended.
+  whose actions are used unblended.
 - An axis or gripper button that was already held when control changed hands (a stick deflected at the toggle, a key
   held over a reset) counts as released until it has been released once.
 - A person who presses no gripper button leaves the gripper as it is.
+- The policy's first motion after a person moves the arm by at most `first_command`.
+
+What is executed is decided here, for the policy, a person, a leader and a script alike: nothing, while the emergency
+stop is latched (`hilt.teleop.emergency_stop`). Workspace, speed and jerk are limited below, where the arm is: by the
+task, and by the robot server for every client.
 """
 
 from __future__ import annotations
@@ -28,18 +33,24 @@ from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.trajectory import Source
 from hilt.envs.env_protocol import success_of
 from hilt.teleop.devices import Device, Reading, Status
+from hilt.teleop.emergency_stop import LATCHED, EmergencyStop
 
 DEFLECTED = 0.05
 """From here on an axis counts as held at a hand-over; less is the drift of a stick at rest."""
 
 LET_GO = "Let go, then press again: what was held before you took over moves nothing."
 LET_GO_CONTACT = "Let go, then press again: contact was lost, and what was held meanwhile moves nothing."
+LET_GO_ESTOP = "Let go, then press again: the emergency stop was released, and what was held meanwhile moves nothing."
 LET_GO_ARM = "Let go, then press again: what was held for the other arm moves nothing."
 """The messages shown to a person meanwhile, by reason."""
 
 BRIEF_SECONDS = 1.0
 """After contact was lost for no longer than this, what the person still holds moves the arm on: they know what they
 hold, and they have seen the arm stop. After longer it must be released first, as at a hand-over."""
+
+FIRST_COMMAND = (0.01, 0.05)
+"""Meters and radians that the policy's first motion after a person moves and turns the arm at most, where the
+environment has its `action_scale`"""
 
 ActionOf = Callable[[Reading, Any], Any]
 
@@ -56,6 +67,8 @@ class TakeOver(gymnasium.Wrapper):
     - ``lost``: only when contact to the device is lost. Nothing moves then; the source is the person,
       whose ``intervention_steps`` do not count it. The caller may wait until contact is back (`poll`), or
       let the policy continue without it (`release`).
+    - ``estop``: only while the emergency stop is latched, with ``lost``. It is not released by `release`, but by a
+      person; until then `reset` raises `EmergencyStopError`.
 
     Events: *success* ends the episode (terminated, reward 1, ``succeed``), *fail* too (reward 0), and
     ``info["marked"]`` is there, True or False, where a person decided; *reset* truncates it, *stop* truncates it and
@@ -74,11 +87,12 @@ class TakeOver(gymnasium.Wrapper):
         action_of: ActionOf | None = None,
         policy: bool = True,
         clock: Callable[[], float] = time.monotonic,
+        first_command: Sequence[float] | None = None,
     ):
         """`action_indices`: the only dimensions that a person moves, the others are 0. `action_of(reading,
         action_space)`: a person's action, for action spaces other than the known ones. `policy`: False where none acts,
         as in recording; the actions given to `step` are then the person's too, who chose to do nothing. `clock`:
-        seconds, by which lost contact is timed."""
+        seconds, by which lost contact is timed. `first_command`: meters and radians, in place of `FIRST_COMMAND`."""
         super().__init__(env)
         if mode not in ("hold", "toggle"):
             raise ConfigError(
@@ -97,12 +111,15 @@ class TakeOver(gymnasium.Wrapper):
         self._released = self._still = False
         self._clock, self._lost_since = clock, 0.0
         self._rewinds = False
+        self._estop, self._estopped = EmergencyStop(env, device), False
+        self._first_command = first_limits(env, first_command)
         self._begin()
         device.attach(env)
 
     def _begin(self) -> None:
         # of the last step: a person acted, has taken over, was out of reach
         self._human = self._toggled = self._lost = False
+        self._first = False  # the next motion of the policy is its first one after a person
         self._arm = 0
         # [6 axes, gripper] of the last reading; before the first: whatever is held was held before
         self._held = np.ones(7, bool)
@@ -113,7 +130,9 @@ class TakeOver(gymnasium.Wrapper):
         self._return = 0.0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        observation, info = self.env.reset(seed=seed, options=options)
+        self._estop.refuse()
+        with self._estop.watched():
+            observation, info = self.env.reset(seed=seed, options=options)
         self._begin()
         self._episode += 1
         self.device.reset()
@@ -131,11 +150,18 @@ class TakeOver(gymnasium.Wrapper):
             self._steps += not reading.lost
             self._count += not before
         executed = executable(action, self.env.action_space)
+        if not human and self._first and self._first_command:
+            executed, self._first = self._limited(executed)
+        self._first = human or self._first
         # an environment may change it in place, and info has the action as it was given
         given = copy.deepcopy(executed)
         observation, reward, terminated, truncated, info = self.env.step(given)
 
         info = dict(info)
+        if info.get("estop") and not reading.estop:  # pressed at the robot server: this action was not executed
+            self._estop.pressed_elsewhere()
+            reading, human = replace(reading, lost=True, estop=True), True
+            executed = executable(self._persons_action(reading), self.env.action_space)
         info["source"] = int(self.device.source if human or not self.policy else Source.POLICY)
         info["executed_action"] = executed
         if human:
@@ -143,6 +169,8 @@ class TakeOver(gymnasium.Wrapper):
         info["intervention_count"], info["intervention_steps"] = self._count, self._steps
         if reading.lost:
             info["lost"] = True
+        if reading.estop:
+            info["estop"] = True
         if reading.paused and self._rewinds:
             info["paused"] = True
         for event in reading.events:
@@ -185,8 +213,10 @@ class TakeOver(gymnasium.Wrapper):
         reading = checked(self.device.read(), self.device)
         self._released &= reading.lost
         here = not self._released
-        events, self._polled = (*self._polled, *reading.events), ()
-        return replace(reading, lost=reading.lost and here, engaged=reading.engaged and here, events=events)
+        events, self._polled = self._estop.counted((*self._polled, *reading.events)), ()
+        stopped = self._estop.latched
+        lost, engaged = (reading.lost and here) or stopped, reading.engaged and here
+        return replace(reading, lost=lost, estop=stopped, engaged=engaged, events=events)
 
     def close(self) -> None:
         try:
@@ -205,11 +235,14 @@ class TakeOver(gymnasium.Wrapper):
             self._lost_since = self._clock()
         if reading.arm != self._arm:
             self._mute(held, LET_GO_ARM)
+        elif self._estopped and not reading.estop:
+            self._mute(held, LET_GO_ESTOP)
         elif self._lost and not reading.lost and self._clock() - self._lost_since > BRIEF_SECONDS:
             self._mute(held, LET_GO_CONTACT)
         elif human and not self._human:
             self._mute(held & self._held, LET_GO)
         self._human, self._held, self._lost, self._arm = human, held, reading.lost, reading.arm
+        self._estopped = reading.estop
         return human
 
     def _mute(self, held: np.ndarray, why: str) -> None:
@@ -227,6 +260,18 @@ class TakeOver(gymnasium.Wrapper):
             action = self._action_of(still, self.env.action_space)
         return action if self._kept is None else np.where(self._kept, action, 0)
 
+    def _limited(self, action: np.ndarray) -> tuple[np.ndarray, bool]:
+        """The policy's action, scaled down where it moves or turns an arm farther than a first command may; and whether
+        the first one is still to come, because this one moves nothing."""
+        arms, axes = arms_and_axes(len(action))
+        limited, still = action.copy(), True
+        for one in limited.reshape(arms, -1):
+            for part, limit in zip((one[:3], one[3:axes]), self._first_command, strict=True):
+                norm = float(np.linalg.norm(part))
+                part *= min(1.0, limit / norm) if norm else 1.0
+                still = still and not norm
+        return limited, still
+
     def _show(self, observation: Any, who: str) -> None:
         self._seen = observation
         self.device.observe(observation)
@@ -239,8 +284,9 @@ class TakeOver(gymnasium.Wrapper):
             step_limit=int(attribute(self.env, "step_limit", 0) or 0),
             reward=self._return,
             gripper=grippers_of(observation),
-            message=self._why if who == "human" and self._muted.any() else self.message,
+            message=self._message(who),
             rewind=self._rewinds,
+            estop=self._estop.latched,
         )
         images: dict[str, np.ndarray] = {}
         if self.device.screen:
@@ -249,6 +295,25 @@ class TakeOver(gymnasium.Wrapper):
             if not images and self.env.render_mode == "rgb_array":
                 images = {"view": np.asarray(self.env.render())}
         self.device.show(images, status)
+
+    def _message(self, who: str) -> str:
+        if self._estop.latched:
+            return LATCHED
+        return self._why if who == "human" and self._muted.any() else self.message
+
+
+def first_limits(env: gymnasium.Env, given: Sequence[float] | None) -> tuple[float, float] | tuple[()]:
+    """The norms, in units of an action, of the policy's first motion after a person: of its translation and rotation.
+    Empty where the environment does not have its `action_scale`, and none were asked for."""
+    limits, scale = FIRST_COMMAND if given is None else tuple(given), attribute(env, "action_scale", None)
+    if len(limits) != 2 or not all(np.isfinite(limit) and limit > 0 for limit in limits):
+        raise ConfigError(f"first_command is {given}: expected [METERS, RADIANS], both above 0.")
+    if scale is None and given is not None:
+        raise ConfigError(
+            f"first_command={list(limits)}: {type(env.unwrapped).__name__} has no action_scale, the meters and radians "
+            "of an action of 1. Give it one, or leave first_command out."
+        )
+    return () if scale is None else (limits[0] / float(scale[0]), limits[1] / float(scale[1]))
 
 
 def checked(reading: Any, device: Device) -> Reading:
@@ -270,13 +335,17 @@ def motion_action(reading: Reading, space: gymnasium.spaces.Box) -> np.ndarray:
     an axis is 1, too, so a policy sees 1 anyway.
     """
     (length,) = space.shape
-    arms = 2 if length in (12, 14) else 1
-    axes = {3: 3, 4: 3}.get(length, 6)
+    arms, axes = arms_and_axes(length)
     action = np.zeros((arms, length // arms))
     one = action[min(reading.arm, arms - 1)]
     one[:axes] = reading.motion[:axes]
     one[axes:] = reading.gripper
     return action.reshape(-1)
+
+
+def arms_and_axes(length: int) -> tuple[int, int]:
+    """The arms that an action of a known length moves, and the numbers of each that move it: 3, or 6 with rotation."""
+    return (2 if length in (12, 14) else 1), {3: 3, 4: 3}.get(length, 6)
 
 
 def check_space(space: Any) -> None:

@@ -11,18 +11,21 @@ const TOLD = 4000; // ms that a hint stays in sight
 const LATE = 3000; // ms after which a press that could not be sent is dropped, but for stop
 const AWAY = 4404; // the code with which the app closes the socket when there is no actor
 const AXES = ["x", "y", "z", "roll", "pitch", "yaw"];
-const NAMES = {enter: "Enter", backspace: "⌫", escape: "Esc", tab: "Tab"};
+const NAMES = {enter: "Enter", backspace: "⌫", escape: "Esc", tab: "Tab", " ": "Space"};
+const ALWAYS = ["stop", "estop"]; // presses that count however late they are sent, and whoever drives
 const LEGEND = [
   ["Forward, back", "+x", "-x"], ["Roll", "+roll", "-roll"], ["Left, right", "+y", "-y"], ["Pitch", "+pitch", "-pitch"],
   ["Up, down", "+z", "-z"], ["Yaw", "+yaw", "-yaw"], ["Close, open", "close", "open"], ["Take over", "toggle"],
   ["Success", "success"], ["Fail", "fail"], ["Reset", "reset"], ["Stop", "stop"],
+  ["Emergency stop", "estop"], ["Release it", "release_estop"],
 ];
 const PAD_LEGEND = [
   ["Move", "Left stick"], ["Up, down, turn", "Right stick"], ["Pitch, roll", "Cross"], ["Open, close", "LT", "RT"], ["Take over", "Start"],
   ["Success", "A"], ["Fail", "B"], ["Reset", "X"], ["Stop", "Back"],
+  ["Emergency stop", "LB"], ["Release it", "L3"],
 ];
 // Of a gamepad, by the numbers of the browser's standard layout; the same as in gamepad.py.
-const BUTTONS = {0: "success", 1: "fail", 2: "reset", 3: "arm", 8: "stop", 9: "toggle"};
+const BUTTONS = {0: "success", 1: "fail", 2: "reset", 3: "arm", 4: "estop", 8: "stop", 9: "toggle", 10: "release_estop"};
 const clamp = (value) => Math.max(-1, Math.min(1, value));
 // What the browser keeps for us; nothing where it may not.
 const remember = (where, name, value) => { try { window[where].setItem(name, JSON.stringify(value)); } catch {} };
@@ -142,6 +145,8 @@ export default {
           {{ view.driving ? w("Give back") : view.taken ? w("Taken") : w("Take over") }}</button>
         <button v-if="view.lost && !over" class="resume" @click="press('give')">{{ w("Let it go on") }}</button>
         <button class="stop" :disabled="away" @click="press('stop')"><q-icon name="stop"/>{{ w("Stop") }}</button>
+        <button v-if="status.estop" class="release" :disabled="!mayMark" @click="press('release_estop')">{{ w("Release the emergency stop") }}</button>
+        <button v-else class="estop" :disabled="away" @click="press('estop')"><q-icon name="dangerous"/>{{ w("Emergency stop") }}</button>
       </footer>
     </div>`,
 
@@ -163,6 +168,7 @@ export default {
       if (this.over) return "ended";
       if (this.away) return "away";
       if (!this.online) return "gone";
+      if (this.status.estop) return "estop";
       if (this.view.lost && this.status.who !== "policy") return "lost";  // else the policy goes on, after a while
       if (this.view.paused) return "paused";
       if (this.view.taken) return this.view.driving ? "mine" : "other";
@@ -174,6 +180,7 @@ export default {
         ended: [this.status.message?.startsWith("Recording") ? this.status.message : this.w("The session has ended."), this.w("You may close this page.")],
         away: [this.w("The actor is not running"), this.w("It has ended, or is being started again. This page goes on by itself when it is back.")],
         gone: [this.w("No contact"), this.w("The arm holds still if you were driving. Trying again.")],
+        estop: [this.w("Emergency stop"), this.w("Nothing moves until a person releases it. First see that it is safe.")],
         lost: [this.w("Contact lost"), this.w("The driver is gone and the arm holds still. Take over, or let it go on.")],
         paused: [this.w("Paused"), this.view.pausing ? this.w("Choose a moment with the slider or ← →, and try again from there.") : this.w("Somebody has paused the simulation.")],
         mine: [this.w("You are in control"), held || this.w("The arm moves while you hold a key or a stick.")],
@@ -243,7 +250,7 @@ export default {
       socket.onopen = () => {
         this.seen = 0;
         socket.send(JSON.stringify({viewer: this.viewer}));
-        this.unsent = this.unsent.filter((press) => press.event === "stop" || performance.now() - press.at < LATE);
+        this.unsent = this.unsent.filter((press) => ALWAYS.includes(press.event) || performance.now() - press.at < LATE);
         for (const press of this.unsent) socket.send(JSON.stringify(press));
         this.sendState();
       };
@@ -392,7 +399,8 @@ export default {
     act(meaning) {
       if (meaning === "toggle") this.toggle();
       else if (meaning === "arm") this.choose("arm", this.view.arms > 1 ? 1 - this.arm : 0);
-      else if (meaning === "stop" || (meaning === "reset" ? this.mayMark : this.mayJudge)) this.press(meaning);
+      else if (meaning === "release_estop") { if (this.status.estop && this.mayMark) this.press(meaning); }
+      else if (ALWAYS.includes(meaning) || (meaning === "reset" ? this.mayMark : this.mayJudge)) this.press(meaning);
     },
 
     choose(name, value) {

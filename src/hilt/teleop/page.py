@@ -35,7 +35,7 @@ from hilt.core.errors import FormatError, optional_module
 from hilt.core.signals import leave_to_parent
 from hilt.core.web import PageGuard
 from hilt.formats import images
-from hilt.teleop.devices import EVENTS, KEYS
+from hilt.teleop.devices import ESTOP, EVENTS, KEYS
 
 SEAT_SECONDS = 2.0
 """Seconds of silence after which a driver loses control."""
@@ -252,7 +252,7 @@ class Page:
             await self._pause(viewer, event, message, now)
         elif event not in EVENTS or event == "toggle":  # which is the device's word for take and give
             raise FormatError(f"event {event!r} is not one that a page has")
-        elif event == "stop" or self.wheel.driver in (None, viewer.name):
+        elif event in ("stop", ESTOP) or self.wheel.driver in (None, viewer.name):
             # anybody may stop; the rest is the driver's, if there is one
             self.wheel.paused_by = None
             await self._press(event, episode)

@@ -45,24 +45,21 @@ def serve_robot(
         float, typer.Option("--max-speed", help="Meters per second, of the commanded tool point.")
     ] = 0.6,
     max_turn: Annotated[float, typer.Option("--max-turn", help="Radians per second.")] = 3.0,
+    max_jerk: Annotated[float, typer.Option("--max-jerk", help="Change of its acceleration, m/s³.")] = 1000.0,
+    max_turn_jerk: Annotated[float, typer.Option("--max-turn-jerk", help="The same in rad/s³.")] = 5000.0,
     heartbeat: Annotated[
         float, typer.Option("--heartbeat", help="Seconds of silence after which the arm holds where it is.")
     ] = 0.3,
     rate: Annotated[float, typer.Option("--rate", help="Ticks of the control loop per second.")] = 100.0,
 ) -> None:
-    """Serve an arm over HTTP as HIL-SERL's franka_server does, with limits on pose and speed,
+    """Serve an arm over HTTP as HIL-SERL's franka_server does, with limits on pose, speed and jerk,
     a heartbeat, and one controller at a time."""
     from hilt.robot.control import ArmLimits
     from hilt.robot.robot_server import RobotServer
 
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    options = {"task": task} if task is not None else {}
-    for setting in settings or []:
-        name, equals, value = setting.partition("=")
-        if not equals or name in options:
-            raise ConfigError(f"--set {setting!r}: expected NAME=VALUE, once for each name.")
-        options[name] = value
-    limits = ArmLimits(max_speed=max_speed, max_turn=max_turn, heartbeat=heartbeat, rate=rate)
+    options = backend_options(task, settings or [])
+    limits = ArmLimits(max_speed, max_turn, max_jerk, max_turn_jerk, heartbeat, rate)
     server = RobotServer(backend, options, host=host, port=port, tokens=tokens or [], limits=limits)
 
     def show() -> None:
@@ -79,6 +76,17 @@ def serve_robot(
     asyncio.run(server.serve(show, (signal.SIGINT, signal.SIGTERM)))
     if server.control.failure is not None:
         raise RequestError(f"the control process had ended: {server.control.failure.strip().splitlines()[-1]}")
+
+
+def backend_options(task: str | None, settings: Sequence[str]) -> dict[str, str]:
+    """What the backend's class is made with."""
+    options = {"task": task} if task is not None else {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or name in options:
+            raise ConfigError(f"--set {setting!r}: expected NAME=VALUE, once for each name.")
+        options[name] = value
+    return options
 
 
 def next_commands(urls: Sequence[str], simulated: bool, tokens: bool) -> list[str]:
