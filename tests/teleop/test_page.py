@@ -132,12 +132,13 @@ def chrome(chromium_tab: Any) -> Any:
     return chromium_tab
 
 
-@pytest.fixture(scope="module")
-def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+@contextlib.contextmanager
+def opened(folder: Path) -> Iterator[Any]:
+    """A device whose page is served, started in a folder with a file that has the name of a module."""
     from hilt.teleop import browser
     from hilt.teleop.browser import Browser
 
-    folder, before = tmp_path_factory.mktemp("folder"), os.getcwd()
+    before = os.getcwd()
     if sys.version_info >= (3, 11):
         (folder / "re.py").write_text("raise SystemExit('a module of the folder that the person happens to be in')")
     os.chdir(folder)
@@ -153,9 +154,14 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     monkeypatch.undo()
 
 
-@pytest.fixture
-def page(chrome: Any, device: Any) -> Iterator[Any]:
-    """The page in front, alone, at a desktop's size, with nobody at the wheel."""
+@pytest.fixture(scope="module")
+def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with opened(tmp_path_factory.mktemp("folder")) as device:
+        yield device
+
+
+def face(chrome: Any, device: Any) -> None:
+    """Brings the page of this device to the front, alone, at a desktop's size, with nobody at the wheel."""
     for handle in chrome.window_handles[1:]:
         chrome.switch_to.window(handle)
         chrome.close()
@@ -164,7 +170,8 @@ def page(chrome: Any, device: Any) -> Iterator[Any]:
     device.reset()
     device.show({"front": PICTURE, "wrist": PICTURE}, Status("policy", "pick up the red cube", 1, 0, 7, 100))
     # else as the last test left it
-    if not chrome.execute_script("return document.querySelector('.hilt')?.cockpit?.online"):
+    is_there = urlsplit(chrome.current_url).port == urlsplit(device.url).port
+    if not is_there or not chrome.execute_script("return document.querySelector('.hilt')?.cockpit?.online"):
         chromium.open_page(chrome, device.url)
     # else no press counts
     chromium.wait(chrome, f"return document.querySelector('.hilt').cockpit.view.episode === {device._episode}")
@@ -172,6 +179,11 @@ def page(chrome: Any, device: Any) -> Iterator[Any]:
     if view(chrome, "lost"):
         click(chrome, ".resume")
     until(device, lambda reading: not reading.engaged)
+
+
+@pytest.fixture
+def page(chrome: Any, device: Any) -> Iterator[Any]:
+    face(chrome, device)
     yield chrome
     if len(chrome.window_handles) == 1 and view(chrome, "driving"):
         click(chrome, ".take")
@@ -829,8 +841,14 @@ def test_a_person_takes_over_drives_gives_back_and_marks_success(
 
 
 @needs_chromium
-def test_an_episode_is_recorded_from_the_page(page: Any, device: Any, tmp_path: Path):
-    """`hilt record` with this device, to its end: every step is the person's, whether a key is held or not."""
+def test_an_episode_is_recorded_from_the_page(chrome: Any, tmp_path: Path):
+    """`hilt record` with a device of its own, to its end: every step is the person's, whether a key is held or not."""
+    with opened(tmp_path) as device:
+        face(chrome, device)
+        record_an_episode(chrome, device, tmp_path)
+
+
+def record_an_episode(page: Any, device: Any, tmp_path: Path) -> None:
     from hilt.envs.tabletop.suite_env import TabletopEnv
     from hilt.recording.record import Settings, record
 
