@@ -93,17 +93,21 @@ def test_actions_of_a_chunk_one_by_one_and_dropped_when_a_person_takes_over(fold
     agent.close()
 
 
-def test_imitation_lowers_the_loss_and_goes_on_bit_for_bit(folder: Path, env, shown: Path):
-    agent = make_agent(config(folder, options={"learning_rate": 3e-3}), env)
+def batch_of(shown: Path) -> tuple[dict, dict]:
+    """Eight steps of a log, and a batch for imitation made of them."""
     with Log.open(shown, "r") as log:
-        keys = log.all().keys()[:8]
-        read = log.read(keys)
-    batch = {
+        read = log.read(log.all().keys()[:8])
+    return read, {
         "observations": read["observations"],
         "actions": np.repeat(read["actions"][:, None], 3, 1),
         "mask": np.ones((8, 3), bool),
         "task": np.arange(8) % 2,
     }
+
+
+def test_imitation_lowers_the_loss_and_goes_on_bit_for_bit(folder: Path, env, shown: Path):
+    agent = make_agent(config(folder, options={"learning_rate": 3e-3}), env)
+    read, batch = batch_of(shown)
     losses = [agent.imitate(batch)["imitation/loss"] for _ in range(30)]
     assert losses[-1] < 0.7 * losses[0] and agent.imitations == 30
     saved = agent.state_dict()
@@ -118,6 +122,31 @@ def test_imitation_lowers_the_loss_and_goes_on_bit_for_bit(folder: Path, env, sh
           "instruction": text}], np.zeros((1, 3, 3), np.float32), np.ones((1, 3), bool))[0].item()
         for text in agent.instructions)  # fmt: skip
     assert one != two
+
+
+def test_a_moving_average_acts_while_the_newest_weights_learn(folder: Path, env, shown: Path):
+    _, batch = batch_of(shown)
+    plain, slow = (make_agent(config(folder, options={"average": share}), env) for share in (0.0, 0.25))
+    begun_with = plain.acting_state()
+    for _ in range(2):
+        assert plain.imitate(batch) == slow.imitate(batch), "the same weights learn"
+    resumed = make_agent(config(folder, options={"average": 0.25}), env)
+    resumed.load_state_dict(slow.state_dict())
+    expected = {name: torch.from_numpy(value) for name, value in begun_with.items()}
+    other = make_agent(config(folder, options={"average": 0.0}), env)
+    for _ in range(3):
+        other.imitate(batch)
+        for name, newest in other.acting_state().items():
+            expected[name] = torch.lerp(expected[name], torch.from_numpy(newest), 0.25)
+    for agent in (slow, resumed):
+        agent.imitate(batch)
+        for name, value in agent.acting_state().items():
+            assert torch.allclose(torch.from_numpy(value), expected[name], atol=1e-7), name
+    assert all(np.array_equal(resumed.acting_state()[name], value) for name, value in slow.acting_state().items())
+    agent = make_agent(config(folder, options={"average": 0.25, "policy_options": {"precision": "float32"}}), env)
+    agent.policy.to(torch.bfloat16)
+    with pytest.raises(ConfigError, match=r"agent\.options\.average needs weights in float32"):
+        agent.imitate(batch)
 
 
 def test_adapters_alone_are_sent_and_those_of_another_policy_are_refused(folder: Path, env, tmp_path: Path):

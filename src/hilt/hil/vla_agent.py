@@ -7,6 +7,7 @@ followed them. Everything else of the run is as with any other agent: the wire, 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,6 +84,9 @@ class VlaOptions:
     """The weight decay of AdamW"""
     gradient_clip: float = setting(1.0, minimum=0)
     """The largest norm of a gradient; 0: no limit"""
+    average: float = setting(0.0, minimum=0, maximum=1)
+    """The policy that acts and is evaluated is a moving average of the one that is trained, and takes over this share
+    of it at each update; 0: it is the trained one itself"""
     lora_rank: int = setting(0, minimum=0)
     """The rank of adapters, which then are all that is trained and sent to actors; 0: all weights are"""
     lora_alpha: float = setting(16.0, above=0, needs=_ADAPTERS)
@@ -138,6 +142,7 @@ class VlaAgent(StepAgent):
         self._absent = False  # the server did not answer the last plan
         self._adam: Adam | None = None
         self._learned: list[str] = []
+        self._newest: dict[str, torch.Tensor] = {}  # what is trained, where the policy has its average
         self._images: list[str] = []
         self._instruction, self._argmax = "", not options.sample
         self._executor: ChunkExecutor | None = None
@@ -317,14 +322,40 @@ class VlaAgent(StepAgent):
             for place, number in enumerate(numbers)
         ]
         actions = self._suite.taught(np.asarray(batch["actions"])).astype(np.float32)
-        self.policy.train()
-        loss, figures = self.policy.supervised_loss(rows, actions, batch["mask"], generator=self._draws)
-        self.policy.zero_grad(set_to_none=True)
-        loss.backward()
-        self.policy.eval()
-        norm = self._descend()
+        with self._newest_weights():
+            self.policy.train()
+            loss, figures = self.policy.supervised_loss(rows, actions, batch["mask"], generator=self._draws)
+            self.policy.zero_grad(set_to_none=True)
+            loss.backward()
+            self.policy.eval()
+            norm = self._descend()
         self.imitations += 1
         return {**{f"imitation/{name}": value for name, value in figures.items()}, "imitation/gradient_norm": norm}
+
+    @contextlib.contextmanager
+    def _newest_weights(self) -> Iterator[None]:
+        """Within it the policy has the weights that are trained; after it their moving average, if there is one."""
+        if not self.options.average:
+            yield
+            return
+        if not self._newest:
+            if any(p.dtype != torch.float32 for p in self._trained.values()):
+                raise ConfigError(
+                    "agent.options.average needs weights in float32, and these have fewer digits than a small share of "
+                    "them: give lora_rank, whose adapters have them, or average=0."
+                )
+            self._newest = {name: p.detach().clone() for name, p in self._trained.items()}
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+        with torch.no_grad():
+            torch._foreach_lerp_(list(self._trained.values()), list(self._newest.values()), self.options.average)
+
+    def _exchange(self) -> None:
+        for name, p in self._trained.items():
+            p.data, self._newest[name] = self._newest[name], p.data
 
     def _words(self, number: int) -> str:
         if not self.instructions:
@@ -402,6 +433,7 @@ class VlaAgent(StepAgent):
         adam = {} if self._adam is None else {name: tensor.clone() for name, tensor in self._adam.tensors().items()}
         return {
             "policy": {name: p.detach().clone() for name, p in self._trained.items()},
+            "newest": {name: tensor.clone() for name, tensor in self._newest.items()},
             "adam": adam,
             "learned": torch.tensor([name in self._learned for name in self._trained]),
             "imitations": self.imitations,
@@ -411,6 +443,7 @@ class VlaAgent(StepAgent):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         trained = {name: tensor.float().cpu().numpy() for name, tensor in state["policy"].items()}
         self.load_acting_state({**trained, BASE: self._base})
+        self._newest = {name: tensor.to(self._device) for name, tensor in state.get("newest", {}).items()}
         self.imitations = int(state["imitations"])
         if state["learned"].any():
             self._begin_descent([name for name, yes in zip(self._trained, state["learned"], strict=True) if yes])
