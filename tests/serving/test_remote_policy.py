@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from hilt.serving.observation_names import our_name
 from hilt.serving.policy_server import ServerAccess
 from hilt.serving.remote_policy import is_address
 from tests.serving.served_toy import CHUNK, DIM, STATE, WAIT_S, Known, packed, seen, unpacked
+from tests.wire.processes import free_port
 
 
 def ours(number: float = 1.0) -> dict[str, Any]:
@@ -228,3 +230,41 @@ def test_addresses():
             RemotePolicy(url)
     with pytest.raises(ConfigError, match="timeout_s=0"):
         RemotePolicy("ws://x:1", timeout_s=0)
+
+
+def wait(met: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not met():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def test_a_server_gives_signs_of_life_while_it_computes_and_none_when_it_is_gone():
+    policy, port = Known(), free_port()
+    with PolicyServer(policy, access=ServerAccess(port=port)) as server:
+        remote = RemotePolicy(server.url, timeout_s=WAIT_S)
+        assert remote.is_alive(WAIT_S)
+        policy.go.clear()
+        asking = threading.Thread(target=remote.act, args=([ours()],))
+        asking.start()
+        computing = time.monotonic()
+        wait(lambda: remote._link._heard > computing)  # a ping that was sent meanwhile is answered meanwhile
+        policy.go.set()
+        asking.join(WAIT_S)
+    wait(lambda: not remote.is_alive(float("inf")))
+    with PolicyServer(policy, access=ServerAccess(port=port)):
+        remote.act([ours()])
+        assert remote.is_alive(WAIT_S)
+        remote.close()
+    assert not remote.is_alive(float("inf"))
+    remote.close()
+    assert "hilt-server-pings" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_openpis_server_is_alive_for_as_long_as_it_is_connected():
+    with openpi_server(lambda asked: {"actions": np.zeros((2, 2), np.float32)}) as url:
+        remote = RemotePolicy(url, timeout_s=WAIT_S)
+        assert remote.is_alive(1e-9), "it computes where it would answer pings"
+        remote._link._socket.close()
+        wait(lambda: not remote.is_alive(WAIT_S))
+        remote.close()

@@ -191,6 +191,10 @@ class ChunkExecutor:
         self._counts["held"] += chunk < 0
         return ChunkStep(action, chunk, index, asked, late)
 
+    def has_action(self) -> bool:
+        """Whether the next step has an action of a chunk, as far as is known before the next answer."""
+        return self._left() > 0
+
     def metrics(self) -> dict[str, float]:
         """Figures since the executor was made: control ``steps``, those of them that were ``held``, ``chunks`` that
         took over, those of them that were ``late``, actions ``dropped`` by `interrupt`, ``idle_share`` (held steps of

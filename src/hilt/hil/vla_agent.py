@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -46,6 +47,9 @@ BASE = "#base"
 """In what is sent to actors: the checksum of the weights that are not trained"""
 SERVER_TIMEOUT_S = 2.0
 """Seconds for each answer of a policy server; after that the arm holds, and it is asked again"""
+ALIVE_S, FORGET_S = 0.08, 0.5
+"""Seconds after the last sign of life of a policy server from which the arm holds, so that it holds 0.1 s after the
+server was lost; and seconds of that after which the rest of the chunk is dropped"""
 _ADAPTERS = Need("lora_rank=N", lambda c: c.lora_rank)
 _SAMPLES = Need("sample=true", lambda c: c.sample)
 
@@ -140,6 +144,7 @@ class VlaAgent(StepAgent):
         self._empty: dict[str, Any] = {}  # an observation of zeros
         self._remote: RemotePolicy | None = None
         self._absent = False  # the server did not answer the last plan
+        self._lost_at: float | None = None  # since when the server gives no sign of life
         self._adam: Adam | None = None
         self._learned: list[str] = []
         self._newest: dict[str, torch.Tensor] = {}  # what is trained, where the policy has its average
@@ -248,10 +253,33 @@ class VlaAgent(StepAgent):
         if self._helped:  # the person may go on: the policy plans when they have let go
             self._step = None
             return self._command(self._hold(observations, self._last))
+        if not self._has_server():
+            self._plan_without_acting(observations)
+            return self._command(self._hold(observations, self._last))
         self._step = self._executor.next(observations)
         if self._step.asked >= 0:
             self._versions[self._step.asked] = self.version  # the plan has these weights, or newer ones
         return self._command(self._step.action)
+
+    def _has_server(self) -> bool:
+        """Whether chunks may be executed: at a control rate the arm holds as soon as a policy server is lost, in the
+        middle of a chunk, too."""
+        assert self._executor is not None
+        if self._remote is None or self._executor.settings.delay is not None or self._remote.is_alive(ALIVE_S):
+            self._lost_at = None
+            return True
+        self._lost_at = time.monotonic() if self._lost_at is None else self._lost_at
+        return False
+
+    def _plan_without_acting(self, observation: Any) -> None:
+        """While the server is lost: it goes on with the chunk if the server is back in a moment; later it drops that,
+        and asks for another one until there is an answer."""
+        assert self._executor is not None and self._lost_at is not None
+        self._step = None
+        if time.monotonic() - self._lost_at >= FORGET_S and (
+            self._executor.has_action() or not self._executor.next(observation).held
+        ):
+            self._executor.interrupt(self._last)
 
     def _command(self, action: Any) -> npt.NDArray[np.float32]:
         return np.asarray(self._suite.command(action), np.float32)
@@ -298,7 +326,7 @@ class VlaAgent(StepAgent):
     def metrics(self) -> dict[str, float]:
         if self._executor is None:
             return {}
-        absent = {} if self._remote is None else {"server_absent": float(self._absent)}
+        absent = {} if self._remote is None else {"server_absent": float(self._absent or self._lost_at is not None)}
         return {**{f"chunks/{name}": value for name, value in self._executor.metrics().items()}, **absent}
 
     def close(self) -> None:

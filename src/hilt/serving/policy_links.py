@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import socket
 import ssl
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -32,6 +34,8 @@ from hilt.wire import TrainerClient, TrainerConfig
 PURPOSE, EXTRA = "a policy behind ws://", "serve"
 WEBSOCKETS, WIRE = ("ws", "wss"), "hilt"
 RETRY_S, CLOSE_S = 0.1, 1.0
+PING_S, PONG_S = 0.02, 1.0
+"""Seconds between two signs of life that a control loop waits for, and for the answer to one"""
 MAX_ANSWER_BYTES = 16 << 20
 ACT, METADATA = "act", "policy-metadata"
 """Requests on the wire"""
@@ -60,7 +64,16 @@ class PolicyLink(ABC):
         """Returns the answer to a request; an error of the server is a `RequestError`."""
 
     @abstractmethod
+    def is_alive(self, within_s: float) -> bool:
+        """Whether the server has given a sign of life within this time; returns at once, for a control loop that asks
+        in each of its steps."""
+
+    @abstractmethod
     def close(self) -> None: ...
+
+    def end(self) -> None:
+        """Closes the connection and ends what watches it; both come back when they are used again."""
+        self.close()
 
     def late(self) -> DeadlineError:
         return DeadlineError(f"{self.url} did not answer within {self.timeout_s:g} s.")
@@ -90,6 +103,9 @@ class WebsocketLink(PolicyLink):
         self._headers = {"Authorization": f"Api-Key {key}"} if key else None
         self._stack = contextlib.ExitStack()
         self._socket: Any = None
+        self._heard = -math.inf  # when the last ping was sent that was answered
+        self._pings: threading.Thread | None = None
+        self._ended = threading.Event()
 
     def connect(self, deadline: float) -> Any:
         self.close()
@@ -122,9 +138,27 @@ class WebsocketLink(PolicyLink):
             raise ServerAbsentError(
                 f"{self.url}: no policy server is reached ({reason}). Start one: hilt serve-policy FOLDER."
             ) from None
+        self._heard = time.monotonic()
         with contextlib.suppress(FormatError):
             return unpack(message) if isinstance(message, bytes) else None
         return None
+
+    def is_alive(self, within_s: float) -> bool:
+        if self._pings is None:
+            self._ended.clear()
+            self._pings = threading.Thread(target=self._ping, name="hilt-server-pings", daemon=True)
+            self._pings.start()
+        connection = self._socket
+        is_open = connection is not None and connection.protocol.state.name == "OPEN"
+        return is_open and time.monotonic() - self._heard < within_s
+
+    def _ping(self) -> None:
+        """Runs in a thread, for as long as somebody wants to know: a control loop would wait in a full socket."""
+        while not self._ended.wait(PING_S):
+            connection, sent = self._socket, time.monotonic()
+            with contextlib.suppress(OSError, self._errors.WebSocketException):
+                if connection is not None and connection.ping().wait(PONG_S):
+                    self._heard = max(self._heard, sent)
 
     def ask(self, message: Mapping[str, Any], deadline: float) -> Any:
         data = pack(message)
@@ -149,8 +183,16 @@ class WebsocketLink(PolicyLink):
 
     def close(self) -> None:
         stack, self._stack, self._socket = self._stack, contextlib.ExitStack(), None
+        self._heard = -math.inf
         with contextlib.suppress(OSError, self._errors.WebSocketException):
             stack.close()
+
+    def end(self) -> None:
+        self._ended.set()
+        if self._pings is not None:
+            self._pings.join(PONG_S + CLOSE_S)
+            self._pings = None
+        super().end()
 
 
 class WireLink(PolicyLink):
@@ -186,6 +228,10 @@ class WireLink(PolicyLink):
         if answer is None:
             raise self.late()
         return answer
+
+    def is_alive(self, within_s: float) -> bool:
+        """Whether the connection is open: a killed server is noticed at once, a silent one after some seconds."""
+        return self._client is not None and bool(self._client.stats()["connected"])
 
     def close(self) -> None:
         client, self._client = self._client, None

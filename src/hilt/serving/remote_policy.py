@@ -109,11 +109,16 @@ class RemotePolicy(Policy):
                 answers.append(self._ask(self._message(seen, extras)))
         return np.stack(answers), {}
 
+    def is_alive(self, within_s: float) -> bool:
+        """Whether the server has given a sign of life within this time. Returns at once, also while another thread
+        waits for an answer. openpi's own server gives none while it computes: there it is whether it is connected."""
+        return self._link.is_alive(within_s if self.is_hilt else float("inf"))
+
     def close(self) -> None:
         """Closes the connection; the next `act` opens another one."""
         with self._lock:
             self._connected = False
-            self._link.close()
+            self._link.end()
 
     def evaluate(self, record: Record) -> Evaluation:
         raise self._only_acts("evaluate()")

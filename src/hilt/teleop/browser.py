@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import secrets
 import shutil
@@ -35,8 +36,9 @@ from hilt.teleop.devices import ESTOP, RELEASE_ESTOP, Device, Reading, Status, a
 
 ANY_EPISODE = ("stop", ESTOP, RELEASE_ESTOP)
 """Events that count whatever the episode in which they were pressed"""
-STALE_SECONDS = 0.2
-"""A driver whose newest state is older than this is out of reach, and the arm holds still."""
+STALE_SECONDS = 0.1
+"""A driver whose newest state is older than this is out of reach, and the arm holds still. So does it when the page's
+process is silent for that long, whoever acts: nobody could take over."""
 PATIENCE = 1.0
 """Multiplies this limit, and those of the page and its process: for tests, on machines that stand still for seconds."""
 
@@ -64,7 +66,7 @@ class Browser(Device):
         self._folder = Path(tempfile.mkdtemp(prefix="hilt-page-"))
         self._context: zmq.Context[Any] = zmq.Context()
         self._page: ChildProcess | None = None
-        self._held: dict[str, Any] = {"driving": False, "lost": False, "at": 0.0}
+        self._held: dict[str, Any] = {"driving": False, "lost": False, "at": math.inf}
         self._on = False
         self._episode, self._arms = 0, 1
         self._rewind: int | None = None
@@ -132,7 +134,7 @@ class Browser(Device):
         self._check_page()
         self._receive()
         held = self._held
-        lost = held["lost"] or (held["driving"] and time.monotonic() - held["at"] > PATIENCE * STALE_SECONDS)
+        lost = held["lost"] or time.monotonic() - held["at"] > PATIENCE * STALE_SECONDS
         engaged = held["driving"] or lost
         if engaged != self._on:
             self.press("toggle")
