@@ -1,8 +1,9 @@
-"""What every page of Hilt's for a browser shares: the guard against foreign pages and strangers, the listening
-socket, and the address to open."""
+"""What Hilt's servers share: of pages for a browser the guard against foreign pages and strangers, and the address to
+open; the listening socket; and a server that runs in a thread."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hmac
 import html
@@ -10,12 +11,16 @@ import ipaddress
 import os
 import re
 import socket
-from collections.abc import Iterable
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
-from hilt.core.errors import ConfigError, optional_module
+from hilt.core.errors import ConfigError, DeadlineError, optional_module
+
+Served = TypeVar("Served", bound="ThreadedServer")
 
 
 class PageGuard:
@@ -178,3 +183,75 @@ def page_address(host: str, port: int, token: str, scheme: str = "http", path: s
     if host in ("0.0.0.0", "::"):
         host = own_address()
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/{path}{f'?token={token}' if token else ''}"
+
+
+class ThreadedServer(ABC):
+    """A server of asyncio's: `serve` runs it in a loop of the caller's, `start` and `stop`, or ``with``, in a thread of
+    this process."""
+
+    title = "server"
+    """What errors and the thread call it"""
+    start_s, stop_s = 60.0, 10.0
+    """Seconds within which it begins to serve, and within which it ends"""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending: asyncio.Event | None = None
+
+    @abstractmethod
+    async def serve_until(self, ending: asyncio.Event, ready: Callable[[], None]) -> None:
+        """Serves until the event is set; calls `ready` when it has begun."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Gives back what was opened; may be called twice."""
+
+    def __enter__(self: Served) -> Served:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Serves from a thread of this process, until `stop`."""
+        ready, problems = threading.Event(), list[Exception]()
+
+        def run() -> None:
+            try:
+                asyncio.run(self.serve(ready.set))
+            except Exception as error:
+                if ready.is_set():  # it has served: nobody waits for this any more, so that the thread reports it
+                    raise
+                problems.append(error)
+                ready.set()
+
+        name = f"hilt-{self.title.replace(' ', '-')}"
+        self._thread = threading.Thread(target=run, name=name, daemon=True)
+        self._thread.start()
+        if not ready.wait(self.start_s):
+            raise DeadlineError(f"the {self.title} did not begin to serve in {self.start_s:.0f} s.")
+        if problems:
+            raise problems[0]
+
+    def stop(self) -> None:
+        """Ends it, and closes it."""
+        loop, ending, thread = self._loop, self._ending, self._thread
+        if thread is not None and loop is not None and ending is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended by itself
+                loop.call_soon_threadsafe(ending.set)
+            thread.join(self.stop_s)
+        self.close()
+
+    async def serve(self, ready: Callable[[], None] = lambda: None, signals: Sequence[int] = ()) -> None:
+        """Serves until `stop`, or one of the signals."""
+        loop, ending = asyncio.get_running_loop(), asyncio.Event()
+        self._loop, self._ending = loop, ending
+        for number in signals:
+            loop.add_signal_handler(number, ending.set)
+        try:
+            await self.serve_until(ending, ready)
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)

@@ -18,7 +18,6 @@ import logging
 import os
 import select
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +28,7 @@ import numpy as np
 
 from hilt.core.children import ChildProcess, run_module
 from hilt.core.errors import ConfigError, DeadlineError, HiltError, RequestError, optional_module, suggest
-from hilt.core.web import own_address
+from hilt.core.web import ThreadedServer, own_address
 from hilt.envs.rotations import Array
 from hilt.robot.backends import Box, backend_class
 from hilt.robot.control import START_S, STOP_S, ArmLimits, Board, News, receive_line, send_line
@@ -51,8 +50,10 @@ ESTOP_ROUTES = {"/estop": "Stopped", "/release_estop": "Released"}
 OWN_ROUTES = ("/scene", "/image", "/status", *ESTOP_ROUTES)
 
 
-class RobotServer:
+class RobotServer(ThreadedServer):
     """Serves the arms of one backend: the first at `port`, a second at the next one. Port 0 takes free ones."""
+
+    title, start_s, stop_s = "robot server", START_S, 2 * STOP_S
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class RobotServer:
         tokens: Sequence[str | os.PathLike[str]] = (),
         limits: ArmLimits | None = None,
     ):
+        super().__init__()
         optional_module("uvicorn", "the robot server", "robot")
         self._door = RequestAuth(host, read_tokens(tokens))
         with contextlib.ExitStack() as undo:
@@ -78,59 +80,17 @@ class RobotServer:
         self._pictures = Pictures(backend, options or {})
         shown = own_address() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
         self.urls = [f"http://{shown}:{s.getsockname()[1]}/" for s in self._sockets]
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._ending: asyncio.Event | None = None
 
-    def __enter__(self) -> RobotServer:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        """Serves from a thread of this process, until `stop`."""
-        ready, problems = threading.Event(), list[Exception]()
-
-        def serve() -> None:
-            try:
-                asyncio.run(self.serve(ready.set))
-            except Exception as error:
-                if ready.is_set():  # it has served: nobody waits for this any more, so that the thread reports it
-                    raise
-                problems.append(error)
-                ready.set()
-
-        self._thread = threading.Thread(target=serve, name="hilt-robot-server", daemon=True)
-        self._thread.start()
-        if not ready.wait(START_S):
-            raise DeadlineError(f"the robot server did not begin to serve in {START_S:.0f} s.")
-        if problems:
-            raise problems[0]
-
-    def stop(self) -> None:
-        """Ends both, with the arms held."""
-        loop, ending, thread = self._loop, self._ending, self._thread
-        if thread is not None and loop is not None and ending is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended by itself
-                loop.call_soon_threadsafe(ending.set)
-            thread.join(2 * STOP_S)
-        self._close()
-
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Ends the control process, with the arms held."""
         for listening in self._sockets:
             listening.close()
         self._pictures.close()
         self.control.close()
 
-    async def serve(self, ready: Callable[[], None] = lambda: None, signals: Sequence[int] = ()) -> None:
-        """Serves until `stop`, or one of the signals."""
+    async def serve_until(self, ending: asyncio.Event, ready: Callable[[], None]) -> None:
         from hilt.robot.http_server import web_server  # needs uvicorn
 
-        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
-        for number in signals:
-            self._loop.add_signal_handler(number, self._ending.set)
         try:
             await self.control.connect()
             apps = [App(arm, self.control, self._door, self._pictures) for arm in range(len(self._sockets))]
@@ -139,12 +99,12 @@ class RobotServer:
             while not all(server.started for server in servers):
                 await asyncio.sleep(0.005)
             ready()
-            await self._ending.wait()
+            await ending.wait()
             for server in servers:
                 server.should_exit = True
             await asyncio.gather(*running)
         finally:
-            self._close()
+            self.close()
 
 
 class App:

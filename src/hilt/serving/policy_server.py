@@ -12,13 +12,11 @@ writes; `hilt.serving.batcher` calls the policy in another one.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 import logging
 import math
 import os
 import ssl
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -30,7 +28,7 @@ from typing import Any
 from hilt import __version__
 from hilt.core.errors import ConfigError, DeadlineError, FormatError, HiltError, optional_module
 from hilt.core.validate import check, setting
-from hilt.core.web import check_tls_files, host_name, is_loopback, listen, page_address
+from hilt.core.web import ThreadedServer, check_tls_files, host_name, is_loopback, listen, page_address
 from hilt.policies.base import Policy
 from hilt.robot.request_auth import read_tokens
 from hilt.serving.array_messages import pack, unpack
@@ -41,7 +39,6 @@ from hilt.serving.serving_metrics import ServingMetrics
 websocket_server = optional_module("websockets.asyncio.server", "a policy server", "serve")
 websocket_errors = optional_module("websockets.exceptions", "a policy server", "serve")
 
-START_S, STOP_S = 30.0, 10.0
 ACTIVE_S = 1.0
 """Seconds after its last request for which batches wait for a client"""
 OPEN_S, CLOSE_S, PING_S = 10.0, 1.0, 20.0
@@ -100,8 +97,10 @@ class ServerAccess:
             )
 
 
-class PolicyServer:
+class PolicyServer(ThreadedServer):
     """Serves one policy. `version`: of its weights, such as the training step that they are from."""
+
+    title, start_s, stop_s = "policy server", 30.0, 10.0
 
     def __init__(
         self,
@@ -116,6 +115,7 @@ class PolicyServer:
     ):
         """`sample`: whether actions are sampled for clients that do not say it; otherwise they are the likeliest ones.
         `name`: of the policy, for the metadata."""
+        super().__init__()
         self._access, self._limits, self._sample = access or ServerAccess(), limits or ServerLimits(), sample
         self._access.check()
         self._keys, self._tls = read_tokens(self._access.keys), self._access.tls()
@@ -127,9 +127,6 @@ class PolicyServer:
         port = self._socket.getsockname()[1]
         self.url = page_address(self._access.host, port, "", "ws" if self._tls is None else "wss").rstrip("/")
         self.batcher = Batcher(policy, version, batching, clients=self._active_clients, metrics=self.metrics)
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._ending: asyncio.Event | None = None
 
     def metadata(self) -> dict[str, Any]:
         """What every client is sent first."""
@@ -150,52 +147,12 @@ class PolicyServer:
 
     # --- its life ---
 
-    def __enter__(self) -> PolicyServer:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        """Serves from a thread of this process, until `stop`."""
-        ready, problems = threading.Event(), list[Exception]()
-
-        def run() -> None:
-            try:
-                asyncio.run(self.serve(ready.set))
-            except Exception as error:
-                if ready.is_set():  # it has served: nobody waits for this any more, so that the thread reports it
-                    raise
-                problems.append(error)
-                ready.set()
-
-        self._thread = threading.Thread(target=run, name="hilt-policy-server", daemon=True)
-        self._thread.start()
-        if not ready.wait(START_S):
-            raise DeadlineError(f"the policy server did not begin to serve in {START_S:.0f} s.")
-        if problems:
-            raise problems[0]
-
-    def stop(self) -> None:
-        """Closes the connections, and ends."""
-        loop, ending, thread = self._loop, self._ending, self._thread
-        if thread is not None and loop is not None and ending is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended by itself
-                loop.call_soon_threadsafe(ending.set)
-            thread.join(STOP_S)
-        self.close()
-
     def close(self) -> None:
         """Frees the port and ends the batcher."""
         self._socket.close()
         self.batcher.close()
 
-    async def serve(self, ready: Callable[[], None] = lambda: None, signals: Sequence[int] = ()) -> None:
-        """Serves until `stop`, or one of the signals."""
-        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
-        for number in signals:
-            self._loop.add_signal_handler(number, self._ending.set)
+    async def serve_until(self, ending: asyncio.Event, ready: Callable[[], None]) -> None:
         options = {
             "compression": None,  # as openpi's: pictures on a fast network are sent sooner as they are
             "max_size": self._limits.max_message_bytes,
@@ -216,13 +173,9 @@ class PolicyServer:
             create_connection=self._bounded_connection(),
             **options,
         )
-        try:
-            async with started:
-                ready()
-                await self._ending.wait()
-        finally:
-            for number in signals:
-                self._loop.remove_signal_handler(number)
+        async with started:
+            ready()
+            await ending.wait()
 
     # --- connections ---
 
