@@ -184,7 +184,7 @@ def reward_function(folder: str | Path, threshold: float | None = None, space: A
         config, classes = ClassifierConfig(**metadata["settings"]), int(metadata["classes"])
         shapes = {str(name): tuple(int(size) for size in shape) for name, shape in metadata["image_keys"].items()}
         success, own = int(metadata["success"]), float(metadata["threshold"])
-        model = _model(shapes, classes, config, generator(0), learned=True)
+        model = _model(shapes, classes, config, None)
         model.load_state_dict(load_pt(folder / WEIGHTS))
     except HiltError:
         raise
@@ -277,19 +277,20 @@ class RewardClassifier:
 
 
 def _model(
-    shapes: Mapping[str, Any], classes: int, config: ClassifierConfig, draws: torch.Generator, learned: bool = False
+    shapes: Mapping[str, Any], classes: int, config: ClassifierConfig, draws: torch.Generator | None
 ) -> algo.Classifier:
-    """With first weights; `learned`: to be filled from a file of ours, so the trunk's own file is not needed."""
+    """With first weights that `draws` draws; None: to be filled from a file of ours, so the trunk's own file is not
+    needed."""
     # float32 everywhere: what it answers is a reward, and must not depend on the machine
     encoder = EncoderConfig(
         config.encoder, config.weights, "head" if config.weights else "critic", config.features, "float32"
     )
-    if learned:
+    if draws is None:
         encoder.weights, encoder.pretrain_updates = "", 1  # a trunk that was trained, in words that the encoder knows
     made = algo.Classifier(
         Encoder(shapes, encoder, draws), len(shapes) * config.features, classes, config.hidden, config.dropout
     )
-    for part in (made.dense, made.norm, made.out):
+    for part in (made.dense, made.norm, made.out) if draws is not None else ():
         initialize(part, draws)
     return made
 
