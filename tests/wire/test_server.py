@@ -90,7 +90,7 @@ def test_files_are_closed_after_the_end(pair: Pair):
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         one()
-    assert len(os.listdir("/proc/self/fd")) <= before
+    eventually(lambda: len(os.listdir("/proc/self/fd")) <= before, "files to be closed")  # by threads of ZeroMQ
 
 
 # Beginning and end
@@ -474,6 +474,7 @@ def test_a_full_disk(pair: Pair, monkeypatch: pytest.MonkeyPatch):
         patch.setattr(Segment, "append", full)
         for n in range(1, 30):
             spool.insert(transition(1, 0, n))
+        eventually(lambda: "the disk is full" in client.update(100).problem, "the learner's answer")
         done = client.update(1000)
         assert not done and done.waiting == 29 and done.refused == 0
         assert done.problem.endswith(
@@ -493,11 +494,9 @@ def test_a_closed_log(pair: Pair):
     assert client.update(FLUSH_MS)
     buffer.close()
     spool.insert(transition(1, 0, 1))
-    done = client.update(500)
-    assert (
-        "stay here: the learner cannot store it: " in done.problem
-        and "this log is closed; open it again." in done.problem
-    )
+    said = "stay here: the learner cannot store it: "
+    eventually(lambda: said in client.update(100).problem, "the learner's answer")
+    assert "this log is closed; open it again." in client.update(500).problem
     client.stop()  # says goodbye, and its episode cannot be ended
     hand = pair.by_hand()
     hand.hello(pair.config(), actor="actor-1", stores={ENV: {"boot": spool.boot, "first": 0, "example": None}})
@@ -517,8 +516,8 @@ def test_a_rate_limiter_pushes_back(pair: Pair):
     client = pair.client(stores={ENV: spool})
     for n in range(35):
         spool.insert(transition(1, 0, n))
-    done = client.update(700)
-    assert not done and done.waiting == 25 and "stay here: a rate limiter holds it back: waited" in done.problem
+    said = "stay here: a rate limiter holds it back: waited"
+    eventually(lambda: said in (done := client.update(100)).problem and done.waiting == 25, "the learner's answer")
     assert len(buffer) == 10
     seen = []
     while len(seen) < 35:
