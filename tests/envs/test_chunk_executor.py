@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, HiltError, NotFiniteError, SchemaError
-from hilt.envs.chunk_executor import ChunkExecutor, ChunkSettings, ChunkStep
+from hilt.envs.chunk_executor import ChunkExecutor, ChunkSettings, ChunkStep, Planned
 
 CHUNK, PATIENCE_S = 6, 60.0
 
@@ -322,3 +322,17 @@ def test_close_has_a_deadline_and_a_closed_executor_is_not_used(gated: Gated):
     gated.gates[0].set()
     executor.close(timeout=PATIENCE_S)
     executor.close()
+
+
+def test_a_note_of_a_chunk_is_in_its_first_step_with_the_delay():
+    plan = Counting()
+    noting = lambda *given: Planned(plan(*given), f"note {len(plan.asked) - 1}")  # noqa: E731
+    settings = ChunkSettings(mode="asynchronous", execute=3, delay=2)
+    with ChunkExecutor(noting, settings, action_dim=1) as executor:
+        steps = [executor.next(number) for number in range(8)]
+        assert [(step.note, step.since) for step in steps] == [
+            *((None, 0), (None, 0), ("note 0", 2)),
+            *((None, 0), (None, 0), (None, 0), (None, 0), ("note 1", 2)),
+        ]
+        executor.interrupt()  # of a chunk of which nothing was executed there is nothing to note
+        assert executor.next(8).note is None

@@ -22,6 +22,7 @@ from hilt.hil.learner import Learner
 from hilt.hil.make_agent import make_agent
 from hilt.hil.vla_agent import BASE
 from hilt.observe.metrics import read_metrics
+from hilt.policies.base import rejoin
 from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from hilt.recording.record import Settings
 from hilt.recording.script import record_with_script
@@ -77,7 +78,7 @@ def test_actions_of_a_chunk_one_by_one_and_dropped_when_a_person_takes_over(fold
     planned = []
     act_once = agent.policy.act
     agent.policy.act = lambda rows, **named: planned.append(rows[0]["instruction"]) or act_once(rows, **named)
-    noted, versions, agent.version = [], [], 5
+    noted, versions, records, agent.version = [], [], [], 5
     for source in [Source.POLICY] + [Source.HUMAN] * 2 + [Source.POLICY] * 5:
         action = agent.sample_actions(observation)
         assert action.shape == (7,) and np.isfinite(action).all()
@@ -85,11 +86,26 @@ def test_actions_of_a_chunk_one_by_one_and_dropped_when_a_person_takes_over(fold
         noted.append((int(given["chunk"]), int(given["chunk_index"])))
         agent.version += 1  # newer weights come while a chunk is executed
         versions.append(int(given.get("policy_version", -1)))
+        records.append((int(given["decided"]), given["record"]))
     # one of a chunk, two by the person; one in which the policy holds, since they might go on; then it plans anew
     assert noted == [(0, 0), (-1, -1), (-1, -1), (-1, -1), (1, 0), (1, 1), (1, 2), (2, 0)]
     assert versions == [5, -1, -1, -1, 9, 9, 9, 12]  # those with which each chunk was planned
     assert planned == ["press the blue button and no other"] * 3
     assert agent.metrics()["chunks/dropped"] == 1
+    # the record of each chunk is in its first step, and is whole again with the observation
+    assert [decided for decided, _ in records] == [0, -1, -1, -1, 0, -1, -1, 0]
+    assert all(not np.any(array) for decided, record in records if decided < 0 for array in record.values())
+    columns = agent.step_columns()["record"]
+    for decided, record in records:
+        assert {name: (spec.dtype, spec.shape) for name, spec in columns.items()} == {
+            name: (np.asarray(array).dtype, np.shape(array)) for name, array in record.items()
+        }
+        if decided == 0:
+            seen = agent._suite.observe(observation, agent._instruction)
+            whole = rejoin(agent.policy, [seen], {name: np.asarray(array)[None] for name, array in record.items()})
+            found = agent.policy.evaluate(whole).log_prob.detach().numpy()[0]
+            np.testing.assert_allclose(found, record["log_prob"], atol=1e-5)
+            assert np.abs(record["log_prob"]).max() > 0
     agent.close()
 
 
@@ -222,12 +238,16 @@ def test_a_whole_run_with_take_overs_in_the_middle_of_chunks(folder: Path, shown
         summary = learning.result(300)
     assert (acted.steps, summary.reason) == (72, "max_env_steps")
     with Log.open(run / "log", "r") as log:
-        read = log.read(log.all().keys(), ["source", "chunk", "chunk_index", "task", "policy_version"])
+        names = ["source", "chunk", "chunk_index", "task", "policy_version", "decided", "record"]
+        read = log.read(log.all().keys(), names)
         facts = [log.facts.about(number) for number in log.trajectories()]
     human = read["source"] == Source.HUMAN
     assert human.any() and (~human).any() and (read["chunk"][human] == -1).all()
     held = ~human & (read["chunk"] < 0)  # the step in which the person lets go
     assert (read["chunk_index"][~human & ~held] % 3 >= 0).all() and held.sum() < human.sum()
+    decided = read["decided"] >= 0
+    assert (decided == (read["chunk_index"] == 0)).all(), "each chunk begins with the record of its decision"
+    assert (np.abs(read["record"]["log_prob"]).max((1, 2)) > 0).tolist() == decided.tolist()
     assert (read["policy_version"][~human] >= 1_000_000).all() and set(read["task"]) == {0, 1}
     ended = [about for about in facts if "task" in about]
     assert {about["task"] for about in ended} == set(TASKS.split("+"))
@@ -255,6 +275,7 @@ def test_an_actor_asks_a_policy_server_and_holds_while_it_is_gone(folder: Path, 
             np.testing.assert_allclose(agent.sample_actions(observation), local.sample_actions(observation), atol=1e-5)
             noted = agent.acted(Source.POLICY, None)
         assert (int(noted["chunk"]), int(noted["policy_version"])) == (1, 7)
+        assert "record" not in noted and agent.step_columns() == {}, "a server sends none"
         assert "policy" not in agent.__dict__  # the weights stay where the server is
         agent.load_acting_state({"of the learner": np.zeros(1)})  # which does not matter here
     agent.acted(Source.HUMAN, None)

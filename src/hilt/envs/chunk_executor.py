@@ -30,7 +30,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,9 +45,9 @@ CLOSE_S = 5.0
 """Seconds that a plan under way has to return when an executor is closed"""
 
 Plan = Callable[[Any, Array | None, int], Any]
-"""``plan(observation, planned, frozen)`` returns a chunk, float32 [chunk, action_dim]. `planned`: in the mode "rtc" the
-actions [n, action_dim] that are planned from this observation's step on, otherwise or if there are none, None.
-`frozen`: the number of them that will be executed before the answer can arrive."""
+"""``plan(observation, planned, frozen)`` returns a chunk, float32 [chunk, action_dim], or `Planned`. `planned`: in the
+mode "rtc" the actions [n, action_dim] that are planned from this observation's step on, otherwise or if there are none,
+None. `frozen`: the number of them that will be executed before the answer can arrive."""
 Hold = Callable[[Any, Array | None], Array]
 """``hold(observation, last)`` returns the action with which the arm stays as it is. `last`: the last action that was
 executed in this episode, None before the first one."""
@@ -69,6 +69,13 @@ class ChunkSettings:
     arrives"""
 
 
+class Planned(NamedTuple):
+    """A chunk, and what is to be noted of it."""
+
+    chunk: Any
+    note: Any
+
+
 @dataclass(frozen=True)
 class ChunkStep:
     """What is to be done in one control step."""
@@ -84,6 +91,10 @@ class ChunkStep:
     """The number of the chunk that was asked for with this observation; -1: none was"""
     late: bool
     """Whether an answer took over in this step that came later than expected"""
+    note: Any = None
+    """In the first step of a chunk: what `plan` noted of it"""
+    since: int = 0
+    """In the first step of a chunk: control steps since that with whose observation it was planned"""
 
     @property
     def held(self) -> bool:
@@ -149,6 +160,7 @@ class ChunkExecutor:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._request: _Request | None = None
+        self._first: tuple[Any, int] = (None, 0)  # the note of a chunk of which nothing was executed, and its delay
         self.reset()
 
     def reset(self) -> None:
@@ -177,7 +189,10 @@ class ChunkExecutor:
             asked = self._ask(observation)
             late = self._take_over() or late  # with a delay of 0 the answer is there
         chunk = index = -1
+        first: tuple[Any, int] = (None, 0)
         if self._left():
+            first = self._first
+            self._first = None, 0
             chunk, index = self._number, self._index
             action = self._chunk[index].copy()
             self._index += 1
@@ -189,7 +204,7 @@ class ChunkExecutor:
         self._last = action
         self._counts["steps"] += 1
         self._counts["held"] += chunk < 0
-        return ChunkStep(action, chunk, index, asked, late)
+        return ChunkStep(action, chunk, index, asked, late, *first)
 
     def has_action(self) -> bool:
         """Whether the next step has an action of a chunk, as far as is known before the next answer."""
@@ -239,6 +254,7 @@ class ChunkExecutor:
         self._request = None
         self._chunk: Array = np.zeros((0, self._action_dim), np.float32)
         self._number, self._index = -1, 0
+        self._first = None, 0
         self._step = 0
 
     def _left(self) -> int:
@@ -301,7 +317,9 @@ class ChunkExecutor:
             raise HiltError(
                 f"the policy failed while it planned chunk {request.number}: {type(error).__name__}: {error}"
             ) from error
-        self._chunk, self._number = self._checked(request.answer), request.number
+        answer = request.answer if isinstance(request.answer, Planned) else Planned(request.answer, None)
+        self._chunk, self._number = self._checked(answer.chunk), request.number
+        self._first = answer.note, waited
         self._index = min(request.executed, len(self._chunk))
         self._delays.append(waited)
         self._planned_s += request.seconds

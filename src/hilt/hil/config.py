@@ -24,6 +24,9 @@ rewards"""
 CHUNK, CHUNK_INDEX, TASK_COLUMN = "chunk", "chunk_index", "task"
 """Columns of steps: which chunk of the episode the action is of, and its place in it, -1 where it is of none; and
 which task of a mix the episode is of"""
+RECORD, DECIDED = "record", "decided"
+"""Columns of the first step of a chunk: what the policy drew, as in the logs of post-training; and the number of steps
+since that with whose observation it was planned, -1 in steps that have no record"""
 STORES = {"log": "hilt.hil.data:Experience", "trajectories": "hilt.compat.rlinf.rollout_experience:Rollouts"}
 """What the learner keeps experience in, by name"""
 SENDERS = {"trajectories": "hilt.compat.rlinf.rollout_experience:RolloutSender"}

@@ -63,7 +63,7 @@ class Experience:
     computes the features of a frozen encoder."""
 
     def __init__(self, run: Path, config: Hil, env: HasSpaces, agent: Any, notify: Callable[[str], None] = logger.info):
-        schema = Schema.declare(columns_for(config, env))
+        schema = Schema.declare({**columns_for(config, env), **agent.step_columns()})
         self._config, self._agent, self._notify = config, agent, notify
         self._facts, self._tasks = _facts_of(config, env), config.task.split("+")
         self._instructions = instructions_of(env)

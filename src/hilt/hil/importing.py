@@ -20,13 +20,16 @@ from hilt.envs.env_protocol import TASK_SUCCESS, HasSpaces
 from hilt.formats import open_dataset
 from hilt.formats.convert import EpisodeChange, decode
 from hilt.formats.episodes import Episode, map_leaves, plain
-from hilt.hil.config import CHUNK, CHUNK_INDEX, TASK_COLUMN, Hil
+from hilt.hil.config import CHUNK, CHUNK_INDEX, DECIDED, RECORD, TASK_COLUMN, Hil
 from hilt.hil.make_agent import instructions_of
 from hilt.recording.recording_folder import GRASP, columns_of
 from hilt.replay import Log, Schema
 from hilt.replay.schema import BUILT_IN
 
-FILLED = {"times": 0.0, "succeed": False, "lost": False, TASK_SUCCESS: -1, CHUNK: -1, CHUNK_INDEX: -1}
+FILLED = {
+    **{"times": 0.0, "succeed": False, "lost": False, TASK_SUCCESS: -1},
+    **{CHUNK: -1, CHUNK_INDEX: -1, RECORD: 0, DECIDED: -1},
+}
 """What demonstrations may leave out, and have then"""
 
 

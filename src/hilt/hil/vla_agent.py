@@ -30,14 +30,14 @@ from hilt.core.errors import (
     SchemaError,
 )
 from hilt.core.trajectory import Source
-from hilt.core.tree import unflatten
+from hilt.core.tree import ArraySpec, unflatten
 from hilt.core.validate import Need, check, setting
-from hilt.envs.chunk_executor import MODES, ChunkExecutor, ChunkSettings, ChunkStep
-from hilt.hil.config import CHUNK, CHUNK_INDEX, TASK_COLUMN
+from hilt.envs.chunk_executor import MODES, ChunkExecutor, ChunkSettings, ChunkStep, Planned
+from hilt.hil.config import CHUNK, CHUNK_INDEX, DECIDED, RECORD, TASK_COLUMN
 from hilt.policies.agent.config import AgentConfig
 from hilt.policies.agent.layout import ActionLayout, fit
 from hilt.policies.agent.step_agent import StepAgent
-from hilt.policies.base import Policy, Prefix
+from hilt.policies.base import Policy, Prefix, Record, drawn_fields
 from hilt.policies.registry import check_policy, is_new, load_policy
 from hilt.policies.vla.observation_adapters import columns, no_motion, suite
 from hilt.serving.policy_links import ServerAbsentError
@@ -156,6 +156,7 @@ class VlaAgent(StepAgent):
         self._helped = False
         self._policy_dim = action_dim  # the numbers in an action of the policy, which a suite may turn into another
         self._last: Any = None  # the last action that was executed, in the policy's units
+        self._blank: Record = {}  # what steps without a record have in its columns
         self._versions: dict[int, int] = {}  # of the weights with which each chunk of the episode was planned
 
     @classmethod
@@ -199,9 +200,10 @@ class VlaAgent(StepAgent):
         """Refuses a policy that does not fit the task: by one answer to an observation of zeros."""
         try:
             with torch.no_grad():
-                actions, _ = policy.act([self._suite.observe(self._empty, "-")], sample=False)
+                actions, record = policy.act([self._suite.observe(self._empty, "-")], sample=False)
         except (SchemaError, MissingFieldError, RequestError) as error:
             raise ConfigError(f"the policy in {where} does not fit the task: {error}") from error
+        self._blank = {name: np.zeros_like(array[0]) for name, array in drawn_fields(record).items()}
         commands, self._policy_dim = self._suite.command(actions[0]), actions.shape[-1]
         if commands.shape[-1] != self._action_dim:
             raise ConfigError(
@@ -303,9 +305,28 @@ class VlaAgent(StepAgent):
             **planned,
             CHUNK: np.int32(-1 if step is None else step.chunk),
             CHUNK_INDEX: np.int16(-1 if step is None else step.index),
+            **self._recorded(step),
         }
 
-    def _plan(self, observation: Any, planned: Any, frozen: int) -> npt.NDArray[np.float32]:
+    def step_columns(self) -> dict[str, Any]:
+        if not self._blank:  # of a policy server, which sends no records
+            return {}
+        record = {name: ArraySpec(array.dtype, array.shape, default=0) for name, array in self._blank.items()}
+        return {RECORD: record, DECIDED: ArraySpec(np.dtype(np.int16), default=-1)}
+
+    def _recorded(self, step: ChunkStep | None) -> dict[str, Any]:
+        """The columns of `step_columns` of a step: the record of a chunk in its first one."""
+        if not self._blank:
+            return {}
+        if step is None or step.note is None:
+            return {RECORD: self._blank, DECIDED: np.int16(-1)}
+        if any(step.note[name].shape != blank.shape for name, blank in self._blank.items()):
+            found = {name: list(array.shape) for name, array in step.note.items()}
+            expected = {name: list(array.shape) for name, array in self._blank.items()}
+            raise SchemaError(f"the policy's record has the shapes {found}; at the start of the run it had {expected}.")
+        return {RECORD: step.note, DECIDED: np.int16(step.since)}
+
+    def _plan(self, observation: Any, planned: Any, frozen: int) -> Planned:
         """In a thread of the executor's, where the run has a control rate."""
         self._take_up()
         policy, prefix = self.policy if self._remote is None else self._remote, None
@@ -315,13 +336,14 @@ class VlaAgent(StepAgent):
         self._absent = False
         heat = 1.0 if self._argmax else self.options.temperature
         try:
-            actions, _ = policy.act(
+            actions, record = policy.act(
                 [row], sample=not self._argmax, temperature=heat, generator=self._draws, prefix=prefix
             )
         except (ServerAbsentError, DeadlineError):  # the arm holds, and the server is asked again
             self._absent = True
-            return np.repeat(self._hold(observation, self._last)[None], self.options.execute or 1, 0)
-        return np.asarray(actions[0], np.float32)
+            return Planned(np.repeat(self._hold(observation, self._last)[None], self.options.execute or 1, 0), None)
+        note = {name: array[0] for name, array in drawn_fields(record).items()} if self._blank else None
+        return Planned(np.asarray(actions[0], np.float32), note)
 
     def metrics(self) -> dict[str, float]:
         if self._executor is None:

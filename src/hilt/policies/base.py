@@ -32,6 +32,10 @@ Record = dict[str, np.ndarray]
 ``log_prob``, and a ``value`` if the policy has one."""
 
 
+OBSERVED_FIELDS = ("images", "image_mask", "prompt", "prompt_length", "state")
+"""Fields of a record that come from the observation alone"""
+
+
 class Evaluation(NamedTuple):
     """What an algorithm needs of a batch of records."""
 
@@ -199,6 +203,17 @@ def join(records: Sequence[Record]) -> Record:
 def select(record: Record, rows: Any) -> Record:
     """The rows of a record by index, slice or mask."""
     return {name: array[rows] for name, array in record.items()}
+
+
+def drawn_fields(record: Record) -> Record:
+    """The record without what its observations give: see `rejoin`."""
+    return {name: array for name, array in record.items() if name not in OBSERVED_FIELDS}
+
+
+def rejoin(policy: Policy, observations: Sequence[Observation], drawn: Record) -> Record:
+    """The whole record again, from `drawn_fields` and the observations that it was drawn for."""
+    _, record = policy.act(observations, sample=False)
+    return {**record, **drawn}
 
 
 def widen(record: Record, prompt: int) -> Record:

@@ -95,6 +95,11 @@ class StepAgent(ABC):
         """A step was made: by whom, and which action was executed. Returns further columns of the step."""
         return {}
 
+    def step_columns(self) -> dict[str, Any]:
+        """The columns that `acted` returns besides those of every agent of its kind: trees of `ArraySpec`, with
+        defaults."""
+        return {}
+
     def metrics(self) -> dict[str, float]:
         """Figures of acting, for what an actor reports."""
         return {}
