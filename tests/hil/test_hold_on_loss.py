@@ -21,7 +21,7 @@ import pytest
 
 pytest.importorskip("websockets", reason="a policy server needs websockets: pip install 'hilt[serve]'")
 
-from hilt.core.errors import DeadlineError, DeviceError, RefusedError
+from hilt.core.errors import DeadlineError, DeviceError, EmergencyStopError, RefusedError
 from hilt.hil.config import Hil
 from hilt.hil.environment import NullDevice
 from hilt.hil.make_agent import make_agent
@@ -37,6 +37,7 @@ from hilt.teleop.intervene import TakeOver
 from tests.effort import need
 from tests.forked import preloaded
 from tests.relay import Relay, relayed
+from tests.teleop.test_browser import Client
 from tests.wire.processes import free_port
 
 HOLD_S, DEADLINE_S, HZ = 0.1, 120.0, 20.0
@@ -304,6 +305,29 @@ def test_the_arm_holds_when_the_pages_process_is_killed(robot: str, page: Any):
     assert driven.holds_after(lost) == 0, "no step at all was made"
     watcher.close()
     env.close()
+
+
+def test_emergency_stop_on_the_page_stops_the_arm_for_everybody(robot: str, page: Any):
+    """Page, control loop and robot server in their processes: nothing moves, whatever anybody sends."""
+    env, other = arm(robot, page), RobotClient(robot, request_seconds=DEADLINE_S)
+    driven = Driven(env, lambda seen: PUSH)
+    driven.until(held=False)
+    viewer = Client(page, "a")
+    viewer.press("estop", 1, 0)
+    wait(lambda: driven.step() and other.post("status")["mode"] == "estop")
+    at = other.post("getpos")
+    for route, body in (("pose", {"arr": [0.5, 0.1, 0.3, 1, 0, 0, 0]}), ("close_gripper", None), ("jointreset", None)):
+        with pytest.raises(EmergencyStopError, match="412: the emergency stop is latched"):
+            other.post(route, body)
+    with pytest.raises(EmergencyStopError, match="the emergency stop is latched"):
+        env.reset()
+    driven.until(held=True, count=10)
+    assert other.post("getpos") == at, "not by a micrometer"
+    viewer.press("release_estop", 2, 0)
+    driven.until(held=False)
+    assert other.post("status")["mode"] == "follow"
+    for closed in (viewer, other, env):
+        closed.close()
 
 
 @pytest.mark.long

@@ -19,7 +19,7 @@ from hilt.core.tree import flatten
 from hilt.envs.task import as_task, make
 from hilt.formats import open_dataset
 from hilt.formats.convert import convert
-from hilt.recording.buffered_device import as_hil_serl
+from hilt.recording.buffered_device import BufferedDevice, as_hil_serl
 from hilt.recording.film import frames
 from hilt.recording.record import FAILURES_IN_A_ROW, Recorded, RecordingSummary, Settings, record
 from hilt.recording.recording_folder import replay_open_loop
@@ -341,6 +341,15 @@ def test_lost_contact_begins_nothing_and_does_not_stay(tmp_path: Path):
     person = Person(None, held(1), *[LOST] * 30, None, held(1), held(1), LOST, "success")
     _, watch = session(tmp_path / "a", person, episodes=1, keep="all")
     assert [(r.dropped, r.steps) for r in watch.episodes] == [("contact lost", 6), ("", 5)]
+
+
+def test_a_recording_passes_everything_on_to_its_device():
+    """A leader, which must know where the arm is, led nothing in a recording."""
+    device = Person()
+    seat = BufferedDevice(device, marks=False, toggles=False)
+    own = {"press", "take_events"}  # of its own queue, which has nothing
+    for name in {name for name in vars(Device) if not name.startswith("_")} - own - vars(BufferedDevice).keys():
+        assert getattr(seat, name) == getattr(device, name), name
 
 
 def test_emergency_stop_pauses_a_recording_until_it_is_released(tmp_path: Path):

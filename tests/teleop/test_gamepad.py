@@ -114,12 +114,15 @@ def test_gamepad_acts_while_the_dead_man_button_is_held(gamepad: Gamepad, pad: P
 
 def test_each_press_is_one_event(gamepad: Gamepad, pad: Pad):
     found = []
-    for button in (A, B, X, BACK, START):
+    for button in (A, B, X, BACK, START, LEFT_SHOULDER, LEFT_STICK):
         pad.button(button)
         found += [gamepad.read().events, gamepad.read().events]
         pad.button(button, False)
         found.append(gamepad.read().events)
-    assert [events for events in found if events] == [("success",), ("fail",), ("reset",), ("stop",), ("toggle",)]
+    names = ("success", "fail", "reset", "stop", "toggle", "estop", "release_estop")
+    assert [events for events in found if events] == [(name,) for name in names]
+    pad.button(LEFT_SHOULDER)
+    assert gamepad.is_estop_pressed() and gamepad.read().events == ("estop",) and not gamepad.is_estop_pressed()
 
 
 def test_a_tap_between_two_readings_counts(gamepad: Gamepad, pad: Pad):

@@ -173,12 +173,12 @@ def test_a_character_counts_for_a_moment(plain: Terminal, caplog: pytest.LogCapt
 def test_buttons(plain: Terminal):
     with Keyboard(terminal=plain.name) as keys:
         keys.attach(Noting(14))
-        plain.type(b"\r\x7frt\t")
+        plain.type(b"\r\x7frt g\t")
         reading = keys.read()
         events: list[str] = list(reading.events)
-        while len(events) < 4:
+        while len(events) < 6:
             events += until(keys, lambda r: r.events != ()).events
-        assert events == ["success", "fail", "reset", "toggle"]
+        assert events == ["success", "fail", "reset", "toggle", "estop", "release_estop"]
         until(keys, lambda r: r.arm == 1)
         # alt and x, F1, F5, a late answer, é: none of them is the escape key
         plain.type(b"\x1bx\x1bOP\x1b[15~\x1b[?62c\xc3\xa9")

@@ -3,11 +3,13 @@ holds the arm."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import gymnasium
 import numpy as np
 import pytest
 
-from hilt.core.errors import ConfigError, SchemaError
+from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
 from hilt.core.trajectory import Source
 from hilt.envs.rotations import from_rotation_vector, inverse, multiply, to_rotation_vector
 from hilt.envs.task import make
@@ -140,6 +142,32 @@ def test_a_leader_that_falls_silent_holds_the_arm_and_one_that_never_led_is_not_
     assert steps(env, 1)[0][1]["source"] == Source.POLICY
 
 
+def test_after_an_emergency_stop_the_arm_does_not_catch_up_with_the_leader(driven):
+    env, hand = driven
+    hand.move(clutch=True)
+    (seen, _), *_ = steps(env, 1)
+    hand.state = replace(hand.state, events=("estop",))  # a pedal
+    seen, info = steps(env, 1)[0]
+    start = pose(seen)
+    for _ in range(5):
+        hand.move(position=(0.02, 0.02, 0))
+        seen, info = steps(env, 1)[0]
+        assert info["estop"] and not np.any(info["executed_action"])
+    hand.state = replace(hand.state, events=("release_estop",))
+    steps(env, 1)
+    hand.move(position=(0.02, 0, 0))
+    seen, info = steps(env, 5)[-1]
+    assert "estop" not in info and info["source"] == Source.HUMAN and not np.any(info["executed_action"][:6])
+    np.testing.assert_allclose(pose(seen)[:3], start[:3], atol=0.003)
+    hand.move(clutch=False)
+    steps(env, 1)
+    hand.move(clutch=True)
+    steps(env, 1)
+    hand.move(position=(0, 0.02, 0))
+    seen, _ = steps(env, 10)[-1]
+    np.testing.assert_allclose(pose(seen)[:3] - start[:3], [0, 0.02, 0], atol=0.004)
+
+
 def test_joints_become_a_pose_by_forward():
     def forward(joints):
         return [joints[0], joints[1], 0.0, 0, 0, 0, 1]
@@ -174,6 +202,8 @@ def test_what_does_not_fit_is_refused_with_both_sides_named():
         Leader(Hand()).attach(Cart())
     with pytest.raises(ConfigError, match=r"Arm does not say how far .* give the leader action_scale="):
         Leader(Hand()).attach(Arm())
+    with pytest.raises(UnknownNameError, match=r"estopp"):
+        Leader(lambda: LeaderState(AWAY, events=("estopp",)), action_scale=(0.1, 0.1)).read()
     device = Leader(lambda: LeaderState([1, 2]), action_scale=(0.1, 0.1))
     with pytest.raises(SchemaError, match=r"pose is \[1.0, 2.0\]: expected seven finite numbers.* Give forward="):
         device.read()

@@ -22,17 +22,8 @@ class BufferedDevice(Device):
 
     def __init__(self, device: Device, marks: bool, toggles: bool):
         super().__init__()
-        for name in (
-            "name",
-            "source",
-            "gives_actions",
-            "action_of",
-            "screen",
-            "attach",
-            "watch",
-            "close",
-            "is_estop_pressed",
-        ):
+        calls = ("attach", "watch", "observe", "close", "is_estop_pressed", "halt")
+        for name in ("name", "source", "gives_actions", "action_of", "screen", *calls):
             setattr(self, name, getattr(device, name))
         self._device, self._marks, self._toggles, self.marked = device, marks, toggles, False
         self._ahead: list[Reading] = []

@@ -115,6 +115,10 @@ class Device:
         """What the person wants now. Returns at once: the arm waits for it."""
         raise NotImplementedError
 
+    def halt(self) -> None:
+        """The emergency stop is latched, and this reading moves nothing: for a device that gives whole actions, which
+        must not catch up with what was missed."""
+
     def is_estop_pressed(self) -> bool:
         """Whether the emergency stop was pressed since the last reading. Asked by another thread than the one that
         reads, while that one waits for an arm that resets."""

@@ -215,6 +215,8 @@ class TakeOver(gymnasium.Wrapper):
         here = not self._released
         events, self._polled = self._estop.counted((*self._polled, *reading.events)), ()
         stopped = self._estop.latched
+        if stopped:
+            self.device.halt()
         lost, engaged = (reading.lost and here) or stopped, reading.engaged and here
         return replace(reading, lost=lost, estop=stopped, engaged=engaged, events=events)
 

@@ -9,7 +9,7 @@ While the clutch is held, the arm follows: what the leader has moved since the c
 it was then. So control changes hands without a jump, in both directions, wherever the leader is held: at the first step
 the arm is where it is to be, and afterwards the policy's actions, which are differences, go on from there. The gripper
 follows once the leader's gripper was as the arm's is. Where the leader is faster than the arm may be, the arm comes
-after it at its own limit.
+after it at its own limit. After an emergency stop it follows when the clutch was opened and closed again.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, SchemaError
+from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
 from hilt.core.tree import Array
 from hilt.envs.env_protocol import Env
 from hilt.envs.rotations import inverse, multiply, normalized, to_rotation_vector
-from hilt.teleop.devices import Device, Reading, function
+from hilt.teleop.devices import EVENTS, Device, Reading, function
 
 POSE, GRIPPER = "state/tcp_pose", "state/gripper_pose"
 """Where an observation has the pose of the arm's hand, position and quaternion (x, y, z, w), and how far its gripper is
@@ -47,6 +47,8 @@ class LeaderState:
     """How far it is open, from 0 to 1; None: it has none, and the arm's stays as it is"""
     clutch: bool = True
     """Whether the arm is to follow"""
+    events: tuple[str, ...] = ()
+    """What was pressed since the last state, of `hilt.teleop.devices.EVENTS`: a pedal for "estop", for example"""
 
 
 class Leader(Device):
@@ -80,6 +82,7 @@ class Leader(Device):
         self._heard = -np.inf
         self._began: tuple[Array, Array] | None = None  # poses of leader and arm when the clutch closed
         self._grips = False
+        self._halted = False  # until the clutch is opened
 
     def attach(self, env: Env) -> None:
         self._length = (env.action_space.shape or (0,))[0]
@@ -115,13 +118,21 @@ class Leader(Device):
         now = time.monotonic()
         if (state := self._source()) is not None:
             self._state, self._heard = self._checked(state), now
+            for event in state.events:
+                self.press(event)
         lost = now - self._heard > self._stale_s
         if lost or self._state is None or self._arm is None or not self._state.clutch:
             self._began, self._grips = None, False
+            self._halted = self._halted and (lost or self._state is None or self._state.clutch)
             held = self._state is not None and self._state.clutch
             # a leader that falls silent while it leads is lost; one that never led is not missed
             return Reading(lost=lost and held, events=self.take_events(), action=np.zeros(self._length))
+        if self._halted:
+            return Reading(engaged=True, events=self.take_events(), action=np.zeros(self._length))
         return Reading(engaged=True, events=self.take_events(), action=self._follow(self._state))
+
+    def halt(self) -> None:
+        self._began, self._grips, self._halted = None, False, True
 
     def _follow(self, state: LeaderState) -> Array:
         assert self._arm is not None and self._action_scale is not None, "attach and observe come first"
@@ -154,6 +165,8 @@ class Leader(Device):
                 f"the leader's pose is {pose.tolist()}: expected seven finite numbers, position and quaternion "
                 f"(x, y, z, w).{cure}"
             )
+        if unknown := [event for event in state.events if event not in EVENTS]:
+            raise UnknownNameError("event of a leader", unknown[0], EVENTS)
         return LeaderState(np.concatenate([pose[:3], normalized(pose[3:])]), state.gripper, state.clutch)
 
 
