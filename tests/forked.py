@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -113,7 +114,8 @@ class ForkServer:
             return self.run(script, TIMEOUT_S, folder)
 
     def start(self, words: Sequence[object], env: Mapping[str, str] | None = None) -> ForkedCommand:
-        """As ``subprocess.Popen(["hilt", *WORDS], stdout=PIPE)``; its errors go where those of this process go."""
+        """As ``subprocess.Popen(["hilt", *WORDS], stdout=PIPE)`` or, where the first word is the name of a script in
+        this folder, ``[python, *WORDS]``. Its errors go where those of this process go."""
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "output"
             os.mkfifo(output)
@@ -174,13 +176,16 @@ def run(script: str, timeout: float, folder: str) -> int:
 
 
 def start(output: str, words: list[str], folder: str, environment: dict[str, str]) -> int:
-    """The number of a process that is forked and becomes a command of Hilt's."""
+    """The number of a process that is forked and becomes a command of Hilt's, or a script."""
     if pid := os.fork():
         return pid
     code = 1
     try:
         os.chdir(folder)
         code = become_hilt(words, os.open(output, os.O_WRONLY), 2, environment)
+    except BaseException:
+        traceback.print_exc()
+        raise
     finally:
         os._exit(code)
 
@@ -196,7 +201,7 @@ def wait(pid: int, timeout: float) -> int:
 
 
 def become_hilt(words: list[str], out: int, err: int, environment: dict[str, str]) -> int:
-    """In the child: what `hilt` would have, and then `hilt`; returns its exit code."""
+    """In the child: what `hilt` would have, and then `hilt`, or a script in the same way; returns its exit code."""
     from hilt import cli
 
     os.setsid()
@@ -209,10 +214,15 @@ def become_hilt(words: list[str], out: int, err: int, environment: dict[str, str
     sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", buffering=1, closefd=False) for descriptor in (1, 2))
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = ["hilt", *words]
+    is_script = words[0].endswith(".py")
+    sys.argv = words if is_script else ["hilt", *words]
     atexit._clear()
     try:
-        cli.main()
+        if is_script:
+            sys.path[0] = os.getcwd()
+            runpy.run_path(words[0], run_name="__main__")
+        else:
+            cli.main()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -7,8 +7,6 @@ import copy
 import os
 import pickle
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -91,33 +89,24 @@ def export_recording(folder: Path) -> int:
         return len(log)
 
 
-def test_the_script_runs_as_two_processes(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_script_runs_as_two_processes(folder: Path, monkeypatch: pytest.MonkeyPatch, fork_server: ForkServer):
     monkeypatch.chdir(folder)
     demonstrated_there = len(pickle.loads(next((folder / "demo_data").glob("*.pkl")).read_bytes()))
     exported = export_recording(folder)
     # others may use the usual ones now
     ports = f"make_trainer_config(port_number={free_port()}, broadcast_port={free_port()})"
     (folder / "train.py").write_text((folder / "train.py").read_text().replace("make_trainer_config()", ports))
-    one_thread = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}}
-    running = {
-        role: subprocess.Popen(
-            [sys.executable, "train.py", role],
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            **one_thread,
-        )
-        for role in ("learner", "actor")
-    }
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    running = {role: fork_server.start(["train.py", role], one_thread) for role in ("learner", "actor")}
+    said = {}
     try:
-        said = {}
         for role, process in running.items():
-            said[role], errors = process.communicate(timeout=600)
-            assert process.returncode == 0, errors
+            said[role] = process.stdout.read()
+            assert process.wait() == 0, said
     finally:
         for process in running.values():
             process.kill()
+            process.wait()
     acted = re.search(r"acted with version (\d+) interventions (\d+)", said["actor"])
     assert acted is not None and int(acted[1]) >= 1, f"the actor got no weights: {said['actor']}"
     demonstrated = int(re.search(r"demonstrated (\d+)", said["learner"])[1])  # type: ignore[index]
