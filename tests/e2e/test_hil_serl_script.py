@@ -135,6 +135,7 @@ def test_the_config_is_a_recipe_with_its_demonstrations_and_buffers(
         "max_steps=20",
         "training_starts=60",
         "checkpoint_period=0",
+        "max_ahead=60",  # the actor waits for the learner
     ]
     ports = [f"wire.port={free_port()}", f"wire.broadcast_port={free_port()}"]
     monkeypatch.chdir(folder)
