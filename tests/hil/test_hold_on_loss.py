@@ -9,6 +9,7 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from hilt.robot import RobotServer
 from hilt.robot.env import RobotConfig, RobotEnv
 from hilt.robot.robot_client import RobotClient
-from hilt.serving import PolicyServer
+from hilt.serving import PolicyServer, PolicyWire
 from hilt.serving.policy_server import ServerAccess
 from hilt.teleop.devices import Device, open_device
 from hilt.teleop.intervene import TakeOver
@@ -67,9 +68,9 @@ class Steady(Policy):
         raise NotImplementedError
 
 
-def serve(port: int) -> None:
+def serve(ports: dict[str, int]) -> None:
     """Runs in a process of its own, until that is killed."""
-    with PolicyServer(Steady(), access=ServerAccess(port=port)):
+    with PolicyServer(Steady(), access=ServerAccess(port=ports["ws"])) as server, PolicyWire(server, ports["hilt"]):
         threading.Event().wait(10 * DEADLINE_S)
 
 
@@ -154,21 +155,20 @@ class Served:
     """The policy server, in a process that is killed and begun anew."""
 
     def __init__(self, fork: Any):
-        self._fork, self.port = fork, free_port()
+        self._fork, self.ports = fork, {"ws": free_port(), "hilt": two_free_ports()}
 
     def __enter__(self) -> Served:
         self.begin()
         return self
 
     def begin(self) -> None:
-        self._process = self._fork.Process(target=serve, args=(self.port,), daemon=True)
+        self._process = self._fork.Process(target=serve, args=(self.ports,), daemon=True)
         self._process.start()
         deadline = time.monotonic() + DEADLINE_S
-        while True:
-            with contextlib.suppress(OSError), contextlib.closing(_connected(self.port)):
-                return
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        for port in self.ports.values():
+            while not _answers(port):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
 
     def kill(self) -> float:
         """From the time that is returned on it is gone."""
@@ -180,14 +180,27 @@ class Served:
         self.kill()
 
 
-def _connected(port: int) -> Any:
-    import socket
+def _answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S):
+        return True
+    return False
 
-    return socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
+
+def two_free_ports() -> int:
+    """The first of two in a row, which a wire takes."""
+    while True:
+        with contextlib.suppress(OSError, OverflowError), socket.create_server(("127.0.0.1", 0)) as first:
+            port = int(first.getsockname()[1])
+            with socket.create_server(("127.0.0.1", port + 1)):
+                return port
 
 
-def test_the_arm_holds_when_the_policy_server_is_killed(fork: Any, robot: str, folder: Path):
-    with Served(fork) as served, asking(f"ws://127.0.0.1:{served.port}", robot, folder) as driven:
+SCHEMES = ["ws", "hilt"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_arm_holds_when_the_policy_server_is_killed(fork: Any, robot: str, folder: Path, scheme: str):
+    with Served(fork) as served, asking(f"{scheme}://127.0.0.1:{served.ports[scheme]}", robot, folder) as driven:
         driven.until(held=False)
         lost = served.kill()
         driven.until(held=True, count=20)
@@ -197,18 +210,19 @@ def test_the_arm_holds_when_the_policy_server_is_killed(fork: Any, robot: str, f
 
 
 @contextlib.contextmanager
-def cut_off(fork: Any, robot: str, folder: Path) -> Iterator[tuple[Served, Relay, Driven]]:
+def cut_off(fork: Any, robot: str, folder: Path, scheme: str = "ws") -> Iterator[tuple[Served, Relay, Driven]]:
     """An arm whose policy server is behind a network that can be cut."""
     with (
         Served(fork) as served,
-        relayed(served.port) as relay,
-        asking(f"ws://127.0.0.1:{relay.port}", robot, folder) as driven,
+        relayed(served.ports[scheme]) as relay,
+        asking(f"{scheme}://127.0.0.1:{relay.port}", robot, folder) as driven,
     ):
         yield served, relay, driven
 
 
-def test_the_arm_holds_when_the_network_to_the_policy_server_is_cut(fork: Any, robot: str, folder: Path):
-    with cut_off(fork, robot, folder) as (_, relay, driven):
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_arm_holds_when_the_network_to_the_policy_server_is_cut(fork: Any, robot: str, folder: Path, scheme: str):
+    with cut_off(fork, robot, folder, scheme) as (_, relay, driven):
         driven.until(held=False)
         lost = relay.cut()
         driven.until(held=True, count=20)

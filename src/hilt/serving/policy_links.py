@@ -54,6 +54,9 @@ class PolicyLink(ABC):
 
     def __init__(self, url: str, timeout_s: float):
         self.url, self.timeout_s = url, timeout_s
+        self._heard = -math.inf  # when the last question was sent that the server has answered
+        self._pings: threading.Thread | None = None
+        self._ended = threading.Event()
 
     @abstractmethod
     def connect(self, deadline: float) -> Any:
@@ -64,15 +67,38 @@ class PolicyLink(ABC):
         """Returns the answer to a request; an error of the server is a `RequestError`."""
 
     @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def is_open(self) -> bool:
+        """Whether there is a connection, as far as is known without asking."""
+
+    @abstractmethod
+    def ping(self) -> bool:
+        """Whether the server answers, `PONG_S` seconds at most; also while another thread waits in `ask`."""
+
     def is_alive(self, within_s: float) -> bool:
         """Whether the server has given a sign of life within this time; returns at once, for a control loop that asks
         in each of its steps."""
+        if self._pings is None:
+            self._ended.clear()
+            self._pings = threading.Thread(target=self._watch, name="hilt-server-pings", daemon=True)
+            self._pings.start()
+        return self.is_open() and time.monotonic() - self._heard < within_s
 
-    @abstractmethod
-    def close(self) -> None: ...
+    def _watch(self) -> None:
+        """Runs in a thread, for as long as somebody wants to know: a control loop would wait in a full socket."""
+        while not self._ended.wait(PING_S):
+            sent = time.monotonic()
+            if self.is_open() and self.ping():
+                self._heard = max(self._heard, sent)
 
     def end(self) -> None:
         """Closes the connection and ends what watches it; both come back when they are used again."""
+        self._ended.set()
+        if self._pings is not None:
+            self._pings.join(PONG_S + CLOSE_S)
+            self._pings = None
         self.close()
 
     def late(self) -> DeadlineError:
@@ -103,9 +129,6 @@ class WebsocketLink(PolicyLink):
         self._headers = {"Authorization": f"Api-Key {key}"} if key else None
         self._stack = contextlib.ExitStack()
         self._socket: Any = None
-        self._heard = -math.inf  # when the last ping was sent that was answered
-        self._pings: threading.Thread | None = None
-        self._ended = threading.Event()
 
     def connect(self, deadline: float) -> Any:
         self.close()
@@ -143,22 +166,15 @@ class WebsocketLink(PolicyLink):
             return unpack(message) if isinstance(message, bytes) else None
         return None
 
-    def is_alive(self, within_s: float) -> bool:
-        if self._pings is None:
-            self._ended.clear()
-            self._pings = threading.Thread(target=self._ping, name="hilt-server-pings", daemon=True)
-            self._pings.start()
+    def is_open(self) -> bool:
         connection = self._socket
-        is_open = connection is not None and connection.protocol.state.name == "OPEN"
-        return is_open and time.monotonic() - self._heard < within_s
+        return connection is not None and connection.protocol.state.name == "OPEN"
 
-    def _ping(self) -> None:
-        """Runs in a thread, for as long as somebody wants to know: a control loop would wait in a full socket."""
-        while not self._ended.wait(PING_S):
-            connection, sent = self._socket, time.monotonic()
-            with contextlib.suppress(OSError, self._errors.WebSocketException):
-                if connection is not None and connection.ping().wait(PONG_S):
-                    self._heard = max(self._heard, sent)
+    def ping(self) -> bool:
+        connection = self._socket
+        with contextlib.suppress(OSError, self._errors.WebSocketException):
+            return connection is not None and bool(connection.ping().wait(PONG_S))
+        return False
 
     def ask(self, message: Mapping[str, Any], deadline: float) -> Any:
         data = pack(message)
@@ -187,13 +203,6 @@ class WebsocketLink(PolicyLink):
         with contextlib.suppress(OSError, self._errors.WebSocketException):
             stack.close()
 
-    def end(self) -> None:
-        self._ended.set()
-        if self._pings is not None:
-            self._pings.join(PONG_S + CLOSE_S)
-            self._pings = None
-        super().end()
-
 
 class WireLink(PolicyLink):
     """The wire of learner and actors, with its keys: a request is carried out once, and asked again where its answer is
@@ -214,7 +223,9 @@ class WireLink(PolicyLink):
             )
         except (DeadlineError, RefusedError) as error:
             raise RefusedError(f"{self.url}: {error}") from None
-        return self._asked(METADATA, {}, deadline)
+        metadata = self._asked(METADATA, {}, deadline)
+        self._heard = time.monotonic()
+        return metadata
 
     def ask(self, message: Mapping[str, Any], deadline: float) -> Any:
         return self._asked(ACT, dict(message), deadline)
@@ -229,12 +240,19 @@ class WireLink(PolicyLink):
             raise self.late()
         return answer
 
-    def is_alive(self, within_s: float) -> bool:
-        """Whether the connection is open: a killed server is noticed at once, a silent one after some seconds."""
-        return self._client is not None and bool(self._client.stats()["connected"])
+    def is_open(self) -> bool:
+        client = self._client
+        return client is not None and bool(client.stats()["connected"])
+
+    def ping(self) -> bool:
+        client = self._client
+        with contextlib.suppress(HiltError):  # it was closed meanwhile, or does too much at once
+            return client is not None and client.request(METADATA, {}, timeout_ms=1e3 * PONG_S) is not None
+        return False
 
     def close(self) -> None:
         client, self._client = self._client, None
+        self._heard = -math.inf
         if client is not None:
             client.stop()
 
