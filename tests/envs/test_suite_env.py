@@ -345,3 +345,26 @@ def test_the_cameras_of_an_observation_are_chosen() -> None:
     assert list(env.reset()[0]["images"]) == list(env.observation_space["images"]) == ["wrist"]
     with pytest.raises(UnknownNameError, match="cameras: no camera named 'back'"):
         TabletopEnv("pick", cameras=["back"])
+
+
+def test_planned_points_are_where_the_arm_goes_and_lie_in_the_picture_where_it_is_seen() -> None:
+    env = TabletopEnv("press_red", control_hz=5)
+    env.reset(seed=0, options={"split": "test", "state": 0})
+    expert = env.expert()
+    actions = np.repeat(expert()[None], 3, 0)
+    points = env.planned_points(actions)
+    assert points.shape == (1, 4, 3) and np.allclose(points[0, 0], env.world.pose()[:3])
+    for one in actions:
+        env.step(one)
+    assert np.linalg.norm(points[0, 3] - env.world.pose()[:3]) < 0.3 * np.linalg.norm(points[0, 3] - points[0, 0])
+    colors = {"red": 0, "green": 1, "blue": 2}
+    for color, channel in colors.items():  # a button is where its color is
+        place = np.add(env.world.body_pose(color)[:3], (0, 0, 0.025))
+        for camera, where in env.project(place[None]).items():
+            x, y = (where[0] * 200).astype(int)
+            if 0 <= x < 200 and 0 <= y < 200:
+                pixel = env.world.render(camera, 200, 200)[y, x].astype(int)
+                assert camera != "front" or pixel.argmax() == channel, (camera, color, pixel)
+    behind = 2 * env.world.data.cam_xpos[0] - place
+    assert np.isnan(env.project(behind[None])[env.world.cameras[0]]).all()
+    env.close()

@@ -78,10 +78,11 @@ def test_actions_of_a_chunk_one_by_one_and_dropped_when_a_person_takes_over(fold
     planned = []
     act_once = agent.policy.act
     agent.policy.act = lambda rows, **named: planned.append(rows[0]["instruction"]) or act_once(rows, **named)
-    noted, versions, records, agent.version = [], [], [], 5
+    noted, versions, records, shown, agent.version = [], [], [], [], 5
     for source in [Source.POLICY] + [Source.HUMAN] * 2 + [Source.POLICY] * 5:
         action = agent.sample_actions(observation)
         assert action.shape == (7,) and np.isfinite(action).all()
+        shown.append((plan := agent.planned()) and (plan.number, plan.done, plan.actions.shape))
         given = agent.acted(source, action)
         noted.append((int(given["chunk"]), int(given["chunk_index"])))
         agent.version += 1  # newer weights come while a chunk is executed
@@ -91,6 +92,15 @@ def test_actions_of_a_chunk_one_by_one_and_dropped_when_a_person_takes_over(fold
     assert noted == [(0, 0), (-1, -1), (-1, -1), (-1, -1), (1, 0), (1, 1), (1, 2), (2, 0)]
     assert versions == [5, -1, -1, -1, 9, 9, 9, 12]  # those with which each chunk was planned
     assert planned == ["press the blue button and no other"] * 3
+    # what a person sees of it: nothing while they act, or while the policy waits for them
+    assert shown == [
+        (0, 1, (3, 7)),
+        (0, 2, (3, 7)),
+        None,
+        None,
+        *((1, done, (3, 7)) for done in (1, 2, 3)),
+        (2, 1, (3, 7)),
+    ]
     assert agent.metrics()["chunks/dropped"] == 1
     # the record of each chunk is in its first step, and is whole again with the observation
     assert [decided for decided, _ in records] == [0, -1, -1, -1, 0, -1, -1, 0]

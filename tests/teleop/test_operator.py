@@ -198,3 +198,12 @@ def test_an_operator_with_a_reaction_time_acts_later_and_one_that_tires_only_wat
     for wrong in ({"operator": True, "delay": -1}, {"tires_after": 5}):
         with pytest.raises(ConfigError, match="expected numbers of steps from 0 on, of an operator"):
             Script(**wrong)
+
+
+def test_an_operator_judges_by_as_many_steps_as_it_is_told():
+    env = TakeOver(Known(limit=10_000), Script(operator=True, window=3))
+    env.reset()
+    got = [env.step(np.zeros(7))[4]["source"] for _ in range(5)]
+    assert got == [Source.POLICY] * 3 + [Source.HUMAN] * 2
+    with pytest.raises(ConfigError, match="window=0: expected a number of steps from 1 on"):
+        Script(operator=True, window=0)

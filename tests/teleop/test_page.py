@@ -657,6 +657,28 @@ def test_pictures_go_on_after_a_broken_connection(page: Any, device: Any):
 
 
 @needs_chromium
+def test_the_plan_of_the_policy_is_drawn_in_the_picture(page: Any, device: Any, artifacts: Path):
+    path = {"front": [[[0.1, 0.5], [0.5, 0.5], [0.9, 0.5]]]}
+    plan = {"path": path, "path_done": 1, "confidence": 0.73, "episodes_left": 12}
+    device.show({"front": np.zeros_like(PICTURE), "wrist": PICTURE}, Status("policy", episode=4, step=3, **plan))
+    brightest = """return ((canvas) => {
+        const pixels = canvas.getContext("2d").getImageData(%s * canvas.width, canvas.height / 2 - 3, 1, 6).data;
+        const rows = [0, 1, 2, 3, 4, 5].map((row) => [...pixels.slice(4 * row, 4 * row + 3)]);
+        return rows.sort((one, other) => other[0] - one[0])[0];
+    })(document.querySelector("canvas[data-camera=front]"))"""
+    chromium.wait(page, brightest % 0.7 + "[0] > 120")
+    ahead, behind = (page.execute_script(brightest % place) for place in (0.7, 0.3))
+    assert ahead[2] < ahead[0] / 2, "yellow where it will go"
+    assert min(behind) > 20 and max(behind) - min(behind) < 20, "white, and thin, where it has been"
+    facts = page.find_element("css selector", ".facts").text
+    assert "73%" in facts and "4 / ≈16" in facts
+    page.save_screenshot(str(artifacts / "plan.png"))
+    device.show({"front": np.zeros_like(PICTURE), "wrist": PICTURE}, Status("human", step=4))
+    chromium.wait(page, brightest % 0.7 + "[0] < 20")
+    assert "73%" not in page.find_element("css selector", ".facts").text
+
+
+@needs_chromium
 def test_a_phone_drives_two_arms_with_a_finger(page: Any, device: Any, artifacts: Path):
     class Dual:
         action_space = type("Space", (), {"shape": (14,)})

@@ -102,6 +102,20 @@ class ChunkStep:
         return self.chunk < 0
 
 
+@dataclass(frozen=True)
+class ExecutedChunk:
+    """The chunk that a policy executes, for a person to see."""
+
+    number: int
+    """Of the chunk in this episode"""
+    actions: Array
+    """[actions, action_dim]"""
+    done: int
+    """How many of them were executed, the one of this step included"""
+    confidence: float | None = None
+    """The share of its plans so far of which the policy was less sure, from 0 to 1; None: it does not say"""
+
+
 def zero_motion(action_dim: int) -> Hold:
     """Holding where actions are differences: no motion, and a gripper command of 0 leaves the gripper as it is."""
     return lambda observation, last: np.zeros(action_dim, np.float32)
@@ -209,6 +223,11 @@ class ChunkExecutor:
     def has_action(self) -> bool:
         """Whether the next step has an action of a chunk, as far as is known before the next answer."""
         return self._left() > 0
+
+    @property
+    def chunk(self) -> ExecutedChunk | None:
+        """The chunk that is executed; None while the arm holds, or somebody else acts."""
+        return ExecutedChunk(self._number, self._chunk, self._index) if self._number >= 0 else None
 
     def metrics(self) -> dict[str, float]:
         """Figures since the executor was made: control ``steps``, those of them that were ``held``, ``chunks`` that

@@ -73,6 +73,27 @@ class TaskMix(gymnasium.Env):
         scale: tuple[float, float] = self.task.get_wrapper_attr("action_scale")
         return scale
 
+    @property
+    def views(self) -> Callable[[], dict[str, Array]]:
+        """The pictures for a person who drives, where the tasks have them; as are `planned_points` and `project`."""
+        found: Callable[[], dict[str, Array]] = self.task.get_wrapper_attr("views")
+        return found
+
+    @property
+    def planned_points(self) -> Callable[[Any], Array]:
+        found: Callable[[Any], Array] = self._of_task("planned_points")
+        return found
+
+    @property
+    def project(self) -> Callable[[Any], dict[str, Array]]:
+        found: Callable[[Any], dict[str, Array]] = self._of_task("project")
+        return found
+
+    def _of_task(self, name: str) -> Callable[..., Any]:
+        """A function of the task of the episode in which it is called."""
+        self.task.get_wrapper_attr(name)
+        return lambda *given: self.task.get_wrapper_attr(name)(*given)
+
     def expert(self) -> Callable[[], Array]:
         """A script that demonstrates the task of this episode."""
         made: Callable[[], Array] = self.task.get_wrapper_attr("expert")()

@@ -151,6 +151,7 @@ class Actor:
         self._closing = threading.Event()
         self._teller = threading.Thread(target=self._tell, name="hilt-actor-tells", daemon=True)
         self._rate, self._timing = _rate(env, config)
+        attribute(env, "count_down", lambda of: None)(lambda: self._most and self._most - self.acted.steps)
         self._contact = Contact(env, config, notify)
         self._moments = Moments(env, offer=config.store == "log")
         self._rewinds: list[dict[str, int]] = []  # that the learner does not know yet
@@ -240,9 +241,8 @@ class Actor:
             self.acted.episodes += 1
             how = {True: "success", False: "no success", None: "success unknown"}[success_of(info)]
             if info.get(TASK_SUCCESS) not in (None, success_of(info)):
-                how += (
-                    f" by the classifier, and the task itself says {'success' if info[TASK_SUCCESS] else 'no success'}"
-                )
+                says = "success" if info[TASK_SUCCESS] else "no success"
+                how += f" by the classifier, and the task itself says {says}"
             by = f", {human} by a person" if human else ""
             self._notify(
                 f"episode {self.acted.episodes}: {steps} steps{by}, {how}, return {total:g}; "

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -32,7 +33,7 @@ from hilt.core.errors import (
 from hilt.core.trajectory import Source
 from hilt.core.tree import ArraySpec, unflatten
 from hilt.core.validate import Need, check, setting
-from hilt.envs.chunk_executor import MODES, ChunkExecutor, ChunkSettings, ChunkStep, Planned
+from hilt.envs.chunk_executor import MODES, ChunkExecutor, ChunkSettings, ChunkStep, ExecutedChunk, Planned
 from hilt.hil.config import CHUNK, CHUNK_INDEX, DECIDED, RECORD, TASK_COLUMN
 from hilt.policies.agent.config import AgentConfig
 from hilt.policies.agent.layout import ActionLayout, fit
@@ -45,6 +46,9 @@ from hilt.serving.remote_policy import RemotePolicy, is_address, server_key
 
 BASE = "#base"
 """In what is sent to actors: the checksum of the weights that are not trained"""
+PLANS_COMPARED = 200
+"""Earlier plans with which the newest is compared, to say how sure the policy is of it"""
+FEWEST_COMPARED = 10
 SERVER_TIMEOUT_S = 2.0
 """Seconds for each answer of a policy server; after that the arm holds, and it is asked again"""
 ALIVE_S, FORGET_S = 0.08, 0.5
@@ -157,6 +161,8 @@ class VlaAgent(StepAgent):
         self._policy_dim = action_dim  # the numbers in an action of the policy, which a suite may turn into another
         self._last: Any = None  # the last action that was executed, in the policy's units
         self._blank: Record = {}  # what steps without a record have in its columns
+        self._sure: deque[float] = deque(maxlen=PLANS_COMPARED)  # the log-probabilities of plans
+        self._confidence: float | None = None
         self._versions: dict[int, int] = {}  # of the weights with which each chunk of the episode was planned
 
     @classmethod
@@ -342,8 +348,26 @@ class VlaAgent(StepAgent):
         except (ServerAbsentError, DeadlineError):  # the arm holds, and the server is asked again
             self._absent = True
             return Planned(np.repeat(self._hold(observation, self._last)[None], self.options.execute or 1, 0), None)
+        self._compare(record)
         note = {name: array[0] for name, array in drawn_fields(record).items()} if self._blank else None
         return Planned(np.asarray(actions[0], np.float32), note)
+
+    def _compare(self, record: Mapping[str, Any]) -> None:
+        """How sure the policy is of a plan, beside its earlier ones. A flow that does not sample has no say."""
+        likely = np.asarray(record.get("log_prob", 0.0))
+        if not likely.any() or not np.isfinite(likely).all():
+            self._confidence = None
+            return
+        sure = float(likely.mean())
+        compared = len(self._sure) >= FEWEST_COMPARED
+        self._confidence = float(np.mean(np.array(self._sure) < sure)) if compared else None
+        self._sure.append(sure)
+
+    def planned(self) -> ExecutedChunk | None:
+        chunk = None if self._executor is None or self._step is None else self._executor.chunk
+        if chunk is None or self._absent:
+            return None
+        return replace(chunk, actions=self._command(chunk.actions), confidence=self._confidence)
 
     def metrics(self) -> dict[str, float]:
         if self._executor is None:

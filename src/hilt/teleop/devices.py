@@ -76,6 +76,14 @@ class Status:
     """Whether the person may pause, and go back to an earlier step of this episode"""
     estop: bool = False
     """Whether the emergency stop is latched"""
+    path: dict[str, list[list[list[float]]]] = field(default_factory=dict)
+    """Where the plan of the policy leads in the picture of each camera: for each arm a list of [x, y] from 0 to 1"""
+    path_done: int = 0
+    """How many sections of each path are behind the arm"""
+    confidence: float | None = None
+    """The share of its plans so far of which the policy was less sure; None: it does not say"""
+    episodes_left: int | None = None
+    """About how many more episodes the run has; None: that is not known"""
 
 
 class Device:

@@ -24,7 +24,7 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium
 import numpy as np
@@ -34,6 +34,10 @@ from hilt.core.trajectory import Source
 from hilt.envs.env_protocol import success_of
 from hilt.teleop.devices import Device, Reading, Status
 from hilt.teleop.emergency_stop import LATCHED, EmergencyStop
+from hilt.teleop.plan_view import PlanView
+
+if TYPE_CHECKING:
+    from hilt.envs.chunk_executor import ExecutedChunk
 
 DEFLECTED = 0.05
 """From here on an axis counts as held at a hand-over; less is the drift of a stick at rest."""
@@ -113,6 +117,9 @@ class TakeOver(gymnasium.Wrapper):
         self._rewinds = False
         self._estop, self._estopped = EmergencyStop(env, device), False
         self._first_command = first_limits(env, first_command)
+        self._plan = PlanView()
+        self._steps_left: Callable[[], int | None] = lambda: None
+        self._steps_made = 0
         self._begin()
         device.attach(env)
 
@@ -134,6 +141,7 @@ class TakeOver(gymnasium.Wrapper):
         with self._estop.watched():
             observation, info = self.env.reset(seed=seed, options=options)
         self._begin()
+        self._plan.clear()
         self._episode += 1
         self.device.reset()
         self._show(observation, "policy" if self.policy else "none")
@@ -153,6 +161,7 @@ class TakeOver(gymnasium.Wrapper):
         if not human and self._first and self._first_command:
             executed, self._first = self._limited(executed)
         self._first = human or self._first
+        self._plan.clear() if human else self._plan.note()
         # an environment may change it in place, and info has the action as it was given
         given = copy.deepcopy(executed)
         observation, reward, terminated, truncated, info = self.env.step(given)
@@ -183,10 +192,19 @@ class TakeOver(gymnasium.Wrapper):
             info["stop"] = True
 
         self._step += 1
+        self._steps_made += 1
         self._return += float(reward)
         self._successes += bool((terminated or truncated) and success_of(info))
         self._show(observation, "none" if reading.lost else "human" if human else "policy" if self.policy else "none")
         return observation, reward, terminated, truncated, info
+
+    def show_plans(self, planned: Callable[[], ExecutedChunk | None]) -> None:
+        """From now on the person sees what the policy has planned: `planned` is called before each step."""
+        self._plan = PlanView(planned, *(attribute(self.env, name, None) for name in ("planned_points", "project")))
+
+    def count_down(self, steps_left: Callable[[], int | None]) -> None:
+        """From now on the person sees about how many episodes are left. `steps_left()`: None where that is unknown."""
+        self._steps_left = steps_left
 
     def poll(self) -> Reading:
         """What the device gives between two steps. Nothing moves, and its events count in the next step. Where contact
@@ -289,6 +307,8 @@ class TakeOver(gymnasium.Wrapper):
             message=self._message(who),
             rewind=self._rewinds,
             estop=self._estop.latched,
+            episodes_left=self._episodes_left(),
+            **self._plan.shown(),
         )
         images: dict[str, np.ndarray] = {}
         if self.device.screen:
@@ -297,6 +317,13 @@ class TakeOver(gymnasium.Wrapper):
             if not images and self.env.render_mode == "rgb_array":
                 images = {"view": np.asarray(self.env.render())}
         self.device.show(images, status)
+
+    def _episodes_left(self) -> int | None:
+        """Returns how many more episodes there are if they are as long as those so far."""
+        left, ended = self._steps_left(), self._episode - 1
+        if left is None or ended < 1:
+            return None
+        return round(left / max(1.0, (self._steps_made - self._step) / ended))
 
     def _message(self, who: str) -> str:
         if self._estop.latched:

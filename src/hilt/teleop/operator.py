@@ -4,7 +4,7 @@ It acts through actions only, at the control rate, and never sets a simulator's 
 here, and is the same in every run; evaluation never has one.
 
     It compares what the policy does with what the expert would do, with a new plan at every step, so that a policy may
-    take a way of its own. Over the last `PROGRESS_WINDOW` steps, the *progress* of the policy is
+    take a way of its own. Over the last `PROGRESS_WINDOW` steps (or `window`), the *progress* of the policy is
 
         sum of (its action · the expert's action) / sum of (the expert's action · the expert's action)
 
@@ -45,7 +45,8 @@ class Script(Device):
     It is too good for a person: `speed` slows its motions down, `noise` adds normal noise of this standard deviation to
     them, and `action_indices` are the only numbers of an action that it uses, the others are 0. `seed` is the noise's.
     An operator has a reaction time: it takes over, acts and gives back `delay` steps after it decided to; and it may
-    tire: once it has driven `tires_after` steps in all, it only watches (0: it never tires)."""
+    tire: once it has driven `tires_after` steps in all, it only watches (0: it never tires). `window` is the number of
+    the policy's last steps by which it judges whether the policy makes progress."""
 
     name = "script"
     gives_actions = True
@@ -60,6 +61,7 @@ class Script(Device):
         seed: int = 0,
         delay: int = 0,
         tires_after: int = 0,
+        window: int = PROGRESS_WINDOW,
     ):
         super().__init__()
         if not isinstance(operator, bool):
@@ -77,6 +79,8 @@ class Script(Device):
                 f"{given}: expected numbers of steps from 0 on, of an operator (operator=true), "
                 "who takes over from a policy"
             )
+        if window < 1:
+            raise ConfigError(f"window={window}: expected a number of steps from 1 on")
         self._speed, self._noise, self._indices = speed, noise, action_indices
         self._tires_after, self._driven = tires_after, 0
         self._decided: deque[tuple[bool, np.ndarray]] = deque(maxlen=delay + 1)  # the oldest is what it does now
@@ -87,7 +91,7 @@ class Script(Device):
         self._env: Any = None
         self._limit = 0
         # (made, possible) of the policy's last steps
-        self._seen: deque[tuple[float, float]] = deque(maxlen=PROGRESS_WINDOW)
+        self._seen: deque[tuple[float, float]] = deque(maxlen=window)
         self.reset()
 
     def attach(self, env: Env) -> None:
@@ -146,7 +150,7 @@ class Script(Device):
 
     def _stuck(self) -> bool:
         made, possible = np.sum(self._seen, axis=0) if self._seen else (0.0, 0.0)
-        return bool(len(self._seen) == PROGRESS_WINDOW and made < PROGRESS * possible)
+        return bool(len(self._seen) == self._seen.maxlen and made < PROGRESS * possible)
 
     def _next(self, watches: bool) -> np.ndarray:
         """The plan's next action, without the gripper where the environment leaves it out (`GripperCloseEnv`)."""

@@ -89,10 +89,11 @@ export default {
       <aside>
       <section class="facts">
         <dl>
-          <div><dt>{{ w("Episode") }}</dt><dd class="episode">{{ status.episode || 0 }}</dd></div>
+          <div><dt>{{ w("Episode") }}</dt><dd class="episode">{{ status.episode || 0 }}<small v-if="status.episodes_left != null" :title="w('About as many episodes as the run will have')"> / ≈{{ status.episode + status.episodes_left }}</small></dd></div>
           <div><dt>{{ w("Successes") }}</dt><dd class="successes">{{ status.successes || 0 }}</dd></div>
           <div><dt>{{ w("Step") }}</dt><dd class="step">{{ status.step || 0 }}<small v-if="status.step_limit"> / {{ status.step_limit }}</small></dd></div>
           <div><dt>{{ w("Reward") }}</dt><dd>{{ +(status.reward || 0).toFixed(2) }}</dd></div>
+          <div v-if="status.confidence != null" :title="w('The share of its plans so far of which the policy was less sure')"><dt>{{ w("Confidence") }}</dt><dd class="confidence">{{ Math.round(100 * status.confidence) }}%</dd></div>
           <div><dt>{{ w("Viewers") }}</dt><dd>{{ view.viewers || 0 }}</dd></div>
         </dl>
         <progress :max="status.step_limit || 1" :value="status.step_limit ? status.step : 0"></progress>
@@ -284,7 +285,7 @@ export default {
       this.unsent = this.unsent.filter((press) => press.number > view.done);
       ++this.seen; // on this connection, for the page's process
       const number = ++this.came; // on all of them: a picture of the last connection is older than one of this
-      if (view.pictures.length) await this.draw(view.pictures, data, 4 + length, number);
+      if (view.pictures.length) await this.draw(view, data, 4 + length, number);
       if (view.age !== null) this.age = view.age + trip / 2 + seconds() - came;
       if (view.pictures.length) {
         this.ages = [...this.ages.slice(-399), this.age];
@@ -294,7 +295,7 @@ export default {
       this.sendState();
     },
 
-    async draw(pictures, data, offset, number) {
+    async draw({pictures, status}, data, offset, number) {
       const names = pictures.map(([name]) => name);
       if (names.join() !== this.cameras.join()) {
         this.cameras = names;
@@ -312,7 +313,30 @@ export default {
           canvas.parentElement.style.setProperty("--ratio", picture.width / picture.height);
         }
         canvas.getContext("2d").drawImage(picture, 0, 0);
+        for (const line of status.path?.[name] || []) this.drawPath(canvas, line, status.path_done);
       }));
+    },
+
+    // What the policy has planned: thin where the arm has been, bold where it will go, with a ring at its end.
+    drawPath(canvas, line, done) {
+      const pen = canvas.getContext("2d"), {width, height} = canvas, thick = Math.max(1.5, width / 110);
+      const places = line.map(([x, y]) => [x * width, y * height]);
+      const stroke = (from, to, style, size) => {
+        if (to - from < 1) return;
+        pen.beginPath();
+        places.slice(from, to + 1).forEach(([x, y], index) => (index ? pen.lineTo(x, y) : pen.moveTo(x, y)));
+        [pen.strokeStyle, pen.lineWidth, pen.lineCap, pen.lineJoin] = [style, size, "round", "round"];
+        pen.stroke();
+      };
+      const last = places.length - 1;
+      stroke(0, Math.min(done, last), "rgba(255, 255, 255, .6)", thick / 2);
+      stroke(Math.min(done, last), last, "rgba(0, 0, 0, .6)", 2 * thick);
+      stroke(Math.min(done, last), last, "#ffc02e", thick);
+      if (last < 0) return;
+      pen.beginPath();
+      pen.arc(...places[last], 2 * thick, 0, 2 * Math.PI);
+      [pen.strokeStyle, pen.lineWidth] = ["#ffc02e", thick];
+      pen.stroke();
     },
 
     printed(key) { return NAMES[key] || (this.layout?.get(`Key${key.toUpperCase()}`) || key).toUpperCase(); },

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -85,6 +86,7 @@ def settings(taught: VlaStory, algorithm: str, seed: int, fast: bool = False) ->
     config.wire.port = config.wire.broadcast_port = 0
     if fast:
         config.max_steps, config.goal = 300, Goal()
+    config.max_env_steps = ceil(config.max_steps / config.updates_per_step)  # so that the page can count down
     return config
 
 

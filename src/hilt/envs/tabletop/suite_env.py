@@ -187,6 +187,17 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
             camera: self.world.render(camera, self._render_size, self._render_size) for camera in self.world.cameras
         }
 
+    def planned_points(self, actions: Any) -> Array:
+        """The places that the arms would go through with these actions, ``[arms, actions + 1, 3]`` in meters."""
+        moves = np.asarray(actions, np.float64).clip(-1, 1).reshape(len(actions), -1, 7)[:, :, :3].swapaxes(0, 1)
+        starts = np.array([self.world.pose(arm)[:3] for arm in range(len(moves))])[:, None]
+        ahead = starts + np.cumsum(moves * self.action_scale[0], 1)
+        return np.concatenate([starts, ahead.clip(BOX_LOW[:3], BOX_HIGH[:3])], 1)
+
+    def project(self, points: Any) -> dict[str, Array]:
+        """Where points are in the picture of each camera; see `World.project`."""
+        return {camera: self.world.project(points, camera) for camera in self.world.cameras}
+
     def close(self) -> None:
         self.world.close()
 

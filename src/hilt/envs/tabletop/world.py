@@ -269,6 +269,15 @@ class World:
             renderer = self._local.renderer = _Renderer(self.model, max(height, room[0]), max(width, room[1]))
         return renderer.picture(self.data, self.model.camera(camera).id, height, width)
 
+    def project(self, points: Any, camera: str) -> Array:
+        """Where points ``[N, 3]`` are in the picture of a camera, a square: ``[N, 2]`` from 0 to 1, to the right and
+        down; NaN for those behind it."""
+        number = self.model.camera(camera).id
+        seen = (np.asarray(points) - self.data.cam_xpos[number]) @ self.data.cam_xmat[number].reshape(3, 3)
+        depth = np.where(seen[:, 2] < 0, -seen[:, 2], np.nan)[:, None]
+        half = np.tan(np.radians(self.model.cam_fovy[number]) / 2)
+        return 0.5 + 0.5 * seen[:, :2] * [1, -1] / (half * depth)  # type: ignore[no-any-return]
+
     # -- the whole state
 
     def snapshot(self) -> Array:

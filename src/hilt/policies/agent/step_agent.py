@@ -100,6 +100,11 @@ class StepAgent(ABC):
         defaults."""
         return {}
 
+    def planned(self) -> Any:
+        """The chunk that it executes, a `hilt.envs.chunk_executor.ExecutedChunk` of the task's actions, for a person to
+        see; None where it plans no further than a step."""
+        return None
+
     def metrics(self) -> dict[str, float]:
         """Figures of acting, for what an actor reports."""
         return {}
