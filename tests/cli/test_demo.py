@@ -113,6 +113,7 @@ def test_where_nothing_is_learned_it_fails(fork_server: ForkServer):
         "agent.encoder.pretrain_updates=10",
         "max_steps=20",
         "training_starts=20",
+        "max_ahead=20",
         "goal.success=0",
     )
     less += ("task_options.step_limit=25", "task_options.image_size=32", "agent.rlpd.learning_rate=0")
