@@ -200,10 +200,15 @@ def test_an_operator_with_a_reaction_time_acts_later_and_one_that_tires_only_wat
             Script(**wrong)
 
 
-def test_an_operator_judges_by_as_many_steps_as_it_is_told():
+def test_an_operator_judges_by_as_many_steps_and_waits_as_long_as_it_is_told():
     env = TakeOver(Known(limit=10_000), Script(operator=True, window=3))
     env.reset()
     got = [env.step(np.zeros(7))[4]["source"] for _ in range(5)]
     assert got == [Source.POLICY] * 3 + [Source.HUMAN] * 2
-    with pytest.raises(ConfigError, match="window=0: expected a number of steps from 1 on"):
-        Script(operator=True, window=0)
+    patient = TakeOver(Known(limit=10), Script(operator=True, late=0.8))
+    patient.reset()
+    got = [patient.step(np.zeros(7))[4]["source"] for _ in range(10)]
+    assert got == [Source.POLICY] * 8 + [Source.HUMAN] * 2
+    for wrong, given in (({"window": 0}, r"window=0, late=0\.5"), ({"late": 1.5}, r"window=15, late=1\.5")):
+        with pytest.raises(ConfigError, match=f"{given}: expected a number of steps from 1 on, and a share"):
+            Script(operator=True, **wrong)

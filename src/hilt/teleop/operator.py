@@ -12,7 +12,7 @@ here, and is the same in every run; evaluation never has one.
 
     1 is as fast as the expert in the expert's direction, standing still is 0. Below `PROGRESS` the operator takes over
     with a plan from where things are, acts for `TURN` steps, gives back, and watches again. When `LATE` of the step
-    limit is over without success, it goes on with its plan until the end.
+    limit (or `late`) is over without success, it goes on with its plan until the end.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Script(Device):
     them, and `action_indices` are the only numbers of an action that it uses, the others are 0. `seed` is the noise's.
     An operator has a reaction time: it takes over, acts and gives back `delay` steps after it decided to; and it may
     tire: once it has driven `tires_after` steps in all, it only watches (0: it never tires). `window` is the number of
-    the policy's last steps by which it judges whether the policy makes progress."""
+    the policy's last steps by which it judges whether the policy makes progress, and `late` the share of the step limit
+    after which it acts until the end."""
 
     name = "script"
     gives_actions = True
@@ -62,6 +63,7 @@ class Script(Device):
         delay: int = 0,
         tires_after: int = 0,
         window: int = PROGRESS_WINDOW,
+        late: float = LATE,
     ):
         super().__init__()
         if not isinstance(operator, bool):
@@ -79,10 +81,13 @@ class Script(Device):
                 f"{given}: expected numbers of steps from 0 on, of an operator (operator=true), "
                 "who takes over from a policy"
             )
-        if window < 1:
-            raise ConfigError(f"window={window}: expected a number of steps from 1 on")
+        if window < 1 or not 0 < late <= 1:
+            raise ConfigError(
+                f"window={window}, late={late}: expected a number of steps from 1 on, and a share of the step limit "
+                "above 0 and up to 1"
+            )
         self._speed, self._noise, self._indices = speed, noise, action_indices
-        self._tires_after, self._driven = tires_after, 0
+        self._tires_after, self._driven, self._late = tires_after, 0, late
         self._decided: deque[tuple[bool, np.ndarray]] = deque(maxlen=delay + 1)  # the oldest is what it does now
         self._rng = np.random.default_rng(seed)
         self.operator = operator
@@ -146,7 +151,7 @@ class Script(Device):
         if self._stuck():
             self._plan, self._left = None, TURN
             self._seen.clear()
-        return self._left > 0 or (self._limit > 0 and self._steps >= LATE * self._limit)
+        return self._left > 0 or (self._limit > 0 and self._steps >= self._late * self._limit)
 
     def _stuck(self) -> bool:
         made, possible = np.sum(self._seen, axis=0) if self._seen else (0.0, 0.0)
