@@ -666,9 +666,9 @@ def test_the_plan_of_the_policy_is_drawn_in_the_picture(page: Any, device: Any, 
         const rows = [0, 1, 2, 3, 4, 5].map((row) => [...pixels.slice(4 * row, 4 * row + 3)]);
         return rows.sort((one, other) => other[0] - one[0])[0];
     })(document.querySelector("canvas[data-camera=front]"))"""
-    chromium.wait(page, brightest % 0.7 + "[0] > 120")
-    ahead, behind = (page.execute_script(brightest % place) for place in (0.7, 0.3))
-    assert ahead[2] < ahead[0] / 2, "yellow where it will go"
+    yellow = "return ((color) => color[0] > 120 && color[2] < color[0] / 2)(" + (brightest % 0.7)[7:] + ")"
+    chromium.wait(page, yellow)  # where it will go
+    behind = page.execute_script(brightest % 0.3)
     assert min(behind) > 20 and max(behind) - min(behind) < 20, "white, and thin, where it has been"
     facts = page.find_element("css selector", ".facts").text
     assert "73%" in facts and "4 / ≈16" in facts
