@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 WHOLE = DemoPlan("vla_person", 400, 0.95, workers=2, usual_steps=4_000)
 FAST = DemoPlan("vla_person", 40, 0.0, workers=2, usual_steps=300)
-ALGORITHMS = ("filtered", "hg-dagger")
+ALGORITHMS = ("hg-dagger", "filtered")
 
 
 def person(
     fast: Annotated[bool, typer.Option("--fast", help="Little of everything, for a first look.")] = False,
     human: Annotated[bool, typer.Option("--human", help="You take over, in the browser, instead of a script.")] = False,
     algorithm: Annotated[
-        str, typer.Option("--algorithm", help="What it learns from: filtered or hg-dagger.")
+        str, typer.Option("--algorithm", help="What it learns from: hg-dagger or filtered.")
     ] = ALGORITHMS[0],
     minutes: Annotated[
         float | None, typer.Option("--minutes", help="A cap on how long it learns.", show_default="none", min=0.01)
@@ -83,6 +83,7 @@ def settings(taught: VlaStory, algorithm: str, seed: int, fast: bool = False) ->
     config.task_options = dict(taught.config.task_options)
     config.demo_path = [str(demonstrations_of(taught.run, task) / "log") for task in taught.config.tasks]
     config.agent.options["policy"] = str(taught.run / "imitation" / "policy")
+    config.operator_options = {"window": 3}  # an episode has six steps, if all goes well
     config.wire.port = config.wire.broadcast_port = 0
     if fast:
         config.max_steps, config.goal = 300, Goal()
