@@ -154,3 +154,18 @@ def test_the_expert_succeeds_in_nineteen_of_twenty_states_of_each_split(
     steps = f"steps {min(lengths)}-{int(np.median(lengths))}-{max(lengths)} of {env.step_limit}"
     counted(" ".join(f"{split} {rate:.1%}" for split, rate in rates.items()) + f", {steps}")
     assert min(rates.values()) >= 0.95, rates
+
+
+@pytest.mark.parametrize("side", [(0.05, 0.0), (-0.04, 0.03)])
+def test_a_hand_that_is_low_beside_a_button_rises_before_it_presses(side: tuple[float, float]):
+    env = TabletopEnv("press_yellow", image_size=None, control_hz=5, step_limit=40)
+    env.reset(seed=0, options={"split": "test", "state": 1})
+    beside = env.world.body_pose("yellow base")[:3] + np.array([*side, 0.03])
+    action = np.zeros(7, np.float32)
+    for _ in range(8):
+        action[:3] = ((beside - env.world.pose()[:3]) / env.action_scale[0]).clip(-0.8, 0.8)
+        assert not env.step(action)[2]
+    assert env.world.pose()[2] < 0.06
+    expert = env.expert()
+    assert any(env.step(expert())[2] for _ in range(12))
+    env.close()
