@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 from hilt.core.errors import ConfigError, EmergencyStopError, RequestError, SchemaError
 from hilt.core.trajectory import Source
+from hilt.envs.chunk_executor import ExecutedChunk
 from hilt.envs.tabletop.suite_env import TabletopEnv
 from hilt.teleop import emergency_stop
 from hilt.teleop.devices import Reading, open_device
@@ -161,6 +162,21 @@ def test_a_toggle_outlasts_lost_contact():
     """A gamepad that is plugged in again does not start the policy: the person who had taken over gives back."""
     toggle, lost = Reading(events=("toggle",)), Reading(lost=True)
     assert [info["source"] for info in infos(played(toggle, lost, Reading(), toggle, mode="toggle"), 4)] == [1, 1, 1, 0]
+
+
+def test_a_person_sees_the_plan_of_the_policy_until_somebody_else_acts_or_it_is_undone():
+    env = played(Reading(), push(0), Reading())
+    env.show_plans(lambda: ExecutedChunk(0, np.zeros((3, 7)), 1, 0.6))
+    env.count_down(lambda: 40)
+    device = env.device
+    assert isinstance(device, Played)
+    assert device.shown[-1][1].confidence is None and device.shown[-1][1].episodes_left is None
+    infos(env, 3)
+    assert [status.confidence for _, status in device.shown[-3:]] == [0.6, None, 0.6], "the second step is a person's"
+    env.rewound()
+    assert device.shown[-1][1].confidence is None
+    env.reset()
+    assert device.shown[-1][1].episodes_left == 13, "of three steps each, as the first one"
 
 
 def test_without_a_policy_doing_nothing_is_the_persons_too():

@@ -221,6 +221,7 @@ class TakeOver(gymnasium.Wrapper):
     def rewound(self) -> None:
         """An earlier moment was restored: it is shown, and what is held now must be released first."""
         self._human, self._held, self._muted = False, np.ones(7, bool), np.zeros(7, bool)
+        self._plan.clear()  # it led on from what is undone
         self._show(self._seen, "none")
 
     def release(self) -> None:
