@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hilt.algos.adam import Adam
+from hilt.algos.adam import Adam, denormals_flushed
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])
@@ -42,3 +42,19 @@ def test_a_parameter_without_a_gradient_is_left_as_it_is_and_counts_no_step():
             parameter.grad = gradient
         reference.step()
     assert torch.allclose(torch.stack(ours), torch.stack(theirs)) and adam.tensors()["steps"].tolist() == [2, 1]
+
+
+def test_moment_of_an_idle_weight_becomes_zero_where_denormals_are_flushed():
+    """Elsewhere it stays at the smallest number there is, and costs time in every step on x86-64."""
+
+    def moment_after_idle_steps() -> float:
+        weight = torch.ones(1)
+        adam = Adam([weight], 0.1)
+        for gradient in [torch.ones(1)] + 1_100 * [torch.zeros(1)]:
+            adam.step([gradient])
+        return adam.tensors()["first.0"].item()
+
+    assert 0 < moment_after_idle_steps() < 1e-38
+    with denormals_flushed():
+        assert moment_after_idle_steps() == 0
+    assert (torch.full((1,), 1e-40) * 0.9).item() > 0, "it is as before"

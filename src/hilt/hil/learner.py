@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hilt.algos.adam import denormals_flushed
 from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import AlarmError, ConfigError, HiltError, NotFiniteError
 from hilt.core.files import DISK
@@ -190,7 +191,8 @@ class Learner:
             if config.collect_steps and not self.update:
                 self._collect()
             self._clock = LearnerClock(self.update, self.experience.total)
-            self._learn()
+            with denormals_flushed():
+                self._learn()
             self._end()
             words = f"{self._reason}, after {self.update:,} updates with {self.experience.total:,} online steps"
             note_end(self.run_folder, self._reason, self.update, self._alarm or words)
