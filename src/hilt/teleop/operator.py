@@ -12,7 +12,7 @@ here, and is the same in every run; evaluation never has one.
 
     1 is as fast as the expert in the expert's direction, standing still is 0. Below `PROGRESS` (or `progress`) the
     operator takes over with a plan from where things are, acts for `TURN` steps, gives back, and watches again. When
-    `LATE` of the step limit (or `late`) is over without success, it goes on with its plan until the end.
+    `LATE` of the step limit is over without success, it goes on with its plan until the end.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ class Script(Device):
     them, and `action_indices` are the only numbers of an action that it uses, the others are 0. `seed` is the noise's.
     An operator has a reaction time: it takes over, acts and gives back `delay` steps after it decided to; and it may
     tire: once it has driven `tires_after` steps in all, it only watches (0: it never tires). `window` is the number of
-    the policy's last steps by which it judges whether the policy makes progress, `progress` how much it expects in
-    them, and `late` the share of the step limit after which it acts until the end."""
+    the policy's last steps by which it judges whether the policy makes progress, and `progress` how much it expects."""
 
     name = "script"
     gives_actions = True
@@ -64,7 +63,6 @@ class Script(Device):
         tires_after: int = 0,
         window: int = PROGRESS_WINDOW,
         progress: float = PROGRESS,
-        late: float = LATE,
     ):
         super().__init__()
         if not isinstance(operator, bool):
@@ -82,13 +80,13 @@ class Script(Device):
                 f"{given}: expected numbers of steps from 0 on, of an operator (operator=true), "
                 "who takes over from a policy"
             )
-        if window < 1 or not 0 < progress <= 1 or not 0 < late <= 1:
+        if window < 1 or not 0 < progress <= 1:
             raise ConfigError(
-                f"window={window}, progress={progress}, late={late}: expected a number of steps from 1 on, a share of "
-                "the expert's progress and a share of the step limit, both above 0 and up to 1"
+                f"window={window}, progress={progress}: expected a number of steps from 1 on, and a share of the "
+                "expert's progress, above 0 and up to 1"
             )
         self._speed, self._noise, self._indices = speed, noise, action_indices
-        self._tires_after, self._driven, self._progress, self._late = tires_after, 0, progress, late
+        self._tires_after, self._driven, self._progress = tires_after, 0, progress
         self._decided: deque[tuple[bool, np.ndarray]] = deque(maxlen=delay + 1)  # the oldest is what it does now
         self._rng = np.random.default_rng(seed)
         self.operator = operator
@@ -152,7 +150,7 @@ class Script(Device):
         if self._stuck():
             self._plan, self._left = None, TURN
             self._seen.clear()
-        return self._left > 0 or (self._limit > 0 and self._steps >= self._late * self._limit)
+        return self._left > 0 or (self._limit > 0 and self._steps >= LATE * self._limit)
 
     def _stuck(self) -> bool:
         made, possible = np.sum(self._seen, axis=0) if self._seen else (0.0, 0.0)
