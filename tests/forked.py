@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -103,8 +103,8 @@ class ForkServer:
     def hilt(
         self, words: Sequence[object], folder: Path, env: Mapping[str, str] | None = None, first: str = ""
     ) -> subprocess.CompletedProcess[str]:
-        """As ``python -m tests.forked_hilt WORDS`` in this folder, with this environment; ``first`` is a line of Python
-        that is run before."""
+        """As ``hilt WORDS`` in this folder, with this environment, but that a learner and actors are forked; ``first``
+        is a line of Python that is run before."""
         environment = dict(os.environ if env is None else env)
         places = [place for place in environment.get("PYTHONPATH", "").split(os.pathsep) if place]
         with tempfile.TemporaryDirectory() as beside:
@@ -119,9 +119,16 @@ class ForkServer:
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "output"
             os.mkfifo(output)
-            given = [str(output), [str(word) for word in words], os.getcwd(), dict(os.environ if env is None else env)]
-            pid = self._ask("start", *given)
-            return ForkedCommand(pid, output.open(), lambda timeout: self._ask("wait", pid, timeout))
+            return ForkedCommand(self, self._start(output, words, env, False), output.open())
+
+    def start_run(self, words: Sequence[object], output: Path, env: Mapping[str, str] | None = None) -> ForkedCommand:
+        """As ``hilt WORDS >> output 2>&1`` in the background, but that a learner and actors are forked."""
+        output.touch()
+        return ForkedCommand(self, self._start(output, words, env, True))
+
+    def _start(self, output: Path, words: Sequence[object], env: Mapping[str, str] | None, is_run: bool) -> int:
+        environment = dict(os.environ if env is None else env)
+        return self._ask("start", str(output), [str(word) for word in words], os.getcwd(), environment, is_run)
 
     def _ask(self, *words: Any) -> int:
         assert self._server.stdin is not None and self._server.stdout is not None
@@ -136,13 +143,18 @@ class ForkServer:
 class ForkedCommand:
     """What tests use of `subprocess.Popen`, for a command that a `ForkServer` has started."""
 
+    _server: ForkServer
     pid: int
-    stdout: TextIO
-    _wait: Callable[[float], int]
+    stdout: TextIO | None = None
     returncode: int | None = None
 
+    def poll(self) -> int | None:
+        if self.returncode is None and not self._server._ask("runs", self.pid):
+            self.wait()
+        return self.returncode
+
     def send_signal(self, number: int) -> None:
-        if self.returncode is None:
+        if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
@@ -151,8 +163,9 @@ class ForkedCommand:
     def wait(self, timeout: float = TIMEOUT_S) -> int:
         """Its exit code; after ``timeout`` seconds it is killed."""
         if self.returncode is None:
-            self.returncode = self._wait(timeout)
-            self.stdout.close()
+            self.returncode = self._server._ask("wait", self.pid, timeout)
+            if self.stdout is not None:
+                self.stdout.close()
         return self.returncode
 
 
@@ -162,7 +175,7 @@ def serve(modules: Sequence[str]) -> None:
     gc.freeze()  # what children share with this process is not looked through, and so not copied
     for line in sys.stdin:
         asked, *given = json.loads(line)
-        print({"run": run, "start": start, "wait": wait}[asked](*given), flush=True)
+        print({"run": run, "start": start, "runs": runs, "wait": wait}[asked](*given), flush=True)
     os._exit(0)  # to take the imported modules apart would take half a second
 
 
@@ -175,19 +188,28 @@ def run(script: str, timeout: float, folder: str) -> int:
     return child.exitcode
 
 
-def start(output: str, words: list[str], folder: str, environment: dict[str, str]) -> int:
-    """The number of a process that is forked and becomes a command of Hilt's, or a script."""
+def start(output: str, words: list[str], folder: str, environment: dict[str, str], is_run: bool) -> int:
+    """The number of a process that is forked and becomes a command of Hilt's, or a script. The errors of a run go where
+    its output goes, and its learner and actors are forked."""
     if pid := os.fork():
         return pid
     code = 1
     try:
         os.chdir(folder)
-        code = become_hilt(words, os.open(output, os.O_WRONLY), 2, environment)
+        out = os.open(output, os.O_WRONLY | os.O_APPEND)
+        if is_run:
+            sys.modules["tests.forked_hilt"].fork_sides()
+        code = become_hilt(words, out, out if is_run else 2, environment)
     except BaseException:
         traceback.print_exc()
         raise
     finally:
         os._exit(code)
+
+
+def runs(pid: int) -> int:
+    """Whether a process has not ended. It remains until `wait` asks for its exit code."""
+    return int(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None)
 
 
 def wait(pid: int, timeout: float) -> int:

@@ -1,6 +1,5 @@
-"""``python -m tests.forked_hilt ...`` is ``hilt ...``, but for how a run's learner and actors are started:
-forked, and not each with an import of torch, which takes seconds. They are processes like any others: they have
-their own session and environment and can be killed.
+"""How a run's learner and actors are started in tests: forked, and not each with an import of torch, which takes
+seconds. They are processes like any others: they have their own session and environment and can be killed.
 
 Only the thread that forks goes on in a child, so the parent must not have used a simulator that draws, and its other
 threads only show how far the run is: what they hold is held, or not used in the child.
@@ -8,30 +7,18 @@ threads only show how far the run is: what they hold is held, or not used in the
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
-from hilt import cli
 from hilt.cli.show import PROGRESS
 from hilt.core.children import run_module
 from hilt.hil import launch as train
 from tests.forked import become_hilt
-
-SLOW_IMPORTS = [
-    "torch",
-    "gymnasium",
-    "hilt.cli.train_hil",
-    "hilt.hil.learner",
-    "hilt.hil.actor",
-    "hilt.policies.agent.agent",
-]
 
 
 class Forked:
@@ -101,11 +88,3 @@ def fork_sides() -> None:
     """From now on a run of this process forks its learner, its actors and the script that demonstrates."""
     train.ChildProcess = Forked  # type: ignore[assignment,misc]
     train.demonstrate = in_a_fork(train.demonstrate)
-
-
-if __name__ == "__main__":
-    for module in SLOW_IMPORTS:
-        import_module(module)
-    gc.freeze()  # what children share with this process is not looked through, and so not copied
-    fork_sides()
-    cli.main()

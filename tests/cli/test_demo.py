@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from hilt.hil.config import Goal, Hil
 from hilt.recipes import recipe
 from hilt.runs.evaluation import EpisodeOutcome, EvaluationResult
 from tests.effort import is_long, rounds
-from tests.forked import ROOT, ForkServer
+from tests.forked import ForkServer
 from tests.lines import no_line_twice
 
 for package in ("torch", "gymnasium", "mujoco", "av"):
@@ -239,27 +238,19 @@ def stop() -> None:
     raise KeyboardInterrupt
 
 
-def test_ctrl_c_leaves_a_run_that_goes_on():
-    command = [sys.executable, "-m", rounds("tests.forked_hilt", "hilt"), "demo", "--fast", "--run", "it"]
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    process = subprocess.Popen(
-        command,
-        env={**ENV, "PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+def test_ctrl_c_leaves_a_run_that_goes_on(fork_server: ForkServer):
+    output = Path("output")
+    process = fork_server.start_run(["demo", "--fast", "--run", "it"], output, ENV)
     try:
         deadline = time.monotonic() + 240
         while not Path("it/logs/learner.log").exists():
             assert process.poll() is None and time.monotonic() < deadline, "it never began to learn"
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=120)
+        process.wait(120)
     finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait(10)
+        process.kill()
+        process.wait()
+    said = output.read_text()
     assert process.returncode == 130, said
     assert "stopped; it goes on with: hilt train --run it --resume" in said

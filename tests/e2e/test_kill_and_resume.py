@@ -25,7 +25,8 @@ from hilt.observe.metrics import read_metrics
 from hilt.replay import Log, QueuedDataStore
 from hilt.runs.checkpoint import numbers
 from tests.e2e.journaled import image_of
-from tests.effort import rounds
+from tests.effort import is_long
+from tests.forked import ForkedCommand, ForkServer
 from tests.sessions import members
 
 ROOT = Path(__file__).parent.parent.parent
@@ -38,24 +39,22 @@ KILLS = 200
 class Train:
     """`hilt train` on one folder, over its lives."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, fork_server: ForkServer):
+        self._fork_server = fork_server
         self.run, self.journals, self.output = folder / "run", folder / "journals", folder / "output"
         self.journals.mkdir()
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | ForkedCommand | None = None
         self.kills: Counter[str] = Counter()
 
     def start(self, *words: str) -> None:
+        """In `make test` forked from a process that has imported torch, which takes seconds in each life."""
+        words = ("train", *words, "--run", str(self.run))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+        if not is_long():
+            self.process = self._fork_server.start_run(words, self.output, environment)
+            return
         with self.output.open("ab") as out:
-            command = [
-                sys.executable,
-                "-m",
-                rounds("tests.forked_hilt", "hilt"),
-                "train",
-                *words,
-                "--run",
-                str(self.run),
-            ]
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+            command = [sys.executable, "-m", "hilt", *words]
             self.process = subprocess.Popen(
                 command, stdout=out, stderr=out, env=environment, cwd=ROOT, start_new_session=True
             )
@@ -123,11 +122,12 @@ def _state(pid: int) -> str:
 
 
 @pytest.fixture
-def train(memory_path: Path) -> Iterator[Train]:
-    train = Train(memory_path)
+def train(memory_path: Path, fork_server: ForkServer) -> Iterator[Train]:
+    train = Train(memory_path, fork_server)
     yield train
     if train.process is not None and train.process.poll() is None:
         train.process.kill()
+        train.process.wait(DEADLINE_S)
     train.wait_gone()
 
 
