@@ -18,10 +18,10 @@ from hilt.policies.vla.openvla import OpenVLAOptions
 from tests.policies.tiny_openvla import TEXT, VIT, bare
 
 WIDE = {
-    "text_config": {**TEXT, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4},
+    "text_config": {**TEXT, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4},
     "vit": [VIT | {"embed_dim": 128}] * 2,
 }
-"""20 million parameters"""
+"""9 million parameters"""
 
 
 def record_of(policy: Any, rows: int) -> dict[str, np.ndarray]:

@@ -3,8 +3,10 @@ does what it says. Parity is in tests/golden."""
 
 from __future__ import annotations
 
+import copy
 import shutil
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from hilt.policies.vla.openvla import OpenVLAConfig, OpenVLAOptions
 from tests import golden
 from tests.effort import sampled
 from tests.golden.kinds import openvla as kind
-from tests.policies.tiny_openvla import observations, statistics, tiny
+from tests.policies.tiny_openvla import bare, observations, statistics, tiny
 from tests.test_golden import change_npz, fails
 
 PROPRIO = {"use_proprio": True, "proprio_dim": 7}
@@ -39,12 +41,22 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def policy_of(name: str, options: OpenVLAOptions | None = None, **more: Any) -> Any:
     """One whose weights say something: those of `initialize` are nearly nothing."""
-    policy = tiny(options=options, **KINDS[name], **more)
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(llama.NAME, llama.attend)  # as where one is made: some tests bring another
+    policy = copy.deepcopy(made_once(name, **more))
+    policy.options = options or OpenVLAOptions()
+    return policy
+
+
+@cache
+def made_once(name: str, **more: Any) -> Any:
+    policy = bare(**KINDS[name], **more)
     state = {
         key: torch.from_numpy(kind.weight(key, tuple(value.shape), 7)) for key, value in policy.state_dict().items()
     }
-    policy.load_state_dict(state, strict=True)
-    return policy
+    policy.load_state_dict(state, strict=True, assign=True)
+    return policy.reset_buffers("cpu")
 
 
 def seen(count: int, equal: bool = False) -> list[dict[str, Any]]:
@@ -320,9 +332,9 @@ def test_bfloat16_products_over_float32_weights(name: str):
     """Stated bound: log-probabilities within 0.1 of float32's, whose spread is several
     units; gradients and weights stay float32."""
     policy = policy_of(name)
-    _, record = acted(policy)
+    _, record = acted(policy, 1)
     policy.options.compute = "bfloat16"
-    _, half = acted(policy)
+    _, half = acted(policy, 1)
     np.testing.assert_array_equal(policy.evaluate(half).log_prob.detach().numpy(), half["log_prob"])
     told = policy.evaluate(record)
     assert told.log_prob.dtype == told.entropy.dtype == torch.float32
@@ -335,10 +347,10 @@ def test_bfloat16_products_over_float32_weights(name: str):
 def test_auto_is_what_is_faster_on_this_cpu(monkeypatch: pytest.MonkeyPatch):
     results = {}
     for compute in ("float32", "bfloat16", "auto"):
-        results[compute] = acted(policy_of("tokens", options=OpenVLAOptions(compute=compute)))[1]["log_prob"]
+        results[compute] = acted(policy_of("tokens", options=OpenVLAOptions(compute=compute)), 1)[1]["log_prob"]
     np.testing.assert_array_equal(results["auto"], results["float32"])
     monkeypatch.setattr(precision, "_automatic", lambda device: precision.PrecisionChoice("bfloat16", "it is faster"))
-    again = acted(policy_of("tokens", options=OpenVLAOptions(compute="auto")))[1]["log_prob"]
+    again = acted(policy_of("tokens", options=OpenVLAOptions(compute="auto")), 1)[1]["log_prob"]
     np.testing.assert_array_equal(again, results["bfloat16"])
     assert not np.array_equal(again, results["float32"])
 

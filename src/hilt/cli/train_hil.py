@@ -295,8 +295,7 @@ def ready_to_measure(config: Hil) -> None:
 
 
 def _show(recipe: str, overrides: list[str], folder: Path, resume: bool) -> None:
-    from omegaconf import OmegaConf
-
+    from hilt.core.config import to_yaml
     from hilt.hil.importing import other_tasks
     from hilt.hil.launch import check_wire, commands, own_ports, resumed_settings
     from hilt.hil.preflight import check_begin
@@ -311,7 +310,7 @@ def _show(recipe: str, overrides: list[str], folder: Path, resume: bool) -> None
     config, choice = check_begin(config, *new, whole=True, make_task=not unseen)
     if not resume:
         _echo(other_tasks(config))
-    typer.echo(OmegaConf.to_yaml(OmegaConf.structured(config)))
+    typer.echo(to_yaml(config))
     typer.echo(f"{'goes on in' if resume else 'would begin in'} {folder}, with")
     ready_to_measure(config)
     if choice is not None and choice.changed:

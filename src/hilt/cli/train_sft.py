@@ -128,10 +128,9 @@ def _config(recipe: str, data: list[str], overrides: list[str]) -> Sft:
 
 
 def _show(config: Sft, folder: Path, meanings: bool) -> None:
-    from omegaconf import OmegaConf
     from rich.console import Console
 
-    from hilt.core.config import describe
+    from hilt.core.config import describe, to_yaml
     from hilt.runs import run_precision as precision
     from hilt.runs.folder import check_new
     from hilt.vla.sft import Sft
@@ -143,7 +142,7 @@ def _show(config: Sft, folder: Path, meanings: bool) -> None:
     config.check()
     check_names(config)
     check_new(folder)
-    typer.echo(OmegaConf.to_yaml(OmegaConf.structured(config)))
+    typer.echo(to_yaml(config))
     typer.echo(f"would begin in {folder}, with {config.policy}")
     for line in precision.lines(config):
         typer.echo(line)

@@ -97,8 +97,7 @@ def live(folder: Path, config: Vla, usual_steps: int = 0) -> Live:
 
 
 def _show(config: Vla, folder: Path, resume: bool, also: Sequence[str]) -> None:
-    from omegaconf import OmegaConf
-
+    from hilt.core.config import to_yaml
     from hilt.policies.registry import is_new
     from hilt.runs import run_precision as precision
     from hilt.runs.folder import check_new
@@ -112,7 +111,7 @@ def _show(config: Vla, folder: Path, resume: bool, also: Sequence[str]) -> None:
     lacking.check(config.check_place)
     problems.errors += [error for error in lacking.errors if isinstance(error, UnknownNameError)]  # no machine has that
     problems.report()
-    typer.echo(OmegaConf.to_yaml(OmegaConf.structured(config)))
+    typer.echo(to_yaml(config))
     typer.echo(f"{'goes on in' if resume else 'would begin in'} {folder}")
     for line in (*also, *config.arithmetic(), *precision.lines(config, folder if resume else None, resume)):
         typer.echo(line)

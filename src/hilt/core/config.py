@@ -30,6 +30,7 @@ from typing import Any, TypeVar, cast
 
 import yaml  # type: ignore[import-untyped]
 from omegaconf import DictConfig, OmegaConf
+from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from hilt.core import trust, validate
@@ -37,9 +38,16 @@ from hilt.core.errors import ConfigError, HiltError, Problems, suggest
 from hilt.core.files import DISK, read
 from hilt.core.validate import value_of
 
+try:
+    from omegaconf._yaml import get_yaml_loader
+except ImportError:  # before OmegaConf 2.4
+    from omegaconf._utils import get_yaml_loader  # type: ignore[attr-defined,no-redef]
+
 T = TypeVar("T")
 MAX_VALUES = 100_000
 """In a file of settings"""
+MAX_PLAIN_DEPTH = 50
+"""Levels of a file that is read without `yaml.compose`, which refuses what is nested too deeply"""
 _GIVEN = "_given"
 _CALLS = re.compile(r"\$\{[^}]*?:")  # ${name:...} calls a resolver; ${a.b} is another setting
 _OVERRIDE = re.compile(r"[\w.\[\]/]+=")  # a slash is in names such as agent.proprio_floor.state/tcp_pose
@@ -55,7 +63,7 @@ def build(base: T, *layers: str | Path | Mapping[str, Any]) -> T:
     if not dataclasses.is_dataclass(base) or isinstance(base, type):
         raise ConfigError(f"expected a config (an instance of a dataclass), got {base!r}.")
     # everything that is wrong is reported below
-    with contextlib.suppress(_NotSimpleError, HiltError, OmegaConfBaseException, NameError):
+    with contextlib.suppress(_NotSimpleError, HiltError, OmegaConfBaseException, yaml.YAMLError, ValueError, NameError):
         simple = [_simple_layer(base, layer) for layer in layers]
         return cast(T, _remembering(_changed(base, simple), base, simple))
     return _built_whole(base, layers)
@@ -111,16 +119,36 @@ class _NotSimpleError(Exception):
     """Values that OmegaConf would convert, resolve or refuse, or of a kind that only it knows."""
 
 
-def _simple_layer(base: Any, layer: str | Path | Mapping[str, Any]) -> DictConfig:
-    values = _read_layer(base, layer)[1]
+def _simple_layer(base: Any, layer: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(layer, Mapping):
+        values = copy.deepcopy(dict(layer))
+    elif isinstance(layer, Path) or not _OVERRIDE.match(layer):
+        values = _read_plain(Path(layer))
+    else:
+        values = cast(dict[str, Any], OmegaConf.to_container(_read_layer(base, layer)[1], resolve=False))
+    _check_plain(values)
     _rename(base, values)
-    if not isinstance(values, DictConfig) or values._is_none():
-        raise _NotSimpleError
-    _check_plain(OmegaConf.to_container(values, resolve=False))
     return values
 
 
-def _changed(base: Any, layers: list[DictConfig]) -> Any:
+def _read_plain(path: Path) -> dict[str, Any]:
+    """The same as `read_yaml`, of a file without aliases, and without a node of OmegaConf for every value."""
+    if path.suffix not in (".yaml", ".yml") or not _is_plain(text := (data := read(path)).decode()):
+        raise _NotSimpleError
+    values: Any = yaml.load(text, _loader())
+    if type(values) is not dict:
+        raise _NotSimpleError
+    _refuse_references(values, path)
+    trust.came_from(path, data, values)
+    return values
+
+
+@functools.cache
+def _loader() -> Any:
+    return get_yaml_loader()
+
+
+def _changed(base: Any, layers: list[dict[str, Any]]) -> Any:
     """The same as `_built_whole`, but OmegaConf sees only the settings that a layer
     names: the others are copied as they are."""
     kind: Any = type(base)
@@ -128,18 +156,16 @@ def _changed(base: Any, layers: list[DictConfig]) -> Any:
     fields = {item.name: getattr(base, item.name) for item in dataclasses.fields(base)}
     if hasattr(kind, "__post_init__") or not all(item.init for item in dataclasses.fields(base)):
         raise _NotSimpleError
-    named = {
-        str(name): [layer._get_node(name) for layer in layers if name in layer] for layer in layers for name in layer
-    }
+    named = {name: [layer[name] for layer in layers if name in layer] for layer in layers for name in layer}
     if not named.keys() <= fields.keys():
         raise _NotSimpleError
     below = {name for name, value in fields.items() if dataclasses.is_dataclass(value) and not isinstance(value, type)}
     for name, value in fields.items():
         if name in below:
             parts = named.get(name, [])
-            if not all(isinstance(part, DictConfig) and not part._is_none() for part in parts):
+            if not all(isinstance(part, dict) for part in parts):
                 raise _NotSimpleError
-            fields[name] = _changed(value, cast(list[DictConfig], parts))
+            fields[name] = _changed(value, parts)
         else:
             _check_type(hints[name], value)
             fields[name] = copy.deepcopy(value)
@@ -147,7 +173,7 @@ def _changed(base: Any, layers: list[DictConfig]) -> Any:
     if leaves:
         part: Any = _structured(_part(kind, tuple(sorted(leaves)))(**{name: fields[name] for name in sorted(leaves)}))
         for layer in layers:
-            values = OmegaConf.masked_copy(layer, [name for name in layer if name in leaves])
+            values = OmegaConf.create({name: value for name, value in layer.items() if name in leaves})
             part.merge_with(values)
             _clear(part, values)
         built: Any = OmegaConf.to_object(part)
@@ -155,14 +181,11 @@ def _changed(base: Any, layers: list[DictConfig]) -> Any:
     return kind(**fields)
 
 
-def _is_taken(fields: dict[str, Any], name: str, nodes: Sequence[Any], hint: Any) -> bool:
+def _is_taken(fields: dict[str, Any], name: str, values: Sequence[Any], hint: Any) -> bool:
     """Sets a field to the last of its values, where no layer needs more than that: plain values of exactly its type,
-    which nothing is merged with. Returns whether it did."""
-    if typing.get_origin(hint) is dict or hint in (dict, Any):
-        return False
-    values = [
-        OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else node._value() for node in nodes
-    ]
+    which are merged with nothing. Returns whether it did."""
+    if hint is Any or ((typing.get_origin(hint) or hint) is dict and (fields[name] or len(values) > 1)):
+        return False  # options are added to those that are there
     try:
         for value in values:
             _check_type(hint, value)
@@ -251,14 +274,9 @@ def _merged_whole(config: Any, values: Any, where: str) -> Any:
 def _leaves(values: Any, prefix: str = "") -> dict[str, Any]:
     """All values by their dotted keys, unresolved: what is no mapping, an empty one,
     or one of whose keys has a dot of its own."""
-    if (
-        not isinstance(values, DictConfig)
-        or values._is_none()
-        or not values
-        or any("." in str(name) for name in values)
-    ):
+    if not _is_mapping(values) or not values or any("." in str(name) for name in values):
         return {prefix: values} if prefix else {}
-    below = {str(name): values._get_node(name) for name in values}
+    below = values if isinstance(values, dict) else {str(name): values._get_node(name) for name in values}
     return {
         path: leaf
         for name, node in below.items()
@@ -266,12 +284,39 @@ def _leaves(values: Any, prefix: str = "") -> dict[str, Any]:
     }
 
 
+def _is_mapping(values: Any) -> bool:
+    return isinstance(values, dict) or (isinstance(values, DictConfig) and not values._is_none())
+
+
 def freeze(config: Any, path: str | Path) -> None:
     """Writes a config as YAML, whole or not at all. The user's word for code that it
     names is remembered: see `hilt.core.trust`."""
-    data = OmegaConf.to_yaml(_structured(config)).encode()
+    data = to_yaml(config).encode()
     DISK.replace(Path(path), data)
     trust.remember(Path(path), data, trust.named_in(config))
+
+
+def to_yaml(config: Any) -> str:
+    """A config as YAML. OmegaConf sees it only where a value is not exactly of the type of its setting."""
+    try:
+        plain = _plain(config)
+    except (_NotSimpleError, NameError):
+        return OmegaConf.to_yaml(_structured(config))
+    options = {"default_flow_style": False, "allow_unicode": True, "sort_keys": False}
+    return str(yaml.dump(plain, Dumper=get_omega_conf_dumper(), **options))
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    kind: Any = type(config)
+    hints, values = _hints(kind), {}
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if dataclasses.is_dataclass(value) and type(value) is hints[item.name]:
+            values[item.name] = _plain(value)
+        else:
+            _check_type(hints[item.name], value)
+            values[item.name] = copy.deepcopy(value)  # a list that is there twice would be an alias
+    return values
 
 
 def thaw(kind: type[T], path: str | Path) -> T:
@@ -330,7 +375,7 @@ def read_yaml(path: Path) -> DictConfig:
     `hilt.core.trust`, and `_refuse_references`."""
     data = read(path)
     try:
-        if _size(yaml.compose(data.decode(), yaml.SafeLoader), {}) > MAX_VALUES:
+        if not _is_plain(data.decode()) and _size(yaml.compose(data.decode(), yaml.SafeLoader), {}) > MAX_VALUES:
             raise ConfigError(
                 f"{path}: it stands for more than {MAX_VALUES:,} values, with what its aliases "
                 "(*name) repeat. Write it out."
@@ -346,6 +391,16 @@ def read_yaml(path: Path) -> DictConfig:
     _refuse_references(plain, path)
     trust.came_from(path, data, plain)
     return values
+
+
+def _is_plain(text: str) -> bool:
+    """Whether YAML has no aliases, few levels, and at most `MAX_VALUES` values."""
+    levels = 0
+    for number, event in enumerate(yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))):
+        levels += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent) or levels > MAX_PLAIN_DEPTH or number > MAX_VALUES:
+            return False
+    return True
 
 
 def _size(node: Any, known: dict[int, int]) -> int:
@@ -377,10 +432,11 @@ def _refuse_references(values: Any, path: Path, key: str = "") -> None:
 
 def _rename(base: Any, values: Any) -> None:
     """Settings of a layer that have the names of an earlier version get those of today."""
-    if not isinstance(values, DictConfig) or values._is_none():
+    if not _is_mapping(values):
         return
     if rename := getattr(base, "of_former_names", None):
-        before = {str(name): value for name, value in values.items_ex(resolve=False)}
+        items = values.items() if isinstance(values, dict) else values.items_ex(resolve=False)
+        before = {str(name): value for name, value in items}
         after = rename(before)
         for name in before.keys() - after.keys():
             del values[name]
