@@ -33,11 +33,10 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def browsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Any]]:
-    made = [chromium.start(tmp_path_factory.mktemp(name)) for name in ("ann", "bob")]
-    yield made
-    for browser in made:
-        browser.quit()
+def browsers(chromium_tab: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Any]]:
+    other = chromium.start(tmp_path_factory.mktemp("bob"))
+    yield [chromium_tab, other]
+    other.quit()
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ from tests.replay.known_steps import (
 )
 from tests.replay.writers import DEADLINE_S, NEVER, PLACES, Writer, add_forever, write_forever, write_once
 
-KILLS = rounds(30, 120)
+KILLS = rounds(15, 120)
 
 
 class Promises:
@@ -192,7 +192,7 @@ def test_killed_before_each_system_call(place: str, memory_path: Path, counted: 
 
     nobody, calls = write(memory_path / "whole", NEVER)
     assert nobody is None and len(calls) >= 2
-    places = some_of([call.rsplit(" ", 1)[0] for call in calls], 8)
+    places = some_of([kind_of(call) for call in calls], 6)
     killed = []
     for number in places:
         died_at, made = write(memory_path / f"log-{number}", number + 1)
@@ -202,12 +202,16 @@ def test_killed_before_each_system_call(place: str, memory_path: Path, counted: 
             assert len(made) <= number, f"not killed at call {number} of {len(made)}"
     assert killed
     places = killed
-    kinds = Counter(calls[number].removeprefix("second half of ").split()[0] for number in places)
+    kinds = Counter(kind_of(calls[number]) for number in places)
     counted(
         f"killed before {len(places)} of {len(calls)} calls: "
         f"{', '.join(f'{n} {kind}' for kind, n in kinds.most_common())}"
     )
     print("\n".join(f"{place}: {call}" for call in calls))
+
+
+def kind_of(call: str) -> str:
+    return call.removeprefix("second half of ").split()[0]
 
 
 def prepare(place: str, template: Path) -> list[Any]:

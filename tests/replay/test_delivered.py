@@ -23,7 +23,7 @@ from tests.replay.power import Disk, Recorder
 from tests.replay.toy_steps import SCHEMA, step
 
 A, B = ("arm", "boot-1", "env"), ("arm", "boot-2", "env")
-CUTS = int(os.environ.get("HILT_POWER_CUTS", rounds(8, 100)))
+CUTS = int(os.environ.get("HILT_POWER_CUTS", rounds(5, 100)))
 
 
 def new(path: Path, **settings: Any) -> Log:

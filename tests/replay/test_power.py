@@ -35,7 +35,7 @@ from tests.replay.known_steps import (
 )
 from tests.replay.power import Disk, Event, Recorder
 
-CUTS = int(os.environ.get("HILT_POWER_CUTS", rounds(7, 100)))
+CUTS = int(os.environ.get("HILT_POWER_CUTS", rounds(5, 100)))
 """Power cuts per workload."""
 
 

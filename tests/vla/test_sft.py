@@ -341,7 +341,7 @@ def test_small_vla_needs_a_picture(log: Path, tmp_path: Path):
         ("openvla", {"lora": Lora(rank=2), "policy_options": {"dtype": "bfloat16", "allow_untrained": True}}),
         ("l1", {"policy_options": {}}),
         ("sde", {"policy_options": {}, "lora": Lora(rank=2, targets=["q_proj"]), "max_delay": 2}),
-        ("smolvla", {"policy_options": {}}),
+        ("smolvla", {"policy_options": {}, "max_steps": 4, "validation_period": 2, "batch_size": 4}),
     ],
 )
 @pytest.mark.parametrize("device", devices())
@@ -365,9 +365,9 @@ def test_every_policy_is_taught(device: str, kind: str, changes: dict[str, Any],
     config = Sft(
         **{
             **base,
-            "max_steps": 4,
-            "validation_period": 2,
-            "batch_size": 4,
+            "max_steps": 2,
+            "validation_period": 1,
+            "batch_size": 2,
             "learning_rate": 0.002,
             "device": device,
             **changes,

@@ -8,6 +8,8 @@ file do so, and the others use no value from it.
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -171,7 +173,16 @@ def _check_edit(edit: Any) -> None:
 
 
 def _schema(data: Any) -> Schema:
-    schema = Schema.from_json(data)
+    """The schema in a file. The segments of a log have the same, which is made and checked once."""
+    try:
+        return _checked_schema(json.dumps(data))
+    except RecursionError:
+        raise ValueError("expected: columns, each with a type and a shape") from None
+
+
+@functools.lru_cache(maxsize=64)
+def _checked_schema(text: str) -> Schema:
+    schema = Schema.from_json(json.loads(text))
     for path, spec in BUILT_IN.items():
         _require(
             (schema.columns[path].dtype, schema.columns[path].shape) == (spec.dtype, spec.shape), f"{path} is {spec}"
