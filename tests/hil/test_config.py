@@ -107,6 +107,7 @@ SHOWN = {
     "max_seconds": "hil/test_learner.py::test_learner_limits",
     "max_env_steps": "hil/test_learner.py::test_learner_limits",
     **{f"goal.{name}": GOAL for name in ("success", "states", "period", "hold")},
+    "goal.take_overs": "hil/test_goal.py::test_goal_waits_until_a_person_has_taken_over_in_few_of_the_last_episodes",
     "stop_on": "hil/test_learner.py::test_an_alarm_ends_the_run_and_it_goes_on",
     "checkpoint_keep": "hil/test_learner.py::test_checkpoints_by_the_clock_and_how_many_stay",
     "buffer_period": "hil/test_learner.py::test_buffers_in_hil_serls_files",
@@ -140,7 +141,7 @@ IDLE: dict[str, tuple[dict[str, Any], str]] = {
     "algorithm_options.speed=2": ({}, "algorithm=mine:Algorithm"),
     "agent.options.speed=2": ({}, "agent.kind=mine:Agent"),
     "wire.key_name=arm": ({}, "wire.keys=keys"),
-    **{f"goal.{change}": ({}, "goal.success=0.9") for change in ("states=5", "period=5", "hold=3")},
+    **{f"goal.{change}": ({}, "goal.success=0.9") for change in ("states=5", "period=5", "hold=3", "take_overs=0.1")},
     "agent.proprio_floor.state/q=0.1": ({}, "agent.normalize_proprio=true"),
     **{
         f"{name}=3": ({"algorithm": "bc"}, "algorithm=rlpd")

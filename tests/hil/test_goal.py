@@ -18,9 +18,9 @@ from hilt.core.config import build, thaw
 from hilt.core.errors import ConfigError, HiltError, SchemaError
 from hilt.hil.config import Goal, Hil, check
 from hilt.hil.environment import check_fit, check_goal
-from hilt.hil.goal import MAX_DEATHS, GoalWatch, evaluations, holds
+from hilt.hil.goal import LAST_EPISODES, MAX_DEATHS, GoalWatch, evaluations, holds
 from hilt.hil.learner import Learner, LearnerSummary
-from hilt.observe.metrics import read_metrics
+from hilt.observe.metrics import Metrics, read_metrics
 from hilt.runs import checkpoint
 from tests.hil import toy_evaluation
 from tests.hil.test_learner import learner, template  # noqa: F401  (a fixture)
@@ -65,6 +65,28 @@ def test_goal_holds_when_the_last_evaluations_in_a_row_reach_it(shares: list[flo
     assert holds(Goal(success=0.9, hold=2), shares) == held
     assert not holds(Goal(success=0.0, hold=1), [1.0]), "0 is off"
     assert holds(Goal(success=0.9, hold=1), shares) == (shares[-1:] > [0.85])
+
+
+def test_goal_waits_until_a_person_has_taken_over_in_few_of_the_last_episodes(tmp_path: Path):
+    run = make_run(tmp_path / "run")
+    settings = thaw(Hil, run / "config.yaml")
+    settings.goal = Goal(success=0.9, hold=1, take_overs=0.04)
+    watch = GoalWatch(settings, run)
+    watch._keep(10, 1.0)
+    assert not watch.reached, "fifty episodes must have ended"
+    for helped in [True] * 3 + [False] * (LAST_EPISODES - 3):
+        watch.note_episode(helped)
+    watch._keep(20, 1.0)
+    assert not watch.reached, "3 of 50"
+    watch.note_episode(False)
+    assert not watch.reached, "the next evaluation says whether its policy succeeds, too"
+    watch._keep(30, 1.0)
+    assert watch.reached, "2 of 50"
+    with Metrics(run) as metrics:
+        for helped in watch._helped:
+            metrics.write("episode", {"intervention_steps": 5 * helped}, update=30, step=0)
+    again = GoalWatch(settings, run)
+    assert again._helped == watch._helped and again._acts_alone(), "a resumed run knows them"
 
 
 def test_checkpoints_are_evaluated_in_another_process_and_what_they_gave_is_kept(
@@ -173,7 +195,7 @@ class Scripted(GoalWatch):
         if not self.busy:
             return None
         self.busy, share = False, self.shares.pop(0)
-        self._shares[self.asked] = share
+        self._keep(self.asked, share)
         card = {"update": self.asked, "success": share, "episodes": self.goal.states, "goal": self.goal.success}
         folder = self._run / "evaluations" / f"eval-{self.asked:08d}"
         folder.mkdir(parents=True)

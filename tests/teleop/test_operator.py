@@ -200,18 +200,28 @@ def test_an_operator_with_a_reaction_time_acts_later_and_one_that_tires_only_wat
             Script(**wrong)
 
 
-def test_an_operator_judges_by_as_many_steps_and_expects_as_much_progress_as_it_is_told():
+def test_an_operator_judges_by_as_many_steps_as_it_is_told():
     env = TakeOver(Known(limit=10_000), Script(operator=True, window=3))
     env.reset()
     got = [env.step(np.zeros(7))[4]["source"] for _ in range(5)]
     assert got == [Source.POLICY] * 3 + [Source.HUMAN] * 2
-    demanding = TakeOver(Known(limit=10_000), Script(operator=True, window=3, progress=0.9))
-    demanding.reset()
-    got = [demanding.step(0.8 * WISH)[4]["source"] for _ in range(5)]
-    assert got == [Source.POLICY] * 3 + [Source.HUMAN] * 2, "0.8 of the way is too little for it"
     for wrong, given in (
-        ({"window": 0}, r"window=0, progress=0\.25"),
-        ({"progress": 0.0}, r"window=15, progress=0\.0"),
+        ({"window": 0}, "window=0, teaches=0"),
+        ({"teaches": -1}, "window=15, teaches=-1"),
     ):
-        with pytest.raises(ConfigError, match=f"{given}: expected a number of steps from 1 on, and a share"):
+        with pytest.raises(
+            ConfigError, match=f"{given}: expected a number of steps from 1 on, and a number of episodes"
+        ):
             Script(operator=True, **wrong)
+
+
+def test_an_operator_that_teaches_takes_over_at_the_first_step_that_is_not_right():
+    env = TakeOver(Known(limit=10_000), Script(operator=True, teaches=2))
+    nearly, poor = 0.95 * WISH, 0.8 * WISH
+    for first in ([Source.POLICY, Source.POLICY, Source.HUMAN], [Source.POLICY, Source.POLICY, Source.HUMAN]):
+        env.reset()
+        got = [env.step(action)[4]["source"] for action in (nearly, poor, poor)]
+        assert got == first, "it lets the first step pass, and not the second"
+    env.reset()
+    got = [env.step(poor)[4]["source"] for _ in range(PROGRESS_WINDOW + 1)]
+    assert got == [Source.POLICY] * len(got), "after two episodes it is as patient as any"

@@ -78,6 +78,8 @@ class Goal:
     """Learner steps between the beginnings of two evaluations; one that takes longer delays the next"""
     hold: int = setting(2, minimum=1, needs=_SEEKS_GOAL)
     """Number of evaluations in a row, each of another checkpoint, that must reach it"""
+    take_overs: float = setting(1.0, minimum=0, maximum=1, needs=_SEEKS_GOAL)
+    """A person has taken over in at most this share of the last 50 episodes; 1: however often"""
 
 
 def reinforces(config: Hil) -> bool:

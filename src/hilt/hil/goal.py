@@ -3,13 +3,15 @@ learning, on initial states that are not trained on.
 
     watch = GoalWatch(config, run)
     watch.ask(2_000)              # evaluate this checkpoint; returns at once
+    watch.note_episode(helped)    # an episode of the run has ended
     watch.poll()                  # its Evaluation when it has come, else None
     watch.reached                 # whether the last `goal.hold` evaluations in a row all reached `goal.success`
 
 Each evaluation tries the same initial states of the split "eval", every one once, without an operator, and every
 episode counts. Looking often at one noisy figure and ending at the first good one would flatter the policy. That is why
 several evaluations in a row must reach the goal, each of another checkpoint; and the figure to quote is another one:
-`hilt eval RUN --split test`, on states that no evaluation here has tried.
+`hilt eval RUN --split test`, on states that no evaluation here has tried. With `goal.take_overs`, a person must also
+have taken over in few of the last episodes of the run, when the last of the evaluations ended.
 
 A process of its own evaluates, so that the learner never waits for a simulator.
 """
@@ -17,6 +19,7 @@ A process of its own evaluates, so that the learner never waits for a simulator.
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,9 +30,12 @@ from hilt.core.errors import ConfigError, HiltError
 from hilt.core.signals import leave_to_parent
 from hilt.core.threads import one_thread
 from hilt.hil.config import GOAL_SPLIT, Goal, Hil
+from hilt.observe.metrics import FILE, read_metrics
 
 END_S = 10.0
 """Timeout in seconds for the process to end"""
+LAST_EPISODES = 50
+"""Number of episodes of which `goal.take_overs` is a share"""
 MAX_DEATHS = 3
 """Number of times in a row that the process may die, killed from outside, before the run ends"""
 
@@ -41,12 +47,27 @@ class GoalWatch:
         self.goal, self.busy = config.goal, False
         self._config, self._run = config, run
         self._shares = {int(result["update"]): float(result["success"]) for result in evaluations(run, config.goal)}
+        self._helped: deque[bool] = deque(maxlen=LAST_EPISODES)
+        if config.goal.take_overs < 1 and (run / FILE).exists():
+            for episode in read_metrics(run, ["episode"]):
+                self.note_episode(bool(episode["intervention_steps"]))
+        self._alone = self._acts_alone()
         self._process: PipedProcess | None = None
         self._deaths = 0
 
     @property
     def reached(self) -> bool:
-        return holds(self.goal, [share for _, share in sorted(self._shares.items())])
+        return self._alone and holds(self.goal, [share for _, share in sorted(self._shares.items())])
+
+    def note_episode(self, helped: bool) -> None:
+        """Counts an episode of the run that has ended, and whether a person took over in it."""
+        self._helped.append(helped)
+
+    def _acts_alone(self) -> bool:
+        helped = self._helped
+        return self.goal.take_overs == 1 or (
+            len(helped) == LAST_EPISODES and sum(helped) <= self.goal.take_overs * LAST_EPISODES
+        )
 
     @property
     def last(self) -> int:
@@ -80,8 +101,12 @@ class GoalWatch:
                 f"goal.success={self.goal.success:g}: {self._config.task} does not report "
                 "success, so it is never reached."
             )
-        self._shares[answer["update"]], self._deaths = answer["success"], 0
+        self._deaths = 0
+        self._keep(answer["update"], answer["success"])
         return dict(answer)
+
+    def _keep(self, update: int, share: float) -> None:
+        self._shares[update], self._alone = share, self._acts_alone()
 
     def _died(self, process: PipedProcess) -> dict[str, Any]:
         code, self._process = process.exit_code(END_S), None

@@ -511,6 +511,8 @@ class Learner:
                 episode |= {"success": None, "success_alone": None}
             self.experience.note_outcome(episode["trajectory"], episode["success"])
             self.metrics.write("episode", episode, update=self.update, step=self.experience.total)
+            if self._goal is not None:
+                self._goal.note_episode(bool(episode["intervention_steps"]))
         self._evaluate()
         while not self._actor_reports.empty():
             self.metrics.write("actor", self._actor_reports.get(), update=self.update, step=self.experience.total)

@@ -10,9 +10,10 @@ here, and is the same in every run; evaluation never has one.
 
     (grippers left out).
 
-    1 is as fast as the expert in the expert's direction, standing still is 0. Below `PROGRESS` (or `progress`) the
-    operator takes over with a plan from where things are, acts for `TURN` steps, gives back, and watches again. When
-    `LATE` of the step limit is over without success, it goes on with its plan until the end.
+    1 is as fast as the expert in the expert's direction, standing still is 0. Below `PROGRESS` the operator takes over
+    with a plan from where things are, acts for `TURN` steps, gives back, and watches again. When `LATE` of the step
+    limit is over without success, it goes on with its plan until the end. An operator that teaches (in its first
+    `teaches` episodes) takes over as soon as a single step makes less than `TEACHING` of the expert's progress.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from hilt.teleop.devices import Device, Reading, function
 PROGRESS_WINDOW = 15
 TURN = 30
 PROGRESS = 0.25
+TEACHING = 0.9
 LATE = 0.5
 
 Expert = Callable[[], Any]
@@ -46,7 +48,8 @@ class Script(Device):
     them, and `action_indices` are the only numbers of an action that it uses, the others are 0. `seed` is the noise's.
     An operator has a reaction time: it takes over, acts and gives back `delay` steps after it decided to; and it may
     tire: once it has driven `tires_after` steps in all, it only watches (0: it never tires). `window` is the number of
-    the policy's last steps by which it judges whether the policy makes progress, and `progress` how much it expects."""
+    the policy's last steps by which it judges whether the policy makes progress. In its first `teaches` episodes it
+    takes over earlier, at the first step that is not nearly as good as the expert's."""
 
     name = "script"
     gives_actions = True
@@ -62,7 +65,7 @@ class Script(Device):
         delay: int = 0,
         tires_after: int = 0,
         window: int = PROGRESS_WINDOW,
-        progress: float = PROGRESS,
+        teaches: int = 0,
     ):
         super().__init__()
         if not isinstance(operator, bool):
@@ -80,13 +83,13 @@ class Script(Device):
                 f"{given}: expected numbers of steps from 0 on, of an operator (operator=true), "
                 "who takes over from a policy"
             )
-        if window < 1 or not 0 < progress <= 1:
+        if window < 1 or teaches < 0:
             raise ConfigError(
-                f"window={window}, progress={progress}: expected a number of steps from 1 on, and a share of the "
-                "expert's progress, above 0 and up to 1"
+                f"window={window}, teaches={teaches}: expected a number of steps from 1 on, and a number of episodes "
+                "from 0 on"
             )
         self._speed, self._noise, self._indices = speed, noise, action_indices
-        self._tires_after, self._driven, self._progress = tires_after, 0, progress
+        self._tires_after, self._driven, self._teaches, self._episodes = tires_after, 0, teaches, 0
         self._decided: deque[tuple[bool, np.ndarray]] = deque(maxlen=delay + 1)  # the oldest is what it does now
         self._rng = np.random.default_rng(seed)
         self.operator = operator
@@ -127,6 +130,7 @@ class Script(Device):
             self._wanted = np.clip(np.asarray(action, float), self._env.action_space.low, self._env.action_space.high)
 
     def read(self) -> Reading:
+        self._episodes += self._steps == 0
         wants = self._decide()
         self._steps += 1
         planned = self._next(watches=not wants)
@@ -153,8 +157,11 @@ class Script(Device):
         return self._left > 0 or (self._limit > 0 and self._steps >= LATE * self._limit)
 
     def _stuck(self) -> bool:
-        made, possible = np.sum(self._seen, axis=0) if self._seen else (0.0, 0.0)
-        return bool(len(self._seen) == self._seen.maxlen and made < self._progress * possible)
+        if not self._seen:
+            return False
+        made, possible = np.sum(self._seen, axis=0)
+        wrong = self._episodes <= self._teaches and self._seen[-1][0] < TEACHING * self._seen[-1][1]
+        return bool(wrong or (len(self._seen) == self._seen.maxlen and made < PROGRESS * possible))
 
     def _next(self, watches: bool) -> np.ndarray:
         """The plan's next action, without the gripper where the environment leaves it out (`GripperCloseEnv`)."""

@@ -83,7 +83,7 @@ def settings(taught: VlaStory, algorithm: str, seed: int, fast: bool = False) ->
     config.task_options = dict(taught.config.task_options)
     config.demo_path = [str(demonstrations_of(taught.run, task) / "log") for task in taught.config.tasks]
     config.agent.options["policy"] = str(taught.run / "imitation" / "policy")
-    config.operator_options = {"window": 3}  # an episode has six steps, if all goes well
+    config.operator_options = {"window": 3, "teaches": 55}  # an episode has six steps, if all goes well
     config.wire.port = config.wire.broadcast_port = 0
     if fast:
         config.max_steps, config.goal = 300, Goal()
@@ -132,8 +132,10 @@ class PersonStory(HilStory):
         if self.config.operator != "script":
             return []
         return [
-            "   The script knows where the buttons are, which the policy has to see. It takes over when half of an",
-            "   episode is over, or when the policy does not come nearer, and acts through actions only.",
+            "   The script knows where the buttons are, which the policy has to see. In its first "
+            f"{self.config.operator_options.get('teaches', 0)} episodes it",
+            "   teaches: it takes over at the first step that goes elsewhere. Then it only takes over when the policy",
+            "   does not come nearer, or when half of an episode is over. It acts through actions only.",
         ]
 
     @property
