@@ -51,7 +51,7 @@ def test_each_option_does_what_it_says(asked: list[PersonStory]):
     assert (human.operator, human.seed, human.max_seconds, human.control_hz) == ("browser", 3, 120, 5)
     assert (fast.algorithm, fast.batch_size, fast.max_steps, fast.goal.success) == ("filtered", 8, 300, 0)
     assert script.agent.kind == "vla" and script.agent.options["policy"] == "it/imitation/imitation/policy"
-    assert script.operator_options == {"window": 3} and human.operator_options == {}
+    assert script.operator_options == {"window": 3, "teaches": 55} and human.operator_options == {}
     assert script.task.count("+") == 3 and len(script.demo_path) == 4
     for config in (script, human, fast):
         check(config)

@@ -24,7 +24,7 @@ from hilt.core.threads import one_thread
 if TYPE_CHECKING:
     from hilt.hil.config import Hil
 
-WHOLE = DemoPlan("vla_person", 400, 0.95, workers=2, usual_steps=4_000)
+WHOLE = DemoPlan("vla_person", 400, 0.95, workers=2, usual_steps=7_000)
 FAST = DemoPlan("vla_person", 40, 0.0, workers=2, usual_steps=300)
 ALGORITHMS = ("hg-dagger", "filtered")
 
@@ -86,7 +86,7 @@ def settings(taught: VlaStory, algorithm: str, seed: int, fast: bool = False) ->
     config.operator_options = {"window": 3, "teaches": 55}  # an episode has six steps, if all goes well
     config.wire.port = config.wire.broadcast_port = 0
     if fast:
-        config.max_steps, config.goal = 300, Goal()
+        config.max_steps, config.updates_per_step, config.goal = 300, 3.0, Goal()
     config.max_env_steps = ceil(config.max_steps / config.updates_per_step)  # so that the page can count down
     return config
 
@@ -110,8 +110,6 @@ class PersonStory(HilStory):
 
     def tell(self) -> None:
         c = self.config
-        until = "" if not c.goal.success else f"until it succeeds alone in {c.goal.success:.0%} of {c.goal.states} "
-        until += "" if not c.goal.success else f"evaluation states, {c.goal.hold} times in a row; "
         what = {
             "filtered": "demonstrations, take-overs and the episodes that succeeded",
             "hg-dagger": "demonstrations and take-overs",
@@ -122,20 +120,30 @@ class PersonStory(HilStory):
             "1. Perception learns from drawn pictures, and a script shows each of the four tasks once.",
             "2. A small vision-language-action policy imitates that.",
             f"3. It acts, and {self.who} when it gets nowhere. It learns meanwhile from {what},",
-            f"   {until}at most {c.max_steps:,} updates.",
+            *self._until(),
             *self._privileges(),
             f"4. The exam: {self.plan.states} initial states that were used for nothing else, without an operator.",
             f"Everything is kept in {self.run.parent}",
         )
 
+    def _until(self) -> list[str]:
+        goal, most = self.config.goal, f"at most {self.config.max_steps:,} updates."
+        if not goal.success:
+            return [f"   {most}"]
+        share = f"{goal.success:.0%} of {goal.states} evaluation states, {goal.hold} times in a row,"
+        return [
+            f"   until it succeeds alone in {share}",
+            f"   and is helped in at most {goal.take_overs:.0%} of the last 50 episodes; {most}",
+        ]
+
     def _privileges(self) -> list[str]:
         if self.config.operator != "script":
             return []
+        first = f"first {self.config.operator_options.get('teaches', 0)} episodes"
         return [
-            "   The script knows where the buttons are, which the policy has to see. In its first "
-            f"{self.config.operator_options.get('teaches', 0)} episodes it",
-            "   teaches: it takes over at the first step that goes elsewhere. Then it only takes over when the policy",
-            "   does not come nearer, or when half of an episode is over. It acts through actions only.",
+            f"   The script knows where the buttons are, which the policy has to see. In its {first} it",
+            "   takes over at the first step that goes elsewhere; then only when the policy does not come nearer, or",
+            "   when half of an episode is over. It acts through actions only.",
         ]
 
     @property
