@@ -75,7 +75,7 @@ def sampling_memory(path: str, cache_bytes: int, batches: int) -> dict[str, floa
 def trajectories(lab: Lab) -> list[Row]:
     """A log of very many trajectories: what its index takes, how fast it opens, what adding costs."""
     full, per = 100_000, 10
-    count = lab.pick(full, 1_000)
+    count = lab.pick(full, 300)
     lab.progress(f"trajectories: adding {count:,}")
     path = lab.new("many")
     trajectory = as_trajectory(W3(block=per).columns(0))
@@ -90,7 +90,7 @@ def trajectories(lab: Lab) -> list[Row]:
         views = large.all(), small.all()
         pairs = [
             (seconds_each(small.add, [trajectory] * 100), seconds_each(large.add, [trajectory] * 100))
-            for _ in range(lab.pick(30, 10))
+            for _ in range(lab.pick(30, 2))
         ]
         assert len(views[0]) == count * per + len(views[1]) and len(view) == count * per
     remove(path)
@@ -158,7 +158,7 @@ def stall(lab: Lab) -> list[Row]:
     work = W1(transitions=lab.pick(10_000, 300))
     lab.progress("stall: a learner beside a writer")
     touch_memory(lab.folder, 400_000 * work.transitions)
-    seconds = 0.5 if lab.quick else 4.0
+    seconds = 0.05 if lab.quick else 4.0
     with Log.create(
         lab.new("stall"), Schema.of(steps_of(work.columns(0))[0]), durability="never", capacity_steps=work.transitions
     ) as log:
@@ -167,7 +167,7 @@ def stall(lab: Lab) -> list[Row]:
         sampler = log.all().sampler(seed=0)
         shares: dict[str, list[float]] = {"20hz": [], "full": []}
         written: dict[str, list[float]] = {"20hz": [], "full": []}
-        for _ in range(max(3, lab.rounds // 2)):
+        for _ in range(lab.pick(4, 1)):
             alone = _learn(sampler, seconds)
             for name, pause in (("20hz", 1 / 20), ("full", 0.0)):
                 writer = _Writer(log, work, actors=8, period=pause)

@@ -162,7 +162,7 @@ def _bare(stack: ExitStack) -> Turn:
 
 def latency(lab: Lab) -> list[Row]:
     """One W1 at a time: nothing else is under way."""
-    episodes, rounds = lab.pick(2, 1), lab.pick(9, 2)
+    episodes, rounds = lab.pick(2, 1), lab.pick(9, 1)
     found: dict[str, list[list[float]]] = {"process": [], "power": [], "zmq": []}
     with ExitStack() as stack:
         learner, ports = start_learner(lab, stack, "latency")
