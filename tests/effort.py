@@ -43,9 +43,13 @@ def some_of(kinds: Sequence[Hashable], short: int) -> list[int]:
     )
 
 
-def sampled(values: Iterable[Any], *kept: Any) -> list[Any]:
-    """Parameters of a test: those in ``kept`` run in `make test`, all of them in `make test-long`."""
-    return [value if value in kept else pytest.param(value, marks=pytest.mark.long) for value in values]
+def sampled(values: Iterable[Any], *kept: Any, names: int = 1) -> list[Any]:
+    """Parameters of a test: those in ``kept`` run in `make test`, all of them in `make test-long`. Where the
+    parameters have several ``names``, each value is a tuple."""
+    return [
+        value if value in kept else pytest.param(*(value if names > 1 else (value,)), marks=pytest.mark.long)
+        for value in values
+    ]
 
 
 def need(*packages: str) -> None:

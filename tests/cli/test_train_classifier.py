@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from hilt.classifier.reward import reward_function
 from hilt.cli.train_classifier import _recipe, is_useful
 from hilt.core.checksums import read_json, write_json
 from tests.classifier.labeled import clips, write_log
+from tests.forked import ForkServer
 from tests.lines import all_lines, no_line_twice
 
 ROOT = Path(__file__).parent.parent.parent
@@ -98,15 +98,15 @@ def test_settings_are_shown_and_wrong_ones_refused_in_a_line(tmp_path: Path):
     assert not (tmp_path / "c").exists()
 
 
-def test_one_camera_is_enough_and_ctrl_c_leaves_nothing(tmp_path: Path):
+def test_one_camera_is_enough_and_ctrl_c_leaves_nothing(tmp_path: Path, fork_server: ForkServer):
     log = write_log(tmp_path / "log", clips(6))
     run(log, "image_keys=[images/front]", "--out", tmp_path / "c", *QUICK)
     assert list(read_json(tmp_path / "c" / "classifier.json")["image_keys"]) == ["images/front"]
-    command = [*HILT, "train", "classifier", str(log), "--out", str(tmp_path / "d"), "steps=100000"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
-    assert process.stdout is not None and any("72 frames" in line for line in process.stdout), "it never began"
+    output, deadline = tmp_path / "output", time.monotonic() + 600
+    process = fork_server.start_run(["train", "classifier", log, "--out", tmp_path / "d", "steps=100000"], output)
+    while "72 frames" not in output.read_text():
+        assert process.poll() is None and time.monotonic() < deadline, f"it never began: {output.read_text()}"
+        time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=600)
-    assert process.returncode == 130 and "Traceback" not in said
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "log"]
+    assert process.wait() == 130 and "Traceback" not in output.read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "log", "output"]

@@ -257,6 +257,7 @@ def debug_run(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer)
     ]
     save(where / "classifier", classify(labels, ClassifierConfig(steps=20, batch_size=8, features=8, hidden=8)))
     command = ["train", "hil_debug", "actors=2", "wire.port=0", "wire.broadcast_port=0"]
+    command += ["max_steps=30", "checkpoint_period=20"]
     # the actors wait for the learner, and it for them
     # what so small a classifier says of other pictures is chance, and episodes must go on until the script takes over
     command += ["classifier=classifier", f"classifier_threshold={THRESHOLD}", "max_ahead=100", "update_to_data=1"]
@@ -272,9 +273,9 @@ def test_hil_debug_with_two_actors_from_demonstrations_to_its_end(debug_run: Pat
     folder = debug_run / "runs" / "hil_debug"
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     kinds = Counter(record["kind"] for record in records)
-    assert kinds["update"] == 6 and kinds["episode"]
+    assert kinds["update"] == 3 and kinds["episode"]
     assert {record["actor"] for record in records if record["kind"] == "actor"} == {"actor-1", "actor-2"}
-    assert [path.name for path in sorted((folder / "checkpoints").iterdir())][-1] == "60"
+    assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == ["0", "20", "30"]
     with Log.open(folder / "log", "r") as log, Log.open(folder / "demos", "r") as demos:
         assert 0 < len(log.by_source("random")) <= 40, "20 of each actor, but for those where the script took over"
         assert len(demos.trajectories()) == 2 and len(log.by_source("human")), (
@@ -289,9 +290,9 @@ def test_hil_debug_with_two_actors_from_demonstrations_to_its_end(debug_run: Pat
     said = reward_function(debug_run / "classifier", THRESHOLD)
     judged = [
         said({"images": {name: frames[i] for name, frames in steps["next_observations"]["images"].items()}})
-        for i in range(60)
+        for i in range(40)
     ]
-    assert steps["rewards"][:60].tolist() == judged and (steps["succeed"] == (steps["rewards"] > 0)).all()
+    assert steps["rewards"][:40].tolist() == judged and (steps["succeed"] == (steps["rewards"] > 0)).all()
 
 
 def test_the_same_episodes_of_hil_debug_give_the_same_curve_with_trajectories_as_its_store(

@@ -114,7 +114,7 @@ def test_the_script_runs_as_two_processes(folder: Path, monkeypatch: pytest.Monk
     assert f"online 120 demo {demonstrated + int(acted[2])}" in said["learner"], (
         "a take-over is in both, and nothing is lost"
     )
-    assert "learned 60 steps, critic loss" in said["learner"] and said["learner"].count("stats {") >= 5
+    assert "learned 30 steps, critic loss" in said["learner"] and said["learner"].count("stats {") >= 5
 
 
 def test_the_config_is_a_recipe_with_its_demonstrations_and_buffers(
@@ -155,5 +155,5 @@ def test_the_config_is_a_recipe_with_its_demonstrations_and_buffers(
     assert (
         hil.demo_path == ["demo_data/*.pkl"]
         and hil.task_options == {"config": "my_task:TrainConfig"}
-        and hil.max_steps == 60
+        and hil.max_steps == 30
     )

@@ -26,7 +26,7 @@ from tests.formats.samples import FORMATS
 
 SEED = int(os.environ.get("HILT_FUZZ_SEED", "0"))
 SECONDS = float(os.environ.get("HILT_FUZZ_SECONDS", "420")) / len(FORMATS)
-COUNT = 10**9 if "HILT_FUZZ_SECONDS" in os.environ else rounds(15, 1000)
+COUNT = 10**9 if "HILT_FUZZ_SECONDS" in os.environ else rounds(10, 1000)
 PACKAGES = {
     "lerobot": ("pyarrow", "av", "PIL"),
     "rlinf": ("torch",),
@@ -80,10 +80,10 @@ def test_spoilt_datasets(format: str, memory_path: Path, counted: Callable[[str]
         ("os.abort()", "ended the process with -6"),
         ("time.sleep(300)", "ended the process with 1"),
         ("bytearray(4 << 30)", "MemoryError"),
-        ("{}['x']", "KeyError"),
         ("open(path.with_name('new'), 'wb').close()", 'did ["open'),
-        ("os.system('true')", 'did ["os.system'),
-        ("os.rename(path, path.with_name('new'))", 'did ["os.rename'),
+        pytest.param("{}['x']", "KeyError", marks=pytest.mark.long),
+        pytest.param("os.system('true')", 'did ["os.system', marks=pytest.mark.long),
+        pytest.param("os.rename(path, path.with_name('new'))", 'did ["os.rename', marks=pytest.mark.long),
     ],
 )
 def test_what_a_reader_must_not_do_is_found(deed: str, found: str, memory_path: Path):

@@ -25,7 +25,7 @@ from hilt.policies.io.tensor_files import Tensors
 from hilt.policies.registry import load_policy
 from hilt.vla import exports
 from hilt.vla.train import begin_run, resume_run, train
-from tests.cli.test_train_simplevla import COMMAND, MODEL, folder, run  # noqa: F401  # a fixture
+from tests.cli.test_train_simplevla import COMMAND, MODEL, checkpoint, folder, run  # noqa: F401  # a fixture
 from tests.effort import need
 from tests.policies.tiny_openvla import tiny
 from tests.vla.toy_vla import config
@@ -65,31 +65,35 @@ def equal(a: Path, b: Path) -> bool:
 # --- the folders ---
 
 
-def test_save_freq_writes_an_adapter_and_the_merged_model(folder: Path, tmp_path: Path):  # noqa: F811
-    words = [
-        *COMMAND,
-        f"{MODEL}path={folder}",
-        "trainer.total_training_steps=3",
-        f"trainer.default_local_dir={tmp_path / 'run'}",
-    ]
-    said = run(*words)
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
+    """The folder of a checkpoint, that of a run of two training steps from it, and what the command printed."""
+    with pytest.MonkeyPatch.context() as patch:
+        start = checkpoint(tmp_path_factory.mktemp("whole"), patch)
+        place = f"trainer.default_local_dir={start.parent / 'run'}"
+        said = run(*COMMAND, f"{MODEL}path={start}", "trainer.total_training_steps=2", place)
+    return start, start.parent / "run", said
+
+
+def test_save_freq_writes_an_adapter_and_the_merged_model(whole_run: tuple[Path, Path, str]):
+    start, trained, said = whole_run
     assert (
-        "checkpoint folders: one every 1 training steps, 3 in all, of which all of them stay: 3 x " in said
+        "checkpoint folders: one every 1 training steps, 2 in all, of which all of them stay: 2 x " in said
         and "are free" in said
     )
-    assert sorted(path.name for path in (tmp_path / "run/actor").iterdir()) == [f"global_step_{n}" for n in (1, 2, 3)]
-    last = tmp_path / "run/actor/global_step_3"
+    assert sorted(path.name for path in (trained / "actor").iterdir()) == [f"global_step_{n}" for n in (1, 2)]
+    last = trained / "actor/global_step_2"
     assert {path.name for path in last.iterdir()} >= {*FILES, "lora_adapter"}
     assert {path.name for path in (last / "lora_adapter").iterdir()} >= {
         "adapter_config.json",
         "adapter_model.safetensors",
     }
-    base = load_policy(folder, allow_untrained=True)
+    base = load_policy(start, allow_untrained=True)
     lora.load_adapter(base, last / "lora_adapter")
     merged, value = lora.merged(base)
     ours = load_policy(last, allow_untrained=True).state_dict()
     assert all(torch.equal(value(name), ours[name]) for name in merged), "the merged model is the base and its adapter"
-    assert not equal(last, tmp_path / "run/actor/global_step_2") and (tmp_path / "run/checkpoints/3").is_dir()
+    assert not equal(last, trained / "actor/global_step_1") and (trained / "checkpoints/2").is_dir()
 
 
 def test_without_adapters_the_full_state_and_the_newest_ones_stay_by_the_rule(folder: Path, tmp_path: Path):  # noqa: F811
@@ -185,34 +189,37 @@ def test_save_checkpoint_with_an_hdfs_path_copies_and_replaces_no_folder_of_othe
 
 
 def test_a_run_is_copied_and_resumed_from_its_copy_on_another_machine(tmp_path: Path):
-    changes = ("export_period=2", "checkpoint_period=2", *QUIET)
-    settings = config(*changes, "copy_to=memory://there/run", "max_steps=4")
+    changes = ("export_period=1", "checkpoint_period=1", *QUIET)
+    settings = config(*changes, "copy_to=memory://there/run", "max_steps=2")
     begin_run(tmp_path / "first", "toy", settings)
     train(settings, tmp_path / "first")
     place = UrlFolder("memory://there/run")
-    assert place.folders("actor") == ["global_step_2", "global_step_4"] and place.folders("resume") == ["000002-step_4"]
+    assert place.folders("actor") == ["global_step_1", "global_step_2"] and place.folders("resume") == ["000002-step_2"]
     place.download("policy", tmp_path / "policy")
     assert equal(tmp_path / "policy", tmp_path / "first/policy")
     shutil.rmtree(tmp_path / "first")  # the machine is gone
     exports.fetch_run("memory://there/run", tmp_path / "second")
-    train(resume_run(tmp_path / "second", "", ["max_steps=6"]), tmp_path / "second")
-    whole = config(*changes, "max_steps=6")
+    train(resume_run(tmp_path / "second", "", ["max_steps=3"]), tmp_path / "second")
+    whole = config(*changes, "max_steps=3")
     begin_run(tmp_path / "whole", "toy", whole)
     train(whole, tmp_path / "whole")
     assert equal(tmp_path / "second/policy", tmp_path / "whole/policy"), "it goes on bit for bit"
-    assert place.folders("actor") == ["global_step_2", "global_step_4", "global_step_6"], "those of before stay"
-    place.download("actor/global_step_6", tmp_path / "six")
-    assert equal(tmp_path / "six", tmp_path / "whole/actor/global_step_6")
+    assert place.folders("actor") == ["global_step_1", "global_step_2", "global_step_3"], "those of before stay"
+    place.download("actor/global_step_3", tmp_path / "three")
+    assert equal(tmp_path / "three", tmp_path / "whole/actor/global_step_3")
 
 
-def test_the_command_line_of_simplevla_resumes_from_default_hdfs_dir(folder: Path, tmp_path: Path):  # noqa: F811
+def test_the_command_line_of_simplevla_resumes_from_default_hdfs_dir(
+    folder: Path,  # noqa: F811
+    tmp_path: Path,
+    whole_run: tuple[Path, Path, str],
+):
     url = (tmp_path / "elsewhere").as_uri()
     words = [*COMMAND, f"{MODEL}path={folder}", f"trainer.default_hdfs_dir={url}"]
     run(*words, "trainer.total_training_steps=1", "--run", tmp_path / "a")
     said = run(*words, "trainer.total_training_steps=2", "--run", tmp_path / "b", "--resume")
     assert f"goes on from {url}/resume/000001-step_1" in " ".join(said.split())
-    run(*words[:-1], "trainer.total_training_steps=2", "--run", tmp_path / "whole")
-    assert equal(tmp_path / "b/policy", tmp_path / "whole/policy")
+    assert equal(tmp_path / "b/policy", whole_run[1] / "policy")
     assert (tmp_path / "elsewhere/actor/global_step_2/lora_adapter/adapter_model.safetensors").is_file()
     said = run(*words, "--run", tmp_path / "c", code=1)
     assert "has the copy of another run" in " ".join(said.split())

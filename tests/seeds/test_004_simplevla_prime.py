@@ -49,20 +49,28 @@ def same(a: Path, b: Path) -> bool:
 
 
 def test_a_run_with_process_rewards_and_on_from_where_it_stopped_bit_for_bit(tmp_path: Path):
-    told = started(tmp_path / "whole", *ON, "max_steps=4", "checkpoint_period=2")
+    told = started(tmp_path / "whole", *ON, "max_steps=2", "checkpoint_period=1")
     assert [
         math.isfinite(record[name]) for record in told for name in ("prime_loss", "prime_accuracy", "prime_reward")
-    ] == [True] * 12
+    ] == [True] * 6
     assert told[0]["prime_reward"] == pytest.approx(0, abs=1e-4) and abs(told[1]["prime_reward"]) > 1e-3, (
         "it begins as its reference is"
     )
-    started(tmp_path / "part", *ON, "max_steps=2", "checkpoint_period=2")
-    train(resume_run(tmp_path / "part", "", ["max_steps=4"]), tmp_path / "part")
+    started(tmp_path / "part", *ON, "max_steps=1", "checkpoint_period=1")
+    train(resume_run(tmp_path / "part", "", ["max_steps=2"]), tmp_path / "part")
     assert same(tmp_path / "part/policy", tmp_path / "whole/policy")
-    saved = [checkpoint.load(tmp_path / name, 4).agent["shared"]["prime"]["trained"] for name in ("part", "whole")]
+    saved = [checkpoint.load(tmp_path / name, 2).agent["shared"]["prime"]["trained"] for name in ("part", "whole")]
     assert all(np.array_equal(saved[0][name], saved[1][name]) for name in saved[1]), "the reward policy, too"
-    started(tmp_path / "plain", "max_steps=4")
+    started(tmp_path / "plain", "max_steps=2")
     assert not same(tmp_path / "plain/policy", tmp_path / "whole/policy")
+
+
+SHARED = [*ON, "max_steps=2", "collect.data_batch_size=8"]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return started(tmp_path_factory.mktemp("plain") / "run", *SHARED)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +83,8 @@ def test_a_run_with_process_rewards_and_on_from_where_it_stopped_bit_for_bit(tmp
         "prime.optimizer.learning_rate=0.1",
     ],
 )
-def test_each_setting_changes_the_run(change: str, tmp_path: Path):
-    shared = [*ON, "max_steps=2", "collect.data_batch_size=8"]
-    plain, other = started(tmp_path / "plain", *shared), started(tmp_path / "other", *shared, change)
+def test_each_setting_changes_the_run(change: str, tmp_path: Path, plain: list[dict[str, Any]]):
+    other = started(tmp_path / "other", *SHARED, change)
     names = ("prime_loss", "prime_reward", "policy_loss", "prime_learning_rate")
     assert [[record[name] for name in names] for record in plain] != [
         [record[name] for name in names] for record in other
