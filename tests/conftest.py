@@ -134,12 +134,13 @@ def _memory_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 
 @pytest.fixture(scope="module")
 def fork(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Processes are forked from one that has only imported the test's module.
+    """Processes are forked from one that has imported the test's module, of tests of the log and its edits, or torch.
 
     They start as quickly as with `fork`, without what other tests did here: torch's autograd refuses to run in the
     fork of a process that has run it beside a GPU.
     """
-    with forked.preloaded(request.module.__name__) as context:
+    is_light = request.path.parent.name == "replay"
+    with forked.preloaded(request.module.__name__) if is_light else forked.with_torch() as context:
         yield context
 
 

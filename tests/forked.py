@@ -68,6 +68,26 @@ def preloaded(*modules: str) -> Iterator[Any]:
     server._preload_modules = before
 
 
+WITH_TORCH = ["torch", "gymnasium", "pytest", "hypothesis", "hilt.cli", "hilt.hil.actor", "hilt.hil.launch"]
+WITH_TORCH += ["hilt.hil.learner", "hilt.hil.evaluate", "hilt.vla.sft", "hilt.vla.train", "hilt.serving.policy_server"]
+_with_torch: int | None = None
+
+
+@contextmanager
+def with_torch() -> Iterator[Any]:
+    """The same, with a server that has imported torch and the parts of Hilt that use it. It is one for all modules of
+    this process, and goes on after them: a process imports the module of its test by itself."""
+    global _with_torch
+    server, context = multiprocessing.forkserver._forkserver, multiprocessing.get_context("forkserver")
+    if server._forkserver_pid is None or server._forkserver_pid != _with_torch:
+        before = server._preload_modules
+        server._stop()
+        context.set_forkserver_preload(WITH_TORCH)
+        server.ensure_running()
+        server._preload_modules, _with_torch = before, server._forkserver_pid
+    yield context
+
+
 SLOW_IMPORTS = ["torch", "torch.distributed", "mujoco", "gymnasium", "tests.forked_hilt"]
 SLOW_IMPORTS += ["hilt.policies.agent.agent", "hilt.vla.train", "hilt.classifier.reward", "hilt.hil.launch"]
 SLOW_IMPORTS += ["hilt.cli.train_hil", "hilt.hil.learner", "hilt.hil.actor"]

@@ -21,7 +21,7 @@ def operated(**changes: Any) -> Hil:
     """Settings of a run whose policy holds still, with an operator in the browser."""
     agent = AgentConfig(encoder=EncoderConfig(kind="none"), hidden=[8])
     wire = Wire(port=free_port(), broadcast_port=free_port())
-    given = {"task": "tabletop/reach", "task_options": TASK, "operator": "browser", "control_hz": 20.0}
+    given = {"task": "tabletop/reach", "task_options": TASK, "operator": "browser", "control_hz": 10.0}
     return Hil(**{**given, "agent": agent, "wire": wire, **changes})
 
 

@@ -38,7 +38,7 @@ def wait(ready: Any) -> Any:
     deadline = time.monotonic() + DEADLINE_S
     while not (found := ready()):
         assert time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(0.2)
     return found
 
 

@@ -36,7 +36,7 @@ from hilt.serving.policy_server import ServerAccess
 from hilt.teleop.devices import Device, open_device
 from hilt.teleop.intervene import TakeOver
 from tests.effort import need
-from tests.forked import preloaded
+from tests.forked import with_torch
 from tests.relay import Relay, relayed
 from tests.teleop.test_browser import Client
 from tests.wire.processes import free_port
@@ -76,7 +76,7 @@ def serve(ports: dict[str, int]) -> None:
 
 @pytest.fixture(scope="module")
 def fork() -> Iterator[Any]:
-    with preloaded("torch", "hilt.serving.policy_server", __name__) as fork:
+    with with_torch() as fork:
         yield fork
 
 

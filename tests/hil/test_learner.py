@@ -190,7 +190,7 @@ def run_until(template: Path, run: Path, kill_at: int, changes: dict[str, Any]) 
     one = learner(template, run, **changes)
 
     def stop() -> bool:
-        if one.update >= kill_at and numbers(run)[-1] in (20, 21) and not one._saver.busy:
+        if one.update >= kill_at and numbers(run)[-1] in (10, 11) and not one._saver.busy:
             os.kill(os.getpid(), signal.SIGKILL)
         return False
 
@@ -202,14 +202,14 @@ KINDS = {"frozen": FROZEN, "collecting": COLLECTING, "trained": TRAINED, "hg-dag
 
 @pytest.mark.parametrize("kind", sampled(KINDS, "collecting", "trained", "hg-dagger"))
 def test_killed_and_resumed_it_learns_the_same_bit_for_bit(template: Path, memory_path: Path, kind: str, fork: Any):
-    changes = {**KINDS[kind], "max_steps": 40, "checkpoint_period": 20, "log_period": 2}
+    changes = {**KINDS[kind], "max_steps": 20, "checkpoint_period": 10, "log_period": 2}
     learner(template, memory_path / "whole", **changes).run()
-    child = fork.Process(target=run_until, args=(template, memory_path / "cut", 27, changes))
+    child = fork.Process(target=run_until, args=(template, memory_path / "cut", 14, changes))
     child.start()
     child.join(DEADLINE_S)
-    assert child.exitcode == -signal.SIGKILL and numbers(memory_path / "cut")[-1] in (20, 21)
-    assert learner(template, memory_path / "cut", **changes).run() == LearnerSummary("max_steps", 40, 30)
-    whole, cut = (load(memory_path / name, 40) for name in ("whole", "cut"))
+    assert child.exitcode == -signal.SIGKILL and numbers(memory_path / "cut")[-1] in (10, 11)
+    assert learner(template, memory_path / "cut", **changes).run() == LearnerSummary("max_steps", 20, 30)
+    whole, cut = (load(memory_path / name, 20) for name in ("whole", "cut"))
     assert same(whole.agent, cut.agent) and whole.state["experience"] == cut.state["experience"]
     measured = ("time", "elapsed_seconds", "updates_per_second", "env_steps_per_second", "staleness")
     curves = [
@@ -219,7 +219,7 @@ def test_killed_and_resumed_it_learns_the_same_bit_for_bit(template: Path, memor
         ]
         for name in ("whole", "cut")
     ]
-    assert curves[0] == curves[1] and [r["update"] for r in curves[0]] == list(range(2, 41, 2))
+    assert curves[0] == curves[1] and [r["update"] for r in curves[0]] == list(range(2, 21, 2))
     told = [[r["trajectory"] for r in records(memory_path / name, "episode")] for name in ("whole", "cut")]
     assert told == [[0, 1, 2, 3, 4, 5]] * 2  # each once
 

@@ -136,7 +136,7 @@ POINT = st.lists(st.floats(-1, 1), min_size=3, max_size=3)
 
 
 @given(POINT, UNIT, POINT, UNIT, st.floats(1e-4, 1.0), st.floats(1e-4, 4.0))
-@settings(max_examples=rounds(60, 1000), deadline=None)
+@settings(max_examples=rounds(30, 1000), deadline=None)
 def test_slew_never_passes_its_limits_and_comes_nearer(
     p: Any, q: Any, p2: Any, q2: Any, meters: float, radians: float
 ) -> None:

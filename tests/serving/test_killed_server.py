@@ -17,7 +17,7 @@ pytest.importorskip("websockets", reason="a policy server needs websockets: pip 
 from hilt.serving import PolicyServer, RemotePolicy
 from hilt.serving.policy_server import ServerAccess
 from tests import effort
-from tests.forked import preloaded
+from tests.forked import with_torch
 from tests.serving.served_toy import WAIT_S, Known
 from tests.serving.test_remote_policy import ours
 from tests.wire.processes import free_port
@@ -39,12 +39,12 @@ def serve(port: int, version: int) -> None:
 
 @pytest.fixture(scope="module")
 def fork() -> Iterator[Any]:
-    with preloaded("torch", "hilt.serving.policy_server", "tests.serving.served_toy") as fork:
+    with with_torch() as fork:
         yield fork
 
 
 def test_every_request_is_answered_although_the_server_is_killed(fork: Any, counted: Callable[[str], None]):
-    port, kills, draws = free_port(), effort.rounds(5, 200), random.Random(0)
+    port, kills, draws = free_port(), effort.rounds(3, 200), random.Random(0)
     process = fork.Process(target=serve, args=(port, 0), daemon=True)
     process.start()
     answered: list[tuple[float, float, int]] = []

@@ -117,7 +117,7 @@ messages = st.dictionaries(
 # ---------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=rounds(60, 1000), deadline=None)
+@settings(max_examples=rounds(30, 1000), deadline=None)
 @given(messages)
 def test_codec_round_trip(message: dict[str, Any]):
     frames = encode(message)
@@ -569,7 +569,7 @@ def test_random_damage_is_refused_or_harmless():
     whole, refused = 0, 0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for _ in range(rounds(8_000, 100_000)):
+        for _ in range(rounds(3_000, 100_000)):
             changed = list(frames)
             for _ in range(source.choice((1, 1, 2, 4))):
                 damage(source, changed)
@@ -581,7 +581,7 @@ def test_random_damage_is_refused_or_harmless():
                 refused += 1
                 continue
             assert type(got) is dict
-    assert whole > 1000 and refused > 1000
+    assert whole > rounds(400, 1000) and refused > rounds(400, 1000)
 
 
 def damage(source: random.Random, frames: list[bytes]) -> None:

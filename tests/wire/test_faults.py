@@ -24,7 +24,7 @@ from tests.wire.processes import DEADLINE_S, Actor, Learner, check_exactly_once,
 from tests.wire.proxy import DOWN, UP, Proxy
 from tests.wire.steps import STORES
 
-FAULTS, FAULTS_WITH_KEYS = (int(number) for number in os.environ.get("HILT_FAULTS", rounds("28 12", "210 60")).split())
+FAULTS, FAULTS_WITH_KEYS = (int(number) for number in os.environ.get("HILT_FAULTS", rounds("14 10", "210 60")).split())
 SEED = int(os.environ.get("HILT_FAULT_SEED", "0"))
 ACTORS = 4
 

@@ -173,7 +173,7 @@ class GoodClient:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize(
-    ("keyed", "messages"), [(False, rounds(4_000, 85_000)), (True, rounds(1_500, 15_000))], ids=["keyless", "with keys"]
+    ("keyed", "messages"), [(False, rounds(1_600, 85_000)), (True, rounds(600, 15_000))], ids=["keyless", "with keys"]
 )
 def test_fuzz(keyed: bool, messages: int, tmp_path: Path, memory_path: Path, counted: Callable[[str], None]):
     keys = tmp_path / "keys" if keyed else None

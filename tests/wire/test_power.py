@@ -29,7 +29,7 @@ from tests.wire.processes import DEADLINE_S, free_port
 from tests.wire.proxy import Proxy
 from tests.wire.steps import STORES, Arrived, make_buffer, transition, wanted_in
 
-CUTS = int(os.environ.get("HILT_POWER_CUTS", rounds(5, 40)))
+CUTS = int(os.environ.get("HILT_POWER_CUTS", rounds(3, 40)))
 SEED = int(os.environ.get("HILT_FAULT_SEED", "1"))
 
 
