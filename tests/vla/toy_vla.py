@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from hilt.algos.config import Batching, Optimizer, PolicyGradient
-from hilt.core.config import build
-from hilt.vla.collect import Collecting
-from hilt.vla.config import SimulatorSettings, Validation, Vla
+if TYPE_CHECKING:  # a simulator's process imports no torch
+    from hilt.vla.config import Vla
 
 UP, DOWN = "tests.vla.toy_vla:up", "tests.vla.toy_vla:down"
 
@@ -99,6 +97,11 @@ def hopeless(**options: Any) -> Light:
 
 def config(*changes: Any, **more: Any) -> Vla:
     """Small in every way; changes as on a command line."""
+    from hilt.algos.config import Batching, Optimizer, PolicyGradient
+    from hilt.core.config import build
+    from hilt.vla.collect import Collecting
+    from hilt.vla.config import SimulatorSettings, Validation, Vla
+
     base = Vla(
         tasks=[UP, DOWN],
         columns={"full_image": "front", "state": "state"},
