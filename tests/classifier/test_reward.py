@@ -3,6 +3,7 @@ and the reward that an environment gets from it."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -349,6 +350,17 @@ def test_classifier_folder_that_is_incomplete_is_reported(trained: TrainedClassi
 # Its settings
 
 
+def small_clips(few: bool) -> list[Clip]:
+    """Frames of one camera."""
+    given = clips(4, steps=2) if few else clips()
+    return [replace(clip, images={"images/front": clip.images["images/front"]}) for clip in given]
+
+
+@functools.cache
+def small_base(few: bool, *steps: str) -> TrainedClassifier:
+    return quick(*steps, given=small_clips(few))
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -366,9 +378,8 @@ def test_classifier_folder_that_is_incomplete_is_reported(trained: TrainedClassi
 )
 def test_each_setting_changes_what_is_learned(change: str, tmp_path: Path):
     steps = ("steps=1", "batch_size=2") if "resnet" in change else ("steps=2",)
-    few = clips(4, steps=2) if "resnet" in change else clips()
-    small = [replace(clip, images={"images/front": clip.images["images/front"]}) for clip in few]
-    base, other = quick(*steps, given=small), quick(*steps, change, given=small)
+    small = small_clips("resnet" in change)
+    base, other = small_base("resnet" in change, *steps), quick(*steps, change, given=small)
     a, b = (trained.model.state_dict() for trained in (base, other))
     assert a.keys() != b.keys() or any(
         a[name].shape != b[name].shape or not torch.equal(a[name], b[name]) for name in a

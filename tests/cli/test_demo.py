@@ -62,9 +62,9 @@ def run_forked(
 def test_it_learns(fork_server: ForkServer):
     """It ends by itself when success holds, on a machine of any speed.
 
-    In `make test` pictures and batches are smaller, less success is asked for, so that the first evaluation usually
-    reaches the goal, it is made on fewer states, and the exam of that checkpoint proves the rest: how often the goal
-    must be reached in a row is tested in tests/hil/test_goal.py.
+    In `make test` pictures, networks and batches are smaller, less success is asked for, so that the first evaluation
+    usually reaches the goal, it is made on fewer states, and the exam of that checkpoint proves the rest: how often the
+    goal must be reached in a row is tested in tests/hil/test_goal.py.
     """
     usual = recipe(demo.FAST.recipe).goal
     goal = replace(
@@ -75,7 +75,7 @@ def test_it_learns(fork_server: ForkServer):
         states=rounds(15, usual.states),
     )
     less = ["task_options.image_size=32", "training_starts=100", "agent.rlpd.critic_warmup=100", "batch_size=64"]
-    less = [] if is_long() else [*less, "agent.encoder.pretrain_batch=32"]
+    less = [] if is_long() else [*less, "agent.encoder.pretrain_batch=32", "agent.hidden=[128,128]"]
     plan = replace(demo.FAST, states=rounds(16, demo.FAST.states), goal=rounds(0.5, demo.FAST.goal))
     given = (f"goal.{name}={getattr(goal, name)}" for name in ("success", "hold", "period", "states"))
     words = [f"--set={change}" for change in (*given, *less)]

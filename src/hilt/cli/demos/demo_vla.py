@@ -23,9 +23,9 @@ from hilt.core.errors import require_module
 from hilt.core.progress import Report, silent
 from hilt.core.signals import stop_signals
 from hilt.core.threads import one_thread
-from hilt.policies.base import Policy
 
 if TYPE_CHECKING:
+    from hilt.policies.base import Policy
     from hilt.vla.config import Vla
     from hilt.vla.demonstrations import Demonstrations
     from hilt.vla.drawn_pictures import DrawingSettings
