@@ -197,7 +197,7 @@ def test_writers_and_samplers_side_by_side(tmp_path: Path, counted: Callable[[st
         def enough() -> bool:
             return log.stats()["evicted"] > 1000 and log.stats()["segments_deleted"] > 20
 
-        bench = run(log, rounds(2.0, 30.0), enough)
+        bench = run(log, rounds(1.0, 30.0), enough)
         stats = log.stats()
         counts = ", ".join(f"{name} {n}" for name, n in bench.counts.items())
         counted(
@@ -220,7 +220,7 @@ def test_writers_and_samplers_side_by_side_with(
     tmp_path: Path, settings: dict[str, Any], counted: Callable[[str], None]
 ):
     with make_log(tmp_path / "log", **{"capacity_steps": 1000, "durability": "never", **settings}) as log:
-        bench = run(log, rounds(0.5, 5.0))
+        bench = run(log, rounds(0.3, 5.0))
         counted(", ".join(f"{name} {n}" for name, n in bench.counts.items()))
 
 
@@ -240,7 +240,7 @@ def test_limited(tmp_path: Path):
         for who in range(2):
             bench.work(f"inserter {who}", inserter_of_steps(log, who))
             bench.work(f"sampler {who}", sample)
-        bench.run(rounds(0.5, 5.0), lambda: log.stats()["inserted"] > 40 and log.stats()["sampled"] > 40, limiter.close)
+        bench.run(rounds(0.3, 5.0), lambda: log.stats()["inserted"] > 40 and log.stats()["sampled"] > 40, limiter.close)
         stats, counts = log.stats(), limiter.stats()
         assert (counts["inserts"], counts["samples"], counts["size"]) == (
             stats["inserted"],
