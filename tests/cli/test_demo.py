@@ -72,7 +72,7 @@ def test_it_learns(fork_server: ForkServer):
         success=rounds(0.6, usual.success),
         hold=rounds(1, usual.hold),
         period=rounds(800, usual.period),
-        states=rounds(15, usual.states),
+        states=rounds(10, usual.states),
     )
     less = ["task_options.image_size=32", "training_starts=100", "agent.rlpd.critic_warmup=100", "batch_size=64"]
     less = [] if is_long() else [*less, "agent.encoder.pretrain_batch=32", "agent.hidden=[128,128]"]
