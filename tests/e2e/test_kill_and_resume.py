@@ -23,7 +23,7 @@ from hilt.core.checksums import read_json
 from hilt.core.trajectory import Source
 from hilt.observe.metrics import read_metrics
 from hilt.replay import Log, QueuedDataStore
-from hilt.runs.checkpoint import numbers
+from hilt.runs.checkpoint import load, numbers
 from tests.e2e.journaled import image_of
 from tests.effort import is_long
 from tests.forked import ForkedCommand, ForkServer
@@ -146,8 +146,8 @@ def check(train: Train, actors: int = 1) -> dict[str, int]:
     assert len(set(names)) == len(names), "a step is in the log twice"
     where = {name: row for row, name in enumerate(names)}
     spooled = set()
-    for number in range(actors):
-        spool = QueuedDataStore(1, path=train.run / "actors" / f"actor-{number + 1}" / "spool")
+    for folder in (train.run / "actors").iterdir():
+        spool = QueuedDataStore(1, path=folder / "spool")
         spooled |= {
             tuple(step["next_observations"]["state"].astype(int)[:2].tolist()) for step in spool.get_latest_data(-1)
         }
@@ -202,20 +202,48 @@ def test_each_side_is_killed_and_the_whole_is_interrupted_and_nothing_is_lost(
     counted(f"SIGKILL: {dict(train.kills)}, Ctrl-C: 1; {found}; 0 lost, 0 doubled")
 
 
+def small_policy(train: Train, folder: Path) -> list[str]:
+    """What a run with a vision-language-action policy is started with, which is made now."""
+    from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
+
+    sizes = {"cameras": ["full_image"], "image_size": 32, "state_dim": 3, "action_dim": 2, "chunk": 4}
+    config = SmallVLAConfig.from_json({**sizes, "width": 32, "depth": 1, "keypoints": 2})
+    SmallVLA(config, seed=0).save_pretrained(folder / "policy")
+    given = [f"task_options.folder={train.journals}", f"agent.options.policy={folder / 'policy'}"]
+    return ["tests.e2e.journaled:vla_recipe", *given]
+
+
+def test_a_simulation_of_groups_and_the_learner_are_killed_and_each_group_counts_once(
+    train: Train, tmp_path: Path, counted: Callable[[str], None]
+):
+    """algorithm=mixed: a learner, an actor as in any run, and one that plays groups of episodes."""
+    words = ["algorithm=mixed", "mixed.imitation=filtered", "mixed.group_size=2", "mixed.groups=1", "mixed.period=2"]
+    train.start(*small_policy(train, tmp_path), *words, "checkpoint_period=5")
+    train.wait(lambda: train.updates() >= 10, "ten updates")
+    for names in (("simulation-1",), ("learner",), ("simulation-1", "learner")):
+        before = max(numbers(train.run))
+        train.kill(*names)
+        train.wait(lambda: max(numbers(train.run)) > before + 10, "ten more updates")  # noqa: B023
+    assert train.end(signal.SIGINT) == 130, train.said()
+    found = check(train)
+    groups = load(train.run, max(numbers(train.run))).state["groups"]
+    with Log.open(train.run / "log", "r") as log:
+        played = {int(group) for group in log.read(log.all().keys(), ["group"])["group"]} - {-1}
+    assert len(groups["decided"]) == len(set(groups["decided"])) == sum(groups["totals"].values())
+    assert set(groups["decided"]) <= played
+    learned = groups["totals"].get("used", 0) + groups["totals"].get("no_signal", 0)
+    assert learned == max(numbers(train.run)) // 2, "one group in every second update, whatever was killed"
+    counted(f"SIGKILL: {dict(train.kills)}; {found}; groups: {groups['totals']}; 0 lost, 0 doubled")
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_a_vla_and_its_learner_are_killed_and_no_step_is_lost_or_doubled(
     train: Train, tmp_path: Path, counted: Callable[[str], None]
 ):
     """With a policy that acts in chunks: at random moments, each side and both, and `hilt train` itself."""
-    from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
-
-    sizes = {"cameras": ["full_image"], "image_size": 32, "state_dim": 3, "action_dim": 2, "chunk": 4}
-    config = SmallVLAConfig.from_json({**sizes, "width": 32, "depth": 1, "keypoints": 2})
-    SmallVLA(config, seed=0).save_pretrained(tmp_path / "policy")
-    rng, begins = random.Random(23), "tests.e2e.journaled:vla_recipe"
-    given = [f"task_options.folder={train.journals}", f"agent.options.policy={tmp_path / 'policy'}"]
-    train.start(begins, *given)
+    rng = random.Random(23)
+    train.start(*small_policy(train, tmp_path))
     train.wait_steps(60)
     for kill in range(KILLS):
         names = rng.choice([("actor-1",), ("learner",), ("actor-1", "learner"), ()])

@@ -50,6 +50,16 @@ SHOWN = {
         for name in ("kind", "options")
     },
     "view_shares": "hil/test_vla_agent.py::test_a_whole_run_with_take_overs_in_the_middle_of_chunks",
+    **{
+        f"mixed.{name}": "hil/test_groups.py::test_the_settings_of_groups_change_what_is_played_and_learned"
+        for name in ("estimator", "clip_low", "clip_high", "weight", "temperature", "task", "task_options")
+    },
+    **{
+        f"mixed.{name}": "hil/test_groups.py::test_groups_that_are_too_old_or_interrupted_are_dropped_and_counted"
+        for name in ("max_age", "group_size", "groups", "period")
+    },
+    "mixed.imitation": "hil/test_groups.py::test_imitation_takes_nothing_of_groups_not_even_their_successes",
+    "mixed.simulations": "hil/test_groups.py::test_hilt_train_starts_the_simulations_that_were_asked_for",
     "algorithm_options": "hil/test_make_agent.py::test_another_algorithm_is_made_with_its_options_and_checkpointed",
     "agent.setup_mode": "policies/test_agent.py::test_actions_have_the_layout_of_the_setup_mode",
     **{f"agent.encoder.{name}": ENCODER for name in ("kind", "training", "features", "precision")},
@@ -131,6 +141,7 @@ def test_hil_proofs_name_only_settings():
     assert set(SHOWN) == {key for key, *_ in describe(Hil)}
 
 
+VLA = {"kind": "vla", "options": {"policy": "folder"}}
 IDLE: dict[str, tuple[dict[str, Any], str]] = {
     "classifier_threshold=0.8": ({}, "classifier=folder"),
     "demonstration_options.speed=0.5": ({}, "demonstrations=2"),
@@ -138,6 +149,14 @@ IDLE: dict[str, tuple[dict[str, Any], str]] = {
     **{f"lost_contact{change}": ({}, "operator=script") for change in ("=pause", "_seconds=5")},
     "updates_per_step=4": ({"algorithm": "bc"}, "max_ahead=50"),
     "view_shares.human=2": ({}, "algorithm=hg-dagger"),
+    **{
+        f"mixed.{change}": ({"agent": VLA}, "algorithm=mixed")
+        for change in (
+            *("imitation=filtered", "simulations=2", "group_size=4", "groups=2", "period=5", "max_age=3"),
+            *("weight=0.5", "temperature=0.8", "estimator=rloo", "clip_low=0.1", "clip_high=0.1", "task=tabletop/pick"),
+        )
+    },
+    "mixed.task_options.image_size=16": ({"agent": VLA, "algorithm": "mixed"}, "mixed.task=tabletop/pick"),
     "algorithm_options.speed=2": ({}, "algorithm=mine:Algorithm"),
     "agent.options.speed=2": ({}, "agent.kind=mine:Agent"),
     "wire.key_name=arm": ({}, "wire.keys=keys"),
@@ -197,6 +216,7 @@ def test_idle_settings_are_refused_and_accepted_with_what_they_need(change: str)
     with pytest.raises(ConfigError, match=r"would do nothing: it needs .*\. Give that, or leave \w+ out\.$") as error:
         check(build(Hil(), base, change))
     owner = name.removesuffix(".speed").removesuffix(".mode").removesuffix(".state/q").removesuffix(".human")
+    owner = owner.removesuffix(".image_size")
     assert str(error.value).startswith(f"{owner}=")
     check(build(Hil(), base, change, cure))
     check(build(Hil(), base))

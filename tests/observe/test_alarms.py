@@ -18,6 +18,7 @@ from hilt.observe.metrics import read_metrics
 
 VLA = RunFacts("vla", gae=True)
 HIL = RunFacts("hil", discount=0.97, target_entropy=-2.0, actions=4)
+MIXED = RunFacts("hil", rlpd=False, groups=True, target_kl=0.25)
 STEP = {"ppo_kl": 0.01, "clip_fraction": 0.1, "entropy": 1.2, "explained_variance": 0.4, "skipped_steps": 0.0}
 STEP |= {"groups": 64.0, "groups_all_succeeded": 20.0, "groups_all_failed": 10.0}
 UPDATE = {
@@ -54,6 +55,9 @@ WRONG_HIL: dict[str, tuple[RunFacts, list[dict[str, float]]]] = {
     "validation": (HIL, [{"validation_success": p, "validation_episodes": 100.0} for p in (0.9, 0.6)]),
     "update_to_data": (HIL, [UPDATE | {"update": 12_000.0}]),
     "not_finite": (HIL, [UPDATE, UPDATE | {"skipped_updates": 1.0}]),
+    "ppo_kl": (MIXED, [STEP | {"ppo_kl": 0.6}] * 3),
+    "clip_fraction": (MIXED, [STEP | {"clip_fraction": 0.5}] * 5),
+    "no_signal": (MIXED, [STEP | {"groups_all_failed": 40.0}] * 5),
 }
 
 
@@ -192,5 +196,8 @@ def test_names_that_would_end_nothing_are_refused():
         ConfigError, match=r"stop_on=explained_variance would do nothing: it needs algorithm\.estimator=gae"
     ):
         check_stop_on(["explained_variance"], RunFacts("vla"))
+    check_stop_on(["ppo_kl", "no_signal"], MIXED)
+    with pytest.raises(ConfigError, match=r"stop_on=ppo_kl would do nothing: it needs algorithm=mixed"):
+        check_stop_on(["ppo_kl"], HIL)
     with pytest.raises(SeveralErrors):
         check_stop_on(["validation", "overestimation"], RunFacts("hil", rlpd=False, validates=False))

@@ -130,6 +130,9 @@ def actor_command(
         Path | None,
         typer.Option("--spool", metavar="FOLDER", help="Steps wait here for the learner.", show_default="spools/NAME"),
     ] = None,
+    simulation: Annotated[
+        bool, typer.Option("--simulation", help="Play groups of episodes in simulation, for algorithm=mixed.")
+    ] = False,
     trusted: Trust = None,
 ) -> None:
     """An actor alone, for a learner here or elsewhere. Whatever happens to either, no step is lost."""
@@ -149,7 +152,15 @@ def actor_command(
         config = chosen(config, spaces(config))[0]
     with _ending() as stopped, PROGRESS.phases() as report:
         folder = spool or Path("spools") / plain(name)
-        acted = act(config, folder, name, stop=lambda: bool(stopped), notify=PROGRESS.notify, report=report)
+        acted = act(
+            config,
+            folder,
+            name,
+            stop=lambda: bool(stopped),
+            notify=PROGRESS.notify,
+            report=report,
+            simulation=simulation,
+        )
     typer.echo(f"{acted.reason}: {acted.steps:,} steps, {acted.episodes:,} episodes")
     if acted.spooled and config.store == "log":
         typer.echo(f"{acted.spooled:,} steps wait for the learner; the same command sends them")

@@ -31,22 +31,20 @@ from hilt.core.files import DISK, read
 from hilt.core.names import load_own
 from hilt.core.progress import Report, silent
 from hilt.core.trajectory import Source
+from hilt.core.tree import unflatten
 from hilt.envs.env_protocol import TASK_SUCCESS, Env, success_of
-from hilt.envs.rate import Rate
 from hilt.envs.task_mix import TASK_NUMBER
-from hilt.hil.config import SENDERS, TASK_COLUMN, Hil, of_run
+from hilt.hil.config import MIXED, SENDERS, TASK_COLUMN, Hil, of_run
 from hilt.hil.contact import ESTOPPED, LOST, Contact
-from hilt.hil.environment import NullDevice, make_env, trainer_config
+from hilt.hil.environment import GroupPlay, control_rate, make_env, simulated, trainer_config
 from hilt.hil.make_agent import make_agent
 from hilt.hil.moments import Moment, Moments
 from hilt.hil.operator_page import PageAnnouncement
 from hilt.policies.precision import AUTO
-from hilt.recording.record import RATE_HZ
 from hilt.recording.recording_folder import GRASP, TIMES, nested_copy
 from hilt.replay import QueuedDataStore
 from hilt.runs.run_precision import warnings
 from hilt.teleop.intervene import attribute
-from hilt.teleop.operator import Script
 from hilt.wire import TrainerClient, TrainerConfig
 
 IN_MEMORY = 2_000
@@ -92,12 +90,16 @@ def act(
     notify: Callable[[str], None] = lambda text: None,
     report: Report = silent,
     learner_timeout_s: float = LEARNER_TIMEOUT_S,
+    simulation: bool = False,
 ) -> Acted:
     """Acts until the run ends, the operator presses stop, or `stop()` returns True. `notify`
-    is called with lines of text for the user."""
+    is called with lines of text for the user. `simulation`: it plays groups of episodes for algorithm=mixed."""
+    config = simulated(config) if simulation else config
     report(f"opening {config.task}")
-    with make_env(config, operator=True) as env:
-        actor = Actor(config, env, folder, name, stop, notify, learner_timeout_s, report)
+    # a classifier judges pictures of an arm; a simulation knows success itself
+    with make_env(replace(config, classifier="") if simulation else config, operator=True) as env:
+        play = GroupPlay(config.mixed.group_size) if simulation else GroupPlay()
+        actor = Actor(config, env, folder, name, stop, notify, learner_timeout_s, report, play)
         try:
             actor.run()
         finally:
@@ -118,10 +120,11 @@ class Actor:
         notify: Callable[[str], None],
         learner_timeout_s: float,
         report: Report = silent,
+        play: GroupPlay | None = None,
     ):
         encoder = replace(config.agent.encoder)  # its own: the learner may say in which precision it computes
         config = replace(config, agent=replace(config.agent, encoder=encoder))
-        self._report = report
+        self._report, self._play = report, play or GroupPlay()
         self._config, self._env, self._folder, self._stop, self._notify = config, env, folder, stop, notify
         self._learner_timeout_s = learner_timeout_s
         self._states = attribute(env, "initial_states", {SPLIT: 1})
@@ -150,7 +153,7 @@ class Actor:
         self._says = "not yet"  # whether the environment tells success
         self._closing = threading.Event()
         self._teller = threading.Thread(target=self._tell, name="hilt-actor-tells", daemon=True)
-        self._rate, self._timing = _rate(env, config)
+        self._rate, self._timing = control_rate(env, config)
         attribute(env, "count_down", lambda of: None)(lambda: self._most and self._most - self.acted.steps)
         self._contact = Contact(env, config, notify)
         self._moments = Moments(env, offer=config.store == "log")
@@ -206,7 +209,7 @@ class Actor:
             self._ask({**self._stats(), "bye": True})
 
     def _episode(self) -> None:
-        number = self._journal.begin_episode()
+        number = self._play.begin(self._journal.begin_episode())
         count, order = self._states[SPLIT], np.random.default_rng([*self._seeds, number // self._states[SPLIT]])
         state = int(order.permutation(count)[number % count])
         if not self._ready():
@@ -287,6 +290,7 @@ class Actor:
             "succeed": np.bool_(bool(succeed)),
             "lost": np.bool_(info.get("lost", False)),
             **noted,
+            **(self._play.columns() if self._config.algorithm == MIXED else {}),
             **({TASK_COLUMN: np.int16(info[TASK_NUMBER])} if TASK_NUMBER in info else {}),
             **self._penalty(info),
             **(
@@ -352,8 +356,13 @@ class Actor:
                 self._waits("all steps of the run are made, and the learner has not ended it", deadline)
                 continue
             if self._outruns():
-                self._does(f"waiting until the learner is less than {self._config.max_ahead} steps behind")
+                what = f"is less than {self._config.max_ahead} steps behind"
+                self._does(f"waiting until the learner {'needs groups' if self._play.size else what}")
                 time.sleep(POLL_INTERVAL_S)
+                continue
+            if self._play.size and self._play.fresh and time.monotonic() - self._ahead[1] > ANSWER_S:
+                # what it played meanwhile would be too old
+                self._waits("the learner does not answer", max(deadline, self._ahead[1] + self._learner_timeout_s))
                 continue
             if self.acted.version >= 0 or self._random():
                 return True
@@ -365,8 +374,10 @@ class Actor:
     def _outruns(self) -> bool:
         """Whether it is to wait for the learner's updates; not for a learner that does not answer."""
         ahead, heard = self._ahead
-        limit = self._config.max_ahead
-        return bool(limit) and time.monotonic() - heard < ANSWER_S and ahead + self.acted.steps >= limit
+        limit, made = self._config.max_ahead, self.acted.steps
+        if self._play.size:
+            limit, made = self._config.mixed.groups * self._play.fresh, 0  # a group that it has begun is played
+        return bool(limit) and time.monotonic() - heard < ANSWER_S and ahead + made >= limit
 
     def _enough(self) -> bool:
         """Whether one more step would exceed max_env_steps, as far as the learner has reported."""
@@ -408,7 +419,7 @@ class Actor:
         if encoder.precision == AUTO:  # as the run does, whatever is faster here
             encoder.precision = str(answer.get("precision", AUTO))
         self._belongs_to(self._run)
-        self._most = None if left is None or self._spool is None else left - len(self._spool)
+        self._most = None if left is None or self._spool is None or self._play.size else left - len(self._spool)
         stores = {} if self._spool is None else {of_run(self._run): self._spool}
         client = TrainerClient(name, host, config, data_stores=stores, wait_for_server=1.0)
         if self._spool is None:
@@ -488,6 +499,9 @@ class Actor:
             return False
         if answer is not None:
             self._over = self._over or bool(answer["stop"])
+            if self._play.size:  # its steps count for neither of the limits below
+                self._ahead = float(answer.get("groups", 0)), time.monotonic()
+                return True
             # without its own steps of this life, which are added when it is asked
             learned = int(answer["update"]) / self._config.updates_per_step
             self._ahead = int(answer.get("online", self._journal.steps)) - learned - own, time.monotonic()
@@ -507,8 +521,9 @@ class Actor:
             "spooled": len(self._spool) if self._spool is not None else self._store.waiting(),
             "stop": self._pressed,
             "says_success": self._says,
+            **({"simulation": True} if self._play.size else {}),
             **self._contact.stats(),
-            **self._agent.metrics(),
+            **unflatten(self._agent.metrics()),
         }
         if self._timing is not None:
             timing = self._timing()
@@ -583,18 +598,3 @@ class ActedJournal:
 
     def close(self) -> None:
         DISK.close(self._fd)
-
-
-def _rate(env: Env, config: Hil) -> tuple[Rate | None, Callable[[], dict[str, float]] | None]:
-    """Paces the loop and measures how well the rate is kept. An environment that
-    keeps a rate itself is not paced again."""
-    own = float(attribute(env, "control_hz", 0) or 0)
-    if (timing := attribute(env, "timing", None)) is not None:
-        if config.control_hz not in (0, own):
-            given = f"control_hz={config.control_hz:g}, and {config.task} keeps {own:g} Hz itself"
-            raise ConfigError(f"{given}: change that one in its settings, or leave this out.")
-        return None, timing
-    person = not isinstance(attribute(env, "device", None), Script | NullDevice)
-    hz = config.control_hz or ((own or RATE_HZ) if person else 0.0)
-    rate = Rate(hz) if hz else None
-    return rate, None if rate is None else rate.timing

@@ -4,9 +4,10 @@ to save. Names are HIL-SERL's where it has one."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from hilt.algos.config import GROUPED
 from hilt.algos.tables import ALGORITHMS
 from hilt.core import validate
 from hilt.core.errors import Problems, UnknownNameError
@@ -21,12 +22,19 @@ IMITATIONS = {
 }
 """Algorithms that imitate, and the views that they learn from; those of `hilt.algos.tables.ALGORITHMS` learn from
 rewards"""
+PARTS = {"bc": "demonstrations", "hg-dagger": "demo", "filtered": "filtered"}
+"""The part of the data that each of them draws its batches from"""
+MIXED = "mixed"
+"""The algorithm that imitates, and learns from groups of simulated episodes besides"""
 CHUNK, CHUNK_INDEX, TASK_COLUMN = "chunk", "chunk_index", "task"
 """Columns of steps: which chunk of the episode the action is of, and its place in it, -1 where it is of none; and
 which task of a mix the episode is of"""
 RECORD, DECIDED = "record", "decided"
 """Columns of the first step of a chunk: what the policy drew, as in the logs of post-training; and the number of steps
 since that with whose observation it was planned, -1 in steps that have no record"""
+GROUP, MEMBER = "group", "member"
+"""Columns of steps of a run with algorithm=mixed: which group of simulated episodes, and which episode of it, from 0;
+-1 in steps that belong to none"""
 STORES = {"log": "hilt.hil.data:Experience", "trajectories": "hilt.compat.rlinf.rollout_experience:Rollouts"}
 """What the learner keeps experience in, by name"""
 SENDERS = {"trajectories": "hilt.compat.rlinf.rollout_experience:RolloutSender"}
@@ -59,6 +67,8 @@ class Wire:
 
 
 _SEEKS_GOAL = Need("{here}success", lambda c: c.success)
+AVERAGE_KL = 0.25
+"""Nats that the policy that is trained may be away from its moving average, which acts: see the alarm ppo_kl"""
 GOAL_SPLIT = "eval"
 """The split of the initial states on which checkpoints are evaluated beside learning"""
 
@@ -82,15 +92,55 @@ class Goal:
     """A person has taken over in at most this share of the last 50 episodes; 1: however often"""
 
 
+@dataclass
+class Mixed:
+    """With algorithm=mixed: what is imitated, and the groups of simulated episodes that the policy learns from
+    besides. The members of a group begin in the same initial state, with sampled actions, and are compared."""
+
+    imitation: str = setting("hg-dagger", choices=tuple(IMITATIONS))
+    """What is imitated: "bc", "hg-dagger" or "filtered", as the algorithms of these names do"""
+    task: str = ""
+    """The simulated task of the groups, with the observations, actions and number of tasks of the run's own; empty:
+    the run's own"""
+    task_options: dict[str, Any] = setting(factory=dict, needs=Need("{here}task=NAME", lambda c: c.task))
+    """What that task is given besides"""
+    simulations: int = setting(1, minimum=0)
+    """Actors for groups that `hilt train` starts; 0: none, they are started with `hilt actor --simulation`"""
+    group_size: int = setting(8, minimum=2)
+    """Episodes in a group"""
+    groups: int = setting(4, minimum=1)
+    """Groups in an update that has some"""
+    period: int = setting(10, minimum=1)
+    """Learner steps between two updates that have groups; the learner waits until they are complete"""
+    max_age: int = setting(10, minimum=0)
+    """A group is dropped if more versions of the weights than this were published since its oldest action"""
+    weight: float = setting(1.0, above=0)
+    """Weight of the loss of the groups; that of imitation is 1"""
+    temperature: float = setting(1.0, above=0)
+    """The temperature at which actions of groups are sampled"""
+    estimator: str = setting("grpo", choices=GROUPED)
+    """Of advantages, from the successes of a group: grpo, dr_grpo or rloo"""
+    clip_low: float = setting(0.2, minimum=0, maximum=1)
+    """A probability ratio below 1 - clip_low gains nothing more"""
+    clip_high: float = setting(0.28, minimum=0)
+    """Nor one above 1 + clip_high"""
+
+
 def reinforces(config: Hil) -> bool:
-    """Whether the run learns from rewards, and does not only imitate."""
-    return config.algorithm not in IMITATIONS
+    """Whether the run learns from rewards by an off-policy algorithm, and does not imitate."""
+    return config.algorithm not in (*IMITATIONS, MIXED)
+
+
+def imitation(config: Hil) -> str:
+    """The algorithm by which a run imitates, one of `IMITATIONS`; empty if it does not."""
+    return config.mixed.imitation if config.algorithm == MIXED else "" if reinforces(config) else config.algorithm
 
 
 def _check_algorithm(name: str) -> None:
-    if name not in IMITATIONS:
+    if name not in (*IMITATIONS, MIXED):
         if not ALGORITHMS.is_name(name):
-            raise UnknownNameError("algorithm", name, [*ALGORITHMS.known(), *IMITATIONS, "package.module:Class"])
+            known = [*ALGORITHMS.known(), *IMITATIONS, MIXED, "package.module:Class"]
+            raise UnknownNameError("algorithm", name, known)
         ALGORITHMS.check(name)
 
 
@@ -110,8 +160,11 @@ _OPERATOR = Need("an operator, such as operator=browser", lambda c: c.operator)
 _CLASSIFIER = Need("classifier=FOLDER", _judges_by_folder)
 _GOES_ON = Need("lost_contact=policy", lambda c: c.lost_contact == "policy")
 _RLPD = Need("algorithm=rlpd", reinforces)
-_IMITATES = Need("algorithm=hg-dagger or filtered", lambda c: c.algorithm in ("hg-dagger", "filtered"))
-_OTHER_ALGORITHM = Need("another algorithm, algorithm=module:Class", lambda c: c.algorithm not in ("rlpd", *IMITATIONS))
+_IMITATES = Need("algorithm=hg-dagger, filtered or mixed", lambda c: c.algorithm in ("hg-dagger", "filtered", MIXED))
+_MIXED = Need("algorithm=mixed", lambda c: c.algorithm == MIXED, of=tuple(item.name for item in fields(Mixed)))
+_OTHER_ALGORITHM = Need(
+    "another algorithm, algorithm=module:Class", lambda c: c.algorithm not in ("rlpd", *IMITATIONS, MIXED)
+)
 _LOOKS = Need("an encoder (agent.encoder.kind=small or resnet10)", lambda c: c.agent.encoder.kind != "none")
 _PRETRAINS = Need("agent.encoder.pretrain_updates", lambda c: c.agent.encoder.pretrain_updates > 0)
 _OF_AGENT = (
@@ -196,8 +249,11 @@ class Hil:
     agent: AgentConfig = setting(factory=AgentConfig, needs=_OF_AGENT)
     """The policy, and how it learns"""
     algorithm: str = setting("rlpd", known=_check_algorithm)
-    """"rlpd", "bc" (demonstrations only), "hg-dagger" (imitates demonstrations and take-overs) or "filtered" (these,
-    and the episodes that succeeded); or another one that learns from rewards, by name or module:Class"""
+    """"rlpd", "bc" (demonstrations only), "hg-dagger" (imitates demonstrations and take-overs), "filtered" (these,
+    and the episodes that succeeded) or "mixed" (one of these three, and groups of simulated episodes); or another one
+    that learns from rewards, by name or module:Class"""
+    mixed: Mixed = setting(factory=Mixed, needs=_MIXED)
+    """The groups of simulated episodes of algorithm=mixed"""
     view_shares: dict[str, float] = setting(factory=dict, minimum=0, needs=_IMITATES)
     """The shares of demonstrations, human and successes in each batch of imitation, exact to one step; empty: every
     step is as likely as any other. The part of a view that has no step yet is the others'"""
@@ -267,10 +323,12 @@ class Hil:
             yield (
                 f"max_ahead={ahead} with {why}: actors and the learner would wait for each other. Leave max_ahead out."
             )
-        known = IMITATIONS.get(self.algorithm, ())
+        imitated = imitation(self)
+        known = IMITATIONS.get(imitated, ())
         for name in self.view_shares if known else ():
             if name not in known:
-                yield f"view_shares has {name!r}, and algorithm={self.algorithm} learns from {', '.join(known)}."
+                yield f"view_shares has {name!r}, and {imitated} imitates {', '.join(known)}."
+        yield from self._conflicts_of_groups() if self.algorithm == MIXED else ()
         if self.view_shares and not sum(self.view_shares.values()):
             yield "view_shares are all 0: there is nothing to learn from."
         if self.collect_steps > room:
@@ -278,6 +336,20 @@ class Hil:
                 f"collect_steps={self.collect_steps} is more than is kept: make it less, or "
                 f"replay_buffer_capacity={room} larger."
             )
+
+    def _conflicts_of_groups(self) -> Iterator[str]:
+        if self.agent.kind != "vla":
+            yield (
+                f"algorithm=mixed with agent.kind={self.agent.kind}: groups of episodes need the log-probabilities of "
+                "a vision-language-action policy. Give agent.kind=vla, or another algorithm."
+            )
+        elif self.agent.options.get("server"):
+            yield (
+                "algorithm=mixed with agent.options.server: a policy server sends no log-probabilities, which groups "
+                "of episodes need. Leave the server out, or give algorithm=hg-dagger."
+            )
+        if self.store != "log":
+            yield f"algorithm=mixed with store={self.store}: groups are read from the log. Give store=log."
 
 
 def check(config: Hil) -> None:
@@ -297,6 +369,8 @@ def facts(config: Hil) -> RunFacts:
         "hil",
         validates=config.goal.success > 0,
         rlpd=learns,
+        groups=config.algorithm == MIXED,
+        target_kl=AVERAGE_KL if config.agent.options.get("average") else 0.0,
         discount=rlpd.discount**config.n_step,
         q_range=(low_high[0], low_high[1]) if low_high else None,
         entropy_in_q=rlpd.backup_entropy,

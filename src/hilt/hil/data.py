@@ -34,7 +34,7 @@ from hilt.core.files import replacing
 from hilt.core.trajectory import INSTRUCTION, Source
 from hilt.core.tree import Array, ArraySpec, equal, flatten, unflatten
 from hilt.envs.env_protocol import TASK_SUCCESS, HasSpaces
-from hilt.hil.config import STORE, TASK_COLUMN, Hil, of_run
+from hilt.hil.config import GROUP, MEMBER, MIXED, STORE, TASK_COLUMN, Hil, imitation, of_run
 from hilt.hil.importing import columns_for, expanded, import_buffer, import_dataset
 from hilt.hil.make_agent import instructions_of
 from hilt.hil.states import KeptSteps, StateTable
@@ -66,14 +66,22 @@ class Experience:
         schema = Schema.declare({**columns_for(config, env), **agent.step_columns()})
         self._config, self._agent, self._notify = config, agent, notify
         self._facts, self._tasks = _facts_of(config, env), config.task.split("+")
-        self._instructions = instructions_of(env)
+        self._instructions: Sequence[str] = instructions_of(env)
+        self._imitation = imitation(config)
+        self.group_instructions: Sequence[str] = self._instructions
         self.demos, self.log = open_logs(run, config, schema, notify, instructions_of(env))
         self.online, self.human = (
             self.log.all(),
             self.log.by_source("human") - self.log.where("lost", lambda lost: lost),
         )
         self._demonstrations, self._collected = self.demos.all(), self.online.only(())
-        self._successes = self.log.successes() - self.human if config.algorithm == "filtered" else self._collected
+        self._successes = self.log.successes() - self.human if self._imitation == "filtered" else self._collected
+        self.groups: View | None = None
+        """With algorithm=mixed: the steps of groups of simulated episodes, which count for nothing else"""
+        if config.algorithm == MIXED:
+            self.groups = self.log.where(GROUP, lambda group: group >= 0)
+            self.online, self.human = self.online - self.groups, self.human - self.groups
+            self._successes = self._successes - self.groups
         self._draws = {"online": bridge.generator(config.seed), "demo": bridge.generator(config.seed + 1)}
         self._draws |= {
             name: bridge.generator(config.seed + 2 + n) for n, name in enumerate(sorted(config.view_shares))
@@ -97,8 +105,8 @@ class Experience:
             self._kept = {name: kept(view) for name, view in views.items()}
         self._foresight = {name: Foresight(config.agent.encoder.pretrain_predict) for name in ("log", "demos")}
         self._foresight["demos"].read(self.demos, self.demos.trajectories(hidden=True))
-        self._before = len(self.log)  # online steps that were there, or were there once, when this process began
-        self._appended = self.log.appended
+        self._before = len(self.online)  # online steps that were there, or were there once, when this process began
+        self._appended = self._arrived()
         self._episodes = EndedEpisodes(self.log, config.agent.rlpd)
         self._alone = False
 
@@ -115,14 +123,21 @@ class Experience:
     @property
     def total(self) -> int:
         """Online steps of the run so far, those that are gone included."""
-        return self._before + self.log.appended - self._appended
+        return self._before + self._arrived() - self._appended
+
+    def _arrived(self) -> int:
+        """Online steps that were appended to the log since it was opened, without those of groups."""
+        selection = None if self.groups is None else self.groups.selection
+        with self.log.lock:
+            return self.log.appended - (0 if selection is None else selection.entered)
 
     def counts(self) -> dict[str, int]:
         return {
             "log_steps": len(self.online),
             "demo_steps": len(self.demos) + len(self.human),
             "human_steps": len(self.human),
-            **({"success_steps": len(self._successes)} if self._config.algorithm == "filtered" else {}),
+            **({"success_steps": len(self._successes)} if self._imitation == "filtered" else {}),
+            **({"group_steps": len(self.groups)} if self.groups is not None else {}),
         }
 
     def newest_versions(self, trajectories: int) -> list[int]:
@@ -139,11 +154,16 @@ class Experience:
         """Keeps the task of an episode, its instruction and rate, and its success, if that is known, as facts of the
         log: lists, filters and conversions of episodes show them."""
         with contextlib.suppress(UnknownNameError):  # evicted meanwhile
-            facts = dict(self._facts)
-            if len(self._tasks) > 1:
-                first = self.log.trajectory_keys(trajectory)[:1]
+            facts, first = dict(self._facts), self.log.trajectory_keys(trajectory)[:1]
+            tasks, words = self._tasks, self._instructions
+            if self.groups is not None and len(first) and self.groups.runs().contains(first)[0]:
+                read = self.log.read(first, [GROUP, MEMBER])
+                facts |= {name: int(read[name][0]) for name in (GROUP, MEMBER)}
+                tasks, words = (self._config.mixed.task or self._config.task).split("+"), self.group_instructions
+                facts |= {"task": tasks[0], **({INSTRUCTION: words[0]} if words else {})}
+            if len(tasks) > 1:
                 number = int(self.log.read(first, [TASK_COLUMN])[TASK_COLUMN][0])
-                facts |= {"task": self._tasks[number], INSTRUCTION: self._instructions[number]}
+                facts |= {"task": tasks[number], INSTRUCTION: words[number]}
             self.log.annotate(trajectory, **facts, **({} if success is None else {"success": success}))
 
     def note_rewind(self, actor: str, at: int, to: int) -> None:
@@ -302,7 +322,7 @@ class Experience:
         with self.log.lock:
             seen = Runs(state["seen"]["starts"], state["seen"]["counts"])
             self._before = state["total"] + len(self.online.runs() - seen)
-            self._appended = self.log.appended
+            self._appended = self._arrived()
         self.seek(state["draws"])
 
     def close(self) -> None:
@@ -404,7 +424,7 @@ class EndedEpisodes:
     def __init__(self, log: Log, rlpd: Rlpd):
         self._log, self._rlpd = log, rlpd
         self.known: set[int] = {
-            number for number in log.trajectories(hidden=True) if "imported" in log.facts.about(number)
+            number for number in log.trajectories(hidden=True) if {"imported", GROUP} & log.facts.about(number).keys()
         }
         self.rewinds: dict[tuple[str, int], int] = {}
         """Steps that were the last ones before a person went back, by actor and number, and to which step"""
@@ -451,6 +471,7 @@ class EndedEpisodes:
                         break
                     keys = np.concatenate([before, keys])
             truth = [TASK_SUCCESS] if TASK_SUCCESS in steps.schema.columns else []
+            truth += [GROUP] if GROUP in steps.schema.columns else []
             columns = ["rewards", "terminated", "source", "succeed", "lost", "times/observed", "times/applied", *truth]
             return episode_figures(steps.gather(keys, columns), self._rlpd)
 
@@ -483,6 +504,7 @@ def episode_figures(columns: Mapping[str, Array], rlpd: Rlpd) -> dict[str, Any]:
             if TASK_SUCCESS in columns
             else {}
         ),
+        **({GROUP: int(columns[GROUP][0])} if GROUP in columns and columns[GROUP][0] >= 0 else {}),
     }
 
 

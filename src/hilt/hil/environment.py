@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from gymnasium import spaces as gym_spaces
 
 from hilt.core.errors import ConfigError
 from hilt.core.web import is_loopback
 from hilt.envs.env_protocol import Env
 from hilt.envs.fitted import open_task
+from hilt.envs.rate import Rate
 from hilt.envs.rewards import REWARDS, Classifier, MultiCameraBinaryRewardClassifierWrapper, named_reward
 from hilt.envs.wrappers import GripperPenaltyWrapper
-from hilt.hil.config import GOAL_SPLIT, Hil, reinforces
+from hilt.hil.config import GOAL_SPLIT, GROUP, MEMBER, MIXED, Goal, Hil, reinforces
 from hilt.policies.agent.config import AgentConfig
 from hilt.policies.agent.layout import fit
 from hilt.recording.buffered_device import as_hil_serl
+from hilt.recording.record import RATE_HZ
 from hilt.recording.recording_folder import nested
 from hilt.replay.schema import spec_of_space
 from hilt.teleop.devices import Device, Reading, open_device
 from hilt.teleop.intervene import TakeOver, attribute
+from hilt.teleop.operator import Script
 from hilt.wire import TrainerConfig, make_trainer_config
 
 TAKES = ("mode", "action_indices", "first_command")
@@ -101,6 +107,62 @@ def task_options(config: Hil) -> dict[str, Any]:
     return {**config.task_options, **({"step_limit": config.max_traj_length} if config.max_traj_length else {})}
 
 
+def simulated(config: Hil) -> Hil:
+    """The settings of an actor that plays groups of episodes, with algorithm=mixed: in the task of the groups, with
+    sampled actions, without an operator, and as fast as it goes."""
+    mixed = config.mixed
+    if config.algorithm != MIXED:
+        raise ConfigError(
+            f"--simulation plays groups of episodes, and algorithm={config.algorithm} learns from none: give "
+            "algorithm=mixed, or leave --simulation out."
+        )
+    task, options = (mixed.task, mixed.task_options) if mixed.task else (config.task, config.task_options)
+    acting = {"sample": True, "temperature": mixed.temperature, "mode": "synchronous"}
+    agent = replace(config.agent, options={**config.agent.options, **acting})
+    played = replace(config, agent=agent, task=task, task_options=options)
+    return replace(played, operator="", operator_options={}, control_hz=0.0, random_steps=0, max_ahead=0)
+
+
+class GroupPlay:
+    """Assigns each episode of an actor to a group and to a place in it; without a `size`, to none. A group that was
+    interrupted by the end of the process stays as it is, and the next process begins another one."""
+
+    def __init__(self, size: int = 0):
+        self.size, self.fresh = size, False
+        """The number of episodes in a group, and whether one begins that has no step yet"""
+        self._group, self._member, self._turn = -1, -1, 0
+
+    def begin(self, number: int) -> int:
+        """The actor's episode of this number begins. Returns the number that decides its initial state, which all
+        members of a group share."""
+        if not self.size:
+            return number
+        self._member = (self._member + 1) % self.size
+        if self._member == 0:
+            self._group, self._turn, self.fresh = secrets.randbits(62), number // self.size, True
+        return self._turn
+
+    def columns(self) -> dict[str, Any]:
+        """The columns of a step of the episode."""
+        self.fresh = False
+        return {GROUP: np.int64(self._group), MEMBER: np.int16(self._member)}
+
+
+def control_rate(env: Env, config: Hil) -> tuple[Rate | None, Callable[[], dict[str, float]] | None]:
+    """Paces an actor's loop and measures how well the rate is kept. An environment that keeps a rate itself is not
+    paced again."""
+    own = float(attribute(env, "control_hz", 0) or 0)
+    if (timing := attribute(env, "timing", None)) is not None:
+        if config.control_hz not in (0, own):
+            given = f"control_hz={config.control_hz:g}, and {config.task} keeps {own:g} Hz itself"
+            raise ConfigError(f"{given}: change that one in its settings, or leave this out.")
+        return None, timing
+    person = not isinstance(attribute(env, "device", None), Script | NullDevice)
+    hz = config.control_hz or ((own or RATE_HZ) if person else 0.0)
+    rate = Rate(hz) if hz else None
+    return rate, None if rate is None else rate.timing
+
+
 def spaces(config: Hil) -> Spaces:
     """For the learner, which has no arm: the environment is made and closed again;
     nothing is connected, no operator is awaited."""
@@ -146,6 +208,7 @@ def check_fit(config: Hil, made: Spaces | None = None) -> None:
     made, agent = made or spaces(config), config.agent
     seen = nested(spec_of_space(made.observation_space, "observation_space"))
     fit(seen, made.action_space, agent, config.image_keys, config.proprio_keys)
+    check_groups(config, made)
     if agent.encoder.weights and not Path(agent.encoder.weights).is_file():
         raise ConfigError(f"agent.encoder.weights={agent.encoder.weights}: there is no such file. Check the path.")
     if agent.kind == "vla":
@@ -156,6 +219,33 @@ def check_fit(config: Hil, made: Spaces | None = None) -> None:
         from hilt.replay.tensors import check_device  # which takes seconds to import
 
         check_device(agent.device)
+
+
+def check_groups(config: Hil, made: Spaces) -> None:
+    """Refuses groups of episodes, with algorithm=mixed, in a task that is no simulation or does not fit the run's."""
+    if config.algorithm != MIXED:
+        return
+    name = config.mixed.task or config.task
+    groups = spaces(replace(simulated(config), goal=Goal())) if config.mixed.task else made
+    if groups.keeps_rate:
+        raise ConfigError(
+            f"algorithm=mixed: {name} is an arm, and groups of episodes need a simulation. Give mixed.task=NAME, a "
+            "simulation of the same task."
+        )
+    for what, ours, theirs in (
+        ("observations", made.observation_space, groups.observation_space),
+        ("actions", made.action_space, groups.action_space),
+    ):
+        if spec_of_space(ours, what) != spec_of_space(theirs, what):
+            raise ConfigError(
+                f"mixed.task={name} has other {what} than task={config.task}: {theirs}, expected {ours}. Give it "
+                "mixed.task_options with which they are the same."
+            )
+    if len(groups.instructions) != len(made.instructions):
+        raise ConfigError(
+            f"mixed.task={name} has {len(groups.instructions) or 1} tasks, and task={config.task} has "
+            f"{len(made.instructions) or 1}: give the simulation of each, in the same order."
+        )
 
 
 def trainer_config(config: Hil, learner: bool) -> TrainerConfig:

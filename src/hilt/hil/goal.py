@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +159,14 @@ def _evaluate(pipe: Any, config: Hil, run: Path) -> None:
                 pipe.send({**{name: result[name] for name in figures}, "pairs": pairs})
         except HiltError as error:
             pipe.send(error)
+
+
+def described(result: Mapping[str, Any], goal: Goal) -> tuple[str, dict[str, float | str]]:
+    """The result of an evaluation in words, and as figures for the metrics."""
+    enough = "which reaches the goal" if result["success"] >= goal.success else f"the goal is {goal.success:.0%}"
+    low, high = result["low"], result["high"]
+    share = f"{result['successes']} of {result['episodes']} evaluation states, {low:.0%} to {high:.0%}; {enough}"
+    names = ("success", "episodes", "low", "high", "update", "seconds")
+    values = {f"validation_{name}": float(result[name]) for name in names}
+    text = f"evaluation of update {result['update']:,}: success in {share}"
+    return text, {**values, "validation_outcomes": result["pairs"]}

@@ -20,7 +20,7 @@ from hilt.envs.env_protocol import TASK_SUCCESS, HasSpaces
 from hilt.formats import open_dataset
 from hilt.formats.convert import EpisodeChange, decode
 from hilt.formats.episodes import Episode, map_leaves, plain
-from hilt.hil.config import CHUNK, CHUNK_INDEX, DECIDED, RECORD, TASK_COLUMN, Hil
+from hilt.hil.config import CHUNK, CHUNK_INDEX, DECIDED, GROUP, MEMBER, MIXED, RECORD, TASK_COLUMN, Hil
 from hilt.hil.make_agent import instructions_of
 from hilt.recording.recording_folder import GRASP, columns_of
 from hilt.replay import Log, Schema
@@ -28,7 +28,7 @@ from hilt.replay.schema import BUILT_IN
 
 FILLED = {
     **{"times": 0.0, "succeed": False, "lost": False, TASK_SUCCESS: -1},
-    **{CHUNK: -1, CHUNK_INDEX: -1, RECORD: 0, DECIDED: -1},
+    **{CHUNK: -1, CHUNK_INDEX: -1, RECORD: 0, DECIDED: -1, GROUP: -1, MEMBER: -1},
 }
 """What demonstrations may leave out, and have then"""
 
@@ -44,6 +44,11 @@ def columns_for(config: Hil, env: HasSpaces) -> dict[str, Any]:
         chunks = {
             CHUNK: ArraySpec(np.dtype(np.int32), default=-1),
             CHUNK_INDEX: ArraySpec(np.dtype(np.int16), default=-1),
+        }
+    if config.algorithm == MIXED:
+        chunks |= {
+            GROUP: ArraySpec(np.dtype(np.int64), default=-1),
+            MEMBER: ArraySpec(np.dtype(np.int16), default=-1),
         }
     several = {TASK_COLUMN: ArraySpec(np.dtype(np.int16))} if len(instructions_of(env)) > 1 else {}
     return {**columns_of(env), "succeed": flag, "lost": flag, **penalty, **truth, **chunks, **several}

@@ -31,7 +31,7 @@ from hilt.core.progress import Report, silent
 from hilt.core.signals import ASK_TO_END
 from hilt.core.web import is_loopback
 from hilt.envs.rewards import REWARDS
-from hilt.hil.config import Hil, Wire, check
+from hilt.hil.config import MIXED, Hil, Wire, check
 from hilt.hil.contact import CONTACT
 from hilt.hil.environment import task, task_options, trainer_config
 from hilt.hil.preflight import check_begin
@@ -56,6 +56,7 @@ CHANGEABLE = frozenset(
         ),
         *("checkpoint_period", "checkpoint_keep", "buffer_period"),
         *("goal.success", "goal.states", "goal.period", "goal.hold", "stop_on"),
+        *(f"mixed.{name}" for name in ("simulations", "groups", "period", "max_age", "weight")),
         *("actors", "operator", "operator_options", "lost_contact", "lost_contact_seconds", "control_hz"),
         *("wire.host", "wire.port", "wire.broadcast_port", "wire.keys", "wire.key_name"),
         *(
@@ -180,11 +181,13 @@ def commands(config: Hil, run: Path, debug: bool = False) -> dict[str, list[str]
     learner = [*hilt, "learner", "--run", str(run), "--resume"]
     names = [f"actor-{number + 1}" for number in range(config.actors)]
     own = ["--learner", config.wire.host]
+    simulations = [f"simulation-{n + 1}" for n in range(config.mixed.simulations if config.algorithm == MIXED else 0)]
+    names += simulations
     actors = {
         name: [*hilt, "actor", str(run / CONFIG), "--name", name, "--spool", str(run / "actors" / name), *own]
         for name in names
     }
-    return {"learner": learner, **actors}
+    return {"learner": learner, **actors, **{name: [*actors[name], "--simulation"] for name in simulations}}
 
 
 def train(

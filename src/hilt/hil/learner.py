@@ -28,10 +28,11 @@ from hilt.core.files import DISK
 from hilt.core.names import load_own
 from hilt.core.progress import Phase
 from hilt.envs.env_protocol import HasSpaces
-from hilt.hil.config import STORES, Hil, check, facts, reinforces
+from hilt.hil.config import GROUP, PARTS, STORES, Hil, check, facts, imitation, reinforces
 from hilt.hil.contact import CONTACT
 from hilt.hil.data import Batch
-from hilt.hil.goal import GoalWatch
+from hilt.hil.goal import GoalWatch, described
+from hilt.hil.groups import groups_of
 from hilt.hil.learner_clock import LearnerClock
 from hilt.hil.make_agent import make_agent
 from hilt.observe.alarms import AlarmWatch, stopped
@@ -119,9 +120,13 @@ class Learner:
         self.notify("opens the logs" + imports)
         self.experience = load_own(STORES[config.store])(run, config, env, self.agent, self.notify)
         stack.callback(self.experience.close)
+        self._update_of: dict[int, int] = {}
+        self._groups = groups_of(config, self.experience, self.agent, env, self._update_of)
         if checkpoint is not None:
             self.update, self._elapsed = checkpoint.update, max(self._elapsed, checkpoint.state["elapsed"])
             self.experience.load_state(checkpoint.state["experience"])
+            if self._groups is not None:
+                self._groups.load_state(checkpoint.state["groups"])
         known = read_metrics(run, ["episode", "update"])
         self.experience.reported([record["trajectory"] for record in known if record["kind"] == "episode"])
         # a killed one saved no newer
@@ -161,7 +166,7 @@ class Learner:
         self._checked = time.monotonic()
         self._says: dict[str, str] = {}  # whether an actor's environment tells success: "yes", "no" or "not yet"
         self._ended: list[tuple[float, dict[str, Any]]] = []
-        self._update_of: dict[int, int] = {}
+        self._simulations: set[str] = set()  # actors that play groups of episodes, without an operator
         self._first: float | None = None  # when the first online step was seen that was not imported
         self._looked = self._said = 0.0
         self._owes = False  # a checkpoint, however long ago the last one was
@@ -255,13 +260,13 @@ class Learner:
         if not reinforces(config):
             encoder = config.agent.encoder
             trained = encoder.training != "frozen" and not encoder.pretrain_updates  # else it was, and rests
-            part = {"bc": "demonstrations", "hg-dagger": "demo"}.get(config.algorithm, config.algorithm)
-            batch = self._sample(config.batch_size, part)
+            batch = self._sample(config.batch_size, PARTS[imitation(config)])
             shares = {
                 f"share/{name}": count / config.batch_size for name, count in getattr(batch, "counts", {}).items()
             }
+            more = {"beside": partial(self._groups.learn, self.update + 1)} if self._groups is not None else {}
             with self._clock("torch"):
-                return {**self.agent.imitate(batch, encoder=trained), **shares}
+                return {**self.agent.imitate(batch, encoder=trained, **more), **shares}
         critics = self.agent.critics
         for _ in range(config.cta_ratio - 1 if critics else 0):
             batch = self._sample(config.batch_size, "both")
@@ -338,8 +343,9 @@ class Learner:
         if self._paused:
             return f"{CONTACT} is lost at {', '.join(sorted(self._out_of_reach))}"
         if not reinforces(config):
-            lacks = config.algorithm != "bc" and not counts["demo_steps"] and not counts.get("success_steps")
-            return "there are no demonstrations and no take-overs to imitate yet" if lacks else ""
+            if imitation(config) != "bc" and not counts["demo_steps"] and not counts.get("success_steps"):
+                return "there are no demonstrations and no take-overs to imitate yet"
+            return "" if self._groups is None else self._groups.must_wait(self.update + 1)
         if self.update == 0 and have < config.training_starts:
             return f"learning starts with {config.training_starts} online steps, and there are {have}"
         if not counts["log_steps"]:
@@ -382,7 +388,7 @@ class Learner:
     def _mind_contact(self) -> None:
         """While the operators of all actors are out of reach, the run's clock stands still."""
         now, was = time.monotonic(), self._paused
-        heard = {name for name, at in list(self._heard.items()) if now - at < ACTIVE_S}
+        heard = {name for name, at in list(self._heard.items()) if now - at < ACTIVE_S} - self._simulations
         self._paused = bool(heard) and heard <= self._out_of_reach
         if self._paused and was and self._first is not None:
             self._first += now - self._checked
@@ -428,6 +434,7 @@ class Learner:
         if self._saver.error is not None:
             self.notify(f"the checkpoint before was not written, and learning goes on: {self._saver.error}")
         state = {"elapsed": self._seconds(), "experience": self.experience.state(), "seed": self.config.seed}
+        state |= {} if self._groups is None else {"groups": self._groups.state()}
         if self._saver.save(self.update, self.agent.state_dict(), state):
             self._saved_at, self._saved_update, self._owes = time.monotonic(), self.update, False
 
@@ -460,14 +467,9 @@ class Learner:
         if "error" in result:
             self.notify(f"evaluation: {result['error']}")
             return
-        goal = self.config.goal
-        enough = "which reaches the goal" if result["success"] >= goal.success else f"the goal is {goal.success:.0%}"
-        low, high = result["low"], result["high"]
-        share = f"{result['successes']} of {result['episodes']} evaluation states, {low:.0%} to {high:.0%}; {enough}"
-        self.notify(f"evaluation of update {result['update']:,}: success in {share}")
-        names = ("success", "episodes", "low", "high", "update", "seconds")
-        values = {f"validation_{name}": float(result[name]) for name in names}
-        self._write({**values, "validation_outcomes": result["pairs"]})
+        text, values = described(result, self.config.goal)
+        self.notify(text)
+        self._write(values)
 
     def _write(self, values: Mapping[str, float | str]) -> None:
         """Writes to the metrics. Alarms that these raise are shown, and end the run if `stop_on` names them."""
@@ -491,6 +493,7 @@ class Learner:
             "other_share": shares["other"],
             **({"staleness": sum(behind) / len(behind)} if behind else {}),
             **self.experience.counts(),
+            **({} if self._groups is None else self._groups.figures()),
         }
         # what Q is to be; beyond a time limit, its own estimate
         if "q/online" in info and len(self._realized) == REALIZED:
@@ -510,9 +513,13 @@ class Learner:
             if self._says.get(episode["actor"]) == "no":
                 episode |= {"success": None, "success_alone": None}
             self.experience.note_outcome(episode["trajectory"], episode["success"])
+            if GROUP in episode:  # the policy sampled its actions: the curves are of what it does by itself
+                continue
             self.metrics.write("episode", episode, update=self.update, step=self.experience.total)
             if self._goal is not None:
                 self._goal.note_episode(bool(episode["intervention_steps"]))
+        if self._groups is not None:
+            self._groups.look()
         self._evaluate()
         while not self._actor_reports.empty():
             self.metrics.write("actor", self._actor_reports.get(), update=self.update, step=self.experience.total)
@@ -539,6 +546,8 @@ class Learner:
             (self._out_of_reach.add if reported["contact_lost"] else self._out_of_reach.discard)(name)
         if "rewound_at" in reported:
             self.experience.note_rewind(name, reported.pop("rewound_at"), reported.pop("rewound_to"))
+        if reported.get("simulation"):
+            self._simulations.add(name)
         if "says_success" in reported:
             self._says[name] = str(reported["says_success"])
         if len(reported) > 1:
@@ -547,6 +556,7 @@ class Learner:
         left = {"left": self.config.max_env_steps - self.experience.total} if self.config.max_env_steps else {}
         encoder = self.config.agent.encoder
         looks = {} if encoder.kind == "none" else {"precision": encoder.precision}
+        left |= {} if self._groups is None else {"groups": self._groups.waiting}
         return {"stop": ended, "update": self.update, "online": self._to_learn(), "run": self._run_id, **looks, **left}
 
     def _to_learn(self) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hilt.algos.tables import off_policy_algorithm
 from hilt.envs.env_protocol import HasSpaces
-from hilt.hil.config import IMITATIONS, Hil, reinforces
+from hilt.hil.config import Hil, reinforces
 from hilt.policies.agent.config import AGENTS
 from hilt.recording.recording_folder import nested
 from hilt.replay.schema import spec_of_space
@@ -33,7 +33,7 @@ def make_agent(config: Hil, env: HasSpaces, seed: int | None = None) -> StepAgen
     spaces; `seed`: instead of the run's own.
 
     Reinforcement learning has the tanh-Gaussian actor of soft actor-critic; imitation (bc,
-    hg-dagger) a plain Gaussian, as HIL-SERL has.
+    hg-dagger, ...) a plain Gaussian, as HIL-SERL has.
     """
     from hilt.policies.agent.step_agent import StepAgent
 
@@ -46,6 +46,6 @@ def make_agent(config: Hil, env: HasSpaces, seed: int | None = None) -> StepAgen
     agent.use_instructions(instructions_of(env))
     if hasattr(env, "has_wrapper_attr") and env.has_wrapper_attr("show_plans"):
         env.get_wrapper_attr("show_plans")(agent.planned)  # type: ignore[attr-defined]
-    if config.algorithm not in ("rlpd", *IMITATIONS):
+    if config.algorithm != "rlpd" and reinforces(config):
         agent.use_algorithm(off_policy_algorithm(config.algorithm, config.algorithm_options))
     return agent

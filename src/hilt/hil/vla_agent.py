@@ -2,7 +2,8 @@
 
 It acts in chunks through a `ChunkExecutor`, which drops the rest of a chunk when a person takes over, and plans anew
 from where they left. It learns by imitation (``algorithm=hg-dagger`` or ``filtered``), from steps with the actions that
-followed them. Everything else of the run is as with any other agent: the wire, the logs, checkpoints, evaluation.
+followed them; with ``algorithm=mixed`` from groups of simulated episodes besides. Everything else of the run is as with
+any other agent: the wire, the logs, checkpoints, evaluation.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import hashlib
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -54,6 +55,8 @@ SERVER_TIMEOUT_S = 2.0
 ALIVE_S, FORGET_S = 0.08, 0.5
 """Seconds after the last sign of life of a policy server from which the arm holds, so that it holds 0.1 s after the
 server was lost; and seconds of that after which the rest of the chunk is dropped"""
+AddedGradient = Callable[[Policy], dict[str, float]]
+"""Adds the gradient of a loss to those that a policy has, and gives figures of it"""
 _ADAPTERS = Need("lora_rank=N", lambda c: c.lora_rank)
 _SAMPLES = Need("sample=true", lambda c: c.sample)
 
@@ -178,7 +181,7 @@ class VlaAgent(StepAgent):
     ) -> VlaAgent:
         config = config or AgentConfig(kind="vla")
         if squashed:
-            raise ConfigError("agent.kind=vla learns by imitation: give algorithm=hg-dagger, filtered or bc.")
+            raise ConfigError("agent.kind=vla learns by imitation: give algorithm=hg-dagger, filtered, mixed or bc.")
         seen = fit(observation_space, action_space, config, image_keys, proprio_keys)
         layout = ActionLayout(config.setup_mode, seen.actions, config.action_indices)
         agent = cls(check_options(config.options), seen.actions, layout, seed, config.device)
@@ -388,13 +391,24 @@ class VlaAgent(StepAgent):
     def image_paths(self) -> Sequence[str]:
         return self._images
 
-    def imitate(self, batch: Mapping[str, Any], encoder: bool = False) -> dict[str, float]:
-        views = self._suite.views(batch["observations"])
-        numbers = batch.get(TASK_COLUMN, np.zeros(len(batch["actions"]), np.int64))
-        rows = [
-            {**{name: column[place] for name, column in views.items()}, "instruction": self._words(int(number))}
+    def observed(
+        self, observations: Mapping[str, Any], numbers: Any, instructions: Sequence[str] = ()
+    ) -> list[dict[str, Any]]:
+        """The observations of a batch as the policy takes them, with the instructions of the tasks of these numbers:
+        by default those of the run's own."""
+        views, words = self._suite.views(observations), self.instructions
+        if not self.options.instruction:
+            words = tuple(instructions) or words
+        return [
+            {**{name: column[place] for name, column in views.items()}, "instruction": self._words(int(number), words)}
             for place, number in enumerate(numbers)
         ]
+
+    def imitate(
+        self, batch: Mapping[str, Any], encoder: bool = False, beside: AddedGradient | None = None
+    ) -> dict[str, float]:
+        """`beside` adds the gradient of another loss before the step."""
+        rows = self.observed(batch["observations"], batch.get(TASK_COLUMN, np.zeros(len(batch["actions"]), np.int64)))
         actions = self._suite.taught(np.asarray(batch["actions"])).astype(np.float32)
         with self._newest_weights():
             self.policy.train()
@@ -402,9 +416,11 @@ class VlaAgent(StepAgent):
             self.policy.zero_grad(set_to_none=True)
             loss.backward()
             self.policy.eval()
-            norm = self._descend()
+            more = {} if beside is None else beside(self.policy)
+            norm = self._descend(every=beside is not None)
         self.imitations += 1
-        return {**{f"imitation/{name}": value for name, value in figures.items()}, "imitation/gradient_norm": norm}
+        shown = {f"imitation/{name}": value for name, value in figures.items()}
+        return {**shown, **more, "imitation/gradient_norm": norm}
 
     @contextlib.contextmanager
     def _newest_weights(self) -> Iterator[None]:
@@ -431,15 +447,16 @@ class VlaAgent(StepAgent):
         for name, p in self._trained.items():
             p.data, self._newest[name] = self._newest[name], p.data
 
-    def _words(self, number: int) -> str:
-        if not self.instructions:
+    def _words(self, number: int, words: Sequence[str]) -> str:
+        if not words:
             raise ConfigError("the task does not say what is to be done: give agent.options.instruction=TEXT.")
-        return self.instructions[min(number, len(self.instructions) - 1)]
+        return words[min(number, len(words) - 1)]
 
-    def _descend(self) -> float:
-        """One step down the gradients, whose norm is returned."""
+    def _descend(self, every: bool = False) -> float:
+        """One step down the gradients, whose norm is returned. `every`: weights that have no gradient in the first
+        step may have one later."""
         if self._adam is None:
-            self._begin_descent([name for name, p in self._trained.items() if p.grad is not None])
+            self._begin_descent([name for name, p in self._trained.items() if every or p.grad is not None])
         assert self._adam is not None
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._adam.parameters]
         norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.float()) for g in gradients])))
@@ -461,7 +478,7 @@ class VlaAgent(StepAgent):
     def update(
         self, batch: Mapping[str, Any], networks_to_update: Iterable[str] | None = None, details: bool = False
     ) -> tuple[StepAgent, dict[str, float]]:
-        raise ConfigError("agent.kind=vla learns by imitation: give algorithm=hg-dagger, filtered or bc.")
+        raise ConfigError("agent.kind=vla learns by imitation: give algorithm=hg-dagger, filtered, mixed or bc.")
 
     # Keeping
 

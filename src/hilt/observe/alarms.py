@@ -63,6 +63,8 @@ class RunFacts:
     """Whether members of a group are compared by their success alone"""
     validates: bool = True
     rlpd: bool = True
+    groups: bool = False
+    """Whether a run with a person learns from groups of simulated episodes, too"""
     discount: float = 1.0
     """Of a target of Q, over all of its n steps"""
     q_range: tuple[float, float] | None = None
@@ -247,12 +249,16 @@ class Alarm(NamedTuple):
     """Settings without which it is never raised, in words, and whether they are there"""
 
 
+_GROUPS = ("algorithm=mixed", lambda facts: facts.job == "vla" or facts.groups)
+
 TABLE = (
-    Alarm("ppo_kl", ("vla",), ("ppo_kl",), _moved_far,
-          "Lower optimizer.learning_rate or algorithm.epochs, or give algorithm.target_kl."),
-    Alarm("clip_fraction", ("vla",), ("clip_fraction",), _clips,
+    Alarm("ppo_kl", ("vla", "hil"), ("ppo_kl",), _moved_far,
+          "Lower optimizer.learning_rate or algorithm.epochs, or give algorithm.target_kl; with a person lower "
+          "agent.options.learning_rate or mixed.max_age.", _GROUPS),
+    Alarm("clip_fraction", ("vla", "hil"), ("clip_fraction",), _clips,
           "Lower optimizer.learning_rate or algorithm.epochs, or give larger steps "
-          "(algorithm.batch.trajectories_per_step)."),
+          "(algorithm.batch.trajectories_per_step); with a person lower agent.options.learning_rate or mixed.max_age.",
+          _GROUPS),
     Alarm("entropy", ("vla", "hil"), ("entropy",), _narrowed,
           "It explores no more: give algorithm.entropy, algorithm.kl or a lower learning rate; with a person "
           "agent.rlpd.target_entropy.",
@@ -261,10 +267,11 @@ TABLE = (
           "The critic does harm: give it a higher rate (critic), critic.warmup_steps, or an estimator without a "
           "critic (grpo).",
           ("algorithm.estimator=gae", lambda facts: facts.gae)),
-    Alarm("no_signal", ("vla",), ("groups",), _no_signal,
+    Alarm("no_signal", ("vla", "hil"), ("groups",), _no_signal,
           "If they fail, begin with a better policy or easier states; if they succeed, end the run, or give harder "
           "states.",
-          ("an estimator of groups and rewards of success alone", lambda facts: facts.compares)),
+          ("an estimator of groups and rewards of success alone; with a person algorithm=mixed",
+           lambda facts: facts.compares and _GROUPS[1](facts))),
     Alarm("q_bound", ("hil",), ("q_max",), _beyond_bounds,
           "The critics diverge: lower agent.rlpd.learning_rate or tau, give more critics, or agent.rlpd.target_range.",
           ("algorithm=rlpd, a discount below 1, backup_entropy=false",

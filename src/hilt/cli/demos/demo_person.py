@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 WHOLE = DemoPlan("vla_person", 400, 0.95, workers=2, usual_steps=7_000)
 FAST = DemoPlan("vla_person", 40, 0.0, workers=2, usual_steps=300)
-ALGORITHMS = ("hg-dagger", "filtered")
+ALGORITHMS = ("hg-dagger", "filtered", "mixed")
 
 
 def person(
     fast: Annotated[bool, typer.Option("--fast", help="Little of everything, for a first look.")] = False,
     human: Annotated[bool, typer.Option("--human", help="You take over, in the browser, instead of a script.")] = False,
     algorithm: Annotated[
-        str, typer.Option("--algorithm", help="What it learns from: hg-dagger or filtered.")
+        str, typer.Option("--algorithm", help="What it learns from: hg-dagger, filtered or mixed.")
     ] = ALGORITHMS[0],
     minutes: Annotated[
         float | None, typer.Option("--minutes", help="A cap on how long it learns.", show_default="none", min=0.01)
@@ -113,6 +113,7 @@ class PersonStory(HilStory):
         what = {
             "filtered": "demonstrations, take-overs and the episodes that succeeded",
             "hg-dagger": "demonstrations and take-overs",
+            "mixed": f"{c.mixed.imitation}, and groups of its own episodes in simulation",
         }.get(c.algorithm, "demonstrations")
         self._notify(
             "An arm presses the button that words name. Four buttons change places; it sees them "
