@@ -65,6 +65,8 @@ def test_it_says_what_the_script_knows_that_the_policy_has_to_see(asked: list[Pe
     shown = demo("--human", "--algorithm", "filtered").output
     assert "The script" not in shown and "you take over" in shown
     assert "learns meanwhile from demonstrations, take-overs and the episodes that succeeded" in shown
+    assert "meanwhile from what hg-dagger imitates and from groups of simul" in demo("--algorithm", "mixed").output
+    assert asked[-1].config.algorithm == "mixed" and asked[-1].config.mixed.simulations == 1
 
 
 def test_an_algorithm_that_is_unknown_is_refused_before_anything_is_learned(monkeypatch: pytest.MonkeyPatch):

@@ -113,7 +113,7 @@ class PersonStory(HilStory):
         what = {
             "filtered": "demonstrations, take-overs and the episodes that succeeded",
             "hg-dagger": "demonstrations and take-overs",
-            "mixed": f"{c.mixed.imitation}, and groups of its own episodes in simulation",
+            "mixed": f"what {c.mixed.imitation} imitates and from groups of simulated episodes",
         }.get(c.algorithm, "demonstrations")
         self._notify(
             "An arm presses the button that words name. Four buttons change places; it sees them "
