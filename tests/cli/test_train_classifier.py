@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -18,8 +17,6 @@ from tests.classifier.labeled import clips, write_log
 from tests.forked import ForkServer
 from tests.lines import all_lines, no_line_twice
 
-ROOT = Path(__file__).parent.parent.parent
-HILT = [sys.executable, "-c", "from hilt.cli import main; main()"]
 QUICK = ("steps=20", "batch_size=24", "features=16", "hidden=32", "random_crop=1")
 
 
@@ -103,7 +100,8 @@ def test_one_camera_is_enough_and_ctrl_c_leaves_nothing(tmp_path: Path, fork_ser
     run(log, "image_keys=[images/front]", "--out", tmp_path / "c", *QUICK)
     assert list(read_json(tmp_path / "c" / "classifier.json")["image_keys"]) == ["images/front"]
     output, deadline = tmp_path / "output", time.monotonic() + 600
-    process = fork_server.start_run(["train", "classifier", log, "--out", tmp_path / "d", "steps=100000"], output)
+    words = ["train", "classifier", log, "--out", tmp_path / "d", *QUICK, "steps=100000"]
+    process = fork_server.start_run(words, output)
     while "72 frames" not in output.read_text():
         assert process.poll() is None and time.monotonic() < deadline, f"it never began: {output.read_text()}"
         time.sleep(0.02)
