@@ -120,7 +120,7 @@ class PersonStory(HilStory):
             "through the camera of its hand.",
             "1. Perception learns from drawn pictures, and a script shows each of the four tasks once.",
             "2. A small vision-language-action policy imitates that.",
-            f"3. It acts, and {self.who} when it gets nowhere. It learns meanwhile from {what},",
+            f"3. It acts, and {self.who}. It learns meanwhile from {what},",
             *self._until(),
             *self._privileges(),
             f"4. The exam: {self.plan.states} initial states that were used for nothing else, without an operator.",
