@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import inspect
 import json
@@ -21,7 +22,7 @@ from hilt.app.run_library import RunLibrary, run_folders
 from hilt.app.sign_in import LANGUAGE_COOKIE, SignIn, TokenPage, words_of
 from hilt.app.words import LANGUAGES, Words
 from hilt.core.errors import ConfigError, optional_module
-from hilt.core.web import PageGuard, check_tls_files, cookie_name, is_loopback, page_address
+from hilt.core.web import PAGE_SERVER, PageGuard, check_tls_files, cookie_name, is_loopback, page_address
 
 PARTS = (
     "hilt.app.run_pages",
@@ -271,9 +272,9 @@ def serve(app: OpenApp, where: Served, listener: socket.socket, password: str = 
     strangers = SignIn(password, *session) if where.password else TokenPage()
     guard = PageGuard(app.server, where.host, where.token, names, secure, strangers)
     tls = {"ssl_certfile": where.certificate, "ssl_keyfile": where.key} if where.certificate else {}
-    config = uvicorn.Config(
-        guard, log_level="warning", timeout_graceful_shutdown=1, ws_max_size=1 << 20, server_header=False, **tls
-    )
+    config = uvicorn.Config(guard, server_header=False, **PAGE_SERVER, **tls)
+    gc.freeze()
+    gc.collect()  # counts what is not frozen: a quarter of that must be new before it looks through everything again
     with app.runs, contextlib.suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listener])
     app.close()

@@ -17,8 +17,9 @@ from hilt.core.errors import ConfigError
 from hilt.core.platform import give_memory_back
 from hilt.core.web import listen
 
-GARBAGE_THRESHOLDS = 100_000, 20, 50
-"""Python's garbage collector looks through the index of all episodes less often than by default"""
+GARBAGE_THRESHOLDS = 5_000, 5, 2
+"""Python's garbage collector looks through everything after 50,000 new objects, which about 50 pages leave that were
+closed: libraries and the app itself are frozen, so that there is little else to look through"""
 
 app = typer.Typer(add_completion=False)
 PORT = 8642

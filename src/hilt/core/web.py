@@ -22,6 +22,15 @@ from hilt.core.errors import ConfigError, DeadlineError, optional_module
 
 Served = TypeVar("Served", bound="ThreadedServer")
 
+PAGE_SERVER = {
+    "log_level": "warning",
+    "timeout_graceful_shutdown": 1,
+    "ws_max_size": 1 << 20,
+    "ws_per_message_deflate": False,
+}
+"""Settings of uvicorn for a server of pages. Messages of its sockets are not compressed: pictures are small already,
+and a compressor takes a quarter of a megabyte for each page that is open."""
+
 
 class PageGuard:
     """Around a whole application: HTTP, NiceGUI's socket and our own routes.

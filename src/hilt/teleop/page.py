@@ -33,7 +33,7 @@ import zmq.asyncio
 
 from hilt.core.errors import FormatError, optional_module
 from hilt.core.signals import leave_to_parent
-from hilt.core.web import PageGuard
+from hilt.core.web import PAGE_SERVER, PageGuard
 from hilt.formats import images
 from hilt.teleop.devices import ESTOP, EVENTS, KEYS
 
@@ -418,7 +418,7 @@ async def run(settings: dict[str, Any]) -> None:
     uvicorn = optional_module("uvicorn", "The page", "teleop")
     page = Page(Path(settings["folder"]), settings["patience"])
     app = PageGuard(application(page), settings["host"], settings["token"])
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, ws_max_size=1 << 20))
+    server = uvicorn.Server(uvicorn.Config(app, **PAGE_SERVER))
     server.capture_signals = contextlib.nullcontext  # they are left to the parent
     listener = socket.socket(fileno=settings["listener"])
     works = [
