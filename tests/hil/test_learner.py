@@ -341,7 +341,9 @@ def test_update_to_data_caps_and_waiting_is_measured(template: Path, memory_path
         return one.update == 17 and waited
 
     assert one.run(stop) == LearnerSummary("stopped", 17, 35)  # 17 is the whole part of half of 35
-    assert max(r["wait_share"] for r in records(memory_path / "a", "update")) > 0
+    logged = records(memory_path / "a", "update")
+    assert max(r["wait_share"] for r in logged) > 0
+    assert all(r["weights_mb"] > 0 and r["publish_ms"] > 0 for r in logged), "what went to each actor"
 
 
 def test_learner_waits_for_training_starts(memory_path: Path):

@@ -138,6 +138,7 @@ class Learner:
         returns = [(one["return_to_go"], one["cut_share"]) for one in known if one.get("return_to_go") is not None]
         self._realized: deque[tuple[float, float]] = deque(returns[-REALIZED:], REALIZED)
         self._watch, self._alarm = self._alarm_watch(), ""
+        self._sent: dict[str, float] = {}
         self._goal = GoalWatch(config, run) if config.goal.success else None
         if self._goal is not None:
             self._goal.forget_after(self.update)
@@ -413,7 +414,9 @@ class Learner:
             starts = (read_json(path)["starts"] if path.exists() else 0) + 1
             write_json(path, {"starts": starts})
             version = starts * VERSIONS_PER_START
+        began = time.perf_counter()
         published = self.server.publish_network(self.agent.acting_state(), version)
+        self._sent = {"weights_mb": self.server.weights_bytes / 1e6, "publish_ms": 1e3 * (time.perf_counter() - began)}
         self._update_of[published] = self.update
         for old in list(self._update_of)[:-1000]:
             del self._update_of[old]
@@ -478,7 +481,6 @@ class Learner:
 
     def _log(self, info: Mapping[str, float]) -> None:
         made, arrived, seconds = self._clock.since(self.update, self.experience.total)
-        shares = self._clock.shares()
         versions = self.experience.newest_versions(max(1, len(self._heard)))
         behind = [self.update - self._update_of[version] for version in versions if version in self._update_of]
         values = {
@@ -487,10 +489,8 @@ class Learner:
             "skipped_updates": float(self._skipped),
             "updates_per_second": made / seconds,
             "env_steps_per_second": arrived / seconds,
-            "torch_share": shares["torch"],
-            "sample_wait_share": shares["data"],
-            "wait_share": shares["wait"],
-            "other_share": shares["other"],
+            **self._clock.shares(),
+            **self._sent,
             **({"staleness": sum(behind) / len(behind)} if behind else {}),
             **self.experience.counts(),
             **({} if self._groups is None else self._groups.figures()),

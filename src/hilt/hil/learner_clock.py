@@ -29,12 +29,14 @@ class LearnerClock:
         self._spent[target] += seconds  # type: ignore[assignment]
 
     def shares(self) -> dict[str, float]:
+        """Returns the shares of the time since the last call, by the names that they have in the metrics."""
         now = time.perf_counter()
         total = max(now - self._began, 1e-9)
-        shares = {what: self._spent[what] / total for what in ("torch", "data", "wait")}
+        names = {"torch_share": "torch", "sample_wait_share": "data", "wait_share": "wait"}
+        shares = {name: self._spent[what] / total for name, what in names.items()}
         self._spent.clear()
         self._began = now
-        return {**shares, "other": max(0.0, 1.0 - sum(shares.values()))}
+        return {**shares, "other_share": max(0.0, 1.0 - sum(shares.values()))}
 
     def since(self, *counts: int) -> tuple[float, float, float]:
         """How far two counters have come since they were last given, and in how many seconds."""

@@ -143,6 +143,11 @@ class TrainerServer:
         self._counters.version.set(published)
         return published
 
+    @property
+    def weights_bytes(self) -> int:
+        """Size of the weights that were published last, as they are sent to each actor."""
+        return self._publisher.weights_bytes
+
     def start(self, threaded: bool = False) -> None:
         """Begins to serve: in a thread, or here until `stop` is called from elsewhere."""
         if self._stopping.is_set():

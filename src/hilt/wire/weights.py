@@ -75,8 +75,9 @@ class Publisher:
         newest counts whatever its number."""
         self._blocks = _Blocks()
         self._newest: _Snapshot | None = None
-        self._version = 0
-        self._at_least = 0
+        self._version = self._at_least = 0
+        self.weights_bytes = 0
+        """Size of the newest weights, as they are sent"""
         self._rows: dict[bytes, _Row] = {}
         self._published = self._answers = self._bytes_sent = self._malformed = 0
         self._publishing = threading.Lock()
@@ -119,7 +120,7 @@ class Publisher:
             block = self._blocks.take(total)
             for frame, offset, size in zip(frames, offsets, sizes, strict=True):
                 _bytes(block[offset : offset + size])[:] = _bytes(frame)
-            self._version = int(version)
+            self._version, self.weights_bytes = int(version), sum(sizes)
             self._newest = _Snapshot(self.instance, self._version, sizes, block)
             self._published += 1
         self._bell.ring()
