@@ -296,6 +296,17 @@ def test_the_renderer_is_not_chosen_on_macos(monkeypatch: pytest.MonkeyPatch):
 # ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(not platform.SIDE_BY_SIDE, reason="files are not mapped side by side here")
+def test_nothing_is_mapped_into_addresses_that_were_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The garbage collector may finalize the addresses before the log that unmaps its files from them."""
+    arena = Arena(48, 4096)
+    with open(tmp_path / "file", "w+b") as file:
+        arena.map(0, file.fileno())
+        arena._holder.__del__()
+        monkeypatch.setattr(platform, "map_over", lambda *_: pytest.fail("they may be anybody's by now"))
+        arena.close()
+
+
 @pytest.mark.skipif(not platform.SIDE_BY_SIDE, reason="nothing to compare with")
 def test_files_are_read_alike_side_by_side_and_each_for_itself(tmp_path: Path):
     per_slot = 4096

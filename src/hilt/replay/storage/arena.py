@@ -52,7 +52,7 @@ class Arena:
         holder = _Reservation(size)
         raw = (ctypes.c_uint8 * size).from_address(holder.address)
         raw._holder = holder  # type: ignore[attr-defined]  # the addresses live as long as any array over them
-        self._address, self._slots = holder.address, slots
+        self._holder, self._slots = holder, slots
         for slot, fd in self._mapped.items():
             self._map(slot, fd)
         # [slots * items_per_slot, item_bytes]
@@ -86,8 +86,10 @@ class Arena:
             self.unmap(slot)
 
     def _map(self, slot: int, fd: int | None) -> None:
+        if not self._holder.address:  # garbage that is finalized in another order than it was made
+            return
         try:
-            platform.map_over(self._address + slot * self._slot_bytes, self._slot_bytes, fd)
+            platform.map_over(self._holder.address + slot * self._slot_bytes, self._slot_bytes, fd)
         except OSError as error:
             raise _cannot_map(self._slot_bytes, error) from error
 
@@ -159,8 +161,10 @@ class _Reservation:
             raise _cannot_map(size, error) from error
 
     def __del__(self) -> None:
-        if hasattr(self, "address"):
-            platform.release_addresses(self.address, self.size)
+        """Gives the addresses back. They may be anybody's from then on: nothing may be mapped there."""
+        if address := getattr(self, "address", 0):
+            self.address = 0
+            platform.release_addresses(address, self.size)
 
 
 def _cannot_map(size: int, error: OSError) -> StorageError:
