@@ -256,6 +256,7 @@ def test_a_limit_on_file_sizes_is_a_full_disk(tmp_path: Path):
     (_, text, written), (_, steps) = writer.reports
     assert "observations.image.frames: no room left to write (File too large); nothing of this write was kept" in text
     assert steps == 4 * written > 0
+    writer.join()
     with Log.open(tmp_path / "log") as log:
         assert len(check_contents(log)) == steps
         assert log.recovery.torn_steps == 0
@@ -727,6 +728,7 @@ def test_a_log_opened_for_reading_is_not_written_to(tmp_path: Path):
 
 
 def open_with_few_files(pipe: Connection, folder: Path, limit: int) -> None:
+    np.ma.is_masked(np.zeros(1))  # numpy imports this part when it needs it, from files
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     try:
         log = Log.open(folder)

@@ -55,7 +55,7 @@ CHANGEABLE = frozenset(
             "sinks",
         ),
         *("checkpoint_period", "checkpoint_keep", "buffer_period"),
-        *("goal.success", "goal.states", "goal.period", "goal.hold", "stop_on"),
+        *("goal.success", "goal.states", "goal.period", "goal.hold", "goal.take_overs", "stop_on"),
         *(f"mixed.{name}" for name in ("simulations", "groups", "period", "max_age", "weight")),
         *("actors", "operator", "operator_options", "lost_contact", "lost_contact_seconds", "control_hz"),
         *("wire.host", "wire.port", "wire.broadcast_port", "wire.keys", "wire.key_name"),
