@@ -211,7 +211,7 @@ def test_killed_and_resumed_it_learns_the_same_bit_for_bit(template: Path, memor
     assert learner(template, memory_path / "cut", **changes).run() == LearnerSummary("max_steps", 20, 30)
     whole, cut = (load(memory_path / name, 20) for name in ("whole", "cut"))
     assert same(whole.agent, cut.agent) and whole.state["experience"] == cut.state["experience"]
-    measured = ("time", "elapsed_seconds", "updates_per_second", "env_steps_per_second", "staleness")
+    measured = ("time", "elapsed_seconds", "updates_per_second", "env_steps_per_second", "staleness", "publish_ms")
     curves = [
         [
             {k: v for k, v in r.items() if k not in measured and "share" not in k.partition("/")[0]}
