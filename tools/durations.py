@@ -21,7 +21,7 @@ SLOWEST = 50
 HEAD = """# How long the tests take
 
 `python3 tools/durations.py` made this page and `tests/durations.tsv`, from a run of `make test`: {count:,} tests,
-{total:,.0f} s one after the other, {wall:,.0f} s as they ran, three at a time. Machine: {machine}.
+{total:,.0f} s one after the other, {wall:,.0f} s as they ran, several at a time. Machine: {machine}.
 Times include the fixtures that a test was the first to need.
 How tests are chosen and ordered from it: [CONTRIBUTING.md](../CONTRIBUTING.md).
 """
