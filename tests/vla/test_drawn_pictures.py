@@ -66,14 +66,14 @@ def test_a_policy_learns_to_look_at_what_is_named_and_its_actions_are_left_alone
     told: list[int] = []
     learn(
         policy,
-        DrawingSettings(steps=80, batch_size=32, learning_rate=4e-3),
+        DrawingSettings(steps=120, batch_size=32, learning_rate=4e-3),
         seed=0,
         watch=lambda step, loss: told.append(step),
     )
     after = policy.pointing_loss(*unseen).item()
     others = policy.pointing_loss(unseen.pictures, unseen.sentences[1:] + unseen.sentences[:1], unseen.places).item()
-    assert told == list(range(80)) and torch.equal(policy.action_head.out.weight, head)
-    assert after < 0.5 * before and others > 1.4 * after, "the words decide where it looks"
+    assert told == list(range(120)) and torch.equal(policy.action_head.out.weight, head)
+    assert after < 0.5 * before and others > 2 * after, "the words decide where it looks"
 
 
 def test_the_loss_is_the_cross_entropy_of_the_place() -> None:
