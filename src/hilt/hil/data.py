@@ -299,7 +299,7 @@ class Experience:
     # Going on
 
     def position(self) -> dict[str, str]:
-        """Where the random draws stand."""
+        """Returns the state of the random generators that batches are drawn with."""
         return {name: generator_state(each) for name, each in self._draws.items()}
 
     def seek(self, position: Mapping[str, str]) -> None:

@@ -34,7 +34,7 @@ TAKES = ("mode", "action_indices", "first_command")
 
 
 class Spaces(NamedTuple):
-    """What an environment shows and takes."""
+    """The observations and actions of an environment, and what else a learner needs to know of it."""
 
     observation_space: Any
     action_space: Any

@@ -124,8 +124,7 @@ class _Group:
 
 class Groups:
     """The groups in the log of a run, and what was decided about each. `agent` is a `hilt.hil.vla_agent.VlaAgent`;
-    `versions`: the update that each version of the
-    weights was published after, as the learner keeps it."""
+    `versions`: the update that each version of the weights was published after, as the learner keeps it."""
 
     def __init__(self, config: Hil, experience: Experience, agent: Any, env: HasSpaces, versions: dict[int, int]):
         self.settings: Mixed = config.mixed

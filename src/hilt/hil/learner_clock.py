@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 
 class LearnerClock:
-    """Where the learner's time goes, since the last look."""
+    """Measures on what the learner spends its time, since `shares` was last called."""
 
     def __init__(self, *counts: int) -> None:
         self._spent: Counter[str] = Counter()

@@ -311,7 +311,7 @@ class Alarms:
         """Those that are raised now, with their texts"""
 
     def take(self, record: Record) -> list[AlarmChange]:
-        """What a record changes."""
+        """Takes in a record of the metrics, and returns the alarms that it raises or ends."""
         changes = []
         for alarm in table(self._facts):
             history = self._histories[alarm.name]

@@ -472,7 +472,7 @@ class _Session:
 
 
 class _Counters:
-    """What Prometheus sees."""
+    """The counters and gauges of a server that Prometheus reads."""
 
     def __init__(self, registry: CollectorRegistry):
         self._registry = registry
