@@ -89,6 +89,8 @@ class Train:
         )
 
     def kill(self, *names: str) -> None:
+        """One that was killed a moment ago is killed again when it has been started again."""
+        self.wait(lambda: all(_alive(self.pid(name)) for name in names), f"{' and '.join(names)} were running")
         for name in names:
             os.kill(self.pid(name), signal.SIGKILL)
         self.kills[" and ".join(names)] += 1
@@ -191,13 +193,12 @@ def test_each_side_is_killed_and_the_whole_is_interrupted_and_nothing_is_lost(
     assert "stopped: " in train.said() and f"hilt train --run {train.run} --resume" in train.said()
     assert list((train.run / "checkpoints").iterdir()), "Ctrl-C leaves a checkpoint"
 
-    before = train.updates()
-    # of the learner: how many steps actors make meanwhile depends on the machine
-    train.start("--resume", f"max_steps={before + 10}")
+    before, most = train.updates(), train.steps() + 10  # with an update for each step: more than without new steps
+    train.start("--resume", f"max_steps={most}")
     assert train.end() == 0, train.said()
     found = check(train)
     assert train.updates() > before and "ended: " in train.said()
-    assert read_json(train.run / "run.json")["changed"][0]["settings"]["max_steps"]["now"] == before + 10
+    assert read_json(train.run / "run.json")["changed"][0]["settings"]["max_steps"]["now"] == most
     assert found["lives of environments"] >= 4
     counted(f"SIGKILL: {dict(train.kills)}, Ctrl-C: 1; {found}; 0 lost, 0 doubled")
 
