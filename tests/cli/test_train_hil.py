@@ -96,6 +96,14 @@ def test_a_dry_run_shows_all_and_starts_nothing(tmp_path: Path):
     assert not read_json(tmp_path / "there" / "run.json")["changed"], "a dry run changes nothing"
 
 
+def test_policy_is_a_folder_or_the_address_of_a_server():
+    for word, said in (
+        ("policy=nowhere", "agent.options.policy=nowhere"),
+        ("policy=http://arm:8000", "agent.options.server is 'http://arm:8000'; expected ws://HOST:PORT"),
+    ):
+        assert said in run("train", "vla_person", word, "--dry-run", code=1).output
+
+
 def test_where_the_precision_is_measured_the_import_of_torch_is_announced(monkeypatch: pytest.MonkeyPatch):
     asked: list[str] = []
     monkeypatch.setattr("hilt.cli.train_hil.heavy_module", lambda name, purpose, extra: asked.append(name))

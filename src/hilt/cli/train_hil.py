@@ -244,9 +244,20 @@ def _folder(recipe: str, run: Path | None) -> Path:
     return run or Path("runs") / plain(recipe.removesuffix(".yaml").removesuffix(".yml"))
 
 
+def _in_full(overrides: list[str]) -> list[str]:
+    """The same settings, with ``policy=`` in full: the folder of a policy, or the address of a server that has one."""
+    full = []
+    for word in overrides:
+        name, _, value = word.partition("=")
+        option = "server" if "://" in value else "policy"
+        full.append(f"agent.options.{option}={value}" if name == "policy" else word)
+    return full
+
+
 def _config(recipe: str, overrides: list[str]) -> Hil:
     if not recipe:
         raise typer.BadParameter("give a RECIPE, such as hil_debug; hilt recipes lists them.")
+    overrides = _in_full(overrides)
     from hilt.core.config import build, override
     from hilt.hil.preflight import check_begin
     from hilt.recipes import recipe as named
@@ -278,7 +289,7 @@ def _opened(recipe: str, overrides: list[str], folder: Path, resume: bool, whole
         config = begin_run(folder, recipe, config, lambda: check_wire(config), whole=whole)
         _echo(other_tasks(config))
     else:
-        config = resume_run(folder, recipe, overrides)
+        config = resume_run(folder, recipe, _in_full(overrides))
         if not writer_of(folder):  # else its own former learner has them, which is awaited
             if whole and (wire := own_ports(config, typer.echo).wire) != config.wire:
                 config = resume_run(
@@ -313,9 +324,10 @@ def _show(recipe: str, overrides: list[str], folder: Path, resume: bool) -> None
     from hilt.runs import run_precision as precision
     from hilt.runs.folder import check_new
 
-    config = (
-        resumed_settings(folder, recipe, overrides)[0] if resume else own_ports(_config(recipe, overrides), typer.echo)
-    )
+    if resume:
+        config = resumed_settings(folder, recipe, _in_full(overrides))[0]
+    else:
+        config = own_ports(_config(recipe, overrides), typer.echo)
     unseen = check_names(config)
     new = () if resume else (lambda: check_new(folder), lambda: check_wire(config))
     config, choice = check_begin(config, *new, whole=True, make_task=not unseen)
