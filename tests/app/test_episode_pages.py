@@ -161,7 +161,8 @@ def test_episodes_of_a_lerobot_video_side_by_side_in_step(chrome: Any, served: A
     open_list(chrome, served, "lerobot")
     wait_for_rows(chrome, 4)
     press(chrome, "j", "x", "j", "j", "j", "x")
-    chromium.wait(chrome, f"return {LIST}.chosen.length === 2")
+    chromium.wait(chrome, f"return {LIST}.chosen.size === 2")
+    assert not chrome.find_elements("css selector", ".selection .delete"), "a dataset of another system is not edited"
     [button] = [one for one in chrome.find_elements("css selector", ".views > .hilt-button") if "side" in one.text]
     button.click()
     chromium.wait(chrome, f"return {ONE}?.episodes.length === 2")
@@ -298,6 +299,54 @@ def test_undo_reaches_an_episode_that_has_left_the_filtered_list(chrome: Any, se
     )
     chrome.find_element("css selector", ".hilt-filter input").send_keys(Keys.ESCAPE)
     assert chrome.execute_script("return document.activeElement === document.body")
+
+
+def test_many_episodes_are_selected_and_edited_at_once_and_undone_as_one(chrome: Any, served: Any, artifacts: Path):
+    open_list(chrome, served, "pick", "&filter=task%3Dmore")
+    wait_for_rows(chrome, 52)
+    boxes = chrome.find_elements("css selector", "td.number input")
+    boxes[1].click()
+    ActionChains(chrome).key_down(Keys.SHIFT).click(boxes[4]).key_up(Keys.SHIFT).perform()
+    boxes[2].click()
+    assert "3 selected" in chrome.find_element("css selector", ".selection").text
+    press(chrome, "t", "odd", Keys.ENTER)
+    done_in_list(chrome, "Saved: tag odd (3 episodes)")
+    chrome.find_element("css selector", ".selection .in-terminal").click()
+    commands = "[...document.querySelectorAll('.selection code')].map((one) => one.innerText)"
+    chromium.wait(chrome, f"return {commands}.includes('hilt data label {served.log} 9,11-12 --bad')")
+    chrome.save_screenshot(str(artifacts / "selection.png"))
+    press(chrome, "a")  # also those of the other page
+    chromium.wait(chrome, f"return {LIST}.chosen.size === 52")
+    chromium.wait(chrome, f"return {commands}.includes('hilt data delete {served.log} --where task=more')")
+    press(chrome, "b")
+    done_in_list(chrome, "Saved: mark as bad (52 episodes)")
+    chromium.wait(chrome, f"return {LIST}.page.matched === 0")
+    press(chrome, "z")
+    done_in_list(chrome, "Undone: mark as bad (52 episodes)")
+    chromium.wait(chrome, f"return {LIST}.page.matched === 52")
+    press(chrome, Keys.ESCAPE)
+    chrome.find_element("css selector", "th.number input").click()
+    chromium.wait(chrome, f"return {LIST}.chosen.size === 50")
+    press(chrome, Keys.DELETE)
+    asked = chromium.wait(chrome, "return document.querySelector('.selection [role=alertdialog]')?.innerText")
+    assert asked.startswith("Delete 50 episodes? Undo brings them back.")
+    press(chrome, Keys.ENTER)
+    done_in_list(chrome, "Saved: delete (50 episodes)")
+    chromium.wait(chrome, f"return {LIST}.page.matched === 2 && !{LIST}.chosen.size")
+    chrome.find_element("css selector", "td.task a").click()  # undone from the page of an episode, too
+    chromium.wait(chrome, f"return {ONE}?.episodes[0]?.row.number === 58")
+    press(chrome, "z")
+    ticked(chrome, "Undone: delete (50 episodes)")
+    press(chrome, "z")
+    ticked(chrome, "Undone: tag odd (3 episodes)")
+    with Log.open(served.log, "r") as log:
+        assert len(log.trajectories()) == 60 and not log.facts.about(9).get("tags")
+        made = [(edit.action, len(edit.episodes)) for edit in Edits(log).history() if edit.undoes is None][-3:]
+        assert made == [("tag odd", 3), ("mark as bad", 52), ("delete", 50)]
+
+
+def done_in_list(chrome: Any, text: str) -> None:
+    chromium.wait(chrome, f"return {LIST}.done === {json.dumps('✓ ' + text)}")
 
 
 def ticked(chrome: Any, action: str) -> None:

@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,16 +60,12 @@ def _frame(given: Mapping[str, Any]) -> bool | None:
 
 def edit_episode(source: EpisodeSource, number: int, given: Mapping[str, Any]) -> Edit:
     """Does the ``action`` that a page asks for, in the name of its ``author``. It is process-safe when this returns."""
-    if not isinstance(source, LogEpisodes):
-        raise ConfigError(
-            f"{source.path} is a dataset of the format {source.format}, which is not edited. Copy it to a log first: "
-            f"hilt data convert {source.path} {source.path}-log"
-        )
+    opened = edited_log(source)
     action = str(given.get("action", ""))
     if action not in ACTIONS:
         raise UnknownNameError("edit", action, ACTIONS)
     try:
-        with contextlib.nullcontext(source.log) if action not in COPYING else _writing(source) as log:
+        with contextlib.nullcontext(opened) if action not in COPYING else _writing(source.path) as log:
             edits = Edits(log, str(given.get("author", ""))[:100])
             made = ACTIONS[action](edits, number, source.first_step(number), given)
     except UnknownNameError:  # which is a KeyError too
@@ -79,14 +76,24 @@ def edit_episode(source: EpisodeSource, number: int, given: Mapping[str, Any]) -
     return made
 
 
+def edited_log(source: EpisodeSource) -> Log:
+    """The log of a source, whose episodes can be edited; those of another format cannot."""
+    if not isinstance(source, LogEpisodes):
+        raise ConfigError(
+            f"{source.path} is a dataset of the format {source.format}, which is not edited. Copy it to a log first: "
+            f"hilt data convert {source.path} {source.path}-log"
+        )
+    return source.log
+
+
 @contextlib.contextmanager
-def _writing(source: LogEpisodes) -> Iterator[Log]:
-    """The log of a source, open for writing; the edits of several browsers wait for each other."""
+def _writing(path: Path) -> Iterator[Log]:
+    """A log, open for writing; the edits of several browsers wait for each other."""
     if not _COPYING.acquire(timeout=WRITE_TIMEOUT_S):
-        raise DeadlineError(f"{source.path}: another split or join takes more than {WRITE_TIMEOUT_S:.0f} s; try again.")
+        raise DeadlineError(f"{path}: another split or join takes more than {WRITE_TIMEOUT_S:.0f} s; try again.")
     try:
         try:
-            opened = Log.open(source.path, "a")
+            opened = Log.open(path, "a")
         except LockedError as error:
             raise ConfigError(
                 "splitting and joining add episodes to the log, and a run or recording is writing to it: stop it "

@@ -1,16 +1,19 @@
 // The list of episodes, as a Vue component of NiceGUI's. Rows come from the server page by page; texts are never HTML.
 
+import {keepMade, made, post, undoMade} from "edits_of_tab";
+
 const COUNT = 50;
 const COLUMNS = [
   ["frames", ""], ["number", "number"], ["task", "task"], ["length", "length"], ["return", "return"], ["success", "success"],
   ["who", "human"], ["version", "version"], ["date", "date"], ["tags", "tags"],
 ];
-// The edits that were made in this tab, on whichever page: Z undoes the last one.
-const TAB = "hilt-edits";
-const made = () => JSON.parse(sessionStorage.getItem(TAB) || "[]");
-const keepMade = (edits) => sessionStorage.setItem(TAB, JSON.stringify(edits.slice(-500)));
 const RIGHT = ["number", "length", "return", "version"];
 const SOURCES = ["policy", "human", "demo", "random"];
+// What can be done with all that are selected: the action, its text, its key.
+const BULK = [
+  ["success", "episode.do_success", "S"], ["failure", "episode.do_failure", "F"], ["unknown", "episode.do_unknown", "U"],
+  ["bad", "episode.do_bad", "B"], ["good", "episode.do_good", ""],
+];
 // The conditions of a filter: words, with what stands in quotes kept together.
 const conditions = (text) => text.match(/(?:[^\s"']+|"[^"]*"|'[^']*')+/g) || [];
 const quoted = (value) => (/[\s"'\\]/.test(value) ? "'" + value.replaceAll("'", "'\"'\"'") + "'" : value);
@@ -18,8 +21,9 @@ const quoted = (value) => (/[\s"'\\]/.test(value) ? "'" + value.replaceAll("'", 
 export default {
   props: ["data", "several", "readonly", "words"],
   data: () => ({
-    filter: "", typed: "", sort: "number", descending: false, first: 0, page: null, error: "", chosen: [], at: -1, saving: "",
+    filter: "", typed: "", sort: "number", descending: false, first: 0, page: null, error: "", chosen: new Set(), at: -1, saving: "",
     done: "", exporting: false, to: "lerobot", commands: [], where: [], commandError: "", slow: false,
+    all: null, tagName: "", asking: "", bulkShown: false, bulkCommands: [], bulkError: "", // of what is selected; `all`: the filter that shows just these
   }),
   template: `
   <div class="hilt-stack episodes" :aria-busy="slow">
@@ -54,7 +58,7 @@ export default {
         <button class="hilt-button" :disabled="!saving.trim()">{{ w("episodes.save") }}</button>
       </form>
       <button type="button" class="hilt-button" :aria-expanded="exporting" @click="exporting = !exporting; ask()">{{ w("episodes.export") }}</button>
-      <button type="button" class="hilt-button" :disabled="chosen.length !== 2" @click="beside">{{ w("episodes.beside") }}</button>
+      <button type="button" class="hilt-button" :disabled="chosen.size !== 2" @click="beside">{{ w("episodes.beside") }}</button>
     </div>
     <div v-if="exporting" class="hilt-panel hilt-stack export">
       <label class="hilt-row"><span>{{ w("episodes.to") }}</span>
@@ -74,6 +78,7 @@ export default {
         <thead><tr>
           <th v-for="[name, sorted] in columns" :key="name" :class="[name, {right: right(name)}]"
               :aria-sort="sorted && sort === sorted ? (descending ? 'descending' : 'ascending') : null">
+            <input v-if="name === 'number'" type="checkbox" :checked="wholePage" :disabled="!page.rows.length" :aria-label="w('episodes.select_page')" @click="pickPage">
             <button v-if="sorted" type="button" @click="order(sorted)">{{ w("episodes." + name) }}<i>{{ sort === sorted ? (descending ? "▼" : "▲") : "" }}</i></button>
             <span v-else>{{ w("episodes." + name) }}</span></th>
         </tr></thead>
@@ -81,7 +86,8 @@ export default {
           <tr v-for="(row, place) in page.rows" :key="id(row)" :data-place="place" :class="{at: place === at, picked: picked(row), bad: row.bad}">
             <td class="frames"><a :href="href(row)" tabindex="-1" aria-hidden="true">
               <img v-for="step in [0, -1]" :key="step" loading="lazy" alt="" :src="frame(row, step)" @error="$event.target.classList.add('none')"></a></td>
-            <td class="number right"><input type="checkbox" :checked="picked(row)" :aria-label="f('episodes.select', {number: row.number})" @change="pick(row)">
+            <td class="number right" @mousedown="$event.shiftKey && $event.preventDefault()"><input type="checkbox" :checked="picked(row)"
+              :aria-label="f('episodes.select', {number: row.number})" @click="pick(row, $event.shiftKey)">
               <a :href="href(row)">{{ row.number }}<template v-if="row.lane">·{{ row.lane }}</template></a></td>
             <td class="task"><a :href="href(row)">{{ row.task || "–" }}</a>
               <div v-if="row.instruction && row.instruction !== row.task" class="hilt-soft">{{ row.instruction }}</div>
@@ -104,6 +110,30 @@ export default {
       </table>
       <p v-if="!page.rows.length && !page.opening" class="hilt-soft none">{{ page.total ? w("episodes.none") : w("episodes.no_episode") }}</p>
     </div>
+    <div v-if="page && chosen.size" class="hilt-panel hilt-stack selection" role="group" :aria-label="w('episodes.selection')">
+      <div class="hilt-row">
+        <b>{{ f("episodes.selected", {count: n(chosen.size)}) }}</b>
+        <button v-if="all === null && page.matched > page.rows.length" type="button" class="hilt-button all" @click="pickAll">{{ f("episodes.select_all", {matched: n(page.matched)}) }} <kbd>A</kbd></button>
+        <button type="button" class="hilt-button" @click="unpick">{{ w("episodes.unselect") }} <kbd>Esc</kbd></button>
+      </div>
+      <div v-if="editing" class="hilt-row">
+        <button v-for="[action, text, key] in bulk" :key="action" type="button" class="hilt-button" :class="action" @click="many(action)">{{ w(text) }} <kbd v-if="key">{{ key }}</kbd></button>
+        <form class="hilt-row" @submit.prevent="tagMany"><input ref="tag" v-model="tagName" maxlength="100" :placeholder="w('episode.tag_name')" :aria-label="w('episode.tag_name')"
+            @change="askBulk" @keydown.esc.stop="$event.target.blur()">
+          <button class="hilt-button" :disabled="!tagName.trim()">{{ w("episode.do_tag") }} <kbd>T</kbd></button></form>
+        <button type="button" class="hilt-button delete" @click="remove">{{ w("episode.do_delete") }}</button>
+        <button type="button" class="hilt-button" @click="edit('undo')">{{ w("episode.do_undo") }} <kbd>Z</kbd></button>
+        <button type="button" class="hilt-button in-terminal" :aria-expanded="bulkShown" @click="bulkShown = !bulkShown; askBulk()">{{ w("episodes.in_terminal") }}</button>
+      </div>
+      <div v-if="asking" class="hilt-row asking" role="alertdialog" :aria-label="asking"><b>{{ asking }}</b>
+        <button ref="yes" type="button" class="hilt-button" @click="answer(true)">{{ w("episode.confirm") }} <kbd>Enter</kbd></button>
+        <button type="button" class="hilt-button" @click="answer(false)">{{ w("episode.cancel") }} <kbd>Esc</kbd></button></div>
+      <template v-if="bulkShown && editing">
+        <p v-if="bulkError" class="hilt-alarm">{{ bulkError }}</p>
+        <div v-for="command in bulkCommands" :key="command" class="hilt-command"><code>{{ command }}</code>
+          <button type="button" class="hilt-tool" :aria-label="w('episodes.copy')" @click="copy($event)"><q-icon name="content_copy"/></button></div>
+      </template>
+    </div>
     <nav v-if="page && page.matched > count" class="hilt-row pages" :aria-label="w('episodes.pages')">
       <button type="button" class="hilt-button" :disabled="!first" @click="turn(-1)">{{ w("episodes.previous") }}</button>
       <span>{{ f("episodes.range", {first: first + 1, last: Math.min(first + count, page.matched), matched: n(page.matched)}) }}</span>
@@ -115,6 +145,9 @@ export default {
     sources: () => SOURCES,
     acted() { return SOURCES.filter((source) => source !== "random" || this.page.rows.some((row) => row.sources.random)); },
     count: () => COUNT,
+    bulk: () => BULK,
+    editing() { return !this.readonly && this.page?.format === "log"; },
+    wholePage() { return !!this.page.rows.length && this.page.rows.every((row) => this.picked(row)); },
     formats: () => ["lerobot", "rlds", "robomimic", "hil-serl", "rlinf", "log"],
     menus() {
       const menus = this.page?.menus || {task: [], tag: [], group: []};
@@ -171,6 +204,7 @@ export default {
     apply(text) {
       if (text === this.filter && !this.error) return;
       [this.filter, this.typed, this.first, this.at] = [text, text, 0, -1];
+      this.unpick(); // an edit of many is one of episodes that this filter shows
       this.load();
       if (this.exporting) this.ask();
     },
@@ -234,18 +268,79 @@ export default {
     },
     forget(name) { this.send({remove: name}); },
     copy(event) { window.hiltCopy(event.currentTarget); },
-    picked(row) { return this.chosen.includes(this.id(row)); },
-    pick(row) {
-      const name = this.id(row);
-      this.chosen = this.picked(row) ? this.chosen.filter((one) => one !== name) : [...this.chosen, name].slice(-2);
+    picked(row) { return this.chosen.has(this.id(row)); },
+    // One row, or with `ranged` all from the row that was chosen last up to this one, become what this one becomes.
+    pick(row, ranged) {
+      const rows = this.page.rows, [from, to] = [this.anchor, this.id(row)].map((name) => rows.findIndex((one) => this.id(one) === name));
+      const some = ranged && from >= 0 ? rows.slice(Math.min(from, to), Math.max(from, to) + 1) : [row];
+      this.anchor = this.id(row);
+      this.choosing(some, !this.picked(row));
+    },
+    pickPage() { this.choosing(this.page.rows, !this.wholePage); },
+    choosing(rows, is) {
+      const next = new Set(this.chosen);
+      for (const row of rows) next[is ? "add" : "delete"](this.id(row));
+      [this.chosen, this.all, this.asking] = [next, null, ""];
+      this.askBulk();
+    },
+    async pickAll() {
+      const filter = this.filter, answer = await (await fetch("/episodes/all?" + this.query())).json();
+      this.error = answer.error || "";
+      if (answer.error || filter !== this.filter) return;
+      [this.chosen, this.all, this.asking] = [new Set(answer.ids), filter, ""];
+      this.askBulk();
+    },
+    unpick() { [this.chosen, this.all, this.asking, this.anchor, this.bulkCommands] = [new Set(), null, "", null, []]; },
+    // What is selected, as the numbers of each source.
+    grouped() {
+      const out = {};
+      for (const name of this.chosen) {
+        const [source, number] = name.split(":");
+        (out[source] ??= []).push(+number);
+      }
+      return out;
+    },
+    async askBulk() {
+      if (!this.bulkShown || !this.chosen.size) return;
+      const body = {data: this.data, commands: true, episodes: this.grouped(), name: this.tagName.trim(), ...(this.all === null ? {} : {where: this.all})};
+      const chosen = this.chosen, answer = await post("/episodes/many", body);
+      if (chosen === this.chosen) [this.bulkCommands, this.bulkError] = [answer.commands || [], answer.error || ""];
+    },
+    // One edit of all that are selected, which is undone as one.
+    many(action, name) {
+      if (!this.editing || !this.chosen.size) return;
+      const episodes = this.grouped();
+      this.queue = (this.queue ?? Promise.resolve()).then(() => this.labelMany(action, name, episodes)).catch(() => ([this.done, this.error] = ["", this.w("episodes.offline")]));
+    },
+    async labelMany(action, name, episodes) {
+      [this.done, this.error] = ["…", ""];
+      const answer = await post("/episodes/many", {data: this.data, episodes, action, name, author: localStorage.getItem("hilt-author") || ""});
+      const {edits = [], count} = answer;
+      if (edits.length) keepMade([...made(), {data: this.data, several: edits, action: answer.action, count}]);
+      this.done = edits.length ? "✓ " + this.f("episodes.saved_many", {action: answer.action, count: this.n(count)}) : "";
+      if (action === "delete" && !answer.error) this.unpick();
+      await this.load(true);
+      this.error = answer.error || this.error;
+    },
+    tagMany() { const name = this.tagName.trim(); this.tagName = ""; document.activeElement?.blur(); this.many("tag", name); },
+    remove() {
+      this.asking = this.f("episodes.ask_delete", {count: this.n(this.chosen.size)});
+      this.$nextTick(() => this.$refs.yes?.focus());
+    },
+    answer(yes) { this.asking = ""; if (yes) this.many("delete"); },
+    // Of those that are selected and seen, all are bad already: B makes them good again.
+    toggleBad() {
+      const seen = this.page.rows.filter((row) => this.picked(row));
+      this.many(seen.length && seen.every((row) => row.bad) ? "good" : "bad");
     },
     beside() {
-      const [one, other] = this.chosen.map((name) => name.split(":"));
+      const [one, other] = [...this.chosen].map((name) => name.split(":"));
       location.href = "/episode?" + this.query({source: one[0], number: one[1], lane: one[2], beside: other.join(":")});
     },
     // One edit of the row with the bar, which goes on to the next one at once; edits are sent one after the other.
     edit(action) {
       const row = this.page?.rows[this.at];
+      if (action !== "undo" && this.chosen.size) { this.many(action); return; }
       if ((!row && action !== "undo") || this.readonly) return;
       if (action !== "undo") { this.at = Math.min(this.page.rows.length - 1, this.at + 1); this.scroll(); }
       this.queue = (this.queue ?? Promise.resolve()).then(() => this.label(action, row)).catch(() => ([this.done, this.error] = ["", this.w("episodes.offline")]));
@@ -255,19 +350,32 @@ export default {
       this.queue = (this.queue ?? Promise.resolve()).then(() => this.label(action, row)).catch(() => ([this.done, this.error] = ["", this.w("episodes.offline")]));
     },
     async label(action, row) {
-      const edits = made(), undoing = action === "undo" ? edits.pop() : null;
-      if (action === "undo" && !undoing) { this.done = this.w("episode.nothing_to_undo"); return; }
-      const {source, number, lane} = undoing || row;
-      const body = {data: this.data, source, number, lane, ...undoing, action, author: localStorage.getItem("hilt-author") || ""};
-      const answer = await (await fetch("/episodes/edit", {method: "POST", body: JSON.stringify(body)})).json();
+      if (action === "undo") return this.undoLast();
+      const {source, number, lane} = row, author = localStorage.getItem("hilt-author") || "";
+      const answer = await post("/episodes/edit", {data: this.data, source, number, lane, action, author});
       this.error = answer.error || "";
-      if (undoing) keepMade(edits);
       if (answer.error) return;
-      if (!undoing) keepMade([...edits, {data: this.data, source, number, lane, edit: answer.edit.number, action: answer.edit.action}]);
-      this.done = "✓ " + (undoing ? this.f("episode.undid", {action: undoing.action, number}) : this.f("episode.saved", {action: answer.edit.action}));
+      keepMade([...made(), {data: this.data, source, number, lane, edit: answer.edit.number, action: answer.edit.action}]);
+      this.done = "✓ " + this.f("episode.saved", {action: answer.edit.action});
+      this.put(row, answer.row);
+    },
+    async undoLast() {
+      const edits = made(), last = edits.pop();
+      if (!last) { this.done = this.w("episode.nothing_to_undo"); return; }
+      const answer = await undoMade(last, localStorage.getItem("hilt-author") || "");
+      this.error = answer.error || "";
+      keepMade(edits);
+      if (answer.error && !answer.count) return;
+      this.done = "✓ " + this.f(last.several ? "episodes.undid_many" : "episode.undid", {...last, count: this.n(answer.count ?? 1)});
+      if (last.several) await this.load(true);
+      else this.put(last, answer.row);
+      this.error = answer.error || this.error;
+    },
+    // What an episode is now, in its place.
+    put({source, number, lane}, row) {
       const shown = this.page.rows.findIndex((one) => one.source === source && one.number === number && one.lane === lane);
-      if (shown >= 0 && answer.row) this.page.rows[shown] = answer.row;
-      if (shown < 0 || !answer.row) this.load(true);
+      if (shown >= 0 && row) this.page.rows[shown] = row;
+      else this.load(true);
     },
     scroll() { this.$nextTick(() => this.$el.querySelector("tr.at")?.scrollIntoView({block: "nearest"})); },
     mark(event) {
@@ -277,13 +385,22 @@ export default {
     key(event) {
       if (event.target.closest("input:not([type=checkbox]), select, textarea, dialog[open]") || event.ctrlKey || event.metaKey || event.altKey) return;
       const arrows = {ArrowDown: "j", ArrowUp: "k"};
+      if (this.asking) {
+        if (event.key === "Enter" || event.key === "Escape") { event.preventDefault(); this.answer(event.key === "Enter" && !event.target.closest(".asking button:not(:first-of-type)")); }
+        return;
+      }
       const rows = this.page?.rows || [], key = arrows[event.key] || (event.key.length === 1 ? event.key.toLowerCase() : event.key);
       if (key === "j" || key === "k") {
         this.at = Math.min(rows.length - 1, Math.max(0, this.at + (key === "j" ? 1 : -1)));
         this.scroll();
       } else if (key === "Enter" && rows[this.at] && !event.target.closest("button, a")) location.href = this.href(rows[this.at]);
-      else if (key === "x" && rows[this.at]) this.pick(rows[this.at]);
-      else if (rows[this.at] && "sfu".includes(key)) this.edit({s: "success", f: "failure", u: "unknown"}[key]);
+      else if (key === "x" && rows[this.at]) this.pick(rows[this.at], event.shiftKey);
+      else if (key === "a") this.pickAll();
+      else if (key === "Escape" && this.chosen.size) this.unpick();
+      else if (key === "t" && this.$refs.tag) this.$refs.tag.focus();
+      else if (key === "Delete" && this.chosen.size && this.editing) this.remove();
+      else if ("sfu".includes(key) && (this.chosen.size || rows[this.at])) this.edit({s: "success", f: "failure", u: "unknown"}[key]);
+      else if (key === "b" && this.chosen.size) this.toggleBad();
       else if (rows[this.at] && key === "b") this.edit(rows[this.at].bad ? "good" : "bad");
       else if (key === "z") this.edit("undo");
       else if (key === "n") this.turn(1);

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hilt.app.episodes.bulk_edits import bulk_commands, edit_many, selected_ids, undo_many
 from hilt.app.episodes.episode_edits import cut_away, edit_episode, history_of, shown_edit
 from hilt.app.episodes.episode_index import SORTS, EpisodePage, Neighbors
 from hilt.app.episodes.episode_lanes import episode_lanes
@@ -57,9 +58,14 @@ LIST_KEYS = (
     ("J K ↓ ↑", "episodes.key_move"),
     ("Enter", "episodes.key_open"),
     ("X", "episodes.key_select"),
+    ("Shift X", "episodes.key_range"),
+    ("A", "episodes.key_all"),
+    ("Esc", "episodes.key_none"),
     ("N P", "episodes.key_page"),
     ("S F U", "episodes.key_label"),
     ("B", "episode.key_bad"),
+    ("T", "episodes.key_tag"),
+    ("Delete", "episodes.key_delete"),
     ("Z", "episode.key_undo"),
 )
 
@@ -74,11 +80,13 @@ def add_pages(app: OpenApp) -> None:
         ("/episodes/list", pages.answer_list),
         ("/episodes/one", pages.answer_one),
         ("/episodes/export", pages.answer_export),
+        ("/episodes/all", pages.answer_all),
     ):
         app.route(path, pages.handler(answer))
     app.route("/episodes/frame", pages.frame)
     app.route("/episodes/views", pages.views, methods=["GET", "POST"])
     app.route("/episodes/edit", pages.edit, methods=["POST"])
+    app.route("/episodes/many", pages.edit_many, methods=["POST"])
 
 
 class EpisodePages:
@@ -92,10 +100,12 @@ class EpisodePages:
         self._responses = optional_module("starlette.responses", PURPOSE, "teleop", "nicegui")
         ui = app.ui
 
-        class EpisodeList(ui.element, component=HERE / "episode_list.js"):  # type: ignore[call-arg, name-defined]
+        scripts = [HERE / "edits_of_tab.js"]
+
+        class EpisodeList(ui.element, component=HERE / "episode_list.js", dependencies=scripts):  # type: ignore[call-arg, name-defined]
             pass
 
-        class EpisodeView(ui.element, component=HERE / "episode_view.js"):  # type: ignore[call-arg, name-defined]
+        class EpisodeView(ui.element, component=HERE / "episode_view.js", dependencies=scripts):  # type: ignore[call-arg, name-defined]
             pass
 
         self._list, self._view = EpisodeList, EpisodeView
@@ -207,6 +217,11 @@ class EpisodePages:
         commands = export_commands(opened.index, chosen, query.get("to", "lerobot"))
         return {"commands": commands, "where": where_commands(opened.index, chosen)}
 
+    def answer_all(self, opened: OpenedData, query: Any) -> dict[str, Any]:
+        """The names of all episodes that a filter admits."""
+        opened.index.wait_until_opened(OPEN_TIMEOUT_S)
+        return {"ids": selected_ids(opened.index, _order(query)[0])}
+
     async def frame(self, request: Any) -> Any:
         """One frame as JPEG. With ``ahead=1`` it is one that is not to be seen yet."""
         query = request.query_params
@@ -254,12 +269,31 @@ class EpisodePages:
                 "history": history_of(source, number),
             }
 
+        return await self._edited(request, work)
+
+    async def edit_many(self, request: Any) -> Any:
+        """Makes one edit of all episodes that are selected, or undoes such edits; with ``commands`` it only answers
+        with the commands that do the same."""
+
+        def work(given: dict[str, Any]) -> dict[str, Any]:
+            index = self.shelf.opened(str(given.get("data", ""))).index
+            index.wait_until_opened(OPEN_TIMEOUT_S)
+            if "undo" in given:
+                return asdict(undo_many(index, given["undo"], str(given.get("author", ""))))
+            episodes, where = given.get("episodes", {}), given.get("where")
+            if given.get("commands"):
+                return {"commands": bulk_commands(index, episodes, where, str(given.get("name", "")))}
+            return asdict(edit_many(index, episodes, given))
+
+        return await self._edited(request, work)
+
+    async def _edited(self, request: Any, work: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
         try:
             if self._app.view:
                 raise ConfigError("hilt open --view only shows: nothing can be edited.")
             given = json.loads(await request.body())
             return self._responses.JSONResponse(await asyncio.to_thread(work, given))
-        except (HiltError, ValueError, TypeError, OSError) as error:
+        except (HiltError, ValueError, TypeError, KeyError, OSError) as error:
             return self._responses.JSONResponse({"error": str(error)}, 400)
 
     async def views(self, request: Any) -> Any:

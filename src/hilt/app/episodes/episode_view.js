@@ -1,5 +1,7 @@
 // One episode, or two side by side, as a Vue component of NiceGUI's: cameras and lanes over one cursor. Texts are never HTML.
 
+import {keepMade, made, post, undoMade} from "edits_of_tab";
+
 const COLORS = {policy: "#787c84", human: "#e87722", demo: "#3478d2", random: "#9650b4"};
 const LINES = ["#2f6fde", "#d1495b", "#17946b", "#b8860b", "#8c5fc7", "#00889b", "#c2571a", "#5b6b7f"];
 const DARK_LINES = ["#7fabff", "#ff8f9c", "#5fd39f", "#f0c65a", "#c5a3ff", "#5fd0e0", "#ff9d5c", "#a9b6c8"];
@@ -14,10 +16,6 @@ const OPEN_LANES = 8;
 const LABELS = [["success", "episode.do_success", "S"], ["failure", "episode.do_failure", "F"], ["unknown", "episode.do_unknown", "U"]];
 const POLL_MS = 2000; // between two looks for the edits of others
 const HZ = 10; // of data that do not tell theirs
-// The edits that were made in this tab, on whichever page: Z undoes the last one.
-const TAB = "hilt-edits";
-const made = () => JSON.parse(sessionStorage.getItem(TAB) || "[]");
-const keepMade = (edits) => sessionStorage.setItem(TAB, JSON.stringify(edits.slice(-500)));
 const number = (value) => (typeof value === "number" ? value : NaN);
 
 // The frames of one camera. The newest wish wins: frames that nobody waits for any more are not asked for. Frames ahead are
@@ -296,8 +294,7 @@ export default {
       if (!given || !this.editing) return;
       const one = this.episodes[0], {source, number, lane} = one.row;
       [this.saved, this.elsewhere] = ["…", ""];
-      const body = JSON.stringify({data: this.data, source, number, lane, author: this.author, ...given});
-      const answer = await (await fetch("/episodes/edit", {method: "POST", body})).json();
+      const answer = await post("/episodes/edit", {data: this.data, source, number, lane, author: this.author, ...given});
       if (answer.error) { [this.saved, this.error] = ["", answer.error]; return; }
       const lost = answer.lost.map((what) => " · " + this.w({reward: "episode.cut_reward", end: "episode.cut_end"}[what])).join("");
       [this.error, this.saved] = ["", "✓ " + this.f("episode.saved", {action: answer.edit.action}) + lost];
@@ -353,8 +350,14 @@ export default {
       const edits = made(), last = edits.pop(), here = this.episodes[0]?.row;
       [this.saved, this.elsewhere] = [this.w("episode.nothing_to_undo"), ""];
       if (!last || !here) return;
-      const answer = await (await fetch("/episodes/edit", {method: "POST", body: JSON.stringify({...last, author: this.author, action: "undo"})})).json();
+      const answer = await undoMade(last, this.author);
       keepMade(edits);
+      if (last.several) { // of many episodes: this one may be among them
+        this.saved = answer.count ? "✓ " + this.f("episodes.undid_many", {action: last.action, count: answer.count}) : "";
+        await this.load(true);
+        this.error = answer.error || "";
+        return;
+      }
       if (answer.error) { [this.saved, this.error] = ["", answer.error]; return; }
       this.saved = "✓ " + this.f("episode.undid", {action: last.action, number: last.number});
       if (last.source !== here.source || !answer.edit.episodes.includes(here.number)) {
