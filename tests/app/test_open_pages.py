@@ -135,12 +135,37 @@ def test_run_page_shows_evaluations_videos_and_log_lines_as_they_come(chrome: An
     chromium.wait(chrome, f"return {main}.includes('the arm is gone') && {main}.includes('200')")
 
 
-def test_compare_page_has_the_difference_of_success_with_its_interval(chrome: Any, served: Any):
+def open_compare(chrome: Any, served: Any) -> None:
     query = urlencode([("id", id_of(served.folder / name)) for name in ("one", "other")])
     chrome.get(f"{served.base}/compare?{query}")
     chromium.wait(chrome, "return document.querySelector('.hilt-curves')?.curves?.charts.length > 3")
+
+
+def test_compare_page_has_the_difference_of_success_with_its_interval(chrome: Any, served: Any):
+    open_compare(chrome, served)
     text = chrome.find_element("css selector", ".hilt-main").text
     assert "Difference to one" in text and re.search(r"[+-]\d+% \[[+-]\d+%, [+-]\d+%\] \(test\)", text)
+
+
+def test_cursor_has_the_values_of_every_curve_in_every_chart_with_the_run_it_is_of(chrome: Any, served: Any):
+    open_compare(chrome, served)
+    curves = "document.querySelector('.hilt-curves').curves"
+    chrome.execute_script(
+        "const drawn = CanvasRenderingContext2D.prototype, write = drawn.fillText; window.texts = [];"
+        "drawn.fillText = function (...given) { window.texts.push(given[0]); return write.apply(this, given); };"
+        f"{curves}.level = 0; {curves}.ask(true)"
+    )
+    chromium.wait(chrome, "return document.querySelector('.hilt-charts strong').innerText.includes('last 1 episodes')")
+    chrome.execute_script(f"window.texts.length = 0; {curves}.cursor = 205")  # the last record before is the 10th
+    legends = "[...document.querySelectorAll('.hilt-charts figure')].map((one) => one.innerText)"
+    chromium.wait(chrome, f"return {legends}.some((text) => text.includes('0.0909'))")
+    shown = {text.partition("\n")[0]: text for text in chrome.execute_script(f"return {legends}")}
+    loss = next(text for title, text in shown.items() if title.startswith("Loss of the critic"))
+    assert re.search(r"one\W+0\.0909\W+other\W+0\.0909", loss) and len(shown) > 3
+    texts = chrome.execute_script("return window.texts")
+    assert texts.count("0.0909") >= 2 and texts.count("205") >= len(shown), "beside the cursor of each chart, too"
+    chrome.execute_script(f"{curves}.zoom = [0, 1000]; {curves}.cursor = 900")  # behind the end of both
+    chromium.wait(chrome, f"return {legends}.every((text) => !text.includes('0.0909'))")
 
 
 def test_list_follows_a_log_that_grows_and_filters_by_date_and_fact(chrome: Any, served: Any):

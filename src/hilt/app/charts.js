@@ -2,6 +2,8 @@
 
 const PERIOD = 3000; // ms between two questions whether there is something new
 const LEFT = 52, RIGHT = 12, TOP = 10, BOTTOM = 24, HEIGHT = 200; // pixels around the curves, and of a chart
+const BEYOND = 0.02; // of the range: so far behind its last point a curve still has a value
+const MAX_READINGS = 8; // values beside the cursor of one chart; the legend has all of them
 const DASHES = [[], [6, 4], [2, 3], [9, 3, 2, 3], [14, 4]];
 
 // A number as an axis and a legend show it.
@@ -56,7 +58,6 @@ export default {
         <ul><li v-for="(line, place) in chart.lines" :key="place"><i :style="mark(line)"></i>{{ named(line) }} <b>{{ valued(chart, line) }}</b></li></ul>
       </figure>
     </div>
-    <p class="hilt-soft" v-if="cursor !== null && charts.length">{{ words[axis] }}: {{ short(cursor) }}</p>
   </section>`,
   props: {runs: Array, words: Object},
   data: () => ({charts: [], palette: [], darker: [], axis: "step", level: 4, stamp: "", zoom: null, cursor: null, drag: null, dark: false, asked: false, problem: "", canvases: []}),
@@ -115,10 +116,18 @@ export default {
     },
     named: (line) => [line.whose, line.name].filter(Boolean).join(": "),
     valued(chart, line) {
-      if (!line.x.length) return "–";
-      const place = this.cursor === null ? line.x.length - 1 : before(line.x, this.cursor);
+      const place = this.placed(line);
       return place < 0 ? "–" : short(line.y[place], chart.percent);
     },
+    // The point of a curve that is read: the last one that is not beyond the cursor, -1 where there is none. A curve that has ended long before has none.
+    placed(line) {
+      const last = line.x.length - 1;
+      if (this.cursor === null || last < 0) return last;
+      const far = this.cursor - line.x[last] > BEYOND * (this.range[1] - this.range[0]);
+      return far && !line.dots ? -1 : before(line.x, this.cursor);
+    },
+    // The cursor itself, as the axis shows it.
+    where() { return this.axis === "step" ? Math.round(this.cursor).toLocaleString() : `${+this.cursor.toPrecision(3)}`; },
     described(chart) { return `${chart.title}. ` + chart.lines.map((line) => `${this.named(line)} ${this.valued(chart, line)}`).join(", "); },
     x(event) {
       const box = event.target.getBoundingClientRect(), [low, high] = this.range;
@@ -183,6 +192,33 @@ export default {
         on.beginPath(); on.moveTo(px(this.cursor), TOP); on.lineTo(px(this.cursor), HEIGHT - BOTTOM); on.stroke();
       }
       on.restore();
+      if (this.cursor !== null && !this.drag) this.paintReadings(on, chart, px, py, width, style.getPropertyValue("--panel"), style.getPropertyValue("--text"));
+    },
+    // Where the cursor stands, the points that are read, and their values beside it, which make room for each other.
+    paintReadings(on, chart, px, py, width, ground, text) {
+      const at = px(this.cursor), left = at > width - RIGHT - 60;
+      on.lineJoin = "round";
+      const write = (words, x, y, color) => {
+        on.lineWidth = 4; on.strokeStyle = ground; on.strokeText(words, x, y);
+        on.fillStyle = color; on.fillText(words, x, y);
+      };
+      on.setLineDash([]);
+      on.textAlign = "center";
+      const half = on.measureText(this.where()).width / 2 + 4, middle = Math.max(LEFT, Math.min(width - half, at));
+      on.fillStyle = ground;
+      on.fillRect(middle - half, HEIGHT - BOTTOM + 5, 2 * half, BOTTOM - 5); // over the numbers of the axis
+      write(this.where(), middle, HEIGHT - 6, text);
+      const read = chart.lines.map((line) => ({line, place: this.placed(line)})).filter(({line, place}) => place >= 0 && line.y[place] !== null && line.x[place] >= this.range[0])
+        .map(({line, place}) => ({line, value: line.y[place], x: px(line.x[place]), y: py(line.y[place])})).filter(({y}) => y >= TOP - 4 && y <= HEIGHT - BOTTOM + 4)
+        .sort((a, b) => a.y - b.y);
+      for (const {line, x, y} of read) { on.fillStyle = this.color(line); on.beginPath(); on.arc(x, y, 3, 0, 7); on.fill(); }
+      if (read.length > MAX_READINGS) return;
+      on.textAlign = left ? "right" : "left";
+      let above = -Infinity;
+      read.forEach(({line, value, y}, number) => {
+        above = Math.max(above + 13, Math.min(y + 4, HEIGHT - BOTTOM - 13 * (read.length - 1 - number)));
+        write(short(value, chart.percent), at + (left ? -7 : 7), above, this.color(line));
+      });
     },
     paintLine(on, line, px, py) {
       on.strokeStyle = on.fillStyle = this.color(line);
