@@ -29,7 +29,7 @@ from hilt.vla import train
 from hilt.vla.trained import SIZES
 from tests.serving.served_toy import WAIT_S, OpenpiClient, connected
 from tests.vla import toy_vla
-from tests.wire.processes import free_port
+from tests.wire.processes import free_ports_in_a_row
 
 SIZE = {"cameras": ["full_image"], "image_size": 16, "state_dim": 1, "action_dim": 1}
 
@@ -126,7 +126,7 @@ def test_a_folder_is_served_with_options_of_its_policy(tmp_path: Path, monkeypat
                 remote.act([ours], sample=False)[0][0], client.ask({**ours, "sample": False})["actions"], atol=1e-6
             )
 
-    port = free_port()
+    port = free_ports_in_a_row(2)
     wire = f"hilt://127.0.0.1:{port}"
     words = [str(tmp_path / "policy"), "-o", "decode=likeliest", "--sample", "--wire-port", str(port)]
     said = served(monkeypatch, words, ask)

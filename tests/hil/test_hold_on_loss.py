@@ -39,7 +39,7 @@ from tests.effort import need
 from tests.forked import with_torch
 from tests.relay import Relay, relayed
 from tests.teleop.test_browser import Client
-from tests.wire.processes import free_port
+from tests.wire.processes import free_port, free_ports_in_a_row
 
 HOLD_S, DEADLINE_S, HZ = 0.1, 120.0, 20.0
 PUSH = np.array([0.0, 0.2, 0.0, 0.0, 0.0, 0.0, 0.0], np.float32)
@@ -155,7 +155,8 @@ class Served:
     """The policy server, in a process that is killed and begun anew."""
 
     def __init__(self, fork: Any):
-        self._fork, self.ports = fork, {"ws": free_port(), "hilt": two_free_ports()}
+        self._fork = fork
+        self.ports = {"ws": free_port(), "hilt": free_ports_in_a_row(2)}  # a wire takes two
 
     def __enter__(self) -> Served:
         self.begin()
@@ -184,15 +185,6 @@ def _answers(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S):
         return True
     return False
-
-
-def two_free_ports() -> int:
-    """The first of two in a row, which a wire takes."""
-    while True:
-        with contextlib.suppress(OSError, OverflowError), socket.create_server(("127.0.0.1", 0)) as first:
-            port = int(first.getsockname()[1])
-            with socket.create_server(("127.0.0.1", port + 1)):
-                return port
 
 
 SCHEMES = ["ws", "hilt"]

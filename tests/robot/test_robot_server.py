@@ -35,6 +35,7 @@ from tests.effort import sampled
 from tests.envs.robot_clients import HILT, Client, Refused, serve_robot
 from tests.envs.robot_load import load
 from tests.envs.toy_arm import HOME
+from tests.wire.processes import free_ports_in_a_row
 
 DEADLINE_S = 120.0  # only so that nothing hangs: the machine may be busy
 TOY, DUAL = "tests.envs.toy_arm:ToyArm", "handover"
@@ -512,15 +513,7 @@ def test_two_arms_at_two_ports_share_a_world() -> None:
 
 
 def at_two_free_ports() -> RobotServer:
-    """A server at two ports beside each other. Another test may take one of them first."""
-    for _ in range(50):
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port = first.getsockname()[1]
-        try:
-            return RobotServer("tabletop", {"task": DUAL}, port=port)
-        except (ConfigError, OverflowError) as error:
-            assert "Address already in use" in str(error) or port == 65535
-    raise AssertionError("no two free ports beside each other")
+    return RobotServer("tabletop", {"task": DUAL}, port=free_ports_in_a_row(2))
 
 
 # --- who may ask

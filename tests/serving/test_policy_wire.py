@@ -18,7 +18,7 @@ from hilt.serving.policy_server import ServerAccess
 from hilt.wire.keys import new_keys
 from tests.serving.served_toy import CHUNK, DIM, Known
 from tests.serving.test_remote_policy import ours
-from tests.wire.processes import free_port
+from tests.wire.processes import free_port, free_ports_in_a_row
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +36,7 @@ def wired(keys: Path) -> Iterator[tuple[Known, PolicyWire]]:
 
 
 def wire_of(server: PolicyServer, keys: Path) -> PolicyWire:
-    """At two free ports, one after the other."""
-    for _ in range(50):
-        with contextlib.suppress(ConfigError):
-            return PolicyWire(server, free_port(), str(keys))
-    raise AssertionError("there are no two free ports in a row")
+    return PolicyWire(server, free_ports_in_a_row(2), str(keys))
 
 
 def test_a_policy_answers_on_the_wire(wired: tuple[Known, PolicyWire], keys: Path):

@@ -22,6 +22,7 @@ from tests.wire.journal import said, wait_for
 from tests.wire.steps import STORES, Arrived, Life, check_log
 
 DEADLINE_S = 120
+PORTS, WORKERS = (15_000, 32_000), 8
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.replay.writers", "tests.wire.processes"])
 
@@ -233,9 +234,34 @@ def check_exactly_once(learner: Learner, actors: Sequence[Actor]) -> dict[str, t
 
 
 def free_port() -> int:
-    """Below the ports that the system gives to outgoing connections: one of those
-    could take it while the learner is down."""
+    """Below the ports that the system gives to outgoing connections: one of those could take it while the learner is
+    down. Never one that this process was given before, nor one of another process that runs tests: it is bound later,
+    and until then nothing else says that it is taken."""
+    return free_ports_in_a_row(1)
+
+
+def free_ports_in_a_row(count: int) -> int:
+    """The first of so many."""
     while True:
-        port = random.SystemRandom().randrange(15_000, 32_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
+        ports = [_next_port() for _ in range(count)]
+        if ports[-1] == ports[0] + count - 1 and not any(map(_is_taken, ports)):
+            return ports[0]
+
+
+def _is_taken(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+        return False
+    return True
+
+
+def _next_port() -> int:
+    """Each worker of pytest-xdist has its own, from one by chance on: other runs of the tests begin elsewhere."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % WORKERS
+    each = (PORTS[1] - PORTS[0]) // WORKERS
+    place = _places.setdefault(os.getpid(), random.SystemRandom().randrange(each))
+    _places[os.getpid()] = (place + 1) % each
+    return PORTS[0] + worker * each + place
+
+
+_places: dict[int, int] = {}
+"""By process: one that is forked has its own"""

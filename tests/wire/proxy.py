@@ -19,6 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from tests.wire.processes import free_port
+
 DEADLINE_S = 120
 UP, DOWN = "up", "down"
 """From actor to learner, and back."""
@@ -47,7 +49,7 @@ class Proxy:
         self._changed = asyncio.Event()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._thread.start()
-        self.ports = [0] * len(targets)
+        self.ports = [free_port() for _ in targets]
         self._run(self._listen())
 
     # What can go wrong

@@ -83,11 +83,16 @@ def test_client_without_a_server(pair: Pair):
 
 def test_waiting_for_the_server(pair: Pair, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("hilt.wire.client.TELL_EVERY_S", 0.1)
-    begun = threading.Timer(0.6, pair.server)
+    said = f"no learner answers at 127.0.0.1:{pair.ports[0]} yet; still trying for"
+
+    def begin() -> None:
+        eventually(lambda: said in said_in(caplog), "the client to wait")
+        pair.server()
+
+    begun = threading.Thread(target=begin)
     begun.start()
     client = pair.client(options={"wait_for_server": True, "timeout_ms": 100})
-    assert client.stats()["connected"]
-    assert f"no learner answers at 127.0.0.1:{pair.ports[0]} yet; still trying for" in said_in(caplog)
+    assert client.stats()["connected"] and said in said_in(caplog)
     begun.join()
 
 
@@ -442,16 +447,16 @@ def test_answers(pair: Pair):
     types = ["send-stats", "fail", "odd", "schema"]
     pair.server(request_callback=answer, request_types=types)
     client = pair.client(request_types=types)
-    got = client.request("send-stats", {"x": np.arange(1000.0)})
+    got = client.request("send-stats", {"x": np.arange(1000.0)}, FLUSH_MS)
     assert got["type"] == "send-stats" and got["sum"] == 499500 and np.array_equal(got["back"], 2 * np.arange(1000.0))
     with pytest.raises(RequestError, match="fail: ValueError: cannot jump"):
-        client.request("fail", {"what": "jump"})
+        client.request("fail", {"what": "jump"}, FLUSH_MS)
     with pytest.raises(SchemaError, match="actions: expected two"):
-        client.request("schema", {})
+        client.request("schema", {}, FLUSH_MS)
     with pytest.raises(
         RequestError, match="odd: the learner's answer cannot be sent: payload/it: a value of type object"
     ):
-        client.request("odd", {})
+        client.request("odd", {}, FLUSH_MS)
     with pytest.raises(UnknownNameError, match="no request type named 'send-stat'; did you mean 'send-stats'"):
         client.request("send-stat", {})
     with pytest.raises(SchemaError, match="payload/what: a value of type object"):
@@ -461,7 +466,7 @@ def test_answers(pair: Pair):
 
 def test_without_a_callback_the_answer_is_empty(pair: Pair):
     pair.server()
-    assert pair.client().request("send-stats", {"a": 1}) == {}
+    assert pair.client().request("send-stats", {"a": 1}, FLUSH_MS) == {}
 
 
 def test_an_answer_is_what_it_was(pair: Pair):
@@ -559,8 +564,8 @@ def test_a_number_that_waits_for_its_turn_is_not_old(pair: Pair):
     pair.server(request_callback=lambda _, payload: payload)
     client = pair.client()
     number = client._link.new_number()
-    assert client.request("send-stats", {"i": 1}) == {"i": 1}
-    assert client._link.ask("send-stats", {"i": 0}, 5.0, number) == {"i": 0}
+    assert client.request("send-stats", {"i": 1}, FLUSH_MS) == {"i": 1}
+    assert client._link.ask("send-stats", {"i": 0}, 60.0, number) == {"i": 0}
 
 
 def test_client_with_too_many_requests(pair: Pair, monkeypatch: pytest.MonkeyPatch):
@@ -594,11 +599,17 @@ def test_the_rate_of_requests(pair: Pair, caplog: pytest.LogCaptureFixture):
     calls: list[float] = []
     pair.server(request_callback=lambda *_: calls.append(time.monotonic()) or {}, rate_limit=1)
     client = pair.client(rate_limit=1)
+    began = time.monotonic()
     for _ in range(2):
         assert client.request("send-stats", {}, FLUSH_MS) == {}
-    assert calls[-1] - calls[0] > 0.5
-    assert client.request("send-stats", {}, timeout_ms=1) is None
-    assert "rate_limit=1 per second: the next request may go in" in said_in(caplog)
+    assert len(calls) == 2 and calls[-1] - began >= 1
+    eventually(
+        lambda: (
+            client.request("send-stats", {}, timeout_ms=1) is None
+            and "rate_limit=1 per second: the next request may go in" in said_in(caplog)
+        ),
+        "a request that comes too early",
+    )
 
 
 def test_a_learner_that_refuses_later(pair: Pair, caplog: pytest.LogCaptureFixture):
@@ -644,8 +655,8 @@ def test_stopping_with_leftovers(pair: Pair, caplog: pytest.LogCaptureFixture):
 
 
 def test_stopping_while_somebody_waits(pair: Pair):
-    go = threading.Event()
-    pair.server(request_callback=lambda *_: go.wait(60))
+    asked, go = threading.Event(), threading.Event()
+    pair.server(request_callback=lambda *_: asked.set() or go.wait(60))
     client = pair.client()
     said: list[str] = []
 
@@ -657,7 +668,7 @@ def test_stopping_while_somebody_waits(pair: Pair):
 
     thread = threading.Thread(target=ask)
     thread.start()
-    time.sleep(0.1)
+    assert asked.wait(60)
     client.stop()
     thread.join(60)
     go.set()

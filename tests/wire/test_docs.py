@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from hilt.replay import Log
 from hilt.wire.keys import new_keys
+from tests.wire.processes import free_port
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "wire.md").read_text()
 
@@ -24,16 +24,9 @@ def script(name: str, ports: tuple[int, int]) -> str:
     return found[1].replace("make_trainer_config(", own_ports)
 
 
-def free_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], other.getsockname()[1]
-
-
 def test_a_learner_and_two_actors_each_with_only_its_keys(tmp_path: Path):
     new_keys(tmp_path / "all", ["learner", "bench-1", "bench-2"])
-    ports, running = free_ports(), []
+    ports, running = (free_port(), free_port()), []
     keys = {"learner": ["learner.key", "learner.pub", "bench-1.pub", "bench-2.pub"]}
     keys |= {actor: ["learner.pub", f"{actor}.key"] for actor in ("bench-1", "bench-2")}
     for machine, files in keys.items():

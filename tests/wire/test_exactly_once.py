@@ -431,9 +431,8 @@ def test_a_rate_limiter_holds_steps_back(bench: Bench):
     sampler = buffers[0].log.all().sampler(limiter=Queue(8), seed=0)
     with bench.actor(1) as actor:
         actor.insert(100)
-        done = actor.flush(500)
-        assert not done
-        assert "a rate limiter holds it back" in done.problem
+        wait_for(lambda: "a rate limiter holds it back" in actor.flush(100).problem, "the reason", DEADLINE_S)
+        assert not actor.flush(0)
         for _ in range(23):
             check_pixels(sampler.sample(4, timeout=DEADLINE_S))
         assert actor.flush()

@@ -7,7 +7,6 @@ import logging
 import multiprocessing
 import os
 import resource
-import socket
 import sys
 import threading
 import time
@@ -27,6 +26,7 @@ from hilt.wire import TrainerClient, TrainerConfig, TrainerServer
 from hilt.wire.keys import new_keys
 from tests.effort import rounds
 from tests.wire.fuzz import Captured, Lane, capturing, finish, fuzz_bytes, fuzz_http, fuzz_messages, in_lanes
+from tests.wire.processes import free_port
 from tests.wire.steps import ENV, Arrived, make_buffer, transition
 
 JUNK = "junk"
@@ -67,7 +67,7 @@ class Server:
     """Its process, from outside."""
 
     def __init__(self, folder: Path, keys: Path | None):
-        ports = free_ports(3)
+        ports = [free_port() for _ in range(3)]
         self.folder = folder
         self.config = TrainerConfig(
             *ports[:2], ["send-stats"], keys=None if keys is None else str(keys), bind_ip="127.0.0.1",
@@ -102,16 +102,6 @@ class Server:
         self.process.join(60)
         assert self.process.exitcode == 0, self.output()
         return stats
-
-
-def free_ports(count: int) -> list[int]:
-    held = [socket.socket() for _ in range(count)]
-    for one in held:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
 
 
 @contextmanager

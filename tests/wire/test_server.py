@@ -111,7 +111,7 @@ def test_without_a_thread_it_serves_until_it_is_stopped(pair: Pair):
     server = pair.server(start=False)
     thread = threading.Thread(target=server.start)
     thread.start()
-    client = pair.client()
+    client = pair.client(options={"wait_for_server": True})
     client.stop()
     server.stop()
     thread.join(60)
@@ -149,7 +149,7 @@ def test_server_and_client_leave_no_thread_behind(pair: Pair, caplog: pytest.Log
     server.stop()
     client.stop()
     asking.join(60)
-    assert not [thread.name for thread in set(threading.enumerate()) - before]
+    eventually(lambda: not set(threading.enumerate()) - before, "every thread to end")
     assert "is left behind" not in said_in(caplog)
 
 
@@ -168,7 +168,7 @@ def test_stopped_by_its_own_callback(pair: Pair, threaded: bool):
     thread = threading.Thread(target=server.start, args=(threaded,))
     thread.start()
     spool = pair.spool()
-    pair.client(stores={ENV: spool}, options={"timeout_ms": 500})
+    pair.client(stores={ENV: spool}, options={"timeout_ms": 500, "wait_for_server": True})
     spool.insert(transition(1, 0, 0))
     assert seen.wait(60) and not waited, "it does not wait for itself"
     thread.join(60)
