@@ -17,6 +17,7 @@ from hilt.formats.convert import convert
 from hilt.formats.listing.episode_filter import EpisodeFilter
 from hilt.replay import Log, Schema
 from hilt.replay.edits import Edits
+from hilt.runs.folder import STARTS, VERSIONS_PER_START
 from tests.app.episode_samples import BEGAN, facts, make_log, trajectory
 
 
@@ -179,4 +180,24 @@ def test_index_shows_what_people_edited(tmp_path: Path, monkeypatch: pytest.Monk
     states = next(lane for lane in lanes["lanes"] if lane["name"] == "observations/state")
     assert states["values"][0] == [6.0, 7.0, 8.0, 9.0, 10.0]
     edits.log.close()
+    index.close()
+
+
+def test_index_knows_the_oldest_and_newest_version_and_that_those_of_a_run_count_from_its_starts(tmp_path: Path):
+    steps = trajectory(0, 6, images=False)
+    steps["policy_version"][:, 0] = [-1, 2_000_003, 2_000_003, 2_000_017, -1, -1]
+    (tmp_path / "run").mkdir()
+    with Log.create(tmp_path / "run/log", Schema.of(steps, leading=2), durability="never") as log:
+        log.add(steps)
+        log.add({**steps, "policy_version": np.full((6, 1), -1)})
+    index = EpisodeIndex([tmp_path / "run/log"])
+    assert index.wait_until_opened(60) and index.wait_until_read(60)
+
+    def known(number: int) -> tuple[int | None, ...]:
+        row = index.row(index.sources[0].key, number)
+        return row["first_version"], row["version"], row["versions_per_start"]
+
+    assert known(0) == (2_000_003, 2_000_017, 0) and known(1) == (None, None, 0)
+    (tmp_path / "run" / STARTS).write_text("{}")
+    assert known(0) == (2_000_003, 2_000_017, VERSIONS_PER_START)
     index.close()

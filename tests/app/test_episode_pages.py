@@ -100,6 +100,8 @@ def test_list_filters_sorts_pages_and_shows_text_as_text(chrome: Any, served: An
     field.send_keys(" success=true steps>=7", Keys.ENTER)
     chromium.wait(chrome, f"return {LIST}.page.matched === 2")
     assert numbers(chrome) == ["1", "5"] and "filter=task%3Dpick+success%3Dtrue" in chrome.current_url
+    cells = "[...document.querySelectorAll('td.version')].map((one) => one.innerText)"
+    assert chrome.execute_script(f"return {cells}") == ["v10", "v50"]
     chrome.find_element("css selector", "th.length button").click()
     chromium.wait(chrome, f"return {LIST}.page.rows[0]?.number === 5")
     frames = "[...document.querySelectorAll('.episodes td.frames img')]"
@@ -108,6 +110,19 @@ def test_list_filters_sorts_pages_and_shows_text_as_text(chrome: Any, served: An
     field.clear()
     field.send_keys("sucess=true", Keys.ENTER)
     assert "did you mean 'success'" in chromium.wait(chrome, "return document.querySelector('[role=alert]')?.innerText")
+
+
+def test_policy_versions_are_short_numbers_that_count_from_the_start_of_a_run(chrome: Any, served: Any):
+    open_list(chrome, served, "pick")
+    for first, last, per, shown in (
+        (1200, 1250, 0, "v1,200-1,250"),
+        (1_001_250, 1_001_250, 1_000_000, "v1,250"),
+        (2_000_003, 2_000_017, 1_000_000, "v3-17 (start 2)"),
+        (1_001_249, 2_000_003, 1_000_000, "v1,249 - v3 (start 2)"),
+        (None, None, 0, ""),
+    ):
+        row = {"first_version": first, "version": last, "versions_per_start": per}
+        assert chrome.execute_script(f"return {LIST}.versions({json.dumps(row)})") == shown
 
 
 def test_list_saves_a_view_and_shows_the_command_that_exports_it(chrome: Any, served: Any, tmp_path: Path):
@@ -147,6 +162,7 @@ def test_episode_plays_steps_and_shows_the_row_under_the_cursor(chrome: Any, ser
     chromium.wait(chrome, f"return {ONE}.playing && {ONE}.step > 3")
     press(chrome, "k")
     assert chrome.execute_script(f"return {ONE}.playing") == 0
+    assert chrome.find_element("css selector", ".head .version").text == "v30"
     lanes = chrome.execute_script(f"return {ONE}.shownLanes({ONE}.episodes[0]).map((lane) => lane.name)")
     assert lanes[:2] == ["who", "rewards"] and "actions" in lanes and "latency" in lanes
     timeline = chrome.find_element("css selector", ".timeline .lane canvas")

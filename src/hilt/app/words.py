@@ -253,6 +253,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "episodes.who": ("Who acted", "执行者"),
     "episodes.source": ("Who acted", "执行者"),
     "episodes.version": ("Policy version", "策略版本"),
+    "episodes.started": ("(start {start})", "（第 {start} 次启动）"),
     "episodes.date": ("Date", "日期"),
     "episodes.tags": ("Tags", "标签"),
     "episodes.tag": ("Tag", "标签"),

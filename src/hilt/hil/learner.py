@@ -38,7 +38,7 @@ from hilt.hil.make_agent import make_agent
 from hilt.observe.alarms import AlarmWatch, stopped
 from hilt.observe.metrics import PAUSE, Metrics, flat_scalars, read_metrics
 from hilt.runs.checkpoint import Buffers, Saver, alone, latest, numbers
-from hilt.runs.folder import note_end
+from hilt.runs.folder import STARTS, VERSIONS_PER_START, note_end
 from hilt.runs.run_precision import settle
 from hilt.wire import TrainerConfig, TrainerServer
 
@@ -59,8 +59,6 @@ MAX_SKIPPED = 20
 """Updates in a row with a loss or a gradient that is not finite, after which a run ends with an error"""
 REALIZED = 20
 """Episodes, the last ones, whose returns Q is compared with"""
-VERSIONS_PER_START = 1_000_000
-"""Each start numbers its weights from a million on that none before it had: no number ever means two sets of weights"""
 logger = logging.getLogger("hilt.hil")
 
 
@@ -410,7 +408,7 @@ class Learner:
     def _publish(self, first: bool = False) -> None:
         version = None
         if first:
-            path = self.run_folder / "starts.json"
+            path = self.run_folder / STARTS
             starts = (read_json(path)["starts"] if path.exists() else 0) + 1
             write_json(path, {"starts": starts})
             version = starts * VERSIONS_PER_START

@@ -146,7 +146,9 @@ class DatasetEpisodes(EpisodeSource):
         for value, name in enumerate(SOURCES):
             row[name] = counts[value]
         if "policy_version" in columns:
-            row["version"] = int(np.max(columns["policy_version"]))
+            versions = np.asarray(columns["policy_version"], np.int64)
+            acted = versions[versions >= 0]
+            row["version"], row["first_version"] = (int(acted.max()), int(acted.min())) if len(acted) else (-1, -1)
         ended = {name: bool(np.any(columns.get(name, False))) for name in ("terminated", "truncated")}
         row["end"] = TERMINATED if ended["terminated"] else TRUNCATED if ended["truncated"] else 0
         row["read"] = True

@@ -29,6 +29,7 @@ from hilt.formats.listing.episode_filter import EpisodeFilter
 from hilt.formats.listing.episode_source import EpisodeSource
 from hilt.formats.listing.episode_table import ROW, SOURCES, FactColumn, Vocabulary, split_tags
 from hilt.formats.listing.log_episodes import LogEpisodes
+from hilt.runs.folder import STARTS, VERSIONS_PER_START
 
 SORTS = ("number", "task", "length", "return", "success", "human", "version", "date", "tags", "end", "group")
 """The columns by which a list can be sorted."""
@@ -62,6 +63,12 @@ class Neighbors:
     matched: int
     previous: dict[str, Any] | None
     next: dict[str, Any] | None
+
+
+def versions_per_start(path: Path) -> int:
+    """By how much the numbers of weights go up with each start of the run that a log belongs to; 0 where they do
+    not."""
+    return VERSIONS_PER_START if (path.parent / STARTS).is_file() else 0
 
 
 def find_sources(path: Path) -> list[tuple[str, Path]]:
@@ -194,6 +201,8 @@ class EpisodeIndex:
             "success": SUCCESS[int(row["success"])],
             "sources": {name: int(row[name]) for name in SOURCES if row[name]},
             "version": int(row["version"]) if row["version"] >= 0 else None,
+            "first_version": int(row["first_version"]) if row["first_version"] >= 0 else None,
+            "versions_per_start": versions_per_start(source.path) if row["version"] >= VERSIONS_PER_START else 0,
             "date": None if np.isnan(row["date"]) else float(row["date"]),
             "end": ENDS[int(row["end"])] if read else None,
             "task": self.texts[int(row["task"])],

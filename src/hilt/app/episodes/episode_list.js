@@ -1,6 +1,7 @@
 // The list of episodes, as a Vue component of NiceGUI's. Rows come from the server page by page; texts are never HTML.
 
 import {keepMade, made, post, undoMade} from "edits_of_tab";
+import {versions} from "shown_values";
 
 const COUNT = 50;
 const COLUMNS = [
@@ -101,7 +102,7 @@ export default {
                 <button type="button" class="hilt-button" :aria-label="w('episode.do_failure')" :aria-pressed="row.success === false" @click="tap('failure', row)">✗</button></span></td>
             <td class="who"><span v-if="row.read" class="whobar" role="img" :aria-label="who(row)" :title="who(row)">
               <i v-for="source in sources" :key="source" :class="source" :style="{flexGrow: row.sources[source] || 0}"></i></span></td>
-            <td class="version right">{{ row.version ?? "" }}</td>
+            <td class="version right" :title="row.version === null ? '' : 'version=' + row.version">{{ versions(row) }}</td>
             <td class="date">{{ row.date === null ? "" : date(row.date) }}</td>
             <td class="tags"><span v-if="row.bad" class="hilt-chip">{{ w("episodes.bad") }}</span>
               <button v-for="tag in row.tags" :key="tag" type="button" class="hilt-chip" @click="choose('tag', tag)">{{ tag }}</button></td>
@@ -170,6 +171,7 @@ export default {
   methods: {
     w(key) { return this.words[key] ?? key; },
     f(key, values) { return this.w(key).replace(/\{(\w+)\}/g, (_, name) => values[name]); },
+    versions(row) { return versions(row, (start) => this.f("episodes.started", {start})); },
     n: (number) => number.toLocaleString(),
     id: (row) => `${row.source}:${row.number}:${row.lane}`,
     right: (name) => RIGHT.includes(name),

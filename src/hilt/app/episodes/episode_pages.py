@@ -100,7 +100,7 @@ class EpisodePages:
         self._responses = optional_module("starlette.responses", PURPOSE, "teleop", "nicegui")
         ui = app.ui
 
-        scripts = [HERE / "edits_of_tab.js"]
+        scripts = [HERE / "edits_of_tab.js", HERE / "shown_values.js"]
 
         class EpisodeList(ui.element, component=HERE / "episode_list.js", dependencies=scripts):  # type: ignore[call-arg, name-defined]
             pass

@@ -1,6 +1,7 @@
 // One episode, or two side by side, as a Vue component of NiceGUI's: cameras and lanes over one cursor. Texts are never HTML.
 
 import {keepMade, made, post, undoMade} from "edits_of_tab";
+import {brief, versions} from "shown_values";
 
 const COLORS = {policy: "#787c84", human: "#e87722", demo: "#3478d2", random: "#9650b4"};
 const LINES = ["#2f6fde", "#d1495b", "#17946b", "#b8860b", "#8c5fc7", "#00889b", "#c2571a", "#5b6b7f"];
@@ -100,6 +101,7 @@ export default {
           <h1>{{ title(one) }}</h1>
           <span class="hilt-state" :class="outcome(one)[0]">{{ outcome(one)[1] }}</span>
           <span v-for="tag in one.row.tags" :key="tag" class="hilt-chip">{{ tag }}<button v-if="editing" type="button" :aria-label="f('episode.untag', {name: tag})" @click="edit({action: 'untag', name: tag})">×</button></span>
+          <span v-if="one.row.version !== null" class="hilt-chip version" :title="w('episodes.version')">{{ versions(one.row) }}</span>
           <span class="hilt-soft">{{ one.row.instruction || one.row.task }}</span>
           <span v-if="!side" class="beside">
             <a v-if="one.neighbors.previous" class="hilt-button" :href="href(one.neighbors.previous)" rel="prev">{{ w("episode.previous") }}</a>
@@ -231,6 +233,7 @@ export default {
     counted(step, steps) {
       return step < steps ? this.f("episode.step", {step, last: steps - 1}) : this.f("episode.at_end", {last: steps - 1});
     },
+    versions(row) { return versions(row, (start) => this.f("episodes.started", {start})); },
     color: (source) => COLORS[source],
     line(i) { return (this.dark ? DARK_LINES : LINES)[i % LINES.length]; },
     title(one) { return `${one.row.group || one.name} · ${this.f("episode.title", {number: one.row.number})}${one.row.lane ? "·" + one.row.lane : ""}`; },
@@ -412,7 +415,7 @@ export default {
         return `${lane.label}: ${steps.length ? this.f("episode.lane_steps", {steps: steps.slice(0, 5).join(", ")}) : "–"}`;
       }
       const finite = lane.values.flat().filter((value) => typeof value === "number");
-      const values = finite.length ? `${+lane.low.toPrecision(4)} … ${+lane.high.toPrecision(4)}` : "–";
+      const values = finite.length ? `${brief(lane.low)} … ${brief(lane.high)}` : "–";
       return `${lane.label}${lane.unit ? ` (${lane.unit})` : ""}: ${values}`;
     },
     height: (lane) => HEIGHT[lane.kind],
@@ -421,7 +424,7 @@ export default {
     reading(lane) {
       if (lane.kind === "who" || lane.kind === "flag" || lane.parts.length > 1) return "";
       const value = lane.values[0][Math.min(this.step, lane.values[0].length - 1)];
-      return typeof value === "number" ? +value.toPrecision(4) : value ?? "–";
+      return typeof value === "number" ? brief(value) : value ?? "–";
     },
     cursor(one) { return `calc(var(--names) + (100% - var(--names)) * ${Math.min(this.step, one.lanes.steps) / Math.max(1, one.lanes.steps)})`; },
     shown() {

@@ -29,6 +29,7 @@ ROW = np.dtype(
         ("success", "i1"),
         *((source, "<i4") for source in SOURCES),
         ("version", "<i8"),
+        ("first_version", "<i8"),
         ("date", "<f8"),
         ("end", "i1"),
         ("task", "<i4"),
@@ -41,7 +42,8 @@ ROW = np.dtype(
     ]
 )
 """One episode. Texts are codes of a `Vocabulary`. ``group`` is the place of its source in the index, ``number`` that of
-the trajectory or of the episode of a dataset, ``lane`` the row of a wide trajectory. ``read`` becomes true when its
+the trajectory or of the episode of a dataset, ``lane`` the row of a wide trajectory, ``version`` the newest of the
+policy and ``first_version`` the oldest, -1 where none acted. ``read`` becomes true when its
 steps were read: until then the return, the counts of sources and the date are unknown."""
 
 
@@ -110,7 +112,7 @@ def blank_rows(count: int) -> Array:
     """Rows in which nothing is known."""
     rows = np.zeros(count, ROW)
     rows["return"] = rows["date"] = np.nan
-    rows["success"] = rows["version"] = -1
+    rows["success"] = rows["version"] = rows["first_version"] = -1
     return rows
 
 

@@ -33,6 +33,7 @@ from hilt.replay.snapshot import Snapshot
 STEPS_AT_ONCE = 1 << 16
 """Steps whose rows are read at once, while others wait."""
 TIME = "times/observed"
+NO_VERSION = np.iinfo(np.int64).max
 
 
 class Changes:
@@ -247,9 +248,11 @@ class LogEpisodes(EpisodeSource):
             rewards = read["rewards"].reshape(len(keys), -1).sum(1, dtype=np.float64)
             returns = np.bincount(at, rewards, size)
             part["return"][touched] = returns[touched]
-        version = np.full(size, -1, np.int64)
-        np.maximum.at(version, at, read["policy_version"].astype(np.int64))
-        part["version"][touched] = version[touched]
+        by_policy, versions = read["policy_version"] >= 0, read["policy_version"].astype(np.int64)
+        for name, pick, unknown in (("version", np.maximum, -1), ("first_version", np.minimum, NO_VERSION)):
+            version = np.full(size, unknown, np.int64)
+            pick.at(version, at[by_policy], versions[by_policy])
+            part[name][touched] = np.where(version == NO_VERSION, -1, version)[touched]
         stop, cut = (np.bincount(at, read[name] != 0, size) > 0 for name in ("terminated", "truncated"))
         part["end"][touched] = np.where(stop, TERMINATED, np.where(cut, TRUNCATED, 0))[touched]
         if "success" in read:
