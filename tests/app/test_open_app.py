@@ -215,6 +215,27 @@ def test_run_page_grows_with_the_run(chrome: Any, served: Any):
 
 
 @needs_chromium
+def test_run_page_shows_alarms_and_events_in_the_language_of_the_page(chrome: Any, served: Any):
+    raised = (
+        "alarm no_signal: in 95% of the groups all members end alike, and most of these fail (5 steps; limit 90%). "
+    )
+    alarm = {"event": raised + "A cure.", "alarm": "no_signal", "alarm/no_signal": 1.0}
+    with Metrics(served.folder / "good") as metrics:
+        metrics.write("event", alarm, update=9000, step=18000)
+        metrics.event("waits: there is no online step yet", update=9000, step=18000)
+        metrics.event(NASTY, update=9000, step=18000)
+    chrome.execute_script("document.cookie = 'hilt-language=zh; path=/'")
+    open_run(chrome, served)
+    chromium.wait(chrome, "return document.querySelector('.hilt-alarm')?.innerText.startsWith('警报 no_signal：95%')")
+    events = "[...document.querySelectorAll('.hilt-output')].map((one) => one.textContent).join()"
+    chromium.wait(chrome, f"return {events}.includes('等待：还没有在线步')")
+    assert NASTY in chrome.execute_script(f"return {events}"), "what is not known stays as it is"
+    Metrics(served.folder / "good").close()  # who goes on raises it anew
+    chromium.wait(chrome, "return !document.querySelector('.hilt-alarm')")
+    chrome.execute_script("document.cookie = 'hilt-language=en; path=/'")
+
+
+@needs_chromium
 def test_run_page_runs_a_command_and_shows_its_output(chrome: Any, served: Any):
     open_run(chrome, served)
     *_, plot = chrome.find_elements("css selector", ".hilt-do")

@@ -10,8 +10,7 @@ import pytest
 
 from hilt.app.open_app import PARTS
 from hilt.app.run_library import STATES
-from hilt.app.words import LANGUAGES, METRIC_WORDS, WORDS, Words, language_of
-from hilt.observe.plots import PANELS
+from hilt.app.words import LANGUAGES, WORDS, Words, language_of
 from hilt.runs.folder import COMMANDS
 
 APP = Path(__file__).parents[2] / "src/hilt/app"
@@ -33,7 +32,7 @@ def test_word_is_there_in_every_language(key: str):
 
 def test_words_are_those_that_the_app_uses():
     code = SOURCE
-    for catalog in ("words.py", "classifiers/classifier_words.py"):
+    for catalog in ("words.py", "run_words.py", "classifiers/classifier_words.py"):
         code = code.replace((APP / catalog).read_text(), "")
     spelled = set(USED.findall(code)) & {*WORDS}
     made = {
@@ -50,24 +49,3 @@ def test_words_are_those_of_the_language_chosen_or_accepted():
     assert language_of("", "fr-FR,zh-CN;q=0.8,en;q=0.5") == "zh"
     assert language_of("", "en-US,en;q=0.9,zh;q=oops") == "en"
     assert Words("en")("runs.count", count=3, paths="runs") == "3 runs below runs"
-
-
-def test_words_of_metrics_are_there_for_every_chart():
-    needed = {text for panel in PANELS for text in (panel.title, panel.unit, *panel.curves) if text}
-    assert needed - {"torch"} <= {*METRIC_WORDS}
-    assert Words("zh").metric("Temperature") == "温度" and Words("en").metric("Temperature") == "Temperature"
-    assert Words("zh").metric("a name of somebody's") == "a name of somebody's"
-
-
-def test_words_in_which_a_run_says_how_it_stands_are_translated():
-    chinese = Words("zh").of_run
-    for text, shown in (
-        ("stopped, after 37 updates with 1,400 online steps", "已停止，共 37 次更新、1,400 个在线步"),
-        ("goal, after 590 updates", "达到目标，共 590 次更新"),
-        ("70% of the last 20 episodes; – of 0 without take-over", "最近 20 个回合中 70%；无接管的 0 个回合中 –"),
-        ("critic 0.0167   actor -1.2", "评论家 0.0167   策略 -1.2"),
-        ("290 (7/s)   50% torch   20% waiting for steps", "290 (7/s)   50% torch   20% 等待数据"),
-        ("actor-1: policy, actor-2: silent", "actor-1: 策略, actor-2: 无响应"),
-        ("a text of somebody's", "a text of somebody's"),
-    ):
-        assert chinese(text) == shown and Words("en").of_run(text) == text

@@ -20,7 +20,6 @@ from hilt.cli.show import human_bytes
 from hilt.core.children import final_error
 from hilt.core.errors import HiltError, optional_module
 from hilt.core.files import inside
-from hilt.observe.metrics import FILE as METRICS
 
 LOG_LINES, MAX_FILMS = 60, 12
 AXES = ("step", "minutes")
@@ -141,7 +140,7 @@ def _live_head(page: PageContext, run: RunSummary) -> None:
             alarms.clear()
             with alarms:
                 for text in raised:
-                    page.text(text, "p", "hilt-alarm")
+                    page.text(word.event(text), "p", "hilt-alarm")
 
     refresh()
     ui.timer(2.0, refresh)
@@ -168,7 +167,7 @@ def _live_rows(page: PageContext, run: RunSummary) -> None:
         with rows:
             for name, text in found:
                 page.text(page.word.metric(name), "dt")
-                page.text(text if name == "last event" else page.word.of_run(text), "dd")
+                page.text(page.word.event(text) if name == "last event" else page.word.of_run(text), "dd")
 
     refresh()
     page.ui.timer(2.0, refresh)
@@ -343,20 +342,21 @@ def _logs(page: PageContext, run: RunSummary) -> None:
     failed = [log for log in logs if final_error(tail(log, LOG_LINES))]
     opened = failed or [log for log in logs if log.stem == "learner"]
     texts: dict[Path, tuple[Any, Any]] = {}
+    seen: dict[Path, float] = {}
     with page.ui.element("section").classes("hilt-panel hilt-stack"):
         page.heading(page.word("run.logs"), 2)
         for log in sorted(logs, key=lambda log: log not in failed):
             texts[log] = _lines(page, log.name, log in opened)
-        texts[run.path / METRICS] = _lines(page, page.word("run.events"), False)
-    seen: dict[Path, float] = {}
+        events, _ = _lines(page, page.word("run.events"), False)
 
     def refresh() -> None:
         for path, (element, mark) in texts.items():
             if seen.get(path) != (changed := modified(path)):
                 seen[path] = changed
-                lines = [] if path.name == METRICS else tail(path, LOG_LINES)
-                element.set_text("\n".join(lines) or _events(page, run))
+                lines = tail(path, LOG_LINES)
+                element.set_text("\n".join(lines))
                 mark.set_text(page.word("run.has_error") if final_error(lines) else "")
+        events.set_text(_events(page, run))  # which are known a little after the file has changed
 
     refresh()
     page.ui.timer(3.0, refresh)
@@ -377,4 +377,4 @@ def _lines(page: PageContext, title: str, is_open: bool) -> tuple[Any, Any]:
 def _events(page: PageContext, run: RunSummary) -> str:
     """What happened, in words, from the newest records of the run."""
     lines = page.app.runs.standing(run.id).events if run.id in page.app.runs.runs else ()
-    return "\n".join(f"{when(at)}  {text}" for at, text in lines)
+    return "\n".join(f"{when(at)}  {page.word.event(text)}" for at, text in lines)

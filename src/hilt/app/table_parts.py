@@ -71,8 +71,8 @@ def why(run: RunSummary, word: Words, now: float) -> str:
     if run.reason == "why.gone":
         return word("why.gone", when=when(run.last))
     if run.state == "ended":
-        return word.of_run(run.why)
-    return word(run.reason) if run.reason else run.why
+        return word.of_run(word.event(run.why))
+    return word(run.reason) if run.reason else word.event(run.why)
 
 
 def when(seconds: float) -> str:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from hilt.app.classifiers.classifier_words import CLASSIFIER_WORDS
+from hilt.app.run_words import METRIC_WORDS, RUN_NAMES, RUN_TEXTS, event_in_chinese
 
 LANGUAGES = {"en": "English", "zh": "中文"}
 """The languages of the app, each by its own name; the order is that of the texts below"""
@@ -379,113 +380,6 @@ WORDS: dict[str, tuple[str, str]] = {
 }
 
 
-METRIC_WORDS = {
-    "Success of the last {n} episodes": "最近 {n} 个回合的成功率",
-    "Success in evaluations": "评估成功率",
-    "of episodes": "占回合比例",
-    "all": "全部",
-    "without take-over": "无接管",
-    "Steps that a person made": "人操作的步数",
-    "of online steps": "占在线步数比例",
-    "How long an episode takes": "回合长度",
-    "steps": "步",
-    "successes": "成功回合",
-    "Seconds of an episode": "回合时长",
-    "seconds": "秒",
-    "Return of an episode": "回合回报",
-    "sum of rewards": "奖励之和",
-    "Loss of the critic": "评论家损失",
-    "Loss of actor and temperature": "策略与温度损失",
-    "actor": "策略",
-    "temperature": "温度",
-    "Loss (in training: mean of {n} records)": "损失（训练：{n} 条记录的均值）",
-    "training": "训练",
-    "held out": "留出",
-    "Loss of the policy and its critic": "策略与评论家损失",
-    "policy": "策略",
-    "critic": "评论家",
-    "Ratios that are clipped": "被裁剪的比率",
-    "of them": "占比",
-    "From the reference": "与参考策略的距离",
-    "nats": "奈特",
-    "Groups that are dropped": "被丢弃的组",
-    "all succeeded": "全部成功",
-    "all failed": "全部失败",
-    "Learning rate": "学习率",
-    "Length of the gradient": "梯度范数",
-    "before it is clipped": "裁剪之前",
-    "Q values, by whose steps they are": "Q 值（按数据来源）",
-    "online": "在线",
-    "demo": "示范",
-    "human": "人",
-    "TD error, by whose steps they are": "TD 误差（按数据来源）",
-    "Whose steps move the critic": "各来源对评论家梯度的贡献",
-    "of its gradient": "占梯度比例",
-    "Reward in a batch, by whose steps": "批次奖励（按数据来源）",
-    "mean": "均值",
-    "Entropy of the policy": "策略熵",
-    "Temperature": "温度",
-    "How fast it goes": "速度",
-    "per second": "每秒",
-    "updates": "更新",
-    "online steps": "在线步数",
-    "samples": "样本",
-    "How late control is": "控制延迟",
-    "ms, 99th percentile": "毫秒，第 99 百分位",
-    "How old the acting weights are": "所用权重的陈旧度",
-    "Where the learner's time goes": "学习器的时间分配",
-    "of its time": "占时间比例",
-    "batches": "取批次",
-    "waiting for steps": "等待数据",
-    "simulator": "仿真",
-    "learning": "学习",
-    "other": "其他",
-    "Steps to learn from": "可供学习的步数",
-    "minutes": "分钟",
-    "who acts": "谁在操作",
-    "success": "成功率",
-    "validation": "验证",
-    "a person makes": "人的操作",
-    "contact lost": "失去联系",
-    "episode": "回合",
-    "return": "回报",
-    "losses": "损失",
-    "ratios": "比率",
-    "Q values": "Q 值",
-    "acting weights": "所用权重",
-    "steps kept": "保存的步数",
-    "spool": "待发送的步",
-    "control rate": "控制频率",
-    "last event": "最近事件",
-}
-"""The Chinese of names that come with the metrics of a run: titles of charts, of their curves, and of rows"""
-RUN_TEXTS = (
-    (r"^stopped(?=, after )", "已停止"),
-    (r"^pressed(?=, after )", "操作员按下停止"),
-    (r"^goal(?=, after )", "达到目标"),
-    (r"^(max_\w+)(?=, after )", r"达到 \1"),
-    (r", after ([\d,]+) updates with ([\d,]+) online steps$", r"，共 \1 次更新、\2 个在线步"),
-    (r", after ([\d,]+) updates$", r"，共 \1 次更新"),
-    (r", after ([\d,]+) steps$", r"，共 \1 步"),
-    (r"^no episode yet$", "还没有回合"),
-    (r"^none yet$", "暂无"),
-    (r"^(\S+) of the last (\d+) episodes", r"最近 \2 个回合中 \1"),
-    (r"; (\S+) of (\d+) without take-over$", r"；无接管的 \2 个回合中 \1"),
-    (r"^(\d+%) of steps$", r"\1 的步"),
-    (r"^(\d+) steps$", r"\1 步"),
-    (r"^(\d+) updates old$", r"落后 \1 次更新"),
-    (r"^(\S+) ms late at the 99th percentile$", r"第 99 百分位延迟 \1 毫秒"),
-    (r"(?<=: )silent\b", "无响应"),
-    (r"(?<=: )waiting\b", "等待中"),
-)
-"""Patterns of texts in which a run says why it ended and how it stands, and their Chinese"""
-RUN_NAMES = re.compile(
-    r"\b(critic|actor|temperature|online|demo|human|mean)(?= -?\d)"
-    r"|(?<=% )(batches|waiting for steps|simulator|policy|learning|other)\b|(?<=: )(policy|human)\b"
-)
-"""Names within such texts, whose Chinese is in METRIC_WORDS"""
-
-
 @dataclass(frozen=True)
 class Words:
     """The texts of one language: ``words("runs.count", count=3, paths="runs")``."""
@@ -506,6 +400,10 @@ class Words:
         for pattern, chinese in RUN_TEXTS:
             text = re.sub(pattern, chinese, text)
         return RUN_NAMES.sub(lambda found: METRIC_WORDS[found[0]], text)
+
+    def event(self, text: str) -> str:
+        """An event, an alarm, or the error with which a run ended; one that is not known stays as it is."""
+        return event_in_chinese(text) if self.language == "zh" else text
 
     def starting(self, prefix: str) -> dict[str, str]:
         """All texts whose keys begin so, by key, with their values not filled in: a script of the page does that."""
