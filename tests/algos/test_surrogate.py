@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 import torch
 
 from hilt.algos.kl import divergence
-from hilt.algos.surrogate import surrogate, terms, weights
+from hilt.algos.surrogate import importance, surrogate, terms, weights
 from hilt.core.errors import UnknownNameError
 
 
@@ -27,6 +27,42 @@ def test_numbers_under_the_mask_count_for_nothing():
     mask = torch.tensor([[[True, True], [False, False]]])
     found = {level: [x.tolist() for x in terms(log_prob, mask, level)] for level in ("action", "chunk")}
     assert found == {"action": [[[-3.0, 0.0]], [[True, False]]], "chunk": [[-3.0], [True]]}
+
+
+REWARDS = torch.tensor([0.1, 0.3, 1.0], dtype=torch.float64)
+"""Of the arms of a bandit"""
+
+
+def decoupled_gradient(logits: torch.Tensor, drawn: torch.Tensor, cap: float) -> torch.Tensor:
+    """Of the expected loss of one update at `logits`, with arms that were drawn with the probabilities `drawn`."""
+    now = logits.clone().requires_grad_()
+    old, probability = logits.log_softmax(0), drawn.double()
+    advantage = REWARDS - (probability * REWARDS).sum()
+    weight = importance(old, probability.log()).clamp(max=cap)
+    loss = weight * surrogate(now.log_softmax(0) - old, advantage, 0.2, 0.28).loss
+    (gradient,) = torch.autograd.grad((probability * loss).sum(), now)
+    return gradient
+
+
+def test_a_stale_bandit_has_the_gradient_of_its_expected_reward():
+    logits = torch.tensor([0.2, -0.4, 0.1], dtype=torch.float64)
+    drawn = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
+    now = logits.clone().requires_grad_()
+    (true,) = torch.autograd.grad(-(now.softmax(0) * REWARDS).sum(), now)
+    assert torch.allclose(decoupled_gradient(logits, drawn, cap=100.0), true, atol=1e-12)
+    ratio = (logits.softmax(0) / drawn).max()
+    assert ratio > 2
+    truncated = decoupled_gradient(logits, drawn, cap=2.0)
+    assert not torch.allclose(truncated, true, atol=1e-2) and torch.dot(truncated, true) > 0
+
+
+@pytest.mark.parametrize("versions", [0, 1, 4])
+def test_a_bandit_finds_the_best_arm_from_draws_of_earlier_versions(versions: int):
+    made = [torch.tensor([2.0, 0.0, -2.0], dtype=torch.float64)]  # the best arm is the rarest
+    for step in range(300):
+        drawn = made[max(0, step - versions)].softmax(0)
+        made.append(made[-1] - 0.5 * decoupled_gradient(made[-1], drawn, cap=2.0))
+    assert made[-1].softmax(0)[2] > 0.95
 
 
 def test_the_low_variance_divergence_is_never_negative():

@@ -204,6 +204,15 @@ def test_a_run_is_the_same_wherever_its_ranks_are_and_goes_on_when_one_dies(
         assert figures[step] == pytest.approx(theirs, rel=1e-5, abs=1e-6)
 
 
+def test_ranks_that_collect_beside_an_update_collect_the_same_wherever_they_are(machines, undisturbed, tmp_path):
+    ahead, apart = "collect.ahead=1", ["placement.kind=ray", "placement.rollout_ranks=2"]
+    beside = ran(tmp_path / "beside", "placement.kind=processes", "pool.workers=1", ahead)
+    figures = ran(tmp_path / "apart", *apart, f"placement.address={machines.address}", ahead)
+    for step, theirs in beside.items():
+        assert figures[step] == pytest.approx(theirs, rel=1e-5, abs=1e-6)
+    assert beside[1] == undisturbed[1] and beside[2]["policy_loss"] != undisturbed[2]["policy_loss"]
+
+
 def test_what_a_rank_raises_ends_a_run_as_itself(machines, tmp_path, monkeypatch):
     monkeypatch.setattr("hilt.vla.train.WORKER", "tests.vla.toy_placed:make_worker")
     with pytest.raises(ZeroDivisionError, match="in mid-update") as raised:

@@ -114,6 +114,18 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         ["collect.prefetch=true", "placement.kind=ray", "placement.rollout_ranks=1"],
         "prefetch=True would do nothing: it needs placement.rollout_ranks=0",
     ),
+    "ahead beside simulators of the same process": (
+        ["collect.ahead=1"],
+        "simulators need processes of their own, pool.workers=1 or more; or give ranks of their own to rollouts",
+    ),
+    "ahead in pieces": (
+        ["collect.ahead=1", "pool.workers=1", "sharding.enabled=true"],
+        "no rank has all weights to act by; give 0, or give ranks of their own to rollouts",
+    ),
+    "reset and rolled out": (
+        ["collect.ahead=1", "pool.workers=1", "collect.prefetch=true"],
+        "prefetch=True would do nothing: it needs collect.ahead=0",
+    ),
     "several ranks here": (["placement.ranks=2"], "needs placement.kind=processes or ray"),
 }
 

@@ -15,6 +15,7 @@ import torch
 
 from hilt.core.errors import ConfigError
 from hilt.distributed.ranks import Alone
+from hilt.policies.copies import ReferencePolicy
 from hilt.policies.io.lora import HEADS
 from hilt.policies.vla.small_vla import SmallVLA
 from hilt.vla.config import Rewards
@@ -23,7 +24,6 @@ from hilt.vla.phase_clock import PhaseClock, TimedPool
 from hilt.vla.sft import words
 from hilt.vla.worker import (
     Imitating,
-    ReferencePolicy,
     Worker,
     episode_summary,
     first_policy,

@@ -286,12 +286,15 @@ class Apart:
     """Two groups that look like one: ranks that train, and ranks that roll out.
 
     Before a collection those that roll out get the newest weights, with their version; before an update those that
-    train get the episodes, each from the ranks whose number it is, counted round.
+    train get the episodes, each from the ranks whose number it is, counted round. ``begin_collect`` comes between the
+    two: the ranks that roll out collect the next step while the others are in the update.
     """
 
     def __init__(self, session: Session, trainers: RayGroup, rollouts: RayGroup):
         self._session, self.trainers, self.rollouts, self.size = session, trainers, rollouts, trainers.size
         self._stale = True
+        self._handed = self._begun = False  # this step's episodes are with the trainers, the next ones are under way
+        self._early: list[Any] | None = None  # what a collection that was begun has answered
         self.version = -1
         """Of the weights that were last sent"""
 
@@ -310,25 +313,43 @@ class Apart:
     def call(
         self, method: str, *arguments: Any, each: Sequence[Any] | None = None, timeout: float | None = None
     ) -> list[Any]:
+        if method == "begin_collect":
+            self._hand_over(timeout)
+            if self._stale:
+                self._send_weights()
+            self.rollouts.begin("collect", *arguments)
+            self._begun = True
+            return [None] * self.size
         if method in ROLLOUT:
+            if self._begun:
+                self._early, self._begun = self.rollouts.finish("collect", timeout), False
+            if method == "collect" and self._early is not None:
+                answers, self._early = self._early, None
+                return answers
             if self._stale and method in ("collect", "validate"):
                 self._send_weights()
             return self.rollouts.call(method, *arguments, each=each, timeout=timeout)
-        # not before: until then what was collected is part of what a rank that rolls out would save
         if method == "update":
-            episodes = self.rollouts.keep("hand_out")[1]
-            self.trainers.call(
-                "take_in", each=[episodes[rank :: self.size] for rank in range(self.size)], timeout=timeout
-            )
+            self._hand_over(timeout)
+            self._handed = False
         self._stale = self._stale or method in CHANGES
         return self.trainers.call(method, *arguments, each=each, timeout=timeout)
+
+    def _hand_over(self, timeout: float | None) -> None:
+        """Brings this step's episodes to the ranks that train, not before they are learned from: until then they are
+        part of what a rank that rolls out would save."""
+        if not self._handed:
+            episodes = self.rollouts.keep("hand_out")[1]
+            shares = [episodes[rank :: self.size] for rank in range(self.size)]
+            self.trainers.call("take_in", each=shares, timeout=timeout)
+            self._handed = True
 
     def stop(self) -> None:
         self.trainers.stop()
         self.rollouts.stop()
 
     def restart(self) -> None:
-        self._stale = True
+        self._stale, self._handed, self._begun, self._early = True, False, False, None
         self.trainers.restart()
         self.rollouts.restart()
 

@@ -180,6 +180,11 @@ class Remote(ABC):
     def call(
         self, method: str, *arguments: Any, each: Sequence[Any] | None = None, timeout: float | None = None
     ) -> list[Any]:
+        self.begin(method, *arguments, each=each)
+        return self.finish(method, timeout)
+
+    def begin(self, method: str, *arguments: Any, each: Sequence[Any] | None = None) -> None:
+        """Begins a call of all workers; `finish` waits for their answers."""
         if each is not None and len(each) != self.size:
             raise ConfigError(f"{method}(): each has {len(each)} arguments for {self.size} ranks; give one for each.")
         if self._over:
@@ -190,6 +195,9 @@ class Remote(ABC):
             given = (*arguments, each[rank]) if each is not None else arguments
             self.carried += size_of(given)
             self._send(rank, method, given)
+
+    def finish(self, method: str, timeout: float | None = None) -> list[Any]:
+        """The answers to the call that was begun, by rank."""
         return self._answers(method, self._call_seconds if timeout is None else timeout)
 
     def restart(self) -> None:

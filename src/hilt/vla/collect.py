@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -39,6 +41,8 @@ CHOOSING = (
     "oversample_factor", "idle_ranks", "skip_solved",
 )  # fmt: skip
 """Settings that choose where episodes begin"""
+WAIT_INTERVAL_S = 0.5
+"""Seconds between two reports while a collection in another thread is waited for"""
 Roll = Callable[..., Iterator[RolloutEpisode | LostEpisode]]
 """`roll_out` with all but the starts and the settings"""
 
@@ -114,8 +118,11 @@ class Collecting:
     )
     """The members of a group must begin with the same observation, bit for bit. Off: for a
     simulator that does not render alike twice"""
-    prefetch: bool = False
+    prefetch: bool = setting(False, needs=Need("{here}ahead=0, with which they are rolled out", lambda c: not c.ahead))
     """The next step's first episodes are reset while the policy learns"""
+    ahead: int = setting(0, minimum=0, maximum=1)
+    """1: the next step's episodes are rolled out while the policy learns, by the weights from before that update, so
+    that each step learns from episodes of one version earlier; 0: one after the other"""
     rows_at_once: int = setting(0, minimum=0)
     """Observations that go through the policy together; 0: those of half the slots"""
     report_ranks: bool = False
@@ -168,6 +175,26 @@ class Collected:
     """From outside: there are no episodes, and the collector is as it was before"""
 
 
+class AheadCollection:
+    """The collection of a step in a thread of its own, beside the update from the step before."""
+
+    def __init__(self, step: int, roll_out: Callable[[Callable[[], bool]], Any], threads: ThreadPoolExecutor):
+        """`roll_out` is given a function that tells whether its episodes are still wanted."""
+        self.step, self._left = step, threading.Event()
+        self._made = threads.submit(roll_out, self._left.is_set)
+
+    def finish(self, waiting: Callable[[], None]) -> Any:
+        """What was collected; `waiting` is called twice a second until it is there."""
+        while not wait([self._made], WAIT_INTERVAL_S).done:
+            waiting()
+        return self._made.result()
+
+    def leave(self) -> None:
+        """Returns when it has ended; nobody wants its episodes."""
+        self._left.set()
+        wait([self._made])
+
+
 class Collector:
     """One rank's part of collection, over the pool that it has."""
 
@@ -218,12 +245,13 @@ class Collector:
         policy: Policy,
         version: int = 0,
         *,
+        step: int | None = None,
         greedy: bool = False,
         keep: Callable[[RolloutEpisode], None] = lambda episode: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> Collected:
-        """The episodes of one training step. `keep` is called with every episode that ended, including
-        those that are dropped or carried over."""
+        """The episodes of one training step: by default the one whose number is the `version` of the policy's weights.
+        `keep` is called with every episode that ended, including those that are dropped or carried over."""
         if greedy and self._config.init_state_mode == "distinct":
             raise ConfigError("a greedy episode is of one initial state: it needs init_state_mode=group.")
         before = self.state_dict(store=lambda episode: {"": episode})
@@ -240,7 +268,7 @@ class Collector:
             self.load_state_dict(before, find=lambda held: held[""])
             raise
         if self._config.report_ranks:
-            self._notify(self._line(version, episodes, tally))
+            self._notify(self._line(version if step is None else step, episodes, tally))
         figures = tally.figures(episodes, self._surplus, self._solved)
         return Collected(episodes, beside, baselines, figures, tally.report())
 
@@ -260,8 +288,8 @@ class Collector:
             self._surplus, self._taken = [], 0
         return found[low:high], found[:low] + found[high:]
 
-    def _line(self, version: int, episodes: Sequence[RolloutEpisode], tally: Tally) -> str:
-        where = f"iteration {version + 1}, rank {self._rank}"
+    def _line(self, step: int, episodes: Sequence[RolloutEpisode], tally: Tally) -> str:
+        where = f"iteration {step + 1}, rank {self._rank}"
         if not self.agenda.tasks:
             return f"{where}: no task is assigned to this rank; it takes part in the update with zero weight"
         tasks = ", ".join(dict.fromkeys(episode.start.task for episode in episodes)) or ", ".join(self.agenda.current)

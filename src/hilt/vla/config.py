@@ -293,6 +293,12 @@ class Vla:
         if not any(rewards):
             yield "all coefficients of rewards are 0, so that there is nothing to learn: give rewards.success=1."
         yield from self._wrong_sizes()
+        if self.collect.ahead and not self.placement.rollout_ranks:
+            apart = "or give ranks of their own to rollouts, placement.kind=ray placement.rollout_ranks=1."
+            if self.sharding.enabled:
+                yield f"collect.ahead=1 with sharding.enabled: no rank has all weights to act by; give 0, {apart}"
+            if not self.pool.workers:
+                yield f"collect.ahead=1: simulators need processes of their own, pool.workers=1 or more; {apart}"
 
     def _wrong_sizes(self) -> Iterator[str]:
         """What has to fit together in numbers."""

@@ -373,6 +373,8 @@ class Controller:
                 )
             for text in part["messages"]:
                 self._notify(text)
+        if ahead and self._config.collect.ahead:
+            self._group.call("begin_collect", self.step + 1)
         updates = self._ask("update", self._progress(), ahead)
         now = time.monotonic()
         self.step += 1
@@ -383,7 +385,8 @@ class Controller:
         spent["update"] = now - collected
         values = _summed([part["figures"] for part in parts]) | updates[0]
         values |= {f"{name}_share": seconds / (now - began) for name, seconds in spent.items()}
-        values["other_share"] = 1 - sum(values[f"{name}_share"] for name in DRAWN)
+        values["other_share"] = max(0.0, 1 - sum(values[f"{name}_share"] for name in DRAWN))
+        values["staleness"] = self.step - 1 - min(part["version"] for part in parts)
         steps = sum(summary["length"] for part in parts for summary in part["episodes"])
         values |= {"env_steps_per_second": steps / (now - began), "updates_per_second": learned / (now - began)}
         values |= {"step_seconds": now - began, "waited_steps": self._waited}

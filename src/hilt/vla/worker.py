@@ -7,7 +7,7 @@
     reward          what an episode earned: the success verifier, the format, the environment, a learned classifier
 
 The controller (`hilt.vla.train`) calls the same methods whether the worker is in its process, in one beside
-it, or an actor of Ray on another machine: `collect`, `update`, `validate`, and `shared`, `own` and
+it, or an actor of Ray on another machine: `collect`, `begin_collect`, `update`, `validate`, and `shared`, `own` and
 `trained` for what is kept. Answers are small: figures and summaries. `collect` and `validate` are a rank's
 own affair; in `update` and `shared` all ranks do the same.
 """
@@ -15,9 +15,9 @@ own affair; in `update` and `shared` all ranks do the same.
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,13 @@ from hilt.distributed.ranks import Ranks
 from hilt.distributed.remote_workers import Stopped
 from hilt.envs.pool import Pool
 from hilt.envs.rewards import REWARDS, Classifier, named_reward, reward_and_success
-from hilt.policies.base import Evaluation, Policy, Record, at_least_float32
+from hilt.policies.base import Policy, at_least_float32
+from hilt.policies.copies import ActingCopy, ReferencePolicy
 from hilt.policies.registry import is_new, load_policy, new_policy, policy_class, policy_sizes
 from hilt.policies.vla.flow import check_entropy
 from hilt.policies.vla.observation_adapters import Suite
 from hilt.replay.tensors import generator
-from hilt.vla.collect import Collector
+from hilt.vla.collect import AheadCollection, Collected, Collector
 from hilt.vla.config import Critic, Rewards, Vla
 from hilt.vla.episode import RolloutEpisode, Start, pack, unpack
 from hilt.vla.episode_log import EpisodeLog
@@ -91,6 +92,13 @@ class Worker:
         self._beside: list[tuple[int, np.ndarray]] = []
         """Group and rewards of episodes of other steps, with which those of this one are compared"""
         self._before: dict[str, Any] | None = None
+        self._ahead: AheadCollection | None = None
+        """The collection of the next step, while it is under way"""
+        self._following: dict[str, Any] | None = None
+        """Where this rank stood when that began"""
+        self._copy: ActingCopy | None = None
+        self._noted = ("collecting episodes", 0, 0, "")
+        self._threads = ThreadPoolExecutor(1, "hilt-collect")
         self._version = -1
         """Of the weights that came from a trainer"""
         self._saved: deque[Mapping[str, Any]] = deque(maxlen=config.checkpoint_keep)
@@ -102,7 +110,6 @@ class Worker:
                 config.collect, config.tasks, self._timed, self._suite,
                 rank=ranks.rank, ranks=ranks.size, seed=config.seed, notify=self._messages.append,
             )  # fmt: skip
-            self._collector.report = self._tell
             self._actor: Any = TimedPolicy(self.policy, self._clock)
         if role == "roll_out":
             attach_adapters(self.policy, config)
@@ -162,6 +169,10 @@ class Worker:
     def _tell(self, phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
         self.report(phase, done, total, note)
 
+    def _note(self, phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
+        """Keeps how far a collection beside an update is: its thread does not speak for the rank."""
+        self._noted = (phase, done, total, note)
+
     def _make_optimizer(self, module: Policy, optimizer: Optimizer, head: Optimizer | None = None) -> Any:
         if self._config.sharding.enabled:
             from hilt.distributed.shard import Sharded
@@ -173,22 +184,19 @@ class Worker:
 
     def collect(self, step: int) -> dict[str, Any]:
         """The episodes of a step, of which the log and this worker have the frames, and the answer has summaries."""
-        began, summaries = self._timed.begin(), []
-        self._before = self._standing()
-
-        def keep(episode: RolloutEpisode) -> None:
-            earned = reward_of(episode, self._config.rewards, self._judge)
-            self._earned[self.log.add(episode, step, earned)] = earned
-            episode.last = None  # it was judged
-            summaries.append(episode_summary(episode, step))
-
-        self.policy.eval()
-        with self._whole():
-            greedy = estimator(self._config.algorithm.estimator).needs_greedy
-            found = self._collector.collect(self._actor, step, greedy=greedy, keep=keep, stop=self._stop)
-        if found.stopped:
+        if self._ahead is not None and self._ahead.step == step:
+            made, self._ahead = self._ahead.finish(lambda: self._tell(*self._noted)), None
+        else:
+            self._leave_ahead()
+            self._before = self._standing()
+            self._collector.report = self._tell
+            self.policy.eval()
+            with self._whole():
+                made = self._roll_out(step, self._actor, step, self._stop)
+        if made is None:
             self._restore(self._before, step)
             return {"stopped": True}
+        found, answer = made
         self.episodes = found.episodes
         self._rewards = [self._earned[episode.trajectory] for episode in self.episodes]
         self._beside = [(episode.start.group, self._earned[episode.trajectory]) for episode in found.beside]
@@ -198,12 +206,49 @@ class Worker:
         self._earned = {number: self._earned[number] for number in _carried(self._standing())}
         self._pin()
         messages, self._messages[:] = list(self._messages), []
-        return {
-            "episodes": summaries,
-            "figures": found.figures,
-            "messages": messages,
-            "seconds": self._clock.since(began),
-        }
+        return {**answer, "messages": messages}
+
+    def begin_collect(self, step: int) -> None:
+        """Begins the collection of the next step with the weights of now, beside the update that comes first. `collect`
+        waits for it."""
+        self._following = self._standing()
+        self._copy = self._copy or ActingCopy(self.policy)
+        actor = TimedPolicy(self._copy.refresh(), self._clock)
+        self._collector.report = self._note
+        beside = self._copy.beside()
+
+        def roll_out(left: Callable[[], bool]) -> tuple[Collected, dict[str, Any]] | None:
+            with beside:
+                return self._roll_out(step, actor, step - 1, lambda: left() or self._stop())
+
+        self._ahead = AheadCollection(step, roll_out, self._threads)
+
+    def _roll_out(
+        self, step: int, actor: Any, version: int, stop: Callable[[], bool]
+    ) -> tuple[Collected, dict[str, Any]] | None:
+        """The episodes of a step by the weights of a version, and what is told of them. None: stopped."""
+        began, summaries = self._timed.begin(), []
+
+        def keep(episode: RolloutEpisode) -> None:
+            earned = reward_of(episode, self._config.rewards, self._judge)
+            self._earned[self.log.add(episode, step, earned)] = earned
+            episode.last = None  # it was judged
+            summaries.append(episode_summary(episode, step))
+
+        greedy = estimator(self._config.algorithm.estimator).needs_greedy
+        found = self._collector.collect(actor, version, step=step, greedy=greedy, keep=keep, stop=stop)
+        if found.stopped:
+            return None
+        answer = {"episodes": summaries, "figures": found.figures, "version": version}
+        return found, {**answer, "seconds": self._clock.since(began)}
+
+    def _leave_ahead(self) -> None:
+        """Gives up the collection that is under way; it is made again, by newer weights."""
+        if self._ahead is not None:
+            step = self._ahead.step
+            self._ahead.leave()
+            self._ahead = None
+            self._restore(self._before, step)
 
     def _pin(self) -> None:
         """What the next step, this one made again, or a checkpoint goes on with
@@ -216,7 +261,7 @@ class Worker:
     def update(self, progress: float, ahead: bool = False) -> dict[str, float]:
         """One update from the episodes of this step; the figures are the same on all ranks. `progress`: how much of the
         run is done with it, for the learning rate. `ahead`: simulators may begin the next step."""
-        if ahead and self._rollout:
+        if ahead and self._rollout and self._ahead is None:
             self._collector.ahead()
         self.policy.train()
         figures: dict[str, float] = self.updater.update(
@@ -227,7 +272,8 @@ class Worker:
             beside=self._beside,
             expected=self._config.episodes,
         )
-        self.episodes, self._rewards, self._baselines, self._beside, self._before = [], [], None, [], None
+        self.episodes, self._rewards, self._baselines, self._beside = [], [], None, []
+        self._before, self._following = self._following, None
         return figures
 
     # Validation
@@ -236,6 +282,7 @@ class Worker:
         """This rank's part of the validation: every N-th episode for N ranks. A
         lost one is a failure, with its error."""
         config, settings, rank = self._config, self._config.validation, self._ranks.rank
+        self._leave_ahead()
         self._collector.settle()
         chosen = starts_of(self._pool, config.tasks, settings.split, settings.episodes, config.seed, settings.at_most)
         starts = chosen[rank :: self._ranks.size]
@@ -269,6 +316,7 @@ class Worker:
         """Restores the state of each rank after this number of steps; without states it begins. Later
         steps in its log are removed: they are made
         again."""
+        self._leave_ahead()
         if states:
             self._saved.append(states[self._ranks.rank])
         self._restore(states[self._ranks.rank] if states else None, step)
@@ -359,6 +407,9 @@ class Worker:
                 own[name].copy_(torch.from_numpy(np.array(array)))
 
     def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.leave()
+        self._threads.shutdown()
         with contextlib.suppress(AttributeError):
             self.log.close()
         self._pool.close()
@@ -450,33 +501,6 @@ def trained_policy(
             own[name].copy_(tensor)
     policy.eval()
     return policy
-
-
-# --- reference ---
-
-
-class ReferencePolicy(torch.nn.Module):
-    """The policy as it was when this was made. `offload`: its weights lie in the
-    host's memory until they are needed."""
-
-    def __init__(self, policy: Policy, offload: bool):
-        super().__init__()
-        self._device, self._offload = policy.device, offload
-        self.module = copy.deepcopy(policy).eval().requires_grad_(False)
-        if offload:
-            self.module.to("cpu")
-
-    def evaluate(self, record: Record) -> Evaluation:
-        result: Evaluation
-        if not self._offload:
-            result = self.module.evaluate(record)
-            return result
-        self.module.to(self._device)
-        try:
-            result = self.module.evaluate(record)
-            return result
-        finally:
-            self.module.to("cpu")
 
 
 # --- reward ---

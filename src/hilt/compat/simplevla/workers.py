@@ -29,11 +29,12 @@ from hilt.compat.simplevla.script_settings import tree_of, worker_run_of
 from hilt.core.errors import ConfigError, MissingFieldError, UnknownNameError
 from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.policies.base import Policy, join, select
+from hilt.policies.copies import ReferencePolicy
 from hilt.vla.config import Vla
 from hilt.vla.episode import RolloutEpisode
 from hilt.vla.exports import save_checkpoint
 from hilt.vla.update import Updater
-from hilt.vla.worker import ReferencePolicy, attach_adapters, first_policy
+from hilt.vla.worker import attach_adapters, first_policy
 
 ROLES = ("actor", "rollout", "ref", "actor_rollout", "actor_rollout_ref")
 METRICS = {"policy_loss": "pg_loss", "clip_fraction": "pg_clipfrac", "ppo_kl": "ppo_kl", "gradient_norm": "grad_norm"}
