@@ -66,8 +66,8 @@ class Neighbors:
 
 
 def versions_per_start(path: Path) -> int:
-    """By how much the numbers of weights go up with each start of the run that a log belongs to; 0 where they do
-    not."""
+    """The difference between the numbers of weights of two starts of the run that a log belongs to; 0 where they go
+    on."""
     return VERSIONS_PER_START if (path.parent / STARTS).is_file() else 0
 
 
