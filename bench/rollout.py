@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.lab import Group, Lab
 from bench.report import Row, at_least
-from bench.rollout_runs import driver, share
+from bench.rollout_runs import ahead, driver, share
 from bench.rollout_sides import SIZES, TASKS
 from bench.sides import ROOT, Side
 from bench.timing import Rates
@@ -109,4 +109,5 @@ GROUPS = {
     },
     "driver": Group(["rollout_driver"], driver),
     "share": Group(["rollout_other"], share),
+    "ahead": Group(["rollout_ahead"], ahead),
 }

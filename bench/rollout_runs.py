@@ -1,19 +1,20 @@
-"""Two figures of whole runs of post-training: what goes through the process that drives
-the ranks, and where the time of a step goes."""
+"""Figures of whole runs of post-training: what goes through the process that drives
+the ranks, where the time of a step goes, and what rollouts during the update save."""
 
 from __future__ import annotations
 
 import statistics
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from bench.lab import Lab
-from bench.report import Row, at_most
+from bench.report import Row, at_least, at_most
 
 CHUNK, CHUNKS, PIXELS, CAMERAS = 8, 64, 224, 2
 FUSED_CHANNELS, FLOAT_BYTES = 6, 4
 """Of OpenVLA's pixel_values, two normalizations of one picture, as SimpleVLA-RL puts them into a trajectory"""
-STEPS = 12
+STEPS, ROUNDS, EPOCHS = 12, 3, 4
 
 
 def driver(lab: Lab) -> list[Row]:
@@ -74,22 +75,71 @@ def _through_this_process() -> int:
     return int(counts["rchar"]) + int(counts["wchar"])
 
 
-def share(lab: Lab) -> list[Row]:
-    """The recipe of `hilt demo vla`, from a policy that has learned nothing: every group is learned from, whatever came
-    of it. A run that chooses its groups rolls out and writes more for each that it learns from."""
+def _trained(lab: Lab, name: str, steps: int, *more: str) -> list[dict[str, Any]]:
+    """The metrics of the training steps of a run of `vla_tabletop`, but for the first one, which makes the simulators.
+    Its policy has learned nothing."""
     from hilt.core.config import build
     from hilt.observe.metrics import read_metrics
     from hilt.recipes import vla_recipe
-    from hilt.vla.train import DRAWN, begin_run, train
+    from hilt.vla.train import begin_run, train
 
-    steps, run = lab.pick(STEPS, 2), lab.new("share")
+    run = lab.new(name)
     chosen = ["policy_options.action_dim=3", "collect.dynamic_sampling=false", "collect.when_exhausted=error"]
     chosen += [f"max_steps={steps}", "max_seconds=0", "checkpoint_period=1000"]
-    never = ["validation.episodes=0", "validation.before=false", "validation.period=0", "validation.after=false"]
+    never = [
+        "validation.goal=0",
+        "validation.hold=2",
+        "validation.episodes=0",
+        "validation.before=false",
+        "validation.period=0",
+        "validation.after=false",
+    ]
+    train(begin_run(run, "vla_tabletop", build(vla_recipe("vla_tabletop"), *chosen, *never, *more)), run)
+    return [line for line in read_metrics(run, ["update"]) if "other_share" in line][1:]
+
+
+def ahead(lab: Lab) -> list[Row]:
+    """The same run with `collect.ahead` 0 and 1, in turns. The policy learns from each chunk several times, so that an
+    update is about as long as a collection: where one of the two is short, there is little to overlap."""
+    steps, rounds, epochs = lab.pick(STEPS // 2, 2), lab.pick(ROUNDS, 1), lab.pick(EPOCHS, 1)
+    rates: dict[int, list[float]] = {0: [], 1: []}
+    updates = list[float]()
+    for number in range(rounds):
+        for value, found in rates.items():
+            lab.progress(f"ahead: round {number + 1} of {rounds}, collect.ahead={value}")
+            name = f"ahead-{number}-{value}"
+            lines = _trained(lab, name, steps, f"collect.ahead={value}", f"algorithm.epochs={epochs}", "pool.workers=1")
+            found += [line["episodes"] / line["step_seconds"] for line in lines]
+            if not value:
+                updates += [line["update_share"] for line in lines]
+    sync = statistics.median(rates[0])
+    limits = [sync / max(part, 1 - part) for part in updates]
+    return [
+        Row(
+            name="rollout_ahead",
+            ours=statistics.median(rates[1]),
+            spread=(min(rates[1]), max(rates[1])),
+            unit="episodes/s",
+            what="episodes rolled out and learned from, the next step's rollouts during the update; vla_tabletop, "
+            f"96 episodes in a step, {epochs} epochs, one simulator process",
+            targets=[at_least(1.0, "peer")],
+            peers={"one after the other": sync},
+            limit=statistics.median(limits),
+            limit_name="the longer of the two alone",
+            size=lab.size(rounds, ROUNDS, "rounds"),
+            note=f"learning is {100 * statistics.median(updates):.0f}% of a step without it",
+        )
+    ]
+
+
+def share(lab: Lab) -> list[Row]:
+    """The recipe of `hilt demo vla`, from a policy that has learned nothing: every group is learned from, whatever came
+    of it. A run that chooses its groups rolls out and writes more for each that it learns from."""
+    from hilt.vla.train import DRAWN
+
+    steps = lab.pick(STEPS, 2)
     lab.progress(f"share: {steps} training steps")
-    train(begin_run(run, "vla_tabletop", build(vla_recipe("vla_tabletop"), *chosen, *never)), run)
-    # the first one makes the simulators
-    found = [line for line in read_metrics(run, ["update"]) if "other_share" in line][1:]
+    found = _trained(lab, "share", steps)
     other = [100 * values["other_share"] for values in found]
     drawn = ", ".join(
         f"{name} {100 * statistics.median(values[f'{name}_share'] for values in found):.0f}%" for name in DRAWN

@@ -34,3 +34,5 @@ def test_rows_of_whole_runs(tmp_path: Path):
     assert "pictures are 0.6 MB" in driver.notes and "2 chunks instead of 64" in driver.notes and not driver.met
     (other,) = rollout.GROUPS["share"].run(Lab(tmp_path, quick=True))
     assert other.name == "rollout_other" and 0 < other.ours < 100 and "simulator" in other.notes and not other.met
+    (beside,) = rollout.GROUPS["ahead"].run(Lab(tmp_path, quick=True))
+    assert beside.name == "rollout_ahead" and beside.ours and beside.peer == "one after the other" and not beside.met
