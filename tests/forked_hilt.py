@@ -17,6 +17,7 @@ from typing import Any
 
 from hilt.cli.show import PROGRESS
 from hilt.core.children import run_module
+from hilt.core.signals import held_back
 from hilt.hil import launch as train
 from tests.forked import become_hilt
 
@@ -30,7 +31,7 @@ class Forked:
         assert command[: len(HILT)] == HILT and stderr is stdout and start_new_session
         assert {thread.name for thread in threading.enumerate()} <= {"MainThread", "hilt-live", "hilt-progress"}
         self.returncode: int | None = None
-        with PROGRESS._lock:
+        with PROGRESS._lock, held_back():  # as a `ChildProcess` is started
             self.pid = os.fork()
             if self.pid == 0:
                 code = 1

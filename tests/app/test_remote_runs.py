@@ -35,7 +35,7 @@ def test_remote_run_is_followed_and_shown_as_silent_when_the_machine_is(tmp_path
         remote = RemoteRuns(served.base, served.token)
         library = RunLibrary([], remotes=[remote])
         shown = looked(library, remote)
-        for _ in range(100):  # the other one looks for its runs when it starts
+        for _ in range(1200):  # the other one looks for its runs when it starts
             if shown is not None:
                 break
             threading.Event().wait(0.1)
@@ -64,7 +64,7 @@ def test_remote_run_behind_a_password(tmp_path: Path):
     file.chmod(0o600)
     with serving(tmp_path / "there", "--password-file", str(file)) as served:
         remote = RemoteRuns(served.base, "correct horse")
-        for _ in range(100):
+        for _ in range(1200):
             remote.look()
             if remote.found:
                 break

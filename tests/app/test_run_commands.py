@@ -59,9 +59,11 @@ def test_stop_interrupts_the_process_that_holds_the_lock(tmp_path: Path):
 def test_started_command_shows_its_output_and_exit_code(tmp_path: Path):
     run, runner = summary(make_run(tmp_path / "run")), CommandRunner()
     runner.run(run, RunCommand("plot", ("hilt", "plot", str(tmp_path / "nothing"))))
+    started, deadline = runner.started[run.id], time.monotonic() + 300
+    started.process.send_signal(signal.SIGSTOP)
     with pytest.raises(ConfigError, match="is still running"):
         runner.run(run, RunCommand("plot", ("hilt", "plot", str(run.path))))
-    started, deadline = runner.started[run.id], time.monotonic() + 300
+    started.process.send_signal(signal.SIGCONT)
     while started.code is None and time.monotonic() < deadline:
         time.sleep(0.05)
     assert started.code == 1 and "is not a run" in "".join(started.lines())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,7 @@ def test_it_records_is_killed_recovers_and_goes_on(tmp_path: Path):
     assert STEPS * 0.4 <= promised <= found <= STEPS
     assert 98_304 < int(values["on disk"].split()[0].replace(",", "")) < 105_000
     assert values["killed at"].startswith("episode ")
-    assert "0 steps/s" not in values["inserted"].split(",")[0]
+    assert int(values["inserted"].partition(" steps/s")[0].replace(",", "")) > 0
     for name in (
         "recovered in",
         "sampled, uniform",
@@ -113,6 +114,7 @@ def test_a_recorder_that_fails_or_hangs_is_not_waited_for(tmp_path: Path, monkey
         list(failing.lines())
     monkeypatch.setattr(demo_store, "SILENCE_SECONDS", 0.01)
     with demo_store.RecorderProcess(tmp_path / "other", 0, 5) as slow:
+        slow._process.send_signal(signal.SIGSTOP)
         with pytest.raises(DeadlineError, match=r"reported nothing for 0 s"):
             list(slow.lines())
         # it is killed now, and a busy machine takes its time for that

@@ -38,6 +38,7 @@ from hilt.runs.checkpoint import numbers
 from hilt.wire import make_trainer_config
 from tests.classifier.labeled import drawn
 from tests.forked import ForkServer
+from tests.wire.processes import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 ENV = {**os.environ, "PYTHONPATH": str(ROOT), "MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl")}
@@ -264,7 +265,7 @@ def debug_run(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer)
         for n in range(8)
     ]
     save(where / "classifier", classify(labels, ClassifierConfig(steps=20, batch_size=8, features=8, hidden=8)))
-    command = ["train", "hil_debug", "actors=2", "wire.port=0", "wire.broadcast_port=0"]
+    command = ["train", "hil_debug", "actors=2", f"wire.port={free_port()}", f"wire.broadcast_port={free_port()}"]
     command += ["max_steps=30", "checkpoint_period=20"]
     # the actors wait for the learner, and it for them
     # what so small a classifier says of other pictures is chance, and episodes must go on until the script takes over
@@ -350,6 +351,7 @@ def test_an_alarm_of_the_learner_ends_the_command_with_its_sentence_and_a_checkp
     of a real learner with a real actor."""
     folder = tmp_path / "run"
     command = ["train", "tests.cli.test_train_hil:toy", "--trust", "tests", "--run", str(folder)]
+    command += [f"wire.port={free_port()}", f"wire.broadcast_port={free_port()}"]
     command += [
         "demonstrations=0",
         "max_steps=100000",

@@ -89,13 +89,29 @@ def export_recording(folder: Path) -> int:
         return len(log)
 
 
+UNHURRIED = {
+    "timeout_ms=3000": "timeout_ms=120_000",
+    "    done = client.update(timeout_ms=20_000)\n": (
+        "    while not client.policy_version:\n        time.sleep(0.02)\n"
+        "    done = client.update(timeout_ms=120_000)\n    open('all_arrived', 'w').close()\n"
+    ),
+    "    time.sleep(1.0)\n": "    while not glob.glob('all_arrived'):\n        time.sleep(0.02)\n",
+}
+"""Of the script, where it counts on a machine that does not stand still: the actor waits for its first weights, and the
+learner until both stores of the actor are there."""
+
+
 def test_the_script_runs_as_two_processes(folder: Path, monkeypatch: pytest.MonkeyPatch, fork_server: ForkServer):
     monkeypatch.chdir(folder)
     demonstrated_there = len(pickle.loads(next((folder / "demo_data").glob("*.pkl")).read_bytes()))
     exported = export_recording(folder)
     # others may use the usual ones now
     ports = f"make_trainer_config(port_number={free_port()}, broadcast_port={free_port()})"
-    (folder / "train.py").write_text((folder / "train.py").read_text().replace("make_trainer_config()", ports))
+    script = (folder / "train.py").read_text().replace("make_trainer_config()", ports)
+    for before, after in UNHURRIED.items():
+        assert before in script
+        script = script.replace(before, after)
+    (folder / "train.py").write_text(script)
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     running = {role: fork_server.start(["train.py", role], one_thread) for role in ("learner", "actor")}
     said = {}

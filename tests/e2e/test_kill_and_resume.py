@@ -28,6 +28,7 @@ from tests.e2e.journaled import image_of
 from tests.effort import is_long
 from tests.forked import ForkedCommand, ForkServer
 from tests.sessions import members
+from tests.wire.processes import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 DEADLINE_S = 300.0
@@ -48,6 +49,8 @@ class Train:
 
     def start(self, *words: str) -> None:
         """In `make test` forked from a process that has imported torch, which takes seconds in each life."""
+        if "--resume" not in words:  # the learner comes back to them after it was killed
+            words = (*words, f"wire.port={free_port()}", f"wire.broadcast_port={free_port()}")
         words = ("train", *words, "--run", str(self.run))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
         if not is_long():
@@ -271,9 +274,10 @@ def test_signals_to_all_processes_are_answered_by_one_and_no_update_is_lost(trai
     """Slurm and Kubernetes may send them to all; a second one comes while the learner
     saves. To one side alone they do nothing."""
     for number, times in ((signal.SIGTERM, 2), (signal.SIGHUP, 1)):
-        before = train.updates()
+        before, steps = train.updates(), train.steps()
         train.start(*(["--resume"] if before else [RECIPE, f"task_options.folder={train.journals}"]))
-        train.wait(lambda: train.updates() > before, "an update")  # noqa: B023
+        # a resumed learner may have steps to learn from before the actor makes one
+        train.wait(lambda: train.updates() > before and train.steps() > steps, "an update and a step")  # noqa: B023
         assert train.process is not None
         for name in ("learner", "actor-1"):
             os.kill(train.pid(name), number)
@@ -283,7 +287,8 @@ def test_signals_to_all_processes_are_answered_by_one_and_no_update_is_lost(trai
                 with contextlib.suppress(ProcessLookupError):  # it may have ended in order by now
                     os.kill(pid, number)
             time.sleep(0.1)
-        assert train.end() == 128 + number, train.said()
+        late = {-number} if times > 1 else set()  # the second one came after all was saved and said, while Python ended
+        assert train.end() in {128 + number, *late} and "stopped: " in train.said(), train.said()
         made = re.findall(r"ends: stopped, after (\d+) updates", (train.run / "logs" / "learner.log").read_text())
         assert int(made[-1]) == max(numbers(train.run)) >= before and "started again" not in train.said(), train.said()
     check(train)

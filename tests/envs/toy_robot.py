@@ -15,7 +15,7 @@ DOWN = [1.0, 0.0, 0.0, 0.0]
 
 
 class ToyRobot:
-    """`routes` and `bodies` are what was asked; `delays`, `refusals`, `blocked`, `sag` are
+    """`routes` and `bodies` are what was asked; `delays`, `waits`, `refusals`, `blocked`, `sag` are
     what goes wrong; with a `scene` it simulates."""
 
     def __init__(self, scene: dict[str, Any] | None = None, port: int = 0):
@@ -24,6 +24,7 @@ class ToyRobot:
         self.asked: list[tuple[str, Any, float, float]] = []  # route, body, began, ended
         self.headers: list[dict[str, str]] = []
         self.delays: dict[str, float] = {}
+        self.waits: dict[str, threading.Barrier] = {}
         self.refusals: dict[str, tuple[int, str]] = {}
         self.raw: dict[str, tuple[str, bytes]] = {}
         self.trickle: set[str] = set()
@@ -73,6 +74,8 @@ class ToyRobot:
         handler.close_connection = self.drop_after_reply  # without telling
         data = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
         route, body = handler.path.strip("/"), json.loads(data) if data else None
+        if route in self.waits:
+            self.waits[route].wait()
         time.sleep(self.delays.get(route, 0.0))
         status, (kind, reply) = 200, ("text/plain", b"")
         if route in self.refusals:

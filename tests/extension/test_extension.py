@@ -27,6 +27,7 @@ from hilt.core import trust
 from hilt.observe.metrics import read_metrics
 from hilt.replay import Log
 from tests.forked import ForkServer
+from tests.wire.processes import free_port
 
 PACKAGE, ROOT = Path(__file__).parent / "hilt_example", Path(__file__).parents[2]
 TRAIN = ["train", "hilt_example.recipes:lamps", "--run", "run"]
@@ -240,18 +241,19 @@ def trained(fork_server: ForkServer, tmp_path: Path) -> Callable[..., None]:
     are forked from one that has imported torch."""
 
     def train(*words: str) -> None:
-        done = fork_server.hilt(["train", *words], tmp_path)
+        ports = [f"wire.port={free_port()}", f"wire.broadcast_port={free_port()}"]
+        done = fork_server.hilt(["train", *words, *ports], tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
 
     return train
 
 
-LEARN = ["hilt_example.recipes:lamp_with_a_person", "wire.port=0", "wire.broadcast_port=0"]
+LEARN = "hilt_example.recipes:lamp_with_a_person"
 
 
 def test_agent_device_reward_and_sink_are_used_in_a_run_with_a_person(tmp_path: Path, trained: Callable[..., None]):
     trained(
-        *LEARN,
+        LEARN,
         "agent.kind=bandit",
         "agent.options.rate=0.5",
         "operator=pusher",
@@ -267,7 +269,7 @@ def test_agent_device_reward_and_sink_are_used_in_a_run_with_a_person(tmp_path: 
 
 
 def test_algorithm_is_used_in_a_run_with_a_person(tmp_path: Path, trained: Callable[..., None]):
-    trained(*LEARN, "algorithm=hilt_example.off_policy:Regression", "algorithm_options.strength=2", "--run", "run")
+    trained(LEARN, "algorithm=hilt_example.off_policy:Regression", "algorithm_options.strength=2", "--run", "run")
     made = [record for record in read_metrics(tmp_path / "run", ["update"]) if "regressions" in record]
     assert made[-1]["update"] == 20 and made[-1]["regressions"] == 40, (
         "two updates in a learner step, as cta_ratio says"

@@ -123,7 +123,8 @@ def counted_seconds(made: test_learner.Learner) -> float:
     return sorted(seen)[4]
 
 
-def test_the_learner_pauses_its_clock_and_its_updates(memory_path: Path):
+def test_the_learner_pauses_its_clock_and_its_updates(memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("hilt.hil.learner.ACTIVE_S", 120.0)  # an actor that was heard of just now, on any machine
     settings = toy_run.config(training_starts=5, max_steps=10**9, max_seconds=10**6)
     made = test_learner.Learner(settings, memory_path / "run", env=toy_run.spaces(), wire=toy_run.wire())
     with test_learner.Driven(made) as driven:

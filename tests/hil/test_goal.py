@@ -116,6 +116,10 @@ def test_checkpoints_are_evaluated_in_another_process_and_what_they_gave_is_kept
         again.forget_after(10)
         assert not again.reached and again.last == 10
         for deaths in (0, MAX_DEATHS - 1):
+            if deaths:
+                watch.ask(20)
+                assert awaited(watch)["update"] == 20, "another one was started"
+            os.kill(watch._process.pid, signal.SIGSTOP)  # so that it does not answer first
             watch.ask(20)
             os.kill(watch._process.pid, signal.SIGKILL)
             watch._deaths = deaths

@@ -195,13 +195,23 @@ def test_processes_of_a_hilt_train_that_was_killed_are_awaited(tmp_path: Path, m
     for lock in locks:
         lock.__enter__()
     said: list[str] = []
-    threads = [threading.Timer(0.4 * number, lock.__exit__) for number, lock in enumerate(locks, 1)]
-    for thread in threads:
-        thread.start()
+    ended: list[WriterLock] = []
+
+    def end() -> None:
+        """One after the other, once they are waited for."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not said and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for lock in locks:
+            time.sleep(0.4)
+            ended.append(lock)
+            lock.__exit__()
+
+    thread = threading.Thread(target=end)
+    thread.start()
     assert train(Hil(), tmp_path, notify=said.append).ended
-    assert f"is still at work in {tmp_path}: waiting until it has ended" in said[0] and not any(
-        thread.is_alive() for thread in threads
-    )
+    assert f"is still at work in {tmp_path}: waiting until it has ended" in said[0] and ended == locks
+    thread.join(DEADLINE_S)
 
 
 def test_stopped_from_outside_all_are_asked_and_who_does_not_hear_is_killed(

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -56,9 +57,19 @@ def learner(template: Path, run: Path, **changes: Any) -> Learner:
     """On a copy of the template's run, or what became of it."""
     if not run.exists():
         shutil.copytree(template / "run", run)
-    return Learner(
+    one = Learner(
         config(demo_path=[str(template / "shown")], **changes), run, resume=True, env=spaces(True), wire=wire()
     )
+    save = one._saver.save
+
+    def saved(*given: Any) -> bool:
+        """Which updates have a checkpoint must not depend on how soon another one was written."""
+        begun = save(*given)
+        one._saver.close(DEADLINE_S)
+        return begun
+
+    one._saver.save = saved  # type: ignore[method-assign]
+    return one
 
 
 def records(run: Path, kind: str) -> list[dict[str, Any]]:
@@ -190,7 +201,7 @@ def run_until(template: Path, run: Path, kill_at: int, changes: dict[str, Any]) 
     one = learner(template, run, **changes)
 
     def stop() -> bool:
-        if one.update >= kill_at and numbers(run)[-1] in (10, 11) and not one._saver.busy:
+        if one.update >= kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
         return False
 
@@ -556,7 +567,8 @@ def test_learner_collects_and_imitates(template: Path, memory_path: Path):
     one.run(lambda: True)
 
 
-def test_while_it_collects_actors_need_not_wait_for_updates(memory_path: Path):
+def test_while_it_collects_actors_need_not_wait_for_updates(memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(learner_module, "GOODBYE_S", DEADLINE_S)  # it is asked after its last update
     shown = demonstrations(memory_path / "shown", range(50, 52), images=True)
     settings = config(demo_path=[str(shown)], **{**COLLECTING, "collect_steps": 8})
     made = Learner(settings, memory_path / "run", env=spaces(True), wire=wire())
@@ -647,8 +659,10 @@ class Driven:
         self.spool = QueuedDataStore(1000)
         self.weights: list[Any] = []
         self.client = TrainerClient(
-            "arm", "127.0.0.1", one.server.config, data_stores={"actor_env": self.spool}, wait_for_server=10
+            "arm", "127.0.0.1", one.server.config, data_stores={"actor_env": self.spool}, wait_for_server=DEADLINE_S
         )
+        # within its own 0.8 s, a machine that stands still has no answer
+        self.client.request = partial(self.client.request, timeout_ms=1e3 * DEADLINE_S)  # type: ignore[method-assign]
         self.client.recv_network_callback(self.weights.append)
 
     def until(self, true: Callable[[], bool]) -> None:
@@ -688,7 +702,7 @@ def test_steps_come_in_and_weights_and_answers_go_out(memory_path: Path):
         config(max_steps=15, training_starts=5, steps_per_update=5), run, resume=True, env=spaces(), wire=wire()
     )
     with Driven(made) as driven:
-        driven.until(lambda: bool(driven.weights))  # before a single step is there
+        driven.until(lambda: driven.client.policy_version)  # before a single step is there
         assert driven.client.policy_version == 1_000_000 and set(driven.weights[0]) == set(made.agent.acting_state())
         answer = driven.client.request("send-stats", {"actor": "arm", "steps": 0, "nested": {"late": 1.5}})
         assert answer == {"stop": False, "update": 0, "online": 0, "run": "abc"}  # without an encoder, no precision
@@ -699,6 +713,7 @@ def test_steps_come_in_and_weights_and_answers_go_out(memory_path: Path):
         driven.until(lambda: made.update == 15)
         driven.until(lambda: driven.client.request("send-stats", {"actor": "arm"})["stop"])
         driven.spool.insert(next(episode(6)))  # under way when it hears of the end
+        assert driven.client.update(timeout_ms=1e3 * DEADLINE_S)
         driven.client.request("send-stats", {"actor": "arm", "bye": True})
         driven.client.stop()
         assert driven.end() == LearnerSummary("max_steps", 15, 6)
@@ -725,7 +740,8 @@ def test_learner_hears_of_a_rewind_before_the_step_that_ends_it(memory_path: Pat
     assert "rewound_from" not in other
 
 
-def test_learner_success_is_unknown_without_reports(memory_path: Path):
+def test_learner_success_is_unknown_without_reports(memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(learner_module, "ACTIVE_S", DEADLINE_S)  # after which it would be told anyway
     env, settings = spaces(), config(max_env_steps=99, training_starts=90, control_hz=5)
     env.instruction, env.control_hz = "press the red button", 20
     with Driven(Learner(settings, memory_path / "run", env=env, wire=wire())) as driven:
@@ -760,10 +776,10 @@ def test_resumed_it_publishes_what_it_knows_first_and_an_actor_may_stop_it(memor
     made = Learner(config(max_steps=10**6, update_to_data=0.1), run, resume=True, env=spaces(), wire=wire())
     expected = made.agent.acting_state()
     with Driven(made) as driven:
-        driven.until(lambda: bool(driven.weights))
+        driven.until(lambda: driven.client.policy_version)
         assert all((driven.weights[0][key] == value).all() for key, value in expected.items())
         assert driven.client.policy_version == 2_000_000
-        assert driven.client.request("send-stats", {"actor": "arm", "stop": True})["stop"] is False
+        driven.client.request("send-stats", {"actor": "arm", "stop": True})
         driven.until(lambda: driven.client.request("send-stats", {"actor": "other"})["stop"])  # the others hear of it
         for name in ("arm", "other"):
             driven.client.request("send-stats", {"actor": name, "bye": True})

@@ -25,6 +25,7 @@ class Known(Policy):
     def __init__(self, fields: bool = True) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.begun: list[int] = []
         self.calls: list[int] = []
         self.settings: list[tuple[bool, float]] = []
         self.fields = ObservedFields(("full_image", "wrist_image"), STATE) if fields else None
@@ -48,6 +49,7 @@ class Known(Policy):
         generator: Any = None,
         prefix: Any = None,
     ) -> Any:
+        self.begun.append(len(observations))
         assert self.go.wait(WAIT_S)
         self.prefixes.append(prefix)
         self.calls.append(len(observations))

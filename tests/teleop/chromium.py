@@ -30,8 +30,8 @@ def start(profile: Path, width: int = SIZE[0], height: int = SIZE[1], flags: Seq
     for flag in (*FLAGS, *flags, f"--user-data-dir={profile}", f"--window-size={width},{height}"):
         options.add_argument(flag)
     browser = webdriver.Chrome(options, Service(shutil.which("chromedriver")))
-    browser.set_page_load_timeout(60)
-    browser.set_script_timeout(30)
+    browser.set_page_load_timeout(120)
+    browser.set_script_timeout(110)  # selenium itself waits for two minutes
     return browser
 
 

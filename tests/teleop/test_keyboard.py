@@ -203,8 +203,7 @@ def test_a_terminal_that_answers_nothing_is_a_plain_one():
     terminal = Terminal(b"")
     with Keyboard(terminal=terminal.name) as keys:
         assert not keys.tells_releases
-        terminal.type(b"w")
-        until(keys, lambda r: r.engaged)
+        until(keys, lambda r: r.engaged, each=lambda: terminal.type(b"w"))
     terminal.close()
 
 

@@ -105,17 +105,25 @@ class Life:
         self.wait(lambda: (self.notes / "there").exists() and (self.notes / "paused").exists(), case.phase)
         # while ranks start, the first one may end the run before the second is sent
         with contextlib.suppress(ProcessLookupError):
-            for again in range(case.times):
-                time.sleep(1.0 * again)  # by then the first one was handled: two that are pending together are one
-                if case.target == "terminal":
-                    os.close(self.master)
-                elif case.target == "process":
-                    os.kill(self.pid, case.number)
-                else:
-                    for pid in members(self.pid) if case.target == "session" else [-self.pid]:
-                        os.kill(pid, case.number)
+            self._signal(case)
+            if case.times > 1:  # two that are pending together are one: again until the second was handled
+                time.sleep(1.0)
+                self._signal(case)
+                deadline = time.monotonic() + WAIT_S
+                while case.phase != "start" and "kill -KILL" not in self.said() and time.monotonic() < deadline:
+                    time.sleep(0.5)
+                    self._signal(case)
             time.sleep(0.3)
         (self.notes / "go").touch()
+
+    def _signal(self, case: Case) -> None:
+        if case.target == "terminal":
+            os.close(self.master)
+        elif case.target == "process":
+            os.kill(self.pid, case.number)
+        else:
+            for pid in members(self.pid) if case.target == "session" else [-self.pid]:
+                os.kill(pid, case.number)
 
     def end(self) -> int:
         """Its exit status; nothing of its session is left."""
