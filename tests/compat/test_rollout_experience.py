@@ -152,7 +152,7 @@ def test_an_episode_of_another_task_is_left_out(memory_path: Path, shown: Path):
     made = learner(memory_path / "run", shown, "trajectories", max_steps=0)
     channel: Channel[Any] = Channel()
     send(channel, range(2))
-    items = [channel.get(timeout=1) for _ in range(2)]
+    items = [channel.get(timeout=DEADLINE_S) for _ in range(2)]
     items[0]["trajectory"]["actions"] = items[0]["trajectory"]["actions"][..., :1]
     for item in (*items, {"actor": "arm", "trajectory": {}}):
         made.experience.channel.put(item)
@@ -167,7 +167,7 @@ def test_an_episode_that_is_handed_over_twice_counts_once(memory_path: Path, sho
     made = learner(memory_path / "run", shown, "trajectories", max_steps=0)
     channel: Channel[Any] = Channel()
     send(channel, range(2))
-    items = [channel.get(timeout=1) for _ in range(2)]
+    items = [channel.get(timeout=DEADLINE_S) for _ in range(2)]
     for item in (*items, items[0]):
         made.experience.channel.put(item)
     made.experience.take()
@@ -182,7 +182,7 @@ def test_over_the_wire(memory_path: Path, shown: Path):
     made = learner(memory_path / "run", shown, "trajectories", training_starts=10, max_steps=5)
     thread = threading.Thread(target=made.run, daemon=True)
     thread.start()
-    with TrainerClient("arm", "127.0.0.1", made.server.config, wait_for_server=10) as client:
+    with TrainerClient("arm", "127.0.0.1", made.server.config, wait_for_server=DEADLINE_S) as client:
         sender = RolloutSender(client, "arm")
         for number in range(2):
             for step in episode(number, **PEOPLE):

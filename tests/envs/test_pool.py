@@ -348,7 +348,12 @@ def wait_until(true: Any, seconds: float = 120.0) -> None:
 def test_whether_a_worker_is_busy_is_known_without_waiting(workers: int):
     with Pool(workers, 2) as pool:
         assert not pool.busy([0, 1]), "nothing was asked"
-        for slot in range(2):
-            pool.start(slot, Begin(COUNTING, slot))
-        assert pool.busy([0, 1]) == bool(workers), "a process was only begun; without one all is done at once"
+        pool.start(0, Begin(COUNTING, 0))
+        processes = [worker._process for worker in pool._workers if worker._process is not None]
+        for process in processes:
+            process.send_signal(signal.SIGSTOP)
+        pool.start(1, Begin(COUNTING, 1))
+        assert pool.busy([0, 1]) == bool(workers), "it cannot have answered; without a process all is done at once"
+        for process in processes:
+            process.send_signal(signal.SIGCONT)
         assert [kept(reply) for reply in pool.collect([0, 1])] and not pool.busy([0, 1])

@@ -50,7 +50,7 @@ def test_in_process_transport(pair: Pair):
     done = client.update(FLUSH_MS)
     assert done and done.acknowledged == 400
     assert np.array_equal(weights[0], np.arange(5.0))
-    assert client.request("send-stats", {"x": 3}) == {"got": 3}
+    assert client.request("send-stats", {"x": 3}, FLUSH_MS) == {"got": 3}
     for name, buffer in buffers.items():
         arrived = Arrived(name)
         arrived.look(buffer.log)

@@ -13,6 +13,7 @@ from hilt.wire import TrainerClient, TrainerServer, make_trainer_config
 from hilt.wire.keys import new_keys
 from hilt.wire.probe import probe
 from hilt.wire.remote import UnansweredError
+from tests.wire.pair import eventually
 from tests.wire.processes import free_port
 
 
@@ -26,13 +27,15 @@ def test_probe_reports_keys_on_one_side_only(tmp_path: Path):
             RefusedError, match=r"no learner at 127\.0\.0\.1:\d+ lets 'arm' in: the learner there has keys"
         ):
             TrainerClient("arm", "127.0.0.1", bare, wait_for_server=30)
-        found = probe("127.0.0.1", keyed.port_number, True)
-        assert not found.final and "needs this side's .pub, and this side's its learner.pub" in found.reason
+        # a machine that stands still greets too late: asked again
+        said = "needs this side's .pub, and this side's its learner.pub"
+        eventually(lambda: said in probe("127.0.0.1", keyed.port_number, True).reason, "the greeting")
+        assert not probe("127.0.0.1", keyed.port_number, True).final
     with TrainerServer(bare, request_callback=lambda *_: {}) as server:
         server.start(threaded=True)
         with pytest.raises(RefusedError, match="this side has keys, and the learner there has none: give both sides"):
             TrainerClient("arm", "127.0.0.1", keyed, wait_for_server=30)
-        assert probe("127.0.0.1", bare.port_number, False) == ("", False)
+        eventually(lambda: probe("127.0.0.1", bare.port_number, False) == ("", False), "the greeting")
 
 
 def test_probe_recognizes_other_servers():
