@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from hilt.core.errors import FormatError, StorageError
-from hilt.replay import Log
+from hilt.replay import Edits, Log
 from hilt.replay.key_ranges import key_of
 from hilt.replay.retention import Retention
 from tests.effort import rounds, some_of
@@ -230,6 +230,12 @@ def prepare(place: str, template: Path) -> list[Any]:
         if place == "open a log with many old facts":
             for i in range(1200):
                 log.facts.annotate(reports[-2][1], {"old": i})
+        if place == "open a log with many old edits":
+            for i in range(1200):
+                Edits(log).tag(reports[-2][1], f"old {i}")
+            Edits(log).facts(number, tag=7)
+            reports.insert(2, ("fact", number, 7))
+        if "many old" in place:
             log.delete(reports[-2][1])
             reports = [*reports[:-2], *reports[-1:], ("deleted", reports[-2][1])]
     if place == "open after a crash":

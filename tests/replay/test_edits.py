@@ -405,6 +405,114 @@ def test_edits_survive_a_kill_at_any_moment(log: Log, fork: Any):
     assert np.all(np.diff(found) == 1) and verify(log.path).ok
 
 
+def compacting(monkeypatch: pytest.MonkeyPatch, above: int) -> None:
+    """Edits of episodes that are gone are removed as soon as there are more than this."""
+    monkeypatch.setattr("hilt.replay.edit_state.MIN_GONE", above)
+    monkeypatch.setattr("hilt.replay.catalog.MIN_GONE", above)
+
+
+def history(path: Path) -> list[tuple[int, str, bool]]:
+    with Log.open(path, "r") as log:
+        return [(edit.number, edit.action, edit.undone) for edit in Edits(log).history()]
+
+
+def test_edits_of_episodes_that_are_gone_for_good_are_removed_and_no_number_is_given_again(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+):
+    edits = Edits(log, "ann")
+    edits.undo(edits.bad(1).number)
+    split = edits.split(2, 3)
+    for i in range(20):
+        edits.tag(0, f"tag {i}")
+    edits.tag([0, 1], "both")
+    edits.undo(edits.reward(0, 0, 7.0).number)  # the newest edit is of an episode that is gone, too
+    reader = Log.open(log.path, "r")
+    before, size = history(log.path), (log.path / "edits.jsonl").stat().st_size
+    log.delete(0)
+    log.close()
+    with Log.open(log.path, "a"):
+        assert history(log.path) == before, "there are too few to be worth it"
+    compacting(monkeypatch, 10)
+    with Log.open(log.path, "a") as again:
+        kept = [edit for edit in before if edit[1] in ("mark as bad", "undo 1 (mark as bad)", "split at 3", "tag both")]
+        assert history(log.path) == [*kept, before[-1]] and (log.path / "edits.jsonl").stat().st_size < size / 2
+        assert [(e.number, e.action, e.undone) for e in Edits(again).history()] == history(log.path)
+        assert again.facts.about(1) == {"success": True, "tags": ["both"]} and not again.facts.edits.values
+        reader.refresh()
+        assert Edits(reader, "bob").tag(1, "after").number == before[-1][0] + 1
+        assert Edits(again).bad(2).number == before[-1][0] + 2
+        Edits(again).undo(split.number)
+        assert reader.refresh() is None and again.trajectories() == reader.trajectories() == [1]
+    reader.close()
+    assert verify(log.path).ok
+
+
+def test_edits_are_removed_while_the_log_evicts_what_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    compacting(monkeypatch, 10)
+    lines = []
+    with new_log(tmp_path, capacity_steps=20, segment_bytes=20_000) as log:
+        for number in range(150):
+            write(log, numbers(10 * number, 3))
+            Edits(log).tag(number, "seen")
+            lines.append(len((log.path / "edits.jsonl").read_bytes().splitlines()))
+        assert len(log.trajectories()) < 10 and max(lines) < 60
+        assert all(log.facts.about(number)["tags"] == ["seen"] for number in log.trajectories())
+        assert Edits(log).history()[-1].number == 150
+
+
+def test_edits_made_while_others_are_removed_are_all_kept(log: Log, fork: Any, monkeypatch: pytest.MonkeyPatch):
+    compacting(monkeypatch, 2)
+    receive, send = fork.Pipe(duplex=False)
+    process = fork.Process(target=_edit_many, args=(str(log.path), "ann", 60, send))
+    process.start()
+    send.close()
+    sizes, own = [], []
+    while process.is_alive() or len(sizes) < 5:
+        write(log, numbers(100, 1))
+        gone = log.trajectories()[-1]
+        own += [Edits(log, "bob").tag(gone, f"tag {i}").number for i in range(5)]
+        log.delete(gone)
+        log.close()
+        log = Log.open(log.path, "a")
+        sizes.append(len(Edits(log).history()))
+    given = [receive.recv() for _ in range(60)]
+    process.join(60)
+    assert process.exitcode == 0 and len({*given, *own}) == len(given) + len(own), "each number is given once"
+    found = {number: action for number, action, _ in history(log.path)}
+    assert {*given} <= {*found} and len(found) < len(given) + len(own)
+    assert [found[number] for number in given] == [f"tag ann-{i}" for i in range(60)]
+    log.close()
+
+
+def test_edits_survive_a_power_cut_while_others_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    compacting(monkeypatch, 5)
+    root = tmp_path / "disk"
+    root.mkdir()
+    recorder = Recorder(root)
+    with new_log(root, files=recorder, durability="every episode") as log:
+        for first in (0, 10):
+            write(log, numbers(first, 3))
+        for i in range(12):
+            Edits(log).tag(0, f"tag {i}")
+        Edits(log).tag(1, "kept")
+        log.delete(0)
+    recorder.promise("kept")
+    with Log.open(root / "log", files=recorder) as log:
+        assert len(Edits(log).history()) == 1
+    monkeypatch.setattr("hilt.replay.storage.segment.boot_id", lambda: "after the power cut")
+    rng, first = np.random.default_rng(0), [event.what for event in recorder.events].index("promise")
+    lengths = set()
+    for moment in range(first + 1, len(recorder.events) + 1):
+        disk = Disk(root)
+        disk.play(recorder.events[:moment])
+        disk.cut(rng, found := tmp_path / f"found-{moment}")
+        with Log.open(found / "log", "r") as again:
+            assert again.facts.about(1)["tags"] == ["kept"], f"cut after {moment} operations"
+            lengths.add(len(Edits(again).history()))
+            assert Edits(again).tag(1, "next").number == 14
+    assert lengths == {1, 13}, "some cuts came before the file was replaced, some after"
+
+
 EDITS = st.one_of(
     st.tuples(st.just("bad"), st.integers(0, 2), st.booleans()),
     st.tuples(st.just("trim"), st.integers(0, 2), st.integers(0, 4), st.integers(0, 4)),

@@ -155,3 +155,21 @@ def test_damaged_lines_are_counted_across_batches(tmp_path: Path, monkeypatch: p
         file.seek(read.nbytes)
         file.write(lines[0])
     assert len(list(read.read_new())) == 1 and read.lines == 11 and read.crc == checksum(b"".join([*lines, lines[0]]))
+
+
+def test_a_journal_that_was_rewritten_is_known_though_its_file_has_the_same_number(tmp_path: Path):
+    """A file system gives the number of a file that is gone to the next one."""
+    path = tmp_path / "facts.jsonl"
+    path.write_bytes(b"".join(format_line({"trajectory": n, "facts": {"n": n}}) for n in range(3)))
+    journal = Journal(path, DISK, write=False)
+    assert len(list(journal.read_new())) == 3 and list(journal.read_new()) == []
+    with path.open("ab") as file:
+        file.write(format_line({"trajectory": 3, "facts": {"n": 3}}))
+    assert [fact["trajectory"] for fact in journal.read_new()] == [3]
+    inode, other = path.stat().st_ino, [format_line({"trajectory": n, "facts": {"n": -n}}) for n in range(10, 20)]
+    for count in (10, 2):  # longer than what was read, and shorter
+        path.write_bytes(b"".join(other[-count:]))
+        assert path.stat().st_ino == inode
+        assert [fact["trajectory"] for fact in journal.read_new()] == [
+            *range(20 - count, 20)
+        ] and journal.lines == count

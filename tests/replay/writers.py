@@ -335,7 +335,7 @@ def _mending(do: _Reporter, folder: Path) -> None:
 
 
 def _compaction(do: _Reporter, folder: Path) -> None:
-    """Most facts are about a trajectory that was deleted."""
+    """Most facts, or most edits, are about a trajectory that was deleted."""
     do.files.armed = True
     do.open(folder)
 
@@ -363,6 +363,7 @@ PLACES: dict[str, Callable[[_Reporter, Path], None]] = {
     "open after a crash": _opening,
     "open a damaged log": _mending,
     "open a log with many old facts": _compaction,
+    "open a log with many old edits": _compaction,
     "create a log": _creation,
 }
 

@@ -15,6 +15,7 @@ import numpy as np
 from hilt.core.errors import DiskFullError, StorageError
 from hilt.core.files import Files, leftovers, storage_errors
 from hilt.core.tree import Array
+from hilt.replay.edit_state import MIN_GONE
 from hilt.replay.facts import Facts
 from hilt.replay.key_ranges import OFFSET_BITS, key_of
 from hilt.replay.sampling.batch_memory import BufferPool
@@ -65,6 +66,7 @@ class Catalog:
         self._on_disk: set[int] = set()  # trajectories found when opening, deleted ones among them
         self._oldest: dict[int, int] = {}  # segment -> the lowest trajectory that has rows in it
         self._tidy_above = 4096  # lines of facts
+        self._tidy_edits_above = MIN_GONE  # edits
         self._incomplete: list[ActiveSegment] = []  # of a writer: segments that an earlier process left
         self._protected: set[int] = set()  # segments to which a running episode is written
         self._next_trajectory = self._next_segment = 0
@@ -91,6 +93,7 @@ class Catalog:
                 {int(key) >> OFFSET_BITS for key in self.index.keys}, self._on_disk, self.seal.forget_facts
             )
             self.recovery.torn_bytes = self.facts.torn_bytes
+            self._tidy_edits()
         if self.quarantine.lost:
             self.recovery.mended.append(
                 "quarantine.json: does not have its checksum; every byte of the log was read instead"
@@ -396,6 +399,7 @@ class Catalog:
             self.quarantine.forget(number)
             self._oldest.pop(number, None)
             self._tidy_facts()
+            self._tidy_edits()
         self.segments.retire(number)
 
     def _tidy_facts(self) -> None:
@@ -408,6 +412,18 @@ class Catalog:
             on_disk = live | {trajectory for trajectory in self.facts.deleted if trajectory >= oldest}
             self.facts.compact(live, on_disk, self.seal.forget_facts)
         self._tidy_above = 2 * self.facts.lines + 4096
+
+    def _tidy_edits(self) -> None:
+        """Now and then, forgets the edits of trajectories of which no row is left; in a log that is damaged, none: its
+        trajectories may come back."""
+        edits = self.facts.edits
+        damaged = self.recovery.corrupt_steps or self.facts.corrupt or self.seal.losses
+        if len(edits.edits) <= self._tidy_edits_above or damaged:
+            return
+        live = set(np.unique(self.index.keys >> OFFSET_BITS).tolist())
+        with contextlib.suppress(DiskFullError):
+            if edits.compact(live | self.facts.unfinished, self.durable):
+                self._tidy_edits_above = 2 * len(edits.edits) + MIN_GONE
 
     def _forget_segment(self, number: int) -> None:
         """Forgets a segment, in a reader: the writer deleted it, or it must be read again."""

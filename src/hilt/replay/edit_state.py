@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from hilt.core.errors import LockedError
 from hilt.core.files import Files
 from hilt.core.tree import Array
 from hilt.replay.key_ranges import OFFSET_BITS, key_of
 from hilt.replay.relabeled import RelabeledValues
 from hilt.replay.storage.edit_journal import NAME, EditJournal
 
+MIN_GONE = 1000
+"""The file of edits is rewritten when more of them than this are of episodes that are gone, and they are the most"""
 POLL_INTERVAL_S = 0.5
 """How often a process that samples looks for edits of others."""
 _ALL = (0, 1 << OFFSET_BITS)
@@ -100,6 +103,49 @@ class EditState:
         """Appends an edit; returns it with its number, and the trajectories that it and others made since change."""
         new = self.journal.append(edit, durable)
         return new[-1], self.take(new)
+
+    def compact(self, live: Set[int], durable: bool) -> bool:
+        """Removes the edits of trajectories that are gone for good, from the file too, once they are the most of many;
+        returns whether it has looked. It is for the process that writes the log, which knows what is there. While
+        others are editing nothing is done."""
+        try:
+            with self.journal.locked(timeout=0.0):
+                if self.journal.changed():
+                    return False
+                gone = self._gone(live)
+                if self.journal.corrupt or len(gone) <= MIN_GONE or 2 * len(gone) <= len(self.edits):
+                    return True
+                self.journal.leave_out(gone, durable)
+        except LockedError:
+            return False
+        for number in gone:
+            del self.edits[number]
+            self._undos.pop(number, None)
+        self.undone &= self.edits.keys()
+        for trajectory in [one for one, known in self._concerning.items() if gone.issuperset(known)]:
+            for known in (self._concerning, self._of, self._changed_at):
+                known.pop(trajectory, None)
+            for column, first, count in self._placed.pop(trajectory, []):
+                self.values.take_out(column, first, count)
+        return True
+
+    def _gone(self, live: Set[int]) -> set[int]:
+        """The edits of which no trajectory is there any more, but for the newest, after which others are numbered.
+        Splits and joins stay: the numbers of copies that were never written are not to be given to others."""
+        parts, newest = {*self._parts}, max(self.edits, default=0)
+
+        def copies(edit: Mapping[str, Any]) -> bool:
+            while edit:
+                if "part" in edit or edit.get("undo") in parts:
+                    return True
+                edit = self.edits.get(edit.get("undo", 0), {})
+            return False
+
+        return {
+            number
+            for number, edit in self.edits.items()
+            if number != newest and live.isdisjoint(self.trajectories(edit)) and not copies(edit)
+        }
 
     def take(self, edits: list[dict[str, Any]]) -> set[int]:
         changed: set[int] = set()

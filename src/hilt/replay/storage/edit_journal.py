@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any
 
 from hilt.core.errors import LockedError
 from hilt.core.files import Files, storage_errors
-from hilt.replay.storage.journal import Journal
+from hilt.replay.storage.journal import Journal, format_line
 from hilt.replay.storage.lock import try_lock
 
 NAME, LOCK = "edits.jsonl", "edits.lock"
@@ -29,7 +29,7 @@ class EditJournal:
         self.path = folder / NAME
         self._lock, self._files = folder / LOCK, files
         self._journal = Journal(self.path, files, write=False)
-        self._seen: tuple[int, int] | None = None
+        self._seen: tuple[int, int, int] | None = None
         self._last = 0
 
     @property
@@ -72,22 +72,29 @@ class EditJournal:
         """In a forked process."""
         self._journal.renew_locks()
 
-    def _stamp(self) -> tuple[int, int] | None:
+    def leave_out(self, numbers: Set[int], durable: bool) -> None:
+        """Rewrites the file without the edits of these numbers, in one step: a process that reads meanwhile sees the
+        file before it, or after it. The lock has to be held, and the newest edit has to stay: no number is given
+        again."""
+        kept = [line for line in self._journal.read_all() if line.get("edit") not in numbers]
+        self._files.replace(self.path, b"".join(format_line(line) for line in kept), durable)
+
+    def _stamp(self) -> tuple[int, int, int] | None:
         try:
             found = os.stat(self.path)
         except OSError:
             return None
-        return found.st_ino, found.st_size
+        return found.st_ino, found.st_size, found.st_mtime_ns
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, timeout: float = LOCK_TIMEOUT_S) -> Iterator[None]:
         """Until the end of the context no other process appends. The system frees the lock when a process ends."""
         with storage_errors(self._lock):
             fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            if not try_lock(fd, LOCK_TIMEOUT_S):
+            if not try_lock(fd, timeout):
                 raise LockedError(
-                    f"{self._lock}: another process has been writing an edit for {LOCK_TIMEOUT_S:.0f} s, expected "
+                    f"{self._lock}: another process has been writing an edit for {timeout:.0f} s, expected "
                     "a moment. End the process that hangs, and try again."
                 )
             yield

@@ -16,6 +16,9 @@ from hilt.replay.storage.records import is_fact
 
 BATCH_LINES = 1000
 """Lines that are parsed together."""
+KNOWN_BYTES = 64
+"""Bytes before the place up to which a file was read, by which it is known again: a file that was rewritten twice since
+may have the number that the first one had."""
 
 
 class Journal:
@@ -28,6 +31,7 @@ class Journal:
         self.lines = 0
         self._size = self._crc = 0
         self._inode = -1  # of the file that was read last; a rewritten journal is another one
+        self._known = b""  # the last bytes that were read of it, or written
         self._fd = -1
         self.unsynced = write  # what the writer before left may not be on the disk, nor the name of a new file
         self._named = False
@@ -46,15 +50,18 @@ class Journal:
             return
         with storage_errors(self.path), self.path.open("rb") as file:
             inode = os.fstat(file.fileno()).st_ino
-            if inode != self._inode:
+            file.seek(self._size - len(self._known))
+            if inode != self._inode or file.read(len(self._known)) != self._known:
                 self._inode, self._size, self._crc, self.lines, self.corrupt_lines = inode, 0, 0, 0, []
+                self._known = b""
             file.seek(self._size)
             *whole, tail = file.read().split(b"\n")
         for begin in range(0, len(whole), BATCH_LINES):
             batch = whole[begin : begin + BATCH_LINES]
             facts = parse_lines(batch)
             self._size += sum(map(len, batch)) + len(batch)
-            self._crc = checksum(b"\n".join([*batch, b""]), self._crc)
+            self._crc = checksum(raw := b"\n".join([*batch, b""]), self._crc)
+            self._know(raw)
             self.corrupt_lines += [self.lines + 1 + place for place, fact in enumerate(facts) if fact is None]
             self.lines += len(batch)
             yield from (fact for fact in facts if fact is not None)
@@ -88,6 +95,7 @@ class Journal:
             self._files.truncate(self._fd, self._size)
             raise
         self._size, self._crc = self._size + len(line), checksum(line, self._crc)
+        self._know(line)
         self.lines += 1
         self.unsynced = True
 
@@ -99,8 +107,11 @@ class Journal:
             self._files.close(self._fd)
             self._fd = self._files.open(self.path, write=True)
             self._inode, self.lines, self.corrupt_lines = os.fstat(self._fd).st_ino, len(facts), []
-            self._size, self._crc = len(raw), checksum(raw)
+            self._size, self._crc, self._known = len(raw), checksum(raw), raw[-KNOWN_BYTES:]
             self.unsynced = False
+
+    def _know(self, raw: bytes) -> None:
+        self._known = (self._known + raw[-KNOWN_BYTES:])[-KNOWN_BYTES:]
 
     def sync(self) -> None:
         """Power-safe when it returns: what was appended before the call, by whichever thread."""
