@@ -26,6 +26,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from hilt.core.errors import ConfigError, DeviceError, SchemaError
+from hilt.teleop import browser
 from hilt.teleop.browser import Browser
 from hilt.teleop.devices import Status, open_device
 from hilt.teleop.intervene import TakeOver
@@ -72,9 +73,11 @@ class Client:
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[Browser]:
-    with open_device("browser") as device:
-        assert isinstance(device, Browser)
-        yield device
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(browser, "PATIENCE", 2.5)  # a busy machine stands still for longer than a second
+        with open_device("browser") as device:
+            assert isinstance(device, Browser)
+            yield device
 
 
 @pytest.fixture
