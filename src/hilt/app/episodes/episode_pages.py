@@ -23,6 +23,10 @@ from hilt.core.errors import ConfigError, HiltError, optional_module
 from hilt.formats.listing.episode_filter import EpisodeFilter
 
 HERE = Path(__file__).parent
+SHARED_SCRIPTS = ("edits_of_tab.js", "shown_values.js")
+"""What both pages import, by the names of the files"""
+VIEW_SCRIPTS = ("episode_camera.js", "episode_timeline.js", "episode_keys.js")
+"""The parts of the page of an episode"""
 MAX_COUNT = 200
 """Rows of one answer, at most."""
 OPEN_TIMEOUT_S = 30.0
@@ -100,12 +104,13 @@ class EpisodePages:
         self._responses = optional_module("starlette.responses", PURPOSE, "teleop", "nicegui")
         ui = app.ui
 
-        scripts = [HERE / "edits_of_tab.js", HERE / "shown_values.js"]
+        scripts = [HERE / name for name in SHARED_SCRIPTS]
+        parts = [HERE / name for name in (*SHARED_SCRIPTS, *VIEW_SCRIPTS)]
 
         class EpisodeList(ui.element, component=HERE / "episode_list.js", dependencies=scripts):  # type: ignore[call-arg, name-defined]
             pass
 
-        class EpisodeView(ui.element, component=HERE / "episode_view.js", dependencies=scripts):  # type: ignore[call-arg, name-defined]
+        class EpisodeView(ui.element, component=HERE / "episode_view.js", dependencies=parts):  # type: ignore[call-arg, name-defined]
             pass
 
         self._list, self._view = EpisodeList, EpisodeView

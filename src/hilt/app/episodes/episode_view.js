@@ -1,89 +1,15 @@
 // One episode, or two side by side, as a Vue component of NiceGUI's: cameras and lanes over one cursor. Texts are never HTML.
 
 import {keepMade, made, post, undoMade} from "edits_of_tab";
-import {brief, versions} from "shown_values";
+import {Camera} from "episode_camera";
+import {keys} from "episode_keys";
+import {COLORS, timeline} from "episode_timeline";
+import {versions} from "shown_values";
 
-const COLORS = {policy: "#787c84", human: "#e87722", demo: "#3478d2", random: "#9650b4"};
-const LINES = ["#2f6fde", "#d1495b", "#17946b", "#b8860b", "#8c5fc7", "#00889b", "#c2571a", "#5b6b7f"];
-const DARK_LINES = ["#7fabff", "#ff8f9c", "#5fd39f", "#f0c65a", "#c5a3ff", "#5fd0e0", "#ff9d5c", "#a9b6c8"];
 const SPEEDS = [0.25, 0.5, 1, 2, 4, 8];
-const HEIGHT = {who: 16, flag: 14, number: 54, chunk: 74};
-const KEPT = 160; // frames of one camera that the browser keeps
-const AHEAD = 10; // frames that are fetched before they are shown
-const IN_FLIGHT = 2; // requests of one camera for what is to be seen now, while the cursor moves
-const AHEAD_IN_FLIGHT = 3; // requests of all cameras for frames that are not to be seen yet
-const NEAR = 15; // a frame at most this many steps away stands for one that is still on its way
-const OPEN_LANES = 8;
 const LABELS = [["success", "episode.do_success", "S"], ["failure", "episode.do_failure", "F"], ["unknown", "episode.do_unknown", "U"]];
 const POLL_MS = 2000; // between two looks for the edits of others
 const HZ = 10; // of data that do not tell theirs
-const number = (value) => (typeof value === "number" ? value : NaN);
-
-// The frames of one camera. The newest wish wins: frames that nobody waits for any more are not asked for. Frames ahead are
-// asked for only while nothing else is, and the server makes them one after the other, so that they delay no wish by much.
-class Camera {
-  static ahead = 0; // requests for frames that are not to be seen yet, of all cameras
-  constructor(address, steps) {
-    [this.address, this.steps] = [address, steps];
-    [this.images, this.loading, this.wanted, this.shown, this.drawn] = [new Map(), new Map(), -1, -1, -1];
-    [this.error, this.__v_skip] = ["", true]; // Vue does not watch it
-  }
-  show(step, direction) {
-    [this.wanted, this.direction, this.refused] = [Math.min(step, this.steps), direction, new Set()];
-    const image = this.images.get(this.wanted);
-    if (image) this.draw(this.wanted, image);
-    else this.approach();
-    this.fetch();
-  }
-  // Shows the nearest frame that is there, until the right one comes.
-  approach() {
-    const distance = (step) => Math.abs(step - this.wanted);
-    let best = -1;
-    for (const [step, image] of this.images) if (image && distance(step) <= NEAR && (best < 0 || distance(step) < distance(best))) best = step;
-    if (best >= 0 && distance(best) < distance(this.drawn)) this.draw(best, this.images.get(best));
-  }
-  fetch() {
-    const now = [...this.loading.values()].filter((ahead) => !ahead).length;
-    if (!this.images.has(this.wanted) && !this.loading.has(this.wanted)) {
-      if (now < IN_FLIGHT) this.load(this.wanted, false);
-      return;
-    }
-    if (now) return;
-    for (let i = 1; i <= AHEAD && Camera.ahead < AHEAD_IN_FLIGHT; i++) {
-      const step = this.wanted + i * this.direction;
-      const there = this.images.has(step) || this.loading.has(step) || this.refused.has(step);
-      if (step >= 0 && step <= this.steps && !there) this.load(step, true);
-    }
-  }
-  load(step, ahead) {
-    this.loading.set(step, ahead);
-    if (ahead) Camera.ahead++;
-    const image = new Image();
-    const done = () => { this.loading.delete(step); if (ahead) Camera.ahead--; this.fetch(); };
-    image.onload = () => {
-      this.error = "";
-      this.images.set(step, image);
-      if (this.images.size > KEPT) this.images.delete(this.images.keys().next().value);
-      if (step === this.wanted) this.draw(step, image);
-      else if (this.shown !== this.wanted) this.approach();
-      done();
-    };
-    image.onerror = () => {
-      if (ahead) this.refused.add(step); // until the cursor moves: it may have been too far away by then
-      else this.images.set(step, null);
-      if (!ahead && step === this.wanted) this.error = "×";
-      done();
-    };
-    image.src = this.address + step + (ahead ? "&ahead=1" : "");
-  }
-  draw(step, image) {
-    if (!this.canvas || !image) return;
-    if (this.canvas.width !== image.naturalWidth) [this.canvas.width, this.canvas.height] = [image.naturalWidth, image.naturalHeight];
-    this.canvas.getContext("2d").drawImage(image, 0, 0);
-    this.drawn = step;
-    this.shown = step === this.wanted ? step : -1;
-  }
-}
 
 export default {
   props: ["data", "words", "readonly"],
@@ -228,6 +154,8 @@ export default {
     step() { this.shown(); },
   },
   methods: {
+    ...timeline,
+    ...keys,
     w(key) { return this.words[key] ?? key; },
     f(key, values) { return this.w(key).replace(/\{(\w+)\}/g, (_, name) => values[name]); },
     counted(step, steps) {
@@ -235,7 +163,6 @@ export default {
     },
     versions(row) { return versions(row, (start) => this.f("episodes.started", {start})); },
     color: (source) => COLORS[source],
-    line(i) { return (this.dark ? DARK_LINES : LINES)[i % LINES.length]; },
     title(one) { return `${one.row.group || one.name} · ${this.f("episode.title", {number: one.row.number})}${one.row.lane ? "·" + one.row.lane : ""}`; },
     outcome(one) {
       if (one.row.problem) return ["died", this.w("episodes.damaged")];
@@ -378,55 +305,11 @@ export default {
       await this.load(true);
     },
     short(name) { return name.replace(/^observations\//, "").replace(/^record\//, ""); },
-    // The range of a lane, of its finite numbers.
-    scale(lane) {
-      let [low, high] = [Infinity, -Infinity];
-      for (const part of lane.values) for (const value of part) {
-        if (typeof value === "number") { if (value < low) low = value; if (value > high) high = value; }
-      }
-      if (low > high) [low, high] = [0, 1];
-      return {low, high: high === low ? low + 1 : high};
-    },
     hold(one, i, element) {
       if (element && one.cameras[i].canvas !== element) one.cameras[i].canvas = element;
     },
-    opened(lane) {
-      if (lane.name in this.lanesOpen) return this.lanesOpen[lane.name];
-      if (["rewards", "latency"].includes(lane.name)) return true;
-      return this.episodes.some((one) => one.lanes.lanes.filter((other) => this.tells(other)).slice(0, OPEN_LANES).some((other) => other.name === lane.name));
-    },
-    // Whether a lane is worth its place unasked: flags that are never set, and constants, are not.
-    tells(lane) { return lane.kind === "flag" ? lane.values.some((part) => part.includes(true)) : lane.values.some((part) => part.some((value) => value !== part[0])); },
-    open(lane) {
-      this.lanesOpen = {...this.lanesOpen, [lane.name]: !this.opened(lane)};
-      this.$nextTick(() => this.draw());
-    },
-    shownLanes(one) { return [one.who, ...one.lanes.lanes.filter((lane) => this.opened(lane))]; },
-    // A lane in words, for those who do not see it; the numbers of a step are in the table below.
-    describe(one, lane) {
-      if (lane.kind === "who") {
-        const values = one.lanes.source, share = (name) => values.filter((value) => one.lanes.sources[value] === name).length / Math.max(1, values.length);
-        const shares = Object.keys(COLORS).filter(share).map((name) => `${this.w("episodes." + name)} ${Math.round(100 * share(name))}%`).join(", ");
-        const marks = one.lanes.marks.map(([step, name]) => `${name} ${step}`).join(", ");
-        return `${lane.label}: ${shares}` + (marks ? "; " + this.f("episode.marks", {marks}) : "");
-      }
-      if (lane.kind === "flag") {
-        const steps = lane.values[0].flatMap((value, step) => (value ? [step] : []));
-        return `${lane.label}: ${steps.length ? this.f("episode.lane_steps", {steps: steps.slice(0, 5).join(", ")}) : "–"}`;
-      }
-      const finite = lane.values.flat().filter((value) => typeof value === "number");
-      const values = finite.length ? `${brief(lane.low)} … ${brief(lane.high)}` : "–";
-      return `${lane.label}${lane.unit ? ` (${lane.unit})` : ""}: ${values}`;
-    },
-    height: (lane) => HEIGHT[lane.kind],
     at(one) { return Math.min(this.step, one.lanes.steps - 1); },
     exact(one, lane, i) { return String(lane.values[i][this.at(one)] ?? "–"); },
-    reading(lane) {
-      if (lane.kind === "who" || lane.kind === "flag" || lane.parts.length > 1) return "";
-      const value = lane.values[0][Math.min(this.step, lane.values[0].length - 1)];
-      return typeof value === "number" ? brief(value) : value ?? "–";
-    },
-    cursor(one) { return `calc(var(--names) + (100% - var(--names)) * ${Math.min(this.step, one.lanes.steps) / Math.max(1, one.lanes.steps)})`; },
     shown() {
       if (this.step !== this.before) this.direction = this.step < this.before ? -1 : 1; // the way that the cursor goes
       this.before = this.step;
@@ -442,18 +325,6 @@ export default {
     },
     seek(step) {
       this.step = Math.min(this.last, Math.max(0, Math.round(step)));
-    },
-    grab(event, one) {
-      event.currentTarget.querySelector(".cursor").focus({preventScroll: true});
-      event.currentTarget.setPointerCapture(event.pointerId);
-      this.moving = one;
-      this.playing = 0;
-      this.drag(event, one);
-    },
-    drag(event, one) {
-      if (this.moving !== one) return;
-      const canvas = event.currentTarget.querySelector("canvas").getBoundingClientRect();
-      this.seek(((event.clientX - canvas.x) / canvas.width) * one.lanes.steps);
     },
     toggle() { this.play(this.playing ? 0 : 1); },
     play(direction) {
@@ -479,130 +350,6 @@ export default {
         requestAnimationFrame(tick);
       };
       requestAnimationFrame(tick);
-    },
-    draw() {
-      this.dark = document.body.classList.contains("body--dark");
-      for (const one of this.episodes) for (const lane of this.shownLanes(one)) this.paint(one, lane);
-    },
-    paint(one, lane) {
-      const canvas = lane.canvas;
-      if (!canvas?.isConnected) return;
-      const ratio = window.devicePixelRatio || 1, [width, height] = [canvas.clientWidth, HEIGHT[lane.kind]];
-      if (canvas.width !== Math.round(width * ratio)) [canvas.width, canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
-      const pen = canvas.getContext("2d"), steps = one.lanes.steps, x = (step) => (step / Math.max(1, steps)) * width;
-      pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-      pen.clearRect(0, 0, width, height);
-      if (lane.kind === "who") this.paintWho(pen, one, x, height);
-      else if (lane.kind === "flag") this.paintFlags(pen, lane, x, height);
-      else this.paintNumbers(pen, one, lane, x, width, height);
-      pen.fillStyle = "#b3261e66";
-      if (lane.name === "interval") for (const gap of one.lanes.gaps) pen.fillRect(x(gap), 0, Math.max(2, x(gap + 1) - x(gap)), height);
-      if (this.ranged) {
-        pen.fillStyle = this.dark ? "#0f131aaa" : "#f6f7f9aa";
-        pen.fillRect(0, 0, x(this.into), height);
-        pen.fillRect(x(this.lastKept + 1), 0, width, height);
-      }
-    },
-    paintWho(pen, one, x, height) {
-      const values = one.lanes.source;
-      for (let from = 0, to = 1; from < values.length; from = to++) {
-        while (to < values.length && values[to] === values[from]) to++;
-        pen.fillStyle = COLORS[one.lanes.sources[values[from]]];
-        pen.fillRect(x(from), 2, x(to) - x(from), height - 4);
-      }
-      pen.font = "600 10px Roboto, sans-serif";
-      for (const [step, name] of one.lanes.marks) {
-        pen.fillStyle = this.dark ? "#ffffff" : "#1b2230";
-        pen.fillRect(x(step), 0, 2, height);
-        pen.fillStyle = "#ffffff";
-        pen.fillText(name, x(step) + 4, height - 5);
-      }
-    },
-    paintFlags(pen, lane, x, height) {
-      pen.fillStyle = (this.dark ? DARK_LINES : LINES)[0];
-      for (const part of lane.values) part.forEach((value, step) => value && pen.fillRect(x(step), 2, Math.max(3, x(step + 1) - x(step)), height - 4));
-    },
-    paintNumbers(pen, one, lane, x, width, height) {
-      const y = (value) => height - 4 - ((value - lane.low) / (lane.high - lane.low)) * (height - 8), colors = this.dark ? DARK_LINES : LINES;
-      pen.strokeStyle = this.dark ? "#2b3442" : "#dfe3e9";
-      if (lane.low < 0 && lane.high > 0) { pen.beginPath(); pen.moveTo(0, y(0)); pen.lineTo(width, y(0)); pen.stroke(); }
-      if (lane.kind === "chunk") return this.paintChunks(pen, one, lane, x, y, colors);
-      lane.values.forEach((part, i) => {
-        pen.strokeStyle = colors[i % colors.length];
-        pen.lineWidth = 1.3;
-        pen.beginPath();
-        let gap = true;
-        part.forEach((value, step) => {
-          if (typeof value !== "number") { gap = true; return; }
-          // a value holds until the next step
-          gap ? pen.moveTo(x(step), y(value)) : pen.lineTo(x(step), y(value));
-          pen.lineTo(x(step + 1), y(value));
-          gap = false;
-        });
-        pen.stroke();
-      });
-    },
-    // What was carried out as lines, and the plan that the policy had at the cursor, whole, with dots.
-    paintChunks(pen, one, lane, x, y, colors) {
-      const size = lane.chunk, wide = lane.parts.length / size, steps = one.lanes.steps;
-      const executed = one.lanes.lanes.find((other) => other.name === "executed")?.values[0];
-      const done = (step) => Math.max(1, Math.min(size, executed ? executed[step] : size));
-      for (let part = 0; part < wide; part++) {
-        pen.strokeStyle = pen.fillStyle = colors[part % colors.length];
-        pen.lineWidth = 1.3;
-        pen.beginPath();
-        for (let step = 0, begun = false; step < steps; step++) for (let k = 0; k < done(step); k++) {
-          const value = number(lane.values[k * wide + part][step]), place = x(step + k / done(step));
-          if (Number.isNaN(value)) begun = false;
-          else { begun ? pen.lineTo(place, y(value)) : pen.moveTo(place, y(value)); begun = true; }
-        }
-        pen.stroke();
-        const at = this.at(one);
-        pen.lineWidth = 2;
-        pen.setLineDash([4, 2]);
-        pen.beginPath();
-        for (let k = 0; k < size; k++) {
-          const [place, value] = [x(at + k / done(at)), y(number(lane.values[k * wide + part][at]))];
-          k ? pen.lineTo(place, value) : pen.moveTo(place, value);
-          pen.fillRect(place - 1.5, value - 1.5, 3, 3);
-        }
-        pen.stroke();
-        pen.setLineDash([]);
-      }
-    },
-    key(event) {
-      if (event.target.closest("input:not([type=checkbox]), select, textarea, dialog[open]") || event.ctrlKey || event.metaKey || event.altKey) return;
-      const key = event.key.length === 1 ? event.key.toLowerCase() : event.key, far = event.shiftKey ? 10 : 1;
-      const first = this.episodes[0];
-      if (this.asking) {
-        if (key === "Enter" || key === "Escape") { event.preventDefault(); this.answer(key === "Enter" && !event.target.closest(".asking button:not(:first-of-type)")); }
-        return;
-      }
-      if (key === " ") this.toggle();
-      else if (key === "k") this.play(0);
-      else if (key === "l") this.play(this.playing > 0 ? Math.min(8, this.playing * 2) : 1);
-      else if (key === "j") this.play(this.playing < 0 ? Math.max(-8, this.playing * 2) : -1);
-      else if (key === "ArrowLeft" || key === ",") { this.playing = 0; this.seek(this.step - far); }
-      else if (key === "ArrowRight" || key === ".") { this.playing = 0; this.seek(this.step + far); }
-      else if (key === "Home") this.seek(0);
-      else if (key === "End") this.seek(this.last);
-      else if (key === "i") this.from();
-      else if (key === "o") this.upTo();
-      else if (this.editing && "sfu".includes(key)) this.edit({action: {s: "success", f: "failure", u: "unknown"}[key]});
-      else if (this.editing && key === "b") this.toggleBad();
-      else if (this.editing && key === "m" && this.markName.trim()) this.mark();
-      else if (this.editing && key === "n") this.unmark();
-      else if (this.editing && key === "x" && this.cuts) this.split();
-      else if (this.editing && key === "a" && this.joinable) this.join();
-      else if (this.editing && key === "t") this.$refs.tag.focus();
-      else if (this.editing && key === "r" && this.hasRewards) this.$refs.reward.focus();
-      else if (this.editing && key === "e") this.$refs.instruction.select();
-      else if (this.editing && key === "c" && this.ranged) this.trim();
-      else if (!this.readonly && key === "z") this.undo();
-      else if (key === "ArrowUp" && first?.neighbors.previous) location.href = this.href(first.neighbors.previous);
-      else if (key === "ArrowDown" && first?.neighbors.next) location.href = this.href(first.neighbors.next);
-      else return;
-      event.preventDefault();
     },
   },
   mounted() {
