@@ -275,7 +275,8 @@ def test_view_refuses_edits_and_saved_views(tmp_path: Path):
     log = make_log(tmp_path / "mine", 3, images=False)
     edit = {"data": data_key(log), "source": source_key(log), "number": 0, "action": "success"}
     with serving(tmp_path, "--view") as viewed:
-        for path, refused in (("edit", "nothing can be edited"), ("views", "no view can be saved")):
+        edited = "nothing can be edited"
+        for path, refused in (("edit", edited), ("many", edited), ("views", "no view can be saved")):
             status, said = post(viewed, f"/episodes/{path}", edit)
             assert status == 400 and f"hilt open --view only shows: {refused}" in said, (status, said)
     assert not (log / "edits.jsonl").exists()

@@ -329,8 +329,11 @@ class Edits:
         )
 
     def _width(self, number: int) -> int:
-        with self.log.reading() as steps:
-            return int(steps.widths(steps.trajectory(number, hidden=True)[:1])[0])
+        with self.log.lock:
+            places = self.log.index.places_of(number)
+            if not places:
+                raise UnknownNameError("trajectory", str(number), [])
+            return int(self.log.index.entries["width"][places[0]])
 
     def _step(self, number: int, step: int) -> int:
         """A step of an episode, counted from its recorded beginning; below 0 from the end of what is shown."""
