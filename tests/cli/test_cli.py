@@ -124,6 +124,16 @@ main()
     assert "Traceback" not in errors
 
 
+LOST_CONNECTION = """
+import hilt.cli
+def lose(self, ctx, name):
+    raise ConnectionError("arm 172.16.0.2: no answer.")
+hilt.cli.LazyGroup.resolve_command = lose
+hilt.cli.main()
+"""
+"""The command with a part that raises as a driver does"""
+
+
 def hilt_here(*words: str, **given: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hilt", *words]
     return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120, check=False, **given)  # type: ignore[call-overload, no-any-return]
@@ -146,6 +156,15 @@ def test_output_without_room_is_a_line():
         "error: the output cannot be written: No space left on device."
     ), done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_connection_that_a_driver_lost_is_a_line_with_its_place():
+    done = subprocess.run(
+        [sys.executable, "-c", LOST_CONNECTION, "recipes"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("error: ConnectionError: arm 172.16.0.2: no answer (raised in <string>, line 4)")
+    assert "output" not in done.stderr
 
 
 def test_whoever_reads_may_go_early():

@@ -112,8 +112,12 @@ class LazyGroup(TyperGroup):
 
 def _in_words(error: OSError) -> str:
     """What the operating system refused: a path that is too long, a disk without
-    room. Without a file it was the output."""
+    room; or what a driver or a network raised, with the line that did so."""
     why, name = error.strerror or str(error), str(error.filename or "")
+    if not name and error.errno not in OUTPUT_ERRORS:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        why = f"{type(error).__name__}: {why}".rstrip(".: ")
+        return f"{why} (raised in {at.filename}, line {at.lineno}). `hilt --debug` shows the whole traceback."
     if not name:
         # else Python tries to write the rest once more at its end, and fails with a traceback
         with contextlib.suppress(OSError):
@@ -123,6 +127,8 @@ def _in_words(error: OSError) -> str:
     return f"{shown}: {why}. Check the path. `hilt --debug` shows where it happened."
 
 
+OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EAGAIN)
+"""What a write to the output fails with; an error of the system that names no file"""
 MAX_SHOWN = 120
 """Characters of a path that an error shows"""
 HELP = {"help_option_names": ["-h", "--help"]}
