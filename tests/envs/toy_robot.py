@@ -24,7 +24,7 @@ class ToyRobot:
         self.asked: list[tuple[str, Any, float, float]] = []  # route, body, began, ended
         self.headers: list[dict[str, str]] = []
         self.delays: dict[str, float] = {}
-        self.waits: dict[str, threading.Barrier] = {}
+        self.waits: dict[str, Any] = {}  # a barrier, or what else has a `wait`
         self.refusals: dict[str, tuple[int, str]] = {}
         self.raw: dict[str, tuple[str, bytes]] = {}
         self.trickle: set[str] = set()

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ def act(**numbers: float) -> np.ndarray:
 
 
 def test_requests_share_a_connection_and_its_loss_is_no_failure(toy: ToyRobot):
-    client = RobotClient(toy.url)
+    client = RobotClient(toy.url, request_seconds=60)
     for _ in range(3):
         assert client.post("getstate")["gripper_pos"] == 1.0
     assert client.post("clearerr") == "done" and toy.connections == 1
@@ -87,19 +88,25 @@ def test_every_request_has_a_deadline_and_a_late_reply_is_not_the_next_one(toy: 
 
 
 def test_a_request_that_was_interrupted_does_not_spoil_the_next(toy: ToyRobot):
-    client = RobotClient(toy.url)
+    client = RobotClient(toy.url, request_seconds=60)
     client.post("clearerr")
-    toy.delays["clearerr"] = 1.0
-    main = threading.main_thread().ident
+    main, interrupted = threading.main_thread().ident, threading.Event()
     assert main is not None
-    threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
+
+    def wait() -> None:
+        """Whoever asked is interrupted while it waits for the answer, which comes later."""
+        signal.pthread_kill(main, signal.SIGINT)
+        assert interrupted.wait(60)
+
+    toy.waits["clearerr"] = SimpleNamespace(wait=wait)
     with pytest.raises(KeyboardInterrupt):
-        client.post("clearerr")
-    assert client.post("getstate")["pose"] == toy.pose
+        client.post("clearerr", seconds=60)
+    interrupted.set()
+    assert client.post("getstate", seconds=60)["pose"] == toy.pose
 
 
 def test_a_refusal_raises_with_the_servers_sentence(toy: ToyRobot):
-    client = RobotClient(toy.url)
+    client = RobotClient(toy.url, request_seconds=60)
     toy.refusals["pose"] = (400, "arr: expected 7 numbers, got 6.")
     with pytest.raises(RequestError, match=r"/pose: refused with status 400: arr: expected 7 numbers, got 6\."):
         client.post("pose", {"arr": [0] * 6})
