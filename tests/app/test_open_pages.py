@@ -150,6 +150,7 @@ def test_compare_page_has_the_difference_of_success_with_its_interval(chrome: An
 def test_cursor_has_the_values_of_every_curve_in_every_chart_with_the_run_it_is_of(chrome: Any, served: Any):
     open_compare(chrome, served)
     curves = "document.querySelector('.hilt-curves').curves"
+    ActionChains(chrome).move_to_element(chrome.find_element("css selector", ".hilt-nav")).perform()  # no chart
     chrome.execute_script(
         "const drawn = CanvasRenderingContext2D.prototype, write = drawn.fillText; window.texts = [];"
         "drawn.fillText = function (...given) { window.texts.push(given[0]); return write.apply(this, given); };"
