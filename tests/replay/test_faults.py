@@ -745,12 +745,14 @@ def test_log_with_too_many_open_files(tmp_path: Path):
             log.add(trajectory(i * SPACING, 4, 3))
     few = Writer(open_with_few_files, tmp_path / "log", 60)
     few.listen(DEADLINE_S, "files")
+    few.join()
     kind, name, text = few.reports[0]
     assert (kind, name) == ("error", "StorageError")
     assert "Too many open files: raise the limit with ulimit -n" in text
     assert few.reports[1][1] < 30, "files stay open after the error"
     enough = Writer(open_with_few_files, tmp_path / "log", 400)
     enough.listen(DEADLINE_S, "opened")
+    enough.join()
     assert enough.reports == [("opened", 720)]
     with Log.open(tmp_path / "log") as log:
         assert len(check_contents(log)) == 720
@@ -777,6 +779,7 @@ def test_log_with_too_many_open_files_while_writing(tmp_path: Path):
     """A segment that cannot be opened is not begun; with a file closed elsewhere, writing goes on."""
     writer = Writer(write_with_few_files, tmp_path / "log")
     writer.listen(DEADLINE_S, "done")
+    writer.join()
     _, refused, text, steps = writer.reports[-1]
     assert refused > 3 and "Too many open files: raise the limit with ulimit -n" in text
     with Log.open(tmp_path / "log") as log:
