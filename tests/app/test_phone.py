@@ -137,6 +137,18 @@ def test_phone_lists_opens_and_labels_with_a_finger(chrome: Any, served: Any, lo
     touch(chrome, "document.querySelectorAll('.episodes .quick button')[4]")  # episode 2 is a success
     chromium.wait(chrome, f"return {LIST}.page.rows[2].success === true && {LIST}.done.startsWith('✓')")
     chrome.save_screenshot(str(artifacts / "phone-list.png"))
+    for row in (1, 3):
+        touch(chrome, f"document.querySelectorAll('.episodes td.number input')[{row}]")
+    touch(chrome, "document.querySelector('.selection .in-terminal')")
+    chromium.wait(chrome, "return document.querySelectorAll('.selection code').length > 5")
+    assert too_wide(chrome) == [] and unnamed(chrome) == []
+    chrome.save_screenshot(str(artifacts / "phone-selection.png"))
+    touch(chrome, "document.querySelector('.selection .bad')")
+    chromium.wait(chrome, f"return {LIST}.page.matched === 2 && {LIST}.done.includes('(2')")
+    touch(chrome, "document.querySelector('.selection .undo')")
+    chromium.wait(chrome, f"return {LIST}.page.matched === 4")
+    touch(chrome, "document.querySelector('.selection .unselect')")
+    chromium.wait(chrome, "return !document.querySelector('.selection')")
     touch(chrome, "document.querySelectorAll('.episodes td.task a')[3]")
     chromium.wait(
         chrome,

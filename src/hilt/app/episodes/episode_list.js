@@ -115,7 +115,7 @@ export default {
       <div class="hilt-row">
         <b>{{ f("episodes.selected", {count: n(chosen.size)}) }}</b>
         <button v-if="all === null && page.matched > page.rows.length" type="button" class="hilt-button all" @click="pickAll">{{ f("episodes.select_all", {matched: n(page.matched)}) }} <kbd>A</kbd></button>
-        <button type="button" class="hilt-button" @click="unpick">{{ w("episodes.unselect") }} <kbd>Esc</kbd></button>
+        <button type="button" class="hilt-button unselect" @click="unpick">{{ w("episodes.unselect") }} <kbd>Esc</kbd></button>
       </div>
       <div v-if="editing" class="hilt-row">
         <button v-for="[action, text, key] in bulk" :key="action" type="button" class="hilt-button" :class="action" @click="many(action)">{{ w(text) }} <kbd v-if="key">{{ key }}</kbd></button>
@@ -123,7 +123,7 @@ export default {
             @change="askBulk" @keydown.esc.stop="$event.target.blur()">
           <button class="hilt-button" :disabled="!tagName.trim()">{{ w("episode.do_tag") }} <kbd>T</kbd></button></form>
         <button type="button" class="hilt-button delete" @click="remove">{{ w("episode.do_delete") }}</button>
-        <button type="button" class="hilt-button" @click="edit('undo')">{{ w("episode.do_undo") }} <kbd>Z</kbd></button>
+        <button type="button" class="hilt-button undo" @click="edit('undo')">{{ w("episode.do_undo") }} <kbd>Z</kbd></button>
         <button type="button" class="hilt-button in-terminal" :aria-expanded="bulkShown" @click="bulkShown = !bulkShown; askBulk()">{{ w("episodes.in_terminal") }}</button>
       </div>
       <div v-if="asking" class="hilt-row asking" role="alertdialog" :aria-label="asking"><b>{{ asking }}</b>
