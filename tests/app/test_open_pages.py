@@ -77,6 +77,12 @@ def press(chrome: Any, *keys: str) -> None:
     ActionChains(chrome).send_keys(*keys).perform()
 
 
+def in_sight(chrome: Any, selector: str) -> Any:
+    """Whether the first such element is within the window."""
+    inside = "const {top, bottom} = document.querySelector(arguments[0]).getBoundingClientRect()"
+    return chrome.execute_script(f"{inside}; return top >= 0 && bottom <= innerHeight", selector)
+
+
 def stay(chrome: Any) -> None:
     """Remembers that the page was not loaded again."""
     chrome.execute_script("window.same = true")
@@ -116,6 +122,9 @@ def test_table_follows_runs_that_begin_stop_and_end(chrome: Any, served: Any):
         finally:
             process.kill()
     chromium.wait(chrome, "return document.querySelector('.hilt-main').innerText.includes('died')")
+    chromium.wait(chrome, "return document.querySelector('.to-logs').offsetParent !== null")
+    chrome.find_element("css selector", ".to-logs").click()
+    assert in_sight(chrome, ".hilt-logs h2")
     note_end(run, "goal", 20, "goal, after 20 updates")
     chromium.wait(chrome, "return document.querySelector('.hilt-main').innerText.includes('goal, after 20 updates')")
     assert chrome.execute_script("return window.same")
@@ -202,6 +211,11 @@ def test_sixty_episodes_are_labeled_with_keys_alone(chrome: Any, served: Any):
     press(chrome, "j", *["s", "f"] * 5)
     chrome.execute_async_script(f"{LIST}.queue.then(arguments[0])")
     assert chrome.execute_script(f"return {LIST}.error") == ""
+    chrome.execute_script("scrollTo(0, document.body.scrollHeight)")  # what was saved is in sight at the last row too
+    chromium.wait(
+        chrome, "return document.querySelector('.episodes .top').innerText.includes('✓ Saved: label failure')"
+    )
+    assert in_sight(chrome, ".episodes .top")
     with Log.open(served.many, "r") as log:
         assert [log.facts.about(number)["success"] for number in range(60)] == [True, False] * 30
 
@@ -263,6 +277,8 @@ def test_help_lists_every_key_in_both_languages(chrome: Any, served: Any):
         words = Words(language)
         for opened, keys in ((open_list, LIST_KEYS), (open_episode, KEYS)):
             opened(chrome, served.base, served.many)
+            for box in chrome.find_elements("css selector", "td.number input")[:1]:
+                box.click()  # the key works from there too
             press(chrome, "?")
             shown = chromium.wait(
                 chrome, "const help = document.querySelector('.hilt-help'); return help.open && help.innerText"

@@ -16,7 +16,7 @@ if (!window.hiltHelp) {
   };
   let before = "";
   document.addEventListener("keydown", (event) => {
-    const typing = event.target.closest("input, textarea, select, [contenteditable]");
+    const typing = event.target.closest("input:not([type=checkbox]), textarea, select, [contenteditable]");
     if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "?") hiltHelp();
     else if (event.key === "/") {

@@ -115,6 +115,10 @@ def _live_head(page: PageContext, run: RunSummary) -> None:
                 page.text(word("nav.episodes"), "span")
             with ui.link(target=f"/classifier?data={data_key(run.path)}").classes("hilt-button"):
                 page.text(word("nav.classifier"), "span")
+        logs = ui.element("button").props('type="button"').classes("hilt-button to-logs")
+        with logs:
+            page.text(word("run.logs"), "span")
+        logs.on("click", js_handler="() => document.querySelector('.hilt-logs').scrollIntoView()")
         add_tabs(page, run)
     goes_on = page.text(word("run.goes_on"), "p")
     facts = page.text("", "p", "hilt-soft")
@@ -129,6 +133,7 @@ def _live_head(page: PageContext, run: RunSummary) -> None:
         reason.set_text(why(known, word, now))
         bad = known.state in ("failed", "died")
         reason.classes(replace="hilt-wrong" if bad else "hilt-soft")
+        logs.set_visibility(bad)
         goes_on.set_visibility(bad and any(one.name == "resume" for one in commands_of(known)))
         parts = [kind(known, word), known.recipe, known.task, known.began, human_bytes(known.disk)]
         parts.append(known.remote or str(known.path))
@@ -343,7 +348,7 @@ def _logs(page: PageContext, run: RunSummary) -> None:
     opened = failed or [log for log in logs if log.stem == "learner"]
     texts: dict[Path, tuple[Any, Any]] = {}
     seen: dict[Path, float] = {}
-    with page.ui.element("section").classes("hilt-panel hilt-stack"):
+    with page.ui.element("section").classes("hilt-panel hilt-stack hilt-logs"):
         page.heading(page.word("run.logs"), 2)
         for log in sorted(logs, key=lambda log: log not in failed):
             texts[log] = _lines(page, log.name, log in opened)

@@ -23,7 +23,7 @@ LINK = """<a :href="props.row.href">{{ props.row.name }}</a>"""
 BAR = """<span v-if="props.row.bar" class="hilt-bar" aria-hidden="true">
 <i :style="{left: props.row.bar[0] + '%', right: 100 - props.row.bar[2] + '%'}"></i>
 <b :style="{left: 'calc(' + props.row.bar[1] + '% - 1px)'}"></b></span>{{ props.row.success }}"""
-RECIPE = """<div>{{ props.row.recipe }}</div><div class="why">{{ props.row.task }}</div>"""
+RECIPE = """<div>{{ props.row.recipe }}</div><div class="why" :title="props.row.task">{{ props.row.task }}</div>"""
 CELLS = {"name": LINK, "state": STATE + WHY, "success": BAR, "recipe": RECIPE}
 CELLS |= {name: f"{{{{ props.row.{name} }}}}" for name in NUMBERS}
 """What a cell shows, as a template of Vue's: texts are never HTML"""

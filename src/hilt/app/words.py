@@ -217,6 +217,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "episodes.view_name": ("Name of this view", "此视图的名称"),
     "episodes.save": ("Save view", "保存视图"),
     "episodes.forget": ("Remove the view {name}", "删除视图 {name}"),
+    "episodes.all_keys": ("All keys", "全部按键"),
     "episodes.export": ("Export …", "导出……"),
     "episodes.to": ("Commands that export these episodes as", "将这些回合导出的命令，格式为"),
     "episodes.where": (

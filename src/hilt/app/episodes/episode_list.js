@@ -28,7 +28,7 @@ export default {
   }),
   template: `
   <div class="hilt-stack episodes" :aria-busy="slow">
-    <div class="hilt-row">
+    <div class="hilt-row top">
       <h1>{{ page ? page.name : w("episodes.title") }}</h1>
       <span v-if="page" class="hilt-chip">{{ page.format }}</span>
       <a v-if="several" href="/episodes">{{ w("episodes.other") }}</a>
@@ -73,7 +73,8 @@ export default {
     </div>
     <p v-if="error" class="hilt-alarm" role="alert">{{ error }}</p>
     <p v-for="(problem, path) in page ? page.problems : {}" :key="path" class="hilt-alarm">{{ path }}: {{ problem }}</p>
-    <p v-if="page" class="legend hilt-soft">{{ w("episodes.who") }}: <span v-for="source in acted" :key="source"><i :class="source"></i>{{ w("episodes." + source) }}</span></p>
+    <p v-if="page" class="legend hilt-soft"><span v-if="editing" class="keys"><kbd>J</kbd> <kbd>K</kbd> {{ w("episodes.key_move") }}
+      <kbd>S</kbd> {{ w("episode.do_success") }} <kbd>F</kbd> {{ w("episode.do_failure") }} <kbd>?</kbd> {{ w("episodes.all_keys") }}</span>{{ w("episodes.who") }}: <span v-for="source in acted" :key="source"><i :class="source"></i>{{ w("episodes." + source) }}</span></p>
     <div v-if="page" class="hilt-panel list" @click.capture="mark">
       <table>
         <thead><tr>
