@@ -23,6 +23,7 @@ import pytest
 pytest.importorskip("websockets", reason="a policy server needs websockets: pip install 'hilt[serve]'")
 
 from hilt.core.errors import DeadlineError, DeviceError, EmergencyStopError, RefusedError
+from hilt.hil import vla_agent
 from hilt.hil.config import Hil
 from hilt.hil.environment import NullDevice
 from hilt.hil.make_agent import make_agent
@@ -144,7 +145,10 @@ def asking(url: str, robot: str, folder: Path) -> Iterator[Driven]:
     agent = make_agent(config, env)
     try:
         seen, _ = env.reset()
-        agent.begin("go on", paced=True)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(vla_agent, "SERVER_TIMEOUT_S", DEADLINE_S)  # to connect may take longer on a busy machine
+            agent.begin("go on", paced=True)
+        agent._remote._link.timeout_s = vla_agent.SERVER_TIMEOUT_S
         yield Driven(env, agent.sample_actions, lambda source, executed: agent.acted(source, executed), seen=seen)
     finally:
         agent.close()

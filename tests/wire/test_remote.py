@@ -114,6 +114,13 @@ def test_a_batch_is_drawn_once_when_its_answer_is_lost(stocked: Any):
     assert seen == list(range(30))
 
 
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The learner's own answer is waited for, however late it comes."""
+    monkeypatch.setattr("hilt.wire.link.Link.ask.__defaults__", (None, 60.0))
+
+
+@pytest.mark.usefixtures("late")
 def test_a_limiter_has_a_deadline(pair: Pair):
     buffer = pair.buffer()
     server = pair.server(stores={ENV: buffer})
@@ -241,6 +248,7 @@ def test_trajectories_of_arrays(pair: Pair):
     assert (got["actions"] >= 0).all()
 
 
+@pytest.mark.usefixtures("late")
 def test_full_and_empty_have_deadlines_and_go_on_afterwards(pair: Pair):
     """A wait that ended is not the answer to the next one."""
     channel, client = channel_pair(pair, 1)
