@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, HiltError, UnknownNameError
+from hilt.envs import pool as pools
 from hilt.envs import task as tasks
 from hilt.envs.pool import Pool
 from tests.envs.pool_toys import DIES, HANGS, LIMIT, MADE_WRONG, RAISES, Counting
@@ -224,7 +225,10 @@ def test_a_worker_that_was_killed_while_it_had_nothing_to_do_costs_no_new_episod
         assert pool.counts == {"episodes": 2, "lost": 1, "restarts": 1}
 
 
-def test_a_worker_that_hangs_is_replaced_within_its_deadline_and_what_it_had_not_begun_is_done() -> None:
+def test_a_worker_that_hangs_is_replaced_within_its_deadline_and_what_it_had_not_begun_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pools, "ABORT_S", 60.0)  # a busy machine takes its time for the traceback
     with Pool(1, 3, step_s=3) as pool:
         pool.start(0, Begin(COUNTING, HANGS))
         pool.start(1, Begin(COUNTING, 1))
@@ -277,7 +281,8 @@ pool.collect([0])
     wait_until(lambda: not any(is_alive(pid) for pid in pids))
 
 
-def test_closing_closes_the_environments_and_ends_the_workers(tmp_path: Path) -> None:
+def test_closing_closes_the_environments_and_ends_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "CLOSE_S", 60.0)
     pool = Pool(1, 1, task_options={"folder": str(tmp_path)})
     pool.start(0, Begin(COUNTING, 1))
     pool.collect([0])
