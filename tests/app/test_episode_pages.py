@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select
 from typer.testing import CliRunner
 
 import hilt.cli
@@ -136,12 +137,21 @@ def test_list_saves_a_view_and_shows_the_command_that_exports_it(chrome: Any, se
     chrome.find_element("css selector", ".views [aria-expanded]").click()
     command = chromium.wait(chrome, "return document.querySelector('.export code')?.innerText")
     assert command.endswith(f"{served.log}-lerobot --to lerobot -o trajectories=0,4")
+    assert "what the filter shows (2 episodes)" in chrome.find_element("css selector", ".export label").text
     where = chrome.find_element("css selector", ".export .where code").text
     assert where == f"hilt data tag {served.log} chosen --dry-run --where 'success=false task=pick'"
     result = CliRunner().invoke(hilt.cli.app, shlex.split(where)[1:])
     assert result.output == "would be: tag chosen: 2 episodes (0, 4)\n"
-    made = convert(served.log, tmp_path / "made", to="robomimic", trajectories="0,4")
-    assert made.episodes == 2 and made.failures == 2
+    Select(chrome.find_element("css selector", ".export select")).select_by_visible_text("robomimic")
+    chromium.wait(chrome, "return document.querySelector('.export code').innerText.includes('--to robomimic')")
+    chrome.find_element("css selector", ".export .run").click()
+    chromium.wait(chrome, f"return {LIST}.started?.code === 0 && {LIST}.output.includes('exit code 0')")
+    made = served.log.with_name(f"{served.log.name}-robomimic").rename(tmp_path / "made")  # no other test lists it
+    written = convert(made, tmp_path / "log")
+    assert written.episodes == 2 and written.failures == 2
+    body = f"JSON.stringify({{data: {LIST}.data, command: 'hilt data delete {served.log} 0'}})"
+    posted = f"fetch('/episodes/run', {{method: 'POST', body: {body}}}).then((answer) => answer.json())"
+    assert "Open the export once more" in chrome.execute_script(f"return {posted}")["error"]
 
 
 def test_episode_plays_steps_and_shows_the_row_under_the_cursor(chrome: Any, served: Any, artifacts: Path):

@@ -219,7 +219,10 @@ WORDS: dict[str, tuple[str, str]] = {
     "episodes.forget": ("Remove the view {name}", "删除视图 {name}"),
     "episodes.all_keys": ("All keys", "全部按键"),
     "episodes.export": ("Export …", "导出……"),
-    "episodes.to": ("Commands that export these episodes as", "将这些回合导出的命令，格式为"),
+    "episodes.to": (
+        "Commands that export what the filter shows ({matched} episodes) as",
+        "将筛选出的内容（{matched} 个回合）导出的命令，格式为",
+    ),
     "episodes.where": (
         "The same filter in the terminal: this lists the episodes, and tags them without --dry-run.",
         "在终端中使用同一筛选：此命令列出这些回合；去掉 --dry-run 则为它们添加标签。",

@@ -23,7 +23,7 @@ export default {
   props: ["data", "several", "readonly", "words"],
   data: () => ({
     filter: "", typed: "", sort: "number", descending: false, first: 0, page: null, error: "", chosen: new Set(), at: -1, saving: "",
-    done: "", exporting: false, to: "lerobot", commands: [], where: [], commandError: "", slow: false,
+    done: "", exporting: false, to: "lerobot", commands: [], runnable: [], started: null, where: [], commandError: "", slow: false,
     all: null, tagName: "", asking: "", bulkShown: false, bulkCommands: [], bulkError: "", // of what is selected; `all`: the filter that shows just these
   }),
   template: `
@@ -62,11 +62,13 @@ export default {
       <button type="button" class="hilt-button" :disabled="chosen.size !== 2" @click="beside">{{ w("episodes.beside") }}</button>
     </div>
     <div v-if="exporting" class="hilt-panel hilt-stack export">
-      <label class="hilt-row"><span>{{ w("episodes.to") }}</span>
+      <label class="hilt-row"><span>{{ f("episodes.to", {matched: page ? n(page.matched) : "…"}) }}</span>
         <select v-model="to" @change="ask()"><option v-for="name in formats" :key="name">{{ name }}</option></select></label>
       <p v-if="commandError" class="hilt-alarm">{{ commandError }}</p>
-      <div v-for="command in commands" :key="command" class="hilt-command"><code>{{ command }}</code>
-        <button type="button" class="hilt-tool" :aria-label="w('episodes.copy')" @click="copy($event)"><q-icon name="content_copy"/></button></div>
+      <div v-for="command in commands" :key="command" class="hilt-do"><div class="hilt-command"><code>{{ command }}</code>
+          <button type="button" class="hilt-tool" :aria-label="w('episodes.copy')" @click="copy($event)"><q-icon name="content_copy"/></button></div>
+        <button v-if="!readonly && runnable.includes(command)" type="button" class="hilt-button run" :disabled="started?.code === null" @click="run(command)">{{ w("command.run") }}</button></div>
+      <pre v-if="started" class="hilt-output" role="status">{{ output }}</pre>
       <template v-if="where.length"><p class="hilt-soft">{{ w("episodes.where") }}</p>
         <div v-for="command in where" :key="command" class="hilt-command where"><code>{{ command }}</code>
           <button type="button" class="hilt-tool" :aria-label="w('episodes.copy')" @click="copy($event)"><q-icon name="content_copy"/></button></div></template>
@@ -161,6 +163,10 @@ export default {
         {name: "tag", values: same(menus.tag)},
         {name: "group", values: same(menus.group)},
       ].filter((menu) => menu.values.length > (menu.name === "group" ? 1 : 0) || this.value(menu.name));
+    },
+    output() {
+      const {text, lines, code} = this.started, ended = code === null ? "…" : this.f("command.ended", {code});
+      return ["$ " + text, ...lines, ended].join("\n");
     },
     status() {
       const page = this.page;
@@ -259,6 +265,14 @@ export default {
       if (!this.exporting) return;
       const answer = await (await fetch("/episodes/export?" + this.query({to: this.to}))).json();
       [this.commands, this.where, this.commandError] = [answer.commands || [], answer.where || [], answer.error || ""];
+      [this.runnable, this.started] = [answer.runnable || [], answer.started || null];
+      clearTimeout(this.exportTimer);
+      if (this.started?.code === null) this.exportTimer = setTimeout(() => this.ask(), 1000);
+    },
+    async run(command) {
+      const answer = await post("/episodes/run", {data: this.data, filter: this.filter, to: this.to, command});
+      await this.ask();
+      this.commandError = answer.error || this.commandError;
     },
     async send(body) {
       const answer = await (await fetch("/episodes/views", {method: "POST", body: JSON.stringify(body)})).json();
@@ -423,6 +437,7 @@ export default {
   },
   unmounted() {
     clearTimeout(this.timer);
+    clearTimeout(this.exportTimer);
     document.removeEventListener("keydown", this.listener);
   },
 };

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from hilt.app.episodes.episode_edits import cut_away, edit_episode, history_of, 
 from hilt.app.episodes.episode_index import SORTS, EpisodePage, Neighbors
 from hilt.app.episodes.episode_lanes import episode_lanes
 from hilt.app.episodes.episode_shelf import EpisodeData, OpenedData
-from hilt.app.episodes.export_command import export_commands, where_commands
+from hilt.app.episodes.export_command import export_commands, is_export, where_commands
 from hilt.app.episodes.saved_views import SavedView, SavedViews
 from hilt.app.open_app import PURPOSE, OpenApp, PageContext, Section
 from hilt.core.errors import ConfigError, HiltError, optional_module
@@ -91,6 +92,7 @@ def add_pages(app: OpenApp) -> None:
     app.route("/episodes/views", pages.views, methods=["GET", "POST"])
     app.route("/episodes/edit", pages.edit, methods=["POST"])
     app.route("/episodes/many", pages.edit_many, methods=["POST"])
+    app.route("/episodes/run", pages.run_export, methods=["POST"])
 
 
 class EpisodePages:
@@ -157,7 +159,10 @@ class EpisodePages:
 
     def _component(self, page: PageContext, kind: Any, **props: Any) -> None:
         made = kind()
-        for name, value in {**props, "words": page.word.starting("episodes.") | page.word.starting("episode.")}.items():
+        words: dict[str, str] = {}
+        for prefix in ("episodes.", "episode.", "command."):
+            words |= page.word.starting(prefix)
+        for name, value in {**props, "words": words}.items():
             made.props[name] = value
 
     # Answers
@@ -218,9 +223,14 @@ class EpisodePages:
     def answer_export(self, opened: OpenedData, query: Any) -> dict[str, Any]:
         """The commands that turn a selection into a dataset and train from it."""
         opened.index.wait_until_opened(OPEN_TIMEOUT_S)
-        chosen = _order(query)[0]
-        commands = export_commands(opened.index, chosen, query.get("to", "lerobot"))
-        return {"commands": commands, "where": where_commands(opened.index, chosen)}
+        chosen, to = _export(query)
+        commands = export_commands(opened.index, chosen, to)
+        return {
+            "commands": commands,
+            "runnable": [command for command in commands if is_export(command)],
+            "where": where_commands(opened.index, chosen),
+            "started": self._started(opened.data.key),
+        }
 
     def answer_all(self, opened: OpenedData, query: Any) -> dict[str, Any]:
         """The names of all episodes that a filter admits."""
@@ -292,6 +302,26 @@ class EpisodePages:
 
         return await self._edited(request, work)
 
+    async def run_export(self, request: Any) -> Any:
+        """Runs one of the commands that export a selection, one at a time for each log or dataset."""
+
+        def work(given: dict[str, Any]) -> dict[str, Any]:
+            opened = self.shelf.opened(str(given.get("data", "")))
+            opened.index.wait_until_opened(OPEN_TIMEOUT_S)
+            command, known = str(given.get("command", "")), export_commands(opened.index, *_export(given))
+            if command not in known or not is_export(command):
+                raise ConfigError(f"{command}: the episodes of this filter have changed. Open the export once more.")
+            self._app.commands.start(f"export-{opened.data.key}", shlex.split(command))
+            return {"started": self._started(opened.data.key)}
+
+        return await self._edited(request, work)
+
+    def _started(self, key: str) -> dict[str, Any] | None:
+        """The newest export of a log or dataset: its command, what it printed, and its exit code, None while it
+        runs."""
+        started = self._app.commands.started.get(f"export-{key}")
+        return None if started is None else {"text": started.text, "code": started.code, "lines": started.lines()}
+
     async def _edited(self, request: Any, work: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
         try:
             if self._app.view:
@@ -321,6 +351,11 @@ class EpisodePages:
 def _named(opened: OpenedData, query: Any) -> tuple[Any, int, int]:
     """The source, number and lane that a request names."""
     return opened.index.source(query.get("source", "")), int(query.get("number", 0)), int(query.get("lane", 0))
+
+
+def _export(query: Any) -> tuple[EpisodeFilter, str]:
+    """The filter and the format that a request names."""
+    return _order(query)[0], str(query.get("to", "lerobot"))
 
 
 def _order(query: Any) -> tuple[EpisodeFilter, str, bool]:

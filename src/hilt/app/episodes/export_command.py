@@ -54,6 +54,11 @@ def export_commands(index: EpisodeIndex, chosen: EpisodeFilter, to: str) -> list
     return [*commands, *(command for target in targets[:1] for command in learn_from(target, to))]
 
 
+def is_export(command: str) -> bool:
+    """Whether a command only writes a dataset, so that it may be run by a button."""
+    return command.startswith("hilt data convert ")
+
+
 def where_commands(index: EpisodeIndex, chosen: EpisodeFilter, tag: str = "chosen") -> list[str]:
     """One command for each log with an episode that the filter admits, which lists them, and without ``--dry-run`` tags
     them: the same filter after ``--where``. The part of a run is named by the log."""
