@@ -272,6 +272,7 @@ def test_launch_restarts_killed_processes_up_to_three_times_a_minute(tmp_path: P
     ):
         train(Hil(), tmp_path, notify=said.append)
     thread.join()
+    assert (tmp_path / "logs/actor-1.log").read_text().count("actor-1 was killed by SIG") == 3
     assert sum("is started again" in line for line in said) == 3 and "by SIGSEGV and is started again" in "".join(said)
     assert gone(started(said))
 

@@ -278,8 +278,9 @@ def _looked_after(child: Child, outcome: LaunchOutcome, notify: Callable[[str], 
     if not child.may_start_again():
         often = f"{RESTARTS_PER_MINUTE + 1} times within a minute, last by {_signal(code)}"
         raise HiltError(f"{child.name} was killed {often}. Find out by whom; --resume goes on.")
-    child.start()
-    notify(f"{child.name} was killed by {_signal(code)} and is started again, process {child.pid}")
+    killed = f"{child.name} was killed by {_signal(code)} and is started again"
+    child.start(killed)
+    notify(f"{killed}, process {child.pid}")
     return False
 
 
@@ -311,9 +312,12 @@ class Child:
         """Whether it failed by itself, and not because it was asked to end."""
         return (self.poll() or 0) > 0 and self.poll() != 128 + ASK_TO_END
 
-    def start(self) -> None:
+    def start(self, note: str = "") -> None:
+        """Starts it, after a line in its log that says why."""
         DISK.make_folders(self.log.parent)
         with storage_errors(self.log), self.log.open("ab") as out:
+            if note:
+                out.write(f"{time.strftime('%H:%M:%S')} {note}\n".encode())
             self._said = self._heard = out.tell()
             environment = {**os.environ, PARENT: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
             self._process = ChildProcess(self._command, stdout=out, stderr=out, env=environment, start_new_session=True)
