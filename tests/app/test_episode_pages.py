@@ -139,6 +139,11 @@ def test_list_saves_a_view_and_shows_the_command_that_exports_it(chrome: Any, se
     assert command.endswith(f"{served.log}-lerobot --to lerobot -o trajectories=0,4")
     assert "what the filter shows (2 episodes)" in chrome.find_element("css selector", ".export label").text
     where = chrome.find_element("css selector", ".export .where code").text
+    chrome.find_element("css selector", ".filters .clear").click()
+    chromium.wait(chrome, f"return {LIST}.filter === '' && {LIST}.page.matched > 2")
+    assert not chrome.find_elements("css selector", ".filters .clear")
+    chrome.find_element("css selector", ".views .view button").click()
+    chromium.wait(chrome, f"return {LIST}.page.matched === 2")
     assert where == f"hilt data tag {served.log} chosen --dry-run --where 'success=false task=pick'"
     result = CliRunner().invoke(hilt.cli.app, shlex.split(where)[1:])
     assert result.output == "would be: tag chosen: 2 episodes (0, 4)\n"

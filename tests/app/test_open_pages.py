@@ -58,6 +58,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         evaluate(run, 100, [number < good for number in range(20)])
         (run / "logs").mkdir()
         (run / "logs" / "learner.log").write_text("begun\n<b>not bold</b>\n")
+    make_log(folder / "one" / "log", 1, images=False)
     videos = folder / "one" / "evaluations" / "test-100" / "videos"
     videos.mkdir()
     (videos / "state-3.mp4").write_bytes(b"no film, and the page shows its name")
@@ -148,6 +149,14 @@ def open_compare(chrome: Any, served: Any) -> None:
     query = urlencode([("id", id_of(served.folder / name)) for name in ("one", "other")])
     chrome.get(f"{served.base}/compare?{query}")
     chromium.wait(chrome, "return document.querySelector('.hilt-curves')?.curves?.charts.length > 3")
+
+
+def test_choice_of_data_has_the_task_of_a_run(chrome: Any, served: Any):
+    chrome.get(served.base)
+    chromium.wait(chrome, f"return {ROWS}.length >= 2")  # the runs are known
+    chrome.get(f"{served.base}/episodes")
+    entry = "[...document.querySelectorAll('.episode-data li')].find((one) => /^one\\s/.test(one.innerText))"
+    assert "tabletop/button" in chromium.wait(chrome, f"return {entry}?.innerText")
 
 
 def test_compare_page_has_the_difference_of_success_with_its_interval(chrome: Any, served: Any):

@@ -205,6 +205,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "episodes.opening": ("opening …", "正在打开……"),
     "episodes.count": ("{matched} of {total} episodes", "{total} 个回合中的 {matched} 个"),
     "episodes.unread": ("{unread} are still being read", "还有 {unread} 个正在读取"),
+    "episodes.clear": ("Clear the filter", "清除筛选"),
     "episodes.any": ("any", "任意"),
     "episodes.filter": ("Filter", "筛选"),
     "episodes.filter_help": (

@@ -42,6 +42,7 @@ export default {
           <option value="">{{ w("episodes.any") }}</option>
           <option v-for="[value, text] in menu.values" :key="value" :value="value">{{ text }}</option>
         </select></label>
+      <button v-if="filter" type="button" class="hilt-button clear" @click="apply('')">{{ w("episodes.clear") }}</button>
       <label class="wide hilt-filter"><span>{{ w("episodes.filter") }}</span>
         <input type="search" v-model="typed" @change="apply(typed)" @keydown.enter="apply(typed)" @keydown.esc.prevent="$event.target.blur()" spellcheck="false"
           :aria-invalid="!!error" placeholder="success=false source=human steps>=100" :title="w('episodes.filter_help')"></label>

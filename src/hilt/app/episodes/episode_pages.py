@@ -141,15 +141,19 @@ class EpisodePages:
         """The choice of a run, log or dataset."""
         with page.ui.element("div").classes("hilt-stack"):
             page.heading(page.word("nav.episodes"))
+            tasks = {run.path: run.task for run in self._app.runs.runs.values()}
             with page.ui.element("ul").classes("episode-data"):
                 for data in listed:
-                    self._entry(page, data)
+                    self._entry(page, data, tasks.get(data.path, ""))
 
-    def _entry(self, page: PageContext, data: EpisodeData) -> None:
-        with page.ui.element("li").classes("hilt-panel"), page.ui.element("a") as link:
-            link.props["href"] = f"/episodes?data={data.key}"
-            page.text(data.name, "strong")
-            page.text(data.format, "span", "hilt-chip")
+    def _entry(self, page: PageContext, data: EpisodeData, task: str) -> None:
+        with page.ui.element("li").classes("hilt-panel"):
+            with page.ui.element("a") as link:
+                link.props["href"] = f"/episodes?data={data.key}"
+                page.text(data.name, "strong")
+                page.text(data.format, "span", "hilt-chip")
+            if task:
+                page.text(task, "p", "hilt-soft")
 
     def show_one(self, page: PageContext) -> None:
         """One episode, or two side by side."""
