@@ -94,6 +94,7 @@ def recipe() -> Hil:
         random_steps=30,
         training_starts=40,
         update_to_data=1.0,
+        max_ahead=60,  # else a busy machine's learner has thousands of steps to catch up with
         steps_per_update=5,
         checkpoint_period=40,
         wire=Wire(port=0, broadcast_port=0),
