@@ -24,6 +24,7 @@ from hilt.policies.agent.agent import Agent
 from hilt.recording.recording_folder import columns_of
 from hilt.replay import Log
 from hilt.replay.schema import spec_of_space
+from hilt.replay.snapshot import Snapshot
 from tests.hil.toy_run import IMAGES, config, demonstrations, episode, fill, spaces
 
 
@@ -415,6 +416,32 @@ def test_experience_reports_an_episode_cut_by_a_restart_once(memory_path: Path):
     again.reported([running.trajectory])
     assert list(again.finished()) == []
     again.close()
+
+
+class Counted(list[int]):
+    """The trajectories that have ended; each look through them counts."""
+
+    looks = 0
+
+    def __contains__(self, number: object) -> bool:
+        Counted.looks += 1
+        return super().__contains__(number)
+
+    def __iter__(self) -> Any:
+        Counted.looks += 1
+        return super().__iter__()
+
+
+def test_experience_looks_through_ended_episodes_once_however_many_are_new(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A learner that looked through all of them for each new one stood still after a few thousand."""
+    experience = experience_for(memory_path / "run")
+    fill(experience.log, range(40))
+    ended = Snapshot.ended_trajectories
+    monkeypatch.setattr(Snapshot, "ended_trajectories", lambda steps: Counted(ended(steps)))
+    assert len(list(experience.finished())) == 40 and Counted.looks <= 3
+    experience.close()
 
 
 def test_experience_foresight():

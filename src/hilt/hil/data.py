@@ -435,13 +435,14 @@ class EndedEpisodes:
             ended = steps.ended_trajectories()
             new = [number for number in ended if number not in self.known]
             senders = steps.senders() if new else {}
+        unended: dict[tuple[str, str, str], list[int]] = {}
+        for earlier in senders.keys() - set(ended):
+            unended.setdefault(senders[earlier], []).append(earlier)
         for number in new:
-            unended = sorted(
-                (n for n in senders if n < number and senders[n] == senders[number] and n not in ended), reverse=True
-            )
+            cut = sorted((earlier for earlier in unended.get(senders[number], ()) if earlier < number), reverse=True)
             self.known.add(number)
             with contextlib.suppress(UnknownNameError):  # evicted meanwhile
-                figures = self._figures(number, unended) | self._note_rewinds(number, senders[number][0])
+                figures = self._figures(number, cut) | self._note_rewinds(number, senders[number][0])
                 yield {"trajectory": number, **figures, "actor": senders[number][0]}
 
     def _note_rewinds(self, number: int, actor: str) -> dict[str, Any]:
