@@ -55,6 +55,15 @@ def test_a_name_and_a_class_are_new_and_a_folder_is_not(folder: Path, monkeypatc
     assert document_of(str(folder))["chunk"] == 1 and document_of("mine") == document_of("elsewhere") == {}
 
 
+def test_policy_folder_that_is_called_like_a_published_policy_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert is_new("pi0")  # and refused: there is nothing to begin with
+    for name in ("pi0", "small_vla"):
+        Path(name).mkdir()
+        Path(name, "config.json").write_text('{"model_type": "pi0"}')
+    assert not is_new("pi0") and is_new("small_vla"), "of a small_vla a new one can be made"
+
+
 def test_policy_folder_names_its_policy(folder: Path, monkeypatch: pytest.MonkeyPatch):
     assert kind_of(folder) == "small_vla"
     monkeypatch.setitem(POLICIES, "mine", f"{__name__}:Mine")

@@ -36,6 +36,8 @@ POLICIES = ExtensionPoint(
         "smolvla": "hilt.policies.vla.smolvla:SmolVLA",
     },
 )
+PUBLISHED = ("openvla", "pi0", "smolvla")
+"""Policies that are never made anew: with a folder of this name, the folder is meant"""
 MODEL_TYPES = {"hilt_small_vla": "small_vla", "pi05": "pi0"}
 """The ``model_type`` of folders whose policy has another name here"""
 CONFIG = "config.json"
@@ -43,7 +45,7 @@ CONFIG = "config.json"
 
 def is_new(policy: str) -> bool:
     """Whether a setting asks for a new policy, by its name or as ``module:Class``, and not for the one in a folder."""
-    return POLICIES.is_name(policy)
+    return POLICIES.is_name(policy) and not (policy in PUBLISHED and Path(policy, CONFIG).is_file())
 
 
 def policy_class(policy: str) -> type[Policy]:
