@@ -2,7 +2,8 @@
 
     python tools/screenshots.py docs runs/mine runs/other recordings/frames
 
-writes ``open-runs.png`` (the table) and ``open-run.png`` (the page of the first run, dark) into the first folder, and
+writes ``open-runs.png`` (the table) and ``open-run.png`` (the page of the first run, dark) into the first folder, with
+``open-episodes.png`` and ``open-episode.png`` (the episodes in which a person took over, and the first of them), and
 ``open-take-over.png`` if an actor of the first run has its operator in the browser now. ``open-classifier.png`` is the
 page that labels frames, of the first path for which that page has trained a classifier (``NAME-classifiers/1``).
 """
@@ -55,6 +56,21 @@ def take(browser: Any, base: str, run: Path, out: Path) -> list[Path]:
     return [photograph(browser, base, out, *page) for page in pages]
 
 
+def take_episodes(browser: Any, base: str, run: Path, out: Path) -> list[Path]:
+    """Takes the pictures of the list of the episodes in which a person took over, and of the first of them in the
+    middle, if there is one."""
+    seen = "[...document.querySelectorAll('table img')].slice(0, 12).every((one) => one.complete)"
+    rows = "document.querySelector('table tbody a')?.href"
+    path = f"/episodes?data={data_key(run)}&filter=source%3Dhuman"
+    made = [photograph(browser, base, out, "open-episodes", path, "light", f"{rows} && {seen}")]
+    there = urlsplit(browser.execute_script(f"return {rows}"))
+    shown = "document.querySelector('.episode')?.component?.episodes"
+    ready = f"{shown}?.length && {shown}.every((one) => one.cameras.every((camera) => camera.shown === camera.wanted))"
+    middle = "document.querySelector('.episode').component.seek(4)"
+    page = f"{there.path}?{there.query}"
+    return [*made, photograph(browser, base, out, "open-episode", page, "dark", ready, TALL, middle)]
+
+
 def take_classifier(browser: Any, base: str, data: Path, out: Path) -> Path:
     """Takes the picture of the page that labels frames, of a recording, log or run with a classifier."""
     page = "document.querySelector('.classifier')?.component"
@@ -64,14 +80,18 @@ def take_classifier(browser: Any, base: str, data: Path, out: Path) -> Path:
 
 
 def photograph(
-    browser: Any, base: str, out: Path, name: str, path: str, theme: str, ready: str, height: int = HEIGHT
+    browser: Any, base: str, out: Path, name: str, path: str, theme: str, ready: str, height: int = HEIGHT, do: str = ""
 ) -> Path:
-    """Takes the picture of one page, as soon as it is ready."""
+    """Takes the picture of one page, as soon as it is ready; `do`: after this line of JavaScript."""
     chromium.shape(browser, WIDTH, height)
     browser.add_cookie({"name": THEME_COOKIE, "value": theme})
     browser.get(base + path)
     dark = "" if theme == "dark" else "!"
-    chromium.wait(browser, f"return {ready} && {dark}document.body.classList.contains('body--dark')")
+    ready = f"return {ready} && {dark}document.body.classList.contains('body--dark')"
+    chromium.wait(browser, ready)
+    if do:
+        browser.execute_script(do)
+        chromium.wait(browser, ready)
     # its letters are not on every machine that makes these pictures
     browser.execute_script("document.querySelector('.hilt-language').style.display = 'none'")
     browser.execute_script(RELATIVE, f"{Path.cwd()}/")
@@ -96,7 +116,7 @@ def main(out: Path, paths: list[Path]) -> None:
             browser.get(url)
             chromium.wait(browser, f"return document.querySelectorAll('.hilt-table tbody tr').length >= {len(runs)}")
             base = f"http://{urlsplit(url).netloc}"
-            made = take(browser, base, runs[0], out) if runs else []
+            made = [*take(browser, base, runs[0], out), *take_episodes(browser, base, runs[0], out)] if runs else []
             for path in [*made, *(take_classifier(browser, base, data, out) for data in judged[:1])]:
                 print(path)
         finally:
