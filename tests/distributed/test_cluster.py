@@ -169,7 +169,7 @@ def ran(run, *changes, fails="", said=None):
         said.append(line)
 
     train(settings, run, notify=notify)
-    names = ("episodes", "successes", "policy_loss", "gradient_norm", "validation_success")
+    names = ("episodes", "successes", "policy_loss", "gradient_norm", "validation_success", "staleness")
     found = {}
     for record in read_metrics(run, ["update"]):
         found.setdefault(record["update"], {}).update({name: record[name] for name in names if name in record})
@@ -211,6 +211,7 @@ def test_ranks_that_collect_beside_an_update_collect_the_same_wherever_they_are(
     for step, theirs in beside.items():
         assert figures[step] == pytest.approx(theirs, rel=1e-5, abs=1e-6)
     assert beside[1] == undisturbed[1] and beside[2]["policy_loss"] != undisturbed[2]["policy_loss"]
+    assert [figures[step]["staleness"] for step in (1, 2, 3)] == [0, 1, 0], "not beside a validation"
 
 
 def test_what_a_rank_raises_ends_a_run_as_itself(machines, tmp_path, monkeypatch):

@@ -35,7 +35,7 @@ def test_episodes_beside_an_update_are_by_the_weights_from_before_it(device: str
         worker.load_own([])
         assert worker.collect(0)["version"] == 0
         before, stood = ActingCopy(worker.policy).refresh(), worker._standing()
-        worker.begin_collect(1)
+        worker.begin_collect(1, version=0)
         worker.update(0.5)
         own = worker.own()
         assert own["agenda"] == stood["agenda"] and own["log_end"] == stood["log_end"] == 15, "as the step began"
@@ -58,7 +58,7 @@ def test_validation_leaves_a_collection_that_is_under_way_and_it_is_made_again(t
     try:
         worker.load_own([])
         worker.collect(0)
-        worker.begin_collect(1)
+        worker.begin_collect(1, version=0)
         worker.update(0.5)
         assert len(worker.validate(1)["outcomes"]) == 10
         assert worker.collect(1)["version"] == 1

@@ -380,6 +380,6 @@ def _lines(page: PageContext, title: str, is_open: bool) -> tuple[Any, Any]:
 
 
 def _events(page: PageContext, run: RunSummary) -> str:
-    """What happened, in words, from the newest records of the run."""
+    """Returns the newest events of the run as texts."""
     lines = page.app.runs.standing(run.id).events if run.id in page.app.runs.runs else ()
     return "\n".join(f"{when(at)}  {page.word.event(text)}" for at, text in lines)

@@ -184,13 +184,13 @@ class AheadCollection:
         self._made = threads.submit(roll_out, self._left.is_set)
 
     def finish(self, waiting: Callable[[], None]) -> Any:
-        """What was collected; `waiting` is called twice a second until it is there."""
+        """Waits for the result of `roll_out` and returns it; `waiting` is called twice a second meanwhile."""
         while not wait([self._made], WAIT_INTERVAL_S).done:
             waiting()
         return self._made.result()
 
     def leave(self) -> None:
-        """Returns when it has ended; nobody wants its episodes."""
+        """Stops it and returns when it has ended; its episodes are not used."""
         self._left.set()
         wait([self._made])
 

@@ -374,7 +374,7 @@ class Controller:
             for text in part["messages"]:
                 self._notify(text)
         if ahead and self._config.collect.ahead:
-            self._group.call("begin_collect", self.step + 1)
+            self._group.call("begin_collect", self.step + 1, self.step)
         updates = self._ask("update", self._progress(), ahead)
         now = time.monotonic()
         self.step += 1

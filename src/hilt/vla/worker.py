@@ -182,8 +182,9 @@ class Worker:
 
     # Collecting
 
-    def collect(self, step: int) -> dict[str, Any]:
-        """The episodes of a step, of which the log and this worker have the frames, and the answer has summaries."""
+    def collect(self, step: int, version: int | None = None) -> dict[str, Any]:
+        """The episodes of a step, of which the log and this worker have the frames, and the answer has summaries.
+        `version`: of the weights that are here, if they are not those of this step."""
         if self._ahead is not None and self._ahead.step == step:
             made, self._ahead = self._ahead.finish(lambda: self._tell(*self._noted)), None
         else:
@@ -192,7 +193,7 @@ class Worker:
             self._collector.report = self._tell
             self.policy.eval()
             with self._whole():
-                made = self._roll_out(step, self._actor, step, self._stop)
+                made = self._roll_out(step, self._actor, step if version is None else version, self._stop)
         if made is None:
             self._restore(self._before, step)
             return {"stopped": True}
@@ -208,9 +209,9 @@ class Worker:
         messages, self._messages[:] = list(self._messages), []
         return {**answer, "messages": messages}
 
-    def begin_collect(self, step: int) -> None:
-        """Begins the collection of the next step with the weights of now, beside the update that comes first. `collect`
-        waits for it."""
+    def begin_collect(self, step: int, version: int) -> None:
+        """Begins the collection of the next step with the weights of now, which are of this `version`, beside the
+        update that comes first. `collect` waits for it."""
         self._following = self._standing()
         self._copy = self._copy or ActingCopy(self.policy)
         actor = TimedPolicy(self._copy.refresh(), self._clock)
@@ -219,14 +220,14 @@ class Worker:
 
         def roll_out(left: Callable[[], bool]) -> tuple[Collected, dict[str, Any]] | None:
             with beside:
-                return self._roll_out(step, actor, step - 1, lambda: left() or self._stop())
+                return self._roll_out(step, actor, version, lambda: left() or self._stop())
 
         self._ahead = AheadCollection(step, roll_out, self._threads)
 
     def _roll_out(
         self, step: int, actor: Any, version: int, stop: Callable[[], bool]
     ) -> tuple[Collected, dict[str, Any]] | None:
-        """The episodes of a step by the weights of a version, and what is told of them. None: stopped."""
+        """Rolls out the episodes of a step. Returns them and the answer to the controller, or None when stopped."""
         began, summaries = self._timed.begin(), []
 
         def keep(episode: RolloutEpisode) -> None:
@@ -459,7 +460,7 @@ def first_policy(config: Vla, sizes: Mapping[str, Any], value: str = "", device:
 
 
 def flow_kind(policy: Policy) -> str | None:
-    """Where chance comes in, of a policy that answers by a flow; None of others."""
+    """Returns the kind of noise of a policy with a flow ("sde", "cps" or "noise"), and None for other policies."""
     config: Any = getattr(policy, "config", None)
     return config.flow.kind if hasattr(config, "flow") and getattr(config, "head", "flow") == "flow" else None
 
