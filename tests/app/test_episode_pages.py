@@ -345,6 +345,15 @@ def test_many_episodes_are_selected_and_edited_at_once_and_undone_as_one(chrome:
     chrome.find_element("css selector", ".selection .in-terminal").click()
     commands = "[...document.querySelectorAll('.selection code')].map((one) => one.innerText)"
     chromium.wait(chrome, f"return {commands}.includes('hilt data label {served.log} 9,11-12 --bad')")
+    chrome.find_element("css selector", ".views [aria-expanded]").click()  # exports what is selected
+    exported = "document.querySelector('.export')?.innerText"
+    chromium.wait(chrome, f"return {exported}?.includes('-o trajectories=9,11-12')")
+    chromium.wait(chrome, f"return {exported}.includes('hilt data tag {served.log} chosen 9,11-12 --dry-run')")
+    assert "the selected episodes (3)" in chrome.execute_script(f"return {exported}")
+    chrome.find_element("css selector", ".selection .unselect").click()  # and without any, what the filter shows
+    chromium.wait(chrome, f"return {exported}.includes('-o trajectories=8-59')")
+    assert "what the filter shows (52 episodes)" in chrome.execute_script(f"return {exported}")
+    chrome.find_element("css selector", ".views [aria-expanded]").click()
     chrome.save_screenshot(str(artifacts / "selection.png"))
     press(chrome, "a")  # also those of the other page
     chromium.wait(chrome, f"return {LIST}.chosen.size === 52")

@@ -54,6 +54,25 @@ def test_export_of_trajectories_that_are_not_there_is_refused(tmp_path: Path):
     assert ranges([4, 0, 2, 3, 9]) == "0,2-4,9"
 
 
+def test_export_of_selected_episodes_has_exactly_these_whatever_the_filter_shows(tmp_path: Path):
+    for name, count in (("log", 8), ("demos", 3)):
+        make_log(tmp_path / "my run" / name, count, images=False)
+    index = EpisodeIndex([tmp_path / "my run"])
+    assert index.wait_until_read(60)
+    log, demos = index.sources
+    selected, chosen = {demos.key: [2], log.key: [6, 0, 5, 0]}, EpisodeFilter.parse("success=true")
+    made = [*export_commands(index, chosen, "robomimic", selected), *where_commands(index, chosen, selected=selected)]
+    said = [CliRunner().invoke(hilt.cli.app, shlex.split(command)[1:]) for command in made]
+    assert [result.exit_code for result in said] == [0] * 4
+    assert [result.output.rpartition(" (")[2].strip(")\n") for result in said[2:]] == ["0, 5, 6", "2"]
+    assert [len(episode) for episode in open_dataset(tmp_path / "my run/log-robomimic")] == [6, 11, 12]
+    assert [len(episode) for episode in open_dataset(tmp_path / "my run/demos-robomimic")] == [8]
+    assert commands(log.path, "success=true", "robomimic")[0].endswith("trajectories=1,3,5,7")
+    with pytest.raises(ConfigError, match="expected the numbers of one episode or more"):
+        export_commands(index, chosen, "robomimic", {log.key: []})
+    index.close()
+
+
 def test_where_commands_choose_the_episodes_of_the_filter_in_every_log_of_a_run(tmp_path: Path):
     for name, count in (("log", 8), ("demos", 3)):
         make_log(tmp_path / "my run" / name, count, images=False)

@@ -224,9 +224,17 @@ WORDS: dict[str, tuple[str, str]] = {
         "Commands that export what the filter shows ({matched} episodes) as",
         "将筛选出的内容（{matched} 个回合）导出的命令，格式为",
     ),
+    "episodes.to_selected": (
+        "Commands that export the selected episodes ({count}) as",
+        "将所选的 {count} 个回合导出的命令，格式为",
+    ),
     "episodes.where": (
         "The same filter in the terminal: this lists the episodes, and tags them without --dry-run.",
         "在终端中使用同一筛选：此命令列出这些回合；去掉 --dry-run 则为它们添加标签。",
+    ),
+    "episodes.where_selected": (
+        "The selected episodes in the terminal: this lists them, and tags them without --dry-run.",
+        "在终端中使用所选回合：此命令列出这些回合；去掉 --dry-run 则为它们添加标签。",
     ),
     "episodes.copy": ("Copy this command", "复制此命令"),
     "episodes.beside": ("Show two side by side", "并排显示两个"),

@@ -12,7 +12,7 @@ from typing import Any
 
 from hilt.app.episodes.episode_edits import edited_log
 from hilt.app.episodes.episode_index import EpisodeIndex
-from hilt.app.episodes.export_command import MAX_CHARACTERS, ranges
+from hilt.app.episodes.export_command import MAX_CHARACTERS, numbers_by_source, ranges
 from hilt.cli.show import shell
 from hilt.core.errors import ConfigError, HiltError, UnknownNameError
 from hilt.formats.listing.episode_filter import EpisodeFilter
@@ -60,7 +60,7 @@ def edit_many(index: EpisodeIndex, episodes: Mapping[str, Sequence[int]], given:
         raise UnknownNameError("edit of many episodes", action, BULK_ACTIONS)
     made: list[dict[str, Any]] = []
     count, said = 0, action
-    for key, numbers in _chosen(index, episodes):
+    for key, numbers in numbers_by_source(index, episodes):
         source = index.source(key)
         try:
             edit = BULK_ACTIONS[action].make(Edits(edited_log(source), author[:100]), numbers, name)
@@ -97,7 +97,7 @@ def bulk_commands(
     """The commands that do what the list can do with these episodes, for each log. With `where`, they are all that this
     filter admits, and the commands have it instead of the numbers."""
     out = []
-    for key, numbers in _chosen(index, episodes):
+    for key, numbers in numbers_by_source(index, episodes):
         path = index.source(key).path
         edited_log(index.source(key))
         if where is None:
@@ -120,13 +120,3 @@ def selected_ids(index: EpisodeIndex, chosen: EpisodeFilter) -> list[str]:
     rows, keys = index.rows_of(index.select(chosen)), [source.key for source in index.sources]
     columns = (rows[name].tolist() for name in ("group", "number", "lane"))
     return [f"{keys[group]}:{number}:{lane}" for group, number, lane in zip(*columns, strict=True)]
-
-
-def _chosen(index: EpisodeIndex, episodes: Mapping[str, Sequence[int]]) -> list[tuple[str, list[int]]]:
-    """The numbers of each source, in the order of the sources; of wide trajectories each number once."""
-    if not isinstance(episodes, Mapping) or not any(episodes.values()):
-        raise ConfigError(f"episodes {episodes!r}: expected the numbers of one episode or more, by source.")
-    for key in episodes:
-        index.source(key)
-    found = ((source.key, episodes.get(source.key, ())) for source in index.sources)
-    return [(key, sorted({int(number) for number in numbers})) for key, numbers in found if numbers]

@@ -63,14 +63,14 @@ export default {
       <button type="button" class="hilt-button" :disabled="chosen.size !== 2" @click="beside">{{ w("episodes.beside") }}</button>
     </div>
     <div v-if="exporting" class="hilt-panel hilt-stack export">
-      <label class="hilt-row"><span>{{ f("episodes.to", {matched: page ? n(page.matched) : "…"}) }}</span>
+      <label class="hilt-row"><span>{{ chosen.size ? f("episodes.to_selected", {count: n(chosen.size)}) : f("episodes.to", {matched: page ? n(page.matched) : "…"}) }}</span>
         <select v-model="to" @change="ask()"><option v-for="name in formats" :key="name">{{ name }}</option></select></label>
       <p v-if="commandError" class="hilt-alarm">{{ commandError }}</p>
       <div v-for="command in commands" :key="command" class="hilt-do"><div class="hilt-command"><code>{{ command }}</code>
           <button type="button" class="hilt-tool" :aria-label="w('episodes.copy')" @click="copy($event)"><q-icon name="content_copy"/></button></div>
         <button v-if="!readonly && runnable.includes(command)" type="button" class="hilt-button run" :disabled="started?.code === null" @click="run(command)">{{ w("command.run") }}</button></div>
       <pre v-if="started" class="hilt-output" role="status">{{ output }}</pre>
-      <template v-if="where.length"><p class="hilt-soft">{{ w("episodes.where") }}</p>
+      <template v-if="where.length"><p class="hilt-soft">{{ w(chosen.size && all === null ? "episodes.where_selected" : "episodes.where") }}</p>
         <div v-for="command in where" :key="command" class="hilt-command where"><code>{{ command }}</code>
           <button type="button" class="hilt-tool" :aria-label="w('episodes.copy')" @click="copy($event)"><q-icon name="content_copy"/></button></div></template>
     </div>
@@ -216,7 +216,6 @@ export default {
       [this.filter, this.typed, this.first, this.at] = [text, text, 0, -1];
       this.unpick(); // an edit of many is one of episodes that this filter shows
       this.load();
-      if (this.exporting) this.ask();
     },
     order(name) {
       [this.descending, this.sort, this.first] = [this.sort === name ? !this.descending : name !== "task" && name !== "number", name, 0];
@@ -262,16 +261,22 @@ export default {
       // The server itself waits a little for what is being opened.
       this.timer = setTimeout(() => this.load(true), this.page?.opening ? 50 : this.page?.unread ? 800 : 4000);
     },
+    // What is exported: the selected episodes, or without any what the filter shows.
+    exported() {
+      const selected = this.chosen.size ? {episodes: this.grouped(), ...(this.all === null ? {} : {where: this.all})} : {};
+      return {data: this.data, filter: this.filter, to: this.to, ...selected};
+    },
     async ask() {
       if (!this.exporting) return;
-      const answer = await (await fetch("/episodes/export?" + this.query({to: this.to}))).json();
+      const asked = (this.exportAsked = (this.exportAsked || 0) + 1), answer = await post("/episodes/export", this.exported());
+      if (asked !== this.exportAsked) return; // something else was selected meanwhile
       [this.commands, this.where, this.commandError] = [answer.commands || [], answer.where || [], answer.error || ""];
       [this.runnable, this.started] = [answer.runnable || [], answer.started || null];
       clearTimeout(this.exportTimer);
       if (this.started?.code === null) this.exportTimer = setTimeout(() => this.ask(), 1000);
     },
     async run(command) {
-      const answer = await post("/episodes/run", {data: this.data, filter: this.filter, to: this.to, command});
+      const answer = await post("/episodes/run", {...this.exported(), command});
       await this.ask();
       this.commandError = answer.error || this.commandError;
     },
@@ -300,6 +305,7 @@ export default {
       for (const row of rows) next[is ? "add" : "delete"](this.id(row));
       [this.chosen, this.all, this.asking] = [next, null, ""];
       this.askBulk();
+      this.ask();
     },
     async pickAll() {
       const filter = this.filter, answer = await (await fetch("/episodes/all?" + this.query())).json();
@@ -307,8 +313,12 @@ export default {
       if (answer.error || filter !== this.filter) return;
       [this.chosen, this.all, this.asking] = [new Set(answer.ids), filter, ""];
       this.askBulk();
+      this.ask();
     },
-    unpick() { [this.chosen, this.all, this.asking, this.anchor, this.bulkCommands] = [new Set(), null, "", null, []]; },
+    unpick() {
+      [this.chosen, this.all, this.asking, this.anchor, this.bulkCommands] = [new Set(), null, "", null, []];
+      this.ask();
+    },
     // What is selected, as the numbers of each source.
     grouped() {
       const out = {};

@@ -84,10 +84,11 @@ def add_pages(app: OpenApp) -> None:
     for path, answer in (
         ("/episodes/list", pages.answer_list),
         ("/episodes/one", pages.answer_one),
-        ("/episodes/export", pages.answer_export),
         ("/episodes/all", pages.answer_all),
     ):
         app.route(path, pages.handler(answer))
+    # many episodes may be selected, more than an address can name
+    app.route("/episodes/export", pages.handler(pages.answer_export), methods=["POST"])
     app.route("/episodes/frame", pages.frame)
     app.route("/episodes/views", pages.views, methods=["GET", "POST"])
     app.route("/episodes/edit", pages.edit, methods=["POST"])
@@ -172,13 +173,14 @@ class EpisodePages:
     # Answers
 
     def handler(self, answer: Callable[[OpenedData, Any], Any]) -> Callable[[Any], Any]:
-        """A route that answers with JSON; errors of ours come as text."""
+        """A route that answers with JSON, and changes nothing; errors of ours come as text."""
 
         async def handle(request: Any) -> Any:
             def work() -> Any:
-                return answer(self.shelf.opened(request.query_params.get("data", "")), request.query_params)
+                return answer(self.shelf.opened(str(given.get("data", ""))), given)
 
             try:
+                given = request.query_params if request.method == "GET" else json.loads(await request.body())
                 return self._responses.JSONResponse(await asyncio.to_thread(work))
             except (HiltError, ValueError, OSError) as error:
                 return self._responses.JSONResponse({"error": str(error)}, 400)
@@ -227,12 +229,14 @@ class EpisodePages:
     def answer_export(self, opened: OpenedData, query: Any) -> dict[str, Any]:
         """The commands that turn a selection into a dataset and train from it."""
         opened.index.wait_until_opened(OPEN_TIMEOUT_S)
-        chosen, to = _export(query)
-        commands = export_commands(opened.index, chosen, to)
+        chosen, to, selected = _export(query)
+        commands = export_commands(opened.index, chosen, to, selected)
+        # all that a filter shows were selected: the filter names them in the terminal
+        named = selected if query.get("where") is None else None
         return {
             "commands": commands,
             "runnable": [command for command in commands if is_export(command)],
-            "where": where_commands(opened.index, chosen),
+            "where": where_commands(opened.index, chosen, selected=named),
             "started": self._started(opened.data.key),
         }
 
@@ -314,7 +318,7 @@ class EpisodePages:
             opened.index.wait_until_opened(OPEN_TIMEOUT_S)
             command, known = str(given.get("command", "")), export_commands(opened.index, *_export(given))
             if command not in known or not is_export(command):
-                raise ConfigError(f"{command}: the episodes of this filter have changed. Open the export once more.")
+                raise ConfigError(f"{command}: the episodes to export have changed. Open the export once more.")
             self._app.commands.start(f"export-{opened.data.key}", shlex.split(command))
             return {"started": self._started(opened.data.key)}
 
@@ -357,9 +361,9 @@ def _named(opened: OpenedData, query: Any) -> tuple[Any, int, int]:
     return opened.index.source(query.get("source", "")), int(query.get("number", 0)), int(query.get("lane", 0))
 
 
-def _export(query: Any) -> tuple[EpisodeFilter, str]:
-    """The filter and the format that a request names."""
-    return _order(query)[0], str(query.get("to", "lerobot"))
+def _export(query: Any) -> tuple[EpisodeFilter, str, Any]:
+    """The filter, the format and the episodes that a request names; None of these where none is selected."""
+    return _order(query)[0], str(query.get("to", "lerobot")), query.get("episodes")
 
 
 def _order(query: Any) -> tuple[EpisodeFilter, str, bool]:

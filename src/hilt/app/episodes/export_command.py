@@ -1,8 +1,8 @@
-"""The commands that turn the episodes of a filter into a dataset, and train from it."""
+"""The commands that turn the episodes of a filter, or those that are selected, into a dataset, and train from it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from hilt.app.episodes.episode_index import EpisodeIndex
 from hilt.cli.data.data_convert import learn_from
@@ -10,6 +10,7 @@ from hilt.cli.show import shell
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.formats import FORMATS, options_of
 from hilt.formats.listing.episode_filter import EpisodeFilter
+from hilt.formats.listing.episode_source import EpisodeSource
 
 MAX_CHARACTERS = 20_000
 """Of the numbers in one command: more do not fit into every shell."""
@@ -27,18 +28,16 @@ def export_formats() -> list[str]:
     return out
 
 
-def export_commands(index: EpisodeIndex, chosen: EpisodeFilter, to: str) -> list[str]:
-    """One command for each log with an episode that the filter admits. Of a dataset of another system, the first
-    command copies it to a log, in which its episodes have the same numbers."""
+def export_commands(
+    index: EpisodeIndex, chosen: EpisodeFilter, to: str, selected: Mapping[str, Sequence[int]] | None = None
+) -> list[str]:
+    """One command for each log with an episode that the filter admits; with `selected`, with one of these, given by the
+    keys of their sources. Of a dataset of another system, the first command copies it to a log, in which its episodes
+    have the same numbers."""
     if to not in export_formats():
         raise UnknownNameError("format that can be written", to, export_formats())
-    rows = index.rows_of(index.select(chosen))
     commands, targets = [], []
-    for group, source in enumerate(index.sources):
-        belongs = rows["group"] == group
-        numbers = rows["number"][belongs].tolist()
-        if not numbers:
-            continue
+    for source, numbers in _episodes(index, chosen, selected):
         log, target = source.path, source.path.with_name(f"{source.path.name}-{to}")
         if not source.editable:
             log = source.path.with_name(f"{source.path.name}-copy")
@@ -46,8 +45,8 @@ def export_commands(index: EpisodeIndex, chosen: EpisodeFilter, to: str) -> list
         text = ranges(numbers)
         if len(text) > MAX_CHARACTERS:
             raise ConfigError(
-                f"{len(numbers):,} episodes are too many single numbers for one command: narrow the filter, or tag "
-                "them and export the tag."
+                f"{len(numbers):,} episodes are too many single numbers for one command: narrow the filter or select "
+                "fewer, or tag them and export the tag."
             )
         commands.append(shell("hilt", "data", "convert", log, target, "--to", to, "-o", f"trajectories={text}"))
         targets.append(target)
@@ -59,12 +58,42 @@ def is_export(command: str) -> bool:
     return command.startswith("hilt data convert ")
 
 
-def where_commands(index: EpisodeIndex, chosen: EpisodeFilter, tag: str = "chosen") -> list[str]:
+def where_commands(
+    index: EpisodeIndex,
+    chosen: EpisodeFilter,
+    tag: str = "chosen",
+    selected: Mapping[str, Sequence[int]] | None = None,
+) -> list[str]:
     """One command for each log with an episode that the filter admits, which lists them, and without ``--dry-run`` tags
-    them: the same filter after ``--where``. The part of a run is named by the log."""
-    rows, where = index.rows_of(index.select(chosen)), str(chosen.without("group")) or "steps>0"
-    paths = [source.path for group, source in enumerate(index.sources) if source.editable and group in rows["group"]]
-    return [shell("hilt", "data", "tag", path, tag, "--dry-run", "--where", where) for path in paths]
+    them: the same filter after ``--where``. The part of a run is named by the log. With `selected`, the numbers of
+    these episodes stand in place of the filter."""
+    found = [(source.path, numbers) for source, numbers in _episodes(index, chosen, selected) if source.editable]
+    where = ("--dry-run", "--where", str(chosen.without("group")) or "steps>0")
+    return [
+        shell("hilt", "data", "tag", path, tag, *(where if selected is None else (ranges(numbers), "--dry-run")))
+        for path, numbers in found
+    ]
+
+
+def numbers_by_source(index: EpisodeIndex, episodes: Mapping[str, Sequence[int]]) -> list[tuple[str, list[int]]]:
+    """The numbers of each source, in the order of the sources; of wide trajectories each number once."""
+    if not isinstance(episodes, Mapping) or not any(episodes.values()):
+        raise ConfigError(f"episodes {episodes!r}: expected the numbers of one episode or more, by source.")
+    for key in episodes:
+        index.source(key)
+    found = ((source.key, episodes.get(source.key, ())) for source in index.sources)
+    return [(key, sorted({int(number) for number in numbers})) for key, numbers in found if numbers]
+
+
+def _episodes(
+    index: EpisodeIndex, chosen: EpisodeFilter, selected: Mapping[str, Sequence[int]] | None
+) -> list[tuple[EpisodeSource, list[int]]]:
+    """The sources that have episodes to export, with the numbers of these."""
+    if selected is not None:
+        return [(index.source(key), numbers) for key, numbers in numbers_by_source(index, selected)]
+    rows = index.rows_of(index.select(chosen))
+    found = [(source, rows["number"][rows["group"] == group].tolist()) for group, source in enumerate(index.sources)]
+    return [(source, numbers) for source, numbers in found if numbers]
 
 
 def ranges(numbers: Iterable[int]) -> str:
