@@ -91,7 +91,7 @@ def test_bulk_edit_refuses_what_it_cannot_do(index: EpisodeIndex, tmp_path: Path
         edit_many(index, {one.key: [1]}, {"action": "trim"})
     with pytest.raises(ConfigError, match="expected the numbers of one episode or more"):
         edit_many(index, {one.key: []}, {"action": "bad"})
-    with pytest.raises(UnknownNameError, match="source of episodes"):
+    with pytest.raises(ConfigError, match="no such run, log or dataset any more"):
         edit_many(index, {"nothing": [1]}, {"action": "bad"})
     with pytest.raises(ConfigError, match="too many single numbers for one command: select all that a filter shows"):
         bulk_commands(index, {one.key: range(0, 20_000, 2)})

@@ -191,5 +191,5 @@ def test_classifier_page_that_only_shows(chrome: Any, log: Path, tmp_path: Path)
         assert not chrome.find_elements("css selector", ".label .keys, .train .start, .use .start")
         press(chrome, "s")
         asked = "fetch('/classifier/train', {method: 'POST', body: '{}'}).then((one) => one.text()).then(arguments[0])"
-        assert "only shows: nothing can be labeled or trained" in chrome.execute_async_script(asked)
+        assert "only shows: nothing can be changed or started" in chrome.execute_async_script(asked)
         assert len(labels_of(log)[0]) <= 12 and not list(log.parent.glob("pick-classifiers/2"))

@@ -8,7 +8,7 @@ import pytest
 
 from hilt.app.episodes import episode_shelf
 from hilt.app.episodes.episode_shelf import EpisodeShelf
-from hilt.core.errors import UnknownNameError
+from hilt.core.errors import ConfigError
 from hilt.formats.convert import convert
 from tests.app.episode_samples import make_log
 
@@ -35,6 +35,6 @@ def test_shelf_finds_runs_logs_and_datasets_below_a_folder(tmp_path: Path, monke
         opened = shelf.opened(data.key)
         assert opened.index.wait_until_read(60) and len(opened.index) in (1, 2) and not opened.index.problems
     assert len(shelf._opened) == 2 and shelf.opened(data.key) is opened
-    with pytest.raises(UnknownNameError, match="run, log or dataset"):
+    with pytest.raises(ConfigError, match="no such run, log or dataset any more"):
         shelf.opened("../..")
     shelf.close()

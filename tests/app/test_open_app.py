@@ -262,10 +262,10 @@ def test_compare_page_is_opened_from_the_table(chrome: Any, served: Any, artifac
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in made), "those of the documentation"
 
 
-def post(served: Any, path: str, body: dict[str, Any]) -> tuple[int, str]:
+def post(served: Any, path: str, body: dict[str, Any], language: str = "en") -> tuple[int, str]:
     cookie = get(served, f"/?token={served.token}")[2]["Set-Cookie"].partition(";")[0]
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=120)
-    sender = {"Host": f"127.0.0.1:{served.port}", "Origin": served.base, "Cookie": cookie}
+    sender = {"Host": f"127.0.0.1:{served.port}", "Origin": served.base, "Cookie": cookie, "Accept-Language": language}
     connection.request("POST", path, json.dumps(body), sender)
     answer = connection.getresponse()
     return answer.status, answer.read().decode()
@@ -275,14 +275,18 @@ def test_view_refuses_edits_and_saved_views(tmp_path: Path):
     log = make_log(tmp_path / "mine", 3, images=False)
     edit = {"data": data_key(log), "source": source_key(log), "number": 0, "action": "success"}
     with serving(tmp_path, "--view") as viewed:
-        edited = "nothing can be edited"
-        for path, refused in (("edit", edited), ("many", edited), ("views", "no view can be saved")):
+        for path in ("edit", "many", "views"):
             status, said = post(viewed, f"/episodes/{path}", edit)
-            assert status == 400 and f"hilt open --view only shows: {refused}" in said, (status, said)
+            assert status == 400 and "hilt open --view only shows: nothing can be changed" in said, (status, said)
+        assert "hilt open --view 只能查看" in json.loads(post(viewed, "/episodes/edit", edit, "zh")[1])["error"]
     assert not (log / "edits.jsonl").exists()
     with serving(tmp_path) as changed:
         status, said = post(changed, "/episodes/edit", edit)
-    assert status == 200, said
+        assert status == 200 and json.loads(said)["edit"]["text"] == "label success", said
+        answer = json.loads(post(changed, "/episodes/edit", {**edit, "action": "bad"}, "zh")[1])
+        assert [one["text"] for one in answer["history"]] == ["标为坏数据", "标注为成功"]
+        many = {"data": edit["data"], "episodes": {edit["source"]: [0, 1]}, "action": "tag", "name": "slow"}
+        assert json.loads(post(changed, "/episodes/many", many, "zh")[1])["text"] == "添加标签 slow"
     assert (log / "edits.jsonl").exists()
 
 

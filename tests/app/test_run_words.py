@@ -82,6 +82,7 @@ def test_run_words_of_every_alarm_are_translated_whole(name: str):
         ),
         ("20 updates in a row were not finite", "连续 20 次更新不是有限值"),
         ("max_steps is reached", "达到 max_steps"),
+        ("https://a:1 does not answer (timed out).", "https://a:1 没有响应（timed out）。"),
         ("learner: RuntimeError: the policy is gone", "learner: RuntimeError: the policy is gone"),
     ],
 )
@@ -93,6 +94,7 @@ def test_run_words_of_events_are_those_that_the_source_writes():
     """The end of the longest stretch without a number stands in the source: none is about a text that was changed."""
     parts = ("hil", "vla", "observe", "distributed", "runs")
     code = "".join(path.read_text() for part in parts for path in (SOURCE / part).rglob("*.py"))
+    code += (SOURCE / "app/remote_runs.py").read_text()
     code = re.sub(r'"\s*\n\s*f?"', "", code)  # texts over several lines
     for pattern, _ in EVENT_TEXTS:
         plain = re.sub(r"\\([().])", r"\1", re.sub(r"\(\?:(.*?)\)", r"\1", pattern))

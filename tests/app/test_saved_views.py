@@ -31,7 +31,7 @@ def test_saved_views_refuse_what_could_not_be_shown(tmp_path: Path, monkeypatch:
             views.save(view)
     with pytest.raises(UnknownNameError, match="column to sort by"):
         views.save(SavedView("x", "", "color"))
-    with pytest.raises(UnknownNameError, match="view"):
+    with pytest.raises(ConfigError, match="view"):
         views.remove("x")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert views_file() == tmp_path / "hilt/episode-views.json"

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hilt.app.error_words import PageError
 from hilt.app.run_library import RunSummary, tail
 from hilt.core.children import ChildProcess, run_module
-from hilt.core.errors import ConfigError
 from hilt.runs.folder import COMMANDS
 
 LIMITS = {
@@ -74,7 +74,7 @@ def resume_words(run: RunSummary, limits: str = "") -> tuple[str, ...]:
     for word in given:
         key, _, value = word.partition("=")
         if key not in known or not re.fullmatch(r"\d+(\.\d+)?", value):
-            raise ConfigError(f"{word}: expected a limit and a number, of {', '.join(f'{name}=N' for name in known)}.")
+            raise PageError("error.limit", given=word, known=", ".join(f"{name}=N" for name in known))
     train = ("hilt", "train", "sft") if run.kind == "sft" else ("hilt", "train")
     return (*train, *given, "--run", str(run.path), "--resume")
 
@@ -138,7 +138,7 @@ class CommandRunner:
         """Starts a command for a run, or sends the signal that it sends."""
         if command.name == "stop":
             if command not in commands_of(run):
-                raise ConfigError(f"{run.name}: that process is not at work any more.")
+                raise PageError("error.not_at_work", run=run.name)
             os.kill(int(command.words[-1]), signal.SIGINT)
             return
         self.start(run.id, command.words)
@@ -149,7 +149,7 @@ class CommandRunner:
         with self._lock:
             before = self.started.get(key)
             if before is not None and before.code is None:
-                raise ConfigError(f"{before.text} is still running: wait until it has ended.")
+                raise PageError("error.still_running", command=before.text)
             output, answer = self._folder / f"{key}.txt", self._folder / f"{key}.json" if apart else None
             process = _start(words[1:], output, answer)
             self.started[key] = StartedCommand(shlex.join(words), process, output, answer)

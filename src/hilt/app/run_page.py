@@ -225,7 +225,7 @@ def _command(page: PageContext, run: RunSummary, command: RunCommand, runner: Co
                 chosen["command"] = RunCommand(command.name, words, command.confirm)
                 row.code.set_text(chosen["command"].text)
             except HiltError as error:
-                ui.notify(str(error), type="warning")
+                ui.notify(page.word.error(error), type="warning")
 
         if field is not None:
             field.on("blur", limit)
@@ -241,7 +241,7 @@ def _command(page: PageContext, run: RunSummary, command: RunCommand, runner: Co
         try:
             runner.run(run, chosen["command"])
         except (HiltError, OSError) as error:
-            ui.notify(str(error), type="negative")
+            ui.notify(page.word.error(error), type="negative")
 
     button.on("click", lambda: _confirmed(page, chosen["command"], start) if command.confirm else start())
 

@@ -73,7 +73,7 @@ def show_runs(page: PageContext) -> None:
                 if library.errors:
                     page.heading(word("runs.damaged"), 2)
                 for name, error in library.errors.items():
-                    page.text(f"{name}: {error}", "p", "hilt-alarm")
+                    page.text(f"{name}: {word.event(error)}", "p", "hilt-alarm")
 
     refresh()
     ui.timer(2.0, refresh)

@@ -264,6 +264,19 @@ EVENT_TEXTS = (
         r"solved: all members of all groups succeeded in (\d+) training steps in a row",
         r"已解决：连续 \1 个训练步中所有组全部成功",
     ),
+    (r"(\S+) does not answer \((.*)\)\.", r"\1 没有响应（\2）。"),
+    (
+        r"(\S+): this is no page of hilt open, or one of another version \((.*)\)\.",
+        r"\1：这不是 hilt open 的页面，或版本不同（\2）。",
+    ),
+    (
+        r"(\S+): the token or password is wrong, or the page was started anew \(status (\d+)\)\.",
+        r"\1：令牌或密码不正确，或该页面已重新启动（状态码 \2）。",
+    ),
+    (
+        r"(\S+): it answered with status (\d+); expected a page of hilt open\.",
+        r"\1：返回了状态码 \2；应为 hilt open 的页面。",
+    ),
     (
         r"rank (\d+) of (\d+) is gone: its process was killed by (\w+); the system does that when memory runs out\.",
         r"rank \1（共 \2 个）已消失：其进程被 \3 终止；内存不足时系统会这样做。",

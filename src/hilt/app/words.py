@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 
 from hilt.app.classifiers.classifier_words import CLASSIFIER_WORDS
+from hilt.app.episodes.edit_words import EDIT_WORDS, edit_in_chinese
+from hilt.app.error_words import ERROR_WORDS, PageError
 from hilt.app.run_words import METRIC_WORDS, RUN_NAMES, RUN_TEXTS, event_in_chinese
 
 LANGUAGES = {"en": "English", "zh": "中文"}
@@ -13,6 +15,8 @@ LANGUAGES = {"en": "English", "zh": "中文"}
 
 WORDS: dict[str, tuple[str, str]] = {
     **CLASSIFIER_WORDS,
+    **EDIT_WORDS,
+    **ERROR_WORDS,
     # navigation and frame
     "nav.runs": ("Runs", "训练"),
     "nav.label": ("Main navigation", "主导航"),
@@ -417,6 +421,14 @@ class Words:
     def event(self, text: str) -> str:
         """An event, an alarm, or the error with which a run ended; one that is not known stays as it is."""
         return event_in_chinese(text) if self.language == "zh" else text
+
+    def edit(self, action: str) -> str:
+        """The name of an edit, which a log has in English; one that is not known stays as it is."""
+        return edit_in_chinese(action) if self.language == "zh" else action
+
+    def error(self, error: Exception) -> str:
+        """The text of an error: of a page's own in this language, of all others as it is."""
+        return self(error.key, **error.values) if isinstance(error, PageError) else str(error)
 
     def starting(self, prefix: str) -> dict[str, str]:
         """All texts whose keys begin so, by key, with their values not filled in: a script of the page does that."""

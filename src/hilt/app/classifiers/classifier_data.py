@@ -12,12 +12,13 @@ from urllib.parse import urlencode
 
 from hilt.app.episodes.episode_index import find_sources
 from hilt.app.episodes.episode_shelf import EpisodeData, EpisodeShelf, OpenedData, data_key
+from hilt.app.error_words import PageError
 from hilt.app.run_commands import StartedCommand
 from hilt.app.run_library import RunSummary
 from hilt.app.table_parts import when
 from hilt.classifier.held_out import HeldOutFrame, read_held_out
 from hilt.core.checksums import read_json
-from hilt.core.errors import ConfigError, HiltError
+from hilt.core.errors import HiltError
 from hilt.formats.listing.episode_source import EpisodeSource, source_key
 from hilt.formats.listing.log_episodes import LogEpisodes
 from hilt.observe.sinks import config_of
@@ -113,7 +114,7 @@ def train_words(data: EpisodeData, sources: Sequence[LogEpisodes], settings: str
     given = settings.split()
     for word in given:
         if not SETTING.fullmatch(word):
-            raise ConfigError(f"{word}: expected a setting of hilt train classifier and its value, such as steps=150.")
+            raise PageError("error.setting", given=word)
     chosen = [source for source in sources if has_labels(source)] or sources
     # the frames that a killed session left are passed over in a recording, and not in its log alone
     recorded = [(source.path, (source.path.parent / "recording.json").is_file()) for source in chosen]
@@ -139,7 +140,7 @@ def use_command(run: RunSummary | None, path: Path, classifier: KnownClassifier,
     """A run that has a classifier is resumed with this one. Another run begins with it: its log needs a column for what
     the task itself reports."""
     if not 0 < threshold < 1:
-        raise ConfigError(f"threshold={threshold:g}: expected a probability between 0 and 1.")
+        raise PageError("error.threshold", threshold=f"{threshold:g}")
     settings = (f"classifier={classifier.path}", f"classifier_threshold={threshold:g}")
     if run is None or run.kind != HIL or not run.metadata:
         return UseCommand(("hilt", "train", "RECIPE", *settings), "classifier.use_begin")

@@ -26,11 +26,13 @@ from hilt.app.classifiers.classifier_data import (
     use_command,
 )
 from hilt.app.episodes.episode_shelf import EpisodeData, OpenedData
+from hilt.app.error_words import PageError
 from hilt.app.open_app import PURPOSE, OpenApp, PageContext, Section
 from hilt.app.run_commands import RunCommand, StartedCommand
 from hilt.app.run_library import RunSummary, id_of
 from hilt.app.table_parts import choose_data, command_row
-from hilt.core.errors import ConfigError, HiltError, UnknownNameError, optional_module
+from hilt.app.words import Words
+from hilt.core.errors import ConfigError, HiltError, optional_module
 
 HERE = Path(__file__).parent
 OPEN_TIMEOUT_S = 30.0
@@ -99,16 +101,19 @@ class ClassifierPages:
                     command_row(page, command)
 
     def handler(self, answer: Callable[[Mapping[str, Any]], Any], writes: bool = False) -> Callable[[Any], Any]:
-        """A route that answers with JSON; errors of ours come as text."""
+        """A route that answers with JSON; errors of ours come as text. What only reads is given the language, too."""
 
         async def handle(request: Any) -> Any:
+            word = self._app.words_of(request)
             try:
                 if writes and self._app.view:
-                    raise ConfigError("hilt open --view only shows: nothing can be labeled or trained.")
-                given = json.loads(await request.body()) if writes else request.query_params
+                    raise PageError("error.view_only")
+                given = (
+                    json.loads(await request.body()) if writes else {**request.query_params, "language": word.language}
+                )
                 return self._responses.JSONResponse(await asyncio.to_thread(answer, given))
             except (HiltError, ValueError, TypeError, OSError) as error:
-                return self._responses.JSONResponse({"error": str(error)}, 400)
+                return self._responses.JSONResponse({"error": word.error(error)}, 400)
 
         return handle
 
@@ -123,7 +128,7 @@ class ClassifierPages:
         try:
             command, problem = shlex.join(train_words(data, sources, str(query.get("settings", "")))), ""
         except ConfigError as error:
-            command, problem = "", str(error)
+            command, problem = "", Words(query["language"]).error(error)
         return {
             "name": data.name,
             "images": bool(sources),
@@ -139,7 +144,7 @@ class ClassifierPages:
         opened = self._opened(query)
         scored = self._app.commands.started.get(f"score-{opened.data.key}")
         if scored is None or scored.code != 0:
-            raise ConfigError("no frames were scored yet.")
+            raise PageError("error.not_scored")
         chosen = self._chosen(query, opened.data)
         return queue_of(opened, scored, cameras_of(chosen) if chosen is not None else ())
 
@@ -147,7 +152,7 @@ class ClassifierPages:
         """What is known of the chosen classifier."""
         chosen = self._chosen(query, self._opened(query).data)
         if chosen is None:
-            raise ConfigError("there is no classifier yet.")
+            raise PageError("error.no_classifier")
         return report_of(chosen, self._app.shelf)
 
     def answer_use(self, query: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,7 +195,7 @@ class ClassifierPages:
         """Resumes the run with the chosen classifier."""
         use, run = self._use(given)
         if run is None or not use.resumes:
-            raise ConfigError(f"{shlex.join(use.words)}: this is not started from here; type it in a terminal.")
+            raise PageError("error.not_from_here", command=shlex.join(use.words))
         self._app.commands.run(run, RunCommand("resume", use.words, confirm=True))
         return {"run": f"/run?id={run.id}"}
 
@@ -209,7 +214,7 @@ class ClassifierPages:
         known = {one.key: one for one in self._known(data)}
         if key := str(given.get("classifier") or ""):
             if key not in known:
-                raise UnknownNameError("classifier", key, known)
+                raise PageError("error.classifier_gone")
             return known[key]
         return next(iter(known.values()), None)
 
@@ -217,7 +222,7 @@ class ClassifierPages:
         data = self._opened(given).data
         chosen, run = self._chosen(given, data), self._app.runs.runs.get(id_of(data.path))
         if chosen is None:
-            raise ConfigError("there is no classifier yet.")
+            raise PageError("error.no_classifier")
         return use_command(run, data.path, chosen, float(given.get("threshold") or 0)), run
 
 

@@ -242,7 +242,7 @@ export default {
         this.made.push({edit: edit.number, at: this.frames.indexOf(frame), label, before: frame.done});
         if (frame.done) this.labeled[frame.done]--;
         this.labeled[label]++;
-        [frame.done, this.saved] = [label, "✓ " + this.f("classifier.saved", {action: edit.action})];
+        [frame.done, this.saved] = [label, "✓ " + this.f("classifier.saved", {action: edit.text})];
         const next = this.frames.findIndex((one, i) => i > this.at && !one.done);
         this.at = next >= 0 ? next : Math.max(0, this.frames.findIndex((one) => !one.done) >= 0 ? this.frames.findIndex((one) => !one.done) : this.frames.length);
       });
@@ -259,7 +259,7 @@ export default {
         this.made.pop();
         this.labeled[last.label]--;
         if (last.before) this.labeled[last.before]++;
-        [frame.done, this.at, this.saved] = [last.before, last.at, "✓ " + this.f("classifier.saved", {action: edit.action})];
+        [frame.done, this.at, this.saved] = [last.before, last.at, "✓ " + this.f("classifier.saved", {action: edit.text})];
       });
       this.busy = false;
     },

@@ -13,8 +13,9 @@ from typing import Any
 from hilt.app.episodes.episode_edits import edited_log
 from hilt.app.episodes.episode_index import EpisodeIndex
 from hilt.app.episodes.export_command import MAX_CHARACTERS, numbers_by_source, ranges
+from hilt.app.error_words import PageError
 from hilt.cli.show import shell
-from hilt.core.errors import ConfigError, HiltError, UnknownNameError
+from hilt.core.errors import HiltError, UnknownNameError
 from hilt.formats.listing.episode_filter import EpisodeFilter
 from hilt.replay.edits import Edit, Edits
 
@@ -103,10 +104,7 @@ def bulk_commands(
         if where is None:
             chosen: tuple[str, ...] = (ranges(numbers),)
             if len(chosen[0]) > MAX_CHARACTERS:
-                raise ConfigError(
-                    f"{len(numbers):,} episodes are too many single numbers for one command: select all that a filter "
-                    "shows, or tag them and use the tag: --where tag=NAME."
-                )
+                raise PageError("error.edit_numbers", count=f"{len(numbers):,}")
         else:
             chosen = ("--where", str(EpisodeFilter.parse(where).without("group")) or "steps>0")
         for action in BULK_ACTIONS.values():

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from hilt.app.error_words import PageError
 from hilt.cli.data.edit_commands import FRAMES
-from hilt.core.errors import ConfigError, DeadlineError, LockedError, UnknownNameError
+from hilt.core.errors import ConfigError, LockedError, UnknownNameError
 from hilt.formats.listing.episode_source import EpisodeSource
 from hilt.formats.listing.log_episodes import LogEpisodes
 from hilt.replay.edits import Edit, Edits
@@ -79,10 +80,7 @@ def edit_episode(source: EpisodeSource, number: int, given: Mapping[str, Any]) -
 def edited_log(source: EpisodeSource) -> Log:
     """The log of a source, whose episodes can be edited; those of another format cannot."""
     if not isinstance(source, LogEpisodes):
-        raise ConfigError(
-            f"{source.path} is a dataset of the format {source.format}, which is not edited. Copy it to a log first: "
-            f"hilt data convert {source.path} {source.path}-log"
-        )
+        raise PageError("error.not_edited", path=source.path, format=source.format)
     return source.log
 
 
@@ -90,15 +88,12 @@ def edited_log(source: EpisodeSource) -> Log:
 def _writing(path: Path) -> Iterator[Log]:
     """A log, open for writing; the edits of several browsers wait for each other."""
     if not _COPYING.acquire(timeout=WRITE_TIMEOUT_S):
-        raise DeadlineError(f"{path}: another split or join takes more than {WRITE_TIMEOUT_S:.0f} s; try again.")
+        raise PageError("error.copying", path=path, seconds=f"{WRITE_TIMEOUT_S:.0f}")
     try:
         try:
             opened = Log.open(path, "a")
         except LockedError as error:
-            raise ConfigError(
-                "splitting and joining add episodes to the log, and a run or recording is writing to it: stop it "
-                f"first. ({str(error).partition('. ')[0]})"
-            ) from None
+            raise PageError("error.log_in_use", why=str(error).partition(". ")[0]) from None
         with opened:
             yield opened
     finally:
@@ -109,7 +104,7 @@ def _number(given: Mapping[str, Any]) -> float:
     try:
         return float(given["value"])
     except (TypeError, ValueError):
-        raise ConfigError(f"reward {given['value']!r}: expected a number, such as 0.5.") from None
+        raise PageError("error.reward", value=repr(given["value"])) from None
 
 
 def shown_edit(edit: Edit) -> dict[str, Any]:

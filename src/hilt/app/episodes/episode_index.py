@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from hilt.app.episodes.dataset_episodes import DatasetEpisodes
+from hilt.app.error_words import PageError
 from hilt.core.errors import HiltError, UnknownNameError
 from hilt.core.tree import Array
 from hilt.formats import detect, located
@@ -175,14 +176,14 @@ class EpisodeIndex:
         for source in self.sources:
             if source.key == key:
                 return source
-        raise UnknownNameError("source of episodes", key, [source.key for source in self.sources])
+        raise PageError("error.no_data")
 
     def row(self, key: str, number: int, lane: int = 0) -> dict[str, Any]:
         """One episode, described after its steps were read."""
         source = self.source(key)
         place = source.place(number, lane)
         if place < 0:
-            raise UnknownNameError("episode", str(number), [])
+            raise PageError("error.no_episode", number=number)
         source.read_some([place])
         self._rows()
         return self.describe(source.rows[source.place(number, lane)])

@@ -344,8 +344,8 @@ export default {
       [this.done, this.error] = ["…", ""];
       const answer = await post("/episodes/many", {data: this.data, episodes, action, name, author: localStorage.getItem("hilt-author") || ""});
       const {edits = [], count} = answer;
-      if (edits.length) keepMade([...made(), {data: this.data, several: edits, action: answer.action, count}]);
-      this.done = edits.length ? "✓ " + this.f("episodes.saved_many", {action: answer.action, count: this.n(count)}) : "";
+      if (edits.length) keepMade([...made(), {data: this.data, several: edits, action: answer.text, count}]);
+      this.done = edits.length ? "✓ " + this.f("episodes.saved_many", {action: answer.text, count: this.n(count)}) : "";
       if (action === "delete" && !answer.error) this.unpick();
       await this.load(true);
       this.error = answer.error || this.error;
@@ -383,8 +383,8 @@ export default {
       const answer = await post("/episodes/edit", {data: this.data, source, number, lane, action, author});
       this.error = answer.error || "";
       if (answer.error) return;
-      keepMade([...made(), {data: this.data, source, number, lane, edit: answer.edit.number, action: answer.edit.action}]);
-      this.done = "✓ " + this.f("episode.saved", {action: answer.edit.action});
+      keepMade([...made(), {data: this.data, source, number, lane, edit: answer.edit.number, action: answer.edit.text}]);
+      this.done = "✓ " + this.f("episode.saved", {action: answer.edit.text});
       this.put(row, answer.row);
     },
     async undoLast() {

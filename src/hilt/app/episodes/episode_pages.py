@@ -19,6 +19,7 @@ from hilt.app.episodes.episode_lanes import episode_lanes
 from hilt.app.episodes.episode_shelf import EpisodeData, OpenedData
 from hilt.app.episodes.export_command import export_commands, is_export, where_commands
 from hilt.app.episodes.saved_views import SavedView, SavedViews
+from hilt.app.error_words import PageError
 from hilt.app.open_app import PURPOSE, OpenApp, PageContext, Section
 from hilt.core.errors import ConfigError, HiltError, optional_module
 from hilt.formats.listing.episode_filter import EpisodeFilter
@@ -181,11 +182,22 @@ class EpisodePages:
 
             try:
                 given = request.query_params if request.method == "GET" else json.loads(await request.body())
-                return self._responses.JSONResponse(await asyncio.to_thread(work))
+                return self._said(request, await asyncio.to_thread(work))
             except (HiltError, ValueError, OSError) as error:
-                return self._responses.JSONResponse({"error": str(error)}, 400)
+                return self._failed(request, error)
 
         return handle
+
+    def _said(self, request: Any, answer: dict[str, Any]) -> Any:
+        """An answer as JSON, with a ``text`` for each edit in it: its name in the language of the page."""
+        word = self._app.words_of(request)
+        edits = [answer, answer.get("edit", {}), *answer.get("history", ())]
+        for edit in (edit for edit in edits if "action" in edit):
+            edit["text"] = word.edit(edit["action"])
+        return self._responses.JSONResponse(answer)
+
+    def _failed(self, request: Any, error: Exception) -> Any:
+        return self._responses.JSONResponse({"error": self._app.words_of(request).error(error)}, 400)
 
     def answer_list(self, opened: OpenedData, query: Any) -> dict[str, Any]:
         """A page of the list, with the menus of its filters."""
@@ -318,7 +330,7 @@ class EpisodePages:
             opened.index.wait_until_opened(OPEN_TIMEOUT_S)
             command, known = str(given.get("command", "")), export_commands(opened.index, *_export(given))
             if command not in known or not is_export(command):
-                raise ConfigError(f"{command}: the episodes to export have changed. Open the export once more.")
+                raise PageError("error.export_changed", command=command)
             self._app.commands.start(f"export-{opened.data.key}", shlex.split(command))
             return {"started": self._started(opened.data.key)}
 
@@ -333,18 +345,18 @@ class EpisodePages:
     async def _edited(self, request: Any, work: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
         try:
             if self._app.view:
-                raise ConfigError("hilt open --view only shows: nothing can be edited.")
+                raise PageError("error.view_only")
             given = json.loads(await request.body())
-            return self._responses.JSONResponse(await asyncio.to_thread(work, given))
+            return self._said(request, await asyncio.to_thread(work, given))
         except (HiltError, ValueError, TypeError, KeyError, OSError) as error:
-            return self._responses.JSONResponse({"error": str(error)}, 400)
+            return self._failed(request, error)
 
     async def views(self, request: Any) -> Any:
         """The saved views; a POST saves one, or removes it."""
         try:
             if request.method == "POST":
                 if self._app.view:
-                    raise ConfigError("hilt open --view only shows: no view can be saved.")
+                    raise PageError("error.view_only")
                 given = json.loads(await request.body())
                 if given.get("remove"):
                     self.saved.remove(str(given["remove"]))
@@ -353,7 +365,7 @@ class EpisodePages:
                     self.saved.save(SavedView(*fields))
             return self._responses.JSONResponse({"views": [asdict(view) for view in self.saved.listed()]})
         except (HiltError, ValueError, KeyError, OSError) as error:
-            return self._responses.JSONResponse({"error": str(error)}, 400)
+            return self._failed(request, error)
 
 
 def _named(opened: OpenedData, query: Any) -> tuple[Any, int, int]:

@@ -14,8 +14,9 @@ from pathlib import Path
 from hilt.app.episodes.byte_cache import ByteCache
 from hilt.app.episodes.episode_index import EpisodeIndex, find_sources
 from hilt.app.episodes.jpeg_frames import CACHE_BYTES, JpegFrames
+from hilt.app.error_words import PageError
 from hilt.app.run_library import MAX_DEPTH, SKIPPED
-from hilt.core.errors import FormatError, HiltError, UnknownNameError
+from hilt.core.errors import FormatError, HiltError
 from hilt.formats import detect
 
 MAX_OPEN = 4
@@ -76,7 +77,7 @@ class EpisodeShelf:
             if key not in self._opened:
                 known = {data.key: data for data in self.listed()}
                 if key not in known:
-                    raise UnknownNameError("run, log or dataset", key, known)
+                    raise PageError("error.no_data")
                 index = EpisodeIndex([known[key].path])
                 self._opened[key] = OpenedData(known[key], index, JpegFrames(index, self._frames))
             self._opened.move_to_end(key)

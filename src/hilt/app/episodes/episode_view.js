@@ -110,7 +110,7 @@ export default {
         <div v-if="one.editable" class="hilt-panel history"><h2>{{ w("episode.history") }}</h2>
           <label v-if="!readonly" class="hilt-soft">{{ w("episode.author") }} <input v-model="author" maxlength="100" @change="keep"></label>
           <ol><li v-for="edit in one.history" :key="edit.number" :class="{undone: edit.undone}">
-            <b>{{ edit.action }}</b> <span class="hilt-soft">{{ edit.author }} · {{ when(edit.time) }}<template v-if="edit.undone"> · {{ w("episode.undone") }}</template></span>
+            <b>{{ edit.text }}</b> <span class="hilt-soft">{{ edit.author }} · {{ when(edit.time) }}<template v-if="edit.undone"> · {{ w("episode.undone") }}</template></span>
             <button v-if="editing && !edit.undone && edit.undoes === null" type="button" class="hilt-button" @click="revoke(edit.number)">{{ w("episode.do_undo") }}</button></li></ol>
           <p v-if="!one.history.length" class="hilt-soft">{{ w("episode.no_history") }}</p>
           <button v-if="editing && one.history.some((edit) => edit.action.startsWith('trim') && !edit.undone)" type="button" class="hilt-button" @click="edit({action: 'show_all'})">{{ w("episode.do_show_all") }}</button>
@@ -227,8 +227,8 @@ export default {
       const answer = await post("/episodes/edit", {data: this.data, source, number, lane, author: this.author, ...given});
       if (answer.error) { [this.saved, this.error] = ["", answer.error]; return; }
       const lost = answer.lost.map((what) => " · " + this.w({reward: "episode.cut_reward", end: "episode.cut_end"}[what])).join("");
-      [this.error, this.saved] = ["", "✓ " + this.f("episode.saved", {action: answer.edit.action}) + lost];
-      keepMade([...made(), {data: this.data, source, number, lane, edit: answer.edit.number, action: answer.edit.action}]);
+      [this.error, this.saved] = ["", "✓ " + this.f("episode.saved", {action: answer.edit.text}) + lost];
+      keepMade([...made(), {data: this.data, source, number, lane, edit: answer.edit.number, action: answer.edit.text}]);
       one.history = answer.history;
       if ((!answer.row || answer.row.deleted) && answer.shown.length) { // other episodes took its place
         sessionStorage.setItem("hilt-saved", this.saved);

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from hilt.app.episodes.episode_index import EpisodeIndex
+from hilt.app.error_words import PageError
 from hilt.cli.data.data_convert import learn_from
 from hilt.cli.show import shell
 from hilt.core.errors import ConfigError, UnknownNameError
@@ -44,10 +45,7 @@ def export_commands(
             commands.append(shell("hilt", "data", "convert", source.path, log))
         text = ranges(numbers)
         if len(text) > MAX_CHARACTERS:
-            raise ConfigError(
-                f"{len(numbers):,} episodes are too many single numbers for one command: narrow the filter or select "
-                "fewer, or tag them and export the tag."
-            )
+            raise PageError("error.export_numbers", count=f"{len(numbers):,}")
         commands.append(shell("hilt", "data", "convert", log, target, "--to", to, "-o", f"trajectories={text}"))
         targets.append(target)
     return [*commands, *(command for target in targets[:1] for command in learn_from(target, to))]

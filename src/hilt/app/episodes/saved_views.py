@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hilt.app.episodes.episode_index import SORTS
-from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.app.error_words import PageError
+from hilt.core.errors import UnknownNameError
 from hilt.core.files import DISK
 from hilt.formats.listing.episode_filter import EpisodeFilter
 
@@ -44,7 +45,7 @@ class SavedViews:
         """Keeps a view; one of the same name is replaced."""
         name = view.name.strip()
         if not 0 < len(name) <= MAX_NAME:
-            raise ConfigError(f"name of a view {view.name!r}: expected 1 to {MAX_NAME} characters.")
+            raise PageError("error.view_name", name=repr(view.name), most=MAX_NAME)
         if view.sort not in SORTS:
             raise UnknownNameError("column to sort by", view.sort, SORTS)
         EpisodeFilter.parse(view.filter)
@@ -56,12 +57,12 @@ class SavedViews:
         """Removes the view of this name."""
         views = self.listed()
         if name not in {view.name for view in views}:
-            raise UnknownNameError("view", name, [view.name for view in views])
+            raise PageError("error.no_view", name=name)
         self._change([view for view in views if view.name != name])
 
     def _change(self, views: list[SavedView]) -> None:
         if len(views) > MAX_VIEWS:
-            raise ConfigError(f"{self.path}: {MAX_VIEWS} views are saved; remove one first.")
+            raise PageError("error.view_count", path=self.path, most=MAX_VIEWS)
         DISK.make_folders(self.path.parent)
         DISK.replace(self.path, json.dumps({"views": [asdict(view) for view in views]}, indent=1).encode())
 
