@@ -13,11 +13,11 @@ from hilt.app.episodes import episode_index
 from hilt.app.episodes.episode_index import EpisodeIndex, find_sources
 from hilt.app.episodes.episode_lanes import episode_lanes
 from hilt.core.errors import UnknownNameError
+from hilt.core.trajectory import STARTS, VERSIONS_PER_START
 from hilt.formats.convert import convert
 from hilt.formats.listing.episode_filter import EpisodeFilter
 from hilt.replay import Log, Schema
 from hilt.replay.edits import Edits
-from hilt.runs.folder import STARTS, VERSIONS_PER_START
 from tests.app.episode_samples import BEGAN, facts, make_log, trajectory
 
 
@@ -200,4 +200,11 @@ def test_index_knows_the_oldest_and_newest_version_and_that_those_of_a_run_count
     assert known(0) == (2_000_003, 2_000_017, 0) and known(1) == (None, None, 0)
     (tmp_path / "run" / STARTS).write_text("{}")
     assert known(0) == (2_000_003, 2_000_017, VERSIONS_PER_START)
+    for text, found in (
+        ("version=v17", [0]),
+        ("version=2,000,017", [0]),
+        ("version>=2000000", [0]),
+        ("version<9", [1]),
+    ):
+        assert [row["number"] for row in index.page(EpisodeFilter.parse(text)).rows] == found, text
     index.close()

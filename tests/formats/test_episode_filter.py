@@ -6,15 +6,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hilt.app.episodes.episode_index import EpisodeIndex
 from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.trajectory import STARTS
 from hilt.formats.listing.episode_filter import EpisodeFilter
 from hilt.formats.listing.log_episodes import episodes_where
-from hilt.replay import Log
+from hilt.replay import Log, Schema
 from hilt.replay.edits import Edits
-from tests.app.episode_samples import BEGAN, make_log
+from tests.app.episode_samples import BEGAN, make_log, trajectory
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +81,45 @@ def test_filter_by_day_and_moment(log: Path):
 
 
 @pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("version=v1,250", [1, 3]),
+        ("version=1250", [1, 3]),
+        ("version=1,250", [1, 3]),
+        ("version=v1.250", [1, 3]),  # as a browser in German shows it
+        ("version=v1,200-1,250", [1]),
+        ("version!=v1,200-1,250 version>=0", [0, 2, 3]),
+        ("version>=v1,000", [0, 1, 3]),
+        ("version=2,001,250", [3]),  # as it is recorded, with its start
+        ("version>=2000000", [2, 3]),
+        ("version=-1", [4]),
+    ],
+)
+def test_filter_takes_versions_as_the_list_shows_them(tmp_path: Path, text: str, found: list[int]):
+    versions = [
+        (1_001_249, 1_001_249),
+        (1_001_200, 1_001_250),
+        (2_000_007, 2_000_007),
+        (2_001_250, 2_001_250),
+        (-1, -1),
+    ]
+    steps = trajectory(0, 2, images=False)
+    (tmp_path / STARTS).write_text("{}")
+    with Log.create(tmp_path / "log", Schema.of(steps, leading=2), durability="never") as log:
+        for pair in versions:
+            log.add({**steps, "policy_version": np.array(pair)[:, None]})
+        assert episodes_where(log, [text]) == found
+
+
+def test_filter_of_versions_outside_of_a_run_compares_what_is_recorded(tmp_path: Path):
+    steps = trajectory(0, 2, images=False)
+    with Log.create(tmp_path / "log", Schema.of(steps, leading=2), durability="never") as log:
+        log.add({**steps, "policy_version": np.full((2, 1), 1_001_250)})
+        assert episodes_where(log, ["version=v1,250"]) == [] and episodes_where(log, ["version=v1,001,250"]) == [0]
+        assert episodes_where(log, ["version>=v999,999"]) == [0]
+
+
+@pytest.mark.parametrize(
     ("text", "error"),
     [
         ("success", "filter 'success': expected a name, one of = != ~ < <= > >= and a value"),
@@ -90,6 +131,9 @@ def test_filter_by_day_and_moment(log: Path):
         ("success~y", "filter success~y: success is not text"),
         ("source=nobody", "filter source=nobody: no source named 'nobody'. Known: demo, human, policy, random"),
         ("task='pick", "a quote is not closed"),
+        ("version=newest", "filter version=newest: expected a version of the policy, as the list shows it"),
+        ("version=1,25", "filter version=1,25: expected a version"),
+        ("version>v1,200-1,250", "an order needs one version"),
     ],
 )
 def test_filter_that_is_none_is_an_error_with_the_word_and_the_cure(text: str, error: str):

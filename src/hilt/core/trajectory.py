@@ -13,6 +13,10 @@ from hilt.core.errors import ConfigError, UnknownNameError
 
 INSTRUCTION = "language_instruction"
 """The fact with the instruction of an episode, whatever a format calls it."""
+STARTS = "starts.json"
+"""How often the learner of a run with a person was started: a file of the run, beside its log"""
+VERSIONS_PER_START = 1_000_000
+"""Each start numbers its weights from a million on that none before it had: no number ever means two sets of weights"""
 
 
 class Source(enum.IntEnum):

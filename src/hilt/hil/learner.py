@@ -27,6 +27,7 @@ from hilt.core.errors import AlarmError, ConfigError, HiltError, NotFiniteError
 from hilt.core.files import DISK
 from hilt.core.names import load_own
 from hilt.core.progress import Phase
+from hilt.core.trajectory import STARTS, VERSIONS_PER_START
 from hilt.envs.env_protocol import HasSpaces
 from hilt.hil.config import GROUP, PARTS, STORES, Hil, check, facts, imitation, reinforces
 from hilt.hil.contact import CONTACT
@@ -38,7 +39,7 @@ from hilt.hil.make_agent import make_agent
 from hilt.observe.alarms import AlarmWatch, stopped
 from hilt.observe.metrics import PAUSE, Metrics, flat_scalars, read_metrics
 from hilt.runs.checkpoint import Buffers, Saver, alone, latest, numbers
-from hilt.runs.folder import STARTS, VERSIONS_PER_START, note_end
+from hilt.runs.folder import note_end
 from hilt.runs.run_precision import settle
 from hilt.wire import TrainerConfig, TrainerServer
 

@@ -25,10 +25,6 @@ from hilt.core.trust import check_names
 from hilt.replay import Log
 
 CONFIG, RUN_FILE = "config.yaml", "run.json"
-STARTS = "starts.json"
-"""How often the learner of a run with a person was started"""
-VERSIONS_PER_START = 1_000_000
-"""Each start numbers its weights from a million on that none before it had: no number ever means two sets of weights"""
 FAILED = "failed"
 """Why a run ended of which a process failed"""
 FAILURES = frozenset({FAILED, "not_finite", "alarm"})

@@ -24,13 +24,13 @@ import numpy as np
 from hilt.app.episodes.dataset_episodes import DatasetEpisodes
 from hilt.app.error_words import PageError
 from hilt.core.errors import HiltError, UnknownNameError
+from hilt.core.trajectory import VERSIONS_PER_START
 from hilt.core.tree import Array
 from hilt.formats import detect, located
 from hilt.formats.listing.episode_filter import EpisodeFilter
 from hilt.formats.listing.episode_source import EpisodeSource
 from hilt.formats.listing.episode_table import ROW, SOURCES, FactColumn, Vocabulary, split_tags
 from hilt.formats.listing.log_episodes import LogEpisodes
-from hilt.runs.folder import STARTS, VERSIONS_PER_START
 
 SORTS = ("number", "task", "length", "return", "success", "human", "version", "date", "tags", "end", "group")
 """The columns by which a list can be sorted."""
@@ -64,12 +64,6 @@ class Neighbors:
     matched: int
     previous: dict[str, Any] | None
     next: dict[str, Any] | None
-
-
-def versions_per_start(path: Path) -> int:
-    """The difference between the numbers of weights of two starts of the run that a log belongs to; 0 where they go
-    on."""
-    return VERSIONS_PER_START if (path.parent / STARTS).is_file() else 0
 
 
 def find_sources(path: Path) -> list[tuple[str, Path]]:
@@ -127,8 +121,8 @@ class EpisodeIndex:
             if known in self._selected:
                 self._selected.move_to_end(known)
                 return self._selected[known]
-        groups = [source.name for source in self.sources]
-        places = np.flatnonzero(chosen.mask(rows, self.texts, groups, self._fact_values))
+        groups, per_start = ([getattr(one, name) for one in self.sources] for name in ("name", "versions_per_start"))
+        places = np.flatnonzero(chosen.mask(rows, self.texts, groups, self._fact_values, per_start))
         places = places[self._order(rows[places], sort, descending)]
         with self._lock:
             self._selected[known] = places
@@ -203,7 +197,7 @@ class EpisodeIndex:
             "sources": {name: int(row[name]) for name in SOURCES if row[name]},
             "version": int(row["version"]) if row["version"] >= 0 else None,
             "first_version": int(row["first_version"]) if row["first_version"] >= 0 else None,
-            "versions_per_start": versions_per_start(source.path) if row["version"] >= VERSIONS_PER_START else 0,
+            "versions_per_start": source.versions_per_start if row["version"] >= VERSIONS_PER_START else 0,
             "date": None if np.isnan(row["date"]) else float(row["date"]),
             "end": ENDS[int(row["end"])] if read else None,
             "task": self.texts[int(row["task"])],

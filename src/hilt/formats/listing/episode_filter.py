@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.trajectory import VERSIONS_PER_START
 from hilt.core.tree import Array
 from hilt.formats.listing.episode_table import (
     NO,
@@ -41,6 +42,10 @@ NUMBERS = {
     **{name: name for name in ("lane", "return", "version", *SOURCES)},
 }
 """Names of numbers, and the column of each."""
+WHOLE = r"\d+|\d{1,3}(?:[,.\u00a0\u202f’]\d{3})+"
+VERSION = re.compile(rf"v?({WHOLE})(?:-v?({WHOLE}))?")
+"""A version of the policy, or the oldest and newest of an episode, as the app shows it: ``v1,250``, ``1,250``,
+``1250``, ``v1,200-1,250``. How a browser separates thousands depends on the language."""
 TEXTS = ("task", "instruction", "problem")
 WORDS: dict[str, dict[str, Any]] = {
     "success": {"yes": YES, "true": YES, "no": NO, "false": NO, "unknown": UNKNOWN},
@@ -101,12 +106,23 @@ class EpisodeFilter:
         """The same without the conditions about this name."""
         return EpisodeFilter(tuple(condition for condition in self.conditions if condition.name != name))
 
-    def mask(self, rows: Array, texts: Vocabulary, groups: Sequence[str], fact: FactsOf) -> Array:
+    def mask(
+        self,
+        rows: Array,
+        texts: Vocabulary,
+        groups: Sequence[str],
+        fact: FactsOf,
+        versions_per_start: Sequence[int] = (),
+    ) -> Array:
         """``[row]`` booleans: for which episodes all conditions hold. Episodes that are marked as bad or deleted are
-        left out, unless a condition is about that."""
+        left out, unless a condition is about that. `groups` and `versions_per_start` are those of each source."""
         mask = np.ones(len(rows), bool)
         for condition in self.conditions:
-            mask &= _holds(condition, rows, texts, groups, fact)
+            if condition.name == "version":
+                per_start = np.array([*versions_per_start, 0])[rows["group"]]  # of no source: it has no rows
+                mask &= _version_holds(condition, rows, per_start)
+            else:
+                mask &= _holds(condition, rows, texts, groups, fact)
         named = {condition.name for condition in self.conditions}
         for hidden in HIDDEN:
             if hidden not in named:
@@ -137,7 +153,9 @@ def _check(condition: EpisodeCondition) -> None:
         raise ConfigError(f"filter {name}{condition.comparison}{value}: {name} has no order; use = or != or ~.")
     if condition.comparison == "~" and name not in (*TEXTS, "tag", "mark", "group"):
         raise ConfigError(f"filter {name}~{value}: {name} is not text; use = or !=.")
-    if name in NUMBERS:
+    if name == "version":
+        _versions(condition)
+    elif name in NUMBERS:
         _number(condition)
     elif name == "date":
         _seconds(value)
@@ -176,6 +194,40 @@ def _holds(condition: EpisodeCondition, rows: Array, texts: Vocabulary, groups: 
         holds = tagged[rows["tags"]]
         return ~holds if comparison == "!=" else holds
     return texts.matching(lambda text: _text_holds(condition, text))[rows[name]]
+
+
+def _version_holds(condition: EpisodeCondition, rows: Array, per_start: Array) -> Array:
+    """Compares the newest version of each episode, counted as the app shows it: in a run since its start. A number from
+    a million on is one as it is recorded, with its start."""
+    first, last = _versions(condition)
+
+    def compare(column: str, comparison: str, value: float) -> Array:
+        recorded = rows[column]
+        counted = (per_start > 0) & (recorded >= 0) & (value < VERSIONS_PER_START)
+        return _compare(np.where(counted, recorded % np.maximum(per_start, 1), recorded), comparison, value)
+
+    if first is None:
+        return compare("version", condition.comparison, last)
+    both: Array = compare("first_version", "=", first) & compare("version", "=", last)
+    return both if condition.comparison == "=" else ~both
+
+
+def _versions(condition: EpisodeCondition) -> tuple[float | None, float]:
+    """The versions that a condition names: a newest one, and before it the oldest, if it names both."""
+    if match := VERSION.fullmatch(condition.value):
+        first, last = (None if part is None else float(re.sub(r"\D", "", part)) for part in match.groups())
+        if last is None:
+            first, last = None, first
+        elif condition.comparison not in ("=", "!="):
+            raise ConfigError(f"filter {condition}: an order needs one version, such as version>=v1,250.")
+        return first, float(last or 0)
+    value = as_number(condition.value)
+    if math.isnan(value):
+        raise ConfigError(
+            f"filter {condition}: expected a version of the policy, as the list shows it or as a number, such as "
+            "version=v1,250 or version>=1250."
+        )
+    return None, value
 
 
 def _compare(values: Any, comparison: str, value: float) -> Array:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hilt.core.trajectory import STARTS, VERSIONS_PER_START
 from hilt.core.tree import Array, ArraySpec
 from hilt.formats.listing.episode_table import Vocabulary
 
@@ -31,6 +32,12 @@ class EpisodeSource(ABC):
         is replaced, and never resized, when episodes come or go."""
         self.version = 0
         """Changes with the rows."""
+
+    @property
+    def versions_per_start(self) -> int:
+        """The difference between the numbers of weights of two starts of the run that a log belongs to; 0 where they go
+        on."""
+        return VERSIONS_PER_START if (self.path.parent / STARTS).is_file() else 0
 
     @property
     @abstractmethod

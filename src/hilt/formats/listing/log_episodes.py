@@ -285,4 +285,4 @@ def episodes_where(log: Log, conditions: Sequence[str]) -> list[int]:
             (about(number).get(name) for number in numbers), lambda: {name for n in numbers for name in about(n)}
         )
 
-    return sorted({*rows["number"][chosen.mask(rows, listed.texts, [""], fact)].tolist()})
+    return sorted({*rows["number"][chosen.mask(rows, listed.texts, [""], fact, [listed.versions_per_start])].tolist()})
