@@ -395,6 +395,26 @@ def ticked(chrome: Any, action: str) -> None:
     chromium.wait(chrome, f"return {shown}?.startsWith('✓') && {shown}.includes({json.dumps(action)})")
 
 
+def test_episodes_of_all_runs_and_logs_in_one_list_with_one_filter(chrome: Any, served: Any):
+    chrome.get(served.base + "/episodes")
+    chromium.wait(chrome, "return document.querySelector('a.together')").click()
+    chromium.wait(chrome, f"return {LIST}?.page && !{LIST}.page.opening")
+    assert chrome.find_element("css selector", "h1").text == "All runs and logs"
+    assert chrome.execute_script(f"return Object.keys({LIST}.page.problems)") == [str(served.folder / "damaged")]
+    chrome.execute_script(f"{LIST}.apply('task=pick success=true steps<9')")
+    wait_for_rows(chrome, 2)
+    parts = chrome.execute_script(f"return {LIST}.page.rows.map((row) => [row.group, row.number, row.length])")
+    assert sorted(parts) == [["few", 1, 7], ["pick", 1, 7]]
+    chrome.execute_script(f"{LIST}.choose('group', 'few')")
+    wait_for_rows(chrome, 1)
+    chrome.find_element("css selector", "td.task a").click()  # one of them, and back
+    chromium.wait(chrome, f"return {ONE}?.episodes[0]?.row.number === 1")
+    press(chrome, "s")
+    ticked(chrome, "label success")
+    with Log.open(served.folder / "few", "r") as log:
+        assert Edits(log).history(1)[-1].action == "label success"
+
+
 def test_list_of_a_damaged_log_shows_its_error(chrome: Any, served: Any):
     open_list(chrome, served, "damaged")
     assert "log.json" in chromium.wait(chrome, "return document.querySelector('.hilt-alarm')?.innerText")

@@ -35,6 +35,14 @@ def test_shelf_finds_runs_logs_and_datasets_below_a_folder(tmp_path: Path, monke
         opened = shelf.opened(data.key)
         assert opened.index.wait_until_read(60) and len(opened.index) in (1, 2) and not opened.index.problems
     assert len(shelf._opened) == 2 and shelf.opened(data.key) is opened
+    together = shelf.opened_together()  # of runs and logs, not of their exports
+    assert together.index.wait_until_read(60) and len(together.index) == 3 and not together.index.problems
+    assert [source.name for source in together.index.sources] == ["a/log", "b/run/rollouts/rank-0"]
+    make_log(tmp_path / "later", 4, images=False)
+    monkeypatch.setattr(episode_shelf, "LOOK_S", 0.0)
+    assert shelf.opened_together() is together
+    assert together.index.wait_until_opened(60) and together.index.wait_until_read(60) and len(together.index) == 7
+    assert len(shelf._opened) == 2
     with pytest.raises(ConfigError, match="no such run, log or dataset any more"):
         shelf.opened("../..")
     shelf.close()

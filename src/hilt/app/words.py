@@ -205,6 +205,8 @@ WORDS: dict[str, tuple[str, str]] = {
         "No run, log or dataset was found below {paths}. These commands make one and open it:",
         "在 {paths} 下没有找到训练、日志或数据集。用这些命令创建并打开一个：",
     ),
+    "episodes.show_together": ("All episodes of these {count} runs and logs", "这 {count} 个训练和日志的全部回合"),
+    "episodes.together": ("All runs and logs", "全部训练和日志"),
     "episodes.other": ("other data", "其他数据"),
     "episodes.opening": ("opening …", "正在打开……"),
     "episodes.count": ("{matched} of {total} episodes", "{total} 个回合中的 {matched} 个"),

@@ -80,6 +80,7 @@ class EpisodeIndex:
     """The episodes below some paths. Several threads may use it at once."""
 
     def __init__(self, paths: Iterable[Path]):
+        """`paths`: the first ones; `add` gives more."""
         self.texts = Vocabulary()
         self.sources: list[EpisodeSource] = []
         self.problems: dict[str, str] = {}
@@ -91,8 +92,20 @@ class EpisodeIndex:
         self._looked = self._shown = 0.0
         self._closed = threading.Event()
         self._opened = threading.Event()
-        self._thread = threading.Thread(target=self._read_all, args=(list(paths),), name="episode index", daemon=True)
+        self._waiting: list[tuple[Path, str]] = []
+        self._given: set[Path] = set()
+        self._thread = threading.Thread(target=self._read_all, name="episode index", daemon=True)
+        self.add({path: path.name for path in paths})
         self._thread.start()
+
+    def add(self, names: Mapping[Path, str]) -> None:
+        """Has other paths opened, too, each under a name; those that were given before are passed over."""
+        with self._lock:
+            new = [(path, name) for path, name in names.items() if path not in self._given]
+            self._waiting += new
+            self._given.update(path for path, _ in new)
+            if new:
+                self._opened.clear()
 
     def page(
         self, chosen: EpisodeFilter, sort: str = "number", descending: bool = False, first: int = 0, count: int = 50
@@ -289,12 +302,20 @@ class EpisodeIndex:
             places = [source.place(int(row["number"]), int(row["lane"])) for row in mine]
             source.read_some([place for place in places if place >= 0])
 
-    def _read_all(self, paths: list[Path]) -> None:
-        for path in paths:
+    def _open_waiting(self) -> None:
+        while not self._closed.is_set():
+            with self._lock:
+                if not self._waiting:
+                    self._opened.set()
+                    return
+                path, title = self._waiting.pop(0)
             for name, place in find_sources(path):
-                self._open(place, f"{path.name}/{name}" if name else path.name)
-        self._opened.set()
+                self._open(place, f"{title}/{name}" if name else title)
+
+    def _read_all(self) -> None:
         while not self._closed.wait(0.0):
+            if not self._opened.is_set():
+                self._open_waiting()
             quiet = time.monotonic() - self._shown > QUIET_S
             # every source has its turn
             busy = quiet and any([source.read_some() for source in self.sources])

@@ -29,10 +29,10 @@ export default {
   template: `
   <div class="hilt-stack episodes" :aria-busy="slow">
     <div class="hilt-row top">
-      <h1>{{ page ? page.name : w("episodes.title") }}</h1>
+      <h1>{{ page ? page.name || w("episodes.together") : w("episodes.title") }}</h1>
       <span v-if="page" class="hilt-chip">{{ page.format }}</span>
       <a v-if="several" href="/episodes">{{ w("episodes.other") }}</a>
-      <a v-if="page && page.format === 'log'" class="hilt-button" :href="'/classifier?data=' + data">{{ w("episodes.classifier") }}</a>
+      <a v-if="page && page.name && page.format === 'log'" class="hilt-button" :href="'/classifier?data=' + data">{{ w("episodes.classifier") }}</a>
       <span class="hilt-soft" role="status">{{ status }}</span>
       <span class="hilt-soft" role="status">{{ done }}</span>
     </div>

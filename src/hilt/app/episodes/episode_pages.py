@@ -16,7 +16,7 @@ from hilt.app.episodes.bulk_edits import bulk_commands, edit_many, selected_ids,
 from hilt.app.episodes.episode_edits import cut_away, edit_episode, history_of, shown_edit
 from hilt.app.episodes.episode_index import SORTS, EpisodePage, Neighbors
 from hilt.app.episodes.episode_lanes import episode_lanes
-from hilt.app.episodes.episode_shelf import EpisodeData, OpenedData
+from hilt.app.episodes.episode_shelf import TOGETHER, EpisodeData, OpenedData
 from hilt.app.episodes.export_command import export_commands, is_export, where_commands
 from hilt.app.episodes.saved_views import SavedView, SavedViews
 from hilt.app.error_words import PageError
@@ -144,6 +144,11 @@ class EpisodePages:
         with page.ui.element("div").classes("hilt-stack"):
             page.heading(page.word("nav.episodes"))
             tasks = {run.path: run.task for run in self._app.runs.runs.values()}
+            logs = sum(data.format == "log" for data in listed)
+            if logs > 1:
+                with page.ui.element("a").classes("hilt-button together") as link:
+                    link.props["href"] = f"/episodes?data={TOGETHER}"
+                    page.text(page.word("episodes.show_together", count=logs), "span")
             with page.ui.element("ul").classes("episode-data"):
                 for data in listed:
                     self._entry(page, data, tasks.get(data.path, ""))
@@ -173,12 +178,15 @@ class EpisodePages:
 
     # Answers
 
+    def _opened(self, key: str) -> OpenedData:
+        return self.shelf.opened_together() if key == TOGETHER else self.shelf.opened(key)
+
     def handler(self, answer: Callable[[OpenedData, Any], Any]) -> Callable[[Any], Any]:
         """A route that answers with JSON, and changes nothing; errors of ours come as text."""
 
         async def handle(request: Any) -> Any:
             def work() -> Any:
-                return answer(self.shelf.opened(str(given.get("data", ""))), given)
+                return answer(self._opened(str(given.get("data", ""))), given)
 
             try:
                 given = request.query_params if request.method == "GET" else json.loads(await request.body())
@@ -271,7 +279,7 @@ class EpisodePages:
                     self._cursors.popitem(last=False)
             elif ahead and abs(self._cursors.get(film, step) - step) > MAX_AHEAD:
                 raise ConfigError(f"step {step} is far from the one that is seen now: ask for it again.")
-            opened = self.shelf.opened(query.get("data", ""))
+            opened = self._opened(query.get("data", ""))
             opened.index.wait_until_opened(OPEN_TIMEOUT_S)
             source, number, lane = _named(opened, query)
             return opened.frames.jpeg(source.key, number, lane, step, query.get("camera", ""), height)
@@ -290,7 +298,7 @@ class EpisodePages:
         """Makes one edit of an episode, and answers with the episode as it is then; without a row where it is gone."""
 
         def work(given: dict[str, Any]) -> dict[str, Any]:
-            opened = self.shelf.opened(str(given.get("data", "")))
+            opened = self._opened(str(given.get("data", "")))
             opened.index.wait_until_opened(OPEN_TIMEOUT_S)
             source, number, lane = _named(opened, given)
             lost = cut_away(source, number, lane, given)
@@ -311,7 +319,7 @@ class EpisodePages:
         with the commands that do the same."""
 
         def work(given: dict[str, Any]) -> dict[str, Any]:
-            index = self.shelf.opened(str(given.get("data", ""))).index
+            index = self._opened(str(given.get("data", ""))).index
             index.wait_until_opened(OPEN_TIMEOUT_S)
             if "undo" in given:
                 return asdict(undo_many(index, given["undo"], str(given.get("author", ""))))
@@ -326,7 +334,7 @@ class EpisodePages:
         """Runs one of the commands that export a selection, one at a time for each log or dataset."""
 
         def work(given: dict[str, Any]) -> dict[str, Any]:
-            opened = self.shelf.opened(str(given.get("data", "")))
+            opened = self._opened(str(given.get("data", "")))
             opened.index.wait_until_opened(OPEN_TIMEOUT_S)
             command, known = str(given.get("command", "")), export_commands(opened.index, *_export(given))
             if command not in known or not is_export(command):

@@ -21,6 +21,8 @@ from hilt.formats import detect
 
 MAX_OPEN = 4
 """Indices that stay open; the one that was used least recently is closed."""
+TOGETHER = "all"
+"""In an address, in place of a key: all runs and logs in one list"""
 LOOK_S = 5.0
 """Seconds between two looks at the folders."""
 HIDDEN = (".", "_")
@@ -80,10 +82,26 @@ class EpisodeShelf:
                     raise PageError("error.no_data")
                 index = EpisodeIndex([known[key].path])
                 self._opened[key] = OpenedData(known[key], index, JpegFrames(index, self._frames))
-            self._opened.move_to_end(key)
-            while len(self._opened) > MAX_OPEN:
-                self._opened.popitem(last=False)[1].close()
-            return self._opened[key]
+            return self._kept(key)
+
+    def _kept(self, key: str) -> OpenedData:
+        """The data of this key, which was used last; others are closed."""
+        self._opened.move_to_end(key)
+        while len(self._opened) > MAX_OPEN:
+            self._opened.popitem(last=False)[1].close()
+        return self._opened[key]
+
+    def opened_together(self) -> OpenedData:
+        """One index of all runs and logs, which takes in those that come later. Datasets of other systems, most of them
+        exports of these, have lists of their own."""
+        with self._lock:
+            names = {data.path: data.name for data in self.listed() if data.format == "log"}
+            if TOGETHER not in self._opened:
+                index = EpisodeIndex(())
+                data = EpisodeData(TOGETHER, "", Path(), "log")
+                self._opened[TOGETHER] = OpenedData(data, index, JpegFrames(index, self._frames))
+            self._opened[TOGETHER].index.add(names)
+            return self._kept(TOGETHER)
 
     def open_only_one(self) -> None:
         """Opens the data if there is one only: its list is then there sooner when somebody asks for it."""
