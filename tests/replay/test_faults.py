@@ -643,6 +643,24 @@ def test_a_reader_follows_everything_a_writer_does(tmp_path: Path):
     reader.close()
 
 
+def test_a_reader_that_finds_nothing_new_leaves_its_index_alone(tmp_path: Path):
+    """A look at an unchanged log costs the same, however long it is."""
+    writer = make_log(tmp_path / "log")
+    for i in range(4):
+        writer.add(trajectory(i * SPACING, 2, 2))
+    reader = Log.open(tmp_path / "log", "r")
+    kept, version = reader.index.entries, reader.index.version
+    reader.refresh()
+    assert reader.index.entries.base is kept.base and reader.index.version == version
+    writer.delete(1)
+    writer.add(trajectory(9 * SPACING, 2, 2))
+    reader.refresh()
+    assert reader.trajectories() == [0, 2, 3, 4] == writer.trajectories() and reader.index.version > version
+    check_contents(reader)
+    writer.close()
+    reader.close()
+
+
 def test_a_reader_keeps_its_places_when_a_segment_is_sealed_and_compressed(tmp_path: Path):
     """Nothing leaves a view and comes back: priorities and counts of samples stay."""
     writer = make_log(tmp_path / "log", compression={IMAGE: "zlib"})

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,21 +122,31 @@ class Catalog:
             elif number in self._scanned:
                 found.append(self._load_grown(number))
         changed = self.facts.read_new()  # after the rows: a trajectory that is being written in pieces is known as such
-        if found or len(self._held):
+        if any(map(len, found)) or len(self._held):
             entries = np.concatenate([self._held, *found])
             trajectories = entries["key"] >> OFFSET_BITS
             self._on_disk = set(np.unique(trajectories).tolist())
             self._enter(self._hold_unfinished(entries))
+        if found:
+            self.live_bytes = self.segments.nbytes()
         used = max(self.facts.used["trajectory"], self.facts.edits.last_trajectory())
         self._next_trajectory = max(self._next_trajectory, used + 1)
         self._next_segment = max(self._next_segment, self.facts.used["segment"] + 1)
-        for trajectory in self.facts.deleted.keys() & set(np.unique(self.index.keys >> OFFSET_BITS).tolist()):
+        for trajectory in self._there(self.facts.deleted):
             self.drop_before(trajectory, self.facts.deleted[trajectory])
         self.refresh_selections(changed)
         self._next_segment = max(self._next_segment, self._opener.count_set_aside())
         self.recovery.corrupt_steps = self.quarantine.steps() + self._opener.aside_steps
         self.recovery.corrupt_facts = self.facts.corrupt
         self.counts["corrupt"] = self.recovery.corrupt_steps + self.facts.corrupt
+
+    def _there(self, trajectories: Iterable[int]) -> list[int]:
+        """Those of these trajectories that have a step in the index."""
+        numbers = np.fromiter(trajectories, np.int64)
+        first = np.searchsorted(self.index.keys, numbers << OFFSET_BITS)
+        behind = np.append(self.index.keys >> OFFSET_BITS, -1)[first] if len(numbers) else numbers
+        found: list[int] = numbers[behind == numbers].tolist()
+        return found
 
     def _hold_unfinished(self, entries: Array) -> Array:
         """The entries without those of trajectories that are not written to their end. A reader sees them later; the
@@ -190,14 +200,14 @@ class Catalog:
         return out
 
     def _enter(self, entries: Array) -> None:
+        if not len(entries):
+            return
         self.index.extend(entries)
         self.live_steps += int(entries["steps"].sum())
         for number, count in zip(*np.unique(entries["segment"], return_counts=True), strict=True):
             self._extents_in[int(number)] = self._extents_in.get(int(number), 0) + int(count)
-        self.live_bytes = self.segments.nbytes()
-        if len(entries):
-            self._next_trajectory = max(self._next_trajectory, int(entries["key"].max() >> OFFSET_BITS) + 1)
-            self.facts.used["origin"] = max(self.facts.used["origin"], int(entries["origin"].max()))
+        self._next_trajectory = max(self._next_trajectory, int(entries["key"].max() >> OFFSET_BITS) + 1)
+        self.facts.used["origin"] = max(self.facts.used["origin"], int(entries["origin"].max()))
         for selection in self.selections():
             for entry in entries:
                 selection.added(int(entry["key"]), int(entry["steps"]), None)

@@ -82,8 +82,11 @@ class Index:
     def extend(self, entries: Array) -> None:
         """Adds many entries at once, as opening a log does."""
         merged = np.concatenate([self.entries, entries])
-        merged = merged[np.argsort(merged["key"], kind="stable")]
-        self._use(merged, merged["key"].copy())
+        keys = merged["key"].copy()
+        if (keys[1:] < keys[:-1]).any():
+            order = np.argsort(keys, kind="stable")
+            merged, keys = merged[order], keys[order]
+        self._use(merged, keys)
         self._head, self._size = 0, len(self._data)
         self.version += 1
 
