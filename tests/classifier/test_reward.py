@@ -62,7 +62,7 @@ def record_pick(folder: Path, successes: int, split: str = "train", seed: int = 
 
 @pytest.fixture(scope="module")
 def pick(recorded: list[Clip], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainedClassifier]:
-    trained = train(recorded, build(ClassifierConfig(), f"steps={rounds(60, 150)}", f"batch_size={rounds(64, 128)}"))
+    trained = train(recorded, build(ClassifierConfig(), f"steps={rounds(60, 150)}", f"batch_size={rounds(32, 128)}"))
     folder = tmp_path_factory.mktemp("made") / "classifier"
     save(folder, trained)
     return folder, trained

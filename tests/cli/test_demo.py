@@ -74,8 +74,10 @@ def test_it_learns(fork_server: ForkServer):
         period=rounds(800, usual.period),
         states=rounds(10, usual.states),
     )
-    less = ["task_options.image_size=32", "training_starts=100", "agent.rlpd.critic_warmup=100", "batch_size=64"]
-    less = [] if is_long() else [*less, "agent.encoder.pretrain_batch=32", "agent.hidden=[128,128]"]
+    less = ["task_options.image_size=32", "training_starts=100", "agent.rlpd.critic_warmup=50", "batch_size=64"]
+    less += ["agent.encoder.pretrain_batch=32", "agent.hidden=[128,128]"]
+    less += ["update_to_data=2", "updates_per_step=2", "agent.rlpd.learning_rate=0.001"]  # less work, in larger steps
+    less = [] if is_long() else less
     plan = replace(demo.FAST, states=rounds(16, demo.FAST.states), goal=rounds(0.5, demo.FAST.goal))
     given = (f"goal.{name}={getattr(goal, name)}" for name in ("success", "hold", "period", "states"))
     words = [f"--set={change}" for change in (*given, *less)]

@@ -234,7 +234,10 @@ def _check_type(hint: Any, value: Any) -> None:
     ):
         return
     if origin in (typing.Union, types.UnionType):
-        if not any(type(value) is one for one in inner):
+        lists = [one for one in inner if typing.get_origin(one) is list]
+        if type(value) is list and len(lists) == 1:
+            _check_type(lists[0], value)
+        elif not any(type(value) is one for one in inner):
             raise _NotSimpleError
     elif origin is list and type(value) is list and len(inner) == 1:
         for one in value:
