@@ -84,12 +84,18 @@ def press(chrome: Any, *keys: str) -> None:
 
 
 def wait_for_rows(chrome: Any, matched: int) -> None:
+    """Waits until the list shows as many, all of which were read; the rows below the screen are drawn last."""
     chromium.wait(chrome, f"return {LIST}.page.matched === {matched} && {LIST}.page.unread === 0")
+    chromium.wait(chrome, f"return {LIST}.drawn === {LIST}.count")
 
 
 def test_list_filters_sorts_pages_and_shows_text_as_text(chrome: Any, served: Any, artifacts: Path):
     open_list(chrome, served, "pick")
     wait_for_rows(chrome, 60)
+    asked = "performance.getEntriesByType('resource').map((one) => one.name).filter((name) => name.includes('/list?'))"
+    first, *later = chrome.execute_script(f"return {asked}")
+    assert "&count=50" in first and "sort=" not in first, "the page asks before the script of the list is there"
+    assert all("sort=number" in name for name in later) and len(numbers(chrome)) == 50
     shown = chrome.find_element("css selector", ".episodes").text
     assert "60 of 60 episodes" in shown and NASTY in shown and "1 to 50 of 60" in shown
     assert not chrome.find_elements("css selector", ".episodes img:not([src*='/episodes/frame'])")

@@ -1,9 +1,9 @@
 // The list of episodes, as a Vue component of NiceGUI's. Rows come from the server page by page; texts are never HTML.
 
 import {keepMade, made, post, undoMade} from "edits_of_tab";
-import {versions} from "shown_values";
+import {versions, whole} from "shown_values";
 
-const COUNT = 50;
+const FIRST_ROWS = 18; // fill a screen: they are drawn first, and the rows below them a moment later
 const COLUMNS = [
   ["frames", ""], ["number", "number"], ["task", "task"], ["length", "length"], ["return", "return"], ["success", "success"],
   ["who", "human"], ["version", "version"], ["date", "date"], ["tags", "tags"],
@@ -20,10 +20,10 @@ const conditions = (text) => text.match(/(?:[^\s"']+|"[^"]*"|'[^']*')+/g) || [];
 const quoted = (value) => (/[\s"'\\]/.test(value) ? "'" + value.replaceAll("'", "'\"'\"'") + "'" : value);
 
 export default {
-  props: ["data", "several", "readonly", "words"],
+  props: ["data", "several", "readonly", "words", "count"],
   data: () => ({
     filter: "", typed: "", sort: "number", descending: false, first: 0, page: null, error: "", chosen: new Set(), at: -1, saving: "",
-    done: "", exporting: false, to: "lerobot", commands: [], runnable: [], started: null, where: [], commandError: "", slow: false,
+    drawn: 0, done: "", exporting: false, to: "lerobot", commands: [], runnable: [], started: null, where: [], commandError: "", slow: false,
     all: null, tagName: "", asking: "", bulkShown: false, bulkCommands: [], bulkError: "", // of what is selected; `all`: the filter that shows just these
   }),
   template: `
@@ -88,7 +88,7 @@ export default {
             <span v-else>{{ w("episodes." + name) }}</span></th>
         </tr></thead>
         <tbody>
-          <tr v-for="(row, place) in page.rows" :key="id(row)" :data-place="place" :class="{at: place === at, picked: picked(row), bad: row.bad}">
+          <tr v-for="(row, place) in drawnRows" :key="id(row)" :data-place="place" :class="{at: place === at, picked: picked(row), bad: row.bad}">
             <td class="frames"><a :href="href(row)" tabindex="-1" aria-hidden="true">
               <img v-for="step in [0, -1]" :key="step" loading="lazy" alt="" :src="frame(row, step)" @error="$event.target.classList.add('none')"></a></td>
             <td class="number right" @mousedown="$event.shiftKey && $event.preventDefault()"><input type="checkbox" :checked="picked(row)"
@@ -148,8 +148,9 @@ export default {
   computed: {
     columns: () => COLUMNS,
     sources: () => SOURCES,
+    listed() { return this.query({}).toString(); }, // the same for every row
     acted() { return SOURCES.filter((source) => source !== "random" || this.page.rows.some((row) => row.sources.random)); },
-    count: () => COUNT,
+    drawnRows() { return this.page.rows.slice(0, this.drawn); },
     bulk: () => BULK,
     editing() { return !this.readonly && this.page?.format === "log"; },
     wholePage() { return !!this.page.rows.length && this.page.rows.every((row) => this.picked(row)); },
@@ -180,7 +181,7 @@ export default {
     w(key) { return this.words[key] ?? key; },
     f(key, values) { return this.w(key).replace(/\{(\w+)\}/g, (_, name) => values[name]); },
     versions(row) { return versions(row, (start) => this.f("episodes.started", {start})); },
-    n: (number) => number.toLocaleString(),
+    n: whole,
     id: (row) => `${row.source}:${row.number}:${row.lane}`,
     right: (name) => RIGHT.includes(name),
     date: (seconds) => Date.parse(new Date(seconds * 1000)) ? `${new Date(seconds * 1000).toISOString().slice(0, 16).replace("T", " ")} UTC` : `${seconds}`,
@@ -197,10 +198,9 @@ export default {
       const values = {data: this.data, filter: this.filter, sort: this.sort, descending: this.descending ? 1 : 0, ...more};
       return new URLSearchParams(Object.entries(values).filter(([, value]) => value !== "" && value !== 0 && value !== undefined));
     },
-    href(row) { return "/episode?" + this.query({source: row.source, number: row.number || "0", lane: row.lane}); },
+    href(row) { return `/episode?${this.listed}&source=${row.source}&number=${row.number}` + (row.lane ? `&lane=${row.lane}` : ""); },
     frame(row, step) {
-      const values = {data: this.data, source: row.source, number: row.number, lane: row.lane, step, height: 54, steps: row.length};
-      return "/episodes/frame?" + new URLSearchParams(values);
+      return `/episodes/frame?data=${this.data}&source=${row.source}&number=${row.number}&lane=${row.lane}&step=${step}&height=54&steps=${row.length}`;
     },
     // The value of a condition with =, for its menu.
     value(name) {
@@ -222,8 +222,8 @@ export default {
       this.load();
     },
     turn(by) {
-      const last = Math.max(0, Math.ceil((this.page?.matched || 0) / COUNT) - 1) * COUNT;
-      [this.first, this.at] = [Math.min(last, Math.max(0, this.first + by * COUNT)), -1];
+      const last = Math.max(0, Math.ceil((this.page?.matched || 0) / this.count) - 1) * this.count;
+      [this.first, this.at] = [Math.min(last, Math.max(0, this.first + by * this.count)), -1];
       this.load();
       window.scrollTo({top: 0});
     },
@@ -241,11 +241,14 @@ export default {
       }
       const begun = performance.now();
       try {
-        const answer = await (await fetch("/episodes/list?" + this.query({first: this.first, count: COUNT}))).json();
+        const early = window.hiltFirstList; // what the page has asked for before this script was there
+        window.hiltFirstList = null;
+        const answer = await (early ?? fetch("/episodes/list?" + this.query({first: this.first, count: this.count})).then((one) => one.json()));
         if (number !== this.asked) return;
         this.error = answer.error || "";
         if (!answer.error) {
           const held = this.page?.rows[this.at] && this.id(this.page.rows[this.at]);
+          this.draw(answer.rows);
           this.page = answer;
           const now = answer.rows.findIndex((row) => this.id(row) === held);
           if (now >= 0) this.at = now;
@@ -265,6 +268,13 @@ export default {
     exported() {
       const selected = this.chosen.size ? {episodes: this.grouped(), ...(this.all === null ? {} : {where: this.all})} : {};
       return {data: this.data, filter: this.filter, to: this.to, ...selected};
+    },
+    // Vue need not watch each value of a row, which is replaced as a whole. Of other rows than before, a screen is drawn first.
+    draw(rows) {
+      rows.forEach((row) => (row.__v_skip = true));
+      const before = this.page?.rows[0] && this.id(this.page.rows[0]), same = rows.length && this.id(rows[0]) === before;
+      this.drawn = same && this.drawn >= this.count ? this.count : FIRST_ROWS;
+      if (this.drawn < this.count) requestAnimationFrame(() => setTimeout(() => (this.drawn = this.count)));
     },
     async ask() {
       if (!this.exporting) return;
@@ -402,7 +412,7 @@ export default {
     // What an episode is now, in its place.
     put({source, number, lane}, row) {
       const shown = this.page.rows.findIndex((one) => one.source === source && one.number === number && one.lane === lane);
-      if (shown >= 0 && row) this.page.rows[shown] = row;
+      if (shown >= 0 && row) this.page.rows[shown] = Object.assign(row, {__v_skip: true});
       else this.load(true);
     },
     scroll() { this.$nextTick(() => this.$el.querySelector("tr.at")?.scrollIntoView({block: "nearest"})); },

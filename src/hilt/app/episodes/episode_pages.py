@@ -29,8 +29,16 @@ SHARED_SCRIPTS = ("edits_of_tab.js", "shown_values.js")
 """What both pages import, by the names of the files"""
 VIEW_SCRIPTS = ("episode_camera.js", "episode_timeline.js", "episode_keys.js")
 """The parts of the page of an episode"""
-MAX_COUNT = 200
-"""Rows of one answer, at most."""
+COUNT, MAX_COUNT = 50, 200
+"""Rows of a page of the list, and of one answer at most."""
+FIRST_LIST = """<script>(() => {
+  const asked = new URLSearchParams(location.search);
+  asked.set("data", %s);
+  asked.set("count", %d);
+  window.hiltFirstList = fetch("/episodes/list?" + asked).then((answer) => answer.json());
+  window.hiltFirstList.catch(() => {});
+})()</script>"""
+"""Asks for the first rows while the browser still loads the scripts that show them."""
 OPEN_TIMEOUT_S = 30.0
 """Seconds to wait for a log or dataset to open, for an answer that needs it."""
 FIRST_S = 0.8
@@ -137,7 +145,8 @@ class EpisodePages:
         if not chosen:
             self._choose(page, listed)
             return
-        self._component(page, self._list, data=chosen, several=len(listed) > 1, readonly=self._app.view)
+        page.ui.add_head_html(FIRST_LIST % (json.dumps(chosen).replace("<", "\\u003c"), COUNT))
+        self._component(page, self._list, data=chosen, several=len(listed) > 1, readonly=self._app.view, count=COUNT)
 
     def _choose(self, page: PageContext, listed: list[EpisodeData]) -> None:
         """The choice of a run, log or dataset."""
@@ -213,7 +222,7 @@ class EpisodePages:
         opening = not index.wait_until_opened(FIRST_S)
         chosen, sort, descending = _order(query)
         page: EpisodePage = index.page(
-            chosen, sort, descending, int(query.get("first", 0)), min(MAX_COUNT, int(query.get("count", 50)))
+            chosen, sort, descending, int(query.get("first", 0)), min(MAX_COUNT, int(query.get("count", COUNT)))
         )
         return {
             **asdict(page),

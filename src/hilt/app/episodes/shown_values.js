@@ -1,12 +1,16 @@
 // Values as the list and the page of an episode show them.
 
+// A whole number, with its thousands separated; `toLocaleString` makes a new format for each.
+const format = new Intl.NumberFormat();
+export const whole = (value) => format.format(value);
+
 // A number for a glance: whole ones in full, others with four digits.
-export const brief = (value) => (Number.isInteger(value) ? value.toLocaleString() : `${+value.toPrecision(4)}`);
+export const brief = (value) => (Number.isInteger(value) ? whole(value) : `${+value.toPrecision(4)}`);
 
 // One version of the policy. The numbers of a run go up by `per` with each start of its learner, and count from there.
 const version = (number, per, started) => {
   const start = per ? Math.floor(number / per) : 0;
-  return `v${(per ? number % per : number).toLocaleString()}` + (start > 1 ? " " + started(start) : "");
+  return `v${whole(per ? number % per : number)}` + (start > 1 ? " " + started(start) : "");
 };
 
 // The versions of the policy that acted in an episode: `v1,250`, or `v1,200-1,250`; `started` writes the number of a start.
