@@ -95,15 +95,12 @@ def test_the_same_time_twice_is_the_same_frame_twice(tmp_path: Path) -> None:
     assert np.array_equal(back, drawn(6)[[3, 4, 5, 5]])
 
 
-def test_an_index_that_leads_too_far(tmp_path: Path) -> None:
+def test_an_index_that_leads_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the file is read from its beginning."""
     frames = [SimpleNamespace(pts=i, time=i / 10) for i in range(9)]
     seeks: list[int] = []
-
-    def decode(stream: Any) -> Any:
-        return iter(frames[6:] if seeks[-1] else frames)
-
-    container = SimpleNamespace(seek=lambda start, stream: seeks.append(start), decode=decode)
+    monkeypatch.setattr(video, "_frames_at_once", lambda *_: iter(frames[6:] if seeks[-1] else frames))
+    container = SimpleNamespace(seek=lambda start, stream: seeks.append(start))
     got = list(video._frames_from(container, SimpleNamespace(time_base=Fraction(1, 100)), 0.4, TOLERANCE))
     assert got == frames and seeks == [39, 0]
 
@@ -199,26 +196,77 @@ def test_video_reader_goes_back_without_decoding_from_the_key_frame_again(tmp_pa
     searched: list[float] = []
     search = reader._container.seek
     reader._container = SimpleNamespace(
-        seek=lambda *a, **k: (searched.append(a[0]), search(*a, **k)), decode=reader._container.decode
+        seek=lambda *a, **k: (searched.append(a[0]), search(*a, **k)), demux=reader._container.demux
     )
     for step in range(50, 50 - KEPT_FRAMES, -1):
         assert np.array_equal(reader.frame(step / FPS), frames[step])
     assert len(searched) == 1
 
 
+def counted_packets(reader: VideoReader) -> list[float]:
+    """When each packet is shown that this reader has its decoder decode."""
+    decoded: list[float] = []
+    container = reader._container
+
+    def counted(packet: Any) -> Any:
+        def decode() -> Any:
+            if packet.pts is not None:
+                decoded.append(packet.pts)
+            return packet.decode()
+
+        facts = {name: getattr(packet, name) for name in ("pts", "duration", "is_keyframe")}
+        return SimpleNamespace(**facts, decode=decode)
+
+    reader._container = SimpleNamespace(seek=container.seek, demux=lambda stream: map(counted, container.demux(stream)))
+    return decoded
+
+
 def test_video_reader_decodes_no_more_than_from_the_key_frame_before(tmp_path: Path) -> None:
     frames = drawn(60)
     reader = VideoReader(with_key_frames(tmp_path / "a.mp4", frames, 2), 32, 48, TOLERANCE)
-    decoded: list[float] = []
-    decode = reader._container.decode
-    reader._container = SimpleNamespace(
-        seek=reader._container.seek,
-        decode=lambda stream: (decoded.append(frame.time) or frame for frame in decode(stream)),
-    )
+    decoded = counted_packets(reader)
     for step, most in [(10, 1), (11, 1), (15, 2), (16, 1), (22, 1), (21, 2), (22, 1), (21, 0)]:
         decoded.clear()
         assert np.array_equal(reader.frame(step / FPS), frames[step]), step
         assert len(decoded) <= most, (step, decoded)
+
+
+@pytest.mark.parametrize("codec", ["h264", "av1"])
+def test_video_reader_decodes_no_key_frame_behind_the_frame_that_is_shown(tmp_path: Path, codec: str) -> None:
+    """A decoder of H.264 holds a frame back until it has another one, and every other one is a key frame."""
+    path = written(tmp_path / "a.mp4", drawn(40), codec)
+    with av.open(str(path)) as container:
+        plain = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    reader = VideoReader(path, 32, 48, TOLERANCE)
+    decoded = counted_packets(reader)
+    for step in [11, 30, 29, 28, 27, 2, 17, 39, 38, 0, *range(4, 12)]:
+        decoded.clear()
+        assert np.array_equal(reader.frame(step / FPS), plain[step]), step
+        assert len(decoded) <= 2, (step, decoded)
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"g": "6", "bf": "3"}, {"g": "6", "bf": "3", "x264-params": "open-gop=1"}, {"g": "5", "bf": "0"}],
+    ids=str,
+)
+def test_video_reader_shows_what_a_decoder_gives_that_reads_on(tmp_path: Path, options: dict[str, str]) -> None:
+    """Also where frames that are shown before a key frame come after it, and need what was before."""
+    frames, path = drawn(40), tmp_path / "a.mp4"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", FPS, options={"sc_threshold": "0", "b_strategy": "0", **options})
+        stream.height, stream.width, stream.pix_fmt = 32, 48, "yuv420p"
+        for pixels in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+    with av.open(str(path)) as container:
+        plain = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    assert len(plain) == 40 and np.array_equal(shown(path, 0, 40), np.stack(plain))
+    reader = VideoReader(path, 32, 48, TOLERANCE)
+    for step in [*range(40), 13, 26, 25, 24]:
+        assert np.array_equal(reader.frame(step / FPS), plain[step]), step
+    reader.close()
 
 
 def test_video_reader_keeps_large_frames_by_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

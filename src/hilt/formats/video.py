@@ -251,13 +251,33 @@ class VideoWriter:
             raise StorageError(f"{self.path}: the video could not be written ({error}).") from error
 
 
+def _frames_at_once(container: Any, stream: Any) -> Iterator[Any]:
+    """The frames from where the file stands on, each as early as it can be had. A decoder may hold back frames until it
+    has seen later ones, which costs as much again where the next one is a key frame: before that one, it is told to
+    give out what it holds. Not if frames that are shown before the key frame, and need older ones, come after it: then
+    there is a gap before it."""
+    decoder, held, newest = stream.codec_context, 0, -1
+    for packet in container.demux(stream):
+        follows = packet.pts is not None and 0 <= newest < packet.pts <= newest + 1.5 * (packet.duration or 0)
+        if packet.is_keyframe and held > 0 and follows:
+            for frame in decoder.decode(None):
+                frame.time_base = stream.time_base
+                yield frame
+            decoder.flush_buffers()
+            held = 0
+        for frame in packet.decode():
+            held -= 1
+            yield frame
+        held, newest = held + 1, max(newest, packet.pts if packet.pts is not None else -1)
+
+
 def _frames_from(container: Any, stream: Any, time: float, tolerance: float, key: int | None = None) -> Iterator[Any]:
     """The frames from the key frame before a time on. `key`: when that one is shown. A file whose index
     leads too far is read from its beginning."""
     before = max(0, int((time - tolerance) / stream.time_base))
     for start in (before, 0) if key is None else (key, before, 0):
         container.seek(start, stream=stream)
-        frames = (frame for frame in container.decode(stream) if frame.pts is not None)
+        frames = (frame for frame in _frames_at_once(container, stream) if frame.pts is not None)
         first = next(frames, None)
         if first is not None and (first.time <= time + tolerance or not start):
             yield first
