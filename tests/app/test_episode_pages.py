@@ -192,6 +192,9 @@ def test_episode_plays_steps_and_shows_the_row_under_the_cursor(chrome: Any, ser
     chrome.save_screenshot(str(artifacts / "episode.png"))
     press(chrome, Keys.ARROW_DOWN)
     chromium.wait(chrome, f"return {ONE}?.episodes[0]?.row.number === 6")
+    camera = f"{ONE}.episodes[0].cameras[0]"  # after a jump, frames ahead wait a moment for the next one
+    assert chrome.execute_script(f"{camera}.show(0, 1); {camera}.show(12, -1); return !!{camera}.resting")
+    chromium.wait(chrome, f"return !{camera}.resting && {camera}.shown === 12 && {camera}.images.has(11)")
 
 
 def test_episodes_of_a_lerobot_video_side_by_side_in_step(chrome: Any, served: Any, artifacts: Path):

@@ -4,6 +4,7 @@ const KEPT = 160; // frames of one camera that the browser keeps
 const AHEAD = 10; // frames that are fetched before they are shown
 const IN_FLIGHT = 2; // requests of one camera for what is to be seen now, while the cursor moves
 const AHEAD_IN_FLIGHT = 3; // requests of all cameras for frames that are not to be seen yet
+const REST_MS = 150; // after a jump, until frames ahead are fetched: the next jump would wait for them, and they are of no use to it
 const NEAR = 15; // a frame at most this many steps away stands for one that is still on its way
 
 // The frames of one camera. The newest wish wins: frames that nobody waits for any more are not asked for. Frames ahead are
@@ -16,6 +17,7 @@ export class Camera {
     [this.error, this.__v_skip] = ["", true]; // Vue does not watch it
   }
   show(step, direction) {
+    if (this.wanted >= 0 && Math.abs(step - this.wanted) > AHEAD) this.rest();
     [this.wanted, this.direction, this.refused] = [Math.min(step, this.steps), direction, new Set()];
     const image = this.images.get(this.wanted);
     if (image) this.draw(this.wanted, image);
@@ -35,12 +37,16 @@ export class Camera {
       if (now < IN_FLIGHT) this.load(this.wanted, false);
       return;
     }
-    if (now) return;
+    if (now || this.resting) return;
     for (let i = 1; i <= AHEAD && Camera.ahead < AHEAD_IN_FLIGHT; i++) {
       const step = this.wanted + i * this.direction;
       const there = this.images.has(step) || this.loading.has(step) || this.refused.has(step);
       if (step >= 0 && step <= this.steps && !there) this.load(step, true);
     }
+  }
+  rest() {
+    clearTimeout(this.resting);
+    this.resting = setTimeout(() => { this.resting = 0; this.fetch(); }, REST_MS);
   }
   load(step, ahead) {
     this.loading.set(step, ahead);
