@@ -57,19 +57,28 @@ def fast(files: set[str], taken: dict[str, Taken]) -> set[str]:
     return chosen
 
 
+SHARED = (
+    ("app", "teleop", "hil"),
+    ("policies", "seeds", "recipes", "vla", "compat", "test_golden.py"),
+    ("cli", "e2e", "extension", "bench", "test_docs.py"),
+)
+"""Folders whose tests share what each worker that runs one of them starts or imports once, for seconds of CPU time: a
+browser and the server of its pages; transformers, and torch's tracing of shapes; a process that commands are forked
+from"""
+
+
 def longest_first(tests: list[str], taken: dict[str, Taken], workers: int) -> list[int]:
     """The order, as indices into ``tests``, in which only quick tests are left when a worker has nothing more to do.
 
     pytest-xdist cuts the row into equal numbers of tests, one piece for each worker, and a worker that has finished
-    takes half of what another still has, from its end. So each piece begins with the files that have the longest tests.
-    A file is kept together (but for the last of a piece), because its tests share fixtures.
+    takes half of what another still has, from its end. So each piece begins with the files that have the longest tests,
+    and takes about as long as the others. A file is kept together (but for the last of a piece), because its tests
+    share fixtures, and so are the folders of `SHARED`, as far as they fit.
     """
     files: dict[str, list[int]] = defaultdict(list)
     for index, test in enumerate(tests):
         files[file_of(test)].append(index)
-    pieces: list[list[int]] = [[] for _ in range(workers)]
-    for file in sorted(files, key=lambda file: (-taken.get(file, NEW).longest, file)):
-        min(pieces, key=len).extend(files[file])
+    pieces = [[index for file in piece for index in files[file]] for piece in _pieces(files, taken, workers)]
     sizes = [len(tests) * (i + 1) // workers - len(tests) * i // workers for i in range(workers)]
     spare = [index for piece, size in zip(pieces, sizes, strict=True) for index in piece[size:]]
     row: list[int] = []
@@ -78,6 +87,30 @@ def longest_first(tests: list[str], taken: dict[str, Taken], workers: int) -> li
         row += piece[:size] + spare[:missing]
         del spare[:missing]
     return row
+
+
+def _pieces(files: Iterable[str], taken: dict[str, Taken], workers: int) -> list[list[str]]:
+    """The files of each worker, those with the longest tests first."""
+    order = sorted(files, key=lambda file: (-taken.get(file, NEW).longest, file))
+    homes = {file: _home(file) for file in order}
+    order.sort(key=lambda file: homes[file] is None)  # the others fill up what is left
+    each = sum(taken.get(file, NEW).together for file in order) / workers
+    pieces: list[list[str]] = [[] for _ in range(workers)]
+    loads = [0.0] * workers
+    for file in order:
+        seconds, home = taken.get(file, NEW).together, homes[file]
+        place = min(range(workers), key=lambda piece: (loads[piece], len(pieces[piece])))
+        if home is not None and loads[home % workers] + seconds <= each:
+            place = home % workers
+        pieces[place].append(file)
+        loads[place] += seconds
+    return [sorted(piece, key=lambda file: (-taken.get(file, NEW).longest, file)) for piece in pieces]
+
+
+def _home(file: str) -> int | None:
+    """Which of `SHARED` a file is in."""
+    parts = file.split("/")
+    return next((number for number, folders in enumerate(SHARED) if len(parts) > 1 and parts[1] in folders), None)
 
 
 def files_in(root: Path, places: Iterable[str]) -> list[Path]:

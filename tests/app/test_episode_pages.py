@@ -47,7 +47,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     make_log(folder / "damaged", 1)
     (folder / "damaged/log.json").write_text("{")
     with serving(folder, state=folder / "state") as found:
-        yield SimpleNamespace(**vars(found), log=log)
+        yield SimpleNamespace(**vars(found), log=log, links={})
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +66,12 @@ def chrome(served: Any, chromium_tab: Any) -> Any:
 
 
 def open_list(chrome: Any, served: Any, name: str, query: str = "") -> None:
-    """Opens the list of the data of this name, by the link that the choice of data has."""
-    chrome.get(served.base + "/episodes")
-    link = f"[...document.querySelectorAll('.episode-data a')].find((one) => one.innerText.startsWith('{name}'))"
-    href = chromium.wait(chrome, f"return {link}?.href")
-    chrome.get(href + query)
+    """Opens the list of the data of this name, by the link that the choice of data has, which is looked up once."""
+    if name not in served.links:
+        chrome.get(served.base + "/episodes")
+        link = f"[...document.querySelectorAll('.episode-data a')].find((one) => one.innerText.startsWith('{name}'))"
+        served.links[name] = chromium.wait(chrome, f"return {link}?.href")
+    chrome.get(served.links[name] + query)
     chromium.wait(chrome, f"return {LIST}?.page && !{LIST}.page.opening")
 
 
