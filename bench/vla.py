@@ -1,5 +1,6 @@
-"""OpenVLA-OFT with random weights: loading, acting and updating at its full size on one GPU, beside transformers' own
-eager trunk and beside what the card's matrix units do. With --quick, or without a GPU, a tiny one on the CPU."""
+"""OpenVLA-OFT, pi0, pi0.5 and SmolVLA with random weights: loading, acting and updating at full size on one GPU, beside
+transformers' own eager trunk and beside what the card's matrix units do. With --quick, or without a GPU, tiny ones on
+the CPU."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from bench.lab import Group, Lab, remove
 from bench.report import Row, at_least, at_most
 from bench.sides import Side
 from bench.timing import Rates
+from bench.vla_flows import TARGETS, flows, gradients, group
 from bench.vla_sizes import PROMPT, MasterAdam, bare, lora_policy, record_of
 from hilt.policies.base import select
 from hilt.policies.vla.openvla import OpenVLAOptions
@@ -363,5 +365,7 @@ def peer_update(bench: Bench, rows: int) -> Rates:
 GROUPS = {
     "load": Group(["load_host_memory"], load),
     "act": Group(["chunks_32", "chunks_64", "latency_1", "act_32"], act),
+    "flows": Group([f"{kind}_{row}" for kind in TARGETS for row in ("latency", "act_64", "precision")], group(flows)),
+    "gradients": Group(["pi0_gradient_32", "pi05_gradient_32"], group(gradients)),
     "update": Group(["update_lora", "update_full", "memory_lora", "memory_full"], update),
 }

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hilt.algos.adam import Adam
 from hilt.policies.base import Record
 from hilt.policies.io import lora
+from hilt.policies.vla.gemma import StackConfig, VisionConfig
 from hilt.policies.vla.openvla import OpenVLAConfig, OpenVLAOFT, OpenVLAOptions
 from hilt.policies.vla.tokens import ByteTokenizer
 
@@ -30,6 +31,25 @@ TINY = {
     "vit": [TINY_VIT, TINY_VIT],
     "image_size": 28,
 }
+_STACK = {"width": 16, "depth": 2, "mlp_dim": 24, "num_heads": 4, "num_kv_heads": 2, "head_dim": 4}
+_SMALL: dict[str, Any] = {
+    "vocabulary": 300,
+    "chunk_size": 8,
+    "n_action_steps": 8,
+    "max_action_dim": 7,
+    "max_state_dim": 8,
+}
+TINY_FLOW: dict[str, dict[str, Any]] = {
+    "pi0": {**_SMALL, "vlm": StackConfig(**_STACK), "expert": StackConfig(**_STACK)},
+    "smolvla": {
+        **_SMALL,
+        "vlm": StackConfig(**_STACK, gemma=False),
+        "expert": StackConfig(**_STACK, gemma=False),
+        "vision": VisionConfig(16, 1, 2, 24, 14, 56),
+    },
+}
+TINY_FLOW["pi0"]["vision"] = VisionConfig(16, 1, 2, 24, 14, 28)
+TINY_FLOW["pi05"] = TINY_FLOW["pi0"]
 RANK, ALPHA = 32, 16
 
 

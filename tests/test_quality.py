@@ -168,6 +168,7 @@ def test_changes_of_the_process_are_found(code: str):
 AN_OPTION_EACH = "typer makes an option of the command line from each parameter; what does the work takes settings"
 ANOTHER_SYSTEM = "a signature of another system, which its users know"
 DOCUMENTED = "keywords that the documentation promises, and that read well at the call; most calls give two or three"
+KERNEL = "a kernel for GPUs, which is given each pointer, stride and size by itself"
 MANY_PARAMETERS = {
     "hilt/cli/data/data_convert.py: convert_dataset": AN_OPTION_EACH,
     "hilt/cli/data/edit_commands.py: label": AN_OPTION_EACH,
@@ -177,6 +178,7 @@ MANY_PARAMETERS = {
     "hilt/cli/servers/serve_robot.py: serve_robot": AN_OPTION_EACH,
     "hilt/compat/ript.py: LIBEROEnvRunner.__init__": ANOTHER_SYSTEM,
     "hilt/compat/rlinf/buffer.py: TrajectoryReplayBuffer.__init__": ANOTHER_SYSTEM,
+    **{f"hilt/policies/fused_layer.py: {name}": KERNEL for name in ("_added", "_attention", "_linear", "_pairs")},
     "hilt/policies/vla/openvla_model.py: OpenVLAPolicy.generate_action_verl": ANOTHER_SYSTEM,
     "hilt/hil/evaluate.py: evaluate": DOCUMENTED,
     "hilt/replay/sampling/sampler.py: Sampler.__init__": DOCUMENTED,

@@ -159,9 +159,9 @@ def test_a_group_that_ended_alike_has_no_gradient_and_is_not_evaluated(folder: P
 
 def test_the_settings_of_groups_change_what_is_played_and_learned(folder: Path):
     """estimator, clip_low, clip_high and weight in the gradient; temperature, task and task_options in the actor."""
-    asked = {"estimator": "rloo", "clip_low": 0.0, "clip_high": 0.5, "weight": 2.0}
+    asked = {"estimator": "rloo", "clip_low": 0.05, "clip_high": 0.5, "weight": 2.0}
     gradient = policy_gradient(config(folder, {"mixed": asked}).mixed)
-    assert gradient == PolicyGradient("rloo", clip_low=0.0, clip_high=0.5)
+    assert gradient == PolicyGradient("rloo", clip_low=0.05, clip_high=0.5)
     policy, found = SmallVLA.from_pretrained(folder).eval(), []
     batch = batch_of(policy, [True, False])
     for settings, weight in ((PolicyGradient(), 1.0), (PolicyGradient(), 2.0), (gradient, 1.0)):

@@ -156,7 +156,8 @@ def test_scalars_stay_scalars():
     ]
     got = decode(encode({"scalars": scalars}))["scalars"]
     for a, b in zip(scalars, got, strict=True):
-        assert type(b) is type(a) and b.dtype == a.dtype and b.tobytes() == a.tobytes()
+        assert type(b) is type(a) and b.dtype == a.dtype
+        assert b == a if a.dtype == np.longdouble else b.tobytes() == a.tobytes()  # x86's has bytes that mean nothing
     record = np.ones(1, STRUCTURED)[0]
     assert decode(encode({"r": record}))["r"] == record
 
@@ -233,7 +234,7 @@ def test_codec_round_trip_of_nested_arrays():
 
 def test_torch_tensors():
     torch = pytest.importorskip("torch")
-    weights = torch.arange(600, dtype=torch.float32).reshape(20, 30)
+    weights = torch.arange(600, dtype=torch.float32).reshape(20, 30) / 2  # float8 ends at 448
     given = {
         "float": weights,
         "turned": weights.T,

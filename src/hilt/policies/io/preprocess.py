@@ -135,10 +135,14 @@ def to_float(images: Any, mean: Sequence[float] = SIGLIP[0], std: Sequence[float
     """float32 [..., 3, H, W]: divided by 255, less the mean, by the standard deviation."""
     given = torch.as_tensor(images)
     scaled = given.movedim(-1, -3).to(torch.float32) / 255
-    shape = (3, 1, 1)
-    return (scaled - torch.tensor(mean, device=given.device).view(shape)) / torch.tensor(std, device=given.device).view(
-        shape
-    )
+    return (scaled - _channels(tuple(mean), given.device)) / _channels(tuple(std), given.device)
+
+
+@functools.cache
+def _channels(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """[3, 1, 1], made once: while a CUDA graph is captured, nothing can be copied to the device."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, device=device).view(-1, 1, 1)
 
 
 def _size(size: int | tuple[int, int]) -> tuple[int, int]:

@@ -22,7 +22,7 @@ trained for it has the given actions in ``x``, and their time is 0 (arXiv 2512.0
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -125,6 +125,20 @@ class Evaluated(NamedTuple):
     value: Tensor | None
 
 
+class Draws(NamedTuple):
+    """All that is random in a draw, so that what follows computes and draws nothing."""
+
+    start: Tensor
+    """[B, ...]: the noise, or 0, that the flow begins at"""
+    first: Tensor
+    """int64 [B]: the first step that is drawn; -1 where none is"""
+    noise: Tensor | None
+    """[drawn, B, ...]: the noise of the drawn steps; None where none is"""
+
+    def to(self, device: torch.device) -> Draws:
+        return Draws(*(None if each is None else each.to(device) for each in self))
+
+
 def draw(
     field: Field,
     shape: tuple[int, ...],
@@ -139,33 +153,45 @@ def draw(
     The generator is a CPU one. Without `sample` all steps are Euler's; they begin at noise, or at 0 if there is no
     generator. `start` is noise to begin with instead.
     """
+    return follow(field, draws(shape, flow, generator, sample, start).to(temperature.device), flow, temperature)
+
+
+def draws(
+    shape: tuple[int, ...],
+    flow: Flow,
+    generator: torch.Generator | None,
+    sample: bool = True,
+    start: Tensor | None = None,
+) -> Draws:
+    """The random numbers of `draw`, on the CPU."""
     if sample and generator is None:
         raise ConfigError("to sample, a flow needs a generator: give act() one, or sample=False.")
-    rows, device = shape[0], temperature.device
+    if start is None:
+        start = torch.zeros(shape) if generator is None else torch.randn(shape, generator=generator)
+    if not sample:
+        return Draws(start, torch.full(shape[:1], -1), None)
+    if flow.drawn > 1:
+        first = torch.zeros(shape[:1], dtype=torch.int64)
+    else:  # the last step of "cps" has no noise
+        first = torch.randint(flow.steps - (flow.kind == "cps"), shape[:1], generator=generator)
+    return Draws(start, first, torch.stack([torch.randn(shape, generator=generator) for _ in range(flow.drawn)]))
 
-    def normal() -> Tensor:
-        return (
-            torch.zeros(shape, device=device)
-            if generator is None
-            else torch.randn(shape, generator=generator).to(device)
-        )
 
-    x = normal() if start is None else start
-    if sample and flow.drawn == 1:
-        # the last step of "cps" has no noise
-        first = torch.randint(flow.steps - (flow.kind == "cps"), (rows,), generator=generator).to(device)
-    else:
-        first = torch.full((rows,), 0 if sample else -1, device=device)
+def follow(field: Field | Sequence[Field], draws: Draws, flow: Flow, temperature: Tensor) -> FlowSample:
+    """What the field, or that of each step, makes of `draws`.
+
+    Nothing here waits for the device, so that all of it can be captured as one CUDA graph."""
+    x, first, noise = draws
+    rows, device = len(x), x.device
     times = schedule(flow, x)
-    noise = normal() if sample and flow.drawn == 1 else None
     path, log_prob, value = [x], _start(x, flow).log_prob, None
     for i in range(flow.steps):
-        output = field(x, times[i].expand(rows))
+        output = (field if callable(field) else field[i])(x, times[i].expand(rows))
         here = first.clamp(min=0) == i if flow.drawn == 1 else torch.ones_like(first, dtype=torch.bool)
         after = x - (times[i] - times[i + 1]) * output.velocity
-        if sample:
+        if noise is not None:
             mean, std = transition(x, output, torch.full_like(first, i), flow, temperature)
-            after = torch.where(_like(here, x), mean + std * (normal() if noise is None else noise), after)
+            after = torch.where(_like(here, x), mean + std * noise[0 if flow.drawn == 1 else i], after)
             log_prob = log_prob + torch.where(_like(here, x), gaussian_log_prob(after, mean, std), 0.0)
         value = _plus(value, None if output.value is None else torch.where(here, output.value, 0.0))
         x = after

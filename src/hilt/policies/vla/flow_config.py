@@ -21,6 +21,7 @@ HEADS = ("value_head", "noise_head")
 """What RL adds to a published model."""
 VALUES = ("", "actions", "prefix")
 TRAINED = ("all", "no_vision", "expert")
+ACTING = ("auto", "eager", "captured", "compiled", "fused")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,10 @@ class FlowPolicyConfig(ABC):
     what is not the language model ("expert")"""
     gradient_checkpointing: bool = False
     """Layers are computed twice, and memory is saved"""
+    acting: str = setting("auto", choices=ACTING)
+    """How `act` goes through its layers: "eager"; "captured" as CUDA graphs, one for each number of rows and length of
+    prompt; "compiled" and captured, whose first call takes a minute; "fused", the same with kernels of our own where
+    there are few rows; "auto": fused on CUDA, eager elsewhere"""
     augment: bool = False
     """In imitation pictures are cropped, turned and in other colors, at random, as openpi does; never when it acts"""
 

@@ -8,6 +8,7 @@ of a prompt. Here is the rest: observations to tensors and back to actions, log-
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
 from hilt.policies.base import (
@@ -37,12 +39,24 @@ from hilt.policies.base import (
     text,
     to_imitate,
 )
+from hilt.policies.graphs import Graphs, bucket, compiling
 from hilt.policies.io import flow_folders
 from hilt.policies.io.preprocess import resize_with_pad, to_float
 from hilt.policies.vla import augment
 from hilt.policies.vla import flow as flows
 from hilt.policies.vla.flow_config import FlowPolicyConfig
-from hilt.policies.vla.gemma import KeysValues
+from hilt.policies.vla.gemma import (
+    MLP,
+    GemmaAttention,
+    KeysValues,
+    Runner,
+    SiglipAttention,
+    compiled,
+    plain,
+    projected,
+    quick,
+    recomputed,
+)
 from hilt.policies.vla.normalize import Normalizer
 from hilt.policies.vla.tokens import padded
 
@@ -50,14 +64,35 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+"""Rows for which a decision is captured: fewer are filled up"""
+WORDS = 8
+"""Prompts are filled up to multiples of this many words, where a decision is captured"""
+
+
+class Pass(NamedTuple):
+    """How the layers are gone through."""
+
+    run: Runner = plain
+    complete: bool = False
+    """Every slot has its picture, and every word counts: nothing is masked"""
+
+
+EAGER = Pass()
+
+
 class Context(NamedTuple):
-    """What the language model has read."""
+    """What the language model has read, and what does not change from step to step of the flow."""
 
     cache: KeysValues
     valid: Tensor
     """bool [B, tokens]"""
-    output: Tensor
-    """[B, tokens, width]"""
+    places: Any
+    """Positions and masks of the actions"""
+    run: Runner
+    """How the layers are gone through"""
+    output: Tensor | None = None
+    """[B, tokens, width], where the value is read from it"""
     state: Tensor | None = None
     """[B, width], of a model whose suffix begins with it"""
 
@@ -92,7 +127,8 @@ class FlowPolicy(Policy):
         self.config, self.tokenizer = config, tokenizer
         self.use_statistics(statistics or {})
         self.chunk, self.action_dim, self.horizon = config.n_action_steps, config.action_dim, config.chunk_size
-        self.max_delay, self.checkpointing = config.max_delay, config.gradient_checkpointing
+        self.max_delay = config.max_delay
+        self._graphs: Graphs | None = None
         self.source: Path | None = None
         """The folder that it came from."""
         with _seeded(seed):
@@ -135,14 +171,20 @@ class FlowPolicy(Policy):
         """Sets aside the parameters that are not trained."""
 
     @abstractmethod
-    def prefix(self, pixels: Tensor, present: Tensor, prompt: Tensor, worded: Tensor, state: Tensor) -> Context:
+    def prefix(
+        self, pixels: Tensor, present: Tensor, prompt: Tensor, worded: Tensor, state: Tensor, how: Pass = EAGER
+    ) -> Context:
         """Reads pictures [B, slots, 3, H, W], of which [B, slots] are `present`, ids [B, L], of
         which [B, L] are `worded`, and a state."""
 
     @abstractmethod
-    def suffix(self, context: Context, noisy: Tensor, times: Tensor) -> Tensor:
+    def moments(self, times: Tensor) -> Any:
+        """All that the expert makes of times alone: [B], or [B, horizon] of each action. One row stands for all."""
+
+    @abstractmethod
+    def suffix(self, context: Context, noisy: Tensor, moments: Any) -> Tensor:
         """The expert's output float32 [B, horizon, width] for actions [B, horizon,
-        max_action_dim] on their way, at the times [B], or [B, horizon] of each action."""
+        max_action_dim] on their way, at their `moments`."""
 
     def other_name(self, name: str) -> str:
         """What a parameter is called in some checkpoints."""
@@ -173,20 +215,47 @@ class FlowPolicy(Policy):
         shape = (len(observations), self.horizon, self.config.max_action_dim)
         if self.max_delay:
             record |= prefix_record(self, prefix, len(observations))
-        given = self._given(given_in(record))
-        with torch.no_grad():
-            context = self._prefix(record)
-            field = self._field(context, given)
-            if (guide := None if self.max_delay else self._given(prefix)) is not None:
-                field = flows.guided(field, guide)
-            drawn = flows.draw(field, shape, self.config.flow, self._tensor(record["temperature"]), generator, sample)
-            value = self._value(context) if self.config.value == "prefix" else drawn.value
-        record["chain"], record["step"] = _array(drawn.chain), _array(drawn.step).astype(np.int32)
-        record["log_prob"] = _array(self._answered(_open(drawn.log_prob, given)))
-        if value is not None:
-            record["value"] = _array(value)
-        actions = self._normalize("action", _array(self._answered(drawn.actions)), back=True)
+        draws = flows.draws(shape, self.config.flow, generator, sample)
+        asked = self._seen(record) | {"temperature": torch.from_numpy(record["temperature"])}
+        asked |= {name: each for name, each in draws._asdict().items() if each is not None}
+        given = given_in(record) if self.max_delay else prefix
+        if given is not None:
+            asked |= {"given": torch.from_numpy(self._normalize("action", given.actions))}
+            asked |= {"frozen": torch.from_numpy(given.frozen)}
+        if (given is None or self.max_delay) and self._captures():  # what is guided needs gradients
+            made = self._captured(asked)
+        else:
+            with torch.no_grad():
+                placed = {name: self._placed(each) for name, each in asked.items()}
+                made = {name: each.cpu() for name, each in self._decide(placed).items()}
+        found = {name: each.numpy() for name, each in made.items()}
+        actions = self._normalize("action", found.pop("actions"), back=True)
+        record |= found
         return continued(actions, prefix) if self.max_delay and prefix is not None else actions, record
+
+    def _decide(self, asked: Mapping[str, Tensor], how: Pass = EAGER) -> dict[str, Tensor]:
+        """The answer to `asked` on its device: what was seen, what was drawn, and which actions are given. Nothing in
+        it waits for the device."""
+        given = None
+        if "given" in asked:
+            dim = self.config.max_action_dim
+            given = flows.given_actions(asked["given"], asked["frozen"], self.horizon, dim)
+        context = self._context(asked, how)
+        fields = self._fields(context)
+        if given is not None and self.max_delay:
+            fields = [self._field(context, given)] * self.config.flow.steps
+        elif given is not None:
+            fields = [flows.guided(field, given) for field in fields]
+        draws = flows.Draws(asked["start"], asked["first"], asked.get("noise"))
+        drawn = flows.follow(fields, draws, self.config.flow, asked["temperature"])
+        value = self._value(context) if self.config.value == "prefix" else drawn.value
+        answer = {
+            "actions": self._answered(drawn.actions),
+            "chain": drawn.chain,
+            "step": drawn.step.int(),
+            "log_prob": self._answered(_open(drawn.log_prob, given if self.max_delay else None)),
+        }
+        return answer if value is None else answer | {"value": value}
 
     def evaluate(self, record: Record) -> Evaluation:
         check_record(record, "images", "image_mask", "prompt", "prompt_length", "state", "chain", "step", "temperature")
@@ -234,21 +303,28 @@ class FlowPolicy(Policy):
         [B, horizon] of each action."""
         times = times.to(self.device)
         noisy, velocity = flows.toward(actions, noise, times)
-        return (self.action_out_proj(self.suffix(context, noisy, times)) - velocity).square()
+        return (self.action_out_proj(self.suffix(context, noisy, self.moments(times))) - velocity).square()
 
     # --- inputs and outputs ---
 
-    def _field(self, context: Context, given: flows.Given | None = None) -> flows.Field:
-        """The field of a trained policy, with `given` actions in their places, of time 0."""
+    def _fields(self, context: Context) -> list[flows.Field]:
+        """The field of each step of the flow; what depends on its time alone is computed for all of them together."""
+        times = flows.schedule(self.config.flow, self.action_out_proj.weight)[:-1]
+        moments = self.moments(times)
+        return [self._field(context, moments=_row(moments, place)) for place in range(len(times))]
+
+    def _field(self, context: Context, given: flows.Given | None = None, moments: Any = None) -> flows.Field:
+        """The field of a trained policy, with `given` actions in their places, of time 0. `moments` of its time, if
+        they are known."""
         config = self.config
 
         def field(noisy: Tensor, times: Tensor) -> flows.FlowStep:
             if given is not None:
                 noisy, times = given.within(noisy), torch.where(given.frozen[..., 0], 0.0, times[:, None])
-            features = self.suffix(context, noisy, times)
+            features = self.suffix(context, noisy, self.moments(times) if moments is None else moments)
             std = flows.bounded_std(self.noise_head(features), config.flow) if config.flow.kind == "noise" else None
             value = self._critic(features.mean(1)) if config.value == "actions" else None
-            return flows.FlowStep(self.action_out_proj(features), std, value)
+            return flows.FlowStep(context.run(projected, self.action_out_proj, features), std, value)
 
         return field
 
@@ -261,6 +337,7 @@ class FlowPolicy(Policy):
 
     def _value(self, context: Context) -> Tensor:
         """Returns the value of the mean over the valid tokens of the language model's output."""
+        assert context.output is not None  # where the value is read from it
         valid = context.valid[..., None]
         return self._critic((at_least_float32(context.output) * valid).sum(1) / valid.sum(1))
 
@@ -273,23 +350,68 @@ class FlowPolicy(Policy):
         wrist = torch.tensor(["wrist" in name for name in self.config.images]).repeat(len(images))
         return augment.openpi(images.flatten(0, 1), wrist, generator).unflatten(0, images.shape[:2])
 
-    def _prefix(self, record: Record, images: Tensor | None = None) -> Context:
-        """Slots and words that no row has are left out: they would be masked, and cost as much as
-        others. `images`: in place of its own."""
+    def _seen(self, record: Record, images: Tensor | None = None) -> dict[str, Tensor]:
+        """What the prefix is made of, on the host. Slots and words that no row has are left out: they would be masked,
+        and cost as much as others. `images`: in place of its own."""
         slots = record["image_mask"].any(0) if len(record["image_mask"]) else np.arange(1)
         length = int(record["prompt_length"].max(initial=1))
-        worded = np.arange(length) < record["prompt_length"][:, None]
-        seen = (
-            self._tensor(np.ascontiguousarray(record["images"][:, slots]))
+        state = np.pad(record["state"], [(0, 0), (0, self.config.max_state_dim - record["state"].shape[1])])
+        return {
+            "images": torch.from_numpy(np.ascontiguousarray(record["images"][:, slots]))
             if images is None
-            else images[:, torch.from_numpy(slots)]
-        )
-        pixels = to_float(seen)
-        prompt = self._tensor(record["prompt"][:, :length]).long()
-        state = self._tensor(
-            np.pad(record["state"], [(0, 0), (0, self.config.max_state_dim - record["state"].shape[1])])
-        )
-        return self.prefix(pixels, self._tensor(record["image_mask"][:, slots]), prompt, self._tensor(worded), state)
+            else images[:, torch.from_numpy(slots)],
+            "present": torch.from_numpy(record["image_mask"][:, slots]),
+            "prompt": torch.from_numpy(record["prompt"][:, :length].astype(np.int64)),
+            "worded": torch.from_numpy(np.arange(length) < record["prompt_length"][:, None]),
+            "state": torch.from_numpy(state),
+        }
+
+    def _prefix(self, record: Record, images: Tensor | None = None) -> Context:
+        """The context of a record, with gradients."""
+        seen = {name: self._placed(each) for name, each in self._seen(record, images).items()}
+        return self._context(seen, Pass(recomputed) if self.config.gradient_checkpointing else EAGER)
+
+    def _context(self, seen: Mapping[str, Tensor], how: Pass) -> Context:
+        present, prompt, worded, state = (seen[name] for name in ("present", "prompt", "worded", "state"))
+        return self.prefix(to_float(seen["images"]), present, prompt, worded, state, how)
+
+    # --- decisions that are captured as CUDA graphs ---
+
+    def _captures(self) -> bool:
+        """Whether decisions are compiled and captured: on CUDA, and where the weights are in one piece."""
+        if self.config.acting == "eager" or self.device.type != "cuda":
+            return False
+        return all(type(weight.data) is Tensor for weight in self.action_out_proj.parameters())
+
+    def _captured(self, asked: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The answer by a CUDA graph of these shapes, filled up to one of a few sizes."""
+        if self._graphs is None or self._graphs.device != self.device:
+            self._graphs = Graphs(self._captured_decision, self, self.device, before=self._join_layers)
+        rows, words = asked["prompt"].shape
+        wide = min(-(-words // WORDS) * WORDS, max(words, self.config.tokenizer_max_length))
+        asked |= {name: F.pad(asked[name], (0, wide - words)) for name in ("prompt", "worded")}
+        complete = bool(asked["present"].all() and asked["worded"].all())
+        more = bucket(rows, BATCHES) - rows
+        filled = {name: _with_more_rows(each, more, 1 if name == "noise" else 0) for name, each in asked.items()}
+        acting = self.config.acting
+        if acting in ("auto", "fused"):  # a GPU whose torch came without Triton cannot compile
+            acting = "fused" if importlib.util.find_spec("triton") else "captured"
+        made = self._graphs(filled, complete=complete, acting=acting)
+        return {name: each[:rows] for name, each in made.items()}
+
+    def _captured_decision(self, asked: Mapping[str, Tensor], complete: bool, acting: str) -> dict[str, Tensor]:
+        if acting == "captured":
+            return self._decide(asked, Pass(plain, complete))
+        with compiling(64):
+            return self._decide(asked, Pass(compiled() if acting == "compiled" else quick, complete))
+
+    def _join_layers(self) -> None:
+        """Projections of one input become one product."""
+        for module in self.modules():
+            if isinstance(module, MLP):
+                module.joined.join(module.gate_proj, module.up_proj)
+            elif isinstance(module, (GemmaAttention, SiglipAttention)) and not module.crosses:
+                module.joined.join(module.q_proj, module.k_proj, module.v_proj)
 
     def observed_fields(self) -> ObservedFields:
         return ObservedFields(tuple(self.config.images), self.config.state_dim, all_cameras=False)
@@ -343,7 +465,11 @@ class FlowPolicy(Policy):
         for found in places.values():  # those of one size together
             stacked = np.stack([picture(observations[row][names[slot]], names[slot], row) for row, slot in found])
             rows, slots = zip(*found, strict=True)
-            images[rows, slots] = resize_with_pad(stacked, size, anchor=self.anchor)
+            if stacked.shape[1:3] != (size, size) and self.device.type == "cuda":  # the same numbers, sooner
+                resized = resize_with_pad(torch.from_numpy(stacked).to(self.device), size, anchor=self.anchor)
+                images[rows, slots] = resized.cpu().numpy()
+            else:
+                images[rows, slots] = resize_with_pad(stacked, size, anchor=self.anchor)
         return images, present
 
     def _normalize(self, name: str, x: np.ndarray, back: bool = False) -> np.ndarray:
@@ -356,7 +482,10 @@ class FlowPolicy(Policy):
         return x[:, : self.chunk, : self.action_dim]
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(array).to(self.device)
+        return self._placed(torch.from_numpy(array))
+
+    def _placed(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.to(self.device)
         return tensor.to(self.action_out_proj.weight.dtype) if tensor.is_floating_point() else tensor
 
     # --- folders ---
@@ -407,6 +536,14 @@ def _open(numbers: Tensor, given: flows.Given | None) -> Tensor:
     return numbers if given is None else given.apart(numbers)
 
 
-def _array(tensor: Tensor) -> np.ndarray:
-    result: np.ndarray = tensor.detach().cpu().numpy()
-    return result
+def _with_more_rows(tensor: Tensor, more: int, dim: int) -> Tensor:
+    """The last row is there `more` times again."""
+    last = tensor.narrow(dim, tensor.shape[dim] - 1, 1)
+    return torch.cat([tensor, last.repeat_interleave(more, dim)], dim) if more else tensor
+
+
+def _row(moments: Any, place: int) -> Any:
+    """One row of each tensor in lists and tuples of them."""
+    if isinstance(moments, Tensor):
+        return moments[place : place + 1]
+    return type(moments)(_row(each, place) for each in moments)

@@ -10,9 +10,10 @@ Parameter names are those of `transformers`, which the published checkpoints hav
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +21,49 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from hilt.policies.base import at_least_float32
+from hilt.policies.graphs import JoinedLinear
 
 KeysValues = list[tuple[Tensor, Tensor]]
 """For each layer: keys with their rotation, and values, [B, key_value_heads, tokens, head_dim]."""
+Condition: TypeAlias = "Tensor | tuple[Tensor, Tensor] | None"
+"""What conditions the norms of a layer: one for both, or what the dense layer of each has made of it"""
+Runner = Callable[..., Any]
+"""``run(layer, *inputs)``: `plain`, `recomputed`, or the compiled form of `plain`"""
+
+
+def plain(layer: Callable[..., Any], *inputs: Any) -> Any:
+    return layer(*inputs)
+
+
+def projected(layer: nn.Module, x: Tensor, silu: bool = False) -> Tensor:
+    """A linear layer, activated if asked for."""
+    y: Tensor = layer(x)
+    return F.silu(y) if silu else y
+
+
+@cache
+def compiled() -> Runner:
+    """One compiled form for all layers of one kind."""
+    run: Runner = torch.compile(plain, dynamic=False)
+    return run
+
+
+def quick(layer: Any, *inputs: Any) -> Any:
+    """The form for few rows on CUDA: kernels of our own where they fit, else compiled."""
+    from hilt.policies import fused_layer
+
+    if len(inputs) > 3 and fused_layer.fits(layer, inputs[0], inputs[3], *inputs[4:]):
+        return fused_layer.fused(layer, *inputs)
+    if layer is projected and fused_layer.fits_linear(*inputs[:2]):
+        return fused_layer.linear(*inputs)
+    return compiled()(layer, *inputs)
+
+
+def recomputed(layer: Callable[..., Any], *inputs: Any) -> Any:
+    """The inner values of the layer are computed once more in the backward pass instead of being kept."""
+    if not torch.is_grad_enabled():
+        return layer(*inputs)
+    return checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
 @dataclass(frozen=True)
@@ -71,12 +112,17 @@ class RMSNorm(nn.Module):
         else:
             self.weight = nn.Parameter(torch.full((config.width,), 1 - self.offset))
 
+    def modulation(self, condition: Tensor) -> Tensor:
+        """[..., 3 * width]: scale, shift and gate of a condition."""
+        return at_least_float32(self.dense(condition.to(self.dense.weight.dtype)))
+
     def forward(self, x: Tensor, condition: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """`condition` may also be what `modulation` made of it."""
         wide = at_least_float32(x)
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
         if condition is None:
             return (wide * (self.offset + at_least_float32(self.weight))).to(x.dtype), None
-        made = at_least_float32(self.dense(condition.to(self.dense.weight.dtype)))
+        made = condition if condition.shape[-1] == 3 * x.shape[-1] else self.modulation(condition)
         scale, shift, gate = (made if made.ndim == 3 else made[:, None]).chunk(3, -1)
         return (wide * (1 + scale) + shift).to(x.dtype), gate.to(x.dtype)
 
@@ -87,12 +133,17 @@ class GemmaAttention(nn.Module):
 
     def __init__(self, config: StackConfig, key_width: int = 0):
         super().__init__()
-        self.heads, self.head_dim = config.num_heads, config.head_dim
+        self.heads, self.head_dim, self.crosses = config.num_heads, config.head_dim, key_width > 0
         inner, shared = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.q_proj = nn.Linear(config.width, inner, bias=False)
         self.k_proj = nn.Linear(key_width or config.width, shared, bias=False)
         self.v_proj = nn.Linear(key_width or config.width, shared, bias=False)
         self.o_proj = nn.Linear(inner, config.width, bias=False)
+        self.joined = JoinedLinear()
+
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values of one's own, [B, heads, tokens, head_dim]."""
+        return tuple(self.split(one) for one in self.joined(x, self.q_proj, self.k_proj, self.v_proj))
 
     def split(self, projected: Tensor) -> Tensor:
         return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
@@ -105,10 +156,11 @@ class MLP(nn.Module):
         self.gate_proj = nn.Linear(config.width, config.mlp_dim, bias=False)
         self.up_proj = nn.Linear(config.width, config.mlp_dim, bias=False)
         self.down_proj = nn.Linear(config.mlp_dim, config.width, bias=False)
+        self.joined = JoinedLinear()
 
     def forward(self, x: Tensor) -> Tensor:
-        gate = self.gate_proj(x)
-        return self.down_proj((F.gelu(gate, approximate="tanh") if self.gemma else F.silu(gate)) * self.up_proj(x))
+        gate, up = self.joined(x, self.gate_proj, self.up_proj)
+        return self.down_proj((F.gelu(gate, approximate="tanh") if self.gemma else F.silu(gate)) * up)
 
 
 class GemmaLayer(nn.Module):
@@ -126,28 +178,38 @@ class GemmaLayer(nn.Module):
         self,
         x: Tensor,
         rotation: Rotation,
-        mask: Tensor,
+        mask: Tensor | None,
         other: tuple[Tensor, Tensor] | None = None,
-        condition: Tensor | None = None,
+        condition: Condition = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The layer's output, its keys and values. `other`: keys and values of the
-        other stack, which are looked at as well."""
+        """The layer's output, its keys and values. `other`: keys and values of the other stack, which are looked at as
+        well; those that `across` made, if it crosses."""
         at = self.self_attn
-        normed, gate = self.input_layernorm(x, condition)
-        queries = rotation(at.split(at.q_proj(normed)))
+        first, second = condition if isinstance(condition, tuple) else (condition, condition)
+        normed, gate = self.input_layernorm(x, first)
         if self.crosses and other is not None:
-            keys, values = (
-                at.split(project(_flat(one))) for project, one in zip((at.k_proj, at.v_proj), other, strict=True)
-            )
+            queries, (keys, values) = rotation(at.split(at.q_proj(normed))), other
         else:
-            keys, values = rotation(at.split(at.k_proj(normed))), at.split(at.v_proj(normed))
+            queries, keys, values = at.project(normed)
+            queries, keys = rotation(queries), rotation(keys)
         if other is None or self.crosses:
             seen = attend(queries, keys, values, mask)
         else:
             seen = attend(queries, torch.cat([other[0], keys], 2), torch.cat([other[1], values], 2), mask)
         x = _add(x, at.o_proj(_flat(seen)), gate)
-        normed, gate = self.post_attention_layernorm(x, condition)
+        normed, gate = self.post_attention_layernorm(x, second)
         return _add(x, self.mlp(normed), gate), keys, values
+
+    def across(self, other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """What a layer that crosses makes of the keys and values of the other stack: once for all steps of a flow."""
+        keys, values = (_flat(one) for one in other)
+        return self.self_attn.split(self.self_attn.k_proj(keys)), self.self_attn.split(self.self_attn.v_proj(values))
+
+    def keys_values(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """Its keys and values alone, where nobody asks for its output."""
+        at = self.self_attn
+        normed, _ = self.input_layernorm(x)
+        return rotation(at.split(at.k_proj(normed))), at.split(at.v_proj(normed))
 
 
 class GemmaStack(nn.Module):
@@ -161,15 +223,42 @@ class GemmaStack(nn.Module):
         self.layers = nn.ModuleList(GemmaLayer(config, key_width(i)) for i in range(config.depth))
         self.norm = RMSNorm(config)
 
-    def run(self, layer: int, *inputs: Any, checkpointing: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """One layer; with `checkpointing`, its inner values are computed once more in
-        the backward pass instead of being kept."""
-        result: tuple[Tensor, Tensor, Tensor]
-        if checkpointing and torch.is_grad_enabled():
-            result = checkpoint(self.layers[layer], *inputs, use_reentrant=False, preserve_rng_state=False)
-        else:
-            result = self.layers[layer](*inputs)
-        return result
+    def read(
+        self, x: Tensor, rotation: Rotation, mask: Tensor | None, run: Runner, output: bool
+    ) -> tuple[KeysValues, Tensor | None]:
+        """The keys and values of all layers, and, if asked for, the output behind the final norm."""
+        cache: KeysValues = []
+        last = len(self.layers) - 1
+        for place, layer in enumerate(self.layers):
+            if place == last and not output:
+                keys, values = layer.keys_values(x, rotation)
+                return [*cache, (keys.contiguous(), values.contiguous())], None
+            x, keys, values = run(layer, x, rotation, mask)
+            cache.append((keys.contiguous(), values.contiguous()))  # they are read at each step of a flow
+        return cache, self.norm(x)[0]
+
+    def through(
+        self, x: Tensor, places: Any, cache: KeysValues, conditions: Sequence[Condition], run: Runner
+    ) -> Tensor:
+        """The output behind the final norm of a suffix at `places`, a rotation and a mask, that looks at the `cache`
+        of the other stack. Conditions are those of each layer, and of the final norm."""
+        if run is quick:
+            from hilt.policies import fused_layer
+
+            if fused_layer.fits(self.layers[0], x, cache[0], conditions[0]):
+                return fused_layer.stack(self, x, places, cache, conditions)
+        for layer, kept, condition in zip(self.layers, cache, conditions, strict=False):
+            x, *_ = run(layer, x, *places, kept, condition)
+        normed: Tensor = run(self.norm, x, conditions[-1])[0]
+        return normed
+
+    def modulations(self, condition: Tensor) -> list[Any]:
+        """What the norms of each layer, and the final one, make of a condition."""
+        each: list[Any] = [
+            (layer.input_layernorm.modulation(condition), layer.post_attention_layernorm.modulation(condition))
+            for layer in self.layers
+        ]
+        return [*each, self.norm.modulation(condition)]
 
 
 class Rotation:
@@ -186,10 +275,16 @@ class Rotation:
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention [B, heads, queries, head_dim] where fewer heads of keys serve several heads of queries."""
-    if (shared := queries.shape[1] // keys.shape[1]) > 1:
-        keys, values = (one[:, :, None].expand(-1, -1, shared, -1, -1).flatten(1, 2) for one in (keys, values))
-    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+    """Attention [B, heads, queries, head_dim] where fewer heads of keys serve several heads of queries: their queries
+    are put one after the other, so that no key is copied."""
+    heads, count = queries.shape[1:3]
+    shared = heads // keys.shape[1]
+    if shared == 1:
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+    if mask is not None and mask.shape[2] > 1:
+        mask = mask.repeat(1, 1, shared, 1)
+    grouped = queries.reshape(len(queries), keys.shape[1], shared * count, queries.shape[3])
+    return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).reshape(queries.shape)
 
 
 def embedding(rows: int, width: int) -> nn.Embedding:
@@ -213,14 +308,15 @@ def _add(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
 class SiglipAttention(nn.Module):
     def __init__(self, config: VisionConfig):
         super().__init__()
-        self.heads = config.num_attention_heads
+        self.heads, self.crosses = config.num_attention_heads, False
         for name in ("k_proj", "v_proj", "q_proj", "out_proj"):
             self.add_module(name, nn.Linear(config.hidden_size, config.hidden_size))
+        self.joined = JoinedLinear()
 
     def forward(self, x: Tensor) -> Tensor:
         queries, keys, values = (
-            project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
+            one.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for one in self.joined(x, self.q_proj, self.k_proj, self.v_proj)
         )
         return self.out_proj(_flat(F.scaled_dot_product_attention(queries, keys, values)))
 
@@ -256,15 +352,10 @@ class Siglip(nn.Module):
             {"layers": nn.ModuleList(SiglipLayer(config) for _ in range(config.num_hidden_layers))}
         )
         self.post_layernorm = nn.LayerNorm(config.hidden_size, eps=1e-6)
-        self.checkpointing = False
 
-    def forward(self, pixels: Tensor) -> Tensor:
+    def forward(self, pixels: Tensor, run: Runner = plain) -> Tensor:
         patch, position = self.embeddings["patch_embedding"], self.embeddings["position_embedding"]
         x = patch(pixels.to(patch.weight.dtype)).flatten(2).transpose(1, 2) + position.weight
         for layer in self.encoder["layers"]:
-            x = (
-                checkpoint(layer, x, use_reentrant=False)
-                if self.checkpointing and torch.is_grad_enabled()
-                else layer(x)
-            )
+            x = run(layer, x)
         return self.post_layernorm(x)

@@ -24,8 +24,8 @@ from hilt.policies.base import at_least_float32
 from hilt.policies.io.flow_folders import published, to_published
 from hilt.policies.vla.flow import embed_times
 from hilt.policies.vla.flow_config import FlowPolicyConfig
-from hilt.policies.vla.flow_policy import Context, FlowPolicy
-from hilt.policies.vla.gemma import GemmaStack, Rotation, Siglip, StackConfig, VisionConfig
+from hilt.policies.vla.flow_policy import EAGER, Context, FlowPolicy, Pass
+from hilt.policies.vla.gemma import GemmaStack, Rotation, Siglip, StackConfig, VisionConfig, projected
 
 VARIANTS = {
     "gemma_2b": StackConfig(width=2048, depth=18, mlp_dim=16_384, num_heads=8, num_kv_heads=1, head_dim=256),
@@ -115,9 +115,6 @@ class Pi0(FlowPolicy):
         width = config.expert.width
         expert = replace(config.expert, condition=width if config.adaptive else 0)
         self.paligemma_with_expert = PaliGemmaWithExpert(config.vision, config.vlm, expert, config.vocabulary)
-        self.paligemma_with_expert.paligemma.model.vision_tower.vision_model.checkpointing = (
-            config.gradient_checkpointing
-        )
         self.action_in_proj = nn.Linear(config.max_action_dim, width)
         self.action_out_proj = nn.Linear(width, config.max_action_dim)
         if config.adaptive:
@@ -131,41 +128,42 @@ class Pi0(FlowPolicy):
         if self.config.trained != "all":
             (paligemma if self.config.trained == "expert" else paligemma.model.vision_tower).requires_grad_(False)
 
-    def prefix(self, pixels: Tensor, present: Tensor, prompt: Tensor, worded: Tensor, state: Tensor) -> Context:
+    def prefix(
+        self, pixels: Tensor, present: Tensor, prompt: Tensor, worded: Tensor, state: Tensor, how: Pass = EAGER
+    ) -> Context:
         model = self.paligemma_with_expert.paligemma.model
         language, config = model.language_model, self.config.vlm
-        pictures = model.multi_modal_projector.linear(model.vision_tower.vision_model(pixels.flatten(0, 1)))
+        pictures = model.multi_modal_projector.linear(model.vision_tower.vision_model(pixels.flatten(0, 1), how.run))
         pictures = pictures.unflatten(0, present.shape).flatten(1, 2)  # [B, slots * patches, width]
         words = language.embed_tokens(prompt) * config.width**0.5
         x = torch.cat([pictures.to(words.dtype), words], 1)
-        valid = torch.cat([present.repeat_interleave(self.config.vision.tokens, 1), worded], 1)
-        rotation, mask = Rotation(valid.cumsum(1) - 1, config.head_dim), valid[:, None, None, :]
-        cache = []
-        for layer in range(config.depth):
-            x, keys, values = language.run(layer, x, rotation, mask, checkpointing=self.checkpointing)
-            cache.append((keys, values))
-        return Context(cache, valid, language.norm(x)[0], None if self.config.adaptive else self.state_proj(state))
+        valid = torch.cat([present[..., None].expand(-1, -1, self.config.vision.tokens).flatten(1), worded], 1)
+        rotation = Rotation(valid.cumsum(1) - 1, config.head_dim)
+        mask = None if how.complete else valid[:, None, None, :]
+        cache, output = language.read(x, rotation, mask, how.run, self.config.value == "prefix")
+        blocks = 0 if self.config.adaptive else 1
+        places = after(valid, self.horizon + blocks, self.config.expert.head_dim, blocks, how.complete)
+        return Context(cache, valid, places, how.run, output, None if self.config.adaptive else self.state_proj(state))
 
-    def suffix(self, context: Context, noisy: Tensor, times: Tensor) -> Tensor:
-        actions, condition = self.action_in_proj(noisy), None
-        moment = embed_times(times, actions.shape[-1], self.config.min_period, self.config.max_period)
-        if context.state is None:
-            condition = F.silu(self.time_mlp_out(F.silu(self.time_mlp_in(moment))))
-            x = actions
-        else:
-            both = torch.cat([actions, (moment if times.ndim == 2 else moment[:, None]).expand_as(actions)], -1)
-            both = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(both)))
-            x = torch.cat([context.state[:, None], both], 1)
+    def moments(self, times: Tensor) -> Any:
+        moment = embed_times(times, self.config.expert.width, self.config.min_period, self.config.max_period)
+        if not self.config.adaptive:
+            return moment
+        condition = F.silu(self.time_mlp_out(F.silu(self.time_mlp_in(moment))))
         expert = self.paligemma_with_expert.gemma_expert.model
+        return expert.modulations(condition)
+
+    def suffix(self, context: Context, noisy: Tensor, moments: Any) -> Tensor:
+        expert = self.paligemma_with_expert.gemma_expert.model
+        conditions = moments if self.config.adaptive else [None] * (len(expert.layers) + 1)
+        x = context.run(projected, self.action_in_proj, noisy)
+        if context.state is not None:
+            both = torch.cat([x, (moments if moments.ndim == 3 else moments[:, None]).expand_as(x)], -1)
+            both = context.run(projected, self.action_time_mlp_in, both, True)
+            x = torch.cat([context.state[:, None], context.run(projected, self.action_time_mlp_out, both)], 1)
         x = x.to(expert.layers[0].self_attn.q_proj.weight.dtype)
-        rotation, mask = after(
-            context.valid, x.shape[1], expert.config.head_dim, blocks=0 if self.config.adaptive else 1
-        )
-        for layer in range(expert.config.depth):
-            x, *_ = expert.run(
-                layer, x, rotation, mask, context.cache[layer], condition, checkpointing=self.checkpointing
-            )
-        return at_least_float32(expert.norm(x, condition)[0][:, -noisy.shape[1] :])
+        x = expert.through(x, context.places, context.cache, conditions, context.run)
+        return at_least_float32(x[:, -noisy.shape[1] :])
 
     def other_name(self, name: str) -> str:
         return name.replace(".vision_tower.vision_model.", ".vision_tower.")  # with transformers of 2026
@@ -178,13 +176,19 @@ class Pi0(FlowPolicy):
         return f"Task: {text}, State: {' '.join(map(str, bins))};\nAction: "
 
 
-def after(valid: Tensor, tokens: int, head_dim: int, blocks: int) -> tuple[Rotation, Tensor]:
+def after(
+    valid: Tensor, tokens: int, head_dim: int, blocks: int, complete: bool = False
+) -> tuple[Rotation, Tensor | None]:
     """Positions and mask of a suffix: it sees what is valid of the prefix and itself, but
-    its first `blocks` tokens see no later one."""
+    its first `blocks` tokens see no later one. `complete`: all of the prefix is valid."""
     place = torch.arange(tokens, device=valid.device)
+    rotation = Rotation(valid.sum(1, keepdim=True) + place, head_dim)
+    if complete and not blocks:
+        return rotation, None
     own = place[None, :] <= torch.where(place < blocks, place, tokens)[:, None]
-    mask = torch.cat([valid[:, None, :].expand(-1, tokens, -1), own.expand(len(valid), -1, -1)], 2)
-    return Rotation(valid.sum(1, keepdim=True) + place, head_dim), mask[:, None]
+    seen = valid[:1] if complete else valid  # one mask for all rows
+    mask = torch.cat([seen[:, None, :].expand(-1, tokens, -1), own.expand(len(seen), -1, -1)], 2)
+    return rotation, mask[:, None]
 
 
 class PaliGemmaWithExpert(nn.Module):

@@ -17,15 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.policies.base import at_least_float32
 from hilt.policies.io.flow_folders import published, to_published
 from hilt.policies.vla.flow import embed_times
 from hilt.policies.vla.flow_config import FlowPolicyConfig
-from hilt.policies.vla.flow_policy import Context, FlowPolicy
-from hilt.policies.vla.gemma import GemmaStack, Rotation, Siglip, StackConfig, VisionConfig
+from hilt.policies.vla.flow_policy import EAGER, Context, FlowPolicy, Pass
+from hilt.policies.vla.gemma import GemmaStack, Rotation, Siglip, StackConfig, VisionConfig, projected
 
 TEXT = StackConfig(
     width=960, depth=32, mlp_dim=2560, num_heads=15, num_kv_heads=5, head_dim=64, gemma=False, epsilon=1e-5
@@ -126,43 +125,53 @@ class SmolVLA(FlowPolicy):
         if self.config.trained != "all":
             (vlm if self.config.trained == "expert" else vlm.model.vision_model).requires_grad_(False)
 
-    def prefix(self, pixels: Tensor, present: Tensor, prompt: Tensor, worded: Tensor, state: Tensor) -> Context:
+    def prefix(
+        self, pixels: Tensor, present: Tensor, prompt: Tensor, worded: Tensor, state: Tensor, how: Pass = EAGER
+    ) -> Context:
         model, config = self.vlm_with_expert.vlm.model, self.config.vlm
         language, scale = model.text_model, config.width**0.5
         pictures = model.connector.modality_projection.proj(
-            shuffled(model.vision_model(pixels.flatten(0, 1)), self.config.shuffle)
+            shuffled(model.vision_model(pixels.flatten(0, 1), how.run), self.config.shuffle)
         )
         pictures = pictures.unflatten(0, present.shape)  # [B, slots, tokens, width]
         words = language.embed_tokens(prompt) * scale
         tokens = self.state_proj(state)[:, None].to(words.dtype)
         x = torch.cat([pictures.flatten(1, 2) * scale, words, tokens], 1)
-        valid = torch.cat([present.repeat_interleave(pictures.shape[2], 1), worded, torch.ones_like(worded[:, :1])], 1)
+        shown = present[..., None].expand(-1, -1, pictures.shape[2]).flatten(1)
+        valid = torch.cat([shown, worded, torch.ones_like(worded[:, :1])], 1)
         is_state = torch.arange(x.shape[1], device=x.device) == x.shape[1] - 1
         # pictures and words do not see the state
         mask = (valid[:, None, :] & (~is_state[None, :] | is_state[:, None]))[:, None]
         rotation = Rotation(valid.cumsum(1) - 1, config.head_dim)
-        cache = []
-        for layer in range(config.depth):
-            x, keys, values = language.run(layer, x, rotation, mask, checkpointing=self.checkpointing)
-            cache.append((keys, values))
-        return Context(cache, valid, language.norm(x)[0])
+        cache, output = language.read(x, rotation, mask, how.run, self.config.value == "prefix")
+        expert = self.vlm_with_expert.lm_expert
+        cache = [
+            layer.across(kept) if layer.crosses else kept for layer, kept in zip(expert.layers, cache, strict=False)
+        ]
+        return Context(cache, valid, self._places(valid, how.complete), how.run, output)
 
-    def suffix(self, context: Context, noisy: Tensor, times: Tensor) -> Tensor:
-        actions = self.action_in_proj(noisy)
-        moment = embed_times(times, actions.shape[-1], self.config.min_period, self.config.max_period)
-        both = torch.cat([actions, (moment if times.ndim == 2 else moment[:, None]).expand_as(actions)], -1)
-        x = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(both)))
-        expert, (rows, tokens, _) = self.vlm_with_expert.lm_expert, x.shape
+    def _places(self, valid: Tensor, complete: bool) -> tuple[tuple[Rotation, Tensor | None], ...]:
+        """Positions and masks of the actions, in layers with attention of their own and in those that look across."""
+        place, head_dim = torch.arange(self.horizon, device=valid.device), self.config.expert.head_dim
+        seen = (valid[:1] if complete else valid)[:, None, None, :].expand(-1, -1, self.horizon, -1)
+        causal = (place[None, :] <= place[:, None]).expand(len(seen), 1, -1, -1)
+        own = Rotation(valid.sum(1, keepdim=True) + place, head_dim), torch.cat([seen, causal], 3)
+        return own, (Rotation(place.expand(len(valid), -1), head_dim), None if complete else seen)
+
+    def moments(self, times: Tensor) -> Tensor:
+        return embed_times(times, self.config.expert.width, self.config.min_period, self.config.max_period)
+
+    def suffix(self, context: Context, noisy: Tensor, moments: Tensor) -> Tensor:
+        actions = context.run(projected, self.action_in_proj, noisy)
+        both = torch.cat([actions, (moments if moments.ndim == 3 else moments[:, None]).expand_as(actions)], -1)
+        both = context.run(projected, self.action_time_mlp_in, both, True)
+        x = context.run(projected, self.action_time_mlp_out, both)
+        expert = self.vlm_with_expert.lm_expert
         x = x.to(expert.layers[0].self_attn.q_proj.weight.dtype)
-        place, head_dim = torch.arange(tokens, device=x.device), expert.config.head_dim
-        seen = context.valid[:, None, None, :].expand(-1, -1, tokens, -1)
-        causal = (place[None, :] <= place[:, None]).expand(rows, 1, -1, -1)
-        own = Rotation(context.valid.sum(1, keepdim=True) + place, head_dim), torch.cat([seen, causal], 3)
-        across = Rotation(place.expand(rows, -1), head_dim), seen
-        for layer in range(expert.config.depth):
-            rotation, mask = across if expert.layers[layer].crosses else own
-            x, *_ = expert.run(layer, x, rotation, mask, context.cache[layer], checkpointing=self.checkpointing)
-        return at_least_float32(expert.norm(x)[0])
+        own, across = context.places
+        for layer, kept in zip(expert.layers, context.cache, strict=False):
+            x, *_ = context.run(layer, x, *(across if layer.crosses else own), kept)
+        return at_least_float32(context.run(expert.norm, x)[0])
 
     def prompt(self, instruction: str, state: np.ndarray) -> str:
         return instruction if instruction.endswith("\n") else f"{instruction}\n"
@@ -177,7 +186,6 @@ class SmolVLMWithExpert(nn.Module):
         every = config.self_attn_every_n_layers
         shared = config.vlm.num_kv_heads * config.vlm.head_dim
         tower = Siglip(config.vision)
-        tower.checkpointing = config.gradient_checkpointing
         projection = nn.Linear(config.vision.hidden_size * config.shuffle**2, config.vlm.width, bias=False)
         connector = nn.ModuleDict({"modality_projection": nn.ModuleDict({"proj": projection})})
         text = GemmaStack(config.vlm, config.vocabulary)

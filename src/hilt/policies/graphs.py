@@ -1,0 +1,215 @@
+"""CUDA graphs of a function of tensors: captured once for each set of shapes, and replayed from then on.
+
+    decide = Graphs(function, policy, device)
+    answer = decide({"images": images, "state": state})   # tensors of the host in and out
+
+A policy that acts for one robot launches thousands of small kernels, and the processor that launches them is slower
+than the card. A graph launches all of them at once. It reads the weights where they are: an optimizer that changes
+them in place changes what the next replay computes. Weights that were moved, and layers that were replaced (by
+adapters, say), are noticed, and the graphs are captured anew.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Tensors = Mapping[str, Tensor]
+Function = Callable[..., dict[str, Tensor]]
+
+WARM_UP = 3
+"""Calls before the capture: the first one compiles, and the libraries choose their kernels"""
+KEPT = 8
+"""Graphs that are kept; the one that was not used for longest is dropped for a new one"""
+
+
+class Graphs:
+    """`function(tensors, **options)` on the device of a module, by graphs.
+
+    On a device without graphs it calls the function. One thread at a time; others wait.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        module: nn.Module,
+        device: torch.device,
+        kept: int = KEPT,
+        before: Callable[[], None] = lambda: None,
+    ):
+        """`before` prepares the module each time its weights have been moved."""
+        self._function, self._module, self.device, self._kept, self._before = function, module, device, kept, before
+        self._graphs: OrderedDict[Any, _Graph] = OrderedDict()
+        self._lock = threading.Lock()
+        self._pool: Any = None
+        self.clear()
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def __call__(self, inputs: Tensors, **options: Any) -> dict[str, Tensor]:
+        if self.device.type != "cuda":
+            with torch.no_grad():
+                made = self._function({name: each.to(self.device) for name, each in inputs.items()}, **options)
+            return {name: each.cpu() for name, each in made.items()}
+        with self._lock, torch.cuda.device(self.device):
+            answer = self._replayed(inputs, options)
+            if not self._places.unchanged():
+                self.clear()
+                answer = self._replayed(inputs, options)
+            return answer.fetch()
+
+    def clear(self) -> None:
+        """Forgets all graphs, and where the weights were."""
+        self._graphs.clear()
+        self._before()
+        self._places = Places(self._module)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copy of a policy captures its own."""
+
+    def _replayed(self, inputs: Tensors, options: Mapping[str, Any]) -> _Graph:
+        """A graph that has been started: its answer is there when the device has finished."""
+        shapes = tuple((name, tuple(each.shape), each.dtype) for name, each in sorted(inputs.items()))
+        key = (shapes, tuple(sorted(options.items())))
+        graph = self._graphs.get(key)
+        if graph is None:
+            while len(self._graphs) >= self._kept:
+                self._graphs.popitem(last=False)
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
+            graph = self._graphs[key] = _Graph(
+                lambda tensors: self._function(tensors, **options), inputs, self.device, self._pool
+            )
+        self._graphs.move_to_end(key)
+        graph.start(inputs)
+        return graph
+
+
+class _Graph:
+    """One captured call: from page-locked memory to the device, the function, and back to page-locked memory."""
+
+    def __init__(
+        self,
+        function: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+        inputs: Tensors,
+        device: torch.device,
+        pool: Any,
+    ):
+        self._staged = {name: torch.empty(each.shape, dtype=each.dtype).pin_memory() for name, each in inputs.items()}
+        placed = {name: torch.empty_like(each, device=device) for name, each in inputs.items()}
+        for name, each in inputs.items():
+            self._staged[name].copy_(each)
+            placed[name].copy_(each)
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.no_grad(), torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                made = function(placed)
+            self._answer = {name: torch.empty(each.shape, dtype=each.dtype).pin_memory() for name, each in made.items()}
+            del made
+            stream.synchronize()
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                for name, each in placed.items():
+                    each.copy_(self._staged[name], non_blocking=True)
+                for name, each in function(placed).items():
+                    self._answer[name].copy_(each, non_blocking=True)
+        torch.cuda.current_stream(device).wait_stream(stream)
+        self._placed, self._done = placed, torch.cuda.Event()
+
+    def start(self, inputs: Tensors) -> None:
+        for name, each in inputs.items():
+            self._staged[name].copy_(each)
+        self._graph.replay()
+        self._done.record()
+
+    def fetch(self) -> dict[str, Tensor]:
+        """The answer of the last start; its tensors are the caller's own."""
+        self._done.synchronize()
+        return {name: each.clone() for name, each in self._answer.items()}
+
+
+class Places:
+    """Where the weights of a module lie, and which modules it is made of."""
+
+    def __init__(self, module: nn.Module):
+        self._modules = [
+            (each._modules, name, child) for each in module.modules() for name, child in each._modules.items()
+        ]
+        self._tensors = [
+            (held, name, tensor, tensor.data_ptr())
+            for each in module.modules()
+            for held in (each._parameters, each._buffers)
+            for name, tensor in held.items()
+            if tensor is not None
+        ]
+
+    def unchanged(self) -> bool:
+        return all(held.get(name) is child for held, name, child in self._modules) and all(
+            held.get(name) is tensor and tensor.data_ptr() == place for held, name, tensor, place in self._tensors
+        )
+
+
+def compiling(buckets: int) -> AbstractContextManager[Any]:
+    """Within it torch compiles a function for this many sets of shapes, and says so where it would give up."""
+    import torch._dynamo
+
+    patch: AbstractContextManager[Any] = torch._dynamo.config.patch(
+        recompile_limit=buckets, fail_on_recompile_limit_hit=True
+    )
+    return patch if torch.cuda.is_available() else nullcontext()
+
+
+def bucket(count: int, steps: tuple[int, ...]) -> int:
+    """The least of the ascending sizes that has room for `count`; above the last, multiples of it."""
+    found = next((size for size in steps if size >= count), None)
+    return -(-count // steps[-1]) * steps[-1] if found is None else found
+
+
+class JoinedLinear:
+    """Several linear layers of one input as one product, in compiled code; elsewhere each by itself.
+
+    After `join` the weights of the layers are parts of one tensor: what changes one changes the other. A copy of a
+    module has its layers apart again.
+    """
+
+    def __init__(self) -> None:
+        self.weight: Tensor | None = None
+        self.bias: Tensor | None = None
+        self.widths: tuple[int, ...] = ()
+
+    def __call__(self, x: Tensor, *layers: nn.Module) -> tuple[Tensor, ...]:
+        if self.weight is None or not torch.compiler.is_compiling():
+            return tuple(layer(x) for layer in layers)
+        parts: tuple[Tensor, ...] = F.linear(x, self.weight, self.bias).split(self.widths, -1)
+        return parts
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> JoinedLinear:
+        return JoinedLinear()
+
+    def join(self, *layers: nn.Module) -> None:
+        """Nothing is done where it cannot be: a layer is of another kind (adapters), or its weight is spread over
+        several devices."""
+        self.weight = self.bias = None
+        weights, biases = zip(
+            *((layer._parameters.get("weight"), layer._parameters.get("bias")) for layer in layers), strict=True
+        )
+        if all(type(layer) is nn.Linear for layer in layers) and all(type(each.data) is Tensor for each in weights):
+            self.widths = tuple(len(each) for each in weights)
+            self.weight = _one_tensor(weights)
+            self.bias = None if biases[0] is None else _one_tensor(biases)
+
+
+def _one_tensor(parts: Sequence[Tensor]) -> Tensor:
+    whole = torch.cat([part.data for part in parts])
+    for part, own in zip(parts, whole.split([len(part) for part in parts]), strict=True):
+        part.data = own
+    return whole

@@ -1,0 +1,167 @@
+"""Decisions as CUDA graphs give the answers of eager ones, whatever became of the weights meanwhile. What needs a GPU
+is skipped without one."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hilt.policies.graphs import Graphs, JoinedLinear, Places, bucket
+from hilt.policies.vla import flow_policy, gemma
+from hilt.policies.vla.gemma import GemmaStack, Rotation, StackConfig
+from tests.policies import test_pi0
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+KINDS = list(test_pi0.POLICIES)
+
+
+def answers(policy: Any, rows: int, sample: bool = True) -> dict[str, np.ndarray]:
+    actions, record = policy.act(test_pi0.seen(rows), sample, generator=torch.Generator().manual_seed(3))
+    return {"actions": actions} | {
+        name: record[name] for name in ("chain", "step", "log_prob", "value") if name in record
+    }
+
+
+def assert_near(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray], near: float = 1e-4) -> None:
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+        assert found[name].shape == array.shape and found[name].dtype == array.dtype
+        np.testing.assert_allclose(found[name], array, rtol=near, atol=near * max(np.abs(array).max(), 1), err_msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_filled_up_rows_and_prompts_change_no_answer(kind: str, rows: int, monkeypatch: pytest.MonkeyPatch):
+    policy = test_pi0.made(kind)
+    wanted = answers(policy, rows), answers(policy, rows, sample=False)
+    shapes = []
+    inner = policy._decide
+    monkeypatch.setattr(policy, "_captures", lambda: True)
+    monkeypatch.setattr(policy, "_decide", lambda asked, how: shapes.append(asked["prompt"].shape) or inner(asked, how))
+    monkeypatch.setattr(flow_policy, "quick", gemma.plain)
+    assert_near(answers(policy, rows), wanted[0])
+    assert_near(answers(policy, rows, sample=False), wanted[1])
+    assert {tuple(shape) for shape in shapes} == {(4 if rows == 3 else 1, shapes[0][1])} and shapes[0][1] % 8 in (0, 2)
+
+
+def test_bucket_is_the_least_size_with_room():
+    assert [bucket(count, (1, 2, 4)) for count in (1, 2, 3, 4, 5, 8, 9)] == [1, 2, 4, 4, 8, 8, 12]
+
+
+def test_joined_layers_are_parts_of_one_weight():
+    layers = nn.Linear(4, 3), nn.Linear(4, 2)
+    joined, x = JoinedLinear(), torch.randn(5, 4)
+    wanted = [layer(x) for layer in layers]
+    joined.join(*layers)
+    assert all(torch.equal(one, two) for one, two in zip(joined(x, *layers), wanted, strict=True))
+    with torch.no_grad():
+        layers[1].weight.mul_(2)
+    assert joined.weight is not None and torch.equal(joined.weight, torch.cat([layer.weight for layer in layers]))
+    one = torch.compile(lambda x: joined(x, *layers), backend="eager")(x)
+    for found, layer in zip(one, layers, strict=True):
+        torch.testing.assert_close(found, layer(x))
+    assert copy.deepcopy(joined).weight is None
+    joined.join(layers[0], nn.Sequential(nn.Linear(4, 2)))
+    assert joined.weight is None
+
+
+def test_places_notice_what_was_moved_or_replaced():
+    module = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    places = Places(module)
+    with torch.no_grad():
+        module[0].weight.mul_(2)
+    assert places.unchanged()
+    module[0].weight.data = module[0].weight.data.clone()
+    assert not places.unchanged() and Places(module).unchanged()
+    places = Places(module)
+    module[1] = nn.Linear(3, 2)
+    assert not places.unchanged()
+
+
+def test_copy_of_a_policy_has_no_graphs_of_the_other():
+    policy = test_pi0.made("sde")
+    policy._graphs = Graphs(policy._captured_decision, policy, policy.device)
+    assert copy.deepcopy(policy)._graphs is None
+
+
+@GPU
+@pytest.mark.parametrize("acting", ["captured", "compiled", "fused"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_captured_decisions_are_those_of_eager_layers(kind: str, acting: str):
+    policy = test_pi0.made(kind).to("cuda:0")
+    for rows, sample in ((3, True), (3, False), (1, True)):
+        policy.config = replace(policy.config, acting="eager")
+        wanted = answers(policy, rows, sample)
+        policy.config = replace(policy.config, acting=acting)
+        assert_near(answers(policy, rows, sample), wanted, 1e-3)
+    assert len(policy._graphs) == 3
+
+
+@GPU
+def test_captured_decisions_follow_the_weights():
+    policy, other = (test_pi0.made("noise", seed).to("cuda:0") for seed in (1, 2))
+    for each in (policy, other):
+        each.config = replace(each.config, acting="captured")
+    wanted = answers(other, 3)
+    first = answers(policy, 3)
+    assert np.abs(first["actions"] - wanted["actions"]).max() > 0.01
+    with torch.no_grad():
+        for own, their in zip(policy.parameters(), other.parameters(), strict=True):
+            own.copy_(their)
+    assert_near(answers(policy, 3), wanted)  # the same graphs
+    policy.to("cpu").to("cuda:0")
+    assert_near(answers(policy, 3), wanted)  # new ones
+    policy.action_out_proj = nn.Linear(12, 5).to("cuda:0")
+    assert np.abs(answers(policy, 3)["actions"] - wanted["actions"]).max() > 0.01
+
+
+@GPU
+@pytest.mark.parametrize(("rows", "masked", "adaptive"), [(1, True, False), (1, False, True), (3, True, False)])
+def test_fused_layers_are_the_eager_ones(rows: int, masked: bool, adaptive: bool):
+    from hilt.policies import fused_layer
+
+    torch.manual_seed(0)
+    width, tokens, before = 256, 51, 203
+    stack = GemmaStack(StackConfig(width, 2, 512, 8, 1, 128, condition=width if adaptive else 0)).cuda()
+    for weight in stack.parameters():
+        nn.init.normal_(weight, 0, 0.05)
+    x = torch.randn(rows, tokens, width, device="cuda")
+    cache = [tuple(torch.randn(rows, 1, before, 128, device="cuda") for _ in range(2)) for _ in stack.layers]
+    mask = torch.rand(rows, 1, tokens, before + tokens, device="cuda") > 0.3 if masked else None
+    places = Rotation(torch.arange(tokens, device="cuda").expand(rows, -1) + before, 128), mask
+    seen = torch.randn(1, width, device="cuda")
+    with torch.no_grad():
+        conditions = stack.modulations(seen) if adaptive else [None] * 3
+        exact = stack.through(x, places, cache, conditions, gemma.plain)
+        stack.bfloat16()
+        for module in stack.modules():
+            if isinstance(module, gemma.RMSNorm):
+                module.float()
+            elif isinstance(module, gemma.MLP):
+                module.joined.join(module.gate_proj, module.up_proj)
+            elif isinstance(module, gemma.GemmaAttention):
+                module.joined.join(module.q_proj, module.k_proj, module.v_proj)
+        few, kept = x.bfloat16(), [tuple(each.bfloat16() for each in both) for both in cache]
+        assert fused_layer.fits(stack.layers[0], few, kept[0], conditions[0])
+        eager, found = (stack.through(few, places, kept, conditions, run) for run in (gemma.plain, gemma.quick))
+        one = fused_layer.fused(stack.layers[0], few, *places, kept[0], conditions[0])[0]
+        other = stack.layers[0](few, *places, kept[0], conditions[0])[0]
+    assert float((found - exact).abs().max()) < 2 * float((eager - exact).abs().max())
+    assert float((one - other).float().abs().max()) < 0.1 * float(other.float().std())
+
+
+@GPU
+@pytest.mark.parametrize("silu", [False, True])
+def test_fused_linear_has_the_precision_of_float32(silu: bool):
+    torch.manual_seed(0)
+    layer, x = nn.Linear(1024, 96).cuda(), torch.randn(2, 51, 1024, device="cuda")
+    with torch.no_grad():
+        exact = gemma.projected(layer.double(), x.double(), silu)
+        found = gemma.quick(gemma.projected, layer.float(), x, silu)
+    assert float((found - exact).abs().max()) < 1e-5
