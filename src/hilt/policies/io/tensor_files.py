@@ -6,9 +6,9 @@
     write_tensors("folder", module.state_dict())
 
 The library `safetensors` reads and writes the files. It maps a file into memory, and mapped pages count
-as memory of the process, so a file is mapped for one tensor at a time: what is resident beside the
-weights is never more than the largest tensor. What we write carries a checksum for each tensor in the
-header's metadata, where other readers do not mind it.
+as memory of the process, so a file is mapped for one tensor at a time, or for small ones of `MAPPED_BYTES` in
+all: what is resident beside the weights is never more than that, or the largest tensor. What we write carries a
+checksum for each tensor in the header's metadata, where other readers do not mind it.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ SINGLE = "model.safetensors"
 SHARD_BYTES = 1_000_000_000
 """A shard is written from memory as a whole, so tensors that are on another device,
 or made while they are written, need this much."""
+MAPPED_BYTES = 16_000_000
+"""Tensors that are read from one opened file: to open it, its whole header is read"""
 MAX_LISTED = 5
 
 
@@ -109,7 +111,7 @@ class Tensors(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self.entries)
 
-    def read(self, name: str, out: Tensor) -> None:
+    def read(self, name: str, out: Tensor, mapped: _Mapped | None = None) -> None:
         """One tensor into memory that is there: of the same shape, on any device, of any type of number."""
         entry = self.entries[name]
         if entry.shape != tuple(out.shape):
@@ -119,7 +121,7 @@ class Tensors(Mapping[str, Tensor]):
             )
         if out.is_meta:  # nothing is there to be filled: memory is estimated
             return
-        with _opened(entry.file) as file:
+        with _opened(entry.file) if mapped is None else contextlib.nullcontext(mapped.file_of(entry)) as file:
             found = file.get_tensor(entry.name)
             if entry.crc32 and f"{zlib.crc32(_bytes_of(found)):08x}" != entry.crc32:
                 raise CorruptError(
@@ -177,20 +179,21 @@ def load_into(
                 f"{entry.file}: the tensor {wanted[name]} has the shape {list(entry.shape)}, and the "
                 f"config asks for {list(shape)}. Check that the config is the one of these weights."
             )
-    filled: dict[int, Tensor] = {}
     found = ((tensors.entries[theirs], name) for name, theirs in wanted.items() if theirs in tensors.entries)
-    for entry, name in sorted(found, key=lambda pair: (pair[0].file, pair[0].place)):
-        holder, key = owners[name]
-        old = getattr(holder, key)
-        if old.is_meta:
-            if id(old) not in filled:  # two names of one parameter share it afterwards too
-                kind = dtype if dtype is not None and entry.dtype.is_floating_point else entry.dtype
-                made = torch.empty(entry.shape, dtype=kind, device=device)
-                tensors.read(wanted[name], made)
-                filled[id(old)] = nn.Parameter(made, old.requires_grad) if isinstance(old, nn.Parameter) else made
-            setattr(holder, key, filled[id(old)])
-        else:
-            tensors.read(wanted[name], old)
+    filled: dict[int, Tensor] = {}
+    with _Mapped() as mapped:
+        for entry, name in sorted(found, key=lambda pair: (pair[0].file, pair[0].place)):
+            holder, key = owners[name]
+            old = getattr(holder, key)
+            if old.is_meta:
+                if id(old) not in filled:  # two names of one parameter share it afterwards too
+                    kind = dtype if dtype is not None and entry.dtype.is_floating_point else entry.dtype
+                    made = torch.empty(entry.shape, dtype=kind, device=device)
+                    tensors.read(wanted[name], made, mapped)
+                    filled[id(old)] = nn.Parameter(made, old.requires_grad) if isinstance(old, nn.Parameter) else made
+                setattr(holder, key, filled[id(old)])
+            else:
+                tensors.read(wanted[name], old, mapped)
     return unused
 
 
@@ -343,6 +346,33 @@ def _read_header(path: Path) -> dict[str, Entry]:
         name: Entry(path, name, tensor.dtype, tuple(tensor.shape), place, sums.get(f"crc32:{name}", ""))
         for place, (name, tensor) in enumerate(found)
     }
+
+
+class _Mapped:
+    """The file that tensors are read from one after the other. It is closed before more than `MAPPED_BYTES` of it are
+    resident."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._path: Path | None = None
+        self._file: Any = None
+        self._left = 0
+
+    def file_of(self, entry: Entry) -> Any:
+        if entry.file != self._path or entry.nbytes > self._left:
+            self._file = self._path = None
+            self._stack.close()
+            self._file = self._stack.enter_context(_opened(entry.file))
+            self._path, self._left = entry.file, MAPPED_BYTES
+        self._left -= entry.nbytes
+        return self._file
+
+    def __enter__(self) -> _Mapped:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._file = None
+        self._stack.__exit__(*error)
 
 
 @contextlib.contextmanager
