@@ -17,7 +17,7 @@ from bench.lab import Lab
 from bench.report import Row, at_least, at_most
 from bench.vla_sizes import TINY_FLOW
 from hilt.policies.graphs import compiling
-from hilt.policies.vla.flow_policy import FlowPolicy, Pass
+from hilt.policies.vla.flow_policy import FlowPolicy
 from hilt.policies.vla.gemma import RMSNorm, compiled
 from hilt.policies.vla.pi0 import Pi0, Pi0Config
 from hilt.policies.vla.smolvla import SmolVLA, SmolVLAConfig
@@ -102,7 +102,7 @@ class FlowBench:
             }
             with torch.no_grad(), compiling(64):
                 placed = {name: policy._placed(each) for name, each in asked.items()}
-                policy._decide(placed, Pass(compiled(), False))["actions"].cpu()
+                policy._decide(placed, compiled())["actions"].cpu()
 
         call()
         return call

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hilt.policies.graphs import Graphs, JoinedLinear, Places, bucket
-from hilt.policies.vla import flow_policy, gemma
+from hilt.policies.vla import gemma
 from hilt.policies.vla.gemma import GemmaStack, Rotation, StackConfig
 from tests.policies import test_pi0
 
@@ -40,14 +40,36 @@ def assert_near(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray], nea
 def test_filled_up_rows_and_prompts_change_no_answer(kind: str, rows: int, monkeypatch: pytest.MonkeyPatch):
     policy = test_pi0.made(kind)
     wanted = answers(policy, rows), answers(policy, rows, sample=False)
-    shapes = []
-    inner = policy._decide
-    monkeypatch.setattr(policy, "_captures", lambda: True)
-    monkeypatch.setattr(policy, "_decide", lambda asked, how: shapes.append(asked["prompt"].shape) or inner(asked, how))
-    monkeypatch.setattr(flow_policy, "quick", gemma.plain)
+    shapes = captured_shapes(policy, monkeypatch)
     assert_near(answers(policy, rows), wanted[0])
     assert_near(answers(policy, rows, sample=False), wanted[1])
-    assert {tuple(shape) for shape in shapes} == {(4 if rows == 3 else 1, shapes[0][1])} and shapes[0][1] % 8 in (0, 2)
+    lengths = (24, 48, 72, 90) if kind == "pi05" else (8, 16, 24)
+    assert len(shapes) == 2 and all(shape[0] == (4 if rows == 3 else 1) and shape[1] in lengths for shape in shapes)
+
+
+@pytest.mark.parametrize("kind", ["sde", "pi05"])
+def test_warm_up_decides_once_for_each_length_of_a_prompt(kind: str, monkeypatch: pytest.MonkeyPatch):
+    policy, told = test_pi0.made(kind), list[str]()
+    policy.warm_up(told.append)
+    assert not told  # nothing is captured on a CPU
+    shapes = captured_shapes(policy, monkeypatch)
+    policy.warm_up(told.append)
+    lengths = (24, 48, 72, 90) if kind == "pi05" else (8, 16, 24)
+    assert shapes == [(1, length) for length in lengths]
+    assert told[0] == f"compiling decisions of one robot, prompts of up to {lengths[0]} tokens: 0 of {len(lengths)}"
+
+
+def captured_shapes(policy: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """From now on the policy decides as on a GPU, but for the graphs; the shapes of the prompts are noted."""
+    shapes, inner = [], policy._decide
+
+    def decide(asked: Any, *run: Any) -> Any:
+        shapes.append(tuple(asked["prompt"].shape))
+        return inner(asked)
+
+    monkeypatch.setattr(policy, "_captures", lambda: True)
+    monkeypatch.setattr(policy, "_decide", decide)
+    return shapes
 
 
 def test_bucket_is_the_least_size_with_room():

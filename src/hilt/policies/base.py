@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -124,6 +124,9 @@ class Policy(torch.nn.Module, ABC):
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
+
+    def warm_up(self, notify: Callable[[str], None]) -> None:
+        """Prepares `act` for one observation, where its first call would take long; `notify` is told what is done."""
 
     def observed_fields(self) -> ObservedFields | None:
         """What an observation must have, for checks before `act`; None where only `act` itself knows."""

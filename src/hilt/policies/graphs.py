@@ -26,7 +26,7 @@ Function = Callable[..., dict[str, Tensor]]
 
 WARM_UP = 3
 """Calls before the capture: the first one compiles, and the libraries choose their kernels"""
-KEPT = 8
+KEPT = 12
 """Graphs that are kept; the one that was not used for longest is dropped for a new one"""
 
 

@@ -11,7 +11,7 @@ import contextlib
 import importlib.util
 import itertools
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -66,19 +66,8 @@ if TYPE_CHECKING:
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Rows for which a decision is captured: fewer are filled up"""
-WORDS = 8
-"""Prompts are filled up to multiples of this many words, where a decision is captured"""
-
-
-class Pass(NamedTuple):
-    """How the layers are gone through."""
-
-    run: Runner = plain
-    complete: bool = False
-    """Every slot has its picture, and every word counts: nothing is masked"""
-
-
-EAGER = Pass()
+LENGTHS = 4
+"""Lengths of a prompt for which a decision is captured: shorter ones are filled up"""
 
 
 class Context(NamedTuple):
@@ -172,7 +161,7 @@ class FlowPolicy(Policy):
 
     @abstractmethod
     def prefix(
-        self, pixels: Tensor, present: Tensor, prompt: Tensor, worded: Tensor, state: Tensor, how: Pass = EAGER
+        self, pixels: Tensor, present: Tensor, prompt: Tensor, worded: Tensor, state: Tensor, run: Runner = plain
     ) -> Context:
         """Reads pictures [B, slots, 3, H, W], of which [B, slots] are `present`, ids [B, L], of
         which [B, L] are `worded`, and a state."""
@@ -212,13 +201,21 @@ class FlowPolicy(Policy):
         prefix = check_prefix(self, prefix, len(observations), sample)
         record = self._read(observations)
         record["temperature"] = np.full(len(observations), temperature, np.float32)
-        shape = (len(observations), self.horizon, self.config.max_action_dim)
         if self.max_delay:
             record |= prefix_record(self, prefix, len(observations))
-        draws = flows.draws(shape, self.config.flow, generator, sample)
+        draws = flows.draws(self._shape(len(observations)), self.config.flow, generator, sample)
+        found = self._answer(record, given_in(record) if self.max_delay else prefix, draws)
+        actions = self._normalize("action", found.pop("actions"), back=True)
+        record |= found
+        return continued(actions, prefix) if self.max_delay and prefix is not None else actions, record
+
+    def _shape(self, rows: int) -> tuple[int, int, int]:
+        return rows, self.horizon, self.config.max_action_dim
+
+    def _answer(self, record: Record, given: Prefix | None, draws: flows.Draws) -> dict[str, np.ndarray]:
+        """The actions of the model, and what a record has of them."""
         asked = self._seen(record) | {"temperature": torch.from_numpy(record["temperature"])}
         asked |= {name: each for name, each in draws._asdict().items() if each is not None}
-        given = given_in(record) if self.max_delay else prefix
         if given is not None:
             asked |= {"given": torch.from_numpy(self._normalize("action", given.actions))}
             asked |= {"frozen": torch.from_numpy(given.frozen)}
@@ -228,19 +225,16 @@ class FlowPolicy(Policy):
             with torch.no_grad():
                 placed = {name: self._placed(each) for name, each in asked.items()}
                 made = {name: each.cpu() for name, each in self._decide(placed).items()}
-        found = {name: each.numpy() for name, each in made.items()}
-        actions = self._normalize("action", found.pop("actions"), back=True)
-        record |= found
-        return continued(actions, prefix) if self.max_delay and prefix is not None else actions, record
+        return {name: each.numpy() for name, each in made.items()}
 
-    def _decide(self, asked: Mapping[str, Tensor], how: Pass = EAGER) -> dict[str, Tensor]:
+    def _decide(self, asked: Mapping[str, Tensor], run: Runner = plain) -> dict[str, Tensor]:
         """The answer to `asked` on its device: what was seen, what was drawn, and which actions are given. Nothing in
         it waits for the device."""
         given = None
         if "given" in asked:
             dim = self.config.max_action_dim
             given = flows.given_actions(asked["given"], asked["frozen"], self.horizon, dim)
-        context = self._context(asked, how)
+        context = self._context(asked, run)
         fields = self._fields(context)
         if given is not None and self.max_delay:
             fields = [self._field(context, given)] * self.config.flow.steps
@@ -369,11 +363,11 @@ class FlowPolicy(Policy):
     def _prefix(self, record: Record, images: Tensor | None = None) -> Context:
         """The context of a record, with gradients."""
         seen = {name: self._placed(each) for name, each in self._seen(record, images).items()}
-        return self._context(seen, Pass(recomputed) if self.config.gradient_checkpointing else EAGER)
+        return self._context(seen, recomputed if self.config.gradient_checkpointing else plain)
 
-    def _context(self, seen: Mapping[str, Tensor], how: Pass) -> Context:
+    def _context(self, seen: Mapping[str, Tensor], run: Runner) -> Context:
         present, prompt, worded, state = (seen[name] for name in ("present", "prompt", "worded", "state"))
-        return self.prefix(to_float(seen["images"]), present, prompt, worded, state, how)
+        return self.prefix(to_float(seen["images"]), present, prompt, worded, state, run)
 
     # --- decisions that are captured as CUDA graphs ---
 
@@ -388,22 +382,44 @@ class FlowPolicy(Policy):
         if self._graphs is None or self._graphs.device != self.device:
             self._graphs = Graphs(self._captured_decision, self, self.device, before=self._join_layers)
         rows, words = asked["prompt"].shape
-        wide = min(-(-words // WORDS) * WORDS, max(words, self.config.tokenizer_max_length))
+        wide = bucket(words, self._prompt_lengths())
         asked |= {name: F.pad(asked[name], (0, wide - words)) for name in ("prompt", "worded")}
-        complete = bool(asked["present"].all() and asked["worded"].all())
         more = bucket(rows, BATCHES) - rows
         filled = {name: _with_more_rows(each, more, 1 if name == "noise" else 0) for name, each in asked.items()}
         acting = self.config.acting
         if acting in ("auto", "fused"):  # a GPU whose torch came without Triton cannot compile
             acting = "fused" if importlib.util.find_spec("triton") else "captured"
-        made = self._graphs(filled, complete=complete, acting=acting)
-        return {name: each[:rows] for name, each in made.items()}
+        return {name: each[:rows] for name, each in self._graphs(filled, acting=acting).items()}
 
-    def _captured_decision(self, asked: Mapping[str, Tensor], complete: bool, acting: str) -> dict[str, Tensor]:
+    def _captured_decision(self, asked: Mapping[str, Tensor], acting: str) -> dict[str, Tensor]:
         if acting == "captured":
-            return self._decide(asked, Pass(plain, complete))
+            return self._decide(asked)
         with compiling(64):
-            return self._decide(asked, Pass(compiled() if acting == "compiled" else quick, complete))
+            return self._decide(asked, compiled() if acting == "compiled" else quick)
+
+    def _prompt_lengths(self) -> tuple[int, ...]:
+        """A few lengths, so that prompts which differ by a few words (a state, say) share a graph."""
+        longest = self.config.tokenizer_max_length
+        step = 8 * -(-longest // (8 * LENGTHS))
+        return tuple(min(length, longest) for length in range(step, longest + step, step))
+
+    def warm_up(self, notify: Callable[[str], None]) -> None:
+        if not self._captures():
+            return
+        lengths = self._prompt_lengths()
+        size, slots = self.config.image_size, len(self.config.images)
+        record: Record = {
+            "images": np.zeros((1, slots, size, size, 3), np.uint8),
+            "image_mask": np.ones((1, slots), bool),
+            "state": np.zeros((1, self.config.state_dim), np.float32),
+            "temperature": np.ones(1, np.float32),
+        }
+        for place, length in enumerate(lengths):
+            notify(f"compiling decisions of one robot, prompts of up to {length} tokens: {place} of {len(lengths)}")
+            record |= {"prompt": np.zeros((1, length), np.int32), "prompt_length": np.full(1, length, np.int32)}
+            record |= prefix_record(self, None, 1) if self.max_delay else {}
+            given = given_in(record) if self.max_delay else None
+            self._answer(record, given, flows.draws(self._shape(1), self.config.flow, None, sample=False))
 
     def _join_layers(self) -> None:
         """Projections of one input become one product."""

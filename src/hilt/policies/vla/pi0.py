@@ -24,8 +24,8 @@ from hilt.policies.base import at_least_float32
 from hilt.policies.io.flow_folders import published, to_published
 from hilt.policies.vla.flow import embed_times
 from hilt.policies.vla.flow_config import FlowPolicyConfig
-from hilt.policies.vla.flow_policy import EAGER, Context, FlowPolicy, Pass
-from hilt.policies.vla.gemma import GemmaStack, Rotation, Siglip, StackConfig, VisionConfig, projected
+from hilt.policies.vla.flow_policy import Context, FlowPolicy
+from hilt.policies.vla.gemma import GemmaStack, Rotation, Runner, Siglip, StackConfig, VisionConfig, plain, projected
 
 VARIANTS = {
     "gemma_2b": StackConfig(width=2048, depth=18, mlp_dim=16_384, num_heads=8, num_kv_heads=1, head_dim=256),
@@ -129,21 +129,20 @@ class Pi0(FlowPolicy):
             (paligemma if self.config.trained == "expert" else paligemma.model.vision_tower).requires_grad_(False)
 
     def prefix(
-        self, pixels: Tensor, present: Tensor, prompt: Tensor, worded: Tensor, state: Tensor, how: Pass = EAGER
+        self, pixels: Tensor, present: Tensor, prompt: Tensor, worded: Tensor, state: Tensor, run: Runner = plain
     ) -> Context:
         model = self.paligemma_with_expert.paligemma.model
         language, config = model.language_model, self.config.vlm
-        pictures = model.multi_modal_projector.linear(model.vision_tower.vision_model(pixels.flatten(0, 1), how.run))
+        pictures = model.multi_modal_projector.linear(model.vision_tower.vision_model(pixels.flatten(0, 1), run))
         pictures = pictures.unflatten(0, present.shape).flatten(1, 2)  # [B, slots * patches, width]
         words = language.embed_tokens(prompt) * config.width**0.5
         x = torch.cat([pictures.to(words.dtype), words], 1)
         valid = torch.cat([present[..., None].expand(-1, -1, self.config.vision.tokens).flatten(1), worded], 1)
         rotation = Rotation(valid.cumsum(1) - 1, config.head_dim)
-        mask = None if how.complete else valid[:, None, None, :]
-        cache, output = language.read(x, rotation, mask, how.run, self.config.value == "prefix")
+        cache, output = language.read(x, rotation, valid[:, None, None, :], run, self.config.value == "prefix")
         blocks = 0 if self.config.adaptive else 1
-        places = after(valid, self.horizon + blocks, self.config.expert.head_dim, blocks, how.complete)
-        return Context(cache, valid, places, how.run, output, None if self.config.adaptive else self.state_proj(state))
+        places = after(valid, self.horizon + blocks, self.config.expert.head_dim, blocks)
+        return Context(cache, valid, places, run, output, None if self.config.adaptive else self.state_proj(state))
 
     def moments(self, times: Tensor) -> Any:
         moment = embed_times(times, self.config.expert.width, self.config.min_period, self.config.max_period)
@@ -176,19 +175,13 @@ class Pi0(FlowPolicy):
         return f"Task: {text}, State: {' '.join(map(str, bins))};\nAction: "
 
 
-def after(
-    valid: Tensor, tokens: int, head_dim: int, blocks: int, complete: bool = False
-) -> tuple[Rotation, Tensor | None]:
+def after(valid: Tensor, tokens: int, head_dim: int, blocks: int) -> tuple[Rotation, Tensor]:
     """Positions and mask of a suffix: it sees what is valid of the prefix and itself, but
-    its first `blocks` tokens see no later one. `complete`: all of the prefix is valid."""
+    its first `blocks` tokens see no later one."""
     place = torch.arange(tokens, device=valid.device)
-    rotation = Rotation(valid.sum(1, keepdim=True) + place, head_dim)
-    if complete and not blocks:
-        return rotation, None
     own = place[None, :] <= torch.where(place < blocks, place, tokens)[:, None]
-    seen = valid[:1] if complete else valid  # one mask for all rows
-    mask = torch.cat([seen[:, None, :].expand(-1, tokens, -1), own.expand(len(seen), -1, -1)], 2)
-    return rotation, mask[:, None]
+    mask = torch.cat([valid[:, None, :].expand(-1, tokens, -1), own.expand(len(valid), -1, -1)], 2)
+    return Rotation(valid.sum(1, keepdim=True) + place, head_dim), mask[:, None]
 
 
 class PaliGemmaWithExpert(nn.Module):

@@ -23,8 +23,8 @@ from hilt.policies.base import at_least_float32
 from hilt.policies.io.flow_folders import published, to_published
 from hilt.policies.vla.flow import embed_times
 from hilt.policies.vla.flow_config import FlowPolicyConfig
-from hilt.policies.vla.flow_policy import EAGER, Context, FlowPolicy, Pass
-from hilt.policies.vla.gemma import GemmaStack, Rotation, Siglip, StackConfig, VisionConfig, projected
+from hilt.policies.vla.flow_policy import Context, FlowPolicy
+from hilt.policies.vla.gemma import GemmaStack, Rotation, Runner, Siglip, StackConfig, VisionConfig, plain, projected
 
 TEXT = StackConfig(
     width=960, depth=32, mlp_dim=2560, num_heads=15, num_kv_heads=5, head_dim=64, gemma=False, epsilon=1e-5
@@ -126,12 +126,12 @@ class SmolVLA(FlowPolicy):
             (vlm if self.config.trained == "expert" else vlm.model.vision_model).requires_grad_(False)
 
     def prefix(
-        self, pixels: Tensor, present: Tensor, prompt: Tensor, worded: Tensor, state: Tensor, how: Pass = EAGER
+        self, pixels: Tensor, present: Tensor, prompt: Tensor, worded: Tensor, state: Tensor, run: Runner = plain
     ) -> Context:
         model, config = self.vlm_with_expert.vlm.model, self.config.vlm
         language, scale = model.text_model, config.width**0.5
         pictures = model.connector.modality_projection.proj(
-            shuffled(model.vision_model(pixels.flatten(0, 1), how.run), self.config.shuffle)
+            shuffled(model.vision_model(pixels.flatten(0, 1), run), self.config.shuffle)
         )
         pictures = pictures.unflatten(0, present.shape)  # [B, slots, tokens, width]
         words = language.embed_tokens(prompt) * scale
@@ -143,20 +143,20 @@ class SmolVLA(FlowPolicy):
         # pictures and words do not see the state
         mask = (valid[:, None, :] & (~is_state[None, :] | is_state[:, None]))[:, None]
         rotation = Rotation(valid.cumsum(1) - 1, config.head_dim)
-        cache, output = language.read(x, rotation, mask, how.run, self.config.value == "prefix")
+        cache, output = language.read(x, rotation, mask, run, self.config.value == "prefix")
         expert = self.vlm_with_expert.lm_expert
         cache = [
             layer.across(kept) if layer.crosses else kept for layer, kept in zip(expert.layers, cache, strict=False)
         ]
-        return Context(cache, valid, self._places(valid, how.complete), how.run, output)
+        return Context(cache, valid, self._places(valid), run, output)
 
-    def _places(self, valid: Tensor, complete: bool) -> tuple[tuple[Rotation, Tensor | None], ...]:
+    def _places(self, valid: Tensor) -> tuple[tuple[Rotation, Tensor], ...]:
         """Positions and masks of the actions, in layers with attention of their own and in those that look across."""
         place, head_dim = torch.arange(self.horizon, device=valid.device), self.config.expert.head_dim
-        seen = (valid[:1] if complete else valid)[:, None, None, :].expand(-1, -1, self.horizon, -1)
+        seen = valid[:, None, None, :].expand(-1, -1, self.horizon, -1)
         causal = (place[None, :] <= place[:, None]).expand(len(seen), 1, -1, -1)
         own = Rotation(valid.sum(1, keepdim=True) + place, head_dim), torch.cat([seen, causal], 3)
-        return own, (Rotation(place.expand(len(valid), -1), head_dim), None if complete else seen)
+        return own, (Rotation(place.expand(len(valid), -1), head_dim), seen)
 
     def moments(self, times: Tensor) -> Tensor:
         return embed_times(times, self.config.expert.width, self.config.min_period, self.config.max_period)
