@@ -89,6 +89,11 @@ def test_joined_layers_are_parts_of_one_weight():
     for found, layer in zip(one, layers, strict=True):
         torch.testing.assert_close(found, layer(x))
     assert copy.deepcopy(joined).weight is None
+    places, other = [layer.weight.data_ptr() for layer in layers], JoinedLinear()
+    other.join(*layers)  # of a policy that shares the layers
+    assert [layer.weight.data_ptr() for layer in layers] == places
+    assert other.weight is not None and torch.equal(other.weight, joined.weight)
+    assert other.bias is not None and torch.equal(other.bias, torch.cat([layer.bias for layer in layers]))
     joined.join(layers[0], nn.Sequential(nn.Linear(4, 2)))
     assert joined.weight is None
 

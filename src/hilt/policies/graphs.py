@@ -11,6 +11,7 @@ adapters, say), are noticed, and the graphs are captured anew.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -209,7 +210,16 @@ class JoinedLinear:
 
 
 def _one_tensor(parts: Sequence[Tensor]) -> Tensor:
+    first, rows = parts[0].data, [len(part) for part in parts]
+    ends = itertools.accumulate((part.numel() * part.element_size() for part in parts), initial=first.data_ptr())
+    if all(
+        part.is_contiguous()
+        and part.data_ptr() == end
+        and part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        for part, end in zip(parts, ends, strict=False)
+    ):  # they are one already, perhaps for another policy that shares them
+        return first.as_strided((sum(rows), *first.shape[1:]), first.stride(), first.storage_offset())
     whole = torch.cat([part.data for part in parts])
-    for part, own in zip(parts, whole.split([len(part) for part in parts]), strict=True):
+    for part, own in zip(parts, whole.split(rows), strict=True):
         part.data = own
     return whole
