@@ -235,11 +235,11 @@ class FlowPolicy(Policy):
             dim = self.config.max_action_dim
             given = flows.given_actions(asked["given"], asked["frozen"], self.horizon, dim)
         context = self._context(asked, run)
-        fields = self._fields(context)
-        if given is not None and self.max_delay:
-            fields = [self._field(context, given)] * self.config.flow.steps
-        elif given is not None:
-            fields = [flows.guided(field, given) for field in fields]
+        fields: flows.Field | list[flows.Field]
+        if given is not None:
+            fields = self._field(context, given) if self.max_delay else flows.guided(self._field(context), given)
+        else:  # eager ones have the shapes of `evaluate`, and so its numbers to the bit
+            fields = self._field(context) if run is plain else self._fields(context)
         draws = flows.Draws(asked["start"], asked["first"], asked.get("noise"))
         drawn = flows.follow(fields, draws, self.config.flow, asked["temperature"])
         value = self._value(context) if self.config.value == "prefix" else drawn.value
