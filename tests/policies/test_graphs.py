@@ -47,6 +47,17 @@ def test_filled_up_rows_and_prompts_change_no_answer(kind: str, rows: int, monke
     assert len(shapes) == 2 and all(shape[0] == (4 if rows == 3 else 1) and shape[1] in lengths for shape in shapes)
 
 
+def test_moved_policy_keeps_nothing_where_it_was(monkeypatch: pytest.MonkeyPatch):
+    policy = test_pi0.made("sde")
+    captured_shapes(policy, monkeypatch)
+    wanted = answers(policy, 1)
+    joined = [module.joined for module in policy.modules() if hasattr(module, "joined")]
+    assert policy._graphs is not None and all(each.weight is not None for each in joined)
+    policy.to(torch.float64).to(torch.float32)
+    assert policy._graphs is None and all(each.weight is None for each in joined)
+    assert_near(answers(policy, 1), wanted)
+
+
 @pytest.mark.parametrize("kind", ["sde", "pi05"])
 def test_warm_up_decides_once_for_each_length_of_a_prompt(kind: str, monkeypatch: pytest.MonkeyPatch):
     policy, told = test_pi0.made(kind), list[str]()

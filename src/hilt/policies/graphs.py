@@ -196,10 +196,13 @@ class JoinedLinear:
     def __deepcopy__(self, memo: dict[int, Any]) -> JoinedLinear:
         return JoinedLinear()
 
+    def forget(self) -> None:
+        self.weight = self.bias = None
+
     def join(self, *layers: nn.Module) -> None:
         """Nothing is done where it cannot be: a layer is of another kind (adapters), or its weight is spread over
         several devices."""
-        self.weight = self.bias = None
+        self.forget()
         weights, biases = zip(
             *((layer._parameters.get("weight"), layer._parameters.get("bias")) for layer in layers), strict=True
         )

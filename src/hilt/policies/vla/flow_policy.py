@@ -421,6 +421,15 @@ class FlowPolicy(Policy):
             given = given_in(record) if self.max_delay else None
             self._answer(record, given, flows.draws(self._shape(1), self.config.flow, None, sample=False))
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Weights are moved: graphs that would read them where they were are dropped, with what keeps them there."""
+        self._graphs = None
+        for module in self.modules():
+            if isinstance(module, (MLP, GemmaAttention, SiglipAttention)):
+                module.joined.forget()
+        moved: Self = super()._apply(fn, recurse)
+        return moved
+
     def _join_layers(self) -> None:
         """Projections of one input become one product."""
         for module in self.modules():
