@@ -27,8 +27,9 @@ from tests.replay.toy_steps import SCHEMA, step
 from tests.wire.pair import FLUSH_MS, Pair
 from tests.wire.steps import ENV, transition
 
-NOT_HERE = ("hilt.__main__", "hilt.distributed.cluster")
-"""The command line itself, and Ray, whose own copy of psutil chooses its compiled half by ``sys.platform``"""
+NOT_HERE = ("hilt.__main__", "hilt.distributed.cluster", "hilt.policies.fused_layer")
+"""The command line itself; Ray, whose own copy of psutil chooses its compiled half by ``sys.platform``; and kernels for
+NVIDIA's GPUs, which macOS has not, and Triton neither"""
 
 
 def import_everything() -> int:

@@ -135,14 +135,14 @@ def to_float(images: Any, mean: Sequence[float] = SIGLIP[0], std: Sequence[float
     """float32 [..., 3, H, W]: divided by 255, less the mean, by the standard deviation."""
     given = torch.as_tensor(images)
     scaled = given.movedim(-1, -3).to(torch.float32) / 255
-    return (scaled - _channels(tuple(mean), given.device)) / _channels(tuple(std), given.device)
+    return (scaled - _channels(mean, given.device)) / _channels(std, given.device)
 
 
-@functools.cache
-def _channels(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    """[3, 1, 1], made once: while a CUDA graph is captured, nothing can be copied to the device."""
-    with torch.inference_mode(False):
-        return torch.tensor(values, device=device).view(-1, 1, 1)
+def _channels(values: Sequence[float], device: torch.device) -> Any:
+    """One number where all channels have the same, else [3, 1, 1]. A number can be part of a CUDA graph; a tensor would
+    be copied to the device, which cannot."""
+    same = len(set(values)) == 1
+    return values[0] if same else torch.tensor(values, device=device).view(-1, 1, 1)
 
 
 def _size(size: int | tuple[int, int]) -> tuple[int, int]:
