@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torch._subclasses import FakeTensorMode
 
 from hilt.core.errors import SchemaError
 from hilt.policies.io import preprocess as images
@@ -114,3 +115,12 @@ def test_preprocess_refuses_what_is_no_image(call: Any, says: str):
     with pytest.raises(SchemaError) as caught:
         call()
     assert says in str(caught.value)
+
+
+def test_to_float_is_not_changed_by_an_estimate_of_memory_before_it():
+    pictures = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3), np.uint8)
+    with FakeTensorMode():
+        images.to_float(torch.empty(2, 4, 4, 3, dtype=torch.uint8))
+    found = images.to_float(pictures)
+    assert found.shape == (2, 3, 4, 4) and type(found) is torch.Tensor
+    np.testing.assert_array_equal(found.numpy(), (np.moveaxis(pictures, -1, 1).astype(np.float32) / 255 - 0.5) / 0.5)
