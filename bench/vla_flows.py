@@ -100,7 +100,7 @@ class FlowBench:
                 "start": torch.randn(shape, generator=self.generator),
                 "first": torch.full((rows,), -1),
             }
-            with torch.no_grad(), compiling(64):
+            with torch.no_grad(), compiling():
                 placed = {name: policy._placed(each) for name, each in asked.items()}
                 policy._decide(placed, compiled())["actions"].cpu()
 

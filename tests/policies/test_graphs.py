@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ import pytest
 import torch
 from torch import nn
 
+from hilt.core.errors import ConfigError
 from hilt.policies.graphs import Graphs, JoinedLinear, Places, bucket
 from hilt.policies.vla import gemma
 from hilt.policies.vla.gemma import GemmaStack, Rotation, StackConfig
+from hilt.policies.vla.pi0 import Pi0
 from tests.policies import test_pi0
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -61,13 +64,23 @@ def test_moved_policy_keeps_nothing_where_it_was(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("kind", ["sde", "pi05"])
 def test_warm_up_decides_once_for_each_length_of_a_prompt(kind: str, monkeypatch: pytest.MonkeyPatch):
     policy, told = test_pi0.made(kind), list[str]()
-    policy.warm_up(told.append)
+    policy.warm_up(True, told.append)
     assert not told  # nothing is captured on a CPU
     shapes = captured_shapes(policy, monkeypatch)
-    policy.warm_up(told.append)
+    policy.warm_up(True, told.append)
     lengths = (24, 48, 72, 90) if kind == "pi05" else (8, 16, 24)
     assert shapes == [(1, length) for length in lengths]
     assert told[0] == f"compiling decisions of one robot, prompts of up to {lengths[0]} tokens: 0 of {len(lengths)}"
+
+
+def test_graphs_are_refused_where_there_is_no_cuda(tmp_path: Path):
+    policy = test_pi0.made("sde")
+    policy.save_pretrained(tmp_path / "policy")
+    told = r"acting=captured makes CUDA graphs, and the policy is on cpu: give device=cuda, or leave acting out\."
+    with pytest.raises(ConfigError, match=told):
+        Pi0.from_pretrained(tmp_path / "policy", acting="captured")
+    opened = Pi0.from_pretrained(tmp_path / "policy", tokenizer=policy.tokenizer, acting="eager")
+    assert_near(answers(opened, 1), answers(policy, 1))
 
 
 def captured_shapes(policy: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:

@@ -125,8 +125,9 @@ class Policy(torch.nn.Module, ABC):
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
-    def warm_up(self, notify: Callable[[str], None]) -> None:
-        """Prepares `act` for one observation, where its first call would take long; `notify` is told what is done."""
+    def warm_up(self, sample: bool, notify: Callable[[str], None]) -> None:
+        """Makes the first call of `act` with one observation as fast as later ones, where compiling would delay it.
+        `notify` is called with a line about each part of the work; by default there is none."""
 
     def observed_fields(self) -> ObservedFields | None:
         """What an observation must have, for checks before `act`; None where only `act` itself knows."""

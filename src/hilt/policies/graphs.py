@@ -15,7 +15,7 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -29,6 +29,8 @@ WARM_UP = 3
 """Calls before the capture: the first one compiles, and the libraries choose their kernels"""
 KEPT = 12
 """Graphs that are kept; the one that was not used for longest is dropped for a new one"""
+MOST_COMPILED = 4096
+"""Sets of shapes for which a layer is compiled; torch gives up after eight otherwise, and runs it eagerly"""
 
 
 class Graphs:
@@ -42,11 +44,10 @@ class Graphs:
         function: Function,
         module: nn.Module,
         device: torch.device,
-        kept: int = KEPT,
         before: Callable[[], None] = lambda: None,
     ):
         """`before` prepares the module each time its weights have been moved."""
-        self._function, self._module, self.device, self._kept, self._before = function, module, device, kept, before
+        self._function, self._module, self.device, self._before = function, module, device, before
         self._graphs: OrderedDict[Any, _Graph] = OrderedDict()
         self._lock = threading.Lock()
         self._pool: Any = None
@@ -82,7 +83,7 @@ class Graphs:
         key = (shapes, tuple(sorted(options.items())))
         graph = self._graphs.get(key)
         if graph is None:
-            while len(self._graphs) >= self._kept:
+            while len(self._graphs) >= KEPT:
                 self._graphs.popitem(last=False)
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
@@ -159,14 +160,14 @@ class Places:
         )
 
 
-def compiling(buckets: int) -> AbstractContextManager[Any]:
-    """Within it torch compiles a function for this many sets of shapes, and says so where it would give up."""
+def compiling() -> AbstractContextManager[Any]:
+    """Within it torch compiles a function for any number of sets of shapes."""
     import torch._dynamo
 
-    patch: AbstractContextManager[Any] = torch._dynamo.config.patch(
-        recompile_limit=buckets, fail_on_recompile_limit_hit=True
-    )
-    return patch if torch.cuda.is_available() else nullcontext()
+    config: Any = torch._dynamo.config
+    limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # before torch 2.7
+    patch: AbstractContextManager[Any] = config.patch({limit: MOST_COMPILED, f"accumulated_{limit}": MOST_COMPILED})
+    return patch
 
 
 def bucket(count: int, steps: tuple[int, ...]) -> int:

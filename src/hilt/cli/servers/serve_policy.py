@@ -79,7 +79,7 @@ def serve_policy(
     with PROGRESS.phases() as report:
         report(f"loading the policy of {policy}")
         served = find_policy(policy, checkpoint, device, option_values(option))
-        served.policy.warm_up(report)
+        served.policy.warm_up(sample, report)
     settings = {"batching": BatcherSettings(max_batch, max_wait_ms / 1000, seed), "limits": ServerLimits(max_clients)}
     run_server(served, access, (wire_port, keys), sample=sample, **settings)
 

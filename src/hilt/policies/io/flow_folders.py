@@ -75,6 +75,10 @@ def load(
     one, or the folder of one; it may be left out if the policy's folder has one, or if no observation will be read.
     """
     device, dtype = check_device(device), check_dtype(dtype) or torch.float32
+    if (acting := options.get("acting", "auto")) not in ("auto", "eager") and device.type != "cuda":
+        raise ConfigError(
+            f"acting={acting} makes CUDA graphs, and the policy is on {device}: give device=cuda, or leave acting out."
+        )
     tensors = Tensors(folder)
     options = dict(options)
     asset = options.pop("asset", None)

@@ -178,7 +178,7 @@ def draws(
 
 
 def follow(field: Field | Sequence[Field], draws: Draws, flow: Flow, temperature: Tensor) -> FlowSample:
-    """What the field, or that of each step, makes of `draws`.
+    """Follows the field from the noise in `draws` to actions. `field` is one for all steps, or one for each.
 
     Nothing here waits for the device, so that all of it can be captured as one CUDA graph."""
     x, first, noise = draws

@@ -168,7 +168,8 @@ class FlowPolicy(Policy):
 
     @abstractmethod
     def moments(self, times: Tensor) -> Any:
-        """All that the expert makes of times alone: [B], or [B, horizon] of each action. One row stands for all."""
+        """Computes what depends on the times alone, which are [B], or [B, horizon] for each action. With one row, it
+        is the same for the whole batch."""
 
     @abstractmethod
     def suffix(self, context: Context, noisy: Tensor, moments: Any) -> Tensor:
@@ -394,7 +395,7 @@ class FlowPolicy(Policy):
     def _captured_decision(self, asked: Mapping[str, Tensor], acting: str) -> dict[str, Tensor]:
         if acting == "captured":
             return self._decide(asked)
-        with compiling(64):
+        with compiling():
             return self._decide(asked, compiled() if acting == "compiled" else quick)
 
     def _prompt_lengths(self) -> tuple[int, ...]:
@@ -403,7 +404,7 @@ class FlowPolicy(Policy):
         step = 8 * -(-longest // (8 * LENGTHS))
         return tuple(min(length, longest) for length in range(step, longest + step, step))
 
-    def warm_up(self, notify: Callable[[str], None]) -> None:
+    def warm_up(self, sample: bool, notify: Callable[[str], None]) -> None:
         if not self._captures():
             return
         lengths = self._prompt_lengths()
@@ -419,7 +420,8 @@ class FlowPolicy(Policy):
             record |= {"prompt": np.zeros((1, length), np.int32), "prompt_length": np.full(1, length, np.int32)}
             record |= prefix_record(self, None, 1) if self.max_delay else {}
             given = given_in(record) if self.max_delay else None
-            self._answer(record, given, flows.draws(self._shape(1), self.config.flow, None, sample=False))
+            generator = torch.Generator().manual_seed(0)
+            self._answer(record, given, flows.draws(self._shape(1), self.config.flow, generator, sample))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Weights are moved: graphs that would read them where they were are dropped, with what keeps them there."""

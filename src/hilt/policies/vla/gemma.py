@@ -201,7 +201,7 @@ class GemmaLayer(nn.Module):
         return _add(x, self.mlp(normed), gate), keys, values
 
     def across(self, other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """What a layer that crosses makes of the keys and values of the other stack: once for all steps of a flow."""
+        """Projects the keys and values of the other stack for a layer that crosses; this is done once per decision."""
         keys, values = (_flat(one) for one in other)
         return self.self_attn.split(self.self_attn.k_proj(keys)), self.self_attn.split(self.self_attn.v_proj(values))
 
