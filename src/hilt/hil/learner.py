@@ -65,7 +65,7 @@ logger = logging.getLogger("hilt.hil")
 
 @dataclass(frozen=True)
 class LearnerSummary:
-    """How a run, or this part of it, ended."""
+    """The end of a run, or of one part of it: why it ended, and its figures."""
 
     reason: str
     """"goal": success held at its goal; "max_steps", "max_seconds", "max_env_steps"; "pressed": an operator

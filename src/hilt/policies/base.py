@@ -171,7 +171,7 @@ class Policy(torch.nn.Module, ABC):
 
     @classmethod
     def flow_kind(cls, options: Mapping[str, Any]) -> str | None:
-        """Where chance comes in, of a new one with these options that answers by a flow; None of others."""
+        """Returns the `kind` of the flow of a new policy with these options; None if it does not answer by a flow."""
         return None
 
     @classmethod

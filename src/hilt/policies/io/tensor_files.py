@@ -52,7 +52,7 @@ MAX_LISTED = 5
 
 
 class Entry(NamedTuple):
-    """Where a tensor lies."""
+    """The place of a tensor in a file."""
 
     file: Path
     name: str

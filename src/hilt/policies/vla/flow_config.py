@@ -111,7 +111,7 @@ class FlowPolicyConfig(ABC):
 
     @property
     def usual_value(self) -> str:
-        """What a value head looks at, as published."""
+        """Returns the input of the value head in the published models."""
         return "actions"
 
     @property
