@@ -19,6 +19,7 @@ from bench.lab import Group, Lab, remove
 from bench.report import Row, at_least, at_most
 from bench.sides import Side
 from bench.timing import Rates
+from bench.vla_float8 import float8, pi0_float8
 from bench.vla_flows import TARGETS, flows, gradients, group
 from bench.vla_sizes import PROMPT, MasterAdam, bare, lora_policy, record_of
 from hilt.policies.base import select
@@ -366,6 +367,8 @@ GROUPS = {
     "load": Group(["load_host_memory"], load),
     "act": Group(["chunks_32", "chunks_64", "latency_1", "act_32"], act),
     "flows": Group([f"{kind}_{row}" for kind in TARGETS for row in ("latency", "act_64", "precision")], group(flows)),
+    "float8": Group(["fp8_chunks_64", "fp8_act_64", "fp8_kl", "fp8_changed", "fp8_refresh"], group(float8)),
+    "pi0_float8": Group(["pi0_fp8_act_64", "pi0_fp8_kl"], group(pi0_float8)),
     "gradients": Group(["pi0_gradient_32", "pi05_gradient_32"], group(gradients)),
     "update": Group(["update_lora", "update_full", "memory_lora", "memory_full"], update),
 }

@@ -195,6 +195,10 @@ def test_adapters_alone_are_sent_and_those_of_another_policy_are_refused(folder:
         ({"algorithm": "rlpd"}, "agent.kind=vla learns by imitation: give algorithm=hg-dagger"),
         ({"options": {"policy": "small_vla"}}, "policy is 'small_vla'; expected the folder of a policy that has"),
         ({"options": {"mode": "quick"}}, "quick"),
+        (
+            {"options": {"policy_options": {"rollout_precision": "fp8_emulated"}}},
+            "policy_options.rollout_precision: with a person nothing corrects for another precision of acting",
+        ),
         ({"options": {"server": "http://arm"}}, "server is 'http://arm'; expected ws://HOST:PORT"),
         ({"options": {"mode": "rtc"}}, "mode=rtc needs a policy that continues a chunk"),
         (

@@ -67,6 +67,19 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         ["algorithm.estimator=remax", "collect.dynamic_sampling=true"],
         "a greedy episode, is not one of",
     ),
+    "rollouts in another precision": (
+        ["policy_options.rollout_precision=fp8_emulated"],
+        r"rollout_precision=fp8_emulated: the policy that acts is then not quite the one that learns, which must be "
+        r"corrected for: give algorithm\.recompute_log_prob=true\.",
+    ),
+    "float8 copies of shards": (
+        ["policy_options.rollout_precision=fp8_emulated", "algorithm.recompute_log_prob=true", "sharding.enabled=true"],
+        "rollout_precision=fp8_emulated with sharding.enabled: no rank keeps whole weights",
+    ),
+    "float8 without a GPU": (
+        ["policy_options.rollout_precision=fp8", "algorithm.recompute_log_prob=true"],
+        "rollout_precision=fp8 needs a GPU with float8 products, and the policy is on cpu",
+    ),
     "an idle critic": (["critic.kind=shared"], "kind=shared would do nothing: it needs algorithm.estimator=gae"),
     "another critic": (["critic.kind=twin"], "no critic named 'twin'"),
     "an idle optimizer": (["critic.optimizer.weight_decay=0"], "would do nothing: it needs algorithm.estimator=gae"),

@@ -46,6 +46,20 @@ def test_each_role_has_a_line():
     assert "optimizer" not in lines[1] and megabytes(lines[2], "weights") >= megabytes(lines[0], "weights")
 
 
+def test_float8_copies_have_a_line():
+    float8 = ["policy_options.rollout_precision=fp8_emulated", "algorithm.recompute_log_prob=true"]
+    ahead = ["collect.ahead=1", "pool.workers=1"]
+    lines = [list(footprint(config(*float8, *more)))[-2] for more in ([], ahead)]
+    policy = first_policy(config(*float8), SIZES)
+    layers = policy.float8_layers()
+    once = sum(layer.weight.numel() + 4 * len(layer.weight) for layer in layers) / 1e6
+    told = "memory of the float8 copies for rollouts:"
+    assert lines == [
+        f"{told} {once:.1f} MB",
+        f"{told} {2 * once:.1f} MB, once for the policy that acts and once for the one that learns",
+    ]
+
+
 @pytest.mark.parametrize("head", ["gaussian", "flow"])
 def test_a_blank_record_is_what_other_heads_take(head: str):
     options = {name: value for name, value in config().policy_options.items() if name not in ("bins", "smoothing")}

@@ -278,6 +278,11 @@ def test_resuming_changes_only_what_can_be_changed(start: Callable[..., Any], tm
             ConfigError,
             "there is nothing to learn from: give data=[PATH], or tasks=[tabletop/pick] and demonstrations=20.",
         ),
+        (
+            {"policy_options": {"rollout_precision": "fp8_emulated"}},
+            ConfigError,
+            "policy_options.rollout_precision would do nothing: imitation has no rollouts.",
+        ),
         ({"columns": {}}, ConfigError, "whose names do the observations have? Give suite=NAME"),
         ({"columns": {}, "suite": "nowhere"}, UnknownNameError, "no suite named 'nowhere'"),
         ({"suite": "libero"}, ConfigError, "suite=libero would do nothing: it needs no columns beside it"),

@@ -33,7 +33,7 @@ from tests.vla.toy_vla import DOWN, UP, config, weights
 
 MEASURED = {f"{name}_share" for name in ("simulator", "beside", "model", "update", "other")}
 MEASURED |= {"time", "env_steps_per_second", "updates_per_second"}
-MEASURED |= {"step_seconds", "validation_seconds", "trajectory", "prefetched"}
+MEASURED |= {"rollout_quantize_ms", "step_seconds", "validation_seconds", "trajectory", "prefetched"}
 """What is another in each run; what was begun ahead when a run was stopped is begun again later"""
 
 
@@ -171,6 +171,7 @@ WAYS = {
         "rollouts_gb=1e-6",
         "collect.dynamic_sampling=true",
         "algorithm.recompute_log_prob=true",
+        "policy_options.rollout_precision=fp8_emulated",
     ],
     "gae with a critic of its own": [
         "algorithm.estimator=gae",
@@ -179,6 +180,19 @@ WAYS = {
         "optimizer.schedule=cosine",
     ],
 }
+
+
+def test_rollouts_in_float8_are_measured_and_corrected_for(tmp_path: Path):
+    float8 = ["policy_options.rollout_precision=fp8_emulated", "algorithm.recompute_log_prob=true"]
+    started(tmp_path / "run", *SMALL, *float8)
+    learned = [record for record in read_metrics(tmp_path / "run", ["update"]) if "policy_loss" in record]
+    assert len(learned) == 3
+    for record in learned:
+        assert 0 < record["rollout_kl"] < 0.01 and 0 <= record["rollout_changed"] <= 1
+        assert record["rollout_quantize_ms"] >= 0
+        # the weights that acted are those that learn: all that is corrected for is their precision
+        assert record["importance_weight"] == pytest.approx(1, abs=0.05) and record["importance_weight_max"] != 1
+        assert abs(record["behavior_kl"]) < 0.05
 
 
 class Stop:

@@ -71,6 +71,8 @@ class Adam:
                 eps=1e-8,
                 maximize=False,
             )
+        for parameter in parameters:  # the fused kernel does not tell who watches for changes (`hilt.policies.float8`)
+            torch.autograd.graph.increment_version(parameter)
 
     def descend(self, loss: Tensor) -> None:
         """One step down the gradient of a loss. No other parameters receive gradients."""

@@ -109,6 +109,11 @@ class VlaOptions:
                 f"{here}policy is {self.policy!r}; expected the folder of a policy that has imitated "
                 "demonstrations, which `hilt train sft` makes."
             )
+        if "rollout_precision" in self.policy_options:
+            yield (
+                f"{here}policy_options.rollout_precision: with a person nothing corrects for another precision "
+                "of acting. Leave it out."
+            )
         if self.server and not is_address(self.server):
             yield f"{here}server is {self.server!r}; expected ws://HOST:PORT, wss://HOST:PORT or hilt://HOST:PORT."
 

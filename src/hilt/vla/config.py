@@ -26,6 +26,7 @@ from hilt.envs.task import ready
 from hilt.observe.alarms import RunFacts, check_stop_on
 from hilt.observe.sinks import check_sinks
 from hilt.policies.base import Policy
+from hilt.policies.float8 import SAME, check_float8
 from hilt.policies.io.tensor_files import check_device
 from hilt.policies.registry import check_policy, document_of, is_new, kind_of, policy_class
 from hilt.policies.vla.flow import check_entropy
@@ -255,6 +256,7 @@ class Vla:
         """Raises for what this machine lacks: a device, a package, a folder, a simulator."""
         problems = Problems()
         problems.check(check_device, self.device)
+        problems.check(check_float8, self.policy_options.get("rollout_precision", SAME), self.device)
         problems.check(check_sinks, self.sinks)
         problems.check(self._check_there)
         if self.copy_to:
@@ -293,12 +295,28 @@ class Vla:
         if not any(rewards):
             yield "all coefficients of rewards are 0, so that there is nothing to learn: give rewards.success=1."
         yield from self._wrong_sizes()
+        yield from self._wrong_precision()
         if self.collect.ahead and not self.placement.rollout_ranks:
             apart = "or give ranks of their own to rollouts, placement.kind=ray placement.rollout_ranks=1."
             if self.sharding.enabled:
                 yield f"collect.ahead=1 with sharding.enabled: no rank has all weights to act by; give 0, {apart}"
             if not self.pool.workers:
                 yield f"collect.ahead=1: simulators need processes of their own, pool.workers=1 or more; {apart}"
+
+    def _wrong_precision(self) -> Iterator[str]:
+        """What rollouts in another precision than that of learning need."""
+        if (precision := self.policy_options.get("rollout_precision", SAME)) == SAME:
+            return
+        if not self.algorithm.recompute_log_prob:
+            yield (
+                f"policy_options.rollout_precision={precision}: the policy that acts is then not quite the one that "
+                "learns, which must be corrected for: give algorithm.recompute_log_prob=true."
+            )
+        if self.sharding.enabled:
+            yield (
+                f"policy_options.rollout_precision={precision} with sharding.enabled: no rank keeps whole weights, of "
+                "which float8 copies are made. Leave one of them out."
+            )
 
     def _wrong_sizes(self) -> Iterator[str]:
         """What has to fit together in numbers."""

@@ -14,6 +14,7 @@ import torch
 
 from hilt.envs.pool import Pool
 from hilt.policies.base import Policy, Record
+from hilt.policies.float8 import SAME, float8_bytes
 from hilt.policies.io.memory import Estimate, estimate, free_bytes, readable_size
 from hilt.policies.registry import is_new, policy_class
 from hilt.vla.config import Vla
@@ -50,9 +51,20 @@ def footprint(config: Vla, run: Path = Path()) -> Iterator[str]:
         else ""
     )
     yield from (f"memory of the {role} with {one.rows} chunks in a pass: {one}{share}" for role, one in needs.items())
+    if config.policy_options.get("rollout_precision", SAME) != SAME:
+        yield _float8_copies(config, options)
     if config.export_period:
         yield disk(config, options, run)
     yield f"memory that {config.device} has free here: {free_bytes(config.device) / 1e9:.1f} GB"
+
+
+def _float8_copies(config: Vla, sizes: dict[str, Any]) -> str:
+    """The memory of the float8 copies of weights that act, in a line."""
+    with torch.device("meta"):
+        policy: Any = first_policy(config, sizes, device="meta")
+    copies, ahead = float8_bytes(policy.float8_layers()), config.collect.ahead
+    beside = ", once for the policy that acts and once for the one that learns" * bool(ahead)
+    return f"memory of the float8 copies for rollouts: {readable_size((2 if ahead else 1) * copies)}{beside}"
 
 
 def disk(config: Vla, sizes: dict[str, Any], run: Path) -> str:

@@ -166,6 +166,8 @@ class Sft:
     def conflicts(self, here: str) -> Iterator[str]:
         if not self.data and not self.demonstrations:
             yield "there is nothing to learn from: give data=[PATH], or tasks=[tabletop/pick] and demonstrations=20."
+        if "rollout_precision" in self.policy_options:
+            yield f"{here}policy_options.rollout_precision would do nothing: imitation has no rollouts. Leave it out."
 
 
 class NamesObservations(Protocol):

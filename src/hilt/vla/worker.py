@@ -39,6 +39,7 @@ from hilt.envs.pool import Pool
 from hilt.envs.rewards import REWARDS, Classifier, named_reward, reward_and_success
 from hilt.policies.base import Policy, at_least_float32
 from hilt.policies.copies import ActingCopy, ReferencePolicy
+from hilt.policies.float8 import learning_precision, mismatch
 from hilt.policies.registry import is_new, load_policy, new_policy, policy_class, policy_sizes
 from hilt.policies.vla.flow import check_entropy
 from hilt.policies.vla.observation_adapters import Suite
@@ -264,8 +265,9 @@ class Worker:
         run is done with it, for the learning rate. `ahead`: simulators may begin the next step."""
         if ahead and self._rollout and self._ahead is None:
             self._collector.ahead()
+        apart = mismatch(self.policy.eval(), [episode.record for episode in self.episodes], self._ranks.sum_)
         self.policy.train()
-        figures: dict[str, float] = self.updater.update(
+        figures: dict[str, float] = apart | self.updater.update(
             self.episodes,
             self._rewards,
             progress=progress,
@@ -291,7 +293,7 @@ class Worker:
         options: dict[str, Any] = {"version": step, "seed": (config.seed, step, rank), "filmed": settings.videos}
         videos = self._run / "evaluations" / f"videos-{step:08d}"
         self.policy.eval()
-        with self._whole():
+        with self._whole(), learning_precision(self.policy):
             given = tried(
                 self._actor, self._pool, starts, self._suite, acting, **options, videos=videos, stop=self._stop
             )

@@ -52,6 +52,8 @@ LEROBOT, OPENPI = {"observation.state": "state", "action": "action"}, {"state": 
 """What their statistics are called, to ours and the other way round"""
 OLD_STATISTICS = ("normalize_", "unnormalize_")
 """Tensors of older folders of lerobot"""
+NOT_KEPT = ("rollout_precision", "fp8_first_layer")
+"""Settings of a run, which its policy is saved without"""
 TIMES = {
     "time_sampling_beta_alpha": 1.5,
     "time_sampling_beta_beta": 1.0,
@@ -143,7 +145,8 @@ def save(policy: FlowPolicy, folder: Path) -> None:
         if heads:
             write_tensors(beside, heads, value=value, name=HEADS_FILE)
         (beside / "config.json").write_text(json.dumps(config.to_published(), indent=2) + "\n")
-        ours = {"config": asdict(config), "statistics": policy.statistics}
+        kept = {name: value for name, value in asdict(config).items() if name not in NOT_KEPT}
+        ours = {"config": kept, "statistics": policy.statistics}
         (beside / OURS).write_text(json.dumps(ours, indent=2) + "\n")
 
 

@@ -96,7 +96,8 @@ def merge(policy: nn.Module) -> None:
     """Adds each adapter to its weight, in place, and takes it off. All that is
     needed besides is memory for one weight."""
     for name, layer in adapted(policy).items():
-        layer.base_layer.weight.data.copy_(_sum(layer))
+        with torch.no_grad():  # not through `data`: whoever has a copy of the weight sees that it has changed
+            layer.base_layer.weight.copy_(_sum(layer))
         parent, _, child = name.rpartition(".")
         setattr(policy.get_submodule(parent), child, layer.base_layer)
     for leftover in ("peft_config", "_hf_peft_config_loaded"):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hilt.core.validate import Need, check, setting
+from hilt.policies.float8 import ACTS_IN_FLOAT8, FIRST_LAYER, ROLLOUT_PRECISIONS
 from hilt.policies.vla.flow import Flow
 from hilt.policies.vla.normalize import KINDS
 
@@ -68,6 +69,12 @@ class FlowPolicyConfig(ABC):
     """How `act` goes through its layers: "eager"; "captured" as CUDA graphs, one for each number of rows and length of
     prompt; "compiled" and captured, whose first call takes a minute; "fused", the same with kernels of our own where
     there are few rows; "auto": fused on CUDA, eager elsewhere"""
+    rollout_precision: str = setting("same", choices=ROLLOUT_PRECISIONS)
+    """Of the language model's products while it acts: "same" as it learns; "fp8" on GPUs that have it; "fp8_emulated",
+    its numbers on any device, slower. A run corrects for the difference: algorithm.recompute_log_prob=true"""
+    fp8_first_layer: int = setting(FIRST_LAYER, minimum=0, needs=ACTS_IN_FLOAT8)
+    """The first layer of the language model that acts in float8. Errors of early layers grow in all later ones: a
+    higher number is nearer to the policy that learns, and slower"""
     augment: bool = False
     """In imitation pictures are cropped, turned and in other colors, at random, as openpi does; never when it acts"""
 

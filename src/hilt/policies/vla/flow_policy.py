@@ -25,7 +25,6 @@ from hilt.policies.base import (
     Evaluation,
     Observation,
     ObservedFields,
-    Policy,
     Prefix,
     Record,
     at_least_float32,
@@ -39,6 +38,7 @@ from hilt.policies.base import (
     text,
     to_imitate,
 )
+from hilt.policies.float8 import Float8Rollouts
 from hilt.policies.graphs import Graphs, bucket, compiling
 from hilt.policies.io import flow_folders
 from hilt.policies.io.preprocess import resize_with_pad, to_float
@@ -86,7 +86,7 @@ class Context(NamedTuple):
     """[B, width], of a model whose suffix begins with it"""
 
 
-class FlowPolicy(Policy):
+class FlowPolicy(Float8Rollouts):
     """A flow over a chunk of actions, given pictures, words and a state."""
 
     config: FlowPolicyConfig
@@ -113,7 +113,7 @@ class FlowPolicy(Policy):
         Weights are drawn from `seed`; those of a folder replace them.
         """
         super().__init__()
-        self.config, self.tokenizer = config, tokenizer
+        self.config, self.tokenizer, self.rollout_precision = config, tokenizer, config.rollout_precision
         self.use_statistics(statistics or {})
         self.chunk, self.action_dim, self.horizon = config.n_action_steps, config.action_dim, config.chunk_size
         self.max_delay = config.max_delay
@@ -205,7 +205,8 @@ class FlowPolicy(Policy):
         if self.max_delay:
             record |= prefix_record(self, prefix, len(observations))
         draws = flows.draws(self._shape(len(observations)), self.config.flow, generator, sample)
-        found = self._answer(record, given_in(record) if self.max_delay else prefix, draws)
+        with self.acting():
+            found = self._answer(record, given_in(record) if self.max_delay else prefix, draws)
         actions = self._normalize("action", found.pop("actions"), back=True)
         record |= found
         return continued(actions, prefix) if self.max_delay and prefix is not None else actions, record
@@ -390,9 +391,10 @@ class FlowPolicy(Policy):
         acting = self.config.acting
         if acting in ("auto", "fused"):  # a GPU whose torch came without Triton cannot compile
             acting = "fused" if importlib.util.find_spec("triton") else "captured"
-        return {name: each[:rows] for name, each in self._graphs(filled, acting=acting).items()}
+        return {name: each[:rows] for name, each in self._graphs(filled, acting=acting, float8=self.in_float8).items()}
 
-    def _captured_decision(self, asked: Mapping[str, Tensor], acting: str) -> dict[str, Tensor]:
+    def _captured_decision(self, asked: Mapping[str, Tensor], acting: str, float8: bool) -> dict[str, Tensor]:
+        """`float8` is what the layers know already: each precision has graphs of its own."""
         if acting == "captured":
             return self._decide(asked)
         with compiling():
@@ -421,7 +423,8 @@ class FlowPolicy(Policy):
             record |= prefix_record(self, None, 1) if self.max_delay else {}
             given = given_in(record) if self.max_delay else None
             generator = torch.Generator().manual_seed(0)
-            self._answer(record, given, flows.draws(self._shape(1), self.config.flow, generator, sample))
+            with self.acting():
+                self._answer(record, given, flows.draws(self._shape(1), self.config.flow, generator, sample))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Weights are moved: graphs that would read them where they were are dropped, with what keeps them there."""

@@ -126,8 +126,12 @@ class TokensHead(ActionHead):
     def evaluate(
         self, features: Tensor, memory: Mapping[str, Tensor], temperature: Tensor, given: Given | None = None
     ) -> tuple[Tensor, Tensor]:
-        logs = self._logs(self._informed(features, given), temperature)
+        logs = self.log_probs(features, temperature, given)
         return _taken(logs, memory["tokens"]), -(logs.exp() * logs).sum(-1)
+
+    def log_probs(self, features: Tensor, temperature: Tensor, given: Given | None = None) -> Tensor:
+        """Returns the log-probabilities of all bins of each number, [B, chunk, action_dim, bins]."""
+        return self._logs(self._informed(features, given), temperature)
 
     def loss(
         self, features: Tensor, target: Tensor, generator: Generator | None, given: Given | None = None

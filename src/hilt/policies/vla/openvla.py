@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hilt.core.errors import ConfigError
-from hilt.policies.base import Evaluation, at_least_float32
+from hilt.policies.base import Evaluation, Record, at_least_float32
 from hilt.policies.vla.heads import pick
 from hilt.policies.vla.llama import AttentionLayout
 from hilt.policies.vla.openvla_config import OpenVLAConfig, OpenVLAOptions
@@ -60,9 +60,15 @@ class OpenVLAOFT(OpenVLAPolicy, variant="oft"):
         """float32 [B, chunk * action_dim, action tokens] of uint8 [B, images, H, W, 3] and prompts, all on the
         device. With `equal`, all prompts are as long as they are wide: shapes are fixed and nothing waits for
         the device, so that it can be captured."""
-        with self._precision():
+        with self._precision(), self.acting():
             lengths = None if equal else length.cpu().numpy()
             return self._logits(self.slots_of(ModelInputs(self.pixels(images), prompt, length, proprio, lengths)))
+
+    def token_log_probs(self, record: Record) -> Tensor | None:
+        if self.config.head != "tokens":
+            return None
+        with self._precision():
+            return self._distribution(self.slots_of(self._inputs(record)), torch.from_numpy(record["temperature"]))
 
     _answering = slots_of
 
@@ -194,6 +200,14 @@ class OpenVLA(OpenVLAPolicy, variant="ar"):
             past = kept
         tokens = tokens.view(-1, self.chunk, self.action_dim)
         return SampledActions(tokens, self._evaluation(inputs, tokens, temperature, hidden, end, prefix))
+
+    def token_log_probs(self, record: Record) -> Tensor:
+        tokens, prefix = torch.from_numpy(record["tokens"]).to(self.device), list[tuple[Tensor, Tensor]]()
+        with self._precision():
+            inputs = self._inputs(record)
+            hidden, end = self.prefix_of(inputs, prefix)
+            answer = self._predicting(inputs, tokens.flatten(1).long(), hidden, end, prefix)
+            return self._distribution(answer, torch.from_numpy(record["temperature"]))
 
     def _judge(self, inputs: ModelInputs, drawn: Tensor, temperature: Tensor) -> Evaluation:
         if self.options.packed and inputs.lengths is not None:

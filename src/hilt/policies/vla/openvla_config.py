@@ -9,6 +9,7 @@ from typing import Any
 
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.validate import check, setting
+from hilt.policies.float8 import ACTS_IN_FLOAT8, FIRST_LAYER, ROLLOUT_PRECISIONS
 from hilt.policies.io.preprocess import IMAGENET, SIGLIP
 from hilt.policies.precision import PRECISIONS
 from hilt.policies.vla.llama import DEFAULTS
@@ -154,6 +155,12 @@ class OpenVLAOptions:
     compute: str = setting("float32", choices=PRECISIONS)
     """`float32`: in the precision of the weights; `bfloat16`: products in bfloat16, weights, sums and log-probabilities
     as they are; `auto`: on a CPU whichever is faster there, on a GPU float32. Runs on a CPU begin with `auto`"""
+    rollout_precision: str = setting("same", choices=ROLLOUT_PRECISIONS)
+    """Of the large products while it acts: "same" as it learns; "fp8" on GPUs that have it; "fp8_emulated", its numbers
+    on any device, slower. A run corrects for the difference: algorithm.recompute_log_prob=true"""
+    fp8_first_layer: int = setting(FIRST_LAYER, minimum=0, needs=ACTS_IN_FLOAT8)
+    """The first layer of the language model that acts in float8. Errors of early layers grow in all later ones: a
+    higher number is nearer to the policy that learns, and slower"""
     checkpointed: float = setting(0.0, minimum=0, maximum=1)
     """Share of the layers, from 0 to 1, that are computed once more for the
     gradient instead of being remembered: less memory"""

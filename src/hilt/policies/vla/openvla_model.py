@@ -25,7 +25,6 @@ from hilt.policies.base import (
     Evaluation,
     Observation,
     ObservedFields,
-    Policy,
     Prefix,
     Record,
     at_least_float32,
@@ -39,6 +38,7 @@ from hilt.policies.base import (
     text,
     to_imitate,
 )
+from hilt.policies.float8 import Float8Rollouts
 from hilt.policies.io.folders import load_openvla, save_openvla
 from hilt.policies.io.preprocess import openvla_view
 from hilt.policies.precision import in_bfloat16
@@ -63,7 +63,7 @@ STOP = 2
 """The token that ends every answer"""
 
 
-class OpenVLAPolicy(Policy):
+class OpenVLAPolicy(Float8Rollouts):
     """A new one has no weights: `from_pretrained` loads them, `initialize` makes random ones."""
 
     VARIANTS: ClassVar[dict[str, type[OpenVLAPolicy]]] = {}
@@ -89,7 +89,7 @@ class OpenVLAPolicy(Policy):
     ):
         super().__init__()
         self.config, self.options, self.tokenizer = config, options or OpenVLAOptions(), tokenizer
-        self.norm_stats = dict(norm_stats or config.norm_stats)
+        self.norm_stats, self.rollout_precision = dict(norm_stats or config.norm_stats), self.options.rollout_precision
         needs = {
             "support": Need("head=tokens", lambda _: config.head == "tokens"),
             "log_scale_range": Need("head=laplace", lambda _: config.head == "laplace"),
@@ -179,12 +179,16 @@ class OpenVLAPolicy(Policy):
 
     def compile_layers(self) -> None:
         """Compiles the layers of all three transformers, each kind once. The first pass then takes a minute."""
-        vision = self.vision_backbone.vision_backbone if self.config.film else self.vision_backbone
-        for vit in (vision.featurizer, vision.fused_featurizer):
-            for block in vit.blocks if vit is not None else ():
-                block.compile(dynamic=False)
-        for layer in self.language_model.model.layers:
+        for layer in self._transformer_layers():
             layer.compile(dynamic=False)
+
+    def _transformer_layers(self) -> list[nn.Module]:
+        vision = self.vision_backbone.vision_backbone if self.config.film else self.vision_backbone
+        vits = [vit for vit in (vision.featurizer, vision.fused_featurizer) if vit is not None]
+        return [*(block for vit in vits for block in vit.blocks), *self.language_model.model.layers]
+
+    def float8_parts(self) -> Sequence[nn.Module]:
+        return list(self.language_model.model.layers[self.options.fp8_first_layer :])
 
     # --- statistics, and upstream's names ---
 
@@ -212,9 +216,8 @@ class OpenVLAPolicy(Policy):
                 f"this policy's state has {size} numbers, and the statistics of {key} {self.scale_state.size}."
             )
 
-    def get_action_stats(self, unnorm_key: str | None = None) -> dict[str, Any]:
-        result: dict[str, Any] = self.norm_stats[resolve_key(self.norm_stats, unnorm_key or self.unnorm_key)]["action"]
-        return result
+    def get_action_stats(self, unnorm_key: str | None = None) -> Any:
+        return self.norm_stats[resolve_key(self.norm_stats, unnorm_key or self.unnorm_key)]["action"]
 
     def set_num_images_in_input(self, number: int) -> None:
         self.config = replace(self.config, num_images=number)
@@ -311,7 +314,7 @@ class OpenVLAPolicy(Policy):
             raise SchemaError("act() was given no observation; give it at least one.")
         check_temperature(temperature, sample)
         prefix = check_prefix(self, prefix, len(observations), sample)
-        with torch.no_grad(), self._precision():
+        with torch.no_grad(), self._precision(), self.acting():
             record, images = self._look(observations, self.options.center_crop)
             record["temperature"] = np.full(len(observations), temperature if sample else 1.0, np.float32)
             if self.max_delay:
@@ -328,15 +331,8 @@ class OpenVLAPolicy(Policy):
         return actions if prefix is None else continued(actions, prefix), record
 
     def evaluate(self, record: Record) -> Evaluation:
-        check_record(
-            record,
-            "images",
-            "prompt",
-            "prompt_length",
-            "temperature",
-            self._drawn,
-            *(["state"] if self.scale_state else []),
-        )
+        needed = ("images", "prompt", "prompt_length", "temperature", self._drawn)
+        check_record(record, *needed, *(["state"] if self.scale_state else []))
         drawn = torch.from_numpy(record[self._drawn]).to(self.device)
         if not len(drawn):
             none = torch.zeros(drawn.shape, device=self.device)

@@ -10,7 +10,7 @@ and the time of the flow in the norms of the expert.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -127,6 +127,9 @@ class Pi0(FlowPolicy):
         paligemma = self.paligemma_with_expert.paligemma
         if self.config.trained != "all":
             (paligemma if self.config.trained == "expert" else paligemma.model.vision_tower).requires_grad_(False)
+
+    def float8_parts(self) -> Sequence[nn.Module]:
+        return list(self.paligemma_with_expert.paligemma.model.language_model.layers[self.config.fp8_first_layer :])
 
     def prefix(
         self, pixels: Tensor, present: Tensor, prompt: Tensor, worded: Tensor, state: Tensor, run: Runner = plain

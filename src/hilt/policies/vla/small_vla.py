@@ -37,7 +37,6 @@ from hilt.policies.base import (
     Evaluation,
     Observation,
     ObservedFields,
-    Policy,
     Prefix,
     Record,
     check_prefix,
@@ -50,6 +49,7 @@ from hilt.policies.base import (
     text,
     to_imitate,
 )
+from hilt.policies.float8 import ROLLOUT_PRECISIONS, Float8Rollouts
 from hilt.policies.io.lora import merged
 from hilt.policies.io.preprocess import resize_with_pad
 from hilt.policies.io.tensor_files import Tensors, check_device, load_into, read_json, write_tensors
@@ -116,6 +116,9 @@ class SmallVLAConfig:
     """Of convolutions and the trunk's matrix products: "float32", "bfloat16" (faster on processors
     that have it, far slower on others), or "auto": the faster one. A run decides when it begins;
     the folder of a policy does not contain it"""
+    rollout_precision: str = setting("same", choices=ROLLOUT_PRECISIONS)
+    """Of the trunk's matrix products while it acts: "same" as it learns; "fp8", or "fp8_emulated" on any device, to
+    study what rollouts in float8 do to learning. The folder of a policy does not contain it"""
 
     def __post_init__(self) -> None:
         check(self)
@@ -144,13 +147,13 @@ class SmallVLAConfig:
         return result
 
     def to_json(self) -> dict[str, Any]:
-        """Returns all settings except the precision, which depends on the machine."""
+        """Returns all settings except the precisions, which depend on the machine."""
         settings = dataclasses.asdict(self)
-        del settings["precision"]
+        del settings["precision"], settings["rollout_precision"]
         return {"model_type": MODEL_TYPE, **settings}
 
 
-class SmallVLA(Policy):
+class SmallVLA(Float8Rollouts):
     """A policy by the protocol of `policies/base.py`. All that is random at its birth comes from `seed`."""
 
     precision_option = "precision"
@@ -158,7 +161,7 @@ class SmallVLA(Policy):
 
     def __init__(self, config: SmallVLAConfig, seed: int = 0):
         super().__init__()
-        self.config = config
+        self.config, self.rollout_precision = config, config.rollout_precision
         self.chunk, self.action_dim, self.max_delay = config.chunk, config.action_dim, config.max_delay
         width, cameras = config.width, len(config.cameras)
         # what torch draws here is drawn again below; the meta device would import its compiler
@@ -233,7 +236,7 @@ class SmallVLA(Policy):
             record |= prefix_record(self, prefix, len(observations))
         given = self._given(given_in(record) if self.max_delay else prefix)
         heat = torch.full((len(observations),), temperature, device=self.device)
-        with torch.no_grad():
+        with torch.no_grad(), self.acting():
             features, value = self._features(record)
             drawn = self.action_head.draw(features, heat, generator, sample, given)
             actions = self.action_low + (drawn.actions.clamp(-1, 1) + 1) / 2 * (self.action_high - self.action_low)
@@ -257,6 +260,15 @@ class SmallVLA(Policy):
         if given is not None:
             log_prob, entropy = given.apart(log_prob), given.apart(entropy)
         return Evaluation(log_prob, entropy, value)
+
+    def float8_parts(self) -> Sequence[nn.Module]:
+        return list(self.blocks)
+
+    def token_log_probs(self, record: Record) -> Tensor | None:
+        if self.config.head != "tokens":
+            return None
+        heat = torch.from_numpy(record["temperature"]).to(self.device)
+        return self.action_head.log_probs(self._features(record)[0], heat, self._given(given_in(record)))
 
     def supervised_loss(
         self,

@@ -10,7 +10,7 @@ language model only. The parameters have the names of the published checkpoint (
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -124,6 +124,9 @@ class SmolVLA(FlowPolicy):
         vlm = self.vlm_with_expert.vlm
         if self.config.trained != "all":
             (vlm if self.config.trained == "expert" else vlm.model.vision_model).requires_grad_(False)
+
+    def float8_parts(self) -> Sequence[nn.Module]:
+        return list(self.vlm_with_expert.vlm.model.text_model.layers[self.config.fp8_first_layer :])
 
     def prefix(
         self, pixels: Tensor, present: Tensor, prompt: Tensor, worded: Tensor, state: Tensor, run: Runner = plain
