@@ -15,20 +15,23 @@ import torch
 from bench.report import Row, at_least, at_most
 from bench.vla_flows import FlowBench, observations
 from bench.vla_sizes import record_of
+from hilt.policies import float8 as float8_module
 from hilt.policies.float8 import EMULATED, FIRST_LAYER, FP8, KIND, compared, quantize
 from hilt.policies.graphs import compiling
 
 TARGET_CHUNKS, TARGET_GAIN, TARGET_KL = 165, 1.35, 1e-3
 TEMPERATURE = 1.6
 """Of rollouts, as SimpleVLA-RL has it"""
-VARIANTS: dict[str, tuple[int, bool]] = {
-    "all layers": (0, False),
-    "from layer 4": (4, False),
-    "from layer 8": (8, False),
-    "from layer 16": (16, False),
-    "all layers, vision too": (0, True),
+VARIANTS: dict[str, tuple[int, bool, bool]] = {
+    "all layers": (0, False, False),
+    "from layer 4": (4, False, False),
+    "from layer 8": (8, False, False),
+    "from layer 16": (16, False, False),
+    "scales after the product": (FIRST_LAYER, False, True),
+    "all layers, scales after the product": (0, False, True),
+    "all layers, vision too": (0, True, False),
 }
-"""The first layer of the language model in float8, and whether vision is in float8, too"""
+"""The first layer of the language model in float8; whether vision is, too; whether scales follow the product"""
 
 
 def float8(bench: Any) -> list[Row]:
@@ -148,14 +151,15 @@ def refresh(bench: Any, policy: Any) -> Row:
 def variants(bench: Any, policy: Any, batch: int) -> None:
     """Speed and distance with other layers in float8; printed, no rows."""
     kept, parts = policy.options.fp8_first_layer, policy.float8_parts
-    for name, (first, vision) in VARIANTS.items():
-        policy.options.fp8_first_layer = first
+    for name, (first, vision, after) in VARIANTS.items():
+        policy.options.fp8_first_layer, policy._float8 = first, None
+        float8_module.SCALED_AFTER = after
         policy.float8_parts = policy._transformer_layers if vision else parts
         with torch.no_grad():
             rate = batch * bench.rates({"ours": bench.captured(question(policy, batch))}, rounds=3)["ours"].median
         kl, changed = apart(policy, batch, TEMPERATURE)
         bench.tell(f"float8, {name}: {rate:.1f} chunks/s, KL {kl:.2e}, {100 * changed:.1f}% greedy tokens differ")
-    policy.options.fp8_first_layer, policy.float8_parts = kept, parts
+    policy.options.fp8_first_layer, policy.float8_parts, float8_module.SCALED_AFTER = kept, parts, False
 
 
 def product_rates(bench: Any) -> None:

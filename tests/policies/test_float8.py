@@ -298,11 +298,12 @@ def on_gpu(kind: str, precision: str) -> Any:
 @GPU
 @pytest.mark.parametrize("rows", [1, 17, 128])
 @pytest.mark.parametrize("bias", [True, False])
-def test_products_of_the_gpu_are_the_emulated_ones(rows: int, bias: bool):
+@pytest.mark.parametrize("after", [True, False])
+def test_products_of_the_gpu_are_the_emulated_ones(rows: int, bias: bool, after: bool):
     x, layer = drawn(rows, 256).cuda(), nn.Linear(256, 48, bias=bias).cuda()
     values, scale = quantize(layer.weight.detach())
     with torch.no_grad():
-        found = product(x, values, scale.T.contiguous(), layer.bias, emulated=False)
+        found = product(x, values, scale.T.contiguous(), layer.bias, emulated=False, scaled_after=after)
         wanted = product(x, values, scale.T.contiguous(), layer.bias, emulated=True)
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.float(), wanted, rtol=2e-2, atol=2e-2 * float(wanted.abs().max()))
