@@ -39,10 +39,12 @@ def float8(bench: Any) -> list[Row]:
     bench.clear()
     how, first = (EMULATED, 0) if bench.tiny else (FP8, FIRST_LAYER)
     policy = bench.policy(rollout_precision=how, fp8_first_layer=first).requires_grad_(False)
+    batch = 2 if bench.tiny else 64
     if bench.device.type == "cuda":
         product_rates(bench)
+        bench.tell("float8, layers not compiled, as in training:")
+        acting(bench, policy, batch)
         policy.compile_layers()
-    batch = 2 if bench.tiny else 64
     with compiling():
         rows = speed(bench, policy, batch)
         rows += [acting(bench, policy, batch), *distance(bench, policy, batch), refresh(bench, policy)]
@@ -182,6 +184,24 @@ def product_rates(bench: Any) -> None:
         bench.tell(f"products of {inputs} to {outputs}, {KIND}: TFLOP/s {told}")
 
 
+def device_times(policy: Any) -> dict[str, float]:
+    """Milliseconds of the captured decisions of 64 rows in each precision; the best of ten."""
+    found = {}
+    for (shapes, options), graph in policy._graphs._graphs.items() if policy._graphs is not None else ():
+        if dict((name, shape) for name, shape, _ in shapes)["state"][0] != 64:
+            continue
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        times = []
+        for _ in range(10):
+            start.record()
+            graph._graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end))
+        found["float8" if dict(options)["float8"] else "bfloat16"] = min(times)
+    return found
+
+
 def pi0_float8(bench: Any) -> list[Row]:
     bench.clear()
     made = FlowBench(bench, "pi0")
@@ -200,8 +220,10 @@ def pi0_float8(bench: Any) -> list[Row]:
 
     ours(), before()
     bench.tell(f"pi0 in float8: batch {batch} compiled and captured in both precisions")
-    found = bench.rates({"ours": ours, "bfloat16": before}, rounds=3)
+    found = bench.rates({"ours": ours, "bfloat16": before}, rounds=5, seconds=3.0)
     chunks, other = (batch * found[name].median for name in ("ours", "bfloat16"))
+    alone = ", ".join(f"{ms:.0f} ms in {name}" for name, ms in device_times(policy).items())
+    bench.tell(f"pi0 in float8: the graph alone takes {alone}")
     _, record = policy.act(observations(min(batch, 16)), True, generator=generator)
     kl = float(compared(policy, record)["rollout_kl"].mean())
     bench.tell(f"pi0 in float8: {chunks:.1f} chunks/s, bfloat16 {other:.1f}; KL {kl:.2e} of a number")
@@ -210,6 +232,7 @@ def pi0_float8(bench: Any) -> list[Row]:
             "pi0_fp8_act_64", chunks, "chunks/s",
             f"act() of {batch} observations, language model in float8: {made.name}",
             peers={"ours in bfloat16": other}, size=bench.size,
+            note=f"the CUDA graph alone takes {alone}" * bool(alone),
             spread=(batch * found["ours"].spread[0], batch * found["ours"].spread[1]),
         ),
         Row(
