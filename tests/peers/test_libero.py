@@ -17,10 +17,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from hilt.cli import app
 from hilt.compat.simplevla import env_worker, get_libero_env
 from hilt.core.config import build
 from hilt.core.errors import StorageError
@@ -42,6 +45,8 @@ if find_spec("robosuite") is None:
 if not Path(ASSETS, "scenes").is_dir():
     pytest.skip("LIBERO's assets are not here: set HILT_LIBERO_ASSETS to their folder", allow_module_level=True)
 STATE = {"split": "train", "state": 1}
+EXPERTS = ["libero_spatial/4", "libero_goal/1"]
+"""A bowl out of a drawer; a bowl onto the stove."""
 
 
 @pytest.fixture(scope="module")
@@ -218,6 +223,47 @@ def test_real_libero_asks_nothing_and_writes_nothing(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
     assert not (tmp_path / ".libero").exists()
+
+
+# --- the scripted expert ---
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_the_expert_solves_a_task_of_each_kind(name: str) -> None:
+    """It only acts: what the simulator is, it leaves to LIBERO."""
+    env = make(name, image_size=None)
+    env.reset(options=STATE)
+    act, done = env.get_wrapper_attr("expert")(), False
+    while not done:
+        before = env.state()
+        action = act()
+        assert np.array_equal(env.state(), before) and env.action_space.contains(action)
+        _, _, succeeded, truncated, _ = env.step(action)
+        done = succeeded or truncated
+    env.close()
+    assert succeeded
+
+
+def test_a_demonstration_is_recorded_exported_and_played_again(tmp_path: Path) -> None:
+    """By the commands that a user types, and from the file alone: its actions and its initial state."""
+    words = "record libero_spatial/2 --device script --episodes 1 --no-video --image-size 32 -o reflections=false"
+    recorded = CliRunner().invoke(app, [*words.split(), "-d", "noise=0.05", "--out", str(tmp_path / "bowl")])
+    assert recorded.exit_code == 0, recorded.output
+    exported = CliRunner().invoke(
+        app, ["data", "convert", str(tmp_path / "bowl"), str(tmp_path / "hdf5"), "--to", "robomimic"]
+    )
+    assert exported.exit_code == 0, exported.output
+    with h5py.File(tmp_path / "hdf5/data.hdf5") as file:
+        demo = file["data/demo_0"]
+        facts = json.loads(demo["hilt_facts"].asstr()[()])[0]
+        moves, seen = demo["actions"][()], demo["obs/agentview_image"][()]
+    assert facts["success"] and "black bowl" in facts["language_instruction"]
+    env = make(facts["task"], **facts["options"])
+    first, _ = env.reset(seed=facts["seed"], options={name: facts[name] for name in ("split", "state")})
+    assert np.array_equal(first["agentview_image"], seen[0])
+    _, rewards, terminated, _, info = env.step_chunk(moves)
+    env.close()
+    assert terminated and info["succeed"] and len(rewards) == len(moves)
 
 
 # --- SimpleVLA-RL's names ---

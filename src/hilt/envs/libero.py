@@ -28,7 +28,7 @@ import os
 import re
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -42,6 +42,7 @@ from hilt.core.platform import environment
 from hilt.core.unpickle import safe_load
 from hilt.core.validate import check_values
 from hilt.envs.env_protocol import choose_state
+from hilt.envs.libero_expert import expert
 
 SUITES = {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_10": 10, "libero_90": 90}
 """How many tasks each has"""
@@ -204,6 +205,11 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
                 **{key: self._render(camera) for key, camera in CAMERAS.items() if self.image_size is not None},
             }
         return self._seen(raw), np.array(rewards, np.float32), bool(succeed), truncated, {"succeed": bool(succeed)}
+
+    def expert(self) -> Callable[[], np.ndarray]:
+        """A scripted expert for this episode, which reads the poses of everything in
+        the simulator: each call gives the next action."""
+        return expert(self._sim)
 
     def succeeded(self) -> bool:
         return bool(self._sim._check_success())

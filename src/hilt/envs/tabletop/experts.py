@@ -8,19 +8,17 @@ that came to its end without success begins again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
-from hilt.envs.rotations import Array, from_euler, inverse, multiply, to_matrix, to_rotation_vector
+from hilt.envs.rotations import Array, to_matrix
+from hilt.envs.scripted_hand import UP, Script, ScriptedHand
 from hilt.envs.tabletop import suite
 from hilt.envs.tabletop.suite import ACTION_SCALE, TabletopTask, holds, position
-from hilt.envs.tabletop.world import DOWN, World
+from hilt.envs.tabletop.world import World
 
-Script = Iterator[Array]
-
-CLOSE, LEAVE, OPEN = -1.0, 0.0, 1.0
-UP = np.array([0.0, 0.0, 1.0])
+CLOSE, OPEN = ScriptedHand.CLOSE, ScriptedHand.OPEN
 
 
 def expert(task: TabletopTask, world: World, action_scale: tuple[float, float] = ACTION_SCALE) -> Callable[[], Array]:
@@ -39,84 +37,13 @@ def _again(script: Callable[[Hand], Script], hand: Hand) -> Script:
         yield hand.toward(hand.position, hand.yaw)
 
 
-class Hand:
-    """One arm, steered smoothly: speed grows by at most ``EAGERNESS`` of the full
-    one in a step, and fades toward the goal."""
+class Hand(ScriptedHand):
+    """One arm of a tabletop task."""
 
-    EAGERNESS = 0.25
-    GAIN = 0.5
-    """The share of the way to the goal that one step asks for."""
-    STRICT_STEPS = 12
-    """The steps after which a goal need not be met as exactly: an arm that is disturbed may never meet it."""
+    world: World
 
     def __init__(self, world: World, arm: int = 0, action_scale: tuple[float, float] = ACTION_SCALE):
-        self.world, self.arm, self.scale = world, arm, action_scale
-        self.finer = ACTION_SCALE[0] / action_scale[0]  # how many of this environment's steps make one of 10 Hz
-        self.velocity = np.zeros(6)  # the last action, without the grip
-
-    @property
-    def position(self) -> Array:
-        return np.asarray(self.world.pose(self.arm)[:3])
-
-    @property
-    def yaw(self) -> float:
-        return float(to_rotation_vector(multiply(self.world.pose(self.arm)[3:], inverse(DOWN)))[2])
-
-    def toward(self, goal: Array, yaw: float = 0.0, grip: float = LEAVE, speed: float = 0.5) -> Array:
-        """One action on the way to a point, the hand straight down and turned by so much."""
-        pose = self.world.commanded(self.arm)
-        turn = multiply(multiply(from_euler([0.0, 0.0, yaw]), DOWN), inverse(pose[3:]))
-        gain, eagerness = min(self.GAIN / self.finer, 0.8), self.EAGERNESS / self.finer
-        wish = gain * np.concatenate([(goal - pose[:3]) / self.scale[0], to_rotation_vector(turn) / self.scale[1]])
-        for part in (slice(0, 3), slice(3, 6)):
-            wish[part] *= min(1.0, speed / max(float(np.linalg.norm(wish[part])), 1e-9))
-            change = wish[part] - self.velocity[part]
-            self.velocity[part] += change * min(1.0, eagerness / max(float(np.linalg.norm(change)), 1e-9))
-        return np.array([*np.clip(self.velocity, -1.0, 1.0), grip])
-
-    def go(
-        self,
-        goal: Callable[[], Array],
-        yaw: Callable[[], float] = lambda: 0.0,
-        grip: float = LEAVE,
-        *,
-        near: float = 0.006,
-        speed: float = 0.5,
-        until: Callable[[], bool] = lambda: False,
-        steps: int = 40,
-    ) -> Script:
-        """Moves until it is as near as that, or something has happened, or it has taken
-        too long; with time it asks for less."""
-        for step in range(round(steps * self.finer)):
-            relaxation = 1.1 ** max(0, step / self.finer - self.STRICT_STEPS)
-            there = (
-                np.linalg.norm(goal() - self.position) < relaxation * near and abs(yaw() - self.yaw) < relaxation * 0.06
-            )
-            if there or until():
-                return
-            yield self.toward(goal(), yaw(), grip, speed)
-
-    def hold(self, grip: float, steps: int = 5, until: Callable[[], bool] = lambda: False) -> Script:
-        """Stays, and moves the fingers."""
-        goal, yaw = np.array(self.world.commanded(self.arm)[:3]), self.yaw
-        for _ in range(round(steps * self.finer)):
-            if until():
-                return
-            yield self.toward(goal, yaw, grip)
-
-    def lift(self, height: float, grip: float = CLOSE, *, near: float = 0.006) -> Script:
-        """Straight up."""
-        goal, yaw = self.position + height * UP, self.yaw
-        yield from self.go(lambda: goal, lambda: yaw, grip, near=near)
-
-    def approach(
-        self, point: Callable[[], Array], yaw: Callable[[], float] = lambda: 0.0, grip: float = LEAVE
-    ) -> Script:
-        """To a point above something; a hand that is low and elsewhere rises first, not to sweep the table."""
-        here, turned = self.position, self.yaw
-        if here[2] < point()[2] and np.linalg.norm((point() - here)[:2]) > 0.04:
-            yield from self.go(lambda: np.array([*here[:2], point()[2]]), lambda: turned, grip, near=0.02)
-        yield from self.go(point, yaw, grip, near=0.02)
+        super().__init__(world, arm, action_scale, ACTION_SCALE[0] / action_scale[0])
 
     def grasp(self, point: Callable[[], Array], yaw: Callable[[], float] = lambda: 0.0) -> Script:
         """From above, round a point. What is in the hand already stays there: a

@@ -25,10 +25,10 @@ from gymnasium import spaces
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.validate import check_values
 from hilt.envs.env_protocol import choose_state
-from hilt.envs.rotations import Array, from_euler, from_rotation_vector, inverse, multiply, to_rotation_vector
+from hilt.envs.rotations import DOWN, Array, from_euler, from_rotation_vector, inverse, multiply, to_rotation_vector
 from hilt.envs.tabletop.experts import expert
 from hilt.envs.tabletop.suite import ACTION_SCALE, SUITE, TabletopTask
-from hilt.envs.tabletop.world import DOWN, TIMESTEP, World
+from hilt.envs.tabletop.world import TIMESTEP, World
 
 BOX_LOW = np.array([0.25, -0.35, 0.008, -1.2, -1.2, -1.8])
 BOX_HIGH = np.array([0.75, 0.35, 0.5, 1.2, 1.2, 1.8])

@@ -24,7 +24,7 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, HiltError, UnknownNameError, optional_module
 from hilt.core.platform import environment, renderer_name, renderer_variables
-from hilt.envs.rotations import Array, from_matrix, inverse, multiply, normalized, scalar_first, scalar_last
+from hilt.envs.rotations import DOWN, Array, from_matrix, inverse, multiply, normalized, scalar_first, scalar_last
 from hilt.envs.tabletop.scene import FINGER_TRAVEL, mjcf
 from hilt.envs.tabletop.scene import TIMESTEP as TIMESTEP
 
@@ -39,8 +39,6 @@ except (AttributeError, OSError, RuntimeError) as error:  # what PyOpenGL raises
     raise HiltError(f"mujoco does not start with MUJOCO_GL={renderer_name()} ({error}): {RENDERING_CURE}") from error
 
 HOME_JOINTS = (0.0, -0.1671189, 0.0, -2.5074123, 0.0, 2.3402934, np.pi / 4)  # the tcp at x 0.45, z 0.24, pointing down
-DOWN = np.array([1.0, 0.0, 0.0, 0.0])
-"""The gripper points at the table and its fingers open along y: Euler angles (pi, 0, 0)."""
 SIDES = ("left", "right")
 
 KINDS = ("translational", "rotational")
