@@ -206,7 +206,7 @@ def hand_points(grasp: Grasp) -> Array:
 
 
 def clearance(grasp: Grasp, boxes: Boxes) -> float:
-    """Of the open hand to the nearest box."""
+    """Returns the distance of the open hand to the nearest box."""
     return float(boxes.distances(hand_points(grasp)).min(initial=1.0))
 
 
@@ -321,7 +321,7 @@ def _take(scene: LiberoScene, hand: LiberoHand, thing: str) -> Script:
 
 
 def category(name: str) -> str:
-    """Of an object, by its name in the BDDL file: akita_black_bowl of akita_black_bowl_1."""
+    """Returns what an object is, by its name in the BDDL file: akita_black_bowl of akita_black_bowl_1."""
     return re.sub(r"_\d+$", "", name)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 DOWN = np.array([1.0, 0.0, 0.0, 0.0])
-"""Of a gripper that points at the table and whose fingers open along y: Euler angles (pi, 0, 0)."""
+"""The rotation of a gripper that points at the table and whose fingers open along y: Euler angles (pi, 0, 0)."""
 
 
 def scalar_first(quaternion: Any) -> Array:
