@@ -7,6 +7,7 @@ import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ KINDS = list(test_pi0.POLICIES)
 def answers(policy: Any, rows: int, sample: bool = True) -> dict[str, np.ndarray]:
     actions, record = policy.act(test_pi0.seen(rows), sample, generator=torch.Generator().manual_seed(3))
     return {"actions": actions} | {
-        name: record[name] for name in ("chain", "step", "log_prob", "value") if name in record
+        name: record[name] for name in ("chain", "step", "log_prob", "value", "images") if name in record
     }
 
 
@@ -48,6 +49,16 @@ def test_filled_up_rows_and_prompts_change_no_answer(kind: str, rows: int, monke
     assert_near(answers(policy, rows, sample=False), wanted[1])
     lengths = (24, 48, 72, 90) if kind == "pi05" else (8, 16, 24)
     assert len(shapes) == 2 and all(shape[0] == (4 if rows == 3 else 1) and shape[1] in lengths for shape in shapes)
+
+
+@pytest.mark.parametrize("kind", ["sde", "smolvla"])
+def test_frames_of_another_size_are_fitted_within_the_decision(kind: str, monkeypatch: pytest.MonkeyPatch):
+    policy, seen = test_pi0.made(kind), test_pi0.seen()[1:2]  # of 40 x 20 pixels, and without a wrist
+    (wanted, first), shapes = policy.act(seen, False), captured_shapes(policy, monkeypatch)
+    found, record = policy.act(seen, False)
+    np.testing.assert_array_equal(record["images"], first["images"])
+    np.testing.assert_allclose(found, wanted, atol=1e-4)
+    assert shapes and record["images"].shape == (1, 2, 28, 28, 3) and record["image_mask"].tolist() == [[True, False]]
 
 
 def test_moved_policy_keeps_nothing_where_it_was(monkeypatch: pytest.MonkeyPatch):
@@ -173,38 +184,41 @@ def test_captured_decisions_follow_the_weights():
 
 
 @GPU
-@pytest.mark.parametrize(("rows", "masked", "adaptive"), [(1, True, False), (1, False, True), (3, True, False)])
-def test_fused_layers_are_the_eager_ones(rows: int, masked: bool, adaptive: bool):
+@pytest.mark.parametrize("alone", [0, 1, 51])
+@pytest.mark.parametrize(("rows", "groups", "kind"), [(1, 1, ""), (1, 1, "adaptive"), (1, 4, "crosses"), (3, 2, "")])
+def test_fused_layers_are_the_eager_ones(rows: int, groups: int, kind: str, alone: int):
     from hilt.policies import fused_layer
 
     torch.manual_seed(0)
-    width, tokens, before = 256, 51, 203
-    stack = GemmaStack(StackConfig(width, 2, 512, 8, 1, 128, condition=width if adaptive else 0)).cuda()
+    width, tokens, before, adaptive = 256, 51, 203, kind == "adaptive"
+    config = StackConfig(width, 2, 512, 8, groups, 128, condition=width if adaptive else 0)
+    stack = GemmaStack(config, key_width=lambda layer: 128 * groups if kind == "crosses" and layer else 0).cuda()
     for weight in stack.parameters():
         nn.init.normal_(weight, 0, 0.05)
     x = torch.randn(rows, tokens, width, device="cuda")
-    cache = [tuple(torch.randn(rows, 1, before, 128, device="cuda") for _ in range(2)) for _ in stack.layers]
-    mask = torch.rand(rows, 1, tokens, before + tokens, device="cuda") > 0.3 if masked else None
-    places = Rotation(torch.arange(tokens, device="cuda").expand(rows, -1) + before, 128), mask
-    seen = torch.randn(1, width, device="cuda")
+    cache = [tuple(torch.randn(rows, groups, before, 128, device="cuda") for _ in range(2)) for _ in stack.layers]
+    valid = torch.rand(rows, before, device="cuda") > 0.3
+    rotation = Rotation(torch.arange(tokens, device="cuda").expand(rows, -1) + before, 128)
+    own = gemma.looking_at(valid, tokens, alone, rotation)
+    sights = own, gemma.Sight(rotation, valid[:, None, None].expand(-1, -1, tokens, -1), valid)
     with torch.no_grad():
-        conditions = stack.modulations(seen) if adaptive else [None] * 3
-        exact = stack.through(x, places, cache, conditions, gemma.plain)
+        conditions = stack.modulations(torch.randn(1, width, device="cuda")) if adaptive else None
+        exact = stack.through(x, sights, cache, gemma.plain, conditions)
         stack.bfloat16()
         for module in stack.modules():
             if isinstance(module, gemma.RMSNorm):
                 module.float()
             elif isinstance(module, gemma.MLP):
                 module.joined.join(module.gate_proj, module.up_proj)
-            elif isinstance(module, gemma.GemmaAttention):
+            elif isinstance(module, gemma.GemmaAttention) and not module.crosses:
                 module.joined.join(module.q_proj, module.k_proj, module.v_proj)
         few, kept = x.bfloat16(), [tuple(each.bfloat16() for each in both) for both in cache]
-        assert fused_layer.fits(stack.layers[0], few, kept[0], conditions[0])
-        eager, found = (stack.through(few, places, kept, conditions, run) for run in (gemma.plain, gemma.quick))
-        one = fused_layer.fused(stack.layers[0], few, *places, kept[0], conditions[0])[0]
-        other = stack.layers[0](few, *places, kept[0], conditions[0])[0]
-    assert float((found - exact).abs().max()) < 2 * float((eager - exact).abs().max())
-    assert float((one - other).float().abs().max()) < 0.1 * float(other.float().std())
+        assert fused_layer.fits(stack, few, conditions or [None])
+        eager, found = (stack.through(few, sights, kept, run, conditions) for run in (gemma.plain, gemma.quick))
+        with mock.patch.object(fused_layer, "MOST_ROWS", 0), mock.patch.object(fused_layer, "FEW", 0):
+            many = stack.through(few, sights, kept, gemma.quick, conditions)
+    off = float((eager - exact).abs().max())
+    assert float((found - exact).abs().max()) < 2 * off and float((many - exact).abs().max()) < 2 * off
 
 
 @GPU

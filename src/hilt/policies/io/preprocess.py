@@ -199,14 +199,29 @@ def _triangle(x: np.ndarray) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=64)
-def _weights(kernel: Kernel, size: int, wanted: int) -> torch.Tensor:
-    """How much each of `size` pixels counts in each of the `wanted`, float64 [wanted,
-    size]; a smaller picture has wider kernels."""
+def _weights(kernel: Kernel, size: int, wanted: int) -> np.ndarray:
+    """How much each of `size` pixels counts in each of the `wanted`, in parts of 2**22, float64 [wanted, size]; a
+    smaller picture has wider kernels."""
     stretch = max(size / wanted, 1.0)
     center = (np.arange(wanted)[:, None] + 0.5) * (size / wanted)
     # in the order of PIL: it decides the last bit
     weights = kernel(np.abs((np.arange(size) - center + 0.5) * (1 / stretch)))
-    return torch.from_numpy(weights / weights.sum(axis=1, keepdims=True))
+    whole = weights / weights.sum(axis=1, keepdims=True) * 2**22
+    rounded: np.ndarray = np.trunc(whole + np.where(whole < 0, -0.5, 0.5))
+    return rounded
+
+
+def _placed(weights: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    """The weights on the device of a tensor. Those of a GPU are kept, so that a CUDA graph can read them."""
+    if type(like) is not torch.Tensor or like.device.type != "cuda":
+        return torch.from_numpy(weights).to(like.device)
+    key = id(weights), like.device
+    if key not in _ON_DEVICE:
+        _ON_DEVICE[key] = weights, torch.from_numpy(weights).to(like.device)
+    return _ON_DEVICE[key][1]
+
+
+_ON_DEVICE: dict[tuple[int, torch.device], tuple[np.ndarray, torch.Tensor]] = {}
 
 
 def _pil(images: torch.Tensor, size: tuple[int, int], kernel: Kernel) -> torch.Tensor:
@@ -215,8 +230,7 @@ def _pil(images: torch.Tensor, size: tuple[int, int], kernel: Kernel) -> torch.T
         wanted = size[place - 1]
         if images.shape[place] == wanted:
             continue
-        weights = _weights(kernel, images.shape[place], wanted) * 2**22
-        weights = (weights + torch.where(weights < 0, -0.5, 0.5)).trunc().to(images.device)
+        weights = _placed(_weights(kernel, images.shape[place], wanted), images)
         summed = torch.einsum(equation, weights, images.to(torch.float64))
         images = ((summed + 2**21) / 2**22).floor().clamp(0, 255).to(torch.uint8)
     return images

@@ -50,6 +50,7 @@ from hilt.policies.vla.gemma import (
     GemmaAttention,
     KeysValues,
     Runner,
+    Sight,
     SiglipAttention,
     compiled,
     plain,
@@ -76,8 +77,8 @@ class Context(NamedTuple):
     cache: KeysValues
     valid: Tensor
     """bool [B, tokens]"""
-    places: Any
-    """Positions and masks of the actions"""
+    sights: tuple[Sight, Sight]
+    """What the actions see: in layers with keys of their own, and in those that look across"""
     run: Runner
     """How the layers are gone through"""
     output: Tensor | None = None
@@ -200,7 +201,7 @@ class FlowPolicy(Float8Rollouts):
     ) -> tuple[np.ndarray, Record]:
         check_temperature(temperature, sample)
         prefix = check_prefix(self, prefix, len(observations), sample)
-        record = self._read(observations)
+        record = self._read(observations, as_they_are=self._captures())
         record["temperature"] = np.full(len(observations), temperature, np.float32)
         if self.max_delay:
             record |= prefix_record(self, prefix, len(observations))
@@ -208,6 +209,8 @@ class FlowPolicy(Float8Rollouts):
         with self.acting():
             found = self._answer(record, given_in(record) if self.max_delay else prefix, draws)
         actions = self._normalize("action", found.pop("actions"), back=True)
+        if "images" in found:
+            found["images"] = _with_all_slots(found["images"], record["image_mask"])
         record |= found
         return continued(actions, prefix) if self.max_delay and prefix is not None else actions, record
 
@@ -236,7 +239,10 @@ class FlowPolicy(Float8Rollouts):
         if "given" in asked:
             dim = self.config.max_action_dim
             given = flows.given_actions(asked["given"], asked["frozen"], self.horizon, dim)
-        context = self._context(asked, run)
+        images, size = asked["images"], self.config.image_size
+        if fitted := images.shape[2:4] != (size, size):
+            images = resize_with_pad(images.flatten(0, 1), size, anchor=self.anchor).unflatten(0, images.shape[:2])
+        context = self._context({**asked, "images": images}, run)
         fields: flows.Field | list[flows.Field]
         if given is not None:
             fields = self._field(context, given) if self.max_delay else flows.guided(self._field(context), given)
@@ -251,6 +257,7 @@ class FlowPolicy(Float8Rollouts):
             "step": drawn.step.int(),
             "log_prob": self._answered(_open(drawn.log_prob, given if self.max_delay else None)),
         }
+        answer |= {"images": images} if fitted else {}
         return answer if value is None else answer | {"value": value}
 
     def evaluate(self, record: Record) -> Evaluation:
@@ -353,7 +360,7 @@ class FlowPolicy(Float8Rollouts):
         length = int(record["prompt_length"].max(initial=1))
         state = np.pad(record["state"], [(0, 0), (0, self.config.max_state_dim - record["state"].shape[1])])
         return {
-            "images": torch.from_numpy(np.ascontiguousarray(record["images"][:, slots]))
+            "images": torch.from_numpy(record["images"] if slots.all() else record["images"][:, slots])
             if images is None
             else images[:, torch.from_numpy(slots)],
             "present": torch.from_numpy(record["image_mask"][:, slots]),
@@ -446,8 +453,9 @@ class FlowPolicy(Float8Rollouts):
     def observed_fields(self) -> ObservedFields:
         return ObservedFields(tuple(self.config.images), self.config.state_dim, all_cameras=False)
 
-    def _read(self, observations: Sequence[Observation]) -> Record:
-        """The part of a record that comes from the observations."""
+    def _read(self, observations: Sequence[Observation], as_they_are: bool = False) -> Record:
+        """The part of a record that comes from the observations. Pictures `as_they_are` have their own size, if they
+        have the same."""
         if not observations:
             raise SchemaError("there is no observation; give at least one.")
         if self.tokenizer is None:
@@ -463,7 +471,7 @@ class FlowPolicy(Float8Rollouts):
             for row, (observation, state) in enumerate(zip(observations, states, strict=True))
         ]
         prompt, lengths = padded(ids)
-        images, present = self._pictures(observations)
+        images, present = self._pictures(observations, as_they_are)
         return {"images": images, "image_mask": present, "prompt": prompt, "prompt_length": lengths, "state": states}
 
     def _state(self, row: int, observation: Observation) -> np.ndarray:
@@ -480,7 +488,7 @@ class FlowPolicy(Float8Rollouts):
             )
         return state
 
-    def _pictures(self, observations: Sequence[Observation]) -> tuple[np.ndarray, np.ndarray]:
+    def _pictures(self, observations: Sequence[Observation], as_they_are: bool) -> tuple[np.ndarray, np.ndarray]:
         names, size = self.config.images, self.config.image_size
         present = np.array([[observation.get(name) is not None for name in names] for observation in observations])
         if not present.any(1).all():
@@ -488,18 +496,19 @@ class FlowPolicy(Float8Rollouts):
             raise MissingFieldError(
                 f"observation {row} has none of the pictures {', '.join(names)}: it needs at least one."
             )
-        images = np.zeros((*present.shape, size, size, 3), np.uint8)
         places: dict[tuple[int, ...], list[tuple[int, int]]] = {}
         for row, slot in np.argwhere(present).tolist():
             places.setdefault(np.shape(observations[row][names[slot]]), []).append((row, slot))
-        for found in places.values():  # those of one size together
-            stacked = np.stack([picture(observations[row][names[slot]], names[slot], row) for row, slot in found])
-            rows, slots = zip(*found, strict=True)
-            if stacked.shape[1:3] != (size, size) and self.device.type == "cuda":  # the same numbers, sooner
-                resized = resize_with_pad(torch.from_numpy(stacked).to(self.device), size, anchor=self.anchor)
-                images[rows, slots] = resized.cpu().numpy()
-            else:
-                images[rows, slots] = resize_with_pad(stacked, size, anchor=self.anchor)
+        fitted = next(iter(places))[:2] if as_they_are and len(places) == 1 else (size, size)
+        images = np.empty((*present.shape, *fitted, 3), np.uint8)
+        images[~present] = 0
+        for shape, found in places.items():  # those of one size together
+            pictures = [picture(observations[row][names[slot]], names[slot], row) for row, slot in found]
+            if shape[:2] != fitted:
+                stacked = torch.from_numpy(np.stack(pictures)).to(self.device)  # the same numbers on each device
+                pictures = list(resize_with_pad(stacked, size, anchor=self.anchor).cpu().numpy())
+            for (row, slot), one in zip(found, pictures, strict=True):
+                images[row, slot] = one
         return images, present
 
     def _normalize(self, name: str, x: np.ndarray, back: bool = False) -> np.ndarray:
@@ -564,6 +573,15 @@ def _seeded(seed: int) -> Iterator[None]:
 
 def _open(numbers: Tensor, given: flows.Given | None) -> Tensor:
     return numbers if given is None else given.apart(numbers)
+
+
+def _with_all_slots(images: np.ndarray, present: np.ndarray) -> np.ndarray:
+    """Pictures in their slots, where those that no row has were left out."""
+    if (slots := present.any(0)).all():
+        return images
+    filled = np.zeros((*present.shape, *images.shape[2:]), np.uint8)
+    filled[:, slots] = images
+    return filled
 
 
 def _with_more_rows(tensor: Tensor, more: int, dim: int) -> Tensor:

@@ -10,10 +10,10 @@ Parameter names are those of `transformers`, which the published checkpoints hav
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -49,13 +49,16 @@ def compiled() -> Runner:
 
 
 def quick(layer: Any, *inputs: Any) -> Any:
-    """The form for few rows on CUDA: kernels of our own where they fit, else compiled."""
+    """The form for decisions on CUDA: kernels of our own where they fit, else compiled."""
     from hilt.policies import fused_layer
 
-    if len(inputs) > 3 and fused_layer.fits(layer, inputs[0], inputs[3], *inputs[4:]):
-        return fused_layer.fused(layer, *inputs)
     if layer is projected and fused_layer.fits_linear(*inputs[:2]):
         return fused_layer.linear(*inputs)
+    if isinstance(layer, GemmaLayer) and len(inputs) > 2 and fused_layer.attends(layer, inputs[0]):
+        x, sight, other, condition = inputs
+        asked, gate = compiled()(before_attention, layer, x, sight.rotation, condition)
+        seen = fused_layer.attention(asked.flatten(0, 1), other, sight, x.shape[:2], layer.self_attn.heads)
+        return compiled()(behind_attention, layer, x, seen.view(*x.shape[:2], -1), gate, condition), None, None
     return compiled()(layer, *inputs)
 
 
@@ -175,30 +178,22 @@ class GemmaLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config)
 
     def forward(
-        self,
-        x: Tensor,
-        rotation: Rotation,
-        mask: Tensor | None,
-        other: tuple[Tensor, Tensor] | None = None,
-        condition: Condition = None,
+        self, x: Tensor, sight: Sight, other: tuple[Tensor, Tensor] | None = None, condition: Condition = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The layer's output, its keys and values. `other`: keys and values of the other stack, which are looked at as
         well; those that `across` made, if it crosses."""
-        at = self.self_attn
-        first, second = condition if isinstance(condition, tuple) else (condition, condition)
-        normed, gate = self.input_layernorm(x, first)
+        at, rotation = self.self_attn, sight.rotation
+        normed, gate = self.input_layernorm(x, _both(condition)[0])
         if self.crosses and other is not None:
             queries, (keys, values) = rotation(at.split(at.q_proj(normed))), other
         else:
             queries, keys, values = at.project(normed)
             queries, keys = rotation(queries), rotation(keys)
         if other is None or self.crosses:
-            seen = attend(queries, keys, values, mask)
+            seen = attend(queries, keys, values, sight.mask)
         else:
-            seen = attend(queries, torch.cat([other[0], keys], 2), torch.cat([other[1], values], 2), mask)
-        x = _add(x, at.o_proj(_flat(seen)), gate)
-        normed, gate = self.post_attention_layernorm(x, second)
-        return _add(x, self.mlp(normed), gate), keys, values
+            seen = attend(queries, torch.cat([other[0], keys], 2), torch.cat([other[1], values], 2), sight.mask)
+        return behind_attention(self, x, _flat(seen), gate, condition), keys, values
 
     def across(self, other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Projects the keys and values of the other stack for a layer that crosses; this is done once per decision."""
@@ -212,6 +207,25 @@ class GemmaLayer(nn.Module):
         return rotation(at.split(at.k_proj(normed))), at.split(at.v_proj(normed))
 
 
+def before_attention(
+    layer: GemmaLayer, x: Tensor, rotation: Rotation, condition: Condition
+) -> tuple[Tensor, Tensor | None]:
+    """Queries and, if the layer does not cross, keys and values, side by side: [B, tokens, columns]; and its gate."""
+    at = layer.self_attn
+    normed, gate = layer.input_layernorm(x, _both(condition)[0])
+    if layer.crosses:
+        return _flat(rotation(at.split(at.q_proj(normed)))), gate
+    queries, keys, values = at.project(normed)
+    return torch.cat([_flat(rotation(queries)), _flat(rotation(keys)), _flat(values)], -1), gate
+
+
+def behind_attention(layer: GemmaLayer, x: Tensor, seen: Tensor, gate: Tensor | None, condition: Condition) -> Tensor:
+    """The output of a layer whose attention has `seen` [B, tokens, columns]."""
+    x = _add(x, layer.self_attn.o_proj(seen), gate)
+    normed, gate = layer.post_attention_layernorm(x, _both(condition)[1])
+    return _add(x, layer.mlp(normed), gate)
+
+
 class GemmaStack(nn.Module):
     """Layers and a final norm; with `vocabulary`, an embedding of words, too."""
 
@@ -223,32 +237,32 @@ class GemmaStack(nn.Module):
         self.layers = nn.ModuleList(GemmaLayer(config, key_width(i)) for i in range(config.depth))
         self.norm = RMSNorm(config)
 
-    def read(
-        self, x: Tensor, rotation: Rotation, mask: Tensor | None, run: Runner, output: bool
-    ) -> tuple[KeysValues, Tensor | None]:
+    def read(self, x: Tensor, sight: Sight, run: Runner, output: bool) -> tuple[KeysValues, Tensor | None]:
         """The keys and values of all layers, and, if asked for, the output behind the final norm."""
         cache: KeysValues = []
         last = len(self.layers) - 1
         for place, layer in enumerate(self.layers):
             if place == last and not output:
-                keys, values = layer.keys_values(x, rotation)
+                keys, values = layer.keys_values(x, sight.rotation)
                 return [*cache, (keys.contiguous(), values.contiguous())], None
-            x, keys, values = run(layer, x, rotation, mask)
+            x, keys, values = run(layer, x, sight)
             cache.append((keys.contiguous(), values.contiguous()))  # they are read at each step of a flow
         return cache, self.norm(x)[0]
 
     def through(
-        self, x: Tensor, places: Any, cache: KeysValues, conditions: Sequence[Condition], run: Runner
+        self, x: Tensor, sights: tuple[Sight, Sight], cache: KeysValues, run: Runner, conditions: Any = None
     ) -> Tensor:
-        """The output behind the final norm of a suffix at `places`, a rotation and a mask, that looks at the `cache`
-        of the other stack. Conditions are those of each layer, and of the final norm."""
+        """The output behind the final norm of a suffix that looks at the `cache` of the other stack. Sights are those
+        of layers with keys of their own, and of those that cross; conditions those of each layer and the final norm."""
+        own, across = sights
+        conditions = conditions or [None] * (len(self.layers) + 1)
         if run is quick:
             from hilt.policies import fused_layer
 
-            if fused_layer.fits(self.layers[0], x, cache[0], conditions[0]):
-                return fused_layer.stack(self, x, places, cache, conditions)
+            if fused_layer.fits(self, x, conditions):
+                return fused_layer.stack(self, x, sights, cache, conditions)
         for layer, kept, condition in zip(self.layers, cache, conditions, strict=False):
-            x, *_ = run(layer, x, *places, kept, condition)
+            x, *_ = run(layer, x, across if layer.crosses else own, kept, condition)
         normed: Tensor = run(self.norm, x, conditions[-1])[0]
         return normed
 
@@ -274,6 +288,26 @@ class Rotation:
         return torch.cat([first * self.cos - second * self.sin, second * self.cos + first * self.sin], -1).to(x.dtype)
 
 
+class Sight(NamedTuple):
+    """Where the tokens of a stack are, and what they see."""
+
+    rotation: Rotation
+    mask: Tensor | None
+    """bool [B, 1, tokens, keys], keys of the other stack first; None: all"""
+    valid: Tensor | None = None
+    """bool [B, keys] of the other stack, for tokens that see the same of it"""
+    alone: int = 0
+    """First tokens that see no later one of their own stack; the others see all of it"""
+
+
+def looking_at(valid: Tensor, tokens: int, alone: int, rotation: Rotation) -> Sight:
+    """The sight of a suffix: it sees what is `valid` of the prefix and itself, but its first tokens no later one."""
+    place = torch.arange(tokens, device=valid.device)
+    own = place[None, :] <= torch.where(place < alone, place, tokens)[:, None]
+    mask = torch.cat([valid[:, None, :].expand(-1, tokens, -1), own.expand(len(valid), -1, -1)], 2)
+    return Sight(rotation, mask[:, None], valid, alone)
+
+
 def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """Attention [B, heads, queries, head_dim] where fewer heads of keys serve several heads of queries: their queries
     are put one after the other, so that no key is copied."""
@@ -292,6 +326,10 @@ def embedding(rows: int, width: int) -> nn.Embedding:
     would import torch's compiler, for seconds."""
     weight = torch.empty(rows, width)
     return nn.Embedding(rows, width, _weight=weight if weight.is_meta else weight.normal_())
+
+
+def _both(condition: Condition) -> tuple[Tensor | None, Tensor | None]:
+    return condition if isinstance(condition, tuple) else (condition, condition)
 
 
 def _flat(heads: Tensor) -> Tensor:

@@ -25,7 +25,18 @@ from hilt.policies.io.flow_folders import published, to_published
 from hilt.policies.vla.flow import embed_times
 from hilt.policies.vla.flow_config import FlowPolicyConfig
 from hilt.policies.vla.flow_policy import Context, FlowPolicy
-from hilt.policies.vla.gemma import GemmaStack, Rotation, Runner, Siglip, StackConfig, VisionConfig, plain, projected
+from hilt.policies.vla.gemma import (
+    GemmaStack,
+    Rotation,
+    Runner,
+    Sight,
+    Siglip,
+    StackConfig,
+    VisionConfig,
+    looking_at,
+    plain,
+    projected,
+)
 
 VARIANTS = {
     "gemma_2b": StackConfig(width=2048, depth=18, mlp_dim=16_384, num_heads=8, num_kv_heads=1, head_dim=256),
@@ -142,10 +153,14 @@ class Pi0(FlowPolicy):
         x = torch.cat([pictures.to(words.dtype), words], 1)
         valid = torch.cat([present[..., None].expand(-1, -1, self.config.vision.tokens).flatten(1), worded], 1)
         rotation = Rotation(valid.cumsum(1) - 1, config.head_dim)
-        cache, output = language.read(x, rotation, valid[:, None, None, :], run, self.config.value == "prefix")
-        blocks = 0 if self.config.adaptive else 1
-        places = after(valid, self.horizon + blocks, self.config.expert.head_dim, blocks)
-        return Context(cache, valid, places, run, output, None if self.config.adaptive else self.state_proj(state))
+        sight = Sight(rotation, valid[:, None, None, :])
+        cache, output = language.read(x, sight, run, self.config.value == "prefix")
+        states = 0 if self.config.adaptive else 1  # tokens of the state, which see no action
+        place = torch.arange(self.horizon + states, device=valid.device)
+        rotation = Rotation(valid.sum(1, keepdim=True) + place, self.config.expert.head_dim)
+        sight = looking_at(valid, self.horizon + states, states, rotation)
+        known = None if self.config.adaptive else self.state_proj(state)
+        return Context(cache, valid, (sight, sight), run, output, known)
 
     def moments(self, times: Tensor) -> Any:
         moment = embed_times(times, self.config.expert.width, self.config.min_period, self.config.max_period)
@@ -157,14 +172,14 @@ class Pi0(FlowPolicy):
 
     def suffix(self, context: Context, noisy: Tensor, moments: Any) -> Tensor:
         expert = self.paligemma_with_expert.gemma_expert.model
-        conditions = moments if self.config.adaptive else [None] * (len(expert.layers) + 1)
         x = context.run(projected, self.action_in_proj, noisy)
         if context.state is not None:
             both = torch.cat([x, (moments if moments.ndim == 3 else moments[:, None]).expand_as(x)], -1)
             both = context.run(projected, self.action_time_mlp_in, both, True)
             x = torch.cat([context.state[:, None], context.run(projected, self.action_time_mlp_out, both)], 1)
         x = x.to(expert.layers[0].self_attn.q_proj.weight.dtype)
-        x = expert.through(x, context.places, context.cache, conditions, context.run)
+        conditions = moments if self.config.adaptive else None
+        x = expert.through(x, context.sights, context.cache, context.run, conditions)
         return at_least_float32(x[:, -noisy.shape[1] :])
 
     def other_name(self, name: str) -> str:
@@ -176,15 +191,6 @@ class Pi0(FlowPolicy):
             return f"{text}\n"
         bins = np.digitize(state, np.linspace(-1, 1, 257)[:-1]) - 1
         return f"Task: {text}, State: {' '.join(map(str, bins))};\nAction: "
-
-
-def after(valid: Tensor, tokens: int, head_dim: int, blocks: int) -> tuple[Rotation, Tensor]:
-    """Positions and mask of a suffix: it sees what is valid of the prefix and itself, but
-    its first `blocks` tokens see no later one."""
-    place = torch.arange(tokens, device=valid.device)
-    own = place[None, :] <= torch.where(place < blocks, place, tokens)[:, None]
-    mask = torch.cat([valid[:, None, :].expand(-1, tokens, -1), own.expand(len(valid), -1, -1)], 2)
-    return Rotation(valid.sum(1, keepdim=True) + place, head_dim), mask[:, None]
 
 
 class PaliGemmaWithExpert(nn.Module):

@@ -24,7 +24,18 @@ from hilt.policies.io.flow_folders import published, to_published
 from hilt.policies.vla.flow import embed_times
 from hilt.policies.vla.flow_config import FlowPolicyConfig
 from hilt.policies.vla.flow_policy import Context, FlowPolicy
-from hilt.policies.vla.gemma import GemmaStack, Rotation, Runner, Siglip, StackConfig, VisionConfig, plain, projected
+from hilt.policies.vla.gemma import (
+    GemmaStack,
+    Rotation,
+    Runner,
+    Sight,
+    Siglip,
+    StackConfig,
+    VisionConfig,
+    looking_at,
+    plain,
+    projected,
+)
 
 TEXT = StackConfig(
     width=960, depth=32, mlp_dim=2560, num_heads=15, num_kv_heads=5, head_dim=64, gemma=False, epsilon=1e-5
@@ -146,20 +157,19 @@ class SmolVLA(FlowPolicy):
         # pictures and words do not see the state
         mask = (valid[:, None, :] & (~is_state[None, :] | is_state[:, None]))[:, None]
         rotation = Rotation(valid.cumsum(1) - 1, config.head_dim)
-        cache, output = language.read(x, rotation, mask, run, self.config.value == "prefix")
+        cache, output = language.read(x, Sight(rotation, mask), run, self.config.value == "prefix")
         expert = self.vlm_with_expert.lm_expert
         cache = [
             layer.across(kept) if layer.crosses else kept for layer, kept in zip(expert.layers, cache, strict=False)
         ]
-        return Context(cache, valid, self._places(valid), run, output)
+        return Context(cache, valid, self._sights(valid), run, output)
 
-    def _places(self, valid: Tensor) -> tuple[tuple[Rotation, Tensor], ...]:
-        """Positions and masks of the actions, in layers with attention of their own and in those that look across."""
+    def _sights(self, valid: Tensor) -> tuple[Sight, Sight]:
+        """The sights of the actions in layers with attention of their own, and in those that look across."""
         place, head_dim = torch.arange(self.horizon, device=valid.device), self.config.expert.head_dim
+        own = looking_at(valid, self.horizon, self.horizon, Rotation(valid.sum(1, keepdim=True) + place, head_dim))
         seen = valid[:, None, None, :].expand(-1, -1, self.horizon, -1)
-        causal = (place[None, :] <= place[:, None]).expand(len(seen), 1, -1, -1)
-        own = Rotation(valid.sum(1, keepdim=True) + place, head_dim), torch.cat([seen, causal], 3)
-        return own, (Rotation(place.expand(len(valid), -1), head_dim), seen)
+        return own, Sight(Rotation(place.expand(len(valid), -1), head_dim), seen, valid)
 
     def moments(self, times: Tensor) -> Tensor:
         return embed_times(times, self.config.expert.width, self.config.min_period, self.config.max_period)
@@ -171,10 +181,7 @@ class SmolVLA(FlowPolicy):
         x = context.run(projected, self.action_time_mlp_out, both)
         expert = self.vlm_with_expert.lm_expert
         x = x.to(expert.layers[0].self_attn.q_proj.weight.dtype)
-        own, across = context.places
-        for layer, kept in zip(expert.layers, context.cache, strict=False):
-            x, *_ = context.run(layer, x, *(across if layer.crosses else own), kept)
-        return at_least_float32(context.run(expert.norm, x)[0])
+        return at_least_float32(expert.through(x, context.sights, context.cache, context.run))
 
     def prompt(self, instruction: str, state: np.ndarray) -> str:
         return instruction if instruction.endswith("\n") else f"{instruction}\n"
