@@ -177,7 +177,7 @@ def bucket(count: int, steps: tuple[int, ...]) -> int:
 
 
 class JoinedLinear:
-    """Several linear layers of one input as one product, in compiled code; elsewhere each by itself.
+    """Several linear layers of one input as one product, in compiled code without gradients; elsewhere each by itself.
 
     After `join` the weights of the layers are parts of one tensor: what changes one changes the other. A copy of a
     module has its layers apart again.
@@ -189,7 +189,7 @@ class JoinedLinear:
         self.widths: tuple[int, ...] = ()
 
     def __call__(self, x: Tensor, *layers: nn.Module) -> tuple[Tensor, ...]:
-        if self.weight is None or not torch.compiler.is_compiling():
+        if self.weight is None or torch.is_grad_enabled() or not torch.compiler.is_compiling():
             return tuple(layer(x) for layer in layers)
         parts: tuple[Tensor, ...] = F.linear(x, self.weight, self.bias).split(self.widths, -1)
         return parts
