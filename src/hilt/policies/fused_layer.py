@@ -112,7 +112,7 @@ def _both(condition: Any) -> tuple[Tensor | None, Tensor | None]:
 def _ask_for(pointers):
     """Has the lines of memory at these places brought to the card's second cache."""
     tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.int64)], tl.int32, is_pure=False, pack=1
     )
 
 
