@@ -213,7 +213,7 @@ def test_fused_layers_are_the_eager_ones(rows: int, groups: int, kind: str, alon
             elif isinstance(module, gemma.GemmaAttention) and not module.crosses:
                 module.joined.join(module.q_proj, module.k_proj, module.v_proj)
         few, kept = x.bfloat16(), [tuple(each.bfloat16() for each in both) for both in cache]
-        assert fused_layer.fits(stack, few, conditions or [None])
+        assert fused_layer.fits(stack, few, own, conditions or [None])
         eager, found = (stack.through(few, sights, kept, run, conditions) for run in (gemma.plain, gemma.quick))
         with mock.patch.object(fused_layer, "MOST_ROWS", 0), mock.patch.object(fused_layer, "FEW", 0):
             many = stack.through(few, sights, kept, gemma.quick, conditions)

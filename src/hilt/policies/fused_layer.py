@@ -50,10 +50,10 @@ def _early(device: torch.device) -> dict[str, bool]:
     return {"EARLY": True, "launch_pdl": True} if can else {"EARLY": False}
 
 
-def fits(stack: Any, x: Tensor, conditions: Any) -> bool:
+def fits(stack: Any, x: Tensor, sight: Any, conditions: Any) -> bool:
     """Whether these kernels compute this stack of layers of these inputs."""
     return (
-        attends(stack.layers[0], x)
+        attends(stack.layers[0], x, sight)
         and x.shape[0] * x.shape[1] <= MOST_ROWS
         and x.shape[2] % 16 == 0
         and all(each is None or each.shape[:-1] == (1,) for both in conditions for each in _both(both))
@@ -62,19 +62,15 @@ def fits(stack: Any, x: Tensor, conditions: Any) -> bool:
     )
 
 
-def attends(layer: Any, x: Tensor) -> bool:
+def attends(layer: Any, x: Tensor, sight: Any) -> bool:
     """Whether `attention` computes that of this layer."""
-    return x.is_cuda and x.dtype == torch.bfloat16 and layer.self_attn.head_dim in (64, 128, 256)
+    fit = x.is_cuda and x.dtype == torch.bfloat16 and layer.self_attn.head_dim in (64, 128, 256)
+    return fit and sight.valid is not None
 
 
 def fits_linear(layer: Any, x: Tensor) -> bool:
     """Whether `linear` computes this layer of this input."""
-    return (
-        type(layer) is torch.nn.Linear
-        and x.is_cuda
-        and x.dtype == layer.weight.dtype == torch.float32
-        and x.numel() <= MOST_ROWS * x.shape[-1]
-    )
+    return type(layer) is torch.nn.Linear and x.is_cuda and x.dtype == layer.weight.dtype == torch.float32
 
 
 def stack(stack: Any, x: Tensor, sights: Any, cache: Any, conditions: Any) -> Tensor:
@@ -310,7 +306,7 @@ def _parts(
 
 LINEAR = [
     triton.Config({"COLUMNS": columns, "DEPTH": depth}, num_warps=4, num_stages=stages)
-    for columns, depth, stages in ((16, 32, 4), (16, 64, 3), (16, 128, 2), (32, 32, 4), (32, 64, 3))
+    for columns, depth, stages in ((16, 32, 4), (16, 64, 3), (16, 128, 2), (32, 32, 4), (32, 64, 3), (64, 32, 4))
 ]
 
 
@@ -361,8 +357,8 @@ def _linear(
 
 # --- attention over the keys of the other stack and one's own ---
 
-FEW = 132
-"""Blocks of queries and heads from which on the keys are not divided: as many as a large card has processors"""
+FEW = 64
+"""Blocks of queries and heads from which on the keys are not divided: half of the processors of a large card"""
 SHARE = 128
 """Keys of the other stack that one part looks at"""
 ATTENTION = [

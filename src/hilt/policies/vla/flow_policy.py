@@ -376,7 +376,7 @@ class FlowPolicy(Float8Rollouts):
 
     def _context(self, seen: Mapping[str, Tensor], run: Runner) -> Context:
         present, prompt, worded, state = (seen[name] for name in ("present", "prompt", "worded", "state"))
-        return self.prefix(to_float(seen["images"]), present, prompt, worded, state, run)
+        return self.prefix(run(to_float, seen["images"]), present, prompt, worded, state, run)
 
     # --- decisions that are captured as CUDA graphs ---
 

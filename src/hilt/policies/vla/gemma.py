@@ -54,11 +54,12 @@ def quick(layer: Any, *inputs: Any) -> Any:
 
     if layer is projected and fused_layer.fits_linear(*inputs[:2]):
         return fused_layer.linear(*inputs)
-    if isinstance(layer, GemmaLayer) and len(inputs) > 2 and fused_layer.attends(layer, inputs[0]):
-        x, sight, other, condition = inputs
-        asked, gate = compiled()(before_attention, layer, x, sight.rotation, condition)
-        seen = fused_layer.attention(asked.flatten(0, 1), other, sight, x.shape[:2], layer.self_attn.heads)
-        return compiled()(behind_attention, layer, x, seen.view(*x.shape[:2], -1), gate, condition), None, None
+    if isinstance(layer, GemmaLayer) and fused_layer.attends(layer, *inputs[:2]):
+        x, sight, other, condition = (*inputs, None, None)[:4]
+        asked, own, gate = compiled()(before_attention, layer, x, sight.rotation, other is None, condition)
+        seen = fused_layer.attention(asked.flatten(0, 1), other or own, sight, x.shape[:2], layer.self_attn.heads)
+        seen = seen.view(*x.shape[:2], -1)
+        return compiled()(behind_attention, layer, x, seen, gate, condition), *own
     return compiled()(layer, *inputs)
 
 
@@ -197,8 +198,8 @@ class GemmaLayer(nn.Module):
 
     def across(self, other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Projects the keys and values of the other stack for a layer that crosses; this is done once per decision."""
-        keys, values = (_flat(one) for one in other)
-        return self.self_attn.split(self.self_attn.k_proj(keys)), self.self_attn.split(self.self_attn.v_proj(values))
+        at, (keys, values) = self.self_attn, (_flat(one) for one in other)
+        return at.split(at.k_proj(keys)).contiguous(), at.split(at.v_proj(values)).contiguous()
 
     def keys_values(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Its keys and values alone, where nobody asks for its output."""
@@ -208,15 +209,19 @@ class GemmaLayer(nn.Module):
 
 
 def before_attention(
-    layer: GemmaLayer, x: Tensor, rotation: Rotation, condition: Condition
-) -> tuple[Tensor, Tensor | None]:
-    """Queries and, if the layer does not cross, keys and values, side by side: [B, tokens, columns]; and its gate."""
+    layer: GemmaLayer, x: Tensor, rotation: Rotation, apart: bool, condition: Condition
+) -> tuple[Tensor, tuple[Tensor | None, Tensor | None], Tensor | None]:
+    """Queries [B, tokens, columns]; its own keys and values, if it has some, `apart` or in the same columns; and its
+    gate."""
     at = layer.self_attn
     normed, gate = layer.input_layernorm(x, _both(condition)[0])
     if layer.crosses:
-        return _flat(rotation(at.split(at.q_proj(normed)))), gate
+        return _flat(rotation(at.split(at.q_proj(normed)))), (None, None), gate
     queries, keys, values = at.project(normed)
-    return torch.cat([_flat(rotation(queries)), _flat(rotation(keys)), _flat(values)], -1), gate
+    asked, keys = _flat(rotation(queries)), rotation(keys)
+    if apart:
+        return asked, (keys.contiguous(), values.contiguous()), gate
+    return torch.cat([asked, _flat(keys), _flat(values)], -1), (None, None), gate
 
 
 def behind_attention(layer: GemmaLayer, x: Tensor, seen: Tensor, gate: Tensor | None, condition: Condition) -> Tensor:
@@ -259,7 +264,7 @@ class GemmaStack(nn.Module):
         if run is quick:
             from hilt.policies import fused_layer
 
-            if fused_layer.fits(self, x, conditions):
+            if fused_layer.fits(self, x, own, conditions):
                 return fused_layer.stack(self, x, sights, cache, conditions)
         for layer, kept, condition in zip(self.layers, cache, conditions, strict=False):
             x, *_ = run(layer, x, across if layer.crosses else own, kept, condition)
@@ -295,7 +300,7 @@ class Sight(NamedTuple):
     mask: Tensor | None
     """bool [B, 1, tokens, keys], keys of the other stack first; None: all"""
     valid: Tensor | None = None
-    """bool [B, keys] of the other stack, for tokens that see the same of it"""
+    """bool [B, keys] of the other stack, or of the only one, where all tokens see the same of it"""
     alone: int = 0
     """First tokens that see no later one of their own stack; the others see all of it"""
 

@@ -153,7 +153,7 @@ class Pi0(FlowPolicy):
         x = torch.cat([pictures.to(words.dtype), words], 1)
         valid = torch.cat([present[..., None].expand(-1, -1, self.config.vision.tokens).flatten(1), worded], 1)
         rotation = Rotation(valid.cumsum(1) - 1, config.head_dim)
-        sight = Sight(rotation, valid[:, None, None, :])
+        sight = Sight(rotation, valid[:, None, None, :], valid)
         cache, output = language.read(x, sight, run, self.config.value == "prefix")
         states = 0 if self.config.adaptive else 1  # tokens of the state, which see no action
         place = torch.arange(self.horizon + states, device=valid.device)
