@@ -66,6 +66,32 @@ def test_lora_changes_nothing_before_training_and_only_adapters_and_heads_after(
     assert other.trunk[2].lora_A["default"].weight.dtype == torch.float64
 
 
+@pytest.mark.parametrize(("autocast", "tolerance"), [(False, 1e-6), (True, 0.02)])
+def test_adapted_layers_compute_what_those_of_peft_do(autocast: bool, tolerance: float):
+    def found(net: Net) -> list[torch.Tensor]:
+        x = X.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, autocast):
+            out = net(x)
+        wanted = [parameter for parameter in net.parameters() if parameter.requires_grad]
+        return [out, *torch.autograd.grad(out.float().square().mean(), [x, *wanted])]
+
+    net, other = trained(Net()), trained(Net())
+    for layer in adapted(other).values():
+        layer.__class__ = type(layer).__base__
+        assert type(layer).__module__.startswith("peft.")
+    calls: list[str] = []
+    for layer in adapted(net).values():
+        layer.base_layer.register_forward_hook(lambda *_: calls.append("by peft"))
+    for ours, theirs in zip(found(net), found(other), strict=True):
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+    assert not calls
+    with torch.no_grad():  # a layer that is trained as a whole has a gradient of its weight: it goes peft's way
+        net.trunk[0].base_layer.weight.requires_grad_()
+        net(X)
+    assert calls == ["by peft"]
+
+
 def test_a_merge_is_the_same_function_with_the_names_of_the_bare_model(tmp_path: Path):
     net = trained(Net())
     wanted = net(X)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from hilt.core.errors import ConfigError, FormatError, UnknownNameError, optional_module
 from hilt.core.files import new_folder
+from hilt.policies.io.adapted_linear import adapted_layer
 from hilt.policies.io.tensor_files import Tensors, read_json, write_tensors
 
 ADAPTER = "default"
@@ -179,7 +180,11 @@ def _inject(policy: nn.Module, names: Sequence[str], rank: int, alpha: float) ->
     devices = [policy.device.index or 0] if getattr(policy, "device", torch.device("cpu")).type == "cuda" else []
     with torch.random.fork_rng(devices):  # peft draws its first weights from the global generators
         peft.inject_adapter_in_model(config, policy, ADAPTER)
-    return [(name, layer) for name, layer in adapted(policy).items()]
+    layers = list(adapted(policy).items())
+    for _, layer in layers:
+        if type(layer) is adapted_layer().__base__:
+            layer.__class__ = adapted_layer()
+    return layers
 
 
 def _freeze(policy: nn.Module, full: Sequence[str]) -> list[nn.Parameter]:
