@@ -157,8 +157,6 @@ def act(lab: Lab) -> list[Row]:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         question(policy, 1)()
     operations = float(counter.get_total_flops())
-    if bench.device.type == "cuda":
-        policy.compile_layers()
     product = bench.matrix_rate()
     rows = []
     for batch in (32, 64):
@@ -278,8 +276,7 @@ def one_update(bench: Bench, adapters: bool, beside: Rates, how: tuple[int, floa
     gradient(0)
     bench.measured[name] = bench.peak()
     policy.zero_grad()
-    if bench.device.type == "cuda":
-        policy.compile_layers()
+    policy.options.layers = "auto"
     optimizer = MasterAdam(parameters, 5e-6)
 
     def step() -> None:

@@ -16,10 +16,12 @@ from torch import nn
 
 from hilt.core.errors import ConfigError
 from hilt.policies.graphs import Graphs, JoinedLinear, Places, bucket
-from hilt.policies.vla import gemma
+from hilt.policies.vla import gemma, openvla
 from hilt.policies.vla.gemma import GemmaStack, Rotation, StackConfig
+from hilt.policies.vla.openvla import OpenVLAOptions
 from hilt.policies.vla.pi0 import Pi0
-from tests.policies import test_pi0
+from tests.policies import test_openvla, test_pi0
+from tests.policies.tiny_openvla import bare
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 KINDS = list(test_pi0.POLICIES)
@@ -92,6 +94,36 @@ def test_graphs_are_refused_where_there_is_no_cuda(tmp_path: Path):
         Pi0.from_pretrained(tmp_path / "policy", acting="captured")
     opened = Pi0.from_pretrained(tmp_path / "policy", tokenizer=policy.tokenizer, acting="eager")
     assert_near(answers(opened, 1), answers(policy, 1))
+
+
+@pytest.mark.parametrize("kind", [name for name in test_openvla.KINDS if name != "ar"])
+@pytest.mark.parametrize(("rows", "equal"), [(1, True), (3, False), (9, True)])
+def test_openvla_oft_answers_with_filled_up_rows_and_prompts_as_without(
+    kind: str, rows: int, equal: bool, monkeypatch: pytest.MonkeyPatch
+):
+    policy = test_openvla.policy_of(kind)
+    wanted, record = test_openvla.acted(policy, rows, equal)
+    asked = list[tuple[int, ...]]()
+    inner = policy._respond
+    monkeypatch.setattr(policy, "_captures", lambda: True)
+    monkeypatch.setattr(
+        policy, "_respond", lambda inputs, *more: asked.append(tuple(inputs.prompt.shape)) or inner(inputs, *more)
+    )
+    actions, other = test_openvla.acted(policy, rows, equal)
+    assert_near({"actions": actions, **other}, {"actions": wanted, **record}, 1e-5)
+    (shape,) = asked
+    assert shape[0] == {1: 1, 3: 3, 9: 10}[rows]
+    assert shape[1] == record["prompt"].shape[1] if equal else shape[1] % openvla.WORDS == 0
+    assert policy._graphs is not None and copy.deepcopy(policy)._graphs is None
+    assert policy.to(torch.float64)._graphs is None
+
+
+def test_openvla_oft_by_graphs_is_refused_where_there_is_no_cuda():
+    policy = test_openvla.policy_of("tokens", OpenVLAOptions(acting="captured"))
+    with pytest.raises(ConfigError, match="acting=captured makes CUDA graphs, and the policy is on cpu"):
+        test_openvla.acted(policy)
+    with pytest.raises(ConfigError, match="acting='?captured'? would do nothing: it needs variant=oft"):
+        bare(causal=True, options=OpenVLAOptions(acting="captured"))
 
 
 def captured_shapes(policy: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:

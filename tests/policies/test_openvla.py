@@ -307,7 +307,7 @@ def test_compiled_layers_share_one_graph_of_each_kind(monkeypatch: pytest.Monkey
         torch.nn.Module, "compile", lambda self, **more: compiled(self, backend=traced, fullgraph=True, **more)
     )
     torch._dynamo.reset()
-    policy.compile_layers()
+    policy.options.layers = "compiled"
     np.testing.assert_array_equal(policy.evaluate(record).log_prob.detach().numpy(), record["log_prob"])
     torch._dynamo.reset()
     assert len(graphs) == 3  # a decoder layer's, and one of each vision transformer

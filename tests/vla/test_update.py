@@ -281,7 +281,9 @@ def test_recomputed_log_probabilities_begin_with_a_ratio_of_one_and_weigh_what_i
     batch = Batching(log_prob_chunks_per_pass=7)
     settings = PolicyGradient(recompute_log_prob=True, importance_cap=1.5, ratio=ratio, batch=batch)
     actor, figures = updated(settings, toy=toy)
-    assert toy.asked == [7, 5, 12]
+    assert toy.asked == [12], "the only step begins with what its own pass computes"
+    twice, asked = dataclasses.replace(settings, epochs=2), Toy()
+    assert same(updated(twice, toy=asked)[0].seen[0], actor.seen[0]) and asked.asked == [7, 5, 12, 12]
     assert figures["clip_fraction"] == 0 and figures["ppo_kl"] == pytest.approx(0, abs=1e-7)
     now = as_now(MADE, fresh)
     assert same(actor.seen[0], expected(settings, numbers(fresh), now))

@@ -146,9 +146,12 @@ class Float8Linear(nn.Linear):
 
     float8: Float8Weight | None = None
 
+    def computes_in_float8(self) -> bool:
+        return self.float8 is not None and self.float8.switch.on and not torch.is_grad_enabled()
+
     def forward(self, x: Tensor) -> Tensor:
         float8 = self.float8
-        if float8 is None or not float8.switch.on or torch.is_grad_enabled():
+        if float8 is None or not self.computes_in_float8():
             return F.linear(x, self.weight, self.bias)
         kind = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
         switch = float8.switch

@@ -28,7 +28,7 @@ Function = Callable[..., dict[str, Tensor]]
 WARM_UP = 3
 """Calls before the capture: the first one compiles, and the libraries choose their kernels"""
 KEPT = 12
-"""Graphs that are kept; the one that was not used for longest is dropped for a new one"""
+"""Graphs that are kept, unless another number is given"""
 MOST_COMPILED = 4096
 """Sets of shapes for which a layer is compiled; torch gives up after eight otherwise, and runs it eagerly"""
 
@@ -45,8 +45,11 @@ class Graphs:
         module: nn.Module,
         device: torch.device,
         before: Callable[[], None] = lambda: None,
+        kept: int = KEPT,
     ):
-        """`before` prepares the module each time its weights have been moved."""
+        """`before` prepares the module each time its weights have been moved. `kept`: graphs; the one that was not used
+        for longest is dropped for a new one."""
+        self._kept = kept
         self._function, self._module, self.device, self._before = function, module, device, before
         self._graphs: OrderedDict[Any, _Graph] = OrderedDict()
         self._lock = threading.Lock()
@@ -83,7 +86,7 @@ class Graphs:
         key = (shapes, tuple(sorted(options.items())))
         graph = self._graphs.get(key)
         if graph is None:
-            while len(self._graphs) >= KEPT:
+            while len(self._graphs) >= self._kept:
                 self._graphs.popitem(last=False)
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()

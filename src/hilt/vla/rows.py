@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hilt.algos.config import PolicyGradient
+from hilt.algos.surrogate import importance, terms
 from hilt.core.errors import ConfigError
 from hilt.policies.base import Record, join, select
 from hilt.vla.episode import RolloutEpisode
@@ -47,6 +49,8 @@ class Rows:
     """The reference's log-probabilities, like `mask`"""
     importance: Tensor | None = None
     """The importance weight of each term, [R, ...]; none where ratios begin with `drawn`"""
+    seen_late: bool = False
+    """Whether `old` and `importance` of a row are filled in by the pass that learns from it"""
 
     def __len__(self) -> int:
         return len(self.of)
@@ -72,6 +76,15 @@ class Rows:
                 for i, rows in zip(np.split(of, cuts), np.split(at, cuts), strict=True)
             ]
         )
+
+    def see(self, part: Tensor, log_prob: Tensor, settings: PolicyGradient) -> None:
+        """Fills in what some rows begin with, of the pass that computes it."""
+        self.old[part] = torch.where(self.mask[part], log_prob.detach().float().cpu(), 0)
+        (old, _), (drawn, _) = (terms(x[part], self.mask[part], settings.ratio) for x in (self.old, self.drawn))
+        weight = importance(old, drawn).clamp(max=settings.importance_cap)
+        if self.importance is None:
+            self.importance = weight.new_ones(len(self), *weight.shape[1:])
+        self.importance[part] = weight
 
     def packed(self, chosen: Tensor, limit: int) -> list[Tensor]:
         """Rows of like length together, as many as the limit on tokens lets."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hilt.algos import prime
 from hilt.algos.advantage import advantages
@@ -203,7 +203,8 @@ class Updater:
     ) -> dict[str, float]:
         """Fills in what the losses need of each chunk."""
         settings, figures = self.settings, dict[str, float]()
-        if settings.recompute_log_prob:
+        rows.seen_late = settings.recompute_log_prob and self._one_step(rows)
+        if settings.recompute_log_prob and not rows.seen_late:
             rows.old = torch.where(rows.mask, self._evaluate_no_grad(self.actor.module, rows, blank), 0)
             figures |= self._weighed(rows)
         if self._reference is not None:
@@ -320,6 +321,13 @@ class Updater:
             name: _mean_of_finite([each[name] for each in shown]) for name in shown[0]
         }
 
+    def _one_step(self, rows: Rows) -> bool:
+        """Whether the log-probabilities of the policy before this update are those that its passes compute anyway: it
+        makes a single step, and nothing before that asks for them."""
+        asked = self._reference is not None or self._process is not None or self._estimator.needs_critic
+        dropout = any(isinstance(each, nn.modules.dropout._DropoutNd) for each in self.actor.module.modules())
+        return not (asked or dropout) and self.settings.epochs == 1 and len(self._minibatches(rows, 0)) == 1
+
     def _weighed(self, rows: Rows) -> dict[str, float]:
         """Fills in what each term counts because another policy drew it than the one
         that is updated; and figures of that."""
@@ -418,6 +426,7 @@ class Updater:
         metrics = dict(zip(names, [x / measured for x in self._sum(*(sums[name] for name in names))], strict=True))
         metrics |= {name: _mean_of_finite([each[name] for each in seen]) for name in seen[0]}
         metrics |= {"kl_stopped": float(far)} if self.settings.target_kl else {}
+        metrics |= self._weighed(rows) if rows.seen_late else {}
         skipped = sum(
             not all(math.isfinite(value) for name, value in each.items() if name.endswith("gradient_norm"))
             for each in seen
@@ -488,6 +497,8 @@ class Updater:
         record, figures = rows.record(part, blank), dict[str, Tensor]()
         if self._acts or self._critic is None:
             seen = self.actor.module.evaluate(record)
+            if rows.seen_late and len(part):
+                rows.see(part, seen.log_prob, self.settings)
             loss = (
                 self._loss(rows, part, share, seen, figures)
                 if len(part)

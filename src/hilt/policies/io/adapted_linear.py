@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hilt.policies.float8 import Float8Linear
+
 
 @functools.cache
 def adapted_layer() -> Any:
@@ -27,7 +29,8 @@ def adapted_layer() -> Any:
         def forward(self, x: Tensor, *given: Any, **named: Any) -> Tensor:
             base, (name, *others) = self.base_layer, self.active_adapters
             plain = not (given or named or others or self.disable_adapters or self.merged or self.lora_variant)
-            if plain and type(base) is nn.Linear and type(self.lora_dropout[name]) is nn.Identity:
+            linear = type(base) is nn.Linear or (isinstance(base, Float8Linear) and not base.computes_in_float8())
+            if plain and linear and type(self.lora_dropout[name]) is nn.Identity:
                 tensors = base.weight, base.bias, self.lora_A[name].weight, self.lora_B[name].weight
                 if _simple(x, *tensors):
                     return adapted_linear(x, *tensors, self.scaling[name])

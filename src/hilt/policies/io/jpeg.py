@@ -24,6 +24,20 @@ CHROMINANCE = """17 18 24 47 99 99 99 99 18 21 26 66 99 99 99 99 24 26 56 99 99 
 """The tables of the standard's annex K, at quality 50."""
 
 
+_ON_DEVICE: dict[tuple[int, torch.device], tuple[np.ndarray, torch.Tensor]] = {}
+
+
+def placed(constant: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    """A constant array, which its maker keeps, on the device of a tensor. On a GPU it is kept too: nothing waits for a
+    copy, and a CUDA graph can read it."""
+    if type(like) is not torch.Tensor or like.device.type != "cuda":
+        return torch.from_numpy(constant).to(like.device)
+    key = id(constant), like.device
+    if key not in _ON_DEVICE:
+        _ON_DEVICE[key] = constant, torch.from_numpy(constant).to(like.device)
+    return _ON_DEVICE[key][1]
+
+
 def round_trip(images: torch.Tensor, quality: int = 95) -> torch.Tensor:
     """uint8 [B, H, W, 3] as it comes back from a JPEG of this quality with halved chroma."""
     if not 1 <= quality <= 100:
@@ -33,10 +47,10 @@ def round_trip(images: torch.Tensor, quality: int = 95) -> torch.Tensor:
     y = (19595 * red + 38470 * green + 7471 * blue + 32768) >> 16
     cb = (-11059 * red - 21709 * green + 32768 * blue + (128 << 16) + 32767) >> 16
     cr = (32768 * red - 27439 * green - 5329 * blue + (128 << 16) + 32767) >> 16
-    y = _through(y, _table(LUMINANCE, quality))[:, :height, :width]
-    table = _table(CHROMINANCE, quality)
+    y = _through(y, _tables(LUMINANCE, quality))[:, :height, :width]
+    tables = _tables(CHROMINANCE, quality)
     cb, cr = (
-        _doubled(_through(_halved(plane), table)[:, : (height + 1) // 2, : (width + 1) // 2]) for plane in (cb, cr)
+        _doubled(_through(_halved(plane), tables)[:, : (height + 1) // 2, : (width + 1) // 2]) for plane in (cb, cr)
     )
     cb, cr = cb[:, :height, :width] - 128, cr[:, :height, :width] - 128
     red = y + ((91881 * cr + 32768) >> 16)
@@ -45,15 +59,15 @@ def round_trip(images: torch.Tensor, quality: int = 95) -> torch.Tensor:
     return torch.stack([red, green, blue], -1).clamp(0, 255).to(torch.uint8)
 
 
-def _through(plane: torch.Tensor, table: np.ndarray) -> torch.Tensor:
-    """One color, in blocks of 8 by 8, to whole numbers of the table's steps and back; padded to whole blocks."""
+def _through(plane: torch.Tensor, tables: tuple[np.ndarray, np.ndarray]) -> torch.Tensor:
+    """One color, in blocks of 8 by 8, to whole numbers of a table's steps and back; padded to whole blocks."""
     plane = _padded(plane, -plane.shape[2] % 8, -plane.shape[1] % 8)
     count, height, width = plane.shape
     blocks = (plane - 128).reshape(count, height // 8, 8, width // 8, 8).transpose(2, 3)
-    divisor = torch.from_numpy(table * 8).to(plane.device)  # libjpeg's transform is 8 times too large
+    divisor, multipliers = (placed(each, plane) for each in tables)
     coefficients = _cosines(blocks)
     steps = coefficients.sign() * ((coefficients.abs() + divisor // 2) // divisor)
-    back = _inverse(steps * torch.from_numpy(_multipliers(table)).to(plane.device))
+    back = _inverse(steps * multipliers)
     return back.transpose(2, 3).reshape(count, height, width)
 
 
@@ -92,7 +106,7 @@ def _shifted(plane: torch.Tensor, dim: int, by: int) -> torch.Tensor:
 
 def _cosines(blocks: torch.Tensor) -> torch.Tensor:
     """libjpeg's accurate transform: each pass is a matrix of integers, a sum and a rounding, all exact in float64."""
-    matrix = torch.from_numpy(_matrix()).to(blocks.device)
+    matrix = placed(_matrix(), blocks)
     rows = torch.floor((blocks.to(torch.float64) @ matrix.T + 2**10) / 2**11)
     return torch.floor((matrix @ rows + 2**14) / 2**15).to(torch.int32)
 
@@ -137,10 +151,12 @@ def _fast(x: tuple[torch.Tensor, ...], dim: int) -> torch.Tensor:
 
 
 @functools.cache
-def _table(base: str, quality: int) -> np.ndarray:
-    """libjpeg's table of a quality, int32 [8, 8]."""
+def _tables(base: str, quality: int) -> tuple[np.ndarray, np.ndarray]:
+    """What the coefficients are divided by and multiplied with, int32 [8, 8]. libjpeg's transform is 8 times too
+    large."""
     scale = 5000 // quality if quality < 50 else 200 - 2 * quality
-    return np.clip((np.array(base.split(), np.int32).reshape(8, 8) * scale + 50) // 100, 1, 255)
+    table = np.clip((np.array(base.split(), np.int32).reshape(8, 8) * scale + 50) // 100, 1, 255)
+    return table * 8, _multipliers(table)
 
 
 def _multipliers(table: np.ndarray) -> np.ndarray:

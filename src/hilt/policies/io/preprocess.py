@@ -22,7 +22,7 @@ import torch
 from torch.nn import functional
 
 from hilt.core.errors import SchemaError
-from hilt.policies.io.jpeg import round_trip
+from hilt.policies.io.jpeg import placed, round_trip
 
 Images = TypeVar("Images", np.ndarray, torch.Tensor)
 Kernel = Callable[[np.ndarray], np.ndarray]
@@ -80,7 +80,7 @@ def lanczos3(images: torch.Tensor, size: int | tuple[int, int]) -> torch.Tensor:
         places, weights = _lanczos(images.shape[dim], wanted)
         summed = torch.zeros((), device=images.device)
         # one after the other, as there
-        for place, weight in zip(places.to(images.device), weights.to(images.device), strict=True):
+        for place, weight in zip(placed(places, images), placed(weights, images), strict=True):
             summed = summed + pixels.index_select(dim, place) * weight.view(-1, *(1,) * (3 - dim))
         pixels = summed
     return pixels.round().clamp(0, 255).to(torch.uint8)
@@ -123,8 +123,8 @@ def center_crop(images: torch.Tensor, area: float = 0.9, size: int | tuple[int, 
     height, width = _size(size)
     side = np.float32(math.sqrt(area))
     pixels = images.to(torch.float32) * np.float32(1 / 255)
-    top, bottom, down = _between(side, images.shape[1], height, images.device)
-    left, right, across = _between(side, images.shape[2], width, images.device)
+    top, bottom, down = (placed(each, images) for each in _between(float(side), images.shape[1], height))
+    left, right, across = (placed(each, images) for each in _between(float(side), images.shape[2], width))
     upper, lower = pixels[:, top], pixels[:, bottom]
     upper, lower = _mix(upper, left, right, across), _mix(lower, left, right, across)
     mixed = upper + (lower - upper) * down[:, None, None]
@@ -154,22 +154,20 @@ def _mix(rows: torch.Tensor, left: torch.Tensor, right: torch.Tensor, share: tor
     return first + (rows[:, :, right] - first) * share[:, None]
 
 
-def _between(
-    side: np.float32, size: int, wanted: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+@functools.lru_cache(maxsize=64)
+def _between(share: float, size: int, wanted: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """For each wanted pixel its two neighbors and how far it is from the first, in
     float32 and in TensorFlow's order."""
-    one = np.float32(1)
+    one, side = np.float32(1), np.float32(share)
     first = (one - side) / np.float32(2)
     step = (first + side - first) * np.float32(size - 1) / np.float32(max(wanted - 1, 1))
     place = first * np.float32(size - 1) + np.arange(wanted, dtype=np.float32) * step
     low = np.floor(place)
-    index = torch.from_numpy(low.astype(np.int64)), torch.from_numpy(np.ceil(place).astype(np.int64))
-    return index[0].to(device), index[1].to(device), torch.from_numpy(place - low).to(device)
+    return low.astype(np.int64), np.ceil(place).astype(np.int64), place - low
 
 
 @functools.lru_cache(maxsize=64)
-def _lanczos(size: int, wanted: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _lanczos(size: int, wanted: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the pixels that count for each of the `wanted`, and their weights, [taps, wanted]:
     TensorFlow's arithmetic, float32 in its order."""
     one, pi = np.float32(1), np.float32(np.pi)
@@ -185,7 +183,7 @@ def _lanczos(size: int, wanted: int) -> tuple[torch.Tensor, torch.Tensor]:
     weights = 3 * waves[0] * waves[1] / (pi * pi * safe * safe)
     weights = np.where((places > last) | (x > 3), 0, np.where(x <= 1e-3, one, weights)).astype(np.float32)
     total = functools.reduce(np.add, weights)
-    return torch.from_numpy(places.clip(0, size - 1).astype(np.int64)), torch.from_numpy(weights * (one / total))
+    return places.clip(0, size - 1).astype(np.int64), weights * (one / total)
 
 
 def _cubic(x: np.ndarray) -> np.ndarray:

@@ -8,15 +8,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from hilt.core.errors import ConfigError
 from hilt.policies.base import Evaluation, Record, at_least_float32
+from hilt.policies.graphs import Graphs, compiling
+from hilt.policies.io.preprocess import openvla_view
 from hilt.policies.vla.heads import pick
 from hilt.policies.vla.llama import AttentionLayout
 from hilt.policies.vla.openvla_config import OpenVLAConfig, OpenVLAOptions
@@ -26,10 +32,19 @@ from hilt.policies.vla.openvla_model import STOP, OpenVLAPolicy
 __all__ = ["OpenVLA", "OpenVLAConfig", "OpenVLAOFT", "OpenVLAOptions", "OpenVLAPolicy"]
 
 
+GRAPHS = 64
+"""CUDA graphs that are kept: of numbers of rows, lengths of prompts and sizes of pictures"""
+LARGE = 1024
+"""The width of language models whose layers are worth compiling"""
+WORDS = 8
+"""Prompts of different length are filled up to a multiple of this, so that there are few graphs"""
+
+
 class OpenVLAOFT(OpenVLAPolicy, variant="oft"):
     """Parallel decoding: every slot of the chunk is predicted at once, and everything sees everything."""
 
     causal = False
+    _graphs: Graphs | None = None
 
     def slots_of(self, inputs: ModelInputs, noisy: Tensor | None = None, time: Tensor | None = None) -> Tensor:
         """Hidden states that predict the chunk's numbers [B, chunk * action_dim, width]: the prompt's last token
@@ -75,23 +90,112 @@ class OpenVLAOFT(OpenVLAPolicy, variant="oft"):
     def _sample_actions(
         self, inputs: ModelInputs, sample: bool, temperature: Tensor, generator: torch.Generator
     ) -> SampledActions:
-        slots = self.slots_of(inputs)
-        shape = (len(slots), self.chunk, self.action_dim)
+        uniform = self._draws(len(inputs.prompt), sample, generator)
+        return self._respond(inputs, temperature, None if uniform is None else uniform.to(self.device))
+
+    def _draws(self, rows: int, sample: bool, generator: torch.Generator) -> Tensor | None:
         if self.config.head == "l1" and sample:
             raise ConfigError(
                 "the L1 head gives one action and draws none: use sample=False, or head='laplace', which adds a scale."
             )
-        uniform = torch.rand(shape, generator=generator).to(slots.device) if sample else None
+        return torch.rand((rows, self.chunk, self.action_dim), generator=generator) if sample else None
+
+    def _respond(self, inputs: ModelInputs, temperature: Tensor, uniform: Tensor | None) -> SampledActions:
+        """The likeliest actions, or those that `uniform` [B, chunk, action_dim] in [0, 1) points to."""
+        slots = self.slots_of(inputs)
         if self.config.head == "tokens":
             log_probs = self._distribution(slots, temperature)
             place = log_probs.argmax(-1) if uniform is None else pick(log_probs, uniform.flatten(1))
-            tokens = (place + self._first).view(shape)
+            tokens = (place + self._first).view(len(slots), self.chunk, self.action_dim)
             return SampledActions(tokens, self._weigh(log_probs, tokens, self._value(slots[:, 0])))
         mean, log_scale = self._laplace(slots, temperature)
         if log_scale is None:
             return SampledActions(mean, None)
         actions = mean if uniform is None else mean + laplace(uniform.to(mean)) * log_scale.exp()
         return SampledActions(actions, self._measure(slots, mean, log_scale, actions))
+
+    # --- compiled layers, and acting by CUDA graphs ---
+
+    @contextlib.contextmanager
+    def _precision(self) -> Iterator[None]:
+        with super()._precision(), compiling() if self._compiles() else contextlib.nullcontext():
+            yield
+
+    def _compiles(self) -> bool:
+        """Whether layers are compiled; they are from the first time on that this is asked."""
+        if self.options.layers == "auto":
+            small = self.config.width < LARGE or importlib.util.find_spec("triton") is None
+            if self.device.type != "cuda" or small or not self._in_one_piece():
+                return False
+        elif self.options.layers == "eager":
+            return False
+        if self.language_model.model.layers[0]._compiled_call_impl is None:
+            self.compile_layers()
+        return True
+
+    def compile_layers(self) -> None:
+        """Compiles the layers of all three transformers, each kind once for any number of rows."""
+        vision = self.vision_backbone.vision_backbone if self.config.film else self.vision_backbone
+        vits = [vit for vit in (vision.featurizer, vision.fused_featurizer) if vit is not None]
+        for layer in [*(block for vit in vits for block in vit.blocks), *self.language_model.model.layers]:
+            layer.compile(dynamic=True)
+
+    def _in_one_piece(self) -> bool:
+        return type(self.projector.fc1.weight.data) is Tensor
+
+    def _captures(self) -> bool:
+        """Whether `act` is captured: on CUDA, where the weights are in one piece and shapes do not depend on words."""
+        acting, cuda = self.options.acting, self.device.type == "cuda"
+        if acting == "captured" and not cuda:
+            raise ConfigError(
+                f"acting=captured makes CUDA graphs, and the policy is on {self.device}: give device=cuda, or leave "
+                "acting out."
+            )
+        return acting != "eager" and cuda and not self.options.packed and self._in_one_piece()
+
+    def _captured(self) -> Graphs:
+        if self._graphs is None or self._graphs.device != self.device:
+            self._graphs = Graphs(self._captured_part, self, self.device, kept=GRAPHS)
+        return self._graphs
+
+    def _captured_part(self, asked: Mapping[str, Tensor], part: str, **options: bool) -> dict[str, Tensor]:
+        if part == "view":
+            return {"images": openvla_view(asked["frames"], self.config.image_size, **options)}
+        with self._precision():
+            fields = {name: asked[name] for name in ("prompt", "length", "proprio", "given") if name in asked}
+            lengths = None if options["equal"] else np.zeros(0)
+            inputs = ModelInputs(self.pixels(asked["images"]), lengths=lengths, **fields)
+            drawn, evaluation = self._respond(inputs, asked["temperature"], asked.get("uniform"))
+        return {"drawn": drawn} | {n: e for n, e in (evaluation._asdict() if evaluation else {}).items() if e is not None}
+
+    def _view(self, frames: Tensor, crop: bool) -> Tensor:
+        if torch.is_grad_enabled() or not self._captures():
+            return super()._view(frames, crop)
+        made = self._captured()({"frames": _filled(frames)}, part="view", crop=crop)
+        return made["images"][: len(frames)].to(self.device)
+
+    def _answer(self, record: Record, images: Tensor, sample: bool, generator: torch.Generator) -> SampledActions:
+        if not self._captures():
+            return super()._answer(record, images, sample, generator)
+        rows, lengths = len(images), record["prompt_length"]
+        equal = bool((lengths == lengths.max()).all())
+        asked = self._fields(record) | {
+            "images": torch.from_numpy(record["images"]),
+            "temperature": torch.from_numpy(record["temperature"]),
+        }
+        if not equal:  # a few widths, so that there are few graphs
+            asked["prompt"] = F.pad(asked["prompt"], (0, -asked["prompt"].shape[1] % WORDS))
+        if (uniform := self._draws(rows, sample, generator)) is not None:
+            asked["uniform"] = uniform
+        filled = {name: _filled(each) for name, each in asked.items()}
+        made = self._captured()(filled, part="answer", equal=equal, float8=self.in_float8)
+        answer = {name: each[:rows] for name, each in made.items()}
+        drawn = answer.pop("drawn")
+        return SampledActions(drawn, Evaluation(**{"value": None} | answer) if answer else None)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._graphs = None  # they would keep the weights where they were
+        return super()._apply(fn, recurse)
 
     def _by_head(
         self, inputs: ModelInputs, head: Any, projector: Any, sample: bool, generator: torch.Generator
@@ -278,6 +382,13 @@ class OpenVLA(OpenVLAPolicy, variant="ar"):
         places = places - (places >= start) * (start - 1 - end[:, None])
         hidden = self._run(x, places, AttentionLayout(mask=mask, packing=self._packing(inputs, start, answer)))
         return torch.cat([_at(hidden, end), hidden[:, start:]], dim=1)
+
+
+def _filled(rows: Tensor) -> Tensor:
+    """With the first row repeated up to one of a few numbers: at most an eighth more."""
+    step = 1 << max(0, (len(rows) - 1).bit_length() - 3)
+    more = -len(rows) % step
+    return torch.cat([rows, rows[:1].expand(more, *rows.shape[1:])]) if more else rows
 
 
 def _at(hidden: Tensor, end: Tensor) -> Tensor:

@@ -23,9 +23,9 @@ class ModelInputs:
     """int64 [B, L]"""
     length: Tensor
     """int64 [B]: tokens of each prompt"""
-    proprio: Tensor | None
+    proprio: Tensor | None = None
     """float32 [B, proprio_dim], normalized"""
-    lengths: np.ndarray | None
+    lengths: np.ndarray | None = None
     """`length` on the host, or None if every row fills its prompt, so that no mask is needed"""
     given: Tensor | None = None
     """int64 [B, slots]: the tokens of actions that are given (`OpenVLAConfig.max_delay`), and -1 in the other slots"""

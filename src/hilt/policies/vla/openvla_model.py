@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -94,6 +95,7 @@ class OpenVLAPolicy(Float8Rollouts):
             "support": Need("head=tokens", lambda _: config.head == "tokens"),
             "log_scale_range": Need("head=laplace", lambda _: config.head == "laplace"),
             "detach_value": Need("value_head=True", lambda _: config.value_head),
+            **dict.fromkeys(("acting", "layers"), Need("variant=oft", lambda _: config.variant == "oft")),
         }
         check(self.options, outside=needs)
         self.chunk, self.action_dim, self.max_delay = config.chunk, config.action_dim, config.max_delay
@@ -176,16 +178,6 @@ class OpenVLAPolicy(Float8Rollouts):
         """Moves and casts as any module does, but for those numbers: positions in bfloat16 would be off by some."""
         super()._apply(fn, recurse)
         return self if self.device.type == "meta" else self.reset_buffers(self.device)
-
-    def compile_layers(self) -> None:
-        """Compiles the layers of all three transformers, each kind once. The first pass then takes a minute."""
-        for layer in self._transformer_layers():
-            layer.compile(dynamic=False)
-
-    def _transformer_layers(self) -> list[nn.Module]:
-        vision = self.vision_backbone.vision_backbone if self.config.film else self.vision_backbone
-        vits = [vit for vit in (vision.featurizer, vision.fused_featurizer) if vit is not None]
-        return [*(block for vit in vits for block in vit.blocks), *self.language_model.model.layers]
 
     def float8_parts(self) -> Sequence[nn.Module]:
         return list(self.language_model.model.layers[self.options.fp8_first_layer :])
@@ -319,8 +311,7 @@ class OpenVLAPolicy(Float8Rollouts):
             record["temperature"] = np.full(len(observations), temperature if sample else 1.0, np.float32)
             if self.max_delay:
                 record |= prefix_record(self, prefix, len(observations))
-            inputs, temperatures = self._inputs(record, images), torch.from_numpy(record["temperature"])
-            sampled = self._sample_actions(inputs, sample, temperatures, generator or self.generator)
+            sampled = self._answer(record, images, sample, generator or self.generator)
         record[self._drawn] = sampled.drawn.cpu().numpy().astype(np.int32 if self._drawn == "tokens" else np.float32)
         if sampled.evaluation is not None:
             evaluation = without_given(sampled.evaluation, record)
@@ -369,6 +360,11 @@ class OpenVLAPolicy(Float8Rollouts):
         """The field of a record that has what was drawn."""
         return "tokens" if self.config.head == "tokens" else "actions"
 
+    def _answer(self, record: Record, images: Tensor, sample: bool, generator: torch.Generator) -> SampledActions:
+        """The answer to a record without one, whose images are on the device."""
+        temperature = torch.from_numpy(record["temperature"])
+        return self._sample_actions(self._inputs(record, images), sample, temperature, generator)
+
     @abstractmethod
     def _sample_actions(
         self, inputs: ModelInputs, sample: bool, temperature: Tensor, generator: torch.Generator
@@ -396,8 +392,8 @@ class OpenVLAPolicy(Float8Rollouts):
         images = torch.empty(len(seen), size, size, 3, dtype=torch.uint8, device=self.device)
         for shape in {image.shape for image in seen}:  # rows may have cameras of different size
             rows = [place for place, image in enumerate(seen) if image.shape == shape]
-            frames = torch.from_numpy(np.stack([seen[place] for place in rows])).to(self.device)
-            images[rows] = openvla_view(frames, size, crop=crop)
+            frames = torch.from_numpy(np.stack([seen[place] for place in rows]))
+            images[rows] = self._view(frames, crop)
         images = images.unflatten(0, (len(observations), len(cameras)))
         words = [text(observed_field(row, "instruction", place), place) for place, row in enumerate(observations)]
         prompt, length = padded([openvla_ids(self.tokenizer, each) for each in words])
@@ -419,6 +415,9 @@ class OpenVLAPolicy(Float8Rollouts):
             record["state"] = np.stack(states)
         return record, images
 
+    def _view(self, frames: Tensor, crop: bool) -> Tensor:
+        return openvla_view(frames.to(self.device), self.config.image_size, crop=crop)
+
     def _scaled(self, actions: np.ndarray) -> np.ndarray:
         """Actions of the robot from -1 to 1, float64."""
         scaled: np.ndarray = np.clip(self.scale_actions.normalize(actions.astype(np.float64)), -1, 1)
@@ -426,18 +425,20 @@ class OpenVLAPolicy(Float8Rollouts):
 
     def _inputs(self, record: Record, images: Tensor | None = None) -> ModelInputs:
         images = torch.from_numpy(record["images"]).to(self.device) if images is None else images
+        given = {name: each.to(self.device) for name, each in self._fields(record).items()}
+        lengths = record["prompt_length"]
+        return ModelInputs(self.pixels(images), lengths=None if (lengths == lengths.max()).all() else lengths, **given)
+
+    def _fields(self, record: Record) -> dict[str, Tensor]:
+        """What else the model reads of a record, on the host, by the names of `ModelInputs`."""
         lengths, widest = record["prompt_length"], int(record["prompt_length"].max())
-        prompt = torch.from_numpy(record["prompt"][:, :widest]).to(self.device, torch.int64)
-        proprio = None
+        fields = {"prompt": record["prompt"][:, :widest].astype(np.int64), "length": lengths.astype(np.int64)}
         if self.scale_state is not None:
-            proprio = torch.from_numpy(self.scale_state.normalize(record["state"]).astype(np.float32)).to(self.device)
-        length = torch.from_numpy(lengths).to(self.device, torch.int64)
-        given = None
+            fields["proprio"] = self.scale_state.normalize(record["state"]).astype(np.float32)
         if "frozen" in record:
             tokens = np.where(frozen_in(record), self.token.encode(self._scaled(record["prefix"])), -1)
-            given = torch.from_numpy(tokens).to(self.device, torch.int64).flatten(1)
-        equal = bool((lengths == widest).all())
-        return ModelInputs(self.pixels(images), prompt, length, proprio, None if equal else lengths, given)
+            fields["given"] = tokens.astype(np.int64).reshape(len(tokens), -1)
+        return {name: torch.from_numpy(field) for name, field in fields.items()}
 
     def pixels(self, images: Tensor) -> Tensor:
         """uint8 [B, images, H, W, 3] as each vision transformer wants it, one behind the
@@ -459,7 +460,7 @@ class OpenVLAPolicy(Float8Rollouts):
 
     # --- the model ---
 
-    def _precision(self) -> torch.autocast:
+    def _precision(self) -> AbstractContextManager[Any]:
         # without its cache, which would hold a second copy of all weights to the end of a pass
         return torch.autocast(
             self.device.type, torch.bfloat16, in_bfloat16(self.options.compute, self.device), cache_enabled=False
