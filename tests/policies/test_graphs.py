@@ -122,7 +122,7 @@ def test_openvla_oft_by_graphs_is_refused_where_there_is_no_cuda():
     policy = test_openvla.policy_of("tokens", OpenVLAOptions(acting="captured"))
     with pytest.raises(ConfigError, match="acting=captured makes CUDA graphs, and the policy is on cpu"):
         test_openvla.acted(policy)
-    with pytest.raises(ConfigError, match="acting='?captured'? would do nothing: it needs variant=oft"):
+    with pytest.raises(ConfigError, match=r"acting='?captured'? would do nothing: it needs variant=oft"):
         bare(causal=True, options=OpenVLAOptions(acting="captured"))
 
 

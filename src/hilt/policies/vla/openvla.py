@@ -166,7 +166,9 @@ class OpenVLAOFT(OpenVLAPolicy, variant="oft"):
             lengths = None if options["equal"] else np.zeros(0)
             inputs = ModelInputs(self.pixels(asked["images"]), lengths=lengths, **fields)
             drawn, evaluation = self._respond(inputs, asked["temperature"], asked.get("uniform"))
-        return {"drawn": drawn} | {n: e for n, e in (evaluation._asdict() if evaluation else {}).items() if e is not None}
+        return {"drawn": drawn} | {
+            n: e for n, e in (evaluation._asdict() if evaluation else {}).items() if e is not None
+        }
 
     def _view(self, frames: Tensor, crop: bool) -> Tensor:
         if torch.is_grad_enabled() or not self._captures():
