@@ -23,7 +23,7 @@ def adapted_layer() -> Any:
     """The class of peft's linear layers that compute in this way where they can, and as peft does elsewhere."""
     from peft.tuners.lora.layer import Linear
 
-    class AdaptedLinear(Linear):  # type: ignore[misc]
+    class AdaptedLinear(Linear):
         """A linear layer with one adapter."""
 
         def forward(self, x: Tensor, *given: Any, **named: Any) -> Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -460,11 +459,10 @@ class OpenVLAPolicy(Float8Rollouts):
 
     # --- the model ---
 
-    def _precision(self) -> AbstractContextManager[Any]:
+    def _precision(self) -> Any:
         # without its cache, which would hold a second copy of all weights to the end of a pass
-        return torch.autocast(
-            self.device.type, torch.bfloat16, in_bfloat16(self.options.compute, self.device), cache_enabled=False
-        )
+        low = in_bfloat16(self.options.compute, self.device)
+        return torch.autocast(self.device.type, torch.bfloat16, low, cache_enabled=False)
 
     def patch_features(self, inputs: ModelInputs) -> Tensor:
         """What the vision transformers make of all images: [B, images * patches, width]."""
