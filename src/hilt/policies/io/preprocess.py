@@ -209,26 +209,13 @@ def _weights(kernel: Kernel, size: int, wanted: int) -> np.ndarray:
     return rounded
 
 
-def _placed(weights: np.ndarray, like: torch.Tensor) -> torch.Tensor:
-    """The weights on the device of a tensor. Those of a GPU are kept, so that a CUDA graph can read them."""
-    if type(like) is not torch.Tensor or like.device.type != "cuda":
-        return torch.from_numpy(weights).to(like.device)
-    key = id(weights), like.device
-    if key not in _ON_DEVICE:
-        _ON_DEVICE[key] = weights, torch.from_numpy(weights).to(like.device)
-    return _ON_DEVICE[key][1]
-
-
-_ON_DEVICE: dict[tuple[int, torch.device], tuple[np.ndarray, torch.Tensor]] = {}
-
-
 def _pil(images: torch.Tensor, size: tuple[int, int], kernel: Kernel) -> torch.Tensor:
     """PIL's two passes, columns first. Its weights are integers of 22 bits; sums of them are exact in float64."""
     for equation, place in (("yx,bhxc->bhyc", 2), ("yx,bxwc->bywc", 1)):
         wanted = size[place - 1]
         if images.shape[place] == wanted:
             continue
-        weights = _placed(_weights(kernel, images.shape[place], wanted), images)
+        weights = placed(_weights(kernel, images.shape[place], wanted), images)
         summed = torch.einsum(equation, weights, images.to(torch.float64))
         images = ((summed + 2**21) / 2**22).floor().clamp(0, 255).to(torch.uint8)
     return images
