@@ -323,6 +323,19 @@ def test_measure_finds_what_it_counts(tmp_path: Path):
     assert figures["circles of imports"] == []
 
 
+def test_measure_finds_any_behind_an_alias(tmp_path: Path):
+    write(tmp_path / "hilt", "a/names.py", "Row = dict[str, Any]\nThing: TypeAlias = Any\nArray = npt.NDArray[Any]\n")
+    write(
+        tmp_path / "hilt",
+        "a/used.py",
+        "from hilt.a.names import Array, Row, Thing\n"
+        "def rows(x: Row): ...\ndef thing() -> Thing: ...\ndef array(x: Array): ...\ndef plain(x: int): ...\n",
+    )
+    figures = measure(tmp_path / "hilt")
+    assert figures["public signatures that mention Any"] == "2 of 4 (50%)"
+    assert figures["public signatures with a bare Any"] == "1 of 4 (25%)"
+
+
 def test_measure_finds_functions_that_take_or_nest_too_much(tmp_path: Path):
     ten = ", ".join(f"x{number}" for number in range(10))
     write(

@@ -19,6 +19,8 @@ SOURCE = Path(__file__).parent.parent / "src" / "hilt"
 LONG_FUNCTION, MANY_PARAMETERS, DEEP, FULL_FOLDER, LONG_FILE = 60, 10, 4, 20, 600
 OWN_WORDS = ("told", "say", "says", "said", "so many", "so long", "so-manieth", "nobody", "whoever")
 """Words of ours where the field has its own"""
+ARRAYS = r"(np|npt|numpy)\.(NDArray|ndarray|dtype)\[Any(, (Any|np\.dtype\[Any\]))?\]"
+"""How an array, or a dtype, of any element type is written"""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -29,7 +31,12 @@ def measure(source: Path) -> dict[str, object]:
     functions = {
         f"{name(path, source)}: {one}": node for path, tree in trees.items() for one, node in functions_of(tree)
     }
-    public = [node for node in functions.values() if not node.name.startswith("_")]
+    annotated = [
+        annotations(node, aliases)
+        for path, aliases in any_aliases(trees, source).items()
+        for _, node in functions_of(trees[path])
+        if not node.name.startswith("_")
+    ]
     docstrings = [text for tree in trees.values() for text in documented(tree)]
     everything = "\n".join(files.values()).lower()
     return {
@@ -57,7 +64,8 @@ def measure(source: Path) -> dict[str, object]:
         ],
         f"functions nested deeper than {DEEP}": [where for where, one in functions.items() if depth(one) > DEEP],
         "circles of imports": circles(import_graph(trees, source)),
-        "public signatures that mention Any": share(["Any" in signature(one) for one in public]),
+        "public signatures that mention Any": share([any(map(mentions_any, one)) for one in annotated]),
+        "public signatures with a bare Any": share(["Any" in one for one in annotated]),
         "broad excepts that do not raise": [place for place, reason in broadly if not reason],
         "broad excepts with a reason": [place for place, reason in broadly if reason],
         "docstrings": len(docstrings),
@@ -188,10 +196,52 @@ def depth(node: ast.AST, level: int = 0) -> int:
     return deepest
 
 
-def signature(function: Function) -> str:
+def annotations(function: Function, aliases: dict[str, str]) -> list[str]:
+    """The types of all parameters and of the result; an alias that stands for Any, or mentions it, is written out."""
     given = function.args
-    annotations = [one.annotation for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)] + [function.returns]
-    return " ".join(ast.unparse(one) for one in annotations if one is not None)
+    types = [one.annotation for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)] + [function.returns]
+    texts = [ast.unparse(one) for one in types if one is not None]
+    return [re.sub(r"(?<![\w.])[A-Za-z_]\w*", lambda word: aliases.get(word[0], word[0]), text) for text in texts]
+
+
+def mentions_any(annotation: str) -> bool:
+    return bool(re.search(r"\bAny\b", annotation))
+
+
+def any_aliases(trees: dict[Path, ast.Module], source: Path) -> dict[Path, dict[str, str]]:
+    """For each file, the names of types in it that mention Any, its own and those that it imports, with what they stand
+    for: ``Row = dict[str, Any]`` hides Any from a reader. An array of any element type is a type like others."""
+    own = {
+        name(path, source).removesuffix(".py").replace("/", "."): alias_definitions(tree)
+        for path, tree in trees.items()
+    }
+    return {
+        path: {
+            **{
+                alias.asname or alias.name: own[str(node.module)][alias.name]
+                for node in all_statements(tree)
+                if isinstance(node, ast.ImportFrom) and node.module in own
+                for alias in node.names
+                if alias.name in own[str(node.module)]
+            },
+            **own[name(path, source).removesuffix(".py").replace("/", ".")],
+        }
+        for path, tree in trees.items()
+    }
+
+
+def alias_definitions(tree: ast.Module) -> dict[str, str]:
+    found = {}
+    for node in all_statements(tree):
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        is_type = isinstance(node, ast.Assign) or (
+            isinstance(node, ast.AnnAssign) and "TypeAlias" in ast.unparse(node.annotation)
+        )
+        if is_type and node.value is not None and isinstance(target, ast.Name) and target.id[:1].isupper():
+            text = node.value.value if isinstance(node.value, ast.Constant) else ast.unparse(node.value)
+            if re.search(r"\bAny\b", re.sub(ARRAYS, "", str(text))) and "TypeVar" not in str(text):
+                found[target.id] = str(text)
+    return found
 
 
 def broad(node: ast.AST) -> bool:

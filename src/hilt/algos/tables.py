@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from hilt.core.errors import ConfigError
 from hilt.core.names import ExtensionPoint
@@ -140,15 +140,15 @@ class OffPolicyAlgorithm(ABC):
         `settings` are agent.rlpd's, of which it may use some; `actor_updates`: how many the actor has had. All
         that is random comes from `generator`."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Tensors and numbers of its own that a checkpoint has to keep."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
+    def load_state_dict(self, state: Mapping[str, object]) -> None:  # noqa: B027
         """Takes over what `state_dict` gave."""
 
 
-def off_policy_algorithm(name: str, options: Mapping[str, Any]) -> OffPolicyAlgorithm:
+def off_policy_algorithm(name: str, options: Mapping[str, object]) -> OffPolicyAlgorithm:
     """The algorithm of this name with these options, if its code may be run."""
     kind: Callable[..., OffPolicyAlgorithm] = ALGORITHMS.load_class(name, OffPolicyAlgorithm)
     try:

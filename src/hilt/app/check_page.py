@@ -20,6 +20,7 @@ from hilt.app.run_library import tail
 from hilt.app.table_parts import choose_data, command_row
 from hilt.checks.finding_texts import render, render_place
 from hilt.core.children import ChildProcess, run_module
+from hilt.core.tree import JsonObject
 from hilt.formats.listing.episode_source import source_key
 
 MAX_ROWS = 500
@@ -50,7 +51,7 @@ class CheckRun:
         """The last line that it printed beside its report: how far it is, or what went wrong."""
         return "".join(tail(self.errors, 1))
 
-    def report(self) -> dict[str, Any] | None:
+    def report(self) -> JsonObject | None:
         """Returns its report; None while it runs, and where it failed."""
         if self.is_running:
             return None

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hilt.app.episodes.episode_shelf import EpisodeShelf
 from hilt.app.remote_runs import RemoteRuns
@@ -23,6 +23,10 @@ from hilt.app.sign_in import LANGUAGE_COOKIE, SignIn, TokenPage, words_of
 from hilt.app.words import LANGUAGES, Words
 from hilt.core.errors import ConfigError, optional_module
 from hilt.core.web import PAGE_SERVER, PageGuard, check_tls_files, cookie_name, is_loopback, page_address
+
+if TYPE_CHECKING:
+    from fastapi import Request, Response, WebSocket
+    from nicegui.element import Element
 
 PARTS = (
     "hilt.app.run_pages",
@@ -67,11 +71,11 @@ class PageContext:
         """All values of this name in the address."""
         return [str(value) for value in self.request.query_params.getlist(name)]
 
-    def heading(self, text: str, level: int = 1) -> Any:
+    def heading(self, text: str, level: int = 1) -> Element:
         """A heading; its text is never HTML."""
         return self.text(text, f"h{level}")
 
-    def text(self, text: str, tag: str = "p", classes: str = "") -> Any:
+    def text(self, text: str, tag: str = "p", classes: str = "") -> Element:
         """An element of HTML with a text in it, which is never HTML itself."""
         label = self.ui.label(text)
         label.tag = tag
@@ -117,7 +121,7 @@ class OpenApp:
                 page.text(page.word("nav.runs"), "span")
         return client.build_response(request, 404)
 
-    def words_of(self, request: Any) -> Words:
+    def words_of(self, request: Request) -> Words:
         """The words of the language that a request asks for."""
         return words_of(request)
 
@@ -129,7 +133,7 @@ class OpenApp:
         """Adds a page at this path. `build` is called for every visit, within the frame of the app."""
         request_type = optional_module("fastapi", PURPOSE, "teleop").Request
 
-        async def show(request: Any) -> None:
+        async def show(request: Request) -> None:
             with framed(self, request, section) as page:
                 made = build(page)
                 if inspect.isawaitable(made):
@@ -138,17 +142,19 @@ class OpenApp:
         show.__annotations__ = {"request": request_type}
         self.ui.page(path)(show)
 
-    def route(self, path: str, handler: Callable[[Any], Awaitable[Any]], methods: Sequence[str] = ("GET",)) -> None:
+    def route(
+        self, path: str, handler: Callable[[Request], Awaitable[Response]], methods: Sequence[str] = ("GET",)
+    ) -> None:
         """Adds a route: `handler` takes a request of starlette and returns a response."""
         self.server.router.routes.append(self._routing.Route(path, handler, methods=list(methods)))
 
-    def socket(self, path: str, handler: Callable[[Any], Awaitable[None]]) -> None:
+    def socket(self, path: str, handler: Callable[[WebSocket], Awaitable[None]]) -> None:
         """Adds a websocket: `handler` takes one of starlette's."""
         self.server.router.routes.append(self._routing.WebSocketRoute(path, handler))
 
 
 @contextlib.contextmanager
-def framed(app: OpenApp, request: Any, section: str) -> Iterator[PageContext]:
+def framed(app: OpenApp, request: Request, section: str) -> Iterator[PageContext]:
     """The frame of a page, within which its content is built."""
     ui = app.ui
     word = app.words_of(request)

@@ -12,13 +12,20 @@ import urllib.parse
 import urllib.request
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from hilt.core.errors import ConfigError, HiltError
 from hilt.core.files import replacing
 from hilt.core.web import cookie_name, is_loopback
 from hilt.observe.metrics import FILE as METRICS
 from hilt.runs.folder import CONFIG, RUN_FILE
+
+if TYPE_CHECKING:
+    from fastapi import Request, Response
+
+    from hilt.app.open_app import OpenApp
+    from hilt.app.run_library import RunSummary
 
 LIST_PATH, FILE_PATH, SIGN_IN_PATH = "/api/runs", "/api/run-file", "/sign-in"
 FOLLOWED = (RUN_FILE, CONFIG, METRICS)
@@ -173,14 +180,14 @@ class _NoRedirection(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def add_routes(app: Any, responses: Any) -> None:
+def add_routes(app: OpenApp, responses: ModuleType) -> None:
     """Adds the addresses that a `hilt open` on another machine asks for, behind the same guard as all others."""
 
-    async def runs(request: Any) -> Any:
+    async def runs(request: Request) -> Response:
         shown = [{"id": run.id, "name": run.name, **{name: getattr(run, name) for name in SHOWN}} for run in own()]
         return responses.JSONResponse(shown)
 
-    async def file(request: Any) -> Any:
+    async def file(request: Request) -> Response:
         query = request.query_params
         run, name, first = app.runs.runs.get(query.get("run", "")), query.get("file", ""), query.get("from", "0")
         if run is None or run.remote or name not in FOLLOWED or not first.isdecimal():
@@ -188,7 +195,7 @@ def add_routes(app: Any, responses: Any) -> None:
         data, size = read_part(run.path / name, int(first))
         return responses.Response(data, media_type="application/octet-stream", headers={"X-Size": str(size)})
 
-    def own() -> list[Any]:
+    def own() -> list[RunSummary]:
         return [run for run in app.runs.runs.values() if not run.remote]
 
     for path, handler in ((LIST_PATH, runs), (FILE_PATH, file)):

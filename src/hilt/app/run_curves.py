@@ -54,7 +54,7 @@ class RunCurves:
 
     def charts(
         self, paths: Sequence[Path], names: Sequence[str], axis: str, smooth: int, word: Words
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """All charts of these runs, and what is wrong with those that cannot be drawn. Of several runs, each has a
         curve of its own with its name."""
         with self._lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hilt.app.episodes.episode_shelf import data_key
 from hilt.app.open_app import HERE, PURPOSE, OpenApp, PageContext
@@ -20,6 +20,9 @@ from hilt.cli.show import human_bytes
 from hilt.core.children import final_error
 from hilt.core.errors import HiltError, optional_module
 from hilt.core.files import inside
+
+if TYPE_CHECKING:
+    from fastapi import Request, Response
 
 LOG_LINES, MAX_FILMS = 60, 12
 AXES = ("step", "minutes")
@@ -43,7 +46,7 @@ class RunPages:
         app.page("/run", "runs", self.show)
         TakeOverPages(app)
 
-    async def answer_curves(self, request: Any) -> Any:
+    async def answer_curves(self, request: Request) -> Response:
         """The charts of the runs in the address, or that nothing has changed since the stamp in it."""
         query = request.query_params
         runs = [self.app.runs.runs[key] for key in query.getlist("run") if key in self.app.runs.runs]
@@ -62,7 +65,7 @@ class RunPages:
             return self._responses.PlainTextResponse(str(error), 409)
         return self._responses.JSONResponse(found)
 
-    async def answer_video(self, request: Any) -> Any:
+    async def answer_video(self, request: Request) -> Response:
         """A video of a run, by its path inside of the run's folder."""
         run = self.app.runs.runs.get(request.query_params.get("run", ""))
         name = request.query_params.get("file", "")

@@ -120,7 +120,7 @@ def _table_with_filter(page: PageContext) -> tuple[Any, Any]:
     return bar, table
 
 
-def row_of(run: RunSummary, word: Words, now: float) -> dict[str, Any]:
+def row_of(run: RunSummary, word: Words, now: float) -> dict[str, object]:
     """A row of the table: plain texts, and numbers to sort by."""
     return {
         "id": run.id,

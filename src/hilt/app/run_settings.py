@@ -38,7 +38,7 @@ def differing(runs: Sequence[Path]) -> list[tuple[str, list[str]]]:
     return [(key, values) for key, values in rows if len(set(values)) > 1]
 
 
-def written(value: Any) -> str:
+def written(value: object) -> str:
     """A value as a command line takes it."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]

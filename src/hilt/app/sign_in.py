@@ -14,11 +14,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 from hilt.app.words import Words, language_of
 from hilt.core.errors import ConfigError, optional_module
+
+if TYPE_CHECKING:
+    from fastapi import Request
 
 MIN_LENGTH, MAX_LENGTH = 8, 1024
 """Of a password"""
@@ -161,7 +164,7 @@ class TokenPage:
         await self._responses.HTMLResponse(text, 403, {"Cache-Control": "no-store"})(scope, receive, send)
 
 
-def words_of(request: Any) -> Words:
+def words_of(request: Request) -> Words:
     """The words of the language that a request asks for."""
     return Words(language_of(request.cookies.get(LANGUAGE_COOKIE, ""), request.headers.get("accept-language", "")))
 

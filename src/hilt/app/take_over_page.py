@@ -13,7 +13,7 @@ import contextlib
 import json
 import secrets
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from hilt.app.open_app import PURPOSE, OpenApp, PageContext
@@ -24,6 +24,9 @@ from hilt.core.errors import optional_module
 from hilt.core.web import cookie_name
 from hilt.hil.operator_page import OperatorPage, operator_pages
 from hilt.teleop.page import STILL, cockpit
+
+if TYPE_CHECKING:
+    from fastapi import WebSocket
 
 AWAY = 4404
 """The code with which a websocket is closed when there is no actor to take over; page.js knows it"""
@@ -59,7 +62,7 @@ class TakeOverPages:
         element.props["path"] = f"/take-over/drive?{urlencode({'id': run.id, 'actor': page.query('actor')})}"
         element.props["words"], element.props["watch"] = take_over_words(page.word), self.app.view
 
-    async def join(self, browser: Any) -> None:
+    async def join(self, browser: WebSocket) -> None:
         """Passes on what browser and page say to each other, until one of them ends."""
         await browser.accept()
         run = self.app.runs.runs.get(browser.query_params.get("id", ""))

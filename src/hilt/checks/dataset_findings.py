@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from hilt.checks.finding_texts import render, render_place
+from hilt.core.tree import JsonObject
 
 Severity = Literal["error", "warning", "info"]
 """``error``: the data is not what it claims to be, and must not be trained on as it is. ``warning``: it can be read,
@@ -60,7 +61,7 @@ class DatasetFinding:
         """The place in words: ``episode 3, steps 10-14, observations/front``."""
         return render_place(self.label, self.first, self.last, self.column)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         words = {name: getattr(self, name) for name in ("what", "cure", "check", "place")}
         return {**{name: value for name, value in asdict(self).items() if name != "weight"}, **words}
 
@@ -108,7 +109,7 @@ class CheckReport:
             out.setdefault(finding.check, []).append(finding)
         return out
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The report as plain values, with the most severe findings first."""
         return {
             **{name: value for name, value in vars(self).items() if name not in ("findings", "counts")},

@@ -385,7 +385,7 @@ PLACES = {
 DATASET = {"en": "dataset", "zh": "数据集"}
 
 
-def render(text: str, values: Mapping[str, Any], language: str = "en") -> tuple[str, str]:
+def render(text: str, values: Mapping[str, object], language: str = "en") -> tuple[str, str]:
     """What was found and what to do, in a language."""
     chosen, formatter = TEXTS[text], _Formatter(language)
     what, cure = (chosen.en, chosen.en_cure) if language == "en" else (chosen.zh, chosen.zh_cure)
@@ -413,10 +413,10 @@ class _Formatter(string.Formatter):
     def __init__(self, language: str):
         self._language = language
 
-    def get_field(self, field_name: str, args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, str]:
+    def get_field(self, field_name: str, args: object, kwargs: Mapping[str, object]) -> tuple[object, str]:
         return kwargs[field_name], field_name
 
-    def format_field(self, value: Any, format_spec: str) -> str:
+    def format_field(self, value: object, format_spec: str) -> str:
         if isinstance(value, list):
             items = [self._item(item) for item in value[:MAX_LISTED]]
             listed, more = BETWEEN[self._language].join(items), len(value) - len(items)

@@ -243,7 +243,7 @@ class _Moments:
         self.count = total
         self.low, self.high = np.minimum(self.low, values.min(axis=0)), np.maximum(self.high, values.max(axis=0))
 
-    def differing(self, stored: dict[str, Array]) -> list[dict[str, Any]]:
+    def differing(self, stored: dict[str, Array]) -> list[dict[str, object]]:
         """What does not fit, as texts with their values."""
         std = np.sqrt(self.squares / self.count)
         # what float32 cannot tell apart does not differ

@@ -103,7 +103,7 @@ class HeldOut:
         rejected = len(self) - successes - false_successes
         return Confusion(float(threshold), hits, successes - hits, false_successes, rejected)
 
-    def curve(self, thresholds: Iterable[float]) -> list[dict[str, Any]]:
+    def curve(self, thresholds: Iterable[float]) -> list[dict[str, float | None]]:
         """Each of these thresholds with its counts, precision and recall, as plain values, in order."""
         points = [self.at(threshold) for threshold in sorted(set(thresholds))]
         return [{**asdict(point), "precision": point.precision, "recall": point.recall} for point in points]

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from hilt.classifier.held_out import HELD_OUT_FILE, HeldOut
 from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import ConfigError, CorruptError, HiltError, SchemaError, optional_module, suggest
 from hilt.core.files import DISK, replacing, storage_errors
-from hilt.core.tree import Array, Spec, flatten
+from hilt.core.tree import Array, Observation, Spec, flatten
 from hilt.core.validate import check, setting
 from hilt.observe.drawing import Chart, Line, Pixels, draw
 from hilt.policies.agent.config import EncoderConfig
@@ -35,6 +35,9 @@ from hilt.recording.film import GREEN, RED, picture
 from hilt.recording.recording_folder import nested
 from hilt.replay.schema import spec_of_space
 from hilt.replay.tensors import generator, load_pt, save_pt
+
+if TYPE_CHECKING:
+    from gymnasium.spaces import Space
 
 CLASSIFIER_FILE, WEIGHTS = "classifier.json", "weights.pt"
 CHUNK = 256
@@ -169,7 +172,7 @@ def check_free(folder: Path) -> None:
             )
 
 
-def reward_function(folder: str | Path, threshold: float | None = None, space: Any = None) -> RewardClassifier:
+def reward_function(folder: str | Path, threshold: float | None = None, space: Space = None) -> RewardClassifier:
     """What an environment asks for its reward: 1.0 where the observation is a success, else 0.0. `threshold`
     takes the place of the classifier's own; with the environment's observation `space`, one that it cannot
     judge is an error now, not at the first step."""
@@ -215,7 +218,7 @@ class RewardClassifier:
     def __call__(self, observation: Any) -> float:
         return float(self.probability(observation) >= self.threshold)
 
-    def probability(self, observation: Any) -> float:
+    def probability(self, observation: Observation) -> float:
         """Returns the probability of success."""
         leaves = flatten(nested(observation)) if isinstance(observation, Mapping) else {}
         images = {}
@@ -241,7 +244,7 @@ class RewardClassifier:
             self._check_shape(name, leaves[path].dtype, leaves[path].shape)
         return found
 
-    def check(self, space: Any) -> None:
+    def check(self, space: Space) -> None:
         """Raises where an environment with this observation space cannot be judged."""
         tree = nested(spec_of_space(space, "observation_space"))
         leaves = Spec(flatten(tree) if isinstance(tree, Mapping) else {"observation": tree})

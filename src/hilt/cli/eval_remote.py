@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -119,6 +119,7 @@ def check_policy(policy: RemotePolicy, task: str, tried: TriedTasks) -> str:
         instruction = tried.instruction or str(attribute(env, "instruction", ""))
         first = next(iter(attribute(env, "initial_states", {})), "")
         observation, _ = env.reset(seed=0, options={"split": first, "state": 0} if first else None)
+        assert isinstance(observation, Mapping)  # `open_task` gives names to observations without
         actions, _ = policy.act([tried.suite.observe(observation, instruction)], sample=False)
         commands = np.asarray(tried.suite.command(actions[0]))
         expected = tuple(env.action_space.shape or ())

@@ -4,7 +4,10 @@ no backticks), examples, and the page to read."""
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "": ("hilt demo --fast", "hilt train tabletop_pick operator=browser", "docs/command-line.md"),
@@ -140,7 +143,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 """For each command its examples, and the page of the documentation that describes it"""
 
 
-def write_examples(name: str, formatter: Any) -> None:
+def write_examples(name: str, formatter: SupportsWrite[str]) -> None:
     """Writes the examples of a command, and the page that describes it, below its help."""
     *examples, page = EXAMPLES[name]
     formatter.write(
@@ -155,10 +158,10 @@ def tidy(command: Any, name: str) -> Any:
     command.help = quoted(joined(command.help))
     get_params, format_help = command.get_params, command.format_help
 
-    def tidied(ctx: Any) -> list[Any]:
+    def tidied(ctx: object) -> list[Any]:
         return tidy_params(get_params(ctx))
 
-    def formatted(ctx: Any, formatter: Any) -> None:
+    def formatted(ctx: object, formatter: SupportsWrite[str]) -> None:
         format_help(ctx, formatter)
         write_examples(name, formatter)
 

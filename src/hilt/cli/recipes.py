@@ -8,7 +8,7 @@ import importlib.util
 import json
 from pathlib import Path
 from textwrap import indent
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,9 @@ from hilt.core import validate
 from hilt.core.config import build, describe
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.recipes import RECIPES, SFT_RECIPES, VLA_RECIPES
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 recipes, settings = (typer.Typer(add_completion=False) for _ in range(2))
 
@@ -120,7 +123,7 @@ def show_settings(
             typer.echo(indent("\n".join(line.plain.rstrip() for line in lines), "    "))
 
 
-def named(recipe: str) -> Any:
+def named(recipe: str) -> DataclassInstance:
     """The settings of a recipe of any job."""
     from hilt.recipes import is_sft, is_vla, sft_recipe, vla_recipe
     from hilt.recipes import recipe as hil_recipe
@@ -141,7 +144,7 @@ def named(recipe: str) -> Any:
     return vla_recipe(recipe) if post_training else hil_recipe(recipe)
 
 
-def described(config: Any) -> list[dict[str, Any]]:
+def described(config: DataclassInstance) -> list[dict[str, Any]]:
     """Each setting with its type, its default, the value it has here, its meaning, the
     values that it may have, and what it needs."""
     rules, needed = validate.rules(type(config)), list(validate.needs(type(config)))
@@ -161,7 +164,7 @@ def described(config: Any) -> list[dict[str, Any]]:
     ]
 
 
-def written(value: Any) -> str:
+def written(value: object) -> str:
     """A value as the command line takes it."""
     if value is None:
         return "null"

@@ -7,7 +7,8 @@ import importlib
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -73,7 +74,7 @@ def progress_bar(title: str, unit: str = "", announce: bool = False) -> Iterator
         yield move
 
 
-def heavy_module(name: str, purpose: str, extra: str, then: str = "") -> Any:
+def heavy_module(name: str, purpose: str, extra: str, then: str = "") -> ModuleType:
     """Imports a module that may take many seconds, and prints a message first. A missing package is
     reported as by `optional_module`. `then`: a module
     of Hilt that imports more of them, imported under the same message."""

@@ -31,7 +31,7 @@ Trust = Annotated[
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder, with its settings.")]
 
 
-def option_values(given: list[str] | None) -> dict[str, Any]:
+def option_values(given: list[str] | None) -> dict[str, object]:
     """``NAME=VALUE``, where a value is a number, true, false or null, and text otherwise."""
     out: dict[str, Any] = {}
     for text in given or []:

@@ -27,7 +27,7 @@ def run(
     config: Vla | None,
     folder: Path,
     recipe: str = "",
-    overrides: Sequence[str | Mapping[str, Any]] = (),
+    overrides: Sequence[str | Mapping[str, object]] = (),
     resume: bool = False,
     dry_run: bool = False,
     also: Sequence[str] = (),

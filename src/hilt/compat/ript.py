@@ -54,7 +54,7 @@ def get_distributed_tasks(all_tasks: Sequence[T], rank: int, world_size: int) ->
     return shards(all_tasks, world_size)[rank]
 
 
-def compute_state_hash(states: Any) -> str:
+def compute_state_hash(states: object) -> str:
     """sha256 of initial states, their type and shape."""
     array = np.ascontiguousarray(states)
     return hashlib.sha256(f"{array.dtype.str}{array.shape}".encode() + array.tobytes()).hexdigest()
@@ -91,7 +91,7 @@ class DistributedInitialStateDataset:
         """One for each rollout, all different while there are enough."""
         return self.sample_batch_circular(num_parallel_envs * rloo_batch_size)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"init_state_cursor": self._ring.cursor}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -126,7 +126,7 @@ class SmartSampler:
         mode = getattr(self.config, "init_state_mode", "distinct")
         return smart_sample_init_state(init_dataset, self.config.num_parallel_envs, self.config.rloo_batch_size, mode)
 
-    def compute_state_hash(self, states: Any) -> str:
+    def compute_state_hash(self, states: object) -> str:
         return compute_state_hash(states)
 
 
@@ -174,7 +174,7 @@ class LIBEROEnvRunner:
         self.task_cursor += 1
         return self.set_current_task_by_cursor()
 
-    def create_parallel_envs(self, env_name: Any = None) -> Pool:
+    def create_parallel_envs(self, env_name: object = None) -> Pool:
         """The environments of this runner, in processes that stay: one pool for all tasks.
         `env_name` is made now rather than later."""
         if self._pool is None:
@@ -183,11 +183,11 @@ class LIBEROEnvRunner:
             self._pool.describe(self._full(env_name))
         return self._pool
 
-    def run_single_task(self, task: Any, init_states: Any) -> list[Rollout]:
+    def run_single_task(self, task: object, init_states: object) -> list[Rollout]:
         """All rollouts of one task."""
         return list(self.run_policy_in_env(task, init_states))
 
-    def run_policy_in_env(self, env_name: Any, all_init_states: Any) -> Iterator[Rollout]:
+    def run_policy_in_env(self, env_name: object, all_init_states: object) -> Iterator[Rollout]:
         """(success, total_reward, episode_data) of a rollout from each state, in the order of the states. One that is
         lost with its simulator is raised, with the simulator's traceback; closed early, nothing is left running."""
         task, numbers = self._full(env_name), _numbers(all_init_states)

@@ -19,7 +19,7 @@ checksum = crc32c
 """CRC-32C of a buffer, in hardware where the processor has it: every checksum in Hilt's files is this one."""
 
 
-def write_json(path: Path, data: Mapping[str, Any], files: Files = DISK, durable: bool = True) -> None:
+def write_json(path: Path, data: Mapping[str, object], files: Files = DISK, durable: bool = True) -> None:
     """A JSON file that carries the checksum of its own bytes, taken with zeros in the place of the checksum."""
     text = json.dumps({**data, "checksum": "0" * 8}, indent=1, sort_keys=True).encode() + b"\n"
     place = _checksum_place(text)

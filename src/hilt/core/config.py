@@ -26,7 +26,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import yaml  # type: ignore[import-untyped]
 from omegaconf import DictConfig, OmegaConf
@@ -38,12 +38,15 @@ from hilt.core.errors import ConfigError, HiltError, Problems, suggest
 from hilt.core.files import DISK, read
 from hilt.core.validate import value_of
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 try:
     from omegaconf._yaml import get_yaml_loader
 except ImportError:  # before OmegaConf 2.4
     from omegaconf._utils import get_yaml_loader  # type: ignore[attr-defined,no-redef]
 
-T = TypeVar("T")
+T = TypeVar("T", bound="DataclassInstance")
 MAX_VALUES = 100_000
 """In a file of settings"""
 MAX_PLAIN_DEPTH = 50
@@ -101,7 +104,7 @@ def override(base: T, *layers: str | Path | Mapping[str, Any]) -> T:
     return config
 
 
-def given(config: Any) -> frozenset[str]:
+def given(config: object) -> frozenset[str]:
     """The dotted keys that the layers of `build` have given this config, those equal to a default too. Of a config that
     was made without `build`, as by its class or by `dataclasses.replace`, none are known."""
     known: frozenset[str] = getattr(config, _GIVEN, frozenset())
@@ -291,7 +294,7 @@ def _is_mapping(values: Any) -> bool:
     return isinstance(values, dict) or (isinstance(values, DictConfig) and not values._is_none())
 
 
-def freeze(config: Any, path: str | Path) -> None:
+def freeze(config: DataclassInstance, path: str | Path) -> None:
     """Writes a config as YAML, whole or not at all. The user's word for code that it
     names is remembered: see `hilt.core.trust`."""
     data = to_yaml(config).encode()
@@ -299,7 +302,7 @@ def freeze(config: Any, path: str | Path) -> None:
     trust.remember(Path(path), data, trust.named_in(config))
 
 
-def to_yaml(config: Any) -> str:
+def to_yaml(config: DataclassInstance) -> str:
     """A config as YAML. OmegaConf sees it only where a value is not exactly of the type of its setting."""
     try:
         plain = _plain(config)
@@ -327,12 +330,12 @@ def thaw(kind: type[T], path: str | Path) -> T:
     return build(kind(), Path(path))
 
 
-def describe(kind: type[Any], prefix: str = "") -> list[tuple[str, str, Any, str]]:
+def describe(kind: type[DataclassInstance], prefix: str = "") -> list[tuple[str, str, object, str]]:
     """(key, type, default, what it means) of every setting, nested ones by their dotted keys."""
     meanings, rows = _docstrings(cast(Any, kind)), []
     for item in dataclasses.fields(kind):
         default = validate.default(item) if validate.default(item) is not dataclasses.MISSING else None
-        if dataclasses.is_dataclass(default):
+        if dataclasses.is_dataclass(default) and not isinstance(default, type):
             rows += describe(type(default), f"{prefix}{item.name}.")
         else:
             rows.append((f"{prefix}{item.name}", str(item.type), default, meanings.get(item.name, "")))

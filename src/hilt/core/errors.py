@@ -13,9 +13,11 @@ import importlib
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import Any, ParamSpec, TypeVar
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 MAX_LISTED = 20
 """Known names that are listed beside the one that was probably meant"""
@@ -75,7 +77,7 @@ class Problems:
                 one for one in (error.errors if isinstance(error, SeveralErrors) else [error]) if str(one) not in known
             ]
 
-    def check(self, function: Callable[..., Any], *given: Any) -> bool:
+    def check(self, function: Callable[..., object], *given: Any) -> bool:
         """Calls the function; returns whether it raised nothing."""
         with self.collected():
             function(*given)
@@ -207,7 +209,7 @@ class MissingPackageError(HiltError, ImportError):
         return type(self), self._made_from
 
 
-def optional_module(name: str, purpose: str, extra: str, package: str = "") -> Any:
+def optional_module(name: str, purpose: str, extra: str, package: str = "") -> ModuleType:
     """A module of a package that not everybody has installed; `package` is its name there, when it is another one."""
     try:
         return importlib.import_module(name)
@@ -253,9 +255,9 @@ def refuse_unknown(call: str, given: Iterable[str], known: Iterable[str], expect
             raise ArgumentError(f"{call}: no argument named {name!r}{suggest(name, known)} {listed}")
 
 
-def _explained(function: Callable[..., Any], call: str) -> Callable[..., Any]:
+def _explained(function: Callable[P, T], call: str) -> Callable[P, T]:
     @functools.wraps(function)
-    def called(*given: Any, **named: Any) -> Any:
+    def called(*given: P.args, **named: P.kwargs) -> T:
         try:
             return function(*given, **named)
         except TypeError:

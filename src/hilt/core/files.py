@@ -16,12 +16,12 @@ import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from hilt.core import platform
 from hilt.core.errors import DiskFullError, StorageError, UnsafeError
+from hilt.core.tree import Array
 
 
 class Files:
@@ -36,7 +36,7 @@ class Files:
         with storage_errors(path):
             return _named(os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC), path)
 
-    def write(self, fd: int, data: Any, offset: int) -> None:
+    def write(self, fd: int, data: bytes | bytearray | memoryview | Array, offset: int) -> None:
         """The whole buffer at this offset, or an error and nothing promised."""
         size = data.nbytes if isinstance(data, (np.ndarray, memoryview)) else len(data)
         part = data if size <= platform.MAX_IO_BYTES else memoryview(data).cast("B")[: platform.MAX_IO_BYTES]
@@ -51,7 +51,7 @@ class Files:
             data = memoryview(data).cast("B")[written:]
             part = data[: platform.MAX_IO_BYTES]
 
-    def write_all(self, fd: int, buffers: Sequence[Any], offset: int) -> None:
+    def write_all(self, fd: int, buffers: Sequence[memoryview | Array], offset: int) -> None:
         """Many buffers one after the other, in as few calls as the system allows."""
         if len(buffers) == 1:
             self.write(fd, buffers[0], offset)

@@ -8,10 +8,9 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 
-def lazy_exports(package: str, file: str) -> Callable[[str], Any]:
+def lazy_exports(package: str, file: str) -> Callable[[str], object]:
     """Returns the `__getattr__` of a package whose ``__init__.py`` lists its API under ``if TYPE_CHECKING:``::
 
         if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def lazy_exports(package: str, file: str) -> Callable[[str], Any]:
         imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
         return {alias.name: node.module or "" for node in imports for alias in node.names}
 
-    def get(name: str) -> Any:
+    def get(name: str) -> object:
         if name.startswith("__") or name not in modules():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         found = getattr(importlib.import_module(modules()[name]), name)

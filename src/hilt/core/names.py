@@ -18,6 +18,7 @@ import os
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
 from typing import Any, TypeVar
 
 from hilt.core import hub, trust
@@ -27,12 +28,12 @@ PAGE = "docs/extending.md"
 T = TypeVar("T")
 
 
-class ExtensionPoint(dict[str, Any]):
+class ExtensionPoint(dict[str, object]):
     """What can be named of one kind: the built-in names, and those that a program adds, as a dictionary. A value is the
     thing itself, or ``module:attribute`` (or a module), which is imported when it is asked for. The names that
     installed packages register come besides."""
 
-    def __init__(self, noun: str, group: str, built_in: Mapping[str, Any]):
+    def __init__(self, noun: str, group: str, built_in: Mapping[str, object]):
         """`noun`: what one of them is called in errors; `group`: of the entry
         points, one of `hilt.core.trust.GROUPS`."""
         if group not in trust.GROUPS:
@@ -40,7 +41,7 @@ class ExtensionPoint(dict[str, Any]):
         super().__init__(built_in)
         self.noun, self.group = noun, group
 
-    def known(self) -> dict[str, Any]:
+    def known(self) -> dict[str, object]:
         """All names but ``module:Class``, the built-in ones first."""
         return {**self, **{name: value for name, value in trust.registered(self.group).items() if name not in self}}
 
@@ -65,7 +66,8 @@ class ExtensionPoint(dict[str, Any]):
         try:
             if name not in (known := self.known()):
                 return load(name, *types)
-            return load_own(known[name]) if isinstance(known[name], str) else known[name]
+            found = known[name]
+            return load_own(found) if isinstance(found, str) else found
         except (ImportError, ValueError) as error:
             if isinstance(error, HiltError) and not isinstance(error, ConfigError):
                 raise
@@ -115,7 +117,7 @@ def load_own(name: str) -> Any:
     return getattr(found, attribute)
 
 
-def import_named(module: str) -> Any:
+def import_named(module: str) -> ModuleType:
     """A module that a user names: an installed one, or one in the current folder, which
     is looked in last so that it hides nothing."""
     folder = os.getcwd()

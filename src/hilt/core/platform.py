@@ -1,11 +1,9 @@
-"""What differs between operating systems: every choice between Linux and the rest
-is made here, and nowhere else in Hilt.
+"""What differs between operating systems: every choice between Linux and the rest is made here, nowhere else in Hilt.
 
-Linux has calls that make Hilt faster or safer and that other systems lack. Each function below uses the
-Linux call where it is there, and otherwise its portable form, which is what macOS runs. ``HILT_PORTABLE=1``
-in the environment forces the portable forms on Linux too, in this process and in those that it starts: so
-the tests run what a Mac runs (``make test-portable``). `FACILITIES` lists both forms and what the portable
-one costs; ``hilt doctor`` prints those that are in use.
+Linux has calls that make Hilt faster or safer and that other systems lack. Each function below uses the Linux call
+where it is there, and otherwise its portable form, which is what macOS runs. ``HILT_PORTABLE=1`` in the environment
+forces the portable forms on Linux too, in this process and in those that it starts: so the tests run what a Mac runs
+(``make test-portable``). `FACILITIES` lists both forms and what the portable one costs; ``hilt doctor`` prints them.
 """
 
 from __future__ import annotations
@@ -29,10 +27,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
+
+    from hilt.core.tree import Array
 
 VARIABLE = "HILT_PORTABLE"
 LINUX = sys.platform.startswith("linux")
@@ -52,7 +52,7 @@ MAX_IO_BYTES = 1 << 30
 """Of one read or write. Linux stops at 2 GiB less a page; macOS refuses more than 2 GiB less a byte."""
 
 
-def read_into(fd: int, buffer: Any, offset: int) -> int:
+def read_into(fd: int, buffer: bytearray | memoryview | Array, offset: int) -> int:
     """Reads from this offset into a contiguous buffer of bytes; returns the number of bytes
     read, smaller only at the end of the file."""
     if VECTORED:
@@ -76,7 +76,7 @@ def read_into(fd: int, buffer: Any, offset: int) -> int:
     return done
 
 
-def write_buffers(fd: int, buffers: Sequence[Any], offset: int) -> int:
+def write_buffers(fd: int, buffers: Sequence[memoryview | Array], offset: int) -> int:
     """Writes up to 512 buffers one after the other; returns the number of bytes written,
     which is smaller if the system stopped early."""
     if VECTORED:

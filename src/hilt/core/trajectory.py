@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.tree import Json, Tree
 
 INSTRUCTION = "language_instruction"
 """The fact with the instruction of an episode, whatever a format calls it."""
@@ -45,13 +47,13 @@ class Source(enum.IntEnum):
 class Step:
     """One transition: an observation, an action, its reward and the next observation."""
 
-    observation: Mapping[str, Any]
+    observation: Tree
     """The observation before the action."""
-    action: Any
+    action: npt.ArrayLike
     """The action that was executed."""
     reward: float
     """The reward of the step."""
-    next_observation: Mapping[str, Any]
+    next_observation: Tree
     """The observation after the action."""
     terminated: bool = False
     """The task came to its end: nothing follows, so nothing is bootstrapped."""
@@ -63,10 +65,10 @@ class Step:
     """Version of the weights that chose the action; -1 when no policy did."""
     times: Mapping[str, float] = field(default_factory=dict)
     """Seconds since the epoch at which the step was ``observed``, its action ``sent`` and ``applied``."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Tree = field(default_factory=dict)
     """Any further columns."""
 
-    def columns(self) -> dict[str, Any]:
+    def columns(self) -> Tree:
         """The step as the nested columns a log stores."""
         times = {"times": {k: np.float64(v) for k, v in self.times.items()}} if self.times else {}
         return {
@@ -88,7 +90,7 @@ def ends_from_done_and_mask(done: bool, mask: float) -> tuple[bool, bool]:
     return bool(done and mask == 0.0), bool(done and mask != 0.0)
 
 
-def text_fact(texts: Sequence[str]) -> str | dict[str, Any]:
+def text_fact(texts: Sequence[str]) -> Json:
     """A text of each step as one fact: the text itself where it stays the same, or
     else the texts and the steps they begin at."""
     begins = [i for i, text in enumerate(texts) if not i or text != texts[i - 1]]

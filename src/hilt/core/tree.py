@@ -8,9 +8,9 @@ whatever is wrong with one that does not fit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,15 @@ import numpy.typing as npt
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, suggest
 
 Array = npt.NDArray[Any]
-Tree = Mapping[str, Any]
+"""An array of any element type and shape."""
+Tree: TypeAlias = Mapping[str, "Tree | npt.ArrayLike"]
+"""A nested mapping whose leaves are arrays, or whatever numpy makes arrays of: numbers, text, lists of them."""
+Observation: TypeAlias = "Tree | npt.ArrayLike"
+"""What an environment returns as its observation: a tree, or one array."""
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+"""A value that JSON can hold."""
+JsonObject: TypeAlias = dict[str, Json]
+"""A JSON object: a record of a file, or a message."""
 
 
 def flatten(tree: Tree, prefix: str = "") -> dict[str, Any]:
@@ -37,7 +45,7 @@ def flatten(tree: Tree, prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
+def unflatten(leaves: Mapping[str, object]) -> dict[str, Any]:
     """The nested dictionary that `flatten` came from."""
     tree: dict[str, Any] = {}
     for path, value in leaves.items():
@@ -65,6 +73,15 @@ def equal(a: Array, b: Array) -> bool:
         kind: Any = np.int64 if words == 8 else np.uint8
         return bool(np.array_equal(a.reshape(-1).view(kind), b.reshape(-1).view(kind)))
     return a.tobytes() == b.tobytes()
+
+
+class ArraySpecJson(TypedDict):
+    """An `ArraySpec` in a JSON file."""
+
+    dtype: str
+    shape: list[int]
+    finite: bool
+    default: float | int | bool | None
 
 
 @dataclass(frozen=True)
@@ -108,11 +125,11 @@ class ArraySpec:
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> ArraySpecJson:
         return {"dtype": self.dtype.str, "shape": list(self.shape), "finite": self.finite, "default": self.default}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ArraySpec:
+    def from_json(cls, data: ArraySpecJson) -> ArraySpec:
         return cls(np.dtype(data["dtype"]), tuple(data["shape"]), bool(data["finite"]), data["default"])
 
 
@@ -242,11 +259,11 @@ class Spec(Mapping[str, ArraySpec]):
                 lines.append(f"{path}: default {ours.default} became {theirs.default}")
         return lines
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, ArraySpecJson]:
         return {path: spec.to_json() for path, spec in self._leaves.items()}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Spec:
+    def from_json(cls, data: Mapping[str, ArraySpecJson]) -> Spec:
         return cls({path: ArraySpec.from_json(spec) for path, spec in data.items()}) if data else cls({})
 
     def _missing(self, path: str, tree: Tree) -> MissingFieldError:

@@ -120,7 +120,7 @@ def permit_folder(folder: Path, setting: str) -> None:
         )
 
 
-def check_names(settings: Any) -> list[str]:
+def check_names(settings: object) -> list[str]:
     """Refuses code that settings name and that is not trusted; returns the names that a dry
     run does not import although they are trusted.
 
@@ -262,7 +262,7 @@ def named_in(settings: Any) -> set[str]:
     return {settings} if is_name else set()
 
 
-def came_from(path: Path, data: bytes, settings: Any) -> None:
+def came_from(path: Path, data: bytes, settings: object) -> None:
     """These settings were read from a file: what they name is not the user's word, unless it is remembered to be."""
     if not (names := named_in(settings)):
         return

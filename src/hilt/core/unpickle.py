@@ -140,7 +140,7 @@ def _prepare(data: memoryview) -> tuple[int, list[Any]]:
 class _Machine(pickle.Unpickler):
     names: dict[tuple[str, str], _Box]
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if (module, name) not in self.names:
             raise _Refused(f"asks for {module}.{name}")
         return self.names[module, name]

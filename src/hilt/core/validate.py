@@ -26,9 +26,12 @@ import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hilt.core.errors import ConfigError, HiltError, Problems, UnknownNameError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _RULE = "hilt.rule"
 
@@ -94,7 +97,7 @@ class Rule:
             bound is not None for bound in (self.minimum, self.maximum, self.above, self.below, self.length)
         )
 
-    def error(self, name: str, value: Any, whole: bool = False) -> HiltError | None:
+    def error(self, name: str, value: object, whole: bool = False) -> HiltError | None:
         """The error for a value that does not fit, if it does not. `whole`: it must be a whole number."""
         if self.choices:
             fits, noun = value in self.choices, self.noun or _leaf(name)
@@ -146,7 +149,9 @@ def setting(default: Any = MISSING, *, factory: Any = MISSING, needs: Need | Seq
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def check(config: Any, section: str = "", outside: Mapping[str, Need] | None = None, idle: bool = True) -> None:
+def check(
+    config: DataclassInstance, section: str = "", outside: Mapping[str, Need] | None = None, idle: bool = True
+) -> None:
     """Raises for all settings that cannot work, or that would do nothing. `section`: where the config lies in another,
     such as "optimizer". `outside`: what fields need of something else than the config. Without `idle`, settings that
     would do nothing pass: for a part that is used by itself, where its caller may do what a run does not."""
@@ -164,7 +169,7 @@ def check_values(minimum: float | None = None, above: float | None = None, **val
     problems.report()
 
 
-def findings(config: Any, prefix: str, outside: Mapping[str, Need], idle: bool) -> list[HiltError]:
+def findings(config: DataclassInstance, prefix: str, outside: Mapping[str, Need], idle: bool) -> list[HiltError]:
     """Every problem of a config and of the sections in it: values out of range,
     settings that would do nothing, and conflicts."""
     found = _out_of_range(config, prefix)
@@ -175,7 +180,7 @@ def findings(config: Any, prefix: str, outside: Mapping[str, Need], idle: bool) 
     return [*found.values(), *conflicts]
 
 
-def needs(kind: Any) -> Iterator[tuple[str, Need]]:
+def needs(kind: type[DataclassInstance]) -> Iterator[tuple[str, Need]]:
     """The settings of a dataclass that need others, by name; the same name may come several
     times. `Need.there` takes the whole config."""
     for item in dataclasses.fields(kind):
@@ -185,7 +190,7 @@ def needs(kind: Any) -> Iterator[tuple[str, Need]]:
             yield from ((f"{item.name}.{name}", _inside(item.name, need)) for name, need in needs(section))
 
 
-def rules(kind: Any, prefix: str = "") -> dict[str, Rule]:
+def rules(kind: type[DataclassInstance], prefix: str = "") -> dict[str, Rule]:
     """The rule of every setting of a dataclass, by its dotted name."""
     found: dict[str, Rule] = {}
     for item in dataclasses.fields(kind):
@@ -194,18 +199,18 @@ def rules(kind: Any, prefix: str = "") -> dict[str, Rule]:
     return found
 
 
-def value_of(config: Any, name: str) -> Any:
+def value_of(config: object, name: str) -> Any:
     """The setting with a dotted name."""
     return reduce(getattr, name.split("."), config) if name else config
 
 
-def defaults_of(kind: Any) -> dict[str, Any]:
+def defaults_of(kind: type[DataclassInstance]) -> dict[str, object]:
     """The default of every field that has one."""
     known = {item.name: default(item) for item in dataclasses.fields(kind)}
     return {name: value for name, value in known.items() if value is not MISSING}
 
 
-def default(item: dataclasses.Field[Any]) -> Any:
+def default(item: dataclasses.Field[Any]) -> object:
     """The default of a field of a dataclass; MISSING where it has none."""
     return item.default_factory() if item.default_factory is not MISSING else item.default
 

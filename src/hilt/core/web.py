@@ -13,7 +13,7 @@ import re
 import socket
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
@@ -128,7 +128,7 @@ def _closed_to_others(send: Any, host: str, referrer: str = "no-referrer") -> An
     ]
     added.append((b"content-security-policy", f"default-src {own}; frame-ancestors 'none'".encode("latin-1")))
 
-    async def closed(message: Any) -> None:
+    async def closed(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message["headers"], *added]}
         await send(message)

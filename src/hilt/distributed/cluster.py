@@ -50,7 +50,11 @@ CHANGES = {"update", "load_shared"}
 
 
 def open_cluster(
-    placement: Placement, factory: str, arguments: Sequence[Any], device: str = "cpu", stop: Callable[[], bool] = never
+    placement: Placement,
+    factory: str,
+    arguments: Sequence[object],
+    device: str = "cpu",
+    stop: Callable[[], bool] = never,
 ) -> Group:
     """The group that a placement with kind=ray asks for, on a cluster that runs
     already or on a new one of this machine."""
@@ -155,7 +159,7 @@ class RankActor:
     def open(self, *given: Any, **further: Any) -> Answer:
         return self._seat.open(*given, **further)
 
-    def do(self, method: str, arguments: Sequence[Any], seconds: float) -> Answer:
+    def do(self, method: str, arguments: Sequence[object], seconds: float) -> Answer:
         try:
             arguments = [_here(argument, time.monotonic() + seconds) for argument in arguments]
         except LostWorkerError as error:
@@ -311,7 +315,7 @@ class Apart:
         return self.trainers.carried + self.rollouts.carried
 
     def call(
-        self, method: str, *arguments: Any, each: Sequence[Any] | None = None, timeout: float | None = None
+        self, method: str, *arguments: Any, each: Sequence[object] | None = None, timeout: float | None = None
     ) -> list[Any]:
         if method == "begin_collect":
             self._hand_over(timeout)

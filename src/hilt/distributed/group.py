@@ -47,7 +47,7 @@ __all__ = ["Here", "Placement", "Processes", "open_group"]
 def open_group(
     placement: Placement,
     factory: str,
-    arguments: Sequence[Any] = (),
+    arguments: Sequence[object] = (),
     *,
     device: str = "cpu",
     joined: bool = False,
@@ -98,7 +98,7 @@ class Here:
         self.restart()
 
     def call(
-        self, method: str, *arguments: Any, each: Sequence[Any] | None = None, timeout: float | None = None
+        self, method: str, *arguments: Any, each: Sequence[object] | None = None, timeout: float | None = None
     ) -> list[Any]:
         return [getattr(self.worker, method)(*arguments, *(each or ()))]
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, HiltError
 from hilt.core.platform import environment
+from hilt.core.tree import Json
 
 LOOPBACK = "127.0.0.1"
 CONSEQUENCE = "it lost another: "
@@ -54,7 +55,7 @@ class Ranks(Protocol):
         """Whether it is so at any rank."""
         return self.max(value) > 0
 
-    def gather(self, tree: Any) -> list[Any]:
+    def gather(self, tree: Json) -> list[Any]:
         """A small tree of JSON from each rank, in their order, at every rank."""
 
     def barrier(self) -> None:
@@ -73,7 +74,7 @@ class Alone(Ranks):
     def max(self, value: int) -> int:
         return int(value)
 
-    def gather(self, tree: Any) -> list[Any]:
+    def gather(self, tree: Json) -> list[Any]:
         return [json.loads(json.dumps(tree))]  # as the others would see it
 
 
@@ -92,7 +93,7 @@ class Unjoined(Ranks):
     def max(self, value: int) -> int:
         return int(self.sum_(torch.tensor(value)))
 
-    def gather(self, tree: Any) -> list[Any]:
+    def gather(self, tree: Json) -> list[Any]:
         return [self.max(0)]
 
 
@@ -123,7 +124,7 @@ class Joined(Ranks):
     def any(self, value: bool) -> bool:
         return self._largest("any", value) > 0
 
-    def gather(self, tree: Any) -> list[Any]:
+    def gather(self, tree: Json) -> list[Any]:
         text = torch.frombuffer(bytearray(json.dumps(tree).encode()), dtype=torch.uint8)
         sizes = [torch.zeros((), dtype=torch.int64) for _ in range(self.size)]
         self._do("gather", lambda: dist.all_gather(sizes, torch.tensor(text.numel())))

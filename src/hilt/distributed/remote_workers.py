@@ -89,7 +89,7 @@ class Group(Protocol):
         """Bytes of arrays and text that went through this process so far, in arguments and answers."""
 
     def call(
-        self, method: str, *arguments: Any, each: Sequence[Any] | None = None, timeout: float | None = None
+        self, method: str, *arguments: Any, each: Sequence[object] | None = None, timeout: float | None = None
     ) -> list[Any]:
         """Calls a method of all workers at once: the answers, by rank. `each` has one
         more argument for each rank, its own."""
@@ -120,7 +120,7 @@ class WorkerHost:
         self.worker: Any = None
 
     def open(
-        self, factory: str, arguments: Sequence[Any], address: str, wait_seconds: float, device: str, **further: Any
+        self, factory: str, arguments: Sequence[object], address: str, wait_seconds: float, device: str, **further: Any
     ) -> Answer:
         """Joins the other ranks, if there is an address where they meet, and makes the worker."""
 
@@ -146,7 +146,7 @@ class WorkerHost:
             self._reported_at = now
             self._tell(CallProgress(*given, **named))
 
-    def do(self, method: str, arguments: Sequence[Any]) -> Answer:
+    def do(self, method: str, arguments: Sequence[object]) -> Answer:
         """The worker's answer. With an error this rank leaves the others, whose waits for it end now."""
         if method == "close" and not hasattr(self.worker, "close"):
             return Answer()
@@ -178,12 +178,12 @@ class Remote(ABC):
         atexit.register(self._end)  # before multiprocessing waits for them
 
     def call(
-        self, method: str, *arguments: Any, each: Sequence[Any] | None = None, timeout: float | None = None
+        self, method: str, *arguments: Any, each: Sequence[object] | None = None, timeout: float | None = None
     ) -> list[Any]:
         self.begin(method, *arguments, each=each)
         return self.finish(method, timeout)
 
-    def begin(self, method: str, *arguments: Any, each: Sequence[Any] | None = None) -> None:
+    def begin(self, method: str, *arguments: Any, each: Sequence[object] | None = None) -> None:
         """Begins a call of all workers; `finish` waits for their answers."""
         if each is not None and len(each) != self.size:
             raise ConfigError(f"{method}(): each has {len(each)} arguments for {self.size} ranks; give one for each.")
@@ -283,7 +283,7 @@ def portable(error: Exception) -> Exception:
     return error
 
 
-def size_of(value: Any) -> int:
+def size_of(value: object) -> int:
     """Bytes of the arrays, tensors and text in a tree."""
     if isinstance(value, (str, bytes, bytearray)):
         return len(value)
@@ -296,7 +296,7 @@ def size_of(value: Any) -> int:
     return sum(map(size_of, vars(value).values())) if hasattr(value, "__dataclass_fields__") else 8
 
 
-def packed(value: Any) -> bytes:
+def packed(value: object) -> bytes:
     """Multiprocessing's own form, but tensors by value: torch would leave them in memory that goes with the sender."""
     file = io.BytesIO()
     pickler = ForkingPickler(file, 5)

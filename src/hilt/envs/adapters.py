@@ -13,22 +13,24 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 from gymnasium import spaces
 
 from hilt.core.errors import ConfigError
+from hilt.core.tree import Observation
 from hilt.envs.batched import Batched, OneOf, space_of, to_numpy
-from hilt.envs.env_protocol import Env, success_of
+from hilt.envs.env_protocol import Env, Info, StepResult, success_of
 from hilt.envs.task import as_task
 
 __all__ = ["Batched", "from_custom", "one_of"]
 
 
 def from_custom(
-    make: Callable[[int], Any],
+    make: Callable[[int], object],
     action_space: spaces.Box | None = None,
     *,
     chunk: int | None = None,
-    observe: Callable[[Any], Any] | None = None,
+    observe: Callable[[Any], Observation] | None = None,
     states: Mapping[str, int] | None = None,
 ) -> Env:
     """A task from an interface that VLA code often has: ``get_obs()``, ``get_instruction()``, ``step(action)`` or
@@ -58,12 +60,14 @@ class _Custom(gymnasium.Env):
         bounds = (np.stack([bound] * chunk) if chunk else bound for bound in (space.low, space.high))
         self.action_space = spaces.Box(*bounds, dtype=space.dtype)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, object] | None = None
+    ) -> tuple[Observation, Info]:
         super().reset(seed=seed)
         self._begin(int(self.np_random.integers(2**31)) if seed is None else seed)
         return self._look(), {"succeed": self._succeeded()}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: npt.ArrayLike) -> StepResult:
         action = np.array(action, self.action_space.dtype)
         if self._chunk:
             action = action[: self._inner.step_lim - self._taken]  # upstream runs past the limit

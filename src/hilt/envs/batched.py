@@ -5,15 +5,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 from gymnasium import spaces
 
 from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.trajectory import Step
-from hilt.envs.env_protocol import Env, success_of
+from hilt.core.tree import Observation
+from hilt.envs.env_protocol import Env, Info, StepResult, success_of
+
+if TYPE_CHECKING:
+    from gymnasium.spaces import Space
 
 
 class BatchedEpisode(NamedTuple):
@@ -57,7 +62,7 @@ class Batched:
         """Whose episode ended in the last step"""
         self._a_leaf: Any = None
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    def reset(self, *, seed: int | None = None, options: Mapping[str, object] | None = None) -> Any:
         raw, infos = self.env.reset(seed=seed, options=options)
         self._a_leaf = _a_leaf(raw)
         self.over[:] = False
@@ -144,10 +149,12 @@ class OneOf(gymnasium.Env):
         if limit := _attribute(env, "max_episode_length", None) or (self.spec and self.spec.max_episode_steps):
             self.step_limit = int(limit)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, object] | None = None
+    ) -> tuple[Observation, Info]:
         return _row(self._batch.reset(seed=seed, options=options), 0), self._batch.infos[0]
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: npt.ArrayLike) -> StepResult:
         if self._batch.over[0]:
             raise ConfigError("the episode is over; call reset() before the next step.")
         (step,) = self._batch.step(np.asarray(action)[None])
@@ -172,7 +179,7 @@ def to_numpy(tree: Any) -> Any:
     return array
 
 
-def space_of(observation: Any) -> Any:
+def space_of(observation: Any) -> Space:
     """The space of observations like this one."""
     if isinstance(observation, Mapping):
         return spaces.Dict({key: space_of(value) for key, value in observation.items()})

@@ -9,9 +9,10 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 
 from hilt.core.errors import HiltError, SchemaError
-from hilt.core.tree import equal
+from hilt.core.tree import Observation, equal
 from hilt.envs.env_protocol import Env, success_of
 from hilt.envs.rewind import restore_state, save_state, why_not_rewound
 
@@ -23,7 +24,7 @@ _NOISE = 1e-9
 """Observations that differ by less are of one state"""
 
 
-def findings(env: Env, act: Callable[[Any], Any] | None, tolerance: float) -> list[str]:
+def findings(env: Env, act: Callable[[Observation], npt.ArrayLike] | None, tolerance: float) -> list[str]:
     if not isinstance(env, gymnasium.Env):
         return [
             f"{type(env).__name__} is no gymnasium.Env: derive it from one, or use an adapter of hilt.envs.adapters."
@@ -181,7 +182,7 @@ class _Check:
             if terminated or truncated:
                 return
 
-    def reset(self, options: dict[str, Any] | None) -> Iterator[str]:
+    def reset(self, options: Mapping[str, object] | None) -> Iterator[str]:
         result = self.env.reset(options=options) if options else self.env.reset()
         if not isinstance(result, tuple) or len(result) != 2:
             raise _Over("reset does not give two things: return observation, info.")
@@ -194,7 +195,9 @@ class _Check:
                 "info['split'] and info['state']."
             )
 
-    def seen(self, observation: Any, info: Mapping[str, Any], where: str) -> Generator[str, None, bool | None]:
+    def seen(
+        self, observation: Observation, info: Mapping[str, object], where: str
+    ) -> Generator[str, None, bool | None]:
         """Findings of what a reset or step gives; returns whether it succeeded."""
         if not _same(self.last, self.last_copy):
             yield (

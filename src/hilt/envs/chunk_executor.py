@@ -33,9 +33,10 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, HiltError, NotFiniteError, SchemaError
-from hilt.core.tree import Array
+from hilt.core.tree import Array, Observation
 from hilt.core.validate import check, check_values, setting
 
 MODES = ("synchronous", "asynchronous", "rtc")
@@ -44,11 +45,11 @@ DELAYS_KEPT = 10
 CLOSE_S = 5.0
 """Seconds that a plan under way has to return when an executor is closed"""
 
-Plan = Callable[[Any, Array | None, int], Any]
+Plan = Callable[[Observation, Array | None, int], "Array | Planned"]
 """``plan(observation, planned, frozen)`` returns a chunk, float32 [chunk, action_dim], or `Planned`. `planned`: in the
 mode "rtc" the actions [n, action_dim] that are planned from this observation's step on, otherwise or if there are none,
 None. `frozen`: the number of them that will be executed before the answer can arrive."""
-Hold = Callable[[Any, Array | None], Array]
+Hold = Callable[[Observation, Array | None], Array]
 """``hold(observation, last)`` returns the action with which the arm stays as it is. `last`: the last action that was
 executed in this episode, None before the first one."""
 
@@ -183,7 +184,7 @@ class ChunkExecutor:
         self._asked = 0
         self._last: Array | None = None
 
-    def interrupt(self, executed: Any = None) -> int:
+    def interrupt(self, executed: npt.ArrayLike | None = None) -> int:
         """Somebody else acts in this step: the rest of the chunk is dropped, and an answer under way will be ignored.
         Returns the number of actions that were dropped. `executed`: what was executed instead, as `plan` would give it,
         from which a hold goes on."""
@@ -193,7 +194,7 @@ class ChunkExecutor:
         self._last = None if executed is None else np.array(executed, np.float32)
         return dropped
 
-    def next(self, observation: Any) -> ChunkStep:
+    def next(self, observation: Observation) -> ChunkStep:
         """What is to be done in this control step. It never waits for a plan that runs in the thread; what a plan
         raised is raised here."""
         if self._closed:

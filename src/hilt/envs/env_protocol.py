@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
+from hilt.core.tree import Observation
+
+if TYPE_CHECKING:
+    from gymnasium.spaces import Space
 
 SUCCESS_KEYS = ("succeed", "is_success", "success")
 """Where ``info`` has the success of a step; the first that is present counts"""
@@ -16,14 +21,20 @@ TASK_SUCCESS = "task_success"
 reported by the task itself, None if it reports none"""
 
 
+Info: TypeAlias = dict[str, object]
+"""What an environment reports beside its observation, by name."""
+StepResult: TypeAlias = tuple[Observation, float, bool, bool, Info]
+"""What ``step`` returns: observation, reward, terminated, truncated, info."""
+
+
 class HasSpaces(Protocol):
     """Whatever knows what a policy observes and which actions it takes: an environment, or the description of one."""
 
     @property
-    def observation_space(self) -> Any: ...
+    def observation_space(self) -> Space: ...
 
     @property
-    def action_space(self) -> Any: ...
+    def action_space(self) -> Space: ...
 
 
 class Env(HasSpaces, Protocol):
@@ -33,10 +44,10 @@ class Env(HasSpaces, Protocol):
     def unwrapped(self) -> Any: ...
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]: ...
+        self, *, seed: int | None = None, options: Mapping[str, object] | None = None
+    ) -> tuple[Observation, Info]: ...
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]: ...
+    def step(self, action: npt.ArrayLike) -> StepResult: ...
 
     def has_wrapper_attr(self, name: str) -> bool: ...
 

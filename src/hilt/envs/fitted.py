@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -12,11 +11,12 @@ from gymnasium.spaces import Box
 from gymnasium.wrappers import RescaleAction
 
 from hilt.core.errors import ConfigError
+from hilt.core.tree import Observation, Tree
 from hilt.envs.env_protocol import Env
 from hilt.envs.task import make
 
 
-def open_task(name: str, options: Mapping[str, Any]) -> Env:
+def open_task(name: str, options: Mapping[str, object]) -> Env:
     """Makes the environment of this name (`hilt.envs.task.make`) and fits its spaces."""
     try:
         env = make(name, **options)
@@ -62,5 +62,5 @@ class NamedObservation(gymnasium.ObservationWrapper):
             {"images": gym_spaces.Dict(front=space)} if self._picture else {"state": space}
         )
 
-    def observation(self, observation: Any) -> dict[str, Any]:
+    def observation(self, observation: Observation) -> Tree:
         return {"images": {"front": observation}} if self._picture else {"state": observation}

@@ -28,10 +28,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
+import numpy.typing as npt
 
 from hilt.core import errors, platform
 from hilt.core.children import ChildProcess, run_code
@@ -69,15 +70,27 @@ class Beginning(Protocol):
     def seed(self) -> int: ...
 
 
+class TaskDescription(TypedDict, total=False):
+    """What a worker of the pool knows of a task."""
+
+    instruction: str
+    step_limit: int
+    initial_states: dict[str, int]
+    """The number of initial states of each split"""
+    states_of_train: dict[str, int]
+    """How many states of a split are of the split train, too; not of every task"""
+    action_dim: int
+
+
 class EpisodePool(Protocol):
     """What collects episodes: it has slots, each of which carries on one episode at a time. `Pool` is one."""
 
     @property
     def slots(self) -> int: ...
     def start(self, slot: int, beginning: Beginning) -> None: ...
-    def step(self, slot: int, actions: Any) -> None: ...
+    def step(self, slot: int, actions: npt.ArrayLike) -> None: ...
     def collect(self, slots: Sequence[int]) -> list[Reply]: ...
-    def describe(self, task: str) -> dict[str, Any]: ...
+    def describe(self, task: str) -> TaskDescription: ...
 
 
 @dataclass(frozen=True)
@@ -134,7 +147,7 @@ class Pool:
         self.counts = {"episodes": 0, "lost": 0, "restarts": 0}
         """Episodes that were begun, those of them that were lost, and restarts of workers"""
         self._start_s, self._step_s, self._restarts = start_s, step_s, restarts
-        self._about: dict[str, dict[str, Any]] = {}
+        self._about: dict[str, TaskDescription] = {}
         self._factories = factory_names()
         config = {"factories": self._factories, "options": _plain(task_options or {}), "envs": envs_per_worker or most}
         config["deadline"] = max(start_s, step_s) + ABORT_S + CLOSE_S  # of a worker without a supervisor
@@ -161,7 +174,7 @@ class Pool:
         one.running, one.lost = True, ""
         self.counts["episodes"] += 1
 
-    def step(self, slot: int, actions: Any) -> None:
+    def step(self, slot: int, actions: npt.ArrayLike) -> None:
         """Carry out ``[n, ...]`` actions, one after the other, in the environment's
         own units, until the episode ends."""
         one, given = self._free(slot), np.ascontiguousarray(actions)
@@ -205,7 +218,7 @@ class Pool:
                 return True
         return False
 
-    def describe(self, task: str) -> dict[str, Any]:
+    def describe(self, task: str) -> TaskDescription:
         """Returns ``instruction``, ``step_limit``, ``initial_states`` and ``action_dim`` of a
         task, which a worker creates for that."""
         if task not in self._about:
@@ -217,7 +230,7 @@ class Pool:
             if "error" in answer:
                 raise _revived(answer) or HiltError(f"{task} could not be made:\n{answer['error']}")
             self._about[task] = answer["about"]
-        return dict(self._about[task])
+        return self._about[task].copy()
 
     def close(self) -> None:
         """Ends the workers; they close their environments first."""

@@ -12,13 +12,15 @@ from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 
 from hilt.core.errors import ConfigError, DeadlineError
 from hilt.core.names import ExtensionPoint
-from hilt.envs.env_protocol import TASK_SUCCESS, success_of
+from hilt.core.tree import Observation
+from hilt.envs.env_protocol import TASK_SUCCESS, Info, StepResult, success_of
 from hilt.envs.rate import Rate
 
-Classifier = Callable[[Any], Any]
+Classifier = Callable[[Any], npt.ArrayLike | tuple[float, bool]]
 """From an observation to one number, of which anything but 0 is success; or to a
 pair of the reward and whether it is a success"""
 REWARDS = ExtensionPoint("reward", "hilt.rewards", {})
@@ -41,7 +43,7 @@ class RewardFunction(ABC):
     def __call__(self, observation: Any) -> float | tuple[float, bool]: ...
 
 
-def reward_and_success(given: Any) -> tuple[float, bool]:
+def reward_and_success(given: object) -> tuple[float, bool]:
     """The reward and the success that a `Classifier` gave."""
     if isinstance(given, tuple):
         reward, succeeded = given
@@ -58,11 +60,11 @@ class _RewardWrapper(gymnasium.Wrapper):
     """Whether it may be wrong: a person's word is the truth"""
     episode_state: ClassVar[tuple[str, ...]] = ()
 
-    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+    def reset(self, **options: Any) -> tuple[Observation, Info]:
         obs, info = self.env.reset(**options)
         return obs, {**info, "succeed": False, **self._truth(info)}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: npt.ArrayLike) -> StepResult:
         obs, reward, terminated, truncated, info = self.env.step(action)
         # a person has marked success or failure with ``TakeOver``'s device, which takes precedence
         if "marked" in info:
@@ -79,7 +81,7 @@ class _RewardWrapper(gymnasium.Wrapper):
     def _truth(self, info: dict[str, Any]) -> dict[str, Any]:
         return {TASK_SUCCESS: success_of(info)} if self.classifies else {}
 
-    def judged(self, obs: Any, reward: float, ended: bool) -> tuple[float, bool]:
+    def judged(self, obs: Observation, reward: float, ended: bool) -> tuple[float, bool]:
         """(reward, whether the task is done) of a step; `ended`: the episode ends with it in any case."""
         raise NotImplementedError
 
@@ -95,13 +97,13 @@ class MultiCameraBinaryRewardClassifierWrapper(_RewardWrapper):
         self._classifier = _callable(reward_classifier_func)
         self._rate = None if target_hz is None else Rate(target_hz)
 
-    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+    def reset(self, **options: Any) -> tuple[Observation, Info]:
         result = super().reset(**options)
         if self._rate:
             self._rate.restart()
         return result
 
-    def judged(self, obs: Any, reward: float, ended: bool) -> tuple[float, bool]:
+    def judged(self, obs: Observation, reward: float, ended: bool) -> tuple[float, bool]:
         judged = reward_and_success(self._classifier(obs))
         if self._rate:
             self._rate.wait()
@@ -125,11 +127,11 @@ class MultiStageBinaryRewardClassifierWrapper(_RewardWrapper):
         self._logit = float(np.log(threshold / (1 - threshold)))
         self.received = [False] * len(self._stages)
 
-    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+    def reset(self, **options: Any) -> tuple[Observation, Info]:
         self.received = [False] * len(self._stages)
         return super().reset(**options)
 
-    def judged(self, obs: Any, reward: float, ended: bool) -> tuple[float, bool]:
+    def judged(self, obs: Observation, reward: float, ended: bool) -> tuple[float, bool]:
         before = sum(self.received)
         self.received = [
             got or _number(stage(obs)) >= self._logit for got, stage in zip(self.received, self._stages, strict=True)
@@ -152,7 +154,7 @@ class HumanClassifierWrapper(_RewardWrapper):
         super().__init__(env)
         self._ask, self._seconds = ask or ask_on_console, answer_seconds
 
-    def judged(self, obs: Any, reward: float, ended: bool) -> tuple[float, bool]:
+    def judged(self, obs: Observation, reward: float, ended: bool) -> tuple[float, bool]:
         succeed = ended and bool(self._ask("Success? (1/0) ", self._seconds))
         return float(succeed), succeed
 

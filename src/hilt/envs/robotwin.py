@@ -26,13 +26,15 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 import yaml  # type: ignore[import-untyped]
 from gymnasium import spaces
 
 from hilt.core.errors import ConfigError, DeadlineError, StorageError, UnknownNameError
 from hilt.core.names import import_path
+from hilt.core.tree import Array, Observation
 from hilt.core.trust import permit_folder
-from hilt.envs.env_protocol import choose_state
+from hilt.envs.env_protocol import Info, StepResult, choose_state
 
 TASKS = {
     "robotwin": (
@@ -140,7 +142,7 @@ class RobotwinEnv(gymnasium.Env[Any, Any]):
     def instruction(self) -> str:
         return self._words
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Info]:
         """Begin in ``options={"split": "train", "state": 7}``; without a state, a random one of the split."""
         super().reset(seed=seed)
         options = options or {}
@@ -151,11 +153,11 @@ class RobotwinEnv(gymnasium.Env[Any, Any]):
         used = self._begin(split, state)
         return self._seen(), {"succeed": False, "split": split, "state": state, "seed": used}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: npt.ArrayLike) -> StepResult:
         observation, rewards, terminated, truncated, info = self.step_chunk(np.asarray(action)[None])
         return observation, float(rewards[0]), terminated, truncated, info
 
-    def step_chunk(self, actions: Any) -> tuple[Any, np.ndarray, bool, bool, dict[str, Any]]:
+    def step_chunk(self, actions: npt.ArrayLike) -> tuple[Observation, Array, bool, bool, Info]:
         """Carry out actions until one ends the episode, and look once, at the end: a
         reward for each that was carried out."""
         actions = np.asarray(actions, np.float64)
@@ -364,7 +366,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _space(tree: Mapping[str, Any]) -> spaces.Dict:
-    def of(leaf: Any) -> spaces.Space[Any]:
+    def of(leaf: Array) -> spaces.Space:
         if isinstance(leaf, Mapping):
             return _space(leaf)
         return (

@@ -14,6 +14,7 @@ import math
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 Array = np.ndarray[Any, Any]
 
@@ -21,25 +22,25 @@ DOWN = np.array([1.0, 0.0, 0.0, 0.0])
 """The rotation of a gripper that points at the table and whose fingers open along y: Euler angles (pi, 0, 0)."""
 
 
-def scalar_first(quaternion: Any) -> Array:
+def scalar_first(quaternion: npt.ArrayLike) -> Array:
     """MuJoCo's order from ours."""
     x, y, z, w = _plain(quaternion)
     return np.array([w, x, y, z])
 
 
-def scalar_last(quaternion: Any) -> Array:
+def scalar_last(quaternion: npt.ArrayLike) -> Array:
     """Our order from MuJoCo's."""
     w, x, y, z = _plain(quaternion)
     return np.array([x, y, z, w])
 
 
-def normalized(quaternion: Any) -> Array:
+def normalized(quaternion: npt.ArrayLike) -> Array:
     quaternion = np.asarray(quaternion, np.float64)
     result: Array = quaternion / _length(quaternion)
     return result
 
 
-def multiply(a: Any, b: Any) -> Array:
+def multiply(a: npt.ArrayLike, b: npt.ArrayLike) -> Array:
     """The rotation that does b first, then a."""
     (ax, ay, az, aw), (bx, by, bz, bw) = _plain(a), _plain(b)
     return np.array(
@@ -52,13 +53,13 @@ def multiply(a: Any, b: Any) -> Array:
     )
 
 
-def inverse(quaternion: Any) -> Array:
+def inverse(quaternion: npt.ArrayLike) -> Array:
     """The opposite rotation, of a quaternion of length one."""
     x, y, z, w = _plain(quaternion)
     return np.array([-x, -y, -z, w])
 
 
-def to_matrix(quaternion: Any) -> Array:
+def to_matrix(quaternion: npt.ArrayLike) -> Array:
     """``[3, 3]``; its columns are the rotated axes."""
     x, y, z, w = _plain(normalized(quaternion))
     return np.array(
@@ -70,7 +71,7 @@ def to_matrix(quaternion: Any) -> Array:
     )
 
 
-def from_matrix(matrix: Any) -> Array:
+def from_matrix(matrix: npt.ArrayLike) -> Array:
     m = _plain(matrix)
     # of the four ways to write it, the one that divides by the largest number
     trace = m[0][0] + m[1][1] + m[2][2]
@@ -86,7 +87,7 @@ def from_matrix(matrix: Any) -> Array:
     return normalized(quaternion)
 
 
-def from_euler(angles: Any) -> Array:
+def from_euler(angles: npt.ArrayLike) -> Array:
     """About the fixed x, then y, then z axis."""
     half = np.asarray(angles, np.float64) / 2
     (cx, cy, cz), (sx, sy, sz) = np.cos(half).tolist(), np.sin(half).tolist()
@@ -100,7 +101,7 @@ def from_euler(angles: Any) -> Array:
     )
 
 
-def to_euler(quaternion: Any) -> Array:
+def to_euler(quaternion: npt.ArrayLike) -> Array:
     """The inverse of ``from_euler``; at a pitch of 90 degrees, where roll and yaw are one, the yaw is 0."""
     m = to_matrix(quaternion)
     sine = np.clip(-m[2, 0], -1.0, 1.0)
@@ -110,7 +111,7 @@ def to_euler(quaternion: Any) -> Array:
     return np.array([np.arctan2(m[2, 1], m[2, 2]), pitch, np.arctan2(m[1, 0], m[0, 0])])
 
 
-def from_rotation_vector(vector: Any) -> Array:
+def from_rotation_vector(vector: npt.ArrayLike) -> Array:
     """A turn about the vector's direction, by its length in radians."""
     vector = np.asarray(vector, np.float64)
     angle = _length(vector)
@@ -119,7 +120,7 @@ def from_rotation_vector(vector: Any) -> Array:
     return np.array([x, y, z, np.cos(angle / 2)])
 
 
-def to_rotation_vector(quaternion: Any) -> Array:
+def to_rotation_vector(quaternion: npt.ArrayLike) -> Array:
     """The shortest turn that does the same."""
     quaternion = normalized(quaternion)
     if quaternion[3] < 0:

@@ -25,7 +25,7 @@ import numpy as np
 from hilt.core import platform
 from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.signals import leave_to_parent
-from hilt.core.tree import Array
+from hilt.core.tree import Array, Observation
 from hilt.envs.env_protocol import Env, success_of
 from hilt.envs.task import make, register, step_chunk
 
@@ -76,7 +76,7 @@ class Simulators:
         self._at: dict[int, _Made] = {}
         self._snapshots: dict[int, Any] = {}
 
-    def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, asked: Mapping[str, Any]) -> dict[str, object]:
         slot = asked["slot"]
         try:
             if "describe" in asked:
@@ -206,7 +206,7 @@ class Frames:
         self._arrays: list[Array] = []
         weakref.finalize(self, os.close, descriptor)
 
-    def write(self, observation: Any) -> list[Any]:
+    def write(self, observation: Observation) -> list[Any]:
         """Gives where what lies, for `read`."""
         leaves = _leaves(observation)
         layout: list[Any] = [[list(path), value.dtype.str, list(value.shape)] for path, value in leaves]

@@ -32,18 +32,20 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.names import ExtensionPoint, import_named, load
 from hilt.core.platform import environment, renderer_variables
+from hilt.core.tree import Array, Observation
 from hilt.core.trust import NAME, permit
 from hilt.envs.batched import OneOf
 from hilt.envs.check import findings
-from hilt.envs.env_protocol import Env, choose_state, success_of
+from hilt.envs.env_protocol import Env, Info, StepResult, choose_state, success_of
 
 STATES = {"train": 50, "eval": 50, "test": 100}
 """The numbered initial states of an environment that has none of its own"""
-Success = Callable[[float, bool, bool, Mapping[str, Any]], bool]
+Success = Callable[[float, bool, bool, Mapping[str, object]], bool]
 """Whether a step succeeded, from its reward, terminated, truncated and info"""
 
 _SEEDS_PER_SPLIT = 1_000_000
@@ -123,7 +125,7 @@ def ready(names: Sequence[str], **options: Any) -> None:
             check(theirs, **options)
 
 
-def register(prefix: str, factory: Callable[..., Any] | str) -> None:
+def register(prefix: str, factory: Callable[..., Env] | str) -> None:
     """Make ``prefix/REST`` a name: ``factory(REST, **options)`` gives the environment;
     ``"module:attribute"`` is imported on first use."""
     if not prefix or "/" in prefix or ":" in prefix:
@@ -146,7 +148,7 @@ def factory_names() -> dict[str, str | None]:
     return names
 
 
-def step_chunk(env: Env, actions: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+def step_chunk(env: Env, actions: Sequence[npt.ArrayLike] | Array) -> tuple[Observation, Array, bool, bool, Info]:
     """Carry out ``[n, ...]`` actions one after the other until the episode ends, and observe at the end of them.
 
     As ``step``, but the rewards are float32 [executed]. Simulators spend most of their time on images that are not
@@ -241,7 +243,7 @@ class PlainTask(gymnasium.Wrapper):
     def instruction(self) -> str:
         return self._instruction or self.env.get_wrapper_attr("instruction")
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Info]:
         self._steps = 0
         if not self._numbers_states:
             with _rendering():
@@ -257,7 +259,7 @@ class PlainTask(gymnasium.Wrapper):
             observation, info = self.env.reset(seed=first + state, options=options or None)
         return observation, {**info, "succeed": bool(success_of(info)), "split": split, "state": state}
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: npt.ArrayLike) -> StepResult:
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._steps += 1
         truncated = bool(truncated) or self._steps >= self.step_limit
@@ -290,7 +292,9 @@ def scene_of(name: str) -> str:
     return f"tabletop/{SUITE[task].scene or task}" if task in SUITE else name
 
 
-def check_task(env: Env, act: Callable[[Any], Any] | None = None, tolerance: float = 0.0) -> list[str]:
+def check_task(
+    env: Env, act: Callable[[Observation], npt.ArrayLike] | None = None, tolerance: float = 0.0
+) -> list[str]:
     """What an environment lacks to be a task, in sentences, found by running it; nothing for one that is fine.
 
     Actions are random ones of its space. For a real arm give `act`, which gets the observation and gives a gentle

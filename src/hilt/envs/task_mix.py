@@ -15,10 +15,11 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 
 from hilt.core.errors import ConfigError
-from hilt.core.tree import Array
-from hilt.envs.env_protocol import Env, choose_state
+from hilt.core.tree import Array, Observation
+from hilt.envs.env_protocol import Env, Info, StepResult, choose_state
 
 TASK_NUMBER = "task_number"
 """In every ``info`` of a mix, and a column of what actors send: the place of the episode's task in the mix"""
@@ -80,12 +81,12 @@ class TaskMix(gymnasium.Env):
         return found
 
     @property
-    def planned_points(self) -> Callable[[Any], Array]:
+    def planned_points(self) -> Callable[[npt.ArrayLike], Array]:
         found: Callable[[Any], Array] = self._of_task("planned_points")
         return found
 
     @property
-    def project(self) -> Callable[[Any], dict[str, Array]]:
+    def project(self) -> Callable[[npt.ArrayLike], dict[str, Array]]:
         found: Callable[[Any], dict[str, Array]] = self._of_task("project")
         return found
 
@@ -99,7 +100,7 @@ class TaskMix(gymnasium.Env):
         made: Callable[[], Array] = self.task.get_wrapper_attr("expert")()
         return made
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Info]:
         if seed is not None:
             self._draw = np.random.default_rng(seed)
         options = dict(options or {})
@@ -109,7 +110,7 @@ class TaskMix(gymnasium.Env):
         observation, info = self.task.reset(seed=seed, options={**options, "split": split, "state": own})
         return observation, {**info, "split": split, "state": state, TASK_NUMBER: self._number}
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: npt.ArrayLike) -> StepResult:
         observation, reward, terminated, truncated, info = self.task.step(action)
         return observation, reward, terminated, truncated, {**info, TASK_NUMBER: self._number}
 

@@ -25,10 +25,13 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.tree import Observation
+from hilt.envs.env_protocol import Info, StepResult
 from hilt.envs.rotations import Array, from_matrix, to_euler, to_matrix
 
 ACTIONS = ("intervene_action", "executed_action")
@@ -61,12 +64,12 @@ class RelativeFrame(gymnasium.Wrapper):
         self._inverses: list[Array] = []
         self._origins: list[Array] = []
 
-    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+    def reset(self, **options: Any) -> tuple[Observation, Info]:
         obs, info = self.env.reset(**options)
         self._origins = [np.linalg.inv(homogeneous(obs["state"][key])) for key in self._keys("tcp_pose")]
         return self._seen(obs, info)
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: npt.ArrayLike) -> StepResult:
         if not self._adjoints:
             raise ConfigError("step() before reset(): the frame is that of the pose at reset. Call reset() first.")
         obs, reward, terminated, truncated, info = self.env.step(self._turned(action, self._adjoints))
@@ -117,7 +120,7 @@ class _PoseWrapper(gymnasium.ObservationWrapper):
                 )
         self.observation_space = _with_state_space(env.observation_space, dict.fromkeys(self._poses, (self.numbers,)))
 
-    def observation(self, observation: Any) -> Any:
+    def observation(self, observation: dict[str, Any]) -> Any:
         return _with_state(observation, {key: self.converted(observation["state"][key]) for key in self._poses})
 
     def converted(self, pose: Array) -> Array:
@@ -169,7 +172,7 @@ class SERLObsWrapper(gymnasium.ObservationWrapper):
             raise ConfigError("a camera is named 'state', which is the name of the state vector. Rename the camera.")
         self.observation_space = spaces.Dict({"state": flat, **images})
 
-    def observation(self, observation: Any) -> Any:
+    def observation(self, observation: dict[str, Any]) -> dict[str, Any]:
         parts = [np.ravel(observation["state"][key]) for key in self.proprio_keys]
         return {"state": np.concatenate(parts or [np.empty(0)]).astype(np.float32), **observation.get("images", {})}
 
@@ -198,12 +201,12 @@ class ChunkingWrapper(gymnasium.Wrapper):
         if act_exec_horizon is not None:
             self.action_space = batch_space(env.action_space, act_exec_horizon)
 
-    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+    def reset(self, **options: Any) -> tuple[Observation, Info]:
         obs, info = self.env.reset(**options)
         self._recent.extend([copy.deepcopy(obs)] * self.obs_horizon)
         return _stacked(list(self._recent)), info
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Array) -> StepResult:
         horizon = self.act_exec_horizon or 1
         asked = [action] if self.act_exec_horizon is None else list(action)
         if len(asked) < horizon:
@@ -247,12 +250,12 @@ class GripperCloseEnv(gymnasium.ActionWrapper):
         self._kept = np.arange(box.shape[0]) % 7 != 6
         self.action_space = spaces.Box(box.low[self._kept], box.high[self._kept], dtype=box.dtype)
 
-    def action(self, action: Any) -> Array:
+    def action(self, action: npt.ArrayLike) -> Array:
         whole = np.zeros(self._kept.shape, self.action_space.dtype)
         whole[self._kept] = action
         return whole
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: npt.ArrayLike) -> StepResult:
         obs, reward, terminated, truncated, info = self.env.step(self.action(action))
         info = {**info, **{key: np.asarray(info[key])[self._kept] for key in ACTIONS if key in info}}
         return obs, reward, terminated, truncated, info
@@ -283,12 +286,12 @@ class GripperPenaltyWrapper(gymnasium.Wrapper):
             )
         self._were: list[float] = []
 
-    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+    def reset(self, **options: Any) -> tuple[Observation, Info]:
         obs, info = self.env.reset(**options)
         self._were = self._openings(obs)
         return obs, info
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: npt.ArrayLike) -> StepResult:
         obs, reward, terminated, truncated, info = self.env.step(action)
         commands, were = np.asarray(info.get("intervene_action", action))[6::7], np.array(self._were)
         changes = np.count_nonzero(
@@ -326,12 +329,12 @@ class EpisodeStatistics(gymnasium.Wrapper):
         super().__init__(env)
         self._return, self._length, self._began = 0.0, 0, time.perf_counter()
 
-    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+    def reset(self, **options: Any) -> tuple[Observation, Info]:
         result: tuple[Any, dict[str, Any]] = self.env.reset(**options)
         self._return, self._length, self._began = 0.0, 0, time.perf_counter()
         return result
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: npt.ArrayLike) -> StepResult:
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._return += float(reward)
         self._length += int(info.get("executed", 1))
@@ -345,7 +348,7 @@ class EpisodeStatistics(gymnasium.Wrapper):
 DualRelativeFrame, DualQuat2EulerWrapper = RelativeFrame, Quat2EulerWrapper  # upstream's names for two arms
 
 
-def adjoint(pose: Any, coupled: bool = True) -> Array:
+def adjoint(pose: Array, coupled: bool = True) -> Array:
     """``[6, 6]`` ``[[R, 0], [p× R, R]]`` of a pose."""
     rotation, (x, y, z), matrix = to_matrix(pose[3:]), np.asarray(pose[:3], np.float64), np.zeros((6, 6))
     matrix[:3, :3] = matrix[3:, 3:] = rotation
@@ -354,7 +357,7 @@ def adjoint(pose: Any, coupled: bool = True) -> Array:
     return matrix
 
 
-def homogeneous(pose: Any) -> Array:
+def homogeneous(pose: Array) -> Array:
     """``[4, 4]`` of a pose."""
     matrix = np.eye(4)
     matrix[:3, :3], matrix[:3, 3] = to_matrix(pose[3:]), pose[:3]

@@ -36,7 +36,7 @@ from hilt.core.errors import (
 )
 from hilt.core.files import DISK
 from hilt.core.platform import usable_cpus
-from hilt.core.tree import Array, flatten, unflatten
+from hilt.core.tree import Array, JsonObject, flatten, unflatten
 from hilt.formats import check_options, create, detect, located, open_dataset, options_of
 from hilt.formats.episodes import Dataset, Episode, Job, Writer
 from hilt.replay.schema import mate
@@ -83,7 +83,7 @@ class ConversionSummary:
             setattr(self, name, getattr(self, name) + 1)
         self.notes.update(line["notes"])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {**vars(self), "notes": dict(self.notes)}
 
 

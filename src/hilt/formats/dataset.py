@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -97,7 +98,7 @@ def as_tensorflow(dataset: LazyDataset[Any], spec: Any) -> Any:
     return tensorflow.data.Dataset.from_generator(lambda: iter(dataset), output_signature=signature(spec))
 
 
-def import_tensorflow() -> Any:
+def import_tensorflow() -> ModuleType:
     try:
         return importlib.import_module("tensorflow")
     except ImportError as error:

@@ -27,7 +27,7 @@ from hilt.core.errors import CorruptError, UnknownNameError
 from hilt.core.trajectory import INSTRUCTION as INSTRUCTION
 from hilt.core.trajectory import text_fact as text_fact
 from hilt.core.trajectory import texts_of as texts_of
-from hilt.core.tree import Array, ArraySpec, flatten
+from hilt.core.tree import Array, ArraySpec, JsonObject, Tree, flatten
 from hilt.replay.schema import mate
 from hilt.replay.step_encoder import same_rows
 
@@ -95,7 +95,7 @@ class Dataset(ABC):
         `images` they leave those out, and are quick."""
 
     @abstractmethod
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """A summary that does not require reading everything: plain values by name."""
 
     def stated_counts(self) -> dict[str, int]:
@@ -229,7 +229,7 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     return function(tree)
 
 
-def transitions(observations: Any) -> dict[str, Any]:
+def transitions(observations: Tree) -> dict[str, object]:
     """``observations`` and ``next_observations`` from ``[T + 1, ...]`` columns, without copying them."""
     return {
         "observations": map_leaves(lambda column: column[:-1], observations),
@@ -237,7 +237,7 @@ def transitions(observations: Any) -> dict[str, Any]:
     }
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """A value as JSON can hold it: arrays are lists, bytes are text, and what is not a number is None."""
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}

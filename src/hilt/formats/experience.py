@@ -14,7 +14,7 @@ import yaml  # type: ignore[import-untyped]
 
 from hilt.core.errors import ConfigError, HiltError, UnknownNameError
 from hilt.core.trajectory import INSTRUCTION
-from hilt.core.tree import Array
+from hilt.core.tree import Array, JsonObject
 from hilt.formats.episodes import Dataset, Episode, Job, Writer, map_leaves, plain
 from hilt.replay.key_ranges import OFFSET_BITS
 from hilt.replay.log import Log
@@ -53,7 +53,7 @@ def _chosen(text: str, known: list[int]) -> list[int]:
     return sorted(chosen)
 
 
-def facts_of_run(path: Path) -> dict[str, Any]:
+def facts_of_run(path: Path) -> dict[str, object]:
     """What the folder of a run says about the episodes of its log, for logs whose episodes do not have it: the rate of
     its settings, and the instruction of its demonstrations where all have the same."""
     settings, demos = path.parent / "config.yaml", path.parent / "demos"
@@ -134,7 +134,7 @@ class LogDataset(Dataset):
         with self.log.reading() as steps:
             return int((keys & _OFFSET)[0]) // int(steps.widths(keys)[0])
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         return {
             "view": self._view,
             "trajectories": len(self.log.trajectories()),

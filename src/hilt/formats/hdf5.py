@@ -10,13 +10,17 @@ import contextlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hilt.core.errors import CorruptError, HiltError, UnsafeError, optional_module
 from hilt.core.files import storage_errors
 from hilt.formats.episodes import plain
+
+if TYPE_CHECKING:
+    import h5py
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 MAX_BYTES = 4 << 30
@@ -41,7 +45,7 @@ _DAMAGE = (
 )
 
 
-def import_h5py() -> Any:
+def import_h5py() -> ModuleType:
     return optional_module("h5py", "Reading and writing HDF5", "formats")
 
 
@@ -55,7 +59,7 @@ def is_hdf5(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Any]:
+def opened(path: Path) -> Iterator[h5py.File]:
     """The file, open for reading; whatever the library finds wrong with it is a `CorruptError`."""
     h5py = import_h5py()
     with storage_errors(path), path.open("rb"):
@@ -69,7 +73,7 @@ def opened(path: Path) -> Iterator[Any]:
         raise CorruptError(f"{path}: damaged, or no HDF5 file ({error}). Copy it again from where it came.") from error
 
 
-def child(group: Any, name: str) -> Any:
+def child(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset:
     """What has this name in a group; None when nothing has, or there is no group."""
     h5py = import_h5py()
     link = group.get(name, getlink=True) if isinstance(group, h5py.Group) else None
@@ -85,7 +89,7 @@ def child(group: Any, name: str) -> Any:
     return found
 
 
-def leaves(group: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+def leaves(group: h5py.Group, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, h5py.Dataset]]:
     """Every dataset under a group, by path."""
     h5py, count = import_h5py(), 0
     for name in group:
@@ -101,7 +105,7 @@ def leaves(group: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, 
             yield leaf
 
 
-def values(dataset: Any, more: int = 0) -> Any:
+def values(dataset: h5py.Dataset, more: int = 0) -> Any:
     """Numbers as an array, with `more` rows behind that repeat the last; texts as a
     list; None when it has neither, or no rows."""
     h5py = import_h5py()
@@ -126,7 +130,7 @@ def values(dataset: Any, more: int = 0) -> Any:
     return out
 
 
-def elements(dataset: Any) -> Iterator[Any]:
+def elements(dataset: h5py.Dataset) -> Iterator[Any]:
     """What has no fixed length, one by one, since all of it may be in the file only once."""
     total = 0
     for i in range(dataset.shape[0]):
@@ -139,7 +143,7 @@ def elements(dataset: Any) -> Iterator[Any]:
         yield value
 
 
-def attributes(group: Any) -> dict[str, Any]:
+def attributes(group: h5py.Group) -> dict[str, Any]:
     """Returns the attributes as plain values; long ones are left out, and so are lists of texts that could be
     long: one text in the file may be all of them."""
     h5py, found, size = import_h5py(), {}, group.file.id.get_filesize()

@@ -32,7 +32,7 @@ import numpy as np
 from hilt.core.errors import ConfigError, CorruptError, FormatError, SchemaError
 from hilt.core.files import DISK, read, replacing, storage_errors
 from hilt.core.trajectory import Source, ends_from_done_and_mask
-from hilt.core.tree import Array, Spec, equal, flatten, unflatten
+from hilt.core.tree import Array, JsonObject, Spec, equal, flatten, unflatten
 from hilt.core.unpickle import dump, safe_load
 from hilt.formats.episodes import Episode, ListedDataset, Notes, cut, gaps, natural, plain
 from hilt.formats.units import FolderWriter
@@ -104,7 +104,7 @@ class HilSerlDataset(ListedDataset):
     def _episodes(self) -> list[_Found | CorruptError]:
         return self._plan.episodes
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         return {f"files ({kind})": self._kinds.count(kind) for kind in dict.fromkeys(self._kinds)}
 
     def kind_of(self, episode: int) -> str:

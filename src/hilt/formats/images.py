@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hilt.core.errors import ConfigError, CorruptError, optional_module
 from hilt.core.tree import Array, ArraySpec
@@ -25,7 +26,7 @@ _NO_IMAGE = (OSError, SyntaxError, ValueError, TypeError, LookupError, Arithmeti
 """What Pillow raises for images that are none."""
 
 
-def decode(data: Any, shape: Sequence[int | None] = (None, None, None), dtype: Any = np.uint8) -> Array:
+def decode(data: object, shape: Sequence[int | None] = (None, None, None), dtype: npt.DTypeLike = np.uint8) -> Array:
     """One image ``[height, width, channels]`` of the declared shape, where None stands for any number."""
     result: Array = decode_all([data], shape, dtype)[0]
     return result
@@ -34,7 +35,7 @@ def decode(data: Any, shape: Sequence[int | None] = (None, None, None), dtype: A
 def decode_all(
     images: Sequence[Any],
     shape: Sequence[int | None],
-    dtype: Any = np.uint8,
+    dtype: npt.DTypeLike = np.uint8,
     *,
     fast: bool = True,
     memory: RecentMemory | None = None,

@@ -25,7 +25,7 @@ import numpy as np
 from hilt.core.errors import ConfigError, CorruptError, FormatError, UnknownNameError
 from hilt.core.files import inside, read
 from hilt.core.trajectory import Source
-from hilt.core.tree import Array, ArraySpec, unflatten
+from hilt.core.tree import Array, ArraySpec, JsonObject, unflatten
 from hilt.formats import images
 from hilt.formats.episodes import INSTRUCTION, Dataset, Episode, Job, plain, text_fact, transitions
 from hilt.formats.lerobot_meta import (
@@ -132,7 +132,7 @@ class LeRobotDataset(Dataset):
         for place in range(first, len(self)):
             yield partial(self._read, place, images)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         return {
             "version": self.info["codebase_version"],
             "robot_type": plain(self.info.get("robot_type")),

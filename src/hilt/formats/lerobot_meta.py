@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -113,7 +114,7 @@ def listing(file: Path, names: Sequence[str], text: str = "") -> dict[str, Array
 
 
 @contextlib.contextmanager
-def parquet_module(file: Path) -> Iterator[Any]:
+def parquet_module(file: Path) -> Iterator[ModuleType]:
     """The module that reads parquet files; what it raises about this file becomes ours."""
     pa = pyarrow()
     import pyarrow.parquet as pq
@@ -129,7 +130,7 @@ def parquet_module(file: Path) -> Iterator[Any]:
         raise CorruptError(f"{file}: not as LeRobot writes it ({reason}). Restore it from a copy.") from error
 
 
-def parse_json(text: Any, file: Path) -> dict[str, Any]:
+def parse_json(text: str | bytes, file: Path) -> dict[str, Any]:
     try:
         data = json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:

@@ -12,6 +12,7 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -97,7 +98,7 @@ class Column:
     def is_image(self) -> bool:
         return self.kind in ("image", "video")
 
-    def feature(self, fps: float, codec: str) -> dict[str, Any]:
+    def feature(self, fps: float, codec: str) -> dict[str, object]:
         axes = ["height", "width", "channels"]
         entry: dict[str, Any] = {
             "dtype": self.kind,
@@ -409,7 +410,7 @@ def _plan(leaves: dict[str, Array], success: bool, codec: str) -> tuple[list[Col
     return list(columns.values()), dropped
 
 
-def encode(values: Array, is_image: bool) -> Any:
+def encode(values: Array, is_image: bool) -> object:
     """``[N, ...]`` as a column of parquet: numbers, lists of them, lists of lists,
     or PNG images as LeRobot holds them."""
     pa = pyarrow()
@@ -482,5 +483,5 @@ def _write(path: Path, table: Any) -> None:
     DISK.replace(path, file.getvalue())
 
 
-def pyarrow() -> Any:
+def pyarrow() -> ModuleType:
     return optional_module("pyarrow", "Reading and writing LeRobot's datasets", "formats")

@@ -23,7 +23,7 @@ import numpy as np
 from hilt.core.errors import CorruptError, FormatError, HiltError, optional_module
 from hilt.core.files import read
 from hilt.core.trajectory import Source
-from hilt.core.tree import Array, unflatten
+from hilt.core.tree import Array, JsonObject, unflatten
 from hilt.formats.episodes import INSTRUCTION, Episode, ListedDataset, natural, plain, text_fact
 from hilt.formats.hdf5 import MAX_BYTES, attributes, child, elements, import_h5py, leaves, opened, values
 from hilt.formats.images import decode_all
@@ -74,7 +74,7 @@ class MinariDataset(ListedDataset):
         with opened(self._data / MAIN) as file:
             return sorted((name for name in file if re.fullmatch(r"episode_\d+", name)), key=natural)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         return {name: plain(value) for name, value in self._about.items() if not name.endswith(("_space", "_spec"))}
 
     def stated_counts(self) -> dict[str, int]:

@@ -64,7 +64,7 @@ STRICT_CHECKS = (
 ON_EVERY_STEP = tuple(name for name in FEATURES if name not in AT_THE_END)
 logger = logging.getLogger("hilt.formats")
 
-PolicyInfo = Callable[[dict[str, Any], dict[str, Any]], Any]
+PolicyInfo = Callable[[dict[str, Any], dict[str, Any]], object]
 
 
 class InvalidArgumentError(HiltError, ValueError):
@@ -105,7 +105,7 @@ class BoundedTensorSpec(TensorSpec):
     maximum: float = 1.0
 
 
-def create_trajectory_data_spec(rlds_data: Any) -> Trajectory:
+def create_trajectory_data_spec(rlds_data: object) -> Trajectory:
     """The specs of the trajectories that `rlds_data` gives, for a Reverb table and replay buffer:
 
         spec = create_trajectory_data_spec(rlds_data)
@@ -117,13 +117,13 @@ def create_trajectory_data_spec(rlds_data: Any) -> Trajectory:
     return _Data(rlds_data).spec()
 
 
-def create_log_schema(rlds_data: Any, policy_info_fn: PolicyInfo | None = None) -> Schema:
+def create_log_schema(rlds_data: object, policy_info_fn: PolicyInfo | None = None) -> Schema:
     """The schema of a log that `push_rlds_to_reverb` can fill with all that `rlds_data` has."""
     return Schema.of(_Data(rlds_data).transition(policy_info_fn), leading=1)
 
 
 def convert_rlds_to_trajectories(
-    rlds_data: Any, policy_info_fn: PolicyInfo | None = None, strict: bool = False, *, as_tf_dataset: bool = False
+    rlds_data: object, policy_info_fn: PolicyInfo | None = None, strict: bool = False, *, as_tf_dataset: bool = False
 ) -> Any:
     """One trajectory for each step, made while they are asked for: a `LazyDataset` with ``map``,
     ``take``, ``batch`` and ``shuffle`` as ``tf.data`` has them, or with `as_tf_dataset` a
@@ -165,7 +165,7 @@ def convert_rlds_to_trajectories(
 
 
 def push_rlds_to_reverb(
-    rlds_data: Any, reverb_observer: Any, policy_info_fn: PolicyInfo | None = None, strict: bool = False
+    rlds_data: object, reverb_observer: object, policy_info_fn: PolicyInfo | None = None, strict: bool = False
 ) -> int:
     """Gives `rlds_data` to a target, episode after episode, and returns how many trajectories (RLDS steps) that were.
 

@@ -26,7 +26,7 @@ import numpy as np
 from hilt.core.errors import CorruptError, FormatError, SchemaError
 from hilt.core.files import DISK
 from hilt.core.trajectory import Source
-from hilt.core.tree import Array, flatten, unflatten
+from hilt.core.tree import Array, JsonObject, flatten, unflatten
 from hilt.formats import rlinf_folder as folders
 from hilt.formats.episodes import Episode, ListedDataset, natural, plain
 from hilt.formats.rlinf_trajectory import Trajectory, ends_and_source, get_model_weights_id, step_rows
@@ -104,7 +104,7 @@ class RLinfDataset(ListedDataset):
             return {}
         return {"steps": sum(self._stated_steps)}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         return {"trajectories": len(self._files)}
 
     def _read(self, found: tuple[int, int, int, int], images: bool) -> Episode:

@@ -64,7 +64,7 @@ class FolderSaver:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hilt-save")
         self._writes: list[Future[None]] = []
 
-    def add(self, number: int, entry: dict[str, Any], fields: Mapping[str, Any]) -> None:
+    def add(self, number: int, entry: dict[str, Any], fields: Mapping[str, object]) -> None:
         self._writes = [write for write in self._writes if not write.done() or write.exception()]
         self._writes.append(self._thread.submit(self._write, self.index, number, entry, fields))
 
@@ -86,7 +86,7 @@ class FolderSaver:
         )
 
 
-def new_entry(number: int, trajectory: Trajectory) -> dict[str, Any]:
+def new_entry(number: int, trajectory: Trajectory) -> dict[str, object]:
     """What an index has of a trajectory that becomes its `number`-th."""
     shape = trajectory.shape
     if shape is None or len(shape) < 2:
@@ -108,11 +108,11 @@ def check_format_name(name: str) -> None:
         raise UnknownNameError("trajectory format", str(name), FORMATS)
 
 
-def file_name(entry: Mapping[str, Any], trajectory_format: str) -> str:
+def file_name(entry: Mapping[str, object], trajectory_format: str) -> str:
     return f"trajectory_{entry['trajectory_id']}_{entry['model_weights_id']}.{trajectory_format}"
 
 
-def write_trajectory(path: Path, fields: Mapping[str, Any]) -> None:
+def write_trajectory(path: Path, fields: Mapping[str, object]) -> None:
     """One trajectory's file, whole or absent."""
     save = bridge.save_pt if path.suffix == ".pt" else bridge.save_pkl
     with replacing(path, durable=False, sole_writer=True) as beside:
@@ -121,7 +121,7 @@ def write_trajectory(path: Path, fields: Mapping[str, Any]) -> None:
         sync_file(beside)  # its name survives a power cut with the index that names it
 
 
-def read_trajectory(path: Path) -> dict[str, Any]:
+def read_trajectory(path: Path) -> dict[str, object]:
     """One trajectory's fields."""
     return bridge.load_pt(path) if path.suffix == ".pt" else bridge.load_pkl(path)
 
@@ -181,7 +181,7 @@ def read_index(folder: Path) -> FolderIndex:
     return index
 
 
-def find_file(folder: Path, entry: Mapping[str, Any], trajectory_format: str) -> Path | None:
+def find_file(folder: Path, entry: Mapping[str, object], trajectory_format: str) -> Path | None:
     """The file of a trajectory, by the weights' name or by its own uuid."""
     for name in (entry["model_weights_id"], entry["uuid"]):
         path = inside(

@@ -10,13 +10,16 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from hilt.core.errors import ConfigError, SchemaError, explained_calls, suggest
 from hilt.core.tree import Array, flatten, unflatten
-from hilt.replay.tensors import Tensor, concatenate, is_tensor, raw_array
+from hilt.replay.tensors import concatenate, is_tensor, raw_array
+
+if TYPE_CHECKING:
+    from hilt.replay.tensors import Tensor
 
 Tree: TypeAlias = dict[str, Any]
 

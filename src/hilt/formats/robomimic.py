@@ -20,7 +20,7 @@ import numpy as np
 from hilt.core.errors import CorruptError, FormatError, SchemaError, UnknownNameError
 from hilt.core.files import DISK, leftovers, replacing
 from hilt.core.trajectory import Source
-from hilt.core.tree import Array, flatten, unflatten
+from hilt.core.tree import Array, JsonObject, flatten, unflatten
 from hilt.formats.episodes import INSTRUCTION, Episode, ListedDataset, Notes, natural, plain, text_fact
 from hilt.formats.hdf5 import attributes, child, import_h5py, is_hdf5, leaves, opened, values
 from hilt.formats.units import FolderWriter
@@ -73,7 +73,7 @@ class RobomimicDataset(ListedDataset):
                 found.append(error)
         return found
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         known: dict[str, Any] = {"files": len(self._files)}
         with opened(self._files[0]) as file:
             known["filter keys"] = list(_filter_keys(file))

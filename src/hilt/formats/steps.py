@@ -42,7 +42,7 @@ _TO_RLDS = {"observations": "observation", "actions": "action", "rewards": "rewa
 _INSTRUCTIONS = (INSTRUCTION, "natural_language_instruction", "instruction")
 
 
-def to_episode(rlds_episode: Mapping[str, Any], notes: Notes, keep_last: bool = False) -> Episode | None:
+def to_episode(rlds_episode: Mapping[str, object], notes: Notes, keep_last: bool = False) -> Episode | None:
     """An RLDS episode of N steps as N - 1 transitions; None when that is none.
 
     Further columns of the steps keep their names (``extra/NAME`` where a log means something else by it); texts
@@ -122,7 +122,7 @@ def as_list(steps: Any) -> StoredSteps | list[Any]:
     return found
 
 
-def as_steps(steps: Any, example: Mapping[str, Any] | None = None) -> StoredSteps:
+def as_steps(steps: object, example: Mapping[str, object] | None = None) -> StoredSteps:
     """Steps as columns. What a step lacks is NaN or 0, of the type that other steps or the example have."""
     steps = as_list(steps)
     return steps if isinstance(steps, StoredSteps) else StoredSteps(_stacked(steps, example) if steps else {})
@@ -147,7 +147,7 @@ def _stacked(values: list[Any], example: Any) -> Any:
     return np.fromiter(leaves, object)
 
 
-def as_leaf(value: Any) -> Any:
+def as_leaf(value: object) -> Array | np.generic | bytes | str:
     """A value as numpy has it; plain numbers get the types that TensorFlow would give them."""
     if isinstance(value, (np.ndarray, np.generic, bytes, str)):
         return value
@@ -159,7 +159,7 @@ def as_leaf(value: Any) -> Any:
     )
 
 
-def zero_of(value: Any) -> Any:
+def zero_of(value: object) -> Array | np.generic | bytes | str:
     return type(value)() if isinstance(value, (bytes, str)) else np.zeros_like(value)[()]
 
 
@@ -175,7 +175,7 @@ def rows_of(first: Array, keep_last: bool) -> tuple[Any, Any]:
     return (slice(0, -1), slice(1, None)) if not over[:-1].any() else (rows[~over], rows[~over] + 1)
 
 
-def flags_of(columns: Mapping[str, Any], length: int) -> tuple[Array, Array, Array]:
+def flags_of(columns: Mapping[str, object], length: int) -> tuple[Array, Array, Array]:
     """Returns the flags of the steps that are first, last and terminal."""
     first, last, terminal = (per_step(columns, name, length).astype(bool) for name in FLAGS)
     return first, last, terminal

@@ -265,10 +265,10 @@ class Actor:
         if self._rate is not None:
             self._rate.wait()
         sent = self._now()
-        observation, reward, terminated, truncated, info = self._env.step(action)
+        observation, reward, terminated, truncated, reported = self._env.step(action)
+        info: dict[str, Any] = {**reported}
         times = dict(zip(TIMES, (observed, sent, self._now()), strict=True))
-        after, source = nested_copy(observation), Source(info["source"])
-        executed = info["executed_action"]
+        after, source, executed = nested_copy(observation), Source(info["source"]), info["executed_action"]
         # an environment whose own wrapper lets a person take over
         if source == Source.POLICY and "intervene_action" in info:
             source, executed = Source.HUMAN, info["intervene_action"]
@@ -548,7 +548,7 @@ class Weights:
         self._newest: tuple[Any, int] = None, -1
         self._taken = -1
 
-    def arrived(self, payload: Any) -> None:
+    def arrived(self, payload: object) -> None:
         self._payload = payload
 
     def numbered(self, version: int) -> None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -46,6 +46,10 @@ from hilt.replay.sampling import Assembly, Chunks, JointSampler, Mix, NStep, Pre
 from hilt.replay.snapshot import Snapshot
 from hilt.replay.view import View
 from hilt.runs.checkpoint import generator_state, set_generator_state
+
+if TYPE_CHECKING:
+    from hilt.policies.agent.step_agent import StepAgent
+    from hilt.wire import TrainerServer
 
 DURABILITY = "at most 1000 ms"
 """Durability of the log: a thread of its own syncs it, so that neither learning nor receiving waits for the disk"""
@@ -112,7 +116,7 @@ class Experience:
 
     # What there is
 
-    def register(self, server: Any, run: str) -> None:
+    def register(self, server: TrainerServer, run: str) -> None:
         """Actors send to this log from now on; those of `hilt actor` by the name that only this run's learner has."""
         for name in {STORE, of_run(run)}:
             server.register_data_store(name, self.log)
@@ -174,7 +178,7 @@ class Experience:
         """Marks trajectories that an earlier process has reported."""
         self._episodes.known.update(trajectories)
 
-    def demonstrated(self) -> dict[str, Any]:
+    def demonstrated(self) -> dict[str, object]:
         """The proprioception of all demonstrations."""
         return demonstrated(self.demos, self._agent)
 
@@ -250,7 +254,7 @@ class Experience:
         more = parts.get(part, {"human": self.human})
         accepted = self.human | self._successes if part == "filtered" else self.human
 
-        def sampler(log: str, view: View, seed: Any = None) -> Sampler:
+        def sampler(log: str, view: View, seed: object = None) -> Sampler:
             within = accepted if log == "log" and part in IMITATED else None
             return Sampler(view, assembly=self._assembly(log, part, images, within), seed=seed)
 
@@ -343,7 +347,7 @@ def _facts_of(config: Hil, env: HasSpaces) -> dict[str, Any]:
     return {"task": config.task, **({"fps": float(hz)} if hz else {}), **({INSTRUCTION: str(words)} if words else {})}
 
 
-def demonstrated(demos: Log, agent: Any) -> dict[str, Any]:
+def demonstrated(demos: Log, agent: StepAgent) -> dict[str, object]:
     """The proprioception of all demonstrations, from which an agent takes mean and deviation."""
     if not len(demos):
         raise ConfigError(
@@ -477,7 +481,7 @@ class EndedEpisodes:
             return episode_figures(steps.gather(keys, columns), self._rlpd)
 
 
-def episode_figures(columns: Mapping[str, Array], rlpd: Rlpd) -> dict[str, Any]:
+def episode_figures(columns: Mapping[str, Array], rlpd: Rlpd) -> dict[str, object]:
     """The figures of an episode, from its columns. `return_to_go` is what came after each of its
     steps, discounted, on the average: what Q is to be. Where a time limit cut it, `cut_share` of a
     value beyond that limit is missing from it."""

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces as gym_spaces
@@ -29,6 +29,9 @@ from hilt.teleop.devices import Device, Reading, open_device
 from hilt.teleop.intervene import TakeOver, attribute
 from hilt.teleop.operator import Script
 from hilt.wire import TrainerConfig, make_trainer_config
+
+if TYPE_CHECKING:
+    from gymnasium.spaces import Space
 
 TAKES = ("mode", "action_indices", "first_command")
 
@@ -78,7 +81,7 @@ def make_env(config: Hil, operator: bool) -> Env:
     return env
 
 
-def open_reward(config: Hil, space: Any) -> Classifier:
+def open_reward(config: Hil, space: Space) -> Classifier:
     """What `classifier` names: a folder of a reward classifier, or a reward by name or ``module:function``."""
     if REWARDS.is_name(config.classifier):
         return named_reward(config.classifier)
@@ -102,7 +105,7 @@ def task(config: Hil) -> Env:
     return env
 
 
-def task_options(config: Hil) -> dict[str, Any]:
+def task_options(config: Hil) -> dict[str, object]:
     """What `make` is given besides the name."""
     return {**config.task_options, **({"step_limit": config.max_traj_length} if config.max_traj_length else {})}
 

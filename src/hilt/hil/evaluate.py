@@ -31,7 +31,7 @@ from hilt.core.progress import Report, silent
 from hilt.core.signals import leave_to_parent
 from hilt.core.threads import one_thread
 from hilt.core.trajectory import Source, Step
-from hilt.core.tree import Array
+from hilt.core.tree import Array, Tree
 from hilt.core.validate import check_values
 from hilt.envs.env_protocol import TASK_SUCCESS, Env, success_of
 from hilt.envs.task import split_to_report
@@ -205,7 +205,7 @@ class EvaluationPlan:
     """Whether the steps are wanted, for a log"""
 
 
-Steps = list[dict[str, Any]]
+Steps = list[Tree]
 Try = tuple[int, int]
 """An initial state, and a seed"""
 
@@ -271,7 +271,7 @@ def _episode(
     return EpisodeOutcome(state, seed, success, count, total, "", verdict, judge), steps
 
 
-def judged(info: Mapping[str, Any], ask: Ask | None, question: str) -> tuple[bool | None, bool | None, str]:
+def judged(info: Mapping[str, object], ask: Ask | None, question: str) -> tuple[bool | None, bool | None, str]:
     """(success, the classifier's verdict, who decided) of an episode that ended with this info."""
     reported = success_of(info)
     verdict, truth = (reported, info[TASK_SUCCESS]) if TASK_SUCCESS in info else (None, reported)

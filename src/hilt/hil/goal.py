@@ -85,7 +85,7 @@ class GoalWatch:
         self._process.pipe.send(update)
         self.busy = True
 
-    def poll(self) -> dict[str, Any] | None:
+    def poll(self) -> dict[str, object] | None:
         """Returns the result of the evaluation that was asked for, once it is there; None before, and afterwards."""
         if self._process is None or not self.busy or not self._process.pipe.poll():
             return None

@@ -326,7 +326,7 @@ class Groups:
 
 
 def groups_of(
-    config: Hil, experience: Experience, agent: Any, env: HasSpaces, versions: dict[int, int]
+    config: Hil, experience: Experience, agent: object, env: HasSpaces, versions: dict[int, int]
 ) -> Groups | None:
     """The groups of a run with algorithm=mixed; None of another one."""
     return Groups(config, experience, agent, env, versions) if config.algorithm == MIXED else None

@@ -33,7 +33,7 @@ FILLED = {
 """What demonstrations may leave out, and have then"""
 
 
-def columns_for(config: Hil, env: HasSpaces) -> dict[str, Any]:
+def columns_for(config: Hil, env: HasSpaces) -> dict[str, object]:
     """The columns of a run's logs. `env` is anything that has an observation_space and an action_space."""
     flag = ArraySpec(np.dtype(bool))
     penalty = {GRASP: ArraySpec(np.dtype(np.float32))} if "learned" in config.agent.setup_mode else {}

@@ -18,7 +18,7 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -368,7 +368,7 @@ class Child:
         return ProcessFailure(f"{ended}; its last words, from {self.log}:\n{last}", line)
 
 
-def end(children: Any, notify: Callable[[str], None], at_once: bool = False) -> None:
+def end(children: Iterable[Child], notify: Callable[[str], None], at_once: bool = False) -> None:
     """Asks all processes to end, waits for them, and kills those that do not."""
     for child in children:
         child.ask_to_end()

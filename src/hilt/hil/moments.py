@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hilt.core.tree import Observation
 from hilt.envs.env_protocol import Env
 from hilt.envs.rewind import SavedState, restore_state, save_state, why_not_rewound
 from hilt.teleop.intervene import attribute
@@ -50,7 +51,7 @@ class Moments:
         """An episode begins: what was before it is over."""
         self._kept.clear()
 
-    def note(self, step: int, observation: Any, human: int, total: float) -> None:
+    def note(self, step: int, observation: Observation, human: int, total: float) -> None:
         """Keeps the present moment."""
         if not self.offered:
             return

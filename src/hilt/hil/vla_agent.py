@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,18 +32,21 @@ from hilt.core.errors import (
     SchemaError,
 )
 from hilt.core.trajectory import Source
-from hilt.core.tree import ArraySpec, unflatten
+from hilt.core.tree import Array, ArraySpec, Tree, unflatten
 from hilt.core.validate import Need, check, setting
 from hilt.envs.chunk_executor import MODES, ChunkExecutor, ChunkSettings, ChunkStep, ExecutedChunk, Planned
 from hilt.hil.config import CHUNK, CHUNK_INDEX, DECIDED, RECORD, TASK_COLUMN
 from hilt.policies.agent.config import AgentConfig
 from hilt.policies.agent.layout import ActionLayout, fit
 from hilt.policies.agent.step_agent import StepAgent
-from hilt.policies.base import Policy, Prefix, Record, drawn_fields
+from hilt.policies.base import Observation, Policy, Prefix, Record, drawn_fields
 from hilt.policies.registry import check_policy, is_new, load_policy
 from hilt.policies.vla.observation_adapters import columns, no_motion, suite
 from hilt.serving.policy_links import ServerAbsentError
 from hilt.serving.remote_policy import RemotePolicy, is_address, server_key
+
+if TYPE_CHECKING:
+    from gymnasium.spaces import Space
 
 BASE = "#base"
 """In what is sent to actors: the checksum of the weights that are not trained"""
@@ -118,7 +121,7 @@ class VlaOptions:
             yield f"{here}server is {self.server!r}; expected ws://HOST:PORT, wss://HOST:PORT or hilt://HOST:PORT."
 
 
-def check_options(options: Mapping[str, Any]) -> VlaOptions:
+def check_options(options: Mapping[str, object]) -> VlaOptions:
     """The options of an agent, checked as far as possible without loading its policy."""
     made = build(VlaOptions(), options)
     check(made, "agent.options")
@@ -176,8 +179,8 @@ class VlaAgent(StepAgent):
     @classmethod
     def make(
         cls,
-        observation_space: Any,
-        action_space: Any,
+        observation_space: Space,
+        action_space: Space,
         config: AgentConfig | None = None,
         image_keys: Sequence[str] = (),
         proprio_keys: Sequence[str] = (),
@@ -259,7 +262,7 @@ class VlaAgent(StepAgent):
         self._versions.clear()
 
     def sample_actions(
-        self, observations: Mapping[str, Any], seed: int | None = None, argmax: bool | None = None
+        self, observations: Tree, seed: int | None = None, argmax: bool | None = None
     ) -> npt.NDArray[np.float32]:
         if self._executor is None:
             raise ConfigError("begin() comes before the first action of an episode.")
@@ -304,7 +307,7 @@ class VlaAgent(StepAgent):
         """The policy's action with which the arm stays as it is; where that is not known, no motion."""
         return np.asarray((self._suite.hold or no_motion)(observation, last, self._policy_dim), np.float32)
 
-    def acted(self, source: Source, executed: Any) -> dict[str, Any]:
+    def acted(self, source: Source, executed: npt.ArrayLike | None) -> dict[str, Any]:
         helped = source in (Source.HUMAN, Source.DEMO)
         self._last = None if executed is None else self._suite.taught(np.asarray(executed, np.float32))
         if source != Source.POLICY and self._executor is not None:
@@ -322,7 +325,7 @@ class VlaAgent(StepAgent):
             **self._recorded(step),
         }
 
-    def step_columns(self) -> dict[str, Any]:
+    def step_columns(self) -> dict[str, object]:
         if not self._blank:  # of a policy server, which sends no records
             return {}
         record = {name: ArraySpec(array.dtype, array.shape, default=0) for name, array in self._blank.items()}
@@ -396,9 +399,7 @@ class VlaAgent(StepAgent):
     def image_paths(self) -> Sequence[str]:
         return self._images
 
-    def observed(
-        self, observations: Mapping[str, Any], numbers: Any, instructions: Sequence[str] = ()
-    ) -> list[dict[str, Any]]:
+    def observed(self, observations: Tree, numbers: Array, instructions: Sequence[str] = ()) -> list[Observation]:
         """The observations of a batch as the policy takes them, with the instructions of the tasks of these numbers:
         by default those of the run's own."""
         views, words = self._suite.views(observations), self.instructions
@@ -481,7 +482,7 @@ class VlaAgent(StepAgent):
         self._adam = Adam(parameters, options.learning_rate, options.weight_decay)
 
     def update(
-        self, batch: Mapping[str, Any], networks_to_update: Iterable[str] | None = None, details: bool = False
+        self, batch: Mapping[str, object], networks_to_update: Iterable[str] | None = None, details: bool = False
     ) -> tuple[StepAgent, dict[str, float]]:
         raise ConfigError("agent.kind=vla learns by imitation: give algorithm=hg-dagger, filtered, mixed or bc.")
 
@@ -525,7 +526,7 @@ class VlaAgent(StepAgent):
                 digest.update(name.encode() + whole.view(torch.uint8).numpy().tobytes())
         return np.frombuffer(digest.digest()[:16], np.uint8).astype(np.float32)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         adam = {} if self._adam is None else {name: tensor.clone() for name, tensor in self._adam.tensors().items()}
         return {
             "policy": {name: p.detach().clone() for name, p in self._trained.items()},

@@ -130,7 +130,7 @@ def running(records: Iterable[Mapping[str, Any]]) -> list[float]:
     return seconds
 
 
-def is_paused(record: Mapping[str, Any], before: bool) -> bool:
+def is_paused(record: Mapping[str, object], before: bool) -> bool:
     """Whether the run is paused after this record; `before`: whether it was paused before it."""
     if record.get("event") == GOES_ON:
         return False
@@ -175,7 +175,7 @@ def _plain(value: Any) -> Value:
         raise ConfigError(f"a metric is {value!r}; expected a number, True or False, or a text.") from None
 
 
-def flat_scalars(payload: Any) -> dict[str, Any]:
+def flat_scalars(payload: object) -> dict[str, Any]:
     """An actor's report, flat; only numbers, flags and text are metrics."""
     if not isinstance(payload, Mapping):
         raise SchemaError(

@@ -34,7 +34,7 @@ class Sink(ABC):
     """What `hilt.observe.Metrics` writes to. It is made with the folder and the name of a run."""
 
     @abstractmethod
-    def write(self, record: Mapping[str, Any]) -> None:
+    def write(self, record: Mapping[str, object]) -> None:
         """One record, as it is in ``metrics.jsonl``: ``kind``, ``time``,
         ``update``, ``step``, and what its kind has."""
 
@@ -64,7 +64,7 @@ def check_sinks(names: Sequence[str]) -> None:
     problems.report()
 
 
-def numbers(record: Mapping[str, Any]) -> dict[str, float]:
+def numbers(record: Mapping[str, object]) -> dict[str, float]:
     """What can be drawn of a record, by its name there."""
     named = {f"{record['kind']}/{name}": value for name, value in record.items() if name not in NOT_SHOWN}
     return {name: float(value) for name, value in named.items() if isinstance(value, int | float)}
@@ -84,7 +84,7 @@ class TensorBoard(Sink):
         self._folder = folder / "tensorboard"
         self._writers: dict[str, Any] = {}
 
-    def write(self, record: Mapping[str, Any]) -> None:
+    def write(self, record: Mapping[str, object]) -> None:
         axis = "update" if record["kind"] == "update" else "step"
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in numbers(record).items()]
         if values:
@@ -191,7 +191,7 @@ def run_id(folder: Path) -> str:
     return str(read_json(path)["run"])
 
 
-def config_of(folder: Path) -> dict[str, Any]:
+def config_of(folder: Path) -> dict[str, object]:
     """The settings of a run, as its frozen config has them; none when it has none."""
     path = folder / "config.yaml"
     found = OmegaConf.to_container(read_yaml(path)) if path.exists() else {}

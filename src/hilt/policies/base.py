@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
 
-Observation = Mapping[str, Any]
+Observation = Mapping[str, npt.ArrayLike]
 """One row: ``full_image`` uint8 [H, W, 3], ``wrist_image`` and others by name, ``state`` float32 [P],
 ``instruction`` text. A row may differ from its neighbors in the size of its images and the length of its
 instruction. Finished rows are simply not asked about."""
@@ -141,19 +142,19 @@ class Policy(torch.nn.Module, ABC):
     """Of all weights, where the settings of post-training give none"""
 
     @classmethod
-    def create(cls, sizes: Mapping[str, Any], options: Mapping[str, Any], seed: int) -> Policy:
+    def create(cls, sizes: Mapping[str, object], options: Mapping[str, object], seed: int) -> Policy:
         """A new one that has learned nothing. `sizes` are those of the task or the data, as
         `hilt.policies.registry.policy_sizes` gives them; `options` the setting policy_options."""
         raise ConfigError(f"a new {cls.__name__} cannot be made: give policy=FOLDER, that of a checkpoint.")
 
     @classmethod
-    def check_options(cls, options: Mapping[str, Any]) -> None:
+    def check_options(cls, options: Mapping[str, object]) -> None:
         """Raises for options with which `create` could not make one; nothing is made."""
         if cls.create.__func__ is Policy.create.__func__:  # type: ignore[attr-defined]
             cls.create({}, options, 0)
 
     @classmethod
-    def value_options(cls, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    def value_options(cls, kind: str, options: Mapping[str, object]) -> dict[str, object]:
         """The options by which it has a value head, besides those that are given: a "shared" one trains the
         trunk too, a "detached" one itself alone."""
         raise ConfigError(
@@ -162,7 +163,7 @@ class Policy(torch.nn.Module, ABC):
         )
 
     @classmethod
-    def delay_options(cls, max_delay: int) -> dict[str, Any]:
+    def delay_options(cls, max_delay: int) -> dict[str, object]:
         """The options by which it is trained to continue up to `max_delay` given actions of a chunk."""
         raise ConfigError(
             f"max_delay={max_delay}: {cls.__name__} cannot be trained with given actions; leave max_delay out, or "
@@ -170,7 +171,7 @@ class Policy(torch.nn.Module, ABC):
         )
 
     @classmethod
-    def flow_kind(cls, options: Mapping[str, Any]) -> str | None:
+    def flow_kind(cls, options: Mapping[str, object]) -> str | None:
         """Returns the `kind` of the flow of a new policy with these options; None if it does not answer by a flow."""
         return None
 
@@ -204,7 +205,7 @@ def join(records: Sequence[Record]) -> Record:
     return {name: np.concatenate(_widened([record[name] for record in records])) for name in records[0]}
 
 
-def select(record: Record, rows: Any) -> Record:
+def select(record: Record, rows: int | slice | Sequence[int] | np.ndarray) -> Record:
     """The rows of a record by index, slice or mask."""
     return {name: array[rows] for name, array in record.items()}
 
@@ -314,7 +315,7 @@ def given_in(record: Record) -> Prefix | None:
     return Prefix(record["prefix"], record["frozen"].astype(np.int64)) if "frozen" in record else None
 
 
-def check_record(record: Mapping[str, Any], *names: str) -> None:
+def check_record(record: Mapping[str, object], *names: str) -> None:
     for name in names:
         if name not in record:
             raise MissingFieldError(
@@ -322,7 +323,7 @@ def check_record(record: Mapping[str, Any], *names: str) -> None:
             )
 
 
-def picture(given: Any, name: str, place: int) -> np.ndarray:
+def picture(given: object, name: str, place: int) -> np.ndarray:
     array = np.asarray(given)
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
         cure = " Of one from 0 to 1: (255 * picture).round().astype(np.uint8)." if array.dtype.kind == "f" else ""
@@ -337,13 +338,15 @@ def at_least_float32(x: torch.Tensor) -> torch.Tensor:
     return x.float() if x.dtype.itemsize < 4 else x
 
 
-def text(instruction: Any, place: int) -> str:
+def text(instruction: object, place: int) -> str:
     if not isinstance(instruction, str):
         raise SchemaError(f"the instruction of observation {place} is {instruction!r}; expected is text.")
     return instruction
 
 
-def to_imitate(policy: Policy, actions: Any, mask: Any, longest: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def to_imitate(
+    policy: Policy, actions: npt.ArrayLike, mask: npt.ArrayLike, longest: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Actions and mask of `supervised_loss`, checked. Under the mask NaN and infinity
     become 0: after an episode there may be any.
 

@@ -54,7 +54,7 @@ class ActingCopy:
                 own.copy_(learned)
         return self.policy
 
-    def beside(self) -> AbstractContextManager[Any]:
+    def beside(self) -> AbstractContextManager[object]:
         """Within it a thread acts beside the one that trains: on CUDA in a stream of its own, which begins after what
         was asked of the device so far."""
         device = self.policy.device

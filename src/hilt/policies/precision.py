@@ -21,10 +21,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.platform import cpu_instructions
+
+if TYPE_CHECKING:
+    import torch
 
 AUTO, FLOAT32, BFLOAT16 = "auto", "float32", "bfloat16"
 PRECISIONS = (AUTO, FLOAT32, BFLOAT16)
@@ -80,7 +83,7 @@ def choose(setting: str, device: str = "cpu") -> PrecisionChoice:
     return PrecisionChoice(setting, "as set") if setting != AUTO else _automatic(str(device))
 
 
-def in_bfloat16(setting: str, device: Any) -> bool:
+def in_bfloat16(setting: str, device: str | torch.device) -> bool:
     """Whether a module with this setting computes in bfloat16 where its input is;
     cheap enough to be asked at each pass."""
     return (setting if setting != AUTO else _automatic(str(device)).precision) == BFLOAT16
@@ -106,7 +109,7 @@ def slowness(setting: str, device: str = "cpu", name: str = "precision") -> str:
     )
 
 
-def of_former_name(settings: Mapping[str, Any]) -> dict[str, Any]:
+def of_former_name(settings: Mapping[str, object]) -> dict[str, Any]:
     """Settings in which `bfloat16: true` or `false`, as it was called before there
     was `auto`, is the precision that it meant."""
     if "bfloat16" not in settings:

@@ -55,7 +55,7 @@ def policy_class(policy: str) -> type[Policy]:
     return POLICIES.load_class(policy if is_new(policy) else kind_of(hub.local(policy)), Policy)
 
 
-def check_policy(policy: str, options: Mapping[str, Any], setting: str = "policy") -> None:
+def check_policy(policy: str, options: Mapping[str, object], setting: str = "policy") -> None:
     """Refuses a policy that is not there, and a new one that cannot be made with these options."""
     if is_new(policy):
         policy_class(policy).check_options(options)
@@ -67,7 +67,7 @@ def check_policy(policy: str, options: Mapping[str, Any], setting: str = "policy
         )
 
 
-def new_policy(policy: str, sizes: Mapping[str, Any], options: Mapping[str, Any], seed: int) -> Policy:
+def new_policy(policy: str, sizes: Mapping[str, object], options: Mapping[str, object], seed: int) -> Policy:
     """A policy that has learned nothing. `sizes`: see `policy_sizes`."""
     made = policy_class(policy).create(sizes, options, seed)
     for name in ("chunk", "action_dim"):

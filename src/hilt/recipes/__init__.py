@@ -17,10 +17,12 @@ from hilt.core.names import load
 from hilt.hil.config import Hil
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from hilt.vla.config import Vla
     from hilt.vla.sft import Sft
 
-T = TypeVar("T")
+T = TypeVar("T", bound="DataclassInstance")
 COMMANDS = ("sft", "classifier", "rloo", "simplevla")
 """What `hilt train` takes in the place of a recipe"""
 TABLETOP = ("button", "pick", "pick_red", "drawer", "push", "insert", "peg")

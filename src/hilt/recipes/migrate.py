@@ -13,16 +13,19 @@ here: docs/hil-serl.md has the list. The environment is what the config's own ``
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy.typing as npt
 
 from hilt.core import trust
 from hilt.core.config import override
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.names import load
-from hilt.envs.env_protocol import Env, success_of
+from hilt.core.tree import Observation
+from hilt.envs.env_protocol import Env, Info, StepResult, success_of
 from hilt.hil.config import Hil
 from hilt.policies.agent.config import EncoderConfig
 
@@ -52,7 +55,7 @@ UPSTREAM_LIMIT = 100
 """`max_traj_length` of ``DefaultTrainingConfig``"""
 
 
-def from_hil_serl(config: Any, **overrides: Any) -> Hil:
+def from_hil_serl(config: object, **overrides: Any) -> Hil:
     """The run that a HIL-SERL config asks for; `overrides` are settings of `Hil`.
 
     `config` is "module:Class", an experiment's name in ``experiments.mappings``, or the class (or an instance) itself,
@@ -112,21 +115,23 @@ class HilSerlTask(gymnasium.Env[Any, Any]):
         with contextlib.suppress(AttributeError):  # a fake FrankaEnv has not what its close() closes
             fake.close()
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, object] | None = None
+    ) -> tuple[Observation, Info]:
         if self._env is None:
             self._env = self._make(fake_env=False, **self._options)
         self._steps = 0
         observation, info = self._env.reset(seed=seed, options=options)
         return observation, info
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: npt.ArrayLike) -> StepResult:
         observation, reward, done, truncated, info = self._env.step(action)
         self._steps += 1
         if done and not truncated and self._steps >= self.step_limit and not reward and not success_of(info):
             done, truncated = False, True
         return observation, reward, bool(done), bool(truncated), info
 
-    def expert(self) -> Any:
+    def expert(self) -> object:
         """Where it has one, as simulations do."""
         if self._env is None or not self._env.has_wrapper_attr("expert"):
             raise ConfigError("this environment has no expert() of its own.")
@@ -181,7 +186,7 @@ def _limit_of(env: Env) -> int | None:
         return int(env.get_wrapper_attr("step_limit"))
     if (spec := getattr(env, "spec", None)) is not None and spec.max_episode_steps:
         return int(spec.max_episode_steps)
-    arms = [env.unwrapped, *(getattr(env.unwrapped, name, None) for name in ("env_left", "env_right"))]
+    arms: list[Any] = [env.unwrapped, *(getattr(env.unwrapped, name, None) for name in ("env_left", "env_right"))]
     limits = [arm.max_episode_length for arm in arms if hasattr(arm, "max_episode_length")]
     return int(min(limits)) if limits else None
 

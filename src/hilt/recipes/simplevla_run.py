@@ -181,7 +181,7 @@ class CommandLine:
         default = Path("checkpoints", str(self["trainer.project_name"]), str(self["trainer.experiment_name"]))
         return Path(self["trainer.default_local_dir"] or default)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Ours, by their dotted names."""
         made = self._gathered()
         self.problems.report()

@@ -16,7 +16,7 @@ from hilt.recipes.simplevla_keys import AGREE, CRITIC, PASSING, PRIME, READ, SET
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a word", list: "a list"}
 
 
-def default_of(key: str) -> Any:
+def default_of(key: str) -> object:
     """Returns SimpleVLA-RL's default."""
     if key in AGREE:
         return default_of(AGREE[key])
@@ -25,11 +25,11 @@ def default_of(key: str) -> Any:
     return READ[key] if key in READ else {**SETTINGS, **CRITIC, **PRIME}[key][0]
 
 
-def kind_of(default: Any) -> type | None:
+def kind_of(default: object) -> type | None:
     return next((kind for kind in KINDS if isinstance(default, kind)), None)
 
 
-def is_of_kind(value: Any, kind: type) -> bool:
+def is_of_kind(value: object, kind: type) -> bool:
     if value is None or kind is str:
         return not isinstance(value, (dict, list))
     if kind is list:
@@ -37,7 +37,7 @@ def is_of_kind(value: Any, kind: type) -> bool:
     return isinstance(value, (int, float) if kind is float else kind) and isinstance(value, bool) == (kind is bool)
 
 
-def parsed(word: str) -> tuple[str, Any]:
+def parsed(word: str) -> tuple[str, object]:
     """``key=value`` as hydra reads it: also ``+key=value``; numbers, lists, true and null as in YAML."""
     key, equals, text = word.partition("=")
     if not equals:
@@ -60,7 +60,7 @@ _known = functools.lru_cache(maxsize=1_000)(_read)
 """Reading a text takes a millisecond, and most words of a script have the same few values"""
 
 
-def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+def nested(settings: Mapping[str, object]) -> dict[str, object]:
     """Returns nested settings of dotted names."""
     tree: dict[str, Any] = {}
     for name, value in settings.items():

@@ -9,8 +9,10 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 
-from hilt.envs.env_protocol import Env, success_of
+from hilt.core.tree import Array, Observation, Tree
+from hilt.envs.env_protocol import Env, Info, StepResult, success_of
 from hilt.envs.wrappers import ChunkingWrapper, GripperPenaltyWrapper, Quat2EulerWrapper, RelativeFrame, SERLObsWrapper
 from hilt.teleop.devices import Device, Reading, Status
 from hilt.teleop.intervene import DEFLECTED, attribute, checked, images_of
@@ -36,7 +38,7 @@ class BufferedDevice(Device):
         self._ahead, self._on = [], False
         self._device.reset()
 
-    def show(self, images: Mapping[str, Any], status: Status) -> None:
+    def show(self, images: Mapping[str, Array], status: Status) -> None:
         self._shown = images, status
         self._device.show(images, status)
 
@@ -45,7 +47,7 @@ class BufferedDevice(Device):
         images, status = self._shown
         self._device.show(images, replace(status, message=message))
 
-    def see(self, images: Mapping[str, Any]) -> None:
+    def see(self, images: Tree) -> None:
         """Newer images, to be shown from now on."""
         self._shown = images, self._shown[1]
 
@@ -96,7 +98,7 @@ class Waits(gymnasium.Wrapper):
         super().__init__(env)
         self._seat, self._begun, self._seconds = seat, begun, 1 / hz
 
-    def reset(self, **given: Any) -> Any:
+    def reset(self, **given: Any) -> tuple[Observation, Info]:
         observation, info = self.env.reset(**given)
         look = attribute(self.env, "look", None)
         plain = self.env.observation_space == self.env.unwrapped.observation_space  # no wrapper has changed it
@@ -116,11 +118,12 @@ class GoesOn(gymnasium.Wrapper):
         super().__init__(env)
         self._steps, self._since = steps, 0
 
-    def reset(self, **given: Any) -> Any:
+    def reset(self, **given: Any) -> tuple[Observation, Info]:
         self._since = 0
-        return self.env.reset(**given)
+        observation, info = self.env.reset(**given)
+        return observation, info
 
-    def step(self, action: Any) -> Any:
+    def step(self, action: npt.ArrayLike) -> StepResult:
         observation, reward, terminated, truncated, info = self.env.step(action)
         succeeded = bool(success_of(info))
         self._since += succeeded or self._since > 0

@@ -20,7 +20,7 @@ import numpy as np
 from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import ConfigError, HiltError
 from hilt.core.files import DISK, leftovers, storage_errors
-from hilt.core.tree import ArraySpec, flatten, unflatten
+from hilt.core.tree import ArraySpec, Observation, flatten, unflatten
 from hilt.envs.env_protocol import Env, HasSpaces
 from hilt.replay import Log, Schema
 from hilt.replay.schema import spec_of_space
@@ -41,7 +41,7 @@ action does, what is seen, and what is success"""
 
 
 def open_recording(
-    folder: Path, task: str, options: Mapping[str, Any], observations: str, env: Env, labels: bool
+    folder: Path, task: str, options: Mapping[str, object], observations: str, env: Env, labels: bool
 ) -> Log:
     """The log of a recording, new or to go on with; one of something else is refused, unless nothing is in it."""
     what = LABELED if labels else DEMONSTRATIONS
@@ -73,7 +73,7 @@ def open_recording(
     return Log.create(path, schema)
 
 
-def fixed_settings(env: Env) -> dict[str, Any]:
+def fixed_settings(env: Env) -> dict[str, object]:
     """What an environment tells of `FIXED` in its `settings`; of a camera without its deadlines."""
     given = env.get_wrapper_attr("settings") if env.has_wrapper_attr("settings") else {}
     fixed = {key: value for key, value in given.items() if key.rpartition("/")[2] in FIXED}
@@ -110,7 +110,7 @@ def _check_same(folder: Path, found: Mapping[str, Any], metadata: Mapping[str, A
     raise ConfigError(f"{folder} has {there}, and {asked} were to be added. {cure}")
 
 
-def columns_of(env: HasSpaces, labels: bool = False) -> dict[str, Any]:
+def columns_of(env: HasSpaces, labels: bool = False) -> dict[str, object]:
     """The columns of a log for this environment: its spaces, and what every recording has."""
     seen = nested(spec_of_space(env.observation_space, "observation_space"))
     return {
@@ -128,13 +128,13 @@ def with_penalty(schema: Schema) -> Schema:
     return Schema.declare({**schema.columns, GRASP: ArraySpec(np.dtype(np.float32), default=0.0)})
 
 
-def nested_copy(observation: Any) -> Any:
+def nested_copy(observation: Observation) -> Any:
     """Returns a copy of an observation, nested as a log has it: an environment may use
     its arrays again for the next observation."""
     return copy.deepcopy(nested(observation))
 
 
-def nested(observation: Any) -> Any:
+def nested(observation: Observation) -> Any:
     """Returns an observation with a level for each slash in a key, such as ``left/tcp_pose``, as a log has it."""
     if not isinstance(observation, Mapping):
         return observation
@@ -155,7 +155,7 @@ def replay_open_loop(log: Log, trajectory: int, env: Env) -> dict[str, float]:
     start: dict[str, Any] = {name: facts[name] for name in ("split", "state") if name in facts}
     furthest: dict[str, float] = {}
 
-    def compare(seen: Any, recorded: Any, step: int) -> None:
+    def compare(seen: Observation, recorded: Observation, step: int) -> None:
         there = flatten({"observations": recorded})
         for path, found in flatten({"observations": nested(seen)}).items():
             distance = np.abs(np.asarray(found, np.float64) - there[path][step]).max(initial=0.0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from hilt.core.progress import Report, silent
+from hilt.envs.env_protocol import Env
 from hilt.recording.record import Recorded, RecordingSummary, Settings, record
 from hilt.replay import Log
 from hilt.teleop.devices import open_device
@@ -15,8 +15,8 @@ from hilt.teleop.devices import open_device
 def record_with_script(
     wanted: Settings,
     folder: Path,
-    make_task: Callable[[], Any],
-    script: Mapping[str, Any],
+    make_task: Callable[[], Env],
+    script: Mapping[str, object],
     notify: Callable[[str], None] = lambda text: None,
     stop: Callable[[], bool] = lambda: False,
     report: Report = silent,

@@ -187,7 +187,7 @@ class EditState:
             edit = self.edits.get(edit.get("undo", 0), {})
         return out
 
-    def concerning(self, trajectory: int) -> list[dict[str, Any]]:
+    def concerning(self, trajectory: int) -> list[dict[str, object]]:
         """The edits that are about a trajectory, oldest first."""
         return [self.edits[number] for number in self._concerning.get(trajectory, [])]
 

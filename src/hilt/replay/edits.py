@@ -125,7 +125,7 @@ class Edits:
         )
 
     def values(
-        self, episode: int | Sequence[int], column: str, values: Any, first: int = 0, *, author: str = ""
+        self, episode: int | Sequence[int], column: str, values: object, first: int = 0, *, author: str = ""
     ) -> Edit:
         """New values in a column of numbers: one value for all steps from `first` on, or one for each of some of them,
         ``[steps, ...]``."""

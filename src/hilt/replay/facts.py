@@ -105,7 +105,7 @@ class Facts:
         if sequence > self.seen.get(origin, -1):
             self.seen[origin] = sequence
 
-    def annotate(self, trajectory: int, facts: Mapping[str, Any]) -> None:
+    def annotate(self, trajectory: int, facts: Mapping[str, object]) -> None:
         self._write({"trajectory": trajectory, "facts": plain_facts(facts)})
 
     def about(self, trajectory: int) -> dict[str, Any]:
@@ -229,7 +229,7 @@ def _is_kept(fact: Mapping[str, Any], live: set[int], on_disk: set[int]) -> bool
     return trajectory in live or (trajectory in on_disk and "deleted_before" in fact)
 
 
-def plain_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+def plain_facts(facts: Mapping[str, object]) -> dict[str, object]:
     """The facts as JSON takes them; numpy's numbers become Python's."""
     out: dict[str, Any] = {}
     for name, value in facts.items():

@@ -280,7 +280,7 @@ class Log:
         store: str = "",
         sequence: int = -1,
         timeout: float | None = None,
-        facts: Mapping[str, Any] | None = None,
+        facts: Mapping[str, object] | None = None,
     ) -> int:
         """Stores a whole ``[T, B, ...]`` trajectory and returns its number; `facts` are kept with it.
 
@@ -315,7 +315,7 @@ class Log:
             self.facts.annotate(trajectory, facts)
             self._facts_changed(trajectory)
 
-    def relabel(self, trajectory: int, column: str, values: Any, first: int = 0) -> None:
+    def relabel(self, trajectory: int, column: str, values: object, first: int = 0) -> None:
         """Gives steps of a trajectory, from offset `first` on, new values in a small column such as ``rewards``."""
         with self.lock:
             self.require_writable()
@@ -323,7 +323,7 @@ class Log:
             self.facts.relabel(trajectory, column, self.check_values(trajectory, column, values, first), int(first))
             self._facts_changed(trajectory)
 
-    def check_values(self, trajectory: int, column: str, values: Any, first: int) -> Array:
+    def check_values(self, trajectory: int, column: str, values: object, first: int) -> Array:
         """New values for steps of a trajectory, from offset `first` on, as the column has them; others are refused."""
         checked = self.schema.check_values(column, values)
         steps = self.trajectory_keys(trajectory, hidden=True) & _OFFSET
@@ -384,7 +384,7 @@ class Log:
         return View(self, Selection.where(self, column, predicate))
 
     def read(
-        self, keys: Any, columns: Sequence[str] | None = None, out: Mapping[str, Any] | None = None
+        self, keys: Sequence[int] | Array, columns: Sequence[str] | None = None, out: Tree | None = None
     ) -> dict[str, Any]:
         """Steps by key, as a nested batch; `columns` names single columns or whole subtrees, `out` takes the arrays."""
         keys, into = np.asarray(keys, np.int64), None
@@ -443,7 +443,7 @@ class Log:
         if self.facts.edits.due() and self.catalog.load_edits():
             self._limiters.update()
 
-    def edit(self, edit: dict[str, Any]) -> dict[str, Any]:
+    def edit(self, edit: dict[str, Any]) -> dict[str, object]:
         """Appends an edit of `Edits`, also to a log opened for reading; returns it with its number. Process-safe when
         it returns, and power-safe unless the durability is 'never'."""
         with self.lock:

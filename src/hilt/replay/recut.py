@@ -44,7 +44,7 @@ def piece(columns: Mapping[str, Array], first: int, stop: int) -> dict[str, Any]
     return unflatten(out)
 
 
-def joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
+def joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, object]:
     """Episodes one after the other as one, which goes on where the first ones ended."""
     out = {path: np.concatenate([part[path] for part in parts]) for path in parts[0]}
     for end in np.cumsum([len(part["terminated"]) for part in parts])[:-1]:
@@ -52,7 +52,7 @@ def joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
     return unflatten(out)
 
 
-def facts_of_piece(facts: Mapping[str, Any], first: int, stop: int, last: bool) -> dict[str, Any]:
+def facts_of_piece(facts: Mapping[str, Any], first: int, stop: int, last: bool) -> dict[str, object]:
     """The facts of a piece: marks and instructions are those of its steps, and only the last piece has the success of
     the whole."""
     out = {name: value for name, value in facts.items() if name != "marks" and (last or name != "success")}
@@ -62,7 +62,7 @@ def facts_of_piece(facts: Mapping[str, Any], first: int, stop: int, last: bool) 
     return {**out, **({"marks": marks} if (marks := {name: at for name, at in marks.items() if at}) else {})}
 
 
-def facts_of_joined(facts: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -> dict[str, Any]:
+def facts_of_joined(facts: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -> dict[str, object]:
     """The facts of episodes that become one: the success of the last, all instructions, tags and marks, else those of
     the first."""
     out = {**facts[-1], **facts[0]}

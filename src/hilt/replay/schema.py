@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import gcd, prod
 from struct import Struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, ArraySpec, Spec, Tree, unflatten
+
+if TYPE_CHECKING:
+    from gymnasium.spaces import Space
 
 INLINE_BYTES = 1024
 """A column of fewer bytes lies inside the row; a larger one is stored as frames."""
@@ -57,7 +60,7 @@ class Schema:
     """Observation columns whose first axis is a stack of frames; each frame of the stack is stored once."""
 
     @classmethod
-    def declare(cls, columns: Mapping[str, Any], stacked: Sequence[str] = ()) -> Schema:
+    def declare(cls, columns: Mapping[str, object], stacked: Sequence[str] = ()) -> Schema:
         """A schema from nested `ArraySpec`s or (dtype, shape) pairs; built-in columns are added."""
         given = Spec(columns)
         if not len(given):
@@ -109,7 +112,7 @@ class Schema:
         """The tree with defaults for the built-in columns that it leaves out."""
         return {**BUILT_IN_DEFAULTS, **tree}
 
-    def complete_batch(self, trajectory: Tree) -> dict[str, Any]:
+    def complete_batch(self, trajectory: Tree) -> Tree:
         """The same of a whole trajectory, whose leaves have time and batch axes."""
         absent = [name for name in BUILT_IN_DEFAULTS if name not in trajectory]
         if not absent:
@@ -136,7 +139,7 @@ class Schema:
         check_sources(leaves[self._source])
         return shape, leaves
 
-    def check_values(self, column: str, values: Any) -> Array:
+    def check_values(self, column: str, values: object) -> Array:
         """Values for steps in a small column, ``[n, ...]``, as the column has them; others are refused."""
         if column not in self.layout.inline:
             raise UnknownNameError("column of numbers", column, self.layout.inline)
@@ -183,7 +186,7 @@ class Schema:
         kept = {path: spec for path, spec in self.columns.items() if path not in gone}
         return Schema(Spec(kept), tuple(path for path in self.stacked if path in kept))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {
             "columns": [[path, spec.to_json()] for path, spec in self.columns.items()],
             "stacked": list(self.stacked),
@@ -340,7 +343,7 @@ def mate(path: str) -> str:
     return f"{PAIRS[head]}/{tail}" if head in PAIRS and tail else PAIRS.get(path, "")
 
 
-def spec_of_space(space: Any, where: str) -> Any:
+def spec_of_space(space: Space, where: str) -> Any:
     """The (nested) spec of a Gymnasium space, or of anything shaped like one."""
     if hasattr(space, "spaces") and isinstance(space.spaces, Mapping):
         return {key: spec_of_space(inner, f"{where}/{key}") for key, inner in space.spaces.items()}

@@ -57,7 +57,7 @@ def segment_bytes_for(capacity_bytes: int | None) -> int:
     return SEGMENT_BYTES if capacity_bytes is None else min(SEGMENT_BYTES, max(1 << 16, capacity_bytes // 8))
 
 
-def as_compression(given: Any) -> dict[str, str]:
+def as_compression(given: object) -> dict[str, str]:
     if given is not None and not isinstance(given, Mapping):
         raise ConfigError(
             f"compression: expected a codec by column, such as {{'observations/wrist': "
@@ -66,7 +66,7 @@ def as_compression(given: Any) -> dict[str, str]:
     return dict(given or {})
 
 
-def as_folder(path: Any, name: str = "path") -> Path:
+def as_folder(path: object, name: str = "path") -> Path:
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
         raise ConfigError(f"{name}: expected the name of a folder, text or a pathlib.Path, got {path!r}.")
     return Path(path)
@@ -81,17 +81,17 @@ def as_whole_number(name: str, value: Any, meaning: str, least: int | None = Non
     return int(value)
 
 
-def as_sequence(value: Any) -> int:
+def as_sequence(value: object) -> int:
     return as_whole_number("sequence", value, "the number of this transition at its sender, or -1 for none", -1)
 
 
-def as_seconds(name: str, value: Any) -> float:
+def as_seconds(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not value >= 0:
         raise ConfigError(f"{name}: expected a number of seconds from 0 on, such as 60.0; got {value!r}.")
     return float(value)
 
 
-def as_transitions(given: Any) -> Iterable[Any]:
+def as_transitions(given: object) -> Iterable[Any]:
     if isinstance(given, Mapping | str) or not isinstance(given, Iterable):
         what = f"batch_insert: expected a list of transitions, got {type(given).__name__}"
         raise ConfigError(f"{what}. One transition is stored with insert().")

@@ -429,7 +429,7 @@ class PackedSteps:
             stream.append(self.count, leaves)
         self.count += 1
 
-    def slice(self, start: int, stop: int) -> dict[str, Any]:
+    def slice(self, start: int, stop: int) -> dict[str, object]:
         """Some of the steps as plain arrays, without a copy; `PackedBlock` reads them."""
         frames, numbers = {}, {}
         for stream in self._streams:

@@ -17,18 +17,22 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from hilt.core.errors import ConfigError, CorruptError, FormatError, MissingPackageError, SchemaError, UnsafeError
 from hilt.core.files import storage_errors
+from hilt.core.tree import Array
 from hilt.core.unpickle import PickleError, dump, safe_load
 
-Tensor: TypeAlias = Any
-Device: TypeAlias = Any
-Generator: TypeAlias = Any
+if TYPE_CHECKING:
+    import torch
+
+    Tensor: TypeAlias = torch.Tensor
+    Device: TypeAlias = torch.device
+    Generator: TypeAlias = torch.Generator
 
 
 def import_torch() -> Any:
@@ -49,7 +53,7 @@ def is_tensor(value: object) -> bool:
 # Trees of arrays and trees of tensors
 
 
-def to_torch(tree: Mapping[str, Any], device: Device | Sequence[Device] | str | None = None) -> Any:
+def to_torch(tree: Mapping[str, object], device: Device | Sequence[Device] | str | None = None) -> Any:
     """The same nested dictionary with a tensor for each array; for a list of
     devices, a list with one whole copy for each.
 
@@ -60,7 +64,7 @@ def to_torch(tree: Mapping[str, Any], device: Device | Sequence[Device] | str | 
     return mover(device)(tree)
 
 
-def mover(device: Any) -> Callable[[Mapping[str, Any]], Any]:
+def mover(device: Device | str) -> Callable[[Mapping[str, Any]], Any]:
     """`to_torch` for one device, checked now rather than at the first batch."""
     place = check_device(device)
     if isinstance(place, list):
@@ -68,7 +72,7 @@ def mover(device: Any) -> Callable[[Mapping[str, Any]], Any]:
     return lambda tree: map_tree(partial(_placed, place), tree)
 
 
-def map_tree(function: Callable[[Any, str], Any], tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+def map_tree(function: Callable[[Any, str], Any], tree: Mapping[str, object], path: str = "") -> dict[str, object]:
     """The same nested dictionary with ``function(leaf, path)`` for each leaf."""
     paths = {key: f"{path}/{key}" if path else key for key in tree}
     return {
@@ -85,7 +89,7 @@ def _placed(device: Device | None, value: Any, path: str) -> Tensor:
     return tensor.to(device)
 
 
-def as_tensor(value: Any, path: str) -> Tensor:
+def as_tensor(value: object, path: str) -> Tensor:
     """A tensor from an array or a number; tensors pass unchanged. `path` names the field in the error."""
     torch = import_torch()
     if isinstance(value, torch.Tensor):
@@ -107,12 +111,12 @@ def as_tensor(value: Any, path: str) -> Tensor:
         ) from error
 
 
-def concatenate(leaves: Sequence[Any], axis: int) -> Tensor:
+def concatenate(leaves: Sequence[object], axis: int) -> Tensor:
     """Tensors or arrays, one behind the other along a dimension, as a tensor."""
     return import_torch().cat([as_tensor(leaf, "a batch") for leaf in leaves], dim=axis)
 
 
-def raw_array(value: Any, path: str) -> tuple[npt.NDArray[Any], str]:
+def raw_array(value: object, path: str) -> tuple[Array, str]:
     """One tensor as an array of the same bits, sharing memory on the CPU, and its own
     type when numpy has none for it (bfloat16)."""
     if isinstance(value, (np.ndarray, np.generic, bool, int, float)):
@@ -129,7 +133,7 @@ def raw_array(value: Any, path: str) -> tuple[npt.NDArray[Any], str]:
     return tensor.numpy(), ""
 
 
-def from_raw_array(array: npt.NDArray[Any], name: str) -> Tensor:
+def from_raw_array(array: Array, name: str) -> Tensor:
     """The tensor that `raw_array` came from, sharing the array's memory."""
     torch = import_torch()
     tensor = torch.from_numpy(array)
@@ -139,7 +143,7 @@ def from_raw_array(array: npt.NDArray[Any], name: str) -> Tensor:
 # Devices
 
 
-def check_device(device: Any) -> Any:
+def check_device(device: Device | str) -> Device | list[Device] | None:
     """None, one ``torch.device``, or a list of them, from what a caller passed as `device`.
 
     Raises `ConfigError`, saying what to pass, for anything else and for a device that this machine does not have.
@@ -208,7 +212,7 @@ def load_pt(path: str | os.PathLike[str]) -> dict[str, Any]:
         return _dictionary(_torch_load(torch, file, str(path)), path)
 
 
-def load_pkl(path: str | os.PathLike[str]) -> dict[str, Any]:
+def load_pkl(path: str | os.PathLike[str]) -> dict[str, object]:
     """The dictionary of tensors in a pickle, as RLinf writes with
     ``trajectory_format="pkl"``. Such files carry no checksum."""
     path = Path(path)
@@ -216,13 +220,13 @@ def load_pkl(path: str | os.PathLike[str]) -> dict[str, Any]:
         return _dictionary(safe_load(file, where=str(path), extra=_stand_ins(str(path))), path)
 
 
-def save_pt(value: Mapping[str, Any], file: str | os.PathLike[str] | BinaryIO) -> None:
+def save_pt(value: Mapping[str, object], file: str | os.PathLike[str] | BinaryIO) -> None:
     """Write a nested dictionary of tensors, arrays, numbers and text so that
     ``torch.load(weights_only=True)`` reads it."""
     import_torch().save(map_tree(_portable, value), file)
 
 
-def save_pkl(value: Mapping[str, Any], file: str | os.PathLike[str] | BinaryIO) -> None:
+def save_pkl(value: Mapping[str, object], file: str | os.PathLike[str] | BinaryIO) -> None:
     """The same as a pickle of tensors, for programs that read nothing else."""
     portable = map_tree(_portable, value)
     if not isinstance(file, (str, os.PathLike)):
@@ -301,7 +305,7 @@ def _stand_ins(where: str) -> dict[tuple[str, str], Any]:
     """What a pickle of tensors names, each replaced by a function that checks what it is given."""
     torch = import_torch()
 
-    def load_from_bytes(data: Any) -> Any:
+    def load_from_bytes(data: bytes) -> object:
         storage = _torch_load(torch, io.BytesIO(data), where)
         if not isinstance(storage, torch.storage.TypedStorage):
             raise UnsafeError(
@@ -310,7 +314,13 @@ def _stand_ins(where: str) -> dict[tuple[str, str], Any]:
         return storage
 
     def rebuild_tensor(
-        storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any, hooks: Any, *_: Any
+        storage: object,
+        offset: int,
+        size: Sequence[int],
+        stride: Sequence[int],
+        requires_grad: bool,
+        hooks: object,
+        *_: Any,
     ) -> Tensor:
         if not isinstance(storage, torch.storage.TypedStorage) or hooks:
             raise UnsafeError(f"{where} has a tensor with hooks or without memory; it was refused. Save plain tensors.")

@@ -10,14 +10,14 @@ An intervention is in the online view and in the human one because both show it,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from hilt.core.errors import ConfigError, EmptyError, SchemaError
 from hilt.core.trajectory import Source
-from hilt.core.tree import Array
+from hilt.core.tree import Array, Tree
 from hilt.replay.key_ranges import OFFSET_BITS, Runs, key_of
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class View:
 
         return Sampler(self, how, **options)
 
-    def sample(self, batch_size: int, keys: Sequence[str] | None = None, out: Mapping[str, Any] | None = None) -> Batch:
+    def sample(self, batch_size: int, keys: Sequence[str] | None = None, out: Tree | None = None) -> Batch:
         """A uniform batch, with replacement, by a sampler that this view keeps."""
         if self._sampler is None:
             self._sampler = self.sampler()

@@ -226,7 +226,7 @@ class Timed:
         if not callable(found) or name == "scene":  # a simulation may take its time to begin anew
             return found
 
-        def call(*values: Any, **named: Any) -> Any:
+        def call(*values: Any, **named: Any) -> object:
             began = time.monotonic()
             try:
                 return found(*values, **named)

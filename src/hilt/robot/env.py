@@ -26,13 +26,15 @@ from typing import Any, ClassVar, TypeVar
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 from gymnasium import spaces
 
 from hilt.core.config import build
 from hilt.core.errors import ConfigError, EmergencyStopError, HiltError, RequestError, UnknownNameError
 from hilt.core.files import read
+from hilt.core.tree import JsonObject, Observation, Tree
 from hilt.core.validate import Need, check, defaults_of, setting
-from hilt.envs.env_protocol import choose_state
+from hilt.envs.env_protocol import Info, StepResult, choose_state
 from hilt.envs.rate import Rate
 from hilt.envs.rotations import (
     Array,
@@ -190,7 +192,7 @@ class _Arms(gymnasium.Env[Any, Any]):
         self._more_time = factor
         self.step_limit = self._settings.step_limit or factor * STEP_LIMIT
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Info]:
         """Begins in ``options={"split": "eval", "state": 7}``, or a random state;
         ``"joint_reset": True`` resets the joints too."""
         super().reset(seed=seed)
@@ -211,7 +213,7 @@ class _Arms(gymnasium.Env[Any, Any]):
         self._steps = 0
         return self.look(), {"succeed": _all(self._successes()), "split": split, "state": state}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: npt.ArrayLike) -> StepResult:
         if self.simulation is None:
             raise ConfigError(
                 "step() before reset(): the robot server is reached at the first reset. Call reset() first."
@@ -228,7 +230,7 @@ class _Arms(gymnasium.Env[Any, Any]):
         obs = self._observed()
         self._steps += 1
         successes = self._successes()
-        info = {"succeed": _all(successes), "period_seconds": period, **({"estop": True} if stopped else {})}
+        info: Info = {"succeed": _all(successes), "period_seconds": period, **({"estop": True} if stopped else {})}
         return obs, float(bool(_all(successes))), any(successes), self._steps >= self.step_limit, info
 
     def estop(self) -> None:
@@ -259,7 +261,7 @@ class _Arms(gymnasium.Env[Any, Any]):
             raise errors[0]
         return answers
 
-    def look(self) -> dict[str, Any]:
+    def look(self) -> Tree:
         """Returns the current observation; the next period begins now. For a wait
         between a reset and the first step."""
         obs = self._observed()
@@ -267,7 +269,7 @@ class _Arms(gymnasium.Env[Any, Any]):
         return obs
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """What an episode depends on, of each arm: all settings but those of the connection. A recording has them."""
         parts = [
             (arm.prefix, asdict(arm.config) | {"cameras": {n: asdict(c) for n, c in arm.camera_configs.items()}})
@@ -505,7 +507,7 @@ class ArmConnection:
         return RobotClient(self.config.url, token, self.config.request_seconds)
 
 
-def robot_task(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
+def robot_task(name: str, **options: Any) -> gymnasium.Env:
     """``make("robot/NAME")``: NAME is ``HOST:PORT``, an address or a YAML file of
     settings; two with a comma, left first, are two arms.
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hilt.robot.request_auth import LET_IN
 
+if TYPE_CHECKING:
+    from asyncio import Transport
+
 MAX_CONNECTIONS, MAX_PER_ADDRESS = 256, 128
 IDLE_S = 30.0
 FIRST_S = 10.0  # until the first whole request of a connection
 
 
-def web_server(app: Any) -> EmbeddedServer:
+def web_server(app: object) -> EmbeddedServer:
     """A server of an ASGI application."""
     config = uvicorn.Config(
         app,
@@ -39,7 +42,7 @@ class BoundedProtocol(H11Protocol):
 
     seen: Any = None
 
-    def connection_made(self, transport: Any) -> None:
+    def connection_made(self, transport: Transport) -> None:
         super().connection_made(transport)
         # or each answer waits 40 ms
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -53,7 +56,7 @@ class BoundedProtocol(H11Protocol):
         self.loop.call_later(FIRST_S, self.look_first)
         self.loop.call_later(IDLE_S, self.look)
 
-    def make_room(self, crowd: list[Any]) -> None:
+    def make_room(self, crowd: list[BoundedProtocol]) -> None:
         """Closes the least valuable connection, so that many connections block no client: of those that have
         sent no request that was let in the oldest, then the one that was used longest ago. If all the others
         wait for their answers, it is this one."""

@@ -32,7 +32,7 @@ class RobotClient:
         self._connection = kind(parts.hostname, parts.port, timeout=request_seconds)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
-    def post(self, route: str, body: Any = None, seconds: float | None = None, missing_ok: bool = False) -> Any:
+    def post(self, route: str, body: object = None, seconds: float | None = None, missing_ok: bool = False) -> Any:
         """The reply to a POST. What takes longer than `seconds` raises, and so does
         a refusal, with the server's own words.
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import HiltError, suggest
+from hilt.core.tree import JsonObject
 from hilt.envs.rotations import to_euler
 from hilt.robot.backends import PARAMETERS, Box, RobotState
 
@@ -145,17 +146,18 @@ COMMANDS: dict[str, Command] = {
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def read_scene(body: Any) -> dict[str, Any]:
+def read_scene(body: object) -> JsonObject:
     """``{}`` asks; with split and state, the scene is reset to that initial state."""
-    split, state = (_object(body, "task", "split", "state").get(name) for name in ("split", "state"))
+    given = _object(body, "task", "split", "state")
+    split, state = given.get("split"), given.get("state")
     if (split is None) != (state is None):
         raise Refusal(400, 'expected split and state together, such as {"split": "train", "state": 7}, or neither.')
     if split is not None and not (isinstance(split, str) and isinstance(state, int) and not isinstance(state, bool)):
         raise Refusal(400, f"expected split, a name, and state, a number; got {_shown(split)} and {_shown(state)}.")
-    return {"task": body.get("task"), "split": split, "state": state}
+    return {"task": given.get("task"), "split": split, "state": state}
 
 
-def read_image(body: Any, cameras: list[str]) -> tuple[str, int, int]:
+def read_image(body: object, cameras: list[str]) -> tuple[str, int, int]:
     names = ("camera", "height", "width")
     camera, *sizes = (_field(_object(body, *names), name) for name in names)
     if camera not in cameras:
@@ -167,7 +169,7 @@ def read_image(body: Any, cameras: list[str]) -> tuple[str, int, int]:
     return camera, sizes[0], sizes[1]
 
 
-def read_seconds(body: Any) -> float:
+def read_seconds(body: object) -> float:
     seconds = _number(_object(body, "seconds").get("seconds", 120), "seconds")
     if seconds <= 0:
         raise Refusal(400, f"seconds: expected a number above 0, got {seconds}.")
@@ -178,7 +180,7 @@ def read_seconds(body: Any) -> float:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def parse(data: bytes, path: str) -> Any:
+def parse(data: bytes, path: str) -> object:
     try:
         return json.loads(data or b"{}")
     except (ValueError, RecursionError) as error:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from hilt.formats.hilserl import write_buffers
 from hilt.observe.metrics import FILE as METRICS
 from hilt.replay.storage.lock import WriterLock
 from hilt.replay.tensors import as_tensor, load_pt, map_tree, save_pt
+
+if TYPE_CHECKING:
+    import torch
 
 FOLDER = "checkpoints"
 logger = logging.getLogger("hilt.runs")
@@ -44,7 +47,7 @@ class Checkpoint:
 
 
 def save(
-    run: Path, update: int, agent: Mapping[str, Any], state: Mapping[str, Any], keep: int, files: Files = DISK
+    run: Path, update: int, agent: Mapping[str, object], state: Mapping[str, object], keep: int, files: Files = DISK
 ) -> Path:
     """Writes a checkpoint, power-safe when this returns, and then removes the oldest ones beyond
     `keep`, but for that of update 0. Where one of this update is complete, only its `state` is written
@@ -133,7 +136,7 @@ class Saver:
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def save(self, update: int, agent: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
+    def save(self, update: int, agent: Mapping[str, object], state: Mapping[str, object]) -> bool:
         """Begins to write a copy of this; False when the one before is still being written."""
         if self.busy:
             return False
@@ -197,7 +200,7 @@ class Buffers:
                 )
                 self._thread.start()
 
-    def finish(self, experience: Any, seconds: float) -> None:
+    def finish(self, experience: object, seconds: float) -> None:
         """Everything that has ended is written when this returns."""
         if self._period:
             if self._thread is not None:
@@ -258,11 +261,11 @@ def taken_back(run: Path, *made: str) -> Iterator[None]:
         raise
 
 
-def generator_state(generator: Any) -> str:
+def generator_state(generator: torch.Generator) -> str:
     """Returns the state of a torch generator as text."""
     return base64.b64encode(generator.get_state().numpy().tobytes()).decode()
 
 
-def set_generator_state(generator: Any, text: str) -> None:
+def set_generator_state(generator: torch.Generator, text: str) -> None:
     """Sets the state that `generator_state` returned."""
     generator.set_state(as_tensor(np.frombuffer(base64.b64decode(text), np.uint8), "a generator's state"))

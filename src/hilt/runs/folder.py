@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from hilt.core.checksums import read_json, write_json
 from hilt.core.config import build, freeze, thaw
@@ -23,6 +23,9 @@ from hilt.core.errors import ConfigError, HiltError
 from hilt.core.files import DISK, leftovers, storage_errors
 from hilt.core.trust import check_names
 from hilt.replay import Log
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 CONFIG, RUN_FILE = "config.yaml", "run.json"
 FAILED = "failed"
@@ -32,10 +35,10 @@ FAILURES = frozenset({FAILED, "not_finite", "alarm"})
 HIL = "hil"
 """The kind of a run whose run.json names none"""
 
-T = TypeVar("T")
+T = TypeVar("T", bound="DataclassInstance")
 """The settings of a run: a dataclass"""
-Overrides = Sequence[str | Mapping[str, Any]]
-Changes = dict[str, tuple[Any, Any]]
+Overrides = Sequence[str | Mapping[str, object]]
+Changes = dict[str, tuple[object, object]]
 """Dotted keys of settings, each with its former and its new value"""
 
 
@@ -57,7 +60,7 @@ class RunKind(Generic[T]):
     may_change: Callable[[Path, str], bool] | None = None
     """Decides for a run and a setting that is not in `changeable`"""
 
-    def begin(self, run: Path, recipe: str, config: T, described: Mapping[str, Any]) -> T:
+    def begin(self, run: Path, recipe: str, config: T, described: Mapping[str, object]) -> T:
         """Makes the folder and freezes the settings. `described` is added to ``run.json``."""
         DISK.make_folders(run)
         metadata = {"id": secrets.token_hex(8), "kind": self.name, "recipe": recipe, "began": now(), "changed": []}
@@ -92,8 +95,8 @@ class RunKind(Generic[T]):
             raise ConfigError(f"{wanted}: leave out --resume to begin one, or name its folder with --run.")
         frozen, known = self.frozen(run), read_json(run / RUN_FILE)["recipe"]
         if recipe and recipe != known:
-            given = f"{run} is a run of {known or 'no recipe'}, not of {recipe}"
-            raise ConfigError(f"{given}: leave the recipe out, or name another folder with --run.")
+            named = f"{run} is a run of {known or 'no recipe'}, not of {recipe}"
+            raise ConfigError(f"{named}: leave the recipe out, or name another folder with --run.")
         config = self.override(frozen, *overrides)
         changed = differences(frozen, config)
         for key, (was, given) in changed.items():
@@ -174,12 +177,12 @@ def is_in(key: str, names: Iterable[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
-def differences(one: Any, other: Any, prefix: str = "") -> Changes:
+def differences(one: DataclassInstance, other: DataclassInstance, prefix: str = "") -> Changes:
     """Returns the settings that differ between two configurations."""
     found: Changes = {}
     for item in dataclasses.fields(one):
         a, b = getattr(one, item.name), getattr(other, item.name)
-        if dataclasses.is_dataclass(a):
+        if dataclasses.is_dataclass(a) and not isinstance(a, type):
             found |= differences(a, b, f"{prefix}{item.name}.")
         elif a != b:
             found[f"{prefix}{item.name}"] = a, b

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hilt.core.checksums import read_json
 from hilt.core.config import thaw
@@ -17,7 +17,10 @@ from hilt.policies.precision import AUTO, FLOAT32, PrecisionChoice, choose, of_f
 from hilt.policies.precision import measures as trial_needed
 from hilt.policies.registry import document_of, is_new, policy_class
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 """The settings of a run: `Hil`, `Sft` or `Vla`"""
 
 

@@ -25,7 +25,7 @@ MAX_DIMENSIONS = 8
 _DTYPE = re.compile(r"[<>|=]?[biuf][1248]")
 
 
-def pack(message: Any) -> bytes:
+def pack(message: object) -> bytes:
     """Returns the bytes of a message: nested dictionaries and lists of arrays, numbers and texts."""
     try:
         packed: bytes = msgpack.packb(message, default=_packed)
@@ -36,7 +36,7 @@ def pack(message: Any) -> bytes:
     return packed
 
 
-def unpack(data: bytes) -> Any:
+def unpack(data: bytes) -> object:
     """Returns the message that `pack`, or openpi's client, has made these bytes of. Its arrays cannot be written to."""
     try:
         return msgpack.unpackb(data, object_hook=_unpacked)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from hilt.core.validate import check, setting
 from hilt.policies.base import Policy, Prefix, check_prefix
 from hilt.serving.observation_names import ActRequest
 from hilt.serving.serving_metrics import ServingMetrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 POLL_INTERVAL_S = 1.0
 CLOSE_S = 10.0
@@ -111,7 +114,7 @@ class Batcher:
             self._changed.notify_all()
         return pending.answer
 
-    def swap(self, version: int, weights: Mapping[str, Any]) -> None:
+    def swap(self, version: int, weights: Mapping[str, Tensor]) -> None:
         """Takes up newer weights after the call that is under way. Names and shapes are checked now."""
         own = dict(self.policy.named_parameters())
         for name, tensor in weights.items():

@@ -60,7 +60,7 @@ def openpi_name(name: str) -> str:
     return PREFIX + ("image" if name == "full_image" else name)
 
 
-def read_request(message: Any, fields: ObservedFields | None, sample: bool = False) -> ActRequest:
+def read_request(message: object, fields: ObservedFields | None, sample: bool = False) -> ActRequest:
     """Checks a request and returns its observation by our names. `fields`: what the policy looks at, None where it
     checks that itself. `sample`: whether actions are sampled where the request does not say it. Errors name what was
     given as the sender named it, and what was expected by both names."""
@@ -94,7 +94,7 @@ def read_request(message: Any, fields: ObservedFields | None, sample: bool = Fal
     return ActRequest(observation, sample, temperature, *_prefix(message))
 
 
-def is_protocol(version: Any) -> bool:
+def is_protocol(version: object) -> bool:
     """Whether what the other side gave as its protocol, which may be anything, is this one."""
     return isinstance(version, int) and version == PROTOCOL
 

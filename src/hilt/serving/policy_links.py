@@ -59,11 +59,11 @@ class PolicyLink(ABC):
         self._ended = threading.Event()
 
     @abstractmethod
-    def connect(self, deadline: float) -> Any:
+    def connect(self, deadline: float) -> object:
         """Opens the connection, and returns the server's metadata."""
 
     @abstractmethod
-    def ask(self, message: Mapping[str, Any], deadline: float) -> Any:
+    def ask(self, message: Mapping[str, object], deadline: float) -> object:
         """Returns the answer to a request; an error of the server is a `RequestError`."""
 
     @abstractmethod
@@ -130,7 +130,7 @@ class WebsocketLink(PolicyLink):
         self._stack = contextlib.ExitStack()
         self._socket: Any = None
 
-    def connect(self, deadline: float) -> Any:
+    def connect(self, deadline: float) -> object:
         self.close()
         limits = {"compression": None, "max_size": MAX_ANSWER_BYTES, "close_timeout": CLOSE_S}
         stack = contextlib.ExitStack()
@@ -176,7 +176,7 @@ class WebsocketLink(PolicyLink):
             return connection is not None and bool(connection.ping().wait(PONG_S))
         return False
 
-    def ask(self, message: Mapping[str, Any], deadline: float) -> Any:
+    def ask(self, message: Mapping[str, object], deadline: float) -> object:
         data = pack(message)
         try:
             self._socket.send(data)
@@ -213,7 +213,7 @@ class WireLink(PolicyLink):
         self._host, self._config = host, wire_config(port, keys)
         self._client: TrainerClient | None = None
 
-    def connect(self, deadline: float) -> Any:
+    def connect(self, deadline: float) -> object:
         self.close()
         name = f"{socket.gethostname()}-{os.getpid()}"
         timeout_ms = 1e3 * _left(deadline)
@@ -227,7 +227,7 @@ class WireLink(PolicyLink):
         self._heard = time.monotonic()
         return metadata
 
-    def ask(self, message: Mapping[str, Any], deadline: float) -> Any:
+    def ask(self, message: Mapping[str, object], deadline: float) -> object:
         return self._asked(ACT, dict(message), deadline)
 
     def _asked(self, kind: str, payload: dict[str, Any], deadline: float) -> Any:

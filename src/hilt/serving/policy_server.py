@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hilt import __version__
 from hilt.core.errors import ConfigError, DeadlineError, FormatError, HiltError, optional_module
@@ -35,6 +35,9 @@ from hilt.serving.array_messages import pack, unpack
 from hilt.serving.batcher import BatchAnswer, Batcher, BatcherSettings
 from hilt.serving.observation_names import PROTOCOL, read_request
 from hilt.serving.serving_metrics import ServingMetrics
+
+if TYPE_CHECKING:
+    from asyncio import Transport
 
 websocket_server = optional_module("websockets.asyncio.server", "a policy server", "serve")
 websocket_errors = optional_module("websockets.exceptions", "a policy server", "serve")
@@ -128,7 +131,7 @@ class PolicyServer(ThreadedServer):
         self.url = page_address(self._access.host, port, "", "ws" if self._tls is None else "wss").rstrip("/")
         self.batcher = Batcher(policy, version, batching, clients=self._active_clients, metrics=self.metrics)
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, object]:
         """What every client is sent first."""
         policy, fields = self.batcher.policy, self._fields
         seen = {} if fields is None else {**fields._asdict(), "cameras": list(fields.cameras)}
@@ -185,7 +188,7 @@ class PolicyServer(ThreadedServer):
         connection: Any = websocket_server.ServerConnection
 
         class BoundedConnection(connection):
-            def connection_made(self, transport: Any) -> None:
+            def connection_made(self, transport: Transport) -> None:
                 super().connection_made(transport)
                 open_ones.add(self)
                 if len(open_ones) > most:
@@ -269,7 +272,7 @@ class PolicyServer(ThreadedServer):
 
     # --- what every way to the policy has in common ---
 
-    def ask(self, message: Any) -> dict[str, Any]:
+    def ask(self, message: object) -> dict[str, object]:
         """Answers one request, a map as it is in a message, from any thread; errors are raised."""
         try:
             found = self._begin(message)

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hilt.core.errors import ConfigError, HiltError, UnsafeError, require_module
 from hilt.core.names import ExtensionPoint, load
 from hilt.core.trajectory import Source
+from hilt.core.tree import Observation
 from hilt.envs.env_protocol import Env
 
 ESTOP, RELEASE_ESTOP = "estop", "release_estop"
@@ -112,11 +114,11 @@ class Device:
         """An episode begins: what was pressed before no longer counts, but for "stop" and the emergency stop."""
         self._pressed.extend(event for event in self.take_events() if event in ("stop", ESTOP, RELEASE_ESTOP))
 
-    def watch(self, action: Any) -> None:
+    def watch(self, action: npt.ArrayLike) -> None:
         """The policy's action, before each reading; for a device that judges it. A
         person judges by looking at the arm."""
 
-    def observe(self, observation: Any) -> None:
+    def observe(self, observation: Observation) -> None:
         """Called after each reset and step with the observation; for a device that must know where the arm is."""
 
     def read(self) -> Reading:
@@ -210,7 +212,7 @@ PACKAGES = {
 """What a device of ours needs beside Hilt, and what needs it"""
 
 
-def check_device(name: str, action_of: Any = None, **options: Any) -> None:
+def check_device(name: str, action_of: object = None, **options: Any) -> None:
     """Refuses what `open_device` would, as far as that is known without opening
     anything. Nothing of a user's is imported."""
     DEVICES.check(name)
@@ -225,7 +227,7 @@ def check_device(name: str, action_of: Any = None, **options: Any) -> None:
             ) from error
 
 
-def open_device(name: str, action_of: Any = None, **options: Any) -> Device:
+def open_device(name: str, action_of: object = None, **options: Any) -> Device:
     """The device of that name, or of a class of yours as "module:Class", ready to
     be read. `action_of`: see `Device`."""
     factory = function(DEVICES.load(name, Device), "the device")
@@ -246,7 +248,7 @@ def open_device(name: str, action_of: Any = None, **options: Any) -> Device:
     return device
 
 
-def function(given: Any, what: str, *kinds: type) -> Callable[..., Any]:
+def function(given: object, what: str, *kinds: type) -> Callable[..., Any]:
     """A function or class: itself, or "module:name" of it, which is what a command line can
     give. `kinds`: see `hilt.core.names.load`."""
     found = given

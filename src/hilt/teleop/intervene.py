@@ -28,15 +28,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 
 from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.trajectory import Source
-from hilt.envs.env_protocol import success_of
+from hilt.core.tree import Observation
+from hilt.envs.env_protocol import Info, StepResult, success_of
 from hilt.teleop.devices import Device, Reading, Status
 from hilt.teleop.emergency_stop import LATCHED, EmergencyStop
 from hilt.teleop.plan_view import PlanView
 
 if TYPE_CHECKING:
+    from gymnasium.spaces import Space
+
     from hilt.envs.chunk_executor import ExecutedChunk
 
 DEFLECTED = 0.05
@@ -136,7 +140,9 @@ class TakeOver(gymnasium.Wrapper):
         self._polled: tuple[str, ...] = ()  # events of readings between two steps
         self._return = 0.0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, object] | None = None
+    ) -> tuple[Observation, Info]:
         self._estop.refuse()
         with self._estop.watched():
             observation, info = self.env.reset(seed=seed, options=options)
@@ -147,7 +153,7 @@ class TakeOver(gymnasium.Wrapper):
         self._show(observation, "policy" if self.policy else "none")
         return observation, info
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: npt.ArrayLike) -> StepResult:
         self.device.watch(action)
         reading = self._read()
         reading, self._still = replace(reading, lost=reading.lost or self._still), False
@@ -346,7 +352,7 @@ def first_limits(env: gymnasium.Env, given: Sequence[float] | None) -> tuple[flo
     return () if scale is None else (limits[0] / float(scale[0]), limits[1] / float(scale[1]))
 
 
-def checked(reading: Any, device: Device) -> Reading:
+def checked(reading: object, device: Device) -> Reading:
     """The reading, if it is one."""
     if not isinstance(reading, Reading) or np.shape(reading.motion) != (6,) or reading.gripper not in (-1, 0, 1):
         raise SchemaError(
@@ -378,7 +384,7 @@ def arms_and_axes(length: int) -> tuple[int, int]:
     return (2 if length in (12, 14) else 1), {3: 3, 4: 3}.get(length, 6)
 
 
-def check_space(space: Any) -> None:
+def check_space(space: Space) -> None:
     """Refuse an action space that `motion_action` does not know."""
     box = isinstance(space, gymnasium.spaces.Box)
     if (
@@ -393,7 +399,7 @@ def check_space(space: Any) -> None:
         )
 
 
-def kept_dimensions(indices: Sequence[int], space: Any) -> np.ndarray:
+def kept_dimensions(indices: Sequence[int], space: Space) -> np.ndarray:
     length = space.shape[0] if len(space.shape or ()) == 1 else 0
     if wrong := [index for index in indices if not 0 <= index < length]:
         raise ConfigError(
@@ -402,7 +408,7 @@ def kept_dimensions(indices: Sequence[int], space: Any) -> np.ndarray:
     return np.isin(np.arange(length), list(indices))
 
 
-def executable(action: Any, space: Any) -> Any:
+def executable(action: npt.ArrayLike, space: Space) -> Any:
     """The action as the environment gets it: in the space's dtype and, in a Box, inside it."""
     if not isinstance(space, gymnasium.spaces.Box):
         # a number can be a key, an array not
@@ -416,7 +422,7 @@ def executable(action: Any, space: Any) -> Any:
     return np.clip(given, space.low, space.high).astype(space.dtype)
 
 
-def images_of(observation: Any, name: str = "") -> dict[str, np.ndarray]:
+def images_of(observation: Observation, name: str = "") -> dict[str, np.ndarray]:
     """The images in an observation, by name: every uint8 array [H, W, 3]."""
     if isinstance(observation, Mapping):
         parts = [
@@ -440,5 +446,5 @@ def grippers_of(observation: Any) -> tuple[float, ...]:
     return tuple(float(np.ravel(found[name])[0]) for name in sorted(found))
 
 
-def attribute(env: gymnasium.Env, name: str, otherwise: Any) -> Any:
+def attribute(env: gymnasium.Env, name: str, otherwise: object) -> Any:
     return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else otherwise

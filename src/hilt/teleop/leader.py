@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
-from hilt.core.tree import Array
+from hilt.core.tree import Array, Observation
 from hilt.envs.env_protocol import Env
 from hilt.envs.rotations import inverse, multiply, normalized, to_rotation_vector
 from hilt.teleop.devices import EVENTS, Device, Reading, function
@@ -104,7 +104,7 @@ class Leader(Device):
         super().reset()
         self._began, self._grips = None, False
 
-    def observe(self, observation: Any) -> None:
+    def observe(self, observation: Observation) -> None:
         pose = _found(observation, POSE)
         if pose is None or np.shape(pose) != (7,):
             raise SchemaError(

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hilt.core.errors import ConfigError
 from hilt.core.trajectory import Source
@@ -125,7 +126,7 @@ class Script(Device):
         self._seen.clear()
         self._decided.clear()
 
-    def watch(self, action: Any) -> None:
+    def watch(self, action: npt.ArrayLike) -> None:
         if self.operator:
             self._wanted = np.clip(np.asarray(action, float), self._env.action_space.low, self._env.action_space.high)
 

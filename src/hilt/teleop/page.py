@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
@@ -36,6 +36,10 @@ from hilt.core.signals import leave_to_parent
 from hilt.core.web import PAGE_SERVER, PageGuard
 from hilt.formats import images
 from hilt.teleop.devices import ESTOP, EVENTS, KEYS
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI, WebSocket
+    from nicegui.element import Element
 
 SEAT_SECONDS = 2.0
 """Seconds of silence after which a driver loses control."""
@@ -103,7 +107,7 @@ class Wheel:
         if self.driver is not None and now - self._heard > self.seat_seconds:
             self.driver, self.lost = None, True
 
-    def message(self, now: float) -> dict[str, Any]:
+    def message(self, now: float) -> dict[str, object]:
         """For the device, which judges the age itself: this process may be the one that stalls."""
         driving = self.driver is not None
         return {
@@ -132,7 +136,7 @@ class Viewer:
     left: float = 0.0  # when it was last connected
     _offset: float = math.inf
 
-    def connect(self, connection: Any) -> None:
+    def connect(self, connection: object) -> None:
         self.connection, self.sent, self.seen, self.picture, self.moment = connection, 0, 0, (0, -1), -1
         self.compare_clocks()
 
@@ -192,7 +196,7 @@ class Page:
             count += 1
             await asyncio.sleep(0.025)
 
-    async def serve(self, connection: Any) -> None:
+    async def serve(self, connection: WebSocket) -> None:
         """One viewer's websocket, until it closes. The first message is the viewer's name."""
         if len(self._connections) >= VIEWERS:
             await connection.accept()
@@ -379,14 +383,14 @@ def checked(message: dict[str, Any]) -> dict[str, Any]:
     return {"motion": [max(-1.0, min(1.0, value)) for value in motion], "gripper": int(gripper), "arm": int(arm)}
 
 
-def cockpit(ui: Any) -> Callable[[], Any]:
+def cockpit(ui: Any) -> Callable[[], Element]:
     """A function that puts what a person sees and presses onto a page of NiceGUI's, and returns the element."""
     here = Path(__file__).parent
 
     class Cockpit(ui.element, component=here / "page.js"):  # type: ignore[call-arg]
         pass
 
-    def add() -> Any:
+    def add() -> Element:
         ui.add_css((here / "page.css").read_text())
         element = Cockpit()
         element.props["keys"] = KEYS
@@ -395,7 +399,7 @@ def cockpit(ui: Any) -> Callable[[], Any]:
     return add
 
 
-def application(page: Page) -> Any:
+def application(page: Page) -> FastAPI:
     """NiceGUI with our component in it, and our websocket beside."""
     ui = optional_module("nicegui", "The page", "teleop").ui
     app = optional_module("fastapi", "The page", "teleop").FastAPI(openapi_url=None)

@@ -469,7 +469,7 @@ class Collector:
             self._pool.collect(sorted(self._begun))
             self._begun = {}
 
-    def state_dict(self, store: Callable[[RolloutEpisode], Mapping[str, Any]] = pack) -> dict[str, Any]:
+    def state_dict(self, store: Callable[[RolloutEpisode], Mapping[str, Any]] = pack) -> dict[str, object]:
         """Cursors, draws, the surplus and what is planned, as arrays and text. `store`: of an episode what finds
         it again, where it is in a log already."""
         planned = [asdict(start) for start in self._planned]

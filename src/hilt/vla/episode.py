@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hilt.core.tree import Observation
 from hilt.policies.base import Record
 from hilt.replay.tensors import map_tree
 
@@ -88,11 +89,11 @@ def token_mask(episode: RolloutEpisode, action_dim: int) -> np.ndarray:
     return np.repeat(done[..., None], action_dim, axis=-1)
 
 
-def digest(observation: Any) -> bytes:
+def digest(observation: Observation) -> bytes:
     """sha256 of all arrays of an observation, with their names, types and shapes."""
     total = hashlib.sha256()
 
-    def take(name: str, value: Any) -> None:
+    def take(name: str, value: object) -> None:
         if isinstance(value, Mapping):
             for key in sorted(value):
                 take(f"{name}/{key}", value[key])
@@ -109,7 +110,7 @@ PACKED_FIELDS = ("success", "steps", "truncated", "version", "ill_formed", "inst
 """What is neither an array nor where it began"""
 
 
-def pack(episode: RolloutEpisode) -> dict[str, Any]:
+def pack(episode: RolloutEpisode) -> dict[str, object]:
     """An episode as arrays and text, for a checkpoint."""
     fields = {"start": asdict(episode.start), **{name: getattr(episode, name) for name in PACKED_FIELDS}}
     arrays = {"executed": episode.executed, "rewards": episode.rewards, "first": np.frombuffer(episode.first, np.uint8)}

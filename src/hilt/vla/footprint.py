@@ -92,7 +92,7 @@ def disk(config: Vla, sizes: dict[str, Any], run: Path) -> str:
 def _needs(config: Vla, options: dict[str, Any], rows: int, training: bool, value: str = "") -> Estimate:
     """The number of chunks in a pass; 0: limited by batch.tokens_per_pass."""
 
-    def build() -> Any:
+    def build() -> Policy:
         return first_policy(config, options, value=value, device="meta")
 
     with torch.device("meta"):

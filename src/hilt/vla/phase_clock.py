@@ -7,8 +7,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hilt.envs.pool import Beginning, Pool, Reply
-from hilt.policies.base import Policy
+import numpy as np
+import numpy.typing as npt
+
+from hilt.envs.pool import Beginning, Pool, Reply, TaskDescription
+from hilt.policies.base import Policy, Record
 
 
 class PhaseClock:
@@ -43,7 +46,7 @@ class TimedPolicy:
     def __init__(self, policy: Policy, clock: PhaseClock):
         self._policy, self._clock = policy, clock
 
-    def act(self, *given: Any, **named: Any) -> Any:
+    def act(self, *given: Any, **named: Any) -> tuple[np.ndarray, Record]:
         with self._clock.at("model"):
             return self._policy.act(*given, **named)
 
@@ -68,14 +71,14 @@ class TimedPool:
     def slots(self) -> int:
         return self._pool.slots
 
-    def describe(self, task: str) -> dict[str, Any]:
+    def describe(self, task: str) -> TaskDescription:
         return self._pool.describe(task)
 
     def start(self, slot: int, beginning: Beginning) -> None:
         with self._clock.at("simulator"):
             self._pool.start(slot, beginning)
 
-    def step(self, slot: int, actions: Any) -> None:
+    def step(self, slot: int, actions: npt.ArrayLike) -> None:
         with self._clock.at("simulator"):
             self._pool.step(slot, actions)
 

@@ -22,7 +22,7 @@ import torch
 from hilt.core.errors import ConfigError, HiltError, NotFiniteError
 from hilt.envs.chunk_executor import ChunkExecutor, ChunkSettings
 from hilt.envs.env_protocol import SUCCESS_KEYS
-from hilt.envs.pool import EpisodePool
+from hilt.envs.pool import EpisodePool, Reply
 from hilt.policies.base import Observation, Policy, Prefix, Record, join
 from hilt.policies.vla.observation_adapters import Suite
 from hilt.vla.episode import LostEpisode, RolloutEpisode, Start, digest
@@ -176,7 +176,7 @@ class _Running:
     observation: Any = None
     """Valid until the slot's next call"""
 
-    def take(self, reply: Any) -> RolloutEpisode | LostEpisode | None:
+    def take(self, reply: Reply) -> RolloutEpisode | LostEpisode | None:
         """What the environment answered; None: it goes on."""
         if reply.error:
             return LostEpisode(self.start, reply.error)
@@ -340,13 +340,13 @@ class ChunkAgent:
         self.chunks: list[int] = []
         """Of this episode, the number of the chunk of each step's action; -1 where the arm held"""
 
-    def sample_actions(self, observation: Any, *, seed: int = 0, argmax: bool = False) -> np.ndarray:
+    def sample_actions(self, observation: Observation, *, seed: int = 0, argmax: bool = False) -> np.ndarray:
         self._draws, self._sample = torch.Generator().manual_seed(seed), not argmax
         step = self._executor.next(observation)
         self.chunks.append(step.chunk)
         return self._suite.command(step.action)
 
-    def execution(self) -> dict[str, Any]:
+    def execution(self) -> dict[str, object]:
         """How chunks were executed, and what came of it, over all episodes; nothing where no settings were given."""
         if self._settings is None:
             return {}

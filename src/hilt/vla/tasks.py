@@ -35,7 +35,7 @@ def shards(tasks: Sequence[T], ranks: int) -> list[list[T]]:
     return [list(tasks[rank::ranks]) for rank in range(ranks)]
 
 
-def chosen(use: Any, suite: Sequence[str]) -> list[str]:
+def chosen(use: object, suite: Sequence[str]) -> list[str]:
     """The tasks of a suite that are named: by number (9 is task nine, not nine tasks), by name, with or without the
     suite's, or by a list of these; None: all."""
     if use is None:
@@ -181,7 +181,7 @@ class Agenda:
         if self._solved is not None:
             self._solved.add(f"{start.task}:{start.state}", success)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         state: dict[str, Any] = {"cursor": self.cursor, "groups": self._groups, "turn": self._turn}
         state["rings"] = {task: ring.cursor for task, ring in self.rings.items()}
         if self._solved is not None:

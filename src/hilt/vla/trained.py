@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hilt.core.checksums import read_json
 from hilt.core.errors import ConfigError
@@ -24,6 +24,9 @@ from hilt.vla.rollout import ChunkAgent, ChunkOptions
 from hilt.vla.sft import RESULT, Sft, open_policy, words
 from hilt.vla.trials import evaluations_of, starts_of, tried
 from hilt.vla.worker import pool_of, trained_policy
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BEST, SIZES = "best", "sizes.json"
 """Of a run: the folder of the best weights so far, and the file of the sizes that a new policy took from its task"""
@@ -41,7 +44,7 @@ def policy_and_step(run: Path, which: str = "best", device: str = "cpu") -> tupl
     return trained_policy(frozen_settings(Vla, run), sizes_of_run(run), weights, device), step
 
 
-def sizes_of_run(run: Path) -> dict[str, Any]:
+def sizes_of_run(run: Path) -> dict[str, object]:
     """What a new policy took from its first task; of a policy that came from a folder, nothing."""
     return read_json(run / SIZES) if (run / SIZES).is_file() else {}
 
@@ -107,7 +110,7 @@ def agents(run: Path, chunks: ChunkOptions | None = None) -> Iterator[tuple[str,
             yield name, agent, int(read_json(run / RESULT)["best_step"])
 
 
-def trained_weights(run: Path, which: str) -> tuple[int, Mapping[str, Any]]:
+def trained_weights(run: Path, which: str) -> tuple[int, Mapping[str, Tensor]]:
     """The training step and the weights that were trained."""
     if which == "best":
         if (step := newest_step(run, which)) < 0:
@@ -134,7 +137,7 @@ def newest_step(run: Path, which: str) -> int:
     return max(checkpoint.numbers(run), default=-1)
 
 
-def weights_at(run: Path, which: str, step: int) -> Mapping[str, Any]:
+def weights_at(run: Path, which: str, step: int) -> Mapping[str, Tensor]:
     """The weights that `newest_step` has found."""
     if which == "best":
         return Tensors(run / BEST / str(step))

@@ -83,7 +83,7 @@ def tried(
         yield {**outcome_of(one), **held, **({} if agent is None else {"held": agent.chunks.count(-1)})}
 
 
-def outcome_of(one: RolloutEpisode | LostEpisode) -> dict[str, Any]:
+def outcome_of(one: RolloutEpisode | LostEpisode) -> dict[str, object]:
     """A lost one is a failure, with the last line of its error."""
     start = {"place": one.start.group, "task": one.start.task, "state": one.start.state, "seed": one.start.seed}
     if isinstance(one, LostEpisode):

@@ -156,7 +156,7 @@ class Updater:
             self._controller.follow(figures["kl"], int(figures["trajectories"]))
         return figures
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """In JSON; the weights and the state of the optimizers are saved with the optimizers."""
         began = self.settings.kl.coefficient
         return {"updates": self.updates, "kl_coefficient": self._controller.coefficient, "kl_coefficient_began": began}

@@ -55,7 +55,12 @@ from hilt.vla.update import ProcessReward, Updater
 
 
 def make_worker(
-    settings: Mapping[str, Any], run: str, *, ranks: Ranks, stop: Callable[[], bool] = lambda: False, role: str = "both"
+    settings: Mapping[str, object],
+    run: str,
+    *,
+    ranks: Ranks,
+    stop: Callable[[], bool] = lambda: False,
+    role: str = "both",
 ) -> Worker:
     """The worker of one rank, from settings as a tree. `role`: it trains, rolls out, or both."""
     return Worker(build(Vla(), settings), Path(run), ranks, stop, role)
@@ -183,7 +188,7 @@ class Worker:
 
     # Collecting
 
-    def collect(self, step: int, version: int | None = None) -> dict[str, Any]:
+    def collect(self, step: int, version: int | None = None) -> dict[str, object]:
         """The episodes of a step, of which the log and this worker have the frames, and the answer has summaries.
         `version`: of the weights that are here, if they are not those of this step."""
         if self._ahead is not None and self._ahead.step == step:
@@ -281,7 +286,7 @@ class Worker:
 
     # Validation
 
-    def validate(self, step: int) -> dict[str, Any]:
+    def validate(self, step: int) -> dict[str, object]:
         """This rank's part of the validation: every N-th episode for N ranks. A
         lost one is a failure, with its error."""
         config, settings, rank = self._config, self._config.validation, self._ranks.rank
@@ -315,7 +320,7 @@ class Worker:
     def _standing(self) -> dict[str, Any]:
         return {**self._collector.state_dict(_in_the_log), "log_end": self.log.end()}
 
-    def load_own(self, states: Sequence[Mapping[str, Any]], step: int = 0) -> None:
+    def load_own(self, states: Sequence[Mapping[str, object]], step: int = 0) -> None:
         """Restores the state of each rank after this number of steps; without states it begins. Later
         steps in its log are removed: they are made
         again."""
@@ -348,7 +353,7 @@ class Worker:
             self._collector.load_state_dict({**state, "surplus": waiting}, find)
         self._pin()
 
-    def shared(self) -> dict[str, Any]:
+    def shared(self) -> dict[str, object]:
         """What all ranks have in common; whole at rank 0."""
         tree = {"actor": self.optimizer.state_dict(), "updater": self.updater.state_dict()}
         if self.critic is not None:
@@ -437,7 +442,7 @@ def pool_of(config: Vla, workers: int) -> Pool:
     return Pool(workers, pool.slots, task_options=config.task_options, **options)
 
 
-def first_policy(config: Vla, sizes: Mapping[str, Any], value: str = "", device: str = "") -> Policy:
+def first_policy(config: Vla, sizes: Mapping[str, object], value: str = "", device: str = "") -> Policy:
     """The policy as the run begins with it, with a value head if it is to have one. `sizes`: those of a new one."""
     value, device = (
         value or (config.critic.kind if config.critic.kind in ("shared", "detached") else ""),
@@ -481,7 +486,7 @@ def attach_adapters(policy: Policy, config: Vla) -> None:
         )
 
 
-def sizes_of(task: str, pool: Pool, suite: Suite) -> dict[str, Any]:
+def sizes_of(task: str, pool: Pool, suite: Suite) -> dict[str, object]:
     """What a new policy must know of a task: its cameras and their size, and how
     many numbers states and actions have."""
     pool.start(0, Start(task, next(iter(pool.describe(task)["initial_states"])), 0, 0))
@@ -493,7 +498,7 @@ def sizes_of(task: str, pool: Pool, suite: Suite) -> dict[str, Any]:
 
 
 def trained_policy(
-    config: Vla, sizes: Mapping[str, Any], trained: Mapping[str, torch.Tensor], device: str = "cpu"
+    config: Vla, sizes: Mapping[str, object], trained: Mapping[str, torch.Tensor], device: str = "cpu"
 ) -> Policy:
     """The policy of a run with what it has learned, adapters beside its weights if it has some."""
     policy = first_policy(config, sizes, device=device)
@@ -557,7 +562,7 @@ class Imitating:
         loss, _ = self._policy.supervised_loss(observations, actions, mask, generator=draws)
         return self._weight * loss, {"imitation_loss": float(loss.detach())}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """The same on all ranks."""
         return {"made": self._made}
 
@@ -568,7 +573,7 @@ class Imitating:
 # --- summaries ---
 
 
-def episode_summary(episode: RolloutEpisode, step: int) -> dict[str, Any]:
+def episode_summary(episode: RolloutEpisode, step: int) -> dict[str, object]:
     """Returns the summary of an episode for the controller: a few hundred bytes."""
     start = {"task": episode.start.task, "state": episode.start.state, "group": episode.start.group}
     outcome = {

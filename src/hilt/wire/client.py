@@ -145,7 +145,7 @@ class TrainerClient:
 
     # Requests
 
-    def request(self, type: str, payload: Any, timeout_ms: float | None = None) -> Any:
+    def request(self, type: str, payload: object, timeout_ms: float | None = None) -> Any:
         """The answer of the learner's `request_callback`; None, and a line in the log, when none came in time.
 
         An error that the callback raised is a `RequestError` here. A request is carried out at most once.
@@ -194,7 +194,7 @@ class TrainerClient:
     # Weights
 
     def recv_network_callback(
-        self, callback: Callable[[Any], Any], on_version: Callable[[int], Any] | None = None
+        self, callback: Callable[[Any], object], on_version: Callable[[int], object] | None = None
     ) -> None:
         """Calls this with the newest weights whenever there are newer ones, in a thread of its own. Steps that are
         inserted after it returns carry their version, with which `on_version` is called next, in the same thread."""

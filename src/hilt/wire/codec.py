@@ -56,7 +56,7 @@ class MessageLimits:
 DEFAULT_LIMITS = MessageLimits()
 
 
-def encode(message: Mapping[str, Any]) -> list[Buffer]:
+def encode(message: Mapping[str, object]) -> list[Buffer]:
     """The header and the buffers of a message. The buffers are the arrays' own
     memory: leave that unchanged until it is sent.
 
@@ -86,7 +86,7 @@ def encode(message: Mapping[str, Any]) -> list[Buffer]:
     return [header, *buffers]
 
 
-def decode(frames: Sequence[Any], limits: MessageLimits = DEFAULT_LIMITS) -> dict[str, Any]:
+def decode(frames: Sequence[object], limits: MessageLimits = DEFAULT_LIMITS) -> dict[str, object]:
     """The message in these frames (bytes, memoryviews or zmq frames). Arrays are read-only views into them.
 
     Raises `FormatError` for everything that `encode` does not make, or makes only beyond the limits.
@@ -139,7 +139,7 @@ class _Encoder:
         self.buffers: list[Buffer] = []
         self.nodes = 1
 
-    def mapping(self, tree: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+    def mapping(self, tree: Mapping[Any, Any], depth: int) -> dict[str, object]:
         self._count(2 * len(tree), depth)
         made = {}
         for key, value in tree.items():
@@ -154,7 +154,7 @@ class _Encoder:
                 raise
         return made
 
-    def sequence(self, values: Sequence[Any], depth: int) -> list[Any]:
+    def sequence(self, values: Sequence[object], depth: int) -> list[object]:
         self._count(len(values), depth)
         made = []
         for value in values:
@@ -165,7 +165,7 @@ class _Encoder:
                 raise
         return made
 
-    def value(self, value: Any, depth: int) -> Any:
+    def value(self, value: Any, depth: int) -> object:
         kind = type(value)
         if kind is np.ndarray:
             return self._array(value)

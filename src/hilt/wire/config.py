@@ -68,7 +68,7 @@ class TrainerConfig:
                 "of its own. Leave it out."
             )
 
-    def agreement(self) -> dict[str, Any]:
+    def agreement(self) -> dict[str, object]:
         """What both sides must have alike."""
         return {
             "protocol": PROTOCOL,

@@ -21,14 +21,14 @@ import random
 import struct
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import zmq
 
 from hilt.core.errors import ConfigError
 from hilt.core.platform import filter_listener
 from hilt.wire.config import TrainerConfig
-from hilt.wire.sockets import EVERYTHING, LeveledLogger, Socket, listen, router
+from hilt.wire.sockets import EVERYTHING, Context, LeveledLogger, Socket, listen, router
 
 if TYPE_CHECKING:
     from hilt.wire.keys import ServerKeys
@@ -182,7 +182,7 @@ class FloodGuard:
 
 
 def open_port(
-    context: zmq.Context[Any],
+    context: Context,
     config: TrainerConfig,
     port: int,
     keys: ServerKeys | None,

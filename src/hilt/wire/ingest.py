@@ -139,7 +139,7 @@ class DataSink:
             self._streams[name] = Stream(actor, boot, received, power_safe, self.promises_power)
         return self._streams[name]
 
-    def misfit(self, example: Mapping[str, Any] | None) -> str:
+    def misfit(self, example: Mapping[str, object] | None) -> str:
         """What is wrong with a packed example of what a client is going to send; empty when it fits."""
         check = getattr(self.store, "check", None)
         if example is None or check is None or self.log is None:
@@ -309,7 +309,9 @@ class SenderStore(Protocol):
     takes_blocks: bool
     """Whether blocks may be inserted whole: not where `insert` is overridden, so that it sees every step"""
 
-    def insert(self, step: Any, actor: str, sequence: int, timeout: float | None, *, boot: str, store: str) -> Any: ...
+    def insert(
+        self, step: object, actor: str, sequence: int, timeout: float | None, *, boot: str, store: str
+    ) -> object: ...
     def insert_block(
         self, block: PackedBlock, actor: str, sequence: int, timeout: float | None, *, boot: str, store: str
     ) -> int: ...

@@ -233,7 +233,7 @@ class ServerKeys:
             read_key(path)
         return keys
 
-    def secure(self, socket: zmq.Socket[Any]) -> None:
+    def secure(self, socket: zmq.Socket[bytes]) -> None:
         """Must be called before the socket is bound. Without a `Gatekeeper` in its context, no client is accepted."""
         socket.set(zmq.CURVE_SERVER, 1)
         socket.set(zmq.CURVE_PUBLICKEY, self.public)
@@ -294,7 +294,7 @@ class ClientKeys:
             )
         return cls(name, public, secret, read_key(path).public)
 
-    def secure(self, socket: zmq.Socket[Any]) -> None:
+    def secure(self, socket: zmq.Socket[bytes]) -> None:
         """To be called before the socket connects."""
         socket.set(zmq.CURVE_PUBLICKEY, self.public)
         socket.set(zmq.CURVE_SECRETKEY, self.secret)
@@ -304,7 +304,7 @@ class ClientKeys:
 class Gatekeeper:
     """Answers ZeroMQ's question whether a key may come in, for all sockets of a context (RFC 27, ZAP)."""
 
-    def __init__(self, context: zmq.Context[Any], keys: ServerKeys, logger: LeveledLogger = EVERYTHING):
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: ServerKeys, logger: LeveledLogger = EVERYTHING):
         self.let_in = 0
         """How many connections were let in."""
         self.refused = 0

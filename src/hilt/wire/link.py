@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,7 +143,7 @@ class Link:
 
     # For the client's threads
 
-    def wait(self, ready: Any, seconds: float) -> bool:
+    def wait(self, ready: Callable[[], bool], seconds: float) -> bool:
         """Waits until a condition on the learner's messages holds; returns False if it does not within the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: ready() or self._stopping.is_set(), max(0.0, seconds)) and ready()
@@ -158,7 +158,9 @@ class Link:
             self._open.add(number)
             return number
 
-    def ask(self, name: str, payload: Any, seconds: float, number: int | None = None, grace: float = GRACE_S) -> Any:
+    def ask(
+        self, name: str, payload: object, seconds: float, number: int | None = None, grace: float = GRACE_S
+    ) -> object:
         """The learner's answer to a request; asked again with the same number it is the same request."""
         if self._stopping.is_set():
             raise ClosedError("this client was stopped; make another one.")

@@ -85,7 +85,7 @@ class RemoteChannel:
         self._getting: int | None = None
         self._lock = threading.Lock()
 
-    def put(self, item: Any, *, timeout: float | None = None) -> None:
+    def put(self, item: object, *, timeout: float | None = None) -> None:
         """Hands an item over. After a `DeadlineError` because of the network, putting the same
         item again goes on with the same put."""
         seconds = DEADLINE_S if timeout is None else timeout
@@ -187,7 +187,7 @@ class Samplers:
 def channel_requests(channels: Mapping[str, Channel[Any]]) -> dict[str, Handler]:
     """The server's side of `RemoteChannel`."""
 
-    def of(asked: Any) -> Channel[Any]:
+    def of(asked: object) -> Channel[Any]:
         name = str(asked.get("name") if isinstance(asked, dict) else None)
         if name not in channels:
             raise UnknownNameError("channel at the learner", name, channels)
@@ -196,7 +196,7 @@ def channel_requests(channels: Mapping[str, Channel[Any]]) -> dict[str, Handler]
     def put(asked: Any, seconds: float) -> None:
         of(asked).put(_received(asked["item"]), timeout=max(0.0, seconds))
 
-    def get(asked: Any, seconds: float) -> Any:
+    def get(asked: object, seconds: float) -> Any:
         return _sent(of(asked).get(timeout=max(0.0, seconds)))
 
     return {"hilt/put": put, "hilt/get": get}

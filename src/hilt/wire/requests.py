@@ -47,7 +47,7 @@ class Requests:
         self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
 
-    def take(self, sender: bytes, boot: str, message: Mapping[str, Any]) -> None:
+    def take(self, sender: bytes, boot: str, message: Mapping[str, object]) -> None:
         """Answers a request from memory, or begins to carry it out."""
         number, oldest, name, seconds = (message.get(key) for key in ("number", "oldest", "type", "seconds"))
         if type(number) is not int or type(oldest) is not int or type(name) is not str or type(seconds) is not float:
@@ -164,13 +164,13 @@ class _Client:
         return sender
 
 
-def copied(payload: Any) -> Any:
+def copied(payload: object) -> object:
     """A payload as it arrives, sharing no memory with the one that was given; what
     cannot be sent is an error with its path."""
     return decode([bytes(frame) for frame in encode({"payload": payload})])["payload"]
 
 
-def raise_error(reply: Mapping[str, Any]) -> None:
+def raise_error(reply: Mapping[str, object]) -> None:
     """At the client: raises what a request failed with, as the same kind of error where it is one of ours."""
     text = str(reply["error"])
     kind = getattr(errors, str(reply.get("error_kind", "")), None)

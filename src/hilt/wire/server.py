@@ -101,7 +101,7 @@ class TrainerServer:
 
     # What a learner calls
 
-    def register_data_store(self, name: str, data_store: Any) -> None:
+    def register_data_store(self, name: str, data_store: object) -> None:
         """Steps that actors send under this name go into this store: a replay buffer, a `Log`, or anything with
         ``insert(transition)``. One that keeps a log knows after a restart what it has of whom."""
         if not name or not isinstance(name, str):
@@ -126,14 +126,14 @@ class TrainerServer:
         """Clients may put into and get from this channel with ``client.channel(name)``."""
         self._channels[name] = channel
 
-    def data_store(self, name: str) -> Any:
+    def data_store(self, name: str) -> object:
         """A registered store; None when there is none of this name."""
         return self._sinks[name].store if name in self._sinks else None
 
     def store_names(self) -> set[str]:
         return set(self._sinks)
 
-    def publish_network(self, payload: Any, version: int | None = None) -> int:
+    def publish_network(self, payload: object, version: int | None = None) -> int:
         """Gives actors new weights, as nested arrays; returns their version, which is above every one before it.
 
         The arrays may be changed as soon as this returns. An actor that is busy gets the newest ones when it is ready,
@@ -452,7 +452,7 @@ class _Session:
         self.depth, self.lag, self.version = 0, 0.0, -1
         self._expected: dict[str, tuple[int, int]] = {}
 
-    def hears(self, message: Mapping[str, Any]) -> None:
+    def hears(self, message: Mapping[str, object]) -> None:
         self.heard = time.monotonic()
         if "depth" in message:
             self.depth, self.lag = _field(message, "depth", int), float(_field(message, "lag", float))
@@ -508,7 +508,7 @@ class _Counters:
         help_text = "Connections to the data and weights ports that completed no handshake."
         Counter(self._registry, "hilt_wire_strangers_total", help_text, read=count)
 
-    def took(self, session: _Session, store: str, outcome: Any) -> None:
+    def took(self, session: _Session, store: str, outcome: IngestOutcome) -> None:
         labels = {"actor": session.actor, "store": store}
         self.received.add(outcome.stored, **labels)
         if outcome.duplicates:

@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import zmq
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hilt.wire.keys import ClientKeys, ServerKeys
 
 Socket = zmq.Socket[bytes]
+Context = zmq.Context[Socket]
 logger = logging.getLogger("hilt.wire")
 HEARTBEAT_MS = 1_000
 SILENCE_MS = 5_000
@@ -49,12 +50,12 @@ EVERYTHING = LeveledLogger()
 """Drops no record."""
 
 
-def context_for(config: TrainerConfig) -> zmq.Context[Any]:
+def context_for(config: TrainerConfig) -> Context:
     """The in-process transport needs one context for both sides; others have one each."""
     return zmq.Context.instance() if config.transport == "in-process" else zmq.Context()
 
 
-def router(context: zmq.Context[Any], config: TrainerConfig, keys: ServerKeys | None) -> Socket:
+def router(context: Context, config: TrainerConfig, keys: ServerKeys | None) -> Socket:
     """The learner's end, before it listens."""
     socket = _socket(context, zmq.ROUTER, config)
     if keys is not None:
@@ -76,7 +77,7 @@ def listen(socket: Socket, config: TrainerConfig, port: int) -> None:
         ) from None
 
 
-def connect(context: zmq.Context[Any], config: TrainerConfig, host: str, port: int, keys: ClientKeys | None) -> Socket:
+def connect(context: Context, config: TrainerConfig, host: str, port: int, keys: ClientKeys | None) -> Socket:
     """A DEALER socket to a server. It tries again by itself, at growing intervals."""
     socket = _socket(context, zmq.DEALER, config)
     socket.set(zmq.CONNECT_TIMEOUT, 1_000)
@@ -166,7 +167,7 @@ def require_keys(config: TrainerConfig, host: str | None, doing: str) -> None:
         )
 
 
-def _socket(context: zmq.Context[Any], kind: int, config: TrainerConfig) -> Socket:
+def _socket(context: Context, kind: int, config: TrainerConfig) -> Socket:
     socket: Socket = context.socket(kind)
     socket.set(zmq.LINGER, 0)
     socket.set(zmq.MAXMSGSIZE, config.max_message_bytes)

@@ -23,6 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import zmq
 
 from hilt.core.errors import ClosedError, ConfigError, FormatError
@@ -30,7 +31,7 @@ from hilt.wire import sockets
 from hilt.wire.codec import decode, encode
 from hilt.wire.config import TrainerConfig
 from hilt.wire.flood_guard import close_port, open_port
-from hilt.wire.sockets import EVERYTHING, LeveledLogger
+from hilt.wire.sockets import EVERYTHING, Context, LeveledLogger
 
 if TYPE_CHECKING:
     from hilt.wire.keys import ClientKeys, ServerKeys
@@ -62,7 +63,7 @@ class Publisher:
 
     def __init__(
         self,
-        context: zmq.Context[Any],
+        context: Context,
         config: TrainerConfig,
         keys: ServerKeys | None = None,
         logger: LeveledLogger = EVERYTHING,
@@ -92,7 +93,7 @@ class Publisher:
         """The number of the newest weights; 0 before the first."""
         return self._version
 
-    def publish(self, payload: Any, version: int | None = None) -> int:
+    def publish(self, payload: object, version: int | None = None) -> int:
         """Offer these weights to every actor; returns their version. The arrays may be changed as soon as this returns.
 
         `version` must be above the last one; None for the next number.
@@ -268,7 +269,7 @@ class Subscriber:
 
     def __init__(
         self,
-        context: zmq.Context[Any],
+        context: Context,
         config: TrainerConfig,
         host: str,
         keys: ClientKeys | None,
@@ -532,7 +533,7 @@ class _Incoming:
     block: memoryview
     got: int = field(default=0, init=False)
 
-    def add(self, data: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+    def add(self, data: npt.NDArray[np.uint8]) -> None:
         if data.size == 0 or self.got + data.size > self.block.nbytes:
             raise FormatError("weights: a part that does not fit.")
         _bytes(self.block[self.got : self.got + data.size])[:] = data

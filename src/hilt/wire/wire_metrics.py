@@ -163,7 +163,7 @@ class _Server(socketserver.ThreadingTCPServer):
         self._since: dict[socket.socket, float] = {}
         super().__init__((HOST, port), _Handler.factory(registry))
 
-    def verify_request(self, request: Any, client_address: Any) -> bool:
+    def verify_request(self, request: Any, client_address: object) -> bool:
         if len(self._since) >= MAX_CONNECTIONS:
             return False
         self._since[request] = time.monotonic()
@@ -181,7 +181,7 @@ class _Server(socketserver.ThreadingTCPServer):
         self._since.pop(request, None)
         super().shutdown_request(request)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: Any, client_address: object) -> None:
         _log.debug("metrics: a request failed", exc_info=True)
 
 

@@ -159,7 +159,7 @@ def progress_of(started: StartedCommand) -> list[int]:
 # Frames
 
 
-def queue_of(opened: OpenedData, started: StartedCommand, cameras: Sequence[str]) -> dict[str, Any]:
+def queue_of(opened: OpenedData, started: StartedCommand, cameras: Sequence[str]) -> dict[str, object]:
     """The frames that a score found, with what the page needs to show and label each."""
     assert started.answer is not None
     found = json.loads(started.answer.read_bytes())

@@ -7,9 +7,9 @@ import asyncio
 import json
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hilt.app.classifiers.classifier_data import (
     KnownClassifier,
@@ -33,6 +33,9 @@ from hilt.app.run_library import RunSummary, id_of
 from hilt.app.table_parts import choose_data, command_row
 from hilt.app.words import Words
 from hilt.core.errors import ConfigError, HiltError, optional_module
+
+if TYPE_CHECKING:
+    from fastapi import Request, Response
 
 HERE = Path(__file__).parent
 OPEN_TIMEOUT_S = 30.0
@@ -100,10 +103,12 @@ class ClassifierPages:
                 ):
                     command_row(page, command)
 
-    def handler(self, answer: Callable[[Mapping[str, Any]], Any], writes: bool = False) -> Callable[[Any], Any]:
+    def handler(
+        self, answer: Callable[[Mapping[str, Any]], object], writes: bool = False
+    ) -> Callable[[Request], Awaitable[Response]]:
         """A route that answers with JSON; errors of ours come as text. What only reads is given the language, too."""
 
-        async def handle(request: Any) -> Any:
+        async def handle(request: Request) -> Response:
             word = self._app.words_of(request)
             try:
                 if writes and self._app.view:
@@ -119,7 +124,7 @@ class ClassifierPages:
 
     # Answers
 
-    def answer_state(self, query: Mapping[str, Any]) -> dict[str, Any]:
+    def answer_state(self, query: Mapping[str, str]) -> dict[str, object]:
         """The classifiers there are, and how far the work is."""
         opened = self._opened(query)
         data, known = opened.data, self._known(opened.data)
@@ -139,7 +144,7 @@ class ClassifierPages:
             "train": {**_work(trained), "command": command, "problem": problem},
         }
 
-    def answer_queue(self, query: Mapping[str, Any]) -> dict[str, Any]:
+    def answer_queue(self, query: Mapping[str, object]) -> dict[str, object]:
         """The frames of the newest score."""
         opened = self._opened(query)
         scored = self._app.commands.started.get(f"score-{opened.data.key}")
@@ -148,14 +153,14 @@ class ClassifierPages:
         chosen = self._chosen(query, opened.data)
         return queue_of(opened, scored, cameras_of(chosen) if chosen is not None else ())
 
-    def answer_report(self, query: Mapping[str, Any]) -> dict[str, Any]:
+    def answer_report(self, query: Mapping[str, object]) -> dict[str, object]:
         """What is known of the chosen classifier."""
         chosen = self._chosen(query, self._opened(query).data)
         if chosen is None:
             raise PageError("error.no_classifier")
         return report_of(chosen, self._app.shelf)
 
-    def answer_use(self, query: Mapping[str, Any]) -> dict[str, Any]:
+    def answer_use(self, query: Mapping[str, object]) -> dict[str, object]:
         """The command by which this run uses the chosen classifier."""
         use, run = self._use(query)
         page = f"/run?id={run.id}" if run is not None else ""
@@ -163,7 +168,7 @@ class ClassifierPages:
 
     # Work
 
-    def score(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def score(self, given: Mapping[str, object]) -> dict[str, object]:
         """Finds the frames that are worth a label, unless that is being done or was done a moment ago."""
         opened = self._opened(given)
         started = self._app.commands.started.get(f"score-{opened.data.key}")
@@ -177,21 +182,21 @@ class ClassifierPages:
             self._app.commands.start(f"score-{opened.data.key}", words, apart=True)
         return {}
 
-    def train(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def train(self, given: Mapping[str, object]) -> dict[str, object]:
         """Trains a classifier from what is labeled."""
         opened = self._opened(given)
         words = train_words(opened.data, sources_of(opened), str(given.get("settings", "")))
         self._app.commands.start(f"train-{opened.data.key}", words)
         return {}
 
-    def stop(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def stop(self, given: Mapping[str, object]) -> dict[str, object]:
         """Ends the training, which leaves nothing then."""
         started = self._app.commands.started.get(f"train-{self._opened(given).data.key}")
         if started is not None:
             started.stop()
         return {}
 
-    def start_use(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def start_use(self, given: Mapping[str, object]) -> dict[str, object]:
         """Resumes the run with the chosen classifier."""
         use, run = self._use(given)
         if run is None or not use.resumes:

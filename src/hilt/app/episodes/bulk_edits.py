@@ -53,7 +53,7 @@ class BulkResult:
     error: str = ""
 
 
-def edit_many(index: EpisodeIndex, episodes: Mapping[str, Sequence[int]], given: Mapping[str, Any]) -> BulkResult:
+def edit_many(index: EpisodeIndex, episodes: Mapping[str, Sequence[int]], given: Mapping[str, object]) -> BulkResult:
     """Does one ``action`` with episodes, given by the keys of their sources. Each edit is process-safe when this
     returns. Where a log cannot be edited, those before it were, and the result says so."""
     action, name, author = (str(given.get(key, "")) for key in ("action", "name", "author"))

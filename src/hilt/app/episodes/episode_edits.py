@@ -59,7 +59,7 @@ def _frame(given: Mapping[str, Any]) -> bool | None:
     return FRAMES[given["label"]]
 
 
-def edit_episode(source: EpisodeSource, number: int, given: Mapping[str, Any]) -> Edit:
+def edit_episode(source: EpisodeSource, number: int, given: Mapping[str, object]) -> Edit:
     """Does the ``action`` that a page asks for, in the name of its ``author``. It is process-safe when this returns."""
     opened = edited_log(source)
     action = str(given.get("action", ""))
@@ -107,7 +107,7 @@ def _number(given: Mapping[str, Any]) -> float:
         raise PageError("error.reward", value=repr(given["value"])) from None
 
 
-def shown_edit(edit: Edit) -> dict[str, Any]:
+def shown_edit(edit: Edit) -> dict[str, object]:
     """An edit as plain values; what an undoing undoes is named by what it did, and not by its number."""
     action, undone = edit.action, ""
     while edit.undoes is not None and (match := UNDO.fullmatch(action)):
@@ -115,7 +115,7 @@ def shown_edit(edit: Edit) -> dict[str, Any]:
     return {**asdict(edit), "action": undone + action}
 
 
-def history_of(source: EpisodeSource, number: int) -> list[dict[str, Any]]:
+def history_of(source: EpisodeSource, number: int) -> list[dict[str, object]]:
     """The edits of an episode as plain values, newest first."""
     if not isinstance(source, LogEpisodes):
         return []

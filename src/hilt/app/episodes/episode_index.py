@@ -195,7 +195,7 @@ class EpisodeIndex:
         self._rows()
         return self.describe(source.rows[source.place(number, lane)])
 
-    def describe(self, row: Any) -> dict[str, Any]:
+    def describe(self, row: np.void) -> dict[str, Any]:
         """One row as plain values, for a page and for JSON."""
         source = self.sources[row["group"]]
         read = bool(row["read"])

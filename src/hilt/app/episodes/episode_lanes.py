@@ -28,7 +28,7 @@ UNITS = {
 """Of columns whose meaning is fixed by HIL-SERL's robot server: the names of their numbers, and the unit."""
 
 
-def episode_lanes(source: EpisodeSource, number: int, lane: int = 0) -> dict[str, Any]:
+def episode_lanes(source: EpisodeSource, number: int, lane: int = 0) -> dict[str, object]:
     """The columns of an episode for a timeline, with its cameras and facts."""
     columns = source.columns(number, lane)
     length = len(next(iter(columns.values()), ()))

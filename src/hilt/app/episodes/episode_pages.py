@@ -6,11 +6,11 @@ import asyncio
 import json
 import shlex
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hilt.app.episodes.bulk_edits import bulk_commands, edit_many, selected_ids, undo_many
 from hilt.app.episodes.episode_edits import cut_away, edit_episode, history_of, shown_edit
@@ -23,6 +23,9 @@ from hilt.app.error_words import PageError
 from hilt.app.open_app import PURPOSE, OpenApp, PageContext, Section
 from hilt.core.errors import ConfigError, HiltError, optional_module
 from hilt.formats.listing.episode_filter import EpisodeFilter
+
+if TYPE_CHECKING:
+    from fastapi import Request, Response
 
 HERE = Path(__file__).parent
 SHARED_SCRIPTS = ("edits_of_tab.js", "shown_values.js")
@@ -190,11 +193,13 @@ class EpisodePages:
     def _opened(self, key: str) -> OpenedData:
         return self.shelf.opened_together() if key == TOGETHER else self.shelf.opened(key)
 
-    def handler(self, answer: Callable[[OpenedData, Any], Any]) -> Callable[[Any], Any]:
+    def handler(
+        self, answer: Callable[[OpenedData, Mapping[str, Any]], dict[str, object]]
+    ) -> Callable[[Request], Awaitable[Response]]:
         """A route that answers with JSON, and changes nothing; errors of ours come as text."""
 
-        async def handle(request: Any) -> Any:
-            def work() -> Any:
+        async def handle(request: Request) -> Response:
+            def work() -> dict[str, object]:
                 return answer(self._opened(str(given.get("data", ""))), given)
 
             try:
@@ -205,7 +210,7 @@ class EpisodePages:
 
         return handle
 
-    def _said(self, request: Any, answer: dict[str, Any]) -> Any:
+    def _said(self, request: Request, answer: dict[str, Any]) -> Response:
         """An answer as JSON, with a ``text`` for each edit in it: its name in the language of the page."""
         word = self._app.words_of(request)
         edits = [answer, answer.get("edit", {}), *answer.get("history", ())]
@@ -213,10 +218,10 @@ class EpisodePages:
             edit["text"] = word.edit(edit["action"])
         return self._responses.JSONResponse(answer)
 
-    def _failed(self, request: Any, error: Exception) -> Any:
+    def _failed(self, request: Request, error: Exception) -> Response:
         return self._responses.JSONResponse({"error": self._app.words_of(request).error(error)}, 400)
 
-    def answer_list(self, opened: OpenedData, query: Any) -> dict[str, Any]:
+    def answer_list(self, opened: OpenedData, query: Mapping[str, Any]) -> dict[str, object]:
         """A page of the list, with the menus of its filters."""
         index = opened.index
         opening = not index.wait_until_opened(FIRST_S)
@@ -235,7 +240,7 @@ class EpisodePages:
             "views": [asdict(view) for view in self.saved.listed()],
         }
 
-    def answer_one(self, opened: OpenedData, query: Any) -> dict[str, Any]:
+    def answer_one(self, opened: OpenedData, query: Mapping[str, Any]) -> dict[str, object]:
         """Everything about one episode but its frames; with ``light``, without its steps."""
         index = opened.index
         index.wait_until_opened(OPEN_TIMEOUT_S)
@@ -255,7 +260,7 @@ class EpisodePages:
             "history": history_of(source, number),
         }
 
-    def answer_export(self, opened: OpenedData, query: Any) -> dict[str, Any]:
+    def answer_export(self, opened: OpenedData, query: Mapping[str, Any]) -> dict[str, object]:
         """The commands that turn a selection into a dataset and train from it."""
         opened.index.wait_until_opened(OPEN_TIMEOUT_S)
         chosen, to, selected = _export(query)
@@ -269,12 +274,12 @@ class EpisodePages:
             "started": self._started(opened.data.key),
         }
 
-    def answer_all(self, opened: OpenedData, query: Any) -> dict[str, Any]:
+    def answer_all(self, opened: OpenedData, query: object) -> dict[str, object]:
         """The names of all episodes that a filter admits."""
         opened.index.wait_until_opened(OPEN_TIMEOUT_S)
         return {"ids": selected_ids(opened.index, _order(query)[0])}
 
-    async def frame(self, request: Any) -> Any:
+    async def frame(self, request: Request) -> Response:
         """One frame as JPEG. With ``ahead=1`` it is one that is not to be seen yet."""
         query = request.query_params
         film = tuple(query.get(name, "") for name in ("data", "source", "number", "lane", "camera"))
@@ -303,7 +308,7 @@ class EpisodePages:
             data, media_type="image/jpeg", headers={"Cache-Control": f"private, max-age={age}"}
         )
 
-    async def edit(self, request: Any) -> Any:
+    async def edit(self, request: Request) -> Response:
         """Makes one edit of an episode, and answers with the episode as it is then; without a row where it is gone."""
 
         def work(given: dict[str, Any]) -> dict[str, Any]:
@@ -323,7 +328,7 @@ class EpisodePages:
 
         return await self._edited(request, work)
 
-    async def edit_many(self, request: Any) -> Any:
+    async def edit_many(self, request: Request) -> Response:
         """Makes one edit of all episodes that are selected, or undoes such edits; with ``commands`` it only answers
         with the commands that do the same."""
 
@@ -339,7 +344,7 @@ class EpisodePages:
 
         return await self._edited(request, work)
 
-    async def run_export(self, request: Any) -> Any:
+    async def run_export(self, request: Request) -> Response:
         """Runs one of the commands that export a selection, one at a time for each log or dataset."""
 
         def work(given: dict[str, Any]) -> dict[str, Any]:
@@ -368,7 +373,7 @@ class EpisodePages:
         except (HiltError, ValueError, TypeError, KeyError, OSError) as error:
             return self._failed(request, error)
 
-    async def views(self, request: Any) -> Any:
+    async def views(self, request: Request) -> Response:
         """The saved views; a POST saves one, or removes it."""
         try:
             if request.method == "POST":

@@ -202,7 +202,7 @@ def inspect_dataset(
 
 def read_options(
     given: list[str] | None, split: str | None, known: dict[str, inspect.Parameter], where: str
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """``-o NAME=VALUE`` as values of the types that the options have."""
     out: dict[str, Any] = {}
     for text in [*(given or []), *([f"split={split}"] if split is not None else [])]:
@@ -276,7 +276,7 @@ def show_notes(s: ConversionSummary) -> None:
         typer.echo(f"  and {len(s.notes) - MAX_NOTES:,} more; --json lists all")
 
 
-def short(value: Any, length: int = 300) -> str:
+def short(value: object, length: int = 300) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= length else f"{text[: length - 3]}..."
 

@@ -330,7 +330,7 @@ def choose(log: Log, numbers: str, where: list[str] | None) -> list[int]:
 
 
 @contextlib.contextmanager
-def naming_fact(edits: Edits, chosen: list[int], column: str, value: Any) -> Iterator[None]:
+def naming_fact(edits: Edits, chosen: list[int], column: str, value: object) -> Iterator[None]:
     """Where a column is not known and a fact of that name is, the error names the option."""
     try:
         yield
@@ -368,7 +368,7 @@ def parse_numbers(text: str, known: list[int]) -> list[int]:
     return list(out)
 
 
-def parse_pairs(given: list[str] | None, expected: str) -> dict[str, Any]:
+def parse_pairs(given: list[str] | None, expected: str) -> dict[str, object]:
     """Values are JSON, or else text."""
     out: dict[str, Any] = {}
     for text in given or []:

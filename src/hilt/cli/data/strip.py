@@ -6,13 +6,16 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hilt.core.errors import optional_module
 from hilt.core.files import DISK
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array
 from hilt.formats.images import as_rgb
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 PAPER, INK, FAINT, ACCENT = (250, 250, 247), (35, 38, 46), (120, 124, 132), (202, 92, 22)
 MARGIN, GAP, LEADING = 20, 8, 6
@@ -48,7 +51,7 @@ def label(step: int, source: Source) -> tuple[str, bool]:
     return f"step {step}{name}", bool(name)
 
 
-def draw_strip(title: str, rows: Sequence[Row], labels: Sequence[tuple[str, bool]]) -> Any:
+def draw_strip(title: str, rows: Sequence[Row], labels: Sequence[tuple[str, bool]]) -> Image.Image:
     """The whole picture, an image of Pillow. `labels` go below the frames: the text, and whether to accent it."""
     image, draw, font = (optional_module(f"PIL.{part}", "A picture strip", "images", "pillow") for part in PARTS)
     fonts = {size: font.load_default(size) for size in (TITLE, NAME, LABEL)}

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from hilt.replay.log import Log
 from hilt.replay.schema import Schema
 from hilt.replay.settings import as_folder, as_whole_number
 from hilt.replay.storage.lock import wait_before_fork
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger("hilt.replay")
 _FIELDS = (
@@ -127,7 +130,7 @@ class TrajectoryReplayBuffer:
             as_whole_number("num_chunks", num_chunks, "the number of chunk steps of the batch", 1)
         )
 
-    def sample_chunks(self, num_chunks: int) -> dict[str, Any]:
+    def sample_chunks(self, num_chunks: int) -> dict[str, object]:
         """Samples chunks like `sample`; an empty batch for 0."""
         if as_whole_number("num_chunks", num_chunks, "the number of chunk steps of the batch") <= 0:
             return {}
@@ -166,7 +169,7 @@ class TrajectoryReplayBuffer:
         return self.size >= as_whole_number("min_size", min_size, "the number of trajectories that are needed")
 
     @property
-    def random_generator(self) -> Any:
+    def random_generator(self) -> torch.Generator:
         """What samples are drawn with; its state decides the next ones."""
         return self._generator
 

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from hilt.hil.config import Hil, of_run
 from hilt.hil.data import Experience
 from hilt.replay import Channel, ChunkStepResult, EmbodiedRolloutResult, Trajectory
 from hilt.replay import tensors as bridge
+
+if TYPE_CHECKING:
+    from hilt.wire import TrainerServer
 
 FOLDER = Path("rollouts") / "online"
 """Where a run has its episodes in RLinf's own files"""
@@ -57,7 +60,7 @@ class RolloutSender:
         self._thread = threading.Thread(target=self._send, name="hilt-rollouts", daemon=True)
         self._thread.start()
 
-    def insert(self, step: Mapping[str, Any]) -> None:
+    def insert(self, step: Mapping[str, object]) -> None:
         """One step, as it would go into a log. Never waits for the network."""
         ended = bool(step["terminated"]) or bool(step["truncated"])
         append(self._rollout, {**step, "episode": np.array([self._boot, self._sent], np.int64)})
@@ -121,7 +124,7 @@ class Rollouts(Experience):
             if number in self._known:
                 self._save(number, columns)
 
-    def register(self, server: Any, run: str) -> None:
+    def register(self, server: TrainerServer, run: str) -> None:
         """Actors put whole episodes into this channel."""
         for name in {CHANNEL, of_run(run, CHANNEL)}:
             server.register_channel(name, self.channel)

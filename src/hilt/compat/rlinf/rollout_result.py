@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hilt.core.errors import ConfigError, SchemaError, explained_calls
 from hilt.core.tree import flatten, unflatten
 from hilt.formats.rlinf_trajectory import Trajectory, get_model_weights_id
-from hilt.replay.tensors import Tensor, as_tensor, concatenate, import_torch, is_tensor
+from hilt.replay.tensors import as_tensor, concatenate, import_torch, is_tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Tree: TypeAlias = dict[str, Any]
 
@@ -76,7 +79,7 @@ class EmbodiedRolloutResult:
             self.intervene_flags.append(result.actions.new_zeros(result.actions.shape).bool())
 
     def append_transitions(
-        self, curr_obs: Mapping[str, Any] | None = None, next_obs: Mapping[str, Any] | None = None
+        self, curr_obs: Mapping[str, object] | None = None, next_obs: Mapping[str, object] | None = None
     ) -> None:
         """What was seen before and after the last step, [B, ...] each. Task
         descriptions, which are text, are left out."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from hilt.core.errors import SchemaError, explained_calls
 from hilt.core.tree import Array, flatten, unflatten
 from hilt.replay import tensors as bridge
 from hilt.replay.settings import as_whole_number
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @explained_calls
@@ -31,7 +34,7 @@ class TrajectoryCache:
         self._buffer: dict[str, Array] = {}
         self._types: dict[str, str] = {}
 
-    def put(self, trajectory_id: int, flat: Mapping[str, Any]) -> None:
+    def put(self, trajectory_id: int, flat: Mapping[str, Tensor]) -> None:
         """Keeps a flattened trajectory, fields ``[T * B, ...]``, tensors or arrays; the oldest one makes room."""
         raw = {path: bridge.raw_array(value, path) for path, value in flatten(flat).items() if hasattr(value, "shape")}
         arrays = {path: array for path, (array, _) in raw.items() if array.ndim}
@@ -53,7 +56,7 @@ class TrajectoryCache:
             self._buffer[path][start : start + length] = array
         self.cache[trajectory_id], self._lengths[trajectory_id] = slot, length
 
-    def get(self, trajectory_id: int) -> dict[str, Any] | None:
+    def get(self, trajectory_id: int) -> dict[str, Tensor] | None:
         """The flattened trajectory, sharing the cache's memory, or None."""
         if trajectory_id not in self.cache:
             return None
@@ -63,7 +66,7 @@ class TrajectoryCache:
             {path: bridge.from_raw_array(array[start:stop], self._types[path]) for path, array in self._buffer.items()}
         )
 
-    def get_buffer(self) -> dict[str, Any]:
+    def get_buffer(self) -> dict[str, object]:
         """All slots, one behind the other: fields ``[max_size * slot length, ...]``."""
         return unflatten(
             {path: bridge.from_raw_array(array, self._types[path]) for path, array in self._buffer.items()}

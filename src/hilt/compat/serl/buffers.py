@@ -13,9 +13,10 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hilt.core.errors import ArgumentError, ConfigError, SchemaError, UnknownNameError, explained_calls, refuse_unknown
 from hilt.core.trajectory import ends_from_done_and_mask
@@ -30,6 +31,12 @@ from hilt.replay.step_encoder import PackedBlock
 from hilt.replay.storage.lock import wait_before_fork
 from hilt.replay.view import View
 from hilt.replay.writer import RunningEpisodes
+
+if TYPE_CHECKING:
+    import torch
+
+    from hilt.replay.sampling.prefetch import Prefetch
+    from hilt.replay.snapshot import Snapshot
 
 logger = logging.getLogger("hilt.replay")
 
@@ -142,14 +149,17 @@ class ReplayBufferDataStore:
         for transition in as_transitions(transitions):
             self.insert(transition, actor)
 
-    def sample(self, batch_size: int, keys: Sequence[str] | None = None, indx: Any = None) -> Batch:
+    def sample(self, batch_size: int, keys: Sequence[str] | None = None, indx: npt.ArrayLike | None = None) -> Batch:
         """A batch, drawn uniformly with replacement, or the transitions at `indx`, counted from the oldest. Columns are
         chosen by `keys`, whole paths or subtrees such as ``observations``."""
         return self._batch(batch_size, keys, indx, lambda steps, drawn, paths: steps.gather(drawn, paths))
 
     def get_iterator(
-        self, queue_size: int = 2, sample_args: Mapping[str, Any] | None = None, device: Any = None
-    ) -> Any:
+        self,
+        queue_size: int = 2,
+        sample_args: Mapping[str, object] | None = None,
+        device: str | torch.device | None = None,
+    ) -> Prefetch:
         """Batches for ever, made ahead by a thread. With `device` (a torch device, or a list of
         them: a copy for each) as tensors there."""
         from hilt.replay.sampling.prefetch import Prefetch
@@ -168,7 +178,7 @@ class ReplayBufferDataStore:
         """How many transitions were inserted so far."""
         return self._inserted
 
-    def get_latest_data(self, from_id: int) -> list[dict[str, Any]]:
+    def get_latest_data(self, from_id: int) -> list[dict[str, object]]:
         """The transitions inserted since `latest_data_id` was `from_id`, as far as they are still there."""
         from_id = as_whole_number("from_id", from_id, "what latest_data_id() returned before, or 0 for everything")
         with self.lock:
@@ -396,7 +406,11 @@ class MemoryEfficientReplayBufferDataStore(ReplayBufferDataStore):
         super().__init__(observation_space, action_space, capacity, **options)
 
     def sample(
-        self, batch_size: int, keys: Sequence[str] | None = None, indx: Any = None, pack_obs_and_next_obs: bool = False
+        self,
+        batch_size: int,
+        keys: Sequence[str] | None = None,
+        indx: npt.ArrayLike | None = None,
+        pack_obs_and_next_obs: bool = False,
     ) -> Batch:
         """A batch. Packed, ``observations[image]`` has the stack and the next frame, ``(batch, stack +
         1, H, W, C)``, and ``next_observations`` has no images: half the bytes for the same content. A
@@ -406,7 +420,7 @@ class MemoryEfficientReplayBufferDataStore(ReplayBufferDataStore):
         frame_of = self.log.schema.layout.frame_of
         pairs = dict(self.log.schema.layout.pairs)
 
-        def gather(steps: Any, drawn: Array, paths: Sequence[str]) -> dict[str, Array]:
+        def gather(steps: Snapshot, drawn: Array, paths: Sequence[str]) -> dict[str, Array]:
             images = [p for p in self._image_paths if p in paths]
             rest = [p for p in paths if p not in self._image_paths and p not in {pairs[i] for i in self._image_paths}]
             small = [p for p in images if p not in frame_of]  # images of a few bytes lie in their rows

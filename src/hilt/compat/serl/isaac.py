@@ -18,12 +18,13 @@ from typing import Any, Literal
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 from gymnasium import spaces
 
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
-from hilt.core.tree import flatten
+from hilt.core.tree import Observation, flatten
 from hilt.envs.batched import OneOf, space_of
-from hilt.envs.env_protocol import Env, success_of
+from hilt.envs.env_protocol import Env, Info, StepResult, success_of
 
 STATE = {"tcp_pose": 7, "tcp_vel": 6, "gripper_pose": 1, "tcp_force": 3, "tcp_torque": 3}
 """What ``FrankaEnv`` reports of the arm, and of how many numbers each part is."""
@@ -94,13 +95,15 @@ class IsaacSimFrankaEnv(gymnasium.Env):
         self.observation_space = space_of(seen)
         self.action_space = spaces.Box(-1, 1, (7,), np.float32)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, object] | None = None
+    ) -> tuple[Observation, Info]:
         super().reset(seed=seed)
         observation, info = self._one.reset(seed=seed, options=options)
         self._command, self._steps = 1.0, 0
         return self._seen(observation), {**info, "succeed": bool(success_of(info))}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: npt.ArrayLike) -> StepResult:
         action = np.clip(np.asarray(action, np.float32), -1, 1)
         # Isaac Lab's binary action closes below 0 and opens from 0 on: it has no "as it is"
         if abs(action[6]) >= GRIPPER:

@@ -19,17 +19,21 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from hilt.core.errors import ConfigError
 from hilt.core.files import DISK
-from hilt.core.tree import flatten, unflatten
+from hilt.core.tree import Tree, flatten, unflatten
 from hilt.policies.agent.agent import Agent
 from hilt.policies.agent.config import AgentConfig
 from hilt.recipes.migrate import encoder_of
 from hilt.replay.tensors import load_pt, save_pt
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MadeAgent = TypeVar("MadeAgent", bound=Agent)
 
@@ -43,14 +47,14 @@ class _Face(Agent):
         self._one_at_a_time = threading.Lock()
 
     @property
-    def state(self) -> Any:
+    def state(self) -> Self:
         return self
 
     @property
     def params(self) -> dict[str, np.ndarray]:
         return self.acting_state()
 
-    def replace(self, *, state: Any = None, params: Mapping[str, Any] | None = None) -> Any:
+    def replace(self, *, state: object = None, params: Mapping[str, object] | None = None) -> Self:
         if state not in (None, self):
             raise ConfigError(
                 f"replace(state=…) takes agent.state.replace(params=…), and got a {type(state).__name__}."
@@ -60,15 +64,15 @@ class _Face(Agent):
                 self.load_acting_state(params)
         return self
 
-    def sample_actions(self, observations: Any, seed: int | None = None, argmax: bool = False) -> np.ndarray:
+    def sample_actions(self, observations: Tree, seed: int | None = None, argmax: bool = False) -> np.ndarray:
         with self._one_at_a_time:
             return super().sample_actions(unflatten(observations), seed=seed, argmax=argmax)
 
 
 class _SAC(_Face):
     def update(
-        self, batch: Mapping[str, Any], networks_to_update: Iterable[str] | None = None, details: bool = False
-    ) -> Any:
+        self, batch: Mapping[str, object], networks_to_update: Iterable[str] | None = None, details: bool = False
+    ) -> tuple[Agent, dict[str, float]]:
         """(the agent, what is to be logged). Batches may be packed, as ``pack_obs_and_next_obs=True`` makes them."""
         return super().update(unpacked(batch), networks_to_update, details)
 
@@ -88,11 +92,11 @@ class SACAgentHybridDualArm(_SAC):
 class BCAgent(_Face):
     """Imitates, by a Gaussian without tanh, as upstream; for `train_bc.py` and `train_hgdagger.py`."""
 
-    def update(self, batch: Mapping[str, Any]) -> Any:  # type: ignore[override]
+    def update(self, batch: Mapping[str, object]) -> tuple[Self, dict[str, float]]:  # type: ignore[override]
         return self, self.imitate(unpacked(batch), encoder=True)
 
 
-def make_sac_pixel_agent(seed: int, sample_obs: Any, sample_action: Any, **options: Any) -> SACAgent:
+def make_sac_pixel_agent(seed: int, sample_obs: Tree, sample_action: npt.ArrayLike, **options: Any) -> SACAgent:
     """The options of all three: `image_keys`, `encoder_type`, `reward_bias`,
     `target_entropy`, `discount`, as upstream has them."""
     arms = "dual" if len(np.shape(sample_action)) == 1 and np.shape(sample_action)[0] > 7 else "single"
@@ -100,18 +104,18 @@ def make_sac_pixel_agent(seed: int, sample_obs: Any, sample_action: Any, **optio
 
 
 def make_sac_pixel_agent_hybrid_single_arm(
-    seed: int, sample_obs: Any, sample_action: Any, **options: Any
+    seed: int, sample_obs: object, sample_action: object, **options: Any
 ) -> SACAgentHybridSingleArm:
     return _make(SACAgentHybridSingleArm, "single-arm-learned-gripper", seed, sample_obs, sample_action, **options)
 
 
 def make_sac_pixel_agent_hybrid_dual_arm(
-    seed: int, sample_obs: Any, sample_action: Any, **options: Any
+    seed: int, sample_obs: object, sample_action: object, **options: Any
 ) -> SACAgentHybridDualArm:
     return _make(SACAgentHybridDualArm, "dual-arm-learned-gripper", seed, sample_obs, sample_action, **options)
 
 
-def make_bc_agent(seed: int, sample_obs: Any, sample_action: Any, **options: Any) -> BCAgent:
+def make_bc_agent(seed: int, sample_obs: object, sample_action: object, **options: Any) -> BCAgent:
     """`image_keys` and `encoder_type` as upstream, and its three layers of 512; there is no dropout between them here.
     The loss is upstream's: the negative log-likelihood of a Gaussian without tanh, at a learning rate of 3e-4."""
     return _make(
@@ -164,7 +168,7 @@ def _numbered(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint_")))
 
 
-def unpacked(batch: Mapping[str, Any]) -> dict[str, Any]:
+def unpacked(batch: Mapping[str, Any]) -> dict[str, object]:
     """``observations[image]`` of a packed batch has the stack and the frame after
     it; both observations have their own here."""
     seen, after = flatten(batch["observations"]), flatten(batch["next_observations"])

@@ -57,7 +57,7 @@ class Batch:
     # --- made of dictionaries ---
 
     @classmethod
-    def from_single_dict(cls, data: Mapping[str, Any], meta_info: Meta = None) -> Batch:
+    def from_single_dict(cls, data: Mapping[str, object], meta_info: Meta = None) -> Batch:
         """Tensors and arrays from one dictionary, such as `collate_fn` gives."""
         for key, values in data.items():
             if not isinstance(values, (Tensor, np.ndarray)):
@@ -69,7 +69,7 @@ class Batch:
 
     @classmethod
     def from_dict(
-        cls, tensors: Mapping[str, Tensor], non_tensors: Mapping[str, Any] | None = None, meta_info: Meta = None
+        cls, tensors: Mapping[str, Tensor], non_tensors: Mapping[str, object] | None = None, meta_info: Meta = None
     ) -> Batch:
         return cls(tensors, non_tensors, meta_info)
 
@@ -148,11 +148,11 @@ class Batch:
             {key: values[found.to(values.device)] for key, values in self.batch.items()}, arrays, self.meta_info
         )
 
-    def slice(self, index: Any) -> Batch:
+    def slice(self, index: object) -> Batch:
         """The same, by its name there."""
         return self[index]
 
-    def reorder(self, indices: Any) -> None:
+    def reorder(self, indices: object) -> None:
         """In place."""
         moved = self[indices]
         self.batch, self.non_tensor_batch = moved.batch, moved.non_tensor_batch
@@ -200,7 +200,7 @@ class Batch:
 
         return batches()
 
-    def to(self, device: Any) -> Batch:
+    def to(self, device: str | torch.device) -> Batch:
         """Tensors to a device, in place."""
         self.batch = {key: values.to(device) for key, values in self.batch.items()}
         return self
@@ -216,7 +216,7 @@ def _get(part: Mapping[str, Any], key: str) -> Any:
     return part[key]
 
 
-def objects(values: Any) -> np.ndarray:
+def objects(values: Sequence[object]) -> np.ndarray:
     """An array of objects with one dimension, whatever the objects are."""
     if isinstance(values, np.ndarray) and values.dtype == object:
         return values

@@ -33,7 +33,7 @@ VALIDATION_TRIALS = 128
 """Trials of each kind on which RoboTwin is validated, independently of `num_trials_per_task`"""
 
 
-def collate_fn(data_list: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def collate_fn(data_list: Sequence[Mapping[str, object]]) -> dict[str, object]:
     """Tensors stacked, everything else as arrays of objects."""
     if not data_list:
         raise SchemaError("collate_fn was given no row; give it at least one.")

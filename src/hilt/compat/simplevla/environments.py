@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hilt.compat.simplevla.dataloader import place_of
 from hilt.core.errors import ConfigError, RequestError, UnknownNameError, optional_module
+from hilt.core.tree import Observation
 from hilt.envs import libero
-from hilt.envs.env_protocol import Env
+from hilt.envs.env_protocol import Env, Info
 from hilt.envs.pool import Pool
 from hilt.envs.task import make
 from hilt.policies.io.preprocess import center_crop
@@ -20,10 +21,13 @@ from hilt.policies.vla.observation_adapters import suite
 from hilt.recipes.simplevla_names import split_name
 from hilt.vla.episode import Start
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 VERSIONS = {"1.0": "robotwin", "2.0": "robotwin2"}
 
 
-def center_crop_image(image: Any) -> Any:
+def center_crop_image(image: np.ndarray | Image.Image) -> np.ndarray | Image.Image:
     """The middle of a picture with 0.9 of its area, as 224 x 224 pixels in RGB; of
     PIL's Image, or of an array uint8 [H, W, 3]."""
     if isinstance(image, np.ndarray):
@@ -56,16 +60,15 @@ class LiberoSimulator:
                 f"seed({seed}): LIBERO's fixtures stand where seed 0 puts them, as in SimpleVLA-RL; give 0."
             )
 
-    def reset(self) -> Mapping[str, Any]:
-        result: Mapping[str, Any] = self.env.reset(seed=0)[0]
-        return result
+    def reset(self) -> Observation:
+        return self.env.reset(seed=0)[0]
 
-    def set_init_state(self, init_state: Any) -> Mapping[str, Any]:
+    def set_init_state(self, init_state: npt.ArrayLike) -> Observation:
         """Begins in a state as LIBERO flattens it; nothing is waited for."""
-        result: Mapping[str, Any] = self.env.get_wrapper_attr("begin")(init_state)
+        result: Observation = self.env.get_wrapper_attr("begin")(init_state)
         return result
 
-    def step(self, action: Any) -> tuple[Mapping[str, Any], float, bool, dict[str, Any]]:
+    def step(self, action: npt.ArrayLike) -> tuple[Observation, float, bool, Info]:
         """Observation, reward, whether it succeeded, and the task's facts."""
         observation, reward, terminated, _, info = self.env.step(np.asarray(action, np.float64))
         return observation, float(reward), bool(terminated), info
@@ -175,7 +178,7 @@ class RobotwinEnvWrapper:
             self._check()
             return str(self.env.get_wrapper_attr("instruction"))
 
-    def step(self, action: Any) -> tuple[Any, bool]:
+    def step(self, action: npt.ArrayLike) -> tuple[Any, bool]:
         """Carries out actions [n, 14] until one succeeds, and looks once; gives
         what is seen, and whether it succeeded."""
         with self.lock:

@@ -127,7 +127,9 @@ class RobHFRollout:
         size = self.module.config.image_size
         return {**{key: openvla_view(np.asarray(row[key]), size, crop=False) for key in keys}, "state": row["state"]}
 
-    def process_input(self, inputs: Sequence[Mapping[str, Any]], task_descriptions: Sequence[str]) -> dict[str, Tensor]:
+    def process_input(
+        self, inputs: Sequence[Mapping[str, object]], task_descriptions: Sequence[str]
+    ) -> dict[str, Tensor]:
         """Returns the inputs of the model: `input_ids` and `attention_mask` [B, max_prompt_length], padded on the left;
         `pixel_values` [B, 6 * images, H, W]; and with `use_proprio` `proprio` [B, D], normalized."""
         size = self.module.config.image_size
@@ -205,7 +207,7 @@ class RobHFRollout:
         return Batch(tensors)
 
 
-def get(config: Any, name: str, default: Any) -> Any:
+def get(config: Any, name: str, default: object) -> Any:
     """A setting by its name, of an OmegaConf tree, a mapping or an object."""
     found = config.get(name) if isinstance(config, Mapping) or hasattr(config, "get") else getattr(config, name, None)
     return default if found is None else found

@@ -18,7 +18,7 @@ FILLED_IN = "optim.total_training_steps"
 """What the trainer there writes into the settings of actor and critic; here it follows from the settings"""
 
 
-def tree_of(config: Any) -> dict[str, Any]:
+def tree_of(config: object) -> dict[str, Any]:
     """A tree of dictionaries, of an OmegaConf tree or a mapping; ``${...}`` is filled in."""
     found = OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else config
     if not isinstance(found, Mapping):
@@ -28,13 +28,13 @@ def tree_of(config: Any) -> dict[str, Any]:
     return {str(name): value for name, value in found.items()}
 
 
-def run_of(config: Any, **more: Any) -> SimpleVLARun:
+def run_of(config: object, **more: Any) -> SimpleVLARun:
     """What the recipe makes of a whole tree. ``hilt`` in it has settings of ours, as
     ``hilt.KEY=VALUE`` has on the command line."""
     return _run({**dict(_leaves(tree_of(config))), **more})
 
 
-def worker_run_of(part: str, config: Any, **more: Any) -> SimpleVLARun:
+def worker_run_of(part: str, config: object, **more: Any) -> SimpleVLARun:
     """The same of ``actor_rollout_ref`` or ``critic`` alone, for a worker in this
     process, whose advantages come with the data."""
     tree = tree_of(config)

@@ -132,7 +132,7 @@ class RobRewardManager:
 
 
 def compute_advantage(
-    data: Batch, gamma: float = 1.0, lam: float = 1.0, adv_estimator: str = "grpo", config: Any = None
+    data: Batch, gamma: float = 1.0, lam: float = 1.0, adv_estimator: str = "grpo", config: object = None
 ) -> Batch:
     """Adds `advantages` and `returns` [B, T], of `token_level_rewards` (or
     ``gt_scores``) [B, T] and the groups of ``uid``, in place.

@@ -256,7 +256,7 @@ class DataParallelPPOCritic:
 # --- what they share ---
 
 
-def judged(module: Any, episodes: Sequence[RolloutEpisode], rows: int, name: str) -> list[np.ndarray]:
+def judged(module: Policy, episodes: Sequence[RolloutEpisode], rows: int, name: str) -> list[np.ndarray]:
     """`log_prob`, `entropy` or `value` of the chunks of each episode, under a policy of now, without gradients."""
 
     def parts(episode: RolloutEpisode) -> Iterator[np.ndarray]:

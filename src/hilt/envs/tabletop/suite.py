@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -26,6 +26,7 @@ SPLITS: Mapping[str, int] = {"train": 50, "eval": 100, "test": 100}
 """How many numbered initial states each split of a task has, unless the task overrides it."""
 ACTION_SCALE = (0.03, 0.15)
 """The largest step along an axis, in meters, and the largest turn about one, in radians, of a control step of 0.1 s."""
+Point: TypeAlias = Sequence[float] | Array
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class TabletopTask:
     """Control steps, at 10 a second."""
     objects: str
     """MJCF bodies."""
-    place: Callable[[World, np.random.Generator], None]
+    place: Callable[[World, np.random.Generator], object]
     success: Callable[[World], bool]
     arms: int = 1
     scene: str = ""
@@ -105,15 +106,15 @@ LOW, HIGH = np.array([0.40, -0.18]), np.array([0.60, 0.18])
 """Where most objects begin."""
 
 
-def pose(at: Any, z: float, yaw: float = 0.0) -> Array:
+def pose(at: Point, z: float, yaw: float = 0.0) -> Array:
     return np.array([at[0], at[1], z, *from_euler([0.0, 0.0, yaw])])
 
 
-def two_points(rng: np.random.Generator, gap: float, low: Any = LOW, high: Any = HIGH) -> Array:
+def two_points(rng: np.random.Generator, gap: float, low: Point = LOW, high: Point = HIGH) -> Array:
     return points(rng, 2, gap, low, high)
 
 
-def points(rng: np.random.Generator, count: int, gap: float, low: Any = LOW, high: Any = HIGH) -> Array:
+def points(rng: np.random.Generator, count: int, gap: float, low: Point = LOW, high: Point = HIGH) -> Array:
     """In a rectangle, at least ``gap`` from each other."""
     while True:  # every caller's rectangle has room for twice as many
         drawn = rng.uniform(low, high, (count, 2))

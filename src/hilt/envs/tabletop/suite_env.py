@@ -20,11 +20,13 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 from gymnasium import spaces
 
 from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.tree import Observation
 from hilt.core.validate import check_values
-from hilt.envs.env_protocol import choose_state
+from hilt.envs.env_protocol import Info, StepResult, choose_state
 from hilt.envs.rotations import DOWN, Array, from_euler, from_rotation_vector, inverse, multiply, to_rotation_vector
 from hilt.envs.tabletop.experts import expert
 from hilt.envs.tabletop.suite import ACTION_SCALE, SUITE, TabletopTask
@@ -96,7 +98,7 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
             parts["images"] = spaces.Dict({camera: spaces.Box(0, 255, image, np.uint8) for camera in self._cameras})
         self.observation_space = spaces.Dict(parts)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Info]:
         """Begin in ``options={"split": "train", "state": 7}``; without a state, a random one of the split."""
         super().reset(seed=seed)
         options = options or {}
@@ -109,11 +111,11 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
         self._steps = 0
         return self.observation(), {"succeed": self.succeeded(), "split": split, "state": state}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: npt.ArrayLike) -> StepResult:
         observation, rewards, terminated, truncated, info = self.step_chunk([action])
         return observation, float(rewards[0]), terminated, truncated, info
 
-    def step_chunk(self, actions: Any) -> tuple[Any, Array, bool, bool, dict[str, Any]]:
+    def step_chunk(self, actions: Sequence[npt.ArrayLike] | Array) -> tuple[Observation, Array, bool, bool, Info]:
         """Steps with each of these actions until the episode ends; what is observed, and
         rendered, is what there is to be seen then."""
         rewards: list[float] = []
@@ -163,7 +165,7 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
     def succeeded(self) -> bool:
         return bool(self.task.success(self.world))
 
-    def observation(self) -> dict[str, Any]:
+    def observation(self) -> dict[str, Array]:
         state: dict[str, Array] = {}
         for i, prefix in enumerate(self.world.prefixes):
             arm = self.world.arm(i)
@@ -177,7 +179,7 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
             found["images"] = {camera: self.world.render(camera, size, size) for camera in self._cameras}
         return found
 
-    def render(self) -> Any:
+    def render(self) -> Array | None:
         """The front camera at ``render_size``, for people."""
         return self.world.render("front", self._render_size, self._render_size) if self.render_mode else None
 
@@ -187,14 +189,14 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
             camera: self.world.render(camera, self._render_size, self._render_size) for camera in self.world.cameras
         }
 
-    def planned_points(self, actions: Any) -> Array:
+    def planned_points(self, actions: Sequence[npt.ArrayLike] | Array) -> Array:
         """The places that the arms would go through with these actions, ``[arms, actions + 1, 3]`` in meters."""
         moves = np.asarray(actions, np.float64).clip(-1, 1).reshape(len(actions), -1, 7)[:, :, :3].swapaxes(0, 1)
         starts = np.array([self.world.pose(arm)[:3] for arm in range(len(moves))])[:, None]
         ahead = starts + np.cumsum(moves * self.action_scale[0], 1)
         return np.concatenate([starts, ahead.clip(BOX_LOW[:3], BOX_HIGH[:3])], 1)
 
-    def project(self, points: Any) -> dict[str, Array]:
+    def project(self, points: npt.ArrayLike) -> dict[str, Array]:
         """Where points are in the picture of each camera; see `World.project`."""
         return {camera: self.world.project(points, camera) for camera in self.world.cameras}
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hilt.core.errors import ConfigError, HiltError, UnknownNameError, optional_module
 from hilt.core.platform import environment, renderer_name, renderer_variables
@@ -123,7 +124,7 @@ class World:
 
     # -- acting
 
-    def command(self, pose: Any, arm: int = 0) -> None:
+    def command(self, pose: npt.ArrayLike, arm: int = 0) -> None:
         """Where the arm's tcp shall be; it goes there as ``advance`` lets time pass."""
         a, pose = self._arms[arm], np.asarray(pose, np.float64)
         if pose.shape != (7,) or not np.isfinite(pose).all() or not np.any(pose[3:]):
@@ -195,7 +196,7 @@ class World:
         """How far behind its command the arm still pushes harder, below and above: each ``[6]``, meters and radians."""
         return self._clips[arm]
 
-    def place(self, body: str, pose: Any) -> None:
+    def place(self, body: str, pose: npt.ArrayLike) -> None:
         """Put a free or mocap body somewhere, at rest. Only for the beginning of an episode."""
         pose, number = np.asarray(pose, np.float64), self._body(body)
         position, rotation = pose[:3], scalar_first(normalized(pose[3:]))
@@ -267,7 +268,7 @@ class World:
             renderer = self._local.renderer = _Renderer(self.model, max(height, room[0]), max(width, room[1]))
         return renderer.picture(self.data, self.model.camera(camera).id, height, width)
 
-    def project(self, points: Any, camera: str) -> Array:
+    def project(self, points: npt.ArrayLike, camera: str) -> Array:
         """Where points ``[N, 3]`` are in the picture of a camera, a square: ``[N, 2]`` from 0 to 1, to the right and
         down; NaN for those behind it."""
         number = self.model.camera(camera).id
@@ -285,7 +286,7 @@ class World:
         mujoco.mj_getState(self.model, self.data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
         return state
 
-    def restore(self, snapshot: Any) -> None:
+    def restore(self, snapshot: object) -> None:
         state = np.ascontiguousarray(snapshot, np.float64)
         size = mujoco.mj_stateSize(self.model, mujoco.mjtState.mjSTATE_INTEGRATION)
         if state.shape != (size,):
@@ -387,7 +388,7 @@ class _Renderer:
     def fits(self, height: int, width: int) -> bool:
         return self._process == os.getpid() and height <= self.room[0] and width <= self.room[1]
 
-    def picture(self, data: Any, camera: int, height: int, width: int) -> Array:
+    def picture(self, data: object, camera: int, height: int, width: int) -> Array:
         self._gl.make_current()
         self._camera.fixedcamid = camera
         everything = mujoco.mjtCatBit.mjCAT_ALL

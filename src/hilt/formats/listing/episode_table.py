@@ -116,13 +116,13 @@ def blank_rows(count: int) -> Array:
     return rows
 
 
-def tags_of(facts: Mapping[str, Any]) -> tuple[str, ...]:
+def tags_of(facts: Mapping[str, object]) -> tuple[str, ...]:
     """The tags of an episode: the fact ``tags`` as a list of texts."""
     tags = facts.get("tags")
     return tuple(str(tag) for tag in tags) if isinstance(tags, (list, tuple)) else ()
 
 
-def instruction_of(facts: Mapping[str, Any]) -> str:
+def instruction_of(facts: Mapping[str, object]) -> str:
     """The instruction as one text; where it changed within the episode, the texts one after the other."""
     text = facts.get(INSTRUCTION, "")
     if type(text) is str:
@@ -132,13 +132,13 @@ def instruction_of(facts: Mapping[str, Any]) -> str:
     return text if isinstance(text, str) else ""
 
 
-def task_of(facts: Mapping[str, Any]) -> str:
+def task_of(facts: Mapping[str, object]) -> str:
     """The name of the task; where there is none, the instruction."""
     task = facts.get("task")
     return str(task) if isinstance(task, (str, int)) and task != "" else instruction_of(facts)
 
 
-def fill_facts(rows: Array, facts: Sequence[Mapping[str, Any]], texts: Vocabulary) -> None:
+def fill_facts(rows: Array, facts: Sequence[Mapping[str, object]], texts: Vocabulary) -> None:
     """Takes the facts of episodes into their rows, column by column."""
     codes: dict[str, int] = {}
     none = texts.code("")
@@ -169,6 +169,6 @@ def split_tags(text: str) -> list[str]:
     return text.split("\x1f") if text else []
 
 
-def shown_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+def shown_facts(facts: Mapping[str, object]) -> dict[str, object]:
     """The facts as JSON takes them, without long ones that no person reads."""
     return {name: value for name, value in plain(facts).items() if len(str(value)) <= 2000}

@@ -103,7 +103,7 @@ class Features:
             raise FormatError(f"{path}: expected a FeaturesDict at the top, got {data.get('pythonClassName')}.")
         return cls(tree, left_out)
 
-    def decode(self, record: bytes | memoryview) -> dict[str, Any]:
+    def decode(self, record: bytes | memoryview) -> dict[str, object]:
         """A record as nested dictionaries of arrays and bytes, with `StoredSteps` for nested datasets."""
         result: dict[str, Any] = _decode(self.tree, example.decode(record), "", ())
         return result
@@ -253,7 +253,7 @@ def _parsed(data: Any, path: str, left_out: dict[str, str], depth: int = 0) -> F
     kind, content = _CLASSES.get(known, name.rsplit(".", 1)[-1]), data[known] if known else data.get("content")
     content = json.loads(content) if isinstance(content, str) else content or {}
 
-    def inside(inner: Any, step: str = "") -> Feature | None:
+    def inside(inner: object, step: str = "") -> Feature | None:
         return _parsed(inner, f"{path}/{step}".strip("/"), left_out, depth + 1)
 
     if kind == "FeaturesDict":

@@ -29,7 +29,7 @@ import numpy as np
 from hilt.core.errors import ConfigError, CorruptError, FormatError, UnknownNameError, optional_module
 from hilt.core.files import inside, read
 from hilt.core.platform import usable_cpus
-from hilt.core.tree import Array
+from hilt.core.tree import Array, JsonObject
 from hilt.formats.episodes import Dataset, Episode, Job, map_leaves
 from hilt.formats.steps import to_episode
 from hilt.formats.tensorflow_files.features import Features, Many
@@ -135,7 +135,7 @@ class RldsDataset(Dataset):
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         return {
             "name": str(self.info.get("name", self.folder.parent.name)),
             "version": str(self.info.get("version", self.folder.name)),

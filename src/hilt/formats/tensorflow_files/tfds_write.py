@@ -23,7 +23,7 @@ import numpy as np
 from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.files import DISK, read
 from hilt.core.platform import usable_cpus
-from hilt.core.tree import flatten, unflatten
+from hilt.core.tree import Array, flatten, unflatten
 from hilt.formats import images
 from hilt.formats.episodes import Episode
 from hilt.formats.steps import to_steps
@@ -198,7 +198,7 @@ class TfdsWriter(FolderWriter):
             self._shard = None
 
 
-def kind_of(path: str, column: Any, image_format: str) -> Kind:
+def kind_of(path: str, column: Array, image_format: str) -> Kind:
     """How a column of the steps is stored."""
     name, shape = column.dtype.name, list(column.shape[1:])
     if column.dtype == object:

@@ -11,7 +11,6 @@ import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from hilt.core.checksums import checksum
 from hilt.core.errors import CorruptError
@@ -110,11 +109,11 @@ def header(length: int) -> bytes:
     return raw + struct.pack("<I", masked(raw))
 
 
-def footer(data: Any) -> bytes:
+def footer(data: bytes | bytearray | memoryview) -> bytes:
     return struct.pack("<I", masked(data))
 
 
-def masked(data: Any) -> int:
+def masked(data: bytes | bytearray | memoryview) -> int:
     """The checksum as TFRecord stores it. A plain one would be weak over data that has checksums inside."""
     crc = checksum(data)
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF

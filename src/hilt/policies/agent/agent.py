@@ -26,7 +26,7 @@ from hilt.algos.schedule import learning_rate_factor
 from hilt.algos.tables import OffPolicyAlgorithm
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
 from hilt.core.trajectory import Source
-from hilt.core.tree import ArraySpec, flatten
+from hilt.core.tree import ArraySpec, Tree, flatten
 from hilt.policies.agent.actor_critic import (
     ActorNetwork,
     Body,
@@ -43,6 +43,7 @@ from hilt.policies.agent.step_agent import StepAgent
 from hilt.replay.tensors import as_tensor, check_device, generator
 
 if TYPE_CHECKING:
+    from gymnasium.spaces import Space
     from typing_extensions import Self
 
 __all__ = ["Agent", "AgentConfig", "EncoderConfig"]
@@ -147,8 +148,8 @@ class Agent(StepAgent):
     @classmethod
     def make(
         cls,
-        observation_space: Any,
-        action_space: Any,
+        observation_space: Space,
+        action_space: Space,
         config: AgentConfig | None = None,
         image_keys: Sequence[str] = (),
         proprio_keys: Sequence[str] = (),
@@ -189,7 +190,7 @@ class Agent(StepAgent):
     # Acting
 
     def sample_actions(
-        self, observations: Mapping[str, Any], seed: int | None = None, argmax: bool = False
+        self, observations: Tree, seed: int | None = None, argmax: bool = False
     ) -> npt.NDArray[np.float32]:
         """The action for one observation, or for each of a batch. Draws from the agent's
         own generator, or from a new one of `seed`.
@@ -217,7 +218,7 @@ class Agent(StepAgent):
     # Learning
 
     def update(
-        self, batch: Mapping[str, Any], networks_to_update: Iterable[str] | None = None, details: bool = False
+        self, batch: Mapping[str, object], networks_to_update: Iterable[str] | None = None, details: bool = False
     ) -> tuple[Agent, dict[str, float]]:
         """One gradient step of each network named; by default of all. Returns the agent itself, and what to log.
 
@@ -251,7 +252,7 @@ class Agent(StepAgent):
         self.actor_updates += "actor" in which
         return self, info
 
-    def imitate(self, batch: Mapping[str, Any], encoder: bool = False) -> dict[str, float]:
+    def imitate(self, batch: Mapping[str, object], encoder: bool = False) -> dict[str, float]:
         """One step of behavior cloning on all rows of a batch, or on those that are ``imitated`` where it has such a
         column: of the actor (and the grasp critic), and of the encoder if asked.
 
@@ -314,7 +315,7 @@ class Agent(StepAgent):
         wanted = [(self._seen(path, future[:, when]) - normal.mean[columns]) / normal.scale[columns] for when in (0, 1)]
         return (self.networks["forecast"](z) - torch.cat(wanted, dim=1)).square().mean()
 
-    def fit_proprio(self, observations: Mapping[str, Any]) -> None:
+    def fit_proprio(self, observations: Tree) -> None:
         """Computes mean and deviation of proprioception from these observations ``[N,
         ...]``, if `normalize_proprio` is set."""
         if not self.config.normalize_proprio or not self.proprio:
@@ -331,7 +332,7 @@ class Agent(StepAgent):
             normal.mean.copy_(whole.mean(0))
             normal.scale.copy_(torch.maximum(whole.std(0, correction=0), least.to(whole)))
 
-    def trunk_features(self, images: Mapping[str, Any]) -> npt.NDArray[np.float32]:
+    def trunk_features(self, images: Tree) -> npt.NDArray[np.float32]:
         """``[N, features of all cameras]`` of images ``{path: uint8 [N, ...]}``, to be
         kept and given as "features" in batches.
 
@@ -355,7 +356,7 @@ class Agent(StepAgent):
                 features[start : start + size] = self.encoder(part)[:size].cpu().numpy()
         return features
 
-    def states(self, observations: Mapping[str, Any]) -> npt.NDArray[np.float32]:
+    def states(self, observations: Tree) -> npt.NDArray[np.float32]:
         """``z [N, width]``, all that the networks see of observations ``{path: [N,
         ...]}``, to be kept and given as "z" in batches.
 
@@ -375,7 +376,7 @@ class Agent(StepAgent):
         actor, which is what `sample_actions` with `argmax` uses, where there is one."""
         return {key: tensor.numpy() for key, tensor in _copied(self._acting(slow)).items()}
 
-    def load_acting_state(self, state: Mapping[str, Any]) -> None:
+    def load_acting_state(self, state: Mapping[str, object]) -> None:
         """Take over what `acting_state` of an agent of the same making returned. The
         slow copy of the actor is the same then."""
         _load(self._acting(), state, "these weights are")
@@ -387,7 +388,7 @@ class Agent(StepAgent):
         networks |= {"actor": self.targets["actor"]} if slow and "actor" in self.targets else {}
         return {f"{name}.{key}": tensor for name, net in networks.items() for key, tensor in net.state_dict().items()}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Everything: an agent that loads it goes on bit for bit. Tensors, numbers and text only; copies."""
         kept = {
             part: {name: _copied(tensors) for name, tensors in owners.items()}

@@ -4,7 +4,7 @@ torch, so that what does not fit is refused early."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from hilt.policies.agent.config import SETUP_MODES, AgentConfig
 from hilt.replay.schema import spec_of_space
 
 if TYPE_CHECKING:
+    from gymnasium.spaces import Space
     from torch import Tensor
 
 
@@ -31,8 +32,8 @@ class Seen(NamedTuple):
 
 
 def fit(
-    observation_space: Any,
-    action_space: Any,
+    observation_space: Space,
+    action_space: Space,
     config: AgentConfig,
     image_keys: Sequence[str] = (),
     proprio_keys: Sequence[str] = (),

@@ -12,10 +12,13 @@ import numpy.typing as npt
 
 from hilt.core.errors import ConfigError
 from hilt.core.trajectory import Source
+from hilt.core.tree import Tree
 from hilt.policies.agent.config import AgentConfig
 from hilt.policies.agent.layout import ActionLayout
 
 if TYPE_CHECKING:
+    from gymnasium.spaces import Space
+
     from hilt.algos.tables import OffPolicyAlgorithm
 
 
@@ -43,8 +46,8 @@ class StepAgent(ABC):
     @abstractmethod
     def make(
         cls,
-        observation_space: Any,
-        action_space: Any,
+        observation_space: Space,
+        action_space: Space,
         config: AgentConfig | None = None,
         image_keys: Sequence[str] = (),
         proprio_keys: Sequence[str] = (),
@@ -56,13 +59,13 @@ class StepAgent(ABC):
 
     @abstractmethod
     def sample_actions(
-        self, observations: Mapping[str, Any], seed: int | None = None, argmax: bool = False
+        self, observations: Tree, seed: int | None = None, argmax: bool = False
     ) -> npt.NDArray[np.float32]:
         """The action for one observation, or for each of a batch; with `argmax` the likeliest, which draws nothing."""
 
     @abstractmethod
     def update(
-        self, batch: Mapping[str, Any], networks_to_update: Iterable[str] | None = None, details: bool = False
+        self, batch: Mapping[str, object], networks_to_update: Iterable[str] | None = None, details: bool = False
     ) -> tuple[StepAgent, dict[str, float]]:
         """One gradient step from a batch: ``observations``, ``actions``, ``rewards``,
         ``next_observations``, ``masks`` (0 where the task ended), ``n_steps`` and ``demo``. Gives itself,
@@ -73,15 +76,15 @@ class StepAgent(ABC):
         """The weights that an actor needs, as copies. `slow`: those that are evaluated, where they are others."""
 
     @abstractmethod
-    def load_acting_state(self, state: Mapping[str, Any]) -> None:
+    def load_acting_state(self, state: Mapping[str, object]) -> None:
         """Takes over what `acting_state` of an agent of the same settings gave."""
 
     @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Everything, as tensors, numbers and text: one that loads it goes on bit for bit."""
 
     @abstractmethod
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def load_state_dict(self, state: Mapping[str, object]) -> None: ...
 
     # Acting in chunks, from instructions
 
@@ -91,11 +94,11 @@ class StepAgent(ABC):
     def begin(self, instruction: str = "", paced: bool = False) -> None:  # noqa: B027  # nothing by default
         """An episode begins. `paced`: there is a control rate to be kept, so that no step may wait for the policy."""
 
-    def acted(self, source: Source, executed: Any) -> dict[str, Any]:
+    def acted(self, source: Source, executed: npt.ArrayLike | None) -> dict[str, Any]:
         """A step was made: by whom, and which action was executed. Returns further columns of the step."""
         return {}
 
-    def step_columns(self) -> dict[str, Any]:
+    def step_columns(self) -> dict[str, object]:
         """The columns that `acted` returns besides those of every agent of its kind: trees of `ArraySpec`, with
         defaults."""
         return {}
@@ -135,18 +138,18 @@ class StepAgent(ABC):
         """Numbers in a row of `states`."""
         return 0
 
-    def states(self, observations: Mapping[str, Any]) -> npt.NDArray[np.float32]:
+    def states(self, observations: Tree) -> npt.NDArray[np.float32]:
         """Returns all that the networks of a `frozen` agent see of observations, ``[N, width]``."""
         raise ConfigError(f"{type(self).__name__} keeps no states: it is not frozen.")
 
-    def imitate(self, batch: Mapping[str, Any], encoder: bool = False) -> dict[str, float]:
+    def imitate(self, batch: Mapping[str, object], encoder: bool = False) -> dict[str, float]:
         """One step of behavior cloning; it counts `imitations`."""
         raise ConfigError(
             f"{type(self).__name__} does not imitate: leave algorithm=bc, hg-dagger and "
             "agent.encoder.pretrain_updates out."
         )
 
-    def fit_proprio(self, observations: Mapping[str, Any]) -> None:
+    def fit_proprio(self, observations: Tree) -> None:
         """With agent.normalize_proprio, takes mean and deviation of proprioception from the demonstrations."""
         raise ConfigError(
             f"{type(self).__name__} does not normalize proprioception: leave agent.normalize_proprio out."

@@ -23,6 +23,7 @@ import torch
 
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.files import inside, new_folder
+from hilt.core.tree import JsonObject
 from hilt.policies.io.lora import merged
 from hilt.policies.io.memory import weights_fit
 from hilt.policies.io.tensor_files import Tensors, check_device, check_dtype, load_into, read_json, write_tensors
@@ -32,9 +33,13 @@ from hilt.policies.vla.gemma import RMSNorm
 from hilt.policies.vla.tokens import load_tokenizer, save_tokenizer
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from hilt.policies.vla.flow_policy import FlowPolicy
+    from hilt.policies.vla.tokens import TextTokenizer
 
 Chosen = TypeVar("Chosen", bound="FlowPolicy")
+T = TypeVar("T", bound="DataclassInstance")
 OURS, HEADS_FILE = "hilt.json", "heads.safetensors"
 KINDS = {"MEAN_STD": "mean_std", "QUANTILES": "q99", "MIN_MAX": "minmax", "IDENTITY": ""}
 REFUSED = (
@@ -67,7 +72,7 @@ def load(
     folder: Path,
     device: torch.device | str,
     dtype: torch.dtype | str,
-    tokenizer: Any,
+    tokenizer: TextTokenizer | None,
     options: Mapping[str, Any],
 ) -> Chosen:
     """The policy of a folder. `options` change fields of its configuration; `asset` names one of several statistics of
@@ -187,7 +192,7 @@ def published(given: Mapping[str, Any]) -> dict[str, Any]:
     return found | ({"images": names[: len(cameras)]} if cameras else {})
 
 
-def to_published(config: FlowPolicyConfig, **own: Any) -> dict[str, Any]:
+def to_published(config: FlowPolicyConfig, **own: Any) -> JsonObject:
     """A config.json in lerobot's words."""
     modes = {ours: theirs for theirs, ours in KINDS.items()}
     picture = {"type": "VISUAL", "shape": [3, config.image_size, config.image_size]}
@@ -209,7 +214,7 @@ def to_published(config: FlowPolicyConfig, **own: Any) -> dict[str, Any]:
     }
 
 
-def parse(kind: type[Any], given: Mapping[str, Any]) -> Any:
+def parse(kind: type[T], given: Mapping[str, Any]) -> T:
     """A dataclass of dataclasses from JSON, in which every key is known."""
     hints = get_type_hints(kind)
     if unknown := sorted(set(given) - {field.name for field in fields(kind)}):

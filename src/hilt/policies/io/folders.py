@@ -65,7 +65,7 @@ def load_openvla(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | str | None = None,
     unnorm_key: str | None = None,
-    tokenizer: Any = None,
+    tokenizer: object = None,
     allow_untrained: bool = False,
     **options: Any,
 ) -> Policy:

@@ -81,7 +81,7 @@ def estimate(
     record: Record,
     training: bool = False,
     dtype: torch.dtype | None = None,
-    prepare: Callable[[Policy], Any] | None = None,
+    prepare: Callable[[Policy], object] | None = None,
     optimizer_bytes: int = ADAM_BYTES,
 ) -> Estimate:
     """What `build`'s policy, with weights of `dtype`, needs to evaluate a record like this; with `training`,

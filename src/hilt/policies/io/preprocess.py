@@ -35,7 +35,7 @@ def _pictures(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     """Leading dimensions become one, arrays become tensors, and both come back as they were."""
 
     @functools.wraps(function)
-    def wrapped(images: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(images: object, *args: Any, **kwargs: Any) -> Any:
         array = isinstance(images, np.ndarray)
         given = torch.from_numpy(np.array(images)) if array else images
         if not isinstance(given, torch.Tensor) or given.dtype != torch.uint8 or given.ndim < 3 or given.shape[-1] != 3:
@@ -131,7 +131,7 @@ def center_crop(images: torch.Tensor, area: float = 0.9, size: int | tuple[int, 
     return (mixed.clamp(0, 1) * 255.5).to(torch.uint8)  # TensorFlow scales by 255.5 and cuts, where one would round
 
 
-def to_float(images: Any, mean: Sequence[float] = SIGLIP[0], std: Sequence[float] = SIGLIP[1]) -> torch.Tensor:
+def to_float(images: object, mean: Sequence[float] = SIGLIP[0], std: Sequence[float] = SIGLIP[1]) -> torch.Tensor:
     """float32 [..., 3, H, W]: divided by 255, less the mean, by the standard deviation."""
     given = torch.as_tensor(images)
     scaled = given.movedim(-1, -3).to(torch.float32) / 255

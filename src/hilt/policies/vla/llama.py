@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hilt.policies.vla.vit import layers
+
+if TYPE_CHECKING:
+    from torch import nn
 
 NAME = "hilt_openvla"
 """Of our attention among those that transformers knows"""
@@ -68,7 +71,7 @@ class Packing:
         return empty.index_copy(0, self.place, packed[0]).unflatten(0, (self.rows, self.length))
 
 
-def make(text_config: Mapping[str, Any]) -> Any:
+def make(text_config: Mapping[str, object]) -> nn.Module:
     """A `LlamaForCausalLM` of these sizes."""
     from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
@@ -80,7 +83,7 @@ def make(text_config: Mapping[str, Any]) -> Any:
     return model
 
 
-def run(model: Any, x: Tensor, positions: Tensor, layout: AttentionLayout, checkpointed: float = 0.0) -> Tensor:
+def run(model: nn.Module, x: Tensor, positions: Tensor, layout: AttentionLayout, checkpointed: float = 0.0) -> Tensor:
     """Embeddings [B, S, width] at `positions` [B or 1, S] through all layers and the
     final norm; `checkpointed` as in `vit.layers`."""
     trunk = model.model

@@ -11,7 +11,7 @@ Statistics are a dictionary of lists, as ``dataset_statistics.json`` has them: `
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,17 +57,17 @@ class Normalizer:
         self._offset = first
         self._scale = (second if kind == "mean_std" else second - first) + epsilon
 
-    def normalize(self, numbers: Any) -> Any:
+    def normalize(self, numbers: np.ndarray | torch.Tensor) -> np.ndarray | torch.Tensor:
         x, offset, scale, mask = self._with(numbers)
         scale = scale + (scale == 0) * 1e-8  # of a number that never moved, and an epsilon of 0
         normal = (x - offset) / scale if self.kind == "mean_std" else 2 * (x - offset) / scale - 1
         return self._kept(normal.clip(-1, 1) if self.clip else normal, x, mask)
 
-    def unnormalize(self, normal: Any) -> Any:
+    def unnormalize(self, normal: np.ndarray | torch.Tensor) -> np.ndarray | torch.Tensor:
         x, offset, scale, mask = self._with(normal)
         return self._kept(x * scale + offset if self.kind == "mean_std" else 0.5 * (x + 1) * scale + offset, x, mask)
 
-    def _with(self, numbers: Any) -> tuple[Any, Any, Any, Any]:
+    def _with(self, numbers: Any) -> np.ndarray | torch.Tensor:
         if numbers.shape[-1] != self.size:
             raise SchemaError(
                 f"numbers of width {numbers.shape[-1]} were given to a normalization of {self.size}; the "
@@ -79,11 +79,11 @@ class Normalizer:
         return np.asarray(numbers), self._offset, self._scale, self.mask
 
     @staticmethod
-    def _kept(new: Any, old: Any, mask: Any) -> Any:
+    def _kept(new: Any, old: Any, mask: Any) -> np.ndarray | torch.Tensor:
         return torch.where(mask, new, old) if isinstance(new, torch.Tensor) else np.where(mask, new, old)
 
 
-def statistics(numbers: np.ndarray, mask: Any = None) -> dict[str, Any]:
+def statistics(numbers: np.ndarray, mask: Sequence[bool] | np.ndarray | None = None) -> dict[str, Any]:
     """Those of a dataset of our own: float64 lists of one row, of rows [N, D]."""
     rows = np.asarray(numbers, np.float64)
     if rows.ndim != 2 or not len(rows) or not np.isfinite(rows).all():
@@ -97,7 +97,7 @@ def statistics(numbers: np.ndarray, mask: Any = None) -> dict[str, Any]:
     return known | {"mask": [bool(each) for each in (np.ones(rows.shape[1], bool) if mask is None else mask)]}
 
 
-def resolve_key(stats: Mapping[str, Any], key: str | None = None) -> str:
+def resolve_key(stats: Mapping[str, object], key: str | None = None) -> str:
     """The name of the dataset whose statistics are meant: itself, with ``_no_noops``, or the only one that there is."""
     if key is None:
         if len(stats) == 1:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hilt.core.errors import MissingFieldError, UnknownNameError
 from hilt.policies.io.preprocess import rotate180
@@ -42,7 +43,7 @@ class Suite:
     hold: Hold | None = None
     """The policy's action with which the arm stays as it is; None: it is not known"""
 
-    def observe(self, raw: Mapping[str, Any], instruction: str) -> dict[str, Any]:
+    def observe(self, raw: Mapping[str, object], instruction: str) -> dict[str, npt.ArrayLike]:
         return {**self.views(raw), "instruction": instruction}
 
 
@@ -72,7 +73,7 @@ def columns(names: Mapping[str, str], hold: Hold | None = None) -> Suite:
     policies that plan while it does; `no_motion` where actions are differences.
     """
 
-    def views(raw: Mapping[str, Any]) -> dict[str, Any]:
+    def views(raw: Mapping[str, object]) -> dict[str, npt.ArrayLike]:
         return {name: _joined(*(_at(raw, path.strip()) for path in paths.split("+"))) for name, paths in names.items()}
 
     return Suite(views, hold=hold)
@@ -81,7 +82,7 @@ def columns(names: Mapping[str, str], hold: Hold | None = None) -> Suite:
 # --- how an arm holds ---
 
 
-def no_motion(raw: Mapping[str, Any], last: np.ndarray | None, action_dim: int) -> np.ndarray:
+def no_motion(raw: Mapping[str, object], last: np.ndarray | None, action_dim: int) -> np.ndarray:
     """Where actions are differences, and a gripper command of 0 leaves the gripper as it is."""
     return np.zeros(action_dim, np.float32)
 
@@ -92,14 +93,14 @@ def hold_of(tasks: Sequence[str]) -> Hold | None:
     return None if known is None else SUITES[known].hold
 
 
-def gripper_kept(raw: Mapping[str, Any], last: np.ndarray | None, action_dim: int) -> np.ndarray:
+def gripper_kept(raw: Mapping[str, object], last: np.ndarray | None, action_dim: int) -> np.ndarray:
     """Where actions are differences, and the last number always commands the gripper: 1 opens it, 0 closes it."""
     action = np.zeros(action_dim, np.float32)
     action[-1] = 1.0 if last is None else last[-1]
     return action
 
 
-def joints_kept(views: Views, raw: Mapping[str, Any], last: np.ndarray | None, action_dim: int) -> np.ndarray:
+def joints_kept(views: Views, raw: Mapping[str, object], last: np.ndarray | None, action_dim: int) -> np.ndarray:
     """Where actions are the joints of two arms: the last command, before the first one the joints as they are."""
     return np.array(views(raw)["state"] if last is None else last, np.float32)
 
@@ -208,7 +209,7 @@ SUITES = {
 # --- helpers ---
 
 
-def axis_angle(quaternion: Any) -> np.ndarray:
+def axis_angle(quaternion: npt.ArrayLike) -> np.ndarray:
     """Returns the axis-angle of [x y z w], as robosuite computes it: nothing for next
     to no turn, and angles up to a whole one."""
     quaternion = np.asarray(quaternion, np.float64)
@@ -218,7 +219,7 @@ def axis_angle(quaternion: Any) -> np.ndarray:
     return np.where(none, 0.0, quaternion[..., :3] * 2 * np.arccos(w) / np.where(none, 1.0, sine))
 
 
-def two_columns(quaternion: Any) -> np.ndarray:
+def two_columns(quaternion: npt.ArrayLike) -> np.ndarray:
     """The first two columns of the rotation's matrix, of [x y z w]."""
     x, y, z, w = np.moveaxis(np.asarray(quaternion, np.float64), -1, 0)
     first = 1 - 2 * (y * y + z * z), 2 * (x * y + z * w), 2 * (x * z - y * w)

@@ -138,7 +138,7 @@ class SmallVLAConfig:
             )
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> SmallVLAConfig:
+    def from_json(cls, found: Mapping[str, object]) -> SmallVLAConfig:
         """From what `to_json` gave. A key that is not known is refused."""
         settings = of_former_name({key: value for key, value in found.items() if key != "model_type"})
         if isinstance(flow := settings.get("flow"), Mapping):
@@ -192,7 +192,7 @@ class SmallVLA(Float8Rollouts):
         self._ids: dict[str, list[int]] = {}
 
     @classmethod
-    def create(cls, sizes: Mapping[str, Any], options: Mapping[str, Any], seed: int) -> SmallVLA:
+    def create(cls, sizes: Mapping[str, object], options: Mapping[str, object], seed: int) -> SmallVLA:
         if not {**sizes, **options}["cameras"]:
             raise ConfigError(
                 "the observations have no picture: a small_vla looks at one at least. Name it in columns=."
@@ -200,19 +200,19 @@ class SmallVLA(Float8Rollouts):
         return cls(SmallVLAConfig.from_json({**sizes, **options}), seed=seed)
 
     @classmethod
-    def check_options(cls, options: Mapping[str, Any]) -> None:
+    def check_options(cls, options: Mapping[str, object]) -> None:
         SmallVLAConfig.from_json(options)
 
     @classmethod
-    def value_options(cls, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    def value_options(cls, kind: str, options: Mapping[str, object]) -> dict[str, object]:
         return {"value": kind}
 
     @classmethod
-    def delay_options(cls, max_delay: int) -> dict[str, Any]:
+    def delay_options(cls, max_delay: int) -> dict[str, object]:
         return {"max_delay": max_delay}
 
     @classmethod
-    def flow_kind(cls, options: Mapping[str, Any]) -> str | None:
+    def flow_kind(cls, options: Mapping[str, object]) -> str | None:
         config = SmallVLAConfig.from_json(options)
         return config.flow.kind if config.head == "flow" else None
 

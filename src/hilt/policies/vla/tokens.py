@@ -53,7 +53,7 @@ class ActionTokenizer:
         self.centers = (self._edges[:-1] + self._edges[1:]) / 2
         """The numbers that tokens stand for, float64 [bins - 1], rising."""
 
-    def encode(self, numbers: Any) -> Any:
+    def encode(self, numbers: np.ndarray | torch.Tensor) -> np.ndarray | torch.Tensor:
         """Ids, int64, of numbers in [-1, 1]; what is outside counts as the border. An
         array gives an array, a tensor a tensor."""
         if isinstance(numbers, torch.Tensor):
@@ -61,7 +61,7 @@ class ActionTokenizer:
             return self.vocab - torch.bucketize(numbers.to(torch.float64).clamp(-1, 1), edges, right=True)
         return self.vocab - np.digitize(np.clip(np.asarray(numbers, np.float64), -1, 1), self._edges)
 
-    def decode(self, ids: Any) -> Any:
+    def decode(self, ids: np.ndarray | torch.Tensor) -> np.ndarray | torch.Tensor:
         """Numbers, float64, of ids; an id that is no action's is taken for the nearest one that is."""
         if isinstance(ids, torch.Tensor):
             return torch.from_numpy(self.centers).to(ids.device)[(self.vocab - 1 - ids.long()).clamp(0, self.bins - 2)]
@@ -128,7 +128,7 @@ def load_tokenizer(folder: str | Path) -> FolderTokenizer | ByteTokenizer:
     return ByteTokenizer() if _settings(folder).get("tokenizer_class") == BYTES else FolderTokenizer(folder)
 
 
-def save_tokenizer(tokenizer: Any, folder: str | Path) -> None:
+def save_tokenizer(tokenizer: object, folder: str | Path) -> None:
     """Puts into a folder what `load_tokenizer` finds there again. One that comes
     from no folder is its owner's to save."""
     if isinstance(tokenizer, ByteTokenizer):

@@ -20,7 +20,7 @@ _CHUNK = 1 << 16
 """Steps whose small columns are read at once."""
 
 
-def summarize(log: Log, newest: int = 5) -> dict[str, Any]:
+def summarize(log: Log, newest: int = 5) -> dict[str, object]:
     """Everything `inspect` shows, with the last `newest` trajectories one by one."""
     quarantine = log.quarantine.list()
     return {

@@ -308,7 +308,7 @@ def _leaves(schema: Schema, columns: Sequence[str] | None, *leading: int) -> dic
     return {path: ArraySpec(spec.dtype, (*leading, *spec.shape)) for path, spec in specs.items()}
 
 
-def check_out(leaves: Mapping[str, ArraySpec], out: Mapping[str, Any]) -> None:
+def check_out(leaves: Mapping[str, ArraySpec], out: Mapping[str, object]) -> None:
     """Whether a batch of these leaves can be put into these arrays."""
     for path, target in out.items():
         if path not in leaves:

@@ -28,6 +28,7 @@ from hilt.replay.view import View
 
 if TYPE_CHECKING:
     from hilt.replay.sampling.prefetch import Prefetch
+    from hilt.replay.tensors import Device
 
 
 class JointSampler:
@@ -65,7 +66,9 @@ class JointSampler:
         batch.counts = {name: len(drawn[name][0]) if name in drawn else 0 for name in self.sources}
         return batch
 
-    def batches(self, batch_size: int, *, prefetch: int = 2, device: Any = None, **options: Any) -> Prefetch:
+    def batches(
+        self, batch_size: int, *, prefetch: int = 2, device: Device | str | None = None, **options: Any
+    ) -> Prefetch:
         """Batches for ever, made ahead by a thread; see `Sampler.batches`."""
         from hilt.replay.sampling.prefetch import Prefetch
 
@@ -191,7 +194,9 @@ class Mix:
         merged.counts = counts
         return merged
 
-    def batches(self, batch_size: int, *, prefetch: int = 2, device: Any = None, **options: Any) -> Prefetch:
+    def batches(
+        self, batch_size: int, *, prefetch: int = 2, device: Device | str | None = None, **options: Any
+    ) -> Prefetch:
         """Batches for ever, made ahead by a thread; see `Sampler.batches`."""
         from hilt.replay.sampling.prefetch import Prefetch
 
@@ -221,7 +226,7 @@ class Mix:
         return {name: sampler.stats() for name, sampler in self.sources.items()}
 
 
-def concat_batches(a: Mapping[str, Any], b: Mapping[str, Any], axis: int = 0) -> dict[str, Any]:
+def concat_batches(a: Mapping[str, object], b: Mapping[str, object], axis: int = 0) -> dict[str, object]:
     """Two nested batches, one behind the other. A key that only one of them has is an error that names it."""
     for where, batch in (("first", a), ("second", b)):
         if not isinstance(batch, Mapping):

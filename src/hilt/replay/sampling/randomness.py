@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,10 @@ class NumpyStream:
         and as even to one part in 2**53 / size."""
         return (self.generator.random(n) * size).astype(np.int64)
 
-    def state(self) -> Any:
+    def state(self) -> Mapping[str, object]:
         return self.generator.bit_generator.state
 
-    def load_state(self, state: Any) -> None:
+    def load_state(self, state: Mapping[str, object]) -> None:
         self.generator.bit_generator.state = state
 
 
@@ -47,7 +48,7 @@ class TorchStream:
     def state(self) -> Any:
         return self._generator.get_state().numpy().copy()
 
-    def load_state(self, state: Any) -> None:
+    def load_state(self, state: object) -> None:
         from hilt.replay import tensors
 
         self._generator.set_state(tensors.as_tensor(np.asarray(state, np.uint8), "a generator's state"))
@@ -56,7 +57,7 @@ class TorchStream:
 RandomStream = NumpyStream | TorchStream
 
 
-def as_stream(seed: Any) -> RandomStream:
+def as_stream(seed: object) -> RandomStream:
     """The stream of a seed, or of a generator that was made already; a stream is returned as it is."""
     if isinstance(seed, NumpyStream | TorchStream):
         return seed

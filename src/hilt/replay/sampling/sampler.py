@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hilt.core.errors import ConfigError, EmptyError, SchemaError, UnknownNameError
-from hilt.core.tree import Array, flatten, unflatten
+from hilt.core.tree import Array, Tree, flatten, unflatten
 from hilt.replay.key_ranges import OFFSET_BITS, Runs
 from hilt.replay.sampling.assembly import Assembly, Batch, Episodes, assembly_of, check_out, put_into
 from hilt.replay.sampling.limiters import RateLimiter
@@ -39,6 +39,7 @@ from hilt.replay.sampling.uniform import UniformDraw
 
 if TYPE_CHECKING:
     from hilt.replay.snapshot import Snapshot
+    from hilt.replay.tensors import Device
     from hilt.replay.view import View
 
 _NOTHING = contextlib.nullcontext()
@@ -136,7 +137,7 @@ class Sampler:
         self,
         batch_size: int,
         keys: Sequence[str] | None = None,
-        out: Mapping[str, Any] | None = None,
+        out: Tree | None = None,
         timeout: float | None = None,
     ) -> Batch:
         """A batch. `keys` names the columns wanted, so that images are not read
@@ -211,7 +212,13 @@ class Sampler:
             return int(there.sum())
 
     def batches(
-        self, batch_size: int, *, prefetch: int = 2, device: Any = None, timeout: float | None = None, **options: Any
+        self,
+        batch_size: int,
+        *,
+        prefetch: int = 2,
+        device: Device | str | None = None,
+        timeout: float | None = None,
+        **options: Any,
     ) -> Prefetch:
         """Batches for ever, made ahead by a thread; with `device`, as torch tensors there. Meanwhile the sampler is the
         thread's, and its state is to be asked of what this returns."""

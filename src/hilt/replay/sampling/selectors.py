@@ -94,7 +94,7 @@ class Selector(ABC):
     def state(self) -> dict[str, Any]:
         """Arrays and plain values that ``load_state`` takes."""
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, object]) -> None:
         """Become the selector that gave this state; that of another class or exponent is an error."""
         own = type(self).__name__
         if state.get("selector") != own:

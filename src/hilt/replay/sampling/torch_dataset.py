@@ -194,7 +194,7 @@ class StepLoader:
             self._delivered += 1
             yield batch
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Where it is, as plain numbers, and of which batches: for a checkpoint."""
         stream = self._stream
         settings = {

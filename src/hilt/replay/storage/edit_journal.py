@@ -41,7 +41,7 @@ class EditJournal:
         """Whether the file is another one, or longer, than at the last look."""
         return self._stamp() != self._seen
 
-    def read_new(self) -> list[dict[str, Any]]:
+    def read_new(self) -> list[dict[str, object]]:
         """The edits that were made since the last call, by whichever process."""
         self._seen = self._stamp()
         edits = [line for line in self._journal.read_new() if "edit" in line]

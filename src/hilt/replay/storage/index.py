@@ -6,8 +6,6 @@ change the place of an entry makes new arrays.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from hilt.core.tree import Array
@@ -55,7 +53,7 @@ class Index:
     def nbytes(self) -> int:
         return len(self) * (ENTRY.itemsize + 8)
 
-    def add(self, entry: Any) -> int:
+    def add(self, entry: np.void) -> int:
         """Adds one entry; returns its place, which holds until `version` changes."""
         key = entry["key"]
         if self._size == len(self._data):

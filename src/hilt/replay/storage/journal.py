@@ -76,7 +76,7 @@ class Journal:
         """Checksum of these bytes."""
         return self._crc
 
-    def read_all(self) -> list[dict[str, Any]]:
+    def read_all(self) -> list[dict[str, object]]:
         """Every fact, from the beginning."""
         again = Journal(self.path, self._files, write=False)
         return list(again.read_new())
@@ -164,7 +164,7 @@ def parse_lines(lines: Sequence[bytes]) -> list[dict[str, Any] | None]:
     return [parse_line(line) for line in lines]
 
 
-def parse_line(line: bytes) -> dict[str, Any] | None:
+def parse_line(line: bytes) -> dict[str, object] | None:
     """The fact on a line, without its line break; None when the line does not have its checksum."""
     if line[:9] != f"{checksum(line[9:]):08x} ".encode():
         return None

@@ -31,7 +31,7 @@ class ContentError(CorruptError):
     """A file has its checksum, and does not hold what such a file holds."""
 
 
-def check_format(version: Any, where: Path) -> None:
+def check_format(version: object, where: Path) -> None:
     if not isinstance(version, int):
         raise FormatError(f"{where}: not a Hilt log (no format version or schema in it).")
     if version > FORMAT:
@@ -102,7 +102,7 @@ def read_quarantine(path: Path) -> dict[str, list[Any]]:
         return segments
 
 
-def is_fact(fact: Any) -> bool:
+def is_fact(fact: object) -> bool:
     """Whether this is a valid line of annotations.jsonl or edits.jsonl. Lines of a newer Hilt are skipped."""
     if is_about_trajectory(fact):
         return True
@@ -113,7 +113,7 @@ def is_fact(fact: Any) -> bool:
     return True
 
 
-def is_about_trajectory(fact: Any) -> bool:
+def is_about_trajectory(fact: object) -> bool:
     """Whether this is the most frequent kind of line, which is decided quickly: the facts about one trajectory."""
     return (
         type(fact) is dict

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -209,7 +208,7 @@ class Table:
         return total + size <= self._budget
 
 
-def check_target(path: str, spec: ArraySpec, target: Any) -> None:
+def check_target(path: str, spec: ArraySpec, target: object) -> None:
     """Whether an array given as ``out`` can take a column."""
     if not isinstance(target, np.ndarray):
         raise SchemaError(f"out[{path!r}]: expected {spec}, got {type(target).__name__}, which is not a numpy array.")

@@ -262,7 +262,7 @@ class _Block:
         self.nbytes = packed.nbytes if packed is not None else 0
 
     @classmethod
-    def of(cls, transition: Any, number: int, pool: BufferPool) -> _Block:
+    def of(cls, transition: object, number: int, pool: BufferPool) -> _Block:
         if isinstance(transition, Mapping):
             try:
                 packed = PackedSteps(Spec.of(transition), pool)
