@@ -14,7 +14,9 @@ from hilt.core.errors import CorruptError, FormatError, SchemaError, UnknownName
 from hilt.core.tree import flatten
 from hilt.formats import Writer, create, robomimic
 from hilt.formats.convert import convert
+from hilt.formats.episodes import Episode
 from hilt.formats.robomimic import open_dataset
+from hilt.policies.vla.observation_adapters import suite
 from tests.effort import rounds
 from tests.formats.toy_episodes import assert_all_same, made, write, write_killed, write_stopped_at_every_call
 
@@ -305,6 +307,62 @@ def test_what_we_write_is_read_as_it_was(tmp_path: Path) -> None:
     alone.columns["observations"], alone.columns["next_observations"] = np.zeros((3, 2)), np.ones((3, 2))
     write(create(tmp_path / "b", "robomimic"), [alone])
     assert_all_same(list(open_dataset(tmp_path / "b")), [alone])
+
+
+def of_libero(instruction: str, length: int = 4) -> Episode:
+    """An episode as Hilt records it in LIBERO's simulator."""
+    rng = np.random.default_rng(length)
+    turns = rng.normal(size=(length + 1, 4))
+    seen = {
+        "agentview_image": rng.integers(0, 256, (length + 1, 8, 8, 3), np.uint8),
+        "robot0_eye_in_hand_image": rng.integers(0, 256, (length + 1, 8, 8, 3), np.uint8),
+        "robot0_eef_pos": rng.normal(size=(length + 1, 3)),
+        "robot0_eef_quat": turns / np.linalg.norm(turns, axis=1, keepdims=True),
+        "robot0_gripper_qpos": rng.normal(size=(length + 1, 2)),
+    }
+    seen["robot0_eef_quat"][0] = [0, 0, 0, 1]
+    columns = {
+        "observations": {name: values[:-1] for name, values in seen.items()},
+        "next_observations": {name: values[1:] for name, values in seen.items()},
+        "actions": rng.normal(size=(length, 7)).astype(np.float32),
+        "rewards": np.eye(length, dtype=np.float32)[-1],
+        "terminated": np.eye(length, dtype=bool)[-1],
+        "truncated": np.zeros(length, bool),
+        "source": np.zeros(length, np.uint8),
+    }
+    return Episode(columns, {"language_instruction": instruction, "success": True})
+
+
+def test_libero_names_are_those_of_its_demonstrations(tmp_path: Path) -> None:
+    """A policy is taught the same by the file as by the recording."""
+    episode = of_libero("put the bowl on the stove")
+    write(create(tmp_path / "out", "robomimic", names="libero"), [episode, episode])
+    with h5py.File(tmp_path / "out/data.hdf5") as file:
+        data = file["data"]
+        assert json.loads(data.attrs["problem_info"]) == {"language_instruction": "put the bowl on the stove"}
+        assert (data.attrs["num_demos"], data.attrs["total"]) == (2, 8)
+        demo = data["demo_1"]
+        names = {"agentview_rgb", "eye_in_hand_rgb", "ee_pos", "ee_ori", "ee_states", "gripper_states"}
+        assert set(demo["obs"]) == names and "next_obs" not in demo and demo["dones"][()].tolist() == [0, 0, 0, 1]
+        libero, theirs = suite("libero"), {name: demo[f"obs/{name}"][()] for name in names}
+        for step in range(4):
+            ours = {name: values[step] for name, values in episode.columns["observations"].items()}
+            expected = libero.observe(ours, "")
+            row = libero.observe({name: values[step] for name, values in theirs.items()}, "")
+            assert all(np.allclose(row[name], expected[name]) for name in ("full_image", "wrist_image", "state"))
+    back = list(open_dataset(tmp_path / "out"))
+    assert len(back) == 2 and back[0].facts["language_instruction"] == "put the bowl on the stove"
+
+
+def test_libero_names_need_one_task_in_its_simulator(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match="has one task; given 2: open, shut"):
+        write(create(tmp_path / "two", "robomimic", names="libero"), [of_libero("open"), of_libero("shut")])
+    other = of_libero("open")
+    other.columns["observations"]["joints"] = np.zeros((4, 7))
+    with pytest.raises(SchemaError, match="observations/joints: not an observation of LIBERO's simulator"):
+        write(create(tmp_path / "other", "robomimic", names="libero"), [other])
+    with pytest.raises(UnknownNameError, match="names of observations"):
+        create(tmp_path / "name", "robomimic", names="liberty")
 
 
 def test_a_log_goes_there_and_back(tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ if find_spec("robosuite") is None:
 if not Path(ASSETS, "scenes").is_dir():
     pytest.skip("LIBERO's assets are not here: set HILT_LIBERO_ASSETS to their folder", allow_module_level=True)
 STATE = {"split": "train", "state": 1}
-EXPERTS = ["libero_spatial/4", "libero_goal/1"]
-"""A bowl out of a drawer; a bowl onto the stove."""
+EXPERTS = ["libero_spatial/4", "libero_goal/2", "libero_goal/6", "libero_goal/0", "libero_goal/7"]
+"""Tasks in which each of the expert's scripts and grasps is needed: bowl, bottle, cream cheese, drawer, knob."""
 
 
 @pytest.fixture(scope="module")
@@ -249,15 +249,15 @@ def test_a_demonstration_is_recorded_exported_and_played_again(tmp_path: Path) -
     words = "record libero_spatial/2 --device script --episodes 1 --no-video --image-size 32 -o reflections=false"
     recorded = CliRunner().invoke(app, [*words.split(), "-d", "noise=0.05", "--out", str(tmp_path / "bowl")])
     assert recorded.exit_code == 0, recorded.output
-    exported = CliRunner().invoke(
-        app, ["data", "convert", str(tmp_path / "bowl"), str(tmp_path / "hdf5"), "--to", "robomimic"]
-    )
+    words = f"data convert {tmp_path / 'bowl'} {tmp_path / 'hdf5'} --to robomimic -o names=libero"
+    exported = CliRunner().invoke(app, words.split())
     assert exported.exit_code == 0, exported.output
     with h5py.File(tmp_path / "hdf5/data.hdf5") as file:
         demo = file["data/demo_0"]
         facts = json.loads(demo["hilt_facts"].asstr()[()])[0]
-        moves, seen = demo["actions"][()], demo["obs/agentview_image"][()]
-    assert facts["success"] and "black bowl" in facts["language_instruction"]
+        problem = json.loads(file["data"].attrs["problem_info"])
+        moves, seen = demo["actions"][()], demo["obs/agentview_rgb"][()]
+    assert facts["success"] and problem["language_instruction"] == make(facts["task"]).instruction
     env = make(facts["task"], **facts["options"])
     first, _ = env.reset(seed=facts["seed"], options={name: facts[name] for name in ("split", "state")})
     assert np.array_equal(first["agentview_image"], seen[0])

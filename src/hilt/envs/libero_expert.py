@@ -12,7 +12,7 @@ libero_spatial and libero_goal. Other goals are refused with a sentence.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,8 @@ REACH = 0.6
 SHOULDER, WRIST = (0.0, 0.333), (-0.088, 0.204)
 """Outward and up, in meters: the shoulder seen from the base, and the wrist seen from the fingertips of a hand that
 points down."""
+TILT = 1.4
+"""How far a hand that pulls a drawer is tilted from pointing down, in radians."""
 PATH_WIDTH = 0.12
 """How far from the middle of its way a moving hand may touch something, in meters."""
 
@@ -111,6 +113,25 @@ class LiberoScene:
         result: Array = to_matrix(scalar_last(self.data.body_xquat[self.sim.obj_body_id[name]]))
         return result
 
+    def body(self, name: str) -> Array:
+        """The origin of a part of a fixture."""
+        return np.array(self.data.get_body_xpos(name))
+
+    def body_rotation(self, name: str) -> Array:
+        """The rotation of a part of a fixture, as a matrix."""
+        return np.array(self.data.get_body_xmat(name)).reshape(3, 3)
+
+    def handle(self, body: str) -> Callable[[], Array]:
+        """Where the handle of a drawer is: its outermost box."""
+        boxes, origin = self.boxes(lambda name: name == body), self.body(body)
+        out = self.body_rotation(body)[:, 1]
+        offset = boxes.centers[int(np.argmin(boxes.centers @ out))] - origin
+        return lambda: np.asarray(self.body(body) + offset)
+
+    def axis(self, joint: str) -> Array:
+        """The direction in which a joint moves or about which it turns."""
+        return np.array(self.data.xaxis[self.model.joint_name2id(joint)])
+
     def joint(self, name: str) -> float:
         return float(self.data.qpos[self.model.get_joint_qpos_addr(name)])
 
@@ -162,6 +183,10 @@ class LiberoHand(ScriptedHand):
     def turn_to(self, yaw: float) -> float:
         goal = multiply(from_euler([0.0, 0.0, yaw]), self.rest)
         return float(np.linalg.norm(to_rotation_vector(multiply(goal, inverse(self.world.pose()[3:])))))
+
+    def back(self, distance: float) -> Array:
+        """A step of this length away from where the fingers point."""
+        return np.asarray(-distance * to_matrix(self.world.pose()[3:])[:, 2])
 
     def close(self, steps: int = 8) -> Script:
         """Shuts the fingers until they stand still."""
@@ -325,19 +350,71 @@ def category(name: str) -> str:
     return re.sub(r"_\d+$", "", name)
 
 
-SCRIPTS: dict[str, Callable[..., Script]] = {"on": carry, "in": carry}
+def open_drawer(scene: LiberoScene, hand: LiberoHand, drawer: str) -> Script:
+    """Takes the handle with a hand that comes from the front, fingers above and below it, and pulls."""
+    body, joint = DRAWERS[drawer]
+    handle, out = scene.handle(body), -scene.axis(joint)
+    yaw = float(np.arctan2(-out[0], out[1]))
+    hand.rest = multiply(from_euler([-TILT, 0.0, 0.0]), DOWN)
+    level = max(hand.position[2], handle()[2] + 0.10)
+    front = handle() + 0.17 * out
+    if not (0.01 < scene.opening < 0.05 and np.linalg.norm(hand.position - handle()) < 0.03):
+        yield from hand.go(lambda: np.array([*front[:2], level]), lambda: yaw, hand.OPEN, near=0.03)
+        yield from hand.go(lambda: handle() + hand.back(0.09), lambda: yaw, hand.OPEN, near=0.015)
+        yield from hand.go(handle, lambda: yaw, hand.OPEN, near=0.008, speed=0.6)
+        yield from hand.close()
+    yield from hand.go(
+        lambda: hand.position + 0.06 * out + (handle() - hand.position) * (1 - np.abs(out)),
+        lambda: yaw,
+        hand.CLOSE,
+        near=0.0,
+        until=lambda: scene.joint(joint) < -0.155 or bool(np.linalg.norm(hand.position - handle()) > 0.03),
+    )
+
+
+def turn_on(scene: LiberoScene, hand: LiberoHand, fixture: str) -> Script:
+    """Turns a knob: pinches its fin from above, and turns the hand."""
+    body, height = KNOBS[category(fixture)]
+
+    def knob() -> Array:
+        return scene.body(f"{fixture}_{body}") + height * UP
+
+    def yaw() -> float:
+        across = scene.body_rotation(f"{fixture}_{body}")[:, 0]
+        return half_turn(float(np.arctan2(across[1], across[0])) - np.pi / 2)
+
+    level = max(hand.position[2], knob()[2] + 0.08)
+    yield from hand.go(lambda: np.array([*knob()[:2], level]), yaw, hand.OPEN, near=0.025)
+    yield from hand.go(knob, yaw, hand.OPEN, near=0.008, speed=0.6)
+    yield from hand.close()
+    turned = yaw() + 1.0
+    yield from hand.go(knob, lambda: turned, hand.CLOSE, near=0.01, steps=20)
+    yield from hand.hold(hand.OPEN, 3)
+    yield from hand.lift(0.08, hand.OPEN, near=0.02)
+
+
+DRAWERS = {
+    "wooden_cabinet_1_top_region": ("wooden_cabinet_1_cabinet_top", "wooden_cabinet_1_top_level"),
+    "wooden_cabinet_1_middle_region": ("wooden_cabinet_1_cabinet_middle", "wooden_cabinet_1_middle_level"),
+}
+"""The body and the joint of drawers that can be pulled, by the region that is in them."""
+KNOBS = {"flat_stove": ("button", 0.04)}
+"""The body of knobs that can be turned, and how high above its origin they are grasped, by the fixture."""
+SCRIPTS: dict[str, Callable[..., Script]] = {"on": carry, "open": open_drawer, "turnon": turn_on}
 """How the goals of BDDL files are reached, by their predicates."""
+KNOWN: dict[str, Collection[str]] = {"on": GRASPS, "open": DRAWERS, "turnon": KNOBS}
+"""What the first name of each of these goals may be."""
 
 
 def expert(sim: Any) -> Callable[[], Array]:
     """The next action each time it is called; make a new one for each episode. What has succeeded is left as it is."""
     goals = [tuple(goal) for goal in sim.parsed_problem["goal_state"]]
     for predicate, *names in goals:
-        known = predicate in SCRIPTS and (predicate not in ("on", "in") or category(names[0]) in GRASPS)
-        if not known:
+        if not {names[0], category(names[0])} & set(KNOWN.get(predicate, ())):
             raise ConfigError(
                 f"there is no scripted expert for the goal ({predicate} {' '.join(names)}): it can place "
-                f"{', '.join(sorted(GRASPS))}. Record it with another device, such as --device browser."
+                f"{', '.join(sorted(GRASPS))}, open {', '.join(sorted(DRAWERS))} and turn on "
+                f"{', '.join(sorted(KNOBS))}. Record it with another device, such as --device browser."
             )
     scene = LiberoScene(sim)
     script = _until_solved(sim, goals, scene, LiberoHand(scene))

@@ -28,6 +28,14 @@ from hilt.replay.schema import mate
 
 NAMES = {"obs": "observations", "next_obs": "next_observations", "dones": "terminated"}
 """robomimic's names of our columns; all others are the same"""
+LIBERO_NAMES = {
+    "agentview_image": "agentview_rgb",
+    "robot0_eye_in_hand_image": "eye_in_hand_rgb",
+    "robot0_eef_pos": "ee_pos",
+    "robot0_eef_quat": "ee_ori",
+    "robot0_gripper_qpos": "gripper_states",
+}
+"""Observations of LIBERO's simulator, and what its demonstrations call them; ``ee_ori`` is a turn about an axis"""
 _OF_EVERY_STEP = ("obs", "next_obs", "rewards", "dones")
 OURS = ("hilt", "hilt_facts", *NAMES)
 """Names of their own in a file: a log's column of such a name is written under ``hilt/``."""
@@ -167,9 +175,13 @@ class RobomimicDataset(ListedDataset):
         return columns
 
 
-def create(path: Path) -> RobomimicWriter:
-    """One file, ``data.hdf5``, in the folder."""
-    return RobomimicWriter(path)
+def create(path: Path, *, names: str = "") -> RobomimicWriter:
+    """One file, ``data.hdf5``, in the folder. `names` "libero" writes what was recorded in LIBERO's simulator as its
+    own demonstrations have it: agentview_rgb, ee_pos, ee_ori, ... and the instruction of the file, which has one
+    task."""
+    if names not in ("", "libero"):
+        raise UnknownNameError("names of observations", names, ["libero"])
+    return RobomimicWriter(path, libero=names == "libero")
 
 
 class RobomimicWriter(FolderWriter):
@@ -178,9 +190,9 @@ class RobomimicWriter(FolderWriter):
     The names of these files show the progress, so its journal has no lines.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, libero: bool = False):
         super().__init__(path)
-        self._parts = path / ".parts"
+        self._parts, self._libero = path / ".parts", libero
         if self._complete:
             DISK.remove(self._parts)
             return
@@ -193,7 +205,7 @@ class RobomimicWriter(FolderWriter):
         single = not isinstance(episode.columns["observations"], Mapping)
         with _new(self._parts / f"{number}.hdf5") as file:
             demo = file.create_group("demo")
-            for path, column in flatten(episode.columns).items():
+            for path, column in (_liberos(episode) if self._libero else flatten(episode.columns)).items():
                 if column.dtype.kind not in "biuf":
                     raise SchemaError(f"{path}: {column.dtype} has no place in HDF5. Leave this column out.")
                 name = _theirs(f"{path}/array" if single and path in ("observations", "next_observations") else path)
@@ -210,22 +222,61 @@ class RobomimicWriter(FolderWriter):
         with _new(self._path / "data.hdf5") as file:
             data, total, environment = file.create_group("data"), 0, "{}"
             masks: dict[str, list[str]] = {}
+            instructions: set[str] = set()
             for number, part in enumerate(sorted(self._parts.glob("*.hdf5"), key=natural)):
                 with opened(part) as source:
                     source.copy("demo", data, f"demo_{number}")
                     total += int(source["demo"].attrs["num_samples"])
                     facts = json.loads(source["demo/hilt_facts"].asstr()[()])[0]
+                instructions.add(str(facts.get(INSTRUCTION, "")))
                 for key in keys if isinstance(keys := facts.get("filter_keys"), list) else ():
                     masks.setdefault(str(key).replace("/", "_"), []).append(f"demo_{number}")
                 arguments = json.dumps(facts.get("env_args"))
                 # the most that an attribute can hold
                 environment = arguments if arguments != "null" and len(arguments) < 60_000 else environment
             data.attrs["total"], data.attrs["env_args"] = total, environment
+            if self._libero and len(instructions) > 1:
+                raise SchemaError(
+                    f"a file of LIBERO's has one task; given {len(instructions)}: {', '.join(sorted(instructions))}. "
+                    "Convert the recording of each task by itself."
+                )
+            if self._libero:
+                data.attrs["problem_info"] = json.dumps({INSTRUCTION: instructions.pop() if instructions else ""})
+                data.attrs["macros_image_convention"] = "opengl"
+                data.attrs["num_demos"] = len(data)
             if environment == "{}":
                 self.notes.add("env_args: not known, so robomimic cannot make the environment of this file")
             for key, names in masks.items():
                 file[f"mask/{key}"] = np.array(names, "S")
         self._mark_complete()
+
+
+def _liberos(episode: Episode) -> dict[str, Array]:
+    """The columns of an episode under the names of LIBERO's demonstrations, which have no next observations."""
+    columns: dict[str, Array] = {}
+    for path, column in flatten(episode.columns).items():
+        head, _, leaf = path.partition("/")
+        if head == "observations" and leaf not in LIBERO_NAMES:
+            raise SchemaError(
+                f"{path}: not an observation of LIBERO's simulator, which are {', '.join(LIBERO_NAMES)}. "
+                "Leave out -o names=libero."
+            )
+        if head != "next_observations":
+            columns[f"{head}/{LIBERO_NAMES[leaf]}" if head == "observations" else path] = column
+    if "observations/ee_ori" in columns:
+        columns["observations/ee_ori"] = _axis_angles(columns["observations/ee_ori"])
+        states = [columns[f"observations/{name}"] for name in ("ee_pos", "ee_ori")]
+        columns["observations/ee_states"] = np.concatenate(states, -1)
+    return columns
+
+
+def _axis_angles(quaternions: Array) -> Array:
+    """From ``[x y z w]``, as robosuite has them: without a turn, 0."""
+    w = quaternions[:, 3:].clip(-1.0, 1.0)
+    sine = np.sqrt(1.0 - w * w)
+    turns = quaternions[:, :3] * (2.0 * np.arccos(w)) / np.where(sine < 1e-6, 1.0, sine)
+    result: Array = np.where(sine < 1e-6, 0.0, turns).astype(quaternions.dtype)
+    return result
 
 
 @contextlib.contextmanager
