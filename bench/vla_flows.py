@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -207,12 +208,20 @@ def gradients(bench: Any) -> list[Row]:
         _, record = policy.act(observations(count), generator=torch.Generator().manual_seed(0))
         bench.clear()
 
-        def gradient(policy: FlowPolicy = policy, record: Any = record) -> None:
+        def gradient(learning: str, policy: FlowPolicy = policy, record: Any = record) -> None:
+            policy.config = replace(policy.config, learning=learning)
             policy.evaluate(record).log_prob.mean().backward()
             policy.zero_grad()
 
-        found = bench.rates({"ours": gradient}, rounds=3)["ours"]
-        bench.tell(f"{kind}: {count * found.median:.1f} samples/s with gradient, {bench.peak() / 1e9:.1f} GB")
+        ours, eager = partial(gradient, "auto"), partial(gradient, "eager")
+        ours()
+        peak = bench.peak()
+        rates = bench.rates({"ours": ours, "eager": eager}, rounds=3)
+        found, beside = rates["ours"], count * rates["eager"].median
+        bench.tell(
+            f"{kind}: {count * found.median:.1f} samples/s with gradient, {peak / 1e9:.1f} GB; eager {beside:.1f} in "
+            f"{bench.peak() / 1e9:.1f} GB"
+        )
         rows.append(
             Row(
                 f"{kind}_gradient_32",
@@ -220,9 +229,10 @@ def gradients(bench: Any) -> list[Row]:
                 "samples/s",
                 f"evaluate() of {count} records and the gradient of all weights of {kind}",
                 [at_least(targets["gradient_32"])],
+                peers={"eager": beside},
                 spread=(count * found.spread[0], count * found.spread[1]),
                 size=bench.size,
-                note=f"peak {bench.peak() / 1e9:.1f} GB of the asked 60",
+                note=f"peak {peak / 1e9:.1f} GB of the asked 60; eager {bench.peak() / 1e9:.1f} GB",
             )
         )
     return rows

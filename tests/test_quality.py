@@ -178,7 +178,10 @@ MANY_PARAMETERS = {
     "hilt/cli/servers/serve_robot.py: serve_robot": AN_OPTION_EACH,
     "hilt/compat/ript.py: LIBEROEnvRunner.__init__": ANOTHER_SYSTEM,
     "hilt/compat/rlinf/buffer.py: TrajectoryReplayBuffer.__init__": ANOTHER_SYSTEM,
-    **{f"hilt/policies/fused_layer.py: {name}": KERNEL for name in ("_added", "_attention", "_linear", "_pairs")},
+    **{
+        f"hilt/policies/fused_layer.py: {name}": KERNEL
+        for name in ("_added", "_attention", "_linear", "_pairs", "_parts")
+    },
     "hilt/policies/vla/openvla_model.py: OpenVLAPolicy.generate_action_verl": ANOTHER_SYSTEM,
     "hilt/hil/evaluate.py: evaluate": DOCUMENTED,
     "hilt/replay/sampling/sampler.py: Sampler.__init__": DOCUMENTED,

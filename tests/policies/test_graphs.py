@@ -16,7 +16,7 @@ from torch import nn
 
 from hilt.core.errors import ConfigError
 from hilt.policies.graphs import Graphs, JoinedLinear, Places, bucket
-from hilt.policies.vla import gemma, openvla
+from hilt.policies.vla import flow_policy, gemma, openvla
 from hilt.policies.vla.gemma import GemmaStack, Rotation, StackConfig
 from hilt.policies.vla.openvla import OpenVLAOptions
 from hilt.policies.vla.pi0 import Pi0
@@ -124,6 +124,46 @@ def test_openvla_oft_by_graphs_is_refused_where_there_is_no_cuda():
         test_openvla.acted(policy)
     with pytest.raises(ConfigError, match=r"acting='?captured'? would do nothing: it needs variant=oft"):
         bare(causal=True, options=OpenVLAOptions(acting="captured"))
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "checkpointing"),
+    [
+        pytest.param("cpu", "pi05", False, marks=pytest.mark.long),
+        *(
+            pytest.param("cuda:0", kind, checkpointing, marks=GPU)
+            for kind in ("noise", "pi05", "smolvla")
+            for checkpointing in (False, True)
+        ),
+    ],
+)
+def test_compiled_layers_have_the_gradients_of_eager_ones(
+    device: str, kind: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+):
+    policy = test_pi0.made(kind, gradient_checkpointing=checkpointing).to(device)
+    record = policy.act(test_pi0.seen(), generator=torch.Generator().manual_seed(0))[1]
+    if device == "cpu":  # the same tracing, without a compiler for C++
+        traced = torch.compile(gemma.plain, backend="aot_eager", dynamic=False)
+        monkeypatch.setattr(gemma, "compiled", lambda: traced)
+        monkeypatch.setattr(flow_policy, "compiled", lambda: traced)
+    policy._join_layers()  # as it is after a decision
+
+    def gradients(how: str) -> dict[str, torch.Tensor]:
+        policy.config = replace(policy.config, learning=how)
+        found = policy.evaluate(record)
+        loss, _ = policy.supervised_loss(
+            test_pi0.seen(), np.zeros((3, 4, 2)), np.ones((3, 4), bool), torch.Generator().manual_seed(1)
+        )
+        (found.log_prob.sum() + found.value.sum() + loss).backward()
+        given = {name: each.grad for name, each in policy.named_parameters() if each.grad is not None}
+        policy.zero_grad()
+        return given
+
+    wanted, found = gradients("eager"), gradients("compiled")
+    assert found.keys() == wanted.keys()
+    largest = max(float(each.abs().max()) for each in wanted.values())
+    for name, each in wanted.items():
+        torch.testing.assert_close(found[name], each, rtol=1e-3, atol=1e-5 * largest, msg=name)
 
 
 def captured_shapes(policy: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:

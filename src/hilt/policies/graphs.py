@@ -179,6 +179,12 @@ def bucket(count: int, steps: tuple[int, ...]) -> int:
     return -(-count // steps[-1]) * steps[-1] if found is None else found
 
 
+def with_more_rows(tensor: Tensor, more: int, dim: int) -> Tensor:
+    """The last row is there `more` times again."""
+    last = tensor.narrow(dim, tensor.shape[dim] - 1, 1)
+    return torch.cat([tensor, last.repeat_interleave(more, dim)], dim) if more else tensor
+
+
 class JoinedLinear:
     """Several linear layers of one input as one product, in compiled code without gradients; elsewhere each by itself.
 

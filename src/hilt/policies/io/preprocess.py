@@ -138,6 +138,15 @@ def to_float(images: object, mean: Sequence[float] = SIGLIP[0], std: Sequence[fl
     return (scaled - _channels(mean, given.device)) / _channels(std, given.device)
 
 
+def with_all_slots(images: np.ndarray, present: np.ndarray) -> np.ndarray:
+    """Pictures in their slots, where those that no row has were left out."""
+    if (slots := present.any(0)).all():
+        return images
+    filled = np.zeros((*present.shape, *images.shape[2:]), np.uint8)
+    filled[:, slots] = images
+    return filled
+
+
 def _channels(values: Sequence[float], device: torch.device) -> Any:
     """One number where all channels have the same, else [3, 1, 1]. A number can be part of a CUDA graph; a tensor would
     be copied to the device, which cannot."""

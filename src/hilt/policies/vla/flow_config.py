@@ -23,6 +23,7 @@ HEADS = ("value_head", "noise_head")
 VALUES = ("", "actions", "prefix")
 TRAINED = ("all", "no_vision", "expert")
 ACTING = ("auto", "eager", "captured", "compiled", "fused")
+LEARNING = ("auto", "eager", "compiled")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,9 @@ class FlowPolicyConfig(ABC):
     """How `act` goes through its layers: "eager"; "captured" as CUDA graphs, one for each number of rows and length of
     prompt; "compiled" and captured, whose first call takes a minute; "fused", the same with kernels of our own where
     there are few rows; "auto": fused on CUDA, eager elsewhere"""
+    learning: str = setting("auto", choices=LEARNING)
+    """How `evaluate` and `supervised_loss` go through them: "eager"; "compiled", whose first call takes a minute, and
+    the vision tower computed once more in the backward pass; "auto": compiled on CUDA, eager elsewhere"""
     rollout_precision: str = setting("same", choices=ROLLOUT_PRECISIONS)
     """Of the language model's products while it acts: "same" as it learns; "fp8" on GPUs that have it; "fp8_emulated",
     its numbers on any device, slower. A run corrects for the difference: algorithm.recompute_log_prob=true"""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -39,9 +39,9 @@ from hilt.policies.base import (
     to_imitate,
 )
 from hilt.policies.float8 import Float8Rollouts
-from hilt.policies.graphs import Graphs, bucket, compiling
+from hilt.policies.graphs import Graphs, bucket, compiling, with_more_rows
 from hilt.policies.io import flow_folders
-from hilt.policies.io.preprocess import resize_with_pad, to_float
+from hilt.policies.io.preprocess import resize_with_pad, to_float, with_all_slots
 from hilt.policies.vla import augment
 from hilt.policies.vla import flow as flows
 from hilt.policies.vla.flow_config import FlowPolicyConfig
@@ -53,6 +53,8 @@ from hilt.policies.vla.gemma import (
     Sight,
     SiglipAttention,
     compiled,
+    economical,
+    mlp,
     plain,
     projected,
     quick,
@@ -210,7 +212,7 @@ class FlowPolicy(Float8Rollouts):
             found = self._answer(record, given_in(record) if self.max_delay else prefix, draws)
         actions = self._normalize("action", found.pop("actions"), back=True)
         if "images" in found:
-            found["images"] = _with_all_slots(found["images"], record["image_mask"])
+            found["images"] = with_all_slots(found["images"], record["image_mask"])
         record |= found
         return continued(actions, prefix) if self.max_delay and prefix is not None else actions, record
 
@@ -262,10 +264,11 @@ class FlowPolicy(Float8Rollouts):
 
     def evaluate(self, record: Record) -> Evaluation:
         check_record(record, "images", "image_mask", "prompt", "prompt_length", "state", "chain", "step", "temperature")
-        context = self._prefix(record)
         chain, step, temperature = (self._tensor(record[name]) for name in ("chain", "step", "temperature"))
         given = self._given(given_in(record))
-        found = flows.evaluate(self._field(context, given), chain, step.long(), self.config.flow, temperature)
+        with compiling() if self._compiles() else contextlib.nullcontext():
+            context = self._prefix(record)
+            found = flows.evaluate(self._field(context, given), chain, step.long(), self.config.flow, temperature)
         value = self._value(context) if self.config.value == "prefix" else found.value
         log_prob, entropy = (self._answered(_open(each, given)) for each in (found.log_prob, found.entropy))
         return Evaluation(log_prob, entropy, value)
@@ -297,7 +300,8 @@ class FlowPolicy(Float8Rollouts):
             delays = flows.training_delays(mask, self.max_delay, generator)
             free = torch.arange(self.horizon) >= delays[:, None]
             times, weights = times[:, None] * free, weights * free[:, :length, None].to(self.device)
-        loss = self.flow_loss(self._prefix(record, images), self._tensor(wanted), noise, times)
+        with compiling() if self._compiles() else contextlib.nullcontext():
+            loss = self.flow_loss(self._prefix(record, images), self._tensor(wanted), noise, times)
         loss = (loss[:, :length, :dim] * weights).sum() / weights.sum().clamp(min=1)
         return loss, {"flow_loss": loss.item()}
 
@@ -372,17 +376,30 @@ class FlowPolicy(Float8Rollouts):
     def _prefix(self, record: Record, images: Tensor | None = None) -> Context:
         """The context of a record, with gradients."""
         seen = {name: self._placed(each) for name, each in self._seen(record, images).items()}
+        if self._compiles():
+            run = partial(recomputed, run=compiled()) if self.config.gradient_checkpointing else economical
+            return self._context(seen | self._filled_up(seen), run)
         return self._context(seen, recomputed if self.config.gradient_checkpointing else plain)
 
     def _context(self, seen: Mapping[str, Tensor], run: Runner) -> Context:
         present, prompt, worded, state = (seen[name] for name in ("present", "prompt", "worded", "state"))
         return self.prefix(run(to_float, seen["images"]), present, prompt, worded, state, run)
 
-    # --- decisions that are captured as CUDA graphs ---
+    # --- layers that are compiled, and decisions that are captured as CUDA graphs ---
+
+    def _compiles(self) -> bool:
+        """Whether gradients go through compiled layers."""
+        if self.config.learning == "auto":
+            return self._on_one_gpu() and importlib.util.find_spec("triton") is not None
+        return self.config.learning == "compiled"
 
     def _captures(self) -> bool:
-        """Whether decisions are compiled and captured: on CUDA, and where the weights are in one piece."""
-        if self.config.acting == "eager" or self.device.type != "cuda":
+        """Whether decisions are captured."""
+        return self.config.acting != "eager" and self._on_one_gpu()
+
+    def _on_one_gpu(self) -> bool:
+        """Whether the weights are on CUDA, in one piece."""
+        if self.device.type != "cuda":
             return False
         return all(type(weight.data) is Tensor for weight in self.action_out_proj.parameters())
 
@@ -390,11 +407,10 @@ class FlowPolicy(Float8Rollouts):
         """The answer by a CUDA graph of these shapes, filled up to one of a few sizes."""
         if self._graphs is None or self._graphs.device != self.device:
             self._graphs = Graphs(self._captured_decision, self, self.device, before=self._join_layers)
-        rows, words = asked["prompt"].shape
-        wide = bucket(words, self._prompt_lengths())
-        asked |= {name: F.pad(asked[name], (0, wide - words)) for name in ("prompt", "worded")}
+        rows = len(asked["prompt"])
         more = bucket(rows, BATCHES) - rows
-        filled = {name: _with_more_rows(each, more, 1 if name == "noise" else 0) for name, each in asked.items()}
+        asked |= self._filled_up(asked)
+        filled = {name: with_more_rows(each, more, 1 if name == "noise" else 0) for name, each in asked.items()}
         acting = self.config.acting
         if acting in ("auto", "fused"):  # a GPU whose torch came without Triton cannot compile
             acting = "fused" if importlib.util.find_spec("triton") else "captured"
@@ -406,6 +422,12 @@ class FlowPolicy(Float8Rollouts):
             return self._decide(asked)
         with compiling():
             return self._decide(asked, compiled() if acting == "compiled" else quick)
+
+    def _filled_up(self, seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The prompts, as long as one of the lengths for which layers are compiled."""
+        words = seen["prompt"].shape[1]
+        more = bucket(words, self._prompt_lengths()) - words
+        return {name: F.pad(seen[name], (0, more)) for name in ("prompt", "worded")}
 
     def _prompt_lengths(self) -> tuple[int, ...]:
         """A few lengths, so that prompts which differ by a few words (a state, say) share a graph."""
@@ -555,14 +577,6 @@ class FlowPolicy(Float8Rollouts):
         flow_folders.save(self, Path(folder))
 
 
-def mlp(sizes: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
-    """A head."""
-    layers: list[nn.Module] = []
-    for size, after in itertools.pairwise(sizes):
-        layers += [nn.Linear(size, after), activation()]
-    return nn.Sequential(*layers[:-1])
-
-
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Layers draw their weights from the global generator, which is given back as it was."""
@@ -573,21 +587,6 @@ def _seeded(seed: int) -> Iterator[None]:
 
 def _open(numbers: Tensor, given: flows.Given | None) -> Tensor:
     return numbers if given is None else given.apart(numbers)
-
-
-def _with_all_slots(images: np.ndarray, present: np.ndarray) -> np.ndarray:
-    """Pictures in their slots, where those that no row has were left out."""
-    if (slots := present.any(0)).all():
-        return images
-    filled = np.zeros((*present.shape, *images.shape[2:]), np.uint8)
-    filled[:, slots] = images
-    return filled
-
-
-def _with_more_rows(tensor: Tensor, more: int, dim: int) -> Tensor:
-    """The last row is there `more` times again."""
-    last = tensor.narrow(dim, tensor.shape[dim] - 1, 1)
-    return torch.cat([tensor, last.repeat_interleave(more, dim)], dim) if more else tensor
 
 
 def _row(moments: Any, place: int) -> Any:

@@ -10,7 +10,8 @@ Parameter names are those of `transformers`, which the published checkpoints hav
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
@@ -28,7 +29,7 @@ KeysValues = list[tuple[Tensor, Tensor]]
 Condition: TypeAlias = "Tensor | tuple[Tensor, Tensor] | None"
 """What conditions the norms of a layer: one for both, or what the dense layer of each has made of it"""
 Runner = Callable[..., Any]
-"""``run(layer, *inputs)``: `plain`, `recomputed`, or the compiled form of `plain`"""
+"""``run(layer, *inputs)``: `plain`, `recomputed`, `compiled()`, `economical` or `quick`"""
 
 
 def plain(layer: Callable[..., Any], *inputs: Any) -> Any:
@@ -63,11 +64,19 @@ def quick(layer: Any, *inputs: Any) -> Any:
     return compiled()(layer, *inputs)
 
 
-def recomputed(layer: Callable[..., Any], *inputs: Any) -> Any:
+def recomputed(layer: Callable[..., Any], *inputs: Any, run: Runner = plain) -> Any:
     """The inner values of the layer are computed once more in the backward pass instead of being kept."""
     if not torch.is_grad_enabled():
-        return layer(*inputs)
-    return checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=False)
+        return run(layer, *inputs)
+    return checkpoint(run, layer, *inputs, use_reentrant=False, preserve_rng_state=False)
+
+
+def economical(layer: Any, *inputs: Any) -> Any:
+    """The compiled form for gradients: the layers of the vision tower are computed once more in the backward pass. That
+    costs little time and saves much memory."""
+    if isinstance(layer, SiglipLayer):
+        return recomputed(layer, *inputs, run=compiled())
+    return compiled()(layer, *inputs)
 
 
 @dataclass(frozen=True)
@@ -331,6 +340,14 @@ def embedding(rows: int, width: int) -> nn.Embedding:
     would import torch's compiler, for seconds."""
     weight = torch.empty(rows, width)
     return nn.Embedding(rows, width, _weight=weight if weight.is_meta else weight.normal_())
+
+
+def mlp(sizes: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
+    """A head of these widths."""
+    layers: list[nn.Module] = []
+    for size, after in itertools.pairwise(sizes):
+        layers += [nn.Linear(size, after), activation()]
+    return nn.Sequential(*layers[:-1])
 
 
 def _both(condition: Condition) -> tuple[Tensor | None, Tensor | None]:
