@@ -167,7 +167,7 @@ def test_an_alarm_ends_the_run_and_it_goes_on(template: Path, memory_path: Path,
     monkeypatch.setattr(alarms, "UPDATES_PER_STEP", each)
     run, many, late = memory_path / "run", {"log_period": 10, "max_steps": 2000}, 30 * each + 10
     with pytest.raises(
-        AlarmError, match=rf"alarm update_to_data: {late} updates were made for 30 online steps, {each} for each"
+        AlarmError, match=rf"alarm update_to_data: {late:g} updates were made for 30 online steps, {each:g} for each"
     ):
         learner(template, run, stop_on=["update_to_data"], **many).run()
     assert numbers(run)[-1] == late, "with a checkpoint"
