@@ -163,11 +163,11 @@ def test_a_run_that_diverged_ends_with_the_way_to_go_on(
 
 def test_an_alarm_ends_the_run_and_it_goes_on(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
     """With one online step for many updates, which is what happens when actors stand still."""
-    each = rounds(2, alarms.UPDATES_PER_STEP)
+    each = int(rounds(2, alarms.UPDATES_PER_STEP))
     monkeypatch.setattr(alarms, "UPDATES_PER_STEP", each)
     run, many, late = memory_path / "run", {"log_period": 10, "max_steps": 2000}, 30 * each + 10
     with pytest.raises(
-        AlarmError, match=rf"alarm update_to_data: {late:g} updates were made for 30 online steps, {each:g} for each"
+        AlarmError, match=rf"alarm update_to_data: {late} updates were made for 30 online steps, {each} for each"
     ):
         learner(template, run, stop_on=["update_to_data"], **many).run()
     assert numbers(run)[-1] == late, "with a checkpoint"
