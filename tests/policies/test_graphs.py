@@ -103,19 +103,24 @@ def test_openvla_oft_answers_with_filled_up_rows_and_prompts_as_without(
 ):
     policy = test_openvla.policy_of(kind)
     wanted, record = test_openvla.acted(policy, rows, equal)
-    asked = list[tuple[int, ...]]()
-    inner = policy._respond
+    asked, told, inner = list[tuple[int, ...]](), list[str](), policy._respond
+    policy.warm_up(True, told.append)
+    assert not told  # nothing is captured on a CPU
     monkeypatch.setattr(policy, "_captures", lambda: True)
     monkeypatch.setattr(
         policy, "_respond", lambda inputs, *more: asked.append(tuple(inputs.prompt.shape)) or inner(inputs, *more)
     )
+    policy.warm_up(True, told.append)
+    assert told == ["compiling decisions of one robot"] and asked.pop()[0] == 1 and not asked
     actions, other = test_openvla.acted(policy, rows, equal)
     assert_near({"actions": actions, **other}, {"actions": wanted, **record}, 1e-5)
     (shape,) = asked
     assert shape[0] == {1: 1, 3: 3, 9: 10}[rows]
     assert shape[1] == record["prompt"].shape[1] if equal else shape[1] % openvla.WORDS == 0
     assert policy._graphs is not None and copy.deepcopy(policy)._graphs is None
-    assert policy.to(torch.float64)._graphs is None
+    assert policy.to(torch.float64)._graphs is None and policy._in_one_piece()
+    monkeypatch.setattr(policy, "unshard", lambda: None, raising=False)  # as FSDP's modules have it
+    assert not policy._in_one_piece()
 
 
 def test_openvla_oft_by_graphs_is_refused_where_there_is_no_cuda():

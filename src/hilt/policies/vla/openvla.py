@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -141,7 +141,8 @@ class OpenVLAOFT(OpenVLAPolicy, variant="oft"):
             layer.compile(dynamic=True)
 
     def _in_one_piece(self) -> bool:
-        return type(self.projector.fc1.weight.data) is Tensor
+        """Whether this process has all weights, and not now and then: `unshard` is a method of FSDP's modules."""
+        return not hasattr(self, "unshard") and type(self.projector.fc1.weight.data) is Tensor
 
     def _captures(self) -> bool:
         """Whether `act` is captured: on CUDA, where the weights are in one piece and shapes do not depend on words."""
@@ -194,6 +195,16 @@ class OpenVLAOFT(OpenVLAPolicy, variant="oft"):
         answer = {name: each[:rows] for name, each in made.items()}
         drawn = answer.pop("drawn")
         return SampledActions(drawn, Evaluation(**{"value": None} | answer) if answer else None)
+
+    def warm_up(self, sample: bool, notify: Callable[[str], None]) -> None:
+        if not self._captures():
+            return
+        notify("compiling decisions of one robot")
+        size = self.config.image_size
+        blank: dict[str, Any] = {camera: np.zeros((size, size, 3), np.uint8) for camera in self.config.cameras()}
+        if self.scale_state is not None:
+            blank["state"] = np.zeros(self.scale_state.size, np.float32)
+        self.act([{**blank, "instruction": "pick up the object"}], sample, generator=torch.Generator())
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._graphs = None  # they would keep the weights where they were
