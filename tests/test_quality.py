@@ -196,6 +196,15 @@ def test_functions_are_short_and_flat_and_take_few_parameters():
     assert set(figures["functions with more than 10 parameters"]) == MANY_PARAMETERS.keys()
 
 
+@pytest.mark.parametrize(
+    ("figure", "most"),
+    [("public signatures that mention Any", 0.11), ("public signatures with a bare Any", 0.035)],
+)
+def test_types_mean_something(figure: str, most: float):
+    count, total = map(int, re.findall(r"\d+", str(measure(SOURCE)[figure]))[:2])
+    assert count <= most * total, f"{figure}: {count} of {total}; name what is given, see CONTRIBUTING.md"
+
+
 def test_docstrings_begin_with_a_sentence():
     assert measure(SOURCE)["docstrings that are fragments"] == 0
 

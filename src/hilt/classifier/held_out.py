@@ -132,7 +132,7 @@ class HeldOut:
             probability=float(self.probability[place]),
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Returns the frames as they are kept in the classifier's folder."""
         return {
             "episodes": self._episodes,

@@ -187,7 +187,7 @@ def _returning_views(method: Callable[..., Any]) -> Callable[..., Any]:
     policy's modules are not modified in place."""
 
     @functools.wraps(method)
-    def call(*arguments: Any, **named: Any) -> Any:
+    def call(*arguments: Any, **named: Any) -> object:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", VIEW_WARNING)
             return method(*arguments, **named)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from hilt.envs.env_protocol import Env
 from hilt.hil.config import Hil
@@ -69,7 +68,7 @@ class Contact:
             time.sleep(POLL_INTERVAL_S)
         self._notify(f"{CONTACT}: the emergency stop was pressed for {time.monotonic() - began:.0f} s")
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, object]:
         """The counters that are reported to the learner."""
         return {"contact_lost": self.lost, "contact_losses": self._times, "contact_lost_seconds": self._waited}
 

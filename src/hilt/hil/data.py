@@ -310,7 +310,7 @@ class Experience:
         for name, each in self._draws.items():
             set_generator_state(each, position[name])
 
-    def state(self, position: Mapping[str, str] | None = None) -> dict[str, Any]:
+    def state(self, position: Mapping[str, str] | None = None) -> dict[str, object]:
         """All that decides the next batches besides the logs, and what the online view
         had; batches made ahead do not count."""
         if position is None and self._ahead is not None:

@@ -71,7 +71,7 @@ class DefaultsChoice(NamedTuple):
             "(defaults=images leaves them as they are)"
         )
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, object]:
         """What run.json has of it."""
         return {"defaults": self.name, "defaults_why": self.why, "defaults_changed": self.changed}
 

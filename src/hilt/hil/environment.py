@@ -145,7 +145,7 @@ class GroupPlay:
             self._group, self._turn, self.fresh = secrets.randbits(62), number // self.size, True
         return self._turn
 
-    def columns(self) -> dict[str, Any]:
+    def columns(self) -> dict[str, object]:
         """The columns of a step of the episode."""
         self.fresh = False
         return {GROUP: np.int64(self._group), MEMBER: np.int16(self._member)}

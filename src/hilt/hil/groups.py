@@ -306,7 +306,7 @@ class Groups:
         }
         return {**shown, **figures, **totals}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """What was decided, which the log does not tell; and the versions of the weights, by which ages are counted."""
         self._decided &= set(self._known.values())  # what the log has no longer does not come back
         return {

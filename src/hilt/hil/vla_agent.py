@@ -307,7 +307,7 @@ class VlaAgent(StepAgent):
         """The policy's action with which the arm stays as it is; where that is not known, no motion."""
         return np.asarray((self._suite.hold or no_motion)(observation, last, self._policy_dim), np.float32)
 
-    def acted(self, source: Source, executed: npt.ArrayLike | None) -> dict[str, Any]:
+    def acted(self, source: Source, executed: npt.ArrayLike | None) -> dict[str, object]:
         helped = source in (Source.HUMAN, Source.DEMO)
         self._last = None if executed is None else self._suite.taught(np.asarray(executed, np.float32))
         if source != Source.POLICY and self._executor is not None:

@@ -205,7 +205,7 @@ def _step(images: int, pixels: int, dtype: Any) -> Callable[[], None]:
     import torch
     from torch.nn import functional as F
 
-    def values(*shape: int) -> Any:  # torch's global generator is not touched
+    def values(*shape: int) -> torch.Tensor:  # torch's global generator is not touched
         return (
             torch.linspace(-1, 1, torch.Size(shape).numel())
             .reshape(shape)

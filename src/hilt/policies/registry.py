@@ -110,7 +110,7 @@ def document_of(policy: str) -> dict[str, Any]:
     return _read(path) if path.is_file() else {}
 
 
-def policy_sizes(row: Mapping[str, Any], state_dim: int, action_dim: int) -> dict[str, Any]:
+def policy_sizes(row: Mapping[str, Any], state_dim: int, action_dim: int) -> dict[str, object]:
     """What a new policy must know, from one observation: the names of its pictures, pixels of their longest side
     rounded up to a multiple of 16 (0 without pictures), and how many numbers states and actions have."""
     pictures = {name: value.shape for name, value in row.items() if np.ndim(value) == 3}

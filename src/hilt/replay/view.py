@@ -86,7 +86,7 @@ class View:
             self._sampler = self.sampler()
         return self._sampler.sample(batch_size, keys=keys, out=out)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, object]:
         """Size of the view, and what its own sampler counted."""
         with self.log.lock:
             runs = self.runs()

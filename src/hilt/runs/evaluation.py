@@ -105,7 +105,7 @@ class EvaluationResult:
     def errors(self) -> list[EpisodeOutcome]:
         return [one for one in self.outcomes if one.error]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Returns the evaluation as JSON has it."""
         low, high = self.interval or (None, None)
         return {

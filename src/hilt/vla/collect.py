@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from hilt.vla.rollout import RolloutSettings, roll_out
 from hilt.vla.tally import Tally
 from hilt.vla.tasks import MODES, Agenda, Solved
 
+T = TypeVar("T")
 CHOOSING = (
     "group_size", "data_batch_size", "split", "states_per_task", "init_state_mode", "tasks_per_step", "groups_at_once",
     "oversample_factor", "idle_ranks", "skip_solved",
@@ -175,15 +176,15 @@ class Collected:
     """From outside: there are no episodes, and the collector is as it was before"""
 
 
-class AheadCollection:
+class AheadCollection(Generic[T]):
     """The collection of a step in a thread of its own, beside the update from the step before."""
 
-    def __init__(self, step: int, roll_out: Callable[[Callable[[], bool]], Any], threads: ThreadPoolExecutor):
+    def __init__(self, step: int, roll_out: Callable[[Callable[[], bool]], T], threads: ThreadPoolExecutor):
         """`roll_out` is given a function that tells whether its episodes are still wanted."""
         self.step, self._left = step, threading.Event()
         self._made = threads.submit(roll_out, self._left.is_set)
 
-    def finish(self, waiting: Callable[[], None]) -> Any:
+    def finish(self, waiting: Callable[[], None]) -> T:
         """Waits for the result of `roll_out` and returns it; `waiting` is called twice a second meanwhile."""
         while not wait([self._made], WAIT_INTERVAL_S).done:
             waiting()

@@ -98,7 +98,7 @@ class Worker:
         self._beside: list[tuple[int, np.ndarray]] = []
         """Group and rewards of episodes of other steps, with which those of this one are compared"""
         self._before: dict[str, Any] | None = None
-        self._ahead: AheadCollection | None = None
+        self._ahead: AheadCollection[tuple[Collected, dict[str, object]] | None] | None = None
         """The collection of the next step, while it is under way"""
         self._following: dict[str, Any] | None = None
         """Where this rank stood when that began"""
@@ -224,7 +224,7 @@ class Worker:
         self._collector.report = self._note
         beside = self._copy.beside()
 
-        def roll_out(left: Callable[[], bool]) -> tuple[Collected, dict[str, Any]] | None:
+        def roll_out(left: Callable[[], bool]) -> tuple[Collected, dict[str, object]] | None:
             with beside:
                 return self._roll_out(step, actor, version, lambda: left() or self._stop())
 
@@ -310,7 +310,7 @@ class Worker:
 
     # What a checkpoint has
 
-    def own(self) -> dict[str, Any]:
+    def own(self) -> dict[str, object]:
         """What is this rank's alone: cursors, draws, and the surplus as numbers in the log.
         In the middle of a step, as it began."""
         self.log.sync()
@@ -379,13 +379,13 @@ class Worker:
         state: dict[str, torch.Tensor] = self.optimizer.state_dict()["trained"]
         return state if self._ranks.rank == 0 else {}
 
-    def sizes(self) -> dict[str, Any]:
+    def sizes(self) -> dict[str, object]:
         """Returns the sizes of a new policy, as the first task has them."""
         return self._sizes
 
     # Where those that roll out are not those that train
 
-    def hand_out(self) -> list[Any]:
+    def hand_out(self) -> list[object]:
         """The episodes of this step, for a trainer; rewards beside them."""
         given = [(pack(episode), rewards) for episode, rewards in zip(self.episodes, self._rewards, strict=True)]
         self.episodes, self._rewards, self._before = [], [], None

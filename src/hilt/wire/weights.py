@@ -310,7 +310,7 @@ class Subscriber:
         """The version that the callback took last; 0 before the first."""
         return self._version
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, object]:
         return {
             "version": self._version,
             "instance": self._instance,

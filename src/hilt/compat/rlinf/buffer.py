@@ -30,6 +30,7 @@ from hilt.replay.storage.lock import wait_before_fork
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 logger = logging.getLogger("hilt.replay")
 _FIELDS = (
@@ -121,7 +122,7 @@ class TrajectoryReplayBuffer:
             for trajectory in trajectories:
                 self._add(trajectory)
 
-    def sample(self, num_chunks: int = 0) -> dict[str, Any]:
+    def sample(self, num_chunks: int = 0) -> dict[str, Tensor]:
         """A batch of chunk steps as torch tensors, ``[num_chunks, ...]``, drawn with replacement from the window.
 
         At most as many as the window holds.
@@ -183,7 +184,7 @@ class TrajectoryReplayBuffer:
             "cache_size": len(self._cache or ()),
         }
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, object]:
         """Returns the values of `get_stats`, counters (`disk_reads` are chunk steps that were
         not in the cache), and those of the log."""
         return {**self.get_stats(), **self._counts, "log": self.log.stats() if self.log is not None else {}}

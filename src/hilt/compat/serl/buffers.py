@@ -198,7 +198,7 @@ class ReplayBufferDataStore:
         with self.lock:
             self._chains.forget((actor, boot, store))
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, object]:
         return self.log.stats()
 
     def close(self) -> None:

@@ -94,7 +94,7 @@ class StepAgent(ABC):
     def begin(self, instruction: str = "", paced: bool = False) -> None:  # noqa: B027  # nothing by default
         """An episode begins. `paced`: there is a control rate to be kept, so that no step may wait for the policy."""
 
-    def acted(self, source: Source, executed: npt.ArrayLike | None) -> dict[str, Any]:
+    def acted(self, source: Source, executed: npt.ArrayLike | None) -> dict[str, object]:
         """A step was made: by whom, and which action was executed. Returns further columns of the step."""
         return {}
 

@@ -70,7 +70,7 @@ def attach(
     return _freeze(policy, full)
 
 
-def adapted(policy: nn.Module) -> dict[str, Any]:
+def adapted(policy: nn.Module) -> dict[str, nn.Module]:
     """The layers that have an adapter, by name."""
     return {
         name: module

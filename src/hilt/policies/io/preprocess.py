@@ -35,7 +35,7 @@ def _pictures(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     """Leading dimensions become one, arrays become tensors, and both come back as they were."""
 
     @functools.wraps(function)
-    def wrapped(images: object, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(images: object, *args: Any, **kwargs: Any) -> np.ndarray | torch.Tensor:
         array = isinstance(images, np.ndarray)
         given = torch.from_numpy(np.array(images)) if array else images
         if not isinstance(given, torch.Tensor) or given.dtype != torch.uint8 or given.ndim < 3 or given.shape[-1] != 3:

@@ -146,7 +146,7 @@ class SmallVLAConfig:
         result: SmallVLAConfig = _made(cls, settings)
         return result
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Returns all settings except the precisions, which depend on the machine."""
         settings = dataclasses.asdict(self)
         del settings["precision"], settings["rollout_precision"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -109,7 +109,7 @@ class LogReport:
         """How many findings of each kind."""
         return dict(Counter(finding.kind for finding in self.findings))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {**asdict(self), "path": str(self.path), "ok": self.ok}
 
 

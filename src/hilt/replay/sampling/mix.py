@@ -74,14 +74,14 @@ class JointSampler:
 
         return Prefetch(lambda: self.sample(batch_size, **options), prefetch, device, self)
 
-    def position(self) -> Any:
+    def position(self) -> object:
         """See `Sampler.position`."""
         return self._stream.state()
 
-    def seek(self, position: Any) -> None:
+    def seek(self, position: object) -> None:
         self._stream.load_state(position)
 
-    def state(self, position: Any = None) -> dict[str, Any]:
+    def state(self, position: object = None) -> dict[str, object]:
         """All that decides the next batches, as arrays and plain values; with `position`, as it was there."""
         return {
             "kind": {"how": "joint", "sources": list(self.sources)},
@@ -96,7 +96,7 @@ class JointSampler:
             )
         self._stream.load_state(state["rng"])
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, object]:
         return {name: sampler.stats() for name, sampler in self.sources.items()}
 
     def __len__(self) -> int:
@@ -202,17 +202,19 @@ class Mix:
 
         return Prefetch(lambda: self.sample(batch_size, **options), prefetch, device, self)
 
-    def position(self) -> Any:
+    def position(self) -> dict[str, object] | None:
         """Returns the positions of all sources, or None if one has none; see `Sampler.position`."""
-        positions = {name: source.position() for name, source in self.sources.items()}
-        return None if any(position is None for position in positions.values()) else positions
+        known = {name: at for name, source in self.sources.items() if (at := source.position()) is not None}
+        return known if len(known) == len(self.sources) else None
 
-    def seek(self, position: Any) -> None:
+    def seek(self, position: Mapping[str, Any]) -> None:
         for name, source in self.sources.items():
             source.seek(position[name])
 
-    def state(self, position: Any = None) -> dict[str, Any]:
-        return {name: source.state(position and position[name]) for name, source in self.sources.items()}
+    def state(self, position: Mapping[str, Any] | None = None) -> dict[str, object]:
+        return {
+            name: source.state(None if position is None else position[name]) for name, source in self.sources.items()
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         if set(state) != set(self.sources):
@@ -222,7 +224,7 @@ class Mix:
         for name, sampler in self.sources.items():
             sampler.load_state(state[name])
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, object]:
         return {name: sampler.stats() for name, sampler in self.sources.items()}
 
 

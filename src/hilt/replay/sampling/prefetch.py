@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError
 from hilt.replay.sampling.assembly import Batch
@@ -19,15 +19,18 @@ _DEADLINE_S = 660.0
 than a rate limiter waits, whose error says more."""
 
 
-class Rewindable(Protocol):
+P = TypeVar("P")
+
+
+class Rewindable(Protocol[P]):
     """The source of batches, to which batches that were not taken can be put back;
     a position of None means that they cannot."""
 
-    def position(self) -> Any: ...
+    def position(self) -> P | None: ...
 
-    def seek(self, position: Any) -> None: ...
+    def seek(self, position: P) -> None: ...
 
-    def state(self, position: Any = None) -> dict[str, Any]: ...
+    def state(self, position: P | None = None) -> dict[str, object]: ...
 
 
 class Prefetch(Iterator[Any]):
@@ -39,7 +42,7 @@ class Prefetch(Iterator[Any]):
     made ahead are lost, and the state is that after them.
     """
 
-    def __init__(self, make: Callable[[], Any], ahead: int, device: Any = None, source: Rewindable | None = None):
+    def __init__(self, make: Callable[[], Any], ahead: int, device: Any = None, source: Rewindable[Any] | None = None):
         self._stop = threading.Event()
         if ahead < 1:
             raise ConfigError(f"prefetch: expected at least 1 batch, got {ahead}.")
@@ -73,7 +76,7 @@ class Prefetch(Iterator[Any]):
         self._position = position
         return batch
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """The state of what the batches are drawn from, after the last one that was taken."""
         if self._source is None:
             raise ClosedError(

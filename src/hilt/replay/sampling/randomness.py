@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,10 +21,10 @@ class NumpyStream:
         and as even to one part in 2**53 / size."""
         return (self.generator.random(n) * size).astype(np.int64)
 
-    def state(self) -> Mapping[str, object]:
+    def state(self) -> object:
         return self.generator.bit_generator.state
 
-    def load_state(self, state: Mapping[str, object]) -> None:
+    def load_state(self, state: Any) -> None:
         self.generator.bit_generator.state = state
 
 
@@ -45,7 +44,7 @@ class TorchStream:
 
         return tensors.randint(self._generator, size, n)
 
-    def state(self) -> Any:
+    def state(self) -> object:
         return self._generator.get_state().numpy().copy()
 
     def load_state(self, state: object) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from hilt.replay.view import View
 
 _NOTHING = contextlib.nullcontext()
+Position: TypeAlias = tuple[object, dict[str, int]]
+"""The state of a sampler's generator, and its counts."""
 SAMPLERS = ("uniform", "prioritized", "fifo", "lifo", "min_heap", "max_heap")
 
 
@@ -224,7 +226,7 @@ class Sampler:
         thread's, and its state is to be asked of what this returns."""
         return Prefetch(lambda: self.sample(batch_size, timeout=timeout, **options), prefetch, device, self)
 
-    def position(self) -> Any:
+    def position(self) -> Position | None:
         """Where a sampler stands whose draws depend on its generator alone: uniform, with
         replacement, without a limiter; else None."""
         return (
@@ -233,13 +235,13 @@ class Sampler:
             else None
         )
 
-    def seek(self, position: Any) -> None:
+    def seek(self, position: Position) -> None:
         """Goes on as it would have from this position."""
         state, counts = position
         self._stream.load_state(state)
         self._counts = dict(counts)
 
-    def state(self, position: Any = None) -> dict[str, Any]:
+    def state(self, position: Position | None = None) -> dict[str, object]:
         """All that decides the next batches, as arrays and plain values; with `position`, as it was there."""
         with self.view.log.lock:
             self._follow_view()
@@ -276,7 +278,7 @@ class Sampler:
                 self._selector.load_state(state["selector"])
             self._seen, self._seen_version = Runs(*state["seen"]), -1
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, object]:
         limited = {"limiter": self.limiter.stats()} if self.limiter is not None else {}
         return {**self._counts, **limited}
 

@@ -91,7 +91,7 @@ class Selector(ABC):
         """Remove all keys."""
 
     @abstractmethod
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Arrays and plain values that ``load_state`` takes."""
 
     def load_state(self, state: Mapping[str, object]) -> None:
@@ -183,7 +183,7 @@ class Uniform(Selector):
         n = self._draws(n)
         return self._keys[rng.integers(0, len(self), n)], np.full(n, 1.0 / len(self))
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         return {"selector": type(self).__name__, "keys": self._keys[: len(self)].copy()}
 
     def _insert(self, keys: Ints, priorities: Floats) -> None:
@@ -242,7 +242,7 @@ class Prioritized(Uniform):
         slots = self._tree.draw(n, rng)
         return self._keys[slots], self._tree.weights[slots] / total
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         # The capacity decides how many levels of sums there are, and so the last bits of what is drawn.
         weights = self._tree.weights[: len(self)].copy()
         return super().state() | {"exponent": self.exponent, "weights": weights, "capacity": len(self._keys)}
@@ -294,7 +294,7 @@ class Fifo(OrderedSelector):
     def peek(self, n: int) -> Ints:
         return np.fromiter(islice(self._in_order(), self._draws(n)), np.int64)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         return {"selector": type(self).__name__, "keys": np.fromiter(self._index, np.int64, len(self))}
 
     def _in_order(self) -> Iterator[int]:
@@ -340,7 +340,7 @@ class MinHeap(OrderedSelector):
             heapq.heappush(self._heap, entry)
         return np.array([key for _, _, key in first], np.int64)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         self._drop_stale()
         entries = sorted(self._heap)
         return {
