@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from hilt.algos.adam import Adam
+from hilt.algos.surrogate import importance, surrogate
 from hilt.core.errors import ConfigError
 from hilt.policies import float8
 from hilt.policies.base import join
@@ -259,6 +260,29 @@ def test_mismatch_adds_up_over_ranks_and_looks_at_some_rows():
     assert mismatch(policy, []).keys() == {"rollout_quantize_ms"} and mismatch(small("same"), [record]) == {}
     few = float8._some_rows([join([record])])
     assert len(few["log_prob"]) <= float8.COMPARED_ROWS
+
+
+def test_a_bandit_that_acts_in_float8_has_the_gradient_of_the_policy_that_learns():
+    """Over all arms, each as often as it is drawn in float8: the weight makes up for the other precision exactly."""
+    x, weight = drawn(1, 64), drawn(16, 64, seed=1) / 4
+    rewards = torch.linspace(0, 1, 16)
+    values, scale = quantize(weight)
+    acting = product(x, values, scale.T, None, emulated=True)[0].log_softmax(0)
+    learns = weight.clone().requires_grad_()
+    now = (x @ learns.T)[0].log_softmax(0)
+    (true,) = torch.autograd.grad(-(now.exp() * rewards).sum(), learns, retain_graph=True)
+
+    def gradient(cap: float, weighs: bool) -> torch.Tensor:
+        old, advantage = now.detach(), rewards - (now.detach().exp() * rewards).sum()
+        share = importance(old, acting).clamp(max=cap) if weighs else 1.0
+        loss = (acting.exp() * share * surrogate(now - old, advantage, 0.2, 0.28).loss).sum()
+        return torch.autograd.grad(loss, learns, retain_graph=True)[0]
+
+    def off(found: torch.Tensor) -> float:
+        return float((found - true).norm() / true.norm())
+
+    assert off(gradient(2.0, weighs=True)) < 1e-5 < 1e-3 < off(gradient(2.0, weighs=False))
+    assert off(gradient(1.0, weighs=True)) > 1e-3  # truncated where it matters
 
 
 # --- refusals ---
