@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bench.report import Row, at_least, at_most
 from bench.vla_flows import FlowBench, observations
 from bench.vla_sizes import record_of
 from hilt.policies import float8 as float8_module
-from hilt.policies.float8 import EMULATED, FIRST_LAYER, FP8, KIND, compared, quantize
+from hilt.policies.float8 import EMULATED, FIRST_LAYER, FP8, KIND, compared, product, quantize
 from hilt.policies.graphs import compiling
 
 TARGET_CHUNKS, TARGET_GAIN, TARGET_KL = 165, 1.35, 1e-3
@@ -155,13 +156,22 @@ def variants(bench: Any, policy: Any, batch: int) -> None:
     kept, parts = policy.options.fp8_first_layer, policy.float8_parts
     for name, (first, vision, after) in VARIANTS.items():
         policy.options.fp8_first_layer, policy._float8 = first, None
-        float8_module.SCALED_AFTER = after
+        float8_module.product = scaled_after if after else product
         policy.float8_parts = policy._transformer_layers if vision else parts
         with torch.no_grad():
             rate = batch * bench.rates({"ours": bench.captured(question(policy, batch))}, rounds=3)["ours"].median
         kl, changed = apart(policy, batch, TEMPERATURE)
         bench.tell(f"float8, {name}: {rate:.1f} chunks/s, KL {kl:.2e}, {100 * changed:.1f}% greedy tokens differ")
-    policy.options.fp8_first_layer, policy.float8_parts, float8_module.SCALED_AFTER = kept, parts, False
+    policy.options.fp8_first_layer, policy.float8_parts, float8_module.product = kept, parts, product
+
+
+def scaled_after(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None, emulated: bool) -> Tensor:
+    """`hilt.policies.float8.product` with the scales of rows in the operation that follows the product."""
+    rows, row_scale = quantize(x.reshape(-1, x.shape[-1]))
+    one = torch.ones((), device=x.device)
+    y = torch._scaled_mm(rows, values.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
+    y = y.float() * row_scale * scale
+    return (y if bias is None else y + bias.float()).to(torch.bfloat16).unflatten(0, x.shape[:-1])
 
 
 def product_rates(bench: Any) -> None:

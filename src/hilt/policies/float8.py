@@ -45,9 +45,6 @@ MULTIPLE = 16
 FIRST_LAYER = 2
 """The first layer of a language model that acts in float8 by default: the error of the first two is most of the KL of a
 model with random weights, and they are a sixteenth of the products"""
-SCALED_AFTER = False
-"""Whether a GPU multiplies the sums by the scales of rows after the product, in the operation that follows in compiled
-code, and not in the product"""
 COMPARED_ROWS = 16
 """Chunks of a training step, at each rank, on which both precisions are compared"""
 
@@ -135,10 +132,10 @@ def _version(weight: Tensor) -> tuple[int, int]:
 
 
 class Switch:
-    """Whether the layers of a policy compute in float8 now, and how."""
+    """Whether the layers of a policy compute in float8 now."""
 
     def __init__(self, emulated: bool):
-        self.on, self.emulated, self.scaled_after = False, emulated, SCALED_AFTER
+        self.on, self.emulated = False, emulated
 
 
 class Float8Linear(nn.Linear):
@@ -154,25 +151,16 @@ class Float8Linear(nn.Linear):
         if float8 is None or not self.computes_in_float8():
             return F.linear(x, self.weight, self.bias)
         kind = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
-        switch = float8.switch
-        y = product(x, float8.values, float8.scale, self.bias, switch.emulated, switch.scaled_after)
-        return y.to(kind)
+        return product(x, float8.values, float8.scale, self.bias, float8.switch.emulated).to(kind)
 
 
-def product(
-    x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None, emulated: bool, scaled_after: bool = SCALED_AFTER
-) -> Tensor:
+def product(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None, emulated: bool) -> Tensor:
     """x W' + b, with W as float8 `values` [N, K] and `scale` [1, N]: bfloat16, or float32 where it is emulated."""
     rows, row_scale = quantized(x.reshape(-1, x.shape[-1]))
     if emulated:
         with torch.autocast(x.device.type, enabled=False):
             y = rows.float() @ values.float().T * row_scale * scale
         y = y if bias is None else y + bias.float()
-    elif scaled_after:
-        one = torch.ones((), device=x.device)
-        y = torch._scaled_mm(rows, values.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
-        y = y.float() * row_scale * scale
-        y = (y if bias is None else y + bias.float()).to(torch.bfloat16)
     else:
         y = torch._scaled_mm(
             rows, values.T, scale_a=row_scale, scale_b=scale, bias=None if bias is None else bias.to(torch.bfloat16),
