@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bench.report import Row, at_least, at_most
 from bench.vla_flows import FlowBench, observations
@@ -39,13 +39,14 @@ def float8(bench: Any) -> list[Row]:
     """OpenVLA-OFT."""
     bench.clear()
     how, first = (EMULATED, 0) if bench.tiny else (FP8, FIRST_LAYER)
-    policy = bench.policy(rollout_precision=how, fp8_first_layer=first).requires_grad_(False)
+    eager = {"layers": "eager", "acting": "eager"}
+    policy = bench.policy(rollout_precision=how, fp8_first_layer=first, **eager).requires_grad_(False)
     batch = 2 if bench.tiny else 64
     if bench.device.type == "cuda":
         product_rates(bench)
-        bench.tell("float8, layers not compiled, as in training:")
+        bench.tell("float8, eager:")
         acting(bench, policy, batch)
-        policy.compile_layers()
+        policy.options.layers = policy.options.acting = "auto"
     with compiling():
         rows = speed(bench, policy, batch)
         rows += [acting(bench, policy, batch), *distance(bench, policy, batch), refresh(bench, policy)]
@@ -105,7 +106,7 @@ def acting(bench: Any, policy: Any, batch: int) -> Row:
     bench.tell(f"float8: act() {chunks:.1f} chunks/s, bfloat16 {other:.1f}")
     return Row(
         "fp8_act_64", chunks, "chunks/s", f"policy.act() of {batch} observations as in act_32, in float8",
-        peers={"ours in bfloat16": other}, size=bench.size, note="layers compiled, no CUDA graph",
+        peers={"ours in bfloat16": other}, size=bench.size, note="layers compiled, CUDA graphs",
         spread=(batch * found["ours"].spread[0], batch * found["ours"].spread[1]),
     )  # fmt: skip
 
@@ -157,12 +158,17 @@ def variants(bench: Any, policy: Any, batch: int) -> None:
     for name, (first, vision, after) in VARIANTS.items():
         policy.options.fp8_first_layer, policy._float8 = first, None
         float8_module.product = scaled_after if after else product
-        policy.float8_parts = policy._transformer_layers if vision else parts
+        policy.float8_parts = partial(with_vision, policy) if vision else parts
         with torch.no_grad():
             rate = batch * bench.rates({"ours": bench.captured(question(policy, batch))}, rounds=3)["ours"].median
         kl, changed = apart(policy, batch, TEMPERATURE)
         bench.tell(f"float8, {name}: {rate:.1f} chunks/s, KL {kl:.2e}, {100 * changed:.1f}% greedy tokens differ")
     policy.options.fp8_first_layer, policy.float8_parts, float8_module.product = kept, parts, product
+
+
+def with_vision(policy: Any) -> list[nn.Module]:
+    vision = policy.vision_backbone
+    return [*vision.featurizer.blocks, *vision.fused_featurizer.blocks, *policy.language_model.model.layers]
 
 
 def scaled_after(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None, emulated: bool) -> Tensor:
