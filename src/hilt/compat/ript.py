@@ -137,7 +137,7 @@ class LIBEROEnvRunner:
     def __init__(
         self,
         policy: Policy,
-        task_names_to_use: Sequence[Any] | None = None,
+        task_names_to_use: Sequence[int | str] | None = None,
         benchmark_name: str = "libero_spatial",
         num_parallel_envs: int = 1,
         max_episode_length: int | None = None,
@@ -154,7 +154,8 @@ class LIBEROEnvRunner:
         use as well), else those of training."""
         self.policy, self.benchmark_name, self.num_parallel_envs = policy, benchmark_name, num_parallel_envs
         self.assigned_tasks = list(task_names_to_use or [])
-        self.task_cursor, self.current_task = 0, None
+        self.task_cursor = 0
+        self.current_task: int | str | None = None
         self._workers = (num_parallel_envs if num_parallel_envs > 1 else 0) if workers is None else workers
         self._options = dict(task_options or {}) | ({"step_limit": max_episode_length} if max_episode_length else {})
         self._split, self._settings, self._seed = split, RolloutSettings(temperature, sample), seed
@@ -163,14 +164,14 @@ class LIBEROEnvRunner:
         self.carried: dict[Any, list[dict[str, Any]]] = {}
         """By task, the members of a group that the last batch of that task had no room for"""
 
-    def set_current_task_by_cursor(self) -> Any:
+    def set_current_task_by_cursor(self) -> int | str | None:
         """The task of this iteration; None on a rank without tasks, which goes on to its collectives with nothing."""
         self.current_task = (
             self.assigned_tasks[self.task_cursor % len(self.assigned_tasks)] if self.assigned_tasks else None
         )
         return self.current_task
 
-    def advance_task_cursor(self) -> Any:
+    def advance_task_cursor(self) -> int | str | None:
         self.task_cursor += 1
         return self.set_current_task_by_cursor()
 

@@ -181,9 +181,10 @@ class RobotwinEnv(gymnasium.Env[Any, Any]):
         self._over = succeed or truncated
         return self._seen(), np.array(rewards, np.float32), succeed, truncated, {"succeed": succeed}
 
-    def render(self) -> Any:
+    def render(self) -> Array:
         """The head camera, for people."""
-        return self._seen()["observation"]["head_camera"]["rgb"]
+        picture: Array = self._seen()["observation"]["head_camera"]["rgb"]
+        return picture
 
     def close(self) -> None:
         with self._alone():

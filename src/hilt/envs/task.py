@@ -270,9 +270,10 @@ class PlainTask(gymnasium.Wrapper):
             info = {**info, "succeed": succeeded}
         return observation, reward, bool(terminated), truncated, info
 
-    def render(self) -> Any:
+    def render(self) -> Array | None:
         with _rendering():
-            return self.env.render()
+            picture: Array | None = self.env.render()
+            return picture
 
 
 def split_to_report(states: Mapping[str, int]) -> str:

@@ -114,8 +114,9 @@ class TaskMix(gymnasium.Env):
         observation, reward, terminated, truncated, info = self.task.step(action)
         return observation, reward, terminated, truncated, {**info, TASK_NUMBER: self._number}
 
-    def render(self) -> Any:
-        return self.task.unwrapped.render()
+    def render(self) -> Array | None:
+        picture: Array | None = self.task.unwrapped.render()
+        return picture
 
     def close(self) -> None:
         for task in self.tasks:
