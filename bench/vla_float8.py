@@ -46,7 +46,7 @@ def float8(bench: Any) -> list[Row]:
         product_rates(bench)
         bench.tell("float8, eager:")
         acting(bench, policy, batch)
-        policy.options.layers = policy.options.acting = "auto"
+        policy.options.layers, policy.options.acting = "auto", "captured"
     with compiling():
         rows = speed(bench, policy, batch)
         rows += [acting(bench, policy, batch), *distance(bench, policy, batch), refresh(bench, policy)]

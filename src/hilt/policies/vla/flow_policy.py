@@ -398,8 +398,9 @@ class FlowPolicy(Float8Rollouts):
         return self.config.acting != "eager" and self._on_one_gpu()
 
     def _on_one_gpu(self) -> bool:
-        """Whether the weights are on CUDA, in one piece."""
-        if self.device.type != "cuda":
+        """Whether the weights are on CUDA, in one piece, and not only now and then: `unshard` is a method of FSDP's
+        modules."""
+        if self.device.type != "cuda" or hasattr(self, "unshard"):
             return False
         return all(type(weight.data) is Tensor for weight in self.action_out_proj.parameters())
 

@@ -145,14 +145,15 @@ class OpenVLAOFT(OpenVLAPolicy, variant="oft"):
         return not hasattr(self, "unshard") and type(self.projector.fc1.weight.data) is Tensor
 
     def _captures(self) -> bool:
-        """Whether `act` is captured: on CUDA, where the weights are in one piece and shapes do not depend on words."""
-        acting, cuda = self.options.acting, self.device.type == "cuda"
-        if acting == "captured" and not cuda:
+        """Whether `act` is captured, where the weights are in one piece and shapes do not depend on words."""
+        if self.options.acting != "captured":
+            return False
+        if self.device.type != "cuda":
             raise ConfigError(
                 f"acting=captured makes CUDA graphs, and the policy is on {self.device}: give device=cuda, or leave "
                 "acting out."
             )
-        return acting != "eager" and cuda and not self.options.packed and self._in_one_piece()
+        return not self.options.packed and self._in_one_piece()
 
     def _captured(self) -> Graphs:
         if self._graphs is None or self._graphs.device != self.device:

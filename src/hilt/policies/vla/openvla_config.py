@@ -161,9 +161,9 @@ class OpenVLAOptions:
     fp8_first_layer: int = setting(FIRST_LAYER, minimum=0, needs=ACTS_IN_FLOAT8)
     """The first layer of the language model that acts in float8. Errors of early layers grow in all later ones: a
     higher number is nearer to the policy that learns, and slower"""
-    acting: str = setting("auto", choices=("auto", "eager", "captured"))
+    acting: str = setting("eager", choices=("eager", "captured"))
     """How OpenVLA-OFT's `act` is run: "eager"; "captured" as CUDA graphs, one for each number of rows and length of
-    prompt; "auto": captured on CUDA, eager elsewhere"""
+    prompt"""
     layers: str = setting("auto", choices=("auto", "eager", "compiled"))
     """Whether the layers of OpenVLA-OFT are compiled by torch, each kind once for any number of rows; the first passes
     then take a minute. "auto": on CUDA, of language models at least 1,024 wide"""
