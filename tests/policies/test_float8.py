@@ -14,6 +14,7 @@ from torch import nn
 
 from hilt.algos.adam import Adam
 from hilt.algos.surrogate import importance, surrogate
+from hilt.compat.simplevla.workers import RobDataParallelPPOActor
 from hilt.core.config import build
 from hilt.core.errors import ConfigError
 from hilt.observe.metrics import read_metrics
@@ -367,6 +368,11 @@ def test_float8_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch):
     check_float8(FP8, "cuda:0")
     for precision, device in ((EMULATED, "cpu"), ("same", "cpu"), (FP8, "meta")):
         check_float8(precision, device)
+
+
+def test_float8_is_refused_by_an_actor_that_corrects_for_nothing():
+    with pytest.raises(ConfigError, match=r"rollout_precision=fp8_emulated: this actor learns from log-probabilities"):
+        RobDataParallelPPOActor(Vla(), small())
 
 
 def test_options_that_would_do_nothing_are_refused():

@@ -30,6 +30,7 @@ from hilt.core.errors import ConfigError, MissingFieldError, UnknownNameError
 from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.policies.base import Policy, join, select
 from hilt.policies.copies import ReferencePolicy
+from hilt.policies.float8 import SAME
 from hilt.vla.config import Vla
 from hilt.vla.episode import RolloutEpisode
 from hilt.vla.exports import save_checkpoint
@@ -123,6 +124,11 @@ class RobDataParallelPPOActor:
     def __init__(self, config: Any, actor_module: Any, actor_optimizer: torch.optim.Optimizer | None = None):
         """`config` is ``actor_rollout_ref.actor``. Of a torch optimizer its rate,
         betas and decay are taken, for our AdamW."""
+        if (precision := getattr(actor_module, "rollout_precision", SAME)) != SAME:
+            raise ConfigError(
+                f"rollout_precision={precision}: this actor learns from log-probabilities that come with the data, and "
+                "nothing corrects for another precision of acting. Leave it out, or train with `hilt train simplevla`."
+            )
         if not isinstance(config, Vla):
             model = {"path": str(actor_module.source or "policy"), "action_chunks_len": actor_module.chunk}
             tree = {"actor": tree_of(config), "model": {**model, "action_token_len": actor_module.action_dim}}
