@@ -55,19 +55,20 @@ def run(
             assert config is not None
             config = begin_run(folder, recipe, config)
     undone = contextlib.nullcontext() if resume else undone_if_nothing_is_kept(folder)
-    with undone, stop_signals() as stopped, live(folder, config) as screen:
-        for line in (*also, *config.arithmetic(), *precision.lines(config, folder, resume)):
-            screen.notify(line)
-        done = train(config, folder, notify=screen.notify, stop=lambda: bool(stopped), report=screen.report)
-    why = in_words(config, done)
-    kept = "" if done.best_step < 0 else f"; the policy of step {done.best_step} is kept" + _share(done.success)
-    waited = f" and {done.waited} that only collected" * bool(done.waited)
-    typer.echo(f"{why}: {done.step - done.waited} training steps{waited}, {done.seconds:.0f} s{kept}")
-    end = f"\n{folder / 'policy'}" * (folder / "policy").is_dir() + f"\nhilt train --run {folder} --resume" * (
-        done.reason == "stopped"
-    )
-    typer.echo(f"{end}\nhilt eval {folder}\nhilt plot {folder}\nhilt open {folder}")
-    leave(stopped)
+    with stop_signals() as stopped:
+        with undone, live(folder, config) as screen:
+            for line in (*also, *config.arithmetic(), *precision.lines(config, folder, resume)):
+                screen.notify(line)
+            done = train(config, folder, notify=screen.notify, stop=lambda: bool(stopped), report=screen.report)
+        why = in_words(config, done)
+        kept = "" if done.best_step < 0 else f"; the policy of step {done.best_step} is kept" + _share(done.success)
+        waited = f" and {done.waited} that only collected" * bool(done.waited)
+        typer.echo(f"{why}: {done.step - done.waited} training steps{waited}, {done.seconds:.0f} s{kept}")
+        end = f"\n{folder / 'policy'}" * (folder / "policy").is_dir() + f"\nhilt train --run {folder} --resume" * (
+            done.reason == "stopped"
+        )
+        typer.echo(f"{end}\nhilt eval {folder}\nhilt plot {folder}\nhilt open {folder}")
+        leave(stopped)
 
 
 def _fetch(folder: Path, overrides: Sequence[str | Mapping[str, Any]]) -> None:

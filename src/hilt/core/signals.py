@@ -79,6 +79,11 @@ def held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
+def hold_back_signals() -> None:
+    """From now on these signals wait, in a process whose last act is to end: that may take seconds (Ray's do)."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+
+
 def leave_to_parent() -> None:
     """From now on these signals do nothing in this process, and end no call of the system. Programs that it starts, and
     processes that it forks, have them as usual: code of others ends its own processes by SIGTERM."""
