@@ -73,6 +73,18 @@ def test_index_knows_the_neighbors_of_an_episode(index: EpisodeIndex):
     assert index.values("task") == ["pick", "place"] and index.values("tag") == ["grasp", "slow"]
 
 
+def test_episode_that_follows_is_described_before_the_index_has_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(episode_index, "QUIET_S", 1e9)  # it reads nothing by itself
+    index = EpisodeIndex([make_log(tmp_path / "log", 2, images=False)])
+    assert index._opened.wait(60)
+    following = index.following(index.sources[0].key, 0)
+    assert following is not None and following["number"] == 1
+    assert following["end"] is not None and following["date"] is not None
+    index.close()
+
+
 def test_index_knows_what_the_same_sender_recorded_next(tmp_path: Path):
     path = make_log(tmp_path / "log", 1, images=False)
     with Log.open(path, "a") as log:

@@ -175,8 +175,8 @@ class EpisodeIndex:
         """The episode that the same sender recorded next, whatever the list shows; None where there is none."""
         source = self.source(key)
         self._rows()
-        place = source.place(source.following(number), lane)
-        return self.describe(source.rows[place]) if place >= 0 else None
+        following = source.following(number)
+        return self.row(key, following, lane) if source.place(following, lane) >= 0 else None
 
     def source(self, key: str) -> EpisodeSource:
         """The source of this key."""
