@@ -86,7 +86,7 @@ def _check(given: EvalSettings) -> None:
 
 
 def tried_tasks(run: Path) -> TriedTasks:
-    """The tasks of a run, or the one that is named in its place."""
+    """Returns the tasks of a run, or the task that was given instead of a run."""
     from hilt.hil.evaluate import config_of
     from hilt.policies.vla.observation_adapters import known_suites, suite
     from hilt.runs.folder import CONFIG

@@ -93,7 +93,7 @@ class LiberoScene:
 
     @property
     def base(self) -> Array:
-        """Where the arm stands."""
+        """The position of the arm's base, [x, y, z]."""
         return np.array(self.data.get_body_xpos(self.robot.robot_model.root_body))
 
     @property

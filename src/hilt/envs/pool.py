@@ -71,7 +71,7 @@ class Beginning(Protocol):
 
 
 class TaskDescription(TypedDict, total=False):
-    """What a worker of the pool knows of a task."""
+    """The description of a task by a worker of the pool."""
 
     instruction: str
     step_limit: int
@@ -95,7 +95,7 @@ class EpisodePool(Protocol):
 
 @dataclass(frozen=True)
 class Reply:
-    """What came of one start or step."""
+    """The result of one start or step."""
 
     slot: int
     observation: Any

@@ -21,13 +21,13 @@ UP = np.array([0.0, 0.0, 1.0])
 
 
 class Arms(Protocol):
-    """What a hand needs to know of its simulator: poses of arms, ``[x y z  qx qy qz qw]``."""
+    """The part of a simulator that a scripted hand reads: poses of its arms, ``[x y z  qx qy qz qw]``."""
 
     def pose(self, arm: int = 0) -> Array:
-        """Where the hand is."""
+        """Returns the pose of the hand."""
 
     def commanded(self, arm: int = 0) -> Array:
-        """What the next action is added to."""
+        """Returns the pose that the next action is added to."""
 
 
 class ScriptedHand:
