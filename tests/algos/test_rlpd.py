@@ -25,11 +25,11 @@ ALL = frozenset({"actor", "critic", "temperature"})
 BASE = Rlpd(discount=0.9, tau=0.1, learning_rate=1e-2, temperature=0.3)
 
 
-def networks(settings: Rlpd, outcomes: int = 0, proprio: int = 0) -> rlpd.Networks:
+def networks(settings: Rlpd, outcomes: int = 0, proprio: int = 0, bias: tuple[float, ...] = (0.0,)) -> rlpd.Networks:
     made, body = generator(3), Body(FEATURES, proprio, 5, [4], "tanh")
     parts: dict[str, nn.Module] = {
         "actor": ActorNetwork(body, A, made),
-        "critic": Critics(body, A, made, settings.critics),
+        "critic": Critics(body, A, made, settings.critics, bias),
         "temperature": Temperature(settings.temperature),
     }
     if outcomes:
@@ -142,7 +142,7 @@ def test_termination_does_not_bootstrap_and_truncation_does() -> None:
     ended = rows.masks == 0
     q = torch.full((2, B), 5.0, dtype=torch.float64)
     for settings in (BASE, replace(BASE, backup_entropy=True)):
-        target = rlpd.critic_target(rows, q, torch.full((B,), -3.0), torch.tensor(0.3), settings, None)
+        target = rlpd.backed_up(q.amin(0), rows, torch.full((B,), -3.0), torch.tensor(0.3), settings)
         assert torch.equal(target[ended], rows.rewards[ended])
         assert (target[~ended] > rows.rewards[~ended] + 4).all()
 
@@ -171,7 +171,7 @@ def test_a_subset_never_has_one_critic_twice() -> None:
     settings = replace(BASE, critics=10, subset=9)
     rows = replace(batch(0), rewards=torch.zeros(B), masks=torch.ones(B))
     subsets = [rlpd.draw(rows, settings, generator(seed), frozenset({"critic"}))[1] for seed in range(50)]
-    seen = {rlpd.critic_target(rows, q, q[0], q[0], settings, subset)[0].item() for subset in subsets}
+    seen = {rlpd.backed_up(q[subset].amin(0), rows, q[0], q[0], settings)[0].item() for subset in subsets}
     # the least of all but one: critic 0, or critic 1 where 0 is left out
     assert sorted(seen) == pytest.approx([0, 0.9])
 

@@ -21,6 +21,7 @@ RLPD, ENCODER, BODY = (
     "policies/test_agent.py::test_a_setting_of_the_encoder_changes_what_is_learned",
     "policies/test_agent.py::test_agent_body_follows_the_config",
 )
+CRITIC = "policies/test_residual_critics.py::test_a_setting_of_the_critics_changes_what_is_learned"
 PERIODS = "hil/test_learner.py::test_learner_periods_and_ratios"
 GOAL = "hil/test_goal.py::test_learning_ends_at_the_goal_with_the_policy_that_reached_it"
 WIRE = "hil/test_environment.py::test_the_wires_settings"
@@ -94,6 +95,13 @@ SHOWN = {
         f"agent.rlpd.{name}": RLPD
         for name in ("critic_warmup", "imitation_weight", "imitation_updates", "imitation_loss", "random_crop")
     },
+    **{
+        f"agent.critic.{name}": CRITIC
+        for name in (
+            *("head", "bins", "value_range", "reward_range", "sigma", "network", "width", "depth"),
+            *("weight_decay", "reset_period", "reset_hold"),
+        )
+    },
     "agent.rlpd.grasp_margin": "policies/test_agent.py::test_the_margin_of_a_gripper_is_heeded",
     "agent.rlpd.feature_noise": "policies/test_agent.py::test_noise_on_features_and_nothing_else",
     "defaults": "hil/test_defaults.py::test_defaults_keep_given_settings_and_images_keep_all",
@@ -142,7 +150,8 @@ def test_hil_proofs_name_only_settings():
 
 
 VLA = {"kind": "vla", "options": {"policy": "folder"}}
-IDLE: dict[str, tuple[dict[str, Any], str]] = {
+BOUNDED = {"agent": {"rlpd": {"target_range": [0, 1]}}}
+IDLE: dict[str, tuple[dict[str, Any], str | dict[str, Any]]] = {
     "classifier_threshold=0.8": ({}, "classifier=folder"),
     "demonstration_options.speed=0.5": ({}, "demonstrations=2"),
     "operator_options.mode=hold": ({}, "operator=script"),
@@ -182,6 +191,17 @@ IDLE: dict[str, tuple[dict[str, Any], str]] = {
         f"agent.rlpd.{change}": ({"algorithm": "bc"}, "algorithm=rlpd")
         for change in ("reward_bias=-1", "target_range=[0,1]", "actor_q=min", "critic_warmup=5", "imitation_weight=1")
     },
+    "agent.critic.head=c51": ({"algorithm": "bc"}, {"algorithm": "rlpd", **BOUNDED}),
+    **{
+        f"agent.critic.{change}": ({"algorithm": "bc"}, "algorithm=rlpd")
+        for change in ("network=simba", "weight_decay=0.1", "reset_period=1000")
+    },
+    **{
+        f"agent.critic.{change}": (BOUNDED, "agent.critic.head=hl_gauss")
+        for change in ("bins=51", "value_range=[0,1]", "reward_range=[0,1]", "sigma=0.5")
+    },
+    **{f"agent.critic.{change}": ({}, "agent.critic.network=bro") for change in ("width=64", "depth=1")},
+    "agent.critic.reset_hold=5": ({}, "agent.critic.reset_period=1000"),
     "collect_steps=50": ({}, "agent.encoder.pretrain_updates=5"),
     "agent.rlpd.feature_noise=0.1": ({}, "agent.encoder.training=frozen"),
     "agent.rlpd.imitation_updates=10": ({}, "agent.rlpd.imitation_weight=0.5"),

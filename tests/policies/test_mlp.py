@@ -71,7 +71,7 @@ def test_critics_are_those_of_autograd(
     assert_close(found, theirs)
     # Adam's kernel reads their memory in order
     assert [each.stride() for each in found] == [each.stride() for each in trained]
-    assert_close([critics.network.backward(tape, dq[..., None], learns=False, of_more=True)], [dactions])
+    assert_close([critics.action_gradients(tape, dq[..., None])], [dactions])
 
 
 def test_where_z_comes_from_learns_too() -> None:

@@ -24,6 +24,7 @@ class Adam:
     """Moves its parameters, and nothing else, when `step` is called.
 
     `moments_on`: the device on which the moments are made, if it is not that of their parameters.
+    `decayed`: those of the parameters that have a decay; none: all of them.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Adam:
         weight_decay: float = 0.0,
         betas: Sequence[float] = (0.9, 0.999),
         moments_on: str | None = None,
+        decayed: Iterable[Tensor] | None = None,
     ):
         self.parameters, self.learning_rate, self.weight_decay, self.betas = (
             list(parameters),
@@ -45,6 +47,7 @@ class Adam:
         )
         self._steps = torch.zeros(len(self.parameters), device=self.parameters[0].device)
         self._step_of = list(self._steps.unbind())
+        self._decayed = None if decayed is None else {id(parameter) for parameter in decayed}
 
     def step(self, gradients: Sequence[Tensor | None]) -> None:
         """One step down these gradients, which are in the order of the parameters.
@@ -55,6 +58,9 @@ class Adam:
             return
         parameters, laid_out, first, second, steps = (list(part) for part in zip(*parts, strict=True))
         with torch.no_grad():
+            if self._decayed is not None and self.weight_decay:
+                some = [parameter for parameter in parameters if id(parameter) in self._decayed]
+                torch._foreach_mul_(some, 1 - self.learning_rate * self.weight_decay)
             adamw(
                 parameters,
                 laid_out,
@@ -67,7 +73,7 @@ class Adam:
                 beta1=self.betas[0],
                 beta2=self.betas[1],
                 lr=self.learning_rate,
-                weight_decay=self.weight_decay,
+                weight_decay=self.weight_decay if self._decayed is None else 0.0,
                 eps=1e-8,
                 maximize=False,
             )
@@ -80,6 +86,14 @@ class Adam:
         if not torch.stack([gradient.norm() for gradient in gradients]).sum().isfinite():
             raise NotFiniteError(f"the gradient of a loss of {loss.item():g} is not finite. Nothing was changed by it.")
         self.step(gradients)
+
+    def forget(self, parameters: Iterable[Tensor]) -> None:
+        """Forgets the gradients of these parameters, as if it had seen none: they begin anew."""
+        known = {id(parameter) for parameter in parameters}
+        every = zip(self.parameters, self._first, self._second, self._step_of, strict=True)
+        for parameter, *state in every:
+            for tensor in state if id(parameter) in known else ():
+                tensor.zero_()
 
     def tensors(self) -> dict[str, Tensor]:
         """All that it remembers, by name, to be copied from or into."""

@@ -3,10 +3,12 @@ commands that only read settings are fast."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hilt.algos.tables import estimator, policy_loss
+from hilt.core.errors import ConfigError
 from hilt.core.validate import Need, check, setting
 
 IMITATION_LOSSES = ("nll", "mse")
@@ -66,6 +68,93 @@ class Rlpd:
                 f"{here}subset={self.subset}: expected at most as many as there are critics, "
                 f"{self.critics}, or 0 for all."
             )
+
+
+_CATEGORICAL = Need("{here}head=hl_gauss or c51", lambda c: c.head != "scalar")
+_HL_GAUSS = Need("{here}head=hl_gauss", lambda c: c.head == "hl_gauss")
+_RESIDUAL = Need("{here}network=simba or bro", lambda c: c.network != "mlp")
+_RESETS = Need("{here}reset_period", lambda c: c.reset_period > 0)
+
+
+@dataclass
+class CriticConfig:
+    """The critics of an agent; the formulas are in `hilt.algos.value_heads` and
+    `hilt.policies.agent.residual_critics`."""
+
+    head: str = setting("scalar", choices=("scalar", "hl_gauss", "c51"), noun="critic head")
+    """How a critic states a value: "scalar", one number, by squared errors; or probabilities of `bins` values, by
+    cross-entropy: "hl_gauss", with a Gaussian around the target, or "c51", with the next state's own distribution"""
+    bins: int = setting(101, minimum=2, needs=_CATEGORICAL)
+    """The number of values that have a probability"""
+    value_range: list[float] | None = setting(None, length=2, ascending=True, needs=_CATEGORICAL)
+    """The lowest and the highest value that the critics can state; none: agent.rlpd.target_range, or what
+    `reward_range` and the discount allow"""
+    reward_range: list[float] | None = setting(None, length=2, ascending=True, needs=_CATEGORICAL)
+    """The lowest and the highest reward of a step, from which `value_range` follows if neither it nor
+    agent.rlpd.target_range is given"""
+    sigma: float = setting(0.75, above=0, needs=_HL_GAUSS)
+    """The deviation of the Gaussian of "hl_gauss", in widths of a bin"""
+    network: str = setting("mlp", choices=("mlp", "simba", "bro"), noun="critic network")
+    """"mlp": the layers of agent.hidden; or residual blocks with LayerNorm, as in "simba" or in "bro" """
+    width: int = setting(256, minimum=1, needs=_RESIDUAL)
+    """Numbers between the residual blocks"""
+    depth: int = setting(2, minimum=1, needs=_RESIDUAL)
+    """The number of residual blocks"""
+    weight_decay: float = setting(0.0, minimum=0, maximum=10)
+    """Share of each weight matrix of the critics that goes, times the learning rate, at each update; biases, norms and
+    the encoder keep theirs"""
+    reset_period: int = setting(0, minimum=0)
+    """Updates between two resets, after each of which the critics and their target networks begin anew; 0: never"""
+    reset_hold: int = setting(500, minimum=0, needs=_RESETS)
+    """Updates after a reset in which the actor and the temperature stay as they are: critics that have learned
+    nothing yet cannot tell them anything"""
+
+    def conflicts(self, here: str) -> Iterator[str]:
+        if self.reset_period and self.reset_hold >= self.reset_period:
+            yield (
+                f"{here}reset_hold={self.reset_hold} is not less than {here}reset_period={self.reset_period}: the "
+                f"actor would never learn again. Give a shorter {here}reset_hold, or a longer period."
+            )
+        if self.head == "hl_gauss" and self.bins <= 2 * margin_bins(self.sigma):
+            yield (
+                f"{here}bins={self.bins}: {here}sigma={self.sigma:g} needs more than {2 * margin_bins(self.sigma)} "
+                "bins, for as many lie outside of the value range. Give more bins, or a smaller sigma."
+            )
+
+
+def margin_bins(sigma: float) -> int:
+    """The number of bins of "hl_gauss" outside of the value range, at either side."""
+    return math.ceil(3 * sigma)
+
+
+def value_range(critic: CriticConfig, rlpd: Rlpd, here: str = "agent.") -> tuple[float, float]:
+    """The lowest and the highest value that categorical critics can state. With rewards (the bias included) from a to
+    b, returns are from a / (1 - discount) where a is negative, else from a on, for an episode may end at once; and up
+    to b / (1 - discount) where b is positive, else to b."""
+    if critic.value_range is not None:
+        return critic.value_range[0], critic.value_range[1]
+    missing = f"{here}critic.head={critic.head}: the range of its values is not known"
+    if rlpd.backup_entropy:
+        raise ConfigError(
+            f"{missing}, for {here}rlpd.backup_entropy=true adds entropy, which has no bound, to the rewards. Give "
+            f"{here}critic.value_range=[LOW,HIGH], or leave backup_entropy out."
+        )
+    if rlpd.target_range is not None:
+        return rlpd.target_range[0], rlpd.target_range[1]
+    if critic.reward_range is None:
+        raise ConfigError(
+            f"{missing}. Give {here}critic.reward_range=[LOW,HIGH], the bounds of a step's reward, from which it "
+            f"follows by the discount; or {here}rlpd.target_range, or {here}critic.value_range, that of the returns: "
+            "[0,1] where success alone is rewarded with 1 and ends the episode."
+        )
+    low, high = (bound + rlpd.reward_bias for bound in critic.reward_range)
+    if rlpd.discount == 1:
+        raise ConfigError(
+            f"{missing}: with {here}rlpd.discount=1 rewards from {low:g} to {high:g} add up to anything. Give "
+            f"{here}critic.value_range=[LOW,HIGH], or a discount below 1."
+        )
+    horizon = 1 / (1 - rlpd.discount)
+    return low * horizon if low < 0 else low, high * horizon if high > 0 else high
 
 
 # --- on-policy: a vision-language-action policy learns from its own rollouts; every

@@ -8,9 +8,9 @@
     targets:      Q' <- Q' + tau * (Q - Q'), after every update of Q
 
 `mask` is 0 where the task ended (terminated) and 1 elsewhere, so that a time limit (truncated)
-bootstraps. States come as ``z``, made by an encoder: `z` of the batch carries the graph back into it, so
-the critics' loss, and no other, trains it. All losses are taken at the parameters before the update. A
-network that is not updated stays as it is, bit for bit.
+bootstraps. Critics that state a distribution have another loss: `hilt.algos.value_heads`. States come as ``z``, made by
+an encoder: `z` of the batch carries the graph back into it, so the critics' loss, and no other, trains it. All losses
+are taken at the parameters before the update. A network that is not updated stays as it is, bit for bit.
 
 The gradients are written out, down to those of the networks' outputs; the networks have their own (`run`, then
 `gradients`). Autograd is left with what `z` comes from, and with imitation.
@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ from hilt.algos.config import Rlpd as Rlpd
 from hilt.algos.gaussian import sample, sample_backward
 from hilt.algos.imitation import imitation_loss
 from hilt.algos.tables import OffPolicyAlgorithm
+from hilt.algos.value_heads import CriticHead, ScalarHead
 from hilt.core.errors import NotFiniteError, SchemaError
 
 
@@ -41,7 +43,7 @@ class Networks:
     actor: Any
     """z -> mean, std ``[B, A]``"""
     critic: Any
-    """z, actions -> Q ``[E, B]``"""
+    """z, actions -> Q ``[E, B]``, or what `head` makes Q of"""
     target_critic: Any
     temperature: Any
     """-> a positive number"""
@@ -54,6 +56,8 @@ class Networks:
     target_encoder: Any = None
     average_actor: Any = None
     """A moving average of the actor, to be evaluated"""
+    head: CriticHead = field(default_factory=ScalarHead)
+    """What the outputs of the critics mean"""
 
     def __post_init__(self) -> None:
         pairs = {
@@ -223,29 +227,25 @@ def critic_loss(
     """The gradients of the critics' parameters, their figures, and the details by source, if the batch has groups."""
     details: dict[str, float] = {}
     next_actions, next_log_prob = policy.next_states()
-    next_q = nets.target_critic.run(batch.target_z, next_actions, learns=False).out.squeeze(-1)  # [E, B]
-    target = critic_target(batch, next_q, next_log_prob, temperature, settings, subset)  # [B]
+    next_out = nets.target_critic.run(batch.target_z, next_actions, learns=False).out  # [E, B, outputs]
+    next_out, head = next_out if subset is None else next_out[subset], nets.head
+    backup = partial(backed_up, batch=batch, next_log_prob=next_log_prob, temperature=temperature, settings=settings)
+    target = head.target(next_out, backup)
     tape = nets.critic.run(batch.z, batch.actions, shared)
-    errors = tape.out.squeeze(-1) - target  # [E, B]
+    losses, dout = head.loss(tape.out, target)  # [E, B], [E, B, outputs]
+    q, wanted = head.values(tape.out), head.mean(target)
     trained, earned = nets.optimizers["critic"].parameters, rewards(batch, settings)
     if batch.groups:
-        details |= by_group(nets, batch, tape, errors, trained, settings)
-        ends = torch.stack([tape.out.amax(), tape.out.amin(), earned.amax(), earned.amin()]).tolist()
+        details |= by_group(nets, batch, tape, q, q - wanted, dout, settings)
+        ends = torch.stack([q.amax(), q.amin(), earned.amax(), earned.amin()]).tolist()
         details |= zip(("q_max", "q_min", "reward_max", "reward_min"), ends, strict=True)
-    gradients = nets.critic.gradients(tape, (errors * (2 / errors.numel()))[..., None], trained)
-    return gradients, {"critic_loss": errors.square(), "q": tape.out, "target_q": target, "reward": earned}, details
+    gradients = nets.critic.gradients(tape, dout * (1 / losses.numel()), trained)
+    figures = {"critic_loss": losses, "q": q, "target_q": wanted, "reward": earned}
+    return gradients, figures | head.figures(next_out, backup), details
 
 
-def critic_target(
-    batch: Transitions,
-    next_q: Tensor,
-    next_log_prob: Tensor,
-    temperature: Tensor,
-    settings: Rlpd,
-    subset: Tensor | None,
-) -> Tensor:
-    """Returns the targets of the critics, ``[B]``."""
-    value = (next_q if subset is None else next_q[subset]).amin(dim=0)
+def backed_up(value: Tensor, batch: Transitions, next_log_prob: Tensor, temperature: Tensor, settings: Rlpd) -> Tensor:
+    """Returns the targets of the critics from values of the next states, both ``[..., B]``."""
     if settings.backup_entropy:
         value = value - temperature * next_log_prob
     target = rewards(batch, settings) + discounted(value, batch, settings)
@@ -284,9 +284,9 @@ def actor_loss(
     figures = {"actor_loss": mean.new_zeros(()), "entropy": -log_prob, "std": std}
     dmean = dstd = None
     if not warming:
-        judged = nets.critic.run(batch.z.detach(), actions, shared, learns=False)
-        value, dq = actor_value(judged.out.squeeze(-1), settings)
-        dactions = nets.critic.network.backward(judged, dq[..., None], learns=False, of_more=True)
+        judged = nets.critic.judge(batch.z.detach(), actions, shared)
+        value, dq = actor_value(nets.head.values(judged.out), settings)
+        dactions = nets.critic.action_gradients(judged, nets.head.values_backward(judged.out, dq))
         dmean, dstd = sample_backward(actions, std, noise, dactions, temperature / rows)
         figures["actor_loss"] = (temperature * log_prob - value).mean()
     weight = 1.0 if warming else imitation_weight(settings, actor_updates - settings.critic_warmup)
@@ -353,20 +353,21 @@ def grasp_loss(nets: Networks, batch: Transitions, settings: Rlpd) -> tuple[Tens
 
 
 def by_group(
-    nets: Networks, batch: Transitions, tape: Any, errors: Tensor, trained: list[Tensor], settings: Rlpd
+    nets: Networks, batch: Transitions, tape: Any, q: Tensor, errors: Tensor, dout: Tensor, settings: Rlpd
 ) -> dict[str, float]:
-    """Returns for the rows of each source: reward, Q, error ``[E, B]``, and the share of the critics' gradient."""
-    details, norms = {}, {}
+    """Returns for the rows of each source: reward, Q, error, and the share of the critics' gradient. Q and its errors
+    are ``[E, B]``, `dout` the gradient of the outputs."""
+    details, norms, trained = {}, {}, nets.optimizers["critic"].parameters
     for name, rows in batch.groups.items():
         rows = rows.to(errors.dtype)
         n = rows.sum().clamp(min=1)
         if not rows.any():
             continue
-        found = nets.critic.gradients(tape, (errors * rows * (2 / errors.numel()))[..., None], trained, again=True)
+        found = nets.critic.gradients(tape, dout * rows[:, None] * (1 / errors.numel()), trained, again=True)
         norms[name] = torch.cat([g.flatten() for g in found]).norm().item()
         details[f"rows/{name}"] = n.item()
         details[f"reward/{name}"] = (rewards(batch, settings) * rows).sum().item() / n.item()
-        details[f"q/{name}"] = (tape.out.squeeze(-1).mean(0) * rows).sum().item() / n.item()
+        details[f"q/{name}"] = (q.mean(0) * rows).sum().item() / n.item()
         details[f"td_error/{name}"] = (errors.abs().mean(0) * rows).sum().item() / n.item()
     whole = sum(norms.get(name, 0.0) for name in ("online", "demo"))  # these two make up the batch
     return details | {f"gradient_share/{name}": norm / whole if whole else 0.0 for name, norm in norms.items()}

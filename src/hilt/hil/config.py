@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from hilt.algos.config import GROUPED
+from hilt.algos.config import GROUPED, CriticConfig
 from hilt.algos.tables import ALGORITHMS
 from hilt.core import validate
 from hilt.core.errors import Problems, UnknownNameError
@@ -185,6 +185,7 @@ _OF_AGENT = (
             "rlpd.imitation_updates",
         ),
     ),
+    Need(_RLPD.needed, _RLPD.there, of=tuple(f"critic.{item.name}" for item in fields(CriticConfig))),
     Need(
         "imitation (agent.rlpd.imitation_weight, agent.rlpd.critic_warmup, or agent.encoder.pretrain_updates)",
         lambda c: _imitates(c) or c.agent.rlpd.imitation_weight or c.agent.rlpd.critic_warmup,
@@ -328,6 +329,11 @@ class Hil:
         for name in self.view_shares if known else ():
             if name not in known:
                 yield f"view_shares has {name!r}, and {imitated} imitates {', '.join(known)}."
+        if self.agent.critic.head != "scalar" and self.algorithm not in ("rlpd", *IMITATIONS, MIXED):
+            yield (
+                f"agent.critic.head={self.agent.critic.head} with algorithm={self.algorithm}: another algorithm "
+                "takes the critics' outputs for values. Give agent.critic.head=scalar, or algorithm=rlpd."
+            )
         yield from self._conflicts_of_groups() if self.algorithm == MIXED else ()
         if self.view_shares and not sum(self.view_shares.values()):
             yield "view_shares are all 0: there is nothing to learn from."

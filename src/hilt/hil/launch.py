@@ -72,6 +72,7 @@ CHANGEABLE = frozenset(
             )
         ),
         *("agent.rlpd.imitation_weight", "agent.rlpd.imitation_updates"),
+        *(f"agent.critic.{name}" for name in ("weight_decay", "reset_period", "reset_hold")),
     }
 )
 """What may be another when a run is resumed: limits, what is saved and shown, who is there and how they speak, and how

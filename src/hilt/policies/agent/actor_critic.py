@@ -175,20 +175,22 @@ class ActorNetwork(BranchedNetwork):
 
 
 class Critics(BranchedNetwork):
-    """An ensemble: ``Q [E, B]`` of states and actions. All of them are one batched product."""
+    """An ensemble: ``Q [E, B]`` of states and actions. All of them are one batched product. `bias`: what the last layer
+    begins with, a number for each output; with several outputs, they are ``[E, B, outputs]``."""
 
-    def __init__(self, body: Body, actions: int, generator: Generator, members: int):
+    def __init__(self, body: Body, actions: int, generator: Generator, members: int, bias: Sequence[float] = (0.0,)):
         super().__init__()
         self.inputs = BranchInputs(body)
         initialize(self, generator)
         self.act = ACTIVATIONS[body.activation]
-        sizes = [self.inputs.width + actions, *body.hidden, 1]
+        sizes = [self.inputs.width + actions, *body.hidden, len(bias)]
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         self.scales, self.shifts = nn.ParameterList(), nn.ParameterList()
         for a, b in pairwise(sizes):
             bound = math.sqrt(6 / (a + b))
             self.weights.append(torch.empty(members, a, b).uniform_(-bound, bound, generator=generator))
             self.biases.append(torch.zeros(members, 1, b))
+        self.biases[-1].data += torch.tensor(bias)
         for size in body.hidden:
             self.scales.append(torch.ones(members, 1, size))
             self.shifts.append(torch.zeros(members, 1, size))
@@ -203,6 +205,18 @@ class Critics(BranchedNetwork):
                 x = F.layer_norm(x, x.shape[-1:], eps=LAYER_NORM_EPS)
                 x = self.act(torch.addcmul(self.shifts[number], x, self.scales[number]))
         return x.squeeze(-1)
+
+    def matrices(self) -> list[Tensor]:
+        """The parameters that weight decay is for."""
+        return list(self.weights)
+
+    def judge(self, z: Tensor, actions: Tensor, first: Sequence[Tensor] | None = None) -> Tape:
+        """A pass of which `action_gradients` may be asked for."""
+        return self.run(z, actions, first, learns=False)
+
+    def action_gradients(self, tape: Tape, dout: Tensor) -> Tensor | None:
+        """The gradient of the actions ``[B, A]``, from that of the outputs ``[E, B, outputs]``."""
+        return self.network.backward(tape, dout, learns=False, of_more=True)
 
 
 class GraspCritic(BranchedNetwork):

@@ -24,7 +24,8 @@ from hilt.algos.adam import Adam
 from hilt.algos.imitation import grasp_margin_loss, imitation_loss
 from hilt.algos.schedule import learning_rate_factor
 from hilt.algos.tables import OffPolicyAlgorithm
-from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
+from hilt.algos.value_heads import CategoricalHead, critic_head
+from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
 from hilt.core.trajectory import Source
 from hilt.core.tree import ArraySpec, Tree, flatten
 from hilt.policies.agent.actor_critic import (
@@ -36,9 +37,11 @@ from hilt.policies.agent.actor_critic import (
     ProprioNormalizer,
     Temperature,
 )
+from hilt.policies.agent.agent_state import check_range, copied, found, load
 from hilt.policies.agent.config import AgentConfig, EncoderConfig
 from hilt.policies.agent.encoders import Encoder, initialize, random_crop
 from hilt.policies.agent.layout import ActionLayout, fit
+from hilt.policies.agent.residual_critics import ResidualCritics, make_critics
 from hilt.policies.agent.step_agent import StepAgent
 from hilt.replay.tensors import as_tensor, check_device, generator
 
@@ -89,6 +92,7 @@ class Agent(StepAgent):
         self.encoder = Encoder({path: shapes[path].shape for path in images}, config.encoder, self.generator)
         given = {path: int(np.prod(shapes[path].shape)) for path in proprio}
         self.sizes = {path: size // 7 * 9 if path in config.pose_keys else size for path, size in given.items()}
+        self.head = critic_head(config.critic, config.rlpd)
         self.networks = self._make_networks()
         followed = {"critic", "grasp_critic"} | ({"encoder"} if self.encoder.trained_by_critic() else set())
         followed |= {"actor"} if config.rlpd.actor_average else set()
@@ -108,6 +112,7 @@ class Agent(StepAgent):
             encoder=self.encoder,
             target_encoder=self.targets.get("encoder"),
             average_actor=self.targets.get("actor"),
+            head=self.head,
         )
         self.algorithm: OffPolicyAlgorithm = rlpd.SoftActorCritic()
         wanted = config.rlpd.target_entropy
@@ -115,15 +120,12 @@ class Agent(StepAgent):
 
     def _make_networks(self) -> dict[str, nn.Module]:
         """The networks by name, on the agent's device, with weights drawn from its generator in this order."""
-        config, moving, draws = self.config, self.layout.continuous, self.generator
-        body = Body(
-            self.encoder.width, sum(self.sizes.values()), config.proprio_width, config.hidden, config.activation
-        )
+        config, moving, draws, body = self.config, self.layout.continuous, self.generator, self._body()
         networks: dict[str, nn.Module] = {
             "encoder": self.encoder,
             "proprio": ProprioNormalizer(body.proprio),
             "actor": ActorNetwork(body, moving, draws, config.actor_scale, config.initial_std, config.std_range),
-            "critic": Critics(body, moving, draws, config.rlpd.critics),
+            "critic": self._make_critics(),
             "temperature": Temperature(config.rlpd.temperature),
         }
         if self.layout.outcomes:
@@ -135,6 +137,15 @@ class Agent(StepAgent):
             network.to(self.device)
         return networks
 
+    def _body(self) -> Body:
+        config = self.config
+        proprio = sum(self.sizes.values())
+        return Body(self.encoder.width, proprio, config.proprio_width, config.hidden, config.activation)
+
+    def _make_critics(self) -> Critics | ResidualCritics:
+        members, bias = self.config.rlpd.critics, self.head.bias
+        return make_critics(self.config.critic, self._body(), self.layout.continuous, self.generator, members, bias)
+
     def _make_optimizers(self) -> dict[str, Adam]:
         """An optimizer for each kind of update, and which parameters it changes."""
         trained = {name: list(net.parameters()) for name, net in self.networks.items() if name in TRAINED}
@@ -143,7 +154,12 @@ class Agent(StepAgent):
             p for name in ("actor", "forecast") if name in self.networks for p in self.networks[name].parameters()
         ]
         trained["imitation"] = [*self.encoder.trained_by_imitation(), *imitating]
-        return {name: Adam(parameters, self.config.rlpd.learning_rate) for name, parameters in trained.items()}
+        rate, decay = self.config.rlpd.learning_rate, self.config.critic.weight_decay
+        made = {name: Adam(parameters, rate) for name, parameters in trained.items()}
+        if decay:
+            decayed = cast("Critics | ResidualCritics", self.networks["critic"]).matrices()
+            made["critic"] = Adam(trained["critic"], rate, decay, decayed=decayed)
+        return made
 
     @classmethod
     def make(
@@ -234,6 +250,10 @@ class Agent(StepAgent):
         which = frozenset(known if networks_to_update is None else networks_to_update)
         if unknown := which - known:
             raise UnknownNameError("network to update", sorted(unknown)[0], known)
+        which = self._with_resets(which)
+        if not which:  # the actor's update alone, and it holds still after a reset
+            self.updates += 1
+            return self, {}
         now, then = self._cropped(batch, "observations"), self._cropped(batch, "next_observations")
         learns = "critic" in which and bool(self.encoder.trained_by_critic())
         with torch.set_grad_enabled(learns):
@@ -251,6 +271,20 @@ class Agent(StepAgent):
         self.updates += 1
         self.actor_updates += "actor" in which
         return self, info
+
+    def _with_resets(self, which: frozenset[str]) -> frozenset[str]:
+        """With agent.critic.reset_period, resets the critics where it is time. Returns the networks to update: after
+        a reset, not the actor and the temperature for a while."""
+        how = self.config.critic
+        if not how.reset_period or self.updates < how.reset_period:
+            return which
+        since = self.updates % how.reset_period
+        if since == 0:
+            fresh, critics = self._make_critics().to(self.device), self.networks["critic"]
+            rlpd.polyak(critics, fresh, 1.0)
+            rlpd.polyak(self.targets["critic"], fresh, 1.0)
+            self.optimizers["critic"].forget(critics.parameters())
+        return which - {"actor", "temperature"} if since < how.reset_hold else which
 
     def imitate(self, batch: Mapping[str, object], encoder: bool = False) -> dict[str, float]:
         """One step of behavior cloning on all rows of a batch, or on those that are ``imitated`` where it has such a
@@ -295,8 +329,8 @@ class Agent(StepAgent):
         if pretrains:
             factor = learning_rate_factor((self.imitations + 1) / how.pretrain_updates, PRETRAIN_WARMUP)
             self.optimizers["imitation"].learning_rate = how.pretrain_learning_rate * factor
-        for name, found in gradients.items():
-            self.optimizers[name].step(found)
+        for name, each in gradients.items():
+            self.optimizers[name].step(each)
         for name in ("encoder", "actor", "grasp_critic"):
             if name in self.targets and (encoder or name != "encoder"):
                 share = settings.actor_average if name == "actor" and not encoder else 1.0
@@ -325,7 +359,7 @@ class Agent(StepAgent):
             cast(ProprioNormalizer, self.networks["proprio"]),
             self.config.proprio_floor,
         )
-        columns = [self._seen(path, self._tensor(_found(given, path), path)).double() for path in self.proprio]
+        columns = [self._seen(path, self._tensor(found(given, path), path)).double() for path in self.proprio]
         least = torch.cat([torch.full((self.sizes[path],), floors.get(path, FLOOR)) for path in self.proprio])
         whole = torch.cat(columns, dim=1)
         with torch.no_grad():
@@ -341,7 +375,7 @@ class Agent(StepAgent):
         if not self.frozen:
             training = self.config.encoder.training if self.encoder.paths else "no cameras"
             raise ConfigError(f"features may be kept only of an encoder with training=frozen; this one has {training}.")
-        leaves = {path: self._tensor(_found(images, path), path) for path in self.encoder.paths}
+        leaves = {path: self._tensor(found(images, path), path) for path in self.encoder.paths}
         n = len(next(iter(leaves.values())))
         features = np.empty((n, self.encoder.width), np.float32)
         for start in range(0, n, CHUNK):
@@ -362,7 +396,7 @@ class Agent(StepAgent):
 
         It is the same, bit for bit, whatever other observations are in the call.
         """
-        leaves = {path: self._tensor(_found(observations, path), path) for path in self.proprio}
+        leaves = {path: self._tensor(found(observations, path), path) for path in self.proprio}
         with torch.no_grad():
             z = self._encode(
                 self.encoder, {FEATURES: self._tensor(self.trunk_features(observations), FEATURES), **leaves}
@@ -374,12 +408,12 @@ class Agent(StepAgent):
     def acting_state(self, slow: bool = False) -> dict[str, npt.NDArray[np.float32]]:
         """All that an actor needs, by name: copies, which later updates leave alone. `slow`: with the slow copy of the
         actor, which is what `sample_actions` with `argmax` uses, where there is one."""
-        return {key: tensor.numpy() for key, tensor in _copied(self._acting(slow)).items()}
+        return {key: tensor.numpy() for key, tensor in copied(self._acting(slow)).items()}
 
     def load_acting_state(self, state: Mapping[str, object]) -> None:
         """Take over what `acting_state` of an agent of the same making returned. The
         slow copy of the actor is the same then."""
-        _load(self._acting(), state, "these weights are")
+        load(self._acting(), state, "these weights are")
         if "actor" in self.targets:
             rlpd.polyak(self.targets["actor"], self.networks["actor"], 1.0)
 
@@ -391,14 +425,14 @@ class Agent(StepAgent):
     def state_dict(self) -> dict[str, object]:
         """Everything: an agent that loads it goes on bit for bit. Tensors, numbers and text only; copies."""
         kept = {
-            part: {name: _copied(tensors) for name, tensors in owners.items()}
-            for part, owners in self._owners().items()
+            part: {name: copied(tensors) for name, tensors in owners.items()} for part, owners in self._owners().items()
         }
         numbers = {
             "updates": self.updates,
             "actor_updates": self.actor_updates,
             "imitations": self.imitations,
             "squashed": self.squashed,
+            **self._value_range(),
         }
         own = {"algorithm": state} if (state := self.algorithm.state_dict()) else {}
         return {**kept, "generator": self.generator.get_state(), **numbers, **own}
@@ -415,14 +449,20 @@ class Agent(StepAgent):
             raise SchemaError(
                 f"this state is of an actor with {kinds[squashed]}, and this agent's has {kinds[self.squashed]}. {cure}"
             )
-        ours, theirs = flatten(self._owners()), flatten({part: _found(state, part) for part in self._owners()})
-        _load(ours, theirs, "this state is")
-        self.generator.set_state(_found(state, "generator"))
+        check_range(self._value_range(), state)
+        ours, theirs = flatten(self._owners()), flatten({part: found(state, part) for part in self._owners()})
+        load(ours, theirs, "this state is")
+        self.generator.set_state(found(state, "generator"))
         if own := state.get("algorithm"):
             self.algorithm.load_state_dict(own)
         self.updates, self.actor_updates, self.imitations = (
-            int(_found(state, key)) for key in ("updates", "actor_updates", "imitations")
+            int(found(state, key)) for key in ("updates", "actor_updates", "imitations")
         )
+
+    def _value_range(self) -> dict[str, float]:
+        """The range of categorical critics: their outputs mean nothing without it."""
+        head = self.head
+        return {"lowest_value": head.low, "highest_value": head.high} if isinstance(head, CategoricalHead) else {}
 
     def begin_anew(self) -> None:
         """It is as it was made: it has learned nothing."""
@@ -448,10 +488,10 @@ class Agent(StepAgent):
         if STATES in given and self.frozen:
             return {STATES: self._tensor(given[STATES], STATES)}
         images = [FEATURES] if FEATURES in given and self.frozen else self.encoder.paths
-        return {path: self._tensor(_found(given, path), path) for path in [*images, *self.proprio]}
+        return {path: self._tensor(found(given, path), path) for path in [*images, *self.proprio]}
 
     def _cropped(self, batch: Mapping[str, Any], name: str, pixels: int | None = None) -> dict[str, Tensor]:
-        leaves = self._leaves(_found(batch, name))
+        leaves = self._leaves(found(batch, name))
         pixels = self.config.rlpd.random_crop if pixels is None else pixels
         return {
             path: random_crop(leaf, pixels, self.generator) if path in self.encoder.paths else leaf
@@ -527,7 +567,7 @@ class Agent(StepAgent):
         )
 
     def _column(self, batch: Mapping[str, Any], name: str) -> Tensor:
-        return self._tensor(_found(batch, name), name)
+        return self._tensor(found(batch, name), name)
 
     def _tensor(self, value: Any, path: str) -> Tensor:
         tensor: Tensor = as_tensor(value, path)
@@ -541,29 +581,3 @@ def rotation_columns(pose: Tensor) -> Tensor:
     first = (1 - 2 * (y * y + z * z), 2 * (x * y + z * w), 2 * (x * z - y * w))
     second = (2 * (x * y - z * w), 1 - 2 * (x * x + z * z), 2 * (y * z + x * w))
     return torch.cat([position, torch.stack([*first, *second], dim=-1)], dim=-1)
-
-
-def _found(tree: Mapping[str, Any], name: str) -> Any:
-    if name not in tree:
-        raise MissingFieldError(
-            f"{name}: no such field in what the agent was given, which has {', '.join(map(str, tree)) or 'nothing'}."
-        )
-    return tree[name]
-
-
-def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {key: tensor.detach().cpu().clone() for key, tensor in tensors.items()}
-
-
-def _load(known: Mapping[str, Tensor], given: Mapping[str, Any], what: str) -> None:
-    """Copy values into tensors, all or none."""
-    different = sorted(set(known) ^ set(given)) or [
-        key for key, tensor in known.items() if tuple(tensor.shape) != tuple(given[key].shape)
-    ]
-    if different:
-        raise SchemaError(
-            f"{what} of another agent: {different[0]!r} differs. Use the settings and the version of Hilt that made it."
-        )
-    with torch.no_grad():
-        for key, tensor in known.items():
-            tensor.copy_(as_tensor(given[key], key))

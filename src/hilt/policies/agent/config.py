@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hilt.algos.config import Rlpd
+from hilt.algos.config import CriticConfig, Rlpd, value_range
+from hilt.core.errors import ConfigError
 from hilt.core.names import ExtensionPoint
 from hilt.core.validate import Need, setting
 from hilt.policies.precision import PRECISIONS, of_former_name
@@ -121,6 +122,8 @@ class AgentConfig:
     """Where it computes: a name of torch's, such as cuda:0"""
     rlpd: Rlpd = setting(factory=Rlpd, needs=(_LEARNS_GRIPPER, _LOOKS, _TRAINED, _FROZEN))
     """How it learns"""
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    """What its critics are like"""
     kind: str = setting("actor_critic", known=AGENTS.check)
     """"actor_critic": an encoder, an actor and critics, as the settings above say; "vla": a vision-language-action
     policy, by imitation; or another agent by name or module:Class, which may use some of them"""
@@ -128,3 +131,10 @@ class AgentConfig:
         factory=dict, needs=Need("another agent, {here}kind=module:Class", lambda c: c.kind != "actor_critic")
     )
     """Settings of another agent's own"""
+
+    def conflicts(self, here: str) -> Iterator[str]:
+        if self.critic.head != "scalar":
+            try:
+                value_range(self.critic, self.rlpd, here)
+            except ConfigError as error:
+                yield str(error)
