@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -48,8 +47,7 @@ Position: TypeAlias = tuple[object, dict[str, int]]
 SAMPLERS = ("uniform", "prioritized", "fifo", "lifo", "min_heap", "max_heap")
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(NamedTuple):
     """Steps that were drawn, and the moment of the log that they are read from."""
 
     keys: Array

@@ -74,7 +74,7 @@ class Arena:
 
     def take(self, index: Array, out: Array) -> None:
         """The items at these places, ``[n]``, into ``out``, ``[n, item_bytes]``."""
-        np.take(self.array, index, axis=0, out=out, mode="clip")
+        self.array.take(index, axis=0, out=out, mode="clip")
 
     def item(self, index: int) -> Array:
         """One item where it lies, ``[item_bytes]``."""

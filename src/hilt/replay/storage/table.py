@@ -125,7 +125,7 @@ class Table:
                 target = self._target(path, len(at), out)
                 self.gather(frame, at, rows[path]["frame"], rows[path]["crc"], target)
             elif out is None or path not in out:
-                target = np.array(rows[path], order="C")
+                target = rows[path].copy()
             else:
                 target = self._target(path, len(at), out)
                 target[...] = rows[path]
