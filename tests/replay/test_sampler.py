@@ -28,7 +28,7 @@ from hilt.core.tree import flatten
 from hilt.replay import Log, MinSize, Queue, RateLimiter, Sampler, SampleToInsertRatio, Schema
 from hilt.replay.key_ranges import OFFSET_BITS
 from hilt.replay.sampling.assembly import NStep
-from hilt.replay.storage.table import Table
+from hilt.replay.snapshot import Table
 from tests.replay.toy_steps import check, new_log, numbers, step, trajectory, write
 from tests.replay.toy_table import chi_square_is_plausible
 

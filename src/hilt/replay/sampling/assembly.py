@@ -15,10 +15,9 @@ import numpy as np
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
 from hilt.core.tree import Array, ArraySpec
 from hilt.replay.schema import FOLLOWS, PAIRS, Schema
-from hilt.replay.storage.table import check_target
+from hilt.replay.snapshot import Snapshot, check_target
 
 if TYPE_CHECKING:
-    from hilt.replay.snapshot import Snapshot
     from hilt.replay.view import View
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from hilt.core.platform import allow_open_files
 from hilt.replay.sampling.batch_memory import BufferPool
 from hilt.replay.settings import ReadOptions
+from hilt.replay.snapshot import Table
 from hilt.replay.storage.readers import Readers
 from hilt.replay.storage.segment import Segment
-from hilt.replay.storage.table import Table
 
 
 @dataclass
