@@ -13,7 +13,7 @@ ROW = re.compile(r"^\| `(?P<file>[\w/.]+\.py)` \|(?: `(?P<tests>[\w/.]+\.py)` \|
 
 
 def mirrored(file: str) -> Path:
-    """``replay/sampling/mix.py`` → ``tests/replay/test_mix.py``"""
+    """``replay/sampling/sampler.py`` → ``tests/replay/test_sampler.py``"""
     part, *_, name = file.split("/")
     return TESTS / part / f"test_{name}"
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from hilt.core.lazy import lazy_exports
 from hilt.replay.edits import Edits
 from hilt.replay.log import Log
-from hilt.replay.sampling.assembly import Batch
+from hilt.replay.sampling.assembly import Batch, concat_batches
 from hilt.replay.sampling.limiters import MinSize, Queue, RateLimiter, SampleToInsertRatio, Stack
-from hilt.replay.sampling.mix import JointSampler, Mix, concat_batches
-from hilt.replay.sampling.sampler import Sampler
+from hilt.replay.sampling.sampler import JointSampler, Mix, Sampler
 from hilt.replay.schema import Schema
 from hilt.replay.transfer.channel import Channel
 from hilt.replay.transfer.queue import QueuedDataStore

@@ -217,3 +217,23 @@ def _combine(a: Runs, b: Runs, rule: object) -> Runs:
     places = edges[changed]
     starts, stops = places[0::2], places[1::2]
     return Runs(starts, stops - starts)
+
+
+def changes(before: Runs, now: Runs) -> tuple[Runs, Runs]:
+    """(added, removed), looking only at the runs that differ: most changes are at the two ends."""
+    a, b = (before.starts, before.counts), (now.starts, now.counts)
+    head = int(np.searchsorted(a[0], b[0][0])) if len(b[0]) else len(a[0])
+    evicted = Runs(a[0][:head], a[1][:head])
+    a = (a[0][head:], a[1][head:])
+    n = min(len(a[0]), len(b[0]))
+    differs = (a[0][:n] != b[0][:n]) | (a[1][:n] != b[1][:n])
+    same = int(np.argmax(differs)) if differs.any() else n
+    old, new = Runs(a[0][same:], a[1][same:]), Runs(b[0][same:], b[1][same:])
+    return new - old - evicted, (old | evicted) - now
+
+
+def as_runs(keys: Array) -> Runs:
+    """The runs of these keys, in any order."""
+    keys = np.sort(keys)
+    first = np.flatnonzero(np.diff(keys, prepend=keys[:1] - 2) != 1)
+    return Runs(keys[first], np.diff(first, append=len(keys)))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hilt.compat.serl.buffers import MemoryEfficientReplayBufferDataStore, ReplayBufferDataStore
     from hilt.compat.serl.intervention import SpacemouseIntervention
     from hilt.compat.serl.isaac import IsaacSimFrankaEnv
-    from hilt.replay.sampling.mix import concat_batches
+    from hilt.replay.sampling.assembly import concat_batches
     from hilt.replay.transfer.queue import QueuedDataStore
     from hilt.wire import TrainerClient, TrainerConfig, TrainerServer, make_trainer_config
 

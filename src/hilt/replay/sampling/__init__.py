@@ -10,11 +10,20 @@ from typing import TYPE_CHECKING
 from hilt.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from hilt.replay.sampling.assembly import Assembly, Batch, Chunks, Episodes, NStep, Sequences, Stacked, Steps
+    from hilt.replay.sampling.assembly import (
+        Assembly,
+        Batch,
+        Chunks,
+        Episodes,
+        NStep,
+        Sequences,
+        Stacked,
+        Steps,
+        concat_batches,
+    )
     from hilt.replay.sampling.limiters import MinSize, Queue, RateLimiter, SampleToInsertRatio, Stack
-    from hilt.replay.sampling.mix import JointSampler, Mix, concat_batches
     from hilt.replay.sampling.prefetch import Prefetch
-    from hilt.replay.sampling.sampler import Sampler
+    from hilt.replay.sampling.sampler import JointSampler, Mix, Sampler
     from hilt.replay.sampling.selectors import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Selector, Uniform
     from hilt.replay.sampling.torch_dataset import StepBatches, StepDataset, StepLoader
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
-from hilt.core.tree import Array, ArraySpec
+from hilt.core.tree import Array, ArraySpec, flatten
 from hilt.replay.schema import FOLLOWS, PAIRS, Schema
+from hilt.replay.settings import as_whole_number
 from hilt.replay.snapshot import Snapshot, check_target
 
 if TYPE_CHECKING:
@@ -343,3 +344,63 @@ def assembly_of(given: Assembly | None = None, **options: Any) -> Assembly:
             f"choose one of n_step, sequence_length, stack, episodes and assembly, got {len(made)} of them."
         )
     return made[0] if made else Steps()
+
+
+# Several batches as one
+
+
+def concat_batches(a: Mapping[str, object], b: Mapping[str, object], axis: int = 0) -> dict[str, object]:
+    """Two nested batches, one behind the other. A key that only one of them has is an error that names it."""
+    for where, batch in (("first", a), ("second", b)):
+        if not isinstance(batch, Mapping):
+            raise SchemaError(
+                f"the {where} batch: expected a mapping, as sample() returns it, got {type(batch).__name__}."
+            )
+    return joined([a, b], as_whole_number("axis", axis, "the axis of the batch, nearly always 0"))
+
+
+def joined(batches: Sequence[Mapping[str, Any]], axis: int, within: str = "") -> dict[str, Any]:
+    """Nested batches of the same keys, one behind the other. `within` is the path of the subtree that they are."""
+    first, made = batches[0], {}
+    if any(other.keys() != first.keys() for other in batches):
+        raise _different([flatten(batch, within) for batch in batches])
+    for name in first:
+        path, leaves = f"{within}/{name}" if within else name, [batch[name] for batch in batches]
+        trees = sum(type(each) is not np.ndarray and isinstance(each, Mapping) for each in leaves)
+        if 0 < trees < len(leaves):
+            raise _different([flatten(batch, within) for batch in batches])
+        made[name] = joined(leaves, axis, path) if trees else _concat(path, leaves, axis)
+    return made
+
+
+def _different(flat: Sequence[Mapping[str, Any]]) -> SchemaError:
+    """The error of batches whose leaves have different paths."""
+    number, other = next((number, other) for number, other in enumerate(flat[1:], 2) if other.keys() != flat[0].keys())
+    path = min(flat[0].keys() ^ other.keys())
+    where = "first" if path in flat[0] else "second" if number == 2 else f"{number}th"
+    return SchemaError(f"{path}: only the {where} batch has this field; sample both with the same keys.")
+
+
+def _concat(path: str, leaves: Sequence[Any], axis: int) -> Any:
+    if any(type(leaf) is not np.ndarray and hasattr(leaf, "numpy") for leaf in leaves):
+        from hilt.replay import tensors as bridge
+
+        return bridge.concatenate(leaves, axis)
+    try:
+        return np.concatenate(leaves, axis=axis)
+    except ValueError:
+        shapes = " and ".join(str(np.shape(leaf)) for leaf in leaves)
+        raise SchemaError(f"{path}: batches of shapes {shapes} cannot be joined along axis {axis}.") from None
+
+
+def scattered(parts: Sequence[tuple[Array, Mapping[str, Array]]], n: int) -> dict[str, Array]:
+    """The columns of a batch of `n` elements, of which each part has some rows."""
+    if len(parts) == 1:
+        return dict(parts[0][1])
+    out: dict[str, Array] = {}
+    for rows, columns in parts:
+        for path, column in columns.items():
+            if path not in out:
+                out[path] = np.empty((n, *column.shape[1:]), column.dtype)
+            out[path][rows] = column
+    return out

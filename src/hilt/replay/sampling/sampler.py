@@ -1,8 +1,13 @@
-"""Samplers: which steps come next, and what a batch of them is.
+"""Samplers: batches from one view, and from several at once, with exact shares or as from one view.
 
     sampler = log.all().sampler("prioritized", exponent=0.6, beta=0.4, seed=0)
     batch = sampler.sample(256, keys=["observations", "actions", "rewards"])
     sampler.update_priorities(batch.steps, td_error)
+
+    # each step as likely as any other
+    demo = JointSampler({"demonstrations": demos.all(), "human": log.by_source("human")}, seed=1)
+    mix = Mix({"online": log.all().sampler(seed=0), "demo": demo})
+    batch = mix.sample(256)  # 128 of each, online first
 
 A sampler owns its generator; `state` and `load_state` make it go on exactly where it was, also in another process. The
 state of one whose batches are made ahead (`batches`) is that after the last batch that was delivered.
@@ -10,30 +15,31 @@ state of one whose batches are made ahead (`batches`) is that after the last bat
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, EmptyError, SchemaError, UnknownNameError
+from hilt.core.errors import ConfigError, EmptyError, SchemaError
 from hilt.core.tree import Array, Tree, flatten, unflatten
-from hilt.replay.key_ranges import OFFSET_BITS, Runs
-from hilt.replay.sampling.assembly import Assembly, Batch, Episodes, assembly_of, check_out, put_into
+from hilt.replay.key_ranges import OFFSET_BITS, Runs, as_runs
+from hilt.replay.sampling.assembly import (
+    Assembly,
+    Batch,
+    Episodes,
+    assembly_of,
+    check_out,
+    joined,
+    put_into,
+    scattered,
+)
 from hilt.replay.sampling.limiters import RateLimiter
 from hilt.replay.sampling.prefetch import Prefetch
 from hilt.replay.sampling.randomness import TorchStream, as_stream
-from hilt.replay.sampling.selectors import (
-    Fifo,
-    Lifo,
-    MaxHeap,
-    MinHeap,
-    OrderedSelector,
-    Prioritized,
-    Selector,
-    Uniform,
-    importance_weights,
-)
+from hilt.replay.sampling.selector_draw import SelectorDraw, check_draw, check_priorities
+from hilt.replay.sampling.selectors import Prioritized, importance_weights
 from hilt.replay.sampling.uniform import UniformDraw
 
 if TYPE_CHECKING:
@@ -41,10 +47,11 @@ if TYPE_CHECKING:
     from hilt.replay.tensors import Device
     from hilt.replay.view import View
 
-_NOTHING = contextlib.nullcontext()
+_NOTHING = nullcontext()
 Position: TypeAlias = tuple[object, dict[str, int]]
 """The state of a sampler's generator, and its counts."""
-SAMPLERS = ("uniform", "prioritized", "fifo", "lifo", "min_heap", "max_heap")
+_NOT_SELECTED = {"times": np.zeros((0, 2), np.int64), "top_priority": 1.0, "selector": None}
+"""What the state of a sampler without a selector has in the place of the selector's."""
 
 
 class Drawn(NamedTuple):
@@ -96,8 +103,8 @@ class Sampler:
         episodes: bool = False,
         assembly: Assembly | None = None,
     ):
-        _check_draw(how, replace, max_times_sampled, episodes)
-        _check_priorities(how, exponent, beta)
+        check_draw(how, replace, max_times_sampled, episodes)
+        check_priorities(how, exponent, beta)
         self.view, self.how = view, how
         self.beta = 0.4 if beta is None else beta
         """How far importance weights correct for the priorities; may be raised while training."""
@@ -120,14 +127,14 @@ class Sampler:
                 "limit; give a whole number."
             )
         self._replace, self._max_times = replace, max_times_sampled
-        self._selector = (
-            _selector(how, 0.6 if exponent is None else exponent) if how != "uniform" or max_times_sampled else None
+        self._selected = (
+            SelectorDraw(view, how, exponent, max_times_sampled, limiter is not None)
+            if how != "uniform" or max_times_sampled
+            else None
         )
-        self._seen, self._seen_version = Runs(), -1
-        self._times: dict[int, int] = {}  # how often steps were drawn that may be drawn again
-        self._top_priority = 1.0
         self._drawing = UniformDraw()
-        self._pass: Array = np.zeros(0, np.int64)
+        self._pass: Array = np.zeros(0, np.int64)  # the steps that are left of a pass without replacement
+        self._pass_version = -1
         self._counts = {"sampled": 0, "batches": 0, "stale_priorities": 0}
         self.limiter = limiter
         if limiter is not None:
@@ -194,7 +201,7 @@ class Sampler:
     def update_priorities(self, steps: Array, priorities: Array) -> int:
         """New priorities of steps by key; those that were evicted meanwhile are
         passed over. Returns how many were there."""
-        if self._selector is None or self.how in ("fifo", "lifo", "uniform"):
+        if self._selected is None or self.how in ("fifo", "lifo", "uniform"):
             raise ConfigError(f"a {self.how} sampler has no priorities; use 'prioritized', 'min_heap' or 'max_heap'.")
         steps, priorities = np.asarray(steps, np.int64), np.asarray(priorities, np.float64)
         if steps.shape != priorities.shape or steps.ndim != 1:
@@ -202,14 +209,9 @@ class Sampler:
                 f"expected one priority per step, got {steps.shape} steps and {priorities.shape} priorities."
             )
         with self.view.log.lock:
-            self._follow_view()
-            there = self._selector.contains(steps)
-            if not np.isfinite(priorities).all() or (priorities < 0).any():
-                self._selector.update(steps, priorities)  # names the bad one
-            self._selector.update(steps[there], priorities[there])
-            self._counts["stale_priorities"] += int((~there).sum())
-            self._top_priority = max(self._top_priority, float(priorities[there].max(initial=0.0)))
-            return int(there.sum())
+            there = self._selected.update(steps, priorities)
+            self._counts["stale_priorities"] += len(steps) - there
+            return there
 
     def batches(
         self,
@@ -229,7 +231,7 @@ class Sampler:
         replacement, without a limiter; else None."""
         return (
             (self._stream.state(), dict(self._counts))
-            if self._selector is None and self._replace and self.limiter is None
+            if self._selected is None and self._replace and self.limiter is None
             else None
         )
 
@@ -242,16 +244,15 @@ class Sampler:
     def state(self, position: Position | None = None) -> dict[str, object]:
         """All that decides the next batches, as arrays and plain values; with `position`, as it was there."""
         with self.view.log.lock:
-            self._follow_view()
+            if self._selected is not None:
+                self._selected.follow_view()
             runs = self.view.runs()
             stream, counts = (self._stream.state(), self._counts) if position is None else position
             return {
                 "kind": self._kind(),
                 "rng": stream,
                 "pass": self._pass.copy(),
-                "times": np.array(sorted(self._times.items()), np.int64).reshape(-1, 2),
-                "top_priority": self._top_priority,
-                "selector": self._selector.state() if self._selector is not None else None,
+                **(_NOT_SELECTED if self._selected is None else self._selected.state()),
                 "seen": [runs.starts.copy(), runs.counts.copy()],
                 "beta": self.beta,
                 "counts": dict(counts),
@@ -267,14 +268,11 @@ class Sampler:
             if self.limiter is not None:
                 self._resume_limiter(self.limiter, state)
             self._stream.load_state(state["rng"])
-            self._pass = np.array(state["pass"], np.int64)
-            self._times = {int(k): int(n) for k, n in state["times"]}
-            self._top_priority = float(state["top_priority"])
+            self._pass, self._pass_version = np.array(state["pass"], np.int64), -1
             self.beta = float(state["beta"])
             self._counts = dict(state["counts"])
-            if self._selector is not None:
-                self._selector.load_state(state["selector"])
-            self._seen, self._seen_version = Runs(*state["seen"]), -1
+            if self._selected is not None:
+                self._selected.load_state(state)
 
     def stats(self) -> dict[str, object]:
         limited = {"limiter": self.limiter.stats()} if self.limiter is not None else {}
@@ -283,17 +281,14 @@ class Sampler:
     def __len__(self) -> int:
         """How many steps can be drawn."""
         with self.view.log.lock:
-            if self._selector is None:
-                return len(self.view)
-            self._follow_view()
-            return len(self._selector)
+            return len(self.view if self._selected is None else self._selected)
 
     # Inside; all under the log's lock
 
     def _draw(self, n: int, steps: Snapshot, places: Array | None) -> tuple[Array, Array, int]:
         """(keys, probabilities, how many steps there were)."""
-        if self._selector is not None:
-            return self._draw_items(n)
+        if self._selected is not None:
+            return self._selected.draw(n, self._stream.generator)
         runs = self.view.runs()
         size = len(runs)
         if not size:
@@ -312,9 +307,9 @@ class Sampler:
 
     def _draw_pass(self, runs: Runs, n: int) -> Array:
         parts: list[Array] = []
-        if runs.version != self._seen_version:
+        if runs.version != self._pass_version:
             self._pass = self._pass[runs.contains(self._pass)]
-            self._seen_version = runs.version
+            self._pass_version = runs.version
         while n:
             if not len(self._pass):
                 self._pass = self._stream.generator.permutation(runs.keys())
@@ -322,65 +317,6 @@ class Sampler:
             parts.append(part)
             n -= len(part)
         return np.concatenate(parts)
-
-    def _draw_items(self, n: int) -> tuple[Array, Array, int]:
-        assert self._selector is not None
-        self._follow_view()
-        size = len(self._selector)
-        if not self._max_times:
-            if not size:
-                self.view.require_steps()
-            drawn, probabilities = self._selector.sample(n, self._stream.generator)
-            return drawn, probabilities, size
-        if size < n and (left := size * self._max_times - sum(self._times.values())) < n:  # before anything is drawn
-            limit = f"max_times_sampled={self._max_times}"
-            raise EmptyError(
-                f"{n} draws were asked for and only {left} are left ({limit}); ask for fewer or add more steps."
-            )
-        parts: list[tuple[Array, Array]] = []
-        while n:
-            parts.append(self._next_items(n))
-            n -= len(parts[-1][0])
-        return np.concatenate([keys for keys, _ in parts]), np.concatenate([chances for _, chances in parts]), size
-
-    def _next_items(self, n: int) -> tuple[Array, Array]:
-        """Up to `n` draws; steps that reached their limit are taken out."""
-        assert self._selector is not None
-        if isinstance(self._selector, OrderedSelector):
-            drawn = self._selector.peek(n if self._max_times == 1 else 1)
-            probabilities = np.ones(len(drawn))
-        else:
-            drawn, probabilities = self._selector.sample(1, self._stream.generator)
-        for key in drawn.tolist() if self._max_times > 1 else ():
-            self._times[key] = self._times.get(key, 0) + 1
-        spent = np.array([k for k in drawn.tolist() if self._times.get(k, 1) >= self._max_times], np.int64)
-        if len(spent):
-            self._selector.delete(spent)
-            for key in spent.tolist() if self._max_times > 1 else ():
-                del self._times[key]
-            if self.limiter is not None and self.view.selection is not None:  # as in Reverb, they count as deleted
-                self.view.selection.spend(spent)
-                self.view.log.update_limiters()
-        return drawn, probabilities
-
-    def _follow_view(self) -> None:
-        """Takes into the selector what entered the view since, and out of it what left."""
-        if self._selector is None:
-            return
-        runs = self.view.runs()
-        if runs.version == self._seen_version:
-            return
-        added, removed = _changes(self._seen, runs)
-        gone = removed.keys()
-        gone = gone[self._selector.contains(gone)]
-        if len(gone):
-            self._selector.delete(gone)
-        for key in removed.keys().tolist() if self._times else ():
-            self._times.pop(key, None)
-        fresh = added.keys()
-        if len(fresh):
-            self._selector.insert(fresh, np.full(len(fresh), self._top_priority))
-        self._seen, self._seen_version = runs.copy(), runs.version
 
     def _attach(self, limiter: RateLimiter) -> None:
         selection = self.view.selection
@@ -394,7 +330,7 @@ class Sampler:
         """Goes on from the limiter's counts, and counts what the view gained and lost since."""
         selection, seen, runs = self.view.selection, Runs(*state["seen"]), self.view.runs()
         assert selection is not None
-        spent = seen - (Runs() if self._max_times == 0 else _as_runs(state["selector"]["keys"]))
+        spent = seen - (Runs() if self._max_times == 0 else as_runs(state["selector"]["keys"]))
         limiter.load_state(state["limiter"])
         limiter.inserted(len(runs - seen))
         limiter.deleted(len(seen - runs) - len((seen - runs) & spent))
@@ -404,31 +340,207 @@ class Sampler:
         """What a sampler must have in common with one that goes on from its state."""
         kind = {"how": self.how, "replace": self._replace, "max_times_sampled": self._max_times}
         kind["limiter"] = type(self.limiter).__name__ if self.limiter is not None else None
-        return {**kind, "exponent": self._selector.exponent} if isinstance(self._selector, Prioritized) else kind
+        selector = None if self._selected is None else self._selected.selector
+        return {**kind, "exponent": selector.exponent} if isinstance(selector, Prioritized) else kind
+
+
+class JointSampler:
+    """Draws steps of several views uniformly, with replacement: every step of any of them is as likely as any other.
+
+    A source is a view, or a uniform sampler that says what an element of the batch is (``n_step=``, ``assembly=`` and
+    so on); its own generator is not used. `seed` is that of a `Sampler`. Elements are in the order in which they were
+    drawn. Views of one log can be joined by ``|`` too; these may be of several logs.
+    """
+
+    def __init__(self, sources: Mapping[str, Sampler | View], seed: Any = None):
+        if not sources:
+            raise ConfigError("a joint sampler needs at least one source.")
+        self.sources = {
+            name: source if isinstance(source, Sampler) else source.sampler() for name, source in sources.items()
+        }
+        if odd := [name for name, source in self.sources.items() if source.position() is None]:
+            expected = "a uniform sampler, with replacement and without a limiter"
+            raise ConfigError(f"the source {odd[0]!r} of a joint sampler: expected {expected}.")
+        self._stream = as_stream(seed)
+
+    def sample(self, batch_size: int, keys: Sequence[str] | None = None, timeout: float | None = None) -> Batch:
+        """A batch. Its attribute ``counts`` says how many elements each source gave, and ``steps`` are keys in the log
+        of each. `timeout` is there for a `Mix`: nothing holds this sampler back."""
+        require_size(batch_size)
+        with ExitStack() as readings:
+            drawn, size = self._draw(batch_size, readings)
+            parts = [
+                (rows, self.sources[name].assembly.batch(each.reading, each.keys, keys, None))
+                for name, (rows, each) in drawn.items()
+            ]
+        batch = Batch(unflatten(scattered(parts, batch_size)))
+        batch.steps = scattered([(rows, {"": each.keys}) for rows, each in drawn.values()], batch_size)[""]
+        batch.probabilities, batch.weights = np.full(batch_size, 1 / size), np.ones(batch_size)
+        batch.counts = {name: len(drawn[name][0]) if name in drawn else 0 for name in self.sources}
+        return batch
+
+    def batches(
+        self, batch_size: int, *, prefetch: int = 2, device: Device | str | None = None, **options: Any
+    ) -> Prefetch:
+        """Batches for ever, made ahead by a thread; see `Sampler.batches`."""
+        return Prefetch(lambda: self.sample(batch_size, **options), prefetch, device, self)
+
+    def position(self) -> object:
+        """See `Sampler.position`."""
+        return self._stream.state()
+
+    def seek(self, position: object) -> None:
+        self._stream.load_state(position)
+
+    def state(self, position: object = None) -> dict[str, object]:
+        """All that decides the next batches, as arrays and plain values; with `position`, as it was there."""
+        return {
+            "kind": {"how": "joint", "sources": list(self.sources)},
+            "rng": self.position() if position is None else position,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        own = self.state()["kind"]
+        if state["kind"] != own:
+            raise ConfigError(
+                f"this state is of a sampler with {state['kind']}, and this one has {own}; make the same kind."
+            )
+        self._stream.load_state(state["rng"])
+
+    def stats(self) -> dict[str, object]:
+        return {name: sampler.stats() for name, sampler in self.sources.items()}
+
+    def __len__(self) -> int:
+        """How many steps can be drawn."""
+        return sum(len(sampler) for sampler in self.sources.values())
+
+    def _draw(self, n: int, readings: ExitStack) -> tuple[dict[str, tuple[Array, Drawn]], int]:
+        """What was drawn from each source that gave any, with the rows of the batch that it
+        makes; and how many steps there were."""
+        with ExitStack() as locks:  # all sources are drawn from at one moment
+            for sampler in self.sources.values():
+                locks.enter_context(sampler.view.log.lock)
+            ends = np.cumsum([len(sampler.view) for sampler in self.sources.values()])
+            if not (size := int(ends[-1])):
+                raise EmptyError(
+                    f"the sources {', '.join(self.sources)} of this joint sampler hold no step yet; fill one first."
+                )
+            places = self._stream.places(n, size)
+            of, drawn = ends.searchsorted(places, "right"), {}
+            for number, (name, sampler) in enumerate(self.sources.items()):
+                if len(rows := np.flatnonzero(of == number)):
+                    before = int(ends[number - 1]) if number else 0
+                    drawn[name] = rows, sampler.draw(len(rows), places[rows] - before)
+                    readings.enter_context(drawn[name][1].reading)
+        return drawn, size
+
+
+class Mix:
+    """Draws every batch from several samplers, joint samplers, or views, each sampled uniformly, in fixed shares.
+
+    The counts are exact: they add up to the batch size and differ from `ratios` by rounding only (largest remainder,
+    the first of equals). `empty` says what happens when a source has no step: ``"error"``, or ``"share"``: the others
+    take its part.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, Sampler | JointSampler | View],
+        ratios: Mapping[str, float] | None = None,
+        empty: str = "error",
+    ):
+        if not sources:
+            raise ConfigError("a mix needs at least one source.")
+        ratios = dict(ratios) if ratios is not None else dict.fromkeys(sources, 1.0)
+        if set(ratios) != set(sources):
+            raise ConfigError(
+                f"ratios are for {', '.join(ratios)}, sources are {', '.join(sources)}; name the same ones."
+            )
+        if any(not np.isfinite(r) or r < 0 for r in ratios.values()) or not sum(ratios.values()):
+            raise ConfigError(f"ratios: expected numbers of 0 or more, not all 0, got {ratios}.")
+        if empty not in ("error", "share"):
+            raise ConfigError(f"empty={empty!r}: expected 'error' or 'share'.")
+        self.sources = {
+            name: source if isinstance(source, Sampler | JointSampler) else source.sampler()
+            for name, source in sources.items()
+        }
+        self.ratios, self._empty = {name: ratios[name] for name in sources}, empty
+        self._shares: dict[tuple[int, tuple[str, ...]], dict[str, int]] = {}
+
+    def counts(self, batch_size: int) -> dict[str, int]:
+        """How many elements of a batch come from each source now."""
+        wanted = [name for name, ratio in self.ratios.items() if ratio]
+        there = tuple(name for name in wanted if len(self.sources[name]))
+        missing = [name for name in wanted if name not in there]
+        if missing and (self._empty == "error" or not there):
+            raise EmptyError(
+                f"the source {missing[0]!r} of this mix holds no step; fill it first, or make "
+                "the mix with empty='share'."
+            )
+        if (batch_size, there) not in self._shares:
+            self._shares[batch_size, there] = self._share(batch_size, there)
+        return dict(self._shares[batch_size, there])
+
+    def _share(self, batch_size: int, names: Sequence[str]) -> dict[str, int]:
+        total = sum(Fraction(self.ratios[name]) for name in names)
+        exact = {name: batch_size * Fraction(self.ratios[name]) / total for name in names}
+        counts = {name: int(share) for name, share in exact.items()}
+        by_remainder = sorted(exact, key=lambda name: counts[name] - exact[name])
+        for name in by_remainder[: batch_size - sum(counts.values())]:
+            counts[name] += 1
+        return {name: counts.get(name, 0) for name in self.sources}
+
+    def sample(self, batch_size: int, keys: Sequence[str] | None = None, timeout: float | None = None) -> Batch:
+        """A batch, source after source. Its attribute ``counts`` says how many came from each."""
+        require_size(batch_size)
+        counts = self.counts(batch_size)
+        try:
+            parts = [self.sources[name].sample(n, keys=keys, timeout=timeout) for name, n in counts.items() if n]
+        except EmptyError:
+            if self._empty == "error" or self.counts(batch_size) == counts:
+                raise
+            return self.sample(batch_size, keys, timeout)  # the last step of a source was evicted since it was counted
+        merged = Batch(joined(parts, axis=0) if len(parts) > 1 else parts[0])
+        for name in ("steps", "probabilities", "weights"):
+            setattr(merged, name, np.concatenate([getattr(part, name) for part in parts]))
+        merged.counts = counts
+        return merged
+
+    def batches(
+        self, batch_size: int, *, prefetch: int = 2, device: Device | str | None = None, **options: Any
+    ) -> Prefetch:
+        """Batches for ever, made ahead by a thread; see `Sampler.batches`."""
+        return Prefetch(lambda: self.sample(batch_size, **options), prefetch, device, self)
+
+    def position(self) -> dict[str, object] | None:
+        """Returns the positions of all sources, or None if one has none; see `Sampler.position`."""
+        known = {name: at for name, source in self.sources.items() if (at := source.position()) is not None}
+        return known if len(known) == len(self.sources) else None
+
+    def seek(self, position: Mapping[str, Any]) -> None:
+        for name, source in self.sources.items():
+            source.seek(position[name])
+
+    def state(self, position: Mapping[str, Any] | None = None) -> dict[str, object]:
+        return {
+            name: source.state(None if position is None else position[name]) for name, source in self.sources.items()
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        if set(state) != set(self.sources):
+            raise ConfigError(
+                f"this state is of the sources {', '.join(state)}, this mix has {', '.join(self.sources)}."
+            )
+        for name, sampler in self.sources.items():
+            sampler.load_state(state[name])
+
+    def stats(self) -> dict[str, object]:
+        return {name: sampler.stats() for name, sampler in self.sources.items()}
 
 
 def require_size(batch_size: int) -> None:
     if batch_size < 1:
         raise ConfigError(f"batch_size: expected at least 1, got {batch_size}.")
-
-
-def _changes(before: Runs, now: Runs) -> tuple[Runs, Runs]:
-    """(added, removed), looking only at the runs that differ: most changes are at the two ends."""
-    a, b = (before.starts, before.counts), (now.starts, now.counts)
-    head = int(np.searchsorted(a[0], b[0][0])) if len(b[0]) else len(a[0])
-    evicted = Runs(a[0][:head], a[1][:head])
-    a = (a[0][head:], a[1][head:])
-    n = min(len(a[0]), len(b[0]))
-    differs = (a[0][:n] != b[0][:n]) | (a[1][:n] != b[1][:n])
-    same = int(np.argmax(differs)) if differs.any() else n
-    old, new = Runs(a[0][same:], a[1][same:]), Runs(b[0][same:], b[1][same:])
-    return new - old - evicted, (old | evicted) - now
-
-
-def _as_runs(keys: Array) -> Runs:
-    keys = np.sort(keys)
-    first = np.flatnonzero(np.diff(keys, prepend=keys[:1] - 2) != 1)
-    return Runs(keys[first], np.diff(first, append=len(keys)))
 
 
 def _words(kind: Mapping[str, Any]) -> str:
@@ -440,38 +552,3 @@ def _filled(n: int, value: float) -> Array:
     array = np.empty(n)
     array.fill(value)
     return array
-
-
-def _check_draw(how: str, replace: bool, max_times_sampled: int, episodes: bool) -> None:
-    """Raises for a way of drawing that there is not, and for options that do not go together."""
-    if how not in SAMPLERS:
-        raise UnknownNameError("sampler", how, SAMPLERS)
-    if not replace and how != "uniform":
-        raise ConfigError(f"replace=False is for uniform sampling, got how={how!r}; use max_times_sampled=1 instead.")
-    if max_times_sampled < 0 or (max_times_sampled and (episodes or not replace)):
-        raise ConfigError(
-            f"max_times_sampled={max_times_sampled}: expected 0 or more, and without episodes= and replace=False."
-        )
-    if episodes and (how != "uniform" or not replace):
-        raise ConfigError(f"whole episodes are drawn uniformly with replacement, got how={how!r}, replace={replace}.")
-
-
-def _check_priorities(how: str, exponent: float | None, beta: float | None) -> None:
-    """Raises for options of prioritized sampling where another one is asked for, and for a `beta` out of range."""
-    if how != "prioritized" and (exponent is not None or beta is not None):
-        raise ConfigError(f"exponent= and beta= are for prioritized sampling, got how={how!r}; leave them out.")
-    if beta is not None and not 0 <= beta < np.inf:
-        raise ConfigError(f"beta={beta}: expected 0 (no correction) to 1 (full correction).")
-
-
-def _selector(how: str, exponent: float) -> Selector:
-    if how == "prioritized":
-        return Prioritized(exponent)
-    kinds: dict[str, type[Any]] = {
-        "uniform": Uniform,
-        "fifo": Fifo,
-        "lifo": Lifo,
-        "min_heap": MinHeap,
-        "max_heap": MaxHeap,
-    }
-    return kinds[how]()  # type: ignore[no-any-return]
