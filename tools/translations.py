@@ -144,8 +144,8 @@ def problems(pair: Translation) -> Iterator[str]:
             yield f"{place}: other numbers in tables: {_differing(ours.rows, theirs.rows)}"
         yield from _difference(f"{place}: links", _targets(pair, ours, False), _targets(pair, theirs, True))
         yield from _difference(f"{place}: `...`", Counter(ours.spans), Counter(theirs.spans))
-        for text in ours.unclosed:
-            yield f"{place}: `**` that makes nothing bold, as after a full stop: {text!r}"
+        if len(ours.unclosed) > len(theirs.unclosed):
+            yield f"{place}: `**` that makes nothing bold, as behind a full stop: {ours.unclosed}"
         if missing := theirs.numbers - ours.numbers:
             yield f"{place}: without the numbers {sorted(missing)}"
     text = pair.chinese.read_text()
