@@ -145,7 +145,7 @@ def flat_env(env: Any, config: Any, demos: str) -> Any:
     import torch
 
     from hilt.core.tree import flatten
-    from hilt.policies.agent.agent import rotation_columns
+    from hilt.policies.agent.agent_inputs import rotation_columns
     from hilt.replay import Log
 
     def leaves(space: Any) -> Any:

@@ -131,7 +131,9 @@ def test_behavior_cloning_has_upstreams_loss_at_upstreams_learning_rate():
     with torch.no_grad():
         mean, std = (
             part.numpy()
-            for part in agent.networks["actor"](agent._encode(agent.encoder, agent._leaves(batch["observations"])))
+            for part in agent.networks["actor"](
+                agent.inputs.encode(agent.encoder, agent.inputs.leaves(batch["observations"]))
+            )
         )
     log_prob = (-0.5 * ((batch["actions"] - mean) / std) ** 2 - np.log(std) - 0.5 * np.log(2 * np.pi)).sum(1)
     before = {key: value.clone() for key, value in agent.networks["actor"].state_dict().items()}

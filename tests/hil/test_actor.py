@@ -15,14 +15,14 @@ from gymnasium.spaces import Box, Dict
 
 from hilt.core.errors import ConfigError, DeadlineError, RefusedError, SchemaError
 from hilt.core.trajectory import Source
-from hilt.core.tree import ArraySpec
 from hilt.hil.actor import Acted, ActedJournal, Weights, act
 from hilt.hil.config import Hil, Wire, of_run
 from hilt.hil.environment import make_env, spaces, trainer_config
+from hilt.hil.importing import columns_for
 from hilt.policies import precision
 from hilt.policies.agent.agent import Agent
 from hilt.policies.agent.config import AgentConfig, EncoderConfig
-from hilt.recording.recording_folder import columns_of, nested
+from hilt.recording.recording_folder import nested
 from hilt.replay import Channel, Log, QueuedDataStore, Schema
 from hilt.teleop.devices import Device, Reading
 from hilt.wire import TrainerServer
@@ -39,9 +39,9 @@ class Told(Toy):
     starts: ClassVar[list[tuple[str, int]]] = []
     actions: ClassVar[list[list[float]]] = []
 
-    def __init__(self, own_person: bool = False, **options: Any):
+    def __init__(self, own_person: bool = False, at: int = 0, **options: Any):
         super().__init__(**options)
-        self._own_person = own_person
+        self._own_person, self._at = own_person, at
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         Told.starts.append(((options or {})["split"], (options or {})["state"]))
@@ -52,7 +52,7 @@ class Told(Toy):
         *result, info = super().step(action)
         return (
             (*result, {**info, "intervene_action": np.full(3, 0.25)})
-            if self._own_person and self.steps % 2
+            if self._own_person and (self.steps == self._at if self._at else self.steps % 2)
             else (*result, info)
         )  # type: ignore[return-value]
 
@@ -95,8 +95,7 @@ class Learner:
         self.config, self.run, self.over, self.update, self.told = config, run, False, 0, []  # type: ignore[var-annotated]
         self.limit, self.precision = 0, {}  # type: ignore[var-annotated]
         space = spaces(config)
-        flag = ArraySpec(np.dtype(bool))
-        columns = {**columns_of(make_env(config, False)), "succeed": flag, "lost": flag}
+        columns = columns_for(config, make_env(config, False))
         self.log = Log.open(folder) if (folder / "log.json").exists() else Log.create(folder, Schema.declare(columns))
         self._agent = Agent.make(nested(space.observation_space), space.action_space, config.agent)
         self.server = TrainerServer(trainer_config(config, learner=True), request_callback=self._answer)
@@ -296,6 +295,34 @@ def test_a_take_over_of_the_environments_own_counts_as_a_persons(learner: Learne
     assert sources[:6].tolist() == [Source.HUMAN if person else Source.POLICY for person in odd]
     assert versions[:6].tolist() == [-1 if person else 5 for person in odd]
     np.testing.assert_allclose(actions[:6, 0], np.where(odd, 0.25, np.tanh(0.5)), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [
+        {
+            "task_options": {"own_person": True, "at": 5},
+            "agent": AgentConfig(encoder=EncoderConfig(kind="none"), hidden=[8], chunk=3),
+        }
+    ],
+    indirect=True,
+)
+def test_chunks_are_executed_without_looking_and_a_take_over_drops_the_rest(learner: Learner, tmp_path: Path):
+    """The log has what was executed, and which weights decided it."""
+    state = {key: np.zeros_like(value) for key, value in learner._agent.acting_state().items()}
+    means = np.repeat(np.float32([0.1, 0.2, 0.3]), 3)  # three numbers of each of three actions
+    state["actor.mlp.out.bias"] = np.concatenate([means, np.full(9, -30, np.float32)])
+    learner.server.publish_network(state, 7)
+    acting(learner, tmp_path / "actor", lambda: len(learner.log) >= 13)
+    names = ("source", "chunk", "chunk_index", "actions", "policy_version", "truncated")
+    sources, numbers, places, actions, versions, truncated = (column[:12].tolist() for column in learner.column(*names))
+    assert truncated == 2 * [*(5 * [False]), True]
+    assert sources == 2 * [*(4 * [Source.POLICY]), Source.HUMAN, Source.POLICY]
+    assert places == 2 * [0, 1, 2, 0, -1, 0]
+    assert numbers == 2 * [0, 0, 0, 1, -1, 2]
+    assert versions == 2 * [7, 7, 7, 7, -1, 7]
+    expected = [0.25 if place < 0 else np.tanh(means[3 * place]) for place in places]
+    np.testing.assert_allclose([action[0] for action in actions], expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,11 @@ SHOWN = {
             *("weight_decay", "reset_period", "reset_hold"),
         )
     },
+    "agent.chunk": "policies/test_chunk_plan.py::test_values_of_chunks_on_a_chain_are_those_known",
+    **{
+        f"agent.rlpd.{name}": "policies/test_chunk_plan.py::test_samples_and_the_actor_change_what_is_done_and_learned"
+        for name in ("actor", "samples")
+    },
     "agent.rlpd.grasp_margin": "policies/test_agent.py::test_the_margin_of_a_gripper_is_heeded",
     "agent.rlpd.feature_noise": "policies/test_agent.py::test_noise_on_features_and_nothing_else",
     "defaults": "hil/test_defaults.py::test_defaults_keep_given_settings_and_images_keep_all",
@@ -191,6 +196,9 @@ IDLE: dict[str, tuple[dict[str, Any], str | dict[str, Any]]] = {
         f"agent.rlpd.{change}": ({"algorithm": "bc"}, "algorithm=rlpd")
         for change in ("reward_bias=-1", "target_range=[0,1]", "actor_q=min", "critic_warmup=5", "imitation_weight=1")
     },
+    "agent.chunk=4": ({"algorithm": "bc"}, "algorithm=rlpd"),
+    "agent.rlpd.samples=4": ({"algorithm": "bc"}, "algorithm=rlpd"),
+    "agent.rlpd.actor=behavior": ({"algorithm": "bc"}, {"algorithm": "rlpd", "agent": {"rlpd": {"samples": 4}}}),
     "agent.critic.head=c51": ({"algorithm": "bc"}, {"algorithm": "rlpd", **BOUNDED}),
     **{
         f"agent.critic.{change}": ({"algorithm": "bc"}, "algorithm=rlpd")

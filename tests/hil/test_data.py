@@ -25,7 +25,7 @@ from hilt.recording.recording_folder import columns_of
 from hilt.replay import Log
 from hilt.replay.schema import spec_of_space
 from hilt.replay.snapshot import Snapshot
-from tests.hil.toy_run import IMAGES, config, demonstrations, episode, fill, spaces
+from tests.hil.toy_run import IMAGES, NO_CHUNK, config, demonstrations, episode, fill, spaces
 
 
 def agent_for(settings: Any, images: bool = False) -> Agent:
@@ -170,13 +170,14 @@ def test_batches_made_ahead_are_those_of_one_after_the_other(memory_path: Path, 
     plain.close()
 
 
-@pytest.mark.parametrize("n", [1, 3])
-def test_rewards_of_n_steps_masks_and_where_they_end(memory_path: Path, n: int):
-    experience = experience_for(memory_path / "run", n_step=n)
-    fill(experience.log, range(4))
+@pytest.mark.parametrize(("n", "chunk"), [(1, False), (3, False), (3, True)])
+def test_rewards_of_n_steps_masks_and_where_they_end(memory_path: Path, n: int, chunk: bool):
+    experience = experience_for(memory_path / "run", **({"agent": {"chunk": n}} if chunk else {"n_step": n}))
+    more = NO_CHUNK if chunk else {}
+    fill(experience.log, range(4), more=more)
     running = experience.log.episode(actor="toy", boot="1", store="actor_env")
     # one that goes on: what is there of it bootstraps from where it stands
-    for step in itertools.islice(episode(4), 2):
+    for step in itertools.islice(episode(4, more=more), 2):
         running.append(step)
     batch, discount = experience.sample(200), 0.97
     steps = {point: (number, t) for number in range(5) for t, point in enumerate(known(number))}
@@ -192,6 +193,9 @@ def test_rewards_of_n_steps_masks_and_where_they_end(memory_path: Path, n: int):
         # a time limit bootstraps
         assert batch["n_steps"][i] == k and batch["masks"][i] == (0.0 if last["terminated"] else 1.0)
         assert (batch["next_observations"]["state"]["point"][i] == last["next_observations"]["state"]["point"]).all()
+        if chunk:  # all actions of the chunk; behind its end the last one is repeated
+            executed = [whole[t + min(j, k - 1)]["actions"] for j in range(n)]
+            assert np.array_equal(batch["actions"][i], np.stack(executed)) and batch["source"].shape == (200, n)
     assert set(batch["masks"]) == {0.0, 1.0} and batch["masks"].dtype == np.float32
     experience.close()
 

@@ -13,7 +13,7 @@ from hilt.hil.data import Experience
 from hilt.hil.states import StateTable
 from hilt.replay import Edits
 from tests.hil.test_data import experience_for
-from tests.hil.toy_run import IMAGES, demonstrations, episode, fill
+from tests.hil.toy_run import ACTIONS, IMAGES, NO_CHUNK, demonstrations, episode, fill
 
 N = 3
 
@@ -149,3 +149,15 @@ def test_states_follow_what_people_edit(frozen: Experience) -> None:
     edits.bad([1, 2, 3, 4])
     batch = frozen.sample(64)
     assert not batch["demo"].all() and 5.0 in batch["rewards"][~batch["demo"]] and len(frozen.human) == 2
+
+
+def test_chunks_of_the_table_are_those_of_the_log(memory_path: Path) -> None:
+    shown = demonstrations(memory_path / "shown", range(50, 52), images=True)
+    agent = {"encoder": IMAGES, "chunk": N}
+    experience = experience_for(memory_path / "run", True, demo_path=[str(shown)], agent=agent, n_step=1)
+    fill(experience.log, range(6), images=True, human=(1, 2), more=NO_CHUNK)
+    ours, theirs = both_ways(experience, 40)
+    assert ours["actions"].shape == (40, N, ACTIONS) and ours["source"].shape == (40, N)
+    assert set(ours["n_steps"]) == {1, 2, 3}
+    assert_same(experience, ours, theirs)
+    experience.close()

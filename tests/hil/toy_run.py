@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,11 +48,20 @@ def wire() -> Any:
     return make_trainer_config(port, port + 1, transport="in-process")
 
 
+NO_CHUNK = {"chunk": np.int32(-1), "chunk_index": np.int16(-1)}
+"""The columns of a step that is of no chunk, in a run that has some"""
+
+
 def episode(
-    number: int, length: int = 5, human: tuple[int, ...] = (), lost: tuple[int, ...] = (), images: bool = False
+    number: int,
+    length: int = 5,
+    human: tuple[int, ...] = (),
+    lost: tuple[int, ...] = (),
+    images: bool = False,
+    more: Mapping[str, Any] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The steps of an episode; an even number succeeds at its end, an odd one runs out
-    of time. Who acted on which steps is given."""
+    of time. Who acted on which steps is given, and what `more` columns each has."""
     rng = np.random.default_rng(number)
     frames = rng.integers(0, 255, (length + 1, SIZE, SIZE, 3)).astype(np.uint8)
     points = rng.normal(size=(length + 1, 3)).astype(np.float32)
@@ -75,6 +84,7 @@ def episode(
             "times": {"observed": np.float64(t), "sent": np.float64(t + 0.1), "applied": np.float64(t + 0.5)},
             "succeed": np.bool_(last and number % 2 == 0),
             "lost": np.bool_(t in lost),
+            **(more or {}),
         }
 
 

@@ -16,7 +16,8 @@ from scipy.spatial.transform import Rotation
 from hilt.algos import rlpd
 from hilt.core.errors import ConfigError, MissingFieldError, NotFiniteError, SchemaError, UnknownNameError
 from hilt.core.tree import ArraySpec
-from hilt.policies.agent.agent import Agent, AgentConfig, rotation_columns
+from hilt.policies.agent.agent import Agent, AgentConfig
+from hilt.policies.agent.agent_inputs import rotation_columns
 from hilt.policies.agent.config import EncoderConfig
 from hilt.policies.agent.layout import ActionLayout
 from hilt.replay.tensors import load_pt, save_pt
@@ -109,7 +110,7 @@ def test_termination_hides_the_next_state_and_truncation_does_not() -> None:
 def test_every_image_of_an_update_is_moved_by_itself() -> None:
     agent, rows = make(random_crop=4), batch(0, n=64)
     rows["observations"]["images"]["wrist"] = rows["observations"]["images"]["front"]
-    moved_images = [agent._cropped({"observations": rows["observations"]}, "observations") for _ in range(2)]
+    moved_images = [agent.inputs.cropped({"observations": rows["observations"]}, "observations") for _ in range(2)]
     front, wrist, again = (
         moved_images[0]["images/front"],
         moved_images[0]["images/wrist"],
@@ -417,7 +418,9 @@ def test_noise_on_features_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> 
     for name, z in (("observations", given[0].z), ("next_observations", given[0].next_z)):
         noise = z[:, :16].numpy() - rows[name]["features"]
         assert abs(noise.std() - 0.5) < 0.02 and abs(noise.mean()) < 0.02
-        assert (z[:, 16:].numpy() == agent._encode(agent.encoder, agent._leaves(rows[name]))[:, 16:].numpy()).all()
+        assert (
+            z[:, 16:].numpy() == agent.inputs.encode(agent.encoder, agent.inputs.leaves(rows[name]))[:, 16:].numpy()
+        ).all()
     assert given[0].target_z is given[0].next_z
     again = make(encoder=FROZEN, feature_noise=0.5, seed=1)
     again.load_state_dict(agent.state_dict())

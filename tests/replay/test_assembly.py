@@ -19,7 +19,7 @@ from hilt.core.trajectory import Source
 from hilt.core.tree import flatten
 from hilt.replay import Log, Schema
 from hilt.replay.key_ranges import key_of
-from hilt.replay.sampling import Chunks
+from hilt.replay.sampling import Chunks, NStep, Sampler
 from tests.effort import rounds
 from tests.replay.toy_steps import IMAGE, SCHEMA, check, new_log, numbers, observation, step, trajectory, write
 
@@ -141,6 +141,22 @@ def test_n_step_by_hand(tmp_path: Path):
         assert batch["next_observations"]["state"][:, 0].tolist() == [4, 5, 5, 5, 13, 13, 23, 23]
         assert batch["observations"]["state"][:, 0].tolist() == [1, 2, 3, 4, 11, 12, 21, 22]
         running.end()
+
+
+def test_n_step_with_whole_columns(tmp_path: Path):
+    """Those of all n steps, beside the sum; the last one is repeated where the sum ends earlier."""
+    with new_log(tmp_path) as log:
+        write(log, [step(1), step(2), step(3, truncated=True)])
+        sampler = Sampler(log.all(), "fifo", max_times_sampled=1, assembly=NStep(2, 0.5, whole=("actions",)))
+        batch = sampler.sample(3)
+        actions = log.read(log.all().keys(), ["actions"])["actions"]
+        assert np.array_equal(batch["actions"], actions[[[0, 1], [1, 2], [2, 2]]])
+        assert batch["rewards"].tolist() == [2.0, 3.5, 3.0] and batch["n_steps"].tolist() == [2, 2, 1]
+        out = {"actions": np.zeros((3, 2, *actions.shape[1:]), actions.dtype)}
+        again = Sampler(log.all(), "fifo", max_times_sampled=1, assembly=NStep(2, 0.5, whole=("actions",)))
+        assert again.sample(3, out=out)["actions"] is out["actions"] and np.array_equal(
+            out["actions"], batch["actions"]
+        )
 
 
 def test_n_step_of_hil_serl_columns(tmp_path: Path):

@@ -18,6 +18,9 @@ KL_ESTIMATES = ("kl", "abs", "mse", "low_var_kl")
 SCHEDULES = ("constant", "cosine")
 
 
+_SOFT = Need("{here}actor=soft", lambda c: c.actor == "soft")
+
+
 @dataclass
 class Rlpd:
     """Soft actor-critic as HIL-SERL has it, with RLPD's options; the formulas are in `hilt.algos.rlpd`."""
@@ -32,10 +35,11 @@ class Rlpd:
     """The number of critics whose minimum is the target, drawn for each update; 0: all"""
     learning_rate: float = setting(3e-4, minimum=0)
     """Of every network's own Adam"""
-    temperature: float = setting(0.01, above=0)
+    temperature: float = setting(0.01, above=0, needs=_SOFT)
     """Weight of the entropy at the start; it is learned from there"""
-    target_entropy: float | None = None
-    """Where the temperature steers the entropy, in nats; none: minus half the number of continuous actions"""
+    target_entropy: float | None = setting(None, needs=_SOFT)
+    """Where the temperature steers the entropy of one action, in nats; none: minus half the number of continuous
+    actions"""
     backup_entropy: bool = False
     """Whether the critics' target counts the entropy too"""
     reward_bias: float = 0.0
@@ -43,12 +47,19 @@ class Rlpd:
     target_range: list[float] | None = setting(None, length=2, ascending=True)
     """The critics' target is kept within [low, high]; none: as it comes"""
     actor_q: str = setting("mean", choices=("mean", "min"))
-    """What the actor climbs: the "mean" of the critics, or their "min"imum"""
+    """What the actor climbs, or what the best of several actions has most of: the "mean" of the critics, or their
+    "min"imum"""
+    actor: str = setting("soft", choices=("soft", "behavior"), noun="actor")
+    """What the actor learns: "soft": to maximize Q and entropy; "behavior": to imitate all that was executed, so that
+    the choice among `samples` actions alone improves on it"""
+    samples: int = setting(1, minimum=1)
+    """The number of actions that are drawn in each state, of which the critics choose the best: to act, and in the
+    critics' target; 1: there is no choice"""
     actor_average: float = setting(0.0, minimum=0, maximum=1)
     """Share of the actor that its slow copy, the one that is evaluated, takes over at each update; 0: there is none"""
-    critic_warmup: int = setting(0, minimum=0)
+    critic_warmup: int = setting(0, minimum=0, needs=_SOFT)
     """The number of first updates of the actor that imitate demonstrations instead of maximizing Q"""
-    imitation_weight: float = setting(0.0, minimum=0)
+    imitation_weight: float = setting(0.0, minimum=0, needs=_SOFT)
     """Weight of imitating demonstrations beside climbing Q, at the start"""
     imitation_updates: int = setting(0, minimum=0, needs=Need("{here}imitation_weight", lambda c: c.imitation_weight))
     """The number of updates of the actor over which it fades to 0; 0: it is constant"""
@@ -67,6 +78,16 @@ class Rlpd:
             yield (
                 f"{here}subset={self.subset}: expected at most as many as there are critics, "
                 f"{self.critics}, or 0 for all."
+            )
+        if self.actor == "behavior" and self.samples == 1:
+            yield (
+                f"{here}actor=behavior with {here}samples=1: the policy would only imitate. Give the number of actions "
+                f"that the critics choose from, such as {here}samples=32, or {here}actor=soft."
+            )
+        if self.backup_entropy and self.samples > 1:
+            yield (
+                f"{here}backup_entropy=true with {here}samples={self.samples}: the best of several actions has no "
+                f"log-probability that could be counted. Leave {here}backup_entropy out, or {here}samples."
             )
 
 

@@ -8,7 +8,8 @@
     targets:      Q' <- Q' + tau * (Q - Q'), after every update of Q
 
 `mask` is 0 where the task ended (terminated) and 1 elsewhere, so that a time limit (truncated)
-bootstraps. Critics that state a distribution have another loss: `hilt.algos.value_heads`. States come as ``z``, made by
+bootstraps. Critics that state a distribution have another loss: `hilt.algos.value_heads`. Chunks of actions, and the
+choice of the best of several, are in `hilt.algos.chunks`. States come as ``z``, made by
 an encoder: `z` of the batch carries the graph back into it, so the critics' loss, and no other, trains it. All losses
 are taken at the parameters before the update. A network that is not updated stays as it is, bit for bit.
 
@@ -28,6 +29,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from hilt.algos.adam import Adam
+from hilt.algos.chunks import best_of, chunk_imitation_loss
 from hilt.algos.config import Rlpd as Rlpd
 from hilt.algos.gaussian import sample, sample_backward
 from hilt.algos.imitation import imitation_loss
@@ -103,6 +105,12 @@ class Transitions:
     """What the grippers did, as a number"""
     grasp_penalty: Tensor | None = None
     """What the gripper's moves cost, summed over the same steps as the rewards"""
+    valid: Tensor | None = None
+    """Of chunks of actions: 1 where the critics learn from the row, else 0; none: from all"""
+    taken: Tensor | None = None
+    """Of chunks: which of the actions were executed, bool ``[B, h]``"""
+    shown: Tensor | None = None
+    """Of chunks: which of them are imitated where the row is a demonstration"""
 
 
 class SoftActorCritic(OffPolicyAlgorithm):
@@ -134,16 +142,22 @@ def update(
 ) -> dict[str, float]:
     """One gradient step of each network in `which`. `actor_updates`: how many the actor has had."""
     warming = actor_updates < settings.critic_warmup
+    which = which - {"temperature"} if settings.actor == "behavior" else which
     temperature = nets.temperature()
     gradients: dict[str, Sequence[Tensor]] = {}
     figures: dict[str, Tensor] = {}
     info: dict[str, float] = {}
 
     next_noise, subset, noise = draw(batch, settings, generator, which)
+    choices = None
+    if "critic" in which and settings.samples > 1:
+        choices = _noise(batch.actions.expand(settings.samples, -1, -1), generator)
     policy = act(nets, batch, noise, next_noise)
-    shared = nets.critic.of_states(batch.z) if {"critic", "actor"} <= which and not warming else None
+    shared = nets.critic.of_states(batch.z) if {"critic", "actor"} <= which and _maximizes(settings, warming) else None
     if "critic" in which:
-        gradients["critic"], more, details = critic_loss(nets, batch, policy, shared, settings, temperature, subset)
+        gradients["critic"], more, details = critic_loss(
+            nets, batch, policy, shared, settings, temperature, subset, choices
+        )
         figures |= more
         info |= details
     if "grasp_critic" in which:
@@ -223,24 +237,38 @@ def critic_loss(
     settings: Rlpd,
     temperature: Tensor,
     subset: Tensor | None,
+    choices: Tensor | None = None,
 ) -> tuple[Sequence[Tensor], dict[str, Tensor], dict[str, float]]:
-    """The gradients of the critics' parameters, their figures, and the details by source, if the batch has groups."""
+    """The gradients of the critics' parameters, their figures, and the details by source, if the batch has groups.
+    `choices`: the noise ``[N, B, A]`` of the actions that the best is chosen from."""
     details: dict[str, float] = {}
     next_actions, next_log_prob = policy.next_states()
+    if choices is not None:
+        drawn = torch.tanh(policy.mean[policy.rows :] + policy.std[policy.rows :] * choices)
+        next_actions = best_of(nets.critic, nets.head, batch.next_z, drawn, settings.actor_q)
     next_out = nets.target_critic.run(batch.target_z, next_actions, learns=False).out  # [E, B, outputs]
     next_out, head = next_out if subset is None else next_out[subset], nets.head
     backup = partial(backed_up, batch=batch, next_log_prob=next_log_prob, temperature=temperature, settings=settings)
     target = head.target(next_out, backup)
     tape = nets.critic.run(batch.z, batch.actions, shared)
     losses, dout = head.loss(tape.out, target)  # [E, B], [E, B, outputs]
+    share: Tensor | float = 1 / losses.numel()
+    if batch.valid is not None:
+        losses, dout = losses * batch.valid, dout * batch.valid[:, None]
+        share = 1 / (len(losses) * batch.valid.sum()).clamp(min=1)
     q, wanted = head.values(tape.out), head.mean(target)
     trained, earned = nets.optimizers["critic"].parameters, rewards(batch, settings)
     if batch.groups:
-        details |= by_group(nets, batch, tape, q, q - wanted, dout, settings)
+        details |= by_group(nets, batch, tape, q, q - wanted, dout * share, settings)
         ends = torch.stack([q.amax(), q.amin(), earned.amax(), earned.amin()]).tolist()
         details |= zip(("q_max", "q_min", "reward_max", "reward_min"), ends, strict=True)
-    gradients = nets.critic.gradients(tape, dout * (1 / losses.numel()), trained)
-    figures = {"critic_loss": losses, "q": q, "target_q": wanted, "reward": earned}
+    gradients = nets.critic.gradients(tape, dout * share, trained)
+    figures = {
+        "critic_loss": losses if batch.valid is None else losses.sum() * share,
+        "q": q,
+        "target_q": wanted,
+        "reward": earned,
+    }
     return gradients, figures | head.figures(next_out, backup), details
 
 
@@ -279,16 +307,19 @@ def actor_loss(
     actor_updates: int,
 ) -> tuple[Sequence[Tensor] | None, dict[str, Tensor]]:
     """The gradients of the actor's parameters, none where there is nothing to imitate; and its figures."""
-    warming = actor_updates < settings.critic_warmup
+    warming = settings.actor == "soft" and actor_updates < settings.critic_warmup
     tape, rows, noise, mean, std, actions, log_prob = policy.states()
     figures = {"actor_loss": mean.new_zeros(()), "entropy": -log_prob, "std": std}
     dmean = dstd = None
-    if not warming:
+    if _maximizes(settings, warming):
         judged = nets.critic.judge(batch.z.detach(), actions, shared)
         value, dq = actor_value(nets.head.values(judged.out), settings)
         dactions = nets.critic.action_gradients(judged, nets.head.values_backward(judged.out, dq))
         dmean, dstd = sample_backward(actions, std, noise, dactions, temperature / rows)
         figures["actor_loss"] = (temperature * log_prob - value).mean()
+    if settings.actor == "behavior":
+        loss, dmean, dstd = imitation_gradients(settings, mean, std, batch, 1.0, everything=True)
+        figures |= {"imitation_loss": loss, "actor_loss": loss}
     weight = 1.0 if warming else imitation_weight(settings, actor_updates - settings.critic_warmup)
     if weight:
         if batch.demo is None:
@@ -319,14 +350,25 @@ def actor_value(q: Tensor, settings: Rlpd) -> tuple[Tensor, Tensor]:
 
 
 def imitation_gradients(
-    settings: Rlpd, mean: Tensor, std: Tensor, batch: Transitions, weight: float
+    settings: Rlpd, mean: Tensor, std: Tensor, batch: Transitions, weight: float, everything: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss of imitating the demonstrations, and `weight` of its gradients for mean and std ``[B, A]``."""
+    """The loss of imitating the demonstrations, or `everything`, and `weight` of its gradients for mean and std
+    ``[B, A]``."""
+    counted = batch.taken if everything else batch.shown
     with torch.enable_grad():
         mean, std = mean.detach().requires_grad_(), std.detach().requires_grad_()
-        loss = imitation_loss(settings.imitation_loss, mean, std, batch.actions)[batch.demo].mean()
+        if counted is None:
+            losses = imitation_loss(settings.imitation_loss, mean, std, batch.actions)
+        else:
+            losses = chunk_imitation_loss(settings.imitation_loss, mean, std, batch.actions, counted)
+        loss = (losses if everything else losses[batch.demo]).mean()
         dmean, dstd = torch.autograd.grad(weight * loss, [mean, std], materialize_grads=True)
     return loss.detach(), dmean, dstd
+
+
+def _maximizes(settings: Rlpd, warming: bool) -> bool:
+    """Whether the actor is trained by the critics."""
+    return not warming and settings.actor == "soft"
 
 
 def imitation_weight(settings: Rlpd, updates: int) -> float:
@@ -363,7 +405,7 @@ def by_group(
         n = rows.sum().clamp(min=1)
         if not rows.any():
             continue
-        found = nets.critic.gradients(tape, dout * rows[:, None] * (1 / errors.numel()), trained, again=True)
+        found = nets.critic.gradients(tape, dout * rows[:, None], trained, again=True)
         norms[name] = torch.cat([g.flatten() for g in found]).norm().item()
         details[f"rows/{name}"] = n.item()
         details[f"reward/{name}"] = (rewards(batch, settings) * rows).sum().item() / n.item()

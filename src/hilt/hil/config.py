@@ -13,6 +13,8 @@ from hilt.core import validate
 from hilt.core.errors import Problems, UnknownNameError
 from hilt.core.validate import Need, setting
 from hilt.observe.alarms import RunFacts, check_stop_on
+from hilt.policies.agent.config import CHUNK as CHUNK
+from hilt.policies.agent.config import CHUNK_INDEX as CHUNK_INDEX
 from hilt.policies.agent.config import AgentConfig
 
 IMITATIONS = {
@@ -26,9 +28,8 @@ PARTS = {"bc": "demonstrations", "hg-dagger": "demo", "filtered": "filtered"}
 """The part of the data that each of them draws its batches from"""
 MIXED = "mixed"
 """The algorithm that imitates, and learns from groups of simulated episodes besides"""
-CHUNK, CHUNK_INDEX, TASK_COLUMN = "chunk", "chunk_index", "task"
-"""Columns of steps: which chunk of the episode the action is of, and its place in it, -1 where it is of none; and
-which task of a mix the episode is of"""
+TASK_COLUMN = "task"
+"""A column of steps: which task of a mix the episode is of"""
 RECORD, DECIDED = "record", "decided"
 """Columns of the first step of a chunk: what the policy drew, as in the logs of post-training; and the number of steps
 since that with whose observation it was planned, -1 in steps that have no record"""
@@ -144,6 +145,10 @@ def _check_algorithm(name: str) -> None:
         ALGORITHMS.check(name)
 
 
+def _clones(config: Hil) -> bool:
+    return config.agent.rlpd.actor == "behavior"
+
+
 def _imitates(config: Hil) -> bool:
     return not reinforces(config) or config.agent.encoder.pretrain_updates > 0
 
@@ -165,6 +170,7 @@ _MIXED = Need("algorithm=mixed", lambda c: c.algorithm == MIXED, of=tuple(item.n
 _OTHER_ALGORITHM = Need(
     "another algorithm, algorithm=module:Class", lambda c: c.algorithm not in ("rlpd", *IMITATIONS, MIXED)
 )
+_STEPWISE = Need("agent.chunk=1: the rewards of a chunk are summed anyway", lambda c: c.agent.chunk == 1)
 _LOOKS = Need("an encoder (agent.encoder.kind=small or resnet10)", lambda c: c.agent.encoder.kind != "none")
 _PRETRAINS = Need("agent.encoder.pretrain_updates", lambda c: c.agent.encoder.pretrain_updates > 0)
 _OF_AGENT = (
@@ -182,13 +188,13 @@ _OF_AGENT = (
                 "rlpd.backup_entropy",
             ),
             *("rlpd.reward_bias", "rlpd.target_range", "rlpd.actor_q", "rlpd.critic_warmup", "rlpd.imitation_weight"),
-            "rlpd.imitation_updates",
+            *("rlpd.imitation_updates", "rlpd.actor", "rlpd.samples", "chunk"),
         ),
     ),
     Need(_RLPD.needed, _RLPD.there, of=tuple(f"critic.{item.name}" for item in fields(CriticConfig))),
     Need(
-        "imitation (agent.rlpd.imitation_weight, agent.rlpd.critic_warmup, or agent.encoder.pretrain_updates)",
-        lambda c: _imitates(c) or c.agent.rlpd.imitation_weight or c.agent.rlpd.critic_warmup,
+        "imitation (agent.rlpd.imitation_weight, critic_warmup or actor=behavior, or agent.encoder.pretrain_updates)",
+        lambda c: _imitates(c) or c.agent.rlpd.imitation_weight or c.agent.rlpd.critic_warmup or _clones(c),
         of=("rlpd.imitation_loss",),
     ),
     Need(
@@ -266,8 +272,8 @@ class Hil:
     """The seed of everything random"""
     batch_size: int = setting(256, minimum=2)
     """Half of it online, half demonstrations"""
-    n_step: int = setting(1, minimum=1, needs=_RLPD)
-    """The number of steps whose rewards are summed before bootstrapping"""
+    n_step: int = setting(1, minimum=1, needs=(_RLPD, _STEPWISE))
+    """The number of steps whose rewards are summed before bootstrapping; with agent.chunk, those of a chunk are"""
     cta_ratio: int = setting(2, minimum=1, needs=_RLPD)
     """Critic updates for each update of the actor"""
     update_to_data: float = setting(0.0, minimum=0, needs=_RLPD)
@@ -329,6 +335,17 @@ class Hil:
         for name in self.view_shares if known else ():
             if name not in known:
                 yield f"view_shares has {name!r}, and {imitated} imitates {', '.join(known)}."
+        other = self.algorithm not in ("rlpd", *IMITATIONS, MIXED)
+        for name, default in (("chunk", 1), ("rlpd.samples", 1), ("rlpd.actor", "soft")) if other else ():
+            if (value := validate.value_of(self.agent, name)) != default:
+                yield (
+                    f"agent.{name}={value} with algorithm={self.algorithm}: only rlpd has it. Give algorithm=rlpd, or "
+                    f"leave it out."
+                )
+        if self.agent.chunk > 1 and self.store != "log":
+            yield (
+                f"agent.chunk={self.agent.chunk} with store={self.store}: chunks are read from the log. Give store=log."
+            )
         if self.agent.critic.head != "scalar" and self.algorithm not in ("rlpd", *IMITATIONS, MIXED):
             yield (
                 f"agent.critic.head={self.agent.critic.head} with algorithm={self.algorithm}: another algorithm "
@@ -377,7 +394,7 @@ def facts(config: Hil) -> RunFacts:
         rlpd=learns,
         groups=config.algorithm == MIXED,
         target_kl=AVERAGE_KL if config.agent.options.get("average") else 0.0,
-        discount=rlpd.discount**config.n_step,
+        discount=rlpd.discount ** max(config.n_step, config.agent.chunk),
         q_range=(low_high[0], low_high[1]) if low_high else None,
         entropy_in_q=rlpd.backup_entropy,
         update_to_data=config.update_to_data,

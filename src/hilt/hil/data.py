@@ -99,13 +99,15 @@ class Experience:
         plain = ["actions", "rewards", "terminated", "source", *more]
         self._columns = [*images, *proprio, *plain]
         self._discount = config.agent.rlpd.discount
-        self._returns = NStep(config.n_step, self._discount, also=tuple(path for path in plain if path == GRASP))
+        self._whole = ("actions", "source") if config.agent.chunk > 1 else ()
+        steps, penalties = max(config.n_step, config.agent.chunk), tuple(path for path in plain if path == GRASP)
+        self._returns = NStep(steps, self._discount, also=penalties, whole=self._whole)
         seen, views = [*agent.image_paths, *agent.proprio], {"log": self.online, "demos": self._demonstrations}
         self._table: StateTable | None = None
         self._kept: dict[str, KeptSteps] = {}
         if agent.frozen:
             self._table = table = StateTable(agent.width, {path: schema.columns[path] for path in plain})
-            kept = partial(KeptSteps, table=table, seen=seen, states=agent.states, n=config.n_step, notify=notify)
+            kept = partial(KeptSteps, table=table, seen=seen, states=agent.states, n=steps, notify=notify)
             self._kept = {name: kept(view) for name, view in views.items()}
         self._foresight = {name: Foresight(config.agent.encoder.pretrain_predict) for name in ("log", "demos")}
         self._foresight["demos"].read(self.demos, self.demos.trajectories(hidden=True))
@@ -240,7 +242,7 @@ class Experience:
             self._notify("there are no demonstrations and no take-overs yet: batches are all online")
             self._alone = True
         if self._table is not None and not images:
-            batch.update(unflatten(self._table.batch(batch.pop("window"), self._discount)))
+            batch.update(unflatten(self._table.batch(batch.pop("window"), self._discount, self._whole)))
         return finish(batch, online)
 
     def _source(self, part: str, images: bool) -> Mix | JointSampler:

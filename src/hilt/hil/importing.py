@@ -40,7 +40,7 @@ def columns_for(config: Hil, env: HasSpaces) -> dict[str, object]:
     # 1 or 0; -1: the task does not say
     truth = {TASK_SUCCESS: ArraySpec(np.dtype(np.int8), default=-1)} if config.classifier else {}
     chunks: dict[str, ArraySpec] = {}
-    if config.agent.kind == "vla":
+    if config.agent.kind == "vla" or config.agent.chunk > 1:
         chunks = {
             CHUNK: ArraySpec(np.dtype(np.int32), default=-1),
             CHUNK_INDEX: ArraySpec(np.dtype(np.int16), default=-1),

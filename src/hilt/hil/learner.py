@@ -153,7 +153,8 @@ class Learner:
 
     def _alarm_watch(self) -> AlarmWatch:
         agent = self.agent
-        known = replace(facts(self.config), target_entropy=agent.target_entropy, actions=agent.layout.continuous)
+        decided = agent.layout.continuous * self.config.agent.chunk
+        known = replace(facts(self.config), target_entropy=agent.target_entropy, actions=decided)
         tell = partial(logger.info, "%s")
         return AlarmWatch(self.run_folder, known, self.metrics, tell, self.config.stop_on)
 

@@ -63,9 +63,9 @@ class StateTable:
             window[i] = np.where(following >= 0, following, window[i - 1])
         return window.T
 
-    def batch(self, windows: Array, discount: float) -> dict[str, Array]:
-        """Returns over the steps of these windows, as `hilt.replay.sampling.assembly.NStep` makes them. From now on,
-        slots that were given back may be taken by other steps."""
+    def batch(self, windows: Array, discount: float, whole: Sequence[str] = ()) -> dict[str, Array]:
+        """Returns over the steps of these windows, as `hilt.replay.sampling.assembly.NStep` makes them, with the
+        columns `whole` of all of them. From now on, slots that were given back may be taken by other steps."""
         window = windows.T  # [n, B]
         slots, last = window[0], window[-1]
         inside = np.ones(window.shape, bool)
@@ -78,6 +78,8 @@ class StateTable:
             if path in SUMMED:
                 discounts = discount ** np.arange(len(window))[:, np.newaxis]
                 batch[path] = (np.where(inside, column.take(window), 0) * discounts).sum(axis=0).astype(column.dtype)
+            elif path in whole:
+                batch[path] = column.take(windows, axis=0)
             else:
                 batch[path] = column.take(last if path == "terminated" else slots, axis=0)
         self._free += self._given_back

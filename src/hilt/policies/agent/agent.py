@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
-from hilt.algos import rlpd
+from hilt.algos import chunks, rlpd
 from hilt.algos.adam import Adam
+from hilt.algos.chunks import best_of, chunk_imitation_loss
 from hilt.algos.imitation import grasp_margin_loss, imitation_loss
 from hilt.algos.schedule import learning_rate_factor
 from hilt.algos.tables import OffPolicyAlgorithm
@@ -37,13 +38,15 @@ from hilt.policies.agent.actor_critic import (
     ProprioNormalizer,
     Temperature,
 )
+from hilt.policies.agent.agent_inputs import FEATURES, STATES, AgentInputs
 from hilt.policies.agent.agent_state import check_range, copied, found, load
+from hilt.policies.agent.chunk_plan import ChunkPlan
 from hilt.policies.agent.config import AgentConfig, EncoderConfig
-from hilt.policies.agent.encoders import Encoder, initialize, random_crop
+from hilt.policies.agent.encoders import Encoder, initialize
 from hilt.policies.agent.layout import ActionLayout, fit
 from hilt.policies.agent.residual_critics import ResidualCritics, make_critics
 from hilt.policies.agent.step_agent import StepAgent
-from hilt.replay.tensors import as_tensor, check_device, generator
+from hilt.replay.tensors import check_device, generator
 
 if TYPE_CHECKING:
     from gymnasium.spaces import Space
@@ -51,14 +54,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Agent", "AgentConfig", "EncoderConfig"]
 
-FEATURES, STATES = "features", "z"
-"""Under these names a batch may bring what a frozen encoder makes of its images, instead of these; or all that the
-networks see, as `Agent.states` makes it, instead of observations"""
-CHUNK = 16
+ENCODED_TOGETHER = 16
 """The number of images that are encoded together for a cache; constant, because the
 last bits of a result depend on it"""
 ACTING = ("encoder", "proprio", "actor", "grasp_critic")
-"""The networks that an actor needs"""
+"""The networks that an actor needs; also the critics, if they choose among several actions"""
 TRAINED = ("actor", "critic", "temperature", "grasp_critic")
 """Those that an update may name"""
 PRETRAIN_WARMUP = 0.05
@@ -85,15 +85,17 @@ class Agent(StepAgent):
         own number, cut off at -1 and 1, as behavior cloning has it"""
         self.config, self.shapes, self.images, self.proprio, self.seed = config, dict(shapes), images, proprio, seed
         self.layout = ActionLayout(config.setup_mode, actions, config.action_indices)
+        self.moving = self.layout.continuous * config.chunk
+        """Numbers that the actor decides at once: those of one action, or of a chunk"""
         self.device = check_device(config.device)
         self.generator = generator(seed)
         self.updates = self.actor_updates = self.imitations = 0
         """How often each kind of update was made"""
         self.encoder = Encoder({path: shapes[path].shape for path in images}, config.encoder, self.generator)
-        given = {path: int(np.prod(shapes[path].shape)) for path in proprio}
-        self.sizes = {path: size // 7 * 9 if path in config.pose_keys else size for path, size in given.items()}
+        self.inputs = AgentInputs(self.shapes, proprio, config, self.encoder, self.device, self.generator)
         self.head = critic_head(config.critic, config.rlpd)
         self.networks = self._make_networks()
+        self.inputs.normalizer = self.networks["proprio"]
         followed = {"critic", "grasp_critic"} | ({"encoder"} if self.encoder.trained_by_critic() else set())
         followed |= {"actor"} if config.rlpd.actor_average else set()
         self.targets = {
@@ -116,11 +118,12 @@ class Agent(StepAgent):
         )
         self.algorithm: OffPolicyAlgorithm = rlpd.SoftActorCritic()
         wanted = config.rlpd.target_entropy
-        self.target_entropy = -self.layout.continuous / 2 if wanted is None else wanted
+        self.target_entropy = config.chunk * (-self.layout.continuous / 2 if wanted is None else wanted)
+        self._plan = ChunkPlan()
 
     def _make_networks(self) -> dict[str, nn.Module]:
         """The networks by name, on the agent's device, with weights drawn from its generator in this order."""
-        config, moving, draws, body = self.config, self.layout.continuous, self.generator, self._body()
+        config, moving, draws, body = self.config, self.moving, self.generator, self._body()
         networks: dict[str, nn.Module] = {
             "encoder": self.encoder,
             "proprio": ProprioNormalizer(body.proprio),
@@ -131,7 +134,9 @@ class Agent(StepAgent):
         if self.layout.outcomes:
             networks["grasp_critic"] = GraspCritic(body, self.layout.outcomes, draws)
         if foreseen := config.encoder.pretrain_predict:
-            networks["forecast"] = NormedMlp(body.features + body.proprio, [128], 2 * self.sizes[foreseen], "relu")
+            networks["forecast"] = NormedMlp(
+                body.features + body.proprio, [128], 2 * self.inputs.sizes[foreseen], "relu"
+            )
             initialize(networks["forecast"], draws)
         for network in networks.values():
             network.to(self.device)
@@ -139,12 +144,12 @@ class Agent(StepAgent):
 
     def _body(self) -> Body:
         config = self.config
-        proprio = sum(self.sizes.values())
+        proprio = sum(self.inputs.sizes.values())
         return Body(self.encoder.width, proprio, config.proprio_width, config.hidden, config.activation)
 
     def _make_critics(self) -> Critics | ResidualCritics:
         members, bias = self.config.rlpd.critics, self.head.bias
-        return make_critics(self.config.critic, self._body(), self.layout.continuous, self.generator, members, bias)
+        return make_critics(self.config.critic, self._body(), self.moving, self.generator, members, bias)
 
     def _make_optimizers(self) -> dict[str, Adam]:
         """An optimizer for each kind of update, and which parameters it changes."""
@@ -183,7 +188,7 @@ class Agent(StepAgent):
 
     def use_algorithm(self, algorithm: OffPolicyAlgorithm) -> None:
         self.algorithm = algorithm
-        algorithm.setup(self._trained, self.width, self.layout.continuous, self.seed)
+        algorithm.setup(self._trained, self.width, self.moving, self.seed)
 
     @property
     def image_paths(self) -> list[str]:
@@ -196,12 +201,12 @@ class Agent(StepAgent):
     @property
     def frozen(self) -> bool:
         """Whether the images' features never change under `update`, so that they may be cached."""
-        return bool(self.encoder.paths) and self.config.encoder.training == "frozen"
+        return self.inputs.frozen
 
     @property
     def width(self) -> int:
         """Numbers that the networks see of an observation: features of the images, and proprioception."""
-        return self.encoder.width + sum(self.sizes.values())
+        return self.inputs.width
 
     # Acting
 
@@ -211,21 +216,49 @@ class Agent(StepAgent):
         """The action for one observation, or for each of a batch. Draws from the agent's
         own generator, or from a new one of `seed`.
 
-        With `argmax` it draws nothing: the likeliest action, by the slow copy of the actor where there is one.
+        With `argmax` it draws nothing: the likeliest action, by the slow copy of the actor where there is one. With
+        `rlpd.samples` it chooses among as many, of which the likeliest is one.
+
+        With `chunk`, for one observation: the next action of the chunk that was begun, which is decided anew when it is
+        used up, when `begin` was called, and after `acted` by somebody else. For a batch: the first action of each.
         """
-        leaves, single = self._leaves(observations), False
+        leaves, single = self.inputs.leaves(observations), False
         known = {path: len(shape.shape) for path, shape in self.shapes.items()} | {FEATURES: 1, STATES: 1}
         if leaves and all(leaf.ndim == known[path] for path, leaf in leaves.items()):
             leaves, single = {path: leaf[None] for path, leaf in leaves.items()}, True
-        with torch.inference_mode():
-            z = self._encode(self.encoder, leaves)
+        if not single or self.config.chunk == 1:
+            actions = self._decide(leaves, seed, argmax)[:, 0]
+            return actions[0] if single else actions
+        return self._plan.next(lambda: self._decide(leaves, seed, argmax)[0], self.version)
+
+    def _decide(self, leaves: Mapping[str, Tensor], seed: int | None, argmax: bool) -> npt.NDArray[np.float32]:
+        """Chunks of actions ``[B, chunk, A]``."""
+        settings, choices = self.config.rlpd, self.config.rlpd.samples
+        # what the critics keep for their passes may not be made in inference mode, for updates use it too
+        with torch.no_grad() if choices > 1 else torch.inference_mode():
+            z = self.inputs.encode(self.encoder, leaves)
             mean, std = (self.targets if argmax and "actor" in self.targets else self.networks)["actor"](z)
-            source = self.generator if seed is None else generator(seed)
-            noise = 0.0 if argmax else std * torch.randn(mean.shape, generator=source).to(mean.device)
+            if choices > 1:
+                source = generator(seed or 0) if argmax or seed is not None else self.generator
+                noise = torch.randn(choices, *mean.shape, generator=source).to(mean.device)
+                if argmax:
+                    noise[0] = 0
+                drawn = self._action(mean + std * noise)
+                decided = best_of(self.networks["critic"], self.head, z, drawn, settings.actor_q)
+            else:
+                source = self.generator if seed is None else generator(seed)
+                plain = 0.0 if argmax else std * torch.randn(mean.shape, generator=source).to(mean.device)
+                decided = self._action(mean + plain)
             grasps = self.networks["grasp_critic"](z).argmax(dim=1) if self.layout.outcomes else None
-            actions = self.layout.join(self._action(mean + noise), grasps)
+            actions = self.layout.join(decided.reshape(-1, self.layout.continuous), grasps)
         array: npt.NDArray[np.float32] = actions.float().cpu().numpy()
-        return array[0] if single else array
+        return array.reshape(len(mean), self.config.chunk, -1)
+
+    def begin(self, instruction: str = "", paced: bool = False) -> None:
+        self._plan.begin()
+
+    def acted(self, source: Source, executed: npt.ArrayLike | None) -> dict[str, object]:
+        return self._plan.acted(source) if self.config.chunk > 1 else {}
 
     def _action(self, raw: Tensor) -> Tensor:
         """From a number of the actor's Gaussian."""
@@ -254,16 +287,16 @@ class Agent(StepAgent):
         if not which:  # the actor's update alone, and it holds still after a reset
             self.updates += 1
             return self, {}
-        now, then = self._cropped(batch, "observations"), self._cropped(batch, "next_observations")
+        now, then = self.inputs.cropped(batch, "observations"), self.inputs.cropped(batch, "next_observations")
         learns = "critic" in which and bool(self.encoder.trained_by_critic())
         with torch.set_grad_enabled(learns):
-            z = self._encode(
+            z = self.inputs.encode(
                 self.encoder, now, self.generator if learns else None, trunk=self.config.encoder.training == "critic"
             )
         with torch.no_grad():
-            next_z = self._encode(self.encoder, then)
-            z, next_z = self._blurred(z), self._blurred(next_z)
-            target_z = self._encode(self.targets["encoder"], then) if "encoder" in self.targets else next_z
+            next_z = self.inputs.encode(self.encoder, then)
+            z, next_z = self.inputs.blurred(z), self.inputs.blurred(next_z)
+            target_z = self.inputs.encode(self.targets["encoder"], then) if "encoder" in self.targets else next_z
         rows = self._rows(batch, z, next_z, target_z, details)
         info = self.algorithm.update(
             self._trained, rows, self.config.rlpd, self.generator, which, self.actor_updates, self.target_entropy
@@ -296,26 +329,31 @@ class Agent(StepAgent):
         """
         settings, how = self.config.rlpd, self.config.encoder
         pretrains = encoder and how.pretrain_updates > 0
-        leaves = self._cropped(batch, "observations", how.pretrain_crop if pretrains else None)
+        leaves = self.inputs.cropped(batch, "observations", how.pretrain_crop if pretrains else None)
         with torch.set_grad_enabled(encoder):
-            z = self._encode(
+            z = self.inputs.encode(
                 self.encoder, leaves, self.generator if encoder else None, trunk=not self.encoder.trunk_rests
             )
-        z = z if encoder else self._blurred(z)
-        continuous, grasps = self.layout.split(self._column(batch, "actions"))
-        shown = self._column(batch, "imitated").float() if "imitated" in batch else None
+        z = z if encoder else self.inputs.blurred(z)
+        continuous, grasps, _, parts = self._actions(batch)
+        shown = self.inputs.column(batch, "imitated").float() if "imitated" in batch else None
 
         def average(rows: Tensor) -> Tensor:
             return rows.mean() if shown is None else (rows * shown).sum() / shown.sum().clamp(min=1)
 
         mean, std = self.networks["actor"](z)
-        loss = average(imitation_loss(settings.imitation_loss, mean, std, continuous, self.squashed))
-        info = {
-            "imitation_loss": loss.item(),
-            "mse": average((self._action(mean) - continuous).square().mean(1)).item(),
-        }
+        if parts is None:
+            losses = imitation_loss(settings.imitation_loss, mean, std, continuous, self.squashed)
+            squares = (self._action(mean) - continuous).square().mean(1)
+        else:
+            losses, squares = (
+                chunk_imitation_loss(kind, mean, std, continuous, parts, self.squashed)
+                for kind in (settings.imitation_loss, "mse")
+            )
+        loss = average(losses)
+        info = {"imitation_loss": loss.item(), "mse": average(squares).item()}
         if encoder and "forecast" in self.networks:
-            foreseen = self._forecast_loss(z, self._column(batch, "future"))
+            foreseen = self._forecast_loss(z, self.inputs.column(batch, "future"))
             info["forecast_loss"] = foreseen.item()
             loss = loss + how.pretrain_predict_weight * foreseen
         losses = {"imitation" if encoder else "actor": loss}
@@ -341,12 +379,14 @@ class Agent(StepAgent):
     def _forecast_loss(self, z: Tensor, future: Tensor) -> Tensor:
         """How far off the proprioception is that comes, ``future [B, 2, ...]``, in the unit of the normalized one."""
         path = self.config.encoder.pretrain_predict
-        start = sum(self.sizes[other] for other in self.proprio[: self.proprio.index(path)])
-        columns = slice(start, start + self.sizes[path])
+        start = sum(self.inputs.sizes[other] for other in self.proprio[: self.proprio.index(path)])
+        columns = slice(start, start + self.inputs.sizes[path])
         if future.shape[1:] != (2, *self.shapes[path].shape):
             raise SchemaError(f"future: expected [B, 2, ...], {path} twice, got {tuple(future.shape)}.")
         normal = cast(ProprioNormalizer, self.networks["proprio"])
-        wanted = [(self._seen(path, future[:, when]) - normal.mean[columns]) / normal.scale[columns] for when in (0, 1)]
+        wanted = [
+            (self.inputs.seen(path, future[:, when]) - normal.mean[columns]) / normal.scale[columns] for when in (0, 1)
+        ]
         return (self.networks["forecast"](z) - torch.cat(wanted, dim=1)).square().mean()
 
     def fit_proprio(self, observations: Tree) -> None:
@@ -359,8 +399,10 @@ class Agent(StepAgent):
             cast(ProprioNormalizer, self.networks["proprio"]),
             self.config.proprio_floor,
         )
-        columns = [self._seen(path, self._tensor(found(given, path), path)).double() for path in self.proprio]
-        least = torch.cat([torch.full((self.sizes[path],), floors.get(path, FLOOR)) for path in self.proprio])
+        columns = [
+            self.inputs.seen(path, self.inputs.tensor(found(given, path), path)).double() for path in self.proprio
+        ]
+        least = torch.cat([torch.full((self.inputs.sizes[path],), floors.get(path, FLOOR)) for path in self.proprio])
         whole = torch.cat(columns, dim=1)
         with torch.no_grad():
             normal.mean.copy_(whole.mean(0))
@@ -375,15 +417,15 @@ class Agent(StepAgent):
         if not self.frozen:
             training = self.config.encoder.training if self.encoder.paths else "no cameras"
             raise ConfigError(f"features may be kept only of an encoder with training=frozen; this one has {training}.")
-        leaves = {path: self._tensor(found(images, path), path) for path in self.encoder.paths}
+        leaves = {path: self.inputs.tensor(found(images, path), path) for path in self.encoder.paths}
         n = len(next(iter(leaves.values())))
         features = np.empty((n, self.encoder.width), np.float32)
-        for start in range(0, n, CHUNK):
-            part = {path: leaf[start : start + CHUNK] for path, leaf in leaves.items()}
+        for start in range(0, n, ENCODED_TOGETHER):
+            part = {path: leaf[start : start + ENCODED_TOGETHER] for path, leaf in leaves.items()}
             size = len(next(iter(part.values())))
-            if size < CHUNK:
+            if size < ENCODED_TOGETHER:
                 part = {
-                    path: torch.cat([leaf, leaf.new_zeros(CHUNK - size, *leaf.shape[1:])])
+                    path: torch.cat([leaf, leaf.new_zeros(ENCODED_TOGETHER - size, *leaf.shape[1:])])
                     for path, leaf in part.items()
                 }
             with torch.no_grad():
@@ -396,10 +438,10 @@ class Agent(StepAgent):
 
         It is the same, bit for bit, whatever other observations are in the call.
         """
-        leaves = {path: self._tensor(found(observations, path), path) for path in self.proprio}
+        leaves = {path: self.inputs.tensor(found(observations, path), path) for path in self.proprio}
         with torch.no_grad():
-            z = self._encode(
-                self.encoder, {FEATURES: self._tensor(self.trunk_features(observations), FEATURES), **leaves}
+            z = self.inputs.encode(
+                self.encoder, {FEATURES: self.inputs.tensor(self.trunk_features(observations), FEATURES), **leaves}
             )
         return np.asarray(z.cpu().numpy())
 
@@ -418,7 +460,8 @@ class Agent(StepAgent):
             rlpd.polyak(self.targets["actor"], self.networks["actor"], 1.0)
 
     def _acting(self, slow: bool = False) -> dict[str, Tensor]:
-        networks = {name: self.networks[name] for name in ACTING if name in self.networks}
+        names = [*ACTING, *(["critic"] if self.config.rlpd.samples > 1 else [])]
+        networks = {name: self.networks[name] for name in names if name in self.networks}
         networks |= {"actor": self.targets["actor"]} if slow and "actor" in self.targets else {}
         return {f"{name}.{key}": tensor for name, net in networks.items() for key, tensor in net.state_dict().items()}
 
@@ -470,7 +513,7 @@ class Agent(StepAgent):
             self.shapes, self.images, list(self.proprio), self.layout.actions, self.config, self.seed, self.squashed
         )
         self.load_state_dict(made.state_dict())
-        self.algorithm.setup(self._trained, self.width, self.layout.continuous, self.seed)
+        self.algorithm.setup(self._trained, self.width, self.moving, self.seed)
 
     def _owners(self) -> dict[str, dict[str, dict[str, Tensor]]]:
         """Every tensor that learning changes."""
@@ -480,104 +523,57 @@ class Agent(StepAgent):
             "optimizers": {name: optimizer.tensors() for name, optimizer in self.optimizers.items()},
         }
 
-    # What observations and batches look like
-
-    def _leaves(self, observations: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The images (or their features) and the proprioception, by path."""
-        given = flatten(observations)
-        if STATES in given and self.frozen:
-            return {STATES: self._tensor(given[STATES], STATES)}
-        images = [FEATURES] if FEATURES in given and self.frozen else self.encoder.paths
-        return {path: self._tensor(found(given, path), path) for path in [*images, *self.proprio]}
-
-    def _cropped(self, batch: Mapping[str, Any], name: str, pixels: int | None = None) -> dict[str, Tensor]:
-        leaves = self._leaves(found(batch, name))
-        pixels = self.config.rlpd.random_crop if pixels is None else pixels
-        return {
-            path: random_crop(leaf, pixels, self.generator) if path in self.encoder.paths else leaf
-            for path, leaf in leaves.items()
-        }
-
-    def _encode(
-        self, encoder: nn.Module, leaves: Mapping[str, Tensor], dropout: Generator | None = None, trunk: bool = True
-    ) -> Tensor:
-        """``z [B, features + proprio]``."""
-        if STATES in leaves:
-            if leaves[STATES].shape[1:] != (self.width,):
-                raise SchemaError(
-                    f"z: expected [B, {self.width}] as Agent.states makes it, got {tuple(leaves[STATES].shape)}."
-                )
-            return leaves[STATES]
-        parts = (
-            [leaves[FEATURES]]
-            if FEATURES in leaves
-            else [encoder(leaves, dropout, trunk)]
-            if self.encoder.paths
-            else []
-        )
-        if self.proprio:
-            together = torch.cat([self._seen(path, leaves[path]) for path in self.proprio], dim=1)
-            parts.append(self.networks["proprio"](together) if self.config.normalize_proprio else together)
-        if parts[0].shape[1] != self.encoder.width and FEATURES in leaves:
-            raise SchemaError(
-                f"features: expected [B, {self.encoder.width}] as trunk_features makes them, "
-                f"got {tuple(parts[0].shape)}."
-            )
-        return torch.cat(parts, dim=1)
-
-    def _blurred(self, z: Tensor) -> Tensor:
-        """With noise on the features, not on proprioception: what a frozen encoder never saw it places a little off."""
-        if not (deviation := self.config.rlpd.feature_noise):
-            return z
-        noise = deviation * torch.randn(len(z), self.encoder.width, generator=self.generator)
-        return torch.cat([z[:, : self.encoder.width] + noise.to(z), z[:, self.encoder.width :]], dim=1)
-
-    def _seen(self, path: str, leaf: Tensor) -> Tensor:
-        """Proprioception as numbers ``[B, n]``."""
-        if leaf.shape[1:] != self.shapes[path].shape:
-            raise SchemaError(f"{path}: expected [B, ...] of {self.shapes[path].shape}, got {tuple(leaf.shape)}.")
-        leaf = leaf.float()
-        return (rotation_columns(leaf) if path in self.config.pose_keys else leaf).reshape(len(leaf), -1)
-
     def _rows(
         self, batch: Mapping[str, Any], z: Tensor, next_z: Tensor, target_z: Tensor, details: bool
     ) -> rlpd.Transitions:
-        continuous, grasps = self.layout.split(self._column(batch, "actions"))
+        continuous, grasps, taken, shown = self._actions(batch)
+        masks = self.inputs.column(batch, "masks").float()
         optional = {
-            name: self._column(batch, name) for name in ("n_steps", "grasp_penalty", "demo", "source") if name in batch
+            name: self.inputs.column(batch, name)
+            for name in ("n_steps", "grasp_penalty", "demo", "source")
+            if name in batch
         }
         demo = optional["demo"].bool() if "demo" in optional else None
         groups: dict[str, Tensor] = {}
         if details and demo is not None:
             groups |= {"online": ~demo, "demo": demo}
         if details and "source" in optional:
-            groups["human"] = optional["source"] == Source.HUMAN
+            source = optional["source"]
+            groups["human"] = (source if taken is None else source[:, 0]) == Source.HUMAN
+        valid = None
+        if taken is not None:
+            valid = chunks.valid(optional["n_steps"], masks, self.config.chunk)
+            continuous = chunks.filled(continuous, taken, self.generator)
         return rlpd.Transitions(
             z=z,
             next_z=next_z,
             target_z=target_z,
             actions=continuous,
-            rewards=self._column(batch, "rewards").float(),
-            masks=self._column(batch, "masks").float(),
+            rewards=self.inputs.column(batch, "rewards").float(),
+            masks=masks,
             n_steps=optional.get("n_steps"),
             demo=demo,
             groups=groups,
             grasps=grasps,
             grasp_penalty=optional.get("grasp_penalty"),
+            valid=valid,
+            taken=taken,
+            shown=shown,
         )
 
-    def _column(self, batch: Mapping[str, Any], name: str) -> Tensor:
-        return self._tensor(found(batch, name), name)
-
-    def _tensor(self, value: Any, path: str) -> Tensor:
-        tensor: Tensor = as_tensor(value, path)
-        return tensor.to(self.device) if self.device is not None else tensor
-
-
-def rotation_columns(pose: Tensor) -> Tensor:
-    """``[..., 7]`` position and quaternion to ``[..., 9]`` position and two columns of
-    the rotation: equal turns, equal numbers."""
-    position, (x, y, z, w) = pose[..., :3], pose[..., 3:].unbind(-1)
-    first = (1 - 2 * (y * y + z * z), 2 * (x * y + z * w), 2 * (x * z - y * w))
-    second = (2 * (x * y - z * w), 1 - 2 * (x * x + z * z), 2 * (y * z + x * w))
-    return torch.cat([position, torch.stack([*first, *second], dim=-1)], dim=-1)
+    def _actions(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """The continuous numbers of the actions, what the grippers did, and, of chunks, which of the actions were
+        executed ``[B, h]``, and which of these by the one who made the first."""
+        actions, steps = self.inputs.column(batch, "actions"), self.config.chunk
+        if steps == 1:
+            return *self.layout.split(actions), None, None
+        if actions.ndim != 3 or actions.shape[1:] != (steps, self.layout.actions):
+            raise SchemaError(
+                f"actions: expected chunks [B, {steps}, {self.layout.actions}], as agent.chunk={steps} says, "
+                f"got {tuple(actions.shape)}."
+            )
+        continuous, _ = self.layout.split(actions.flatten(0, 1))
+        taken = chunks.executed(self.inputs.column(batch, "n_steps"), steps)
+        source = self.inputs.column(batch, "source") if "source" in batch else None
+        shown = taken if source is None else chunks.uninterrupted(taken, source)
+        return continuous.reshape(len(actions), -1), None, taken, shown

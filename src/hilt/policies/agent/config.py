@@ -23,6 +23,8 @@ SETUP_MODES = (
 KINDS, TRAININGS, ACTIVATIONS = ("small", "resnet10", "none"), ("critic", "head", "frozen"), ("tanh", "relu")
 """What encoders there are, what of one is trained, and what lies between layers"""
 
+CHUNK, CHUNK_INDEX = "chunk", "chunk_index"
+"""Columns of steps: which chunk of the episode the action is of, and its place in it, -1 where it is of none"""
 
 AGENTS = ExtensionPoint(
     "agent", "hilt.agents", {"actor_critic": "hilt.policies.agent.agent:Agent", "vla": "hilt.hil.vla_agent:VlaAgent"}
@@ -122,6 +124,9 @@ class AgentConfig:
     """Where it computes: a name of torch's, such as cuda:0"""
     rlpd: Rlpd = setting(factory=Rlpd, needs=(_LEARNS_GRIPPER, _LOOKS, _TRAINED, _FROZEN))
     """How it learns"""
+    chunk: int = setting(1, minimum=1)
+    """The number of actions that the policy decides at once, and executes one after the other without looking; its
+    critics judge them together, with the rewards of all of them; 1: it looks before each"""
     critic: CriticConfig = field(default_factory=CriticConfig)
     """What its critics are like"""
     kind: str = setting("actor_critic", known=AGENTS.check)
@@ -133,6 +138,12 @@ class AgentConfig:
     """Settings of another agent's own"""
 
     def conflicts(self, here: str) -> Iterator[str]:
+        if self.chunk > 1 and self.setup_mode.endswith("learned-gripper"):
+            yield (
+                f"{here}chunk={self.chunk} with {here}setup_mode={self.setup_mode}: the critic of a learned gripper "
+                f"judges one move. Give {here}chunk=1, or a setup_mode with a fixed gripper, whose last number is an "
+                "action like the others."
+            )
         if self.critic.head != "scalar":
             try:
                 value_range(self.critic, self.rlpd, here)

@@ -82,6 +82,9 @@ class NStep:
     reward: str = "rewards"
     also: tuple[str, ...] = ()
     """Further columns that are rewards, such as a penalty that is kept apart"""
+    whole: tuple[str, ...] = ()
+    """Columns, such as the actions, that are given of all n steps, ``[batch, n, ...]``; behind the last one of the sum,
+    its own is repeated"""
     added: ClassVar[tuple[str, ...]] = ("discounts", "n_steps")
 
     def __post_init__(self) -> None:
@@ -92,7 +95,8 @@ class NStep:
 
     def leaves(self, schema: Schema, columns: Sequence[str] | None, n: int) -> dict[str, ArraySpec]:
         own = {"discounts": ArraySpec(np.dtype(np.float32), (n,)), "n_steps": ArraySpec(np.dtype(np.int64), (n,))}
-        return {**_leaves(schema, columns, n), **own}
+        deep = {path: spec for path, spec in _leaves(schema, columns, n, self.n).items() if path in self.whole}
+        return {**_leaves(schema, columns, n), **deep, **own}
 
     def batch(
         self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None
@@ -113,8 +117,10 @@ class NStep:
         from_last = [
             p for p in paths if p.split("/")[0] in PAIRS.values() or p in ("terminated", "truncated", "masks", "dones")
         ]
-        batch = steps.gather(keys, [p for p in paths if p not in from_last and p not in summed], out)
+        batch = steps.gather(keys, [p for p in paths if p not in (*from_last, *summed, *self.whole)], out)
         batch.update(steps.gather(last, from_last, out))
+        for path, values in steps.gather(flat, [p for p in paths if p in self.whole]).items():
+            batch[path] = values.reshape(*window.shape, *values.shape[1:])
         for path, each in zip(summed, rewards, strict=True):
             if path in paths:
                 batch[path] = (np.where(inside, each, 0) * powers).sum(axis=1).astype(steps.schema.columns[path].dtype)
