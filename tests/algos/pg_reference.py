@@ -71,9 +71,14 @@ def divergence(kind: str, p: float, q: float) -> float:
 
 
 def objective(
-    settings: Any, episodes: Sequence[Mapping[str, Any]], coefficient: float, batch: Sequence[int] | None = None
+    settings: Any,
+    episodes: Sequence[Mapping[str, Any]],
+    coefficient: float,
+    batch: Sequence[int] | None = None,
+    held: Params | None = None,
 ) -> Objective:
-    """What one step minimizes, of the episodes of `batch` among all whose advantages are compared."""
+    """What one step minimizes, of the episodes of `batch` among all whose advantages are compared. `held`: the
+    parameters of what has no gradient, where the loss has such a factor."""
     rewards = [list(map(float, e["rewards"])) for e in episodes]
     paid = [[0.0] * len(r) for r in rewards]
     if settings.kl.where == "reward":
@@ -85,11 +90,18 @@ def objective(
         settings, rewards, [e["group"] for e in episodes], values, [e["baseline"] for e in episodes], paid
     )
     chosen = [(episodes[i], worth[i], returns[i]) for i in (range(len(episodes)) if batch is None else batch)]
-    return lambda params: loss(settings, {name: value.tolist() for name, value in params.items()}, chosen, coefficient)
+    fixed = None if held is None else {name: value.tolist() for name, value in held.items()}
+    return lambda params: loss(
+        settings, {name: value.tolist() for name, value in params.items()}, chosen, coefficient, fixed
+    )
 
 
 def loss(
-    settings: Any, params: Mapping[str, Any], chosen: Sequence[tuple[Any, list[float], list[float]]], coefficient: float
+    settings: Any,
+    params: Mapping[str, Any],
+    chosen: Sequence[tuple[Any, list[float], list[float]]],
+    coefficient: float,
+    held: Mapping[str, Any] | None = None,
 ) -> float:
     surrogates, entropies, distances, errors = (
         list[list[float]](),
@@ -99,6 +111,7 @@ def loss(
     )
     for e, worth, returns in chosen:
         ratios, stale, entropy, distance = dict[Any, float](), dict[Any, float](), list[float](), list[float]()
+        size, weighed = dict[Any, int](), dict[Any, float]()
         seen, tokens, old, ref = (e[name].tolist() for name in ("seen", "tokens", "old", "ref"))
         drawn = e.get("drawn", e["old"]).tolist()
         for t, c, d in done(e):
@@ -107,15 +120,24 @@ def loss(
             new = logits[tokens[t][c][d]] - total
             key = {"token": (t, c, d), "action": (t, c), "chunk": (t,)}[settings.ratio]
             ratios[key] = ratios.get(key, 0.0) + new - old[t][c][d]
+            size[key] = size.get(key, 0) + 1
+            if held is not None:
+                kept = [sum(w * x for w, x in zip(row, seen[t], strict=True)) for row in held["weight"][c][d]]
+                kept_new = kept[tokens[t][c][d]] - math.log(sum(math.exp(x) for x in kept))
+                weighed[key] = weighed.get(key, 0.0) + kept_new - old[t][c][d]
             stale[key] = stale.get(key, 0.0) + old[t][c][d] - drawn[t][c][d]
             entropy.append(-sum(math.exp(x - total) * (x - total) for x in logits))
             distance.append(divergence(settings.kl.estimate, new, ref[t][c][d]))
         surrogate = []
         for key, change in ratios.items():
-            a, r = worth[key] if isinstance(worth, Mapping) else worth[key[0]], math.exp(change)
-            term = max(-a * r, -a * min(max(r, 1 - settings.clip_low), 1 + settings.clip_high))
-            term = min(term, -a * settings.dual_clip) if settings.dual_clip and a < 0 else term
-            surrogate.append(term * min(math.exp(stale[key]), settings.importance_cap))
+            length = size[key] if settings.loss == "gspo" else 1
+            a, r = worth[key] if isinstance(worth, Mapping) else worth[key[0]], math.exp(change / length)
+            if settings.loss == "cispo":
+                term = -a * min(math.exp(weighed.get(key, change)), 1 + settings.clip_high) * change
+            else:
+                term = max(-a * r, -a * min(max(r, 1 - settings.clip_low), 1 + settings.clip_high))
+                term = min(term, -a * settings.dual_clip) if settings.dual_clip and a < 0 else term
+            surrogate.append(term * min(math.exp(stale[key] / length), settings.importance_cap))
         for t, target in enumerate(returns):
             v, before = sum(w * x for w, x in zip(params["value"], seen[t], strict=True)), float(e["value"][t])
             near = min(max(v, before - settings.value_clip), before + settings.value_clip) if settings.value_clip else v

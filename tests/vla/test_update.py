@@ -51,7 +51,7 @@ def numbers(toy: Toy) -> slow.Params:
 def expected(
     settings: PolicyGradient, params: slow.Params, made: list[dict[str, Any]] = MADE, batch: Any = None
 ) -> slow.Params:
-    return slow.gradient(slow.objective(settings, made, COEFFICIENT, batch), params)
+    return slow.gradient(slow.objective(settings, made, COEFFICIENT, batch, params), params)
 
 
 def same(ours: slow.Params, theirs: slow.Params, tolerance: float = 1e-6) -> bool:
@@ -82,6 +82,12 @@ OPTIONS = {
     "horizon": (PolicyGradient(reduction="trajectory_sum"), {"horizon": 5}),
     "action": (PLAIN, {"ratio": "action"}),
     "chunk": (PLAIN, {"ratio": "chunk"}),
+    "gspo of chunks": (PolicyGradient(ratio="chunk"), {"loss": "gspo"}),
+    "gspo of actions": (PolicyGradient(ratio="action"), {"loss": "gspo"}),
+    "gspo clip": (PolicyGradient(ratio="chunk", loss="gspo"), {"clip_low": 0.03, "clip_high": 0.04}),
+    "cispo": (PLAIN, {"loss": "cispo"}),
+    "cispo of chunks": (PolicyGradient(ratio="chunk"), {"loss": "cispo"}),
+    "cispo clip": (PolicyGradient(loss="cispo"), {"clip_high": 0.05}),
     "value_coefficient": (PolicyGradient(estimator="gae"), {"value_coefficient": 2.0}),
     "value_clip": (PolicyGradient(estimator="gae"), {"value_clip": 0.1}),
     "kl in the loss": (PLAIN, {"kl": KL["loss"]}),
@@ -275,11 +281,15 @@ def as_now(made: list[dict[str, Any]], toy: Toy) -> list[dict[str, Any]]:
     return [{**e, "old": each, "drawn": e["old"]} for e, each in zip(made, now, strict=True)]
 
 
-@pytest.mark.parametrize("ratio", ["token", "action", "chunk"])
-def test_recomputed_log_probabilities_begin_with_a_ratio_of_one_and_weigh_what_is_stale(ratio: str):
+@pytest.mark.parametrize(
+    ("ratio", "loss"),
+    [("token", "clipped"), ("action", "clipped"), ("chunk", "clipped"), ("chunk", "gspo"), ("token", "cispo")],
+)
+def test_recomputed_log_probabilities_begin_with_a_ratio_of_one_and_weigh_what_is_stale(ratio: str, loss: str):
     toy, fresh = Toy(), Toy()
     batch = Batching(log_prob_chunks_per_pass=7)
-    settings = PolicyGradient(recompute_log_prob=True, importance_cap=1.5, ratio=ratio, batch=batch)
+    cap = 1.2 if loss == "gspo" else 1.5  # a mean is less far from 0 than a sum
+    settings = PolicyGradient(recompute_log_prob=True, importance_cap=cap, ratio=ratio, loss=loss, batch=batch)
     actor, figures = updated(settings, toy=toy)
     assert toy.asked == [12], "the only step begins with what its own pass computes"
     twice, asked = dataclasses.replace(settings, epochs=2), Toy()
@@ -287,29 +297,35 @@ def test_recomputed_log_probabilities_begin_with_a_ratio_of_one_and_weigh_what_i
     assert figures["clip_fraction"] == 0 and figures["ppo_kl"] == pytest.approx(0, abs=1e-7)
     now = as_now(MADE, fresh)
     assert same(actor.seen[0], expected(settings, numbers(fresh), now))
-    apart = dict[Any, float]()
+    apart, size = dict[Any, float](), dict[Any, int]()
     for i, e in enumerate(now):
         for t, c, d in slow.done(e):
             key = (i, t, c, d)[: {"token": 4, "action": 3, "chunk": 2}[ratio]]
             apart[key] = apart.get(key, 0.0) + e["old"][t, c, d] - e["drawn"][t, c, d]
+            size[key] = size.get(key, 0) + 1
+    if loss == "gspo":
+        apart = {key: value / size[key] for key, value in apart.items()}
     free = np.exp(list(apart.values()))
-    assert figures["importance_weight"] == pytest.approx(np.minimum(free, 1.5).mean(), abs=1e-6)
+    assert figures["importance_weight"] == pytest.approx(np.minimum(free, cap).mean(), abs=1e-6)
     assert figures["importance_weight_max"] == pytest.approx(free.max(), abs=1e-5)
-    assert figures["importance_capped"] == pytest.approx((free > 1.5).mean()) and 0 < figures["importance_capped"] < 1
+    assert figures["importance_capped"] == pytest.approx((free > cap).mean()) and 0 < figures["importance_capped"] < 1
     assert figures["behavior_kl"] == pytest.approx(-np.mean(list(apart.values())), abs=1e-6)
 
 
-def test_stale_episodes_have_one_gradient_whether_log_probabilities_are_recomputed_or_not():
+@pytest.mark.parametrize("loss", ["clipped", "gspo", "cispo"])
+def test_stale_episodes_have_one_gradient_whether_log_probabilities_are_recomputed_or_not(loss: str):
     """Where nothing is clipped or capped both are the gradient of p / p_drawn times the
     advantage. Episodes of this policy weigh 1."""
-    bare, stale = {"clip_low": 1.0, "clip_high": 1e6}, episodes([3, 1, 2, 2, 3, 1], away=0.1)
+    bare: dict[str, Any] = {"loss": loss, "clip_high": 1e6, "ratio": "chunk" if loss == "gspo" else "token"}
+    bare |= {} if loss == "cispo" else {"clip_low": 1.0}
+    stale = episodes([3, 1, 2, 2, 3, 1], away=0.1)
     carried, again = (
         updated(PolicyGradient(**bare, recompute_log_prob=recomputed), stale) for recomputed in (False, True)
     )
     assert (
         same(carried[0].seen[0], again[0].seen[0])
         and again[1]["importance_capped"] == 0
-        and again[1]["importance_weight_max"] > 1.1
+        and again[1]["importance_weight_max"] > 1.05
     )
     _, figures = updated(PolicyGradient(recompute_log_prob=True), episodes([2, 3, 1], away=0.0))
     assert figures["importance_weight"] == pytest.approx(1, abs=1e-6) and figures[

@@ -289,7 +289,8 @@ class PolicyGradient:
     ratio: str = setting("token", choices=("token", "action", "chunk"))
     """What one ratio is of: a "token" (one number of an action), an "action", or a "chunk" """
     loss: str = setting("clipped", known=policy_loss)
-    """What is minimized: clipped, PPO's surrogate of the ratio; or another one by name or module:Class"""
+    """What is minimized: clipped, PPO's surrogate of the ratio; gspo, the same of the mean ratio of an action or a
+    chunk; cispo, the log-probability weighted by a truncated ratio; or another one by name or module:Class"""
     value_coefficient: float = setting(0.5, minimum=0, needs=_CRITIC)
     """Of gae: weight of the critic's loss where the policy has its value head"""
     value_clip: float = setting(0.5, minimum=0, needs=_CRITIC)
@@ -312,6 +313,7 @@ class PolicyGradient:
     def conflicts(self, here: str) -> Iterator[str]:
         if 0 < self.dual_clip <= 1:
             yield f"{here}dual_clip={self.dual_clip}: expected above 1, such as 3, or 0 for none."
+        yield from policy_loss(self.loss).conflicts(self, here)
         chosen = estimator(self.estimator)
         if self.normalize == "group" and not chosen.grouped:
             yield f"{here}normalize=group: {self.estimator} has no groups; take batch, or one of {', '.join(GROUPED)}."

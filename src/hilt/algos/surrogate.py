@@ -2,7 +2,7 @@
 a critic. All per term; a reduction adds them up.
 
     ratio      r = exp(log p - log p_old), of each number ("token"), of each action, or of each chunk:
-               log-probabilities of a term add up
+               log-probabilities of a term add up; a loss with `mean_ratio` (`hilt.algos.gspo`) takes their mean
     surrogate  L = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high));  with dual_clip c, where A < 0:  min(L, -A c)
     weight     w = min(exp(log p_old - log p_drawn), cap), which multiplies L: p_drawn drew the term,
                p_old is the policy before the update
@@ -58,13 +58,13 @@ class Surrogate(NamedTuple):
     """1 where the dual clip did"""
 
 
-def terms(log_prob: Tensor, mask: Tensor, ratio: str) -> tuple[Tensor, Tensor]:
+def terms(log_prob: Tensor, mask: Tensor, ratio: str, mean: bool = False) -> tuple[Tensor, Tensor]:
     """Log-probabilities and mask of the terms, ``[R, ...]``, from those of numbers
-    [R, chunk, action_dim]; 0 under the mask."""
-    log_prob = torch.where(mask, log_prob, 0.0)
+    [R, chunk, action_dim]; 0 under the mask. `mean`: over the numbers of a term, instead of their sum."""
+    log_prob, count = torch.where(mask, log_prob, 0.0), mask.to(log_prob.dtype)
     for _ in range(_ADDED[ratio]):
-        log_prob, mask = log_prob.sum(-1), mask.any(-1)
-    return log_prob, mask
+        log_prob, count, mask = log_prob.sum(-1), count.sum(-1), mask.any(-1)
+    return log_prob / count.clamp(min=1) if mean else log_prob, mask
 
 
 def surrogate(

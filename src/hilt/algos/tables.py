@@ -3,19 +3,19 @@ each, and the tables to which one file adds another.
 
     algorithm.estimator=grpo  algorithm.loss=clipped               built in
     algorithm.estimator=my_package.advantages:TopK                 a subclass of `Estimator`
-    algorithm.loss=cispo                                           an entry point of the group hilt.losses: a subclass
+    algorithm.loss=sapo                                            an entry point of the group hilt.losses: a subclass
                                                                    of `PolicyLoss`
     algorithm=my_package.td3:TD3                                   of a run with a person: a subclass of
                                                                    `OffPolicyAlgorithm`
 
-Without torch, as the settings are: the formulas are in `hilt.algos.advantage`,
-`hilt.algos.surrogate` and `hilt.algos.rlpd`.
+Without torch, as the settings are: the formulas are in `hilt.algos.advantage`, `hilt.algos.surrogate`,
+`hilt.algos.gspo`, `hilt.algos.cispo` and `hilt.algos.rlpd`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -40,7 +40,15 @@ ESTIMATORS = ExtensionPoint(
         "gae": "hilt.algos.advantage:Gae",
     },
 )
-LOSSES = ExtensionPoint("loss", "hilt.losses", {"clipped": "hilt.algos.surrogate:ClippedSurrogate"})
+LOSSES = ExtensionPoint(
+    "loss",
+    "hilt.losses",
+    {
+        "clipped": "hilt.algos.surrogate:ClippedSurrogate",
+        "gspo": "hilt.algos.gspo:SequenceSurrogate",
+        "cispo": "hilt.algos.cispo:WeightedLogProbability",
+    },
+)
 ALGORITHMS = ExtensionPoint("algorithm", "hilt.algorithms", {"rlpd": "hilt.algos.rlpd:SoftActorCritic"})
 """Of runs with a person: those that learn from rewards. Imitation (bc, hg-dagger) is the agent's own"""
 
@@ -104,6 +112,13 @@ class PolicyLoss(ABC):
 
     uses: ClassVar[frozenset[str]] = frozenset()
     """The settings clip_low, clip_high and dual_clip that it reads; others are refused, for they would do nothing"""
+    mean_ratio: ClassVar[bool] = False
+    """Whether the log-ratio of a term is the mean over its numbers, and not their sum; the importance weight of
+    recompute_log_prob is of the same mean"""
+
+    def conflicts(self, settings: PolicyGradient, here: str) -> Iterator[str]:
+        """Sentences about settings that do not go with it. `here` stands before their names."""
+        yield from ()
 
     def figures(self, settings: PolicyGradient) -> list[str]:
         """The names of the figures that `terms` gives besides the loss: the same ones each time."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hilt.algos.config import PolicyGradient
-from hilt.algos.surrogate import importance, terms
+from hilt.algos.surrogate import importance
 from hilt.core.errors import ConfigError
 from hilt.policies.base import Record, join, select
 from hilt.vla.episode import RolloutEpisode
+
+Terms = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Log-probabilities and mask of the terms of a loss, from those of numbers: `hilt.algos.surrogate.terms`"""
 
 
 @dataclass
@@ -77,11 +80,12 @@ class Rows:
             ]
         )
 
-    def see(self, part: Tensor, log_prob: Tensor, settings: PolicyGradient) -> None:
-        """Fills in what some rows begin with, of the pass that computes it."""
+    def see(self, part: Tensor, log_prob: Tensor, terms: Terms, cap: float) -> None:
+        """Fills in what some rows begin with, of the pass that computes it: their log-probabilities, and the weights
+        of their terms, which are truncated at `cap`."""
         self.old[part] = torch.where(self.mask[part], log_prob.detach().float().cpu(), 0)
-        (old, _), (drawn, _) = (terms(x[part], self.mask[part], settings.ratio) for x in (self.old, self.drawn))
-        weight = importance(old, drawn).clamp(max=settings.importance_cap)
+        (old, _), (drawn, _) = (terms(x[part], self.mask[part]) for x in (self.old, self.drawn))
+        weight = importance(old, drawn).clamp(max=cap)
         if self.importance is None:
             self.importance = weight.new_ones(len(self), *weight.shape[1:])
         self.importance[part] = weight

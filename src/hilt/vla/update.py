@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,7 @@ class Updater:
                 "reference: give both, or neither."
             )
         self._estimator, self._policy_loss = estimator(settings.estimator), policy_loss(settings.loss)
+        self._terms = partial(terms, ratio=settings.ratio, mean=self._policy_loss.mean_ratio)
         if critic is not None and not self._estimator.needs_critic:
             raise ConfigError(
                 f"a critic would do nothing with estimator={settings.estimator}: take gae, or leave the critic out."
@@ -331,7 +333,7 @@ class Updater:
     def _weighed(self, rows: Rows) -> dict[str, float]:
         """Fills in what each term counts because another policy drew it than the one
         that is updated; and figures of that."""
-        (old, there), (drawn, _) = (terms(x, rows.mask, self.settings.ratio) for x in (rows.old, rows.drawn))
+        (old, there), (drawn, _) = (self._terms(x, rows.mask) for x in (rows.old, rows.drawn))
         free = importance(old, drawn)
         rows.importance = free.clamp(max=self.settings.importance_cap)
         capped, apart = (free > self.settings.importance_cap) & there, torch.where(there, drawn - old, 0.0)
@@ -480,7 +482,7 @@ class Updater:
         """What each term, token and chunk of these rows counts; none if no rank has any."""
         settings, mask, of = self.settings, rows.mask[chosen], rows.of[chosen]
         tokens = mask.sum((1, 2)).float()
-        counts = per_row(terms(rows.old[chosen], mask, settings.ratio)[1]).float()
+        counts = per_row(self._terms(rows.old[chosen], mask)[1]).float()
         sums = (counts.sum(), tokens.sum(), (tokens > 0).sum(), len(of[tokens > 0].unique()))
         all_terms, all_tokens, all_chunks, trajectories = self._sum(*sums)
         if not all_tokens:
@@ -498,7 +500,7 @@ class Updater:
         if self._acts or self._critic is None:
             seen = self.actor.module.evaluate(record)
             if rows.seen_late and len(part):
-                rows.see(part, seen.log_prob, self.settings)
+                rows.see(part, seen.log_prob, self._terms, self.settings.importance_cap)
             loss = (
                 self._loss(rows, part, share, seen, figures)
                 if len(part)
@@ -520,8 +522,8 @@ class Updater:
         if not self._acts:
             return self._value_loss(rows, part, share, seen.value, figures)
         mask, old, term, token = (x[part].to(device) for x in (rows.mask, rows.old, share.term, share.token))
-        log_prob, there = terms(seen.log_prob, mask, settings.ratio)
-        change = log_prob - terms(old, mask, settings.ratio)[0]
+        log_prob, there = self._terms(seen.log_prob, mask)
+        change = log_prob - self._terms(old, mask)[0]
         advantage = rows.advantage[part].to(device)  # of each chunk, or of each of its numbers
         numbers = change.shape[1:] if advantage.dim() > 1 and advantage.shape[1] > 1 else (1,) * (change.dim() - 1)
         advantage = advantage.view(-1, *numbers).expand_as(change)
