@@ -20,7 +20,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "hilt"
 #         │
 #      hil     vla
 #         │
-#      recording ◄─ classifier    runs    distributed    serving
+#      recording ◄─ classifier    value    runs    distributed    serving
 #         │
 #      teleop ─► robot ─► envs   checks   policies ─► algos
 #         │                                 │
@@ -31,7 +31,7 @@ LINES = [
     ["core"],
     ["formats", "replay", "wire", "observe"],
     ["teleop", "robot", "envs", "policies", "algos", "checks"],
-    ["recording", "classifier", "runs", "distributed", "serving"],
+    ["recording", "classifier", "value", "runs", "distributed", "serving"],
     ["hil", "vla"],
     ["app", "cli", "recipes", "compat"],
 ]

@@ -13,7 +13,7 @@ import pytest
 from hilt.app.episodes.episode_index import EpisodeIndex
 from hilt.app.episodes.episode_lanes import episode_lanes
 from hilt.formats.convert import convert
-from hilt.replay import Log, Schema
+from hilt.replay import Edits, Log, Schema
 from tests.app.episode_samples import make_log, trajectory
 
 
@@ -83,3 +83,16 @@ def test_lanes_of_a_lerobot_dataset_have_its_names(log: Path, tmp_path: Path):
     lanes = shown(tmp_path / "data", 3)
     by_name = {lane["name"]: lane for lane in lanes["lanes"]}
     assert by_name["actions"]["parts"] == ["shoulder", "elbow"] and lanes["hz"] == 10
+
+
+def test_lanes_of_a_value_model_come_first_and_follow_a_trim(tmp_path: Path):
+    path = make_log(tmp_path / "log", 1)
+    with Log.open(path, "r") as log:
+        found = {"model": "m", "first": 0, "success": True, "value": [-0.5, -0.25, -0.125, 0.0, 0.5, 1.0]}
+        Edits(log).estimates({0: {**found, "percentile": [10.0, 20.0]}})
+        Edits(log).trim(0, first=1, last=4)
+    lanes = shown(path, 0)
+    first, second = lanes["lanes"][:2]
+    assert (first["name"], first["values"]) == ("value", [[-0.25, -0.125, 0.0, 0.5]])
+    assert (second["name"], second["unit"], second["values"]) == ("percentile", "%", [[20.0, None, None, None]])
+    assert "estimates" not in lanes["facts"] and lanes["facts"]["value_model"] == "m"

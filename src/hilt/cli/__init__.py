@@ -39,6 +39,7 @@ COMMANDS = {
         "Train from a recipe: with a person in the loop, or a VLA policy on rollouts.",
     ),
     "train classifier": ("hilt.cli.train_classifier", "Train a reward classifier from frames of success and failure."),
+    "train value": ("hilt.cli.data.value_command", "Train a value model from successes and failures in logs."),
     "train sft": ("hilt.cli.train_sft", "Fine-tune a VLA policy on demonstrations, full or LoRA."),
     "train rloo": ("hilt.cli.rloo", "Post-train a VLA policy by RLOO, from the YAML file of a RIPT-style trainer."),
     "train simplevla": ("hilt.cli.train_simplevla", "Post-train a VLA policy with the command line of SimpleVLA-RL."),

@@ -39,6 +39,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hilt train classifier frames steps=150 --out classifier",
         "docs/classifier.md",
     ),
+    "train value": (
+        "hilt train value runs/mine",
+        "hilt train value runs/mine recordings/tabletop-pick steps=300 --out value",
+        "docs/value.md",
+    ),
     "train sft": (
         "hilt train sft sft_debug",
         "hilt train sft demos policy=FOLDER lora.rank=32 --run runs/sft",
@@ -90,6 +95,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hilt data score runs/mine",
         "hilt data score runs/mine --classifier classifier --frames 500",
         "docs/classifier.md",
+    ),
+    "data value": (
+        "hilt data value runs/mine --model value",
+        "hilt data value recordings/tabletop-pick --model value --json",
+        "docs/value.md",
     ),
     "data verify": ("hilt data verify runs/mine", "hilt data verify runs/mine --json", "docs/replay.md"),
     "data repair": ("hilt data verify runs/mine", "hilt data repair runs/mine", "docs/replay.md"),

@@ -122,6 +122,11 @@ class Policy(torch.nn.Module, ABC):
 
         Noise, times and shifted pictures come from `generator`, as in `act`."""
 
+    def features(self, observations: Sequence[Observation]) -> torch.Tensor:
+        """Returns what the trunk computes from observations before an action is chosen, float [B, width], without
+        gradients: for other models on top of a frozen policy, such as a value model."""
+        raise ConfigError(f"{type(self).__name__} gives no features: it has no method features().")
+
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +99,19 @@ class EditState:
         """Takes in the edits that were made since; returns the trajectories that they change."""
         return self.take(self.journal.read_new()) if self.journal.changed() else set()
 
-    def append(self, edit: dict[str, Any], durable: bool) -> tuple[dict[str, Any], set[int]]:
-        """Appends an edit; returns it with its number, and the trajectories that it and others made since change."""
-        new = self.journal.append(edit, durable)
-        return new[-1], self.take(new)
+    def append(
+        self, edit: dict[str, Any] | Callable[[], dict[str, Any] | None], durable: bool
+    ) -> tuple[dict[str, Any] | None, set[int]]:
+        """Appends an edit; returns it with its number, and the trajectories that it and others made since change. A
+        function is called when all others are known and no more can be made, and may return None: no edit."""
+        changed: set[int] = set()
+
+        def make(new: list[dict[str, Any]]) -> dict[str, Any] | None:
+            changed.update(self.take(new))
+            return edit() if callable(edit) else edit
+
+        made = self.journal.append(make, durable)
+        return made, changed | (self.take([made]) if made is not None else set())
 
     def compact(self, live: Set[int], durable: bool) -> bool:
         """Removes the edits of trajectories that are gone for good, from the file too, once they are the most of many;

@@ -26,7 +26,17 @@ from hilt.core.trajectory import INSTRUCTION
 from hilt.replay.facts import plain_facts
 from hilt.replay.key_ranges import OFFSET_BITS
 from hilt.replay.log import Log
-from hilt.replay.recut import ACTOR, cut_steps, facts_of_joined, facts_of_piece, joined, piece, read_columns
+from hilt.replay.recut import (
+    ACTOR,
+    ESTIMATES,
+    cut_steps,
+    facts_of_estimates,
+    facts_of_joined,
+    facts_of_piece,
+    joined,
+    piece,
+    read_columns,
+)
 
 SUCCESS_COLUMNS = ("success", "succeed")
 """Columns of steps that tell the success of an episode, at its last step; a label changes them too."""
@@ -203,6 +213,31 @@ class Edits:
         for good."""
         return self._make("delete", episode, lambda _: {"deleted": True}, author)
 
+    def estimates(self, found: Mapping[int, Mapping[str, Any]], *, author: str = "") -> Edit | None:
+        """What a value model found about each step of episodes, as `facts_of_estimates` takes it, in one edit. Episodes
+        that have the same already, of this model and with this outcome, are left out, also if another process writes
+        them at this moment; None: all have."""
+        known = set(self.log.trajectories(hidden=True))
+        if missing := [number for number in found if number not in known]:
+            raise UnknownNameError("trajectory", str(missing[0]), map(str, sorted(known)[-5:]))
+        models = sorted({str(one["model"]) for one in found.values()})
+
+        def make() -> dict[str, Any] | None:
+            new = [n for n in sorted(found) if not _is_same(self.log.facts.about(n).get(ESTIMATES), found[n])]
+            changes = [{"trajectory": n, "facts": plain_facts(facts_of_estimates(found[n]))} for n in new]
+            return (
+                self._signed({"action": f"value model {', '.join(models)}", "changes": changes}, author)
+                if new
+                else None
+            )
+
+        with self.log.lock:
+            if self._dry_run:
+                made = make()
+                return None if made is None else self._as_edit({"edit": 0, **made})
+            written = self.log.edit(make)
+            return None if written is None else self._as_edit(written)
+
     # Episodes made of others
 
     def split(self, episode: int, at: int | str, *, author: str = "") -> Edit:
@@ -312,9 +347,14 @@ class Edits:
         return self._append({"action": action, "undo": part.number, "changes": shown}, author)
 
     def _append(self, edit: dict[str, Any], author: str) -> Edit:
+        signed = self._signed(edit, author)
+        made = {"edit": 0, **signed} if self._dry_run else self.log.edit(signed)
+        assert made is not None  # only a function may decide against an edit
+        return self._as_edit(made)
+
+    def _signed(self, edit: dict[str, Any], author: str) -> dict[str, Any]:
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
-        given = {"author": author or self._author, "time": now.replace("+00:00", "Z")}
-        return self._as_edit({"edit": 0, **edit, **given} if self._dry_run else self.log.edit({**edit, **given}))
+        return {**edit, "author": author or self._author, "time": now.replace("+00:00", "Z")}
 
     def _as_edit(self, edit: dict[str, Any]) -> Edit:
         state = self.log.facts.edits
@@ -391,6 +431,13 @@ def frame_labels(facts: Mapping[str, Any]) -> dict[int, bool | None]:
     """The frame labels of an episode by step, from the facts about it: success, failure, or None for unknown."""
     marks = facts.get("marks", {})
     return {int(step): value for value, name in FRAME_LABELS.items() for step in marks.get(name, ())}
+
+
+def _is_same(known: Any, found: Mapping[str, Any]) -> bool:
+    """Whether estimates are known already: of the same model, for the same steps, with the same outcome."""
+    if not isinstance(known, Mapping) or len(known.get("value", ())) != len(found["value"]):
+        return False
+    return all(known.get(name) == found.get(name) for name in ("model", "first", "success"))
 
 
 def _is_edit(edit: dict[str, Any]) -> bool:

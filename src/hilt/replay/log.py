@@ -443,9 +443,9 @@ class Log:
         if self.facts.edits.due() and self.catalog.load_edits():
             self._limiters.update()
 
-    def edit(self, edit: dict[str, Any]) -> dict[str, object]:
+    def edit(self, edit: dict[str, Any] | Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
         """Appends an edit of `Edits`, also to a log opened for reading; returns it with its number. Process-safe when
-        it returns, and power-safe unless the durability is 'never'."""
+        it returns, and power-safe unless the durability is 'never'. A function decides while no other process edits."""
         with self.lock:
             self.require_open()
             made, changed = self.facts.edits.append(edit, self.catalog.durable)

@@ -15,8 +15,28 @@ from hilt.core.trajectory import INSTRUCTION, text_fact, texts_of
 from hilt.core.tree import Array, flatten, unflatten
 from hilt.replay.log import Log
 
+ESTIMATES, VALUE_MODEL = "estimates", "value_model"
+"""The facts with what a value model found about every step, and with the id of that model."""
 ACTOR = "edit"
 """The sender of copies, which have no sequence numbers: they count for no sender's delivery."""
+
+
+ESTIMATE_MEANS = {"value": "value", "advantage": "advantage", "percentile": "advantage_percentile"}
+"""Lists of estimates, and the fact that has the mean of each."""
+ESTIMATE_FACTS = (ESTIMATES, VALUE_MODEL, *ESTIMATE_MEANS.values(), "value_last")
+
+
+def facts_of_estimates(estimates: Mapping[str, Any]) -> dict[str, Any]:
+    """All facts of what a value model found about an episode, from its lists: ``value``, ``advantage``, ``percentile``
+    and ``progress``, one number for each step from ``first`` on, and the id of the ``model``. The means over the steps
+    and the last value are facts of their own, so that episodes can be filtered by them."""
+    out: dict[str, Any] = {ESTIMATES: dict(estimates), VALUE_MODEL: estimates["model"]}
+    for name, fact in ESTIMATE_MEANS.items():
+        if given := estimates.get(name, []):
+            out[fact] = round(sum(given) / len(given), 4)
+    if estimates["value"]:
+        out["value_last"] = estimates["value"][-1]
+    return out
 
 
 def cut_steps(facts: Mapping[str, Any], at: int | str) -> list[int]:
@@ -56,6 +76,13 @@ def facts_of_piece(facts: Mapping[str, Any], first: int, stop: int, last: bool) 
     """The facts of a piece: marks and instructions are those of its steps, and only the last piece has the success of
     the whole."""
     out = {name: value for name, value in facts.items() if name != "marks" and (last or name != "success")}
+    if ESTIMATES in out:
+        out = {name: value for name, value in out.items() if name not in ESTIMATE_FACTS}
+        known, begin = facts[ESTIMATES], first - int(facts[ESTIMATES].get("first", 0))
+        of_steps = {
+            name: value[max(0, begin) :][: stop - first] for name, value in known.items() if type(value) is list
+        }
+        out |= facts_of_estimates({**known, **of_steps, "first": max(0, -begin)})
     if INSTRUCTION in out:
         out[INSTRUCTION] = text_fact(texts_of(out[INSTRUCTION], stop)[first:])
     marks = {name: [s - first for s in at if first <= s < stop] for name, at in facts.get("marks", {}).items()}
@@ -66,7 +93,8 @@ def facts_of_joined(facts: Sequence[Mapping[str, Any]], lengths: Sequence[int]) 
     """The facts of episodes that become one: the success of the last, all instructions, tags and marks, else those of
     the first."""
     out = {**facts[-1], **facts[0]}
-    out.pop("success", None)
+    for name in ("success", *ESTIMATE_FACTS):  # they are about other steps than the whole has
+        out.pop(name, None)
     out |= {"success": facts[-1]["success"]} if "success" in facts[-1] else {}
     marks: dict[str, list[int]] = {}
     for known, before in zip(facts, np.cumsum([0, *lengths[:-1]]).tolist(), strict=True):

@@ -21,6 +21,7 @@ EDIT_WORDS: dict[str, tuple[str, str]] = {
     "edit.frame_success": ("frame label success at step {step}", "第 {step} 步的帧标注为成功"),
     "edit.frame_failure": ("frame label failure at step {step}", "第 {step} 步的帧标注为失败"),
     "edit.frame_unknown": ("frame label unknown at step {step}", "第 {step} 步的帧标注为未知"),
+    "edit.value": ("value model {model}", "价值模型 {model}"),
     "edit.mark": ("mark {name} at step {step}", "在第 {step} 步标记 {name}"),
     "edit.unmark": ("unmark {name} at step {step}", "移除第 {step} 步的标记 {name}"),
     "edit.reward": ("reward {value} at step {step}", "第 {step} 步的奖励为 {value}"),

@@ -11,6 +11,7 @@ from hilt.core.tree import Array
 from hilt.formats.images import image_shape
 from hilt.formats.listing.episode_source import EpisodeSource
 from hilt.formats.listing.episode_table import SOURCES, shown_facts
+from hilt.replay.recut import ESTIMATES
 
 MAX_PARTS = 64
 """Numbers in one column of a step; wider ones are named, and not drawn."""
@@ -19,6 +20,8 @@ GAP = 1.5
 FIRST = ("rewards", "success", "labels", "terminated", "truncated", "earned", "executed", "actions")
 LEARNED = ("advantage", "value", "log_prob", "logprob", "score", "entropy")
 """Words in the names of what a policy or a classifier computed; these lanes come before the states."""
+ESTIMATED = {"value": "", "advantage": "", "percentile": "%", "progress": ""}
+"""What a value model finds about each step, with its unit; these lanes come first."""
 UNITS = {
     "tcp_pose": (("x", "y", "z", "qx", "qy", "qz", "qw"), "m"),
     "tcp_vel": (("vx", "vy", "vz", "wx", "wy", "wz"), "m/s, rad/s"),
@@ -33,7 +36,8 @@ def episode_lanes(source: EpisodeSource, number: int, lane: int = 0) -> dict[str
     columns = source.columns(number, lane)
     length = len(next(iter(columns.values()), ()))
     wide = {name: column for name, column in columns.items() if column[:1].size > MAX_PARTS}
-    lanes, timing = [], _timing(columns)
+    cameras, facts, begin = source.cameras(number), source.facts(number), source.first_step(number)
+    lanes, timing = _estimated(facts.get(ESTIMATES), begin, length), _timing(columns)
     for name in sorted((name for name in columns if name not in wide), key=_order):
         if name.startswith(("next_", "times/")) or name == "source" or columns[name].dtype.kind not in "biuf":
             continue
@@ -50,7 +54,6 @@ def episode_lanes(source: EpisodeSource, number: int, lane: int = 0) -> dict[str
     ]
     interval = timing.get("interval")
     usual = float(np.nanmedian(interval[1:])) if interval is not None and len(interval) > 1 else 0.0
-    cameras, facts, begin = source.cameras(number), source.facts(number), source.first_step(number)
     marks: Any = facts.get("marks")
     return {
         "steps": length,
@@ -71,8 +74,21 @@ def episode_lanes(source: EpisodeSource, number: int, lane: int = 0) -> dict[str
             for step in steps
             if 0 <= step - begin <= length
         ],
-        "facts": shown_facts(facts),
+        "facts": shown_facts({name: value for name, value in facts.items() if name != ESTIMATES}),
     }
+
+
+def _estimated(estimates: Any, begin: int, length: int) -> list[dict[str, Any]]:
+    """What a value model found about the steps that are shown, one lane for each kind."""
+    found, lanes = _mapping(estimates), []
+    offset = begin - int(found.get("first", 0))
+    for name, unit in ESTIMATED.items():
+        given = found.get(name)
+        if isinstance(given, list):
+            at = range(offset, offset + length)
+            values = [given[place] if 0 <= place < len(given) else None for place in at]
+            lanes.append({"name": name, "kind": "number", "unit": unit, "chunk": 0, "parts": [""], "values": [values]})
+    return lanes
 
 
 def _lane(name: str, column: Array, given: Sequence[str]) -> dict[str, Any]:

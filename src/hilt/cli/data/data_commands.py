@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from hilt.cli.data import data_check, edit_commands, score_command, strip
+from hilt.cli.data import data_check, edit_commands, score_command, strip, value_command
 from hilt.cli.data import data_convert as dataset
 from hilt.cli.show import human_bytes, progress_bar, table
 from hilt.core.errors import SchemaError
@@ -46,6 +46,7 @@ def data() -> None:
 app.command("convert")(dataset.convert_dataset)
 app.command("check")(data_check.check_data)
 app.command("score")(score_command.score)
+app.command("value")(value_command.value)
 app.command("formats")(dataset.list_formats)
 app.command("label")(edit_commands.label)
 app.command("tag")(edit_commands.tag)

@@ -54,11 +54,13 @@ from hilt.policies.vla.gemma import (
     SiglipAttention,
     compiled,
     economical,
+    mean_values,
     mlp,
     plain,
     projected,
     quick,
     recomputed,
+    row_of,
 )
 from hilt.policies.vla.normalize import Normalizer
 from hilt.policies.vla.tokens import padded
@@ -273,6 +275,11 @@ class FlowPolicy(Float8Rollouts):
         log_prob, entropy = (self._answered(_open(each, given)) for each in (found.log_prob, found.entropy))
         return Evaluation(log_prob, entropy, value)
 
+    def features(self, observations: Sequence[Observation]) -> Tensor:
+        with torch.no_grad():
+            context = self._prefix(self._read(observations))
+            return mean_values(context.cache, context.valid)
+
     def supervised_loss(
         self,
         observations: Sequence[Observation],
@@ -318,7 +325,7 @@ class FlowPolicy(Float8Rollouts):
         """The field of each step of the flow; what depends on its time alone is computed for all of them together."""
         times = flows.schedule(self.config.flow, self.action_out_proj.weight)[:-1]
         moments = self.moments(times)
-        return [self._field(context, moments=_row(moments, place)) for place in range(len(times))]
+        return [self._field(context, moments=row_of(moments, place)) for place in range(len(times))]
 
     def _field(self, context: Context, given: flows.Given | None = None, moments: Any = None) -> flows.Field:
         """The field of a trained policy, with `given` actions in their places, of time 0. `moments` of its time, if
@@ -588,10 +595,3 @@ def _seeded(seed: int) -> Iterator[None]:
 
 def _open(numbers: Tensor, given: flows.Given | None) -> Tensor:
     return numbers if given is None else given.apart(numbers)
-
-
-def _row(moments: Any, place: int) -> Any:
-    """One row of each tensor in lists and tuples of them."""
-    if isinstance(moments, Tensor):
-        return moments[place : place + 1]
-    return type(moments)(_row(each, place) for each in moments)

@@ -419,3 +419,17 @@ class Siglip(nn.Module):
         for layer in self.encoder["layers"]:
             x = run(layer, x)
         return self.post_layernorm(x)
+
+
+def row_of(moments: Any, place: int) -> Any:
+    """One row of each tensor in lists and tuples of them."""
+    if isinstance(moments, Tensor):
+        return moments[place : place + 1]
+    return type(moments)(row_of(each, place) for each in moments)
+
+
+def mean_values(cache: KeysValues, valid: Tensor) -> Tensor:
+    """The values of the last layer, all heads side by side, in the mean over the valid tokens [B, tokens]: [B, width].
+    They are computed whether or not anybody asks for the layer's output."""
+    values, there = cache[-1][1].transpose(1, 2).flatten(2), valid[..., None]
+    return (at_least_float32(values) * there).sum(1) / there.sum(1)

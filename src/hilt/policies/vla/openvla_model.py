@@ -354,6 +354,11 @@ class OpenVLAPolicy(Float8Rollouts):
         with self._precision():
             return self._imitate(self._inputs(record, images), wanted, torch.from_numpy(mask.copy()).to(self.device))
 
+    def features(self, observations: Sequence[Observation]) -> Tensor:
+        with torch.no_grad(), self._precision():
+            record, images = self._look(observations, crop=self.options.center_crop)
+            return at_least_float32(self._answering(self._inputs(record, images))[:, 0])
+
     @property
     def _drawn(self) -> str:
         """The field of a record that has what was drawn."""

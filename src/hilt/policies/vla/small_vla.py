@@ -261,6 +261,10 @@ class SmallVLA(Float8Rollouts):
             log_prob, entropy = given.apart(log_prob), given.apart(entropy)
         return Evaluation(log_prob, entropy, value)
 
+    def features(self, observations: Sequence[Observation]) -> Tensor:
+        with torch.no_grad(), self.acting():
+            return self._features(self._record(observations))[0]
+
     def float8_parts(self) -> Sequence[nn.Module]:
         return list(self.blocks)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +48,18 @@ class EditJournal:
         self._last = max([self._last, *(int(edit["edit"]) for edit in edits)])
         return edits
 
-    def append(self, edit: dict[str, Any], durable: bool) -> list[dict[str, Any]]:
-        """Appends an edit under the next free number. Returns the new edits, of which it is the last.
+    def append(
+        self, make: Callable[[list[dict[str, Any]]], dict[str, Any] | None], durable: bool
+    ) -> dict[str, Any] | None:
+        """Appends the edit that `make` returns, given the new ones of others, under the next free number, and returns
+        it. No other process edits meanwhile. With None, nothing is appended.
 
         Process-safe when this returns, and power-safe with `durable`. When it raises, nothing of the edit was kept.
         """
         with self.locked():
-            edits = self.read_new()
+            edit = make(self.read_new())
+            if edit is None:
+                return None
             # a line that was damaged had a number too
             numbered = {"edit": max(self._last, self._journal.lines) + 1, **edit}
             try:
@@ -66,7 +71,7 @@ class EditJournal:
             finally:
                 self._journal.close()
             self._last, self._seen = numbered["edit"], self._stamp()
-        return [*edits, numbered]
+        return numbered
 
     def renew_locks(self) -> None:
         """In a forked process."""

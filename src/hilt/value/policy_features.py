@@ -1,0 +1,92 @@
+"""The frozen features of a vision-language-action policy, of steps of a log."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hilt.core import hub
+from hilt.core.errors import ConfigError, SchemaError
+from hilt.core.files import storage_errors
+from hilt.core.tree import Array
+from hilt.policies.registry import load_policy
+from hilt.policies.vla.observation_adapters import suite
+from hilt.value.value_episodes import RECORDED, ValueEpisodes
+
+AT_ONCE = 32
+"""Observations that a policy reads together"""
+BLOCK_BYTES = 1 << 20
+
+
+class FrozenFeatures:
+    """Computes the features of steps of episodes with a policy that is loaded at the first use.
+
+    `weights`: the hash that its weights must have; features of others would mean something else."""
+
+    def __init__(self, policy: str, suite_name: str = "", weights: str = ""):
+        self._folder, self._suite = hub.local(policy), suite_name
+        self.weights = weights_hash(self._folder)
+        if weights and weights != self.weights:
+            raise ConfigError(
+                f"policy={policy}: its weights have the hash {self.weights}, and the value model was trained on "
+                f"features of {weights}. Give that policy its place back, or train the value model again."
+            )
+        self._policy: Any = None
+
+    @property
+    def policy(self) -> Any:
+        if self._policy is None:
+            self._policy = load_policy(self._folder).eval()
+        return self._policy
+
+    def __call__(self, episodes: ValueEpisodes, rows: Array) -> Tensor:
+        """float32 [N, width]"""
+        parts = []
+        for first in range(0, len(rows), AT_ONCE):
+            seen = self._observations(episodes, rows[first : first + AT_ONCE])
+            parts.append(self.policy.features(seen).float().cpu())
+        return torch.cat(parts)
+
+    def _observations(self, episodes: ValueEpisodes, rows: Array) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for number, step in rows.tolist():
+            episode = episodes.episodes[number]
+            key, text = episode.keys[step : step + 1], episode.texts[step]
+            if RECORDED in episode.log.schema.columns:
+                views = self._recorded(episode.log.read(key, ["record"])["record"])
+            else:
+                adapter = suite(self._suite or episode.task)
+                read = adapter.views(episode.log.read(key, ["observations"])["observations"])
+                views = {name: column[0] for name, column in read.items()}
+            found.append({**views, "instruction": text})
+        return found
+
+    def _recorded(self, record: dict[str, Array]) -> dict[str, Any]:
+        """What a policy of the same kind has seen: its pictures in the order of its cameras."""
+        fields = self.policy.observed_fields()
+        pictures = record["images"][0]
+        if fields is None or len(fields.cameras) != len(pictures):
+            raise SchemaError(
+                f"the log has records of {len(pictures)} pictures, and the policy {self._folder} looks at others. Give "
+                "the policy that made them, or a log with observations."
+            )
+        views = dict(zip(fields.cameras, pictures, strict=True))
+        return {**views, **({"state": record["state"][0]} if "state" in record else {})}
+
+
+def weights_hash(folder: Path) -> str:
+    """A hash of the files with weights in a policy's folder."""
+    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.pt")])
+    if not files:
+        raise ConfigError(f"policy={folder}: there are no weights in it. Give the folder of a checkpoint.")
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.name.encode())
+        with storage_errors(path), path.open("rb") as file:
+            while block := file.read(BLOCK_BYTES):
+                digest.update(block)
+    return digest.hexdigest()[:12]

@@ -1,0 +1,62 @@
+"""A value model on the frozen features of a policy: of any kind, and never of other weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hilt.core.errors import ConfigError
+from hilt.policies.base import Policy
+from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
+from hilt.value.policy_features import FrozenFeatures, weights_hash
+from hilt.value.value_config import ValueConfig
+from hilt.value.value_episodes import ValueEpisodes
+from hilt.value.value_facts import write_estimates
+from hilt.value.value_model import load_value_model
+from hilt.value.value_training import train_value
+from tests.value.valued import write_log
+
+CONFIG = SmallVLAConfig(cameras=("full_image",), image_size=16, state_dim=2, width=16, depth=1, heads=2, keypoints=2)
+
+
+@pytest.fixture(autouse=True)
+def suite_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hilt.policies.vla.observation_adapters import SUITES, columns
+
+    monkeypatch.setitem(SUITES, "lift", columns({"full_image": "images/front", "state": "state"}))
+
+
+def test_a_model_on_frozen_features(tmp_path: Path):
+    policy = SmallVLA(CONFIG, seed=0)
+    policy.save_pretrained(tmp_path / "policy")
+    path = write_log(tmp_path / "log", 16)
+    config = ValueConfig(policy=str(tmp_path / "policy"), hidden=16, steps=20, evaluate_every=10, batch_size=16)
+    with ValueEpisodes([path]) as episodes:
+        made = train_value(episodes, config, tmp_path / "value")
+        assert made is not None and made.metadata["features"]["width"] == 16 and not made.inputs.cameras
+        again = load_value_model(tmp_path / "value")
+        assert (again.predict(episodes, 3).value == made.predict(episodes, 3).value).all()
+        assert write_estimates(again, episodes).episodes == 16
+        one = episodes.episodes[2]
+        seen = one.log.read(one.keys[4:5], ["observations"])["observations"]
+        observation = {"full_image": seen["images"]["front"][0], "state": seen["state"][0], "instruction": "lift it"}
+        found = FrozenFeatures(config.policy)(episodes, np.array([[2, 4]]))
+        assert torch.equal(found, policy.features([observation]))
+    SmallVLA(CONFIG, seed=1).save_pretrained(tmp_path / "other")
+    (tmp_path / "other" / "model.safetensors").replace(tmp_path / "policy" / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"its weights have the hash .* trained on features of"):
+        load_value_model(tmp_path / "value")
+
+
+def test_a_policy_without_features_or_weights_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="there are no weights in it"):
+        weights_hash(tmp_path)
+
+    class Silent(SmallVLA):
+        features = Policy.features  # type: ignore[assignment]
+
+    with pytest.raises(ConfigError, match="Silent gives no features"):
+        Silent(CONFIG).features([])
