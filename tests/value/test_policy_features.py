@@ -17,6 +17,7 @@ from hilt.value.value_episodes import ValueEpisodes
 from hilt.value.value_facts import write_estimates
 from hilt.value.value_model import load_value_model
 from hilt.value.value_training import train_value
+from tests.policies import test_pi0, test_small_vla, tiny_openvla
 from tests.value.valued import write_log
 
 CONFIG = SmallVLAConfig(cameras=("full_image",), image_size=16, state_dim=2, width=16, depth=1, heads=2, keypoints=2)
@@ -49,6 +50,21 @@ def test_a_model_on_frozen_features(tmp_path: Path):
     (tmp_path / "other" / "model.safetensors").replace(tmp_path / "policy" / "model.safetensors")
     with pytest.raises(ConfigError, match=r"its weights have the hash .* trained on features of"):
         load_value_model(tmp_path / "value")
+
+
+@pytest.mark.parametrize("kind", ["small_vla", "openvla", "openvla-oft", "sde", "pi05", "smolvla"])
+def test_every_policy_gives_features_of_each_row_by_itself(kind: str):
+    # "sde" is a pi0
+    if kind == "small_vla":
+        policy, rows = test_small_vla.made("tokens"), test_small_vla.seen(3)
+    elif kind.startswith("openvla"):
+        policy, rows = tiny_openvla.tiny(causal=kind == "openvla"), tiny_openvla.observations(3)
+    else:
+        policy, rows = test_pi0.made(kind), test_pi0.seen(3)
+    found = policy.eval().features(rows)
+    assert found.ndim == 2 and len(found) == 3 and found.shape[1] >= 8 and found.isfinite().all()
+    assert not found.requires_grad and (found[0] - found[2]).abs().max() > 1e-3
+    torch.testing.assert_close(policy.features(rows[2:]), found[2:], atol=1e-4, rtol=1e-3)
 
 
 def test_a_policy_without_features_or_weights_is_refused(tmp_path: Path):

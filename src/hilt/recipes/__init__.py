@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hilt.vla.sft import Sft
 
 T = TypeVar("T", bound="DataclassInstance")
-COMMANDS = ("sft", "classifier", "rloo", "simplevla")
+COMMANDS = ("sft", "classifier", "value", "rloo", "simplevla")
 """What `hilt train` takes in the place of a recipe"""
 TABLETOP = ("button", "pick", "pick_red", "drawer", "push", "insert", "peg")
 RECIPES = {

@@ -69,7 +69,7 @@ def value(
     model: Annotated[Path, typer.Option("--model", metavar="FOLDER", help="Of hilt train value.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write value, advantage and progress of every step into logs, by a model that is trained already.
+    """Write value, advantage and progress of every step into logs, by a trained value model.
 
     Episodes that have them, of this model, are left as they are. `hilt data undo` takes them back; filter by them with
     `--where`, such as `--where "advantage_percentile>=70"`."""
