@@ -107,6 +107,7 @@ def test_each_option_does_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.peers
+@pytest.mark.timeout(7200)  # it takes ten minutes of two quiet cores
 def test_the_short_one_learns_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = CliRunner(env={"COLUMNS": "200"}).invoke(
