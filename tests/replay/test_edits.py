@@ -437,7 +437,7 @@ def test_edits_of_episodes_that_are_gone_for_good_are_removed_and_no_number_is_g
         kept = [edit for edit in before if edit[1] in ("mark as bad", "undo 1 (mark as bad)", "split at 3", "tag both")]
         assert history(log.path) == [*kept, before[-1]] and (log.path / "edits.jsonl").stat().st_size < size / 2
         assert [(e.number, e.action, e.undone) for e in Edits(again).history()] == history(log.path)
-        assert again.facts.about(1) == {"success": True, "tags": ["both"]} and not again.facts.edits.values
+        assert again.facts.about(1) == {"success": True, "tags": ["both"]} and not again.facts.edits.values.by_column
         reader.refresh()
         assert Edits(reader, "bob").tag(1, "after").number == before[-1][0] + 1
         assert Edits(again).bad(2).number == before[-1][0] + 2

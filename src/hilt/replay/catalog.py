@@ -21,7 +21,6 @@ from hilt.replay.key_ranges import OFFSET_BITS, key_of
 from hilt.replay.sampling.batch_memory import BufferPool
 from hilt.replay.schema import Schema
 from hilt.replay.settings import ReadOptions
-from hilt.replay.snapshot import Snapshot
 from hilt.replay.step_encoder import EncodedSteps
 from hilt.replay.storage.index import ENTRY, Index
 from hilt.replay.storage.open_segments import ActiveSegment, OpenSegments
@@ -460,11 +459,7 @@ class Catalog:
         self.index.entries["at"][mine] += self.segments.first_row(number) - first_row
         self.index.version += 1
 
-    # Reading
-
-    def snapshot(self, done: Callable[[], None]) -> Snapshot:
-        """The steps as they are now; `done` is called when they are no longer read."""
-        return Snapshot(self.schema, self.index, self.segments.tables, self.facts, self.pool, done)
+    # Ending
 
     def stop_writing(self) -> None:
         """In a forked process: its parent goes on writing. The threads that hold inner locks do not exist here."""

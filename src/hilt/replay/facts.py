@@ -138,7 +138,7 @@ class Facts:
     @property
     def any_relabeled(self) -> bool:
         """Whether any step has another value than its row."""
-        return bool(self._values) or bool(self.edits.values)
+        return bool(self._values.by_column or self.edits.values.by_column)
 
     def relabel(self, trajectory: int, column: str, values: Array, first: int) -> None:
         self._write({"trajectory": trajectory, "column": column, "first": first, "values": values.tolist()})

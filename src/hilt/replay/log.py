@@ -395,11 +395,11 @@ class Log:
             return unflatten(steps.gather(keys, self.schema.select(columns), into))
 
     def reading(self) -> Snapshot:
-        """The log as it is now, for a ``with``: until its end no step changes place
-        and none of their bytes disappear."""
+        """The log as it is now, for a ``with``: until its end no step changes place, and none of their bytes go."""
         with self.lock:
             self.require_open()
-            return self.catalog.snapshot(partial(self._done_reading, self.catalog.segments.readers.enter()))
+            done = partial(self._done_reading, self.catalog.segments.readers.enter())
+            return Snapshot(self.schema, self.index, self.catalog.segments.tables, self.facts, self.pool, done)
 
     def watch(self, selection: Watcher) -> None:
         """Reports every change to a selection, or another watcher, from now on, as long as it is referenced."""

@@ -22,9 +22,6 @@ class RelabeledValues:
         self._sorted: dict[str, tuple[Array, Array]] = {}  # the same as sorted keys and values, made for a batch
         self._lock = threading.Lock()
 
-    def __bool__(self) -> bool:
-        return bool(self.by_column)
-
     def put(self, column: str, first: int, values: Iterable[Any]) -> None:
         """Consecutive steps, the first of which has this key, get these values."""
         with self._lock:
