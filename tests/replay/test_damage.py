@@ -484,6 +484,16 @@ def test_a_file_that_cannot_be_read_is_an_error_of_ours(file: str, pristine: Pri
             check_contents(log, whole=False)
 
 
+@pytest.mark.parametrize("kind", ["rows of a sealed segment", "raw frames"])
+def test_a_folder_in_the_place_of_a_data_file_is_an_error_of_ours(kind: str, pristine: Pristine, memory_path: Path):
+    """Some file systems cannot tell how long a folder is."""
+    path = pristine.copy(memory_path / "log") / path_of(kind, pristine)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(HiltError, match="a folder is where this file was; run: hilt data repair"):
+        Log.open(memory_path / "log", "r").close()
+
+
 def test_a_newer_log_is_refused(pristine: Pristine, tmp_path: Path):
     folder = pristine.copy(tmp_path / "log")
     write_json(folder / "log.json", {**read_json(folder / "log.json"), "format": FORMAT + 1})

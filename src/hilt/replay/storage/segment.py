@@ -538,8 +538,9 @@ os.register_at_fork(after_in_child=_sync_threads.cache_clear)  # threads do not 
 
 
 def require_file(path: Path) -> None:
-    if not path.exists():
-        raise CorruptError(f"{path}: the file is missing; run: hilt data repair {path.parent.parent.parent}.")
+    problem = "a folder is where this file was" if path.is_dir() else "" if path.exists() else "the file is missing"
+    if problem:
+        raise CorruptError(f"{path}: {problem}; run: hilt data repair {path.parent.parent.parent}.")
 
 
 def check_codec(codec: str) -> None:
