@@ -102,6 +102,12 @@ SHOWN = {
             *("weight_decay", "reset_period", "reset_hold"),
         )
     },
+    **{
+        f"agent.rlpd.{name}": "policies/test_agent.py::test_the_conservative_term_follows_its_settings"
+        for name in ("conservative", "conservative_samples", "conservative_updates", "calibrated")
+    },
+    "offline_updates": "hil/test_learner.py::test_offline_updates_train_actor_and_critics_before_the_policy_acts",
+    "demo_share": "hil/test_data.py::test_demo_share_of_a_batch",
     "agent.chunk": "policies/test_chunk_plan.py::test_values_of_chunks_on_a_chain_are_those_known",
     **{
         f"agent.rlpd.{name}": "policies/test_chunk_plan.py::test_samples_and_the_actor_change_what_is_done_and_learned"
@@ -195,6 +201,13 @@ IDLE: dict[str, tuple[dict[str, Any], str | dict[str, Any]]] = {
     **{
         f"agent.rlpd.{change}": ({"algorithm": "bc"}, "algorithm=rlpd")
         for change in ("reward_bias=-1", "target_range=[0,1]", "actor_q=min", "critic_warmup=5", "imitation_weight=1")
+    },
+    "offline_updates=5": ({}, "demonstrations=2"),
+    "demo_share=0.2": ({"algorithm": "bc"}, "algorithm=rlpd"),
+    "agent.rlpd.conservative=1": ({"algorithm": "bc"}, "algorithm=rlpd"),
+    **{
+        f"agent.rlpd.{change}": ({}, "agent.rlpd.conservative=1")
+        for change in ("conservative_samples=2", "conservative_updates=5", "calibrated=false")
     },
     "agent.chunk=4": ({"algorithm": "bc"}, "algorithm=rlpd"),
     "agent.rlpd.samples=4": ({"algorithm": "bc"}, "algorithm=rlpd"),

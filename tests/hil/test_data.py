@@ -118,6 +118,25 @@ def test_every_batch_is_half_and_half_by_exact_count(filled: Experience, batch_s
     assert filled.counts() == {"log_steps": 30, "demo_steps": 26, "human_steps": 6}
 
 
+def test_demo_share_of_a_batch(memory_path: Path):
+    """Also with the returns of the log, which Cal-QL needs: those of demonstrations, which succeed, are known."""
+    shown = demonstrations(memory_path / "shown", range(50, 54))
+    calibrated = {"rlpd": {"conservative": 1.0, "discount": 0.5}}
+    for share, online in ((0.5, 8), (0.25, 12), (0.0, 16)):
+        run = memory_path / f"run-{online}"
+        experience = experience_for(run, demo_path=[str(shown)], demo_share=share, agent=calibrated)
+        fill(experience.log, range(4))
+        batch = experience.sample(16)
+        assert batch["demo"].tolist() == [False] * online + [True] * (16 - online)
+        steps = {point: t for number in (50, 51, 52, 53) for t, point in enumerate(known(2 * number))}
+        for i, point in enumerate(identity(batch)):
+            if point in steps:
+                assert batch["returns"][i] == 0.5 ** (4 - steps[point])
+            else:  # an odd episode ran out of time
+                assert np.isfinite(batch["returns"][i]) == (point[0] % 2 == 0)
+        experience.close()
+
+
 def test_experience_other_parts_and_missing_ones(memory_path: Path):
     said: list[str] = []
     experience = experience_for(memory_path / "run", said=said)

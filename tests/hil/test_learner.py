@@ -475,6 +475,36 @@ def test_the_encoder_is_pretrained_on_demonstrations_first(
     assert again.agent.imitations == 4  # not again
 
 
+def test_offline_updates_train_actor_and_critics_before_the_policy_acts(
+    template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """From demonstrations alone, after pretraining, and before weights are published; a resumed run does not repeat
+    them. With the conservative term while they last, and WSRL's warm-up after them."""
+    rlpd = {"conservative": 1.0, "conservative_updates": 6}
+    changes = {"offline_updates": 3, "cta_ratio": 2, "demo_share": 0.0, "max_steps": 2, "agent": {"rlpd": rlpd}}
+    one = learner(template, memory_path / "a", **changes)
+    rows, published, update, publish = [], [], one.agent.update, one._publish
+
+    def seen(batch: Any, *given: Any, **named: Any) -> Any:
+        made = update(batch, *given, **named)
+        rows.append((batch["demo"].tolist(), "conservative_loss" in made[1]))
+        return made
+
+    monkeypatch.setattr(one.agent, "update", seen)
+    monkeypatch.setattr(one, "_publish", lambda **named: published.append(len(rows)) or publish(**named))
+    before = {key: value.clone() for key, value in one.agent.networks["critic"].state_dict().items()}
+    one.run()
+    assert rows == [([True] * 16, True)] * 6 + [([False] * 16, False)] * 4, "the critics and everything, each time"
+    assert published[0] == 6 and one.update == 2 and one.agent.updates == 10
+    assert not same(load(memory_path / "a", 0).agent["networks"]["critic"], before), "they do not begin at random"
+    said = [record["event"] for record in read_metrics(memory_path / "a", ["event"])]
+    lines = [line for line in said if line.startswith("actor and critics learn from demonstrations, offline: ")]
+    assert lines[0].endswith(": 0 of 3 updates") and ": 3 of 3 updates, loss " in lines[-1]
+    again = learner(template, memory_path / "a", **{**changes, "max_steps": 3})
+    again.run()
+    assert again.agent.updates == 12 and again.update == 3
+
+
 def test_learner_pretrains_with_the_demonstrations(template: Path, memory_path: Path):
     changes = {**FROZEN, "agent": {"encoder": FORESEEING, "normalize_proprio": True}}
     one = learner(template, memory_path / "a", **changes)

@@ -160,6 +160,30 @@ def test_a_setting_of_rlpd_changes_what_is_learned(change: dict[str, Any]) -> No
     assert any(not np.array_equal(a, b) for a, b in zip(results[:4], results[4:], strict=True))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"conservative": 1.0},
+        {"conservative": 1.0, "conservative_samples": 2},
+        {"conservative": 1.0, "conservative_updates": 1},
+        {"conservative": 1.0, "calibrated": False},
+    ],
+    ids=str,
+)
+def test_the_conservative_term_follows_its_settings(change: dict[str, Any]) -> None:
+    """Also through an encoder that the critics train; after `conservative_updates` it is gone."""
+    results = []
+    for given in ({key: value for key, value in change.items() if key != list(change)[-1]}, change):
+        agent, infos = make(**given), []
+        for seed in range(2):
+            rows = batch(seed) | {"returns": np.linspace(-1, 9, 8, dtype=np.float32)}
+            infos.append(agent.update(rows, {"critic"})[1])
+        results.append(numbers(agent))
+    assert any(not np.array_equal(value, results[1][key]) for key, value in results[0].items())
+    assert ["conservative_loss" in info for info in infos] == [True, "conservative_updates" not in change]
+    assert ("bounded_share" in infos[0]) == ("calibrated" not in change)
+
+
 def test_an_agent_that_only_imitates_is_a_plain_gaussian() -> None:
     """Its mean is the action, cut off at the limits; it is never updated by reinforcement
     learning, nor given such an agent's state."""

@@ -19,6 +19,7 @@ SCHEDULES = ("constant", "cosine")
 
 
 _SOFT = Need("{here}actor=soft", lambda c: c.actor == "soft")
+_CONSERVATIVE = Need("{here}conservative", lambda c: c.conservative)
 
 
 @dataclass
@@ -55,6 +56,16 @@ class Rlpd:
     samples: int = setting(1, minimum=1)
     """The number of actions that are drawn in each state, of which the critics choose the best: to act, and in the
     critics' target; 1: there is no choice"""
+    conservative: float = setting(0.0, minimum=0)
+    """Weight of the conservative term (CQL) in the critics' loss, which keeps them from overrating actions that the
+    data does not show; 0: there is none"""
+    conservative_samples: int = setting(4, minimum=1, needs=_CONSERVATIVE)
+    """The number of actions of each of three kinds (uniform, of the policy here, of the policy in the next state) that
+    this term compares with what was done"""
+    conservative_updates: int = setting(0, minimum=0, needs=_CONSERVATIVE)
+    """The number of first updates that have this term, such as those of offline_updates; 0: all of them"""
+    calibrated: bool = setting(True, needs=_CONSERVATIVE)
+    """Values of the policy are not pushed below the returns that the log has (Cal-QL); without: plain CQL"""
     actor_average: float = setting(0.0, minimum=0, maximum=1)
     """Share of the actor that its slow copy, the one that is evaluated, takes over at each update; 0: there is none"""
     critic_warmup: int = setting(0, minimum=0, needs=_SOFT)

@@ -7,11 +7,12 @@
     grasp critic: y = r + penalty + discount^n * mask * G'(s', argmax_g G(s', g))    loss = mean_B (G(s, g) - y)^2
     targets:      Q' <- Q' + tau * (Q - Q'), after every update of Q
 
-`mask` is 0 where the task ended (terminated) and 1 elsewhere, so that a time limit (truncated)
-bootstraps. Critics that state a distribution have another loss: `hilt.algos.value_heads`. Chunks of actions, and the
-choice of the best of several, are in `hilt.algos.chunks`. States come as ``z``, made by
-an encoder: `z` of the batch carries the graph back into it, so the critics' loss, and no other, trains it. All losses
-are taken at the parameters before the update. A network that is not updated stays as it is, bit for bit.
+`mask` is 0 where the task ended (terminated) and 1 elsewhere, so that a time limit (truncated) bootstraps. Critics that
+state a distribution have another loss: `hilt.algos.value_heads`. Chunks of actions, and the choice of the best of
+several, are in `hilt.algos.chunks`; the conservative term of the critics is in `hilt.algos.conservative`. States come
+as ``z``, made by an encoder: `z` of the batch carries the graph back into it, so the critics' loss, and no other,
+trains it. All losses are taken at the parameters before the update. A network that is not updated stays as it is, bit
+for bit.
 
 The gradients are written out, down to those of the networks' outputs; the networks have their own (`run`, then
 `gradients`). Autograd is left with what `z` comes from, and with imitation.
@@ -31,6 +32,7 @@ from torch import Generator, Tensor, nn
 from hilt.algos.adam import Adam
 from hilt.algos.chunks import best_of, chunk_imitation_loss
 from hilt.algos.config import Rlpd as Rlpd
+from hilt.algos.conservative import conservative_gradients
 from hilt.algos.gaussian import sample, sample_backward
 from hilt.algos.imitation import imitation_loss
 from hilt.algos.tables import OffPolicyAlgorithm
@@ -105,6 +107,8 @@ class Transitions:
     """What the grippers did, as a number"""
     grasp_penalty: Tensor | None = None
     """What the gripper's moves cost, summed over the same steps as the rewards"""
+    returns: Tensor | None = None
+    """What the log has from each step on to the end of the task, discounted; -infinity where it does not know"""
     valid: Tensor | None = None
     """Of chunks of actions: 1 where the critics learn from the row, else 0; none: from all"""
     taken: Tensor | None = None
@@ -155,11 +159,15 @@ def update(
     policy = act(nets, batch, noise, next_noise)
     shared = nets.critic.of_states(batch.z) if {"critic", "actor"} <= which and _maximizes(settings, warming) else None
     if "critic" in which:
+        pushed = conservative(nets, batch, settings, generator) if settings.conservative else None
         gradients["critic"], more, details = critic_loss(
             nets, batch, policy, shared, settings, temperature, subset, choices
         )
         figures |= more
         info |= details
+        if pushed is not None:
+            gradients["critic"] = [found + push for found, push in zip(gradients["critic"], pushed[0], strict=True)]
+            figures |= pushed[1]
     if "grasp_critic" in which:
         figures["grasp_critic_loss"], figures["grasp_q"], gradients["grasp_critic"] = grasp_loss(nets, batch, settings)
     if "actor" in which:
@@ -270,6 +278,19 @@ def critic_loss(
         "reward": earned,
     }
     return gradients, figures | head.figures(next_out, backup), details
+
+
+def conservative(
+    nets: Networks, batch: Transitions, settings: Rlpd, generator: Generator
+) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """The gradients and figures of the conservative term: `hilt.algos.conservative`."""
+    if settings.calibrated and batch.returns is None:
+        raise SchemaError(
+            "returns: the batch has no such column, which conservative with calibrated=true needs: the discounted sum "
+            "of rewards from each step to the end of the task, -infinity if that is unknown. Or set calibrated=false."
+        )
+    returns = batch.returns if settings.calibrated else None
+    return conservative_gradients(nets, batch, settings.conservative, settings.conservative_samples, returns, generator)
 
 
 def backed_up(value: Tensor, batch: Transitions, next_log_prob: Tensor, temperature: Tensor, settings: Rlpd) -> Tensor:

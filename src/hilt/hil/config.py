@@ -171,8 +171,13 @@ _OTHER_ALGORITHM = Need(
     "another algorithm, algorithm=module:Class", lambda c: c.algorithm not in ("rlpd", *IMITATIONS, MIXED)
 )
 _STEPWISE = Need("agent.chunk=1: the rewards of a chunk are summed anyway", lambda c: c.agent.chunk == 1)
+_SHOWN = Need(
+    "demonstrations=N, demo_path or checkpoint_path", lambda c: c.demonstrations or c.demo_path or c.checkpoint_path
+)
 _LOOKS = Need("an encoder (agent.encoder.kind=small or resnet10)", lambda c: c.agent.encoder.kind != "none")
 _PRETRAINS = Need("agent.encoder.pretrain_updates", lambda c: c.agent.encoder.pretrain_updates > 0)
+_OF_RLPD = {"chunk": 1, "rlpd.samples": 1, "rlpd.actor": "soft", "rlpd.conservative": 0}
+"""Settings of the agent that rlpd alone has, of the algorithms that learn from rewards, and their defaults"""
 _OF_AGENT = (
     Need(
         _RLPD.needed,
@@ -189,6 +194,7 @@ _OF_AGENT = (
             ),
             *("rlpd.reward_bias", "rlpd.target_range", "rlpd.actor_q", "rlpd.critic_warmup", "rlpd.imitation_weight"),
             *("rlpd.imitation_updates", "rlpd.actor", "rlpd.samples", "chunk"),
+            *("rlpd.conservative", "rlpd.conservative_samples", "rlpd.conservative_updates", "rlpd.calibrated"),
         ),
     ),
     Need(_RLPD.needed, _RLPD.there, of=tuple(f"critic.{item.name}" for item in fields(CriticConfig))),
@@ -289,8 +295,14 @@ class Hil:
     """The number of first online steps that are driven by the pretrained policy and the operator;
     then pretraining is repeated from scratch, with
     their successful episodes besides the demonstrations, before learning begins; 0: it is not"""
+    offline_updates: int = setting(0, minimum=0, needs=(_RLPD, _SHOWN))
+    """Learner steps that are made from the demonstrations alone before the policy acts, after pretraining: actor and
+    critics learn together, where the critics would begin at random; 0: none"""
+    demo_share: float = setting(0.5, minimum=0, below=1, needs=_RLPD)
+    """Share of demonstrations and take-overs in each batch, the rest being online; 0: demonstrations are for
+    pretraining and offline_updates alone"""
     training_starts: int = setting(100, minimum=0, needs=_RLPD)
-    """Online steps before the first update"""
+    """Online steps before the first update; after offline_updates, those of a warm-up by the policy as it is then"""
     steps_per_update: int = setting(50, minimum=1)
     """Learner steps between two publications of the weights"""
     max_steps: int = setting(1_000_000, minimum=0)
@@ -336,7 +348,7 @@ class Hil:
             if name not in known:
                 yield f"view_shares has {name!r}, and {imitated} imitates {', '.join(known)}."
         other = self.algorithm not in ("rlpd", *IMITATIONS, MIXED)
-        for name, default in (("chunk", 1), ("rlpd.samples", 1), ("rlpd.actor", "soft")) if other else ():
+        for name, default in _OF_RLPD.items() if other else ():
             if (value := validate.value_of(self.agent, name)) != default:
                 yield (
                     f"agent.{name}={value} with algorithm={self.algorithm}: only rlpd has it. Give algorithm=rlpd, or "

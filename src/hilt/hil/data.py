@@ -43,6 +43,7 @@ from hilt.replay import Log, Schema
 from hilt.replay import tensors as bridge
 from hilt.replay.key_ranges import Runs
 from hilt.replay.sampling import Assembly, Chunks, JointSampler, Mix, NStep, Prefetch, Sampler
+from hilt.replay.sampling.returns import ReturnsToGo
 from hilt.replay.snapshot import Snapshot
 from hilt.replay.view import View
 from hilt.runs.checkpoint import generator_state, set_generator_state
@@ -268,9 +269,10 @@ class Experience:
         }
         if shares:
             return Mix({name: views[name] for name in shares}, shares, empty="share")
-        demo = JointSampler(views, self._draws["demo"])
+        demo, share = JointSampler(views, self._draws["demo"]), self._config.demo_share
+        ratios = {"online": 1 - share, "demo": share}
         return (
-            Mix({"online": sampler("log", self.online, self._draws["online"]), "demo": demo}, empty="share")
+            Mix({"online": sampler("log", self.online, self._draws["online"]), "demo": demo}, ratios, empty="share")
             if part == "both"
             else demo
         )
@@ -295,6 +297,9 @@ class Experience:
                 else (lambda keys: np.ones(len(keys), bool))
             )
         own: Assembly = self._kept[log] if self._kept and not images else self._returns
+        rlpd = self._config.agent.rlpd
+        if rlpd.conservative and rlpd.calibrated and part not in IMITATED:
+            own = ReturnsToGo(own, self.demos if log == "demos" else self.log, rlpd.discount, rlpd.reward_bias)
         return Labelled(own, more) if more else own
 
     @property

@@ -26,7 +26,6 @@ from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import AlarmError, ConfigError, HiltError, NotFiniteError
 from hilt.core.files import DISK
 from hilt.core.names import load_own
-from hilt.core.progress import Phase
 from hilt.core.trajectory import STARTS, VERSIONS_PER_START
 from hilt.envs.env_protocol import HasSpaces
 from hilt.hil.config import GROUP, PARTS, STORES, Hil, check, facts, imitation, reinforces
@@ -34,7 +33,7 @@ from hilt.hil.contact import CONTACT
 from hilt.hil.data import Batch
 from hilt.hil.goal import GoalWatch, described
 from hilt.hil.groups import groups_of
-from hilt.hil.learner_clock import LearnerClock
+from hilt.hil.learner_phases import LearnerClock, Preparation
 from hilt.hil.make_agent import make_agent
 from hilt.observe.alarms import AlarmWatch, stopped
 from hilt.observe.metrics import PAUSE, Metrics, flat_scalars, read_metrics
@@ -149,6 +148,8 @@ class Learner:
         self._saved_at, self._saved_update = time.monotonic(), self.update
         self._imported = sum(read_json(run / "imported_log.json")["steps"].values())
         self._clock = LearnerClock(self.update, self.experience.total)
+        steps = self._imitate, self._learn_offline
+        self._preparation = Preparation(config, self.agent, *steps, self._over, self._look, self.notify)
         self._expect_actors()
 
     def _alarm_watch(self) -> AlarmWatch:
@@ -255,8 +256,9 @@ class Learner:
                     "step that is not finite is in the demonstrations or in the log."
                 ) from error
 
-    def _step(self, details: bool) -> dict[str, float]:
-        """One learner step: `cta_ratio` - 1 updates of the critics, and one of everything; or one of imitation."""
+    def _step(self, details: bool, part: str = "both") -> dict[str, float]:
+        """One learner step: `cta_ratio` - 1 updates of the critics, and one of everything; or one of imitation.
+        `part`: of the data, where it does not imitate."""
         config = self.config
         if not reinforces(config):
             encoder = config.agent.encoder
@@ -270,10 +272,10 @@ class Learner:
                 return {**self.agent.imitate(batch, encoder=trained, **more), **shares}
         critics = self.agent.critics
         for _ in range(config.cta_ratio - 1 if critics else 0):
-            batch = self._sample(config.batch_size, "both")
+            batch = self._sample(config.batch_size, part)
             with self._clock("torch"):
                 self.agent.update(batch, critics)
-        batch = self._sample(config.batch_size, "both")
+        batch = self._sample(config.batch_size, part)
         with self._clock("torch"):
             return self.agent.update(batch, details=details)[1]
 
@@ -288,24 +290,21 @@ class Learner:
     # Before learning, and between
 
     def _pretraining(self) -> bool:
-        return self.agent.imitations < self.config.agent.encoder.pretrain_updates
+        return self._preparation.pending
 
     def _pretrain(self, part: str = "demonstrations") -> None:
-        settings, notified_at = self.config.agent.encoder, time.monotonic()
-        whom = "the demonstrations first" if part == "demonstrations" else "demonstrations and take-overs, from scratch"
-        phase = Phase(f"imitates {whom}", settings.pretrain_updates, self.agent.imitations, "updates")
-        self.notify(phase.text())
-        while self._pretraining():
-            if self._over():
-                return
-            batch = self._sample(settings.pretrain_batch, part, images=True)
-            with self._clock("torch"), self._finite():
-                info = self.agent.imitate(batch, encoder=True)
-                phase.move(self.agent.imitations, note=f"loss {info['imitation_loss']:.3f}")
-            if time.monotonic() - notified_at >= TELL_S or not self._pretraining():
-                self.notify(phase.text())
-                notified_at = time.monotonic()
-            self._look()
+        self._preparation.run(part)
+
+    def _imitate(self, part: str) -> Mapping[str, float]:
+        batch = self._sample(self.config.agent.encoder.pretrain_batch, part, images=True)
+        with self._clock("torch"), self._finite():
+            return self.agent.imitate(batch, encoder=True)
+        return {}
+
+    def _learn_offline(self, part: str) -> Mapping[str, float]:
+        with self._finite():
+            return self._step(details=False, part=part)
+        return {}
 
     def _collect(self) -> None:
         """The pretrained policy and the operator drive; then pretraining is repeated with what succeeded.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -298,8 +299,11 @@ class Agent(StepAgent):
             z, next_z = self.inputs.blurred(z), self.inputs.blurred(next_z)
             target_z = self.inputs.encode(self.targets["encoder"], then) if "encoder" in self.targets else next_z
         rows = self._rows(batch, z, next_z, target_z, details)
+        settings = self.config.rlpd
+        if settings.conservative and 0 < settings.conservative_updates <= self.updates:
+            settings = replace(settings, conservative=0.0)
         info = self.algorithm.update(
-            self._trained, rows, self.config.rlpd, self.generator, which, self.actor_updates, self.target_entropy
+            self._trained, rows, settings, self.generator, which, self.actor_updates, self.target_entropy
         )
         self.updates += 1
         self.actor_updates += "actor" in which
@@ -530,7 +534,7 @@ class Agent(StepAgent):
         masks = self.inputs.column(batch, "masks").float()
         optional = {
             name: self.inputs.column(batch, name)
-            for name in ("n_steps", "grasp_penalty", "demo", "source")
+            for name in ("n_steps", "grasp_penalty", "demo", "source", "returns")
             if name in batch
         }
         demo = optional["demo"].bool() if "demo" in optional else None
@@ -556,6 +560,7 @@ class Agent(StepAgent):
             groups=groups,
             grasps=grasps,
             grasp_penalty=optional.get("grasp_penalty"),
+            returns=optional.get("returns"),
             valid=valid,
             taken=taken,
             shown=shown,

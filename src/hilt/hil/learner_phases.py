@@ -1,0 +1,124 @@
+"""What a learner does before it learns online, and its clock: which share of its time torch, data and waiting take, and
+how fast its counters grow."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from hilt.core.progress import Phase
+from hilt.hil.config import Hil, reinforces
+
+if TYPE_CHECKING:
+    from hilt.policies.agent.step_agent import StepAgent
+
+TELL_S = 5.0
+"""Seconds between two messages about how far it is"""
+Once = Callable[[str], Mapping[str, float]]
+"""One update from a part of the data; returns its figures, none where it was left out"""
+
+
+class Preparation:
+    """The updates before the policy acts: `agent.encoder.pretrain_updates` of imitation, then `offline_updates` of the
+    algorithm's own, in which actor and critics learn together. `over` tells whether the run ends."""
+
+    def __init__(
+        self,
+        config: Hil,
+        agent: StepAgent,
+        imitate: Once,
+        learn: Once,
+        over: Callable[[], bool],
+        look: Callable[[], None],
+        notify: Callable[[str], None],
+    ):
+        self._config, self._agent, self._imitate, self._learn = config, agent, imitate, learn
+        self._over, self._look, self._notify = over, look, notify
+
+    @property
+    def pending(self) -> bool:
+        """Whether updates are still to be made."""
+        return (
+            self._agent.imitations < self._config.agent.encoder.pretrain_updates
+            or self._offline() < self._config.offline_updates
+        )
+
+    def run(self, part: str) -> None:
+        """Makes those that are left, from ``"demonstrations"``, or from these and what was ``"collected"``."""
+        shown = part == "demonstrations"
+        whom = "the demonstrations first" if shown else "demonstrations and take-overs, from scratch"
+        wanted = self._config.agent.encoder.pretrain_updates
+        self._repeat(
+            f"imitates {whom}", wanted, lambda: self._agent.imitations, lambda: self._imitate(part), "imitation_loss"
+        )
+        whence = "demonstrations" if shown else "demonstrations and what was collected"
+        wanted, learn = self._config.offline_updates, lambda: self._learn(part)
+        self._repeat(f"actor and critics learn from {whence}, offline", wanted, self._offline, learn, "critic_loss")
+
+    def _offline(self) -> int:
+        """Learner steps that were made offline; later ones are counted on."""
+        each = self._config.cta_ratio if reinforces(self._config) and self._agent.critics else 1
+        return self._agent.updates // each
+
+    def _repeat(
+        self,
+        what: str,
+        wanted: int,
+        made: Callable[[], int],
+        once: Callable[[], Mapping[str, float]],
+        figure: str,
+    ) -> None:
+        if made() >= wanted:
+            return
+        phase, notified_at = Phase(what, wanted, made(), "updates"), time.monotonic()
+        self._notify(phase.text())
+        while made() < wanted:
+            if self._over():
+                return
+            info = once()
+            if figure in info:
+                phase.move(made(), note=f"loss {info[figure]:.3f}")
+            if time.monotonic() - notified_at >= TELL_S or made() >= wanted:
+                self._notify(phase.text())
+                notified_at = time.monotonic()
+            self._look()
+
+
+class LearnerClock:
+    """Measures on what the learner spends its time, since `shares` was last called."""
+
+    def __init__(self, *counts: int) -> None:
+        self._spent: Counter[str] = Counter()
+        self._began = time.perf_counter()
+        self._last = (counts[0], counts[1], self._began)
+
+    @contextlib.contextmanager
+    def __call__(self, what: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._spent[what] += time.perf_counter() - began  # type: ignore[assignment]
+
+    def move(self, source: str, target: str, seconds: float) -> None:
+        self._spent[source] -= seconds  # type: ignore[assignment]
+        self._spent[target] += seconds  # type: ignore[assignment]
+
+    def shares(self) -> dict[str, float]:
+        """Returns the shares of the time since the last call, by the names that they have in the metrics."""
+        now = time.perf_counter()
+        total = max(now - self._began, 1e-9)
+        names = {"torch_share": "torch", "sample_wait_share": "data", "wait_share": "wait"}
+        shares = {name: self._spent[what] / total for name, what in names.items()}
+        self._spent.clear()
+        self._began = now
+        return {**shares, "other_share": max(0.0, 1.0 - sum(shares.values()))}
+
+    def since(self, *counts: int) -> tuple[float, float, float]:
+        """How far two counters have come since they were last given, and in how many seconds."""
+        now, before = time.perf_counter(), self._last
+        self._last = (counts[0], counts[1], now)
+        return counts[0] - before[0], counts[1] - before[1], max(now - before[2], 1e-9)
