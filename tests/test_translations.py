@@ -25,6 +25,10 @@ hilt train hil_debug
 | seconds | of |
 |---|---|
 | 1.5 | starting |
+
+```{toctree}
+recipes
+```
 """
 CHINESE = """# 训练
 

@@ -105,7 +105,7 @@ def sections(text: str) -> list[Section]:
             suffix = f"-{anchors[anchor] - 1}" if anchors[anchor] > 1 else ""
             found.append(Section(before.tag, title, anchor + suffix))
         section = found[-1]
-        if token.type in ("fence", "code_block"):
+        if _is_code(token):
             section.code.append(f"{token.info}\n{token.content}")
         elif token.type == "list_item_open":
             section.items += 1
@@ -122,6 +122,11 @@ def sections(text: str) -> list[Section]:
                 elif part.type in ("link_open", "image"):
                     section.targets.append(unquote(str(part.attrs.get("href") or part.attrs.get("src"))))
     return found
+
+
+def _is_code(token: Token) -> bool:
+    """A code block; the site's tables of contents, which are English, are none."""
+    return token.type in ("fence", "code_block") and not token.info.startswith("{toctree}")
 
 
 def problems(pair: Translation) -> Iterator[str]:
@@ -216,7 +221,7 @@ def _outside_code(text: str, change: Callable[[str], str]) -> str:
 
 def code_blocks(text: str) -> list[tuple[int, int]]:
     """The first line of each code block, and the one after its last."""
-    found = [token.map for token in PARSER.parse(text) if token.type in ("fence", "code_block") and token.map]
+    found = [token.map for token in PARSER.parse(text) if _is_code(token) and token.map]
     return [(first, last) for first, last in found]
 
 
