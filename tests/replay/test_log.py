@@ -100,6 +100,11 @@ def test_names_that_no_file_can_have_are_refused(columns: dict[str, Any], said: 
 def test_a_log_gains_columns_and_old_steps_show_their_defaults(tmp_path: Path, segment_bytes: int | None):
     with new_log(tmp_path, segment_bytes=segment_bytes) as log:
         write(log, numbers(0, 12))
+    with Log.open(tmp_path / "log", schema=grown(**EXTRA)) as log:  # before there is a step with the new columns
+        for batch in (log.read(log.all().keys()), log.all().sampler(seed=0).sample(50)):
+            assert (
+                (batch["force"] == 7).all() and (batch["depth"] == 9).all() and (batch["grasp_penalty"] == -0.5).all()
+            )
     for again in range(2):
         with Log.open(tmp_path / "log", schema=grown(**EXTRA)) as log:
             write(log, [with_extra(n) for n in range(20 + 20 * again, 32 + 20 * again)])

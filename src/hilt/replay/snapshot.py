@@ -51,6 +51,8 @@ class Snapshot:
         self.version, self._shown = index.version, facts.edits.shown
         self._guess: tuple[Array, Array] | None = None
         self._known: tuple[Array, Array] | None = None
+        # not so where the log has gained columns, and no step since
+        self._one_table = len(self._tables) == 1 and schema.columns.keys() <= self._tables[0].schema.columns.keys()
 
     def __enter__(self) -> Snapshot:
         return self
@@ -71,14 +73,14 @@ class Snapshot:
 
     def addresses(self, starts: Array, counts: Array) -> Array | None:
         """The addresses of the last extents, when these keys and numbers of steps
-        are theirs and one table holds them all."""
+        are theirs and one table holds all of their columns."""
         last = slice(len(self._keys) - len(starts), None)
         same = (
             last.start >= 0
             and np.array_equal(self._keys[last], starts)
             and np.array_equal(self._entries["steps"][last], counts)
         )
-        return self._entries["at"][last].copy() if same and len(self._tables) == 1 else None
+        return self._entries["at"][last].copy() if same and self._one_table else None
 
     def find(self, keys: Array) -> tuple[Array, Array]:
         """Per key: the place of its extent, and whether the step exists."""
@@ -129,7 +131,7 @@ class Snapshot:
         before people edited them."""
         if self._known is not None and self._known[0] is keys:
             batch = self._tables[0].read(self._known[1], paths, out)
-        elif len(self._tables) == 1:
+        elif self._one_table:
             batch = self._tables[0].read(self._locate(keys)[1], paths, out)
         else:
             place, at = self._locate(keys)
