@@ -20,7 +20,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "hilt"
 #         │
 #      hil     vla
 #         │
-#      recording ◄─ classifier    value    runs    distributed    serving
+#      recording ◄─ classifier, value    runs    distributed    serving
 #         │
 #      teleop ─► robot ─► envs   checks   policies ─► algos
 #         │                                 │
@@ -44,7 +44,14 @@ ARROWS = {
         ("formats", "replay"),
         ("wire", "replay"),
     ),
-    *(("classifier", "recording"), ("app", "cli"), ("app", "recipes"), ("cli", "recipes"), ("compat", "recipes")),
+    *(
+        ("classifier", "recording"),
+        ("value", "recording"),
+        ("app", "cli"),
+        ("app", "recipes"),
+        ("cli", "recipes"),
+        ("compat", "recipes"),
+    ),
 }
 
 # Narrower than their line: algos are torch and arithmetic, without files,

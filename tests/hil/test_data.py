@@ -25,7 +25,10 @@ from hilt.recording.recording_folder import columns_of
 from hilt.replay import Log
 from hilt.replay.schema import spec_of_space
 from hilt.replay.snapshot import Snapshot
+from hilt.value.online_value import OnlineValue
+from hilt.value.value_model import load_value_model
 from tests.hil.toy_run import IMAGES, NO_CHUNK, config, demonstrations, episode, fill, spaces
+from tests.value.valued import save_untrained
 
 
 def agent_for(settings: Any, images: bool = False) -> Agent:
@@ -329,6 +332,27 @@ def test_demonstrations_in_any_format_once(memory_path: Path):
         ConfigError, match=r"demo_path was .* when .*run began, and is nothing now; it is imported once"
     ):
         experience_for(memory_path / "run")
+
+
+def test_imported_demonstrations_get_the_dense_reward_of_the_value_model_once(memory_path: Path):
+    shown = demonstrations(memory_path / "shown", range(50, 52))
+    model = save_untrained(memory_path / "value", {"observations/state/point": 3})
+    changes: dict[str, Any] = {"value": {"model": str(model), "reward": 1.0}}
+    experience = experience_for(memory_path / "run", demo_path=[str(shown)], **changes)
+    columns = experience.demos.read(experience.demos.all().keys())
+    with Log.open(shown, "r") as log:
+        plain = log.read(log.all().keys())
+    value = OnlineValue(load_value_model(model))
+    before, after = (
+        value.of_columns({"state/point": columns[name]["state"]["point"]}, [""] * 10)[0]
+        for name in ("observations", "next_observations")
+    )
+    discount = config(**changes).agent.rlpd.discount
+    want = plain["rewards"] + discount * after * ~plain["terminated"].astype(bool) - before
+    np.testing.assert_allclose(columns["rewards"], want, rtol=1e-5, atol=1e-6)
+    experience.close()
+    with pytest.raises(ConfigError, match=r"its rewards have the dense reward of .*value already"):
+        experience_for(memory_path / "again", demo_path=[str(memory_path / "run" / "demos")], **changes)
 
 
 def test_experience_imports_both_buffers_of_hil_serl(memory_path: Path):

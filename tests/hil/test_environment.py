@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -9,13 +10,15 @@ import numpy as np
 import pytest
 from gymnasium import spaces as gym
 
+from hilt.algos.config import Rlpd
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.trajectory import Source
 from hilt.hil import environment as workplace
-from hilt.hil.config import Hil, Wire, check
+from hilt.hil.config import Hil, ValueUse, Wire, check
 from hilt.hil.environment import check_fit, make_env, spaces, task_options, trainer_config
 from hilt.policies.agent.config import AgentConfig
 from hilt.teleop.devices import Device, Reading
+from tests.value.valued import save_untrained
 
 TOY = "tests.hil.toy:Toy"
 REACH: dict[str, Any] = {"task": "tabletop/reach", "task_options": {"image_size": None}}
@@ -157,6 +160,30 @@ def test_a_classifier_gives_the_reward_and_the_learner_does_not_need_it(monkeypa
     assert len(asked) == 1
     make_env(Hil(task=TOY, classifier="a/folder", classifier_threshold=0.9), True).close()
     assert asked[1][1] == 0.9
+
+
+def test_a_value_model_adds_a_dense_reward_and_ends_hopeless_episodes(tmp_path: Path):
+    model = str(save_untrained(tmp_path / "value", {"observations/state/left/point": 3}))
+
+    def played(operator: bool = True, **use: Any) -> list[Any]:
+        with make_env(Hil(task=TOY, value=ValueUse(model, **use)), operator) as env:
+            env.reset(seed=0, options=START)
+            return [env.step(np.full(3, 0.1)) for _ in range(3)]
+
+    plain, dense = played(operator=False, reward=1.0), played(reward=1.0)
+    assert [step[1] for step in plain] == [0.0] * 3  # an evaluation has the rewards of the task
+    assert all(step[1] != 0 for step in dense)
+    twice = played(reward=2.0)
+    assert [step[1] for step in twice] == pytest.approx([2 * step[1] for step in dense])
+    ended = played(stop_below=0.999, stop_patience=2)
+    assert [step[3] for step in ended] == [False, True, True] and "stopped_by_value" in ended[1][4]
+    with pytest.raises(ConfigError, match=r"value.model=.* would do nothing: give value.reward=1 or value.stop_below"):
+        check(Hil(value=ValueUse(model)))
+    clipped = AgentConfig(rlpd=Rlpd(target_range=[0.0, 1.0]))
+    with pytest.raises(ConfigError, match=r"Give agent.rlpd.target_range=null"):
+        check(Hil(value=ValueUse(model, 1.0), agent=clipped))
+    with pytest.raises(ConfigError, match="is no value model"):
+        make_env(Hil(task=TOY, value=ValueUse("nowhere", 1.0)), True)
 
 
 def test_spaces_connects_to_nothing():

@@ -88,6 +88,29 @@ def test_episodes_are_filtered_by_their_values(blind_model: ValueModel, tmp_path
         }
 
 
+def test_a_view_has_the_steps_with_a_high_advantage_and_follows_the_facts(blind_model: ValueModel, tmp_path: Path):
+    path = write_log(tmp_path / "log", 4, pictures=False)
+    with Log.open(path, "r") as log:
+        good = log.all().estimated("percentile", lambda percentile: percentile >= 70)
+        assert len(good) == 0  # no step has one yet
+        write(blind_model, path)
+        log.refresh()
+        want = [
+            int(key)
+            for number in range(4)
+            for key, x in zip(
+                log.trajectory_keys(number), log.facts.about(number)["estimates"]["percentile"], strict=True
+            )
+            if x >= 70
+        ]
+        assert good.keys().tolist() == want and 0 < len(want) < len(log)
+        assert len(good.sample(8, keys=["rewards"])["rewards"]) == 8
+        Edits(log).undo()
+        assert len(good) == 0
+        with pytest.raises(UnknownNameError, match="did you mean 'percentile'"):
+            log.all().estimated("percentiles", lambda x: x > 0)
+
+
 def test_facts_are_cut_with_their_episode(blind_model: ValueModel, tmp_path: Path):
     path = write_log(tmp_path / "log", 4, pictures=False)
     write(blind_model, path)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from hilt.algos.value_distribution import ValueSupport
+from hilt.core.checksums import write_json
 from hilt.core.tree import Array
+from hilt.policies.io.tensor_files import write_tensors
 from hilt.replay import Log, Schema
+from hilt.replay.tensors import generator
+from hilt.value.value_config import ValueConfig
+from hilt.value.value_episodes import ValueInputs
+from hilt.value.value_model import ValueNetwork, model_id
 
 QUICK = {"features": 8, "hidden": 32, "steps": 60, "evaluate_every": 20, "batch_size": 32, "learning_rate": 3e-3}
 BLIND = {"encoder": "none", "hidden": 16, "steps": 30, "evaluate_every": 10, "batch_size": 16, "learning_rate": 3e-3}
@@ -74,3 +83,24 @@ def _cut(tree: Any, part: Any) -> Any:
 
 def _array(given: Array) -> Array:
     return np.asarray(given)
+
+
+def save_untrained(folder: Path, state: dict[str, int], task: str = "") -> Path:
+    """A value model with random weights that looks at these columns of numbers."""
+    config, support = ValueConfig(encoder="none", hidden=16), ValueSupport(horizon=10)
+    network = ValueNetwork(ValueInputs({}, state), False, 0, support.bins, config, generator(0))
+    with torch.no_grad():
+        network.out.weight.mul_(100)  # it has opinions
+    metadata: dict[str, Any] = {
+        "inputs": {"cameras": {}, "state": state},
+        "words": False,
+        "features": None,
+        "support": asdict(support),
+        "advantage_steps": 10,
+        "tasks": {task: {"steps_at_start": 10.0, "advantage_quantiles": [0.0] * 101}},
+        "settings": asdict(config),
+    }
+    folder.mkdir(parents=True)
+    write_tensors(folder, network.state_dict())
+    write_json(folder / "value.json", {**metadata, "id": model_id(network.state_dict(), metadata)})
+    return folder

@@ -15,6 +15,8 @@ from hilt.core.tree import Json, Tree
 
 INSTRUCTION = "language_instruction"
 """The fact with the instruction of an episode, whatever a format calls it."""
+ESTIMATES = "estimates"
+"""The fact with what a value model found about every step of an episode."""
 STARTS = "starts.json"
 """How often the learner of a run with a person was started: a file of the run, beside its log"""
 VERSIONS_PER_START = 1_000_000

@@ -127,6 +127,28 @@ class Mixed:
     """Nor one above 1 + clip_high"""
 
 
+_HAS_MODEL = Need("{here}model=FOLDER", lambda c: c.model)
+
+
+@dataclass
+class ValueUse:
+    """What a value model of `hilt train value` does while actors act. It does nothing in an evaluation."""
+
+    model: str = ""
+    """A folder made by `hilt train value`; empty: none"""
+    reward: float = setting(0.0, minimum=0, needs=_HAS_MODEL)
+    """Weight of a dense reward, which is added to that of each step, demonstrations included: discount * V(s') - V(s),
+    with which the best policy stays the best; 0: none"""
+    stop_below: float = setting(0.0, minimum=0, below=1, needs=_HAS_MODEL)
+    """An episode is truncated when the probability of success stays below this; 0: never"""
+    stop_patience: int = setting(10, minimum=1, needs=Need("{here}stop_below", lambda c: c.stop_below))
+    """The number of steps in a row for which it does, in which no person acts"""
+
+    def conflicts(self, here: str) -> Iterator[str]:
+        if self.model and not self.reward and not self.stop_below:
+            yield f"{here}model={self.model} would do nothing: give {here}reward=1 or {here}stop_below=0.05."
+
+
 def reinforces(config: Hil) -> bool:
     """Whether the run learns from rewards by an off-policy algorithm, and does not imitate."""
     return config.algorithm not in (*IMITATIONS, MIXED)
@@ -229,6 +251,8 @@ class Hil:
     what it says; empty: the environment's own"""
     classifier_threshold: float = setting(0.0, minimum=0, below=1, needs=_CLASSIFIER)
     """An observation is a success from this probability on; 0: the threshold that the classifier has itself"""
+    value: ValueUse = setting(factory=ValueUse, needs=Need(_RLPD.needed, _RLPD.there, of=("reward",)))
+    """A value model that adds a dense reward, or ends hopeless episodes"""
     control_hz: float = setting(0.0, minimum=0)
     """Steps in a second; 0: the task's own rate for an arm or a person, as fast as it goes for a simulation"""
     max_traj_length: int = setting(0, minimum=0)
@@ -341,6 +365,15 @@ class Hil:
             )
             yield (
                 f"max_ahead={ahead} with {why}: actors and the learner would wait for each other. Leave max_ahead out."
+            )
+        rlpd, critic = self.agent.rlpd, self.agent.critic
+        if self.value.reward and (
+            rlpd.target_range is not None or (critic.head != "scalar" and not critic.value_range)
+        ):
+            yield (
+                "value.reward with agent.rlpd.target_range or a critic whose range follows from the rewards: with a "
+                "dense reward Q becomes Q - V, which lies elsewhere. Give agent.rlpd.target_range=null, and "
+                "agent.critic.value_range where the critic needs one."
             )
         imitated = imitation(self)
         known = IMITATIONS.get(imitated, ())

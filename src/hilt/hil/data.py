@@ -35,7 +35,7 @@ from hilt.core.trajectory import INSTRUCTION, Source
 from hilt.core.tree import Array, ArraySpec, equal, flatten, unflatten
 from hilt.envs.env_protocol import TASK_SUCCESS, HasSpaces
 from hilt.hil.config import GROUP, MEMBER, MIXED, STORE, TASK_COLUMN, Hil, imitation, of_run
-from hilt.hil.importing import columns_for, expanded, import_buffer, import_dataset
+from hilt.hil.importing import SHAPED, RewardShape, columns_for, expanded, import_buffer, import_dataset
 from hilt.hil.make_agent import instructions_of
 from hilt.hil.states import KeptSteps, StateTable
 from hilt.recording.recording_folder import GRASP
@@ -351,7 +351,9 @@ class Experience:
 def _facts_of(config: Hil, env: HasSpaces) -> dict[str, Any]:
     """What all episodes of a run have in common, by the names that demonstrations use; what is unknown is absent."""
     hz, words = config.control_hz or getattr(env, "control_hz", 0), getattr(env, "instruction", "")
-    return {"task": config.task, **({"fps": float(hz)} if hz else {}), **({INSTRUCTION: str(words)} if words else {})}
+    shaped = {SHAPED: config.value.model} if config.value.reward else {}
+    said = {INSTRUCTION: str(words)} if words else {}
+    return {"task": config.task, **({"fps": float(hz)} if hz else {}), **said, **shaped}
 
 
 def demonstrated(demos: Log, agent: StepAgent) -> dict[str, object]:
@@ -535,14 +537,14 @@ def open_logs(
     run: Path, config: Hil, schema: Schema, notify: Callable[[str], None], instructions: Sequence[str] = ()
 ) -> tuple[Log, Log]:
     """(demos, log), made at the first start with all that is to be imported; later ones find them."""
-    folder = config.checkpoint_path
+    folder, shape = config.checkpoint_path, RewardShape(config) if config.value.reward else None
     asked = {"demo_path": [_within(run, path) for path in config.demo_path], "checkpoint_path": folder}
     makers: dict[str, Callable[[Log], dict[str, int]]] = {
         "demos": lambda log: {
-            **{path: import_dataset(log, path, notify, instructions) for path in expanded(config.demo_path)},
-            **import_buffer(log, folder, "human", notify),
+            **{path: import_dataset(log, path, notify, instructions, shape) for path in expanded(config.demo_path)},
+            **import_buffer(log, folder, "human", notify, shape),
         },
-        "log": lambda log: import_buffer(log, folder, "online", notify),
+        "log": lambda log: import_buffer(log, folder, "online", notify, shape),
     }
     capacity = {"demos": None, "log": config.replay_buffer_capacity}
     for name, fill in makers.items():

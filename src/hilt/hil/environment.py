@@ -18,7 +18,7 @@ from hilt.envs.fitted import open_task
 from hilt.envs.rate import Rate
 from hilt.envs.rewards import REWARDS, Classifier, MultiCameraBinaryRewardClassifierWrapper, named_reward
 from hilt.envs.wrappers import GripperPenaltyWrapper
-from hilt.hil.config import GOAL_SPLIT, GROUP, MEMBER, MIXED, Goal, Hil, reinforces
+from hilt.hil.config import GOAL_SPLIT, GROUP, MEMBER, MIXED, Goal, Hil, ValueUse, reinforces
 from hilt.policies.agent.config import AgentConfig
 from hilt.policies.agent.layout import fit
 from hilt.recording.buffered_device import as_hil_serl
@@ -32,6 +32,8 @@ from hilt.wire import TrainerConfig, make_trainer_config
 
 if TYPE_CHECKING:
     from gymnasium.spaces import Space
+
+    from hilt.value.online_value import OnlineValue
 
 TAKES = ("mode", "action_indices", "first_command")
 
@@ -75,6 +77,8 @@ def make_env(config: Hil, operator: bool) -> Env:
             env = as_hil_serl(env)
         if config.classifier:
             env = MultiCameraBinaryRewardClassifierWrapper(env, open_reward(config, env.observation_space))
+        if operator and config.value.model:
+            env = _with_value(env, config)
     except BaseException:
         env.close()
         raise
@@ -88,6 +92,21 @@ def open_reward(config: Hil, space: Space) -> Classifier:
     from hilt.classifier.reward import reward_function  # needs torch, which recording does without
 
     return reward_function(config.classifier, config.classifier_threshold or None, space)
+
+
+def open_value(config: Hil, space: Space = None) -> OnlineValue:
+    """The value model of a run; with the observation `space`, one that does not fit it is an error now."""
+    from hilt.value.online_value import OnlineValue
+    from hilt.value.value_model import load_value_model
+
+    return OnlineValue(load_value_model(config.value.model), space)
+
+
+def _with_value(env: Env, config: Hil) -> Env:
+    from hilt.value.online_value import ValueWatch  # needs torch, which recording does without
+
+    use, value = config.value, open_value(config, env.observation_space)
+    return ValueWatch(env, value, config.agent.rlpd.discount, use.reward, use.stop_below, use.stop_patience)
 
 
 def task(config: Hil) -> Env:
@@ -122,7 +141,7 @@ def simulated(config: Hil) -> Hil:
     task, options = (mixed.task, mixed.task_options) if mixed.task else (config.task, config.task_options)
     acting = {"sample": True, "temperature": mixed.temperature, "mode": "synchronous"}
     agent = replace(config.agent, options={**config.agent.options, **acting})
-    played = replace(config, agent=agent, task=task, task_options=options)
+    played = replace(config, agent=agent, task=task, task_options=options, value=ValueUse())
     return replace(played, operator="", operator_options={}, control_hz=0.0, random_steps=0, max_ahead=0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,14 @@ import numpy as np
 from hilt.core.errors import ConfigError, Problems, SchemaError, StorageError
 from hilt.core.hub import local
 from hilt.core.progress import paced
-from hilt.core.trajectory import INSTRUCTION
+from hilt.core.trajectory import INSTRUCTION, texts_of
 from hilt.core.tree import Array, ArraySpec, flatten, unflatten
 from hilt.envs.env_protocol import TASK_SUCCESS, HasSpaces
 from hilt.formats import open_dataset
 from hilt.formats.convert import EpisodeChange, decode
 from hilt.formats.episodes import Episode, map_leaves, plain
 from hilt.hil.config import CHUNK, CHUNK_INDEX, DECIDED, GROUP, MEMBER, MIXED, RECORD, TASK_COLUMN, Hil
+from hilt.hil.environment import open_value
 from hilt.hil.make_agent import instructions_of
 from hilt.recording.recording_folder import GRASP, columns_of
 from hilt.replay import Log, Schema
@@ -52,6 +53,10 @@ def columns_for(config: Hil, env: HasSpaces) -> dict[str, object]:
         }
     several = {TASK_COLUMN: ArraySpec(np.dtype(np.int16))} if len(instructions_of(env)) > 1 else {}
     return {**columns_of(env), "succeed": flag, "lost": flag, **penalty, **truth, **chunks, **several}
+
+
+SHAPED = "shaped_by"
+"""The fact of episodes whose rewards have a dense part: the value model that it is from"""
 
 
 def check_imports(config: Hil, env: HasSpaces) -> None:
@@ -130,20 +135,48 @@ def expanded(paths: Sequence[str]) -> list[str]:
     return list(out.values())
 
 
-def import_dataset(log: Log, path: str, notify: Callable[[str], None], instructions: Sequence[str] = ()) -> int:
+class RewardShape:
+    """Gives imported episodes the dense reward of the run's value model, which the steps of its actors have."""
+
+    def __init__(self, config: Hil):
+        self.model, self._value = config.value.model, open_value(config)
+        self._discount, self._weight = config.agent.rlpd.discount, config.value.reward
+
+    def __call__(self, columns: Mapping[str, Array], episode: Episode, path: str) -> Array:
+        """The rewards of an episode, from its columns by path."""
+        from hilt.value.online_value import shaped_episode  # needs torch
+
+        if SHAPED in episode.facts:
+            raise ConfigError(
+                f"{path}: its rewards have the dense reward of {episode.facts[SHAPED]} already, and value.reward would "
+                "add it again. Give demonstrations with the rewards of their task."
+            )
+        texts = texts_of(episode.facts.get(INSTRUCTION, ""), len(episode))
+        return shaped_episode(columns, self._value, texts, self._discount, self._weight)
+
+
+def import_dataset(
+    log: Log,
+    path: str,
+    notify: Callable[[str], None],
+    instructions: Sequence[str] = (),
+    shape: RewardShape | None = None,
+) -> int:
     """All episodes of a dataset in any format, or of a recording of `hilt record`. `instructions`: those of the tasks
     of a mix, by which an episode is one of them."""
     dataset = open_dataset(path)
     report, count = paced(notify), 0
     for number, done in enumerate(decode(dataset, 0, EpisodeChange())):
         report(f"importing {path}, episodes", number, len(dataset))
-        count += _add(log, done.result()[0], path, instructions)
+        count += _add(log, done.result()[0], path, instructions, shape)
     for note, times in dataset.notes.counts.items():
         notify(f"{path}: {note}" + (f" ({times} times)" if times > 1 else ""))
     return count
 
 
-def import_buffer(log: Log, path: str, kind: str, notify: Callable[[str], None]) -> dict[str, int]:
+def import_buffer(
+    log: Log, path: str, kind: str, notify: Callable[[str], None], shape: RewardShape | None = None
+) -> dict[str, int]:
     """One of the two buffers of a HIL-SERL folder. An intervention that is in both
     is online data that a person made."""
     if not path:
@@ -154,15 +187,21 @@ def import_buffer(log: Log, path: str, kind: str, notify: Callable[[str], None])
     for number, done in enumerate(decode(dataset, 0, EpisodeChange())):
         report(f"importing {path}, {kind} episodes", number, len(dataset))
         if dataset.kind_of(number) == kind:
-            count += _add(log, done.result()[0], path)
+            count += _add(log, done.result()[0], path, shape=shape)
     return {f"{path}, {'buffer' if kind == 'online' else 'demo_buffer'}": count}
 
 
-def _add(log: Log, episode: Episode | None, path: str, instructions: Sequence[str] = ()) -> int:
+def _add(
+    log: Log, episode: Episode | None, path: str, instructions: Sequence[str] = (), shape: RewardShape | None = None
+) -> int:
     if episode is None:
         return 0
-    whole = map_leaves(lambda column: column[:, None], unflatten(_fitted(log.schema, episode, path, instructions)))
-    log.add(whole, actor="import", facts={**plain(episode.facts), "imported": path})
+    columns = _fitted(log.schema, episode, path, instructions)
+    facts = {**plain(episode.facts), "imported": path}
+    if shape is not None:
+        columns["rewards"], facts[SHAPED] = shape(columns, episode, path), shape.model
+    whole = map_leaves(lambda column: column[:, None], unflatten(columns))
+    log.add(whole, actor="import", facts=facts)
     return len(episode)
 
 

@@ -9,7 +9,7 @@ from hilt.core.errors import ConfigError, Problems
 from hilt.core.trust import check_names
 from hilt.hil.config import Hil, check
 from hilt.hil.defaults import DefaultsChoice, chosen
-from hilt.hil.environment import TAKES, Spaces, check_fit, open_reward, spaces
+from hilt.hil.environment import TAKES, Spaces, check_fit, open_reward, open_value, spaces
 from hilt.hil.importing import check_imports
 from hilt.observe.sinks import check_sinks
 from hilt.teleop.devices import check_device
@@ -33,7 +33,7 @@ def check_begin(
     if sound and make_task:
         with problems.collected():
             made = spaces(config)
-            for check_part in (check_fit, check_imports, check_demonstrations, check_classifier):
+            for check_part in (check_fit, check_imports, check_demonstrations, check_classifier, check_value):
                 problems.check(check_part, config, made)
     problems.report()
     if made is None:
@@ -71,3 +71,8 @@ def check_demonstrations(config: Hil, made: Spaces) -> None:
 def check_classifier(config: Hil, made: Spaces) -> None:
     if config.classifier:
         open_reward(config, made.observation_space)
+
+
+def check_value(config: Hil, made: Spaces) -> None:
+    if config.value.model:
+        open_value(config, made.observation_space)

@@ -22,13 +22,12 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
-from hilt.core.trajectory import INSTRUCTION
+from hilt.core.trajectory import ESTIMATES, INSTRUCTION
 from hilt.replay.facts import plain_facts
 from hilt.replay.key_ranges import OFFSET_BITS
 from hilt.replay.log import Log
 from hilt.replay.recut import (
     ACTOR,
-    ESTIMATES,
     cut_steps,
     facts_of_estimates,
     facts_of_joined,

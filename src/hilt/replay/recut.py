@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import ConfigError
-from hilt.core.trajectory import INSTRUCTION, text_fact, texts_of
+from hilt.core.trajectory import ESTIMATES, INSTRUCTION, text_fact, texts_of
 from hilt.core.tree import Array, flatten, unflatten
 from hilt.replay.log import Log
 
-ESTIMATES, VALUE_MODEL = "estimates", "value_model"
-"""The facts with what a value model found about every step, and with the id of that model."""
+VALUE_MODEL = "value_model"
+"""The fact with the id of the model that estimates are from."""
 ACTOR = "edit"
 """The sender of copies, which have no sequence numbers: they count for no sender's delivery."""
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, EmptyError, SchemaError
-from hilt.core.trajectory import Source
+from hilt.core.errors import ConfigError, EmptyError, SchemaError, UnknownNameError
+from hilt.core.trajectory import ESTIMATES, Source
 from hilt.core.tree import Array, Tree
 from hilt.replay.key_ranges import OFFSET_BITS, Runs, key_of
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from hilt.replay.sampling.assembly import Batch
     from hilt.replay.sampling.sampler import Sampler
     from hilt.replay.snapshot import Snapshot
+
+
+ESTIMATED = ("value", "advantage", "percentile", "progress")
+"""What a value model finds about a step"""
 
 
 class View:
@@ -64,6 +68,14 @@ class View:
     def only(self, trajectories: Iterable[int]) -> View:
         """Only these trajectories, as far as they have steps in this view."""
         return View(self.log, _Chosen(self._keys, trajectories))
+
+    def estimated(self, name: str, predicate: Callable[[Array], Array]) -> View:
+        """Only the steps for which a predicate holds on what a value model found about them (`hilt train value`):
+        ``value``, ``advantage``, ``percentile`` or ``progress``. It gets ``[n]`` numbers and returns ``[n]`` booleans;
+        steps that have none are left out."""
+        if name not in ESTIMATED:
+            raise UnknownNameError("estimate of a value model", name, ESTIMATED)
+        return self & View(self.log, Selection.estimated(self.log, name, predicate))
 
     def __and__(self, other: View) -> View:
         return self._combined(other, lambda a, b: a & b)
@@ -199,13 +211,21 @@ class Selection:
                 if rows is not None and path in log.schema.layout.inline
                 else steps.gather(keys, [path])[path]
             )
-            verdict = np.asarray(predicate(values))
-            if verdict.shape != (len(keys),) or verdict.dtype != bool:
-                got = f"{verdict.dtype} {verdict.shape}"
-                raise SchemaError(f"the predicate on {path}: expected booleans of shape ({len(keys)},), got {got}.")
-            return verdict
+            return _verdict(path, predicate, values)
 
         return cls(log, admits)
+
+    @classmethod
+    def estimated(cls, log: Log, name: str, predicate: Callable[[Array], Array]) -> Selection:
+        def admits(steps: Snapshot, keys: Array, rows: Array | None) -> Array:
+            found = log.facts.about(int(keys[0] >> OFFSET_BITS)).get(ESTIMATES, {})
+            given = np.asarray(found.get(name, []), np.float64)
+            place = (keys & ((1 << OFFSET_BITS) - 1)) - int(found.get("first", 0))
+            known = (place >= 0) & (place < len(given))
+            known[known] = _verdict(name, predicate, given[place[known]])
+            return known
+
+        return cls(log, admits, whole_trajectories=True)
 
     @property
     def is_all(self) -> bool:
@@ -303,6 +323,14 @@ class Selection:
             breaks = np.flatnonzero(np.diff(good) != 1) + 1
             for part in np.split(good, breaks):
                 self._runs.add(int(part[0]), len(part))
+
+
+def _verdict(name: str, predicate: Callable[[Array], Array], values: Array) -> Array:
+    verdict = np.asarray(predicate(values))
+    if verdict.shape != (len(values),) or verdict.dtype != bool:
+        got = f"{verdict.dtype} {verdict.shape}"
+        raise SchemaError(f"the predicate on {name}: expected booleans of shape ({len(values)},), got {got}.")
+    return verdict
 
 
 class _Window:

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from hilt.core.progress import Report, silent
+from hilt.core.trajectory import ESTIMATES
 from hilt.core.tree import Array
 from hilt.replay import Edits
 from hilt.replay.log import Log
-from hilt.replay.recut import ESTIMATES
 from hilt.value.value_episodes import ValueEpisodes
 from hilt.value.value_model import ValueModel
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from hilt.core.trajectory import ESTIMATES
 from hilt.core.tree import Array
 from hilt.formats.images import image_shape
 from hilt.formats.listing.episode_source import EpisodeSource
 from hilt.formats.listing.episode_table import SOURCES, shown_facts
-from hilt.replay.recut import ESTIMATES
 
 MAX_PARTS = 64
 """Numbers in one column of a step; wider ones are named, and not drawn."""

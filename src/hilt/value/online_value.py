@@ -1,0 +1,141 @@
+"""A value model beside a running episode: a dense reward for learning, and an early end of hopeless episodes.
+
+value = OnlineValue(load_value_model("value"), env.observation_space)
+env = ValueWatch(env, value, discount=0.97, reward=1.0, stop_below=0.05)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hilt.algos.value_distribution import shaped
+from hilt.core.errors import ConfigError, SchemaError, suggest
+from hilt.core.tree import Array, Observation, flatten
+from hilt.envs.env_protocol import Info, StepResult
+from hilt.formats.images import as_rgb, image_shape
+from hilt.recording.recording_folder import nested
+from hilt.replay.schema import spec_of_space
+from hilt.value.value_episodes import OBSERVED, ObservedBatch
+from hilt.value.value_model import ValueModel, observed_tensors
+
+STOPPED = "stopped_by_value"
+"""In the info of the step with which a hopeless episode ends: the probability of success"""
+
+
+class OnlineValue:
+    """Values of observations as an environment gives them, and of columns of observations."""
+
+    def __init__(self, model: ValueModel, space: Any = None):
+        """With the environment's observation `space`, one that the model cannot judge is an error now, not at the
+        first step."""
+        if model.extractor is not None:
+            raise ConfigError(
+                f"the value model {model.folder} looks at features of the policy {model.config.policy}, and beside a "
+                "running episode it needs an encoder of its own: hilt train value DATA --out NEW, without policy="
+            )
+        self.model = model
+        if space is not None:
+            tree = nested(spec_of_space(space, "observation_space"))
+            self._check(flatten(tree) if isinstance(tree, Mapping) else {})
+
+    def __call__(self, observation: Observation, text: str = "") -> tuple[float, float]:
+        """The value of one observation, and the probability of success."""
+        leaves = flatten(nested(observation)) if isinstance(observation, Mapping) else {}
+        value, success = self.of_columns({name: np.asarray(leaf)[None] for name, leaf in leaves.items()}, [text])
+        return float(value[0]), float(success[0])
+
+    def of_columns(self, leaves: Mapping[str, Array], texts: Sequence[str]) -> tuple[Array, Array]:
+        """Values and probabilities of success [N] of observations, by path, each [N, ...]."""
+        self._check(leaves, leading=1)
+        inputs, count = self.model.inputs, len(texts)
+        images = {name: np.ascontiguousarray(as_rgb(leaves[name])) for name in inputs.cameras}
+        parts = [leaves[path.removeprefix(OBSERVED)].reshape(count, -1).astype(np.float32) for path in inputs.state]
+        state = np.concatenate(parts, 1) if parts else np.zeros((count, 0), np.float32)
+        with torch.no_grad():
+            seen = observed_tensors(ObservedBatch(images, state, list(texts)), self.model.network.words)
+            logits = self.model.network(seen)
+            return self.model.support.value(logits).numpy(), self.model.support.success(logits).numpy()
+
+    def _check(self, leaves: Mapping[str, Any], leading: int = 0) -> None:
+        cure = "Train one on logs of this environment: hilt train value RUN --out NEW"
+        for name, size in self.model.inputs.cameras.items():
+            found = image_shape(tuple(leaves[name].shape[leading:])) if name in leaves else None
+            if found != size:
+                raise SchemaError(
+                    f"the value model {self.model.folder} looks at {name} of {size[0]} x {size[1]} pixels, and here it "
+                    f"is {found or 'missing'}{suggest(name, leaves)} {cure}"
+                )
+        for path, count in self.model.inputs.state.items():
+            name = path.removeprefix(OBSERVED)
+            numbers = int(np.prod(leaves[name].shape[leading:])) if name in leaves else 0
+            if numbers != count:
+                raise SchemaError(
+                    f"the value model {self.model.folder} looks at {name} of {count} numbers, and here it has "
+                    f"{numbers or 'none'}{suggest(name, leaves)} {cure}"
+                )
+
+
+class ValueWatch(gymnasium.Wrapper):
+    """Asks a value model at every step.
+
+    With `reward`, this times ``discount * V(s') - V(s)`` is added to the reward, with V(s') = 0 where the episode has
+    terminated: a dense reward that changes no optimal policy. `discount` is that of the learner.
+
+    With `stop_below`, an episode is truncated when the probability of success has been below it for `patience` steps in
+    a row in which no person acted; the info of its last step has it as ``stopped_by_value``."""
+
+    episode_state: ClassVar[tuple[str, ...]] = ("potential", "hopeless")
+
+    def __init__(
+        self,
+        env: gymnasium.Env,
+        value: OnlineValue,
+        discount: float,
+        reward: float = 0.0,
+        stop_below: float = 0.0,
+        patience: int = 10,
+    ):
+        super().__init__(env)
+        self._value, self._discount, self._weight = value, discount, reward
+        self._below, self._patience = stop_below, patience
+        self.potential, self.hopeless = 0.0, 0
+
+    def reset(self, **options: Any) -> tuple[Observation, Info]:
+        observation, info = self.env.reset(**options)
+        self.potential, self.hopeless = self._judged(observation)[0], 0
+        return observation, info
+
+    def step(self, action: npt.ArrayLike) -> StepResult:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        before, (self.potential, success) = self.potential, self._judged(observation)
+        dense = self._discount * self.potential * (not terminated) - before
+        is_hopeless = success < self._below and "intervene_action" not in info
+        self.hopeless = self.hopeless + 1 if is_hopeless else 0
+        if self.hopeless >= self._patience and not terminated:
+            truncated, info = True, {**info, STOPPED: success}
+        return observation, float(reward) + self._weight * dense, bool(terminated), bool(truncated), info
+
+    def _judged(self, observation: Observation) -> tuple[float, float]:
+        known = self.env.has_wrapper_attr("instruction")
+        return self._value(observation, str(self.env.get_wrapper_attr("instruction") or "") if known else "")
+
+
+def shaped_episode(
+    columns: Mapping[str, Array], value: OnlineValue, texts: Sequence[str], discount: float, weight: float = 1.0
+) -> Array:
+    """The rewards [T] of an episode that was recorded without a value model, as `ValueWatch` would have given them.
+    `columns`: those of a log, by path."""
+    seen = []
+    for prefix in (OBSERVED, f"next_{OBSERVED}"):
+        leaves = {path.removeprefix(prefix): column for path, column in columns.items() if path.startswith(prefix)}
+        seen.append(torch.from_numpy(value.of_columns(leaves, texts)[0]).double() * weight)
+    rewards = torch.from_numpy(np.asarray(columns["rewards"], np.float64))
+    ended = torch.from_numpy(np.asarray(columns["terminated"], bool))
+    found: Array = shaped(rewards, seen[0], seen[1], ended, discount).numpy().astype(np.float32)
+    return found

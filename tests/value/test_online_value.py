@@ -1,0 +1,94 @@
+"""A value model beside an episode: the dense reward, in an environment and of a recorded episode, and the early end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict
+
+from hilt.core.errors import ConfigError, SchemaError
+from hilt.core.tree import Array
+from hilt.value.online_value import STOPPED, OnlineValue, ValueWatch, shaped_episode
+from hilt.value.value_model import ValueModel, load_value_model
+from tests.value.valued import save_untrained
+
+STATE = {"observations/state": 2}
+
+
+class Line(gymnasium.Env[Any, Any]):
+    """A point that goes on by itself, and arrives after 8 steps."""
+
+    observation_space = Dict({"state": Box(-9, 9, (2,), np.float32)})
+    action_space = Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, human: tuple[int, ...] = ()):
+        self.steps, self.human = 0, human
+
+    def reset(self, **_: Any) -> Any:
+        self.steps = 0
+        return self.seen(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        info = {"intervene_action": action} if self.steps in self.human else {}
+        return self.seen(), float(self.steps == 8), self.steps == 8, False, info
+
+    def seen(self) -> dict[str, Array]:
+        return {"state": np.array([self.steps / 4, -self.steps / 3], np.float32)}
+
+
+@pytest.fixture(scope="module")
+def value(tmp_path_factory: pytest.TempPathFactory) -> OnlineValue:
+    folder = save_untrained(tmp_path_factory.mktemp("online") / "value", STATE)
+    return OnlineValue(load_value_model(folder), Line.observation_space)
+
+
+def played(env: gymnasium.Env) -> list[Any]:
+    env.reset()
+    steps = []
+    while not steps or not (steps[-1][2] or steps[-1][3]):
+        steps.append(env.step(np.zeros(1)))
+    return steps
+
+
+def test_dense_reward_is_the_difference_of_potentials_and_the_same_of_a_recorded_episode(value: OnlineValue):
+    steps = played(ValueWatch(Line(), value, discount=0.9, reward=2.0))
+    seen = [{"state": np.array([t / 4, -t / 3], np.float32)} for t in range(9)]
+    v = [value(each)[0] for each in seen]
+    assert len({round(x, 4) for x in v}) > 4  # the potential is not a constant
+    want = [(t == 7) + 2 * (0.9 * v[t + 1] * (t < 7) - v[t]) for t in range(8)]
+    np.testing.assert_allclose([step[1] for step in steps], want, rtol=1e-5, atol=1e-6)
+    # what was added comes to -V(s_0), whatever was done: the order of policies stays
+    added = sum(0.9**t * (step[1] - (t == 7)) for t, step in enumerate(steps))
+    assert added == pytest.approx(-2 * v[0], rel=1e-4)
+    states = np.stack([each["state"] for each in seen])
+    columns = {
+        "observations/state": states[:-1],
+        "next_observations/state": states[1:],
+        "rewards": np.float32([0] * 7 + [1]),
+        "terminated": np.arange(8) == 7,
+    }
+    np.testing.assert_allclose(shaped_episode(columns, value, [""] * 8, 0.9, 2.0), want, rtol=1e-5, atol=1e-6)
+
+
+def test_hopeless_episodes_are_truncated_unless_a_person_acts(value: OnlineValue):
+    # below 1 is every probability
+    steps = played(ValueWatch(Line(), value, 0.9, stop_below=1.0, patience=3))
+    assert len(steps) == 3 and steps[-1][2:4] == (False, True) and 0 < steps[-1][4][STOPPED] < 1
+    assert [step[1] for step in steps] == [0.0] * 3  # no reward was asked for
+    helped = played(ValueWatch(Line(human=(2, 5)), value, 0.9, stop_below=1.0, patience=3))
+    assert len(helped) == 8 and helped[-1][2] and STOPPED not in helped[-1][4]  # it arrived before the third in a row
+    assert len(played(ValueWatch(Line(), value, 0.9, stop_below=1e-9, patience=1))) == 8
+
+
+def test_an_environment_that_does_not_fit_is_refused_at_once(value: OnlineValue, tmp_path: Path):
+    with pytest.raises(SchemaError, match="looks at state of 2 numbers, and here it has 3"):
+        OnlineValue(value.model, Dict({"state": Box(0, 1, (3,), np.float32)}))
+    model = load_value_model(value.model.folder)
+    through = ValueModel(model.network, model.metadata, model.folder, extractor=object())
+    with pytest.raises(ConfigError, match="it needs an encoder of its own"):
+        OnlineValue(through)
