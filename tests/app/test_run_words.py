@@ -34,7 +34,7 @@ def test_run_words_in_which_a_run_says_how_it_stands_are_translated():
         ("critic 0.0167   actor -1.2", "评论家 0.0167   策略 -1.2"),
         ("290 (7/s)   50% torch   20% waiting for steps", "290 (7/s)   50% torch   20% 等待数据"),
         ("actor-1: policy, actor-2: silent", "actor-1: 策略, actor-2: 无响应"),
-        ("actor-1: emergency stop, actor-2: paused", "actor-1: 紧急停止, actor-2: 已暂停"),
+        ("actor-1: emergency stop, actor-2: paused", "actor-1: 急停, actor-2: 已暂停"),
         ("2 times so far; 1,200 steps of the last 9 episodes", "至今 2 次；最近 9 个回合中 1,200 步"),
         ("a text of somebody's", "a text of somebody's"),
     ):
@@ -67,7 +67,7 @@ def test_run_words_of_every_alarm_are_translated_whole(name: str):
         ("waits: an error of somebody's", "等待：an error of somebody's"),
         (
             "imitates the demonstrations first: 1,200 of 2,000 updates, loss 0.123, about 20 s left",
-            "先模仿演示：2,000 次更新中的 1,200 次，损失 0.123，约剩 20 s",
+            "先模仿示教：2,000 次更新中的 1,200 次，损失 0.123，约剩 20 s",
         ),
         (
             "evaluation of update 1,200: success in 18 of 20 evaluation states, 70% to 97%; the goal is 95%",

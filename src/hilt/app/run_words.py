@@ -42,7 +42,7 @@ METRIC_WORDS = {
     "before it is clipped": "裁剪之前",
     "Q values, by whose steps they are": "Q 值（按数据来源）",
     "online": "在线",
-    "demo": "示范",
+    "demo": "示教",
     "human": "人",
     "TD error, by whose steps they are": "TD 误差（按数据来源）",
     "Whose steps move the critic": "各来源对评论家梯度的贡献",
@@ -105,7 +105,7 @@ RUN_TEXTS = (
     (r"(?<=: )waiting\b", "等待中"),
     (r"(?<=: )paused\b", "已暂停"),
     (r"(?<=: )contact lost\b", "失去联系"),
-    (r"(?<=: )emergency stop\b", "紧急停止"),
+    (r"(?<=: )emergency stop\b", "急停"),
     (r"(?<=: )there\b", "已连接"),
     (r"(?<=: )([\d,]+) steps\b", r"\1 步"),
     (r"^(\d+) times so far; ([\d,]+) steps of the last (\d+) episodes$", r"至今 \1 次；最近 \3 个回合中 \2 步"),
@@ -205,10 +205,10 @@ EVENT_TEXTS = (
         "与操作员失去联系：训练计时和学习已暂停",
     ),
     (r"contact to the operator is lost at (.*)", r"与操作员失去联系：\1"),
-    (r"there are no demonstrations and no take-overs to imitate yet", "还没有可模仿的演示和接管"),
+    (r"there are no demonstrations and no take-overs to imitate yet", "还没有可模仿的示教和接管"),
     (
         r"there are no demonstrations and no take-overs yet: batches are all online",
-        "还没有演示和接管：批次全部来自在线数据",
+        "还没有示教和接管：批次全部来自在线数据",
     ),
     (
         r"learning starts with (\d+) online steps, and there are (\d+)",
@@ -309,8 +309,8 @@ EVENT_PARTS = (
         r"^after step (\d+): the copy was not made, training goes on, and the next checkpoint tries again: ",
         r"第 \1 步之后：未能复制，训练继续，下一个检查点会重试：",
     ),
-    (r"^imitates the demonstrations first\b", "先模仿演示"),
-    (r"^imitates demonstrations and take-overs, from scratch\b", "从头模仿演示和接管"),
+    (r"^imitates the demonstrations first\b", "先模仿示教"),
+    (r"^imitates demonstrations and take-overs, from scratch\b", "从头模仿示教和接管"),
 )
 """Beginnings with a number, and of phases, whose counts follow"""
 PHASE_PARTS = (

@@ -285,7 +285,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "episodes.bad": ("bad", "不良"),
     "episodes.policy": ("policy", "策略"),
     "episodes.human": ("person", "人"),
-    "episodes.demo": ("demonstration", "演示"),
+    "episodes.demo": ("demonstration", "示教"),
     "episodes.random": ("random", "随机"),
     "episodes.taken_over": ("Taken over by a person", "有人接管"),
     "episodes.pages": ("Pages of the list", "列表页"),

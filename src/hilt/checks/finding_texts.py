@@ -31,7 +31,7 @@ class FindingText(NamedTuple):
 _LOOK = "Look at the episode: it may be of another task, cut off, or two in one. Leave it out if so."
 _LOOK_ZH = "请查看该回合：它可能属于别的任务、被截断，或由两个回合合成。若是如此，请去掉它。"
 _LEARNING = "In the log of a run that learns this is well; in demonstrations, look at the longest and the shortest."
-_LEARNING_ZH = "在训练产生的日志中这是正常的；在演示数据中，请查看最长和最短的回合。"
+_LEARNING_ZH = "在训练产生的日志中这是正常的；在示教数据中，请查看最长和最短的回合。"
 _SHIFT = (
     "Shift its frames by as much, or record each with the state of the same moment; a latency that is the same when "
     "the "
