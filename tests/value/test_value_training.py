@@ -118,6 +118,7 @@ def test_other_episodes_than_at_the_beginning_are_refused(tmp_path: Path):
         ((True,), "all 6 episodes succeeded, and a value that has seen no failures cannot rank"),
         ((False,), "all 6 episodes failed, and a value that has seen no successes cannot rank"),
         ((None,), "of 6 episodes none has a known outcome. Label them: hilt data label"),
+        ((True, True, False), "too few episodes to hold some out: 4 successes and 2 failures"),
         ((True, True, True, True, True, False), "too few episodes to hold some out: 5 successes and 1 failures"),
     ],
 )

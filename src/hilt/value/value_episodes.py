@@ -31,6 +31,8 @@ from hilt.replay.log import Log
 
 OBSERVED, RECORDED = "observations/", "record/images"
 """Where the pictures of an episode lie: by camera, or in the records of a vision-language-action policy all in one"""
+MIN_OF_EACH = 3
+"""Successes, and failures, of which some can be held out twice"""
 NO_PICTURES = (
     "there is no picture among its observations, and a value model looks at them. Give a log with cameras, or "
     "encoder=none for one that looks at the state alone."
@@ -222,11 +224,15 @@ class ValueEpisodes:
             sides = [[n for name in groups if (name in held) == side for n in groups[name]] for side in (False, True)]
             if all({bool(self.episodes[number].success) for number in side} == {True, False} for side in sides):
                 return sorted(sides[0]), sorted(sides[1]), by
+        raise self.too_few(episodes)
+
+    def too_few(self, episodes: Sequence[int]) -> ConfigError:
+        """The error for episodes that cannot be split."""
         counts = Counter(bool(self.episodes[number].success) for number in episodes)
-        raise ConfigError(
+        return ConfigError(
             f"too few episodes to hold some out: {counts[True]} successes and {counts[False]} failures. Two parts are "
-            "held out, one to choose the weights by and one for the report, and each needs both: give three of each "
-            "kind or more, from different initial states."
+            f"held out, one to choose the weights by and one for the report, and each needs both: give {MIN_OF_EACH} "
+            "of each kind or more, from different initial states."
         )
 
     def batch(self, rows: Array, inputs: ValueInputs) -> ObservedBatch:

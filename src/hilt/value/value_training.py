@@ -31,7 +31,7 @@ from hilt.policies.io.tensor_files import Tensors, write_tensors
 from hilt.replay.tensors import generator
 from hilt.value.policy_features import FrozenFeatures
 from hilt.value.value_config import ValueConfig
-from hilt.value.value_episodes import ValueEpisodes, ValueInputs
+from hilt.value.value_episodes import MIN_OF_EACH, ValueEpisodes, ValueInputs
 from hilt.value.value_model import (
     CHECKPOINT_FILE,
     HELD_OUT_FILE,
@@ -170,7 +170,11 @@ def check_outcomes(episodes: ValueEpisodes) -> None:
 
 def split_episodes(episodes: ValueEpisodes, config: ValueConfig) -> ValueSplit:
     """Three parts, by initial state."""
-    rest, held_out, by = episodes.split(episodes.known(), config.held_out, config.seed)
+    known = episodes.known()
+    successes = sum(bool(episodes.episodes[number].success) for number in known)
+    if min(successes, len(known) - successes) < MIN_OF_EACH:
+        raise episodes.too_few(known)
+    rest, held_out, by = episodes.split(known, config.held_out, config.seed)
     train, validation, _ = episodes.split(rest, config.validation, config.seed + 1)
     return ValueSplit(train, validation, held_out, by)
 
