@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hilt.algos.tables import estimator, policy_loss
+from hilt.algos.tables import FlowLoss, estimator, policy_loss
 from hilt.core.errors import ConfigError
 from hilt.core.validate import Need, check, setting
 
@@ -251,8 +251,13 @@ _SEVERAL_STEPS = Need(
     lambda c: c.epochs > 1 or c.batch.trajectories_per_step,
 )
 _WITHOUT_GRADIENT = Need(
-    "{here}kl.where, {here}recompute_log_prob=true or {here}estimator=gae",
-    lambda c: c.kl.where != "none" or c.recompute_log_prob or estimator(c.estimator).needs_critic,
+    "{here}kl.where, {here}recompute_log_prob=true, {here}estimator=gae or {here}loss=nft",
+    lambda c: (
+        c.kl.where != "none"
+        or c.recompute_log_prob
+        or estimator(c.estimator).needs_critic
+        or isinstance(policy_loss(c.loss), FlowLoss)
+    ),
     of=("log_prob_chunks_per_pass",),
 )
 _CRITIC = Need("{here}estimator=gae, or another with a critic", lambda c: estimator(c.estimator).needs_critic)
@@ -260,6 +265,21 @@ _CRITIC = Need("{here}estimator=gae, or another with a critic", lambda c: estima
 
 def _read_by_the_loss(name: str) -> Need:
     return Need(f"another {{here}}loss, one that reads {name}", lambda c: name in policy_loss(c.loss).uses)
+
+
+@dataclass
+class Nft:
+    """The loss nft, of flows: the formulas are in `hilt.algos.nft`."""
+
+    beta: float = setting(1.0, above=0)
+    """How far the implicit positive and negative policies are on either side of the old one"""
+    max_advantage: float = setting(5.0, above=0)
+    """The advantage that counts as fully optimal; larger ones are clipped. Times beta, it also weighs how much the
+    velocity is held at that of the old policy"""
+    draws: int = setting(4, minimum=1)
+    """Noises and times for each chunk in each epoch, at which velocities are compared"""
+    weighting: str = setting("adaptive", choices=("adaptive", "uniform"))
+    """Of the squared errors: "adaptive", over their mean size in the chunk, as published; or "uniform" """
 
 
 @dataclass
@@ -301,7 +321,8 @@ class PolicyGradient:
     """What one ratio is of: a "token" (one number of an action), an "action", or a "chunk" """
     loss: str = setting("clipped", known=policy_loss)
     """What is minimized: clipped, PPO's surrogate of the ratio; gspo, the same of the mean ratio of an action or a
-    chunk; cispo, the log-probability weighted by a truncated ratio; or another one by name or module:Class"""
+    chunk; cispo, the log-probability weighted by a truncated ratio; nft, of flows, the velocity, without
+    log-probabilities; or another one by name or module:Class"""
     value_coefficient: float = setting(0.5, minimum=0, needs=_CRITIC)
     """Of gae: weight of the critic's loss where the policy has its value head"""
     value_clip: float = setting(0.5, minimum=0, needs=_CRITIC)
@@ -314,6 +335,7 @@ class PolicyGradient:
     )
     """Of recompute_log_prob: the weight, p before the update / p of the rollout, is
     truncated at this (decoupled PPO)"""
+    nft: Nft = setting(factory=Nft, needs=Need("{here}loss=nft", lambda c: isinstance(policy_loss(c.loss), FlowLoss)))
     kl: Kl = field(default_factory=Kl)
     batch: Batching = setting(factory=Batching, needs=_WITHOUT_GRADIENT)
 

@@ -42,7 +42,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from hilt.algos.advantage import compared, returns_to_go
 from hilt.algos.config import GROUPED, PolicyGradient, Prime
-from hilt.algos.tables import estimator
+from hilt.algos.tables import FlowLoss, estimator, policy_loss
 from hilt.core.errors import ConfigError
 
 
@@ -61,6 +61,11 @@ def check(algorithm: PolicyGradient, settings: Prime) -> None:
     if not settings.coefficient:
         return
     chosen = estimator(algorithm.estimator)
+    if isinstance(policy_loss(algorithm.loss), FlowLoss):
+        raise ConfigError(
+            f"prime.coefficient with algorithm.loss={algorithm.loss}: a process reward is made of log-probabilities, "
+            "which this loss does without. Give prime.coefficient=0, or algorithm.loss=clipped."
+        )
     if chosen.needs_greedy:
         raise ConfigError(
             f"prime.coefficient with algorithm.estimator={algorithm.estimator}: a greedy episode, its "

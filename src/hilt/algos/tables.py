@@ -9,7 +9,7 @@ each, and the tables to which one file adds another.
                                                                    `OffPolicyAlgorithm`
 
 Without torch, as the settings are: the formulas are in `hilt.algos.advantage`, `hilt.algos.surrogate`,
-`hilt.algos.gspo`, `hilt.algos.cispo` and `hilt.algos.rlpd`.
+`hilt.algos.gspo`, `hilt.algos.cispo`, `hilt.algos.nft` and `hilt.algos.rlpd`.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ LOSSES = ExtensionPoint(
         "clipped": "hilt.algos.surrogate:ClippedSurrogate",
         "gspo": "hilt.algos.gspo:SequenceSurrogate",
         "cispo": "hilt.algos.cispo:WeightedLogProbability",
+        "nft": "hilt.algos.nft:NegativeAware",
     },
 )
 ALGORITHMS = ExtensionPoint("algorithm", "hilt.algorithms", {"rlpd": "hilt.algos.rlpd:SoftActorCritic"})
@@ -130,6 +131,25 @@ class PolicyLoss(ABC):
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The loss of each term, with gradients, and figures of each term by name. `log_ratio`: log p - log p_old, with
         gradients; `advantage`: of the same shape, without."""
+
+
+class FlowLoss(PolicyLoss):
+    """A loss of the velocity of a flow, which needs no log-probabilities. A term is one number of a chunk; the settings
+    `nft.*` say where the velocity is looked at."""
+
+    @abstractmethod
+    def flow_terms(
+        self, error: Tensor, old_error: Tensor, times: Tensor, advantage: Tensor, mask: Tensor, settings: PolicyGradient
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The loss of each number [R, chunk, action_dim], with gradients, and figures of each number by name. `error`
+        [R, K, chunk, action_dim]: the velocity at K draws of noise and times [R, K], less the one of the action that
+        was drawn, with gradients; `old_error`: that of the policy before the update; `advantage` [R]; `mask`: the
+        numbers that were carried out."""
+
+    def terms(
+        self, log_ratio: Tensor, advantage: Tensor, settings: PolicyGradient
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        raise ConfigError(f"algorithm.loss={settings.loss} is of a flow's velocity, and has no ratio. Give clipped.")
 
 
 class OffPolicyAlgorithm(ABC):

@@ -43,7 +43,7 @@ from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.distributed.placement import Sharding
 from hilt.distributed.ranks import Joined, Ranks
 
-METHODS = ("act", "evaluate", "supervised_loss")
+METHODS = ("act", "evaluate", "flow_error", "supervised_loss")
 """Of a policy: what computes with all weights, as `forward` of other modules does"""
 VIEW_WARNING = r"FSDP2-wrapped module .* returned a view"
 

@@ -83,6 +83,8 @@ class Policy(torch.nn.Module, ABC):
     """The first and the last token that stand for an action, where record["tokens"] may have others too."""
     max_delay: int = 0
     """The largest number of given actions at the start of a chunk that it was trained with."""
+    keeps_answers: bool = False
+    """Whether the records of a flow have "answer", the actions as the model drew them, which `flow_error` needs."""
 
     @property
     def takes_prefix(self) -> bool:
@@ -108,6 +110,11 @@ class Policy(torch.nn.Module, ABC):
     @abstractmethod
     def evaluate(self, record: Record) -> Evaluation:
         """The distribution of now, of what was drawn then, with gradients."""
+
+    def flow_error(self, record: Record, noise: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
+        """Of a flow: its velocity of now less the one that leads to the answer of the record, with gradients, float32
+        [B, K, chunk, action_dim], at K draws of noise [B, K, ...], of the shape of the answer, and times [B, K]."""
+        raise ConfigError(f"{type(self).__name__} has no flow, whose velocity would be compared: give another policy.")
 
     @abstractmethod
     def supervised_loss(

@@ -14,7 +14,7 @@ from typing import Any
 
 from hilt.algos import prime
 from hilt.algos.config import GROUPED, Optimizer, PolicyGradient, Prime
-from hilt.algos.tables import Estimator, estimator
+from hilt.algos.tables import Estimator, FlowLoss, estimator, policy_loss
 from hilt.core import validate
 from hilt.core.errors import ConfigError, Problems
 from hilt.core.hub import local
@@ -29,7 +29,7 @@ from hilt.policies.base import Policy
 from hilt.policies.float8 import SAME, check_float8
 from hilt.policies.io.tensor_files import check_device
 from hilt.policies.registry import check_policy, document_of, is_new, kind_of, policy_class
-from hilt.policies.vla.flow import check_entropy
+from hilt.policies.vla.flow import check_entropy, check_flow
 from hilt.vla.collect import Collecting
 from hilt.vla.sft import Lora, words
 
@@ -245,7 +245,7 @@ class Vla:
         problems.check(validate.check, self)
         if not problems.errors:
             problems.check(prime.check, self.algorithm, self.prime)
-            problems.check(self._check_entropy)
+            problems.check(self._check_flow)
             problems.check(check_stop_on, self.stop_on, self.facts)
         problems.check(words, self)
         if here:
@@ -307,7 +307,7 @@ class Vla:
         """What rollouts in another precision than that of learning need."""
         if (precision := self.policy_options.get("rollout_precision", SAME)) == SAME:
             return
-        if not self.algorithm.recompute_log_prob:
+        if not (self.algorithm.recompute_log_prob or self.learns_velocity):
             yield (
                 f"policy_options.rollout_precision={precision}: the policy that acts is then not quite the one that "
                 "learns, which must be corrected for: give algorithm.recompute_log_prob=true."
@@ -356,15 +356,21 @@ class Vla:
                 f"{', '.join(GROUPED)}, which compare the members of a group."
             )
 
-    def _check_entropy(self) -> None:
-        """Checks the entropy bonus for a policy that is made here; one of a folder is checked when it is opened."""
-        kind = (
-            policy_class(self.policy).flow_kind(self.policy_options)
-            if self.algorithm.entropy and is_new(self.policy)
-            else None
-        )
+    def _check_flow(self) -> None:
+        """Checks what depends on a flow for a policy that is made here; one of a folder is checked when it is
+        opened."""
+        if not (self.algorithm.entropy or self.learns_velocity) or not is_new(self.policy):
+            return
+        kind = policy_class(self.policy).flow_kind(self.policy_options)
         if kind is not None:
             check_entropy(self.algorithm.entropy, kind)
+        if self.learns_velocity:
+            check_flow(self.algorithm.loss, kind)
+
+    @property
+    def learns_velocity(self) -> bool:
+        """Whether the loss is one of a flow's velocity, for which records keep the answers of the model."""
+        return isinstance(policy_loss(self.algorithm.loss), FlowLoss)
 
     def settled(self) -> Vla:
         """With learning rates as numbers, chosen by what is trained where none was given."""

@@ -35,12 +35,20 @@ ENDED = ("success", "steps", "truncated", "version", "ill_formed")
 
 class EpisodeLog:
     """Opened by the one rank that writes it. `path` is made with the first episode, which determines the columns.
-    Beyond `capacity_bytes` the oldest go that are not pinned; 0: none does."""
+    Beyond `capacity_bytes` the oldest go that are not pinned; 0: none does. `answers`: records have the answers of a
+    flow; a log that was begun otherwise is refused."""
 
-    def __init__(self, path: Path, capacity_bytes: int = 0):
+    def __init__(self, path: Path, capacity_bytes: int = 0, answers: bool = False):
         self.path, self._capacity = path, capacity_bytes
         self._log = Log.open(path, "a", capacity_bytes=None) if (path / "log.json").is_file() else None
         self._pinned: set[int] = set()
+        if self._log is not None and ("record/answer" in self._log.schema.columns) != answers:
+            self._log.close()
+            raise ConfigError(
+                f"{path}: the episodes of this run were recorded with{'out' if answers else ''} the answers of a flow, "
+                f"which algorithm.loss=nft needs and other losses do not have: a run cannot go on "
+                "with the other kind. Resume it with the loss that it began with, or begin a new run from its policy."
+            )
 
     def add(self, episode: RolloutEpisode, step: int, earned: np.ndarray) -> int:
         """Writes an episode of training step `step` and what its rows `earned`, float32 [rows]; its number is also in

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from hilt.algos.surrogate import importance
-from hilt.core.errors import ConfigError
+from hilt.algos.config import PolicyGradient
+from hilt.algos.surrogate import importance, weights
+from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
+from hilt.distributed.ranks import Ranks
 from hilt.policies.base import Record, join, select
-from hilt.vla.episode import RolloutEpisode
+from hilt.policies.vla.flow import training_times
+from hilt.vla.episode import RolloutEpisode, token_mask
 
 Terms = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Log-probabilities and mask of the terms of a loss, from those of numbers: `hilt.algos.surrogate.terms`"""
@@ -54,6 +57,36 @@ class Rows:
     """The importance weight of each term, [R, ...]; none where ratios begin with `drawn`"""
     seen_late: bool = False
     """Whether `old` and `importance` of a row are filled in by the pass that learns from it"""
+    flow: list[FlowDraws] = field(default_factory=list)
+    """Of each epoch, for a loss of velocities: where they are looked at"""
+
+    @classmethod
+    def of_episodes(
+        cls, episodes: Sequence[RolloutEpisode], rewards: Sequence[np.ndarray], chunk: int, action_dim: int
+    ) -> Rows:
+        """The rows of these episodes of a policy with chunks of this size, and the rewards of each one's chunks."""
+        if len(rewards) != len(episodes) or any(len(r) != e.rows for e, r in zip(episodes, rewards, strict=False)):
+            raise SchemaError(
+                f"{len(episodes)} episodes came with {len(rewards)} arrays of rewards; give one number for each chunk."
+            )
+        shape = (0, chunk, action_dim)
+        old = np.concatenate([np.zeros(shape, np.float32), *(e.record["log_prob"] for e in episodes)])
+        mask = np.concatenate([np.zeros(shape, bool), *(token_mask(e, action_dim) for e in episodes)]) & np.isfinite(
+            old
+        )
+        lengths = torch.tensor([e.rows for e in episodes], dtype=torch.int64)
+        return cls(
+            list(episodes),
+            of=torch.repeat_interleave(torch.arange(len(episodes)), lengths),
+            at=torch.cat([torch.arange(e.rows) for e in episodes]) if episodes else torch.zeros(0, dtype=torch.int64),
+            mask=torch.from_numpy(mask),
+            drawn=torch.from_numpy(np.where(mask, old, 0)),
+            old=torch.from_numpy(np.where(mask, old, 0)),
+            rewards=torch.from_numpy(np.concatenate([np.zeros(0), *rewards])),
+            penalty=torch.zeros(len(old), dtype=torch.float64),
+            values=torch.zeros(len(old)),
+            success=torch.tensor([float(e.success) for e in episodes], dtype=torch.float64),
+        )
 
     def __len__(self) -> int:
         return len(self.of)
@@ -90,6 +123,23 @@ class Rows:
             self.importance = weight.new_ones(len(self), *weight.shape[1:])
         self.importance[part] = weight
 
+    def weigh(self, terms: Terms, cap: float, total: Callable[..., list[float]], ranks: Ranks) -> dict[str, float]:
+        """Fills in what each term counts because another policy drew it than the one that is updated, truncated at
+        `cap`; and figures of that. `total` adds numbers up over ranks."""
+        (old, there), (drawn, _) = (terms(x, self.mask) for x in (self.old, self.drawn))
+        free = importance(old, drawn)
+        self.importance = free.clamp(max=cap)
+        capped, apart = (free > cap) & there, torch.where(there, drawn - old, 0.0)
+        sums = (there.sum(), self.importance[there].double().sum(), capped.sum(), apart.double().sum())
+        count, weight, over, kl = total(*sums)
+        most = max(ranks.gather(float(free[there].max()) if bool(there.any()) else 0.0))
+        return {
+            "importance_weight": weight / count,
+            "importance_weight_max": most,
+            "importance_capped": over / count,
+            "behavior_kl": kl / count,
+        }
+
     def packed(self, chosen: Tensor, limit: int) -> list[Tensor]:
         """Rows of like length together, as many as the limit on tokens lets."""
         size = self.mask[0].numel() if len(self) else 0
@@ -109,6 +159,38 @@ class Rows:
         return [torch.tensor(part) for part in parts]
 
 
+@dataclass
+class FlowDraws:
+    """The noises and times at which the velocity of each row is looked at in one epoch, K of them."""
+
+    noise: Tensor
+    """[R, K, ...], of the shape of an answer"""
+    times: Tensor
+    """[R, K]"""
+    old: Tensor | None = None
+    """[R, K, chunk, action_dim]: the errors before the update; none where its only step computes them"""
+
+    @classmethod
+    def of_rows(cls, rows: Rows, draws: int, generator: Generator, blank: Record | None) -> FlowDraws:
+        """Draws them. `blank`: a record, of the shapes of a rank that has rows."""
+        for episode in rows.episodes:
+            if "answer" not in episode.record:
+                raise MissingFieldError(
+                    "an episode has no answer in its records, whose velocity is learned: give the policy "
+                    "keeps_answers=True before it acts, or another algorithm.loss."
+                )
+        records = [episode.record for episode in rows.episodes] + ([] if blank is None else [blank])
+        shape = records[0]["answer"].shape[1:] if records else ()
+        noise = torch.randn(len(rows), draws, *shape, generator=generator)
+        return cls(noise, training_times(len(rows) * draws, generator).view(len(rows), draws))
+
+    def of(self, part: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of some rows; for none, of the one row of a blank record."""
+        if not len(part):
+            return torch.zeros(1, *self.noise.shape[1:]), torch.ones(1, self.times.shape[1])
+        return self.noise[part], self.times[part]
+
+
 @dataclass(frozen=True)
 class LossWeights:
     """What counts how much in the loss of one step, [R] each; and how much of a whole step's loss that is."""
@@ -126,3 +208,32 @@ class LossWeights:
 def per_row(x: Tensor) -> Tensor:
     """[R], from [R, ...]: what is in each row, added up."""
     return x.flatten(1).sum(1) if x.dim() > 1 else x
+
+
+def added(x: Tensor, mask: Tensor, share: Tensor | float) -> Tensor:
+    """The sum over rows of what the mask lets through, times each row's share."""
+    return (per_row(torch.where(mask, x, 0.0)) * share).sum()
+
+
+def loss_weights(
+    rows: Rows,
+    chosen: Tensor,
+    part: float,
+    settings: PolicyGradient,
+    terms: Terms,
+    total: Callable[..., list[float]],
+) -> LossWeights | None:
+    """What each term, token and chunk of the chosen rows counts; none if no rank has any. `total` adds numbers up over
+    ranks."""
+    mask, of = rows.mask[chosen], rows.of[chosen]
+    tokens = mask.sum((1, 2)).float()
+    counts = per_row(terms(rows.old[chosen], mask)[1]).float()
+    sums = (counts.sum(), tokens.sum(), (tokens > 0).sum(), len(of[tokens > 0].unique()))
+    all_terms, all_tokens, all_chunks, trajectories = total(*sums)
+    if not all_tokens:
+        return None
+    term = weights(settings.reduction, counts, of, all_terms, trajectories, settings.horizon)
+    token = weights(settings.reduction, tokens, of, all_tokens, trajectories, settings.horizon)
+    shares = torch.zeros(3, len(rows))
+    shares[:, chosen] = torch.stack([term, token, (tokens > 0) / all_chunks])
+    return LossWeights(shares[0], shares[1], shares[2], part, 1 / max(all_terms, 1), 1 / all_tokens)

@@ -25,15 +25,15 @@ from hilt.algos import prime
 from hilt.algos.advantage import advantages
 from hilt.algos.config import PolicyGradient, Prime
 from hilt.algos.kl import KLController, divergence
-from hilt.algos.surrogate import importance, terms, value_loss, weights
-from hilt.algos.tables import estimator, policy_loss
+from hilt.algos.surrogate import terms, value_loss, weights
+from hilt.algos.tables import FlowLoss, estimator, policy_loss
 from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.progress import Report, silent
 from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.distributed.ranks import Alone, Ranks
 from hilt.policies.base import Record, select
-from hilt.vla.episode import RolloutEpisode, token_mask
-from hilt.vla.rows import LossWeights, Rows, per_row
+from hilt.vla.episode import RolloutEpisode
+from hilt.vla.rows import FlowDraws, LossWeights, Rows, added, loss_weights, per_row
 
 Extra = Callable[[], tuple[Tensor, dict[str, float]]]
 """A term of the loss besides, such as imitation, weighted by its maker, and figures of it"""
@@ -105,7 +105,9 @@ class Updater:
         self.report: Report = silent
         self._extra, self._warmup, self._seed, self._process = extra_loss, critic_warmup, seed, process
         self._controller, self.updates = KLController(settings.kl), 0
-        self._actor_figures = ["policy_loss", "ppo_kl", "entropy", *self._policy_loss.figures(settings)]
+        self._flow = self._policy_loss if isinstance(self._policy_loss, FlowLoss) else None
+        self._actor_figures = ["policy_loss", *self._policy_loss.figures(settings)]
+        self._actor_figures += ["ppo_kl", "entropy"] * (self._flow is None)
         self._actor_figures += ["kl_loss"] * (settings.kl.where == "loss")
         self._critic_figures = ["value_loss", "value_clip_fraction"] * self._estimator.needs_critic
 
@@ -132,7 +134,7 @@ class Updater:
         `given`: advantages of the chunks [rows] that the caller has computed, in place of the
         estimator's; no critic learns with them.
         """
-        rows = self._rows(episodes, rewards)
+        rows = Rows.of_episodes(episodes, rewards, int(self.actor.module.chunk), int(self.actor.module.action_dim))
         if given is not None:
             if self._estimator.needs_critic:
                 own = f"estimator={self.settings.estimator} computes its own"
@@ -172,29 +174,6 @@ class Updater:
 
     # Before the first step: what each chunk is worth
 
-    def _rows(self, episodes: Sequence[RolloutEpisode], rewards: Sequence[np.ndarray]) -> Rows:
-        if len(rewards) != len(episodes) or any(len(r) != e.rows for e, r in zip(episodes, rewards, strict=False)):
-            raise SchemaError(
-                f"{len(episodes)} episodes came with {len(rewards)} arrays of rewards; give one number for each chunk."
-            )
-        policy = self.actor.module
-        shape = (0, int(policy.chunk), int(policy.action_dim))
-        old = np.concatenate([np.zeros(shape, np.float32), *(e.record["log_prob"] for e in episodes)])
-        mask = np.concatenate([np.zeros(shape, bool), *(token_mask(e, shape[2]) for e in episodes)]) & np.isfinite(old)
-        lengths = torch.tensor([e.rows for e in episodes], dtype=torch.int64)
-        return Rows(
-            list(episodes),
-            of=torch.repeat_interleave(torch.arange(len(episodes)), lengths),
-            at=torch.cat([torch.arange(e.rows) for e in episodes]) if episodes else torch.zeros(0, dtype=torch.int64),
-            mask=torch.from_numpy(mask),
-            drawn=torch.from_numpy(np.where(mask, old, 0)),
-            old=torch.from_numpy(np.where(mask, old, 0)),
-            rewards=torch.from_numpy(np.concatenate([np.zeros(0), *rewards])),
-            penalty=torch.zeros(len(old), dtype=torch.float64),
-            values=torch.zeros(len(old)),
-            success=torch.tensor([float(e.success) for e in episodes], dtype=torch.float64),
-        )
-
     def _score(
         self,
         rows: Rows,
@@ -205,10 +184,12 @@ class Updater:
     ) -> dict[str, float]:
         """Fills in what the losses need of each chunk."""
         settings, figures = self.settings, dict[str, float]()
+        if self._flow is not None:
+            self._draw_flow(rows, blank)
         rows.seen_late = settings.recompute_log_prob and self._one_step(rows)
         if settings.recompute_log_prob and not rows.seen_late:
             rows.old = torch.where(rows.mask, self._evaluate_no_grad(self.actor.module, rows, blank), 0)
-            figures |= self._weighed(rows)
+            figures |= rows.weigh(self._terms, self.settings.importance_cap, self._sum, self.ranks)
         if self._reference is not None:
             rows.reference = torch.where(rows.mask, self._evaluate_no_grad(self._reference, rows, blank), 0)
             apart = divergence(rows.old, rows.reference, settings.kl.estimate).double() * rows.mask
@@ -323,29 +304,22 @@ class Updater:
             name: _mean_of_finite([each[name] for each in shown]) for name in shown[0]
         }
 
+    def _draw_flow(self, rows: Rows, blank: Record | None) -> None:
+        """Draws where each epoch looks at velocities; and for several steps, how wrong they are before the first."""
+        for epoch in range(self.settings.epochs):
+            seed = np.random.SeedSequence([self._seed, self.ranks.rank, self.updates, epoch, 1]).generate_state(1)
+            rows.flow.append(
+                FlowDraws.of_rows(rows, self.settings.nft.draws, torch.Generator().manual_seed(int(seed[0])), blank)
+            )
+        for draws in [] if self._one_step(rows) else rows.flow:
+            draws.old = self._evaluate_no_grad(self.actor.module, rows, blank, flow=draws)
+
     def _one_step(self, rows: Rows) -> bool:
         """Whether the log-probabilities of the policy before this update are those that its passes compute anyway: it
-        makes a single step, and nothing before that asks for them."""
+        makes a single step, and nothing before that asks for them. The same for velocities."""
         asked = self._reference is not None or self._process is not None or self._estimator.needs_critic
         dropout = any(isinstance(each, nn.modules.dropout._DropoutNd) for each in self.actor.module.modules())
         return not (asked or dropout) and self.settings.epochs == 1 and len(self._minibatches(rows, 0)) == 1
-
-    def _weighed(self, rows: Rows) -> dict[str, float]:
-        """Fills in what each term counts because another policy drew it than the one
-        that is updated; and figures of that."""
-        (old, there), (drawn, _) = (self._terms(x, rows.mask) for x in (rows.old, rows.drawn))
-        free = importance(old, drawn)
-        rows.importance = free.clamp(max=self.settings.importance_cap)
-        capped, apart = (free > self.settings.importance_cap) & there, torch.where(there, drawn - old, 0.0)
-        sums = (there.sum(), rows.importance[there].double().sum(), capped.sum(), apart.double().sum())
-        count, weight, over, kl = self._sum(*sums)
-        most = max(self.ranks.gather(float(free[there].max()) if bool(there.any()) else 0.0))
-        figures = {
-            "importance_weight": weight / count,
-            "importance_weight_max": most,
-            "importance_capped": over / count,
-        }
-        return figures | {"behavior_kl": kl / count}
 
     def _values(self, rows: Rows, blank: Record | None) -> Tensor:
         absent = any("value" not in e.record for e in rows.episodes)
@@ -370,17 +344,30 @@ class Updater:
         return figures
 
     def _evaluate_no_grad(
-        self, module: Any, rows: Rows, blank: Record | None, values: bool = False, chosen: Tensor | None = None
+        self,
+        module: Any,
+        rows: Rows,
+        blank: Record | None,
+        values: bool = False,
+        chosen: Tensor | None = None,
+        flow: FlowDraws | None = None,
     ) -> Tensor:
-        """The log-probabilities that a module gives to all rows, or the values; without gradients. `chosen`:
-        of these rows alone, 0 of the others."""
+        """The log-probabilities that a module gives to all rows, the values, or with `flow` the errors of velocities;
+        without gradients. `chosen`: of these rows alone, 0 of the others."""
         found, done = torch.zeros_like(rows.values if values else rows.old), 0
+        if flow is not None:
+            found = torch.zeros(*flow.times.shape, *rows.old.shape[1:])
         module.eval()
         with torch.no_grad():
             rows_seen = torch.arange(len(rows)) if chosen is None else chosen
             for part in self._passes(rows, rows_seen, self.settings.batch.log_prob_chunks_per_pass):
-                seen = module.evaluate(rows.record(part, blank))
-                if (given := seen.value if values else seen.log_prob) is None:
+                record, given = rows.record(part, blank), None
+                if flow is not None:
+                    given = module.flow_error(record, *flow.of(part))
+                else:
+                    seen = module.evaluate(record)
+                    given = seen.value if values else seen.log_prob
+                if given is None:
                     raise ConfigError(
                         f"estimator={self.settings.estimator} needs values: give the policy a value "
                         "head, or the run a critic."
@@ -400,16 +387,20 @@ class Updater:
         for optimizer in moved:
             optimizer.module.train()
         done, all_chunks = 0, self.settings.epochs * len(rows)
-        for minibatch in (
-            minibatch for epoch in range(self.settings.epochs) for minibatch in self._minibatches(rows, epoch)
+        for draws, minibatch in (
+            (rows.flow[epoch] if rows.flow else None, minibatch)
+            for epoch in range(self.settings.epochs)
+            for minibatch in self._minibatches(rows, epoch)
         ):
             chosen = torch.nonzero(torch.isin(rows.of, torch.from_numpy(minibatch)))[:, 0]
-            share = self._loss_weights(rows, chosen, self._part(len(minibatch), expected))
+            share = loss_weights(
+                rows, chosen, self._part(len(minibatch), expected), self.settings, self._terms, self._sum
+            )
             if share is None:
                 continue
             before = sums.get("ppo_kl", 0.0)
             for part in self._passes(rows, chosen):
-                for name, value in self._pass(rows, part, share, blank).items():
+                for name, value in self._pass(rows, part, share, blank, draws).items():
                     sums[name] += value
                 done += len(part)
                 self.report("learning from the chunks", done, all_chunks)
@@ -428,7 +419,9 @@ class Updater:
         metrics = dict(zip(names, [x / measured for x in self._sum(*(sums[name] for name in names))], strict=True))
         metrics |= {name: _mean_of_finite([each[name] for each in seen]) for name in seen[0]}
         metrics |= {"kl_stopped": float(far)} if self.settings.target_kl else {}
-        metrics |= self._weighed(rows) if rows.seen_late else {}
+        metrics |= (
+            rows.weigh(self._terms, self.settings.importance_cap, self._sum, self.ranks) if rows.seen_late else {}
+        )
         skipped = sum(
             not all(math.isfinite(value) for name, value in each.items() if name.endswith("gradient_norm"))
             for each in seen
@@ -478,26 +471,17 @@ class Updater:
         step = place * steps // max(len(order) * self.ranks.size, 1)
         return [order[step == number] for number in range(steps)]
 
-    def _loss_weights(self, rows: Rows, chosen: Tensor, part: float) -> LossWeights | None:
-        """What each term, token and chunk of these rows counts; none if no rank has any."""
-        settings, mask, of = self.settings, rows.mask[chosen], rows.of[chosen]
-        tokens = mask.sum((1, 2)).float()
-        counts = per_row(self._terms(rows.old[chosen], mask)[1]).float()
-        sums = (counts.sum(), tokens.sum(), (tokens > 0).sum(), len(of[tokens > 0].unique()))
-        all_terms, all_tokens, all_chunks, trajectories = self._sum(*sums)
-        if not all_tokens:
-            return None
-        term = weights(settings.reduction, counts, of, all_terms, trajectories, settings.horizon)
-        token = weights(settings.reduction, tokens, of, all_tokens, trajectories, settings.horizon)
-        shares = torch.zeros(3, len(rows))
-        shares[:, chosen] = torch.stack([term, token, (tokens > 0) / all_chunks])
-        return LossWeights(shares[0], shares[1], shares[2], part, 1 / max(all_terms, 1), 1 / all_tokens)
-
-    def _pass(self, rows: Rows, part: Tensor, share: LossWeights, blank: Record | None) -> dict[str, float]:
+    def _pass(
+        self, rows: Rows, part: Tensor, share: LossWeights, blank: Record | None, draws: FlowDraws | None = None
+    ) -> dict[str, float]:
         """Adds the gradient of some rows; gives their part of the figures. Without rows:
         all the calls, and a gradient of zeros."""
         record, figures = rows.record(part, blank), dict[str, Tensor]()
-        if self._acts or self._critic is None:
+        if draws is not None:
+            error = self.actor.module.flow_error(record, *draws.of(part))
+            loss = self._flow_loss(rows, part, share, error, draws, figures) if len(part) else 0.0 * error.sum()
+            self.actor.backward(share.part * loss)
+        elif self._acts or self._critic is None:
             seen = self.actor.module.evaluate(record)
             if rows.seen_late and len(part):
                 rows.see(part, seen.log_prob, self._terms, self.settings.importance_cap)
@@ -529,20 +513,32 @@ class Updater:
         advantage = advantage.view(-1, *numbers).expand_as(change)
         each, shown = self._policy_loss.terms(change, advantage, settings)
         weight = rows.importance[part].to(device) if rows.importance is not None else 1.0
-        loss = figures["policy_loss"] = _added(weight * each, there, term)
-        figures |= {name: _added(x, there, share.mean_term) for name, x in {"ppo_kl": -change, **shown}.items()}
-        figures["entropy"] = _added(seen.entropy, mask, share.mean_token)
+        loss = figures["policy_loss"] = added(weight * each, there, term)
+        figures |= {name: added(x, there, share.mean_term) for name, x in {"ppo_kl": -change, **shown}.items()}
+        figures["entropy"] = added(seen.entropy, mask, share.mean_token)
         if settings.entropy:
-            loss = loss - settings.entropy * _added(seen.entropy, mask, token)
+            loss = loss - settings.entropy * added(seen.entropy, mask, token)
         if settings.kl.where == "loss" and rows.reference is not None:
             apart = divergence(
                 torch.where(mask, seen.log_prob, 0.0), rows.reference[part].to(device), settings.kl.estimate
             )
-            figures["kl_loss"] = _added(apart, mask, token)
+            figures["kl_loss"] = added(apart, mask, token)
             loss = loss + self._controller.coefficient * figures["kl_loss"]
         if self._estimator.needs_critic and self._critic is None:
             loss = loss + settings.value_coefficient * self._value_loss(rows, part, share, seen.value, figures)
         return loss
+
+    def _flow_loss(
+        self, rows: Rows, part: Tensor, share: LossWeights, error: Tensor, draws: FlowDraws, figures: dict[str, Tensor]
+    ) -> Tensor:
+        assert self._flow is not None
+        near = (draws.times, rows.advantage, rows.mask, share.token)
+        times, advantage, mask, token = (x[part].to(error.device) for x in near)
+        old = error.detach() if draws.old is None else draws.old[part].to(error)
+        each, shown = self._flow.flow_terms(error, old, times, advantage, mask, self.settings)
+        figures["policy_loss"] = added(each, mask, token)
+        figures |= {name: added(x, mask, share.mean_token) for name, x in shown.items()}
+        return figures["policy_loss"]
 
     def _value_loss(
         self, rows: Rows, part: Tensor, share: LossWeights, value: Tensor, figures: dict[str, Tensor]
@@ -592,7 +588,3 @@ def _mean_of_finite(values: Sequence[float]) -> float:
     """NaN where none is."""
     finite = [value for value in values if math.isfinite(value)]
     return sum(finite) / len(finite) if finite else math.nan
-
-
-def _added(x: Tensor, mask: Tensor, share: Tensor | float) -> Tensor:
-    return (per_row(torch.where(mask, x, 0.0)) * share).sum()

@@ -41,7 +41,7 @@ from hilt.policies.base import Policy, at_least_float32
 from hilt.policies.copies import ActingCopy, ReferencePolicy
 from hilt.policies.float8 import learning_precision, mismatch
 from hilt.policies.registry import is_new, load_policy, new_policy, policy_class, policy_sizes
-from hilt.policies.vla.flow import check_entropy
+from hilt.policies.vla.flow import check_entropy, check_flow
 from hilt.policies.vla.observation_adapters import Suite
 from hilt.replay.tensors import generator
 from hilt.vla.collect import AheadCollection, Collected, Collector
@@ -88,6 +88,8 @@ class Worker:
         self._mind_stop()
         if (kind := flow_kind(self.policy)) is not None:
             check_entropy(config.algorithm.entropy, kind)
+        if config.learns_velocity:
+            check_flow(config.algorithm.loss, kind)
         self._judge = _classifier(config.rewards.classifier) if config.rewards.classifier else None
         self.episodes: list[RolloutEpisode] = []
         """Of the step that is under way"""
@@ -110,7 +112,8 @@ class Worker:
         self._saved: deque[Mapping[str, Any]] = deque(maxlen=config.checkpoint_keep)
         """This rank's own, as the checkpoints have it"""
         if self._rollout:
-            self.log = EpisodeLog(self._run / "rollouts" / f"rank-{ranks.rank}", int(config.rollouts_gb * 1e9))
+            kept = (int(config.rollouts_gb * 1e9), config.learns_velocity)
+            self.log = EpisodeLog(self._run / "rollouts" / f"rank-{ranks.rank}", *kept)
             self._timed = TimedPool(self._pool, self._clock)
             self._collector = Collector(
                 config.collect, config.tasks, self._timed, self._suite,
@@ -452,17 +455,18 @@ def first_policy(config: Vla, sizes: Mapping[str, object], value: str = "", devi
     if value:
         options |= policy_class(config.policy).value_options(value, options)
     if is_new(config.policy):
-        new: Policy = new_policy(config.policy, sizes, options, config.seed).to(device)
-        return new
-    policy: Policy = load_policy(config.policy, device=device, **options)
-    if "dtype" not in config.policy_options:  # whatever the files have: small steps are lost in 8 bits
-        policy.float()
-    elif not config.lora.rank and any(p.dtype != torch.float32 for p in policy.parameters()):
-        raise ConfigError(
-            f"policy_options.dtype={config.policy_options['dtype']}: weights that are trained "
-            "are float32. Leave it out (policy_options.compute=bfloat16 is for products), or "
-            "train adapters (lora.rank=32)."
-        )
+        policy: Policy = new_policy(config.policy, sizes, options, config.seed).to(device)
+    else:
+        policy = load_policy(config.policy, device=device, **options)
+        if "dtype" not in config.policy_options:  # whatever the files have: small steps are lost in 8 bits
+            policy.float()
+        elif not config.lora.rank and any(p.dtype != torch.float32 for p in policy.parameters()):
+            raise ConfigError(
+                f"policy_options.dtype={config.policy_options['dtype']}: weights that are trained "
+                "are float32. Leave it out (policy_options.compute=bfloat16 is for products), or "
+                "train adapters (lora.rank=32)."
+            )
+    policy.keeps_answers = config.learns_velocity
     return policy
 
 

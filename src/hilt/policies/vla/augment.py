@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
@@ -25,6 +26,16 @@ from torch.nn import functional as F
 from hilt.core.errors import ConfigError
 
 OPENVLA_AREA, OPENPI_SIDE, OPENPI_DEGREES = 0.9, 0.95, 5.0
+
+
+def shifted(images: np.ndarray, pixels: int, generator: Generator | None) -> np.ndarray:
+    """Each row's pictures, [B, cameras, H, W, 3], shifted together by up to `pixels`; new pixels repeat the edge."""
+    if generator is None:
+        raise ConfigError(f"shift={pixels} moves pictures at random: give supervised_loss a generator.")
+    moves = torch.randint(0, 2 * pixels + 1, (len(images), 2), generator=generator).numpy()
+    wide = np.pad(images, [(0, 0), (0, 0), (pixels, pixels), (pixels, pixels), (0, 0)], mode="edge")
+    height, width = images.shape[2:4]
+    return np.stack([each[:, y : y + height, x : x + width] for each, (y, x) in zip(wide, moves, strict=True)])
 
 
 def openvla(images: Tensor, generator: Generator | None, crop: bool = True) -> Tensor:

@@ -21,10 +21,11 @@ trained for it has the given actions in ``x``, and their time is 0 (arXiv 2512.0
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -84,6 +85,15 @@ def check_entropy(coefficient: float, kind: str) -> None:
             f"algorithm.entropy={coefficient:g} would do nothing: the noise of a flow of kind {kind} is "
             "fixed, and so is its entropy. Leave it out, or give policy_options.flow.kind=noise, "
             "whose deviation is learned."
+        )
+
+
+def check_flow(loss: str, kind: str | None) -> None:
+    """Raises for a policy without a flow, whose velocity this loss would learn."""
+    if kind is None:
+        raise ConfigError(
+            f"algorithm.loss={loss} learns the velocity of a flow, and this policy answers without one. Give a policy "
+            "with a flow: small_vla with policy_options.head=flow, pi0, pi0.5 or SmolVLA; or algorithm.loss=clipped."
         )
 
 
@@ -344,6 +354,17 @@ def toward(actions: Tensor, noise: Tensor, times: Tensor) -> tuple[Tensor, Tenso
     return t * noise + (1 - t) * actions, noise - actions
 
 
+def velocity_errors(field: Field, actions: Tensor, noise: Tensor, times: Tensor, given: Given | None) -> Tensor:
+    """The velocity of the field less the one that leads to the actions [B, ...], at each of K draws: noise [B, K, ...]
+    and times [B, K]. It is 0 where an action was given."""
+    found = []
+    for draw in range(times.shape[1]):
+        x, velocity = toward(actions, noise[:, draw], times[:, draw])
+        error = field(x, times[:, draw]).velocity - velocity
+        found.append(error if given is None else given.apart(error))
+    return torch.stack(found, dim=1)
+
+
 def embed_times(times: Tensor, width: int, shortest: float = 4e-3, longest: float = 4.0) -> Tensor:
     """[..., width]: sines, then cosines, of times [...]; their periods rise geometrically between these two."""
     periods = shortest * (longest / shortest) ** torch.linspace(
@@ -351,6 +372,21 @@ def embed_times(times: Tensor, width: int, shortest: float = 4e-3, longest: floa
     )
     turns = 2 * math.pi / periods * times[..., None].double()
     return torch.cat([turns.sin(), turns.cos()], dim=-1).to(times.dtype)
+
+
+def row(moments: Any, place: int) -> Any:
+    """One row of each tensor in lists and tuples of them."""
+    if isinstance(moments, Tensor):
+        return moments[place : place + 1]
+    return type(moments)(row(each, place) for each in moments)
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Layers draw their weights from the global generator, which is given back as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed)
+        yield
 
 
 def _like(rows: Tensor, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -44,6 +44,7 @@ from hilt.policies.io import flow_folders
 from hilt.policies.io.preprocess import resize_with_pad, to_float, with_all_slots
 from hilt.policies.vla import augment
 from hilt.policies.vla import flow as flows
+from hilt.policies.vla.flow import seeded
 from hilt.policies.vla.flow_config import FlowPolicyConfig
 from hilt.policies.vla.gemma import (
     MLP,
@@ -125,7 +126,7 @@ class FlowPolicy(Float8Rollouts):
         self._graphs: Graphs | None = None
         self.source: Path | None = None
         """The folder that it came from."""
-        with _seeded(seed):
+        with seeded(seed):
             self.build()
         self.add_heads(seed=seed)
         self.freeze()
@@ -133,7 +134,7 @@ class FlowPolicy(Float8Rollouts):
     def add_heads(self, device: torch.device | str | None = None, seed: int = 0) -> None:
         """New heads of the kinds that the configuration asks for."""
         prefix_width, expert_width = self.config.widths
-        with _seeded(seed):
+        with seeded(seed):
             if self.config.value:
                 width = prefix_width if self.config.value == "prefix" else expert_width
                 self.value_head = mlp((width, 512, 256, 128, 1), nn.ReLU).to(device)
@@ -261,6 +262,7 @@ class FlowPolicy(Float8Rollouts):
             "step": drawn.step.int(),
             "log_prob": self._answered(_open(drawn.log_prob, given if self.max_delay else None)),
         }
+        answer |= {"answer": drawn.actions} if self.keeps_answers else {}
         answer |= {"images": images} if fitted else {}
         return answer if value is None else answer | {"value": value}
 
@@ -279,6 +281,14 @@ class FlowPolicy(Float8Rollouts):
         with torch.no_grad():
             context = self._prefix(self._read(observations))
             return mean_values(context.cache, context.valid)
+
+    def flow_error(self, record: Record, noise: Tensor, times: Tensor) -> Tensor:
+        check_record(record, "images", "image_mask", "prompt", "prompt_length", "state", "answer")
+        answer, given = self._tensor(record["answer"]), self._given(given_in(record))
+        with compiling() if self._compiles() else contextlib.nullcontext():
+            field = self._field(self._prefix(record), given)
+            errors = flows.velocity_errors(field, answer, self._placed(noise), self._placed(times), given)
+        return errors[:, :, : self.chunk, : self.action_dim]
 
     def supervised_loss(
         self,
@@ -583,14 +593,6 @@ class FlowPolicy(Float8Rollouts):
     def save_pretrained(self, folder: str | Path) -> None:
         """A complete folder, which from_pretrained and the policy's own library open."""
         flow_folders.save(self, Path(folder))
-
-
-@contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Layers draw their weights from the global generator, which is given back as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
-        yield
 
 
 def _open(numbers: Tensor, given: flows.Given | None) -> Tensor:

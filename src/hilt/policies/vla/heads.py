@@ -230,6 +230,12 @@ class FlowHead(ActionHead):
         found = flow.evaluate(self._field(features, given), memory["chain"], memory["step"], self.how, temperature)
         return found.log_prob, found.entropy
 
+    def errors(
+        self, features: Tensor, actions: Tensor, noise: Tensor, times: Tensor, given: Given | None = None
+    ) -> Tensor:
+        """Of the velocity that leads to the actions: `flow.velocity_errors`."""
+        return flow.velocity_errors(self._field(features, given), actions, noise, times, given)
+
     def loss(
         self, features: Tensor, target: Tensor, generator: Generator | None, given: Given | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:

@@ -54,6 +54,7 @@ from hilt.policies.io.lora import merged
 from hilt.policies.io.preprocess import resize_with_pad
 from hilt.policies.io.tensor_files import Tensors, check_device, load_into, read_json, write_tensors
 from hilt.policies.precision import PRECISIONS, in_bfloat16, of_former_name
+from hilt.policies.vla.augment import shifted
 from hilt.policies.vla.flow import Flow, Given, embed_times, given_actions, training_delays
 from hilt.policies.vla.heads import FlowHead, GaussianHead, GivenActions, TokensHead
 from hilt.policies.vla.tokens import ByteTokenizer, padded
@@ -244,6 +245,8 @@ class SmallVLA(Float8Rollouts):
             record[name] = tensor.to(tensor.dtype if tensor.is_floating_point() else torch.int32).cpu().numpy()
         log_prob = given.apart(drawn.log_prob) if given is not None and self.max_delay else drawn.log_prob
         record["temperature"], record["log_prob"] = heat.cpu().numpy(), log_prob.cpu().numpy()
+        if self.keeps_answers:
+            record["answer"] = drawn.actions.cpu().numpy()
         if value is not None:
             record["value"] = value.cpu().numpy()
         answer = actions.cpu().numpy()
@@ -265,6 +268,15 @@ class SmallVLA(Float8Rollouts):
         with torch.no_grad(), self.acting():
             return self._features(self._record(observations))[0]
 
+    def flow_error(self, record: Record, noise: Tensor, times: Tensor) -> Tensor:
+        if self.config.head != "flow":
+            return super().flow_error(record, noise, times)
+        check_record(record, "images", "prompt", "answer", *(["state"] if self.config.state_dim else []))
+        answer, given = torch.from_numpy(record["answer"]).to(self.device), self._given(given_in(record))
+        features, draws = self._features(record)[0], (noise.to(self.device), times.to(self.device))
+        errors: Tensor = self.action_head.errors(features, answer, *draws, given)
+        return errors
+
     def float8_parts(self) -> Sequence[nn.Module]:
         return list(self.blocks)
 
@@ -284,7 +296,7 @@ class SmallVLA(Float8Rollouts):
         actions, mask = to_imitate(self, actions, mask)
         record = self._record(observations)
         if self.config.shift:
-            record["images"] = _shifted(record["images"], self.config.shift, generator)
+            record["images"] = shifted(record["images"], self.config.shift, generator)
         shown = torch.as_tensor(actions, dtype=torch.float32, device=self.device)
         target, given = self._normalized(shown), None
         if self.max_delay:
@@ -581,16 +593,6 @@ def _initialize(module: nn.Module, generator: Generator) -> None:
             nn.init.zeros_(part.more)
         if isinstance(getattr(part, "bias", None), Tensor):
             nn.init.zeros_(part.bias)
-
-
-def _shifted(images: np.ndarray, pixels: int, generator: Generator | None) -> np.ndarray:
-    """Each row's pictures, [B, cameras, H, W, 3], shifted together by up to `pixels`; new pixels repeat the edge."""
-    if generator is None:
-        raise ConfigError(f"shift={pixels} moves pictures at random: give supervised_loss a generator.")
-    moves = torch.randint(0, 2 * pixels + 1, (len(images), 2), generator=generator).numpy()
-    wide = np.pad(images, [(0, 0), (0, 0), (pixels, pixels), (pixels, pixels), (0, 0)], mode="edge")
-    height, width = images.shape[2:4]
-    return np.stack([each[:, y : y + height, x : x + width] for each, (y, x) in zip(wide, moves, strict=True)])
 
 
 def _made(kind: Any, found: Mapping[str, Any]) -> Any:
