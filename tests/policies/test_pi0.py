@@ -15,7 +15,7 @@ import torch
 
 from hilt.algos.adam import Adam
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
-from hilt.policies.base import join, select
+from hilt.policies.base import Prefix, given_in, join, select
 from hilt.policies.io.tensor_files import Tensors, write_tensors
 from hilt.policies.registry import load_policy
 from hilt.policies.vla import gemma
@@ -105,6 +105,25 @@ def test_the_log_probability_of_what_was_done_is_that_of_its_record(name: str, s
     assert policy.evaluate(select(record, [])).log_prob.shape == (0, 3, 2)
     alone = policy.evaluate(select(record, [1]))  # now its second slot is left out
     np.testing.assert_allclose(alone.log_prob[0].detach().numpy(), record["log_prob"][1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "delay"), [("sde", 0), ("pi05", 0), ("smolvla", 0), ("sde", 2)])
+def test_the_error_of_a_velocity_is_that_of_imitating_the_answer(name: str, delay: int) -> None:
+    policy = made(name, max_delay=delay)
+    policy.keeps_answers = True
+    frozen = {"prefix": Prefix(np.zeros((3, 2, 2), np.float32), np.array([0, 1, 2]))} if delay else {}
+    _, record = policy.act(seen(), generator=generator(), **frozen)
+    assert record["answer"].shape == (3, 4, 5)
+    noise, times = torch.randn(3, 2, 4, 5, generator=generator(1)), torch.tensor([[0.2, 0.9]]).expand(3, 2)
+    error = policy.flow_error(record, noise, times)
+    assert error.shape == (3, 2, 3, 2)
+    known = policy._given(given_in(record))
+    answer = torch.from_numpy(record["answer"]) if known is None else known.within(torch.from_numpy(record["answer"]))
+    for draw in range(2):  # what was given is in its place, of time 0, and not learned, as in imitation
+        own = times[:, draw] if known is None else times[:, draw, None] * ~known.frozen[..., 0]
+        wanted = policy.flow_loss(policy._prefix(record), answer, noise[:, draw], own)
+        wanted = (wanted if known is None else known.apart(wanted))[:, :3, :2]
+        np.testing.assert_allclose(error[:, draw].square().detach(), wanted.detach(), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", POLICIES)

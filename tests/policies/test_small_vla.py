@@ -16,10 +16,10 @@ import torch
 
 from hilt.algos.adam import Adam
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, StorageError, UnknownNameError
-from hilt.policies.base import join, select
+from hilt.policies.base import given_in, join, select
 from hilt.policies.io.lora import attach
 from hilt.policies.registry import load_policy
-from hilt.policies.vla.flow import Flow
+from hilt.policies.vla.flow import Flow, training_times
 from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from tests.effort import sampled
 from tests.policies.differences import assert_gradients
@@ -89,6 +89,25 @@ def test_the_log_probability_of_what_was_done_is_that_of_its_record(kind: str, s
     np.testing.assert_allclose(
         policy.evaluate(other).log_prob.detach().numpy()[:2], record["log_prob"][[6, 2]], rtol=0, atol=near
     )
+
+
+@pytest.mark.parametrize("more", [{}, {"max_delay": 1}])
+def test_the_error_of_a_velocity_is_that_of_imitating_the_answer(more: dict[str, Any]) -> None:
+    policy = made("sde", **more)
+    policy.keeps_answers = True
+    _, record = policy.act(seen(3), generator=generator())
+    draws = generator(2)
+    noise, times = torch.randn(3, 2, 2, generator=draws), training_times(3, draws)
+    answer = torch.from_numpy(record["answer"])
+    assert record["answer"].shape == (3, 2, 2) and np.isfinite(record["answer"]).all()
+    given = policy._given(given_in(record))
+    imitated, _ = policy.action_head.loss(policy._features(record)[0], answer, generator(2), given)
+    error = policy.flow_error(record, torch.stack([noise, -noise], 1), torch.stack([times, times], 1))
+    assert error.shape == (3, 2, 2, 2) and torch.allclose(error[:, 0].square(), imitated, atol=1e-6)
+    error.sum().backward()
+    assert all(p.grad is not None for name, p in policy.named_parameters() if "given" not in name)
+    with pytest.raises(ConfigError, match="SmallVLA has no flow"):
+        made("gaussian").flow_error(record, noise[:, None], times[:, None])
 
 
 def test_bfloat16_is_near_float32() -> None:

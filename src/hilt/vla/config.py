@@ -448,8 +448,11 @@ class Vla:
         algorithm, compares = self.algorithm, self._estimator.grouped
         compares = compares and not self.rewards.environment and not self.rewards.learned and not self.prime.coefficient
         validates, gae = self.validation.period > 0, self._estimator.needs_critic
+        ratio = (
+            "token" if policy_loss(algorithm.loss).mean_ratio else algorithm.ratio
+        )  # a mean moves as one number does
         return RunFacts(
-            "vla", gae=gae, ratio=algorithm.ratio, target_kl=algorithm.target_kl, compares=compares, validates=validates
+            "vla", gae=gae, ratio=ratio, target_kl=algorithm.target_kl, compares=compares, validates=validates
         )
 
     # Sizes, in words

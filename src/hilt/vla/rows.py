@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -11,11 +12,11 @@ from torch import Generator, Tensor
 
 from hilt.algos.config import PolicyGradient
 from hilt.algos.surrogate import importance, weights
-from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
+from hilt.core.errors import ConfigError, MissingFieldError
 from hilt.distributed.ranks import Ranks
 from hilt.policies.base import Record, join, select
 from hilt.policies.vla.flow import training_times
-from hilt.vla.episode import RolloutEpisode, token_mask
+from hilt.vla.episode import RolloutEpisode
 
 Terms = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Log-probabilities and mask of the terms of a loss, from those of numbers: `hilt.algos.surrogate.terms`"""
@@ -59,34 +60,6 @@ class Rows:
     """Whether `old` and `importance` of a row are filled in by the pass that learns from it"""
     flow: list[FlowDraws] = field(default_factory=list)
     """Of each epoch, for a loss of velocities: where they are looked at"""
-
-    @classmethod
-    def of_episodes(
-        cls, episodes: Sequence[RolloutEpisode], rewards: Sequence[np.ndarray], chunk: int, action_dim: int
-    ) -> Rows:
-        """The rows of these episodes of a policy with chunks of this size, and the rewards of each one's chunks."""
-        if len(rewards) != len(episodes) or any(len(r) != e.rows for e, r in zip(episodes, rewards, strict=False)):
-            raise SchemaError(
-                f"{len(episodes)} episodes came with {len(rewards)} arrays of rewards; give one number for each chunk."
-            )
-        shape = (0, chunk, action_dim)
-        old = np.concatenate([np.zeros(shape, np.float32), *(e.record["log_prob"] for e in episodes)])
-        mask = np.concatenate([np.zeros(shape, bool), *(token_mask(e, action_dim) for e in episodes)]) & np.isfinite(
-            old
-        )
-        lengths = torch.tensor([e.rows for e in episodes], dtype=torch.int64)
-        return cls(
-            list(episodes),
-            of=torch.repeat_interleave(torch.arange(len(episodes)), lengths),
-            at=torch.cat([torch.arange(e.rows) for e in episodes]) if episodes else torch.zeros(0, dtype=torch.int64),
-            mask=torch.from_numpy(mask),
-            drawn=torch.from_numpy(np.where(mask, old, 0)),
-            old=torch.from_numpy(np.where(mask, old, 0)),
-            rewards=torch.from_numpy(np.concatenate([np.zeros(0), *rewards])),
-            penalty=torch.zeros(len(old), dtype=torch.float64),
-            values=torch.zeros(len(old)),
-            success=torch.tensor([float(e.success) for e in episodes], dtype=torch.float64),
-        )
 
     def __len__(self) -> int:
         return len(self.of)
@@ -139,6 +112,21 @@ class Rows:
             "importance_capped": over / count,
             "behavior_kl": kl / count,
         }
+
+    def figures(self, total: Callable[..., list[float]], critic: bool) -> dict[str, float]:
+        """Scores, advantages and, with a `critic`, how well it predicts; `total` adds numbers up over ranks."""
+        score = (self.rewards - self.penalty).sum()
+        returns, error = self.returns.double(), (self.returns - self.values).double()
+        size = self.advantage.abs()
+        size = size.mean(1) if size.dim() > 1 else size
+        sums = (score, size.sum(), returns.sum(), returns.square().sum(), error.sum(), error.square().sum())
+        scored, sized, first, second, wrong, squares = total(*sums)
+        episodes, chunks = total(len(self.episodes), len(self))
+        figures = {"score": scored / episodes, "advantage_size": sized / chunks}
+        if critic:
+            left, spread = squares / chunks - (wrong / chunks) ** 2, second / chunks - (first / chunks) ** 2
+            figures |= {"returns": first / chunks, "explained_variance": 1 - left / spread if spread > 1e-12 else 0.0}
+        return figures
 
     def packed(self, chosen: Tensor, limit: int) -> list[Tensor]:
         """Rows of like length together, as many as the limit on tokens lets."""
@@ -208,6 +196,12 @@ class LossWeights:
 def per_row(x: Tensor) -> Tensor:
     """[R], from [R, ...]: what is in each row, added up."""
     return x.flatten(1).sum(1) if x.dim() > 1 else x
+
+
+def mean_of_finite(values: Sequence[float]) -> float:
+    """NaN where none is."""
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else math.nan
 
 
 def added(x: Tensor, mask: Tensor, share: Tensor | float) -> Tensor:

@@ -32,8 +32,8 @@ from hilt.core.progress import Report, silent
 from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.distributed.ranks import Alone, Ranks
 from hilt.policies.base import Record, select
-from hilt.vla.episode import RolloutEpisode
-from hilt.vla.rows import FlowDraws, LossWeights, Rows, added, loss_weights, per_row
+from hilt.vla.episode import RolloutEpisode, token_mask
+from hilt.vla.rows import FlowDraws, LossWeights, Rows, added, loss_weights, mean_of_finite, per_row
 
 Extra = Callable[[], tuple[Tensor, dict[str, float]]]
 """A term of the loss besides, such as imitation, weighted by its maker, and figures of it"""
@@ -134,7 +134,7 @@ class Updater:
         `given`: advantages of the chunks [rows] that the caller has computed, in place of the
         estimator's; no critic learns with them.
         """
-        rows = Rows.of_episodes(episodes, rewards, int(self.actor.module.chunk), int(self.actor.module.action_dim))
+        rows = self._rows(episodes, rewards)
         if given is not None:
             if self._estimator.needs_critic:
                 own = f"estimator={self.settings.estimator} computes its own"
@@ -174,6 +174,29 @@ class Updater:
 
     # Before the first step: what each chunk is worth
 
+    def _rows(self, episodes: Sequence[RolloutEpisode], rewards: Sequence[np.ndarray]) -> Rows:
+        if len(rewards) != len(episodes) or any(len(r) != e.rows for e, r in zip(episodes, rewards, strict=False)):
+            raise SchemaError(
+                f"{len(episodes)} episodes came with {len(rewards)} arrays of rewards; give one number for each chunk."
+            )
+        policy = self.actor.module
+        shape = (0, int(policy.chunk), int(policy.action_dim))
+        old = np.concatenate([np.zeros(shape, np.float32), *(e.record["log_prob"] for e in episodes)])
+        mask = np.concatenate([np.zeros(shape, bool), *(token_mask(e, shape[2]) for e in episodes)]) & np.isfinite(old)
+        lengths = torch.tensor([e.rows for e in episodes], dtype=torch.int64)
+        return Rows(
+            list(episodes),
+            of=torch.repeat_interleave(torch.arange(len(episodes)), lengths),
+            at=torch.cat([torch.arange(e.rows) for e in episodes]) if episodes else torch.zeros(0, dtype=torch.int64),
+            mask=torch.from_numpy(mask),
+            drawn=torch.from_numpy(np.where(mask, old, 0)),
+            old=torch.from_numpy(np.where(mask, old, 0)),
+            rewards=torch.from_numpy(np.concatenate([np.zeros(0), *rewards])),
+            penalty=torch.zeros(len(old), dtype=torch.float64),
+            values=torch.zeros(len(old)),
+            success=torch.tensor([float(e.success) for e in episodes], dtype=torch.float64),
+        )
+
     def _score(
         self,
         rows: Rows,
@@ -203,7 +226,7 @@ class Updater:
             rows.values = self._values(rows, blank)
         if rows.given is not None:
             rows.advantage, rows.returns = rows.given.float(), torch.zeros(len(rows))
-            return figures | self._row_figures(rows)
+            return figures | rows.figures(self._sum, self._estimator.needs_critic)
         group = torch.tensor([e.start.group for e in rows.episodes], dtype=torch.int64)
         baseline = None
         if self._estimator.needs_greedy:
@@ -231,7 +254,7 @@ class Updater:
         known = (values, baseline, self.ranks.sum_, penalty, scored if beside else None, process)
         worth, returns = advantages(settings, rewards, there, group, *known)
         rows.advantage, rows.returns = worth[rows.of, rows.at].float(), returns[rows.of, rows.at].float()
-        return figures | self._row_figures(rows)
+        return figures | rows.figures(self._sum, self._estimator.needs_critic)
 
     # PRIME: what each term earns by a policy that learns from outcomes
 
@@ -301,7 +324,7 @@ class Updater:
         optimizer.module.eval()
         loss, right_ones, counted = self._sum(*sums)
         return {"prime_loss": loss / counted, "prime_accuracy": right_ones / counted} | {
-            name: _mean_of_finite([each[name] for each in shown]) for name in shown[0]
+            name: mean_of_finite([each[name] for each in shown]) for name in shown[0]
         }
 
     def _draw_flow(self, rows: Rows, blank: Record | None) -> None:
@@ -328,20 +351,6 @@ class Updater:
                 np.concatenate([np.zeros(0, np.float32), *(e.record["value"] for e in rows.episodes)])
             )
         return self._evaluate_no_grad((self._critic or self.actor).module, rows, blank, values=True)
-
-    def _row_figures(self, rows: Rows) -> dict[str, float]:
-        score = (rows.rewards - rows.penalty).sum()
-        returns, error = rows.returns.double(), (rows.returns - rows.values).double()
-        size = rows.advantage.abs()
-        size = size.mean(1) if size.dim() > 1 else size
-        sums = (score, size.sum(), returns.sum(), returns.square().sum(), error.sum(), error.square().sum())
-        scored, sized, first, second, wrong, squares = self._sum(*sums)
-        episodes, chunks = self._sum(len(rows.episodes), len(rows))
-        figures = {"score": scored / episodes, "advantage_size": sized / chunks}
-        if self._estimator.needs_critic:
-            left, spread = squares / chunks - (wrong / chunks) ** 2, second / chunks - (first / chunks) ** 2
-            figures |= {"returns": first / chunks, "explained_variance": 1 - left / spread if spread > 1e-12 else 0.0}
-        return figures
 
     def _evaluate_no_grad(
         self,
@@ -417,7 +426,7 @@ class Updater:
             optimizer.clear()
             optimizer.module.eval()
         metrics = dict(zip(names, [x / measured for x in self._sum(*(sums[name] for name in names))], strict=True))
-        metrics |= {name: _mean_of_finite([each[name] for each in seen]) for name in seen[0]}
+        metrics |= {name: mean_of_finite([each[name] for each in seen]) for name in seen[0]}
         metrics |= {"kl_stopped": float(far)} if self.settings.target_kl else {}
         metrics |= (
             rows.weigh(self._terms, self.settings.importance_cap, self._sum, self.ranks) if rows.seen_late else {}
@@ -582,9 +591,3 @@ class Updater:
             torch.tensor([float(value) for value in values], dtype=torch.float64)
         ).tolist()
         return result
-
-
-def _mean_of_finite(values: Sequence[float]) -> float:
-    """NaN where none is."""
-    finite = [value for value in values if math.isfinite(value)]
-    return sum(finite) / len(finite) if finite else math.nan
