@@ -112,7 +112,7 @@ class Policy(torch.nn.Module, ABC):
         """The distribution of now, of what was drawn then, with gradients."""
 
     def flow_error(self, record: Record, noise: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
-        """Of a flow: its velocity of now less the one that leads to the answer of the record, with gradients, float32
+        """Returns the velocity of a flow less the one that leads to the answer of the record, with gradients, float32
         [B, K, chunk, action_dim], at K draws of noise [B, K, ...], of the shape of the answer, and times [B, K]."""
         raise ConfigError(f"{type(self).__name__} has no flow, whose velocity would be compared: give another policy.")
 

@@ -233,7 +233,7 @@ class FlowHead(ActionHead):
     def errors(
         self, features: Tensor, actions: Tensor, noise: Tensor, times: Tensor, given: Given | None = None
     ) -> Tensor:
-        """Of the velocity that leads to the actions: `flow.velocity_errors`."""
+        """Returns the errors of the velocity that leads to the actions: `flow.velocity_errors`."""
         return flow.velocity_errors(self._field(features, given), actions, noise, times, given)
 
     def loss(
