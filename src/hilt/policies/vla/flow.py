@@ -25,7 +25,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -372,13 +372,6 @@ def embed_times(times: Tensor, width: int, shortest: float = 4e-3, longest: floa
     )
     turns = 2 * math.pi / periods * times[..., None].double()
     return torch.cat([turns.sin(), turns.cos()], dim=-1).to(times.dtype)
-
-
-def row(moments: Any, place: int) -> Any:
-    """One row of each tensor in lists and tuples of them."""
-    if isinstance(moments, Tensor):
-        return moments[place : place + 1]
-    return type(moments)(row(each, place) for each in moments)
 
 
 @contextlib.contextmanager

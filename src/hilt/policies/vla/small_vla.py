@@ -245,8 +245,7 @@ class SmallVLA(Float8Rollouts):
             record[name] = tensor.to(tensor.dtype if tensor.is_floating_point() else torch.int32).cpu().numpy()
         log_prob = given.apart(drawn.log_prob) if given is not None and self.max_delay else drawn.log_prob
         record["temperature"], record["log_prob"] = heat.cpu().numpy(), log_prob.cpu().numpy()
-        if self.keeps_answers:
-            record["answer"] = drawn.actions.cpu().numpy()
+        record |= {"answer": drawn.actions.cpu().numpy()} if self.keeps_answers else {}
         if value is not None:
             record["value"] = value.cpu().numpy()
         answer = actions.cpu().numpy()
@@ -272,9 +271,8 @@ class SmallVLA(Float8Rollouts):
         if self.config.head != "flow":
             return super().flow_error(record, noise, times)
         check_record(record, "images", "prompt", "answer", *(["state"] if self.config.state_dim else []))
-        answer, given = torch.from_numpy(record["answer"]).to(self.device), self._given(given_in(record))
-        features, draws = self._features(record)[0], (noise.to(self.device), times.to(self.device))
-        errors: Tensor = self.action_head.errors(features, answer, *draws, given)
+        drawn = (each.to(self.device) for each in (torch.from_numpy(record["answer"]), noise, times))
+        errors: Tensor = self.action_head.errors(self._features(record)[0], *drawn, self._given(given_in(record)))
         return errors
 
     def float8_parts(self) -> Sequence[nn.Module]:
