@@ -90,5 +90,5 @@ def test_the_short_demo_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     done = demo("--fast", "--run", "it")
     assert done.exit_code in (0, 1), done.output  # so short that it need not have learned
-    assert "after learning from take-overs (filtered)" in done.output and "help" in done.output
+    assert "after learning from take-overs (hg-dagger)" in done.output and "help" in done.output
     assert (tmp_path / "it" / "run" / "before-after.mp4").exists()
