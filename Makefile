@@ -8,7 +8,7 @@ ARGS   ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long test-portable test-peers lint bench clean
+.PHONY: help demo test test-fast test-long test-portable test-peers lint docs bench release-check clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-15s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ test-peers: $(VENV)/.installed-peers $(if $(REVERB),$(VENV)-reverb/.installed) $
 	$(VENV)-sinks/bin/python -m pytest -m peers tests/peers/test_sinks.py
 	$(VENV)-libero/bin/python -m pytest -m peers tests/peers/test_libero.py tests/peers/test_ript.py
 
+docs: $(VENV)/.installed-docs  ## the documentation as a site, in site/; ARGS=serve also serves it on this machine
+	$(BIN)/python tools/build_site.py $(ARGS)
+
 lint: $(VENV)/.installed  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -52,12 +55,19 @@ lint: $(VENV)/.installed  ## ruff and mypy
 bench: $(VENV)/.installed-peers $(if $(REVERB),$(if $(filter wire formats,$(ARGS)),$(VENV)-reverb/.installed)) $(if $(filter rollout,$(ARGS)),$(VENV)-libero/.installed)  ## ours, peers and the machine's limits, as ratios; ARGS="replay --quick", wire, formats, robot, learn, rollout
 	$(BIN)/python -m bench $(or $(ARGS),replay)
 
+release-check: $(VENV)/.installed  ## before a release: wheel and sdist, installed and run in clean environments; docs/release.md
+	$(BIN)/python tools/release_check.py $(ARGS)
+
 clean:  ## remove .venv, caches and build results
-	rm -rf $(VENV) $(VENV)-reverb $(VENV)-lerobot $(VENV)-lerobot21 $(VENV)-hdf5 $(VENV)-sinks $(VENV)-openpi $(VENV)-libero build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-reverb $(VENV)-lerobot $(VENV)-lerobot21 $(VENV)-hdf5 $(VENV)-sinks $(VENV)-openpi $(VENV)-libero build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml constraints.txt tools/install.py
 	@$(PYTHON) tools/install.py $(VENV) dev,torch,zstd,formats,array-record,sim,robot,teleop,serve,vla,cluster,tensorboard
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	@$(PYTHON) tools/install.py $(VENV) dev,torch,zstd,formats,array-record,sim,robot,teleop,serve,vla,cluster,tensorboard,docs
 	@touch $@
 
 # gym-hil comes alone: what it imports is there, and the rest of its dependencies drives its own joysticks.

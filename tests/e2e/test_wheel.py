@@ -124,6 +124,10 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path):
     source = {path.relative_to(ROOT / "src").as_posix() for path in files}
     assert "hilt/py.typed" in names
     assert source <= set(names)
+    pages = {f"hilt/docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
+    assert {name for name in names if name.startswith("hilt/docs/")} == pages, (
+        "what `hilt docs` shows, without pictures"
+    )
     assert [name for name in names if not name.startswith(("hilt/", f"hilt-{hilt.__version__}.dist-info/"))] == []
     assert metadata["License-Expression"] == "Apache-2.0"
     assert "torch>=2.6; extra == 'torch'" in metadata.get_all("Requires-Dist", [])
@@ -133,6 +137,7 @@ def test_the_command_runs(bin: Path, folder: Path):
     assert run(bin / "hilt", "--version", cwd=folder) == f"hilt {hilt.__version__}\n"
     table = run(bin / "hilt", "doctor", cwd=folder)
     assert "pip install 'hilt[torch]'" in table
+    assert "### My gripper never closes" in run(bin / "hilt", "docs", "questions", "gripper", cwd=folder)
 
 
 def test_replay_needs_no_torch(bin: Path, folder: Path):

@@ -61,6 +61,11 @@ COMMANDS = {
         "hilt.cli.servers.serve_robot",
         "Serve an arm, real or simulated, over HTTP, like HIL-SERL's robot server.",
     ),
+    "docs": ("hilt.cli.guide.docs_command", "Read the installed documentation, or search in it; needs no network."),
+    "completion": (
+        "hilt.cli.guide.completion_command",
+        "Print a script that completes commands, recipes and settings in a shell.",
+    ),
     "doctor": ("hilt.cli.doctor", "Check this machine, and print how to install what is missing."),
 }
 

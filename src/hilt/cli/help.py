@@ -148,6 +148,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hilt serve-robot --backend my_arm:MyArm --set robot_ip=172.16.0.2",
         "docs/robot.md",
     ),
+    "docs": ("hilt docs training", "hilt docs gripper never closes", "docs/command-line.md"),
+    "completion": (
+        'eval "$(hilt completion bash)"',
+        "hilt completion fish > ~/.config/fish/completions/hilt.fish",
+        "docs/command-line.md",
+    ),
     "doctor": ("hilt doctor", "hilt doctor --fix", "docs/core.md"),
 }
 """For each command its examples, and the page of the documentation that describes it"""

@@ -1,0 +1,1 @@
+"""What the command line teaches by itself: the installed pages of the documentation, and completion in shells."""

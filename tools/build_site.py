@@ -1,0 +1,125 @@
+"""Builds the documentation as a site: ``python tools/build_site.py [serve] [--out FOLDER]``.
+
+The pages of docs/, README.md, CHANGELOG.md and their like, and examples/README.md are copied into build/site-source
+with the links between them adjusted, beside the sections of docs/site and the pages that `tools/site_reference.py`
+writes from the source. Sphinx then builds them with every warning as an error. Reading the site needs no network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import http.server
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SECTIONS = ROOT / "docs" / "site"
+STAGE = ROOT / "build" / "site-source"
+OUTSIDE = {
+    "README.md": "overview.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "CODE_OF_CONDUCT.md": "code-of-conduct.md",
+    "SECURITY.md": "security.md",
+    "examples/README.md": "examples.md",
+}
+"""Pages outside of docs/, and their names on the site"""
+LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?(\))")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Builds the documentation as a site.")
+    parser.add_argument("serve", nargs="?", choices=["serve"], help="serve it on this machine afterwards")
+    parser.add_argument("--out", type=Path, default=ROOT / "site")
+    parser.add_argument("--port", type=int, default=8000)
+    given = parser.parse_args()
+    stage(STAGE)
+    build(STAGE, given.out)
+    print(f"{given.out}/index.html")
+    if given.serve:
+        serve(given.out, given.port)
+
+
+def stage(folder: Path) -> None:
+    """Writes the source of the site into a folder. A file that stays the same is not touched, so that Sphinx builds
+    only what changed."""
+    from tools import site_reference
+
+    texts = staged_pages() | site_reference.pages()
+    files = {path.name: path for path in (ROOT / "docs").iterdir() if path.suffix in (".png", ".svg")}
+    for name, text in texts.items():
+        write(folder / name, text.encode())
+    for name, path in files.items():
+        write(folder / name, path.read_bytes())
+    for path in folder.rglob("*"):
+        if path.is_file() and path.relative_to(folder).as_posix() not in texts.keys() | files.keys():
+            path.unlink()
+
+
+def staged_pages() -> dict[str, str]:
+    """The pages that people wrote, by their names on the site."""
+    pages = {page.name: page for page in sorted((ROOT / "docs").glob("*.md"))}
+    pages |= {page.name: page for page in sorted(SECTIONS.glob("*.md"))}
+    pages |= {name: ROOT / path for path, name in OUTSIDE.items()}
+    texts = {name: relinked(page) for name, page in pages.items()}
+    texts["examples.md"] += "".join(
+        f"\n## {path.name}\n\n```yaml\n{path.read_text()}```\n" for path in sorted((ROOT / "examples").glob("*.yaml"))
+    )
+    return texts
+
+
+def relinked(page: Path) -> str:
+    """The text of a page with its links as the site needs them."""
+
+    def link(found: re.Match[str]) -> str:
+        opening, target, anchor, closing = found.groups()
+        return f"{opening}{site_target(page, target)}{anchor or ''}{closing}"
+
+    return LINK.sub(link, page.read_text())
+
+
+def site_target(page: Path, target: str) -> str:
+    """Where a link of a page goes on the site."""
+    if ":" in target:
+        return target
+    path = (page.parent / target).resolve()
+    name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else target
+    if name in OUTSIDE:
+        return OUTSIDE[name]
+    if name.startswith("examples/") and name.endswith(".yaml"):
+        return f"examples.md#{path.name.replace('.', '').lower()}"
+    return path.name if path.parent in (ROOT / "docs", SECTIONS) else target
+
+
+def write(path: Path, content: bytes) -> None:
+    if not path.exists() or path.read_bytes() != content:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def build(source: Path, out: Path) -> None:
+    """Runs Sphinx, which fails at the first warning's end: all of them are printed."""
+    trees = source.parent / "site-trees"
+    options = ["-q", "-W", "--keep-going", "-b", "html", "-c", SECTIONS, "-d", trees]
+    command = [sys.executable, "-m", "sphinx", *options, source, out]
+    if subprocess.run(command, cwd=ROOT, check=False).returncode:
+        raise SystemExit("the site was not built: the warnings above are errors")
+    shutil.rmtree(out / "_sources", ignore_errors=True)
+
+
+def serve(folder: Path, port: int) -> None:
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
+        print(f"http://127.0.0.1:{server.server_port}/   (Ctrl-C ends it)", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()
