@@ -28,6 +28,8 @@ def test_every_page_has_one_place():
     pages = build_site.staged_pages()
     placed = Counter(name for text in pages.values() for listed in TOCTREE.findall(text) for name in listed.split())
     known = {name.removesuffix(".md") for name in pages} | GENERATED
+    if placed.pop("zh/*", 0):  # with :glob:, all that are not listed yet
+        placed.update(name for name in known if name.startswith("zh/") and name not in placed)
     assert set(placed) == known - {"index"}, "list each page once, in a section of docs/site"
     assert {name: count for name, count in placed.items() if count > 1} == {}
 

@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import functools
 import http.server
+import os
 import re
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ SECTIONS = ROOT / "docs" / "site"
 STAGE = ROOT / "build" / "site-source"
 OUTSIDE = {
     "README.md": "overview.md",
+    "README.zh.md": "zh/overview.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "CODE_OF_CONDUCT.md": "code-of-conduct.md",
@@ -63,14 +65,21 @@ def stage(folder: Path) -> None:
 
 def staged_pages() -> dict[str, str]:
     """The pages that people wrote, by their names on the site."""
-    pages = {page.name: page for page in sorted((ROOT / "docs").glob("*.md"))}
-    pages |= {page.name: page for page in sorted(SECTIONS.glob("*.md"))}
-    pages |= {name: ROOT / path for path, name in OUTSIDE.items()}
-    texts = {name: relinked(page) for name, page in pages.items()}
+    pages = [*(ROOT / "docs").glob("*.md"), *SECTIONS.glob("*.md"), *(ROOT / "docs/zh").glob("*.md")]
+    texts = {site_name(page): relinked(page) for page in [*pages, *(ROOT / path for path in OUTSIDE)]}
     texts["examples.md"] += "".join(
         f"\n## {path.name}\n\n```yaml\n{path.read_text()}```\n" for path in sorted((ROOT / "examples").glob("*.yaml"))
     )
     return texts
+
+
+def site_name(path: Path) -> str:
+    """The place of a file on the site; that of a generated page, which no file has, is below docs/site."""
+    name = path.relative_to(ROOT).as_posix()
+    for folder in ("docs/site/", "docs/"):
+        if name.startswith(folder):
+            return name.removeprefix(folder)
+    return OUTSIDE.get(name, name)
 
 
 def relinked(page: Path) -> str:
@@ -88,12 +97,10 @@ def site_target(page: Path, target: str) -> str:
     if ":" in target:
         return target
     path = (page.parent / target).resolve()
-    name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else target
-    if name in OUTSIDE:
-        return OUTSIDE[name]
+    name, anchor = site_name(path), ""
     if name.startswith("examples/") and name.endswith(".yaml"):
-        return f"examples.md#{path.name.replace('.', '').lower()}"
-    return path.name if path.parent in (ROOT / "docs", SECTIONS) else target
+        name, anchor = "examples.md", f"#{path.name.replace('.', '').lower()}"
+    return os.path.relpath(name, Path(site_name(page)).parent) + anchor
 
 
 def write(path: Path, content: bytes) -> None:
