@@ -99,7 +99,7 @@ QUESTIONS = {
     "reward classifier": ("classifier",),
     "LoRA": ("vla", "fine-tuning"),
     "batch_size": ("reference/settings-person", "reference/settings-fine-tuning"),
-    "Log.create": ("api/replay",),
+    "Log.create": ("api/replay", "replay"),
 }
 """What people look for, and the pages of which one is to be among the first three"""
 

@@ -9,8 +9,9 @@ var Scorer = {
   score: ([name, title, anchor, description, score]) => {
     const named = questionWords.filter((word) => title.toLowerCase().includes(word)).length;
     const all = score + (questionWords.length ? (20 * named) / questionWords.length : 0);
-    if (/^reference\/errors\/./.test(name) || /^(changelog|architecture|tests|benchmarks)$/.test(name)) return all / 4;
-    return /^(api|reference)\//.test(name) ? all / 2 : all;
+    if (/^reference\/errors\/./.test(name) || /^(changelog|architecture|tests|benchmarks)$/.test(name)) return all / 6;
+    if (/^api\//.test(name)) return all / 5;
+    return /^reference\//.test(name) ? all / 3 : all;
   },
   objNameMatch: 11,
   objPartialMatch: 6,

@@ -150,7 +150,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "docs": ("hilt docs training", "hilt docs gripper never closes", "docs/command-line.md"),
     "completion": (
-        'eval "$(hilt completion bash)"',
+        "hilt completion bash >> ~/.bashrc",
         "hilt completion fish > ~/.config/fish/completions/hilt.fish",
         "docs/command-line.md",
     ),

@@ -111,7 +111,7 @@ def _params(command: str) -> list[Any]:
 
 
 def _recipes(known: Iterable[str], job: str) -> Callable[[Sequence[str], str], list[Candidate]]:
-    """For commands that take a recipe, and settings behind it."""
+    """What commands take that have a recipe as their argument, and settings behind it."""
 
     def found(given: Sequence[str], typed: str) -> list[Candidate]:
         return settings(job_of(given[0], job), typed) if given else [Candidate(name) for name in known]
@@ -151,7 +151,7 @@ ARGUMENTS: dict[str, Callable[[Sequence[str], str], list[Candidate]]] = {
 
 
 def job_of(recipe: str, otherwise: str) -> str:
-    """Whose settings a recipe has. Code of a user's is not imported for it."""
+    """The job whose settings a recipe has. Code of a user's is not imported for it."""
     if recipe in SFT_RECIPES or recipe in TRAIN_COMMANDS:
         return "sft" if recipe in SFT_RECIPES else recipe
     if recipe in VLA_RECIPES or (recipe.endswith((".yaml", ".yml")) and is_vla(recipe)):

@@ -101,7 +101,7 @@ def _no_heading(page: str, words: list[str]) -> str:
 
 
 def _print(text: str) -> None:
-    """In a terminal with its headings and tables, page by page; in a pipe as it is."""
+    """Prints a page: in a terminal with its headings and tables, screen by screen; in a pipe as it is."""
     if not sys.stdout.isatty():
         typer.echo(text.rstrip())
         return

@@ -120,6 +120,6 @@ def _has_all(title: str, words: Sequence[str]) -> bool:
 
 
 def _stem(word: str) -> str:
-    """Without the ending of a plural, so that both forms are found."""
+    """A word without the ending of its plural, so that both forms are found."""
     word = word.lower().strip("?!.,:;\"'")
     return word[:-1] if len(word) > 4 and word.endswith("s") and not word.endswith("ss") else word
