@@ -20,7 +20,7 @@ from tests.teleop import chromium
 ROOT = Path(__file__).parent.parent
 TOCTREE = re.compile(r"```\{toctree\}\n.*?\n\n(.*?)\n```", re.DOTALL)
 GENERATED = {"api/index", "reference/errors/index", "reference/commands", "reference/recipe-values"}
-GENERATED |= {"reference/alarms-and-curves", "reference/settings-robot"}
+GENERATED |= {"reference/alarms-and-curves", "reference/settings-robot", "reference/settings-value"}
 GENERATED |= {f"reference/{page}" for page in site_reference.KINDS}
 
 

@@ -117,6 +117,7 @@ KINDS = {
 def settings() -> dict[str, str]:
     """Every setting of every kind of recipe, and of the file of a robot, from the dataclasses."""
     from hilt.robot.env import RobotConfig
+    from hilt.value.value_config import ValueConfig
 
     made = {}
     for page, (recipe, title, command, example) in KINDS.items():
@@ -130,6 +131,10 @@ def settings() -> dict[str, str]:
         made[f"reference/{page}.md"] = settings_page(title, lead, kind())
     lead = "What a file such as [examples/robot.yaml](../examples.md) can set: an arm behind `hilt serve-robot`."
     made["reference/settings-robot.md"] = settings_page("Settings of a robot's file", lead, RobotConfig())
+    lead = (
+        "The fields of `hilt.value.value_config.ValueConfig`, for `hilt train value`: [the value model](../value.md)."
+    )
+    made["reference/settings-value.md"] = settings_page("Settings of a value model", lead, ValueConfig())
     return made
 
 
