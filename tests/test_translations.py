@@ -52,7 +52,7 @@ def test_chinese_page_has_the_code_links_and_numbers_of_the_english_one(pair: Tr
 
 
 def test_the_first_pages_are_translated():
-    first = {"README.zh.md", "docs/zh/training.md", "docs/zh/fine-tuning.md", "docs/zh/formats.md"}
+    first = {"README.zh.md", "docs/zh/start.md", "docs/zh/training.md", "docs/zh/fine-tuning.md", "docs/zh/formats.md"}
     assert first <= {pair.name for pair in PAIRS}
 
 

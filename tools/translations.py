@@ -27,8 +27,8 @@ from markdown_it.token import Token
 ROOT = Path(__file__).resolve().parent.parent
 OWN = {"glossary.md"}
 """Chinese pages that are nobody's translation"""
-UNTRANSLATED = {"docs/architecture.md", "docs/tests.md"}
-"""English pages that a program writes"""
+UNTRANSLATED = {"docs/architecture.md", "docs/tests.md", "docs/site/chinese.md"}
+"""Pages that a program writes, and the list of the Chinese pages"""
 SWITCH = re.compile(r"^(?:English · \[中文\]\([^)]+\)|\[English\]\([^)]+\) · 中文)\n\n", re.MULTILINE)
 STAMP = re.compile(r"\n*<!-- translated from (?P<page>\S+), sha256 (?P<hash>[0-9a-f]{16}) -->\n*\Z")
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
