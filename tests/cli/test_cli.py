@@ -67,9 +67,9 @@ def test_help_of_commands_below(words: list[str]):
 
 
 def test_unknown_command_is_a_usage_error_with_the_nearest_name():
-    result = run("docter")
+    result = run("evall")
     assert result.exit_code == 2
-    assert "Did you mean 'doctor'?" in result.stderr
+    assert "Did you mean 'eval'?" in result.stderr
 
 
 def test_an_error_is_one_line(doctor_that):

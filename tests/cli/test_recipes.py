@@ -49,8 +49,8 @@ def test_every_setting_with_its_value_default_and_meaning():
     assert "batch_size = 64   (default: 256)   int" in text
     assert "    Half of it online, half demonstrations\n    Expected: at least 2.\n" in text
     assert "control_hz = 0.0   float" in text and "Steps in a second" in text and "max_steps" not in text
-    assert (rows["store"]["expected"], rows["n_step"]["needs"]) == ("one of log, trajectories", ["algorithm=rlpd"])
-    assert "Expected: at least 1. Needs: algorithm=rlpd." in run("settings", "hil_debug", "n_step")
+    assert (rows["store"]["expected"], rows["cta_ratio"]["needs"]) == ("one of log, trajectories", ["algorithm=rlpd"])
+    assert "Expected: at least 1. Needs: algorithm=rlpd." in run("settings", "hil_debug", "cta_ratio")
     changed = run("settings", "hil_debug", "--changed")
     assert "task = tabletop/reach   (default: tabletop/pick)" in changed and "control_hz" not in changed
     assert max(map(len, run("settings", "tabletop_pick", "rlpd").splitlines())) <= 80

@@ -28,7 +28,7 @@ from hilt.core.trust import command_line
 
 # name: (module, or module:app, one line for the help)
 COMMANDS = {
-    "demo": ("hilt.cli.demos.demo", "Watch an arm learn a task from images in minutes; demo vla, person, store, wire."),
+    "demo": ("hilt.cli.demos.demo", "Watch an arm learn a task in minutes; also: demo vla, person, store, wire."),
     "eval": ("hilt.cli.eval_command", "Evaluate a policy: success on all evaluation states, intervals, videos."),
     "open": ("hilt.app.open_command", "Open runs, episodes and datasets in the browser."),
     "plot": ("hilt.cli.plot", "Draw the learning curves of runs, as PNG files and as one page."),
