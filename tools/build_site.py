@@ -114,7 +114,11 @@ def build(source: Path, out: Path) -> None:
     trees = source.parent / "site-trees"
     options = ["-q", "-W", "--keep-going", "-b", "html", "-c", SECTIONS, "-d", trees]
     command = [sys.executable, "-m", "sphinx", *options, source, out]
-    if subprocess.run(command, cwd=ROOT, check=False).returncode:
+    from hilt.core.progress import Progress
+
+    with Progress().phase("building the site with Sphinx", announce=True):
+        failed = subprocess.run(command, cwd=ROOT, check=False).returncode
+    if failed:
         raise SystemExit("the site was not built: the warnings above are errors")
     shutil.rmtree(out / "_sources", ignore_errors=True)
 
