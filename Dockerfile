@@ -2,8 +2,8 @@
 #
 #   docker build --target cpu -t hilt .                      # give --build-arg TORCH_INDEX=URL for torch's builds without CUDA
 #   docker build --target cuda -t hilt:cuda .                # torch's default wheels, which contain CUDA
-#   docker run --rm -it -v "$PWD:/work" hilt demo --fast
-#   docker run --rm -it --gpus all -v "$PWD:/work" hilt:cuda train vla_debug device=cuda
+#   docker run --rm -it -v "$PWD:/workspace" hilt demo --fast
+#   docker run --rm -it --gpus all -v "$PWD:/workspace" hilt:cuda train vla_debug device=cuda
 
 FROM python:3.12-slim AS wheel
 WORKDIR /source
@@ -20,7 +20,7 @@ RUN apt-get update \
     && useradd --create-home hilt
 ENV PYTHONUNBUFFERED=1
 COPY --from=wheel /wheels /wheels
-WORKDIR /work
+WORKDIR /workspace
 ENTRYPOINT ["hilt"]
 CMD ["--help"]
 

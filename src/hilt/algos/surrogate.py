@@ -94,8 +94,8 @@ def value_loss(value: Tensor, old: Tensor, returns: Tensor, clip: float = 0.0) -
 def weights(
     reduction: str, terms: Tensor, of: Tensor, all_terms: float, all_trajectories: float, horizon: int
 ) -> Tensor:
-    """What each term of a row counts in the loss, [R]. `terms` [R]: how many a row
-    has; `of` [R]: whose trajectory's it is."""
+    """Returns the weight in the loss of each term of a row, [R]. `terms` [R]: the number of terms of a row;
+    `of` [R]: the trajectory that a row belongs to."""
     if reduction == "token_mean":
         return torch.full_like(terms, 1 / max(all_terms, 1))
     if reduction == "trajectory_sum":

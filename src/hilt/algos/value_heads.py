@@ -45,7 +45,7 @@ share of the range. A scalar one does so without help"""
 
 
 class CriticHead(ABC):
-    """What the outputs of the critics ``[E, B, K]`` mean."""
+    """Turns the outputs of the critics ``[E, B, K]`` into values, targets and losses."""
 
     bias: tuple[float, ...] = (0.0,)
     """The biases that the critics' last layer begins with: one for each output"""

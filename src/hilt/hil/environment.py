@@ -86,7 +86,7 @@ def make_env(config: Hil, operator: bool) -> Env:
 
 
 def open_reward(config: Hil, space: Space) -> Classifier:
-    """What `classifier` names: a folder of a reward classifier, or a reward by name or ``module:function``."""
+    """Opens the reward that `classifier` names: the folder of a reward classifier, a name, or ``module:function``."""
     if REWARDS.is_name(config.classifier):
         return named_reward(config.classifier)
     from hilt.classifier.reward import reward_function  # needs torch, which recording does without

@@ -533,17 +533,23 @@ class Training:
             self.policy.save_pretrained(made)
 
 
+def open_to_train(folder: str, device: str, options: Mapping[str, Any], dtype: str | None, lora: Lora) -> Policy:
+    """The policy of a folder, in float32 unless a `dtype` is given, which only adapters can be trained on."""
+    policy: Policy = load_policy(folder, device=device, **options)
+    if dtype is None:  # whatever the files have: small steps are lost in 8 bits
+        policy.float()
+    elif not lora.rank and any(p.dtype != torch.float32 for p in policy.parameters()):
+        raise ConfigError(
+            f"policy_options.dtype={dtype}: weights that are trained are float32. Leave it out "
+            "(policy_options.compute=bfloat16 is for products), or train adapters (lora.rank=32)."
+        )
+    return policy
+
+
 def open_first(config: Sft) -> Policy:
     """The policy of a folder, as a run begins with it, but for the statistics of its data."""
-    policy: Policy = load_policy(config.policy, device=config.device, **_options(config))
-    if "dtype" not in config.policy_options:  # whatever the files have: small steps are lost in 8 bits
-        policy.float()
-    elif not config.lora.rank and any(p.dtype != torch.float32 for p in policy.parameters()):
-        raise ConfigError(
-            f"policy_options.dtype={config.policy_options['dtype']}: weights that are trained "
-            "are float32. Leave it out (policy_options.compute=bfloat16 is for products), or "
-            "train adapters (lora.rank=32)."
-        )
+    dtype = config.policy_options.get("dtype")
+    policy = open_to_train(config.policy, config.device, _options(config), dtype, config.lora)
     if config.statistics == "data" and not hasattr(policy, "use_statistics"):
         raise ConfigError(
             f"statistics=data: {config.policy} is a {type(policy).__name__}, which keeps its own; leave statistics out."

@@ -40,7 +40,7 @@ from hilt.envs.rewards import REWARDS, Classifier, named_reward, reward_and_succ
 from hilt.policies.base import Policy, at_least_float32
 from hilt.policies.copies import ActingCopy, ReferencePolicy
 from hilt.policies.float8 import learning_precision, mismatch
-from hilt.policies.registry import is_new, load_policy, new_policy, policy_class, policy_sizes
+from hilt.policies.registry import is_new, new_policy, policy_class, policy_sizes
 from hilt.policies.vla.flow import check_entropy, check_flow
 from hilt.policies.vla.observation_adapters import Suite
 from hilt.replay.tensors import generator
@@ -49,7 +49,7 @@ from hilt.vla.config import Critic, Rewards, Vla
 from hilt.vla.episode import RolloutEpisode, Start, pack, unpack
 from hilt.vla.episode_log import EpisodeLog
 from hilt.vla.phase_clock import PhaseClock, TimedPolicy, TimedPool
-from hilt.vla.sft import words
+from hilt.vla.sft import open_to_train, words
 from hilt.vla.trials import starts_of, tried
 from hilt.vla.update import ProcessReward, Updater
 
@@ -457,15 +457,7 @@ def first_policy(config: Vla, sizes: Mapping[str, object], value: str = "", devi
     if is_new(config.policy):
         policy: Policy = new_policy(config.policy, sizes, options, config.seed).to(device)
     else:
-        policy = load_policy(config.policy, device=device, **options)
-        if "dtype" not in config.policy_options:  # whatever the files have: small steps are lost in 8 bits
-            policy.float()
-        elif not config.lora.rank and any(p.dtype != torch.float32 for p in policy.parameters()):
-            raise ConfigError(
-                f"policy_options.dtype={config.policy_options['dtype']}: weights that are trained "
-                "are float32. Leave it out (policy_options.compute=bfloat16 is for products), or "
-                "train adapters (lora.rank=32)."
-            )
+        policy = open_to_train(config.policy, device, options, config.policy_options.get("dtype"), config.lora)
     policy.keeps_answers = config.learns_velocity
     return policy
 

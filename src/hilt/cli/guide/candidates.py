@@ -53,7 +53,7 @@ def split_line(line: str) -> tuple[list[str], str]:
 
 
 def followers(words: Sequence[str], typed: str) -> list[Candidate]:
-    """What may follow these words, which stand behind `hilt`."""
+    """Returns the candidates for the word that follows `hilt` and these words."""
     words = [word for word in words if word != "--debug"]
     names = [" ".join(words[:n]) for n in (2, 1) if len(words) >= n]
     command = next((name for name in names if name in EXAMPLES), "")

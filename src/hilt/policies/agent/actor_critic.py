@@ -107,7 +107,7 @@ class BranchedNetwork(nn.Module):
         return self.network.run(self._inputs(z, learns), more, first)
 
     def of_states(self, z: Tensor) -> list[Tensor]:
-        """What the first layer makes of the states alone: for several passes with the same `z`."""
+        """Returns the first layer's part of the states alone, which several passes with the same `z` share."""
         return self.network.first(self._inputs(z, learns=False))
 
     def gradients(
