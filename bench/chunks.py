@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,7 +35,7 @@ WAYS = {
 """By name: the mode, and `max_delay`, with which the policy is trained; "rtc" guides a flow, "trained" needs no flow"""
 HZ, CHUNK, EXECUTE = 20.0, 16, 8
 """Control steps in a second; actions of a chunk, and how many of them are executed before the next one is asked for"""
-DEMONSTRATIONS, STEPS, STATES = 30, 800, 20
+DEMONSTRATIONS, STEPS, STATES = 100, 6000, 100
 """The full size: of each task, gradient steps, and states of the split test of each task"""
 COMPARED = 4
 """The delay whose success is a row's figure"""
@@ -98,7 +99,10 @@ def cell(lab: Lab, name: str, policy: Any, tasks: tuple[str, ...], mode: str, de
 
 
 def trained(lab: Lab, head: str, logs: list[str], max_delay: int) -> Any:
-    """The policy with this head that has imitated the demonstrations, with up to `max_delay` given actions."""
+    """The policy with this head that has imitated the demonstrations, with up to `max_delay` given actions. It is
+    trained on a GPU where there is one, and acts on the CPU."""
+    import torch
+
     from hilt.core.config import build
     from hilt.vla.sft import POLICY, RESULT, Sft, begin_run, open_policy, train
 
@@ -120,7 +124,8 @@ def trained(lab: Lab, head: str, logs: list[str], max_delay: int) -> Any:
     )
     if not (run / RESULT).is_file():
         lab.progress(f"chunks: training {head}, max_delay={max_delay}")
-        train(begin_run(run, "", config), run)
+        where = "cuda" if torch.cuda.is_available() else "cpu"
+        train(begin_run(run, "", replace(config, device=where)), run)
     assert (run / POLICY).is_dir()
     return open_policy(run, config).eval()
 
