@@ -12,6 +12,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from hilt.core import errors
+
 RAISES, DIES, HANGS, MADE_WRONG = 7, 8, 9, 10
 """Initial states whose second step does that; the last one's reset"""
 LIMIT = 6
@@ -97,3 +99,9 @@ class Plain(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         self.shown += action
         return self.shown, 1.0, False, False, {}
+
+
+def without_assets(kind: str) -> None:
+    """An environment that cannot be made: it raises an error of Hilt's of this name."""
+    wrong: Any = getattr(errors, kind)
+    raise wrong("task", "pick", ["push"]) if kind in ("UnknownNameError", "MissingPackageError") else wrong("no scenes")

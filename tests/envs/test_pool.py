@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from hilt.core import errors
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, HiltError, UnknownNameError
 from hilt.envs import pool as pools
 from hilt.envs import task as tasks
@@ -167,6 +168,21 @@ def test_a_task_is_described_by_a_worker_and_once(tmp_path: Path) -> None:
             pool.describe("pikc")
         with pytest.raises(ConfigError, match=r"tests.envs.pool_toys:Plain does not take task_options .*folder"):
             pool.describe("tests.envs.pool_toys:Plain")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("ConfigError", "no scenes"),
+        ("StorageError", "no scenes"),
+        ("UnknownNameError", "no task named 'pick'"),
+        ("MissingPackageError", "pick needs the package 'task'"),
+    ],
+)
+def test_an_error_at_the_making_of_a_task_is_raised_as_it_was_in_the_worker(kind: str, text: str) -> None:
+    assert kind in pools.ASKED_WRONGLY
+    with Pool(1, 1, task_options={"kind": kind}) as pool, pytest.raises(getattr(errors, kind), match=text):
+        pool.describe("tests.envs.pool_toys:without_assets")
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -473,7 +473,8 @@ def _revived(answer: Mapping[str, Any]) -> Exception | None:
     """The error of a worker, where no other try would mend it."""
     if (kind := answer.get("kind")) not in ASKED_WRONGLY:
         return None
-    error: Exception = Exception.__new__(getattr(errors, kind))
+    raised: type[Exception] = getattr(errors, kind)
+    error = raised.__new__(raised)  # without its own __init__, whose arguments are not known here
     Exception.__init__(error, answer["text"])
     error.__cause__ = HiltError(f"in a worker of the pool:\n{answer['error']}")
     return error
