@@ -43,7 +43,7 @@ test-peers: $(VENV)/.installed-peers $(if $(REVERB),$(VENV)-reverb/.installed) $
 	$(VENV)-lerobot21/bin/python -m pytest -m peers tests/peers/test_lerobot.py
 	$(VENV)-hdf5/bin/python -m pytest -m peers tests/peers/test_hdf5.py
 	$(VENV)-sinks/bin/python -m pytest -m peers tests/peers/test_sinks.py
-	$(VENV)-libero/bin/python -m pytest -m peers tests/peers/test_libero.py tests/peers/test_ript.py
+	$(VENV)-libero/bin/python -m pytest -m peers tests/peers/test_libero.py tests/peers/test_ript.py tests/peers/test_metaworld.py
 
 docs: $(VENV)/.installed-docs  ## the documentation as a site, in site/; ARGS=serve also serves it on this machine
 	$(BIN)/python tools/build_site.py $(ARGS)
@@ -100,7 +100,7 @@ $(VENV)-openpi/.installed: pyproject.toml constraints.txt tools/install.py
 	@$(PYTHON) tools/install.py $(@D) openpi
 	@touch $@
 
-# LIBERO pins what nothing here needs: it comes alone. Its assets are in HILT_LIBERO_ASSETS; without them its tests are skipped with a line.
+# LIBERO and Meta-World pin what nothing here needs: they come alone. LIBERO's assets are in HILT_LIBERO_ASSETS; without them its tests are skipped with a line.
 $(VENV)-libero/.installed: pyproject.toml constraints.txt tools/install.py
-	@$(PYTHON) tools/install.py $(@D) dev,vla,libero hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1
+	@$(PYTHON) tools/install.py $(@D) dev,vla,libero,metaworld hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1 metaworld==3.1.1
 	@touch $@

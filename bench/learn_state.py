@@ -1,21 +1,21 @@
-"""Learning from numbers alone, with settings that nobody has tuned: `build(Hil(), {task, demonstrations})` on two tasks
-of Meta-World, beside Stable-Baselines3's SAC; and what one update of equal networks costs on both sides.
+"""Meta-World with settings that nobody has tuned: `build(Hil(), {task, demonstrations})` on five tasks, by their state
+and by images, beside Stable-Baselines3's SAC by state; and what one update of equal networks costs on both sides.
 
-Meta-World pins another MuJoCo than ours, so it lives in a Python of its own, which HILT_METAWORLD names:
+It needs Meta-World (docs/metaworld.md) and Stable-Baselines3, in this Python or in the one that HILT_METAWORLD names:
 
-    uv venv .venv-metaworld
-    uv pip install --python .venv-metaworld/bin/python metaworld stable-baselines3 packaging 'hilt[torch,formats]'
-    HILT_METAWORLD=.venv-metaworld/bin/python python -m bench learn --only state
+    HILT_METAWORLD=.venv-metaworld/bin/python python -m bench learn --only state --only images
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,72 +25,28 @@ from bench.lab import Group, Lab, remove
 from bench.report import Row, at_least
 from bench.sides import ROOT, Side, serve
 
-PYTHON = os.environ.get("HILT_METAWORLD", "")
-TASKS = {"button": "button-press-topdown-v3", "window": "window-open-v3"}
-DEMONSTRATIONS, SECONDS, STATES = 20, 240, 50
+PYTHON = os.environ.get("HILT_METAWORLD", "") or (sys.executable if importlib.util.find_spec("metaworld") else "")
+TASKS = {
+    "button": "metaworld/button-press-topdown",
+    "window": "metaworld/window-open",
+    "drawer": "metaworld/drawer-open",
+    "door": "metaworld/door-open",
+    "pick": "metaworld/pick-place",
+}
+DEMONSTRATIONS, SECONDS, STATES, IMAGE_SIZE = 20, 240, 50, 64
 NUMBERS, ACTIONS, BATCH, HIDDEN = 39, 4, 256, [256, 256]
 """Of the update that is timed: what Meta-World shows and takes, and the sizes of SB3's SAC"""
-STEP_LIMIT = 200
-
-
-def make(env_name: str, step_limit: int = STEP_LIMIT) -> Any:
-    """A task of Meta-World by its state; success is the reward, and ends the episode. Its states are those of its
-    benchmark MT1: 50 with the seed 0 to train on, and 50 others with the seed 1 to be tested on."""
-    import gymnasium
-    import metaworld
-    import metaworld.policies
-
-    made, others = metaworld.MT1(env_name, seed=0), metaworld.MT1(env_name, seed=1)
-    inner, states = made.train_classes[env_name](), {"train": made.train_tasks, "test": others.train_tasks}
-    script = getattr(metaworld.policies, f"Sawyer{''.join(part.capitalize() for part in env_name.split('-'))}Policy")
-
-    class Task(gymnasium.Env):  # type: ignore[misc]
-        instruction = env_name.rsplit("-", 1)[0].replace("-", " ")
-        initial_states = {split: len(each) for split, each in states.items()}  # noqa: RUF012
-        observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (NUMBERS,), np.float32)
-        action_space = gymnasium.spaces.Box(-1.0, 1.0, (ACTIONS,), np.float32)
-
-        def __init__(self) -> None:
-            self.step_limit = step_limit
-
-        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-            super().reset(seed=seed)
-            split = (options or {}).get("split", "train")
-            state = (options or {}).get("state")
-            state = int(self.np_random.integers(len(states[split]))) if state is None else state
-            inner.set_task(states[split][state])
-            self._seen, self._steps = inner.reset()[0], 0
-            return self._seen.astype(np.float32), {"succeed": False, "split": split, "state": state}
-
-        def step(self, action: Any) -> Any:
-            self._seen, _, _, _, info = inner.step(np.clip(action, -1.0, 1.0).astype(np.float64))
-            self._steps += 1
-            done = bool(info["success"])
-            return self._seen.astype(np.float32), float(done), done, self._steps >= self.step_limit, {"succeed": done}
-
-        def expert(self) -> Any:
-            act = script()
-            return lambda: np.clip(act.get_action(self._seen), -1.0, 1.0).astype(np.float32)
-
-    return Task()
 
 
 def recipe(name: str) -> Any:
     from hilt.core.config import build
     from hilt.hil.config import Hil
 
-    return build(
-        Hil(),
-        {"task": "bench.learn_state:make", "task_options": {"env_name": TASKS[name]}, "demonstrations": DEMONSTRATIONS},
-    )
+    return build(Hil(), {"task": TASKS[name], "demonstrations": DEMONSTRATIONS})
 
 
-def button() -> Any:
-    return recipe("button")
-
-
-def window() -> Any:
-    return recipe("window")
+button, window, drawer, door, pick = (partial(recipe, name) for name in TASKS)
+"""For `hilt train bench.learn_state:button`"""
 
 
 # Sides
@@ -146,14 +102,16 @@ class Sac:
     """SB3's SAC with its own settings and the demonstrations of one of our runs in its buffer."""
 
     def learn(self, run: str, name: str, seconds: float, seed: int, states: int) -> dict[str, Any]:
+        import gymnasium
         import stable_baselines3
         import torch
         from stable_baselines3.common.callbacks import BaseCallback
 
+        from hilt.envs import make
         from hilt.replay import Log
 
         torch.set_num_threads(1)
-        env = make(TASKS[name])
+        env = gymnasium.wrappers.FlattenObservation(make(TASKS[name]))
         model = stable_baselines3.SAC("MlpPolicy", env, seed=seed, device="cpu")
         with Log.open(f"{run}/demos", "r") as log:
             steps = log.read(
@@ -209,7 +167,11 @@ def _tried(env: Any, model: Any, state: int) -> bool:
 
 
 def tasks(lab: Lab) -> list[Row]:
-    return [success(lab, name) for name in TASKS]
+    return [success(lab, name) for name in TASKS if lab.wants("state", f"state_{name}")]
+
+
+def images(lab: Lab) -> list[Row]:
+    return [success(lab, name, "images") for name in TASKS if lab.wants("images", f"images_{name}")]
 
 
 def updates(lab: Lab) -> list[Row]:
@@ -231,25 +193,29 @@ def updates(lab: Lab) -> list[Row]:
     return [Row(ours=1 / found["ours"], peers=peers, size=lab.size(lab.pick(300, 20), 300, "rounds"), **common)]
 
 
-def success(lab: Lab, name: str) -> Row:
+def success(lab: Lab, name: str, seen: str = "state") -> Row:
+    """`seen`: what ours observes, "state" or "images"; SB3's SAC has the state in both."""
     seconds, states = lab.pick(SECONDS, 10), lab.pick(STATES, 2)
+    size = f"two cameras of {IMAGE_SIZE} pixels" if seen == "images" else "its state"
     common: dict[str, Any] = {
-        "name": f"state_{name}",
+        "name": f"{seen}_{name}",
         "unit": "%",
-        "what": f"success of `hilt train bench.learn_state:{name}` of {states} new states of Meta-World's "
-        f"{TASKS[name]}, by its state: no setting but the task and {DEMONSTRATIONS} demonstrations of its script, "
-        f"{seconds} s from the first step; SB3's SAC with these in its buffer, its own settings, the "
-        "same seconds and one thread",
+        "what": f"success of `hilt train bench.learn_state:{name}` of {states} new states of {TASKS[name]}, by "
+        f"{size}: no setting but the task and {DEMONSTRATIONS} demonstrations of its script, {seconds} s from the "
+        "first step; SB3's SAC by state with these in its buffer, its own settings, the same seconds and one thread",
         "targets": [at_least(90)],
         "size": ", ".join(
             part for part in (lab.size(seconds, SECONDS, "seconds"), lab.size(states, STATES, "states")) if part
         ),
     }
     try:
-        ours = lab.once(f"state_{name}", lambda: our_run(lab, name, seconds, states))
+        if seen == "images":
+            ours = lab.once(f"images_{name}", lambda: our_run(lab, name, seconds, states, seen))
+        by_state = lab.once(f"state_{name}", lambda: our_run(lab, name, seconds, states))
         peer = lab.once(f"state_{name}-sb3", lambda: peer_run(lab, name, seconds, states))
     except LookupError as error:
         return Row(ours=None, absent={"Meta-World": str(error.args[0])}, **common)
+    ours = ours if seen == "images" else by_state
     return Row(
         ours=100 * ours["successes"] / states,
         peers={f"SB3 {peer['version']} SAC": 100 * peer["successes"] / states},
@@ -259,38 +225,31 @@ def success(lab: Lab, name: str) -> Row:
     )
 
 
-def our_run(lab: Lab, name: str, seconds: int, states: int) -> dict[str, Any]:
+def our_run(lab: Lab, name: str, seconds: int, states: int, seen: str = "state") -> dict[str, Any]:
     """The demonstrations stay, which Stable-Baselines3 needs."""
     need_metaworld()
-    lab.progress(f"state: {name}, ours for {seconds} s")
-    run, place = lab.new(f"run-{name}"), lab.kept(f"state_{name}")
+    lab.progress(f"{seen}: {name}, ours for {seconds} s")
+    run, place = lab.new(f"run-{seen}-{name}"), lab.kept(f"{seen}_{name}")
     words = [
         f"max_seconds={seconds}",
         "max_steps=1000000000",
         "seed=0",
         "wire.port=0",
         "wire.broadcast_port=0",
+        *([f"task_options.image_size={IMAGE_SIZE}"] if seen == "images" else []),
         *(lab.pick_words(QUICK)),
     ]
-    _hilt("train", f"bench.learn_state:{name}", *words, "--run", str(run), timeout=seconds + 600)
-    _hilt("eval", str(run), "--episodes", str(states), "--json", str(run / "out.json"), timeout=1200)
-    _hilt(
-        "eval",
-        str(run),
-        "--checkpoint",
-        "0",
-        "--episodes",
-        str(states),
-        "--json",
-        str(run / "before.json"),
-        timeout=1200,
-    )
-    done, before = (json.loads((run / file).read_text())["successes"] for file in ("out.json", "before.json"))
+    _hilt("train", f"bench.learn_state:{name}", *words, "--run", str(run), timeout=seconds + 1200)
+    found = {}
+    for when, checkpoint in (("after", []), ("before", ["--checkpoint", "0"])):
+        out = run / f"{when}.json"
+        _hilt("eval", str(run), *checkpoint, "--episodes", str(states), "--json", str(out), timeout=1800)
+        found[when] = json.loads(out.read_text())["successes"]
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     remove(place)
     shutil.copytree(run / "demos", place / "demos")
     remove(run)
-    return {"successes": done, "before": before, "updates": last["update"], "steps": last["step"]}
+    return {"successes": found["after"], "before": found["before"], "updates": last["update"], "steps": last["step"]}
 
 
 def peer_run(lab: Lab, name: str, seconds: int, states: int) -> dict[str, Any]:
@@ -303,7 +262,7 @@ def peer_run(lab: Lab, name: str, seconds: int, states: int) -> dict[str, Any]:
 
 def need_metaworld() -> None:
     if not PYTHON:
-        raise LookupError("HILT_METAWORLD names no Python that has it: see bench/learn_state.py")
+        raise LookupError("neither this Python nor one that HILT_METAWORLD names has it: see docs/metaworld.md")
 
 
 QUICK = ["demonstrations=3", "agent.encoder.pretrain_updates=20"]
@@ -327,6 +286,7 @@ def _hilt(*words: str, timeout: float) -> None:
 GROUPS = {
     "state_updates": Group(("state_updates",), updates),
     "state": Group(tuple(f"state_{name}" for name in TASKS), tasks),
+    "images": Group(tuple(f"images_{name}" for name in TASKS), images),
 }
 
 

@@ -59,6 +59,7 @@ TASKS = ExtensionPoint(
             suite: f"hilt.envs.libero:{suite}"
             for suite in ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
         },
+        "metaworld": "hilt.envs.metaworld.sawyer_env:MetaworldEnv",
         "robotwin": "hilt.envs.robotwin:robotwin",
         "robotwin2": "hilt.envs.robotwin:robotwin2",
     },
@@ -70,7 +71,7 @@ def make(name: str, **options: Any) -> Env:
     """The task of this name, so that a recipe swaps an arm for a simulator in one line.
 
     - ``tabletop/pick``: of our suite; ``robot/127.0.0.1:5000``: an arm behind a robot server; ``libero_spatial/3``,
-      ``robotwin2/lift_pot``: of those simulators; options are those of each;
+      ``metaworld/door-open``, ``robotwin2/lift_pot``: of those simulators; options are those of each;
     - ``CartPole-v1``, ``gym_hil:gym_hil/PandaPickCube-v0`` (a module to import, and an id): what gymnasium knows;
     - ``package.module:factory``: a function or class of yours, installed or in the current folder;
     - several of these joined by ``+``: each episode is of one of them (`hilt.envs.task_mix`);

@@ -100,6 +100,13 @@ def gripper_kept(raw: Mapping[str, object], last: np.ndarray | None, action_dim:
     return action
 
 
+def last_force_kept(raw: Mapping[str, object], last: np.ndarray | None, action_dim: int) -> np.ndarray:
+    """Where actions are differences, and the last number is the force of the gripper: before the first one, none."""
+    action = np.zeros(action_dim, np.float32)
+    action[-1] = 0.0 if last is None else last[-1]
+    return action
+
+
 def joints_kept(views: Views, raw: Mapping[str, object], last: np.ndarray | None, action_dim: int) -> np.ndarray:
     """Where actions are the joints of two arms: the last command, before the first one the joints as they are."""
     return np.array(views(raw)["state"] if last is None else last, np.float32)
@@ -190,6 +197,12 @@ def _press_command(actions: np.ndarray) -> np.ndarray:
     return commands
 
 
+def _metaworld(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The camera of the table and that of the gripper, and the hand's position and opening."""
+    names = {"full_image": "images/corner3", "wrist_image": "images/gripperPOV"}
+    return {**{name: _at(raw, path) for name, path in names.items()}, "state": _joined(_at(raw, "state"))}
+
+
 ARM_CAMERAS = {"full_image": "head_camera", "left_wrist": "left_camera", "right_wrist": "right_camera"}
 SUITES = {
     "libero": Suite(
@@ -199,6 +212,7 @@ SUITES = {
     "robotwin2": Suite(_aloha, hold=partial(joints_kept, _aloha)),
     "aloha": Suite(_aloha, hold=partial(joints_kept, _aloha)),
     "bridge": Suite(_bridge, _bridge_command, hold=gripper_kept),
+    "metaworld": Suite(_metaworld, hold=last_force_kept),
     "tabletop": Suite(_tabletop, hold=no_motion),
     "robot": Suite(_tabletop, hold=no_motion),
     "tabletop/press_": Suite(_press, _press_command, lambda actions: np.asarray(actions)[..., :3], hold=no_motion),
