@@ -156,7 +156,7 @@ def test_a_dataset_of_ones_own():
 def test_an_unknown_suite():
     with pytest.raises(
         UnknownNameError,
-        match=r"no suite named 'liber'.*Known: aloha, bridge, libero, robot, robotwin, robotwin2, tabletop",
+        match=r"no suite named 'liber'.*Known: aloha, bridge, libero, metaworld, robot, robotwin, robotwin2, tabletop",
     ):
         suite("liber")
 

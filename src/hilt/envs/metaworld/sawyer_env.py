@@ -12,6 +12,7 @@ from -1 to 1. What differs from Meta-World's own environment:
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -162,13 +163,11 @@ def initial_states(task: str, split: str) -> list[Any]:
 def _library() -> Any:
     try:
         with environment(renderer_variables()):  # it imports MuJoCo
-            import metaworld
-            import metaworld.env_dict
-            import metaworld.policies
+            importlib.import_module("metaworld.policies")
+            return importlib.import_module("metaworld")
     except ImportError as error:
         broken = "" if (error.name or "").partition(".")[0] == "metaworld" else str(error)
         raise MissingPackageError("metaworld", "Meta-World", "metaworld", broken, INSTALL) from error
-    return metaworld
 
 
 def _scripts() -> dict[str, Any]:
