@@ -14,7 +14,8 @@ from typer.testing import CliRunner, Result
 
 import hilt
 from hilt import cli
-from hilt.cli.help import EXAMPLES
+from hilt.cli.guide.installed_pages import installed_pages
+from hilt.cli.help import EXAMPLES, with_page
 from hilt.core.errors import CorruptError
 
 
@@ -79,7 +80,27 @@ def test_an_error_is_one_line(doctor_that):
 
     result = run("doctor")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "error: file x: 3 bytes changed; run: hilt data repair\n"
+    assert result.stderr == "error: file x: 3 bytes changed; run: hilt data repair (see: hilt docs core)\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "shown"),
+    [
+        (["train", "hil_debog"], "no such recipe.", "no such recipe. See: hilt docs training"),
+        (["train", "sft", "x"], "no such data.", "no such data. See: hilt docs fine-tuning"),
+        (["--debug", "data", "check", "x"], "no such log", "no such log (see: hilt docs formats)"),
+        (["train", "x"], "2 things:\n  - a\n  - b", "2 things:\n  - a\n  - b\nSee: hilt docs training"),
+        (["train", "x"], "wrong: docs/recipes.md.", "wrong: docs/recipes.md."),
+        ([], "wrong.", "wrong. See: hilt docs command-line"),
+    ],
+)
+def test_an_error_ends_with_the_page_of_its_command(words: list[str], text: str, shown: str):
+    assert with_page(text, words) == shown
+
+
+def test_the_page_of_every_command_is_installed():
+    pages = {f"docs/{name}.md" for name in installed_pages()}
+    assert {examples[-1] for examples in EXAMPLES.values()} <= pages
 
 
 def test_debug_shows_the_traceback(doctor_that):

@@ -208,7 +208,8 @@ def test_what_is_not_a_log_gets_one_line(log: Path, tmp_path: Path, command: str
     assert (result.exit_code, result.stdout) == (1, "")
     assert (
         result.stderr
-        == f"error: {tmp_path / 'foreign'}: not a Hilt log (no log.json in it). Give the folder that Log.create made.\n"
+        == f"error: {tmp_path / 'foreign'}: not a Hilt log (no log.json in it). Give the folder that Log.create made. "
+        "See: hilt docs replay\n"
     )
     (tmp_path / "foreign" / "meta").mkdir()
     (tmp_path / "foreign" / "meta" / "info.json").write_text('{"codebase_version": "v3.0"}')
@@ -217,12 +218,11 @@ def test_what_is_not_a_log_gets_one_line(log: Path, tmp_path: Path, command: str
         in run(command, tmp_path / "foreign").stderr
     )
     result = run(command, tmp_path / "absent")
-    assert result.stderr == f"error: {tmp_path / 'absent'}: No such file or directory. Check the path.\n"
+    assert result.stderr.startswith(f"error: {tmp_path / 'absent'}: No such file or directory. Check the path. See: ")
     write_json(log / "log.json", {**read_json(log / "log.json"), "format": 9})
     result = run(command, log)
-    assert (
-        result.stderr == f"error: {log}: written in format 9, this Hilt reads up to 1. Upgrade: pip install -U hilt\n"
-    )
+    told = f"error: {log}: written in format 9, this Hilt reads up to 1. Upgrade: pip install -U hilt (see: hilt docs "
+    assert result.stderr.startswith(told)
 
 
 # --- the picture strip

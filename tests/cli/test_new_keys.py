@@ -64,7 +64,7 @@ def test_nothing_is_overwritten():
     assert result.exit_code == 1
     assert result.stderr == (
         "error: keys/learner.key: it exists already, and keys are never overwritten. Choose another name, or "
-        "move this file away first.\n"
+        "move this file away first. See: hilt docs wire\n"
     )
     assert Path("keys/learner.key").read_bytes() == before
     assert not Path("keys/actor-1.key").exists()

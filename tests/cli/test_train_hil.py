@@ -199,8 +199,9 @@ def test_ports_that_somebody_has_are_refused_before_anything_is_made(tmp_path: P
             ["hil_debug", f"wire.port={port}"],
             ["--run", "there", "--resume", "wire.port=0", f"wire.broadcast_port={port}"],
         ):
-            for command in ("train", "learner"):
-                assert run(command, *words, code=1).stderr == f"error: port {port} is taken on 127.0.0.1, {cure}\n"
+            for command, page in (("train", "training"), ("learner", "learner")):
+                said = run(command, *words, code=1).stderr
+                assert said == f"error: port {port} is taken on 127.0.0.1, {cure} See: hilt docs {page}\n"
     assert not (tmp_path / "runs").exists()
     check_wire(build(Hil(), "wire.port=0", "wire.broadcast_port=0"))
 

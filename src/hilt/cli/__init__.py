@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 from hilt import __version__
-from hilt.cli.help import tidy, tidy_params, write_examples
+from hilt.cli.help import tidy, tidy_params, with_page, write_examples
 from hilt.core.errors import HiltError
 from hilt.core.progress import printable
 from hilt.core.signals import hold_back_signals
@@ -105,7 +105,7 @@ class LazyGroup(TyperGroup):
             if ctx.params["debug"]:
                 traceback.print_exc()
             else:
-                typer.echo(printable(f"error: {error}"), err=True)
+                typer.echo(printable(f"error: {with_page(str(error), ctx.meta['hilt.words'])}"), err=True)
             raise typer.Exit(1) from error
         except OSError as error:
             # the reader of the output is gone: typer ends silently

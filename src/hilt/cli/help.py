@@ -4,6 +4,7 @@ no backticks), examples, and the page to read."""
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -167,6 +168,18 @@ def write_examples(name: str, formatter: SupportsWrite[str]) -> None:
             f" {line}\n" for line in ("Examples:", *(f"  {example}" for example in examples), f"Documentation: {page}")
         )
     )
+
+
+def with_page(text: str, words: Sequence[str]) -> str:
+    """The text of an error, and at its end the page that describes the command of these words, unless it names one."""
+    if "docs/" in text or "hilt docs" in text:
+        return text
+    names = [word for word in words if not word.startswith("-")]
+    command = next(name for count in (3, 2, 1, 0) if (name := " ".join(names[:count])) in EXAMPLES)
+    see = f"hilt docs {EXAMPLES[command][-1].removeprefix('docs/').removesuffix('.md')}"
+    if "\n" in text:
+        return f"{text}\nSee: {see}"
+    return f"{text} See: {see}" if text.endswith((".", "?", "!")) else f"{text} (see: {see})"
 
 
 def tidy(command: Any, name: str) -> Any:
