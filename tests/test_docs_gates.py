@@ -19,8 +19,10 @@ from tests.effort import need
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
+TUTORIALS = sorted((ROOT / "docs/tutorials").glob("*.md"))
 PAGES = [
     *DOCS,
+    *TUTORIALS,
     *sorted((ROOT / "docs/site").glob("*.md")),
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")),
     *(ROOT / name for name in ("CHANGELOG.md", "examples/README.md", "tests/README.md")),
@@ -207,7 +209,7 @@ REFERENCES = ("benchmarks", "architecture", "tests")
 def test_pages_are_short():
     """Words of the text, without tables and blocks of code."""
     lengths = {}
-    for page in [*DOCS, *sorted((ROOT / "docs/site").glob("*.md"))]:
+    for page in [*DOCS, *TUTORIALS, *sorted((ROOT / "docs/site").glob("*.md"))]:
         lines = [line for line in prose(page).splitlines() if not line.startswith(("|", "    "))]
         lengths[page.stem] = len(" ".join(lines).split())
     most = {page: LONGER.get(page, MAX_WORDS) for page in lengths.keys() - set(REFERENCES)}

@@ -95,7 +95,7 @@ QUESTIONS = {
     "my gripper never closes": ("questions",),
     "emergency stop": ("teleop",),
     "two machines": ("training", "wire"),
-    "own robot": ("bring-your-own-robot",),
+    "own robot": ("bring-your-own-robot", "tutorials/own-robot"),
     "reward classifier": ("classifier",),
     "LoRA": ("vla", "fine-tuning"),
     "batch_size": ("reference/settings-person", "reference/settings-fine-tuning"),

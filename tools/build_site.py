@@ -1,8 +1,9 @@
 """Builds the documentation as a site: ``python tools/build_site.py [serve] [--out FOLDER]``.
 
-The pages of docs/, README.md, CHANGELOG.md and their like, and examples/README.md are copied into build/site-source
-with the links between them adjusted, beside the sections of docs/site and the pages that `tools/site_reference.py`
-writes from the source. Sphinx then builds them with every warning as an error. Reading the site needs no network.
+The pages of docs/ and docs/tutorials, README.md, CHANGELOG.md and their like, and examples/README.md are copied into
+build/site-source with the links between them adjusted, beside the sections of docs/site and the pages that
+`tools/site_reference.py` writes from the source. Sphinx then builds them with every warning as an error. Reading the
+site needs no network.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SECTIONS = ROOT / "docs" / "site"
+TUTORIALS = ROOT / "docs" / "tutorials"
 STAGE = ROOT / "build" / "site-source"
 OUTSIDE = {
     "README.md": "overview.md",
@@ -53,7 +55,8 @@ def stage(folder: Path) -> None:
     from tools import site_reference
 
     texts = staged_pages() | site_reference.pages()
-    files = {path.name: path for path in (ROOT / "docs").iterdir() if path.suffix in (".png", ".svg")}
+    files = {site_name(path): path for path in (ROOT / "docs").iterdir() if path.suffix in (".png", ".svg")}
+    files |= {site_name(path): path for path in TUTORIALS.iterdir() if path.suffix in (".png", ".ipynb")}
     for name, text in texts.items():
         write(folder / name, text.encode())
     for name, path in files.items():
@@ -65,7 +68,8 @@ def stage(folder: Path) -> None:
 
 def staged_pages() -> dict[str, str]:
     """The pages that people wrote, by their names on the site."""
-    pages = [*(ROOT / "docs").glob("*.md"), *SECTIONS.glob("*.md"), *(ROOT / "docs/zh").glob("*.md")]
+    folders = (ROOT / "docs", SECTIONS, TUTORIALS, ROOT / "docs/zh")
+    pages = [page for folder in folders for page in folder.glob("*.md")]
     texts = {site_name(page): relinked(page) for page in [*pages, *(ROOT / path for path in OUTSIDE)]}
     texts["examples.md"] += "".join(
         f"\n## {path.name}\n\n```yaml\n{path.read_text()}```\n" for path in sorted((ROOT / "examples").glob("*.yaml"))

@@ -44,10 +44,12 @@ def test_counts_of_records_that_are_not_listed(tmp_path: Path):
     assert finding.severity == "error" and "has 3 records, and dataset_info.json lists 2" in finding.what
 
 
-def test_counts_of_frames_that_are_not_listed(tmp_path: Path):
+def test_counts_of_frames_that_are_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     golden = Path(__file__).parent.parent / "golden/lerobot/v21_image"
     folder = shutil.copytree(golden, tmp_path / "lerobot")
     assert found(check_dataset(folder, only=["counts"])) == []
+    monkeypatch.chdir(tmp_path)
+    assert found(check_dataset("lerobot", only=["counts"])) == [], "a path relative to the current folder"
     lines = (folder / "meta/episodes.jsonl").read_text().splitlines()
     (folder / "meta/episodes.jsonl").write_text("\n".join(lines[:-1]))
     report = check_dataset(folder, only=["counts"])

@@ -152,11 +152,13 @@ class LeRobotDataset(Dataset):
             if length:
                 file = self._file("data_path", place)
                 listed[file] = listed.get(file, 0) + length
-        for file in sorted((self.path / "data").rglob("*.parquet")):
+        root = self.path.resolve()  # as the files that the metadata name
+        for file in sorted((root / "data").rglob("*.parquet")):
             with parquet_module(file) as pq:
-                rows = pq.read_metadata(file.absolute()).num_rows
-            if rows > listed.get(file, 0):
-                yield f"{file} has {rows:,} frames, and meta/episodes lists {listed.get(file, 0):,} of them."
+                rows = pq.read_metadata(file).num_rows
+            if rows > (known := listed.get(file, 0)):
+                shown = self.path / file.relative_to(root)
+                yield f"{shown} has {rows:,} frames, and meta/episodes lists {known:,} of them."
 
     def stored_statistics(self) -> dict[str, dict[str, Array]]:
         paths = {f.name: f.path for f in self.features.values() if f.kind == "array" and f.path}
