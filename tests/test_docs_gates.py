@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tools import figures
 
 from hilt.cli.guide.candidates import command_options
 from hilt.cli.help import EXAMPLES
@@ -190,6 +191,33 @@ def test_settings_with_a_section_exist():
             if key.split(".")[0] in sections and not known and not FREE.search(key):
                 wrong.append(f"{named(page)}: {key}")
     assert wrong == []
+
+
+def test_figures_that_pages_quote_are_those_of_the_benchmarks():
+    assert [named(page) for page in figures.outdated()] == [], "run python tools/figures.py"
+    quoting = {page.name for page in figures.pages() if figures.QUOTED.search(page.read_text())}
+    assert quoting >= {"compare-one-arm.md", "compare-vla.md", "compare-data.md"}
+
+
+def test_quoted_figures_follow_the_benchmarks():
+    source = figures.SOURCE.read_text()
+    page = ROOT / "docs/example.md"
+    text = "<!-- figures: replay w3_sample -->\n<!-- figures: end -->\n"
+    row = figures.read("replay", source).rows["w3_sample"]
+    filled = figures.filled(text, page, source)
+    assert f"| {row['best peer']} | {row['its figure']} | {row['to peer']} |" in filled
+    assert "](benchmarks.md#the-last-full-run)" in filled and figures.filled(filled, page, source) == filled
+    changed = source.replace(f"| {row['its figure']} |", "| 12,345 |")
+    assert "| 12,345 |" in figures.filled(filled, page, changed)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [("replay w9", "no rows ['w9']"), ("cooking w3_sample", "no run of the bench 'cooking'")]
+)
+def test_unknown_figures_are_an_error(given: str, expected: str):
+    text = f"<!-- figures: {given} -->\n<!-- figures: end -->\n"
+    with pytest.raises(SystemExit, match=re.escape(expected)):
+        figures.filled(text, ROOT / "docs/example.md", figures.SOURCE.read_text())
 
 
 MAX_WORDS = 1500
