@@ -4,9 +4,10 @@
     python tools/translations.py sync         copies code blocks from the English pages, and adjusts links
     python tools/translations.py done PAGE    the same for one page, which is also recorded as up to date
 
-README.zh.md is the translation of README.md, and docs/zh/NAME.md the one of docs/NAME.md (or docs/site/NAME.md). A
-Chinese page ends with a comment that has a hash of the English text. Code blocks and the numbers in tables have to be
-equal, section by section; so do the targets of links, where a link to a page that has a translation goes to it.
+README.zh.md is the translation of README.md, docs/zh/NAME.md the one of docs/NAME.md (or docs/site/NAME.md), and
+docs/zh/examples.md that of examples/README.md. A Chinese page ends with a comment that has a hash of the English text.
+Code blocks and the numbers in tables have to be equal, section by section; so do the targets of links, where a link to
+a page that has a translation goes to it.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ def translations(root: Path = ROOT) -> list[Translation]:
     for chinese in sorted((root / "docs" / "zh").glob("*.md")):
         if chinese.name not in OWN:
             choices = [root / "docs" / chinese.name, root / "docs" / "site" / chinese.name]
+            choices += [root / "examples" / "README.md"] if chinese.name == "examples.md" else []
             found.append(Translation(root, chinese, next((path for path in choices if path.exists()), choices[0])))
     return [pair for pair in found if pair.chinese.exists()]
 
@@ -82,6 +84,7 @@ def translations(root: Path = ROOT) -> list[Translation]:
 def untranslated(root: Path = ROOT) -> list[str]:
     """The English pages that no Chinese page was made from."""
     pages = [root / "README.md", *sorted((root / "docs").glob("*.md")), *sorted((root / "docs/site").glob("*.md"))]
+    pages.append(root / "examples/README.md")
     done = {pair.english for pair in translations(root)}
     names = [page.relative_to(root).as_posix() for page in pages if page.exists() and page not in done]
     return [name for name in names if name not in UNTRANSLATED]
