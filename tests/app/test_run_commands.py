@@ -14,6 +14,7 @@ import pytest
 from hilt.app.run_commands import CommandRunner, RunCommand, commands_of, controller_of, resume_words
 from hilt.app.run_library import RunSummary
 from hilt.core.errors import ConfigError
+from hilt.observe.metrics import Metrics
 from hilt.replay.storage.lock import WriterLock
 from tests.app.test_run_library import make_run, summary
 
@@ -34,6 +35,20 @@ def test_commands_fit_the_state_of_a_run(tmp_path: Path):
     ]  # fmt: skip
     with WriterLock(run):
         assert [one.name for one in commands_of(summary(run))] == ["stop", "evaluate", "plot"]
+
+
+def test_a_run_with_an_alarm_can_go_back_to_its_last_good_checkpoint(tmp_path: Path):
+    run = make_run(tmp_path / "run")
+    alarm = {"event": "alarm q_bound: Q is high.", "alarm": "q_bound", "alarm/q_bound": 1.0}
+    with Metrics(run) as metrics:
+        metrics.write("event", alarm, update=9, step=18)
+    found = summary(run)
+    assert found.alarms == ("q_bound",)
+    [back] = [one for one in commands_of(found) if one.name == "go_back"]
+    assert back.text == f"hilt train --run {run} --from-last-good" and back.confirm
+    with Metrics(run) as metrics:
+        metrics.write("event", {**alarm, "alarm/q_bound": 0.0}, update=10, step=18)
+    assert "go_back" not in [one.name for one in commands_of(summary(run))]
 
 
 def test_resume_takes_limits_and_nothing_else():

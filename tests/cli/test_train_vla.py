@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 from hilt.core.checksums import read_json
+from hilt.observe.metrics import read_metrics
 from hilt.policies.registry import load_policy
+from hilt.replay import Log
+from hilt.runs.checkpoint import numbers
 from hilt.vla import worker as roles
 from tests.cli.test_train_sft import run
 from tests.lines import all_lines, no_line_twice
@@ -52,12 +55,29 @@ def test_what_would_be_done_is_shown_and_nothing_started(tmp_path: Path):
 def test_an_alarm_is_shown_and_ends_the_command(tmp_path: Path):
     quiet = ("validation.before=false", "validation.period=0", "validation.after=false", "stop_on=[ppo_kl]")
     wild = ("optimizer.learning_rate=0.3", "algorithm.epochs=4", "max_steps=20")
-    said = run("train", RECIPE, *quiet, *wild, "--run", tmp_path / "run", code=1)
+    said = run("train", RECIPE, *quiet, *wild, "checkpoint_period=1", "--run", tmp_path / "run", code=1)
     assert "error: alarm ppo_kl: the policy moves " in said and "Lower optimizer.learning_rate" in said
     assert (
         f"hilt train --run {tmp_path / 'run'} --resume goes on" in said
         and read_json(tmp_path / "run" / "run.json")["alarms"]
     )
+    folder, (*_, good, last) = tmp_path / "run", numbers(tmp_path / "run")
+    episodes = Log.open(folder / "rollouts/rank-0", "r").trajectories()
+    again = ("train", "--run", folder, "--from-last-good")
+    said = run(*again, "--dry-run", "policy=other", code=1)
+    assert "which a resumed run cannot change" in said and numbers(folder)[-1] == last, "it is refused before"
+    goes = f"goes back to update {good}: alarm ppo_kl was raised at update {last}"
+    assert goes in run(*again, "--dry-run") and numbers(folder)[-1] == last
+    calm = ("optimizer.learning_rate=0.0001", "algorithm.epochs=1", f"max_steps={last}")
+    said = run(*again, *calm)
+    assert goes in said and f"max_steps is reached: {last} training steps" in said
+    assert numbers(folder)[-1] == last and numbers(folder / "set_aside/1") == [last]
+    kept = Log.open(folder / "rollouts/rank-0", "r").trajectories()
+    assert {*episodes} < {*kept}, "the episodes of the collapse stay in the log"
+    assert read_json(folder / "run.json")["went_back"][0]["update"] == good
+    shown = [one for one in read_metrics(folder, ["update"]) if "weights_age" in one]
+    assert [one["update"] for one in shown] == [*range(1, last + 1)] and shown[-1]["weights_age"] == 0
+    assert all(0 <= one["dead_relus"] < 1 and one["effective_rank"] >= 1 for one in shown)
 
 
 def test_a_run_that_is_stopped_goes_on_and_is_tried_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

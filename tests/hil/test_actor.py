@@ -15,7 +15,7 @@ from gymnasium.spaces import Box, Dict
 
 from hilt.core.errors import ConfigError, DeadlineError, RefusedError, SchemaError
 from hilt.core.trajectory import Source
-from hilt.hil.actor import Acted, ActedJournal, Weights, act
+from hilt.hil.actor import Acted, Weights, act
 from hilt.hil.config import Hil, Wire, of_run
 from hilt.hil.environment import make_env, spaces, trainer_config
 from hilt.hil.importing import columns_for
@@ -24,6 +24,7 @@ from hilt.policies.agent.agent import Agent
 from hilt.policies.agent.config import AgentConfig, EncoderConfig
 from hilt.recording.recording_folder import nested
 from hilt.replay import Channel, Log, QueuedDataStore, Schema
+from hilt.runs.acted_journal import ActedJournal
 from hilt.teleop.devices import Device, Reading
 from hilt.wire import TrainerServer
 from hilt.wire.keys import new_keys
@@ -98,6 +99,8 @@ class Learner:
         columns = columns_for(config, make_env(config, False))
         self.log = Log.open(folder) if (folder / "log.json").exists() else Log.create(folder, Schema.declare(columns))
         self._agent = Agent.make(nested(space.observation_space), space.action_space, config.agent)
+        if config.help.quantile:
+            self._agent.measure_disagreement()
         self.server = TrainerServer(trainer_config(config, learner=True), request_callback=self._answer)
         self.episodes: Channel[Any] = Channel()
         if config.store == "log":
@@ -119,7 +122,8 @@ class Learner:
         }
 
     def publish(self, version: int, mean: float | None = None) -> None:
-        state = {key: np.zeros_like(value) for key, value in self._agent.acting_state().items()}
+        weights = self._agent.acting_state()
+        state = {key: value if key.startswith("critic.") else np.zeros_like(value) for key, value in weights.items()}
         actions = len(state["actor.mlp.out.bias"]) // 2
         # mean, and log of the standard deviation
         state["actor.mlp.out.bias"] = np.repeat(np.float32([version / 10 if mean is None else mean, -30]), actions)

@@ -47,6 +47,10 @@ SHOWN = {
     "checkpoint_path": "hil/test_data.py::test_experience_imports_both_buffers_of_hil_serl",
     "operator": "hil/test_environment.py::test_an_operator_takes_over_with_the_options_of_device_and_take_over",
     "operator_options": "hil/test_environment.py::test_an_operator_takes_over_with_the_options_of_device_and_take_over",
+    **{
+        f"help.{name}": "hil/test_contact.py::test_the_policy_asks_for_help_where_its_critics_disagree"
+        for name in ("quantile", "window", "wait_seconds")
+    },
     "lost_contact": "hil/test_contact.py::test_lost_contact_pause_stays_paused_and_stop_works",
     "lost_contact_seconds": "hil/test_contact.py::test_after_a_while_the_policy_goes_on",
     "actors": "hil/test_launch.py::test_the_commands_are_one_learner_and_the_actors_that_were_asked_for",
@@ -173,6 +177,8 @@ IDLE: dict[str, tuple[dict[str, Any], str | dict[str, Any]]] = {
     "demonstration_options.speed=0.5": ({}, "demonstrations=2"),
     "operator_options.mode=hold": ({}, "operator=script"),
     **{f"lost_contact{change}": ({}, "operator=script") for change in ("=pause", "_seconds=5")},
+    "help.quantile=0.9": ({}, "operator=script"),
+    **{f"help.{change}": ({"operator": "script"}, "help.quantile=0.9") for change in ("window=50", "wait_seconds=1")},
     "updates_per_step=4": ({"algorithm": "bc"}, "max_ahead=50"),
     "view_shares.human=2": ({}, "algorithm=hg-dagger"),
     **{

@@ -6,14 +6,16 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.trajectory import Source
 from hilt.hil import contact
-from hilt.hil.config import Hil, check
+from hilt.hil.config import HelpRequests, Hil, check
 from hilt.hil.launch import Child
 from hilt.observe.live import Standing
 from hilt.observe.metrics import FILE, running
@@ -192,3 +194,77 @@ def test_settings_of_lost_contact_are_checked():
         check(Hil(lost_contact="pause"))
     with pytest.raises(ConfigError, match="needs lost_contact=policy"):
         check(Hil(operator="browser", lost_contact="pause", lost_contact_seconds=5))
+
+
+# Help
+
+
+class Helper(Device):
+    """A person who looks at the page, and takes over for three readings as soon as the policy asks."""
+
+    def __init__(self, helps: bool = True):
+        super().__init__()
+        self._helps, self._left = helps, 0
+
+    def asked(self) -> None:
+        self._left = 3 * self._helps
+
+    def read(self) -> Reading:
+        self._left -= 1
+        return Reading(engaged=self._left >= 0)
+
+
+ASKS = {"quantile": 0.9, "window": 20, "wait_seconds": 0.05}
+
+
+def helper(helps: bool, **asks: float) -> dict[str, Any]:
+    return {
+        "operator": f"{__name__}:Helper",
+        "operator_options": {"helps": helps},
+        "help": HelpRequests(**{**ASKS, **asks}),
+    }
+
+
+@pytest.mark.parametrize(
+    "learner", [helper(True), helper(False), helper(False, wait_seconds=0.0), helper(True, quantile=0.0)], indirect=True
+)
+def test_the_policy_asks_for_help_where_its_critics_disagree(learner: test_actor.Learner, tmp_path: Path):  # noqa: F811
+    """Which it does in about one step of ten, once there are `window` values, and in every tenth at most."""
+    asks, helps = learner.config.help, learner.config.operator_options["helps"]
+    learner.publish(1)
+    said: list[str] = []
+    acting(learner, tmp_path / "actor", lambda: len(learner.log) >= 150, said=said)
+    told = {name: max(one.get(name, 0) for one in learner.told) for name in ("help_requests", "help_answered")}
+    source = learner.column("source")[0]
+    shown = [line for line in said if line.startswith(contact.HELP)]
+    if not asks.quantile:
+        assert told == {"help_requests": 0, "help_answered": 0} and (source == Source.POLICY).all() and not shown
+        return
+    assert (source[: asks.window] == Source.POLICY).all(), "there is nothing to compare with yet"
+    assert 1 <= told["help_requests"] <= 14
+    assert bool(shown) == (asks.wait_seconds > 0)
+    if helps:
+        assert told["help_answered"] > 0 and (source == Source.HUMAN).any()
+    else:
+        assert told["help_answered"] == 0 and (source == Source.POLICY).all(), "it goes on"
+    assert any("disagreement" in one for one in learner.told)
+
+
+def test_help_is_needed_above_the_quantile_of_the_last_values():
+    config = Hil(operator="script", help=HelpRequests(quantile=0.75, window=20))
+    asker = contact.HelpAsker(SimpleNamespace(get_wrapper_attr=lambda name: lambda text: None), config, print)  # type: ignore[arg-type]
+    assert not any(asker.needed(float(n)) for n in range(20)), "the window is not full"
+    assert not asker.needed(14.25) and not asker.needed(None) and not asker.needed(float("nan"))
+    values = [*map(float, range(1, 20)), 14.25]
+    assert asker.needed(float(np.quantile(values, 0.75)) + 1e-6)
+    asker._since = 0
+    assert not asker.needed(1e9), "it has just asked"
+
+
+def test_help_that_cannot_come_is_refused():
+    with pytest.raises(ConfigError, match=r"help\.quantile=0\.9 would do nothing: it needs an operator"):
+        check(Hil(help=HelpRequests(quantile=0.9)))
+    one = Hil(operator="script", help=HelpRequests(quantile=0.9))
+    one.agent.rlpd.critics = 1
+    with pytest.raises(ConfigError, match=r"only several critics can disagree\. Give agent\.rlpd\.critics=2"):
+        check(one)

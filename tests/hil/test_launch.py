@@ -18,7 +18,7 @@ from hilt.core.config import thaw
 from hilt.core.errors import ConfigError, HiltError
 from hilt.core.trajectory import Source
 from hilt.hil import launch as module
-from hilt.hil.config import Goal, Hil, Wire
+from hilt.hil.config import Goal, HelpRequests, Hil, Wire
 from hilt.hil.launch import (
     CHANGEABLE,
     KIND,
@@ -130,9 +130,8 @@ def test_resume_may_change_the_classifier_of_a_run_that_has_one(tmp_path: Path):
 def test_resume_changeable_settings_exist():
     for key in CHANGEABLE:
         functools.reduce(getattr, key.split("."), Hil())
-    whole = {
-        f"{part}.{name}" for part, kind in {"wire": Wire, "goal": Goal}.items() for name in kind.__dataclass_fields__
-    }
+    parts = {"wire": Wire, "goal": Goal, "help": HelpRequests}
+    whole = {f"{part}.{name}" for part, kind in parts.items() for name in kind.__dataclass_fields__}
     assert {
         key for key in CHANGEABLE if "." in key and not key.startswith(("agent.rlpd.", "agent.critic.", "mixed."))
     } == whole

@@ -21,8 +21,10 @@ from hilt.core.checksums import write_json
 from hilt.core.errors import AlarmError, ConfigError, EmptyError, LockedError, SchemaError, UnknownNameError
 from hilt.core.tree import flatten
 from hilt.hil import learner as learner_module
+from hilt.hil import learner_phases
 from hilt.hil.data import columns_for, open_logs
 from hilt.hil.learner import Learner, LearnerSummary
+from hilt.hil.learner_phases import ActorReports
 from hilt.observe import alarms
 from hilt.observe.metrics import read_metrics
 from hilt.observe.sinks import SINKS
@@ -31,6 +33,7 @@ from hilt.policies.agent import agent as agent_module
 from hilt.replay import Log, QueuedDataStore, Schema
 from hilt.runs import checkpoint
 from hilt.runs.checkpoint import latest, load, numbers
+from hilt.runs.last_good import LastGood, go_back, last_good
 from hilt.wire import TrainerClient
 from tests.effort import rounds, sampled
 from tests.hil.toy_run import IMAGES, config, demonstrations, episode, fill, spaces, wire
@@ -179,6 +182,55 @@ def test_an_alarm_ends_the_run_and_it_goes_on(template: Path, memory_path: Path,
     assert [record["alarm"] for record in records(run, "event") if "alarm" in record] == ["update_to_data"] * 2, (
         "it is still so"
     )
+
+
+def test_learner_goes_on_from_the_last_good_checkpoint(
+    template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(alarms, "UPDATES_PER_STEP", 1.0)
+    monkeypatch.setattr(learner_module, "LOOK_RECORDS", 2)
+    run, settings = memory_path / "run", {"log_period": 5, "checkpoint_period": 10, "max_steps": 100}
+    with pytest.raises(AlarmError, match=r"--resume goes on from here\. With --from-last-good it goes on from the"):
+        learner(template, run, stop_on=["update_to_data"], **settings).run()
+    assert numbers(run) == [0, 10, 20, 30, 35] and last_good(run) == LastGood(30, "update_to_data", 35, 35)
+    good = load(run, 30)
+    go_back(run)
+    assert numbers(run) == [0, 10, 20, 30] and numbers(run / "set_aside/1") == [35]
+    one = learner(template, run, **{**settings, "max_steps": 40})
+    assert one.update == 30 and same(one.agent.state_dict(), good.agent)
+    assert one.run() == LearnerSummary("max_steps", 40, 30)
+    assert [record["update"] for record in records(run, "update")] == [*range(5, 41, 5)], "none twice"
+    looked = [record for record in records(run, "update") if "effective_rank" in record]
+    assert [record["update"] for record in looked] == [10, 20, 30, 40]
+    assert all(1 <= record["effective_rank"] <= 16 for record in looked) and "dead_relus" not in looked[0], "of tanh"
+    assert [record["policy_kl"] > 0 for record in looked if "policy_kl" in record] == [True, True]
+
+
+def test_actors_that_act_with_replaced_weights_are_noticed(monkeypatch: pytest.MonkeyPatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(learner_phases.time, "monotonic", lambda: clock.now)
+    reports, acting = ActorReports(), {"acting": "policy", "version": 1}
+    reports.published(1, 0)
+    reports.heard("arm", {**acting, "steps": 1})
+    clock.now = 10.0
+    reports.published(2, 50)
+    clock.now = 75.0
+    reports.heard("arm", {**acting, "steps": 1})
+    assert reports.figures() == {"weights_age": 0.0}, "it made no step, as during a reset"
+    reports.heard("arm", {**acting, "steps": 2, "acting": "human"})
+    assert reports.figures() == {"weights_age": 0.0}, "a person acts"
+    reports.heard("arm", {**acting, "steps": 3, "value_expected": 0.5})
+    reports.heard("other", {**acting, "steps": 3, "version": 2, "value_expected": 0.7})
+    assert reports.figures() == {"weights_age": 65.0, "value_expected": 0.6}
+    monkeypatch.setattr(learner_phases, "MAX_VERSIONS", 2)
+    for version in (3, 4, 5):
+        clock.now += 1
+        reports.published(version, 50 * version)
+    reports.heard("arm", {**acting, "steps": 4})
+    assert reports.update_of == {4: 200, 5: 250} and reports.figures()["weights_age"] >= 0.0
+    reports.heard("arm", {**acting, "steps": 5, "version": 5})
+    reports.left("other")
+    assert reports.figures() == {"weights_age": 0.0}
 
 
 def test_learner_logs_realized_q(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):

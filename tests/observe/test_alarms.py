@@ -16,11 +16,14 @@ from hilt.observe.alarms import TABLE, Alarms, AlarmWatch, RunFacts, check_stop_
 from hilt.observe.live import Standing
 from hilt.observe.metrics import read_metrics
 
-VLA = RunFacts("vla", gae=True)
-HIL = RunFacts("hil", discount=0.97, target_entropy=-2.0, actions=4)
+VLA = RunFacts("vla", gae=True, reference=True)
+HIL = RunFacts("hil", discount=0.97, target_entropy=-2.0, actions=4, value_model=True)
 MIXED = RunFacts("hil", rlpd=False, groups=True, target_kl=0.25)
 STEP = {"ppo_kl": 0.01, "clip_fraction": 0.1, "entropy": 1.2, "explained_variance": 0.4, "skipped_steps": 0.0}
 STEP |= {"groups": 64.0, "groups_all_succeeded": 20.0, "groups_all_failed": 10.0}
+STEP |= {"value": 0.4, "realized_return": 0.5, "kl": 0.2, "weights_age": 1.0}
+LOOK = {"dead_relus": 0.1, "effective_rank": 60.0, "policy_kl": 0.5}
+STEP |= {name: LOOK[name] for name in ("dead_relus", "effective_rank")}
 UPDATE = {
     "q": 0.5,
     "q/online": 0.5,
@@ -31,7 +34,8 @@ UPDATE = {
     "realized_q": 0.4,
     "entropy": -3.0,
 }
-UPDATE |= {"skipped_updates": 0.0, "update": 1000.0, "step": 500.0}
+UPDATE |= {"skipped_updates": 0.0, "update": 1000.0, "step": 500.0, "weights_age": 2.0, **LOOK}
+UPDATE |= {"value_hopeless": 0.1, "value_expected": 0.5, "value_realized": 0.7}
 
 
 def raised(facts: RunFacts, *records: Any) -> list[str]:
@@ -47,6 +51,11 @@ WRONG: dict[str, tuple[RunFacts, list[dict[str, float]]]] = {
     "no_signal": (VLA, [STEP | {"groups_all_failed": 40.0}] * 5),
     "validation": (VLA, [{"validation_success": p, "validation_episodes": 100} for p in (0.5, 0.9, 0.65)]),
     "not_finite": (VLA, [STEP, STEP | {"skipped_steps": 2.0}]),
+    "overestimation": (VLA, [STEP | {"value": 0.9}] * 5),
+    "reference_kl": (VLA, [STEP | {"kl": 3.0}] * 3),
+    "dead_relus": (VLA, [STEP | {"dead_relus": 0.7}] * 3),
+    "plasticity": (VLA, [STEP] * 3 + [STEP | {"effective_rank": 3.0}] * 3),
+    "stale_weights": (VLA, [STEP | {"weights_age": 6.0}] * 3),
 }
 WRONG_HIL: dict[str, tuple[RunFacts, list[dict[str, float]]]] = {
     "entropy": (HIL, [UPDATE | {"entropy": -15.0}] * 5),
@@ -58,6 +67,11 @@ WRONG_HIL: dict[str, tuple[RunFacts, list[dict[str, float]]]] = {
     "ppo_kl": (MIXED, [STEP | {"ppo_kl": 0.6}] * 3),
     "clip_fraction": (MIXED, [STEP | {"clip_fraction": 0.5}] * 5),
     "no_signal": (MIXED, [STEP | {"groups_all_failed": 40.0}] * 5),
+    "policy_kl": (HIL, [UPDATE | {"policy_kl": 40.0}] * 3),
+    "dead_relus": (HIL, [UPDATE | {"dead_relus": 0.7}] * 3),
+    "plasticity": (HIL, [UPDATE] * 3 + [UPDATE | {"effective_rank": 3.0}] * 3),
+    "stale_weights": (HIL, [UPDATE | {"weights_age": 90.0}]),
+    "value_model": (HIL, [UPDATE | {"value_expected": 0.05}]),
 }
 
 

@@ -225,3 +225,15 @@ def test_an_operator_that_teaches_takes_over_at_the_first_step_that_is_not_right
     env.reset()
     got = [env.step(poor)[4]["source"] for _ in range(PROGRESS_WINDOW + 1)]
     assert got == [Source.POLICY] * len(got), "after two episodes it is as patient as any"
+
+
+def test_an_operator_that_is_asked_takes_over_for_a_turn():
+    """A policy that makes progress is left alone, unless it asks for help itself."""
+    device = Script(operator=True)
+    env = TakeOver(Known(limit=10_000), device)
+    env.reset()
+    made = [env.step(WISH)[4]["source"] for _ in range(3)]
+    env.ask("help")
+    made += [env.step(WISH)[4]["source"] for _ in range(TURN + 3)]
+    assert made == [Source.POLICY] * 3 + [Source.HUMAN] * TURN + [Source.POLICY] * 3
+    assert env.message == "help" and not device.waited_for

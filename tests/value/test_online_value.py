@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Dict
 
 from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.tree import Array
-from hilt.value.online_value import STOPPED, OnlineValue, ValueWatch, shaped_episode
+from hilt.value.online_value import JUDGED_EPISODES, STOPPED, OnlineValue, ValueWatch, shaped_episode
 from hilt.value.value_model import ValueModel, load_value_model
 from tests.value.valued import save_untrained
 
@@ -83,6 +83,34 @@ def test_hopeless_episodes_are_truncated_unless_a_person_acts(value: OnlineValue
     helped = played(ValueWatch(Line(human=(2, 5)), value, 0.9, stop_below=1.0, patience=3))
     assert len(helped) == 8 and helped[-1][2] and STOPPED not in helped[-1][4]  # it arrived before the third in a row
     assert len(played(ValueWatch(Line(), value, 0.9, stop_below=1e-9, patience=1))) == 8
+
+
+def test_value_figures_compare_what_was_expected_with_what_came(value: OnlineValue):
+    class Known(Line):
+        """Every fourth episode is no success."""
+
+        episodes = 0
+
+        def reset(self, **given: Any) -> Any:
+            self.episodes += 1
+            return super().reset(**given)
+
+        def step(self, action: Any) -> Any:
+            *seen, info = super().step(action)
+            return (*seen, {**info, "succeed": self.episodes % 4 > 0})
+
+    env = ValueWatch(Known(), value, 0.9, reward=1.0)
+    for _ in range(JUDGED_EPISODES):
+        assert env.value_figures() == {}
+        played(env)
+    figures = env.value_figures()
+    each = [value({"state": np.array([t / 4, -t / 3], np.float32)})[1] for t in range(1, 9)]
+    assert figures["value_expected"] == pytest.approx(np.mean(each, dtype=np.float64), rel=1e-6)
+    assert (figures["value_realized"], figures["value_hopeless"]) == (0.75, 0.0)
+    ended = ValueWatch(Known(), value, 0.9, stop_below=1.0, patience=3)
+    for _ in range(JUDGED_EPISODES):
+        played(ended)
+    assert ended.value_figures() == {"value_hopeless": 1.0}, "what is ended tells nothing of its outcome"
 
 
 def test_an_environment_that_does_not_fit_is_refused_at_once(value: OnlineValue, tmp_path: Path):

@@ -172,6 +172,11 @@ class HlGaussHead(CategoricalHead):
         return below.diff(dim=1) / (below[:, -1:] - below[:, :1])
 
 
+def disagreement(critic: Any, head: CriticHead, z: Tensor, actions: Tensor) -> float:
+    """The standard deviation of Q over an ensemble of critics, the mean of all rows."""
+    return float(head.values(critic.run(z, actions, learns=False).out).std(0).mean())
+
+
 def critic_head(critic: CriticConfig, rlpd: Rlpd) -> CriticHead:
     """The head that the settings of an agent ask for."""
     if critic.head == "scalar":

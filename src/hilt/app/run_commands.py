@@ -57,6 +57,8 @@ def commands_of(run: RunSummary) -> list[RunCommand]:
             found.append(RunCommand("stop", ("kill", "-INT", str(pid)), confirm=True))
     elif run.kind in COMMANDS and run.metadata:
         found.append(RunCommand("resume", resume_words(run), confirm=True))
+        if run.alarms:
+            found.append(RunCommand("go_back", (*resume_words(run)[:-1], "--from-last-good"), confirm=True))
     if run.metadata:
         found.append(evaluate_command(run))
     found.append(RunCommand("plot", ("hilt", "plot", str(run.path))))

@@ -80,6 +80,8 @@ class RunSummary:
     """What its run.json has"""
     remote: str = ""
     """The address of the machine that it is on; empty for this one"""
+    alarms: tuple[str, ...] = ()
+    """Those that are raised"""
 
 
 class RunLibrary:
@@ -193,7 +195,7 @@ class WatchedRun:
         run.metadata = read_json(path / RUN_FILE) if (path / RUN_FILE).is_file() else {}
         run.kind, run.recipe = str(run.metadata.get("kind", HIL)), str(run.metadata.get("recipe", ""))
         run.began, run.task = str(run.metadata.get("began", "")), self._tasks()
-        run.steps, run.updates = self.standing.steps, self.standing.updates
+        run.steps, run.updates, run.alarms = self.standing.steps, self.standing.updates, tuple(self.standing.alarms)
         run.last = modified(path / METRICS) or modified(path / RUN_FILE)
         run.writer = writer_of(path) or ""
         run.state, run.reason, run.why = state_of(run, self.standing, self._now())

@@ -72,6 +72,7 @@ METRIC_WORDS = {
     "success": "成功率",
     "validation": "验证",
     "a person makes": "人的操作",
+    "asked for help": "请求帮助",
     "contact lost": "失去联系",
     "episode": "回合",
     "return": "回报",
@@ -106,6 +107,8 @@ RUN_TEXTS = (
     (r"(?<=: )paused\b", "已暂停"),
     (r"(?<=: )contact lost\b", "失去联系"),
     (r"(?<=: )emergency stop\b", "急停"),
+    (r"(?<=: )asks for help\b", "请求帮助"),
+    (r"^(\d+) times, answered (\d+) times$", r"\1 次，其中 \2 次得到回应"),
     (r"(?<=: )there\b", "已连接"),
     (r"(?<=: )([\d,]+) steps\b", r"\1 步"),
     (r"^(\d+) times so far; ([\d,]+) steps of the last (\d+) episodes$", r"至今 \1 次；最近 \3 个回合中 \2 步"),
@@ -161,6 +164,43 @@ ALARM_TEXTS = (
         r"\2 个在线步做了 \1 次更新，每步 \3 次（上限 \4）",
     ),
     (
+        r"the critic expects (\S+) on the average, and the episodes realized (\S+) \(mean of 5 updates; limit (\S+)\)",
+        r"评论家平均预期 \1，而回合实际得到 \2（5 次更新的均值；上限 \3）",
+    ),
+    (
+        r"each number is (\S+) nats from the reference \(kl, mean of 3 updates; limit (\S+)\)",
+        r"每个数离参考策略 \1 奈特（kl，3 次更新的均值；上限 \2）",
+    ),
+    (
+        r"each number of the policy moves (\S+) nats between two looks \(policy_kl, 3 looks; limit (\S+)\)",
+        r"两次检查之间策略的每个数变化 \1 奈特（policy_kl，3 次检查；上限 \2）",
+    ),
+    (
+        r"(\S+) of the ReLUs are 0 for a whole batch \(3 looks; limit (\S+)\)",
+        r"\1 的 ReLU 对整个批次都为 0（3 次检查；上限 \2）",
+    ),
+    (
+        r"the effective rank of the features fell from (\S+) to (\S+) \(3 looks; limit (\S+)\)",
+        r"特征的有效秩从 \1 降到 \2（3 次检查；下限 \3）",
+    ),
+    (
+        r"the episodes are by weights of (\S+) training steps before \(mean of 3 updates; limit (\S+)\)",
+        r"回合由 \1 个训练步之前的权重采集（3 次更新的均值；上限 \2）",
+    ),
+    (
+        r"an actor acts with weights that were replaced (\S+) s ago \(limit (\S+) s\)",
+        r"有 actor 仍用 \1 秒前已被替换的权重行动（上限 \2 秒）",
+    ),
+    (
+        r"the value model ends (\S+) of the last episodes as hopeless \(limit (\S+)\)",
+        r"价值模型把最近 \1 的回合判为无望而结束（上限 \2）",
+    ),
+    (
+        r"the value model expects success with (\S+), and the last episodes succeeded in (\S+) \(limit: (\S+) points "
+        r"apart\)",
+        r"价值模型预期成功率为 \1，而最近的回合成功率为 \2（上限：相差 \3 个百分点）",
+    ),
+    (
         r"(\S+) steps of the optimizer were left out: a loss or a gradient was not finite",
         r"跳过了 \1 次优化器更新：损失或梯度不是有限值",
     ),
@@ -177,7 +217,18 @@ ALARM_CURES = {
     "或使用没有评论家的估计器（grpo）。",
     "no_signal": "若都失败，请从更好的策略或更容易的状态开始；若都成功，请结束训练，或使用更难的状态。",
     "q_bound": "评论家发散：请降低 agent.rlpd.learning_rate 或 tau，增加评论家，或设置 agent.rlpd.target_range。",
-    "overestimation": "评论家高估：请降低 update_to_data，增加评论家并设置 agent.rlpd.subset=2，或 actor_q=min。",
+    "overestimation": "评论家高估：请降低 update_to_data，增加评论家并设置 agent.rlpd.subset=2，或 actor_q=min；"
+    "后训练时提高评论家的学习率，或设置预热（critic.warmup_steps）。",
+    "reference_kl": "它在遗忘原有的能力：请提高 algorithm.kl.coefficient，或降低 optimizer.learning_rate。",
+    "policy_kl": "策略突变：请降低 agent.rlpd.learning_rate，或增加评论家。",
+    "dead_relus": "处处为 0 的单元学不到东西：请降低学习率；有人参与时设置 agent.activation=tanh 或 "
+    "agent.critic.reset_period；否则从更早的策略重新开始。",
+    "plasticity": "特征塌缩，几乎学不到新东西：请降低学习率或 update_to_data；有人参与时设置 "
+    "agent.critic.reset_period 或 agent.critic.weight_decay。",
+    "stale_weights": "采集所用的不是正在学习的策略：请检查 actor 与 learner 之间的网络和 actor 的日志；"
+    "后训练时降低 collect.oversample_factor。",
+    "value_model": "它见过的是另外的回合：请用本次训练的回合重新训练（hilt train value RUN），"
+    "或降低 value.stop_below 和 value.reward。",
     "validation": "结果变差：RUN/best 或更早的检查点更好。请用更低的学习率继续，或结束训练。",
     "update_to_data": "学习器在重复已有数据：请设置 update_to_data=4，或检查为什么没有新的步。",
     "not_finite": "请降低学习率；检查奖励和观测中是否有非有限值。",
@@ -250,6 +301,10 @@ EVENT_TEXTS = (
         r"达到目标的策略是最后一个检查点，第 \1 次更新",
     ),
     (r"alarm (\w+) is over", r"警报 \1 已解除"),
+    (
+        r"goes back to update (\S+): alarm (\w+) was raised at update (\S+)",
+        r"回到第 \1 次更新：警报 \2 在第 \3 次更新时触发",
+    ),
     (r"(\d+) updates in a row were not finite", r"连续 \1 次更新不是有限值"),
     (r"the last (\d+) gradients were not finite", r"最近 \1 个梯度不是有限值"),
     (r"max_steps is reached", "达到 max_steps"),

@@ -58,6 +58,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "command.ended": ("It ended with exit code {code}.", "已结束，退出码 {code}。"),
     "command.stop": ("Stop", "停止"),
     "command.resume": ("Resume", "继续"),
+    "command.go_back": ("Resume from the last good checkpoint", "从警报之前的检查点继续"),
     "command.limits": ("Other limits, such as max_steps=2000", "其他上限，例如 max_steps=2000"),
     "command.evaluate": ("Evaluate, with videos", "评估并录制视频"),
     "command.plot": ("Draw the curves as files", "将曲线绘制成文件"),

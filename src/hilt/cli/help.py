@@ -33,6 +33,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "train": (
         "hilt train tabletop_pick operator=browser --run runs/mine",
         "hilt train --run runs/mine --resume",
+        "hilt train --run runs/mine --from-last-good",
         "docs/training.md",
     ),
     "train classifier": (

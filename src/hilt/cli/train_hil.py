@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hilt.cli.show import CHECKING, PROGRESS, heavy_module, progress_bar
-from hilt.cli.train_options import Overrides, Resume, Run, Trust, leave, plain
+from hilt.cli.train_options import FromLastGood, Overrides, Resume, Run, Trust, go_back, leave, plain
 from hilt.core.errors import Problems, optional_module
 from hilt.core.progress import Report, silent
 from hilt.core.signals import ASK_TO_END, leave_to_parent, stop_signals
@@ -50,6 +50,7 @@ def train_command(
     overrides: Overrides = None,
     run: Run = None,
     resume: Resume = False,
+    from_last_good: FromLastGood = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the settings and what would be started; start nothing.")
     ] = False,
@@ -63,7 +64,9 @@ def train_command(
     """
     one_thread()
     recipe, words = _words(recipe, overrides)
-    folder = _folder(recipe, run)
+    folder, resume = _folder(recipe, run), resume or from_last_good
+    if from_last_good:
+        _go_back(recipe, words, folder, dry_run)
     if _of_post_training(recipe, folder, resume, words):
         _post_train(recipe, words, folder, resume, dry_run)
         return
@@ -90,12 +93,19 @@ def train_command(
 
 @learner.command("learner")
 def learner_command(
-    recipe: Recipe = None, overrides: Overrides = None, run: Run = None, resume: Resume = False, trusted: Trust = None
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    run: Run = None,
+    resume: Resume = False,
+    from_last_good: FromLastGood = False,
+    trusted: Trust = None,
 ) -> None:
     """The learner alone. Beyond this machine it needs keys: see hilt keys."""
     recipe, words = _words(recipe, overrides)
-    folder = _folder(recipe, run)
+    folder, resume = _folder(recipe, run), resume or from_last_good
     one_thread()
+    if from_last_good:
+        _go_back(recipe, words, folder)
     with progress_bar(CHECKING):
         config = _opened(recipe, words, folder, resume)
     heavy_module("torch", "hilt learner", "torch", then="hilt.hil.learner")
@@ -192,6 +202,21 @@ def _of_post_training(recipe: str, folder: Path, resume: bool, words: list[str])
     from hilt.recipes import is_vla
 
     return bool(recipe) and is_vla(recipe)
+
+
+def _go_back(recipe: str, words: list[str], folder: Path, dry_run: bool = False) -> None:
+    """Goes back to the last good checkpoint, if the run can be resumed with these settings."""
+    optional_module("gymnasium", "hilt train", "sim")
+    heavy_module("torch", "hilt train", "torch")
+    from hilt.hil import launch
+
+    if _of_post_training(recipe, folder, True, []):
+        from hilt.vla import train as post_training
+
+        post_training.resumed_settings(folder, recipe, words)
+    else:
+        launch.resumed_settings(folder, recipe, _in_full(words))
+    go_back(folder, dry_run)
 
 
 def _post_train(recipe: str, words: list[str], folder: Path, resume: bool, dry_run: bool) -> None:

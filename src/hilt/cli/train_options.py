@@ -30,6 +30,11 @@ Trust = Annotated[
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder, with its settings.")]
 
+FromLastGood = Annotated[
+    bool,
+    typer.Option("--from-last-good", help="Go on from the newest checkpoint before the alarm; nothing is deleted."),
+]
+
 
 def option_values(given: list[str] | None) -> dict[str, object]:
     """``NAME=VALUE``, where a value is a number, true, false or null, and text otherwise."""
@@ -43,6 +48,14 @@ def option_values(given: list[str] | None) -> dict[str, object]:
         except ValueError:
             out[name.replace("-", "_")] = value
     return out
+
+
+def go_back(run: Path, dry_run: bool = False) -> None:
+    """Goes back to the last good checkpoint of a run, or shows what that would be."""
+    from hilt.runs import last_good
+
+    found = last_good.last_good(run) if dry_run else last_good.go_back(run)
+    typer.echo(found.text)
 
 
 def plain(text: str) -> str:

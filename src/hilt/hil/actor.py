@@ -27,7 +27,7 @@ import numpy as np
 
 from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import ConfigError, DeadlineError, EmergencyStopError, HiltError, RefusedError, SchemaError
-from hilt.core.files import DISK, read
+from hilt.core.files import DISK
 from hilt.core.names import load_own
 from hilt.core.progress import Report, silent
 from hilt.core.trajectory import Source
@@ -35,7 +35,7 @@ from hilt.core.tree import unflatten
 from hilt.envs.env_protocol import TASK_SUCCESS, Env, success_of
 from hilt.envs.task_mix import TASK_NUMBER
 from hilt.hil.config import MIXED, SENDERS, TASK_COLUMN, Hil, of_run
-from hilt.hil.contact import ESTOPPED, LOST, Contact
+from hilt.hil.contact import ASKING, ESTOPPED, LOST, Contact, HelpAsker
 from hilt.hil.environment import GroupPlay, control_rate, make_env, simulated, trainer_config
 from hilt.hil.make_agent import make_agent
 from hilt.hil.moments import Moment, Moments
@@ -43,6 +43,7 @@ from hilt.hil.operator_page import PageAnnouncement
 from hilt.policies.precision import AUTO
 from hilt.recording.recording_folder import GRASP, TIMES, nested_copy
 from hilt.replay import QueuedDataStore
+from hilt.runs.acted_journal import ActedJournal
 from hilt.runs.run_precision import warnings
 from hilt.teleop.intervene import attribute
 from hilt.wire import TrainerClient, TrainerConfig
@@ -155,7 +156,7 @@ class Actor:
         self._teller = threading.Thread(target=self._tell, name="hilt-actor-tells", daemon=True)
         self._rate, self._timing = control_rate(env, config)
         attribute(env, "count_down", lambda of: None)(lambda: self._most and self._most - self.acted.steps)
-        self._contact = Contact(env, config, notify)
+        self._contact, self._help = Contact(env, config, notify), HelpAsker(env, config, notify)
         self._moments = Moments(env, offer=config.store == "log")
         self._rewinds: list[dict[str, int]] = []  # that the learner does not know yet
         self._clock = time.time() - time.perf_counter()  # one that never goes back, whatever happens to the computer's
@@ -262,6 +263,9 @@ class Actor:
             else self._agent.sample_actions(before)
         )
         version = -1 if random else self.acted.version
+        helped = random or self.acted.acting == Source.HUMAN.name.lower()
+        if not helped and self._help.needed(self._agent.disagreement):
+            self._ask_for_help()
         if self._rate is not None:
             self._rate.wait()
         sent = self._now()
@@ -325,6 +329,14 @@ class Actor:
         self._does(why)
         self._contact.wait(self._ended)
         self._agent.acted(Source.HUMAN, None)
+        if self._rate is not None:
+            self._rate.restart()
+
+    def _ask_for_help(self) -> None:
+        """Before a step of the policy: no step is made while it waits."""
+        self.acted.acting = ASKING
+        self._does(ASKING)
+        self._help.ask(self._ended)
         if self._rate is not None:
             self._rate.restart()
 
@@ -523,7 +535,9 @@ class Actor:
             "says_success": self._says,
             **({"simulation": True} if self._play.size else {}),
             **self._contact.stats(),
+            **self._help.stats(),
             **unflatten(self._agent.metrics()),
+            **attribute(self._env, "value_figures", dict)(),
         }
         if self._timing is not None:
             timing = self._timing()
@@ -561,40 +575,3 @@ class Weights:
             return None
         self._taken = newest[1]
         return newest
-
-
-class ActedJournal:
-    """Counts the steps and episodes that an actor has begun, over all its restarts.
-    A byte is written whole, or not at all."""
-
-    def __init__(self, path: Path):
-        self._path = path
-        self._open()
-
-    def _open(self) -> None:
-        there = read(self._path) if self._path.exists() else b""
-        self.steps, self.episodes, self._size = there.count(b"s"), there.count(b"e"), len(there)
-        self._fd = DISK.open(self._path, write=True) if self._path.exists() else DISK.create(self._path)
-
-    def step(self) -> None:
-        self._write(b"s")
-        self.steps += 1
-
-    def begin_episode(self) -> int:
-        """Its number, from 0."""
-        self._write(b"e")
-        self.episodes += 1
-        return self.episodes - 1
-
-    def restart(self) -> None:
-        """Another run: nothing has been done in it."""
-        self.close()
-        DISK.replace(self._path, b"")
-        self._open()
-
-    def _write(self, byte: bytes) -> None:
-        DISK.write(self._fd, byte, self._size)
-        self._size += 1
-
-    def close(self) -> None:
-        DISK.close(self._fd)

@@ -149,6 +149,24 @@ class ValueUse:
             yield f"{here}model={self.model} would do nothing: give {here}reward=1 or {here}stop_below=0.05."
 
 
+_ASKS = Need("{here}quantile", lambda c: c.quantile)
+
+
+@dataclass
+class HelpRequests:
+    """When the policy asks the operator for help: where its critics disagree, about an action that it has chosen, more
+    than they mostly do."""
+
+    quantile: float = setting(0.0, minimum=0, below=1)
+    """It asks where the standard deviation of Q over the critics is above this quantile of its last values, such as
+    0.99: in about 1% of the steps; 0: it never asks"""
+    window: int = setting(1000, minimum=20, needs=_ASKS)
+    """The number of last values, and of steps before it asks first"""
+    wait_seconds: float = setting(10.0, minimum=0, needs=_ASKS)
+    """Seconds for which it holds still until the operator takes over, or presses a button; then it goes on. 0: it goes
+    on at once, while the message is shown"""
+
+
 def reinforces(config: Hil) -> bool:
     """Whether the run learns from rewards by an off-policy algorithm, and does not imitate."""
     return config.algorithm not in (*IMITATIONS, MIXED)
@@ -277,6 +295,14 @@ class Hil:
     policy continues; "pause": the run stays paused"""
     lost_contact_seconds: float = setting(30.0, minimum=0, needs=(_OPERATOR, _GOES_ON))
     """Seconds that the run is paused for an operator who is out of reach, before the policy goes on"""
+    help: HelpRequests = setting(
+        factory=HelpRequests,
+        needs=(
+            Need(_OPERATOR.needed, _OPERATOR.there, of=("quantile",)),
+            Need(_RLPD.needed, _RLPD.there, of=("quantile",)),
+        ),
+    )
+    """When the policy asks the operator for help"""
     actors: int = setting(1, minimum=1, hint="A learner alone is `hilt learner`.")
     """How many `hilt train` starts"""
 
@@ -375,6 +401,11 @@ class Hil:
                 "dense reward Q becomes Q - V, which lies elsewhere. Give agent.rlpd.target_range=null, and "
                 "agent.critic.value_range where the critic needs one."
             )
+        if self.help.quantile and (rlpd.critics < 2 or self.agent.kind == "vla"):
+            yield (
+                f"help.quantile={self.help.quantile:g} with agent.rlpd.critics={rlpd.critics}, agent.kind="
+                f"{self.agent.kind}: only several critics can disagree. Give agent.rlpd.critics=2, or leave it out."
+            )
         imitated = imitation(self)
         known = IMITATIONS.get(imitated, ())
         for name in self.view_shares if known else ():
@@ -443,4 +474,15 @@ def facts(config: Hil) -> RunFacts:
         q_range=(low_high[0], low_high[1]) if low_high else None,
         entropy_in_q=rlpd.backup_entropy,
         update_to_data=config.update_to_data,
+        measured=config.agent.kind == "actor_critic",
+        relus=_has_relus(config),
+        value_model=bool(config.value.model),
     )
+
+
+def _has_relus(config: Hil) -> bool:
+    """Whether networks that are trained have ReLUs."""
+    agent = config.agent
+    looks = agent.encoder.kind != "none" and agent.encoder.training != "frozen"
+    blocks = agent.critic.network != "mlp" and reinforces(config)
+    return agent.activation == "relu" or blocks or looks

@@ -1,10 +1,20 @@
 """Contact to the operator, when it is lost, and the emergency stop: the actor waits, and the learner's clock and
-updates wait with it."""
+updates wait with it; and how the policy asks the operator for help.
+
+It asks where its critics disagree about the action that it has chosen, as EnsembleDAgger (Menda et al., 2019, arXiv
+1807.08364) does where policies disagree; the threshold is a quantile of the last values, as that of ThriftyDAgger
+(Hoque et al., 2021, arXiv 2109.08273), so that it follows what is learned and sets how often a person is asked:
+
+    disagreement = standard deviation over i of Q_i(s, a),    asks if it is above the quantile of the last `window` ones
+"""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
+
+import numpy as np
 
 from hilt.envs.env_protocol import Env
 from hilt.hil.config import Hil
@@ -18,6 +28,12 @@ ESTOPPED = "emergency stop"
 REPORT_AFTER_S = 1.0
 """A shorter loss is counted, and not mentioned: a page sends 20 times a second, and a network may stall"""
 POLL_INTERVAL_S = 0.1
+ASKING = "asks for help"
+"""Who acts while the policy waits for the operator's help"""
+HELP = "The policy asks for help: take over if it is about to fail."
+"""What the operator sees then"""
+MIN_STEPS_BETWEEN = 10
+"""Steps of the policy between two requests"""
 
 
 class Contact:
@@ -78,3 +94,55 @@ class Contact:
     def _address(self) -> str:
         url = getattr(self._env.get_wrapper_attr("device"), "url", "")
         return f"To take over again, open {url}" if url else "Connect the device again to take over."
+
+
+class HelpAsker:
+    """Asks for help where the policy's ensemble disagrees more than it mostly does, and waits for the operator."""
+
+    def __init__(self, env: Env, config: Hil, notify: Callable[[str], None]):
+        self._env, self._settings, self._notify = env, config.help, notify
+        self._last: deque[float] = deque(maxlen=config.help.window)
+        self._since, self._shown = MIN_STEPS_BETWEEN, False
+        self._requests = self._answered = 0
+        self._waited = 0.0
+
+    def needed(self, disagreement: float | None) -> bool:
+        """Takes in the disagreement about an action of the policy, None where it made no decision; whether to ask. A
+        message that is still shown goes."""
+        if not self._settings.quantile or disagreement is None or not np.isfinite(disagreement):
+            return False
+        full = len(self._last) == self._last.maxlen
+        high = full and disagreement > float(np.quantile(self._last, self._settings.quantile))
+        self._last.append(disagreement)
+        self._since += 1
+        if self._shown:
+            self._ask("")
+        return high and self._since > MIN_STEPS_BETWEEN
+
+    def ask(self, ended: Callable[[], bool]) -> None:
+        """Shows the message, and holds still until the operator takes over or presses a button, the time is over, or
+        `ended()` is true."""
+        self._since, self._requests = 0, self._requests + 1
+        self._ask(HELP)
+        began = time.monotonic()
+        if self._env.get_wrapper_attr("device").waited_for and self._settings.wait_seconds:
+            self._notify(f"{HELP} It waits for {self._settings.wait_seconds:g} s.")
+            while not ended() and (waited := time.monotonic() - began) < self._settings.wait_seconds:
+                reading = self._env.get_wrapper_attr("poll")()
+                if reading.engaged or reading.events or reading.lost:
+                    self._answered += not reading.lost
+                    break
+                time.sleep(min(POLL_INTERVAL_S, self._settings.wait_seconds - waited))
+            self._ask("")
+        self._waited += time.monotonic() - began
+
+    def _ask(self, text: str) -> None:
+        self._shown = bool(text)
+        self._env.get_wrapper_attr("ask")(text)
+
+    def stats(self) -> dict[str, object]:
+        """The counters that are reported to the learner; none where it never asks."""
+        if not self._settings.quantile:
+            return {}
+        counts = {"help_requests": self._requests, "help_answered": self._answered, "help_seconds": self._waited}
+        return {**counts, **({"disagreement": self._last[-1]} if self._last else {})}

@@ -16,7 +16,7 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from hilt.hil.contact import CONTACT
 from hilt.hil.data import Batch
 from hilt.hil.goal import GoalWatch, described
 from hilt.hil.groups import groups_of
-from hilt.hil.learner_phases import LearnerClock, Preparation
+from hilt.hil.learner_phases import ActorReports, LearnerClock, LearnerSummary, Preparation
 from hilt.hil.make_agent import make_agent
 from hilt.observe.alarms import AlarmWatch, stopped
 from hilt.observe.metrics import PAUSE, Metrics, flat_scalars, read_metrics
@@ -57,21 +57,11 @@ COLLECTED = "collected.json"
 trajectories that pretraining is repeated with"""
 MAX_SKIPPED = 20
 """Updates in a row with a loss or a gradient that is not finite, after which a run ends with an error"""
+LOOK_RECORDS = 20
+"""Records of metrics between two looks at whether the networks can still learn"""
 REALIZED = 20
 """Episodes, the last ones, whose returns Q is compared with"""
 logger = logging.getLogger("hilt.hil")
-
-
-@dataclass(frozen=True)
-class LearnerSummary:
-    """The end of a run, or of one part of it: why it ended, and its figures."""
-
-    reason: str
-    """"goal": success held at its goal; "max_steps", "max_seconds", "max_env_steps"; "pressed": an operator
-    at an actor pressed stop; "stopped" from outside; or "alarm": one that `stop_on` names, which is raised as
-    an `AlarmError` when everything is closed"""
-    update: int
-    online: int
 
 
 class Learner:
@@ -118,8 +108,8 @@ class Learner:
         self.notify("opens the logs" + imports)
         self.experience = load_own(STORES[config.store])(run, config, env, self.agent, self.notify)
         stack.callback(self.experience.close)
-        self._update_of: dict[int, int] = {}
-        self._groups = groups_of(config, self.experience, self.agent, env, self._update_of)
+        self._reports = ActorReports()
+        self._groups = groups_of(config, self.experience, self.agent, env, self._reports.update_of)
         if checkpoint is not None:
             self.update, self._elapsed = checkpoint.update, max(self._elapsed, checkpoint.state["elapsed"])
             self.experience.load_state(checkpoint.state["experience"])
@@ -192,7 +182,7 @@ class Learner:
             if self._pretraining() and not self._over():
                 self._pretrain()
                 if not self._pretraining():
-                    self._publish(first=not self._update_of)
+                    self._publish(first=not self._reports.update_of)
             if not self._resumed and not self._pretraining():
                 self._save()  # what there is before learning
             if config.collect_steps and not self.update:
@@ -259,7 +249,7 @@ class Learner:
     def _step(self, details: bool, part: str = "both") -> dict[str, float]:
         """One learner step: `cta_ratio` - 1 updates of the critics, and one of everything; or one of imitation.
         `part`: of the data, where it does not imitate."""
-        config = self.config
+        config, looks = self.config, details and (self.update + 1) % (LOOK_RECORDS * self.config.log_period) == 0
         if not reinforces(config):
             encoder = config.agent.encoder
             trained = encoder.training != "frozen" and not encoder.pretrain_updates  # else it was, and rests
@@ -269,7 +259,8 @@ class Learner:
             }
             more = {"beside": partial(self._groups.learn, self.update + 1)} if self._groups is not None else {}
             with self._clock("torch"):
-                return {**self.agent.imitate(batch, encoder=trained, **more), **shares}
+                learned = self.agent.imitate(batch, encoder=trained, **more)
+                return {**learned, **shares, **(self.agent.health(batch) if looks else {})}
         critics = self.agent.critics
         for _ in range(config.cta_ratio - 1 if critics else 0):
             batch = self._sample(config.batch_size, part)
@@ -277,7 +268,8 @@ class Learner:
                 self.agent.update(batch, critics)
         batch = self._sample(config.batch_size, part)
         with self._clock("torch"):
-            return self.agent.update(batch, details=details)[1]
+            info = self.agent.update(batch, details=details)[1]
+            return info | (self.agent.health(batch) if looks else {})
 
     def _sample(self, batch_size: int, part: str, images: bool = False) -> Batch:
         encoded, began = self.experience.torch_seconds, time.perf_counter()
@@ -416,9 +408,7 @@ class Learner:
         began = time.perf_counter()
         published = self.server.publish_network(self.agent.acting_state(), version)
         self._sent = {"weights_mb": self.server.weights_bytes / 1e6, "publish_ms": 1e3 * (time.perf_counter() - began)}
-        self._update_of[published] = self.update
-        for old in list(self._update_of)[:-1000]:
-            del self._update_of[old]
+        self._reports.published(published, self.update)
 
     def _save_if_due(self) -> None:
         period, since = self.config.checkpoint_period, self.update - self._saved_update
@@ -437,7 +427,7 @@ class Learner:
             self.notify(f"the checkpoint before was not written, and learning goes on: {self._saver.error}")
         state = {"elapsed": self._seconds(), "experience": self.experience.state(), "seed": self.config.seed}
         state |= {} if self._groups is None else {"groups": self._groups.state()}
-        if self._saver.save(self.update, self.agent.state_dict(), state):
+        if self._saver.save(self.update, self.agent.state_dict(), state, self._watch.spans.earliest):
             self._saved_at, self._saved_update, self._owes = time.monotonic(), self.update, False
 
     # The goal
@@ -481,7 +471,7 @@ class Learner:
     def _log(self, info: Mapping[str, float]) -> None:
         made, arrived, seconds = self._clock.since(self.update, self.experience.total)
         versions = self.experience.newest_versions(max(1, len(self._heard)))
-        behind = [self.update - self._update_of[version] for version in versions if version in self._update_of]
+        behind = [self.update - made for version in versions if (made := self._reports.update_of.get(version, -1)) >= 0]
         values = {
             **info,
             "elapsed_seconds": self._seconds(),
@@ -491,6 +481,7 @@ class Learner:
             **self._clock.shares(),
             **self._sent,
             **({"staleness": sum(behind) / len(behind)} if behind else {}),
+            **self._reports.figures(),
             **self.experience.counts(),
             **({} if self._groups is None else self._groups.figures()),
         }
@@ -539,8 +530,10 @@ class Learner:
         ended = self._reason not in ("", "stopped")
         if reported.pop("bye", False):
             self._heard.pop(name, None)
+            self._reports.left(name)
         elif name:
             self._heard[name] = time.monotonic()
+            self._reports.heard(name, reported)
         if "contact_lost" in reported:
             (self._out_of_reach.add if reported["contact_lost"] else self._out_of_reach.discard)(name)
         if "rewound_at" in reported:
@@ -571,7 +564,7 @@ class Learner:
             self.notify(f"the policy that reached the goal is the last checkpoint, of update {self._goal.last:,}")
         with contextlib.suppress(HiltError):  # of the one before; the last one is what counts
             self._saver.wait(SAVE_S)
-        if self._update_of and not self._pretraining():
+        if self._reports.update_of and not self._pretraining():
             self._publish()
         collecting = self.config.collect_steps and not self.update
         if collecting:

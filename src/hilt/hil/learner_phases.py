@@ -1,5 +1,5 @@
-"""What a learner does before it learns online, and its clock: which share of its time torch, data and waiting take, and
-how fast its counters grow."""
+"""What a learner does before it learns online, what its actors report, and its clock: which share of its time
+torch, data and waiting take, and how fast its counters grow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from hilt.core.progress import Phase
 from hilt.hil.config import Hil, reinforces
@@ -15,6 +16,10 @@ from hilt.hil.config import Hil, reinforces
 if TYPE_CHECKING:
     from hilt.policies.agent.step_agent import StepAgent
 
+MAX_VERSIONS = 1000
+"""Versions of the weights that are remembered"""
+MEANS = ("value_expected", "value_realized", "value_hopeless")
+"""Figures of actors' reports whose mean over actors is in the learner's metrics, too"""
 TELL_S = 5.0
 """Seconds between two messages about how far it is"""
 Once = Callable[[str], Mapping[str, float]]
@@ -85,6 +90,70 @@ class Preparation:
                 self._notify(phase.text())
                 notified_at = time.monotonic()
             self._look()
+
+
+@dataclass(frozen=True)
+class LearnerSummary:
+    """The end of a run, or of one part of it: why it ended, and its figures."""
+
+    reason: str
+    """"goal": success held at its goal; "max_steps", "max_seconds", "max_env_steps"; "pressed": an operator
+    at an actor pressed stop; "stopped" from outside; or "alarm": one that `stop_on` names, which is raised as
+    an `AlarmError` when everything is closed"""
+    update: int
+    online: int
+
+
+class ActorReports:
+    """What actors report, beside the weights that were published: for how long they act with older ones, how often they
+    asked for help, and how far the value model is off."""
+
+    def __init__(self) -> None:
+        self.update_of: dict[int, int] = {}
+        """The update of each version of the weights, of the last ones"""
+        self._replaced: dict[int, float] = {}  # when the version after this one was published
+        self._last: dict[str, Mapping[str, Any]] = {}
+        self._ages: dict[str, float] = {}
+
+    def published(self, version: int, update: int) -> None:
+        """Counts a version that is published now."""
+        if self.update_of:
+            self._replaced[max(self.update_of)] = time.monotonic()
+        self.update_of[version] = update
+        for old in list(self.update_of)[:-MAX_VERSIONS]:
+            del self.update_of[old]
+            self._replaced.pop(old, None)
+
+    def heard(self, actor: str, report: Mapping[str, Any]) -> None:
+        """Takes in the report of an actor. Only one in which it has made steps tells how old its weights are, for it
+        takes up the newest ones before each step."""
+        if "version" not in report or "steps" not in report:
+            return
+        before = self._last.get(actor)
+        acts = before is not None and report["steps"] > before["steps"] and report.get("acting") == "policy"
+        self._ages[actor] = self._age(int(report["version"])) if acts else 0.0
+        self._last[actor] = dict(report)
+
+    def _age(self, version: int) -> float:
+        """Seconds since the weights after these were published."""
+        known, replaced = list(self.update_of), dict(self._replaced)
+        if known and replaced and version < min(known):  # so old that it is no longer known
+            version = min(replaced)
+        return time.monotonic() - replaced[version] if version in replaced else 0.0
+
+    def left(self, actor: str) -> None:
+        """The actor is gone."""
+        self._ages.pop(actor, None)
+        self._last.pop(actor, None)
+
+    def figures(self) -> dict[str, float]:
+        """The figures of all actors together: the largest age, the sum of counts, and means of shares."""
+        ages, reports = list(self._ages.values()), list(self._last.values())
+        found = {"weights_age": max(ages)} if ages else {}
+        for name in MEANS:
+            values = [float(report[name]) for report in reports if name in report]
+            found |= {name: sum(values) / len(values)} if values else {}
+        return found
 
 
 class LearnerClock:

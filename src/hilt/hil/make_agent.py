@@ -44,6 +44,8 @@ def make_agent(config: Hil, env: HasSpaces, seed: int | None = None) -> StepAgen
         settings = replace(settings, options={"suite": config.task, **settings.options})
     agent = kind.make(seen, env.action_space, settings, *keys, config.seed if seed is None else seed, squashed)
     agent.use_instructions(instructions_of(env))
+    if config.help.quantile:
+        agent.measure_disagreement()
     if hasattr(env, "has_wrapper_attr") and env.has_wrapper_attr("show_plans"):
         env.get_wrapper_attr("show_plans")(agent.planned)  # type: ignore[attr-defined]
     if config.algorithm != "rlpd" and reinforces(config):

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import AlarmError, ConfigError, Problems, UnknownNameError
-from hilt.observe.metrics import Metrics, Value, read_metrics
+from hilt.observe.metrics import GOES_ON, RESUMED, Metrics, Value, read_metrics
 from hilt.observe.statistics import paired_loss
 
 KEPT = 20
@@ -46,6 +46,21 @@ ERRORS = 3.0
 """Standard errors that a validation may be below the best one"""
 UPDATES_PER_STEP = 20.0
 """Learner steps for each online step"""
+REFERENCE_KL = 2.0
+"""Nats of each number that the policy may be away from its reference"""
+POLICY_KL = 20.0
+"""Nats of each number by which the policy of a run with a person may change between two looks at its networks"""
+DEAD = 0.5
+"""Share of the ReLUs that may be 0 for a whole batch"""
+RANK_LEFT = 0.1
+"""Of the effective rank of the features at the start, this share must be left"""
+WEIGHTS_AGE_S, WEIGHTS_AGE_STEPS = 60.0, 4.0
+"""Seconds for which newer weights may be there that an actor does not act with; training steps between the weights
+that collected an episode and those that learn from it"""
+HOPELESS = 0.9
+"""Share of the last episodes that the value model may end as hopeless"""
+VALUE_ERROR = 0.4
+"""By how much the value model's probability of success may differ from the share of successes"""
 
 Record = Mapping[str, Any]
 
@@ -74,6 +89,14 @@ class RunFacts:
     actions: int = 1
     """Continuous numbers of an action"""
     update_to_data: float = 0.0
+    reference: bool = False
+    """Whether the policy is compared with a reference"""
+    measured: bool = True
+    """Whether the networks are looked at: `hilt.policies.plasticity`"""
+    relus: bool = True
+    """Whether networks that are trained have ReLUs"""
+    value_model: bool = False
+    """Whether a value model looks at the episodes"""
 
 
 class History:
@@ -185,6 +208,8 @@ def _beyond_bounds(h: History, facts: RunFacts) -> str:
 
 
 def _overestimates(h: History, facts: RunFacts) -> str:
+    if facts.job == "vla":
+        return _overvalues(h)
     q, realized = h.mean("q/online", 5), h.mean("realized_q", 5)
     size = max(abs(h.low.get("reward_min", 0.0)), abs(h.high.get("reward_max", 0.0)), abs(realized))
     if not size or not q - realized > OVER * size:
@@ -192,6 +217,74 @@ def _overestimates(h: History, facts: RunFacts) -> str:
     return (
         f"Q is {q:.3g} on the average, and the last episodes realized {realized:.3g} (limit "
         f"{realized + OVER * size:.3g})"
+    )
+
+
+def _overvalues(h: History) -> str:
+    """The same for the critic of post-training."""
+    value, realized = h.mean("value", 5), h.mean("realized_return", 5)
+    size = max(abs(h.low.get("realized_return", 0.0)), abs(h.high.get("realized_return", 0.0)))
+    if not size or not value - realized > OVER * size:
+        return ""
+    return (
+        f"the critic expects {value:.3g} on the average, and the episodes realized {realized:.3g} (mean of 5 "
+        f"updates; limit {realized + OVER * size:.3g})"
+    )
+
+
+def _left_reference(h: History, facts: RunFacts) -> str:
+    kl = h.mean("kl", 3)
+    if not kl > REFERENCE_KL:
+        return ""
+    return f"each number is {kl:.3g} nats from the reference (kl, mean of 3 updates; limit {REFERENCE_KL:g})"
+
+
+def _jumped(h: History, facts: RunFacts) -> str:
+    kl = h.mean("policy_kl", 3)
+    if not kl > POLICY_KL:
+        return ""
+    return f"each number of the policy moves {kl:.3g} nats between two looks (policy_kl, 3 looks; limit {POLICY_KL:g})"
+
+
+def _dead(h: History, facts: RunFacts) -> str:
+    share = h.mean("dead_relus", 3)
+    return f"{share:.0%} of the ReLUs are 0 for a whole batch (3 looks; limit {DEAD:.0%})" if share > DEAD else ""
+
+
+def _lost_rank(h: History, facts: RunFacts) -> str:
+    start, now = h.first("effective_rank", 3), h.mean("effective_rank", 3)
+    if h.count.get("effective_rank", 0) < 6 or not now < RANK_LEFT * start:
+        return ""
+    limit = RANK_LEFT * start
+    return f"the effective rank of the features fell from {start:.3g} to {now:.3g} (3 looks; limit {limit:.3g})"
+
+
+def _stale(h: History, facts: RunFacts) -> str:
+    if facts.job == "vla":
+        age = h.mean("weights_age", 3)
+        return (
+            f"the episodes are by weights of {age:.3g} training steps before (mean of 3 updates; limit "
+            f"{WEIGHTS_AGE_STEPS:g})"
+            if age > WEIGHTS_AGE_STEPS
+            else ""
+        )
+    age = h.mean("weights_age", 1)
+    return (
+        f"an actor acts with weights that were replaced {age:.0f} s ago (limit {WEIGHTS_AGE_S:g} s)"
+        if age > WEIGHTS_AGE_S
+        else ""
+    )
+
+
+def _misjudges(h: History, facts: RunFacts) -> str:
+    if (share := h.mean("value_hopeless", 1)) > HOPELESS:
+        return f"the value model ends {share:.0%} of the last episodes as hopeless (limit {HOPELESS:.0%})"
+    expected, came = h.mean("value_expected", 1), h.mean("value_realized", 1)
+    if not abs(expected - came) > VALUE_ERROR:
+        return ""
+    return (
+        f"the value model expects success with {expected:.0%}, and the last episodes succeeded in {came:.0%} (limit: "
+        f"{100 * VALUE_ERROR:.0f} points apart)"
     )
 
 
@@ -249,6 +342,7 @@ class Alarm(NamedTuple):
     """Settings without which it is never raised, in words, and whether they are there"""
 
 
+_MEASURED = ("agent.kind=actor_critic", lambda facts: facts.measured)
 _GROUPS = ("algorithm=mixed", lambda facts: facts.job == "vla" or facts.groups)
 
 TABLE = (
@@ -276,10 +370,33 @@ TABLE = (
           "The critics diverge: lower agent.rlpd.learning_rate or tau, give more critics, or agent.rlpd.target_range.",
           ("algorithm=rlpd, a discount below 1, backup_entropy=false",
            lambda facts: facts.rlpd and not facts.entropy_in_q and (facts.discount < 1 or facts.q_range is not None))),
-    Alarm("overestimation", ("hil",), ("realized_q",), _overestimates,
+    Alarm("overestimation", ("hil", "vla"), ("realized_q", "realized_return"), _overestimates,
           "The critics believe in what does not happen: lower update_to_data, give more critics with "
-          "agent.rlpd.subset=2, or actor_q=min.",
-          ("algorithm=rlpd, backup_entropy=false", lambda facts: facts.rlpd and not facts.entropy_in_q)),
+          "agent.rlpd.subset=2, or actor_q=min; in post-training give the critic a higher rate, or a warm-up "
+          "(critic.warmup_steps).",
+          ("algorithm=rlpd, backup_entropy=false; in post-training algorithm.estimator=gae",
+           lambda facts: facts.gae if facts.job == "vla" else facts.rlpd and not facts.entropy_in_q)),
+    Alarm("reference_kl", ("vla",), ("kl",), _left_reference,
+          "It forgets what it knew: give a higher algorithm.kl.coefficient, or a lower optimizer.learning_rate.",
+          ("algorithm.kl.where=loss or reward", lambda facts: facts.reference)),
+    Alarm("policy_kl", ("hil",), ("policy_kl",), _jumped,
+          "The policy jumps: lower agent.rlpd.learning_rate, or give more critics.",
+          ("algorithm=rlpd, agent.kind=actor_critic", lambda facts: facts.measured and facts.rlpd)),
+    Alarm("dead_relus", ("vla", "hil"), ("dead_relus",), _dead,
+          "What is 0 everywhere learns nothing: lower the learning rate; with a person give agent.activation=tanh or "
+          "agent.critic.reset_period; else begin anew from an earlier policy.",
+          ("networks with ReLUs that are trained (agent.activation=relu, agent.critic.network=simba or bro, an encoder "
+           "that is not frozen)", lambda facts: facts.measured and facts.relus)),
+    Alarm("plasticity", ("vla", "hil"), ("effective_rank",), _lost_rank,
+          "The features collapse, and what is new is hardly learned: lower the learning rate or update_to_data; with a "
+          "person give agent.critic.reset_period or agent.critic.weight_decay.", _MEASURED),
+    Alarm("stale_weights", ("vla", "hil"), ("weights_age",), _stale,
+          "What is collected is not by the policy that learns: look at the network between actor and learner, and at "
+          "the actor's log; in post-training lower collect.oversample_factor."),
+    Alarm("value_model", ("hil",), ("value_hopeless", "value_expected"), _misjudges,
+          "It knows other episodes than these: train it again with those of this run (hilt train value RUN), or lower "
+          "value.stop_below and value.reward.",
+          ("value.model", lambda facts: facts.value_model)),
     Alarm("validation", ("vla", "hil"), ("validation_success",), _got_worse,
           "It got worse: RUN/best or an earlier checkpoint is better. Resume with a lower learning rate, or end "
           "the run.",
@@ -349,6 +466,49 @@ def check_stop_on(names: Iterable[str], facts: RunFacts) -> None:
     problems.report()
 
 
+class AlarmSpans:
+    """Since which update each alarm stands, from the records of a run in their order.
+
+    A process that goes on with a run raises anew what still holds: such an alarm began when it was raised first."""
+
+    def __init__(self) -> None:
+        self.stopped = ""
+        """The alarm that ended the run last"""
+        self._since: dict[str, int] = {}
+        self._carried: dict[str, int] = {}  # of the process before
+        self._learned = False  # whether this process has written figures
+
+    @property
+    def standing(self) -> dict[str, int]:
+        """Alarms that stand now, and the update at which each was raised."""
+        return self._since if self._since or self._learned else self._carried
+
+    @property
+    def earliest(self) -> int | None:
+        """The update at which the first was raised of those that stand, or stood when another process went on."""
+        return min([*self._since.values(), *self._carried.values()], default=None)
+
+    def take(self, record: Record) -> None:
+        """Takes in a record of the metrics."""
+        event, update = record.get("event"), int(record.get("update", 0))
+        self._learned = self._learned or record.get("kind") == "update"
+        if event == GOES_ON:
+            if self._learned or self._since:
+                self._carried = self._since
+            self._since, self._learned = {}, False
+        elif event == RESUMED:
+            self._since, self._carried = (
+                {name: at for name, at in known.items() if at <= update} for known in (self._since, self._carried)
+            )
+        elif name := str(record.get("alarm", "")):
+            self.stopped = name if record.get("stops") else self.stopped
+            if record[f"alarm/{name}"]:
+                self._since.setdefault(name, self._carried.get(name, update))
+            else:
+                self._since.pop(name, None)
+                self._carried.pop(name, None)
+
+
 class AlarmWatch:
     """Watches a run: its alarms are shown to the user, and written into metrics.jsonl as events and into run.json."""
 
@@ -356,8 +516,9 @@ class AlarmWatch:
         self, run: Path, facts: RunFacts, metrics: Metrics, notify: Callable[[str], None], stop_on: Iterable[str] = ()
     ):
         self._run_file, self._metrics, self._notify, self._stop_on = run / "run.json", metrics, notify, set(stop_on)
-        self.alarms = Alarms(facts)
+        self.alarms, self.spans = Alarms(facts), AlarmSpans()
         for record in read_metrics(run, ["update", "event"]):  # of a run that goes on
+            self.spans.take(record)
             if record["kind"] == "update":
                 self.alarms.take(record)
             elif record.get("stops"):
@@ -367,11 +528,13 @@ class AlarmWatch:
     def take(self, values: Record, *, update: int, step: int) -> str:
         """Takes the record of an update; returns the text of an alarm that ends the run, else nothing."""
         ends = ""
+        self.spans.take({"kind": "update"})
         for change in self.alarms.take({**values, "update": update, "step": step}):
             stops = change.raised and change.name in self._stop_on and not ends
             event: dict[str, Value] = {"event": change.text, "alarm": change.name, "stops": stops}
             event[f"alarm/{change.name}"] = float(change.raised)
             self._metrics.write("event", event, update=update, step=step)
+            self.spans.take({**event, "update": update})
             self._notify(change.text)
             if change.raised and self._run_file.is_file():
                 metadata = read_json(self._run_file)
@@ -386,5 +549,5 @@ def stopped(text: str, run: Path) -> AlarmError:
     kept = f" The policy so far is in {run / 'policy'}." * (run / "policy").is_dir()
     return AlarmError(
         f"{text} It was ended because stop_on names this alarm; hilt train --run {run} "
-        f"--resume goes on from here.{kept}"
+        f"--resume goes on from here.{kept} With --from-last-good it goes on from the checkpoint before the alarm."
     )

@@ -157,6 +157,13 @@ class Standing:
             f"{times} times so far; {steps:,} steps of the last {len(self.episodes)} episodes" if times or steps else ""
         )
 
+    def help(self) -> str:
+        """How often the policy asked the operator for help, and how often they answered."""
+        asked, answered = (
+            sum(one.get(name, 0) for one in self.actors.values()) for name in ("help_requests", "help_answered")
+        )
+        return f"{asked:.0f} times, answered {answered:.0f} times" if asked else ""
+
     def acting(self) -> str:
         """Who acts, at each actor."""
         now = self._now()
@@ -187,6 +194,7 @@ class Standing:
             ("validation", self.validation()),
             ("a person makes", self.person() if any("intervention_steps" in one for one in self.episodes) else ""),
             ("contact lost", self.lost()),
+            ("asked for help", self.help()),
             ("episode", f"{sum(length) / len(length):.0f} steps" if length else ""),
             ("return", f"{sum(returns) / len(returns):.3g}" if returns else ""),
             ("losses", _values(u, {"critic": "critic_loss", "actor": "actor_loss", "temperature": "temperature_loss"})),

@@ -47,11 +47,17 @@ class Checkpoint:
 
 
 def save(
-    run: Path, update: int, agent: Mapping[str, object], state: Mapping[str, object], keep: int, files: Files = DISK
+    run: Path,
+    update: int,
+    agent: Mapping[str, object],
+    state: Mapping[str, object],
+    keep: int,
+    files: Files = DISK,
+    alarm: int | None = None,
 ) -> Path:
     """Writes a checkpoint, power-safe when this returns, and then removes the oldest ones beyond
-    `keep`, but for that of update 0. Where one of this update is complete, only its `state` is written
-    again: time may have passed without an update."""
+    `keep`, but for that of update 0, and the newest one from before the update at which an `alarm` was raised. Where
+    one of this update is complete, only its `state` is written again: time may have passed without an update."""
     if keep < 1:
         raise ConfigError(f"checkpoint_keep={keep}: expected at least 1.")
     folder = run / FOLDER
@@ -72,7 +78,9 @@ def save(
             files,
             durable=False,
         )
-    for old in [number for number in numbers(run) if number][:-keep]:  # the first one, from before learning, stays
+    good = max((number for number in numbers(run) if alarm is not None and number < alarm), default=0)
+    # the first one, from before learning, stays, and the one to go back to (`hilt.runs.last_good`)
+    for old in [number for number in [number for number in numbers(run) if number][:-keep] if number != good]:
         files.rename(folder / str(old), folder / f".{old}.new")  # never half of one under its name
         files.remove(folder / f".{old}.new")
     return target
@@ -136,13 +144,15 @@ class Saver:
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def save(self, update: int, agent: Mapping[str, object], state: Mapping[str, object]) -> bool:
-        """Begins to write a copy of this; False when the one before is still being written."""
+    def save(
+        self, update: int, agent: Mapping[str, object], state: Mapping[str, object], alarm: int | None = None
+    ) -> bool:
+        """Begins to write a copy of this; False when the one before is still being written. `alarm`: see `save`."""
         if self.busy:
             return False
         copied, own = map_tree(_copied, agent), copy.deepcopy(dict(state))
         self._thread = threading.Thread(
-            target=self._write, args=(update, copied, own), name="hilt-checkpoint", daemon=True
+            target=self._write, args=(update, copied, own, alarm), name="hilt-checkpoint", daemon=True
         )
         self._thread.start()
         return True
@@ -163,10 +173,10 @@ class Saver:
         if self._thread is not None:
             self._thread.join(seconds)
 
-    def _write(self, update: int, agent: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    def _write(self, update: int, agent: Mapping[str, Any], state: Mapping[str, Any], alarm: int | None) -> None:
         self.error = None
         try:
-            save(self._run, update, agent, state, self._keep, self._files)
+            save(self._run, update, agent, state, self._keep, self._files, alarm)
         except Exception as error:  # noqa: BLE001  # broad: the state of an agent may fail to be saved in any way; `wait` raises it
             self.error = error
 

@@ -100,6 +100,9 @@ class Device:
     """Whether it shows images. Where it does not, `show` gets none."""
     rewinds = False
     """Whether a person can pause with it, and choose a step to go back to"""
+    waited_for = True
+    """Whether the policy holds still until it is answered, where it asks for help; not of a script, which acts with the
+    next reading"""
     action_of: Callable[[Reading, Any], Any] | None = None
     """A person's action from a reading and the action space, where that is none
     that `TakeOver` knows. `open_device` sets it."""
@@ -117,6 +120,9 @@ class Device:
     def watch(self, action: npt.ArrayLike) -> None:
         """The policy's action, before each reading; for a device that judges it. A
         person judges by looking at the arm."""
+
+    def asked(self) -> None:
+        """The policy asks for help. A person is shown a message; a script may act."""
 
     def observe(self, observation: Observation) -> None:
         """Called after each reset and step with the observation; for a device that must know where the arm is."""

@@ -220,6 +220,13 @@ class TakeOver(gymnasium.Wrapper):
         self._show(self._seen, "none")
         return reading
 
+    def ask(self, text: str) -> None:
+        """The policy asks for help: the person sees this line, until it is empty."""
+        if text:
+            self.device.asked()
+        self.message = text
+        self._show(self._seen, "policy" if self.policy else "none")
+
     def offer_rewind(self) -> None:
         """From now on a person may pause and go back: the loop around this environment can do that."""
         self._rewinds = True

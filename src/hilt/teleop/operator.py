@@ -54,6 +54,7 @@ class Script(Device):
 
     name = "script"
     gives_actions = True
+    waited_for = False
 
     def __init__(
         self,
@@ -129,6 +130,12 @@ class Script(Device):
     def watch(self, action: npt.ArrayLike) -> None:
         if self.operator:
             self._wanted = np.clip(np.asarray(action, float), self._env.action_space.low, self._env.action_space.high)
+
+    def asked(self) -> None:
+        """Takes over for a turn, as soon as its reaction time is over."""
+        if self.operator:
+            self._plan, self._left = None, TURN + 1
+            self._seen.clear()
 
     def read(self) -> Reading:
         self._episodes += self._steps == 0

@@ -6,6 +6,7 @@ env = ValueWatch(env, value, discount=0.97, reward=1.0, stop_below=0.05)
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -17,13 +18,15 @@ import torch
 from hilt.algos.value_distribution import shaped
 from hilt.core.errors import ConfigError, SchemaError, suggest
 from hilt.core.tree import Array, Observation, flatten
-from hilt.envs.env_protocol import Info, StepResult
+from hilt.envs.env_protocol import Info, StepResult, success_of
 from hilt.formats.images import as_rgb, image_shape
 from hilt.recording.recording_folder import nested
 from hilt.replay.schema import spec_of_space
 from hilt.value.value_episodes import OBSERVED, ObservedBatch
 from hilt.value.value_model import ValueModel, observed_tensors
 
+JUDGED_EPISODES = 20
+"""Episodes, the last ones, whose outcomes are compared with what was expected of them"""
 STOPPED = "stopped_by_value"
 """In the info of the step with which a hopeless episode ends: the probability of success"""
 
@@ -88,9 +91,11 @@ class ValueWatch(gymnasium.Wrapper):
     terminated: a dense reward that changes no optimal policy. `discount` is that of the learner.
 
     With `stop_below`, an episode is truncated when the probability of success has been below it for `patience` steps in
-    a row in which no person acted; the info of its last step has it as ``stopped_by_value``."""
+    a row in which no person acted; the info of its last step has it as ``stopped_by_value``.
 
-    episode_state: ClassVar[tuple[str, ...]] = ("potential", "hopeless")
+    `value_figures` compares what it expected of the last episodes with what came."""
+
+    episode_state: ClassVar[tuple[str, ...]] = ("potential", "hopeless", "expected")
 
     def __init__(
         self,
@@ -105,10 +110,13 @@ class ValueWatch(gymnasium.Wrapper):
         self._value, self._discount, self._weight = value, discount, reward
         self._below, self._patience = stop_below, patience
         self.potential, self.hopeless = 0.0, 0
+        self.expected: tuple[float, int] = (0.0, 0)
+        """Of the episode: the sum of the probabilities of success, and the number of steps"""
+        self._ended: deque[tuple[float, bool | None, bool]] = deque(maxlen=JUDGED_EPISODES)
 
     def reset(self, **options: Any) -> tuple[Observation, Info]:
         observation, info = self.env.reset(**options)
-        self.potential, self.hopeless = self._judged(observation)[0], 0
+        self.potential, self.hopeless, self.expected = self._judged(observation)[0], 0, (0.0, 0)
         return observation, info
 
     def step(self, action: npt.ArrayLike) -> StepResult:
@@ -119,7 +127,24 @@ class ValueWatch(gymnasium.Wrapper):
         self.hopeless = self.hopeless + 1 if is_hopeless else 0
         if self.hopeless >= self._patience and not terminated:
             truncated, info = True, {**info, STOPPED: success}
+        total, steps = self.expected
+        self.expected = total + success, steps + 1
+        if terminated or truncated:
+            self._ended.append((self.expected[0] / self.expected[1], success_of(info), STOPPED in info))
         return observation, float(reward) + self._weight * dense, bool(terminated), bool(truncated), info
+
+    def value_figures(self) -> dict[str, float]:
+        """Returns figures of the last episodes: ``value_hopeless``, the share that was ended as hopeless; of the others
+        ``value_expected``, the mean probability of success over their steps, and ``value_realized``, the share that
+        succeeded. There are none while there are too few episodes."""
+        if len(self._ended) < JUDGED_EPISODES:
+            return {}
+        figures = {"value_hopeless": sum(stopped for *_, stopped in self._ended) / len(self._ended)}
+        known = [(one, came) for one, came, stopped in self._ended if came is not None and not stopped]
+        if len(known) >= JUDGED_EPISODES // 2:
+            figures["value_expected"] = sum(one for one, _ in known) / len(known)
+            figures["value_realized"] = sum(came for _, came in known) / len(known)
+        return figures
 
     def _judged(self, observation: Observation) -> tuple[float, float]:
         known = self.env.has_wrapper_attr("instruction")

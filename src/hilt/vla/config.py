@@ -452,7 +452,13 @@ class Vla:
             "token" if policy_loss(algorithm.loss).mean_ratio else algorithm.ratio
         )  # a mean moves as one number does
         return RunFacts(
-            "vla", gae=gae, ratio=ratio, target_kl=algorithm.target_kl, compares=compares, validates=validates
+            "vla",
+            gae=gae,
+            ratio=ratio,
+            target_kl=algorithm.target_kl,
+            compares=compares,
+            validates=validates,
+            reference=algorithm.kl.where != "none",
         )
 
     # Sizes, in words

@@ -128,6 +128,11 @@ class Rows:
             figures |= {"returns": first / chunks, "explained_variance": 1 - left / spread if spread > 1e-12 else 0.0}
         return figures
 
+    def realized(self, returns: Tensor, total: Callable[..., list[float]]) -> dict[str, float]:
+        """What the critic expects of each chunk on the average, and what came: `returns` [episodes, chunks]."""
+        value, came, chunks = total(self.values.double().sum(), returns[self.of, self.at].double().sum(), len(self))
+        return {"value": value / chunks, "realized_return": came / chunks}
+
     def packed(self, chosen: Tensor, limit: int) -> list[Tensor]:
         """Rows of like length together, as many as the limit on tokens lets."""
         size = self.mask[0].numel() if len(self) else 0

@@ -40,6 +40,7 @@ from hilt.policies.registry import is_new
 from hilt.runs import checkpoint
 from hilt.runs.evaluation import as_pairs, over_tasks
 from hilt.runs.folder import RunKind, check_new, failure_noted, note_end
+from hilt.runs.last_good import went_back_to
 from hilt.runs.run_precision import described, settle
 from hilt.runs.run_precision import frozen as frozen_settings
 from hilt.vla import exports
@@ -387,6 +388,7 @@ class Controller:
         values |= {f"{name}_share": seconds / (now - began) for name, seconds in spent.items()}
         values["other_share"] = max(0.0, 1 - sum(values[f"{name}_share"] for name in DRAWN))
         values["staleness"] = self.step - 1 - min(part["version"] for part in parts)
+        values |= {"weights_age": values["weights_age"] + values["staleness"]} if "weights_age" in values else {}
         steps = sum(summary["length"] for part in parts for summary in part["episodes"])
         values |= {"env_steps_per_second": steps / (now - began), "updates_per_second": learned / (now - began)}
         values |= {"step_seconds": now - began, "waited_steps": self._waited}
@@ -549,9 +551,8 @@ class Controller:
             "seconds_before": self._seconds_before,
             "waited": self._waited,
         }
-        checkpoint.save(
-            self._run, self.step, tree, {**state, "env_steps": self._env_steps}, keep=self._config.checkpoint_keep
-        )
+        state["env_steps"], keep = self._env_steps, self._config.checkpoint_keep
+        checkpoint.save(self._run, self.step, tree, state, keep=keep, alarm=self._watch.spans.earliest)
         for old in (self._run / BEST).glob("*"):
             if old.name != str(self._best_step):
                 DISK.remove(old)
@@ -578,7 +579,7 @@ class Controller:
                     "on, collecting begins anew"
                 )
                 own = []
-        self._group.call("load_own", own, self.step)
+        self._group.call("load_own", own, self.step, saved is not None and went_back_to(self._run) == self.step)
         exports.forget_after(self._run, self.step)
         if self._copy is not None:
             self._copy.forget_after(self.step)

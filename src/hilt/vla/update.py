@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from hilt.algos import prime
-from hilt.algos.advantage import advantages
+from hilt.algos.advantage import advantages, returns_to_go
 from hilt.algos.config import PolicyGradient, Prime
 from hilt.algos.kl import KLController, divergence
 from hilt.algos.surrogate import terms, value_loss, weights
@@ -32,6 +32,7 @@ from hilt.core.progress import Report, silent
 from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.distributed.ranks import Alone, Ranks
 from hilt.policies.base import Record, select
+from hilt.policies.plasticity import WatchedPasses
 from hilt.vla.episode import RolloutEpisode, token_mask
 from hilt.vla.rows import FlowDraws, LossWeights, Rows, added, loss_weights, mean_of_finite, per_row
 
@@ -103,6 +104,7 @@ class Updater:
             reference,
         )
         self.report: Report = silent
+        self._watched = WatchedPasses()
         self._extra, self._warmup, self._seed, self._process = extra_loss, critic_warmup, seed, process
         self._controller, self.updates = KLController(settings.kl), 0
         self._flow = self._policy_loss if isinstance(self._policy_loss, FlowLoss) else None
@@ -154,7 +156,7 @@ class Updater:
         if all_tokens:
             blank = self._blank(rows) if self.actor.lockstep else None
             figures |= self._score(rows, baselines, beside, blank, progress)
-            figures |= self._learn(rows, progress, blank, expected)
+            figures |= self._learn(rows, progress, blank, expected) | self._watched.figures(self._sum)
             self.updates += 1
         if math.isfinite(figures.get("kl", math.nan)):
             self._controller.follow(figures["kl"], int(figures["trajectories"]))
@@ -251,6 +253,8 @@ class Updater:
                 process = prime.advantages(earned, group, settings.discount, self._estimator.leave_one_out)
             else:
                 rewards = rewards + earned.value.sum(2)
+        if self._estimator.needs_critic:
+            figures |= rows.realized(returns_to_go(rewards - penalty, settings.discount), self._sum)
         known = (values, baseline, self.ranks.sum_, penalty, scored if beside else None, process)
         worth, returns = advantages(settings, rewards, there, group, *known)
         rows.advantage, rows.returns = worth[rows.of, rows.at].float(), returns[rows.of, rows.at].float()
@@ -487,11 +491,13 @@ class Updater:
         all the calls, and a gradient of zeros."""
         record, figures = rows.record(part, blank), dict[str, Tensor]()
         if draws is not None:
-            error = self.actor.module.flow_error(record, *draws.of(part))
+            with self._watched.first(self.actor.module, len(part)):
+                error = self.actor.module.flow_error(record, *draws.of(part))
             loss = self._flow_loss(rows, part, share, error, draws, figures) if len(part) else 0.0 * error.sum()
             self.actor.backward(share.part * loss)
         elif self._acts or self._critic is None:
-            seen = self.actor.module.evaluate(record)
+            with self._watched.first(self.actor.module, len(part)):
+                seen = self.actor.module.evaluate(record)
             if rows.seen_late and len(part):
                 rows.see(part, seen.log_prob, self._terms, self.settings.importance_cap)
             loss = (

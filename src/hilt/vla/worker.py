@@ -283,9 +283,17 @@ class Worker:
             beside=self._beside,
             expected=self._config.episodes,
         )
+        figures |= self._weights_age()
         self.episodes, self._rewards, self._baselines, self._beside = [], [], None, []
         self._before, self._following = self._following, None
         return figures
+
+    def _weights_age(self) -> dict[str, float]:
+        """How many training steps older than the newest weights those are that made the episodes, on the average."""
+        newest = self._ranks.max(max((episode.version for episode in self.episodes), default=0))
+        behind = torch.tensor([newest - episode.version for episode in self.episodes], dtype=torch.float64)
+        age, count = self._ranks.sum_(torch.tensor([behind.sum(), len(behind)], dtype=torch.float64)).tolist()
+        return {"weights_age": age / count} if count else {}
 
     # Validation
 
@@ -323,18 +331,17 @@ class Worker:
     def _standing(self) -> dict[str, Any]:
         return {**self._collector.state_dict(_in_the_log), "log_end": self.log.end()}
 
-    def load_own(self, states: Sequence[Mapping[str, object]], step: int = 0) -> None:
+    def load_own(self, states: Sequence[Mapping[str, object]], step: int = 0, keep: bool = False) -> None:
         """Restores the state of each rank after this number of steps; without states it begins. Later
-        steps in its log are removed: they are made
-        again."""
+        steps in its log are removed, for they are made again; with `keep` they stay beside these."""
         self._leave_ahead()
         if states:
             self._saved.append(states[self._ranks.rank])
-        self._restore(states[self._ranks.rank] if states else None, step)
+        self._restore(states[self._ranks.rank] if states else None, step, keep)
 
-    def _restore(self, state: Mapping[str, Any] | None, step: int) -> None:
+    def _restore(self, state: Mapping[str, Any] | None, step: int, keep: bool = False) -> None:
         self._before, self._earned = None, {}
-        if state is not None or not step:
+        if (state is not None or not step) and not keep:
             self.log.forget_after(int(state["log_end"]) if state is not None else -1)
 
         def find(held: Mapping[str, Any]) -> RolloutEpisode:

@@ -26,7 +26,7 @@ from hilt.algos.chunks import best_of, chunk_imitation_loss
 from hilt.algos.imitation import grasp_margin_loss, imitation_loss
 from hilt.algos.schedule import learning_rate_factor
 from hilt.algos.tables import OffPolicyAlgorithm
-from hilt.algos.value_heads import CategoricalHead, critic_head
+from hilt.algos.value_heads import CategoricalHead, critic_head, disagreement
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
 from hilt.core.trajectory import Source
 from hilt.core.tree import ArraySpec, Tree, flatten
@@ -47,6 +47,7 @@ from hilt.policies.agent.encoders import Encoder, initialize
 from hilt.policies.agent.layout import ActionLayout, fit
 from hilt.policies.agent.residual_critics import ResidualCritics, make_critics
 from hilt.policies.agent.step_agent import StepAgent
+from hilt.policies.plasticity import LayerWatch, PolicyLooks
 from hilt.replay.tensors import check_device, generator
 
 if TYPE_CHECKING:
@@ -56,8 +57,7 @@ if TYPE_CHECKING:
 __all__ = ["Agent", "AgentConfig", "EncoderConfig"]
 
 ENCODED_TOGETHER = 16
-"""The number of images that are encoded together for a cache; constant, because the
-last bits of a result depend on it"""
+"""The number of images that are encoded together for a cache; constant, for the last bits of a result depend on it"""
 ACTING = ("encoder", "proprio", "actor", "grasp_critic")
 """The networks that an actor needs; also the critics, if they choose among several actions"""
 TRAINED = ("actor", "critic", "temperature", "grasp_critic")
@@ -82,8 +82,7 @@ class Agent(StepAgent):
         squashed: bool = True,
     ):
         self.squashed = squashed
-        """Whether an action is the tanh of the actor's Gaussian, as reinforcement learning has it, or the Gaussian's
-        own number, cut off at -1 and 1, as behavior cloning has it"""
+        """Whether an action is the tanh of the actor's Gaussian; else, for imitation, its own number, cut off at 1"""
         self.config, self.shapes, self.images, self.proprio, self.seed = config, dict(shapes), images, proprio, seed
         self.layout = ActionLayout(config.setup_mode, actions, config.action_indices)
         self.moving = self.layout.continuous * config.chunk
@@ -121,6 +120,7 @@ class Agent(StepAgent):
         wanted = config.rlpd.target_entropy
         self.target_entropy = config.chunk * (-self.layout.continuous / 2 if wanted is None else wanted)
         self._plan = ChunkPlan()
+        self._looks, self._disagrees = PolicyLooks(), False  # whether disagreement is measured
 
     def _make_networks(self) -> dict[str, nn.Module]:
         """The networks by name, on the agent's device, with weights drawn from its generator in this order."""
@@ -223,6 +223,7 @@ class Agent(StepAgent):
         With `chunk`, for one observation: the next action of the chunk that was begun, which is decided anew when it is
         used up, when `begin` was called, and after `acted` by somebody else. For a batch: the first action of each.
         """
+        self.disagreement = None
         leaves, single = self.inputs.leaves(observations), False
         known = {path: len(shape.shape) for path, shape in self.shapes.items()} | {FEATURES: 1, STATES: 1}
         if leaves and all(leaf.ndim == known[path] for path, leaf in leaves.items()):
@@ -236,7 +237,7 @@ class Agent(StepAgent):
         """Chunks of actions ``[B, chunk, A]``."""
         settings, choices = self.config.rlpd, self.config.rlpd.samples
         # what the critics keep for their passes may not be made in inference mode, for updates use it too
-        with torch.no_grad() if choices > 1 else torch.inference_mode():
+        with torch.no_grad() if choices > 1 or self._disagrees else torch.inference_mode():
             z = self.inputs.encode(self.encoder, leaves)
             mean, std = (self.targets if argmax and "actor" in self.targets else self.networks)["actor"](z)
             if choices > 1:
@@ -250,10 +251,16 @@ class Agent(StepAgent):
                 source = self.generator if seed is None else generator(seed)
                 plain = 0.0 if argmax else std * torch.randn(mean.shape, generator=source).to(mean.device)
                 decided = self._action(mean + plain)
+            if self._disagrees and not argmax:
+                self.disagreement = disagreement(self.networks["critic"], self.head, z, decided)
             grasps = self.networks["grasp_critic"](z).argmax(dim=1) if self.layout.outcomes else None
             actions = self.layout.join(decided.reshape(-1, self.layout.continuous), grasps)
         array: npt.NDArray[np.float32] = actions.float().cpu().numpy()
         return array.reshape(len(mean), self.config.chunk, -1)
+
+    def measure_disagreement(self) -> None:
+        """The standard deviation of Q over the critics, of the action or chunk that was decided last."""
+        self._disagrees = True
 
     def begin(self, instruction: str = "", paced: bool = False) -> None:
         self._plan.begin()
@@ -380,6 +387,17 @@ class Agent(StepAgent):
         self.imitations += 1
         return info
 
+    def health(self, batch: Mapping[str, object]) -> dict[str, float]:
+        """``dead_relus``, ``effective_rank`` (of the critics' features; of an agent that imitates, the actor's), and
+        ``policy_kl``: how far each number of the policy has moved since the last call."""
+        watch = LayerWatch(self.config.rlpd.critics)
+        with torch.no_grad(), watch:
+            z = self.inputs.encode(self.encoder, self.inputs.leaves(found(batch, "observations")))
+            now = self.networks["actor"](z)
+            if self.squashed:
+                self.networks["critic"](z, self._actions(batch)[0])
+        return watch.figures() | self._looks.moved(self.networks["actor"], z, now)
+
     def _forecast_loss(self, z: Tensor, future: Tensor) -> Tensor:
         """How far off the proprioception is that comes, ``future [B, 2, ...]``, in the unit of the normalized one."""
         path = self.config.encoder.pretrain_predict
@@ -413,8 +431,7 @@ class Agent(StepAgent):
             normal.scale.copy_(torch.maximum(whole.std(0, correction=0), least.to(whole)))
 
     def trunk_features(self, images: Tree) -> npt.NDArray[np.float32]:
-        """``[N, features of all cameras]`` of images ``{path: uint8 [N, ...]}``, to be
-        kept and given as "features" in batches.
+        """``[N, features of all cameras]`` of images ``{path: uint8 [N, ...]}``, to be given as "features" in batches.
 
         An image's features are the same, bit for bit, whatever other images are in the call.
         """
@@ -437,8 +454,7 @@ class Agent(StepAgent):
         return features
 
     def states(self, observations: Tree) -> npt.NDArray[np.float32]:
-        """``z [N, width]``, all that the networks see of observations ``{path: [N,
-        ...]}``, to be kept and given as "z" in batches.
+        """``z [N, width]``, all that the networks see of observations ``{path: [N, ...]}``, given as "z" in batches.
 
         It is the same, bit for bit, whatever other observations are in the call.
         """
@@ -464,7 +480,7 @@ class Agent(StepAgent):
             rlpd.polyak(self.targets["actor"], self.networks["actor"], 1.0)
 
     def _acting(self, slow: bool = False) -> dict[str, Tensor]:
-        names = [*ACTING, *(["critic"] if self.config.rlpd.samples > 1 else [])]
+        names = [*ACTING, *(["critic"] if self.config.rlpd.samples > 1 or self._disagrees else [])]
         networks = {name: self.networks[name] for name in names if name in self.networks}
         networks |= {"actor": self.targets["actor"]} if slow and "actor" in self.targets else {}
         return {f"{name}.{key}": tensor for name, net in networks.items() for key, tensor in net.state_dict().items()}

@@ -103,6 +103,13 @@ class StepAgent(ABC):
         defaults."""
         return {}
 
+    disagreement: float | None = None
+    """How much its ensemble disagrees about the last decision of `sample_actions`; None where that is not measured"""
+
+    def measure_disagreement(self) -> None:
+        """From now on `disagreement` is measured where it acts, and `acting_state` has what that needs."""
+        raise ConfigError(f"{type(self).__name__} has no ensemble that could disagree: leave help.quantile out.")
+
     def planned(self) -> Any:
         """The chunk that it executes, a `hilt.envs.chunk_executor.ExecutedChunk` of the task's actions, for a person to
         see; None where it plans no further than a step."""
@@ -148,6 +155,11 @@ class StepAgent(ABC):
             f"{type(self).__name__} does not imitate: leave algorithm=bc, hg-dagger and "
             "agent.encoder.pretrain_updates out."
         )
+
+    def health(self, batch: Mapping[str, object]) -> dict[str, float]:
+        """Figures of whether its networks can still learn, from a batch of learning: see `hilt.policies.plasticity`. It
+        draws nothing and changes nothing. By default there are none."""
+        return {}
 
     def fit_proprio(self, observations: Tree) -> None:
         """With agent.normalize_proprio, takes mean and deviation of proprioception from the demonstrations."""

@@ -1,0 +1,139 @@
+"""Whether networks can still learn: the share of their ReLUs that are dead, and the effective rank of their features.
+
+    dead ReLUs       units of ReLU layers whose output is 0 for every row of a batch: no gradient reaches their weights
+                     (Lu et al., 2019, arXiv 1903.06733; dormant neurons with threshold 0 of Sokar et al., 2023,
+                     arXiv 2302.12902)
+    effective rank   srank_d(F) = min {k: s_1 + ... + s_k >= (1 - d) (s_1 + ... + s_n)},   d = 0.01,   s the singular
+                     values, in descending order, of the features F [rows, width] that the last layer takes in
+                     (Kumar et al., 2021, arXiv 2010.14498)
+
+    watch = LayerWatch()
+    with watch:
+        policy.evaluate(record)        # a pass that is made anyway, or one more
+    watch.dead, watch.relus, watch.rank()
+
+A watch sees the calls of torch's own functions, so it needs nothing of a network; a network that is compiled or
+captured in a graph is not looked into, and must not be called within it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+LEFT_OUT = 0.01
+"""The share of the sum of the singular values that the effective rank leaves out"""
+MAX_ROWS = 256
+"""Rows of features that are looked at, at even distances"""
+RELUS = {F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
+PRODUCTS = {F.linear: 0, torch.addmm: 1, torch.baddbmm: 1}
+"""Matrix products, and which of their arguments is the input"""
+
+
+class LayerWatch(TorchFunctionMode):
+    """Looks at a pass through a network while it is entered. `members`: of an ensemble whose layers are one product,
+    ``[members, rows, width]``; 0 where there is none."""
+
+    def __init__(self, members: int = 0):
+        super().__init__()
+        self.relus = self.dead = 0
+        """Units of ReLU layers, and those of them that were 0 for all rows"""
+        self._members = members
+        self._features: Tensor | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func in RELUS:
+            self._count(made.detach())
+        elif func in PRODUCTS and len(args) > PRODUCTS[func]:
+            self._features = args[PRODUCTS[func]].detach()
+        return made
+
+    def _count(self, out: Tensor) -> None:
+        if out.ndim < 2 or not out.numel():
+            return
+        channels = {4: 1}.get(out.ndim, out.ndim - 1)  # a convolution's are second, as torch has them
+        units = [channels, *([0] if out.ndim == 3 and out.shape[0] == self._members else [])]
+        largest = out.abs().amax([dim for dim in range(out.ndim) if dim not in units])
+        self.relus, self.dead = self.relus + largest.numel(), self.dead + int((largest == 0).sum())
+
+    def rank(self) -> int:
+        """The effective rank of what the last product took in, of an ensemble's first member; 0: there was none."""
+        seen = self._features
+        if seen is None:
+            return 0
+        if seen.ndim == 3 and seen.shape[0] == self._members:
+            seen = seen[0]
+        return effective_rank(seen.reshape(-1, seen.shape[-1]))
+
+    def figures(self) -> dict[str, float]:
+        """``effective_rank``, and ``dead_relus`` where there are ReLUs."""
+        return {"effective_rank": float(self.rank()), **({"dead_relus": self.dead / self.relus} if self.relus else {})}
+
+
+class PolicyLooks:
+    """How far a Gaussian policy moves between two looks at it."""
+
+    def __init__(self) -> None:
+        self._former: nn.Module | None = None
+
+    def moved(self, actor: nn.Module, z: Tensor, now: tuple[Tensor, Tensor]) -> dict[str, float]:
+        """``policy_kl``, from the actor at the last look to what it gives for `z` `now`; nothing at the first one."""
+        with torch.no_grad():
+            found = {} if self._former is None else {"policy_kl": float(policy_change(self._former(z), now))}
+        self._former = copy.deepcopy(actor).requires_grad_(False)
+        return found
+
+
+class WatchedPasses:
+    """Looks at the first pass of each update, and at no other. All ranks ask for its figures at the same time."""
+
+    def __init__(self) -> None:
+        self._watch: LayerWatch | None = None
+
+    def first(self, module: nn.Module, rows: int) -> AbstractContextManager[object]:
+        """What a pass of this number of rows is made within."""
+        compiles: Callable[[], bool] = getattr(module, "_compiles", lambda: False)
+        if self._watch is not None or not rows or compiles():
+            return contextlib.nullcontext()
+        self._watch = LayerWatch()
+        return self._watch
+
+    def figures(self, total: Callable[..., list[float]]) -> dict[str, float]:
+        """Those of all ranks since the last call; `total` adds numbers up over ranks."""
+        watch, self._watch = self._watch, None
+        mine = (0, 0, 0) if watch is None else (watch.dead, watch.relus, watch.rank())
+        dead, relus, ranks, looked = total(*mine, bool(mine[2]))
+        shown = {"dead_relus": dead / relus} if relus else {}
+        return {**shown, **({"effective_rank": ranks / looked} if looked else {})}
+
+
+def effective_rank(features: Tensor, left_out: float = LEFT_OUT) -> int:
+    """The effective rank of features ``[rows, width]``: `MAX_ROWS` of them at even distances, where there are more."""
+    some = features[:: -(-len(features) // MAX_ROWS) or 1].detach().double().cpu()
+    if not some.numel() or not some.isfinite().all():
+        return 0
+    small = some @ some.T if len(some) <= some.shape[1] else some.T @ some
+    sizes = torch.linalg.eigvalsh(small).clamp(min=0).sqrt().flip(0)
+    if not sizes.sum() > 0:
+        return 0
+    return 1 + int((sizes.cumsum(0) < (1 - left_out) * sizes.sum()).sum())
+
+
+def policy_change(before: tuple[Tensor, Tensor], now: tuple[Tensor, Tensor]) -> Tensor:
+    """KL(before || now) of diagonal Gaussians given as mean and deviation ``[B, A]``, the mean of all numbers, in nats.
+    That of their tanh is the same."""
+    (mean, std), (new_mean, new_std) = before, now
+    moved = (std.square() + (mean - new_mean).square()) / (2 * new_std.square())
+    return ((new_std / std).log() + moved - 0.5).mean()
+
+
+__all__ = ["LayerWatch", "PolicyLooks", "WatchedPasses", "effective_rank", "policy_change"]
