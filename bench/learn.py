@@ -33,8 +33,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 """Of SB3's SAC; the best one counts, seed by seed. The first three have our
 discount, tau, temperature, batch and updates a step"""
-MAX_TIME = 4.0
-"""To make as many updates as ours, SB3 may take so many times as long"""
+EQUAL_SECONDS = 1800.0
+"""A run of ours that makes as many updates as SB3 made ends after this time at the latest"""
 STATES, SEEDS, MINUTES = 100, 5, 5.0
 """The full size: test states of an evaluation, seeds, and minutes of learning of each"""
 HZ = 20.0
@@ -85,12 +85,12 @@ def pick(lab: Lab) -> list[Row]:
             kept, lambda: our_run(lab, kept, seed) if name == "ours" else other_run(lab, name, named[name], seed)
         )
 
-    def peer(variant: str, equal: bool, seed: int) -> dict[str, Any] | None:
-        """For as long as ours took; or until it has made as many updates. One that could not be made is not kept."""
-        name = f"pick_sb3-{list(VARIANTS).index(variant)}{'-equal' * equal}-{minutes}-{seed}"
+    def peer(variant: str, seed: int) -> dict[str, Any] | None:
+        """For as long as ours took. One that could not be made is not kept."""
+        name = f"pick_sb3-{list(VARIANTS).index(variant)}-{minutes}-{seed}"
         try:
             return lab.once(
-                name, lambda: peer_run(lab, variant, equal, lab.kept(f"pick_ours-{minutes}-{seed}"), made[seed], seed)
+                name, lambda: peer_run(lab, variant, lab.kept(f"pick_ours-{minutes}-{seed}"), made[seed], seed)
             )
         except (OSError, RuntimeError) as error:
             absent["Stable-Baselines3"] = f"{str(error).strip().splitlines()[-1]}; make bench ARGS=learn installs it"
@@ -104,20 +104,21 @@ def pick(lab: Lab) -> list[Row]:
     for number, name in enumerate(named, start=1):
         runs = done[number * lab.seeds : (number + 1) * lab.seeds]
         found[name], facts[name] = [Trial(one["trial"]) for one in runs], [Made(*one["made"]) for one in runs]
-    pairs = [(variant, False, seed) for variant in VARIANTS for seed in seeds]
+    pairs = [(variant, seed) for variant in VARIANTS for seed in seeds]
     told: dict[str, list[Made]] = {}
-    for (variant, _, _), tried in zip(pairs, lab.side_by_side(lambda job: peer(*job), pairs), strict=True):
+    for (variant, _), tried in zip(pairs, lab.side_by_side(lambda job: peer(*job), pairs), strict=True):
         if tried:
             name = f"SB3 {tried['version']} SAC, {variant}"
             found.setdefault(name, []).append(Trial(tried["trial"]))
             told.setdefault(name, []).append(Made(*tried["made"]))
     if told:
         best = max(told, key=lambda name: float(np.mean([trial.percent for trial in found[name]])))
-        variant = best.partition("SAC, ")[2]
-        again = [tried for tried in lab.side_by_side(lambda seed: peer(variant, True, seed), seeds) if tried]
-        found[EQUAL] = [Trial(one["trial"]) for one in again]
-        told[EQUAL] = [Made(*one["made"]) for one in again]
-        facts["equal"] = [f"{best}, {one['seconds']:.0f} s" for one in again]
+        limits = [one.updates for one in told[best]]
+        again = lab.side_by_side(
+            lambda seed: lab.once(f"pick_equal-{minutes}-{seed}", lambda: equal_run(lab, limits[seed], seed)),
+            range(len(limits)),
+        )
+        found[EQUAL], facts[EQUAL] = ([Trial(one["trial"]) for one in again], [Made(*one["made"]) for one in again])
     lanes = [f"each run on {lab.cores} cores of its own, others beside it"] if lab.cores else []
     person = [
         f"seed {seed}: person {100 * one['person']:.1f}% of the last steps, {one['took']:.0f} s in all"
@@ -166,15 +167,27 @@ def other_run(lab: Lab, name: str, words: list[str], seed: int) -> dict[str, Any
     return result
 
 
-def peer_run(lab: Lab, variant: str, equal: bool, run: Path, made: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Stable-Baselines3 with the settings and demonstrations of a run of ours."""
+def peer_run(lab: Lab, variant: str, run: Path, made: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Stable-Baselines3 with the settings, demonstrations and time of a run of ours."""
     ratio, took = made["updates_per_step"], made["took"]
-    limit = {"seconds": MAX_TIME * took, "updates": round(ratio * made["steps"])} if equal else {"seconds": took}
-    lab.progress(f"pick: seed {seed} of {lab.seeds}, Stable-Baselines3, {variant}, for {limit}")
-    return sb3(run, VARIANTS[variant], ratio, seed, lab.pick(STATES, 2), **limit)
+    lab.progress(f"pick: seed {seed} of {lab.seeds}, Stable-Baselines3, {variant}, for {took:.0f} s")
+    return sb3(run, VARIANTS[variant], ratio, seed, lab.pick(STATES, 2), took)
 
 
-EQUAL = "as many updates"
+EQUAL = "equal updates"
+
+
+def equal_run(lab: Lab, updates: int, seed: int) -> dict[str, Any]:
+    """Ours once more, which ends after as many critic updates as Stable-Baselines3 made."""
+    from hilt.recipes import recipe
+
+    lab.progress(f"pick: seed {seed} of {lab.seeds}, ours for {updates:,} updates")
+    run = lab.new(f"equal-{seed}")
+    ends = f"max_steps={updates // recipe(RECIPE).cta_ratio}"
+    train(run, [f"seed={seed}", *lab.pick_words(QUICK), ends], EQUAL_SECONDS)
+    result = {"trial": evaluated(run, lab.pick(STATES, 2)).steps, "made": made_by(run)}
+    remove(run)
+    return result
 
 
 class Made(NamedTuple):
@@ -241,6 +254,7 @@ def pick_rows(
 ) -> list[Row]:
     peers = {name: trials for name, trials in found.items() if name.startswith("SB3") and len(trials) == lab.seeds}
     best = [max(trials[seed].percent for trials in peers.values()) for seed in range(lab.seeds)] if peers else []
+    rates = {name: float(np.mean([trial.percent for trial in trials])) for name, trials in peers.items()}
     ours = [trial.percent for trial in found["ours"]]
     steps = [float(np.mean([s for s in trial.steps if s])) for trial in found["ours"] if trial.percent]
     sizes = [lab.size(len(found["ours"][0].steps), STATES, "states"), lab.size(lab.seeds, SEEDS, "seeds")]
@@ -300,19 +314,19 @@ def pick_rows(
             what=f"Stable-Baselines3's SAC {task}: the same environment, demonstrations in its buffer, "
             "convolutions, widths, and all the time that our command took, start and demonstrations included; "
             "with our batch, discount and updates a step, or its own",
-            peers={name: float(np.mean([trial.percent for trial in trials])) for name, trials in peers.items()},
+            peers=rates,
             absent=absent,
             note="; ".join(f"{name}: {each(trials)} ({did(name)})" for name, trials in peers.items()),
             **common,
         ),
         Row(
-            name="pick_sb3_equal_updates",
-            ours=float(np.mean([trial.percent for trial in found["ours"]])),
-            what="the best of these, until it has made as many updates as ours in up to "
-            f"{MAX_TIME:g} times the time, {task}",
-            peers={EQUAL: float(np.mean([trial.percent for trial in found[EQUAL]]))} if found.get(EQUAL) else {},
+            name="pick_equal_updates",
+            ours=float(np.mean([trial.percent for trial in found[EQUAL]])) if found.get(EQUAL) else None,
+            what="ours after as many critic updates as the best variant of Stable-Baselines3 made in its time; "
+            f"pretraining comes before them, {task}",
+            peers=dict([max(rates.items(), key=lambda one: one[1])]) if rates else {},
             absent=absent,
-            note=f"{each(found[EQUAL])} ({did(EQUAL)}; {', '.join(made['equal'])})" if found.get(EQUAL) else "",
+            note=f"{each(found[EQUAL])} ({did(EQUAL)})" if found.get(EQUAL) else "",
             **common,
         ),
         Row(
@@ -507,13 +521,11 @@ def evaluated(run: Path, states: int, checkpoint: int | None = None) -> Trial:
     return Trial([one["steps"] if one["success"] else 0 for one in outcomes])
 
 
-def sb3(
-    run: Path, variant: dict[str, Any], ratio: float, seed: int, states: int, seconds: float, updates: int = 0
-) -> dict[str, Any]:
+def sb3(run: Path, variant: dict[str, Any], ratio: float, seed: int, states: int, seconds: float) -> dict[str, Any]:
     """Its version, how it did in each state, steps and updates (as of `Made`), and seconds."""
     with Side("bench.learn_sides", "sb3", SB3) as side:
         about = side.ask("start", run=str(run), updates_per_step=ratio, seed=seed, **variant)
-        made = side.ask("train", timeout=seconds + 300, seconds=seconds, updates=updates)
+        made = side.ask("train", timeout=seconds + 300, seconds=seconds)
         trial = side.ask("evaluate", timeout=1200, states=states)
     return {
         "version": about["version"],
@@ -564,7 +576,7 @@ PICK = (
         "pick_steps",
         "pick_bc",
         "pick_sb3",
-        "pick_sb3_equal_updates",
+        "pick_equal_updates",
         "pick_operator_steps",
     ),
     *(f"pick_{name}" for name in OTHERS),

@@ -99,9 +99,8 @@ class Sb3:
         flat = self.env.observation(_at(observations, t))
         return {key: (value.transpose(2, 0, 1) if value.ndim == 3 else value)[None] for key, value in flat.items()}
 
-    def train(self, seconds: float, updates: int = 0) -> dict[str, float]:
-        """Trains for this number of seconds from the first step on, or until it has made this number of updates (0: no
-        limit). Returns the numbers of steps and updates."""
+    def train(self, seconds: float) -> dict[str, float]:
+        """Trains for this number of seconds from the first step on. Returns the numbers of steps and updates."""
         from stable_baselines3.common.callbacks import BaseCallback
 
         class Clock(BaseCallback):  # type: ignore[misc]
@@ -109,7 +108,7 @@ class Sb3:
                 self.until = time.monotonic() + seconds
 
             def _on_step(self) -> bool:
-                return time.monotonic() < self.until and not 0 < updates <= self.model._n_updates
+                return time.monotonic() < self.until
 
         start = time.monotonic()
         self.model.learn(10**9, callback=Clock(), progress_bar=False, log_interval=10**9)

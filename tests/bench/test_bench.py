@@ -250,14 +250,15 @@ def test_the_robot_suite_without_its_peer(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_learn_suite_lists_its_rows(capsys: pytest.CaptureFixture[str]):
     assert main(["learn", "--list"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "pick: pick_success, pick_margin, pick_steps, pick_bc, pick_sb3, pick_sb3_equal_updates, "
+        "pick: pick_success, pick_margin, pick_steps, pick_bc, pick_sb3, pick_equal_updates, "
         "pick_operator_steps, pick_hg_dagger, pick_without_operator, pick_delayed_operator, pick_tired_operator, "
         "pick_without_demonstrations, pick_operator_alone",
         "learner: learner_in_torch, learner_in_torch_frozen, learner_updates, learner_updates_bfloat16",
         "control: control_lateness_p99",
         "tasks: task_button, task_pick, task_pick_red, task_drawer, task_push, task_insert, task_peg",
         "state_updates: state_updates",
-        "state: state_button, state_window",
+        "state: state_button, state_window, state_drawer, state_door, state_pick",
+        "images: images_button, images_window, images_drawer, images_door, images_pick",
     ]
     with pytest.raises(SystemExit):
         main(["replay", "--seeds", "2"])
@@ -286,8 +287,7 @@ def pick_rows(
         for name in ("ours", *learn.OTHERS, *sb3, learn.EQUAL)
     }
     lab = Lab(tmp_path, quick=False, seeds=seeds)
-    facts = {**made, "equal": ["SB3 2 SAC, 700 s"]}
-    rows = learn.pick_rows(lab, {"ours": ours, **others, **sb3}, absent or {}, "facts", 47.0, facts)
+    rows = learn.pick_rows(lab, {"ours": ours, **others, **sb3}, absent or {}, "facts", 47.0, made)
     assert [row.name for row in rows] == list(learn.GROUPS["pick"].rows)
     return {row.name: row for row in rows}
 
@@ -310,7 +310,9 @@ def test_learning_is_judged_seed_by_seed(tmp_path: Path):
         rows["pick_operator_steps"].ours == 20
         and "tired_operator: 0, 10, 20, 30, 40" in rows["pick_operator_steps"].notes
     )
-    assert rows["pick_sb3_equal_updates"].peers == {learn.EQUAL: 60} and "700 s" in rows["pick_sb3_equal_updates"].notes
+    equal = rows["pick_equal_updates"]
+    assert equal.ours == 60 and equal.peers == {"SB3 2 SAC, learning rate 0.0003": pytest.approx(29.4)}
+    assert "1,000 steps, 900 updates" in equal.notes
     assert "1,000 steps, 900 updates" in rows["pick_sb3"].notes
     assert not pick_rows(tmp_path, trials(100, 95, 96, 100, 100))["pick_margin"].met
     never = pick_rows(tmp_path, trials(0, 100, 100, 100, 100))["pick_steps"]

@@ -85,20 +85,23 @@ def test_a_row_of_a_task_counts_seeds_and_scenes_as_samples(tmp_path: Path) -> N
 def test_runs_of_pick_are_kept_with_what_their_peers_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second invocation goes on where the first ended: here after our runs, as
     Stable-Baselines3 was not installed."""
-    made, asked = [], []
+    made, asked, ends = list[str](), list[float](), list[str]()
 
     def train(run: Path, options: list[str], seconds: float) -> float:
         (run / "demos").mkdir(parents=True)
         (run / "config.yaml").write_text("seed: 0\n")
-        made.append(run.name)
+        if run.name.startswith("equal"):
+            ends.append(options[-1])
+        else:
+            made.append(run.name)
         return seconds + 1
 
-    def sb3(run: Path, variant: object, ratio: float, seed: int, states: int, **limit: float) -> dict[str, object]:
+    def sb3(run: Path, variant: object, ratio: float, seed: int, states: int, seconds: float) -> dict[str, object]:
         assert (run / "demos").is_dir() and (run / "config.yaml").is_file() and ratio == 2.0
         if not installed:
             raise RuntimeError("No module named 'stable_baselines3'")
-        asked.append(limit)
-        return {"version": "2", "trial": [0] * states, "made": learn.Made(50, 100, 0), "seconds": 3.0}
+        asked.append(seconds)
+        return {"version": "2", "trial": [0] * states, "made": learn.Made(50, 100 + seed, 0), "seconds": 3.0}
 
     class Alone:
         __enter__ = __exit__ = lambda self, *_: self
@@ -129,12 +132,14 @@ def test_runs_of_pick_are_kept_with_what_their_peers_need(tmp_path: Path, monkey
     assert len(made) == 2 * (2 + len(learn.OTHERS)) and first["pick_sb3"].absent and not first["pick_sb3"].peers
     installed = True
     second = rows(2)
-    assert len(made) == 2 * (2 + len(learn.OTHERS)) and len(asked) == 2 * (len(learn.VARIANTS) + 1), (
-        "only what was missing"
-    )
-    assert asked[-1] == {"seconds": learn.MAX_TIME * 300, "updates": 1000} and second["pick_margin"].ours == 100
+    assert len(made) == 2 * (2 + len(learn.OTHERS)) and len(asked) == 2 * len(learn.VARIANTS), "only what was missing"
+    assert asked[-1] == 300 and second["pick_margin"].ours == 100
+    assert sorted(ends) == ["max_steps=100", "max_steps=101"], "as many updates as Stable-Baselines3"
+    assert second["pick_equal_updates"].ours == 100 and second["pick_equal_updates"].peers == {
+        "SB3 2 SAC, learning rate 3e-4": 0
+    }
     third = rows(3)
-    assert len(asked) == 2 * (len(learn.VARIANTS) + 1) and third == second, "all of it was kept"
+    assert len(asked) == 2 * len(learn.VARIANTS) and len(ends) == 2 and third == second, "all of it was kept"
     assert {name: first[name] for name in ("pick_success", "pick_bc", "pick_hg_dagger")} == {
         name: third[name] for name in ("pick_success", "pick_bc", "pick_hg_dagger")
     }
