@@ -58,18 +58,18 @@ def table(bench: Bench, names: list[str], page: Path) -> str:
     commit = bench.facts["commit"].split(", ")[0]
     machine = ", ".join(bench.facts["machine"].split(", ")[:3])
     more = f"[All rows, and how they are measured]({source}#{anchor})."
-    lines = [
-        f"`python -m bench {bench.name}` at {commit}; {machine}. {more}",
-        "",
-        "| measured | ours | unit | best peer | its figure | ours to peer |",
-        "|---|---|---|---|---|---|",
-    ]
+    peers = {"best peer": "best peer", "its figure": "its figure", "to peer": "ours to peer"}
+    if not any(bench.rows[name]["best peer"] for name in names):
+        peers = {}
+    titles = ["measured", "ours", "unit", *peers.values()]
+    lines = [f"`python -m bench {bench.name}` at {commit}; {machine}. {more}", ""]
+    lines += [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
     for name in names:
         row = bench.rows[name]
         what = re.split(r"\.(?: |$)", bench.notes[name])[0]
         spread = f" ({row['low - high']})" if row["low - high"] else ""
-        cells = [f"`{name}`: {what}", row["ours"] + spread, row["unit"], row["best peer"], row["its figure"]]
-        lines.append("| " + " | ".join([*cells, row["to peer"]]) + " |")
+        cells = [f"`{name}`: {what}", row["ours"] + spread, row["unit"], *(row[column] for column in peers)]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -85,7 +85,9 @@ def filled(text: str, page: Path, source: str) -> str:
 
 
 def pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/site").glob("*.md"))]
+    """Pages that may quote figures: in English, and in Chinese."""
+    folders = [ROOT / "docs", ROOT / "docs/site", ROOT / "docs/zh"]
+    return [ROOT / "README.md", ROOT / "README.zh.md", *(page for one in folders for page in sorted(one.glob("*.md")))]
 
 
 def outdated() -> dict[Path, str]:
