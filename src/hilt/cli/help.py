@@ -120,7 +120,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hilt data label log --where 'steps<10' --bad --dry-run",
         "docs/editing.md",
     ),
-    "data tag": ("hilt data tag log rescued 3,7-9", "hilt data tag log rescued --where source=human", "docs/editing.md"),
+    "data tag": (
+        "hilt data tag log rescued 3,7-9",
+        "hilt data tag log rescued --where source=human",
+        "docs/editing.md",
+    ),
     "data trim": ("hilt data trim log 3 --first 12 --last 80", "hilt data trim log 3 --clear", "docs/editing.md"),
     "data cut": ("hilt data cut log 3 --step 40", "hilt data cut log 3 --mark grasp", "docs/editing.md"),
     "data join": ("hilt data join log 3,4", "hilt data join log 7-9 --dry-run", "docs/editing.md"),
