@@ -6,14 +6,18 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from tools import tutorials
 
-from tests.effort import need, need_rendering
+from hilt.replay import Log
+from tests.effort import is_long, need, need_rendering, rounds
+from tests.teleop import chromium
 from tests.wire.processes import free_port
 
 PAGES = {page.stem: page for page in tutorials.pages()}
@@ -41,6 +45,15 @@ def test_a_page_has_a_small_picture_with_a_text_for_those_who_do_not_see_it(name
     assert pictures
     for text, target in pictures:
         assert len(text) > 40 and (PAGES[name].parent / target).stat().st_size < PICTURE_BYTES, target
+
+
+def test_picture_is_cropped_and_made_smaller(tmp_path: Path):
+    colors = np.zeros((40, 60, 3), np.uint8)
+    colors[:, 20:] = 200
+    Image.fromarray(colors).save(tmp_path / "source.png")
+    tutorials.picture(tmp_path / "source.png", tmp_path / "made.png", crop=(20, 0, 60, 40), width=20)
+    with Image.open(tmp_path / "made.png") as made:
+        assert made.size == (20, 20) and np.all(np.asarray(made.convert("RGB")) == 200)
 
 
 def test_a_block_without_a_name_that_is_not_a_command_is_refused(tmp_path: Path):
@@ -77,26 +90,41 @@ def test_a_notebook_is_what_jupytext_makes_of_its_page(name: str):
     )
 
 
-WIRE = re.compile(r"^(hilt train (?:hil-serl:|tabletop_|vla_person).*?)(?= \\\\$|$)", re.MULTILINE)
+WIRE = re.compile(r"^hilt train (?:hil-serl:|tabletop_|vla_person).*?(?= \\$|$)", re.MULTILINE)
 """Commands that start a learner and actors, which use the usual ports unless others are given"""
 
 
-def own_copy(page: Path, folder: Path) -> Path:
-    """The page in another folder, with ports of its own: others may use the usual ones now."""
+def own_copy(page: Path, folder: Path, quick: Mapping[str, str] | None = None) -> Path:
+    """The page in another folder, with ports of its own: others may use the usual ones now. `quick` has more settings
+    for commands that begin with its keys, behind those of the page."""
     text = page.read_text()
     for port in sorted(set(re.findall(r"\b(?:50|55)\d\d\b", text))):
         text = text.replace(port, str(free_port()))
     text = WIRE.sub(lambda found: f"{found[0]} wire.port={free_port()} wire.broadcast_port={free_port()}", text)
+    for command, settings in (quick or {}).items():
+        pattern = re.compile(rf"^{re.escape(command)}.*?(?= \\$|$)", re.MULTILINE)
+        text, count = pattern.subn(lambda found, settings=settings: f"{found[0]} {settings}", text)
+        assert count, f"no command of {page.name} begins with {command!r}"
     folder.mkdir()
     (folder / page.name).write_text(text)
     return folder / page.name
 
 
 def environment() -> dict[str, str]:
-    """No person is there: where a page lets the reader choose, a script takes over."""
+    """No person is there: where a page lets the reader choose, a script does the person's part."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "OPERATOR": "script"}
 
 
+QUICK = {
+    "teach-an-arm": {
+        "hilt record tabletop/button": "--episodes 3",
+        "hilt train tabletop_button": "agent.encoder.pretrain_updates=4 training_starts=40 max_steps=20 goal.period=20 "
+        "goal.states=4 agent.rlpd.critic_warmup=4",
+        "hilt eval runs/button": "--episodes 4",
+    },
+}
+"""What `make test` adds to the commands of a page, so that they do little of everything. `make test-long` runs them as
+they are"""
 Follow = Callable[..., str]
 
 
@@ -105,7 +133,8 @@ def follow(tmp_path: Path, counted: Callable[[str], None]) -> Follow:
     """Runs a page in an empty folder, and returns what its commands printed."""
 
     def followed(name: str, **options: Any) -> str:
-        page, began = own_copy(PAGES[name], tmp_path / "page"), time.monotonic()
+        quick = {} if is_long() else QUICK.get(name)
+        page, began = own_copy(PAGES[name], tmp_path / "page", quick), time.monotonic()
         (tmp_path / "work").mkdir()
         printed = tutorials.TutorialRun(page, tmp_path / "work", environment(), **options).run()
         counted(f"{time.monotonic() - began:.0f} s")
@@ -132,6 +161,53 @@ def test_own_robot(follow: Follow):
     assert "is outside the workspace" in printed and "have 4 of 4 episodes" in printed and "ok: 0 errors" in printed
 
 
+def test_teach_an_arm(follow: Follow):
+    need("torch", "av")
+    need_rendering()
+    printed = follow("teach-an-arm")
+    shown = rounds(3, 10)
+    assert f"have {shown} of {shown} episodes" in printed and re.search(rf"ok: 0 errors.* in {shown} episodes", printed)
+    assert "ended: runs/button" in printed and re.search(r"success +\d+ of \d+: ", printed)
+    if is_long():
+        assert "the policy that reached the goal is the last checkpoint" in printed
+
+
+class Visitor:
+    """Opens each page whose address a block prints, takes over there, drives, and says that it was a success."""
+
+    def __init__(self, browser: Any):
+        self.browser, self.opened, self.began = browser, list[str](), 0.0
+
+    def __call__(self, printed: str) -> None:
+        addresses = re.findall(r"^open (http://127\.0\.0\.1:\S+)", printed, re.MULTILINE)
+        if not addresses:
+            return
+        if addresses[-1] not in self.opened:
+            self.opened.append(addresses[-1])
+            chromium.open_page(self.browser, addresses[-1])
+        if self.browser.execute_script("return document.querySelector('.hilt').cockpit.online"):
+            for name, down in [("t", True), ("t", False), ("q", True)]:
+                chromium.key(self.browser, name, down)
+            time.sleep(1.5)  # some steps of the arm
+            for name, down in [("q", False), ("Enter", True), ("Enter", False)]:
+                chromium.key(self.browser, name, down)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(chromium.absent()), reason=chromium.absent() or "it is here")
+def test_teach_an_arm_in_a_browser(tmp_path: Path, chromium_tab: Any):
+    need("torch", "av", "nicegui")
+    need_rendering()
+    page, visitor = own_copy(PAGES["teach-an-arm"], tmp_path / "page", QUICK["teach-an-arm"]), Visitor(chromium_tab)
+    (tmp_path / "work").mkdir()
+    variables = {**environment(), "OPERATOR": "browser"}
+    printed = tutorials.TutorialRun(page, tmp_path / "work", variables, watch=visitor).run()
+    assert "have 3 of 3 episodes" in printed and "ended: runs/button" in printed
+    assert len(visitor.opened) == 2, "the page of the recording, and that of the run"
+    with Log.open(tmp_path / "work/runs/button/log", "r") as log:
+        assert len(log.by_source("human")) > 5
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", PAGES)
 def test_a_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -143,6 +219,7 @@ def test_a_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv(key, value)
     monkeypatch.setenv("PATH", tutorials.with_commands(os.environ["PATH"]))
     (tmp_path / "work").mkdir()
-    made: Any = nbformat.reads(tutorials.notebook(own_copy(PAGES[name], tmp_path / "page")), as_version=4)
+    page = own_copy(PAGES[name], tmp_path / "page", QUICK.get(name))
+    made: Any = nbformat.reads(tutorials.notebook(page), as_version=4)
     resources = {"metadata": {"path": str(tmp_path / "work")}}
     NotebookClient(made, timeout=int(tutorials.BLOCK_TIMEOUT_S), kernel_name="python3", resources=resources).execute()

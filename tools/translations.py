@@ -4,10 +4,10 @@
     python tools/translations.py sync         copies code blocks from the English pages, and adjusts links
     python tools/translations.py done PAGE    the same for one page, which is also recorded as up to date
 
-README.zh.md is the translation of README.md, docs/zh/NAME.md the one of docs/NAME.md (or docs/site/NAME.md), and
-docs/zh/examples.md that of examples/README.md. A Chinese page ends with a comment that has a hash of the English text.
-Code blocks and the numbers in tables have to be equal, section by section; so do the targets of links, where a link to
-a page that has a translation goes to it.
+README.zh.md is the translation of README.md, docs/zh/NAME.md the one of docs/NAME.md (or of a page of that name in
+docs/site or docs/tutorials), and docs/zh/examples.md that of examples/README.md. A Chinese page ends with a comment
+that has a hash of the English text. Code blocks and the numbers in tables have to be equal, section by section; so do
+the targets of links, where a link to a page that has a translation goes to it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from markdown_it.token import Token
 ROOT = Path(__file__).resolve().parent.parent
 OWN = {"glossary.md"}
 """Chinese pages that are nobody's translation"""
+FOLDERS = ("docs", "docs/site", "docs/tutorials")
+"""Folders of English pages, in which a Chinese page's English one is looked for in this order"""
 UNTRANSLATED = {"docs/architecture.md", "docs/tests.md", "docs/site/chinese.md"}
 """Pages that a program writes, and the list of the Chinese pages"""
 SWITCH = re.compile(r"^(?:English · \[中文\]\([^)]+\)|\[English\]\([^)]+\) · 中文)\n\n", re.MULTILINE)
@@ -75,7 +77,7 @@ def translations(root: Path = ROOT) -> list[Translation]:
     found = [Translation(root, root / "README.zh.md", root / "README.md")]
     for chinese in sorted((root / "docs" / "zh").glob("*.md")):
         if chinese.name not in OWN:
-            choices = [root / "docs" / chinese.name, root / "docs" / "site" / chinese.name]
+            choices = [root / folder / chinese.name for folder in FOLDERS]
             choices += [root / "examples" / "README.md"] if chinese.name == "examples.md" else []
             found.append(Translation(root, chinese, next((path for path in choices if path.exists()), choices[0])))
     return [pair for pair in found if pair.chinese.exists()]
@@ -83,8 +85,8 @@ def translations(root: Path = ROOT) -> list[Translation]:
 
 def untranslated(root: Path = ROOT) -> list[str]:
     """The English pages that no Chinese page was made from."""
-    pages = [root / "README.md", *sorted((root / "docs").glob("*.md")), *sorted((root / "docs/site").glob("*.md"))]
-    pages.append(root / "examples/README.md")
+    pages = [page for folder in FOLDERS for page in sorted((root / folder).glob("*.md"))]
+    pages = [root / "README.md", *pages, root / "examples/README.md"]
     done = {pair.english for pair in translations(root)}
     names = [page.relative_to(root).as_posix() for page in pages if page.exists() and page not in done]
     return [name for name in names if name not in UNTRANSLATED]

@@ -2,6 +2,8 @@
 
     python tools/tutorials.py notebooks           writes the notebook of each page, NAME.ipynb beside NAME.md
     python tools/tutorials.py run NAME [FOLDER]   runs the blocks of a page in order, in a new folder
+    python tools/tutorials.py picture SOURCE NAME.png [--crop LEFT,TOP,RIGHT,BOTTOM] [--width PIXELS]
+                                                  writes a picture that a command made into docs/tutorials, smaller
 
 A page is Markdown. Its blocks of code mean the following, to readers, to this program and in the notebook:
 
@@ -37,6 +39,8 @@ HEADER = "---\njupyter:\n  kernelspec:\n    display_name: Python 3\n    language
 SHOWN = "text"
 BLOCK_TIMEOUT_S = 900.0
 TAIL_LINES = 40
+COLORS = 128
+"""Of a picture: as many as curves and pages need, in a third of the bytes"""
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,17 @@ def with_commands(path: str) -> str:
     return os.pathsep.join([str(Path(sys.executable).parent), path])
 
 
+def picture(source: Path, made: Path, crop: Sequence[int] = (), width: int = 0) -> None:
+    """Writes a part of a picture with at most this number of pixels in a row, in few colors."""
+    from PIL import Image
+
+    with Image.open(source) as opened:
+        part = opened.convert("RGB").crop(tuple(crop)) if crop else opened.convert("RGB")
+    if 0 < width < part.width:
+        part = part.resize((width, round(part.height * width / part.width)), Image.Resampling.LANCZOS)
+    part.quantize(COLORS, dither=Image.Dither.NONE).save(made, optimize=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Writes the notebooks of the tutorials, or runs a tutorial.")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -171,7 +186,17 @@ def main() -> None:
     runs = commands.add_parser("run", help="run the blocks of a page in order")
     runs.add_argument("name", choices=[page.stem for page in pages()])
     runs.add_argument("folder", nargs="?", type=Path, help="a new folder; without it a temporary one")
+    drawn = commands.add_parser("picture", help="write a picture into docs/tutorials, smaller")
+    drawn.add_argument("source", type=Path)
+    drawn.add_argument("name")
+    drawn.add_argument("--crop", default="", metavar="LEFT,TOP,RIGHT,BOTTOM", help="only this part, in pixels")
+    drawn.add_argument("--width", type=int, default=0, metavar="PIXELS", help="at most this wide")
     given = parser.parse_args()
+    if given.command == "picture":
+        crop = [int(word) for word in given.crop.split(",") if word]
+        picture(given.source, FOLDER / given.name, crop, given.width)
+        print(FOLDER / given.name)
+        return
     if given.command == "notebooks":
         for page in pages():
             page.with_suffix(".ipynb").write_text(notebook(page))

@@ -86,6 +86,19 @@ def same(a: Any, b: Any) -> bool:
     )
 
 
+def test_rates_are_those_of_the_updates_also_where_an_actor_is_behind(
+    template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    one = learner(template, memory_path / "run", log_period=5, max_steps=10)
+    since = learner_phases.LearnerClock.since
+    monkeypatch.setattr(learner_phases.LearnerClock, "since", lambda clock, *counts: (*since(clock, *counts)[:2], 2.0))
+    monkeypatch.setattr(one.experience, "newest_versions", lambda count: [7])
+    one._reports.update_of[7] = 1
+    one.run()
+    found = [(r["updates_per_second"], r["staleness"]) for r in records(memory_path / "run", "update")]
+    assert found == [(2.5, 4.0), (2.5, 9.0)]
+
+
 # Updates that are not finite
 
 

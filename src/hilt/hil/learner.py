@@ -471,7 +471,7 @@ class Learner:
     def _log(self, info: Mapping[str, float]) -> None:
         made, arrived, seconds = self._clock.since(self.update, self.experience.total)
         versions = self.experience.newest_versions(max(1, len(self._heard)))
-        behind = [self.update - made for version in versions if (made := self._reports.update_of.get(version, -1)) >= 0]
+        behind = [self.update - at for version in versions if (at := self._reports.update_of.get(version, -1)) >= 0]
         values = {
             **info,
             "elapsed_seconds": self._seconds(),
