@@ -39,6 +39,7 @@ def run(
     heavy_module("torch", "hilt train", "torch", then="hilt.vla.train")
     from hilt.runs import run_precision as precision
     from hilt.runs.folder import undone_if_nothing_is_kept
+    from hilt.vla.plan import recomputation
     from hilt.vla.train import begin_run, in_words, resume_run, resumed_settings, train
 
     if resume and not dry_run:
@@ -57,7 +58,8 @@ def run(
     undone = contextlib.nullcontext() if resume else undone_if_nothing_is_kept(folder)
     with stop_signals() as stopped:
         with undone, live(folder, config) as screen:
-            for line in (*also, *config.arithmetic(), *precision.lines(config, folder, resume)):
+            chosen = (*precision.lines(config, folder, resume), *recomputation.lines(folder))
+            for line in (*also, *config.arithmetic(), *chosen):
                 screen.notify(line)
             done = train(config, folder, notify=screen.notify, stop=lambda: bool(stopped), report=screen.report)
         why = in_words(config, done)
@@ -103,6 +105,7 @@ def _show(config: Vla, folder: Path, resume: bool, also: Sequence[str]) -> None:
     from hilt.runs import run_precision as precision
     from hilt.runs.folder import check_new
     from hilt.vla.footprint import footprint
+    from hilt.vla.plan import recomputation
 
     problems, lacking = Problems(), Problems()
     problems.check(config.check, False)
@@ -117,8 +120,14 @@ def _show(config: Vla, folder: Path, resume: bool, also: Sequence[str]) -> None:
     for line in (*also, *config.arithmetic(), *precision.lines(config, folder if resume else None, resume)):
         typer.echo(line)
     if is_new(config.policy) or local(config.policy).is_dir():
+        settled = recomputation.with_all(config)
         with lacking.collected():
-            for line in footprint(config, folder):
+            settled, choice = recomputation.settle(config)
+            if choice is not None:
+                typer.echo(str(choice))
+            recomputation.check_limit(settled)
+        with lacking.collected():
+            for line in footprint(settled, folder):
                 typer.echo(line)
     if lacking.errors:
         typer.echo("this machine lacks, for a start:")

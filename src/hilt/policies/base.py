@@ -150,6 +150,8 @@ class Policy(torch.nn.Module, ABC):
 
     precision_option: ClassVar[str] = ""
     """The option that says in which precision it computes, which a run decides when it begins; empty: there is none"""
+    recomputation_option: ClassVar[str] = ""
+    """The option with the share of its layers that are computed once more for the gradient; empty: there is none"""
     learning_rate: ClassVar[float] = 5e-6
     """Of all weights, where the settings of post-training give none"""
 

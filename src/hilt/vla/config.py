@@ -184,6 +184,9 @@ class Vla:
     """What it is opened with, such as unnorm_key; a new one: its settings, such as chunk"""
     device: str = "cpu"
     """Where it is: cpu, cuda (each rank on a machine has its own), cuda:1"""
+    memory_limit_gb: float = setting(0.0, minimum=0)
+    """Gigabytes of the device that a rank may use. A run whose estimate is above it does not begin; on CUDA the
+    allocator keeps to it, too; "auto" recomputation chooses by it. 0: no limit"""
     lora: Lora = field(default_factory=Lora)
     tasks: list[str] = field(default_factory=list)
     """By their full names: tabletop/pick_red, libero_spatial/3"""

@@ -28,34 +28,46 @@ PROMPT = 40
 def footprint(config: Vla, run: Path = Path()) -> Iterator[str]:
     """A line for each role: what a rank needs where it trains; one for what the disk will hold; and at the end what the
     device has free, which must be on this machine."""
-    options = {}
-    if is_new(config.policy):
-        with contextlib.closing(Pool(0, 1, task_options=config.task_options)) as pool:
-            options = sizes_of(config.tasks[0], pool, words(config))
     if not (kind := policy_class(config.policy)).__module__.startswith("hilt."):
         yield f"memory: it is not estimated for {kind.__name__}, a policy of another package"
         return
-    batch = config.algorithm.batch
-    rows = 0 if batch.tokens_per_pass else batch.chunks_per_pass
-    needs = {"policy, in training": _needs(config, options, rows, training=True)}
-    if config.has_reference:
-        held = _needs(config, options, batch.log_prob_chunks_per_pass or rows, training=False)
-        needs["reference" + ", on the host but for its passes" * config.reference.offload] = held
-    if config.prime.coefficient:
-        needs["reward policy, in training"] = _needs(config, options, rows, training=True)
-    if config.critic.kind == "separate":
-        needs["critic, in training"] = _needs(config, options, rows, training=True, value="shared")
+    roles = needs(config, options := new_sizes(config))
     share = (
         f", of which each of {config.placement.ranks} ranks has a part"
         if config.sharding.enabled and config.placement.ranks > 1
         else ""
     )
-    yield from (f"memory of the {role} with {one.rows} chunks in a pass: {one}{share}" for role, one in needs.items())
+    yield from (f"memory of the {role} with {one.rows} chunks in a pass: {one}{share}" for role, one in roles.items())
     if config.policy_options.get("rollout_precision", SAME) != SAME:
         yield _float8_copies(config, options)
     if config.export_period:
         yield disk(config, options, run)
+    if config.memory_limit_gb:
+        yield f"memory that a rank may use on {config.device} (memory_limit_gb): {config.memory_limit_gb:.1f} GB"
     yield f"memory that {config.device} has free here: {free_bytes(config.device) / 1e9:.1f} GB"
+
+
+def new_sizes(config: Vla) -> dict[str, Any]:
+    """The sizes of a new policy, from its first task; empty for the policy of a folder, which has its own."""
+    if not is_new(config.policy):
+        return {}
+    with contextlib.closing(Pool(0, 1, task_options=config.task_options)) as pool:
+        return sizes_of(config.tasks[0], pool, words(config))
+
+
+def needs(config: Vla, options: dict[str, Any]) -> dict[str, Estimate]:
+    """The estimate of each role that a rank has; `options` are the sizes of a new policy."""
+    batch = config.algorithm.batch
+    rows = 0 if batch.tokens_per_pass else batch.chunks_per_pass
+    roles = {"policy, in training": _needs(config, options, rows, training=True)}
+    if config.has_reference:
+        held = _needs(config, options, batch.log_prob_chunks_per_pass or rows, training=False)
+        roles["reference" + ", on the host but for its passes" * config.reference.offload] = held
+    if config.prime.coefficient:
+        roles["reward policy, in training"] = _needs(config, options, rows, training=True)
+    if config.critic.kind == "separate":
+        roles["critic, in training"] = _needs(config, options, rows, training=True, value="shared")
+    return roles
 
 
 def _float8_copies(config: Vla, sizes: dict[str, Any]) -> str:

@@ -46,6 +46,7 @@ from hilt.runs.run_precision import frozen as frozen_settings
 from hilt.vla import exports
 from hilt.vla.config import Vla
 from hilt.vla.footprint import disk
+from hilt.vla.plan import recomputation
 from hilt.vla.tally import ENOUGH
 from hilt.vla.trained import BEST, SIZES, policy_of, sizes_of_run
 from hilt.vla.trials import evaluations_of
@@ -57,7 +58,7 @@ CHANGEABLE = frozenset(
     {
         *("max_steps", "max_seconds", "checkpoint_period", "checkpoint_keep", "sinks", "device", "pool", "placement"),
         *("validation.period", "validation.after", "validation.videos", "validation.goal", "validation.hold"),
-        *("export_period", "export_keep", "copy_to"),
+        *("export_period", "export_keep", "copy_to", "memory_limit_gb"),
         *("collect", "algorithm", "optimizer", "critic.optimizer", "critic.warmup_steps", "solved_steps", "stop_on"),
     }
 )
@@ -91,7 +92,9 @@ def begin_run(run: Path, recipe: str, config: Vla) -> Vla:
     problems.report()
     check_names(config)
     config, choice = settle(config.settled())
-    return KIND.begin(run, recipe, config, described(choice))
+    config, recomputed = recomputation.settle(config)
+    recomputation.check_limit(config)
+    return KIND.begin(run, recipe, config, described(choice) | recomputation.described(recomputed))
 
 
 is_run, resume_run, resumed_settings = KIND.is_run, KIND.resume, KIND.resumed
@@ -135,7 +138,7 @@ def train(
     progress of each phase (`hilt.core.progress`).
     """
     config.check()
-    config, _ = settle(config)  # a run is settled already; settings that never were in one are, for all ranks alike
+    config, _ = recomputation.settle(settle(config)[0])  # a run is settled already; others are, for all ranks alike
     with contextlib.ExitStack() as stack:
         stack.enter_context(checkpoint.taken_back(run, "rollouts"))
         stack.enter_context(checkpoint.alone(run, "is being trained already"))

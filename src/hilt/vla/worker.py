@@ -40,6 +40,7 @@ from hilt.envs.rewards import REWARDS, Classifier, named_reward, reward_and_succ
 from hilt.policies.base import Policy, at_least_float32
 from hilt.policies.copies import ActingCopy, ReferencePolicy
 from hilt.policies.float8 import learning_precision, mismatch
+from hilt.policies.io.memory import limit_memory
 from hilt.policies.registry import is_new, new_policy, policy_class, policy_sizes
 from hilt.policies.vla.flow import check_entropy, check_flow
 from hilt.policies.vla.observation_adapters import Suite
@@ -81,6 +82,7 @@ class Worker:
         self._clock = PhaseClock()
         self._suite = words(config)
         self._rollout = role != "train"
+        limit_memory(config.device, config.memory_limit_gb)
         self._pool = pool_of(config, config.pool.workers if self._rollout else 0)
         self._sizes = sizes_of(config.tasks[0], self._pool, self._suite) if is_new(config.policy) else {}
         self._mind_stop()

@@ -134,6 +134,15 @@ def free_bytes(device: torch.device | str) -> int:
     return platform.free_memory()
 
 
+def limit_memory(device: torch.device | str, gigabytes: float) -> None:
+    """This process may use this much of a GPU from now on; beyond that an allocation fails. Elsewhere nothing limits
+    it. 0: no limit."""
+    place = check_device(device)
+    if gigabytes and place.type == "cuda":
+        total = torch.cuda.get_device_properties(place).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, gigabytes * 1e9 / total), place)
+
+
 class _Alive(TorchDispatchMode):
     """Counts the bytes of all storages that operations made and that something still refers to."""
 

@@ -64,8 +64,9 @@ class FlowPolicyConfig(ABC):
     trained: str = setting("all", choices=TRAINED)
     """"all" parameters, all but those of the tower for pictures ("no_vision"), or only
     what is not the language model ("expert")"""
-    gradient_checkpointing: bool = False
-    """Layers are computed twice, and memory is saved"""
+    gradient_checkpointing: float = setting(0.0, minimum=0, maximum=1)
+    """Share of the layers of each stack that are computed once more for the gradient instead of being remembered: less
+    memory. True is 1, False is 0; a run of post-training may have "auto" """
     acting: str = setting("auto", choices=ACTING)
     """How `act` goes through its layers: "eager"; "captured" as CUDA graphs, one for each number of rows and length of
     prompt; "compiled" and captured, whose first call takes a minute; "fused", the same with kernels of our own where
@@ -87,6 +88,8 @@ class FlowPolicyConfig(ABC):
     what is executed meanwhile; 0: none, and `act` is guided toward a prefix instead"""
 
     def __post_init__(self) -> None:
+        if isinstance(self.gradient_checkpointing, bool):  # as it was before there were shares
+            object.__setattr__(self, "gradient_checkpointing", float(self.gradient_checkpointing))
         check(self)
 
     def conflicts(self, here: str) -> Iterator[str]:

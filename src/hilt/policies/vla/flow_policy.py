@@ -11,7 +11,6 @@ import contextlib
 import importlib.util
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -54,13 +53,12 @@ from hilt.policies.vla.gemma import (
     Sight,
     SiglipAttention,
     compiled,
-    economical,
+    for_gradients,
     mean_values,
     mlp,
     plain,
     projected,
     quick,
-    recomputed,
     row_of,
 )
 from hilt.policies.vla.normalize import Normalizer
@@ -103,6 +101,7 @@ class FlowPolicy(Float8Rollouts):
     """The module with the two stacks; what is beside it stays in float32"""
     tied: ClassVar[tuple[str, str]]
     """Two names of one parameter: the head for words, and their embedding"""
+    recomputation_option = "gradient_checkpointing"
     stored_prefix: ClassVar[str] = ""
     """Of the names in files that we write"""
 
@@ -393,10 +392,8 @@ class FlowPolicy(Float8Rollouts):
     def _prefix(self, record: Record, images: Tensor | None = None) -> Context:
         """The context of a record, with gradients."""
         seen = {name: self._placed(each) for name, each in self._seen(record, images).items()}
-        if self._compiles():
-            run = partial(recomputed, run=compiled()) if self.config.gradient_checkpointing else economical
-            return self._context(seen | self._filled_up(seen), run)
-        return self._context(seen, recomputed if self.config.gradient_checkpointing else plain)
+        run = for_gradients(self, self.config.gradient_checkpointing, compiles := self._compiles())
+        return self._context(seen | self._filled_up(seen) if compiles else seen, run)
 
     def _context(self, seen: Mapping[str, Tensor], run: Runner) -> Context:
         present, prompt, worded, state = (seen[name] for name in ("present", "prompt", "worded", "state"))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -29,7 +29,7 @@ KeysValues = list[tuple[Tensor, Tensor]]
 Condition: TypeAlias = "Tensor | tuple[Tensor, Tensor] | None"
 """What conditions the norms of a layer: one for both, or what the dense layer of each has made of it"""
 Runner = Callable[..., Any]
-"""``run(layer, *inputs)``: `plain`, `recomputed`, `compiled()`, `economical` or `quick`"""
+"""``run(layer, *inputs)``: `plain`, `recomputed`, `compiled()`, `economical`, `quick` or one of `for_gradients`"""
 
 
 def plain(layer: Callable[..., Any], *inputs: Any) -> Any:
@@ -77,6 +77,23 @@ def economical(layer: Any, *inputs: Any) -> Any:
     if isinstance(layer, SiglipLayer):
         return recomputed(layer, *inputs, run=compiled())
     return compiled()(layer, *inputs)
+
+
+def for_gradients(policy: nn.Module, share: float, compiles: bool) -> Runner:
+    """The form for gradients of which the first `share` of the layers of each stack is computed once more in the
+    backward pass; with 1, everything that is run by it."""
+    once: Runner = economical if compiles else plain
+    twice: Runner = partial(recomputed, run=compiled()) if compiles else recomputed
+    if share in (0, 1):
+        return twice if share else once
+    stacks = [each for each in policy.modules() if isinstance(each, nn.ModuleList) and len(each)]
+    stacks = [stack for stack in stacks if isinstance(stack[0], (GemmaLayer, SiglipLayer))]
+    chosen = {id(layer) for stack in stacks for layer in list(stack)[: round(share * len(stack))]}
+
+    def run(layer: Callable[..., Any], *inputs: Any) -> Any:
+        return (twice if id(layer) in chosen else once)(layer, *inputs)
+
+    return run
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,7 @@ class OpenVLAPolicy(Float8Rollouts):
     variant: ClassVar[str]
     causal: bool
     precision_option = "compute"
+    recomputation_option = "checkpointed"
 
     def __init_subclass__(cls, variant: str = "") -> None:
         super().__init_subclass__()
