@@ -34,6 +34,18 @@ def test_every_page_has_one_place():
     assert {name: count for name, count in placed.items() if count > 1} == {}
 
 
+def test_pictures_follow_the_switch_of_the_theme():
+    """A drawing becomes a light and a dark file, and the theme shows one of them; any other picture stays as it is."""
+    page = build_site.staged_pages()["zh/one-arm.md"]
+    light, dark = re.findall(r"```\{image\} (\S+)\n:alt: \"(.{20,})\"\n:class: (\S+)\n```", page)
+    assert (light[0], light[2]) == ("../learning-tasks.svg", "only-light")
+    assert (dark[0], dark[2]) == ("../learning-tasks-dark.svg", "only-dark") and light[1] == dark[1]
+    pictures = build_site.staged_pictures()
+    assert b"prefers-color-scheme" not in pictures["learning-tasks.svg"] + pictures["learning-tasks-dark.svg"]
+    assert pictures["learning-tasks.svg"] != pictures["learning-tasks-dark.svg"]
+    assert "](learned.png)" in build_site.staged_pages()["index.md"] and "learned-dark.png" not in pictures
+
+
 def test_every_command_is_in_the_reference():
     names = [name for name, _ in site_reference.all_commands()]
     page = site_reference.commands()

@@ -9,14 +9,30 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools.drawing import Drawing, text_width
 
 ROOT = Path(__file__).parent.parent
 SOURCE, PAGE, PICTURE = ROOT / "src" / "hilt", ROOT / "docs" / "architecture.md", ROOT / "docs" / "architecture.svg"
 BEGIN, END = "<!-- files: made by tools/architecture.py -->", "<!-- end of files -->"
-WIDTH, BOX, HEIGHT, FLOOR, MARGIN = 960, 128, 40, 92, 24
+WIDTH, BOX, HEIGHT, FLOOR, HEAD, MARGIN = 960, 118, 40, 84, 112, 24
+GROUPS = [  # as docs/architecture.md describes them: title, color, parts
+    ("the ground", "blue", ["core", "replay", "wire", "formats", "observe"]),
+    ("what acts and learns", "amber", ["envs", "robot", "teleop", "policies", "algos"]),
+    (
+        "shared by the jobs",
+        "",
+        ["recording", "classifier", "value", "distributed", "runs", "checks", "serving"],
+    ),
+    ("the jobs and the top", "teal", ["hil", "vla", "recipes", "compat", "cli", "app"]),
+]
 
 
 def parts() -> list[str]:
@@ -78,33 +94,131 @@ def needed(graph: dict[str, set[str]]) -> set[tuple[str, str]]:
     }
 
 
+Node = str | tuple[str, str, int]
+"""A part, or the place where the line from one part to another crosses a floor (from, to, floor)"""
+
+
 def picture() -> str:
+    """Draws the parts as floors, and the imports that do not follow from others as lines around them."""
     graph = imports()
-    rows = floors(graph)
-    tall = 2 * MARGIN + FLOOR * len(rows)
-    place = {}
-    for number, row in enumerate(rows):
-        gap = (WIDTH - 2 * MARGIN - BOX * len(row)) / (len(row) + 1)
-        for column, part in enumerate(row):
-            place[part] = (MARGIN + gap + column * (BOX + gap), tall - MARGIN - FLOOR * number - HEIGHT)
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {tall}" '
-        'font-family="sans-serif" font-size="15">',
-        "<title>The parts of Hilt: each imports only parts below it</title>",
-        "<style>.box{fill:#eef2f7;stroke:#4a5a70}.name{fill:#1c2733}.way{stroke:#8a97a8;fill:none}"
-        "@media(prefers-color-scheme:dark){.box{fill:#263241;stroke:#93a4ba}"
-        ".name{fill:#e8edf3}.way{stroke:#6d7d92}}</style>",
-    ]
-    for part, below in sorted(needed(graph)):
-        (x, y), (u, v) = place[part], place[below]
-        x, y, u, middle = x + BOX / 2, y + HEIGHT, u + BOX / 2, (y + HEIGHT + v) / 2
-        lines.append(
-            f'<path class="way" d="M{x:.0f} {y:.0f} C{x:.0f} {middle:.0f} {u:.0f} {middle:.0f} {u:.0f} {v:.0f}"/>'
-        )
-    for part, (x, y) in sorted(place.items()):
-        lines.append(f'<rect class="box" x="{x:.0f}" y="{y:.0f}" width="{BOX}" height="{HEIGHT}" rx="6"/>')
-        lines.append(f'<text class="name" x="{x + BOX / 2:.0f}" y="{y + 26:.0f}" text-anchor="middle">{part}</text>')
-    return "\n".join([*lines, "</svg>", ""])
+    rows, ways = _ordered(floors(graph), needed(graph))
+    across = _placed(rows, ways)
+    tall = HEAD + FLOOR * len(rows)
+    on = Drawing("The parts of Hilt: each imports only parts below it", WIDTH, tall)
+    on.text(MARGIN, 42, on.title, 21, bold=True)
+    at = MARGIN
+    for title, color, _ in GROUPS:
+        on.rect(at, 62, 16, 16, f"{color}-pale" if color else "panel", color or "line", 4)
+        on.text(at + 24, 75, title, 14, "soft")
+        at += round(text_width(title, 14)) + 46
+    floor_of = {node: tall - FLOOR * (number + 1) + 12 for number, row in enumerate(rows) for node in row}
+    for way in sorted(ways):
+        on.curve([(across[node], floor_of[node] + HEIGHT / 2) for node in ways[way]])
+    colors = {part: color for _, color, named in GROUPS for part in named}
+    for part in sorted(graph):
+        color, x, y = colors.get(part, ""), across[part], floor_of[part]
+        on.rect(x - BOX / 2, y, BOX, HEIGHT, f"{color}-pale" if color else "panel", color or "line")
+        on.text(x, y + HEIGHT / 2 + 5.5, part, 15.5, anchor="middle", bold=True)
+    return on.svg()
+
+
+def _ordered(
+    rows: Sequence[Sequence[str]], edges: set[tuple[str, str]]
+) -> tuple[list[list[Node]], dict[tuple[str, str], list[Node]]]:
+    """The floors in an order in which few lines cross, with the places where a line passes a floor, and those of each
+    line from the top down."""
+    level = {part: number for number, row in enumerate(rows) for part in row}
+    ways: dict[tuple[str, str], list[Node]] = {}
+    for upper, lower in sorted(edges):
+        passed: list[Node] = [(upper, lower, floor) for floor in range(level[upper] - 1, level[lower], -1)]
+        ways[upper, lower] = [upper, *passed, lower]
+    floors_: list[list[Node]] = [list(row) for row in rows]
+    for way in ways.values():
+        for node in way[1:-1]:
+            floors_[node[2]].append(node)  # type: ignore[index]
+    best = floors_
+    for sweep in range(24):
+        floors_ = _swept(floors_, ways, downwards=sweep % 2 == 0)
+        if _crossings(floors_, ways) < _crossings(best, ways):
+            best = floors_
+    return best, ways
+
+
+def _swept(rows: list[list[Node]], ways: Mapping[tuple[str, str], Sequence[Node]], downwards: bool) -> list[list[Node]]:
+    """Each floor in the order of the mean places of what it is joined with, on the floor above, or below."""
+    beside = _neighbours(ways, downwards)
+    place = {node: number / len(row) for row in rows for number, node in enumerate(row)}
+    swept = [list(row) for row in rows]
+    for row in reversed(swept) if downwards else swept:
+        near = {node: [place[other] for other in beside.get(node, [node])] for node in row}
+        wanted = {node: sum(places) / len(places) for node, places in near.items()}
+        row.sort(key=wanted.__getitem__)
+        place |= {node: number / len(row) for number, node in enumerate(row)}
+    return swept
+
+
+def _neighbours(ways: Mapping[tuple[str, str], Sequence[Node]], above: bool) -> dict[Node, list[Node]]:
+    found: dict[Node, list[Node]] = {}
+    for way in ways.values():
+        for upper, lower in itertools.pairwise(way):
+            node, other = (lower, upper) if above else (upper, lower)
+            found.setdefault(node, []).append(other)
+    return found
+
+
+def _crossings(rows: list[list[Node]], ways: Mapping[tuple[str, str], Sequence[Node]]) -> int:
+    place = {node: (floor, number) for floor, row in enumerate(rows) for number, node in enumerate(row)}
+    pieces = [(place[upper], place[lower]) for way in ways.values() for upper, lower in itertools.pairwise(way)]
+    return sum(
+        a[0] == c[0] and (a[1] - c[1]) * (b[1] - d[1]) < 0 for (a, b), (c, d) in itertools.combinations(pieces, 2)
+    )
+
+
+def _placed(rows: list[list[Node]], ways: Mapping[tuple[str, str], Sequence[Node]]) -> dict[Node, float]:
+    """The middle of each box, and of each place where a line passes, across the picture: near what it is joined with,
+    in the order of its floor, and not upon another."""
+    beside = [_neighbours(ways, above) for above in (True, False)]
+    x = {node: WIDTH * (number + 1) / (len(row) + 1) for row in rows for number, node in enumerate(row)}
+    for _ in range(60):
+        for row in rows:
+            wanted = []
+            for node in row:
+                near = [(x[other], _pull(node, other)) for joined in beside for other in joined.get(node, [])]
+                wanted.append(sum(at * pull for at, pull in near) / sum(pull for _, pull in near))
+            x |= dict(zip(row, _apart(wanted, [_half(node) for node in row]), strict=True))
+    shift = (
+        WIDTH - max(at + _half(node) for node, at in x.items()) - min(at - _half(node) for node, at in x.items())
+    ) / 2
+    return {node: round(at + shift) for node, at in x.items()}
+
+
+def _pull(node: Node, other: Node) -> int:
+    """How much a line is kept straight: most of all where it passes floors."""
+    return 1 + 3 * isinstance(node, tuple) * isinstance(other, tuple)
+
+
+def _half(node: Node) -> float:
+    return BOX / 2 + 11 if isinstance(node, str) else 11
+
+
+def _apart(wanted: Sequence[float], halves: Sequence[float]) -> list[float]:
+    """Places in this order that are far enough from each other and within the picture, near those that are wanted: the
+    mean of those found from the left and from the right."""
+    reach = [WIDTH - at for at in reversed(wanted)]
+    mirrored = [WIDTH - at for at in reversed(_from_left(reach, halves[::-1]))]
+    return [(one + other) / 2 for one, other in zip(_from_left(wanted, halves), mirrored, strict=True)]
+
+
+def _from_left(wanted: Sequence[float], halves: Sequence[float]) -> list[float]:
+    places, edge = list(wanted), MARGIN / 2
+    for at, half in enumerate(halves):
+        places[at] = max(places[at], edge + half)
+        edge = places[at] + half
+    edge = WIDTH - MARGIN / 2
+    for at in reversed(range(len(places))):
+        places[at] = min(places[at], edge - halves[at])
+        edge = places[at] - halves[at]
+    return places
 
 
 def files() -> str:

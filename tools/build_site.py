@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import functools
 import http.server
+import json
 import os
 import re
 import shutil
@@ -34,6 +35,7 @@ OUTSIDE = {
 }
 """Pages outside of docs/, and their names on the site"""
 LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?(\))")
+IMAGE = re.compile(r"^!\[([^\]]*)\]\(([^)\s]+)\)$", re.MULTILINE)
 
 
 def main() -> None:
@@ -54,16 +56,32 @@ def stage(folder: Path) -> None:
     only what changed."""
     from tools import site_reference
 
-    texts = staged_pages() | site_reference.pages()
-    files = {site_name(path): path for path in (ROOT / "docs").iterdir() if path.suffix in (".png", ".svg")}
-    files |= {site_name(path): path for path in TUTORIALS.iterdir() if path.suffix in (".png", ".ipynb")}
-    for name, text in texts.items():
-        write(folder / name, text.encode())
-    for name, path in files.items():
-        write(folder / name, path.read_bytes())
+    files = {
+        name: text.encode() for name, text in (staged_pages() | site_reference.pages()).items()
+    } | staged_pictures()
+    files |= {site_name(path): path.read_bytes() for path in TUTORIALS.iterdir() if path.suffix in (".png", ".ipynb")}
+    for name, content in files.items():
+        write(folder / name, content)
     for path in folder.rglob("*"):
-        if path.is_file() and path.relative_to(folder).as_posix() not in texts.keys() | files.keys():
+        if path.is_file() and path.relative_to(folder).as_posix() not in files:
             path.unlink()
+
+
+def staged_pictures() -> dict[str, bytes]:
+    """The pictures of the pages. A drawing whose colors follow the reader's system becomes a light and a dark one, and
+    the theme's own switch chooses."""
+    from tools.drawing import DARK, themed
+
+    files = {path.name: path.read_bytes() for path in (ROOT / "docs").iterdir() if path.suffix in (".png", ".svg")}
+    for name in [name for name in files if name.endswith(".svg") and DARK.encode() in files[name]]:
+        drawn = files[name].decode()
+        files |= {name: themed(drawn, dark=False).encode(), dark_name(name): themed(drawn, dark=True).encode()}
+    return files
+
+
+def dark_name(name: str) -> str:
+    """The dark form of a picture, beside it."""
+    return f"{name[:-4]}-dark{name[-4:]}"
 
 
 def staged_pages() -> dict[str, str]:
@@ -93,7 +111,27 @@ def relinked(page: Path) -> str:
         opening, target, anchor, closing = found.groups()
         return f"{opening}{site_target(page, target)}{anchor or ''}{closing}"
 
-    return LINK.sub(link, page.read_text())
+    return themed_images(page, LINK.sub(link, page.read_text()))
+
+
+def themed_images(page: Path, text: str) -> str:
+    """A page's text in which a picture that stands alone, and has a dark form, is two: the theme shows one of them."""
+
+    def both(found: re.Match[str]) -> str:
+        text, target = found.groups()
+        name = os.path.normpath(Path(site_name(page)).parent / target)
+        if dark_name(name) not in pictures:
+            return found[0]
+        images = [(target, "light"), (dark_name(target), "dark")]
+        blocks = [
+            f"```{{image}} {path}\n:alt: {json.dumps(text, ensure_ascii=False)}\n:class: only-{theme}\n```"
+            for path, theme in images
+        ]
+        kind = "drawing" if target.endswith(".svg") else "photograph"
+        return "\n".join([f":::{{container}} {kind}", *blocks, ":::"])
+
+    pictures = staged_pictures()
+    return IMAGE.sub(both, text)
 
 
 def site_target(page: Path, target: str) -> str:
