@@ -7,6 +7,12 @@ A page says which rows of which bench it quotes; the lines between its two marks
 
     <!-- figures: replay w1_sample_warm w3_sample -->
     <!-- figures: end -->
+
+A table that no bench writes is quoted whole, by the name that it has between the marks ``table NAME: begin`` and
+``table NAME: end`` of docs/benchmarks.md:
+
+    <!-- quoted table: decisions -->
+    <!-- quoted table: end -->
 """
 
 from __future__ import annotations
@@ -20,6 +26,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "docs" / "benchmarks.md"
 QUOTED = re.compile(r"<!-- figures: (?P<bench>\w+) (?P<rows>[\w ]+) -->\n.*?<!-- figures: end -->", re.DOTALL)
+
+
+QUOTED_TABLE = re.compile(r"<!-- quoted table: (?P<name>[\w-]+) -->\n.*?<!-- quoted table: end -->", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,17 @@ def table(bench: Bench, names: list[str], page: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def named_table(name: str, page: Path, source: str) -> str:
+    """A table of docs/benchmarks.md by its name, with a link to the section that says how it was measured."""
+    found = re.search(rf"<!-- table {name}: begin -->\n+(.*?)\n+<!-- table {name}: end -->", source, re.DOTALL)
+    if found is None:
+        known = re.findall(r"<!-- table ([\w-]+): begin -->", source)
+        raise SystemExit(f"docs/benchmarks.md has no table {name!r}; expected one of {known}.")
+    section = re.findall(r"^###? (.+)$", source[: found.start()], re.MULTILINE)[-1]
+    anchor = re.sub(r"[^\w\- ]", "", section.lower()).replace(" ", "-")
+    return f"{found[1]}\n\n[How it was measured]({os.path.relpath(SOURCE, page.parent)}#{anchor}).\n"
+
+
 def filled(text: str, page: Path, source: str) -> str:
     """A page's text with its tables as docs/benchmarks.md has the figures."""
 
@@ -81,7 +101,11 @@ def filled(text: str, page: Path, source: str) -> str:
         quoted = table(read(found["bench"], source), found["rows"].split(), page)
         return f"{begin}{quoted}\n<!-- figures: end -->"
 
-    return QUOTED.sub(fill, text)
+    def copy(found: re.Match[str]) -> str:
+        quoted = named_table(found["name"], page, source)
+        return f"<!-- quoted table: {found['name']} -->\n\n{quoted}\n<!-- quoted table: end -->"
+
+    return QUOTED_TABLE.sub(copy, QUOTED.sub(fill, text))
 
 
 def pages() -> list[Path]:

@@ -331,7 +331,7 @@ def learned(run: Path, policy: Path, seed: int, *changes: str) -> tuple[list[flo
 @pytest.mark.long
 def test_learning_from_rollouts_in_float8_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Runs whose rollouts are in float8 learn. Three seeds cannot show that they learn as well as others: the curves of
-    six, which `-s` prints three of, are in docs/vla.md with their interval."""
+    six, which `-s` prints three of, are in docs/benchmarks.md with their interval."""
     acted = ["policy_options.rollout_precision=fp8_emulated", "algorithm.recompute_log_prob=true"]
     weighed = Updater._weighed
 

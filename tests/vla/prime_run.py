@@ -3,7 +3,7 @@ repository: ``python -m tests.vla.prime_run [SEEDS]``.
 
 A light is to be turned up within four steps, in two chunks; a policy of some thousand parameters begins
 untrained. Prints the share of training episodes that succeeded, by fifths of the run, and the success on
-validation states at the end. docs/algorithms.md has the figures.
+validation states at the end. docs/benchmarks.md has the figures.
 """
 
 from __future__ import annotations

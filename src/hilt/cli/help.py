@@ -54,7 +54,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "train rloo": (
         "hilt train rloo --config FILE policy=FOLDER --dry-run",
         "hilt train rloo --run runs/rloo --resume",
-        "docs/collection.md",
+        "docs/rloo.md",
     ),
     "train simplevla": (
         "hilt train simplevla data.task_suite_name=libero_10 data.n_samples=8 --dry-run",

@@ -293,7 +293,7 @@ class Groups:
     # Telling and keeping
 
     def figures(self) -> dict[str, float]:
-        """Since the last line of metrics, and in all; see docs/person-and-vla.md."""
+        """Since the last line of metrics, and in all; see docs/person-and-groups.md."""
         since, self._since = self._since, Counter()
         shown, self._shown = self._shown, {}
         rows = since["decisions"] + since["imitated"]

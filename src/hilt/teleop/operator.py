@@ -109,7 +109,7 @@ class Script(Device):
                 raise ConfigError(
                     f"{type(env.unwrapped).__name__} has no expert() for the device script: give it a "
                     "method expert() that returns a function for the next action, or open the device with expert= (-d "
-                    "expert=module:function), a function that makes one for an environment: docs/teleop.md"
+                    "expert=module:function), a function that makes one for an environment: docs/devices.md"
                 )
             self._make = lambda env: env.get_wrapper_attr("expert")()
         if self.operator and not (hasattr(env.action_space, "low") and len(env.action_space.shape) == 1):
