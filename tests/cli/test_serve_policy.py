@@ -8,6 +8,7 @@ import queue
 import shutil
 import signal
 import threading
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from hilt.serving.observation_names import our_name
 from hilt.vla import train
 from hilt.vla.trained import SIZES
 from tests.serving.served_toy import WAIT_S, OpenpiClient, connected
+from tests.value.chosen import save_verifier
 from tests.vla import toy_vla
 from tests.wire.processes import free_ports_in_a_row
 
@@ -133,6 +135,31 @@ def test_a_folder_is_served_with_options_of_its_policy(tmp_path: Path, monkeypat
     assert "version 0, at ws://" in said and f" and {wire}\n" in said
 
 
+def test_the_best_of_several_chunks_is_served_and_newer_weights_are_taken_up(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = shutil.copytree(run, tmp_path / "run")
+    verifier = save_verifier(tmp_path / "verifier", {"state": "state"}, 1, 2, 1)
+
+    def ask(client: OpenpiClient) -> None:
+        assert client.metadata["policy"] == f"{folder}, best of 6"
+        first = client.ask(seen())
+        assert first["version"] == 3 and first["actions"].shape == (2, 1)
+        save(folder, 8, tiny(1))
+        for _ in range(int(WAIT_S / 0.02)):
+            if client.ask(seen())["version"] == 8:
+                break
+            threading.Event().wait(0.02)
+        else:
+            raise AssertionError("the newer weights were not taken up")
+        page = urllib.request.urlopen(
+            f"http://127.0.0.1:{client.socket.remote_address[1]}/metrics", timeout=WAIT_S
+        ).read()
+        assert b"hilt_serving_best_of 6.0" in page and b"hilt_serving_judge_ms " in page
+
+    served(monkeypatch, [str(folder), "--best-of", "6", "--verifier", str(verifier)], ask)
+
+
 def refused(*words: object) -> str:
     done = CliRunner().invoke(cli.app, ["serve-policy", *map(str, words)])
     assert done.exit_code == 1 and done.output.count("error: ") == 1, done.output
@@ -147,6 +174,7 @@ def test_what_is_refused(run: Path, tmp_path: Path):
     tiny(0).save_pretrained(tmp_path / "policy")
     assert "--checkpoint last" in refused(tmp_path / "policy", "--checkpoint", "last")
     assert "there is no config.json in it" in refused(tmp_path)
+    assert "is no value model" in refused(tmp_path / "policy", "--best-of", 4, "--verifier", tmp_path)
     (tmp_path / "hil").mkdir()
     from hilt.core.config import freeze
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hilt.core.checksums import read_json
 from hilt.policies.io.tensor_files import Tensors
 from hilt.vla import sft
 from tests.lines import all_lines, no_line_twice
+from tests.value.chosen import save_verifier
 from tests.vla.taught import write_log
 
 TINY = (
@@ -61,6 +63,17 @@ def test_from_a_recipe_to_a_policy_that_is_tried(tmp_path: Path, monkeypatch: py
     )
     said = run("eval", folder, "--episodes", 1, "--mode", "asynchronous", "--delay", 2, "--execute", 1)
     assert "asynchronous, a delay of 2 steps, 1 action of each; the arm held in " in said
+    verifier = save_verifier(tmp_path / "verifier", {"state": "state/tcp_pose"}, 10, 2, 7)
+    said = run(
+        "eval", folder, "--episodes", 1, "--best-of", 3, "--verifier", verifier, "--json", tmp_path / "best.json"
+    )
+    found = json.loads((tmp_path / "best.json").read_text())["execution"]
+    assert found["best_of"] == 3 and found["plans"] > 0
+    assert f"{found['draw_ms']:.1f} ms to draw and {found['judge_ms']:.1f} ms to judge, for each plan; the " in said
+    assert "what chooses? Give the folder" in run("eval", folder, "--best-of", 3, code=1)
+    assert "--verifier value: it chooses among chunks; give --best-of N" in run(
+        "eval", folder, "--verifier", "value", code=1
+    )
     refused = run("eval", folder, "--mode", "rtc", code=1)
     assert "mode=rtc: this SmallVLA cannot continue a chunk" in refused and "Traceback" not in refused
     assert "leave --checkpoint and --workers out" in run("eval", folder, "--workers", 2, code=1)

@@ -29,6 +29,8 @@ from hilt.recording.script import record_with_script
 from hilt.replay import Log
 from hilt.serving import PolicyServer
 from hilt.serving.policy_server import ServerAccess
+from hilt.value.best_of import BestOfSettings
+from tests.value.chosen import save_verifier
 
 TASKS = "tabletop/press_red+tabletop/press_blue"
 OPTIONS = {"image_size": 16, "cameras": ["wrist"], "control_hz": 5, "step_limit": 9}
@@ -116,6 +118,16 @@ def test_actions_of_a_chunk_one_by_one_and_dropped_when_a_person_takes_over(fold
             found = agent.policy.evaluate(whole).log_prob.detach().numpy()[0]
             np.testing.assert_allclose(found, record["log_prob"], atol=1e-5)
             assert np.abs(record["log_prob"]).max() > 0
+    agent.close()
+
+
+def test_one_of_several_chunks_is_chosen(folder: Path, env, tmp_path: Path):
+    agent, observation = begun(folder, env)
+    verifier = save_verifier(tmp_path / "verifier", {"state": "state"}, 1, 3, 3)
+    agent.choose_by(BestOfSettings(4, str(verifier)).wrap)
+    agent.begin(env.get_wrapper_attr("instruction"))
+    assert agent.sample_actions(observation, seed=0, argmax=True).shape == (7,)
+    assert agent.execution()["best_of"] == 4 and agent.execution()["plans"] == 2  # one of them to see that it fits
     agent.close()
 
 

@@ -22,6 +22,7 @@ from hilt.core.threads import one_thread
 
 if TYPE_CHECKING:
     from hilt.runs.evaluation import EvaluationResult
+    from hilt.value.best_of import BestOfSettings
     from hilt.vla.rollout import ChunkOptions
 
 app = typer.Typer(add_completion=False)
@@ -42,6 +43,9 @@ Ask = Annotated[
 Mode = Annotated[str | None, _option("MODE", "While a VLA plans: synchronous, asynchronous, rtc.", False)]
 Delay = Annotated[int | None, _option("N", "Control steps of a plan.", "0; on an arm, real", min=0)]
 Execute = Annotated[int | None, _option("N", "Actions of each chunk; 0: all.", "the run's", min=0)]
+BestOfN = Annotated[int | None, _option("N", "A VLA draws N chunks, and the verifier chooses one.", False, min=2)]
+Verifier = Annotated[str, _option("FOLDER", "Of hilt train value DATA actions=N.", False)]
+DrawTemperature = Annotated[float | None, _option("T", "Of the chunks to choose from.", "1", min=0)]
 
 
 @app.command()
@@ -76,6 +80,9 @@ def evaluate(
     mode: Mode = None,
     delay: Delay = None,
     execute: Execute = None,
+    best_of: BestOfN = None,
+    verifier: Verifier = "",
+    draw_temperature: DrawTemperature = None,
     policy: Annotated[str, _option("ADDRESS", "The policy at ws://HOST:PORT, not the run's.", False)] = "",
     policy_key: Annotated[
         Path | None, _option("FILE", "Its key; for hilt://HOST:PORT the folder of keys.", False)
@@ -91,8 +98,9 @@ def evaluate(
     optional_module("gymnasium", "hilt eval", "sim")
     heavy_module("torch", "hilt eval", "torch", then="hilt.vla.train")
     chunks = (mode, delay, execute)
+    chooser = best_of_settings(best_of, verifier, draw_temperature)
     given = EvalSettings(
-        run, checkpoint, split, episodes, sample, seed, videos, workers, ask, policy, policy_key, chunks
+        run, checkpoint, split, episodes, sample, seed, videos, workers, ask, policy, policy_key, chunks, chooser
     )
     evaluated = shown_results(given)
     if json_file is not None:
@@ -121,6 +129,28 @@ class EvalSettings:
     policy_key: Path | None = None
     chunks: tuple[str | None, int | None, int | None] = (None, None, None)
     """--mode, --delay and --execute: how the chunks of a policy are executed"""
+    best_of: BestOfSettings | None = None
+    """--best-of: how one of several chunks is chosen"""
+
+    def chunk_options(self) -> ChunkOptions:
+        """How chunks are executed and chosen."""
+        from hilt.vla.rollout import ChunkOptions
+
+        return ChunkOptions(*self.chunks, None if self.best_of is None else self.best_of.wrap)
+
+
+def best_of_settings(count: int | None, verifier: str, temperature: float | None) -> BestOfSettings | None:
+    """The options --best-of, --verifier and --draw-temperature; None without the first."""
+    from hilt.value.best_of import BestOfSettings
+
+    if not count:
+        for name, value in (("--verifier", verifier or None), ("--draw-temperature", temperature)):
+            if value is not None:
+                raise ConfigError(f"{name} {value}: it chooses among chunks; give --best-of N, too, or leave it out.")
+        return None
+    made = BestOfSettings(count, verifier, 1.0 if temperature is None else temperature)
+    made.check()
+    return made
 
 
 def shown_results(given: EvalSettings) -> list[dict[str, Any]]:
@@ -143,11 +173,10 @@ def results(given: EvalSettings, report: Report) -> Iterator[EvaluationResult]:
     """Yields the result of each task of the run: those of a post-trained policy together,
     as its tasks take turns, others one by one."""
     from hilt.hil.evaluate import evaluate as tried
-    from hilt.vla.rollout import ChunkOptions
     from hilt.vla.train import is_run
     from hilt.vla.trained import evaluate as evaluate_trained
 
-    run, split, chunks = given.run, given.split, ChunkOptions(*given.chunks)
+    run, split, chunks = given.run, given.split, given.chunk_options()
     if given.policy or given.policy_key is not None:
         from hilt.cli.eval_remote import remote_results
 
@@ -162,7 +191,7 @@ def results(given: EvalSettings, report: Report) -> Iterator[EvaluationResult]:
         yield from evaluate_trained(run, given.checkpoint, split, watch=watch, chunks=chunks, **options)
         return
     options |= {"episodes": given.episodes, "workers": given.workers, "folder": run / "evaluations", "report": report}
-    for config, agent, update in _tried(run, given.checkpoint, given.workers, chunks):
+    for config, agent, update in _tried(given, chunks):
         yield tried(config, agent, split, update=update, ask=_asking(given.ask, config), **options)
 
 
@@ -188,12 +217,13 @@ def _warnings(run: Path) -> list[str]:
     return precision.warnings(config_of(run) if kind is None else precision.frozen(kind, run))
 
 
-def _tried(run: Path, checkpoint: str, workers: int, chunks: ChunkOptions) -> Iterator[tuple[Any, Any, int]]:
+def _tried(given: EvalSettings, chunks: ChunkOptions) -> Iterator[tuple[Any, Any, int]]:
     """The task, the policy and its age; of a run of several tasks, each of them."""
     from hilt.hil.config import Hil
     from hilt.vla.sft import KIND
     from hilt.vla.trained import agents
 
+    run, checkpoint, workers = given.run, given.checkpoint, given.workers
     if KIND.is_run(run):
         if checkpoint != "last" or workers != 1:
             raise ConfigError(
@@ -204,7 +234,7 @@ def _tried(run: Path, checkpoint: str, workers: int, chunks: ChunkOptions) -> It
         for task, acting, step in agents(run, chunks):
             yield Hil(task=task, task_options=options), acting, step
         return
-    if any(option is not None for option in chunks):
+    if any(option is not None for option in given.chunks):
         raise ConfigError(
             "--mode, --delay and --execute are for runs of hilt train sft and of post-training, and "
             f"{run} is a run with a person: its own settings decide. Leave them out."
@@ -216,6 +246,15 @@ def _tried(run: Path, checkpoint: str, workers: int, chunks: ChunkOptions) -> It
     found = find_checkpoint(run, checkpoint)
     agent = make_agent(config, spaces(config))
     agent.load_state_dict(found.agent)
+    if given.best_of is not None:
+        from hilt.hil.vla_agent import VlaAgent
+
+        if not isinstance(agent, VlaAgent) or workers != 1:
+            raise ConfigError(
+                f"--best-of {given.best_of.count}: chunks are drawn by a vision-language-action policy, in one "
+                f"process; {run} has agent.kind={config.agent.kind}, and --workers is {workers}. Leave it out."
+            )
+        agent.choose_by(given.best_of.wrap)
     yield config, agent, found.update
 
 
@@ -304,14 +343,20 @@ def _judged(done: EvaluationResult) -> list[list[object]]:
 
 
 def _executed(found: Mapping[str, Any]) -> list[list[object]]:
-    """How chunks were executed, if that was asked for."""
-    if not found:
-        return []
+    """How chunks were executed and chosen, if that was asked for."""
+    rows: list[list[object]] = []
+    if "best_of" in found:
+        cost = f"{found['draw_ms']:.1f} ms to draw and {found['judge_ms']:.1f} ms to judge, for each plan"
+        rows.append(
+            [f"best of {found['best_of']:.0f}", f"{cost}; the likeliest was chosen in {found['likeliest']:.0%}"]
+        )
+    if "mode" not in found:
+        return rows
     delay = "in real time" if found["delay"] is None else f"a delay of {_many(found['delay'], 'step')}"
     late = f", {_many(int(found['late']), 'late answer')}" if found.get("late") else ""
     actions = _many(found["execute"], "action") if found["execute"] else "all actions"
     held = f"held in {100 * found['idle_share']:.1f}% of steps{late}"
-    return [["chunks", f"{found['mode']}, {delay}, {actions} of each; the arm {held}"]]
+    return [["chunks", f"{found['mode']}, {delay}, {actions} of each; the arm {held}"], *rows]
 
 
 def _many(count: int, noun: str, plural: str = "s") -> str:

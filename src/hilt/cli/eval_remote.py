@@ -43,7 +43,7 @@ def remote_results(given: EvalSettings, report: Report, asking: Callable[[Any], 
     from hilt.hil.environment import spaces
     from hilt.hil.evaluate import evaluate
     from hilt.serving.remote_policy import RemotePolicy, server_key
-    from hilt.vla.rollout import ChunkAgent, ChunkOptions
+    from hilt.vla.rollout import ChunkAgent
 
     _check(given)
     tried = tried_tasks(given.run)
@@ -51,14 +51,17 @@ def remote_results(given: EvalSettings, report: Report, asking: Callable[[Any], 
         if given.sample and not policy.is_hilt:
             raise ConfigError(f"--sample: the server at {policy.url} is openpi's, and decides that. Leave it out.")
         suite = tried.suite if policy.is_hilt else replace(tried.suite, command=np.asarray)
+        if given.best_of is not None and not policy.is_hilt:
+            raise ConfigError(f"--best-of: the server at {policy.url} is openpi's, and decides how actions are drawn.")
+        acting = given.chunk_options().acting(policy)
         for task in tried.tasks:
             config = Hil(task=task, task_options=dict(tried.options))
             instruction = check_policy(policy, task, tried._replace(suite=suite))
-            wanted = ChunkOptions(*given.chunks)
-            real_time = wanted != ChunkOptions() and spaces(config).keeps_rate
+            wanted = given.chunk_options()
+            real_time = given.chunks != (None, None, None) and spaces(config).keeps_rate
             chunks = wanted.settings(tried.execute, real_time) or ChunkSettings(execute=tried.execute, delay=0)
             agent: Any
-            with contextlib.closing(ChunkAgent(policy, suite, instruction, chunks)) as agent:
+            with contextlib.closing(ChunkAgent(acting, suite, instruction, chunks)) as agent:
                 yield evaluate(
                     config,
                     agent,

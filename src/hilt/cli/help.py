@@ -20,6 +20,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "eval": (
         "hilt eval runs/tabletop_pick --videos 3",
         "hilt eval runs/tabletop_pick --checkpoint best --json result.json",
+        "hilt eval runs/sft --best-of 8 --verifier verifier",
         "docs/observe.md",
     ),
     "open": ("hilt open runs", "hilt open runs/mine --view", "docs/open.md"),
@@ -44,6 +45,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "train value": (
         "hilt train value runs/mine",
         "hilt train value runs/mine recordings/tabletop-pick steps=300 --out value",
+        "hilt train value runs/sft/evaluations/train-00000900-sampled/log actions=5 --out verifier",
         "docs/value.md",
     ),
     "train sft": (

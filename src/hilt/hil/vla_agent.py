@@ -175,6 +175,7 @@ class VlaAgent(StepAgent):
         self._sure: deque[float] = deque(maxlen=PLANS_COMPARED)  # the log-probabilities of plans
         self._confidence: float | None = None
         self._versions: dict[int, int] = {}  # of the weights with which each chunk of the episode was planned
+        self._acting: Policy | None = None  # what acts in place of the policy
 
     @classmethod
     def make(
@@ -239,6 +240,15 @@ class VlaAgent(StepAgent):
             )
 
     # Acting
+
+    def choose_by(self, wrap: Callable[[Policy], Policy]) -> None:
+        """Lets another policy act, which is made of this one, such as the best of several chunks."""
+        self._acting = wrap(self.policy)
+        self._check(self._acting, self.options.policy)
+
+    def execution(self) -> dict[str, float]:
+        """Returns what acting has cost and changed, of a policy that counts it."""
+        return {} if self._acting is None else self._acting.acting_figures()
 
     def use_instructions(self, instructions: Sequence[str]) -> None:
         if not self.options.instruction:
@@ -346,7 +356,7 @@ class VlaAgent(StepAgent):
     def _plan(self, observation: Any, planned: Any, frozen: int) -> Planned:
         """In a thread of the executor's, where the run has a control rate."""
         self._take_up()
-        policy, prefix = self.policy if self._remote is None else self._remote, None
+        policy, prefix = self._remote or self._acting or self.policy, None
         if planned is not None:
             prefix = Prefix(planned[None], np.array([frozen]))
         row = self._suite.observe(observation, self._instruction)

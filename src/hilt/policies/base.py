@@ -142,6 +142,11 @@ class Policy(torch.nn.Module, ABC):
         """Makes the first call of `act` with one observation as fast as later ones, where compiling would delay it.
         `notify` is called with a line about each part of the work; by default there is none."""
 
+    def acting_figures(self) -> dict[str, float]:
+        """Returns what acting has cost and changed so far, of a policy that counts it, such as the best of several
+        chunks; by default nothing."""
+        return {}
+
     def observed_fields(self) -> ObservedFields | None:
         """What an observation must have, for checks before `act`; None where only `act` itself knows."""
         return None

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,15 @@ if TYPE_CHECKING:
 POLL_INTERVAL_S = 1.0
 CLOSE_S = 10.0
 """The timeout for the thread to end, in seconds"""
+FIGURE_MEANINGS = {
+    "best_of": "Chunks that are drawn for each plan, of which a verifier chooses one.",
+    "plans": "Plans that were chosen.",
+    "draw_ms": "Milliseconds to draw the chunks of a plan, on average.",
+    "judge_ms": "Milliseconds of the verifier for each plan, on average.",
+    "gain": "How much more the chosen chunk is worth than a drawn one, on average, by the verifier.",
+    "likeliest": "Share of the plans in which the likeliest chunk was chosen.",
+}
+"""What `Policy.acting_figures` counts, as the metrics explain it"""
 
 
 @dataclass(frozen=True)
@@ -97,6 +107,8 @@ class Batcher:
         self._draws = torch.Generator().manual_seed(self.settings.seed)
         self.metrics.show("weights_version", "Number of the weights that answer.", lambda: float(self.version))
         self.metrics.show("waiting_requests", "Requests that wait.", lambda: float(len(self._waiting)))
+        for name in policy.acting_figures():
+            self.metrics.show(name, FIGURE_MEANINGS.get(name, "A figure of the policy."), partial(self._figure, name))
         self._thread = threading.Thread(target=self._run, name="hilt-batcher", daemon=True)
         self._thread.start()
 
@@ -134,6 +146,9 @@ class Batcher:
             self._closed = True
             self._changed.notify_all()
         self._thread.join(CLOSE_S)
+
+    def _figure(self, name: str) -> float:
+        return self.policy.acting_figures().get(name, 0.0)
 
     # --- the thread ---
 

@@ -42,6 +42,11 @@ class OnlineValue:
                 f"the value model {model.folder} looks at features of the policy {model.config.policy}, and beside a "
                 "running episode it needs an encoder of its own: hilt train value DATA --out NEW, without policy="
             )
+        if model.inputs.chunk is not None:
+            raise ConfigError(
+                f"the value model {model.folder} judges chunks (actions={model.inputs.chunk.actions}), and beside a "
+                "running episode one of observations is needed: hilt train value DATA --out NEW, without actions="
+            )
         self.model = model
         if space is not None:
             tree = nested(spec_of_space(space, "observation_space"))

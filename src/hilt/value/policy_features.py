@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.files import storage_errors
 from hilt.core.tree import Array
 from hilt.policies.registry import load_policy
-from hilt.policies.vla.observation_adapters import suite
+from hilt.value.chunk_inputs import views_of
 from hilt.value.value_episodes import RECORDED, ValueEpisodes
 
 AT_ONCE = 32
@@ -27,8 +28,9 @@ class FrozenFeatures:
 
     `weights`: the hash that its weights must have; features of others would mean something else."""
 
-    def __init__(self, policy: str, suite_name: str = "", weights: str = ""):
-        self._folder, self._suite = hub.local(policy), suite_name
+    def __init__(self, policy: str, suite_name: str = "", weights: str = "", columns: Mapping[str, str] | None = None):
+        """`suite_name` or `columns`: how the policy names observations; by default as the task."""
+        self._folder, self._suite, self._columns = hub.local(policy), suite_name, dict(columns or {})
         self.weights = weights_hash(self._folder)
         if weights and weights != self.weights:
             raise ConfigError(
@@ -47,9 +49,13 @@ class FrozenFeatures:
         """float32 [N, width]"""
         parts = []
         for first in range(0, len(rows), AT_ONCE):
-            seen = self._observations(episodes, rows[first : first + AT_ONCE])
-            parts.append(self.policy.features(seen).float().cpu())
+            parts.append(self.of(self._observations(episodes, rows[first : first + AT_ONCE])))
         return torch.cat(parts)
+
+    def of(self, observations: Sequence[Mapping[str, Any]]) -> Tensor:
+        """The features of observations by the policy's names, float32 [N, width]"""
+        found: Tensor = self.policy.features(observations).float().cpu()
+        return found
 
     def _observations(self, episodes: ValueEpisodes, rows: Array) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
@@ -59,7 +65,7 @@ class FrozenFeatures:
             if RECORDED in episode.log.schema.columns:
                 views = self._recorded(episode.log.read(key, ["record"])["record"])
             else:
-                adapter = suite(self._suite or episode.task)
+                adapter = views_of(self._suite, self._columns, episode.task)
                 read = adapter.views(episode.log.read(key, ["observations"])["observations"])
                 views = {name: column[0] for name, column in read.items()}
             found.append({**views, "instruction": text})

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from hilt.core.validate import Need, setting
 
 _PICTURES = Need("pictures: encoder=small or resnet10, and no policy", lambda c: not c.policy and c.encoder != "none")
-_POLICY = Need("policy=FOLDER", lambda c: c.policy)
+_NAMES = Need("policy=FOLDER or actions=N", lambda c: c.policy or c.actions)
+_STATES = Need("actions=0: values of chunks give no advantages", lambda c: not c.actions)
 _STEPS = Need("returns=steps", lambda c: c.returns == "steps")
 _DISCOUNTED = Need("returns=discounted", lambda c: c.returns == "discounted")
 _GAUSS = Need("target=hl_gauss", lambda c: c.target == "hl_gauss")
@@ -29,8 +30,13 @@ class ValueConfig:
     policy: str = ""
     """The folder of a vision-language-action policy, whose frozen features are looked at in place of pictures, words
     and state; empty: an encoder of its own"""
-    suite: str = setting("", needs=_POLICY)
-    """How the policy names observations: a suite such as tabletop or libero; empty: that of the task"""
+    actions: int = setting(0, minimum=0, maximum=512)
+    """The value of doing something: actions from a step on that are looked at beside what is seen there, at most the
+    chunk of the policy that is to choose by it (best-of-N); 0: the value of what is seen"""
+    suite: str = setting("", needs=_NAMES)
+    """How a policy names observations: a suite such as tabletop or libero; empty: that of the task"""
+    columns: dict[str, str] = setting(factory=dict, needs=_NAMES)
+    """Instead of a suite: the policy's names to paths in the observations, full_image: images/top"""
     features: int = setting(64, minimum=1, needs=_PICTURES)
     """Numbers that each camera becomes"""
     hidden: int = setting(256, minimum=1)
@@ -53,7 +59,7 @@ class ValueConfig:
     """How a return becomes a distribution over the bins"""
     smoothing: float = setting(0.75, above=0, needs=_GAUSS)
     """The standard deviation of that distribution, in bins"""
-    advantage_steps: int = setting(10, minimum=1)
+    advantage_steps: int = setting(10, minimum=1, needs=_STATES)
     """N of the N-step advantage: an action is judged by the value this many steps later"""
     steps: int = setting(400, minimum=1)
     """Gradient steps at most; the weights with the lowest loss on the validation episodes are kept"""
@@ -75,3 +81,5 @@ class ValueConfig:
     def conflicts(self, here: str) -> Iterator[str]:
         if self.weights and self.encoder != "resnet10":
             yield f"{here}weights is {self.weights!r}, but only encoder=resnet10 reads a file; it is {self.encoder!r}."
+        if self.suite and self.columns:
+            yield f"{here}suite={self.suite} and columns={self.columns}: both name the observations. Give one of them."

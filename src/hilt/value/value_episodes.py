@@ -28,6 +28,8 @@ from hilt.formats.images import as_rgb, image_shape, is_image
 from hilt.replay.edits import SUCCESS_COLUMNS
 from hilt.replay.key_ranges import OFFSET_BITS
 from hilt.replay.log import Log
+from hilt.value.chunk_inputs import ChunkInputs, observed_sizes, rows_of, views_of
+from hilt.value.value_config import ValueConfig
 
 OBSERVED, RECORDED = "observations/", "record/images"
 """Where the pictures of an episode lie: by camera, or in the records of a vision-language-action policy all in one"""
@@ -75,6 +77,8 @@ class ValueInputs:
     """By name, height and width"""
     state: dict[str, int]
     """Columns of numbers, and how many each has"""
+    chunk: ChunkInputs | None = None
+    """Of a value of chunks: how it sees them. Cameras and state then have the names that a policy gives them"""
 
     @classmethod
     def of(cls, log: Log, image_keys: Sequence[str], pictures: bool) -> ValueInputs:
@@ -116,6 +120,8 @@ class ObservedBatch:
     state: Array
     """float32 [B, P]"""
     texts: list[str]
+    actions: Array | None = None
+    """The chunks of these steps, float32 [B, actions, action_dim], where they are looked at"""
 
 
 class ValueEpisodes:
@@ -128,6 +134,7 @@ class ValueEpisodes:
         self.episodes: list[ValuedEpisode] = []
         self.passed_over: Counter[str] = Counter()
         self._datasets: list[LogDataset] = []
+        self._taught: dict[int, Array] = {}
         places = list(dict.fromkeys(place.resolve() for path in paths for place in _logs(path)))
         try:
             for place in places:
@@ -235,8 +242,66 @@ class ValueEpisodes:
             "of each kind or more, from different initial states."
         )
 
+    def inputs(self, config: ValueConfig) -> ValueInputs:
+        """What a model with these settings looks at in all of these episodes."""
+        pictures = config.encoder != "none" and not config.policy
+        if config.actions:
+            found = self._chunk_inputs(config, pictures)
+        else:
+            found = ValueInputs.of(self.logs[0], config.image_keys, pictures)
+        self.check(found)
+        return found
+
+    def check(self, inputs: ValueInputs) -> None:
+        """Raises where a log lacks something that is looked at, or has it in another size."""
+        if inputs.chunk is None:
+            for log in self.logs:
+                inputs.check(log)
+            return
+        for log, task, (cameras, state, action_dim) in self._sizes(inputs.chunk.suite, inputs.chunk.columns):
+            there: dict[str, Any] = {name: cameras.get(name) for name in inputs.cameras}
+            there |= {name: state.get(name) for name in inputs.state} | {"an action": action_dim}
+            expected = {**inputs.cameras, **inputs.state, "an action": inputs.chunk.action_dim}
+            for name, size in expected.items():
+                if there[name] != size:
+                    raise SchemaError(
+                        f"{log.path}, task {task!r}: {name} is {there[name] or 'missing'}, expected {size}. Give logs "
+                        "of the same cameras and robot, or choose with image_keys=[...]."
+                    )
+
+    def _chunk_inputs(self, config: ValueConfig, pictures: bool) -> ValueInputs:
+        _, _, (cameras, state, action_dim) = next(self._sizes(config.suite, config.columns))
+        if missing := [name for name in config.image_keys if name not in cameras]:
+            raise UnknownNameError("camera", missing[0], cameras, setting="image_keys")
+        if pictures and not cameras:
+            raise SchemaError(f"{self.logs[0].path}: {NO_PICTURES}")
+        keep = {
+            n: size for n, size in cameras.items() if pictures and (not config.image_keys or n in config.image_keys)
+        }
+        chunk = ChunkInputs(config.actions, action_dim, config.suite, config.columns)
+        return ValueInputs(keep, {} if config.policy else state, chunk)
+
+    def _sizes(self, suite: str, columns: Mapping[str, str]) -> Iterator[tuple[Log, str, Any]]:
+        """Of each task of each log: what a policy sees in its first step."""
+        firsts = {(id(episode.log), episode.task): episode for episode in reversed(self.episodes)}
+        for episode in reversed(firsts.values()):
+            adapter = views_of(suite, columns, episode.task)
+            yield episode.log, episode.task, observed_sizes(adapter, episode.log, episode.keys[:1])
+
+    def chunks(self, rows: Array, chunk: ChunkInputs) -> Array:
+        """The actions from these steps on, as a policy gives them, float32 [B, actions, action_dim]. Each of these
+        steps has as many before the end of its episode."""
+        for number in np.unique(rows[:, 0]).tolist():
+            if number not in self._taught:
+                episode = self.episodes[number]
+                read = np.asarray(episode.log.read(episode.keys, ["actions"])["actions"], np.float32)
+                self._taught[number] = chunk.adapter(episode.task).taught(read).astype(np.float32)
+        return np.stack([self._taught[number][step : step + chunk.actions] for number, step in rows.tolist()])
+
     def batch(self, rows: Array, inputs: ValueInputs) -> ObservedBatch:
-        """What is seen in these steps."""
+        """What is seen in these steps; of a value of chunks, also what is done from there on."""
+        if inputs.chunk is not None:
+            return self._chunk_batch(rows, inputs, inputs.chunk)
         images = {name: np.empty((len(rows), *size, 3), np.uint8) for name, size in inputs.cameras.items()}
         state = np.zeros((len(rows), sum(inputs.state.values())), np.float32)
         logs = {id(self.episodes[e].log): self.episodes[e].log for e in np.unique(rows[:, 0]).tolist()}
@@ -253,6 +318,22 @@ class ValueEpisodes:
                 parts = [found[path].reshape(len(keys), -1).astype(np.float32) for path in inputs.state]
                 state[mine] = np.concatenate(parts, 1)
         return ObservedBatch(images, state, [self.episodes[e].texts[t] for e, t in rows.tolist()])
+
+    def _chunk_batch(self, rows: Array, inputs: ValueInputs, chunk: ChunkInputs) -> ObservedBatch:
+        """The same by a policy's names."""
+        seen: list[dict[str, Any]] = [{}] * len(rows)
+        groups: dict[tuple[int, str], list[int]] = defaultdict(list)
+        for place, number in enumerate(rows[:, 0].tolist()):
+            groups[(id(self.episodes[number].log), self.episodes[number].task)].append(place)
+        for places in groups.values() if inputs.cameras or inputs.state else []:
+            first = self.episodes[rows[places[0], 0]]
+            keys = np.array([self.episodes[rows[place, 0]].keys[rows[place, 1]] for place in places], np.int64)
+            views = chunk.adapter(first.task).views(first.log.read(keys, ["observations"])["observations"])
+            for at, place in enumerate(places):
+                seen[place] = {name: column[at] for name, column in views.items()}
+        images, state = rows_of(seen, inputs.cameras, sum(inputs.state.values()))
+        texts = [self.episodes[e].texts[t] for e, t in rows.tolist()]
+        return ObservedBatch(images, state, texts, self.chunks(rows, chunk))
 
 
 def _of_task(episode: ValuedEpisode, task: str) -> ValuedEpisode:

@@ -32,6 +32,7 @@ from hilt.core.tree import Array
 from hilt.policies.agent.config import EncoderConfig
 from hilt.policies.agent.encoders import Encoder, Linear, dropout, initialize
 from hilt.policies.io.tensor_files import Tensors, load_into
+from hilt.value.chunk_inputs import ChunkInputs
 from hilt.value.value_config import ValueConfig
 from hilt.value.value_episodes import ObservedBatch, ValueEpisodes, ValueInputs
 
@@ -42,8 +43,8 @@ VALUE_FILE, WEIGHTS_FILE, HELD_OUT_FILE, REPORT_FILE = (
     "report.png",
 )
 CHECKPOINT_FILE = "checkpoint.safetensors"
-WORD_WIDTH, STATE_WIDTH = 256, 64
-"""Numbers that the words are hashed to, and that the state becomes"""
+WORD_WIDTH, STATE_WIDTH, CHUNK_WIDTH = 256, 64, 128
+"""Numbers that the words are hashed to, that the state becomes, and that the actions of a chunk become"""
 MAX_DEVIATIONS = 5.0
 CHUNK = 256
 """Steps that are looked at together when nothing is learned"""
@@ -69,6 +70,8 @@ class ValueNetwork(nn.Module):
         self.encoder = _encoder(inputs, config, draws) if inputs.cameras and not features else None
         self.proprio = Linear(states, STATE_WIDTH) if states and not features else None
         self.text = Linear(WORD_WIDTH, STATE_WIDTH) if words and not features else None
+        chunk = inputs.chunk
+        self.chunk = Linear(chunk.actions * chunk.action_dim, CHUNK_WIDTH) if chunk is not None else None
         width = features or sum(
             (
                 self.encoder.width if self.encoder is not None else 0,
@@ -78,12 +81,16 @@ class ValueNetwork(nn.Module):
         )
         self.register_buffer("mean", torch.zeros(features or states))
         self.register_buffer("std", torch.ones(features or states))
+        if chunk is not None:
+            width += CHUNK_WIDTH
+            self.register_buffer("action_mean", torch.zeros(chunk.action_dim))
+            self.register_buffer("action_std", torch.ones(chunk.action_dim))
         sizes = [width, config.hidden, config.hidden]
         self.layers = nn.ModuleList(Linear(a, b) for a, b in itertools.pairwise(sizes))
         self.norms = nn.ModuleList(skip_init(nn.LayerNorm, config.hidden) for _ in self.layers)
         self.out = Linear(config.hidden, bins)
         if draws is not None:
-            own = [self.proprio, self.text, self.layers, self.norms, self.out]
+            own = [self.proprio, self.text, self.chunk, self.layers, self.norms, self.out]
             for part in own:
                 if part is not None:
                     initialize(part, draws)
@@ -110,6 +117,9 @@ class ValueNetwork(nn.Module):
             if self.text is not None:
                 parts.append(torch.tanh(self.text(seen["words"])))
             x = torch.cat(parts, -1)
+        if self.chunk is not None:
+            actions = ((seen["actions"] - self.action_mean) / self.action_std).clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS)
+            x = torch.cat([x, torch.relu(self.chunk(actions.flatten(1)))], -1)
         for layer, norm in zip(self.layers, self.norms, strict=True):
             x = torch.relu(norm(layer(x)))
             if generator is not None and self.dropout:
@@ -143,8 +153,13 @@ class ValueModel:
 
     def check(self, episodes: ValueEpisodes) -> None:
         """Raises where it cannot judge these episodes."""
-        for log in episodes.logs:
-            self.inputs.check(log)
+        if self.inputs.chunk is not None:
+            raise ConfigError(
+                f"{self.folder} is a value of chunks (actions={self.inputs.chunk.actions}), by which a policy chooses: "
+                "hilt eval RUN --best-of 8 --verifier FOLDER. Values of the steps of a log come from a model without "
+                "actions=N."
+            )
+        episodes.check(self.inputs)
         strange = sorted({episode.task for episode in episodes} - self.tasks.keys())
         if strange:
             raise SchemaError(
@@ -157,8 +172,12 @@ class ValueModel:
         return logits_of(self.network, episodes, rows, self.inputs, self.extractor)
 
     def predict(self, episodes: ValueEpisodes, number: int) -> Predictions:
-        """Predicts all steps of one episode."""
-        logits = self.logits(episodes, episodes.rows([number]))
+        """Predicts all steps of one episode. Of a value of chunks, the last steps, from which on fewer actions are
+        left than a chunk has, have the value of the last whole chunk."""
+        rows = episodes.rows([number])
+        if self.inputs.chunk is not None:
+            rows[:, 1] = rows[:, 1].clip(max=len(rows) - self.inputs.chunk.actions)
+        logits = self.logits(episodes, rows)
         found = (self.support.value(logits), self.support.success(logits), self.support.steps_left(logits))
         return Predictions(*(each.numpy().astype(np.float32) for each in found))
 
@@ -171,12 +190,18 @@ def logits_of(
     with torch.no_grad():
         for first in range(0, len(rows), CHUNK):
             part = rows[first : first + CHUNK]
-            if extractor is not None:
-                seen = {"features": extractor(episodes, part)}
-            else:
-                seen = observed_tensors(episodes.batch(part, inputs), network.words)
-            out.append(network(seen))
+            out.append(network(seen_in(episodes, part, inputs, network.words, extractor)))
     return torch.cat(out)
+
+
+def seen_in(
+    episodes: ValueEpisodes, rows: Array, inputs: ValueInputs, words: bool, extractor: Any = None
+) -> dict[str, Tensor]:
+    """What a network reads of steps of episodes."""
+    if extractor is None:
+        return observed_tensors(episodes.batch(rows, inputs), words)
+    seen = {"features": extractor(episodes, rows)}
+    return seen if inputs.chunk is None else {**seen, "actions": torch.from_numpy(episodes.chunks(rows, inputs.chunk))}
 
 
 def observed_tensors(batch: ObservedBatch, words: bool) -> dict[str, Tensor]:
@@ -186,6 +211,8 @@ def observed_tensors(batch: ObservedBatch, words: bool) -> dict[str, Tensor]:
     if words:
         known = {text: word_features(text) for text in set(batch.texts)}
         seen["words"] = torch.from_numpy(np.stack([known[text] for text in batch.texts]))
+    if batch.actions is not None:
+        seen["actions"] = torch.from_numpy(batch.actions)
     return seen
 
 
@@ -243,7 +270,9 @@ def load_value_model(folder: str | Path) -> ValueModel:
         raise CorruptError(
             f"{folder}: {VALUE_FILE} and {WEIGHTS_FILE} do not fit ({error}). Train it again with: hilt train value"
         ) from error
-    extractor = FrozenFeatures(config.policy, config.suite, features["weights"]) if features else None
+    extractor = None
+    if features:
+        extractor = FrozenFeatures(config.policy, config.suite, features["weights"], config.columns)
     return ValueModel(network, metadata, folder, extractor)
 
 
@@ -251,7 +280,15 @@ def inputs_of(metadata: Mapping[str, Any]) -> ValueInputs:
     """What a model looks at, from its value.json."""
     found = metadata["inputs"]
     cameras = {str(name): (int(size[0]), int(size[1])) for name, size in found["cameras"].items()}
-    return ValueInputs(cameras, {str(path): int(count) for path, count in found["state"].items()})
+    chunk = ChunkInputs(**found["chunk"]) if found.get("chunk") else None
+    return ValueInputs(cameras, {str(path): int(count) for path, count in found["state"].items()}, chunk)
+
+
+def inputs_json(inputs: ValueInputs) -> dict[str, Any]:
+    """What a model looks at, as `inputs_of` reads it."""
+    cameras = {name: list(size) for name, size in inputs.cameras.items()}
+    chunk = {} if inputs.chunk is None else {"chunk": inputs.chunk.to_json()}
+    return {"cameras": cameras, "state": inputs.state, **chunk}
 
 
 def _encoder(inputs: ValueInputs, config: ValueConfig, draws: Generator | None) -> Encoder:

@@ -10,7 +10,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +34,17 @@ from hilt.value.value_config import ValueConfig
 from hilt.value.value_episodes import MIN_OF_EACH, ValueEpisodes, ValueInputs
 from hilt.value.value_model import (
     CHECKPOINT_FILE,
+    CHUNK,
     HELD_OUT_FILE,
     REPORT_FILE,
     VALUE_FILE,
     WEIGHTS_FILE,
     ValueModel,
     ValueNetwork,
+    inputs_json,
     logits_of,
     model_id,
-    observed_tensors,
+    seen_in,
 )
 from hilt.value.value_report import HeldOutEpisode, held_out_report, report_picture
 
@@ -89,12 +91,10 @@ def train_value(
     check_out(out)
     check_outcomes(episodes)
     split = split_episodes(episodes, config)
-    inputs = ValueInputs.of(episodes.logs[0], config.image_keys, config.encoder != "none" and not config.policy)
-    for log in episodes.logs:
-        inputs.check(log)
+    inputs = episodes.inputs(config)
     support = _support(episodes, split, config)
     words = len({episode.task for episode in episodes}) > 1
-    extractor = FrozenFeatures(config.policy, config.suite) if config.policy else None
+    extractor = FrozenFeatures(config.policy, config.suite, columns=config.columns) if config.policy else None
     cached = _cached_features(extractor, episodes, split, report) if extractor is not None else None
     draws = generator(config.seed)
     width = cached.features.shape[1] if cached is not None else 0
@@ -106,7 +106,7 @@ def train_value(
         return None
     report("judging it on the episodes that were held out")
     metadata: dict[str, Any] = {
-        "inputs": {"cameras": {name: list(size) for name, size in inputs.cameras.items()}, "state": inputs.state},
+        "inputs": inputs_json(inputs),
         "words": words,
         "features": {"width": width, "weights": extractor.weights} if extractor is not None else None,
         "support": asdict(support),
@@ -129,6 +129,8 @@ def train_value(
         "losses": progress.losses,
     }
     metadata["held_out"] = {**_size(episodes, split.held_out), "by": split.by, **held_out_report(judged, config.seed)}
+    if inputs.chunk is not None:
+        metadata["held_out"]["chunks"] = _chunk_report(model, lessons, draws)
     _save(out, model, judged)
     model.extractor = extractor
     return model
@@ -170,7 +172,7 @@ def check_outcomes(episodes: ValueEpisodes) -> None:
 
 def split_episodes(episodes: ValueEpisodes, config: ValueConfig) -> ValueSplit:
     """Three parts, by initial state."""
-    known = episodes.known()
+    known = [number for number in episodes.known() if len(episodes.episodes[number]) >= config.actions]
     successes = sum(bool(episodes.episodes[number].success) for number in known)
     if min(successes, len(known) - successes) < MIN_OF_EACH:
         raise episodes.too_few(known)
@@ -224,13 +226,19 @@ def _normalize(
     inputs: ValueInputs,
     cached: CachedFeatures | None,
 ) -> None:
+    if inputs.chunk is not None:
+        whole = episodes.rows(train)
+        actions = episodes.chunks(_some(whole), replace(inputs.chunk, actions=1))[:, 0]
+        network.get_buffer("action_mean").copy_(torch.from_numpy(actions.mean(0)))
+        network.get_buffer("action_std").copy_(torch.from_numpy(actions.std(0)).clamp(min=MIN_DEVIATION))
     if not len(network.mean):
         return
     rows = _some(episodes.rows(train))
     if cached is not None:
         seen = cached(episodes, rows)
     else:
-        seen = torch.from_numpy(episodes.batch(rows, ValueInputs({}, inputs.state)).state)
+        rows = rows[episodes.remaining(rows) >= (inputs.chunk.actions if inputs.chunk is not None else 0)]
+        seen = torch.from_numpy(episodes.batch(rows, replace(inputs, cameras={})).state)
     network.mean.copy_(seen.mean(0))
     network.std.copy_(seen.std(0, unbiased=False).clamp(min=MIN_DEVIATION))
 
@@ -253,12 +261,16 @@ class _Lessons:
 
     def seen(self, rows: Array, words: bool, draws: torch.Generator) -> dict[str, Tensor]:
         """What is seen in steps, with pictures that are shifted at random."""
-        if self.cached is not None:
-            return {"features": self.cached(self.episodes, rows)}
-        seen = observed_tensors(self.episodes.batch(rows, self.inputs), words)
+        seen = seen_in(self.episodes, rows, self.inputs, words, self.cached)
         for name in [name for name in seen if name.startswith("images/")]:
             seen[name] = random_crop(seen[name], self.config.random_crop, draws)
         return seen
+
+    def rows(self, numbers: Sequence[int]) -> Array:
+        """The steps of episodes that are looked at: of a value of chunks those from which on a whole one was executed.
+        What fills up a shorter one would tell that the end is near."""
+        found = self.episodes.rows(numbers)
+        return found[self.episodes.remaining(found) >= self.config.actions]
 
     def targets(self, rows: Array) -> Tensor:
         """What came of steps, as distributions over the bins."""
@@ -278,7 +290,7 @@ def _fit(
     """Moves the weights, from a checkpoint if there is one, and leaves the best ones in the network; None where it was
     stopped before."""
     episodes, config = lessons.episodes, lessons.config
-    rows, judged = episodes.rows(lessons.split.train), _some(episodes.rows(lessons.split.validation))
+    rows, judged = lessons.rows(lessons.split.train), _some(lessons.rows(lessons.split.validation))
     wanted = lessons.targets(judged)
     adam = Adam(network.trained(), config.learning_rate, config.weight_decay)
     best = {name: tensor.clone() for name, tensor in network.state_dict().items()}
@@ -384,9 +396,13 @@ def _tasks(model: ValueModel, episodes: ValueEpisodes, numbers: Sequence[int]) -
         for number in mine:
             found, episode = model.predict(episodes, number), episodes.episodes[number]
             firsts.append(float(found.steps_left[0]))
+            if model.inputs.chunk is not None:
+                continue
             values = torch.from_numpy(found.value)
             advantages.append(model.support.advantages(values, episode.success, model.config.advantage_steps).numpy())
-        quantiles = np.quantile(np.concatenate(advantages).astype(np.float64), np.linspace(0, 1, QUANTILES))
+        quantiles: Array = np.zeros(0)
+        if advantages:
+            quantiles = np.quantile(np.concatenate(advantages).astype(np.float64), np.linspace(0, 1, QUANTILES))
         out[task] = {
             "episodes": len(mine),
             "successes": sum(bool(episodes.episodes[number].success) for number in mine),
@@ -394,6 +410,30 @@ def _tasks(model: ValueModel, episodes: ValueEpisodes, numbers: Sequence[int]) -
             "advantage_quantiles": [round(float(value), 6) for value in quantiles],
         }
     return out
+
+
+def _chunk_report(model: ValueModel, lessons: _Lessons, draws: torch.Generator) -> dict[str, float]:
+    """Whether a value of chunks looks at them: its loss on held-out episodes, and the same where each step is given the
+    chunk of another step of its task. If the second is no higher, it tells no chunk from another."""
+    episodes, rows = lessons.episodes, _some(lessons.rows(lessons.split.held_out))
+    wanted, seen = lessons.targets(rows), []
+    other = np.array([episodes.episodes[number].task for number in rows[:, 0]])
+    exchanged = np.arange(len(rows))
+    for task in sorted(set(other)):
+        mine = np.flatnonzero(other == task)
+        exchanged[mine] = mine[torch.randperm(len(mine), generator=draws).numpy()]
+    for chunks in (rows, rows[exchanged]):
+        assert model.inputs.chunk is not None
+        actions = torch.from_numpy(episodes.chunks(chunks, model.inputs.chunk))
+        parts = []
+        with torch.no_grad():
+            for first in range(0, len(rows), CHUNK):
+                part = seen_in(
+                    episodes, rows[first : first + CHUNK], lessons.inputs, model.network.words, lessons.cached
+                )
+                parts.append(model.network({**part, "actions": actions[first : first + CHUNK]}))
+        seen.append(float(loss(torch.cat(parts), wanted)))
+    return {"steps": len(rows), "loss": seen[0], "loss_of_other_chunks": seen[1]}
 
 
 def _size(episodes: ValueEpisodes, numbers: Sequence[int]) -> dict[str, Any]:

@@ -291,16 +291,21 @@ def _copied(observation: Any) -> Any:
 
 
 class ChunkOptions(NamedTuple):
-    """How a person wants chunks to be executed; what is None is left to the run and its task."""
+    """How a person wants chunks to be executed and chosen; what is None is left to the run and its task."""
 
     mode: str | None = None
     delay: int | None = None
     execute: int | None = None
+    wrap: Callable[[Policy], Policy] | None = None
+    """Returns the policy that acts, of the run's, such as the best of several chunks"""
+
+    def acting(self, policy: Policy) -> Policy:
+        return policy if self.wrap is None else self.wrap(policy)
 
     def settings(self, execute: int = 0, real_time: bool = False) -> ChunkSettings | None:
         """`execute`: the run's own. `real_time`: whether the task keeps its own rate, as an arm does; a policy then has
         the time that it has, unless a delay is given. None where nothing is wanted: chunks are executed as ever."""
-        if self == ChunkOptions():
+        if all(option is None for option in self[:3]):
             return None
         delay = self.delay if self.delay is not None or real_time else 0
         return ChunkSettings(self.mode or "synchronous", execute if self.execute is None else self.execute, delay)
@@ -347,12 +352,14 @@ class ChunkAgent:
         return self._suite.command(step.action)
 
     def execution(self) -> dict[str, object]:
-        """How chunks were executed, and what came of it, over all episodes; nothing where no settings were given."""
+        """How chunks were executed and chosen, and what came of it, over all episodes; nothing where no settings were
+        given and the policy chooses among none."""
+        chosen = self._policy.acting_figures()
         if self._settings is None:
-            return {}
+            return {**chosen}
         figures = self._executor.metrics()
         named = ("steps", "held", "late", "idle_share", "delay_steps", "planning_seconds")
-        return {**asdict(self._settings), **{name: figures[name] for name in named}}
+        return {**asdict(self._settings), **{name: figures[name] for name in named}, **chosen}
 
     def close(self) -> None:
         self._executor.close()

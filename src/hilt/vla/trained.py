@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hilt.core.checksums import read_json
+from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import ConfigError
 from hilt.envs.fitted import open_task
 from hilt.policies.base import Policy
 from hilt.policies.io.tensor_files import Tensors
 from hilt.runs import checkpoint
-from hilt.runs.evaluation import EvaluationResult
+from hilt.runs.evaluation import EVALUATION_FILE, EvaluationResult
 from hilt.runs.run_precision import frozen as frozen_settings
 from hilt.teleop.intervene import attribute
 from hilt.vla.config import Vla
@@ -65,9 +65,10 @@ def evaluate(
     """Lets the policy of a run try this number of episodes of each of its tasks; 0: every state of the split once. An
     empty `split` stands for the states that published figures are of, where the tasks have them, else "test". `watch`
     is called with the numbers of episodes that are done and of all; with 0 and 0 while the simulators start. `chunks`:
-    how they are executed, if not as in the run."""
+    how they are executed and chosen, if not as in the run."""
     config, began = frozen_settings(Vla, run), time.monotonic()
     policy, step = policy_and_step(run, which, config.device)
+    policy = (chunks or ChunkOptions()).acting(policy)
     watch(0, 0)
     with contextlib.closing(pool_of(config, workers)) as pool:
         starts = starts_of(pool, config.tasks, split, episodes, seed)
@@ -86,12 +87,17 @@ def evaluate(
             outcomes.append(outcome)
             watch(len(outcomes), len(starts))
     seconds = time.monotonic() - began
-    return evaluations_of(outcomes, config.tasks, split, step, sample, seed, seconds, folder, of_train=of_train)
+    made = evaluations_of(outcomes, config.tasks, split, step, sample, seed, seconds, folder, of_train=of_train)
+    if chosen := policy.acting_figures():  # of all tasks together
+        for one in made:
+            one.execution |= chosen
+            write_json(Path(one.folder or folder) / EVALUATION_FILE, one.to_json())
+    return made
 
 
 def agents(run: Path, chunks: ChunkOptions | None = None) -> Iterator[tuple[str, ChunkAgent, int]]:
     """Yields for each task of a run of fine-tuning: its name, the policy as it acts there, and the number of steps that
-    it had learned. `chunks`: how they are executed, if not one after the other."""
+    it had learned. `chunks`: how they are executed and chosen, if not one after the other."""
     config = frozen_settings(Sft, run)
     if not (run / RESULT).is_file():
         raise ConfigError(
@@ -105,8 +111,9 @@ def agents(run: Path, chunks: ChunkOptions | None = None) -> Iterator[tuple[str,
         with contextlib.closing(open_task(name, config.task_options)) as env:
             instruction = config.instruction or str(env.get_wrapper_attr("instruction"))
             keeps_rate = attribute(env, "timing", None) is not None
-        settings = (chunks or ChunkOptions()).settings(real_time=keeps_rate)
-        with contextlib.closing(ChunkAgent(policy, words(config), instruction, settings)) as agent:
+        wanted = chunks or ChunkOptions()
+        settings = wanted.settings(real_time=keeps_rate)
+        with contextlib.closing(ChunkAgent(wanted.acting(policy), words(config), instruction, settings)) as agent:
             yield name, agent, int(read_json(run / RESULT)["best_step"])
 
 

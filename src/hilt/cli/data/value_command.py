@@ -31,7 +31,8 @@ def train(
     ] = False,
 ) -> None:
     """Train a value model on all episodes, judge it on initial states that it has not seen, and write value, advantage
-    and progress of every step into the logs. The same command continues after an interruption."""
+    and progress of every step into the logs. With actions=N it is a value of chunks, by which a policy can choose among
+    several (hilt eval RUN --best-of 8 --verifier FOLDER). The same command continues after an interruption."""
     from rich.console import Console
 
     from hilt.core.config import build, describe
@@ -58,8 +59,12 @@ def train(
             report("")
             typer.echo(f"stopped; {shell('hilt', 'train', 'value', *words, '--out', out)} goes on from here")
             raise typer.Exit(128 + stopped[0])
-        written = write_estimates(model, episodes, report=report)
+        written = None if config.actions else write_estimates(model, episodes, report=report)
     show(model.metadata)
+    if written is None:
+        typer.echo(f"\n{out / 'report.png'}: look at it. Nothing was written into the logs: the values are of chunks.")
+        show_next(shell("hilt", "eval", "RUN", "--best-of", 8, "--verifier", out))
+        return
     typer.echo(f"\n{out / 'report.png'}: look at it. {_written(written)}")
     show_next(shell("hilt", "open", paths[0]))
 
@@ -105,6 +110,8 @@ def show(metadata: dict[str, Any]) -> None:
     ]
     if metadata["features"]:
         seen = [f"features of {metadata['settings']['policy']} ({metadata['features']['weights']})"]
+    if chunk := metadata["inputs"].get("chunk"):
+        seen.append(f"the next {chunk['actions']} actions")
     best = f"weights of step {learned['best_step']} of {learned['steps']}"
     rows = [
         ["model", metadata["id"]],
@@ -125,6 +132,7 @@ def show(metadata: dict[str, Any]) -> None:
             ]
         )
     rows.append(["calibration error", f"{held['calibration_error']:.3f} of all three together"])
+    rows += _chunks(held.get("chunks"))
     if held["by"] == "episode":
         rows.append(["CAUTION", "too few initial states to hold some out: episodes on both sides began alike"])
     if min(held["successes"], held["episodes"] - held["successes"]) < FEW:
@@ -135,6 +143,17 @@ def show(metadata: dict[str, Any]) -> None:
     if held["after"][1]["interval"][0] <= 0.5:
         rows.append(["CAUTION", "half-way through an episode it ranks no better than chance: do not rely on it"])
     Console().print(table("", "", rows=rows))
+
+
+def _chunks(found: dict[str, float] | None) -> list[list[str]]:
+    """Whether a value of chunks tells one from another."""
+    if found is None:
+        return []
+    text = f"loss {found['loss']:.3f} with those that were executed, {found['loss_of_other_chunks']:.3f} with others"
+    rows = [["chunks", f"{text}; {found['steps']:,} held-out steps"]]
+    if found["loss_of_other_chunks"] <= found["loss"]:
+        rows.append(["CAUTION", "it tells no chunk from another: choosing by it is choosing at random"])
+    return rows
 
 
 def _some_tasks(metadata: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

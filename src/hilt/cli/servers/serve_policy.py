@@ -7,12 +7,13 @@ import contextlib
 import logging
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hilt.cli.eval_command import best_of_settings
 from hilt.cli.show import PROGRESS, heavy_module, shell, show_next
 from hilt.cli.train_options import Trust, option_values
 from hilt.core.checksums import read_json
@@ -23,6 +24,7 @@ from hilt.core.web import is_loopback
 if TYPE_CHECKING:
     from hilt.policies.base import Policy
     from hilt.serving.policy_server import ServerAccess
+    from hilt.value.best_of import BestOf
 
 app = typer.Typer(add_completion=False)
 
@@ -57,6 +59,13 @@ def serve_policy(
     max_clients: Annotated[int, _option("--max-clients", "N", "Clients at a time.", min=1)] = 64,
     sample: Annotated[bool, typer.Option("--sample", help="Sample actions; default: the most likely.")] = False,
     seed: Annotated[int, _option("--seed", "N", "Of the actions that are sampled.", min=0)] = 0,
+    best_of: Annotated[
+        int | None, _option("--best-of", "N", "The policy draws N chunks, and the verifier chooses one.", False, min=2)
+    ] = None,
+    verifier: Annotated[str, _option("--verifier", "FOLDER", "Of hilt train value DATA actions=N.", False)] = "",
+    draw_temperature: Annotated[
+        float | None, _option("--draw-temperature", "T", "Of the chunks to choose from.", "1", min=0)
+    ] = None,
     device: Annotated[str, _option("--device", "NAME", "Such as cuda:0.", "that of the run, or cpu")] = "",
     option: Annotated[
         list[str] | None, _option("--option -o", "NAME=VALUE", "An option of a folder's policy.", False)
@@ -79,6 +88,9 @@ def serve_policy(
     with PROGRESS.phases() as report:
         report(f"loading the policy of {policy}")
         served = find_policy(policy, checkpoint, device, option_values(option))
+        if (chooser := best_of_settings(best_of, verifier, draw_temperature)) is not None:
+            report(f"loading the verifier {verifier}")
+            served = served.wrapped(chooser.wrap(served.policy))
         served.policy.warm_up(sample, report)
     settings = {"batching": BatcherSettings(max_batch, max_wait_ms / 1000, seed), "limits": ServerLimits(max_clients)}
     run_server(served, access, (wire_port, keys), sample=sample, **settings)
@@ -117,6 +129,13 @@ class ServedPolicy:
     version: int = 0
     newest: Callable[[], int] | None = None
     load: Callable[[int], Mapping[str, Any]] | None = None
+
+    def wrapped(self, policy: BestOf) -> ServedPolicy:
+        """The same with a policy that chooses among the chunks of this one, which newer weights are for."""
+        load = self.load
+        inside = None if load is None else lambda version: {f"policy.{n}": w for n, w in load(version).items()}
+        name = f"{self.name}, best of {policy.count}"
+        return replace(self, policy=policy, name=name, load=inside)
 
 
 def find_policy(path: str, checkpoint: str, device: str, options: dict[str, Any]) -> ServedPolicy:
