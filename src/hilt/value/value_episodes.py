@@ -282,7 +282,7 @@ class ValueEpisodes:
         return ValueInputs(keep, {} if config.policy else state, chunk)
 
     def _sizes(self, suite: str, columns: Mapping[str, str]) -> Iterator[tuple[Log, str, Any]]:
-        """Of each task of each log: what a policy sees in its first step."""
+        """Yields for each task of each log what a policy sees in its first step."""
         firsts = {(id(episode.log), episode.task): episode for episode in reversed(self.episodes)}
         for episode in reversed(firsts.values()):
             adapter = views_of(suite, columns, episode.task)
