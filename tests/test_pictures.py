@@ -237,6 +237,12 @@ def test_every_picture_has_a_text():
     assert short == [], "the text says what is to be seen, in five words or more"
 
 
+def test_dark_forms_are_beside_the_light_ones():
+    for page in PAGES:
+        for dark, light in re.findall(r'srcset="([^"]+)">\s*<img alt="[^"]*" src="([^"]+)"', page.read_text()):
+            assert dark == f"{light[:-4]}-dark.png" and (page.parent / dark).is_file(), f"{page.name}: {dark}"
+
+
 def test_every_picture_is_shown():
     shown = {(page.parent / target).resolve() for page, _, target in images()}
     files = {

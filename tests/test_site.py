@@ -40,6 +40,8 @@ def test_pictures_follow_the_switch_of_the_theme():
     light, dark = re.findall(r"```\{image\} (\S+)\n:alt: \"(.{20,})\"\n:class: (\S+)\n```", page)
     assert (light[0], light[2]) == ("../learning-tasks.svg", "only-light")
     assert (dark[0], dark[2]) == ("../learning-tasks-dark.svg", "only-dark") and light[1] == dark[1]
+    page = build_site.staged_pages()["zh/open.md"]
+    assert "<picture>" not in page and "```{image} ../open-runs-dark.png\n" in page
     pictures = build_site.staged_pictures()
     assert b"prefers-color-scheme" not in pictures["learning-tasks.svg"] + pictures["learning-tasks-dark.svg"]
     assert pictures["learning-tasks.svg"] != pictures["learning-tasks-dark.svg"]

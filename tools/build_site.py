@@ -35,6 +35,11 @@ OUTSIDE = {
 }
 """Pages outside of docs/, and their names on the site"""
 LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?(\))")
+PICTURE = re.compile(
+    r'<picture>\s*<source media="\(prefers-color-scheme: dark\)" srcset="[^"]+">\s*'
+    r'<img alt="([^"]*)" src="([^"]+)">\s*</picture>'
+)
+"""A picture with a dark form, as GitHub shows it"""
 IMAGE = re.compile(r"^!\[([^\]]*)\]\(([^)\s]+)\)$", re.MULTILINE)
 
 
@@ -111,7 +116,7 @@ def relinked(page: Path) -> str:
         opening, target, anchor, closing = found.groups()
         return f"{opening}{site_target(page, target)}{anchor or ''}{closing}"
 
-    return themed_images(page, LINK.sub(link, page.read_text()))
+    return themed_images(page, LINK.sub(link, PICTURE.sub(r"![\1](\2)", page.read_text())))
 
 
 def themed_images(page: Path, text: str) -> str:

@@ -2,7 +2,8 @@
 
     python tools/screenshots.py docs runs/mine runs/other recordings/frames
 
-writes ``open-runs.png`` (the table) and ``open-run.png`` (the page of the first run, dark) into the first folder, with
+writes each picture into the first folder twice, light and dark (``-dark.png``): ``open-runs.png`` (the table) and
+``open-run.png`` (the page of the first run), with
 ``open-episodes.png`` and ``open-episode.png`` (the episodes in which a person took over, and the first of them), and
 ``open-take-over.png`` if an actor of the first run has its operator in the browser now. ``open-classifier.png`` is the
 page that labels frames, of the first path for which that page has trained a classifier (``NAME-classifiers/1``).
@@ -40,20 +41,20 @@ const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
 while (walk.nextNode()) walk.currentNode.nodeValue = walk.currentNode.nodeValue.replaceAll(arguments[0], "");
 """
 """Shows paths relative to the working folder: that of this machine is of no interest"""
-TALL = 1500
-"""Pixels of a page that is shown from its beginning to its end"""
+LOW, TALL = 600, 1500
+"""Pixels of a page with a short table, and of one that is shown from its beginning to its end"""
 
 
 def take(browser: Any, base: str, run: Path, out: Path) -> list[Path]:
     """Takes the pictures of runs with a browser in which the app was opened."""
     pages = [
-        ("open-runs", "/", "light", "document.querySelector('.hilt-table tbody tr')"),
-        ("open-run", f"/run?id={id_of(run)}", "dark", "document.querySelector('.hilt-curves')?.curves?.charts.length"),
+        ("open-runs", "/", "document.querySelector('.hilt-table tbody tr')", LOW),
+        ("open-run", f"/run?id={id_of(run)}", "document.querySelector('.hilt-curves')?.curves?.charts.length", HEIGHT),
     ]
     if operator_pages(run):
         drawn = "document.querySelector('.hilt')?.cockpit?.ages.length > 3"
-        pages.append(("open-take-over", f"/take-over?id={id_of(run)}", "light", drawn))
-    return [photograph(browser, base, out, *page) for page in pages]
+        pages.append(("open-take-over", f"/take-over?id={id_of(run)}", drawn, HEIGHT))
+    return [path for page in pages for path in photographs(browser, base, out, *page)]
 
 
 def take_episodes(browser: Any, base: str, run: Path, out: Path) -> list[Path]:
@@ -62,30 +63,35 @@ def take_episodes(browser: Any, base: str, run: Path, out: Path) -> list[Path]:
     seen = "[...document.querySelectorAll('table img')].slice(0, 12).every((one) => one.complete)"
     rows = "document.querySelector('table tbody a')?.href"
     path = f"/episodes?data={data_key(run)}&filter=source%3Dhuman"
-    made = [photograph(browser, base, out, "open-episodes", path, "light", f"{rows} && {seen}")]
+    made = photographs(browser, base, out, "open-episodes", path, f"{rows} && {seen}")
     there = urlsplit(browser.execute_script(f"return {rows}"))
     shown = "document.querySelector('.episode')?.component?.episodes"
     ready = f"{shown}?.length && {shown}.every((one) => one.cameras.every((camera) => camera.shown === camera.wanted))"
     middle = "document.querySelector('.episode').component.seek(4)"
     page = f"{there.path}?{there.query}"
-    return [*made, photograph(browser, base, out, "open-episode", page, "dark", ready, TALL, middle)]
+    return [*made, *photographs(browser, base, out, "open-episode", page, ready, TALL, middle)]
 
 
-def take_classifier(browser: Any, base: str, data: Path, out: Path) -> Path:
-    """Takes the picture of the page that labels frames, of a recording, log or run with a classifier."""
+def take_classifier(browser: Any, base: str, data: Path, out: Path) -> list[Path]:
+    """Takes the pictures of the page that labels frames, of a recording, log or run with a classifier."""
     page = "document.querySelector('.classifier')?.component"
     seen = "[...document.querySelectorAll('.classifier img')].every((one) => one.complete)"
     ready = f"{page}?.use && {page}.frame && {seen}"
-    return photograph(browser, base, out, "open-classifier", f"/classifier?data={data_key(data)}", "light", ready, TALL)
+    return photographs(browser, base, out, "open-classifier", f"/classifier?data={data_key(data)}", ready, TALL)
 
 
-def photograph(
-    browser: Any, base: str, out: Path, name: str, path: str, theme: str, ready: str, height: int = HEIGHT, do: str = ""
-) -> Path:
-    """Takes the picture of one page, as soon as it is ready; `do`: after this line of JavaScript."""
+def photographs(
+    browser: Any, base: str, out: Path, name: str, path: str, ready: str, height: int = HEIGHT, do: str = ""
+) -> list[Path]:
+    """Takes the pictures of one page, light and dark, as soon as it is ready; `do`: after this line of JavaScript."""
+    themes = {"light": out / f"{name}.png", "dark": out / f"{name}-dark.png"}
+    return [photograph(browser, base + path, made, theme, ready, height, do) for theme, made in themes.items()]
+
+
+def photograph(browser: Any, address: str, made: Path, theme: str, ready: str, height: int, do: str) -> Path:
     chromium.shape(browser, WIDTH, height)
     browser.add_cookie({"name": THEME_COOKIE, "value": theme})
-    browser.get(base + path)
+    browser.get(address)
     dark = "" if theme == "dark" else "!"
     ready = f"return {ready} && {dark}document.body.classList.contains('body--dark')"
     chromium.wait(browser, ready)
@@ -95,7 +101,6 @@ def photograph(
     # its letters are not on every machine that makes these pictures
     browser.execute_script("document.querySelector('.hilt-language').style.display = 'none'")
     browser.execute_script(RELATIVE, f"{Path.cwd()}/")
-    made = out / f"{name}.png"
     picture = Image.open(BytesIO(browser.get_screenshot_as_png())).convert("RGB")
     picture.quantize(COLORS, dither=Image.Dither.NONE).save(made, optimize=True)
     browser.delete_cookie(THEME_COOKIE)
@@ -117,7 +122,8 @@ def main(out: Path, paths: list[Path]) -> None:
             chromium.wait(browser, f"return document.querySelectorAll('.hilt-table tbody tr').length >= {len(runs)}")
             base = f"http://{urlsplit(url).netloc}"
             made = [*take(browser, base, runs[0], out), *take_episodes(browser, base, runs[0], out)] if runs else []
-            for path in [*made, *(take_classifier(browser, base, data, out) for data in judged[:1])]:
+            made += [path for data in judged[:1] for path in take_classifier(browser, base, data, out)]
+            for path in made:
                 print(path)
         finally:
             browser.quit()

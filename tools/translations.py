@@ -35,6 +35,7 @@ UNTRANSLATED = {"docs/architecture.md", "docs/tests.md", "docs/site/chinese.md"}
 SWITCH = re.compile(r"^(?:English · \[中文\]\([^)]+\)|\[English\]\([^)]+\) · 中文)\n\n", re.MULTILINE)
 STAMP = re.compile(r"\n*<!-- translated from (?P<page>\S+), sha256 (?P<hash>[0-9a-f]{16}) -->\n*\Z")
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+HTML_TARGET = re.compile(r'\b(?:src|srcset)="([^"]+)"')
 TARGET = re.compile(r"(?<=\]\()[^)\s]+(?=\))")
 PARSER = MarkdownIt("commonmark").enable("table")
 
@@ -126,6 +127,8 @@ def sections(text: str) -> list[Section]:
                     section.spans.add(part.content)
                 elif part.type in ("link_open", "image"):
                     section.targets.append(unquote(str(part.attrs.get("href") or part.attrs.get("src"))))
+        elif token.type == "html_block":
+            section.targets += HTML_TARGET.findall(token.content)
     return found
 
 

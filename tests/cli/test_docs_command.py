@@ -93,6 +93,17 @@ def test_pages_for_the_browser_link_to_each_other(tmp_path: Path, monkeypatch: p
     assert all(f"href='{name}.html'" in (made.parent / "index.html").read_text() for name in installed_pages())
 
 
+def test_pictures_with_a_dark_form_are_markdown_to_a_reader(tmp_path: Path):
+    """On the pages they are HTML, which a terminal would leave out with its text."""
+    page = tmp_path / "page.md"
+    source = '<source media="(prefers-color-scheme: dark)" srcset="runs-dark.png">'
+    page.write_text(f'One.\n\n<picture>\n  {source}\n  <img alt="A table" src="runs.png">\n</picture>\n\nTwo.\n')
+    assert docs_command._plain_pictures(page.read_text()) == "One.\n\n![A table](runs.png)\n\nTwo.\n"
+    assert docs_command._relinked(page) == "One.\n\n*[picture: A table]*\n\nTwo.\n"
+    (tmp_path / "runs.png").write_bytes(b"")
+    assert docs_command._relinked(page) == f"One.\n\n![A table]({(tmp_path / 'runs.png').as_uri()})\n\nTwo.\n"
+
+
 def test_an_unknown_page_for_the_browser_is_an_error_with_the_nearest():
     result = docs("trainin", "--browser")
     assert result.exit_code == 1 and "did you mean 'training'?" in result.stderr

@@ -110,7 +110,12 @@ def _print(text: str) -> None:
 
     console = Console()
     with console.pager(styles=True):
-        console.print(Markdown(text))
+        console.print(Markdown(_plain_pictures(text)))
+
+
+def _plain_pictures(text: str) -> str:
+    """A page whose pictures with a light and a dark form, which are HTML, are written in Markdown: the light one."""
+    return re.sub(r'<picture>.*?<img alt="([^"]*)" src="([^"]+)">.*?</picture>', r"![\1](\2)", text, flags=re.DOTALL)
 
 
 def as_html(pages: dict[str, Path], folder: Path) -> Path:
@@ -143,7 +148,7 @@ def _relinked(path: Path) -> str:
         there = path.with_name(found[2])
         return f"![{found[1]}]({there.as_uri()})" if there.is_file() else f"*[picture: {found[1]}]*"
 
-    text = re.sub(r"!\[(.*?)\]\(([^)]+)\)", picture, path.read_text("utf-8"))
+    text = re.sub(r"!\[(.*?)\]\(([^)]+)\)", picture, _plain_pictures(path.read_text("utf-8")))
     return re.sub(r"\]\((?!\w+:)([\w/.-]*?)([\w-]+)\.md", r"](\2.html", text)
 
 
