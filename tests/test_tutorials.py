@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from tools import tutorials
 from hilt.replay import Log
 from tests.effort import is_long, need, need_rendering, rounds
 from tests.teleop import chromium
+from tests.wire import hosts
+from tests.wire.hosts import Hosts
 from tests.wire.processes import free_port
 
 PAGES = {page.stem: page for page in tutorials.pages()}
@@ -132,11 +134,12 @@ Follow = Callable[..., str]
 def follow(tmp_path: Path, counted: Callable[[str], None]) -> Follow:
     """Runs a page in an empty folder, and returns what its commands printed."""
 
-    def followed(name: str, **options: Any) -> str:
+    def followed(name: str, variables: Mapping[str, str] | None = None, **options: Any) -> str:
         quick = {} if is_long() else QUICK.get(name)
         page, began = own_copy(PAGES[name], tmp_path / "page", quick), time.monotonic()
         (tmp_path / "work").mkdir()
-        printed = tutorials.TutorialRun(page, tmp_path / "work", environment(), **options).run()
+        set_here = environment() | dict(variables or {})
+        printed = tutorials.TutorialRun(page, tmp_path / "work", set_here, **options).run()
         counted(f"{time.monotonic() - began:.0f} s")
         return printed
 
@@ -170,6 +173,41 @@ def test_teach_an_arm(follow: Follow):
     assert "ended: runs/button" in printed and re.search(r"success +\d+ of \d+: ", printed)
     if is_long():
         assert "the policy that reached the goal is the last checkpoint" in printed
+
+
+def test_move_from_hil_serl(follow: Follow):
+    need("torch", "gymnasium")
+    need_rendering()
+    printed = follow("move-from-hil-serl")
+    assert re.search(r"format +hil-serl", printed) and "ok: 0 errors" in printed and "ended: runs/reach" in printed
+    steps = re.search(r"^steps +\d+: .*\b40 demo", printed, re.MULTILINE)
+    assert steps and re.search(r"^back/buffer/transitions_\d+\.pkl$", printed, re.MULTILINE)
+    assert re.search(r"transitions: \d+ critic loss: \d", printed)
+
+
+@pytest.fixture
+def machines() -> Iterator[Hosts]:
+    if reason := hosts.why_not():
+        pytest.skip(reason)
+    made = Hosts("learner", "arm-1", "arm-2")
+    yield made
+    made.close()
+
+
+def test_three_machines(follow: Follow, machines: Hosts):
+    """Each of them has a network of its own. The steps of the actor that was killed are counted by the episodes that
+    it had reported."""
+    need("torch", "gymnasium")
+    need_rendering()
+    printed = follow("three-machines", variables={"LEARNER": machines.address["learner"]}, on=machines.on)
+    before, _, after = printed.partition("stopped: ")
+    first_life = before.split("arm-2: the learner is at")[1]
+    shown = sum(int(steps) for steps in re.findall(r"^episode \d+: (\d+) steps", first_life, re.MULTILINE))
+    ended = [int(steps) for steps in re.findall(r"^(?:stopped: )?(\d+) steps, \d+ episodes", after, re.MULTILINE)]
+    found = re.search(r"^steps +([\d,]+): ", after, re.MULTILINE)
+    assert found and len(ended) == 2 and shown > 0
+    assert sum(ended) + shown <= int(found[1].replace(",", "")) < sum(ended) + shown + 60, "the step limit is 60"
+    assert re.search(r"senders +arm(?s:.*)capacity", after)[0].count("/actor_env") == 3  # type: ignore[index]
 
 
 class Visitor:
