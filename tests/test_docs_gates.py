@@ -230,6 +230,23 @@ def test_quoted_figures_without_a_peer_have_no_columns_of_peers():
     assert "](../benchmarks.md#the-last-full-run)" in filled and page.parent in {one.parent for one in figures.pages()}
 
 
+def retyped(text: str, rows: dict[str, str]) -> list[str]:
+    """Rows of a bench that a text names together with their figure, outside of what the tool copies."""
+    text = figures.QUOTED_TABLE.sub("", figures.QUOTED.sub("", text))
+    pairs = [(line, name, figure) for line in text.splitlines() for name, figure in rows.items() if f"`{name}`" in line]
+    return [name for line, name, figure in pairs if re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d.,]\d)", line)]
+
+
+def test_figures_of_a_bench_are_not_typed_again():
+    source = figures.SOURCE.read_text()
+    benches = [figures.read(name, source) for name in re.findall(r"^<!-- (\w+): begin -->$", source, re.MULTILINE)]
+    rows = {name: row["ours"] for bench in benches for name, row in bench.rows.items() if row["ours"]}
+    pages = [page for page in figures.pages() if page != figures.SOURCE]
+    assert {named(page): found for page in pages if (found := retyped(page.read_text(), rows))} == {}
+    name, figure = next(iter(rows.items()))
+    assert retyped(f"It makes {figure} a second (`{name}`).", rows) == [name]
+
+
 @pytest.mark.parametrize(
     ("given", "expected"), [("replay w9", "no rows ['w9']"), ("cooking w3_sample", "no run of the bench 'cooking'")]
 )
