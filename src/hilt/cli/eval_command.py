@@ -21,6 +21,7 @@ from hilt.core.progress import Report
 from hilt.core.threads import one_thread
 
 if TYPE_CHECKING:
+    from hilt.policies.base import Policy
     from hilt.runs.evaluation import EvaluationResult
     from hilt.value.best_of import BestOfSettings
     from hilt.vla.rollout import ChunkOptions
@@ -45,6 +46,7 @@ Delay = Annotated[int | None, _option("N", "Control steps of a plan.", "0; on an
 Execute = Annotated[int | None, _option("N", "Actions of each chunk; 0: all.", "the run's", min=0)]
 BestOfN = Annotated[int | None, _option("N", "A VLA draws N chunks, and the verifier chooses one.", False, min=2)]
 Verifier = Annotated[str, _option("FOLDER", "Of hilt train value DATA actions=N.", False)]
+Guidance = Annotated[float | None, _option("W", "Of a policy of RECAP, instead of its own.", False, min=0)]
 DrawTemperature = Annotated[float | None, _option("T", "Of the chunks to choose from.", "1", min=0)]
 
 
@@ -83,6 +85,7 @@ def evaluate(
     best_of: BestOfN = None,
     verifier: Verifier = "",
     draw_temperature: DrawTemperature = None,
+    guidance: Guidance = None,
     policy: Annotated[str, _option("ADDRESS", "The policy at ws://HOST:PORT, not the run's.", False)] = "",
     policy_key: Annotated[
         Path | None, _option("FILE", "Its key; for hilt://HOST:PORT the folder of keys.", False)
@@ -100,7 +103,9 @@ def evaluate(
     chunks = (mode, delay, execute)
     chooser = best_of_settings(best_of, verifier, draw_temperature)
     given = EvalSettings(
-        run, checkpoint, split, episodes, sample, seed, videos, workers, ask, policy, policy_key, chunks, chooser
+        *(run, checkpoint, split, episodes, sample, seed, videos, workers, ask, policy, policy_key, chunks),
+        best_of=chooser,
+        guidance=guidance,
     )
     evaluated = shown_results(given)
     if json_file is not None:
@@ -131,12 +136,21 @@ class EvalSettings:
     """--mode, --delay and --execute: how the chunks of a policy are executed"""
     best_of: BestOfSettings | None = None
     """--best-of: how one of several chunks is chosen"""
+    guidance: float | None = None
+    """--guidance: how much the condition of a policy of RECAP counts"""
 
     def chunk_options(self) -> ChunkOptions:
         """How chunks are executed and chosen."""
         from hilt.vla.rollout import ChunkOptions
 
-        return ChunkOptions(*self.chunks, None if self.best_of is None else self.best_of.wrap)
+        return ChunkOptions(*self.chunks, None if self.best_of is None and self.guidance is None else self.acting)
+
+    def acting(self, policy: Policy) -> Policy:
+        """The policy that acts, of the one that is evaluated."""
+        from hilt.policies.conditioned import guided_more
+
+        policy = policy if self.guidance is None else guided_more(policy, self.guidance)
+        return policy if self.best_of is None else self.best_of.wrap(policy)
 
 
 def best_of_settings(count: int | None, verifier: str, temperature: float | None) -> BestOfSettings | None:
@@ -246,15 +260,15 @@ def _tried(given: EvalSettings, chunks: ChunkOptions) -> Iterator[tuple[Any, Any
     found = find_checkpoint(run, checkpoint)
     agent = make_agent(config, spaces(config))
     agent.load_state_dict(found.agent)
-    if given.best_of is not None:
+    if given.best_of is not None or given.guidance is not None:
         from hilt.hil.vla_agent import VlaAgent
 
         if not isinstance(agent, VlaAgent) or workers != 1:
             raise ConfigError(
-                f"--best-of {given.best_of.count}: chunks are drawn by a vision-language-action policy, in one "
+                f"--best-of and --guidance: chunks are drawn by a vision-language-action policy, in one "
                 f"process; {run} has agent.kind={config.agent.kind}, and --workers is {workers}. Leave it out."
             )
-        agent.choose_by(given.best_of.wrap)
+        agent.choose_by(given.acting)
     yield config, agent, found.update
 
 

@@ -34,11 +34,12 @@ POLICIES = ExtensionPoint(
         "openvla": "hilt.policies.vla.openvla:OpenVLAPolicy",
         "pi0": "hilt.policies.vla.pi0:Pi0",
         "smolvla": "hilt.policies.vla.smolvla:SmolVLA",
+        "conditioned": "hilt.policies.conditioned:ConditionedPolicy",
     },
 )
-PUBLISHED = ("openvla", "pi0", "smolvla")
+PUBLISHED = ("openvla", "pi0", "smolvla", "conditioned")
 """Policies that are never made anew: with a folder of this name, the folder is meant"""
-MODEL_TYPES = {"hilt_small_vla": "small_vla", "pi05": "pi0"}
+MODEL_TYPES = {"hilt_small_vla": "small_vla", "pi05": "pi0", "hilt_conditioned": "conditioned"}
 """The ``model_type`` of folders whose policy has another name here"""
 CONFIG = "config.json"
 

@@ -28,6 +28,7 @@ from hilt.formats import detect, located
 from hilt.formats.convert import convert
 from hilt.formats.episodes import INSTRUCTION
 from hilt.formats.experience import LogDataset
+from hilt.policies.conditioned import ADVANTAGE, NEGATIVE, POSITIVE
 from hilt.policies.vla.observation_adapters import SUITES, Suite
 
 AT_ONCE, MAX_STATES = 256, 4096
@@ -72,6 +73,9 @@ class Demonstrations:
             [_opened(path, folder, number, notify, report) for number, path in enumerate(paths)],
         )
         self.lessons: list[Lesson] = []
+        self.labels: list[Array] | None = None
+        """Of each episode whether its steps are good, bool [T], where that is known: observations then have it as
+        `hilt.policies.conditioned.ADVANTAGE`"""
         failed = 0
         for path, dataset in zip(paths, self._datasets, strict=True):
             done = 0
@@ -172,6 +176,9 @@ class Demonstrations:
             for at, place in enumerate(mine):
                 text = self.lessons[rows[place, 0]].instruction(int(rows[place, 1]))
                 found[place] = {**{view: column[at] for view, column in views.items()}, "instruction": text}
+        if self.labels is not None:
+            for place, (e, t) in enumerate(rows.tolist()):
+                found[place][ADVANTAGE] = POSITIVE if self.labels[e][t] else NEGATIVE
         return found
 
 

@@ -37,6 +37,7 @@ from hilt.core.validate import Need, check, setting
 from hilt.envs.fitted import open_task
 from hilt.observe.metrics import Metrics
 from hilt.policies.base import Policy
+from hilt.policies.conditioned import ConditionedPolicy
 from hilt.policies.io.memory import free_bytes
 from hilt.policies.io.tensor_files import check_device
 from hilt.policies.precision import of_former_name
@@ -51,6 +52,8 @@ from hilt.runs.folder import RunKind, check_new, failure_noted, note_end
 from hilt.runs.run_precision import described, settle
 from hilt.runs.run_precision import frozen as frozen_settings
 from hilt.vla.demonstrations import Demonstrations, batches
+from hilt.vla.recap.advantage_labels import advantage_labels
+from hilt.vla.recap.recap_settings import Recap
 
 POLICY, RESULT = "policy", "result.json"
 CHANGEABLE = frozenset(
@@ -116,7 +119,7 @@ class Sft:
     instruction: str = ""
     """The instruction of every episode; empty: from the data"""
     successes_only: bool = True
-    """Episodes that failed are passed over"""
+    """Episodes that failed are passed over; not with recap.threshold, which learns from them, too"""
     validation: float = setting(0.1, minimum=0, maximum=0.9)
     """Share of the episodes that is not learned from, but tells when to stop; 0: none, and max_steps is the end"""
     validation_period: int = setting(100, minimum=1, needs=_VALIDATES)
@@ -145,6 +148,7 @@ class Sft:
     gradient_clip: float = setting(1.0, minimum=0)
     """The longest that a gradient may be; 0: as long as it is"""
     lora: Lora = field(default_factory=Lora)
+    recap: Recap = field(default_factory=Recap)
     log_period: int = setting(10, minimum=1)
     """Steps between two records of metrics"""
     checkpoint_period: int = setting(0, minimum=0)
@@ -252,6 +256,7 @@ def open_policy(run: Path, config: Sft) -> Policy:
     Statistics and sizes are in its folder."""
     kind, options = policy_class(config.policy), of_former_name(config.policy_options)
     kept = {kind.precision_option} if is_new(config.policy) else options.keys() - {"unnorm_key"}
+    kind = ConditionedPolicy if config.recap.threshold else kind
     return kind.from_pretrained(
         run / POLICY, device=config.device, **{name: value for name, value in options.items() if name in kept}
     )
@@ -292,10 +297,11 @@ def train(
             paths.append(folder / "log")
         if stop():
             return _stopped_early(run, notify)
-        lessons = Demonstrations(
-            paths, run / "data", words(config), config.instruction, config.successes_only, notify, report
-        )
+        good_only = config.successes_only and not config.recap.threshold
+        lessons = Demonstrations(paths, run / "data", words(config), config.instruction, good_only, notify, report)
         stack.callback(lessons.close)
+        if config.recap.threshold:
+            lessons.labels = advantage_labels(lessons, config.recap.threshold, notify)
         metrics = stack.enter_context(Metrics(run, config.sinks))
         report("making the policy, its statistics and its optimizer")
         note_end(run)
@@ -562,13 +568,13 @@ def make_policy(config: Sft, policy: Policy | None, lessons: Demonstrations, epi
     data if it is to have them; or a new one."""
     if policy is None:
         new: Policy = _new(config, lessons, episodes).to(config.device)
-        return new
+        return config.recap.conditioned(new)
     if config.statistics == "data":
         states, actions = lessons.numbers(episodes)
         policy.use_statistics(
             {"action": statistics(actions)} | ({"proprio": statistics(states)} if states.size else {}), "data"
         )
-    return policy
+    return config.recap.conditioned(policy)
 
 
 def _new(config: Sft, lessons: Demonstrations, episodes: Sequence[int]) -> Any:

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hilt.algos.offline.recap import guided as weighted
 from hilt.core.errors import ConfigError
 from hilt.core.validate import Need, check, setting
 
@@ -264,6 +265,16 @@ def guided(field: Field, given: Given) -> Field:
         return FlowStep(*(None if each is None else each.detach() for each in (velocity, output.std, output.value)))
 
     return corrected
+
+
+def away_from(without: Field, conditioned: Field, weight: float) -> Field:
+    """The field of guidance by a condition (`hilt.algos.offline.recap`), of the fields without it and with it."""
+
+    def field(x: Tensor, times: Tensor) -> FlowStep:
+        output = conditioned(x, times)
+        return output._replace(velocity=weighted(without(x, times).velocity, output.velocity, weight))
+
+    return field
 
 
 def evaluate(field: Field, chain: Tensor, step: Tensor, flow: Flow, temperature: Tensor) -> Evaluated:

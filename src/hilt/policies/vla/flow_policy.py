@@ -104,6 +104,8 @@ class FlowPolicy(Float8Rollouts):
     recomputation_option = "gradient_checkpointing"
     stored_prefix: ClassVar[str] = ""
     """Of the names in files that we write"""
+    guide: Callable[[flows.Field], flows.Field] | None = None
+    """What is made of a field before it is followed: see `hilt.policies.guidance`"""
 
     def __init__(
         self,
@@ -112,8 +114,8 @@ class FlowPolicy(Float8Rollouts):
         statistics: Mapping[str, Any] | None = None,
         seed: int = 0,
     ):
-        """`tokenizer.encode(text)` gives the ids of a prompt. `statistics`: of "state" and
-        "action"; without, these are not normalized.
+        """`tokenizer.encode(text)` gives the ids of a prompt. `statistics`: of "state" and "action", by which they are
+        normalized.
 
         Weights are drawn from `seed`; those of a folder replace them.
         """
@@ -178,8 +180,7 @@ class FlowPolicy(Float8Rollouts):
 
     @abstractmethod
     def suffix(self, context: Context, noisy: Tensor, moments: Any) -> Tensor:
-        """The expert's output float32 [B, horizon, width] for actions [B, horizon,
-        max_action_dim] on their way, at their `moments`."""
+        """The expert's output float32 [B, horizon, width] of actions [B, horizon, max_action_dim] at `moments`."""
 
     def other_name(self, name: str) -> str:
         """What a parameter is called in some checkpoints."""
@@ -296,8 +297,7 @@ class FlowPolicy(Float8Rollouts):
         mask: np.ndarray,
         generator: torch.Generator | None = None,
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """The flow's mean square error. `actions` may be `chunk` to `horizon` long;
-        what is missing is masked. See `Policy`."""
+        """The flow's mean square error. `actions` may be `chunk` to `horizon` long; what is missing is masked."""
         if generator is None:
             raise ConfigError(
                 "the loss of a flow draws noise and times: give supervised_loss() a generator of the CPU."
@@ -349,7 +349,11 @@ class FlowPolicy(Float8Rollouts):
             value = self._critic(features.mean(1)) if config.value == "actions" else None
             return flows.FlowStep(context.run(projected, self.action_out_proj, features), std, value)
 
-        return field
+        return field if self.guide is None else self.guide(field)
+
+    def field_of(self, observations: Sequence[Observation]) -> flows.Field:
+        """Returns the field of observations, whose context is computed once."""
+        return self._field(self._prefix(self._read(observations)))
 
     def _given(self, prefix: Prefix | None) -> flows.Given | None:
         if prefix is None:
@@ -409,7 +413,7 @@ class FlowPolicy(Float8Rollouts):
 
     def _captures(self) -> bool:
         """Whether decisions are captured."""
-        return self.config.acting != "eager" and self._on_one_gpu()
+        return self.guide is None and self.config.acting != "eager" and self._on_one_gpu()
 
     def _on_one_gpu(self) -> bool:
         """Whether the weights are on CUDA, in one piece, and not only now and then: `unshard` is a method of FSDP's

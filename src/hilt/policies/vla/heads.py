@@ -11,14 +11,16 @@ Temperatures [B] divide the logits of tokens and multiply the noise of the other
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+from hilt.algos.offline.recap import guided
 from hilt.core.errors import ConfigError
 from hilt.policies.vla import flow
 from hilt.policies.vla.flow import Flow, FlowStep, Given
@@ -86,6 +88,24 @@ class ActionHead(nn.Module):
         super().__init__()
         self.given: GivenActions | None = None
         """Of a policy that is trained with given actions"""
+        self._unconditioned: tuple[Tensor, float] | None = None
+
+    @contextlib.contextmanager
+    def guided(self, unconditioned: Tensor, weight: float) -> Iterator[None]:
+        """Within it, what is drawn of features is guided away from what would be drawn of `unconditioned` ones, of the
+        same rows: see `hilt.algos.offline.recap`."""
+        self._unconditioned = unconditioned, weight
+        try:
+            yield
+        finally:
+            self._unconditioned = None
+
+    def _guided(self, features: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        """What is computed of features, with the guidance of now."""
+        if self._unconditioned is None:
+            return compute(features)
+        without, weight = self._unconditioned
+        return guided(compute(without), compute(features), weight)
 
     def _informed(self, features: Tensor, given: Given | None) -> Tensor:
         return features if self.given is None or given is None else self.given(features, given)
@@ -148,7 +168,7 @@ class TokensHead(ActionHead):
         return -(wanted * logs).sum(-1), {"accuracy": (logs.argmax(-1) == nearest).float()}
 
     def _logs(self, features: Tensor, temperature: Tensor) -> Tensor:
-        logits = self.out(features).view(-1, *self.shape)
+        logits = self._guided(features, self.out).view(-1, *self.shape)
         return F.log_softmax(logits / temperature[:, None, None, None], dim=-1)
 
     def _values(self, like: Tensor) -> Tensor:
@@ -192,7 +212,7 @@ class GaussianHead(ActionHead):
         return -flow.gaussian_log_prob(target, mean, std), {"error": (mean - target).abs()}
 
     def _law(self, features: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        mean = self.out(features).view(-1, *self.shape)
+        mean = self._guided(features, self.out).view(-1, *self.shape)
         low, high = (math.log(bound / self.std) for bound in STD_RANGE)
         return mean, (self.std * self.more.clamp(low, high).exp() * temperature[:, None, None]).expand_as(mean)
 
@@ -219,6 +239,8 @@ class FlowHead(ActionHead):
         given: Given | None = None,
     ) -> HeadSample:
         field = self._field(features, given)
+        if self._unconditioned is not None:
+            field = flow.away_from(self._field(self._unconditioned[0], given), field, self._unconditioned[1])
         if given is not None and self.given is None:
             field = flow.guided(field, given)
         drawn = flow.draw(field, (len(features), *self.shape), self.how, temperature, generator, sample)

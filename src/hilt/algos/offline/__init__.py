@@ -1,0 +1,1 @@
+"""Formulas of learning from what was logged, whoever acted."""

@@ -1,0 +1,154 @@
+"""A policy that is asked for actions of high advantage: words behind the instruction say which kind is wanted.
+
+    policy = ConditionedPolicy(load_policy("runs/sft/policy"), guidance=1.5)
+    policy.act(observations)                                    # asks for good actions
+    policy.supervised_loss([{**row, "advantage": POSITIVE}], actions, mask, generator)
+
+It is what `hilt train sft DATA recap.threshold=0.6` makes of a policy. The words are read by the policy itself, so it
+can be any that reads instructions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hilt.core.errors import ConfigError
+from hilt.core.files import new_folder
+from hilt.policies.base import Evaluation, Observation, ObservedFields, Policy, Prefix, Record, check_prefix
+from hilt.policies.guidance import act_guided, check_guidance
+from hilt.policies.io.tensor_files import read_json
+from hilt.policies.registry import load_policy
+
+MODEL_TYPE = "hilt_conditioned"
+ADVANTAGE = "advantage"
+"""Of an observation: one of the words below, or no words at all; by default good actions are asked for"""
+POSITIVE, NEGATIVE, UNKNOWN = "Advantage: positive", "Advantage: negative", ""
+INSIDE = "policy"
+"""The folder of the policy that reads the words"""
+
+
+class ConditionedPolicy(Policy):
+    """The policy of another one that is asked for good actions."""
+
+    def __init__(self, policy: Policy, guidance: float = 1.0, dropout: float = 0.0):
+        """`guidance`: how much more the condition counts than it does by itself, see `hilt.algos.offline.recap`.
+        `dropout`: the share of what it is trained on whose condition is left out."""
+        super().__init__()
+        if not 0 <= dropout < 1 or not 0 < guidance < 100:
+            raise ConfigError(
+                f"guidance={guidance}, dropout={dropout}: expected one above 0, and one from 0 to below 1."
+            )
+        check_guidance(policy, guidance)
+        self.policy, self.guidance, self.dropout = policy, guidance, dropout
+        self.chunk, self.action_dim, self.max_delay = policy.chunk, policy.action_dim, policy.max_delay
+        self.token_range = policy.token_range
+
+    @property
+    def horizon(self) -> int:
+        """Actions that are imitated from each step on."""
+        return int(getattr(self.policy, "horizon", self.chunk))
+
+    @property
+    def takes_prefix(self) -> bool:
+        """With guidance, it continues nothing."""
+        return self.policy.takes_prefix and self.guidance == 1
+
+    @property
+    def device(self) -> torch.device:
+        return self.policy.device
+
+    def observed_fields(self) -> ObservedFields | None:
+        return self.policy.observed_fields()
+
+    def warm_up(self, sample: bool, notify: Callable[[str], None]) -> None:
+        self.policy.warm_up(sample, notify)
+
+    def fit(self, states: np.ndarray, actions: np.ndarray) -> None:
+        self.policy.fit(states, actions)
+
+    def act(
+        self,
+        observations: Sequence[Observation],
+        sample: bool = True,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+        prefix: Prefix | None = None,
+    ) -> tuple[np.ndarray, Record]:
+        given = check_prefix(self, prefix, len(observations), sample)
+        rows = _worded(observations)
+        options: dict[str, Any] = {"sample": sample, "temperature": temperature, "generator": generator}
+        if self.guidance == 1:
+            return self.policy.act(rows, **options, **({} if given is None else {"prefix": given}))
+        without = _worded([{**row, ADVANTAGE: UNKNOWN} for row in observations])
+        return act_guided(self.policy, rows, without, self.guidance, **options)
+
+    def evaluate(self, record: Record) -> Evaluation:
+        if self.guidance != 1:
+            raise ConfigError(
+                f"evaluate(): guidance={self.guidance:g} is for acting; what is guided is not the policy that learns. "
+                "Open the policy with guidance=1."
+            )
+        return self.policy.evaluate(record)
+
+    def supervised_loss(
+        self,
+        observations: Sequence[Observation],
+        actions: np.ndarray,
+        mask: np.ndarray,
+        generator: torch.Generator | None = None,
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        """The loss of imitation. In training the condition of some rows is left out."""
+        rows = list(observations)
+        if self.training and self.dropout:
+            if generator is None:
+                raise ConfigError("to leave out conditions, supervised_loss() needs a generator: give it one.")
+            left_out = torch.rand(len(rows), generator=generator) < self.dropout
+            rows = [{**row, ADVANTAGE: UNKNOWN} if out else row for row, out in zip(rows, left_out, strict=True)]
+        return self.policy.supervised_loss(_worded(rows), actions, mask, generator)
+
+    def features(self, observations: Sequence[Observation]) -> torch.Tensor:
+        return self.policy.features(_worded(observations))
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        with new_folder(folder) as beside:
+            self.policy.save_pretrained(beside / INSIDE)
+            document = {"model_type": MODEL_TYPE, "guidance": self.guidance}
+            (beside / "config.json").write_text(json.dumps(document, indent=2) + "\n")
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: str | os.PathLike[str], guidance: float = 0.0, **options: Any
+    ) -> ConditionedPolicy:
+        """`guidance`: instead of that of the folder; `options`: of the policy that reads the words."""
+        place = Path(folder)
+        document = read_json(place / "config.json")
+        return cls(load_policy(place / INSIDE, **options), guidance or float(document["guidance"]))
+
+
+def _worded(observations: Sequence[Observation]) -> list[Mapping[str, Any]]:
+    """The observations with the words of their condition behind the instruction."""
+    rows = []
+    for row in observations:
+        words = row.get(ADVANTAGE, POSITIVE)
+        known = {name: value for name, value in row.items() if name != ADVANTAGE}
+        rows.append({**known, "instruction": f"{row.get('instruction', '')}. {words}" if words else row["instruction"]})
+    return rows
+
+
+def guided_more(policy: Policy, guidance: float) -> ConditionedPolicy:
+    """The policy with another guidance than its own."""
+    if not isinstance(policy, ConditionedPolicy):
+        raise ConfigError(
+            f"guidance={guidance:g}: this {type(policy).__name__} was trained without a condition. Leave it out, or "
+            "train a policy with recap.threshold=0.6 (hilt train sft)."
+        )
+    made = ConditionedPolicy(policy.policy, guidance, policy.dropout)
+    made.train(policy.training)
+    return made

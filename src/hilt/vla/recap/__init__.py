@@ -1,0 +1,1 @@
+"""RECAP: a policy learns from all of its episodes which of its actions were good."""
