@@ -118,7 +118,7 @@ def test_what_would_be_done_is_shown_and_what_is_wrong_told_in_a_line(tmp_path: 
     for words, expected in (
         (
             ["sft_debag"],
-            "sft_debag is no recipe (sft_debug, sft_tabletop), no setting (KEY=VALUE), and there is no such file",
+            "sft_debag is no recipe (sft_debug, sft_tabletop, recap_debug, recap_tabletop), no setting (KEY=VALUE)",
         ),
         (["sft_debug", "sft_tabletop"], "two recipes were given, sft_debug and sft_tabletop: give one."),
         (["sft_debug", "batchsize=3"], "did you mean 'batch_size'?"),
@@ -161,3 +161,23 @@ def test_a_recipe_that_is_none():
         sft_recipe("hilt.recipes.hil:hil_debug")
     with pytest.raises(UnknownNameError, match="no recipe of hilt train sft named 'hil_debug'"):
         sft_recipe("hil_debug")
+
+
+def test_recap_in_rounds_from_demonstrations_to_a_policy_that_is_guided(tmp_path: Path):
+    """Every part of it, with a small_vla in a task of the tabletop."""
+    folder = tmp_path / "run"
+    said = run("train", "sft", "recap_debug", *TINY, "--run", folder)
+    for words in (
+        "recorded 8 of 8 demonstrations",
+        "round 1, tabletop/reach: ",
+        " of 8 sampled episodes succeeded",
+        "ranks held-out episodes half-way with an AUC of ",
+        "tabletop/reach: 1",  # steps of the policy, and what counts as good
+        "is kept",
+    ):
+        assert words in said, said
+    (result,) = read_json(folder / "rounds.json")["rounds"]
+    assert result["episodes"] == 8 and (folder / "policy" / "policy" / "model.safetensors").is_file()
+    said = run("eval", folder, "--episodes", 1, "--guidance", 2)
+    assert "tabletop/reach, 1 episode from the states of test" in said
+    assert "has a run already" in run("train", "sft", "recap_debug", "--run", folder, code=1)

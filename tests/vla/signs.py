@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
+from gymnasium import spaces
 
 from hilt.core.trajectory import Source
 from hilt.policies.base import Policy
@@ -82,3 +84,38 @@ def means(policy: Policy, **more: Any) -> tuple[float, float]:
 
 def _wide(tree: Any) -> Any:
     return {key: _wide(value) for key, value in tree.items()} if isinstance(tree, dict) else tree[:, None]
+
+
+class Signs(gymnasium.Env[Any, Any]):
+    """Two steps; the sum of the actions has to have the sign of the state."""
+
+    initial_states = {"train": 40, "test": 10}  # noqa: RUF012
+    instruction, step_limit, control_hz = "go", 2, 10.0
+
+    def __init__(self, reports: bool = True):
+        self._reports = reports
+        self.action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+        image = spaces.Box(0, 255, (16, 16, 3), np.uint8)
+        self.observation_space = spaces.Dict({"front": image, "state": spaces.Box(-2, 2, (1,), np.float32)})
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._sign, self._sum, self._steps = (1.0 if (options or {}).get("state", 0) % 2 else -1.0), 0.0, 0
+        return self._seen(), {}
+
+    def step(self, action: Any) -> Any:
+        self._sum, self._steps = self._sum + float(np.asarray(action)[0]), self._steps + 1
+        ended = self._steps == 2
+        good = ended and self._sum * self._sign > 0
+        return self._seen(), float(good), ended, False, {"succeed": good} if self._reports else {}
+
+    def _seen(self) -> Any:
+        return {"front": np.zeros((16, 16, 3), np.uint8), "state": np.array([self._sign], np.float32)}
+
+
+def signs() -> Signs:
+    return Signs()
+
+
+def silent() -> Signs:
+    return Signs(reports=False)

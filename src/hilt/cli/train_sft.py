@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 WORDS = (
-    "A recipe (sft_debug, sft_tabletop, a run.yaml, module:function); datasets; and settings, such as "
+    "A recipe (sft_debug, sft_tabletop, recap_debug, a run.yaml, module:function); datasets; and settings, such as "
     "policy=FOLDER lora.rank=32."
 )
 
@@ -47,7 +47,8 @@ def sft(
     one_thread()
     heavy_module("torch", "hilt train sft", "torch", then="hilt.vla.sft")
     from hilt.runs import run_precision as precision
-    from hilt.vla.sft import begin_run, resume_run, train
+    from hilt.vla.recap.recap_rounds import train
+    from hilt.vla.sft import begin_run, resume_run
 
     recipe, data, overrides = _sorted(words or [])
     folder = run or Path("runs") / plain(recipe.removesuffix(".yaml").removesuffix(".yml") or "sft")

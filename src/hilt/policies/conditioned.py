@@ -85,7 +85,8 @@ class ConditionedPolicy(Policy):
         rows = _worded(observations)
         options: dict[str, Any] = {"sample": sample, "temperature": temperature, "generator": generator}
         if self.guidance == 1:
-            return self.policy.act(rows, **options, **({} if given is None else {"prefix": given}))
+            options |= {} if given is None else {"prefix": given}  # a policy that continues none may lack the argument
+            return self.policy.act(rows, **options)
         without = _worded([{**row, ADVANTAGE: UNKNOWN} for row in observations])
         return act_guided(self.policy, rows, without, self.guidance, **options)
 
@@ -134,7 +135,7 @@ class ConditionedPolicy(Policy):
 
 def _worded(observations: Sequence[Observation]) -> list[Mapping[str, Any]]:
     """The observations with the words of their condition behind the instruction."""
-    rows = []
+    rows: list[Mapping[str, Any]] = []
     for row in observations:
         words = row.get(ADVANTAGE, POSITIVE)
         known = {name: value for name, value in row.items() if name != ADVANTAGE}

@@ -30,7 +30,9 @@ RECIPES = {
     name: f"hilt.recipes.hil:{name}" for name in ("hil_debug", *(f"tabletop_{task}" for task in TABLETOP), "vla_person")
 }
 """Name to "module:function". Add your own, or give "module:function" where a recipe is asked for."""
-SFT_RECIPES = {name: f"hilt.recipes.fine_tuning:{name}" for name in ("sft_debug", "sft_tabletop")}
+SFT_RECIPES = {
+    name: f"hilt.recipes.fine_tuning:{name}" for name in ("sft_debug", "sft_tabletop", "recap_debug", "recap_tabletop")
+}
 """The same, for `hilt train sft`"""
 LIBERO = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90", "libero_debug")
 PUBLISHED = ("pi0_ppo", "pi05_ppo", "pi0_grpo", "oft_ppo", "oft_grpo")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hilt.vla.recap.recap_settings import Recap
 from hilt.vla.sft import Sft
 
 
@@ -33,4 +34,42 @@ def sft_tabletop() -> Sft:
         max_steps=1_500,
         warmup_steps=50,
         schedule="cosine",
+    )
+
+
+def recap_debug() -> Sft:
+    """RECAP with every part at work, in a minute: too short to learn anything."""
+    return Sft(
+        tasks=["tabletop/reach"],
+        task_options={"image_size": 32, "step_limit": 20},
+        demonstrations=8,
+        policy_options={"width": 32, "depth": 1, "chunk": 4},
+        validation=0.2,
+        validation_period=10,
+        patience=2,
+        max_steps=20,
+        batch_size=16,
+        recap=Recap(
+            threshold=0.6,
+            rounds=1,
+            episodes=8,
+            value={"encoder": "none", "hidden": 32, "steps": 20, "evaluate_every": 10, "batch_size": 32},
+        ),
+    )
+
+
+def recap_tabletop() -> Sft:
+    """RECAP in two rounds of 100 episodes, from forty demonstrations of a task."""
+    return Sft(
+        tasks=["tabletop/pick"],
+        task_options={"image_size": 64},
+        demonstrations=40,
+        demonstration_options={"speed": 0.7, "noise": 0.1},
+        policy_options={"shift": 2},
+        validation_period=150,
+        patience=4,
+        max_steps=1_500,
+        warmup_steps=50,
+        schedule="cosine",
+        recap=Recap(threshold=0.6, rounds=2, episodes=100, temperature=0.5),
     )

@@ -37,7 +37,6 @@ from hilt.core.validate import Need, check, setting
 from hilt.envs.fitted import open_task
 from hilt.observe.metrics import Metrics
 from hilt.policies.base import Policy
-from hilt.policies.conditioned import ConditionedPolicy
 from hilt.policies.io.memory import free_bytes
 from hilt.policies.io.tensor_files import check_device
 from hilt.policies.precision import of_former_name
@@ -168,7 +167,9 @@ class Sft:
             check_policy(self.policy, _options(self))
 
     def conflicts(self, here: str) -> Iterator[str]:
-        if not self.data and not self.demonstrations:
+        if self.recap.rounds and not self.tasks:
+            yield f"{here}recap.rounds={self.recap.rounds}: in which tasks does the policy act? Give tasks=[NAME]."
+        if not self.data and not self.demonstrations and (not self.recap.rounds or is_new(self.policy)):
             yield "there is nothing to learn from: give data=[PATH], or tasks=[tabletop/pick] and demonstrations=20."
         if "rollout_precision" in self.policy_options:
             yield f"{here}policy_options.rollout_precision would do nothing: imitation has no rollouts. Leave it out."
@@ -256,9 +257,11 @@ def open_policy(run: Path, config: Sft) -> Policy:
     Statistics and sizes are in its folder."""
     kind, options = policy_class(config.policy), of_former_name(config.policy_options)
     kept = {kind.precision_option} if is_new(config.policy) else options.keys() - {"unnorm_key"}
-    kind = ConditionedPolicy if config.recap.threshold else kind
-    return kind.from_pretrained(
-        run / POLICY, device=config.device, **{name: value for name, value in options.items() if name in kept}
+    options = {name: value for name, value in options.items() if name in kept} | {"device": config.device}
+    return (
+        load_policy(run / POLICY, **options)
+        if config.recap.threshold
+        else kind.from_pretrained(run / POLICY, **options)
     )
 
 
@@ -281,6 +284,8 @@ def train(
     progress of each phase (`hilt.core.progress`).
     """
     config.check()
+    if config.recap.rounds:
+        raise ConfigError("recap.rounds: hilt.vla.recap.recap_rounds.train trains such a run, not this function.")
     with contextlib.ExitStack() as stack:
         stack.enter_context(checkpoint.taken_back(run, "tasks", "data", "best"))
         stack.enter_context(checkpoint.alone(run, "is being trained already"))

@@ -98,4 +98,5 @@ def _advantages(lesson: Lesson, known: Mapping[str, Any], trajectory: int) -> Ar
             f"{lesson.log.path}, trajectory {trajectory}: its advantages are of other steps than it has now. Renew "
             f"them with: hilt data value {lesson.log.path} --model FOLDER"
         )
-    return np.asarray(values, np.float64)[places]
+    found: Array = np.asarray(values, np.float64)[places]
+    return found

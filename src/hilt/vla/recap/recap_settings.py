@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from hilt.core.validate import Need, setting
+from hilt.core.config import build
+from hilt.core.errors import HiltError
+from hilt.core.validate import Need, check, setting
 from hilt.policies.base import Policy
 from hilt.policies.conditioned import ConditionedPolicy
+from hilt.value.value_config import ValueConfig
 
+_ROUNDS = Need("{here}rounds above 0", lambda c: c.rounds)
 _RECAP = Need("{here}threshold above 0", lambda c: c.threshold)
 
 
@@ -23,6 +29,25 @@ class Recap:
     """The share of samples that are learned without the condition"""
     guidance: float = setting(1.0, above=0, maximum=20, needs=_RECAP)
     """How much the condition counts when the policy acts: 1 as it was learned, more for less of what was bad"""
+    rounds: int = setting(0, minimum=0, maximum=100, needs=_RECAP)
+    """How often the policy acts in its tasks, its episodes are labeled, and it learns from all of them; 0: it learns
+    once, from data that has advantages"""
+    episodes: int = setting(50, minimum=1, needs=_ROUNDS)
+    """Episodes of each task in a round, from the states of the split train"""
+    temperature: float = setting(1.0, above=0, needs=_ROUNDS)
+    """The temperature at which the policy samples its actions in them"""
+    value: dict[str, Any] = setting(factory=dict, needs=_ROUNDS)
+    """Settings of the value model, as of `hilt train value`, such as {steps: 200}"""
+
+    def conflicts(self, here: str) -> Iterator[str]:
+        try:
+            settings = build(ValueConfig(), self.value)
+            check(settings)
+        except HiltError as error:
+            yield f"{here}value: {error}"
+            return
+        if settings.actions:
+            yield f"{here}value.actions={settings.actions}: values of chunks give no advantages. Leave it out."
 
     def conditioned(self, policy: Policy) -> Policy:
         """The policy with the condition, if there is one."""
