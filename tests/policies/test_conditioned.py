@@ -11,7 +11,15 @@ import torch
 
 from hilt.core.errors import ConfigError
 from hilt.policies.base import Prefix
-from hilt.policies.conditioned import ADVANTAGE, NEGATIVE, POSITIVE, UNKNOWN, ConditionedPolicy, guided_more
+from hilt.policies.conditioned import (
+    ADVANTAGE,
+    NEGATIVE,
+    POSITIVE,
+    UNKNOWN,
+    WRONG_LOSS,
+    ConditionedPolicy,
+    guided_more,
+)
 from hilt.policies.registry import load_policy
 from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 
@@ -57,12 +65,29 @@ def test_conditions_are_left_out_in_training_alone(monkeypatch: pytest.MonkeyPat
     rows = [seen(**{ADVANTAGE: NEGATIVE})] * 400
     batch = (np.zeros((400, 2, 1), np.float32), np.ones((400, 2), bool))
     policy.eval().supervised_loss(rows, *batch, torch.Generator().manual_seed(0))
-    assert set(asked) == {f"go. {NEGATIVE}"}
+    assert set(asked[:400]) == {f"go. {NEGATIVE}"} and set(asked[400:]) == {f"go. {POSITIVE}"}
     asked.clear()
     policy.train().supervised_loss(rows, *batch, torch.Generator().manual_seed(0))
     assert set(asked) == {f"go. {NEGATIVE}", "go"} and 0.3 < np.mean([words == "go" for words in asked]) < 0.5
     with pytest.raises(ConfigError, match="needs a generator"):
         policy.supervised_loss(rows, *batch)
+
+
+@pytest.mark.parametrize("head", ["tokens", "flow"])
+def test_validation_shows_whether_the_condition_makes_a_difference(head: str):
+    policy = ConditionedPolicy(made(head=head), dropout=0.4).eval()
+    rows = [seen(**{ADVANTAGE: label}) for label in (POSITIVE, NEGATIVE)]
+    opposite = [seen(**{ADVANTAGE: label}) for label in (NEGATIVE, POSITIVE)]
+    batch = (np.array([1, -1], np.float32).repeat(2).reshape(2, 2, 1), np.ones((2, 2), bool))
+    draws = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        loss, figures = policy.supervised_loss(rows, *batch, draws)
+        drawn = draws.get_state()
+        want, others = policy.supervised_loss(opposite, *batch, draws.manual_seed(0))
+    assert figures[WRONG_LOSS] == pytest.approx(float(want), abs=1e-6)
+    assert others[WRONG_LOSS] == pytest.approx(float(loss), abs=1e-6) and figures[WRONG_LOSS] != float(loss)
+    assert torch.equal(draws.get_state(), drawn)
+    assert WRONG_LOSS not in policy.supervised_loss([seen()], batch[0][:1], batch[1][:1], draws)[1]
 
 
 def test_its_folder_is_opened_as_any_policy(tmp_path: Path):

@@ -77,7 +77,27 @@ def test_flows_are_guided_by_their_velocity(kind: str):
     np.testing.assert_allclose(again, policy.act(good, sample=False)[0], atol=1e-5)
 
 
+def test_tokens_of_openvla_oft_are_guided():
+    policy = tiny_openvla.tiny(causal=False).eval()
+    good, plain = pair(tiny_openvla.observations(2))
+    shape = (2, policy.chunk * policy.action_dim, -1)
+    logits = []
+    with torch.no_grad():
+        for rows in (plain, good):
+            _, record = policy.act(rows, sample=False)
+            logits.append(policy.token_log_probs(record).double().view(shape))
+    want = torch.log_softmax(logits[0] + WEIGHT * (logits[1] - logits[0]), -1)
+    _, record = act_guided(policy, good, plain, WEIGHT, sample=False)
+    places = torch.from_numpy(record["tokens"]).view(2, -1) - policy._first
+    np.testing.assert_allclose(record["log_prob"].reshape(2, -1), want.amax(-1), atol=1e-4)
+    assert (places == want.argmax(-1)).float().mean() > 0.95  # near ties may fall otherwise
+    np.testing.assert_array_equal(
+        act_guided(policy, good, plain, 1.0, sample=False)[0], policy.act(good, sample=False)[0]
+    )
+    assert policy._unconditioned is None
+
+
 def test_other_policies_are_refused():
-    with pytest.raises(ConfigError, match=r"guidance=2: a .* cannot be guided; small_vla, pi0"):
+    with pytest.raises(ConfigError, match=r"guidance=2: this .* cannot be guided; small_vla, pi0"):
         ConditionedPolicy(tiny_openvla.tiny(causal=True), guidance=2.0)
     assert ConditionedPolicy(tiny_openvla.tiny(causal=True)).guidance == 1

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hilt.core.errors import ConfigError
+from hilt.observe.metrics import read_metrics
 from hilt.policies.conditioned import ADVANTAGE, NEGATIVE, UNKNOWN, ConditionedPolicy
 from hilt.vla import sft
 from hilt.vla.recap.recap_settings import Recap
@@ -45,6 +46,12 @@ def test_good_actions_are_asked_for(run: Path):
     assert low > 0.3 and high < -0.3
     low, high = means(policy, **{ADVANTAGE: UNKNOWN})  # without a condition: what was logged, of both signs
     assert abs(low) < 0.4 and abs(high) < 0.4
+
+
+def test_metrics_tell_that_the_condition_makes_a_difference(run: Path):
+    validated = [row for row in read_metrics(run / "metrics.jsonl") if "validation_loss" in row]
+    last = validated[-1]
+    assert last["validation_loss_of_wrong_condition"] > last["validation_loss"] + 0.5, last
 
 
 def test_a_run_goes_on_from_a_conditioned_policy_with_guidance(run: Path, log: Path, tmp_path: Path):

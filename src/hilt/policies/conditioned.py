@@ -30,6 +30,9 @@ MODEL_TYPE = "hilt_conditioned"
 ADVANTAGE = "advantage"
 """Of an observation: one of the words below, or no words at all; by default good actions are asked for"""
 POSITIVE, NEGATIVE, UNKNOWN = "Advantage: positive", "Advantage: negative", ""
+OPPOSITES = {POSITIVE: NEGATIVE, NEGATIVE: POSITIVE}
+WRONG_LOSS = "loss_of_wrong_condition"
+"""The figure of validation that tells whether a condition makes a difference"""
 INSIDE = "policy"
 """The folder of the policy that reads the words"""
 
@@ -105,14 +108,29 @@ class ConditionedPolicy(Policy):
         mask: np.ndarray,
         generator: torch.Generator | None = None,
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """The loss of imitation. In training the condition of some rows is left out."""
+        """The loss of imitation. In training the condition of some rows is left out. Otherwise the figures have the
+        loss under the opposite conditions, too: where it is no higher, the policy tells nothing by the condition."""
         rows = list(observations)
+        if not self.training and any(row.get(ADVANTAGE) for row in rows):
+            return self._validated(rows, actions, mask, generator)
         if self.training and self.dropout:
             if generator is None:
                 raise ConfigError("to leave out conditions, supervised_loss() needs a generator: give it one.")
             left_out = torch.rand(len(rows), generator=generator) < self.dropout
             rows = [{**row, ADVANTAGE: UNKNOWN} if out else row for row, out in zip(rows, left_out, strict=True)]
         return self.policy.supervised_loss(_worded(rows), actions, mask, generator)
+
+    def _validated(
+        self, rows: Sequence[Observation], actions: np.ndarray, mask: np.ndarray, generator: torch.Generator | None
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        before = None if generator is None else generator.get_state()
+        loss, figures = self.policy.supervised_loss(_worded(rows), actions, mask, generator)
+        if generator is not None and before is not None:  # the same noise for both
+            generator.set_state(before)
+        opposite = [{**row, ADVANTAGE: OPPOSITES.get(str(row.get(ADVANTAGE, "")), UNKNOWN)} for row in rows]
+        with torch.no_grad():
+            wrong, _ = self.policy.supervised_loss(_worded(opposite), actions, mask, generator)
+        return loss, {**figures, WRONG_LOSS: float(wrong)}
 
     def features(self, observations: Sequence[Observation]) -> torch.Tensor:
         return self.policy.features(_worded(observations))

@@ -16,15 +16,17 @@ from hilt.core.errors import ConfigError
 from hilt.policies.base import Observation, Policy, Record
 from hilt.policies.vla import flow
 from hilt.policies.vla.flow_policy import FlowPolicy
+from hilt.policies.vla.openvla import OpenVLAOFT
 from hilt.policies.vla.small_vla import SmallVLA
 
 
 def check_guidance(policy: Policy, weight: float) -> None:
     """Raises where a policy cannot be guided."""
-    if weight != 1 and not isinstance(policy, SmallVLA | FlowPolicy):
+    is_tokens = isinstance(policy, OpenVLAOFT) and policy.config.head == "tokens"
+    if weight != 1 and not is_tokens and not isinstance(policy, SmallVLA | FlowPolicy):
         raise ConfigError(
-            f"guidance={weight:g}: a {type(policy).__name__} cannot be guided; small_vla, pi0, pi0.5 and SmolVLA can. "
-            "Give guidance=1: it acts by its condition alone."
+            f"guidance={weight:g}: this {type(policy).__name__} cannot be guided; small_vla, pi0, pi0.5, SmolVLA and "
+            "OpenVLA-OFT with tokens can. Give guidance=1: it acts by its condition alone."
         )
 
 
@@ -46,6 +48,10 @@ def act_guided(
 def _guiding(policy: Policy, unconditioned: Sequence[Observation], weight: float) -> Iterator[None]:
     if isinstance(policy, SmallVLA):
         with policy.action_head.guided(policy.features(unconditioned), weight):
+            yield
+        return
+    if isinstance(policy, OpenVLAOFT):
+        with policy.guided(unconditioned, weight):
             yield
         return
     assert isinstance(policy, FlowPolicy)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hilt.algos.offline.recap import guided
 from hilt.core.errors import ConfigError
-from hilt.policies.base import Evaluation, Record, at_least_float32
+from hilt.policies.base import Evaluation, Observation, Record, at_least_float32
 from hilt.policies.graphs import Graphs, compiling
 from hilt.policies.io.preprocess import openvla_view
 from hilt.policies.vla.heads import pick
@@ -45,6 +46,26 @@ class OpenVLAOFT(OpenVLAPolicy, variant="oft"):
 
     causal = False
     _graphs: Graphs | None = None
+    _unconditioned: tuple[Tensor, float] | None = None
+
+    @contextlib.contextmanager
+    def guided(self, unconditioned: Sequence[Observation], weight: float) -> Iterator[None]:
+        """Within it, the tokens of observations are guided away from those of `unconditioned` ones, row by row: see
+        `hilt.algos.offline.recap`."""
+        with torch.no_grad(), self._precision(), self.acting():
+            record, images = self._look(unconditioned, self.options.center_crop)
+            self._unconditioned = self.slots_of(self._inputs(record, images)), weight
+        try:
+            yield
+        finally:
+            self._unconditioned = None
+
+    def _logits(self, hidden: Tensor, everything: bool = False) -> Tensor:
+        found = super()._logits(hidden, everything)
+        if self._unconditioned is None:
+            return found
+        without, weight = self._unconditioned
+        return guided(super()._logits(without, everything), found, weight)
 
     def slots_of(self, inputs: ModelInputs, noisy: Tensor | None = None, time: Tensor | None = None) -> Tensor:
         """Hidden states that predict the chunk's numbers [B, chunk * action_dim, width]: the prompt's last token
@@ -146,7 +167,7 @@ class OpenVLAOFT(OpenVLAPolicy, variant="oft"):
 
     def _captures(self) -> bool:
         """Whether `act` is captured, where the weights are in one piece and shapes do not depend on words."""
-        if self.options.acting != "captured":
+        if self.options.acting != "captured" or self._unconditioned is not None:
             return False
         if self.device.type != "cuda":
             raise ConfigError(
