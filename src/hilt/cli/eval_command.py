@@ -41,6 +41,13 @@ Ask = Annotated[
         show_default="on an arm, at a terminal",
     ),
 ]
+Checkpoint = Annotated[
+    str,
+    _option(
+        "WHICH", "last, best (on the split eval), or its number of learner or training steps. Of sft: leave it out."
+    ),
+]
+Split = Annotated[str, _option("NAME", "Whose initial states are tried.", "published, if the task has it; else test")]
 Mode = Annotated[str | None, _option("MODE", "While a VLA plans: synchronous, asynchronous, rtc.", False)]
 Delay = Annotated[int | None, _option("N", "Control steps of a plan.", "0; on an arm, real", min=0)]
 Execute = Annotated[int | None, _option("N", "Actions of each chunk; 0: all.", "the run's", min=0)]
@@ -55,20 +62,8 @@ def evaluate(
     run: Annotated[
         Path, typer.Argument(help="The folder that `hilt train` made; with --policy also a task.", show_default=False)
     ],
-    checkpoint: Annotated[
-        str,
-        _option(
-            "WHICH", "last, best (on the split eval), or its number of learner or training steps. Of sft: leave it out."
-        ),
-    ] = "last",
-    split: Annotated[
-        str,
-        _option(
-            "NAME",
-            "Whose initial states are tried.",
-            "published, if the task has it; else test",
-        ),
-    ] = "",
+    checkpoint: Checkpoint = "last",
+    split: Split = "",
     episodes: Annotated[
         int | None, _option("N", "How many episodes, from the first state on.", "every state once", min=1)
     ] = None,
