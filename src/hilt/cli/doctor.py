@@ -7,6 +7,7 @@ Every answer comes from trying: a lock is taken, bytes are synced, a checksum is
 
 from __future__ import annotations
 
+import contextlib
 import ctypes.util
 import fcntl
 import glob
@@ -21,15 +22,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from hilt.cli.show import PROGRESS
+from hilt.cli.show import PROGRESS, heavy_module
+from hilt.cli.train_options import option_values
 from hilt.core import platform
 from hilt.core.children import run_code
+from hilt.core.errors import ConfigError, CorruptError
 from hilt.core.platform import filesystem
 
 app = typer.Typer(add_completion=False)
@@ -64,8 +67,26 @@ def doctor(
         bool, typer.Option("--fix", help="Install missing Debian packages, where it may (root, apt-get).")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say only what is missing or may need attention.")] = False,
+    calibrate: Annotated[
+        bool,
+        typer.Option("--calibrate", help="Measure this machine, for the times that `train --dry-run` shows."),
+    ] = False,
+    device: Annotated[str, typer.Option("--device", help="With --calibrate: what is measured, cpu or cuda.")] = "cpu",
+    task: Annotated[
+        list[str] | None,
+        typer.Option("--task", help="With --calibrate: a simulator to measure, such as tabletop/reach."),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", metavar="NAME=VALUE", help="An option of the tasks.", show_default=False),
+    ] = None,
 ) -> None:
     """Check that this machine has what Hilt needs, and print how to install what is missing."""
+    if calibrate:
+        measure_machine(device, task or [], option_values(option))
+        return
+    if task or option or device != "cpu":
+        raise ConfigError("--device, --task and --option are of --calibrate: add it, or leave them out.")
     findings = examine(folder)
     packages = [finding.package for finding in findings if finding.status not in QUIET and finding.package]
     if fix and packages:
@@ -74,6 +95,33 @@ def doctor(
     show([finding for finding in findings if not (quiet and finding.status in QUIET)])
     if any(finding.status == "missing" and finding.required for finding in findings):
         raise typer.Exit(1)
+
+
+def measure_machine(device: str, tasks: list[str], options: dict[str, Any]) -> None:
+    """Measures the machine if that has not been done, or no task is named; then each task; and keeps it in a file."""
+    heavy_module("torch", "hilt doctor --calibrate", "torch")
+    from hilt.policies.cost.machine_speed import Calibration, measure
+    from hilt.vla.plan.step_time import measure_simulator
+
+    known = None
+    with contextlib.suppress(CorruptError):  # it is measured again
+        known = Calibration.load(device)
+    if known is None or not tasks:
+        with PROGRESS.phases() as report:
+            found = measure(device, report)
+        known = found if known is None else replace(found, simulators=known.simulators)
+    for task in tasks:
+        with PROGRESS.phase(f"measuring {task}"):
+            known = known.with_simulator(*measure_simulator(task, options))
+    typer.echo(f"{known.device}: {known.machine}; load of the machine before {known.machine_load:.1f}")
+    typer.echo(f"products up to {known.product_rate / 1e9:,.1f} Gflop/s, memory {known.bandwidth / 1e9:,.1f} GB/s")
+    for layer in known.layers:
+        rate = layer.rows / layer.measured_s
+        typer.echo(f"layer of width {layer.width}, {layer.tokens} tokens, {layer.way}: {rate:,.0f} rows/s")
+    for key, one in known.simulators.items():
+        rate, observe, start = 1 / max(one.step_s, 1e-9), 1e3 * one.observe_s, 1e3 * one.start_s
+        typer.echo(f"{key}: {rate:,.0f} steps/s, {observe:.1f} ms to observe, {start:.1f} ms to start")
+    typer.echo(f"kept in {known.save()}")
 
 
 def examine(folder: Path) -> list[DoctorLine]:

@@ -162,7 +162,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hilt completion fish > ~/.config/fish/completions/hilt.fish",
         "docs/command-line.md",
     ),
-    "doctor": ("hilt doctor", "hilt doctor --fix", "docs/core.md"),
+    "doctor": ("hilt doctor --fix", "hilt doctor --calibrate --task tabletop/pick", "docs/core.md"),
 }
 """For each command its examples, and the page of the documentation that describes it"""
 

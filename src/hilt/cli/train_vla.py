@@ -105,7 +105,7 @@ def _show(config: Vla, folder: Path, resume: bool, also: Sequence[str]) -> None:
     from hilt.runs import run_precision as precision
     from hilt.runs.folder import check_new
     from hilt.vla.footprint import footprint
-    from hilt.vla.plan import recomputation
+    from hilt.vla.plan import recomputation, step_time
 
     problems, lacking = Problems(), Problems()
     problems.check(config.check, False)
@@ -120,15 +120,19 @@ def _show(config: Vla, folder: Path, resume: bool, also: Sequence[str]) -> None:
     for line in (*also, *config.arithmetic(), *precision.lines(config, folder if resume else None, resume)):
         typer.echo(line)
     if is_new(config.policy) or local(config.policy).is_dir():
-        settled = recomputation.with_all(config)
+        settled, choice = recomputation.with_all(config), None
         with lacking.collected():
             settled, choice = recomputation.settle(config)
             if choice is not None:
                 typer.echo(str(choice))
-            recomputation.check_limit(settled)
+            recomputation.check_limit(settled, choice)
         with lacking.collected():
-            for line in footprint(settled, folder):
+            for line in footprint(settled, folder, None if choice is None else choice.roles):
                 typer.echo(line)
+        if not lacking.errors:
+            with lacking.collected():
+                for line in step_time.predicted_lines(settled):
+                    typer.echo(line)
     if lacking.errors:
         typer.echo("this machine lacks, for a start:")
     for error in lacking.errors:

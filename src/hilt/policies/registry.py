@@ -38,7 +38,7 @@ POLICIES = ExtensionPoint(
     },
 )
 PUBLISHED = ("openvla", "pi0", "smolvla", "conditioned")
-"""Policies that are never made anew: with a folder of this name, the folder is meant"""
+"""Policies that are not made anew but by an option: with a folder of this name, the folder is meant"""
 MODEL_TYPES = {"hilt_small_vla": "small_vla", "pi05": "pi0", "hilt_conditioned": "conditioned"}
 """The ``model_type`` of folders whose policy has another name here"""
 CONFIG = "config.json"

@@ -41,6 +41,7 @@ VLA_RECIPES = {
     "vla_tabletop": "hilt.recipes.vla_tabletop:vla_tabletop",
     **{name: f"hilt.recipes.libero_runs:{name}" for name in LIBERO},
     **{name: f"hilt.recipes.published:{name}" for name in PUBLISHED},
+    **{name: f"hilt.recipes.pi0_loop:{name}" for name in ("pi0_rloo", "pi0_rloo_24gb")},
 }
 """The same, for post-training: `hilt train` knows from the recipe what is to be done"""
 

@@ -307,7 +307,13 @@ class Vla:
                 yield f"collect.ahead=1: simulators need processes of their own, pool.workers=1 or more; {apart}"
 
     def _wrong_precision(self) -> Iterator[str]:
-        """What rollouts in another precision than that of learning need."""
+        """What weights that are not float32, and rollouts in another precision than that of learning, need."""
+        kind = str(self.policy_options.get("dtype", "float32"))
+        if kind.removeprefix("torch.") != "float32" and is_new(self.policy) and not self.lora.rank:
+            yield (
+                f"policy_options.dtype={kind}: weights that are trained are float32. Leave it out, or train adapters "
+                "(lora.rank=32)."
+            )
         if (precision := self.policy_options.get("rollout_precision", SAME)) == SAME:
             return
         if not (self.algorithm.recompute_log_prob or self.learns_velocity):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,14 @@ PROMPT = 40
 """Tokens of an instruction, about"""
 
 
-def footprint(config: Vla, run: Path = Path()) -> Iterator[str]:
+def footprint(config: Vla, run: Path = Path(), roles: Mapping[str, Estimate] | None = None) -> Iterator[str]:
     """A line for each role: what a rank needs where it trains; one for what the disk will hold; and at the end what the
-    device has free, which must be on this machine."""
+    device has free, which must be on this machine. `roles`: the estimates, where they have been made before."""
     if not (kind := policy_class(config.policy)).__module__.startswith("hilt."):
         yield f"memory: it is not estimated for {kind.__name__}, a policy of another package"
         return
-    roles = needs(config, options := new_sizes(config))
+    options = new_sizes(config)
+    roles = roles or needs(config, options)
     share = (
         f", of which each of {config.placement.ranks} ranks has a part"
         if config.sharding.enabled and config.placement.ranks > 1

@@ -75,7 +75,8 @@ class Lora:
     alpha: float = setting(16.0, above=0, needs=_ADAPTERS)
     """They count alpha / rank times"""
     targets: list[str] = setting(factory=list, needs=_ADAPTERS)
-    """The ends of the names of layers that get one, such as q_proj; empty: all linear layers"""
+    """The ends of the names of layers that get one, such as q_proj, or gemma_expert.*_proj, where * stands for any
+    letters; empty: all linear layers"""
 
 
 _TASKS = Need("tasks=[NAME]", lambda c: c.tasks)

@@ -93,7 +93,7 @@ def begin_run(run: Path, recipe: str, config: Vla) -> Vla:
     check_names(config)
     config, choice = settle(config.settled())
     config, recomputed = recomputation.settle(config)
-    recomputation.check_limit(config)
+    recomputation.check_limit(config, recomputed)
     return KIND.begin(run, recipe, config, described(choice) | recomputation.described(recomputed))
 
 

@@ -118,6 +118,14 @@ def load(
     return policy
 
 
+def set_dtype(policy: FlowPolicy, dtype: torch.dtype) -> None:
+    """The stacks of layers get this type; projections, heads and norms stay in float32."""
+    for module in policy.get_submodule(policy.big).modules():
+        if not isinstance(module, RMSNorm):
+            for weight in module.parameters(recurse=False):
+                weight.data = weight.data.to(dtype)
+
+
 def _flow(base: Flow, given: Mapping[str, Any]) -> Flow:
     known = {field.name for field in fields(base)}
     if unknown := sorted(set(given) - known):

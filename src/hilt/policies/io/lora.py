@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ def attach(
     `full`. Gives the parameters that are trained.
 
     `targets`: "all-linear" (every linear layer but the heads and the output over the vocabulary), or the ends of names,
-    such as ["q_proj", "v_proj"]. An adapter begins as zero, so nothing changes before the first step.
+    such as ["q_proj", "v_proj"], in which * stands for any letters: "gemma_expert.*_proj". An adapter begins as zero,
+    so nothing changes before the first step.
     """
     if rank < 1 or alpha <= 0:
         raise ConfigError(f"rank is {rank} and alpha {alpha}; give a rank of at least 1 and an alpha above 0.")
@@ -203,9 +205,13 @@ def _linear_layers(policy: nn.Module, targets: str | Sequence[str]) -> list[str]
             f'targets is {targets!r}; give "all-linear" or a list of the ends of names, such as ["q_proj", "v_proj"].'
         )
     for target in targets:
-        if not any(name == target or name.endswith(f".{target}") for name in linear):
+        if not any(_ends_as(name, target) for name in linear):
             raise UnknownNameError("linear layer", target, {name.rpartition(".")[2] for name in linear})
-    return [name for name in linear if any(name == target or name.endswith(f".{target}") for target in targets)]
+    return [name for name in linear if any(_ends_as(name, target) for target in targets)]
+
+
+def _ends_as(name: str, target: str) -> bool:
+    return fnmatchcase(name, target) or fnmatchcase(name, f"*.{target}")
 
 
 def _of_adapter(name: str, layers: dict[str, Any]) -> bool:

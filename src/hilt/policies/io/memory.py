@@ -96,7 +96,7 @@ def estimate(
         if prepare is not None:
             prepare(policy)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        held = _pretend(policy, dtype)
+        held = without_memory(policy, dtype)
         with _Alive(policy, training) as alive, torch.set_grad_enabled(training):
             found = policy.evaluate(record)
             loss = found.log_prob.sum() + found.entropy.sum() + (0 if found.value is None else found.value.sum())
@@ -173,7 +173,7 @@ class _Alive(TorchDispatchMode):
         self.now -= self._sizes.pop(identity)
 
 
-def _pretend(policy: nn.Module, dtype: torch.dtype | None) -> list[int]:
+def without_memory(policy: nn.Module, dtype: torch.dtype | None = None) -> list[int]:
     """Gives every parameter and buffer a tensor on the CPU that has no memory, and
     returns how many bytes each would have."""
     made: dict[int, torch.Tensor] = {}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hilt.core.errors import UnknownNameError
+from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.policies.base import at_least_float32
-from hilt.policies.io.flow_folders import published, to_published
-from hilt.policies.vla.flow import embed_times
+from hilt.policies.io.flow_folders import published, set_dtype, to_published
+from hilt.policies.io.tensor_files import check_dtype
+from hilt.policies.vla.flow import Flow, embed_times
 from hilt.policies.vla.flow_config import FlowPolicyConfig
 from hilt.policies.vla.flow_policy import Context, FlowPolicy
 from hilt.policies.vla.gemma import (
@@ -37,6 +39,8 @@ from hilt.policies.vla.gemma import (
     plain,
     projected,
 )
+from hilt.policies.vla.normalize import statistics
+from hilt.policies.vla.tokens import ByteTokenizer, load_tokenizer
 
 VARIANTS = {
     "gemma_2b": StackConfig(width=2048, depth=18, mlp_dim=16_384, num_heads=8, num_kv_heads=1, head_dim=256),
@@ -110,6 +114,10 @@ class Pi0Config(FlowPolicyConfig):
         )
 
 
+NEW = "random_weights"
+"""The option without which no new one is made: nobody is to train one by mistake that has learned nothing"""
+
+
 class Pi0(FlowPolicy):
     """pi0, or pi0.5 if its config is `adaptive`."""
 
@@ -120,6 +128,59 @@ class Pi0(FlowPolicy):
         "paligemma_with_expert.paligemma.lm_head.weight",
         "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight",
     )
+
+    @classmethod
+    def create(cls, sizes: Mapping[str, object], options: Mapping[str, object], seed: int) -> Pi0:
+        """A new one with random weights, at its full size or another: for measurements, and to try settings without a
+        checkpoint. Its tokenizer has bytes, unless `tokenizer` names a folder.
+
+        `options` are fields of `Pi0Config`; `vlm` and `expert` may be names of Gemma's variants. `dtype` as in
+        `from_pretrained`."""
+        config = cls._new_config(sizes, options)
+        folder: Any = options.get("tokenizer")
+        policy = cls(config, load_tokenizer(folder) if folder else ByteTokenizer(), {}, seed)
+        kind: Any = options.get("dtype")
+        if (dtype := check_dtype(kind)) is not None:
+            set_dtype(policy, dtype)
+        return policy
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, object]) -> None:
+        auto = options.get(cls.recomputation_option) == "auto"  # which a run replaces when it begins
+        cls._new_config({}, {**options, cls.recomputation_option: 0.0} if auto else options)
+
+    @classmethod
+    def _new_config(cls, sizes: Mapping[str, Any], options: Mapping[str, Any]) -> Pi0Config:
+        if options.get(NEW) is not True:
+            raise ConfigError(
+                f"a new {cls.__name__} cannot be made: give policy=FOLDER, that of a checkpoint. One that has learned "
+                f"nothing, to measure or to try settings: policy_options.{NEW}=true."
+            )
+        fields = {name: value for name, value in options.items() if name not in (NEW, "tokenizer", "dtype")}
+        known = {field.name for field in dataclass_fields(Pi0Config)}
+        if unknown := sorted(set(fields) - known):
+            raise UnknownNameError(f"option of a new {cls.__name__}", unknown[0], known | {NEW, "tokenizer", "dtype"})
+        for name in ("vlm", "expert"):
+            if isinstance(given := fields.get(name), str):
+                if given not in VARIANTS:
+                    raise UnknownNameError("variant of Gemma", given, VARIANTS)
+                fields[name] = VARIANTS[given]
+            elif isinstance(given, Mapping):
+                fields[name] = StackConfig(**given)
+        for name, kind in (("vision", VisionConfig), ("flow", Flow)):
+            if isinstance(given := fields.get(name), Mapping):
+                fields[name] = kind(**given)
+        seen = {"images": tuple(sizes["cameras"])} if sizes else {}
+        seen |= {name: sizes[name] for name in ("state_dim", "action_dim") if name in sizes}
+        found = {**seen, **fields}
+        if found.get("value") == "auto":
+            found["value"] = "prefix" if found.get("adaptive") else "actions"
+        if isinstance(images := found.get("images"), list):
+            found["images"] = tuple(images)
+        return Pi0Config(**found)
+
+    def fit(self, states: np.ndarray, actions: np.ndarray) -> None:
+        self.use_statistics({"state": statistics(states), "action": statistics(actions)})
 
     def build(self) -> None:
         config = self.config

@@ -9,7 +9,7 @@ Gradients are the same with any share; only their time and memory differ.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ class RecomputationChoice:
     """The option of the policy"""
     share: float
     why: str
+    roles: Mapping[str, Estimate] = field(default_factory=dict, compare=False)
+    """The estimates with this share"""
 
     def __str__(self) -> str:
         return f"recomputation: policy_options.{self.name}={self.share:g} ({self.why})"
@@ -49,9 +51,11 @@ def settle(config: Vla) -> tuple[Vla, RecomputationChoice | None]:
     if not name:
         return config, None
     given, sizes, found = given_bytes(config), new_sizes(config), dict[int, int]()
+    roles: dict[int, dict[str, Estimate]] = {}
 
     def fits(step: int) -> bool:
-        found[step] = on_device(config, needs(_with_share(config, name, step / STEPS), sizes))
+        roles[step] = needs(_with_share(config, name, step / STEPS), sizes)
+        found[step] = on_device(config, roles[step])
         return found[step] <= given
 
     low, high = 0, STEPS  # the first does not fit, and the second does
@@ -68,7 +72,7 @@ def settle(config: Vla) -> tuple[Vla, RecomputationChoice | None]:
         low, high = (low, middle) if fits(middle) else (middle, high)
     less = f"; {low / STEPS:g} would need {readable_size(found[low])}" if high else ""
     why = f"auto: a training step needs {readable_size(found[high])}, and {_given(config, given)}{less}"
-    return _with_share(config, name, high / STEPS), RecomputationChoice(name, high / STEPS, why)
+    return _with_share(config, name, high / STEPS), RecomputationChoice(name, high / STEPS, why, roles[high])
 
 
 def with_all(config: Vla) -> Vla:
@@ -77,8 +81,9 @@ def with_all(config: Vla) -> Vla:
     return _with_share(config, name, 1.0) if name else config
 
 
-def check_limit(config: Vla) -> None:
-    """Raises `ConfigError` for settings that need more than `memory_limit_gb` by their estimate."""
+def check_limit(config: Vla, choice: RecomputationChoice | None = None) -> None:
+    """Raises `ConfigError` for settings that need more than `memory_limit_gb` by their estimate, which the `choice` has
+    if there was one."""
     if not config.memory_limit_gb:
         return
     kind = policy_class(config.policy)
@@ -89,7 +94,8 @@ def check_limit(config: Vla) -> None:
             f"memory_limit_gb={config.memory_limit_gb:g}: the memory of {kind.__name__}, a policy of another package, "
             f"is not estimated, and nothing limits it on {config.device}. Leave it out."
         )
-    if (needed := on_device(config, needs(config, new_sizes(config)))) > config.memory_limit_gb * 1e9:
+    roles = needs(config, new_sizes(config)) if choice is None else choice.roles
+    if (needed := on_device(config, roles)) > config.memory_limit_gb * 1e9:
         option = kind.recomputation_option
         auto = f"policy_options.{option}=auto, " if option else ""
         raise ConfigError(
