@@ -11,10 +11,17 @@ import pytest
 from typer.testing import CliRunner
 
 from hilt import cli
+from hilt.core.checksums import write_json
 from hilt.core.errors import ConfigError
 from hilt.observe.plots import PlottedRun, final_numbers, plot
+from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
+from hilt.runs import checkpoint
 from hilt.runs.run_precision import Setting
+from hilt.vla import train
+from hilt.vla.trained import SIZES
 from tests.hil.toy_evaluation import make_run
+from tests.value.chosen import save_verifier
+from tests.vla import toy_vla
 
 
 def run(*words: str) -> str:
@@ -107,6 +114,26 @@ def test_who_decided_is_said_and_a_person_can_be_asked(tmp_path: Path, monkeypat
     assert "the reward classifier: the task does not report success, and no person was asked (--ask)" in run(
         str(silent)
     )
+
+
+def test_the_best_of_several_chunks_is_executed_in_a_run_of_post_training(tmp_path: Path, trained: Path):
+    folder, sizes = tmp_path / "run", {"cameras": ["full_image"], "image_size": 16, "state_dim": 1, "action_dim": 1}
+    train.begin_run(folder, "toy", toy_vla.config())
+    write_json(folder / SIZES, sizes)
+    policy = SmallVLA(SmallVLAConfig.from_json({**toy_vla.config().policy_options, **sizes}), seed=0)
+    weights = {name: value.detach().clone() for name, value in policy.named_parameters()}
+    checkpoint.save(folder, 3, {"shared": {"actor": {"trained": weights}}}, {}, keep=9)
+    verifier = save_verifier(tmp_path / "verifier", {"state": "state"}, 1, 2, 1)
+    chosen = ("--best-of", "4", "--verifier", str(verifier))
+    text = run(str(folder), "--episodes", "2", *chosen, "--json", str(tmp_path / "out.json"))
+    results = json.loads((tmp_path / "out.json").read_text())
+    assert text.count("best of 4") == 2 and [one["execution"]["best_of"] for one in results] == [4, 4]
+    kept = [json.loads(path.read_text()) for path in folder.glob("evaluations/*/evaluation.json")]
+    assert [one["execution"]["plans"] for one in kept] == [results[0]["execution"]["plans"]] * 2  # of both together
+    refused = CliRunner().invoke(cli.app, ["eval", str(trained), *chosen]).output
+    assert "error: --best-of and --guidance: chunks are drawn by a vision-language-action policy" in refused
+    refused = CliRunner().invoke(cli.app, ["eval", str(folder), "--guidance", "2"]).output
+    assert "guidance=2: this SmallVLA was trained without a condition" in refused
 
 
 def test_workers_are_processes(trained: Path, monkeypatch: pytest.MonkeyPatch):

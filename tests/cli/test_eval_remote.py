@@ -21,6 +21,7 @@ from hilt.serving.policy_server import ServerAccess
 from hilt.vla import train
 from tests.serving.served_toy import Known
 from tests.serving.test_remote_policy import openpi_server
+from tests.value.chosen import save_verifier
 from tests.vla import toy_vla
 
 
@@ -68,6 +69,16 @@ def test_the_tasks_of_a_run_are_tried_by_a_policy_that_runs_elsewhere(run: Path,
     assert not (run / "evaluations").exists(), "those are of the run's own policies"
     said = evaluated(run, "--policy", server.url, "--sample", "--episodes", 1)
     assert "actions sampled" in said and "success in 0 of 2 episodes" in said
+
+
+def test_the_best_of_its_chunks_is_chosen_here(run: Path, server: PolicyServer):
+    verifier = save_verifier(run.parent / "verifier", {"state": "state"}, 1, 2, 1)
+    chosen = ("--policy", server.url, "--episodes", 1, "--verifier", verifier, "--json", run.parent / "out.json")
+    said = evaluated(run, *chosen, "--best-of", 2)
+    assert "best of 2" in said and "ms to judge, for each plan" in said
+    found = json.loads((run.parent / "out.json").read_text())
+    assert [one["execution"]["best_of"] for one in found] == [2, 2]
+    assert "7 draws of this RemotePolicy are all the same" in evaluated(run, *chosen, "--best-of", 8, code=1)
 
 
 def test_a_task_is_tried_without_a_run(run: Path, server: PolicyServer, monkeypatch: pytest.MonkeyPatch):
