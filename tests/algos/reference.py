@@ -67,6 +67,10 @@ class Reference:
         self.s, self.features, self.target_entropy = settings, features, target_entropy
         self.moments: dict[str, Any] = {name: None for name in self.p}
         self.actor_updates = 0
+        # beside a frozen policy: actions of z and what the actor drew, its inverse, and a further loss of both
+        self.compose: Callable[[np.ndarray, np.ndarray], np.ndarray] = lambda z, own: own
+        self.invert: Callable[[np.ndarray, np.ndarray], np.ndarray] = lambda z, actions: actions
+        self.pull: Callable[[np.ndarray, np.ndarray], float] = lambda z, actions: 0.0
 
     def update(
         self, b: dict[str, np.ndarray], which: set[str], next_noise: np.ndarray, noise: np.ndarray, members: list[int]
@@ -75,6 +79,7 @@ class Reference:
         temperature = np.log1p(np.exp(self.p["temperature"]["raw"]))
         discount = b["masks"] * s.discount ** b["n_steps"]
         next_actions, next_log_prob, _, _ = actor(self.p["actor"], b["next_z"], f, next_noise)
+        next_actions = self.compose(b["next_z"], next_actions)
         value = critics(self.slow["critic"], b["target_z"], next_actions, f)[members].min(0)
         if s.backup_entropy:
             value = value - temperature * next_log_prob
@@ -90,14 +95,16 @@ class Reference:
             return float(((critics(p, b["z"], b["actions"], f) - target) ** 2).mean())
 
         def actor_loss(p: Params) -> float:
-            actions, log_prob, mean, std = actor(p, b["z"], f, noise)
+            actions, log_prob, mean, std = actor(p, b.get("actor_z", b["z"]), f, noise)
+            actions = self.compose(b["z"], actions)
             q = critics(self.p["critic"], b["z"], actions, f)
             value = q.mean(0) if s.actor_q == "mean" else q.min(0)
-            loss = 0.0 if warming else -(value - temperature * log_prob).mean()
+            loss = 0.0 if warming else -(value - temperature * log_prob).mean() + self.pull(b["z"], actions)
             if weight:
-                shown = np.clip(b["actions"], -1 + 1e-6, 1 - 1e-6)
+                own = self.invert(b["z"], b["actions"])
+                shown = np.clip(own, -1 + 1e-6, 1 - 1e-6)
                 if s.imitation_loss == "mse":
-                    rows = ((np.tanh(mean) - b["actions"]) ** 2).mean(1)
+                    rows = ((np.tanh(mean) - own) ** 2).mean(1)
                 else:
                     raw = 0.5 * np.log((1 + shown) / (1 - shown))
                     rows = -np.log(

@@ -10,8 +10,9 @@ import torch
 
 from hilt.core.errors import ConfigError
 from hilt.policies.base import Policy
+from hilt.policies.io.weights_hash import weights_hash
 from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
-from hilt.value.policy_features import FrozenFeatures, weights_hash
+from hilt.value.policy_features import FrozenFeatures
 from hilt.value.value_config import ValueConfig
 from hilt.value.value_episodes import ValueEpisodes
 from hilt.value.value_facts import write_estimates

@@ -9,10 +9,10 @@
 
 `mask` is 0 where the task ended (terminated) and 1 elsewhere, so that a time limit (truncated) bootstraps. Critics that
 state a distribution have another loss: `hilt.algos.value_heads`. Chunks of actions, and the choice of the best of
-several, are in `hilt.algos.chunks`; the conservative term of the critics is in `hilt.algos.conservative`. States come
-as ``z``, made by an encoder: `z` of the batch carries the graph back into it, so the critics' loss, and no other,
-trains it. All losses are taken at the parameters before the update. A network that is not updated stays as it is, bit
-for bit.
+several, are in `hilt.algos.chunks`; the conservative term of the critics is in `hilt.algos.conservative`; actions
+beside those of a frozen policy are in `hilt.algos.frozen.action_spaces`. States come as ``z``, made by an encoder: `z`
+of the batch carries the graph back into it, so the critics' loss, and no other, trains it. All losses are taken at the
+parameters before the update. A network that is not updated stays as it is, bit for bit.
 
 The gradients are written out, down to those of the networks' outputs; the networks have their own (`run`, then
 `gradients`). Autograd is left with what `z` comes from, and with imitation.
@@ -33,6 +33,7 @@ from hilt.algos.adam import Adam
 from hilt.algos.chunks import best_of, chunk_imitation_loss
 from hilt.algos.config import Rlpd as Rlpd
 from hilt.algos.conservative import conservative_gradients
+from hilt.algos.frozen.action_spaces import ActionSpace
 from hilt.algos.gaussian import sample, sample_backward
 from hilt.algos.imitation import imitation_loss
 from hilt.algos.tables import OffPolicyAlgorithm
@@ -62,6 +63,8 @@ class Networks:
     """A moving average of the actor, to be evaluated"""
     head: CriticHead = field(default_factory=ScalarHead)
     """What the outputs of the critics mean"""
+    space: ActionSpace | None = None
+    """How the actor's numbers become actions beside those of a frozen policy; none: they are the actions"""
 
     def __post_init__(self) -> None:
         pairs = {
@@ -216,6 +219,8 @@ class ActorOutputs(NamedTuple):
     std: Tensor
     actions: Tensor
     log_prob: Tensor
+    own: Tensor
+    """What the actor drew; the actions themselves, unless a space makes these of it"""
 
     def states(self) -> ActorOutputs:
         return ActorOutputs(self.tape, self.rows, *(part[: self.rows] for part in self[2:]))
@@ -234,7 +239,9 @@ def act(nets: Networks, batch: Transitions, noise: Tensor | None, next_noise: Te
     states, drawn = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*given, strict=True))
     tape = nets.actor.run(states, learns=noise is not None)
     mean, std = nets.actor.gaussian(tape.out[0])
-    return ActorOutputs(tape, 0 if noise is None else len(noise), drawn, mean, std, *sample(mean, std, drawn))
+    own, log_prob = sample(mean, std, drawn)
+    actions = own if nets.space is None else nets.space.compose(states, own)
+    return ActorOutputs(tape, 0 if noise is None else len(noise), drawn, mean, std, actions, log_prob, own)
 
 
 def critic_loss(
@@ -253,6 +260,7 @@ def critic_loss(
     next_actions, next_log_prob = policy.next_states()
     if choices is not None:
         drawn = torch.tanh(policy.mean[policy.rows :] + policy.std[policy.rows :] * choices)
+        drawn = drawn if nets.space is None else nets.space.compose(batch.next_z, drawn)
         next_actions = best_of(nets.critic, nets.head, batch.next_z, drawn, settings.actor_q)
     next_out = nets.target_critic.run(batch.target_z, next_actions, learns=False).out  # [E, B, outputs]
     next_out, head = next_out if subset is None else next_out[subset], nets.head
@@ -329,17 +337,21 @@ def actor_loss(
 ) -> tuple[Sequence[Tensor] | None, dict[str, Tensor]]:
     """The gradients of the actor's parameters, none where there is nothing to imitate; and its figures."""
     warming = settings.actor == "soft" and actor_updates < settings.critic_warmup
-    tape, rows, noise, mean, std, actions, log_prob = policy.states()
+    tape, rows, noise, mean, std, actions, log_prob, own = policy.states()
     figures = {"actor_loss": mean.new_zeros(()), "entropy": -log_prob, "std": std}
     dmean = dstd = None
     if _maximizes(settings, warming):
         judged = nets.critic.judge(batch.z.detach(), actions, shared)
         value, dq = actor_value(nets.head.values(judged.out), settings)
         dactions = nets.critic.action_gradients(judged, nets.head.values_backward(judged.out, dq))
-        dmean, dstd = sample_backward(actions, std, noise, dactions, temperature / rows)
         figures["actor_loss"] = (temperature * log_prob - value).mean()
+        if nets.space is not None:
+            dactions, more = nets.space.backward(batch.z.detach(), own, actions, dactions)
+            figures |= more
+            figures["actor_loss"] = figures["actor_loss"] + more.get("pull_loss", 0.0)
+        dmean, dstd = sample_backward(own, std, noise, dactions, temperature / rows)
     if settings.actor == "behavior":
-        loss, dmean, dstd = imitation_gradients(settings, mean, std, batch, 1.0, everything=True)
+        loss, dmean, dstd = imitation_gradients(settings, mean, std, batch, 1.0, nets.space, everything=True)
         figures |= {"imitation_loss": loss, "actor_loss": loss}
     weight = 1.0 if warming else imitation_weight(settings, actor_updates - settings.critic_warmup)
     if weight:
@@ -349,7 +361,7 @@ def actor_loss(
                 "and imitation_weight to 0."
             )
         if batch.demo.any():
-            loss, *found = imitation_gradients(settings, mean, std, batch, weight)
+            loss, *found = imitation_gradients(settings, mean, std, batch, weight, nets.space)
             figures |= {"imitation_loss": loss, "imitation_weight": loss.new_tensor(weight)}
             figures["actor_loss"] = figures["actor_loss"] + weight * loss
             dmean, dstd = (
@@ -371,17 +383,24 @@ def actor_value(q: Tensor, settings: Rlpd) -> tuple[Tensor, Tensor]:
 
 
 def imitation_gradients(
-    settings: Rlpd, mean: Tensor, std: Tensor, batch: Transitions, weight: float, everything: bool = False
+    settings: Rlpd,
+    mean: Tensor,
+    std: Tensor,
+    batch: Transitions,
+    weight: float,
+    space: ActionSpace | None = None,
+    everything: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The loss of imitating the demonstrations, or `everything`, and `weight` of its gradients for mean and std
     ``[B, A]``."""
     counted = batch.taken if everything else batch.shown
+    actions = batch.actions if space is None else space.own(batch.z.detach(), batch.actions)
     with torch.enable_grad():
         mean, std = mean.detach().requires_grad_(), std.detach().requires_grad_()
         if counted is None:
-            losses = imitation_loss(settings.imitation_loss, mean, std, batch.actions)
+            losses = imitation_loss(settings.imitation_loss, mean, std, actions)
         else:
-            losses = chunk_imitation_loss(settings.imitation_loss, mean, std, batch.actions, counted)
+            losses = chunk_imitation_loss(settings.imitation_loss, mean, std, actions, counted)
         loss = (losses if everything else losses[batch.demo]).mean()
         dmean, dstd = torch.autograd.grad(weight * loss, [mean, std], materialize_grads=True)
     return loss.detach(), dmean, dstd

@@ -15,7 +15,7 @@ from hilt.core.validate import Need, setting
 from hilt.observe.alarms import RunFacts, check_stop_on
 from hilt.policies.agent.config import CHUNK as CHUNK
 from hilt.policies.agent.config import CHUNK_INDEX as CHUNK_INDEX
-from hilt.policies.agent.config import AgentConfig
+from hilt.policies.agent.config import FROZEN_VLA, AgentConfig
 
 IMITATIONS = {
     "bc": ("demonstrations",),
@@ -428,12 +428,36 @@ class Hil:
                 "takes the critics' outputs for values. Give agent.critic.head=scalar, or algorithm=rlpd."
             )
         yield from self._conflicts_of_groups() if self.algorithm == MIXED else ()
+        yield from self._conflicts_of_frozen() if self.agent.kind == FROZEN_VLA else ()
         if self.view_shares and not sum(self.view_shares.values()):
             yield "view_shares are all 0: there is nothing to learn from."
         if self.collect_steps > room:
             yield (
                 f"collect_steps={self.collect_steps} is more than is kept: make it less, or "
                 f"replay_buffer_capacity={room} larger."
+            )
+
+    def _conflicts_of_frozen(self) -> Iterator[str]:
+        looks = self.defaults != "auto" and self.agent.encoder.kind != "none"
+        if looks or self.image_keys or self.proprio_keys:
+            yield (
+                f"agent.kind={self.agent.kind} sees what the frozen policy computes, and nothing else: give "
+                "agent.encoder.kind=none, and leave image_keys and proprio_keys out."
+            )
+        if reinforces(self) and self.algorithm != "rlpd":
+            yield (
+                f"algorithm={self.algorithm} with agent.kind={self.agent.kind}: another algorithm takes the actor's "
+                "numbers for actions. Give algorithm=rlpd."
+            )
+        if self.agent.options.get("space") == "noise" and not reinforces(self):
+            yield (
+                f"algorithm={self.algorithm} with agent.options.space=noise: the noise of an action is not known, and "
+                "cannot be imitated. Give algorithm=rlpd."
+            )
+        if self.store != "log":
+            yield (
+                f"store={self.store} with agent.kind={self.agent.kind}: what the frozen policy computes is kept in the "
+                "log. Give store=log."
             )
 
     def _conflicts_of_groups(self) -> Iterator[str]:
@@ -474,7 +498,7 @@ def facts(config: Hil) -> RunFacts:
         q_range=(low_high[0], low_high[1]) if low_high else None,
         entropy_in_q=rlpd.backup_entropy,
         update_to_data=config.update_to_data,
-        measured=config.agent.kind == "actor_critic",
+        measured=config.agent.kind in ("actor_critic", FROZEN_VLA),
         relus=_has_relus(config),
         value_model=bool(config.value.model),
     )

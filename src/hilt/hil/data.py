@@ -35,9 +35,10 @@ from hilt.core.trajectory import INSTRUCTION, Source
 from hilt.core.tree import Array, ArraySpec, equal, flatten, unflatten
 from hilt.envs.env_protocol import TASK_SUCCESS, HasSpaces
 from hilt.hil.config import GROUP, MEMBER, MIXED, STORE, TASK_COLUMN, Hil, imitation, of_run
-from hilt.hil.importing import SHAPED, RewardShape, columns_for, expanded, import_buffer, import_dataset
+from hilt.hil.importing import SHAPED, additions, columns_for, expanded, import_buffer, import_dataset
 from hilt.hil.make_agent import instructions_of
 from hilt.hil.states import KeptSteps, StateTable
+from hilt.policies.frozen.frozen_config import base_hash, check_same_weights
 from hilt.recording.recording_folder import GRASP
 from hilt.replay import Log, Schema
 from hilt.replay import tensors as bridge
@@ -537,14 +538,14 @@ def open_logs(
     run: Path, config: Hil, schema: Schema, notify: Callable[[str], None], instructions: Sequence[str] = ()
 ) -> tuple[Log, Log]:
     """(demos, log), made at the first start with all that is to be imported; later ones find them."""
-    folder, shape = config.checkpoint_path, RewardShape(config) if config.value.reward else None
+    folder, more = config.checkpoint_path, additions(config, instructions)
     asked = {"demo_path": [_within(run, path) for path in config.demo_path], "checkpoint_path": folder}
     makers: dict[str, Callable[[Log], dict[str, int]]] = {
         "demos": lambda log: {
-            **{path: import_dataset(log, path, notify, instructions, shape) for path in expanded(config.demo_path)},
-            **import_buffer(log, folder, "human", notify, shape),
+            **{path: import_dataset(log, path, notify, instructions, *more) for path in expanded(config.demo_path)},
+            **import_buffer(log, folder, "human", notify, *more),
         },
-        "log": lambda log: import_buffer(log, folder, "online", notify, shape),
+        "log": lambda log: import_buffer(log, folder, "online", notify, *more),
     }
     capacity = {"demos": None, "log": config.replay_buffer_capacity}
     for name, fill in makers.items():
@@ -569,6 +570,7 @@ def open_logs(
 def _known(path: Path, schema: Schema) -> Schema:
     """Refuses a log of another task: its steps cannot be learned from here. It may lack columns that have a default."""
     found = Schema.from_json(read_json(path / "log.json")["schemas"][-1])
+    check_same_weights(base_hash(found.columns), base_hash(schema.columns), str(path))
     grown = [name for name, spec in schema.columns.items() if name not in found.columns and spec.default is not None]
     if lines := [line for line in found.columns.difference(schema.columns) if line.split(": ")[0] not in grown]:
         raise ConfigError(

@@ -20,6 +20,7 @@ from hilt.core.config import build, given
 from hilt.core.tree import unflatten
 from hilt.core.validate import value_of
 from hilt.hil.config import Hil
+from hilt.policies.agent.config import FROZEN_VLA
 from hilt.policies.agent.layout import fit
 from hilt.recording.recording_folder import nested
 from hilt.replay.schema import spec_of_space
@@ -52,6 +53,18 @@ SHOWN: dict[str, Any] = {
 }
 """Where there are demonstrations, too: they are imitated first, and on while the critics
 learn, as the recipes of the tabletop suite have it"""
+FROZEN: dict[str, Any] = {
+    "agent.encoder.kind": "none",
+    "agent.proprio_width": 0,
+    "agent.activation": "relu",
+    "agent.actor_scale": 0.01,
+    "agent.initial_std": 0.3,
+    "agent.rlpd.actor_q": "min",
+    "cta_ratio": 1,
+    "steps_per_update": 10,
+    "log_period": 50,
+}
+"""Beside a frozen policy, of which the agent sees numbers: it begins as that policy acts"""
 SIMULATED_AHEAD = 200
 """The number of steps that a simulation may be ahead of the learner, with which it shares the processor"""
 
@@ -82,16 +95,17 @@ def chosen(config: Hil, made: Any) -> tuple[Hil, DefaultsChoice]:
     seen = nested(spec_of_space(made.observation_space, "observation_space"))
     sees = fit(seen, made.action_space, config.agent, config.image_keys, config.proprio_keys)
     looks = bool(sees.images) and config.agent.encoder.kind != "none"
-    if config.agent.kind != "actor_critic" and config.defaults == "auto":
+    frozen = config.agent.kind == FROZEN_VLA
+    if config.agent.kind != "actor_critic" and not frozen and config.defaults == "auto":
         return replace(config, defaults="images"), DefaultsChoice(
             "images", f"agent.kind={config.agent.kind} is another agent", {}
         )
-    name = config.defaults if config.defaults != "auto" else "images" if looks else "state"
+    name = config.defaults if config.defaults != "auto" else "images" if looks and not frozen else "state"
     if name != "state":
         return replace(config, defaults=name), DefaultsChoice(
             name, f"the policy sees {len(sees.images)} images" if looks else "as set", {}
         )
-    wanted = {**STATE, **(SHOWN if config.demonstrations or config.demo_path else {})}
+    wanted = {**STATE, **(SHOWN if config.demonstrations or config.demo_path else {})} if not frozen else dict(FROZEN)
     if (
         not made.keeps_rate
         and not config.control_hz
@@ -107,6 +121,7 @@ def chosen(config: Hil, made: Any) -> tuple[Hil, DefaultsChoice]:
         if not need.there(tried):
             changed.pop(key, None)
     why = f"state only: the policy sees {width} numbers and no images"
+    why = "the policy sees what the frozen one computes" if frozen else why
     return replace(build(config, _tree(changed)), defaults=name), DefaultsChoice(name, why, changed)
 
 

@@ -19,7 +19,7 @@ from hilt.envs.rate import Rate
 from hilt.envs.rewards import REWARDS, Classifier, MultiCameraBinaryRewardClassifierWrapper, named_reward
 from hilt.envs.wrappers import GripperPenaltyWrapper
 from hilt.hil.config import GOAL_SPLIT, GROUP, MEMBER, MIXED, Goal, Hil, ValueUse, reinforces
-from hilt.policies.agent.config import AgentConfig
+from hilt.policies.agent.config import FROZEN_VLA, AgentConfig
 from hilt.policies.agent.layout import fit
 from hilt.recording.buffered_device import as_hil_serl
 from hilt.recording.record import RATE_HZ
@@ -79,6 +79,8 @@ def make_env(config: Hil, operator: bool) -> Env:
             env = MultiCameraBinaryRewardClassifierWrapper(env, open_reward(config, env.observation_space))
         if operator and config.value.model:
             env = _with_value(env, config)
+        if config.agent.kind == FROZEN_VLA:
+            env = _with_base(env, config)
     except BaseException:
         env.close()
         raise
@@ -107,6 +109,12 @@ def _with_value(env: Env, config: Hil) -> Env:
 
     use, value = config.value, open_value(config, env.observation_space)
     return ValueWatch(env, value, config.agent.rlpd.discount, use.reward, use.stop_below, use.stop_patience)
+
+
+def _with_base(env: Env, config: Hil) -> Env:
+    from hilt.hil.frozen.base_observations import BaseObservations, open_base  # needs torch
+
+    return BaseObservations(env, open_base(config), config.agent.action_indices)
 
 
 def task(config: Hil) -> Env:
@@ -280,9 +288,19 @@ def trainer_config(config: Hil, learner: bool) -> TrainerConfig:
     keys = {"keys": wire.keys} if wire.keys else {}
     seen = ", ".join([*config.image_keys, *config.proprio_keys]) or "everything"
     encoder = f"{agent.encoder.kind} {agent.encoder.features}" + f", {agent.kind}" * (agent.kind != "actor_critic")
+    if agent.kind == FROZEN_VLA:
+        from hilt.hil.frozen.base_observations import weights_of  # needs torch
+
+        encoder += f" of {weights_of(config)}"
     actor = "reinforcement learning" if reinforces(config) else "imitation"  # its actions are made in another way
     weights = f"{actor}, {agent.setup_mode}, {encoder}, {agent.hidden}, {config.observations} observations, sees {seen}"
     return make_trainer_config(wire.port, wire.broadcast_port, version=weights, **bind, **own, **keys)
+
+
+def person_moves(config: Hil) -> list[int]:
+    """The numbers of an action that a person or a script moves, where they are not all: those of the policy. Beside a
+    frozen policy, which moves the others, they are all."""
+    return [] if config.agent.kind == FROZEN_VLA else config.agent.action_indices
 
 
 def _with_operator(env: Env, config: Hil) -> Env:
@@ -293,7 +311,7 @@ def _with_operator(env: Env, config: Hil) -> Env:
         raise ConfigError(
             f"operator_options={options} without an operator: name one, such as operator=browser, or leave them out."
         )
-    indices = config.agent.action_indices
+    indices = person_moves(config)
     takes = {
         **({"action_indices": indices} if indices else {}),
         **{name: options.pop(name) for name in TAKES if name in options},

@@ -23,10 +23,14 @@ from hilt.formats.episodes import Episode, map_leaves, plain
 from hilt.hil.config import CHUNK, CHUNK_INDEX, DECIDED, GROUP, MEMBER, MIXED, RECORD, TASK_COLUMN, Hil
 from hilt.hil.environment import open_value
 from hilt.hil.make_agent import instructions_of
+from hilt.policies.agent.config import FROZEN_VLA
+from hilt.policies.frozen.frozen_config import base_hash, check_same_weights
 from hilt.recording.recording_folder import GRASP, columns_of
 from hilt.replay import Log, Schema
 from hilt.replay.schema import BUILT_IN
 
+BaseFill = Callable[[Episode, str], Episode]
+"""Adds the columns of a frozen policy to an episode of this path: `hilt.hil.frozen.base_observations.BaseColumns`"""
 FILLED = {
     **{"times": 0.0, "succeed": False, "lost": False, TASK_SUCCESS: -1},
     **{CHUNK: -1, CHUNK_INDEX: -1, RECORD: 0, DECIDED: -1, GROUP: -1, MEMBER: -1},
@@ -155,27 +159,44 @@ class RewardShape:
         return shaped_episode(columns, self._value, texts, self._discount, self._weight)
 
 
+def additions(config: Hil, instructions: Sequence[str] = ()) -> tuple[RewardShape | None, BaseFill | None]:
+    """What episodes that are imported into the logs of a run are given: a dense reward, and the columns of a frozen
+    policy."""
+    shape = RewardShape(config) if config.value.reward else None
+    if config.agent.kind != FROZEN_VLA:
+        return shape, None
+    from hilt.hil.frozen.base_observations import BaseColumns, open_base  # needs torch
+
+    return shape, BaseColumns(open_base(config), instructions)
+
+
 def import_dataset(
     log: Log,
     path: str,
     notify: Callable[[str], None],
     instructions: Sequence[str] = (),
     shape: RewardShape | None = None,
+    base: BaseFill | None = None,
 ) -> int:
     """All episodes of a dataset in any format, or of a recording of `hilt record`. `instructions`: those of the tasks
-    of a mix, by which an episode is one of them."""
+    of a mix, by which an episode is one of them. `base` adds the columns of a frozen policy."""
     dataset = open_dataset(path)
     report, count = paced(notify), 0
     for number, done in enumerate(decode(dataset, 0, EpisodeChange())):
         report(f"importing {path}, episodes", number, len(dataset))
-        count += _add(log, done.result()[0], path, instructions, shape)
+        count += _add(log, done.result()[0], path, instructions, shape, base)
     for note, times in dataset.notes.counts.items():
         notify(f"{path}: {note}" + (f" ({times} times)" if times > 1 else ""))
     return count
 
 
 def import_buffer(
-    log: Log, path: str, kind: str, notify: Callable[[str], None], shape: RewardShape | None = None
+    log: Log,
+    path: str,
+    kind: str,
+    notify: Callable[[str], None],
+    shape: RewardShape | None = None,
+    base: BaseFill | None = None,
 ) -> dict[str, int]:
     """One of the two buffers of a HIL-SERL folder. An intervention that is in both
     is online data that a person made."""
@@ -187,15 +208,21 @@ def import_buffer(
     for number, done in enumerate(decode(dataset, 0, EpisodeChange())):
         report(f"importing {path}, {kind} episodes", number, len(dataset))
         if dataset.kind_of(number) == kind:
-            count += _add(log, done.result()[0], path, shape=shape)
+            count += _add(log, done.result()[0], path, shape=shape, base=base)
     return {f"{path}, {'buffer' if kind == 'online' else 'demo_buffer'}": count}
 
 
 def _add(
-    log: Log, episode: Episode | None, path: str, instructions: Sequence[str] = (), shape: RewardShape | None = None
+    log: Log,
+    episode: Episode | None,
+    path: str,
+    instructions: Sequence[str] = (),
+    shape: RewardShape | None = None,
+    base: BaseFill | None = None,
 ) -> int:
     if episode is None:
         return 0
+    episode = episode if base is None else base(episode, path)
     columns = _fitted(log.schema, episode, path, instructions)
     facts = {**plain(episode.facts), "imported": path}
     if shape is not None:
@@ -208,6 +235,8 @@ def _add(
 def _fitted(schema: Schema, episode: Episode, path: str, instructions: Sequence[str] = ()) -> dict[str, Array]:
     """The columns of a run's log, from an episode of another source; one of another task is refused."""
     given, columns = flatten(episode.columns), {}
+    if wanted := base_hash(schema.columns):
+        check_same_weights(base_hash(given), wanted, path)
     for name, spec in schema.columns.items():
         if name in given:
             columns[name] = _cast(name, np.asarray(given[name]), spec, path)
@@ -217,7 +246,7 @@ def _fitted(schema: Schema, episode: Episode, path: str, instructions: Sequence[
                 columns[name][-1] = bool(episode.facts.get("success"))
         elif name == TASK_COLUMN:
             columns[name] = np.full(len(episode), _task_number(episode, path, instructions), spec.dtype)
-        elif name not in BUILT_IN:
+        elif name not in BUILT_IN and not base_hash([name]):  # what a frozen policy computes is added
             has = ", ".join(sorted(given))
             nested = (
                 any(key.startswith("observations/images/") for key in given)

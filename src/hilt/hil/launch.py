@@ -33,7 +33,7 @@ from hilt.core.web import is_loopback
 from hilt.envs.rewards import REWARDS
 from hilt.hil.config import MIXED, Hil, Wire, check
 from hilt.hil.contact import CONTACT
-from hilt.hil.environment import task, task_options, trainer_config
+from hilt.hil.environment import person_moves, task, task_options, trainer_config
 from hilt.hil.preflight import check_begin
 from hilt.observe.metrics import FILE as METRICS
 from hilt.replay.storage.lock import writer_of
@@ -147,7 +147,7 @@ def demonstrate(
     from hilt.recording.record import Settings
     from hilt.recording.script import record_with_script
 
-    indices = config.agent.action_indices
+    indices = person_moves(config)
     script = {**({"action_indices": indices} if indices else {}), **config.demonstration_options}
     wanted = Settings(
         config.task, task_options(config), config.demonstrations, seed=config.seed, observations=config.observations

@@ -37,6 +37,7 @@ from hilt.hil.learner_phases import ActorReports, LearnerClock, LearnerSummary, 
 from hilt.hil.make_agent import make_agent
 from hilt.observe.alarms import AlarmWatch, stopped
 from hilt.observe.metrics import PAUSE, Metrics, flat_scalars, read_metrics
+from hilt.policies.agent.config import FROZEN_VLA
 from hilt.runs.checkpoint import Buffers, Saver, alone, latest, numbers
 from hilt.runs.folder import note_end
 from hilt.runs.run_precision import settle
@@ -579,6 +580,10 @@ class Learner:
             self._save()
         self._saver.wait(SAVE_S)
         self._buffers.finish(self.experience, SAVE_S)
+        if self.config.agent.kind == FROZEN_VLA:
+            from hilt.hil.frozen.frozen_export import export_policy  # late: it loads the frozen policy
+
+            self.notify(f"the policy is in {export_policy(self.config, self.agent, self.run_folder)}")
 
     def _say_goodbye(self) -> None:
         """Serves until every actor knows of the end, and its remaining steps have arrived."""

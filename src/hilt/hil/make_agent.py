@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hilt.algos.tables import off_policy_algorithm
 from hilt.envs.env_protocol import HasSpaces
 from hilt.hil.config import Hil, reinforces
-from hilt.policies.agent.config import AGENTS
+from hilt.policies.agent.config import AGENTS, FROZEN_VLA
 from hilt.recording.recording_folder import nested
 from hilt.replay.schema import spec_of_space
 
@@ -40,7 +40,7 @@ def make_agent(config: Hil, env: HasSpaces, seed: int | None = None) -> StepAgen
     seen = nested(spec_of_space(env.observation_space, "observation_space"))
     keys, squashed = (config.image_keys, config.proprio_keys), reinforces(config)
     kind, settings = AGENTS.load_class(config.agent.kind, StepAgent), config.agent
-    if settings.kind == "vla":
+    if settings.kind in ("vla", FROZEN_VLA):
         settings = replace(settings, options={"suite": config.task, **settings.options})
     agent = kind.make(seen, env.action_space, settings, *keys, config.seed if seed is None else seed, squashed)
     agent.use_instructions(instructions_of(env))

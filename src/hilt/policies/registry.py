@@ -34,10 +34,11 @@ POLICIES = ExtensionPoint(
         "openvla": "hilt.policies.vla.openvla:OpenVLAPolicy",
         "pi0": "hilt.policies.vla.pi0:Pi0",
         "smolvla": "hilt.policies.vla.smolvla:SmolVLA",
+        "frozen_vla": "hilt.policies.frozen.frozen_policy:FrozenVlaPolicy",
         "conditioned": "hilt.policies.conditioned:ConditionedPolicy",
     },
 )
-PUBLISHED = ("openvla", "pi0", "smolvla", "conditioned")
+PUBLISHED = ("openvla", "pi0", "smolvla", "frozen_vla", "conditioned")
 """Policies that are not made anew but by an option: with a folder of this name, the folder is meant"""
 MODEL_TYPES = {"hilt_small_vla": "small_vla", "pi05": "pi0", "hilt_conditioned": "conditioned"}
 """The ``model_type`` of folders whose policy has another name here"""

@@ -27,7 +27,8 @@ COMMANDS = ("sft", "classifier", "value", "rloo", "simplevla")
 """What `hilt train` takes in the place of a recipe"""
 TABLETOP = ("button", "pick", "pick_red", "drawer", "push", "insert", "peg")
 RECIPES = {
-    name: f"hilt.recipes.hil:{name}" for name in ("hil_debug", *(f"tabletop_{task}" for task in TABLETOP), "vla_person")
+    name: f"hilt.recipes.hil:{name}"
+    for name in ("hil_debug", *(f"tabletop_{task}" for task in TABLETOP), "vla_person", "frozen_vla")
 }
 """Name to "module:function". Add your own, or give "module:function" where a recipe is asked for."""
 SFT_RECIPES = {

@@ -168,3 +168,44 @@ def vla_person() -> Hil:
         max_steps=20_000,
         goal=Goal(success=0.97, period=1_000, take_overs=0.04),
     )
+
+
+def frozen_vla() -> Hil:
+    """A small actor-critic beside a vision-language-action policy that stays as it is: the button of `tabletop_button`.
+    Give it agent.options.policy, a folder that `hilt train sft` made of the same task, and demo_path."""
+    moves = XYZ_GRIP
+    config = Hil(
+        task="tabletop/button",
+        task_options={"image_size": 64, "control_hz": 5},
+        operator="script",
+        agent=AgentConfig(
+            kind="frozen_vla",
+            encoder=EncoderConfig(kind="none"),
+            action_indices=moves,
+            proprio_width=0,
+            activation="relu",
+            actor_scale=0.01,
+            initial_std=0.3,
+            std_range=[0.0183, 1.65],
+            rlpd=Rlpd(
+                discount=0.96,
+                tau=0.02,
+                learning_rate=5e-4,
+                temperature=0.001,
+                target_entropy=-float(len(moves)),
+                target_range=[0.0, 1.0],
+                actor_q="min",
+                actor_average=0.005,
+            ),
+        ),
+        batch_size=128,
+        n_step=3,
+        cta_ratio=1,
+        update_to_data=4.0,
+        max_ahead=200,
+        training_starts=200,
+        steps_per_update=10,
+        log_period=50,
+        max_steps=8_000,
+    )
+    return until(config, Goal(success=0.95, states=40, period=500))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,15 +10,14 @@ from torch import Tensor
 
 from hilt.core import hub
 from hilt.core.errors import ConfigError, SchemaError
-from hilt.core.files import storage_errors
 from hilt.core.tree import Array
+from hilt.policies.io.weights_hash import weights_hash
 from hilt.policies.registry import load_policy
 from hilt.value.chunk_inputs import views_of
 from hilt.value.value_episodes import RECORDED, ValueEpisodes
 
 AT_ONCE = 32
 """Observations that a policy reads together"""
-BLOCK_BYTES = 1 << 20
 
 
 class FrozenFeatures:
@@ -82,17 +79,3 @@ class FrozenFeatures:
             )
         views = dict(zip(fields.cameras, pictures, strict=True))
         return {**views, **({"state": record["state"][0]} if "state" in record else {})}
-
-
-def weights_hash(folder: Path) -> str:
-    """A hash of the files with weights in a policy's folder."""
-    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.pt")])
-    if not files:
-        raise ConfigError(f"policy={folder}: there are no weights in it. Give the folder of a checkpoint.")
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(path.name.encode())
-        with storage_errors(path), path.open("rb") as file:
-            while block := file.read(BLOCK_BYTES):
-                digest.update(block)
-    return digest.hexdigest()[:12]

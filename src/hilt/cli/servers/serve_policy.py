@@ -22,6 +22,7 @@ from hilt.core.threads import one_thread
 from hilt.core.web import is_loopback
 
 if TYPE_CHECKING:
+    from hilt.hil.config import Hil
     from hilt.policies.base import Policy
     from hilt.serving.policy_server import ServerAccess
     from hilt.value.best_of import BestOf
@@ -182,6 +183,8 @@ def _with_a_person(run: Path, which: str, device: str) -> ServedPolicy:
     from hilt.runs import checkpoint as saved
 
     config = config_of(run)
+    if config.agent.kind == "frozen_vla":
+        return _beside_frozen(run, config, which, device)
     if config.agent.kind != "vla":
         raise ConfigError(
             f"{run} is a run with a person in the loop, whose agent answers step by step; expected a policy that "
@@ -199,4 +202,26 @@ def _with_a_person(run: Path, which: str, device: str) -> ServedPolicy:
         found.update,
         lambda: max(saved.numbers(run), default=found.update),
         lambda number: saved.load(run, number).agent["policy"],
+    )
+
+
+def _beside_frozen(run: Path, config: Hil, which: str, device: str) -> ServedPolicy:
+    """The policy of a run whose agent is trained beside a frozen one."""
+    from hilt.hil.evaluate import find_checkpoint
+    from hilt.hil.frozen.frozen_export import policy_of_checkpoint
+    from hilt.policies.frozen.frozen_policy import acting_weights
+    from hilt.runs import checkpoint as saved
+
+    config.agent.device = device or config.agent.device
+    found = find_checkpoint(run, which)
+    policy = policy_of_checkpoint(config, found)
+    policy.eval()
+    if which != "last":
+        return ServedPolicy(policy, str(run), found.update)
+    return ServedPolicy(
+        policy,
+        str(run),
+        found.update,
+        lambda: max(saved.numbers(run), default=found.update),
+        lambda number: acting_weights(policy, saved.load(run, number).agent),
     )

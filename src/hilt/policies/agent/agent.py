@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from hilt.algos import chunks, rlpd
 from hilt.algos.adam import Adam
 from hilt.algos.chunks import best_of, chunk_imitation_loss
+from hilt.algos.frozen.action_spaces import ActionSpace
 from hilt.algos.imitation import grasp_margin_loss, imitation_loss
 from hilt.algos.schedule import learning_rate_factor
 from hilt.algos.tables import OffPolicyAlgorithm
@@ -56,8 +57,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Agent", "AgentConfig", "EncoderConfig"]
 
-ENCODED_TOGETHER = 16
-"""The number of images that are encoded together for a cache; constant, for the last bits of a result depend on it"""
 ACTING = ("encoder", "proprio", "actor", "grasp_critic")
 """The networks that an actor needs; also the critics, if they choose among several actions"""
 TRAINED = ("actor", "critic", "temperature", "grasp_critic")
@@ -117,6 +116,8 @@ class Agent(StepAgent):
             head=self.head,
         )
         self.algorithm: OffPolicyAlgorithm = rlpd.SoftActorCritic()
+        self.space: ActionSpace | None = None
+        """How its numbers become actions beside a frozen policy's; none: they are the actions"""
         wanted = config.rlpd.target_entropy
         self.target_entropy = config.chunk * (-self.layout.continuous / 2 if wanted is None else wanted)
         self._plan = ChunkPlan()
@@ -127,7 +128,7 @@ class Agent(StepAgent):
         config, moving, draws, body = self.config, self.moving, self.generator, self._body()
         networks: dict[str, nn.Module] = {
             "encoder": self.encoder,
-            "proprio": ProprioNormalizer(body.proprio),
+            "proprio": ProprioNormalizer(sum(self.inputs.sizes.values())),
             "actor": ActorNetwork(body, moving, draws, config.actor_scale, config.initial_std, config.std_range),
             "critic": self._make_critics(),
             "temperature": Temperature(config.rlpd.temperature),
@@ -245,12 +246,12 @@ class Agent(StepAgent):
                 noise = torch.randn(choices, *mean.shape, generator=source).to(mean.device)
                 if argmax:
                     noise[0] = 0
-                drawn = self._action(mean + std * noise)
+                drawn = self._action(mean + std * noise, z)
                 decided = best_of(self.networks["critic"], self.head, z, drawn, settings.actor_q)
             else:
                 source = self.generator if seed is None else generator(seed)
                 plain = 0.0 if argmax else std * torch.randn(mean.shape, generator=source).to(mean.device)
-                decided = self._action(mean + plain)
+                decided = self._action(mean + plain, z)
             if self._disagrees and not argmax:
                 self.disagreement = disagreement(self.networks["critic"], self.head, z, decided)
             grasps = self.networks["grasp_critic"](z).argmax(dim=1) if self.layout.outcomes else None
@@ -268,9 +269,10 @@ class Agent(StepAgent):
     def acted(self, source: Source, executed: npt.ArrayLike | None) -> dict[str, object]:
         return self._plan.acted(source) if self.config.chunk > 1 else {}
 
-    def _action(self, raw: Tensor) -> Tensor:
-        """From a number of the actor's Gaussian."""
-        return torch.tanh(raw) if self.squashed else raw.clamp(-1, 1)
+    def _action(self, raw: Tensor, z: Tensor | None = None) -> Tensor:
+        """From a number of the actor's Gaussian; in the states `z`, beside a frozen policy's."""
+        own = torch.tanh(raw) if self.squashed else raw.clamp(-1, 1)
+        return own if self.space is None or z is None else self.space.compose(z, own)
 
     # Learning
 
@@ -347,6 +349,7 @@ class Agent(StepAgent):
             )
         z = z if encoder else self.inputs.blurred(z)
         continuous, grasps, _, parts = self._actions(batch)
+        continuous = continuous if self.space is None else self.space.own(z.detach(), continuous)
         shown = self.inputs.column(batch, "imitated").float() if "imitated" in batch else None
 
         def average(rows: Tensor) -> Tensor:
@@ -435,23 +438,7 @@ class Agent(StepAgent):
 
         An image's features are the same, bit for bit, whatever other images are in the call.
         """
-        if not self.frozen:
-            training = self.config.encoder.training if self.encoder.paths else "no cameras"
-            raise ConfigError(f"features may be kept only of an encoder with training=frozen; this one has {training}.")
-        leaves = {path: self.inputs.tensor(found(images, path), path) for path in self.encoder.paths}
-        n = len(next(iter(leaves.values())))
-        features = np.empty((n, self.encoder.width), np.float32)
-        for start in range(0, n, ENCODED_TOGETHER):
-            part = {path: leaf[start : start + ENCODED_TOGETHER] for path, leaf in leaves.items()}
-            size = len(next(iter(part.values())))
-            if size < ENCODED_TOGETHER:
-                part = {
-                    path: torch.cat([leaf, leaf.new_zeros(ENCODED_TOGETHER - size, *leaf.shape[1:])])
-                    for path, leaf in part.items()
-                }
-            with torch.no_grad():
-                features[start : start + size] = self.encoder(part)[:size].cpu().numpy()
-        return features
+        return self.inputs.trunk_features(images)
 
     def states(self, observations: Tree) -> npt.NDArray[np.float32]:
         """``z [N, width]``, all that the networks see of observations ``{path: [N, ...]}``, given as "z" in batches.
@@ -529,7 +516,7 @@ class Agent(StepAgent):
 
     def begin_anew(self) -> None:
         """It is as it was made: it has learned nothing."""
-        made = Agent(
+        made = type(self)(
             self.shapes, self.images, list(self.proprio), self.layout.actions, self.config, self.seed, self.squashed
         )
         self.load_state_dict(made.state_dict())

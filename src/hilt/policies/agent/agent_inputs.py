@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Generator, Tensor, nn
 
-from hilt.core.errors import SchemaError
+from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.tree import ArraySpec, flatten
 from hilt.policies.agent.agent_state import found
 from hilt.policies.agent.config import AgentConfig
@@ -19,6 +20,8 @@ from hilt.replay.tensors import as_tensor
 FEATURES, STATES = "features", "z"
 """Under these names a batch may bring what a frozen encoder makes of its images, instead of these; or all that the
 networks see, as `hilt.policies.agent.agent.Agent.states` makes it, instead of observations"""
+ENCODED_TOGETHER = 16
+"""The number of images that are encoded together for a cache; constant, for the last bits of a result depend on it"""
 
 
 class AgentInputs:
@@ -94,6 +97,27 @@ class AgentInputs:
                 f"got {tuple(parts[0].shape)}."
             )
         return torch.cat(parts, dim=1)
+
+    def trunk_features(self, images: Mapping[str, Any]) -> npt.NDArray[np.float32]:
+        """``[N, features of all cameras]`` of images ``{path: uint8 [N, ...]}``; those of an image are the same, bit
+        for bit, whatever other images are in the call."""
+        if not self.frozen:
+            training = self.config.encoder.training if self.encoder.paths else "no cameras"
+            raise ConfigError(f"features may be kept only of an encoder with training=frozen; this one has {training}.")
+        leaves = {path: self.tensor(found(images, path), path) for path in self.encoder.paths}
+        n = len(next(iter(leaves.values())))
+        features = np.empty((n, self.encoder.width), np.float32)
+        for start in range(0, n, ENCODED_TOGETHER):
+            part = {path: leaf[start : start + ENCODED_TOGETHER] for path, leaf in leaves.items()}
+            size = len(next(iter(part.values())))
+            if size < ENCODED_TOGETHER:
+                part = {
+                    path: torch.cat([leaf, leaf.new_zeros(ENCODED_TOGETHER - size, *leaf.shape[1:])])
+                    for path, leaf in part.items()
+                }
+            with torch.no_grad():
+                features[start : start + size] = self.encoder(part)[:size].cpu().numpy()
+        return features
 
     def blurred(self, z: Tensor) -> Tensor:
         """With noise on the features, not on proprioception: what a frozen encoder never saw it places a little off."""

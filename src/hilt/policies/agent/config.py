@@ -26,8 +26,16 @@ KINDS, TRAININGS, ACTIVATIONS = ("small", "resnet10", "none"), ("critic", "head"
 CHUNK, CHUNK_INDEX = "chunk", "chunk_index"
 """Columns of steps: which chunk of the episode the action is of, and its place in it, -1 where it is of none"""
 
+FROZEN_VLA = "frozen_vla"
+"""The name of an agent beside a frozen policy, and of the policy that both are in a folder"""
 AGENTS = ExtensionPoint(
-    "agent", "hilt.agents", {"actor_critic": "hilt.policies.agent.agent:Agent", "vla": "hilt.hil.vla_agent:VlaAgent"}
+    "agent",
+    "hilt.agents",
+    {
+        "actor_critic": "hilt.policies.agent.agent:Agent",
+        "vla": "hilt.hil.vla_agent:VlaAgent",
+        FROZEN_VLA: "hilt.policies.frozen.frozen_agent:FrozenAgent",
+    },
 )
 _IMAGES = Need("an encoder ({here}kind=small or resnet10)", lambda c: c.kind != "none")
 _PRETRAINS = Need("{here}pretrain_updates", lambda c: c.pretrain_updates > 0)
@@ -131,7 +139,8 @@ class AgentConfig:
     """What its critics are like"""
     kind: str = setting("actor_critic", known=AGENTS.check)
     """"actor_critic": an encoder, an actor and critics, as the settings above say; "vla": a vision-language-action
-    policy, by imitation; or another agent by name or module:Class, which may use some of them"""
+    policy, by imitation; "frozen_vla": an actor and critics beside such a policy, which stays as it is; or another
+    agent by name or module:Class, which may use some of them"""
     options: dict[str, Any] = setting(
         factory=dict, needs=Need("another agent, {here}kind=module:Class", lambda c: c.kind != "actor_critic")
     )
@@ -144,8 +153,35 @@ class AgentConfig:
                 f"judges one move. Give {here}chunk=1, or a setup_mode with a fixed gripper, whose last number is an "
                 "action like the others."
             )
+        if self.kind == FROZEN_VLA and self.setup_mode.endswith("learned-gripper"):
+            yield (
+                f"{here}setup_mode={self.setup_mode} with {here}kind={self.kind}: the frozen policy moves the gripper "
+                "as it moves the arm. Give a setup_mode with a fixed gripper."
+            )
+        if self.kind == FROZEN_VLA and self.rlpd.conservative:
+            yield (
+                f"{here}rlpd.conservative={self.rlpd.conservative:g} with {here}kind={self.kind}: its term needs the "
+                "density of actions, and the actor has that of its own numbers. Leave it out."
+            )
+        if self.kind == FROZEN_VLA and self.options.get("space") == "noise":
+            yield from self._conflicts_of_noise(here)
         if self.critic.head != "scalar":
             try:
                 value_range(self.critic, self.rlpd, here)
             except ConfigError as error:
                 yield str(error)
+
+    def _conflicts_of_noise(self, here: str) -> Iterator[str]:
+        """Yields what an agent cannot do that decides the noise of a frozen policy's flow."""
+        rlpd = self.rlpd
+        if rlpd.imitation_weight or rlpd.critic_warmup or rlpd.actor != "soft" or self.encoder.pretrain_updates:
+            yield (
+                f"{here}options.space=noise with imitation: the noise of an action is not known, and cannot be "
+                f"imitated. Leave {here}rlpd.imitation_weight, critic_warmup, actor and "
+                f"{here}encoder.pretrain_updates out."
+            )
+        if self.normalize_proprio:
+            yield (
+                f"{here}options.space=noise with {here}normalize_proprio=true: the flow takes features as they are. "
+                "Leave it out."
+            )

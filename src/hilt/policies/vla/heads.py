@@ -237,13 +237,15 @@ class FlowHead(ActionHead):
         generator: Generator | None,
         sample: bool,
         given: Given | None = None,
+        start: Tensor | None = None,
     ) -> HeadSample:
+        """`start`: the noise that it begins with, in the place of one that is drawn."""
         field = self._field(features, given)
         if self._unconditioned is not None:
             field = flow.away_from(self._field(self._unconditioned[0], given), field, self._unconditioned[1])
         if given is not None and self.given is None:
             field = flow.guided(field, given)
-        drawn = flow.draw(field, (len(features), *self.shape), self.how, temperature, generator, sample)
+        drawn = flow.draw(field, (len(features), *self.shape), self.how, temperature, generator, sample, start)
         return HeadSample(drawn.actions, {"chain": drawn.chain, "step": drawn.step}, drawn.log_prob)
 
     def evaluate(

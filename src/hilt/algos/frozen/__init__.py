@@ -1,0 +1,1 @@
+"""Reinforcement learning beside a policy that stays as it is."""

@@ -1,0 +1,132 @@
+"""What a small actor decides beside a frozen policy, whose chunk of actions b(s) is a part of the state.
+
+The actor draws ``u = tanh(Gaussian)``, from -1 to 1, with the log-probability that the temperature of
+`hilt.algos.rlpd` weighs. A space makes the actions ``a`` of it, which are executed, and which the critics judge: steps
+of a person and demonstrations are rows like the others, whatever the actor could have decided there.
+
+    residual (PLD, arXiv 2511.00091)    a = clip(b(s) + bound * u, -1, 1)
+
+             The correction is at most `bound` in each number. The actor's gradient is bound * dL/da; where the sum was
+             cut off at -1 or 1, it counts only if descending along it leads back inside.
+             To imitate an action: u = clip((a - b(s)) / bound, -1, 1), the correction that comes nearest.
+
+    edit (RL token, 2604.23073)         a = tanh(atanh(b(s)) + atanh(u)),  loss of the actor += pull * mean (a - b(s))^2
+
+             Any action can be reached, and u = 0 is that of the policy, from which the actor begins; the mean is over
+             the batch and the numbers of an action. da/du = (1 - a^2) / (1 - u^2). b(s) is kept within 0.99, and u
+             within 1 - 1e-6, where atanh is finite. To imitate an action: u = tanh(atanh(a) - atanh(b(s))).
+
+    noise (DSRL, 2506.15799)            a = flow(features(s), w),  w = bound * u
+
+             The flow of the frozen policy begins at the noise w that the actor has drawn, and its weights are not
+             trained. As in DSRL with noise aliasing, the critics judge actions, whatever noise they came from, or none;
+             the actor's gradient is (da/du)^T dL/da, through the steps of the flow, where DSRL has a second critic
+             of noise that is taught by the first. u = 0 gives the policy's most likely actions. There is no inverse:
+             nothing can be imitated.
+
+All tensors of actions are ``[..., A]``, of one action or of the numbers of a chunk; `places` says where in ``z`` those
+of the frozen policy are.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from hilt.core.errors import ConfigError
+
+NEAREST, OWN_NEAREST = 0.99, 1 - 1e-6
+"""The largest actions of a frozen policy, and numbers of the actor, that are edited: atanh of 1 is infinite"""
+
+
+class ActionSpace(ABC):
+    """How the actor's numbers become actions. `places`: where in ``z`` the frozen policy's actions are."""
+
+    def __init__(self, places: Sequence[int]):
+        self.places = list(places)
+
+    def base(self, z: Tensor) -> Tensor:
+        """Returns the actions of the frozen policy ``[..., A]``."""
+        return z[..., self.places]
+
+    @abstractmethod
+    def compose(self, z: Tensor, own: Tensor) -> Tensor:
+        """The actions ``[..., A]`` of what the actor drew, which may have further axes in front."""
+
+    @abstractmethod
+    def backward(self, z: Tensor, own: Tensor, actions: Tensor, dactions: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The gradient of what the actor drew ``[B, A]`` from that of the actions that `compose` made of it, and
+        figures; ``pull_loss`` is what the space adds to the actor's loss, if it does."""
+
+    @abstractmethod
+    def own(self, z: Tensor, actions: Tensor) -> Tensor:
+        """Returns what the actor would draw for these actions ``[B, A]``, to imitate them."""
+
+
+class ResidualSpace(ActionSpace):
+    """A correction of the frozen policy's actions, of at most `bound` in each number."""
+
+    def __init__(self, places: Sequence[int], bound: float):
+        super().__init__(places)
+        self.bound = bound
+
+    def compose(self, z: Tensor, own: Tensor) -> Tensor:
+        return (self.base(z) + self.bound * own).clamp(-1, 1)
+
+    def backward(self, z: Tensor, own: Tensor, actions: Tensor, dactions: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        inside = (self.base(z) + self.bound * own).abs() <= 1
+        leads_inside = dactions * actions > 0  # an action at 1 is lowered by descending, one at -1 is raised
+        down = self.bound * dactions.where(inside | leads_inside, dactions.new_zeros(()))
+        return down, {"correction": self.bound * own.abs()}
+
+    def own(self, z: Tensor, actions: Tensor) -> Tensor:
+        return ((actions - self.base(z)) / self.bound).clamp(-1, 1)
+
+
+class EditSpace(ActionSpace):
+    """Any action, from that of the frozen policy on, to which it is pulled."""
+
+    def __init__(self, places: Sequence[int], pull: float):
+        super().__init__(places)
+        self.pull = pull
+
+    def compose(self, z: Tensor, own: Tensor) -> Tensor:
+        return torch.tanh(self._raw(z) + torch.atanh(own.clamp(-OWN_NEAREST, OWN_NEAREST)))
+
+    def backward(self, z: Tensor, own: Tensor, actions: Tensor, dactions: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        away = actions - self.base(z)
+        down = dactions + 2 * self.pull / away.numel() * away
+        slope = (1 - actions.square()) / (1 - own.clamp(-OWN_NEAREST, OWN_NEAREST).square())
+        return down * slope, {"pull_loss": self.pull * away.square().mean(), "correction": away.abs()}
+
+    def own(self, z: Tensor, actions: Tensor) -> Tensor:
+        return torch.tanh(torch.atanh(actions.clamp(-NEAREST, NEAREST)) - self._raw(z))
+
+    def _raw(self, z: Tensor) -> Tensor:
+        return torch.atanh(self.base(z).clamp(-NEAREST, NEAREST))
+
+
+class NoiseSpace(ActionSpace):
+    """The noise that the flow of a frozen policy begins with. `flow` makes actions ``[N, A]`` of features
+    ``[N, width]``, the first numbers of ``z``, and noise ``[N, A]``."""
+
+    def __init__(self, places: Sequence[int], width: int, bound: float, flow: Callable[[Tensor, Tensor], Tensor]):
+        super().__init__(places)
+        self.width, self.bound, self.flow = width, bound, flow
+
+    def compose(self, z: Tensor, own: Tensor) -> Tensor:
+        features = z[..., : self.width].expand(*own.shape[:-1], -1)
+        found = self.flow(features.reshape(-1, self.width), self.bound * own.reshape(-1, own.shape[-1]))
+        return found.view(own.shape)
+
+    def backward(self, z: Tensor, own: Tensor, actions: Tensor, dactions: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        with torch.enable_grad():
+            drawn = own.detach().requires_grad_()
+            (down,) = torch.autograd.grad(self.compose(z, drawn), drawn, dactions)
+        return down, {"correction": (actions - self.base(z)).abs()}
+
+    def own(self, z: Tensor, actions: Tensor) -> Tensor:
+        raise ConfigError("agent.options.space=noise cannot imitate: the noise of an action is not known.")

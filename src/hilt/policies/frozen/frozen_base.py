@@ -1,0 +1,102 @@
+"""The policy that stays as it is: what it computes of observations, once for each, goes with them into the log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from hilt.core import hub
+from hilt.core.errors import ConfigError, MissingFieldError, RequestError, SchemaError
+from hilt.core.tree import Array
+from hilt.policies.base import Observation, Policy
+from hilt.policies.frozen.frozen_config import ACTIONS, FEATURES, STATE, FrozenOptions
+from hilt.policies.io.weights_hash import weights_hash
+from hilt.policies.registry import load_policy
+from hilt.policies.vla.observation_adapters import columns, suite
+
+AT_ONCE = 32
+"""Observations that the policy reads together"""
+
+
+class FrozenBase:
+    """A frozen policy, and how it sees and acts in a task. `chunk`: the number of its actions that are kept.
+    `policy`: in the place of the one that the options name, which is loaded otherwise."""
+
+    def __init__(self, options: FrozenOptions, chunk: int = 1, device: str = "cpu", policy: Policy | None = None):
+        self.options, self.chunk = options, chunk
+        self.suite = columns(options.columns) if options.columns else suite(options.suite)
+        self.weights = weights_hash(hub.local(options.policy))
+        """The hash of its weights"""
+        self.policy = policy or _loaded(options.policy, self.weights, device, json.dumps(options.policy_options))
+        if chunk > self.policy.chunk:
+            raise ConfigError(
+                f"agent.chunk={chunk}, and the policy in {options.policy} plans {self.policy.chunk} actions. Give "
+                f"agent.chunk={self.policy.chunk} at most."
+            )
+
+    def columns(self, observations: Sequence[Observation]) -> dict[str, Array]:
+        """Features [N, width], the first actions of each chunk as the task takes them [N, chunk, A], and the state
+        [N, P] where there is one, of observations by the policy's names."""
+        parts: dict[str, list[Array]] = {}
+        for first in range(0, len(observations), AT_ONCE):
+            rows = observations[first : first + AT_ONCE]
+            actions, _ = self.policy.act(rows, sample=False)
+            found = {
+                FEATURES: self.policy.features(rows).float().cpu().numpy(),
+                ACTIONS: np.clip(self.suite.command(np.asarray(actions))[:, : self.chunk], -1, 1),
+            }
+            if all(STATE in row for row in rows):
+                found[STATE] = np.stack([np.asarray(row[STATE], np.float32) for row in rows])
+            for name, column in found.items():
+                parts.setdefault(name, []).append(np.asarray(column, np.float32))
+        return {name: np.concatenate(each) for name, each in parts.items()}
+
+    def of_one(self, observation: Mapping[str, Any], instruction: str) -> dict[str, Array]:
+        """The columns of one observation of the environment."""
+        row = self.suite.observe(observation, self.options.instruction or instruction)
+        return {name: column[0] for name, column in self.columns([row]).items()}
+
+    def of_many(self, observations: Mapping[str, Any], instructions: Sequence[str]) -> dict[str, Array]:
+        """The columns of all observations of an episode ``{path: [N, ...]}``, with the instruction of each."""
+        views = self.suite.views(observations)
+        rows = [
+            {**{name: column[place] for name, column in views.items()}, "instruction": self.options.instruction or text}
+            for place, text in enumerate(instructions)
+        ]
+        return self.columns(rows)
+
+    def check(self, empty: Mapping[str, Any], actions: int, moving: Sequence[int] = ()) -> dict[str, Array]:
+        """Refuses a policy that does not fit the task, by its answer to an observation of zeros, which is returned.
+        `moving`: the numbers of an action that the agent moves; empty: all."""
+        where = self.options.policy
+        try:
+            found = self.of_one(empty, "-")
+        except (SchemaError, MissingFieldError, RequestError) as error:
+            raise ConfigError(f"the policy in {where} does not fit the task: {error}") from error
+        if found[ACTIONS].shape[-1] != actions:
+            raise ConfigError(
+                f"the policy in {where} gives actions of {found[ACTIONS].shape[-1]} numbers, and the task takes "
+                f"{actions}."
+            )
+        signs = np.ones((2, actions), np.float32) * np.array([[0.75], [-0.75]], np.float32)
+        up, down = np.asarray(self.suite.command(self.suite.taught(signs)))
+        reached = [number for number in range(actions) if up[number] != down[number]]
+        if lost := sorted(set(moving or range(actions)) - set(reached)):
+            raise ConfigError(
+                f"the policy in {where} does not move the numbers {lost} of an action, which is {actions} numbers of "
+                f"the task. Give agent.action_indices={reached}: the others stay as the policy has them."
+            )
+        return found
+
+
+@lru_cache(maxsize=2)
+def _loaded(folder: str, weights: str, device: str, options: str) -> Policy:
+    """Once in each process, while the folder has these weights."""
+    policy: Policy = load_policy(folder, device=device, **json.loads(options))
+    policy.eval()
+    policy.requires_grad_(False)
+    return policy

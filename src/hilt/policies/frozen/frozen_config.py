@@ -1,0 +1,90 @@
+"""The settings of an agent beside a frozen policy, and the names that its columns have. This module does not import
+torch, so that commands that only read settings are fast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hilt.core.config import build
+from hilt.core.errors import ConfigError
+from hilt.core.validate import Need, check, setting
+from hilt.policies.agent.config import FROZEN_VLA as FROZEN_VLA
+from hilt.policies.registry import check_policy, is_new
+
+BASE_POLICY = "base_policy"
+"""Observations have the columns of a frozen policy under this name, and under the hash of its weights below it"""
+FEATURES, ACTIONS, STATE = "features", "actions", "state"
+"""What it computes before an action is chosen; the first actions of its chunk, from -1 to 1; and the state that it was
+shown, if it looks at one"""
+SPACES = ("residual", "edit", "noise")
+_RESIDUAL = Need("{here}space=residual", lambda c: c.space == "residual")
+_NOISE = Need("{here}space=noise", lambda c: c.space == "noise")
+_EDIT = Need("{here}space=edit", lambda c: c.space == "edit")
+
+
+@dataclass
+class FrozenOptions:
+    """``agent.options`` of an agent of this kind."""
+
+    policy: str = ""
+    """The folder of the policy that stays as it is, such as RUN/policy of `hilt train sft`"""
+    policy_options: dict[str, Any] = field(default_factory=dict)
+    """What it is loaded with, such as precision"""
+    suite: str = ""
+    """Whose names observations and actions have, as for `hilt train sft`; empty: the task's"""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Instead of a suite: the policy's names to paths in the observations, such as {full_image: images/front, state:
+    state/tcp_pose+state/gripper_pose}"""
+    instruction: str = ""
+    """What is to be done, in words; empty: what the task says"""
+    space: str = setting("residual", choices=SPACES, noun="space of a frozen policy")
+    """What the agent decides: "residual": a correction of the policy's actions, within a bound; "edit": any action,
+    from the policy's on, to which it is pulled; "noise": the initial noise of the policy's flow"""
+    bound: float = setting(0.3, above=0, maximum=2, needs=_RESIDUAL)
+    """The largest correction of each number of an action, which ranges from -1 to 1"""
+    pull: float = setting(0.1, minimum=0, needs=_EDIT)
+    """Weight of the mean squared distance from the policy's actions in the actor's loss"""
+    noise_bound: float = setting(1.5, above=0, needs=_NOISE)
+    """The largest initial noise of each number, in standard deviations of the noise that the flow was trained with"""
+
+    def conflicts(self, here: str) -> Iterator[str]:
+        if not self.policy or is_new(self.policy):
+            yield (
+                f"{here}policy is {self.policy!r}; expected the folder of a policy that has imitated "
+                "demonstrations, which `hilt train sft` makes."
+            )
+
+
+def frozen_options(options: Mapping[str, object]) -> FrozenOptions:
+    """The options of an agent, checked as far as possible without loading its policy."""
+    made = build(FrozenOptions(), options)
+    check(made, "agent.options")
+    check_policy(made.policy, made.policy_options, "agent.options.policy")
+    return made
+
+
+def base_path(weights: str, name: str) -> str:
+    """The path of a column in observations, such as ``base_policy/0f3a/features``; `weights` is the hash."""
+    return f"{BASE_POLICY}/{weights}/{name}"
+
+
+def base_hash(paths: Iterable[str]) -> str:
+    """Returns the hash of the weights whose columns are among these paths, of observations or of a log; empty if there
+    are none."""
+    for path in paths:
+        parts = path.split("/")
+        if BASE_POLICY in parts[:-2]:
+            return parts[parts.index(BASE_POLICY) + 1]
+    return ""
+
+
+def check_same_weights(found: str, wanted: str, what: str) -> None:
+    """Refuses columns that were computed with other weights: they would mean something else."""
+    if found and found != wanted:
+        raise ConfigError(
+            f"{what} has features and actions of a policy whose weights have the hash {found}, and those of this run's "
+            f"agent.options.policy have {wanted or 'none'}. Give the policy with which they were computed, or "
+            "data without them."
+        )

@@ -1,0 +1,44 @@
+"""The flow of a frozen policy from a given initial noise to actions, with gradients: for DSRL's noise space."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from hilt.core.errors import ConfigError
+from hilt.policies.frozen.frozen_base import FrozenBase
+from hilt.policies.vla.heads import FlowHead
+from hilt.policies.vla.small_vla import SmallVLA
+
+
+class NoiseDecoder:
+    """The first `chunk` actions that a flow gives for features ``[N, width]`` and the noise ``[N, chunk * numbers]`` of
+    the numbers `moving` of these. All other noise is 0, as it is where the policy takes its most likely actions."""
+
+    def __init__(self, base: FrozenBase, moving: Sequence[int]):
+        policy, where = base.policy, base.options.policy
+        if not isinstance(policy, SmallVLA) or not isinstance(policy.action_head, FlowHead):
+            raise ConfigError(
+                f"agent.options.space=noise: the policy in {where} does not compute its actions by a flow from its "
+                "features and noise. Give a small_vla with policy_options.head=flow, or space=residual or edit."
+            )
+        tried = np.linspace(-1, 1, 2 * policy.action_dim, dtype=np.float32).reshape(2, -1)
+        commands = np.asarray(base.suite.command(tried))
+        if commands.shape != tried.shape or not np.array_equal(commands, tried):
+            raise ConfigError(
+                "agent.options.space=noise needs a task that takes the policy's actions as they are, and "
+                f"{base.options.suite or 'these columns'} changes them. Give space=residual or edit."
+            )
+        self._policy, self._head, self._chunk, self._moving = policy, policy.action_head, base.chunk, list(moving)
+
+    def __call__(self, features: Tensor, noise: Tensor) -> Tensor:
+        """Actions ``[N, chunk * numbers]``, from -1 to 1."""
+        policy, rows = self._policy, len(features)
+        start = noise.new_zeros(rows, policy.chunk, policy.action_dim)
+        start[:, : self._chunk, self._moving] = noise.view(rows, self._chunk, -1)
+        heat = features.new_ones(rows)
+        drawn = self._head.draw(features, heat, None, sample=False, start=start).actions.clamp(-1, 1)
+        actions = policy.action_low + (drawn + 1) / 2 * (policy.action_high - policy.action_low)
+        return actions.clamp(-1, 1)[:, : self._chunk, self._moving].flatten(1)
