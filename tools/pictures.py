@@ -389,6 +389,7 @@ HANDS = [  # label, note, whose, files, the key of their outcomes
     ("the operator alone", "beside a still policy", OTHERS, "pick_ours-5min-*.json", "operator"),
     ("Stable-Baselines3", "SAC, best of four variants", OTHERS, "pick_sb3-{best}-5min-*.json", "trial"),
     ("HG-DAgger", "imitates corrections", OTHERS, "pick_hg_dagger-5min-*.json", "trial"),
+    ("RLPD, stopped early", "as many updates as SB3", OURS, "pick_equal-5min-*.json", "trial"),
     ("imitation alone", "before the first update", OTHERS, "pick_ours-5min-*.json", "bc"),
     ("no demonstrations", "and nobody takes over", OURS, "pick_bare-5min-*.json", "trial"),
 ]
