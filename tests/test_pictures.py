@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tools import architecture, drawing, pictures
 
+from hilt.observe import statistics
 from hilt.replay import Log, QueuedDataStore, Schema
 from hilt.wire import TrainerClient, TrainerServer, link, make_trainer_config, server
 from tests.wire.processes import DEADLINE_S, free_port
@@ -174,6 +175,12 @@ def test_means_are_those_of_the_benchmarks():
         shares = ", ".join(f"{share:.0f}" for share in after.shares)
         assert f"| {row.label} | {row.note.removesuffix(' updates')} | 5 | {shares}% |" in table
         assert re.search(rf"^\| {row.label} \|.*\| {before.mean:.0f}% \| \+", table, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("successes", "episodes"), [(0, 20), (12, 20), (20, 20), (99, 100)])
+def test_intervals_are_those_of_an_evaluation(successes: int, episodes: int):
+    expected = [100 * bound for bound in statistics.wilson(successes, episodes)]
+    assert pictures.wilson(successes, episodes) == pytest.approx(expected, abs=0.01)
 
 
 def test_results_that_are_missing_are_an_error():

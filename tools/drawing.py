@@ -116,6 +116,11 @@ class Drawing:
             + "/>"
         )
 
+    def polyline(self, points: Sequence[tuple[float, float]], color: str, width: float) -> None:
+        """A line from point to point, as of measured values."""
+        path = "L".join(f"{x:g} {y:g}" for x, y in points)
+        self._add(f'<path class="n s-{color}" d="M{path}" stroke-width="{width:g}" stroke-linejoin="round"/>')
+
     def curve(self, points: Sequence[tuple[float, float]], color: str = "line", width: float = 1.4) -> None:
         """A smooth line downwards through these points, upright in each of them."""
         path = f"M{points[0][0]:g} {points[0][1]:g}"

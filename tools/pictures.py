@@ -5,6 +5,7 @@
     docs/wire-guarantees.svg             a step on the wire, and what happens when a part dies: `WIRE` below
     docs/learning-tasks.svg              success before and after reinforcement learning: bench/results/task_*.json
     docs/learning-pick.svg               one task in different hands: bench/results/pick_*.json
+    docs/learning-curves.svg             a run that learns: bench/results/curve_button-0.json, from its metrics.jsonl
 
 `tests/test_pictures.py` fails when one of them is not what this draws, and when `WIRE` has a name that the wire does
 not have. `tools/architecture.py` draws the parts of Hilt, `tools/screenshots.py` takes pictures of `hilt open`.
@@ -441,12 +442,89 @@ def _dots(on: Drawing, row: Row, y: float, left: float, right: float) -> None:
     on.text(right + 22, y + 5, f"{means}%", 15, bold=True)
 
 
+# A run that learns: curves
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart over updates. Points are (update, value) or (update, value, low, high)."""
+
+    title: str
+    note: str
+    top: float
+    unit: str
+    line: Sequence[tuple[float, float]] = ()
+    points: Sequence[tuple[float, float, float, float]] = ()
+
+
+def wilson(successes: int, episodes: int) -> tuple[float, float]:
+    """The 95% interval of a success rate, in percent."""
+    z, share = 1.96, successes / episodes
+    middle = (share + z * z / (2 * episodes)) / (1 + z * z / episodes)
+    reach = z / (1 + z * z / episodes) * (share * (1 - share) / episodes + (z / (2 * episodes)) ** 2) ** 0.5
+    return 100 * (middle - reach), 100 * (middle + reach)
+
+
+def _mean_of_last(values: Sequence[tuple[float, float, float]], last: int = 20) -> list[tuple[float, float]]:
+    """Of (update, numerator, denominator), the quotients of the sums over the last episodes, as soon as there are as
+    many."""
+    found = []
+    for end in range(last, len(values) + 1):
+        _, above, below = zip(*values[end - last : end], strict=True)
+        found.append((values[end - 1][0], sum(above) / sum(below)))
+    return found
+
+
+def curves() -> str:
+    """Draws what a run reached in its evaluations, how much its operator acted, and how long its episodes were."""
+    (run,) = results("curve_button-0.json")
+    validations = [(at, 100 * won / of, *wilson(won, of)) for at, won, of in run["validations"]]
+    acted = [(at, 100 * person, length) for at, length, person, _ in run["episodes"]]
+    lengths = [(at, length, 1) for at, length, _, _ in run["episodes"]]
+    panels = [
+        Panel("Success, nobody takes over", f"of {run['validations'][0][2]} evaluation states, 95% interval", 100, "%",
+              points=validations),
+        Panel("Steps that the operator made", "share, last 20 episodes", 50, "%", _mean_of_last(acted)),
+        Panel("Steps of an episode", "mean of the last 20", 25, "", _mean_of_last(lengths)),
+    ]  # fmt: skip
+    gap, wide, tall, top = 62, (WIDTH - 2 * MARGIN - 2 * 62 - 40) / 3, 200, 136
+    on = Drawing("tabletop_button learns: one run, over its updates", WIDTH, top + tall + 62)
+    on.text(MARGIN, 42, on.title, 21, bold=True)
+    last = 100 * -(-run["episodes"][-1][0] // 100)
+    for number, panel in enumerate(panels):
+        _panel(on, panel, MARGIN + 40 + number * (wide + gap), top, (wide, tall), last)
+    on.text(WIDTH / 2, top + tall + 48, "updates", 13.5, "soft", "middle")
+    return on.svg()
+
+
+def _panel(on: Drawing, panel: Panel, left: float, top: float, size: tuple[float, float], last: float) -> None:
+    wide, tall = size
+
+    def place(update: float, value: float) -> tuple[float, float]:
+        return round(left + wide * update / last, 1), round(top + tall * (1 - value / panel.top), 1)
+
+    on.text(left - 38, top - 46, panel.title, 15.5, bold=True)
+    on.text(left - 38, top - 26, panel.note, 13, "soft")
+    for part in range(6):
+        value = panel.top * part / 5
+        on.line([place(0, value), place(last, value)], "edge", 1)
+        on.text(left - 8, place(0, value)[1] + 4.5, f"{value:g}{panel.unit}", 13, "soft", "end")
+    for update in range(0, int(last) + 1, 500):
+        on.text(place(update, 0)[0], top + tall + 22, f"{update:,}", 13, "soft", "middle")
+    if panel.line:
+        on.polyline([place(*point) for point in panel.line], "teal", 2.2)
+    for update, value, low, high in panel.points:
+        on.line([place(update, low), place(update, high)], "teal", 2)
+        on.circle(*place(update, value), 5.5, "teal", "paper")
+
+
 PICTURES: dict[str, Callable[[], str]] = {
     "life-of-an-observation": lambda: life(OBSERVATION),
     "life-of-a-log-probability": lambda: life(LOG_PROBABILITY),
     "wire-guarantees": wire,
     "learning-tasks": tasks,
     "learning-pick": pick,
+    "learning-curves": curves,
 }
 
 
