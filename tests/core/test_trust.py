@@ -198,6 +198,7 @@ def test_a_name_that_was_typed_is_the_users_word_and_the_run_keeps_it():
         ("task=robot/127.0.0.1:5000", set()),
         ("subprocess:run", set()),  # it is a folder here
         ("demo_path=subprocess:run", set()),
+        (f"policy_options={{text: {'x' * 300}, of: mine:steer}}", {"mine:steer"}),  # too long for a file's name
     ],
 )
 def test_names_among_the_words_of_a_command(word: str, found: set[str]):

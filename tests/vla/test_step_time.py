@@ -5,6 +5,7 @@ pytest --long -s tests/vla/test_step_time.py -k measured
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from dataclasses import replace
@@ -137,6 +138,14 @@ def test_dry_run_shows_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_simulators_are_measured():
     key, found = measure_simulator(UP, {}, episodes=1)
     assert key == UP and min(found.start_s, found.step_s, found.observe_s) >= 0
+
+
+def test_simulators_beside_a_gpu_are_measured_by_the_clock(monkeypatch: pytest.MonkeyPatch):
+    """It may render, which takes no time of the process."""
+    ticks = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+    _, found = measure_simulator(UP, {}, episodes=1, device="cuda")
+    assert found == SimulatorTime(start_s=1.0, step_s=0.0, observe_s=1.0), "one tick for each question"
 
 
 # --- beside what is measured, which takes minutes and depends on what else the machine does ---

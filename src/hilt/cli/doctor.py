@@ -112,7 +112,7 @@ def measure_machine(device: str, tasks: list[str], options: dict[str, Any]) -> N
         known = found if known is None else replace(found, simulators=known.simulators)
     for task in tasks:
         with PROGRESS.phase(f"measuring {task}"):
-            known = known.with_simulator(*measure_simulator(task, options))
+            known = known.with_simulator(*measure_simulator(task, options, device=device))
     typer.echo(f"{known.device}: {known.machine}; load of the machine before {known.machine_load:.1f}")
     typer.echo(f"products up to {known.product_rate / 1e9:,.1f} Gflop/s, memory {known.bandwidth / 1e9:,.1f} GB/s")
     for layer in known.layers:

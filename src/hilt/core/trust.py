@@ -233,12 +233,19 @@ def _typed(words: Iterable[str]) -> Iterator[str]:
     """The names in the words of a command. What exists as a file or folder is data, whatever it is called."""
     for word in words:
         key, _, value = word.rpartition("=")
-        if key.rpartition(".")[2] == FOLDER_SETTING and Path(value).is_dir():
+        if key.rpartition(".")[2] == FOLDER_SETTING and _exists(value) and Path(value).is_dir():
             yield str(Path(value).resolve())
         if re.fullmatch(r"hil-serl:\w+", word):
             yield EXPERIMENTS
-        if not Path(word).exists() and not Path(value).exists():
+        if not _exists(word) and not _exists(value):
             yield from _TYPED.findall(word)
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except OSError:  # too long for the name of a file, as settings in braces may be
+        return False
 
 
 # --- names in files

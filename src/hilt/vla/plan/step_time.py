@@ -238,8 +238,13 @@ def _looks(config: Vla) -> int:
 # --- simulators ---
 
 
-def measure_simulator(task: str, options: dict[str, Any], episodes: int = 3) -> tuple[str, SimulatorTime]:
-    """Times one environment of a task in this process; returns it with the key under which a calibration has it."""
+def measure_simulator(
+    task: str, options: dict[str, Any], episodes: int = 3, device: str = "cpu"
+) -> tuple[str, SimulatorTime]:
+    """Times one environment of a task in this process; returns it with the key under which a calibration has it. Beside
+    a GPU, which may render, the time of the clock counts; else that of the process, so that other programs count
+    little."""
+    clock = time.perf_counter if device.startswith("cuda") else time.process_time
     with contextlib.closing(Pool(0, 1, task_options=options)) as pool:
         described = pool.describe(task)
         start = Start(task, next(iter(described["initial_states"])), 0, 0)
@@ -249,21 +254,21 @@ def measure_simulator(task: str, options: dict[str, Any], episodes: int = 3) -> 
             "single": lambda: pool.step(0, actions[:1]),
             "chunk": lambda: pool.step(0, actions),
         }
-        rows = [{name: _seconds(pool, ask) for name, ask in asked.items()} for _ in range(episodes + 1)]
+        rows = [{name: _seconds(pool, ask, clock) for name, ask in asked.items()} for _ in range(episodes + 1)]
     # the first makes the environment
     start_s, single, chunk = (float(np.median([row[name] for row in rows[1:]])) for name in asked)
     step = max(0.0, (chunk - single) / (CHUNK - 1))
     return simulator_key(task, options), SimulatorTime(start_s, step, max(0.0, single - step))
 
 
-def _seconds(pool: Pool, ask: Callable[[], None]) -> float:
-    """Seconds of the process: what other programs do counts little."""
-    began = time.process_time()
+def _seconds(pool: Pool, ask: Callable[[], None], clock: Callable[[], float]) -> float:
+    """Seconds from what is asked of the simulator to its reply."""
+    began = clock()
     ask()
     (reply,) = pool.collect([0])
     if reply.error:
         raise ConfigError(f"the simulator cannot be measured: {reply.error}")
-    return time.process_time() - began
+    return clock() - began
 
 
 def _simulator(config: Vla, calibration: Calibration) -> SimulatorTime | None:
