@@ -124,9 +124,25 @@ QUICK = {
         "goal.states=4 agent.rlpd.critic_warmup=4",
         "hilt eval runs/button": "--episodes 4",
     },
+    "post-train-a-vla": {
+        "hilt train sft": "demonstrations=2 max_steps=6 warmup_steps=2",
+        "hilt eval runs/imitation": "--episodes 4",
+        "hilt train vla_tabletop": "max_steps=1 collect.data_batch_size=8 collect.group_size=4 pool.slots=8 "
+        "algorithm.batch.trajectories_per_step=4 validation.episodes=2 validation.period=1 "
+        "collect.dynamic_sampling=false",
+        "hilt eval runs/grpo": "--episodes 4",
+    },
+    "take-over-a-vla": {
+        "hilt train sft": "demonstrations=2 max_steps=6 warmup_steps=2",
+        "hilt eval runs/imitation": "--episodes 4",
+        "hilt train vla_person": "max_steps=90 batch_size=8",
+        "hilt eval runs/person": "--episodes 4",
+    },
 }
 """What `make test` adds to the commands of a page, so that they do little of everything. `make test-long` runs them as
 they are"""
+TEACHES = {"OPERATOR": "script operator_options.teaches=30 operator_options.window=3"}
+"""As the page about taking over a VLA has it, for readers without time"""
 Follow = Callable[..., str]
 
 
@@ -175,6 +191,26 @@ def test_teach_an_arm(follow: Follow):
         assert "the policy that reached the goal is the last checkpoint" in printed
 
 
+def test_post_train_a_vla(follow: Follow):
+    need("torch", "av")
+    need_rendering()
+    printed = follow("post-train-a-vla")
+    assert "runs/imitation/policy" in printed and "runs/grpo/policy" in printed
+    successes = [float(share) for share in re.findall(r"^success +\d+ of \d+: ([\d.]+)%", printed, re.MULTILINE)]
+    assert len(successes) == 2, "before and after"
+
+
+def test_take_over_a_vla(follow: Follow):
+    need("torch", "av")
+    need_rendering()
+    printed = follow("take-over-a-vla", variables=TEACHES)
+    assert "ended: runs/person" in printed and "take-over.png" in printed
+    acted = re.search(r"^steps +[\d,]+: ([\d,]+) policy, ([\d,]+) human", printed, re.MULTILINE)
+    assert acted and int(acted[2].replace(",", "")) > 0
+    successes = [float(share) for share in re.findall(r"^success +\d+ of \d+: ([\d.]+)%", printed, re.MULTILINE)]
+    assert len(successes) == 2, "before and after"
+
+
 def test_move_from_hil_serl(follow: Follow):
     need("torch", "gymnasium")
     need_rendering()
@@ -217,7 +253,7 @@ class Visitor:
         self.browser, self.opened, self.began = browser, list[str](), 0.0
 
     def __call__(self, printed: str) -> None:
-        addresses = re.findall(r"^open (http://127\.0\.0\.1:\S+)", printed, re.MULTILINE)
+        addresses = re.findall(r"\bopen (http://127\.0\.0\.1:\S+)", printed)
         if not addresses:
             return
         if addresses[-1] not in self.opened:
