@@ -31,6 +31,7 @@ MEANINGS = {
     "hub": "`hilt fetch` and `hilt push`",
     "remote": "copies of runs at a URL",
     "libero": "LIBERO's simulator: [libero](libero.md)",
+    "metaworld": "what Meta-World needs: [Meta-World](metaworld.md)",
     "tensorboard": "metrics in TensorBoard",
     "wandb": "metrics in Weights & Biases",
     "trackio": "metrics in Trackio",

@@ -28,7 +28,7 @@ def test_jumps_of_an_episode_are_in_millimeters_and_seams_are_where_the_chunk_ch
 
 
 def cell(success: float, **others: float) -> dict[str, Any]:
-    return {"episodes": 60, "success": success, "idle": 5.0, "jump": 9.0, "seam": 2.0, "steps": 40.0, **others}
+    return {"episodes": 300, "success": success, "idle": 5.0, "jump": 9.0, "seam": 2.0, "steps": 40.0, **others}
 
 
 def test_a_row_is_what_four_steps_of_delay_cost(tmp_path: Path):

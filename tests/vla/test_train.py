@@ -501,7 +501,9 @@ def test_an_alarm_ends_a_run_with_a_checkpoint_and_it_goes_on(tmp_path: Path):
         match=r"alarm ppo_kl: the policy moves .* nats .* --resume goes on from here. The policy .*run/policy",
     ):
         started(run, *quiet, "optimizer.learning_rate=0.3", "algorithm.epochs=4", "stop_on=[ppo_kl]")
-    (last,) = checkpoint.numbers(run)
+    *good, last = checkpoint.numbers(run)
+    raised = read_json(run / "run.json")["alarms"][0]["update"]
+    assert len(good) == 1 and good[0] < raised <= last, "and the last one before the alarm, to go back to"
     kept, now = (policy.state_dict() for policy in (load_policy(run / "policy"), policy_of(run, "last")))
     assert all(np.array_equal(kept[name], now[name]) for name in now), (
         "as when it is stopped: without a validation the last is kept"

@@ -37,21 +37,19 @@ Ask = Annotated[
     bool | None,
     typer.Option(
         "--ask/--no-ask",
-        help="Ask on the terminal after each episode whether it succeeded, if the task does not report it.",
-        show_default="on an arm, at a terminal",
+        help="Ask whether an episode succeeded; default: on an arm.",
+        show_default=False,
     ),
 ]
 Checkpoint = Annotated[
     str,
-    _option(
-        "WHICH", "last, best (on the split eval), or its number of learner or training steps. Of sft: leave it out."
-    ),
+    _option("WHICH", "last (default), best on split eval, or its number.", False),
 ]
-Split = Annotated[str, _option("NAME", "Whose initial states are tried.", "published, if the task has it; else test")]
+Split = Annotated[str, _option("NAME", "Whose states; default: published, or else test.", False)]
 Mode = Annotated[str | None, _option("MODE", "While a VLA plans: synchronous, asynchronous, rtc.", False)]
-Delay = Annotated[int | None, _option("N", "Control steps of a plan.", "0; on an arm, real", min=0)]
-Execute = Annotated[int | None, _option("N", "Actions of each chunk; 0: all.", "the run's", min=0)]
-BestOfN = Annotated[int | None, _option("N", "A VLA draws N chunks, and the verifier chooses one.", False, min=2)]
+Delay = Annotated[int | None, _option("N", "Control steps of a plan; default: 0 (arms: real).", False, min=0)]
+Execute = Annotated[int | None, _option("N", "Actions of a chunk; 0: all; default: the run's.", False, min=0)]
+BestOfN = Annotated[int | None, _option("N", "A VLA draws N chunks; the verifier chooses.", False, min=2)]
 Verifier = Annotated[str, _option("FOLDER", "Of hilt train value DATA actions=N.", False)]
 Guidance = Annotated[float | None, _option("W", "Of a policy of RECAP, instead of its own.", False, min=0)]
 DrawTemperature = Annotated[float | None, _option("T", "Of the chunks to choose from.", "1", min=0)]
@@ -65,10 +63,10 @@ def evaluate(
     checkpoint: Checkpoint = "last",
     split: Split = "",
     episodes: Annotated[
-        int | None, _option("N", "How many episodes, from the first state on.", "every state once", min=1)
+        int | None, _option("N", "Episodes, from the first state on; default: all.", False, min=1)
     ] = None,
     sample: Annotated[
-        bool, typer.Option("--sample", help="Sample actions as in training; default: the most likely.")
+        bool, typer.Option("--sample", help="Sample actions, instead of the most likely.")
     ] = False,
     seed: Annotated[int, _option("N", "Of whatever is random.", min=0)] = 0,
     videos: Annotated[int, _option("N", "How many of the first are filmed.", min=0)] = 0,

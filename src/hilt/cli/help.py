@@ -19,8 +19,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "demo person": ("hilt demo person --fast", "hilt demo person --human", "docs/person-and-vla.md"),
     "eval": (
         "hilt eval runs/tabletop_pick --videos 3",
-        "hilt eval runs/tabletop_pick --checkpoint best --json result.json",
-        "hilt eval runs/sft --best-of 8 --verifier verifier",
+        "hilt eval runs/sft --best-of 8 --verifier verifier --json result.json",
         "docs/observe.md",
     ),
     "open": ("hilt open runs", "hilt open runs/mine --view", "docs/open.md"),
@@ -34,7 +33,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "train": (
         "hilt train tabletop_pick operator=browser --run runs/mine",
         "hilt train --run runs/mine --resume",
-        "hilt train --run runs/mine --from-last-good",
         "docs/training.md",
     ),
     "train classifier": (
@@ -44,8 +42,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "train value": (
         "hilt train value runs/mine",
-        "hilt train value runs/mine recordings/tabletop-pick steps=300 --out value",
-        "hilt train value runs/sft/evaluations/train-00000900-sampled/log actions=5 --out verifier",
+        "hilt train value runs/mine recordings/tabletop-pick actions=5 --out verifier",
         "docs/value.md",
     ),
     "train sft": (

@@ -24,7 +24,7 @@ class BufferedDevice(Device):
 
     def __init__(self, device: Device, marks: bool, toggles: bool):
         super().__init__()
-        calls = ("attach", "watch", "observe", "close", "is_estop_pressed", "halt")
+        calls = ("attach", "watch", "asked", "observe", "close", "is_estop_pressed", "halt")
         for name in ("name", "source", "gives_actions", "action_of", "screen", *calls):
             setattr(self, name, getattr(device, name))
         self._device, self._marks, self._toggles, self.marked = device, marks, toggles, False

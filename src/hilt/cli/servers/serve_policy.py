@@ -38,10 +38,10 @@ def _option(names: str, metavar: str, help: str, default: str | bool = True, **r
 def serve_policy(
     policy: Annotated[str, typer.Argument(metavar="FOLDER | RUN", help="A policy's folder, or a run of hilt train.")],
     checkpoint: Annotated[
-        str, _option("--checkpoint", "WHICH", "Of a run: last, best, or its number of training steps.", "last")
+        str, _option("--checkpoint", "WHICH", "Of a run: last (default), best, or its number.", False)
     ] = "",
     host: Annotated[
-        str, _option("--host", "ADDRESS", "Where to serve; beyond this machine with a key or TLS.")
+        str, _option("--host", "ADDRESS", "Beyond this machine, a key or TLS is needed.")
     ] = "127.0.0.1",
     port: Annotated[int, _option("--port", "N", "The port; 0 takes a free one.", min=0, max=65535)] = 8000,
     key_files: Annotated[
@@ -53,15 +53,15 @@ def serve_policy(
         int | None, _option("--wire-port", "N", "Also serve on the keyed wire, here.", False, min=1, max=65534)
     ] = None,
     keys: Annotated[str, _option("--keys", "FOLDER", "The keys of the wire, by hilt keys new.", False)] = "",
-    max_batch: Annotated[int, _option("--max-batch", "N", "Observations in one call of the policy.", min=1)] = 16,
+    max_batch: Annotated[int, _option("--max-batch", "N", "Observations in one call.", min=1)] = 16,
     max_wait_ms: Annotated[
-        float, _option("--max-wait-ms", "MS", "How long a request waits for those of other clients.", min=0)
+        float, _option("--max-wait-ms", "MS", "How long a request waits for others.", min=0)
     ] = 5.0,
     max_clients: Annotated[int, _option("--max-clients", "N", "Clients at a time.", min=1)] = 64,
     sample: Annotated[bool, typer.Option("--sample", help="Sample actions; default: the most likely.")] = False,
     seed: Annotated[int, _option("--seed", "N", "Of the actions that are sampled.", min=0)] = 0,
     best_of: Annotated[
-        int | None, _option("--best-of", "N", "The policy draws N chunks, and the verifier chooses one.", False, min=2)
+        int | None, _option("--best-of", "N", "The policy draws N chunks; the verifier chooses.", False, min=2)
     ] = None,
     verifier: Annotated[str, _option("--verifier", "FOLDER", "Of hilt train value DATA actions=N.", False)] = "",
     draw_temperature: Annotated[
