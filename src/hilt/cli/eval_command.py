@@ -65,9 +65,7 @@ def evaluate(
     episodes: Annotated[
         int | None, _option("N", "Episodes, from the first state on; default: all.", False, min=1)
     ] = None,
-    sample: Annotated[
-        bool, typer.Option("--sample", help="Sample actions, instead of the most likely.")
-    ] = False,
+    sample: Annotated[bool, typer.Option("--sample", help="Sample actions, instead of the most likely.")] = False,
     seed: Annotated[int, _option("N", "Of whatever is random.", min=0)] = 0,
     videos: Annotated[int, _option("N", "How many of the first are filmed.", min=0)] = 0,
     workers: Annotated[int, _option("N", "Processes, for the same outcome.", min=1)] = 1,

@@ -40,9 +40,7 @@ def serve_policy(
     checkpoint: Annotated[
         str, _option("--checkpoint", "WHICH", "Of a run: last (default), best, or its number.", False)
     ] = "",
-    host: Annotated[
-        str, _option("--host", "ADDRESS", "Beyond this machine, a key or TLS is needed.")
-    ] = "127.0.0.1",
+    host: Annotated[str, _option("--host", "ADDRESS", "Beyond this machine, a key or TLS is needed.")] = "127.0.0.1",
     port: Annotated[int, _option("--port", "N", "The port; 0 takes a free one.", min=0, max=65535)] = 8000,
     key_files: Annotated[
         list[Path] | None, _option("--key-file", "FILE", "A key that clients must send; may be given again.", False)
@@ -54,9 +52,7 @@ def serve_policy(
     ] = None,
     keys: Annotated[str, _option("--keys", "FOLDER", "The keys of the wire, by hilt keys new.", False)] = "",
     max_batch: Annotated[int, _option("--max-batch", "N", "Observations in one call.", min=1)] = 16,
-    max_wait_ms: Annotated[
-        float, _option("--max-wait-ms", "MS", "How long a request waits for others.", min=0)
-    ] = 5.0,
+    max_wait_ms: Annotated[float, _option("--max-wait-ms", "MS", "How long a request waits for others.", min=0)] = 5.0,
     max_clients: Annotated[int, _option("--max-clients", "N", "Clients at a time.", min=1)] = 64,
     sample: Annotated[bool, typer.Option("--sample", help="Sample actions; default: the most likely.")] = False,
     seed: Annotated[int, _option("--seed", "N", "Of the actions that are sampled.", min=0)] = 0,
