@@ -155,7 +155,12 @@ def follow(tmp_path: Path, counted: Callable[[str], None]) -> Follow:
         page, began = own_copy(PAGES[name], tmp_path / "page", quick), time.monotonic()
         (tmp_path / "work").mkdir()
         set_here = environment() | dict(variables or {})
-        printed = tutorials.TutorialRun(page, tmp_path / "work", set_here, **options).run()
+        try:
+            printed = tutorials.TutorialRun(page, tmp_path / "work", set_here, **options).run()
+        except tutorials.TutorialError as error:
+            for log in sorted((tmp_path / "work").glob("**/*.log")):  # of what a page runs in the background
+                error.add_note(f"{log.name} in {log.parent}:\n" + "\n".join(log.read_text().splitlines()[-20:]))
+            raise
         counted(f"{time.monotonic() - began:.0f} s")
         return printed
 
