@@ -179,7 +179,7 @@ def test_cursor_has_the_values_of_every_curve_in_every_chart_with_the_run_it_is_
     legends = "[...document.querySelectorAll('.hilt-charts figure')].map((one) => one.innerText)"
     chromium.wait(chrome, f"return {legends}.some((text) => text.split('0.0909').length > 2)")
     shown = {text.partition("\n")[0]: text for text in chrome.execute_script(f"return {legends}")}
-    loss = next(text for title, text in shown.items() if title.startswith("Loss of the critic"))
+    loss = next(text for title, text in shown.items() if title.startswith("Critic loss"))
     assert re.search(r"one\W+0\.0909\W+other\W+0\.0909", loss) and len(shown) > 3
     written = "window.texts.filter((text) => String(text) === '{}').length"  # beside the cursor of each chart, too
     chromium.wait(chrome, f"return {written.format('0.0909')} >= 2 && {written.format('205')} >= {len(shown)}")

@@ -68,11 +68,11 @@ def test_a_point_is_the_mean_of_the_last_episodes(tmp_path: Path):
     assert success["without take-over"].x.tolist() == [30, 40, 70] and success[
         "without take-over"
     ].y.tolist() == pytest.approx([0, 1 / 2, 2 / 3])
-    person = lines_of(charts, "Steps that a person made")[""]
+    person = lines_of(charts, "Intervention rate")[""]
     assert person.y.tolist() == pytest.approx([5 / 10, 5 / 30, 5 / 40, 0, 10 / 50]), (
         "a share of steps, not a mean of shares"
     )
-    assert lines_of(charts, "How long an episode takes")["successes"].y.tolist() == pytest.approx([10, 10, 50 / 3])
+    assert lines_of(charts, "Episode length")["successes"].y.tolist() == pytest.approx([10, 10, 50 / 3])
     raw = lines_of(all_charts(grouped([PlottedRun.load(run)]), "step", 1), "Success of the last 1 episodes")["all"]
     assert raw.y.tolist() == [1, 0, 1, 1, 0]
     assert not [chart.title for chart in charts if "Loss" in chart.title], "what there is nothing of is not drawn"
@@ -131,7 +131,7 @@ def test_minutes_leave_out_the_time_in_which_it_did_not_run(tmp_path: Path):
         for at, update, more in records
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert lines_of(all_charts(grouped([PlottedRun.load(tmp_path)]), "minutes", 1), "Loss of the critic")[
+    assert lines_of(all_charts(grouped([PlottedRun.load(tmp_path)]), "minutes", 1), "Critic loss")[
         ""
     ].x.tolist() == [0.0, 1.0, 2.0]
 
@@ -144,7 +144,7 @@ def test_runs_that_differ_by_their_seed_are_one_curve(tmp_path: Path):
     ]
     groups = grouped([PlottedRun.load(run) for run in runs])
     assert [group.name for group in groups] == ["batch_size=64 (2 runs, seeds 1, 2)", "batch_size=128"]
-    (chart,) = [one for one in all_charts(groups, "step", 1) if one.title == "Loss of the critic"]
+    (chart,) = [one for one in all_charts(groups, "step", 1) if one.title == "Critic loss"]
     both, alone = chart.lines
     assert (
         set(both.y) == {2.0}

@@ -99,15 +99,13 @@ PANELS = [
         {"all": _success, "without take-over": _alone},
         percent=True,
     ),
+    Panel("Intervention rate", "of online steps", "episode", {"": _interventions}, percent=True, weight="length"),
+    Panel("Episode length", "steps", "episode", {"all": _get("length"), "successes": _length_of_success}),
+    Panel("Episode duration", "seconds", "episode", {"": _get("seconds")}),
+    Panel("Episode return", "sum of rewards", "episode", {"": _get("return")}),
+    Panel("Critic loss", "", "update", {"": _get("critic_loss")}),
     Panel(
-        "Steps that a person made", "of online steps", "episode", {"": _interventions}, percent=True, weight="length"
-    ),
-    Panel("How long an episode takes", "steps", "episode", {"all": _get("length"), "successes": _length_of_success}),
-    Panel("Seconds of an episode", "seconds", "episode", {"": _get("seconds")}),
-    Panel("Return of an episode", "sum of rewards", "episode", {"": _get("return")}),
-    Panel("Loss of the critic", "", "update", {"": _get("critic_loss")}),
-    Panel(
-        "Loss of actor and temperature",
+        "Actor and temperature loss",
         "",
         "update",
         {"actor": _get("actor_loss"), "temperature": _get("temperature_loss")},
@@ -119,27 +117,25 @@ PANELS = [
         {"training": _get("loss"), "held out": _get("validation_loss")},
         raw=["held out"],
     ),
+    Panel("Policy and value loss", "", "update", {"policy": _get("policy_loss"), "critic": _get("value_loss")}),
+    Panel("Clip fraction", "of ratios", "update", {"": _get("clip_fraction")}, percent=True),
+    Panel("KL to the reference", "nats", "update", {"": _get("kl")}),
     Panel(
-        "Loss of the policy and its critic", "", "update", {"policy": _get("policy_loss"), "critic": _get("value_loss")}
-    ),
-    Panel("Ratios that are clipped", "of them", "update", {"": _get("clip_fraction")}, percent=True),
-    Panel("From the reference", "nats", "update", {"": _get("kl")}),
-    Panel(
-        "Groups that are dropped",
+        "Dropped groups",
         "",
         "update",
         {f"all {name}": _get(f"dropped_all_{name}") for name in ("succeeded", "failed")},
     ),
     Panel("Learning rate", "", "update", {"": _get("learning_rate")}, raw=[""]),
-    Panel("Length of the gradient", "before it is clipped", "update", {"": _get("gradient_norm")}),
-    Panel("Q values, by whose steps they are", "", "update", _per_source("q")),
-    Panel("TD error, by whose steps they are", "", "update", _per_source("td_error")),
-    Panel("Whose steps move the critic", "of its gradient", "update", _per_source("gradient_share"), percent=True),
-    Panel("Reward in a batch, by whose steps", "mean", "update", _per_source("reward")),
-    Panel("Entropy of the policy", "nats", "update", {"": _get("entropy")}),
+    Panel("Gradient norm", "before clipping", "update", {"": _get("gradient_norm")}),
+    Panel("Q values by source", "", "update", _per_source("q")),
+    Panel("TD error by source", "", "update", _per_source("td_error")),
+    Panel("Critic gradient by source", "of its gradient", "update", _per_source("gradient_share"), percent=True),
+    Panel("Batch reward by source", "mean", "update", _per_source("reward")),
+    Panel("Policy entropy", "nats", "update", {"": _get("entropy")}),
     Panel("Temperature", "", "update", {"": _get("temperature")}),
     Panel(
-        "How fast it goes",
+        "Throughput",
         "per second",
         "update",
         {
@@ -147,10 +143,10 @@ PANELS = [
             for name, key in (("updates",) * 2, ("online steps", "env_steps"), ("samples",) * 2)
         },
     ),
-    Panel("How late control is", "ms, 99th percentile", "actor", {"": _get("lateness_p99_ms")}),
-    Panel("How old the acting weights are", "updates", "update", {"": _get("staleness")}),
+    Panel("Control lateness", "ms, 99th percentile", "actor", {"": _get("lateness_p99_ms")}),
+    Panel("Weight staleness", "updates", "update", {"": _get("staleness")}),
     Panel(
-        "Where the learner's time goes",
+        "Time of the learner",
         "of its time",
         "update",
         {"torch": _get("torch_share"), "batches": _get("sample_wait_share"), "waiting for steps": _get("wait_share")}
@@ -161,7 +157,7 @@ PANELS = [
         percent=True,
     ),
     Panel(
-        "Steps to learn from",
+        "Steps in the replay",
         "steps",
         "update",
         {name: _get(f"{key}_steps") for name, key in zip(SOURCES, ("log", "demo", "human"), strict=True)},
