@@ -131,9 +131,8 @@ def test_minutes_leave_out_the_time_in_which_it_did_not_run(tmp_path: Path):
         for at, update, more in records
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert lines_of(all_charts(grouped([PlottedRun.load(tmp_path)]), "minutes", 1), "Critic loss")[
-        ""
-    ].x.tolist() == [0.0, 1.0, 2.0]
+    (line,) = lines_of(all_charts(grouped([PlottedRun.load(tmp_path)]), "minutes", 1), "Critic loss").values()
+    assert line.x.tolist() == [0.0, 1.0, 2.0]
 
 
 def test_runs_that_differ_by_their_seed_are_one_curve(tmp_path: Path):
