@@ -79,6 +79,15 @@ def test_docstrings_become_restructured_text(docstring: str, expected: str):
     assert site_reference.rst(docstring) == expected
 
 
+def test_every_chinese_page_is_in_one_menu_and_its_section_is_that_of_the_english_page():
+    pages = build_site.staged_pages()
+    listed = [entry.lstrip("/") for text in pages.values() for entry in build_site.menu_of(text) if "zh/" in entry]
+    assert sorted(listed) == sorted(name[:-3] for name in pages if name.startswith("zh/"))
+    assert "/zh/recap" in build_site.menu_of(pages["zh/a-vla.md"]) and "/zh/replay" in build_site.menu_of(
+        pages["zh/data.md"]
+    )
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     need("sphinx", "furo", "myst_parser")

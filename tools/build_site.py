@@ -18,6 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,6 +41,8 @@ PICTURE = re.compile(
     r'<img alt="([^"]*)" src="([^"]+)">\s*</picture>'
 )
 """A picture with a dark form, as GitHub shows it"""
+MENU = re.compile(r"```\{toctree\}\n(?::\w+:.*\n)+\n((?:[^`\s]+\n)+)```")
+CHINESE = "chinese.md"
 IMAGE = re.compile(r"^!\[([^\]]*)\]\(([^)\s]+)\)$", re.MULTILINE)
 
 
@@ -97,7 +100,30 @@ def staged_pages() -> dict[str, str]:
     texts["examples.md"] += "".join(
         f"\n## {path.name}\n\n```yaml\n{path.read_text()}```\n" for path in sorted((ROOT / "examples").glob("*.yaml"))
     )
-    return texts
+    return texts | chinese_menus(texts)
+
+
+def chinese_menus(texts: Mapping[str, str]) -> dict[str, str]:
+    """The sections of the Chinese pages with the menus of the English ones, as far as their pages are in Chinese; and
+    the page above them, which lists the pages of no section last."""
+    above = texts[CHINESE]
+    placed, changed = {f"/{entry}" for entry in menu_of(above)}, dict[str, str]()
+    for section in [entry for entry in menu_of(above) if f"{Path(entry).name}.md" in texts]:
+        entries = [f"/zh/{Path(entry).name}" for entry in menu_of(texts[f"{Path(section).name}.md"])]
+        menu = [entry for entry in entries if f"{entry[1:]}.md" in texts and entry not in placed]
+        placed |= set(menu)
+        if menu:
+            changed[f"{section}.md"] = (
+                f"{texts[f'{section}.md']}\n```{{toctree}}\n:hidden:\n\n" + "\n".join(menu) + "\n```\n"
+            )
+    others = sorted(f"/{name[:-3]}" for name in texts if name.startswith("zh/") and f"/{name[:-3]}" not in placed)
+    return changed | {CHINESE: above.replace("\nzh/*\n", "\n" + "".join(f"{entry}\n" for entry in others))}
+
+
+def menu_of(text: str) -> list[str]:
+    """The entries of a page's menu."""
+    found = MENU.search(text)
+    return [entry for entry in found[1].split() if "*" not in entry] if found else []
 
 
 def site_name(path: Path) -> str:
