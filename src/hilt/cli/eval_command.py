@@ -137,7 +137,7 @@ class EvalSettings:
         return ChunkOptions(*self.chunks, None if self.best_of is None and self.guidance is None else self.acting)
 
     def acting(self, policy: Policy) -> Policy:
-        """The policy that acts, of the one that is evaluated."""
+        """Wraps the policy that is evaluated with guidance and best-of-N, where they are asked for."""
         from hilt.policies.conditioned import guided_more
 
         policy = policy if self.guidance is None else guided_more(policy, self.guidance)

@@ -154,7 +154,7 @@ def full_name(task: str) -> str:
 
 @functools.cache
 def initial_states(task: str, split: str) -> list[Any]:
-    """What `set_task` of Meta-World takes, for each numbered state of a split."""
+    """Returns the tasks of a split's numbered states, as Meta-World's `set_task` takes them."""
     drawn: list[Any] = _library().MT1(task, seed=SEEDS[split]).train_tasks
     return drawn
 
