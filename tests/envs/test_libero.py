@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import mujoco
 import numpy as np
 import pytest
 
@@ -43,6 +44,8 @@ class StandIn:
 
     solved = 0.0
     """What the next reset draws as the sum that is success from 3 on"""
+    current: StandIn | None = None
+    """The one whose graphics context is current: only that one is seen"""
 
     def __init__(self, size: int | None) -> None:
         self.size, self.state, self.actions, self.drawn, self.looked = size, np.zeros(3), [], [], 0
@@ -56,9 +59,23 @@ class StandIn:
             set_state_from_flattened=lambda state: setattr(self, "state", np.array(state)),
             forward=lambda: None,
             get_state=lambda: self.state.copy(),
-            render=lambda camera_name, width, height: np.full((height, width, 3), 7, np.uint8),
-            _render_context_offscreen=SimpleNamespace(scn=SimpleNamespace(flags=np.ones(8))),
+            render=lambda camera_name, width, height: np.full((height, width, 3), 7 * self.is_current(), np.uint8),
+            _render_context_offscreen=SimpleNamespace(
+                scn=SimpleNamespace(flags=np.ones(8)),
+                gl_ctx=SimpleNamespace(make_current=self.make_current),
+                con=SimpleNamespace(free=self.free),
+            ),
         )
+        StandIn.current, self.freed_by = self, None
+
+    def make_current(self) -> None:
+        StandIn.current = self
+
+    def is_current(self) -> bool:
+        return StandIn.current is self
+
+    def free(self) -> None:
+        self.freed_by = StandIn.current
 
     def reset(self) -> None:
         self.drawn.append(np.random.uniform())
@@ -83,9 +100,8 @@ class StandIn:
         found: dict[str, Any] = {key: np.full(size, self.state.sum()) for key, size in libero.STATE.items()}
         for key in libero.CAMERAS.keys() & self._observables.keys():
             self.looked += self._observables[key]._enabled
-            found[key] = np.full(
-                (self.size, self.size, 3), int(self.state.sum() * 50) * self._observables[key]._enabled, np.uint8
-            )
+            seen = self._observables[key]._enabled and self.is_current()
+            found[key] = np.full((self.size, self.size, 3), int(self.state.sum() * 50) * seen, np.uint8)
         return found
 
     def close(self) -> None:
@@ -206,6 +222,55 @@ def test_a_chunk_is_seen_once_and_ends_where_the_episode_does(installed: Path) -
     rewards, truncated = env.step_chunk(np.zeros((20, 7)))[1::2]
     assert len(rewards) == 12 and truncated
     assert all(not eye._enabled for key, eye in sim._observables.items() if key == "bowl_pos")
+
+
+def test_one_camera_alone_is_rendered(installed: Path) -> None:
+    env = make("libero_spatial/0", image_size=8, wait_steps=4, cameras=["robot0_eye_in_hand"])
+    observation, _ = env.reset(options={"split": "eval", "state": 0})
+    assert "agentview_image" not in observation and observation["robot0_eye_in_hand_image"].any()
+    assert env._sim.looked == 1 and not env._sim._observables["agentview_image"]._enabled
+    seen = suite("libero_spatial/0").observe(observation, env.instruction)
+    assert set(seen) == {"wrist_image", "state", "instruction"} and env.observation_space.contains(observation)
+    go = np.tile([3.0, 0, 0, 0, 0, 0, 1], (5, 1))
+    assert "agentview_image" not in env.step_chunk(go)[0], "nor where an episode ends within a chunk"
+    with pytest.raises(UnknownNameError, match="robot0_eye_in_hand"):
+        make("libero_spatial/0", cameras=["wrist"])
+    with pytest.raises(ConfigError, match="at least one of agentview, robot0_eye_in_hand"):
+        make("libero_spatial/0", cameras=[])
+
+
+def test_each_of_two_simulators_is_drawn_with_its_own_meshes(installed: Path) -> None:
+    """robosuite leaves the context current that was made last."""
+    start = {"split": "eval", "state": 0}
+    first, second = (make("libero_spatial/0", image_size=8) for _ in range(2))
+    both = [env.reset(options=start)[0]["agentview_image"] for env in (first, second, first)]
+    assert all(picture.any() for picture in both)
+    second.reset(options=start)
+    assert first.step_chunk(np.zeros((2, 7)))[0]["agentview_image"].any() and second.render().any()
+    sim = first._sim
+    first.close()
+    assert sim.freed_by is sim, "what another one has loaded is not freed"
+
+
+def test_a_draft_draws_the_arm_by_its_collision_shapes(installed: Path) -> None:
+    ball = '<geom type="sphere" size="0.1" group="{}" contype="{}" conaffinity="{}"/>'
+    both = ball.format(1, 0, 0) + ball.format(0, 1, 1)
+    bodies = "".join(f'<body name="{name}">{both}</body>' for name in ("robot0_link1", "gripper0_hand", "bowl"))
+    model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{bodies}</worldbody></mujoco>")
+    made: list[int] = []
+    context = SimpleNamespace(
+        gl_ctx=SimpleNamespace(make_current=lambda: None),
+        con=SimpleNamespace(free=lambda: made.append(-1)),
+        _set_mujoco_context_and_buffers=lambda: made.append(int(model.vis.quality.offsamples)),
+    )
+    named = SimpleNamespace(_model=model, body_id2name=lambda number: model.body(number).name)
+    libero._draw_draft(SimpleNamespace(model=named, _render_context_offscreen=context))
+    assert model.geom_group.tolist() == [5, 1, 5, 1, 1, 0], "the arm's, the hand's and, as they were, the bowl's"
+    assert made == [-1, 0], "a new buffer, without samples"
+    with pytest.raises(UnknownNameError, match="quality of images"):
+        make("libero_spatial/0", quality="low")
+    with pytest.raises(UnknownNameError, match=r"no option of LIBERO named 'image_sise'.*image_size"):
+        make("libero_spatial/0", image_sise=64)
 
 
 def test_one_state_is_one_scene_and_numpys_generator_is_left_alone(installed: Path) -> None:

@@ -7,6 +7,7 @@ small and episodes short: a picture takes 0.1 s without a GPU.
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -29,6 +30,7 @@ from hilt.core.config import build
 from hilt.core.errors import StorageError
 from hilt.envs import libero
 from hilt.envs.libero import LiberoEnv
+from hilt.envs.robosuite.osc_step import OscStep
 from hilt.envs.task import check_task, make, ready
 from hilt.observe.metrics import read_metrics
 from hilt.policies.registry import load_policy
@@ -144,6 +146,37 @@ def test_two_episodes_in_turns_are_as_each_alone(bowl: Any) -> None:
             assert equal(bowl.step_chunk(np.split(moves[episode], 3)[turn])[0], alone[episode][turn]), (turn, episode)
             begun[episode] = bowl.snapshot()
     assert equal({"state": bowl.state()}, alone[1][-1])
+
+
+def test_osc_step_is_robosuites_own_in_a_third_of_its_evaluations() -> None:
+    """Bit for bit over whole seconds, with contacts, closing fingers and motions without a turn."""
+    env = make("libero_goal/7", image_size=None)
+    moves = actions(40)
+    moves[20:, 3:6] = 0
+    runs = []
+    for own in (True, False):
+        env.reset(options=STATE)
+        assert isinstance(env._step, OscStep)
+        step = env._sim.step if own else env._step
+        runs.append([(step(move), env.state()) for move in moves])
+    for (theirs, state), (ours, our_state) in zip(*runs, strict=True):
+        assert np.array_equal(state, our_state) and theirs[1:] == ours[1:] and equal(theirs[0], ours[0])
+    env.close()
+
+
+def test_each_of_two_simulators_in_a_process_is_drawn_with_its_own_meshes(bowl: Any) -> None:
+    """Also while the other one is made and closed."""
+    before = bowl.reset(options=STATE)[0]
+    other = make("libero_goal/1", image_size=32, quality="draft", cameras=["agentview"])
+    seen = other.reset(options=STATE)[0]
+    assert equal(bowl.reset(options=STATE)[0], before) and equal(other.reset(options=STATE)[0], seen)
+    full = make("libero_goal/1", image_size=32)
+    assert not np.array_equal(full.reset(options=STATE)[0]["agentview_image"], seen["agentview_image"])
+    assert "robot0_eye_in_hand_image" not in seen
+    for env in (other, full):
+        env.close()
+    gc.collect()
+    assert equal(bowl.reset(options=STATE)[0], before)
 
 
 def settled(env: Any, joint: str, place: np.ndarray) -> tuple[list[float], bool]:

@@ -18,6 +18,7 @@ that LIBERO gives with that step, but for shadows, which are left out unless ask
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -29,6 +30,7 @@ import re
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -60,12 +62,51 @@ STATE = {"robot0_eef_pos": 3, "robot0_eef_quat": 4, "robot0_gripper_qpos": 2}
 WAIT = np.array([0, 0, 0, 0, 0, 0, -1.0])
 """The action of a step in which nothing is done: the arm holds still, the gripper opens"""
 CONTROL_HZ = 20
+QUALITIES = ("full", "draft")
+"""As LIBERO draws, or the arm by its collision shapes and without antialiasing"""
 
 _LISTED = 12
 _SHADOW, _REFLECTION = 0, 2  # of mujoco.mjtRndFlag
+_SHOWN, _HIDDEN = 1, 5  # groups of geoms for robosuite's renderer
+_LARGE_MESH = 5000
+_OPTIONS = ("assets", "image_size", "step_limit", "wait_steps", "splits")
 INSTALL = "pip install 'hilt[libero]' && pip install --no-deps hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1"
 """Both parts: what LIBERO imports, and LIBERO itself without its pins"""
 _WHERE = "give assets=FOLDER or set HILT_LIBERO_ASSETS to LIBERO's assets (on the hub: lerobot/libero-assets)"
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """How the scene is drawn."""
+
+    shadows: bool = False
+    """LIBERO renders with them, and so should whoever evaluates a policy that was trained on its images"""
+    reflections: bool = True
+    """As in LIBERO; without them an image takes half the time"""
+    cameras: Sequence[str] = tuple(CAMERAS.values())
+    """Those that are rendered: both of LIBERO's, or one"""
+    quality: str = "full"
+    """ "draft": the arm is drawn by its collision shapes, without antialiasing. Without a GPU an image takes a third
+    of the time; only policies that were trained on such images know them"""
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Pictures:
+        known = [each.name for each in dataclasses.fields(cls)]
+        if unknown := sorted(set(options) - set(known)):
+            raise UnknownNameError("option of LIBERO", unknown[0], [*_OPTIONS, *known])
+        made = cls(**options)
+        if not made.cameras:
+            raise ConfigError(f"cameras=[]: expected at least one of {', '.join(CAMERAS.values())}.")
+        for camera in made.cameras:
+            if camera not in CAMERAS.values():
+                raise UnknownNameError("camera of LIBERO", camera, CAMERAS.values())
+        if made.quality not in QUALITIES:
+            raise UnknownNameError("quality of images", made.quality, QUALITIES)
+        return made
+
+    def named(self) -> dict[str, str]:
+        """The name of each camera's image in observations, to the camera."""
+        return {key: camera for key, camera in CAMERAS.items() if camera in self.cameras}
 
 
 class LiberoEnv(gymnasium.Env[Any, Any]):
@@ -74,8 +115,7 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
     ``assets`` is the folder of meshes and textures; None takes $HILT_LIBERO_ASSETS, else what lies beside the
     installed package. ``image_size`` is in pixels, None for no pictures. ``step_limit`` counts steps of 50 ms; None
     takes the suite's. ``splits`` gives other stored states to the splits, ``{"train": [0, 50], "eval": [0, 50]}``:
-    from the first up to the second, which is not in it. LIBERO renders with ``shadows`` and ``reflections``; without
-    the latter, too, a picture takes half the time.
+    from the first up to the second, which is not in it. Further options are those of `Pictures`.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": CONTROL_HZ}  # noqa: RUF012 - gymnasium has it so
@@ -92,8 +132,7 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
         step_limit: int | None = None,
         wait_steps: int = 10,
         splits: Mapping[str, Sequence[int]] | None = None,
-        shadows: bool = False,
-        reflections: bool = True,
+        **pictures: Any,
     ):
         number = _number(suite, task)
         self._splits = _shared_out(splits)
@@ -101,7 +140,8 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
         check_values(minimum=0, wait_steps=wait_steps)
         self._assets = assets_folder(assets)
         self.image_size, self.step_limit, self._wait = image_size, step_limit or STEP_LIMITS[suite], wait_steps
-        self._effects = {_SHADOW: shadows, _REFLECTION: reflections}
+        self._pictures = Pictures.of(pictures)
+        self._cameras = self._pictures.named()
         self.initial_states = {split: len(states) for split, states in self._splits.items()} | {
             "published": STORED,
             "new": NEW,
@@ -121,7 +161,7 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
             key: spaces.Box(-np.inf, np.inf, (size,), np.float32) for key, size in STATE.items()
         }
         if image_size is not None:
-            parts |= {key: spaces.Box(0, 255, (image_size, image_size, 3), np.uint8) for key in CAMERAS}
+            parts |= {key: spaces.Box(0, 255, (image_size, image_size, 3), np.uint8) for key in self._cameras}
         self.observation_space = spaces.Dict(parts)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -162,14 +202,15 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
             # it would go on from where the last episode ended
             robot.gripper.current_action = np.zeros(robot.gripper.dof)
         if self.image_size is not None:
-            for effect, wanted in self._effects.items():  # of a scene that a hard reset makes anew
+            effects = {_SHADOW: self._pictures.shadows, _REFLECTION: self._pictures.reflections}
+            for effect, wanted in effects.items():  # of a scene that a hard reset makes anew
                 sim.sim._render_context_offscreen.scn.flags[effect] = wanted
         self._look(self._wait == 0)
         self._set(flattened)
         raw: Mapping[str, Any] = sim._get_observations(force_update=True)
         for left in range(self._wait, 0, -1):
             self._look(left == 1)
-            raw = sim.step(WAIT)[0]
+            raw = self._step(WAIT)[0]
         self._steps, self._over = 0, False
         return raw
 
@@ -192,7 +233,7 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
         for left in range(min(len(actions), self.step_limit - self._steps), 0, -1):
             seeing = left == 1
             self._look(seeing)
-            raw, reward, succeed, _ = self._sim.step(actions[len(rewards)].clip(-1.0, 1.0))
+            raw, reward, succeed, _ = self._step(actions[len(rewards)].clip(-1.0, 1.0))
             self._steps += 1
             rewards.append(float(reward))
             if succeed:
@@ -202,7 +243,7 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
         if not seeing:  # an action before the last one has succeeded
             raw = {
                 **raw,
-                **{key: self._render(camera) for key, camera in CAMERAS.items() if self.image_size is not None},
+                **{key: self._render(camera) for key, camera in self._cameras.items() if self.image_size is not None},
             }
         return self._seen(raw), np.array(rewards, np.float32), bool(succeed), truncated, {"succeed": bool(succeed)}
 
@@ -253,6 +294,9 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
 
     def close(self) -> None:
         if self._made is not None:
+            if self.image_size is not None:
+                self._make_current()  # what is freed has numbers that another simulator uses, too
+                self._made.sim._render_context_offscreen.con.free()
             self._made.close()
         self._made, self._over = None, True
 
@@ -262,9 +306,14 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
         if self._made is None:
             _check_assets(self._suite, [self._number], self._assets)
             self._made = _simulator(self._bddl, self._assets, self.image_size)
+            from hilt.envs.robosuite.osc_step import fast_step  # it imports mujoco, which recipes do without
+
+            self._step = fast_step(self._made)
+            if self._pictures.quality == "draft" and self.image_size is not None:
+                _draw_draft(self._made.sim)
             # the rest is about objects, which a policy does not see
             for key, observable in self._made._observables.items():
-                if key not in {*STATE, *CAMERAS}:
+                if key not in {*STATE, *self._cameras}:
                     observable.set_enabled(False)
                     observable.set_active(False)
         return self._made
@@ -272,12 +321,21 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
     def _look(self, seeing: bool) -> None:
         """Whether the next step renders: when the rest is measured, for which robosuite counts the time that passed."""
         observables = self._sim._observables
-        for key in CAMERAS.keys() & observables.keys():
+        if seeing:
+            self._make_current()
+        for key in self._cameras.keys() & observables.keys():
             observables[key]._enabled = seeing
             observables[key]._sampled = observables["robot0_eef_pos"]._sampled
             observables[key]._time_since_last_sample = observables["robot0_eef_pos"]._time_since_last_sample
 
+    def _make_current(self) -> None:
+        """Let OpenGL draw with what this simulator has loaded: robosuite leaves the one current that was made last, and
+        of two in a process the first would be drawn with the meshes and textures of the second."""
+        if self.image_size is not None:
+            self._sim.sim._render_context_offscreen.gl_ctx.make_current()
+
     def _render(self, camera: str) -> np.ndarray:
+        self._make_current()
         result: np.ndarray = self._sim.sim.render(camera_name=camera, width=self.image_size, height=self.image_size)
         return result
 
@@ -468,6 +526,25 @@ def _simulator(bddl: Path, assets: Path, image_size: int | None) -> Any:
     # a hard reset adds them to the list once more, and what is drawn after them then differs
     sim.object_property_initializers *= 2
     return sim
+
+
+def _draw_draft(sim: Any) -> None:
+    """Draws an arm of 2,000 triangles: its meshes have 180,000 of the 200,000 of a scene. One link behind the others,
+    whose collision shape is large, is left out."""
+    model = sim.model._model
+    for geom in range(model.ngeom):
+        body = sim.model.body_id2name(model.geom_bodyid[geom])
+        if not body.startswith(("robot0_", "gripper0_", "mount0_")):
+            continue
+        mesh = model.geom_dataid[geom]
+        large = mesh >= 0 and model.mesh_facenum[mesh] > _LARGE_MESH
+        solid = model.geom_contype[geom] or model.geom_conaffinity[geom]
+        model.geom_group[geom] = _SHOWN if solid and not large else _HIDDEN
+    model.vis.quality.offsamples = 0
+    context = sim._render_context_offscreen
+    context.gl_ctx.make_current()
+    context.con.free()
+    context._set_mujoco_context_and_buffers()
 
 
 def _reset(sim: Any) -> None:

@@ -117,7 +117,7 @@ def joints_kept(views: Views, raw: Mapping[str, object], last: np.ndarray | None
 
 def _libero(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Its cameras hang upside down. The simulator and the files of its demonstrations have other names for the same."""
-    simulated = "agentview_image" in raw
+    simulated = "robot0_eef_pos" in raw
     full, wrist = ("agentview_image", "robot0_eye_in_hand_image") if simulated else ("agentview_rgb", "eye_in_hand_rgb")
     if simulated:
         state = _joined(
@@ -125,11 +125,10 @@ def _libero(raw: Mapping[str, Any]) -> dict[str, Any]:
         )
     else:
         state = _joined(_at(raw, "ee_pos"), _at(raw, "ee_ori"), _at(raw, "gripper_states"))
-    return {
-        "full_image": rotate180(np.asarray(_at(raw, full))),
-        "wrist_image": rotate180(np.asarray(_at(raw, wrist))),
-        "state": state,
-    }
+    # one of them may be left out: task_options.cameras
+    named = {name: path for name, path in (("full_image", full), ("wrist_image", wrist)) if _has(raw, path)}
+    pictures = {name: rotate180(np.asarray(_at(raw, path))) for name, path in named.items()}
+    return {**pictures, "state": state}
 
 
 def _libero_taught(actions: np.ndarray) -> np.ndarray:
