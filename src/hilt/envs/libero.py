@@ -76,7 +76,7 @@ _WHERE = "give assets=FOLDER or set HILT_LIBERO_ASSETS to LIBERO's assets (on th
 
 
 @dataclass(frozen=True)
-class Pictures:
+class LiberoPictures:
     """How the scene is drawn."""
 
     shadows: bool = False
@@ -90,7 +90,7 @@ class Pictures:
     of the time; only policies that were trained on such images know them"""
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Pictures:
+    def of(cls, options: Mapping[str, Any]) -> LiberoPictures:
         known = [each.name for each in dataclasses.fields(cls)]
         if unknown := sorted(set(options) - set(known)):
             raise UnknownNameError("option of LIBERO", unknown[0], [*_OPTIONS, *known])
@@ -115,7 +115,7 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
     ``assets`` is the folder of meshes and textures; None takes $HILT_LIBERO_ASSETS, else what lies beside the
     installed package. ``image_size`` is in pixels, None for no pictures. ``step_limit`` counts steps of 50 ms; None
     takes the suite's. ``splits`` gives other stored states to the splits, ``{"train": [0, 50], "eval": [0, 50]}``:
-    from the first up to the second, which is not in it. Further options are those of `Pictures`.
+    from the first up to the second, which is not in it. Further options are those of `LiberoPictures`.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": CONTROL_HZ}  # noqa: RUF012 - gymnasium has it so
@@ -140,7 +140,7 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
         check_values(minimum=0, wait_steps=wait_steps)
         self._assets = assets_folder(assets)
         self.image_size, self.step_limit, self._wait = image_size, step_limit or STEP_LIMITS[suite], wait_steps
-        self._pictures = Pictures.of(pictures)
+        self._pictures = LiberoPictures.of(pictures)
         self._cameras = self._pictures.named()
         self.initial_states = {split: len(states) for split, states in self._splits.items()} | {
             "published": STORED,
