@@ -35,7 +35,7 @@ WAYS = {
 """By name: the mode, and `max_delay`, with which the policy is trained; "rtc" guides a flow, "trained" needs no flow"""
 HZ, CHUNK, EXECUTE = 20.0, 16, 8
 """Control steps in a second; actions of a chunk, and how many of them are executed before the next one is asked for"""
-DEMONSTRATIONS, STEPS, STATES = 100, 6000, 100
+DEMONSTRATIONS, STEPS, STATES = 200, 8000, 100
 """The full size: of each task, gradient steps, and states of the split test of each task"""
 COMPARED = 4
 """The delay whose success is a row's figure"""

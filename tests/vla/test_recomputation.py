@@ -182,16 +182,18 @@ def test_run_decides_when_it_begins_and_shows_it(
 
 
 def test_limit_is_that_of_the_allocator_on_cuda(monkeypatch: pytest.MonkeyPatch):
-    limits: list[tuple[float, str]] = []
+    limits: list[tuple[float, object]] = []
     monkeypatch.setattr(memory, "check_device", torch.device)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=150 * 10**9))
     monkeypatch.setattr(
-        torch.cuda, "set_per_process_memory_fraction", lambda share, device: limits.append((share, str(device)))
+        torch.cuda, "set_per_process_memory_fraction", lambda share, device: limits.append((share, device))
     )
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     memory.limit_memory("cuda:1", 24)
+    memory.limit_memory("cuda", 24)  # torch refuses a device without a number here
     memory.limit_memory("cuda:0", 0)
     memory.limit_memory("cpu", 24)
-    assert limits == [(pytest.approx(0.16), "cuda:1")]
+    assert limits == [(pytest.approx(0.16), 1), (pytest.approx(0.16), 3)]
 
 
 def test_limit_of_a_policy_that_is_not_estimated(monkeypatch: pytest.MonkeyPatch):

@@ -139,8 +139,9 @@ def limit_memory(device: torch.device | str, gigabytes: float) -> None:
     it. 0: no limit."""
     place = check_device(device)
     if gigabytes and place.type == "cuda":
-        total = torch.cuda.get_device_properties(place).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, gigabytes * 1e9 / total), place)
+        number = torch.cuda.current_device() if place.index is None else place.index
+        total = torch.cuda.get_device_properties(number).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, gigabytes * 1e9 / total), number)
 
 
 class _Alive(TorchDispatchMode):
