@@ -154,6 +154,6 @@ def test_what_is_no_run_is_one_line(tmp_path: Path):
 
 
 def test_options_of_chunks_are_refused_for_an_agent_of_single_actions(trained: Path):
-    for option, value in (("--mode", "rtc"), ("--delay", "0"), ("--execute", "2")):
+    for option, value in (("--mode", "rtc"), ("--delay", "0"), ("--execute", "2"), ("--ensemble-decay", "0.1")):
         done = CliRunner().invoke(cli.app, ["eval", str(trained), option, value])
         assert done.exit_code == 1 and "are for runs of hilt train sft and of post-training" in done.output, done.output

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from hilt import cli
 from hilt.core.checksums import read_json
 from hilt.policies.io.tensor_files import Tensors
+from hilt.policies.registry import load_policy
 from hilt.vla import sft
 from tests.lines import all_lines, no_line_twice
 from tests.value.chosen import save_verifier
@@ -63,6 +64,9 @@ def test_from_a_recipe_to_a_policy_that_is_tried(tmp_path: Path, monkeypatch: py
     )
     said = run("eval", folder, "--episodes", 1, "--mode", "asynchronous", "--delay", 2, "--execute", 1)
     assert "asynchronous, a delay of 2 steps, 1 action of each; the arm held in " in said
+    said = run("eval", folder, "--episodes", 1, "--mode", "ensemble", "--ensemble-decay", 0.1)
+    assert "ensemble, a delay of 0 steps, the mean of all with a decay of 0.1; the arm held in 0.0%" in said
+    assert "ensemble_decay=0.1 would do nothing" in run("eval", folder, "--ensemble-decay", 0.1, code=1)
     verifier = save_verifier(tmp_path / "verifier", {"state": "state/tcp_pose"}, 10, 2, 7)
     said = run(
         "eval", folder, "--episodes", 1, "--best-of", 3, "--verifier", verifier, "--json", tmp_path / "best.json"
@@ -82,6 +86,17 @@ def test_from_a_recipe_to_a_policy_that_is_tried(tmp_path: Path, monkeypatch: py
     assert "max_steps is reached: 14 steps" in said and "precision: float32 (as the run was begun)\n" in said
     assert "has a run already: --resume goes on with it" in run("train", "sft", "sft_debug", "--run", folder, code=1)
     assert "is not a run" not in run("train", "sft", "sft_debug", "--dry-run", "--run", tmp_path / "new")
+
+
+@pytest.mark.parametrize(("recipe", "kind"), [("act", "hilt_act"), ("flow_bc", "hilt_small_vla")])
+def test_baselines_learn_from_demonstrations_that_are_there(tmp_path: Path, recipe: str, kind: str):
+    """With demonstrations=0 and tasks=[] the settings of the recipe that need them are left out, too."""
+    log = write_log(tmp_path / "log", [(6, "go", True)] * 4)
+    changes = ("demonstrations=0", "tasks=[]", "max_steps=3", "validation_period=2", "batch_size=4")
+    said = run("train", "sft", recipe, log, COLUMNS, *changes, *TINY, "--run", tmp_path / recipe)
+    assert "18 steps of 3 episodes to learn from, 6 of 1 held out" in said and "max_steps is reached: 3 steps" in said
+    policy = tmp_path / recipe / "policy"
+    assert json.loads((policy / "config.json").read_text())["model_type"] == kind and load_policy(policy).chunk == 2
 
 
 def test_adapters_are_trained_alone_and_merged(tmp_path: Path):
@@ -118,7 +133,7 @@ def test_what_would_be_done_is_shown_and_what_is_wrong_told_in_a_line(tmp_path: 
     for words, expected in (
         (
             ["sft_debag"],
-            "sft_debag is no recipe (sft_debug, sft_tabletop, recap_debug, recap_tabletop), no setting (KEY=VALUE)",
+            "sft_debag is no recipe (sft_debug, sft_tabletop, act, flow_bc, recap_debug, recap_tabletop), no setting",
         ),
         (["sft_debug", "sft_tabletop"], "two recipes were given, sft_debug and sft_tabletop: give one."),
         (["sft_debug", "batchsize=3"], "did you mean 'batch_size'?"),

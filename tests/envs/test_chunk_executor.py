@@ -303,7 +303,7 @@ def test_a_chunk_that_does_not_fit_names_both_sides(answer: Any, kind: type[Exce
 
 
 def test_settings_out_of_range_are_refused():
-    with pytest.raises(HiltError, match=r"no mode named 'parallel'. Known: asynchronous, rtc, synchronous"):
+    with pytest.raises(HiltError, match=r"no mode named 'parallel'. Known: asynchronous, ensemble, rtc, synchronous"):
         ChunkExecutor(Counting(), ChunkSettings("parallel"), action_dim=1)
     with pytest.raises(ConfigError, match="delay=-1: expected a whole number of at least 0"):
         ChunkExecutor(Counting(), ChunkSettings(delay=-1), action_dim=1)
@@ -336,3 +336,67 @@ def test_a_note_of_a_chunk_is_in_its_first_step_with_the_delay():
         ]
         executor.interrupt()  # of a chunk of which nothing was executed there is nothing to note
         assert executor.next(8).note is None
+
+
+# Temporal ensembling
+
+
+def predicted(length: int, decay: float, steps: int) -> list[float]:
+    """The rule of the published code, written out: every step has a chunk, and a step's action is the mean of all that
+    was predicted for it, the oldest first, with weights exp(-decay * i)."""
+    table = np.full((steps, steps + length), np.nan)
+    actions = []
+    for now in range(steps):
+        table[now, now : now + length] = [100.0 * now + index for index in range(length)]
+        column = table[: now + 1, now]
+        column = column[~np.isnan(column)]
+        weights = np.exp(-decay * np.arange(len(column)))
+        actions.append(float((column * weights / weights.sum()).sum()))
+    return actions
+
+
+@pytest.mark.parametrize("decay", [0.01, 0.0, 0.5, -0.3])
+def test_an_ensemble_is_the_weighted_mean_of_all_chunks_of_a_step(decay: float):
+    plan = Counting()
+    executor = ChunkExecutor(plan, ChunkSettings("ensemble", delay=0, ensemble_decay=decay), action_dim=1)
+    steps = [executor.next(number) for number in range(11)]
+    np.testing.assert_allclose([step.action[0] for step in steps], predicted(CHUNK, decay, 11), rtol=1e-6)
+    assert [(step.chunk, step.index, step.asked) for step in steps] == [(number, 0, number) for number in range(11)]
+    assert [observation for observation, _, _ in plan.asked] == list(range(11))
+    assert executor.metrics()["held"] == 0 and steps[0].action.dtype == np.float32
+
+
+def test_an_ensemble_of_late_answers_is_asked_again_as_soon_as_one_is_there():
+    plan = Counting()
+    executor = ChunkExecutor(plan, ChunkSettings("ensemble", delay=2, ensemble_decay=0.0), action_dim=1)
+    steps = [executor.next(number) for number in range(9)]
+    # chunk 1 was asked for with the observation of step 3, after one action of chunk 0
+    assert [(step.chunk, step.index) for step in steps] == [
+        *((-1, -1), (-1, -1), (0, 0), (0, 1), (0, 2), (1, 2), (1, 3), (2, 2), (2, 3))
+    ]
+    assert [step.asked for step in steps] == [0, -1, -1, 1, -1, 2, -1, 3, -1]
+    expected = [0, 0, 0, 1, 2, np.mean([3, 102]), np.mean([4, 103]), np.mean([5, 104, 202]), np.mean([105, 203])]
+    np.testing.assert_allclose([step.action[0] for step in steps], expected, rtol=1e-6)
+
+
+def test_an_ensemble_forgets_what_was_planned_before_a_person_or_an_episode():
+    for forget in (ChunkExecutor.interrupt, ChunkExecutor.reset):
+        executor = ChunkExecutor(Counting(), ChunkSettings("ensemble", delay=0), action_dim=1)
+        for number in range(3):
+            executor.next(number)
+        forget(executor)
+        assert float(executor.next(3).action[0]) == 300, "the mean of the new chunk alone"
+
+
+def test_an_ensemble_asks_less_often_with_execute():
+    executor = ChunkExecutor(Counting(), ChunkSettings("ensemble", 3, 0, 0.0), action_dim=1)
+    steps = [executor.next(number) for number in range(7)]
+    assert [step.asked for step in steps] == [0, -1, -1, 1, -1, -1, 2]
+    np.testing.assert_allclose([step.action[0] for step in steps], [0, 1, 2, 51.5, 52.5, 53.5, 151.5], rtol=1e-6)
+
+
+def test_a_decay_without_an_ensemble_is_refused():
+    with pytest.raises(ConfigError, match=r"ensemble_decay=0.1 would do nothing: it needs mode=ensemble"):
+        ChunkExecutor(Counting(), ChunkSettings("asynchronous", ensemble_decay=0.1), action_dim=1)
+    with pytest.raises(ConfigError, match="ensemble_decay=11"):
+        ChunkExecutor(Counting(), ChunkSettings("ensemble", ensemble_decay=11), action_dim=1)

@@ -22,6 +22,8 @@ from hilt.hil.learner import Learner
 from hilt.hil.make_agent import make_agent
 from hilt.hil.vla_agent import BASE
 from hilt.observe.metrics import read_metrics
+from hilt.policies.act.act_config import ACTConfig
+from hilt.policies.act.act_policy import ACT
 from hilt.policies.base import rejoin
 from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from hilt.recording.record import Settings
@@ -207,6 +209,11 @@ def test_adapters_alone_are_sent_and_those_of_another_policy_are_refused(folder:
         ({"algorithm": "rlpd"}, "agent.kind=vla learns by imitation: give algorithm=hg-dagger"),
         ({"options": {"policy": "small_vla"}}, "policy is 'small_vla'; expected the folder of a policy that has"),
         ({"options": {"mode": "quick"}}, "quick"),
+        ({"options": {"ensemble_decay": 0.2}}, "ensemble_decay=0.2 would do nothing: it needs agent.options.mode=ens"),
+        (
+            {"options": {"mode": "ensemble", "server": "ws://127.0.0.1:1"}},
+            "while the server is lost, earlier chunks would go on",
+        ),
         (
             {"options": {"policy_options": {"rollout_precision": "fp8_emulated"}}},
             "policy_options.rollout_precision: with a person nothing corrects for another precision of acting",
@@ -222,6 +229,30 @@ def test_adapters_alone_are_sent_and_those_of_another_policy_are_refused(folder:
 def test_what_cannot_work_is_refused(folder: Path, env, changes, error):
     with pytest.raises((ConfigError, KeyError), match=error):
         make_agent(config(folder, **changes), env)
+
+
+def test_act_is_taught_by_a_person_and_executes_the_mean_of_its_chunks(env, shown: Path, tmp_path: Path):
+    sizes = {**SIZES, "width": 32, "depth": 1, "keypoints": 2, "latent": 4}
+    ACT(ACTConfig.from_json(sizes), seed=0).save_pretrained(tmp_path / "act")
+    agent, observation = begun(tmp_path / "act", env, mode="ensemble", ensemble_decay=0.5, learning_rate=3e-3)
+    plans, act_once = [], agent.policy.act
+    agent.policy.act = lambda rows, **named: plans.append(act_once(rows, **named)) or plans[-1]
+    actions = [agent.sample_actions({**observation, "state": moved(observation, n)}) for n in range(3)]
+    chunks = [answer[0] for answer, _ in plans]
+    weights = np.exp([0.0, -0.5, -1.0])
+    mean = sum(weight * chunk[2 - n] for n, (weight, chunk) in enumerate(zip(weights, chunks, strict=True)))
+    np.testing.assert_allclose(actions[2], agent._command(mean / weights.sum()), atol=1e-6)
+    noted = agent.acted(Source.POLICY, actions[2])
+    assert noted["record"]["style"].shape == (4,) and int(noted["chunk"]) == 2
+    agent.close()
+    _, batch = batch_of(shown)
+    losses = [agent.imitate(batch)["imitation/l1"] for _ in range(20)]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def moved(observation, number: int) -> dict[str, object]:
+    """The state of an observation after a step, so that plans differ."""
+    return {name: np.asarray(each) + 0.1 * number for name, each in observation["state"].items()}
 
 
 @pytest.mark.parametrize("max_delay", [0, 2])

@@ -11,7 +11,7 @@ from hilt.core.config import build, freeze
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.hil.config import Hil
 from hilt.hil.environment import spaces
-from hilt.recipes import RECIPES, VLA_RECIPES, recipe, vla_recipe
+from hilt.recipes import RECIPES, SFT_RECIPES, VLA_RECIPES, recipe, sft_recipe, vla_recipe
 
 
 def mine() -> Hil:
@@ -41,6 +41,22 @@ def test_every_recipe_ends_by_updates_and_the_clock_is_a_cap(name: str):
     assert not config.max_seconds or config.max_steps / config.max_seconds < 20, (
         "two busy cores make as many updates a second"
     )
+
+
+@pytest.mark.parametrize("name", SFT_RECIPES)
+def test_every_recipe_of_fine_tuning_is_complete(name: str, tmp_path: Path):
+    config = sft_recipe(name)
+    config.check()
+    freeze(config, tmp_path / "run.yaml")
+    assert sft_recipe(str(tmp_path / "run.yaml")) == config
+
+
+@pytest.mark.parametrize("name", ["act", "flow_bc"])
+def test_baselines_imitate_demonstrations_like_those_of_the_run_that_they_are_compared_with(name: str):
+    baseline, beside = sft_recipe(name), recipe("tabletop_pick")
+    assert baseline.tasks == [beside.task] and baseline.task_options == beside.task_options
+    assert baseline.demonstrations == beside.demonstrations
+    assert baseline.demonstration_options == beside.demonstration_options
 
 
 def test_functions_of_ones_own_and_files():

@@ -46,9 +46,10 @@ Checkpoint = Annotated[
     _option("WHICH", "last (default), best on split eval, or its number.", False),
 ]
 Split = Annotated[str, _option("NAME", "Whose states; default: published, or else test.", False)]
-Mode = Annotated[str | None, _option("MODE", "While a VLA plans: synchronous, asynchronous, rtc.", False)]
+Mode = Annotated[str | None, _option("MODE", "While a VLA plans: synchronous, asynchronous, rtc, ensemble.", False)]
 Delay = Annotated[int | None, _option("N", "Control steps of a plan; default: 0 (arms: real).", False, min=0)]
 Execute = Annotated[int | None, _option("N", "Actions of a chunk; 0: all; default: the run's.", False, min=0)]
+EnsembleDecay = Annotated[float | None, _option("M", "Of --mode ensemble; below 0: newer chunks weigh more.", "0.01")]
 BestOfN = Annotated[int | None, _option("N", "A VLA draws N chunks; the verifier chooses.", False, min=2)]
 Verifier = Annotated[str, _option("FOLDER", "Of hilt train value DATA actions=N.", False)]
 Guidance = Annotated[float | None, _option("W", "Of a policy of RECAP, instead of its own.", False, min=0)]
@@ -73,6 +74,7 @@ def evaluate(
     mode: Mode = None,
     delay: Delay = None,
     execute: Execute = None,
+    ensemble_decay: EnsembleDecay = None,
     best_of: BestOfN = None,
     verifier: Verifier = "",
     draw_temperature: DrawTemperature = None,
@@ -91,7 +93,7 @@ def evaluate(
     one_thread()
     optional_module("gymnasium", "hilt eval", "sim")
     heavy_module("torch", "hilt eval", "torch", then="hilt.vla.train")
-    chunks = (mode, delay, execute)
+    chunks = (mode, delay, execute, ensemble_decay)
     chooser = best_of_settings(best_of, verifier, draw_temperature)
     given = EvalSettings(
         *(run, checkpoint, split, episodes, sample, seed, videos, workers, ask, policy, policy_key, chunks),
@@ -123,8 +125,8 @@ class EvalSettings:
     policy: str = ""
     """The address of a policy server, instead of the run's own policy"""
     policy_key: Path | None = None
-    chunks: tuple[str | None, int | None, int | None] = (None, None, None)
-    """--mode, --delay and --execute: how the chunks of a policy are executed"""
+    chunks: tuple[str | None, int | None, int | None, float | None] = (None, None, None, None)
+    """--mode, --delay, --execute and --ensemble-decay: how the chunks of a policy are executed"""
     best_of: BestOfSettings | None = None
     """--best-of: how one of several chunks is chosen"""
     guidance: float | None = None
@@ -134,7 +136,8 @@ class EvalSettings:
         """How chunks are executed and chosen."""
         from hilt.vla.rollout import ChunkOptions
 
-        return ChunkOptions(*self.chunks, None if self.best_of is None and self.guidance is None else self.acting)
+        wrap = None if self.best_of is None and self.guidance is None else self.acting
+        return ChunkOptions(*self.chunks[:3], wrap, self.chunks[3])
 
     def acting(self, policy: Policy) -> Policy:
         """Wraps the policy that is evaluated with guidance and best-of-N, where they are asked for."""
@@ -241,7 +244,7 @@ def _tried(given: EvalSettings, chunks: ChunkOptions) -> Iterator[tuple[Any, Any
         return
     if any(option is not None for option in given.chunks):
         raise ConfigError(
-            "--mode, --delay and --execute are for runs of hilt train sft and of post-training, and "
+            "--mode, --delay, --execute and --ensemble-decay are for runs of hilt train sft and of post-training, and "
             f"{run} is a run with a person: its own settings decide. Leave them out."
         )
     from hilt.hil.environment import spaces
@@ -359,9 +362,11 @@ def _executed(found: Mapping[str, Any]) -> list[list[object]]:
         return rows
     delay = "in real time" if found["delay"] is None else f"a delay of {_many(found['delay'], 'step')}"
     late = f", {_many(int(found['late']), 'late answer')}" if found.get("late") else ""
-    actions = _many(found["execute"], "action") if found["execute"] else "all actions"
+    actions = f"{_many(found['execute'], 'action') if found['execute'] else 'all actions'} of each"
+    if found["mode"] == "ensemble":
+        actions = f"the mean of all with a decay of {found['ensemble_decay']:g}"
     held = f"held in {100 * found['idle_share']:.1f}% of steps{late}"
-    return [["chunks", f"{found['mode']}, {delay}, {actions} of each; the arm {held}"], *rows]
+    return [["chunks", f"{found['mode']}, {delay}, {actions}; the arm {held}"], *rows]
 
 
 def _many(count: int, noun: str, plural: str = "s") -> str:

@@ -58,7 +58,7 @@ def remote_results(given: EvalSettings, report: Report, asking: Callable[[Any], 
             config = Hil(task=task, task_options=dict(tried.options))
             instruction = check_policy(policy, task, tried._replace(suite=suite))
             wanted = given.chunk_options()
-            real_time = given.chunks != (None, None, None) and spaces(config).keeps_rate
+            real_time = any(option is not None for option in given.chunks) and spaces(config).keeps_rate
             chunks = wanted.settings(tried.execute, real_time) or ChunkSettings(execute=tried.execute, delay=0)
             agent: Any
             with contextlib.closing(ChunkAgent(acting, suite, instruction, chunks)) as agent:

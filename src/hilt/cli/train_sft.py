@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 WORDS = (
-    "A recipe (sft_debug, sft_tabletop, recap_debug, a run.yaml, module:function); datasets; and settings, such as "
+    "A recipe (sft_debug, sft_tabletop, act, flow_bc, a run.yaml, module:function); datasets; and settings, such as "
     "policy=FOLDER lora.rank=32."
 )
 
@@ -119,11 +119,11 @@ def _sorted(words: list[str]) -> tuple[str, list[str], list[str]]:
 
 
 def _config(recipe: str, data: list[str], overrides: list[str]) -> Sft:
-    from hilt.core.config import build
+    from hilt.core.config import override
     from hilt.recipes import sft_recipe
     from hilt.vla.sft import Sft
 
-    config = build(sft_recipe(recipe) if recipe else Sft(), *overrides)
+    config = override(sft_recipe(recipe) if recipe else Sft(), *overrides)
     config.data += data
     return config
 

@@ -15,6 +15,10 @@ A policy that answers with a chunk of actions may need longer than a control ste
 - ``rtc`` (real-time chunking, Black et al., 2025): as asynchronous, but `plan` is given the actions that are planned
   already, and the number of them that are executed before its answer can arrive, so that the new chunk continues the
   last one. Which chunk comes of it is the policy's matter.
+- ``ensemble`` (temporal ensembling, Zhao et al., 2023): as asynchronous, but the next plan is asked for in every step,
+  or as soon as the last answer is there, and an action is the weighted mean of what all chunks predicted for its step,
+
+      a_t = sum_i w_i a_t^(i) / sum_i w_i,    w_i = exp(-ensemble_decay * i),    i = 0 for the oldest chunk.
 
 The control loop never waits for the policy: `plan` runs in a thread of its own, and where there is no action, the arm
 holds. With ``delay``, for simulation, nothing depends on time: `plan` is called at once, in the calling thread, and its
@@ -37,9 +41,9 @@ import numpy.typing as npt
 
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, HiltError, NotFiniteError, SchemaError
 from hilt.core.tree import Array, Observation
-from hilt.core.validate import check, check_values, setting
+from hilt.core.validate import Need, check, check_values, setting
 
-MODES = ("synchronous", "asynchronous", "rtc")
+MODES = ("synchronous", "asynchronous", "rtc", "ensemble")
 DELAYS_KEPT = 10
 """The number of answers whose delays are kept: the next one is expected to be as late as the latest of them"""
 CLOSE_S = 5.0
@@ -60,14 +64,19 @@ class ChunkSettings:
 
     mode: str = setting("synchronous", choices=MODES)
     """What the arm does while the policy plans: it holds ("synchronous"), or goes on with the last chunk
-    ("asynchronous", "rtc")"""
+    ("asynchronous", "rtc"), or with the mean of all chunks ("ensemble")"""
     execute: int = setting(0, minimum=0)
     """Number of actions of each chunk that are executed, counted from the chunk's observation, before the next plan is
     asked for; 0: all. Where the arm goes on meanwhile, 0 asks just early enough for the answer to be expected when the
-    chunk ends"""
+    chunk ends; in the mode "ensemble" in every step"""
     delay: int | None = setting(None, minimum=0)
     """For simulation: control steps after which an answer is used, without a thread. None: in real time, when it
     arrives"""
+    ensemble_decay: float = setting(
+        0.01, minimum=-10, maximum=10, needs=Need("{here}mode=ensemble", lambda c: c.mode == "ensemble")
+    )
+    """How much less a chunk weighs than the one that was planned before it, as a rate of decay: 0 weighs all alike, and
+    below 0 newer ones weigh more"""
 
 
 class Planned(NamedTuple):
@@ -209,7 +218,7 @@ class ChunkExecutor:
             first = self._first
             self._first = None, 0
             chunk, index = self._number, self._index
-            action = self._chunk[index].copy()
+            action = self._mean() if self._predicted else self._chunk[index].copy()
             self._index += 1
             if self._request is not None:
                 self._request.executed += 1
@@ -274,6 +283,7 @@ class ChunkExecutor:
         self._request = None
         self._chunk: Array = np.zeros((0, self._action_dim), np.float32)
         self._number, self._index = -1, 0
+        self._predicted: list[Array] = []  # in the mode "ensemble", the actions of each chunk from this step on
         self._first = None, 0
         self._step = 0
 
@@ -295,7 +305,17 @@ class ChunkExecutor:
         left, settings = self._left(), self.settings
         if not left or settings.mode == "synchronous":
             return not left
+        if settings.mode == "ensemble":
+            return self._index >= max(1, settings.execute)
         return self._index >= settings.execute if settings.execute else left <= self._expected()
+
+    def _mean(self) -> Array:
+        """The weighted mean of what the chunks predicted for this step, the oldest first; the next step is theirs."""
+        weights = np.exp(-self.settings.ensemble_decay * np.arange(len(self._predicted)))
+        firsts = np.stack([rows[0] for rows in self._predicted])
+        self._predicted = [rows[1:] for rows in self._predicted if len(rows) > 1]
+        mean: Array = ((weights / weights.sum()) @ firsts).astype(np.float32)
+        return mean
 
     def _ask(self, observation: Any) -> int:
         left, expected = self._left(), self._expected()
@@ -341,6 +361,8 @@ class ChunkExecutor:
         self._chunk, self._number = self._checked(answer.chunk), request.number
         self._first = answer.note, waited
         self._index = min(request.executed, len(self._chunk))
+        if self.settings.mode == "ensemble" and self._left():
+            self._predicted.append(self._chunk[self._index :])
         self._delays.append(waited)
         self._planned_s += request.seconds
         self._longest_s = max(self._longest_s, request.seconds)

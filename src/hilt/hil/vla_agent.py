@@ -88,6 +88,10 @@ class VlaOptions:
     """What the arm does while the policy plans: see `hilt.envs.chunk_executor`"""
     execute: int = setting(0, minimum=0)
     """Number of actions of each chunk that are executed before the next plan; 0: all"""
+    ensemble_decay: float = setting(
+        0.01, minimum=-10, maximum=10, needs=Need("{here}mode=ensemble", lambda c: c.mode == "ensemble")
+    )
+    """How much less a chunk weighs than the one before it, where several are averaged"""
     sample: bool = False
     """Whether an actor samples its actions; otherwise they are the likeliest ones"""
     temperature: float = setting(1.0, above=0, needs=_SAMPLES)
@@ -116,6 +120,11 @@ class VlaOptions:
             yield (
                 f"{here}policy_options.rollout_precision: with a person nothing corrects for another precision "
                 "of acting. Leave it out."
+            )
+        if self.server and self.mode == "ensemble":
+            yield (
+                f"{here}mode=ensemble with {here}server: while the server is lost, earlier chunks would go on in the "
+                "mean. Leave server out, or give mode=asynchronous."
             )
         if self.server and not is_address(self.server):
             yield f"{here}server is {self.server!r}; expected ws://HOST:PORT, wss://HOST:PORT or hilt://HOST:PORT."
@@ -265,7 +274,7 @@ class VlaAgent(StepAgent):
         delay = None if paced else 0
         if self._executor is None or self._executor.settings.delay != delay:
             self.close()
-            settings = ChunkSettings(self.options.mode, self.options.execute, delay)
+            settings = ChunkSettings(self.options.mode, self.options.execute, delay, self.options.ensemble_decay)
             self._executor = ChunkExecutor(self._plan, settings, action_dim=self._policy_dim, hold=self._hold)
         self._executor.reset()
         self._step, self._helped, self._last = None, False, None

@@ -1,7 +1,8 @@
 """Policies: the protocol that all of them follow, per-step agents with their
 encoders and critics, and vision-language-action models.
 
-`hilt.policies.agent` holds the agents, `hilt.policies.vla` the models, and `hilt.policies.io` their checkpoint folders.
+`hilt.policies.agent` holds the agents, `hilt.policies.vla` and `hilt.policies.act` the models, and `hilt.policies.io`
+their checkpoint folders.
 """
 
 from typing import TYPE_CHECKING
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING
 from hilt.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from hilt.policies.act.act_config import ACTConfig
+    from hilt.policies.act.act_policy import ACT
     from hilt.policies.agent.agent import Agent
     from hilt.policies.agent.config import AgentConfig, EncoderConfig
     from hilt.policies.base import Evaluation, Policy, Prefix
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from hilt.policies.vla.smolvla import SmolVLA, SmolVLAConfig
 
 __all__ = [
+    "ACT",
+    "ACTConfig",
     "Agent",
     "AgentConfig",
     "EncoderConfig",

@@ -157,6 +157,8 @@ class Policy(torch.nn.Module, ABC):
     """The option that says in which precision it computes, which a run decides when it begins; empty: there is none"""
     recomputation_option: ClassVar[str] = ""
     """The option with the share of its layers that are computed once more for the gradient; empty: there is none"""
+    has_log_prob: ClassVar[bool] = True
+    """Whether its records have log-probabilities, and `evaluate` computes them, which post-training needs"""
     learning_rate: ClassVar[float] = 5e-6
     """Of all weights, where the settings of post-training give none"""
 

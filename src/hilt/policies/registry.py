@@ -31,6 +31,7 @@ POLICIES = ExtensionPoint(
     "hilt.policies",
     {
         "small_vla": "hilt.policies.vla.small_vla:SmallVLA",
+        "act": "hilt.policies.act.act_policy:ACT",
         "openvla": "hilt.policies.vla.openvla:OpenVLAPolicy",
         "pi0": "hilt.policies.vla.pi0:Pi0",
         "smolvla": "hilt.policies.vla.smolvla:SmolVLA",
@@ -40,7 +41,7 @@ POLICIES = ExtensionPoint(
 )
 PUBLISHED = ("openvla", "pi0", "smolvla", "frozen_vla", "conditioned")
 """Policies that are not made anew but by an option: with a folder of this name, the folder is meant"""
-MODEL_TYPES = {"hilt_small_vla": "small_vla", "pi05": "pi0", "hilt_conditioned": "conditioned"}
+MODEL_TYPES = {"hilt_small_vla": "small_vla", "hilt_act": "act", "pi05": "pi0", "hilt_conditioned": "conditioned"}
 """The ``model_type`` of folders whose policy has another name here"""
 CONFIG = "config.json"
 

@@ -32,7 +32,8 @@ RECIPES = {
 }
 """Name to "module:function". Add your own, or give "module:function" where a recipe is asked for."""
 SFT_RECIPES = {
-    name: f"hilt.recipes.fine_tuning:{name}" for name in ("sft_debug", "sft_tabletop", "recap_debug", "recap_tabletop")
+    name: f"hilt.recipes.fine_tuning:{name}"
+    for name in ("sft_debug", "sft_tabletop", "act", "flow_bc", "recap_debug", "recap_tabletop")
 }
 """The same, for `hilt train sft`"""
 LIBERO = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90", "libero_debug")

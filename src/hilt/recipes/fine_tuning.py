@@ -37,6 +37,33 @@ def sft_tabletop() -> Sft:
     )
 
 
+def imitation(policy: str, **options: object) -> Sft:
+    """A baseline beside RLPD: a policy imitates demonstrations like those of the recipe `tabletop_pick`."""
+    return Sft(
+        policy=policy,
+        policy_options={"chunk": 10, "shift": 2, **options},
+        tasks=["tabletop/pick"],
+        task_options={"image_size": 64},
+        demonstrations=20,
+        demonstration_options={"speed": 0.7, "noise": 0.15},
+        validation_period=150,
+        patience=4,
+        max_steps=1_500,
+        warmup_steps=50,
+        schedule="cosine",
+    )
+
+
+def act() -> Sft:
+    """ACT, action chunking with transformers, imitates twenty demonstrations of a task."""
+    return imitation("act")
+
+
+def flow_bc() -> Sft:
+    """Behavior cloning by flow matching over chunks of actions, from twenty demonstrations of a task."""
+    return imitation("small_vla", head="flow")
+
+
 def recap_debug() -> Sft:
     """RECAP with every part at work, in a minute: too short to learn anything."""
     return Sft(

@@ -426,6 +426,11 @@ class Vla:
 
     def _check_policy(self) -> None:
         check_policy(self.policy, self.policy_options)
+        if (is_new(self.policy) or document_of(self.policy)) and not policy_class(self.policy).has_log_prob:
+            raise ConfigError(
+                f"policy={self.policy}: this {policy_class(self.policy).__name__} has no log-probabilities of its "
+                "actions, which post-training needs. Give another policy, such as a small_vla."
+            )
 
     def _check_folders(self) -> None:
         if REWARDS.is_name(self.rewards.classifier):

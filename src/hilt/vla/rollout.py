@@ -298,6 +298,7 @@ class ChunkOptions(NamedTuple):
     execute: int | None = None
     wrap: Callable[[Policy], Policy] | None = None
     """Returns the policy that acts, of the run's, such as the best of several chunks"""
+    ensemble_decay: float | None = None
 
     def acting(self, policy: Policy) -> Policy:
         return policy if self.wrap is None else self.wrap(policy)
@@ -305,10 +306,12 @@ class ChunkOptions(NamedTuple):
     def settings(self, execute: int = 0, real_time: bool = False) -> ChunkSettings | None:
         """`execute`: the run's own. `real_time`: whether the task keeps its own rate, as an arm does; a policy then has
         the time that it has, unless a delay is given. None where nothing is wanted: chunks are executed as ever."""
-        if all(option is None for option in self[:3]):
+        if all(option is None for option in (*self[:3], self.ensemble_decay)):
             return None
         delay = self.delay if self.delay is not None or real_time else 0
-        return ChunkSettings(self.mode or "synchronous", execute if self.execute is None else self.execute, delay)
+        rate = ChunkSettings.ensemble_decay if self.ensemble_decay is None else self.ensemble_decay
+        chosen = execute if self.execute is None else self.execute
+        return ChunkSettings(self.mode or "synchronous", chosen, delay, rate)
 
 
 class ChunkAgent:

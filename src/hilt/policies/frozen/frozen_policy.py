@@ -58,6 +58,8 @@ class FrozenVlaPolicy(Policy):
         made.load_acting_state(agent.acting_state(slow=True))
         return cls(made, base)
 
+    has_log_prob = False
+
     def act(
         self,
         observations: Sequence[Observation],

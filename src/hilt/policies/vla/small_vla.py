@@ -30,7 +30,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, suggest
+from hilt.core.errors import ConfigError, SchemaError, suggest
 from hilt.core.files import new_folder
 from hilt.core.validate import Need, check, setting
 from hilt.policies.base import (
@@ -44,14 +44,12 @@ from hilt.policies.base import (
     check_temperature,
     continued,
     given_in,
-    picture,
     prefix_record,
-    text,
     to_imitate,
 )
 from hilt.policies.float8 import ROLLOUT_PRECISIONS, Float8Rollouts
 from hilt.policies.io.lora import merged
-from hilt.policies.io.preprocess import resize_with_pad
+from hilt.policies.io.observed_record import observed_record
 from hilt.policies.io.tensor_files import Tensors, check_device, load_into, read_json, write_tensors
 from hilt.policies.precision import PRECISIONS, in_bfloat16, of_former_name
 from hilt.policies.vla.augment import shifted
@@ -185,12 +183,11 @@ class SmallVLA(Float8Rollouts):
                 if config.value != "none"
                 else None
             )
-        _initialize(self, torch.Generator().manual_seed(seed))
+        initialize(self, torch.Generator().manual_seed(seed))
         for name, size, first in (("state_mean", config.state_dim, 0.0), ("state_std", config.state_dim, 1.0)):
             self.register_buffer(name, torch.full((size,), first))
         for name, size, first in (("action_low", config.action_dim, -1.0), ("action_high", config.action_dim, 1.0)):
             self.register_buffer(name, torch.full((size,), first))
-        self._ids: dict[str, list[int]] = {}
 
     @classmethod
     def create(cls, sizes: Mapping[str, object], options: Mapping[str, object], seed: int) -> SmallVLA:
@@ -385,15 +382,10 @@ class SmallVLA(Float8Rollouts):
     def _features(self, record: Record) -> tuple[Tensor, Tensor | None]:
         """What the head sees [B, width], and the value [B]."""
         config = self.config
-        unique, prompt_of = np.unique(record["prompt"], axis=0, return_inverse=True)
-        words = self.text(torch.from_numpy(unique).to(self.device))[
-            torch.from_numpy(prompt_of.reshape(-1)).to(self.device)
-        ]
-        tokens, places = self.eyes(torch.from_numpy(record["images"]).to(self.device), words)
+        state = None
         if config.state_dim:
             state = (torch.from_numpy(record["state"]).to(self.device) - self.state_mean) / self.state_std
-            places = torch.cat([places, state.clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS)], dim=-1)
-        x = torch.cat([self.summary(places)[:, None], self.words(words)[:, None], tokens], dim=1)
+        x = observation_tokens(self.eyes, self.text, self.words, self.summary, record, state)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=in_bfloat16(config.precision, x.device)):
             for block in self.blocks[:-1]:
                 x = block(x, x)
@@ -408,33 +400,22 @@ class SmallVLA(Float8Rollouts):
 
     def _record(self, observations: Sequence[Observation]) -> Record:
         """The part of a record that is known before anything is answered."""
-        if not observations:
-            raise SchemaError("no observation was given; give at least one.")
-        size, pixels, states, ids = self.config.image_size, [], [], []
-        for row, seen in enumerate(observations):
-            for name in (*self.config.cameras, "instruction", *(["state"] if self.config.state_dim else [])):
-                if name not in seen:
-                    raise MissingFieldError(
-                        f"observation {row} has no {name!r}, which this policy looks at; it has {sorted(seen)}."
-                    )
-            pictures = [picture(seen[name], name, row) for name in self.config.cameras]
-            pixels.append(
-                [each if each.shape[:2] == (size, size) else resize_with_pad(each, size) for each in pictures]
-            )
-            states.append(np.asarray(seen.get("state", ()), np.float32))
-            if self.config.state_dim and states[-1].shape != (self.config.state_dim,):
-                raise SchemaError(
-                    f"the state of observation {row} is {list(states[-1].shape)}; expected is "
-                    f"[{self.config.state_dim}]."
-                )
-            if (words := text(seen["instruction"], row)) not in self._ids:
-                self._ids[words] = ByteTokenizer().encode(words)
-            ids.append(self._ids[words])
-        prompt, length = padded(ids)
-        record = {"images": np.array(pixels), "prompt": prompt, "prompt_length": length}
-        if self.config.state_dim:
-            record["state"] = np.stack(states)
-        return record
+        config = self.config
+        return observed_record(observations, config.cameras, config.image_size, config.state_dim)
+
+
+def observation_tokens(
+    eyes: nn.Module, text: nn.Module, words: nn.Module, summary: nn.Module, record: Record, state: Tensor | None
+) -> Tensor:
+    """Returns a token for the places that were found together with the normalized state, one for the words, and those
+    of the images, [B, tokens, width]. Instructions that several rows have are read once."""
+    device = next(words.parameters()).device
+    unique, prompt_of = np.unique(record["prompt"], axis=0, return_inverse=True)
+    said = text(torch.from_numpy(unique).to(device))[torch.from_numpy(prompt_of.reshape(-1)).to(device)]
+    tokens, places = eyes(torch.from_numpy(record["images"]).to(device), said)
+    if state is not None:
+        places = torch.cat([places, state.clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS)], dim=-1)
+    return torch.cat([summary(places)[:, None], words(said)[:, None], tokens], dim=1)
 
 
 class Text(nn.Module):
@@ -567,7 +548,7 @@ def _head(config: SmallVLAConfig) -> Any:
     return head
 
 
-def _initialize(module: nn.Module, generator: Generator) -> None:
+def initialize(module: nn.Module, generator: Generator) -> None:
     """Weights by their fan-in, biases 0; what ends a branch begins small, so that a new layer changes little."""
     for name, part in module.named_modules():
         if isinstance(part, nn.LayerNorm):

@@ -1,0 +1,1 @@
+"""ACT, action chunking with transformers: a policy that imitates demonstrations of one task or a few."""

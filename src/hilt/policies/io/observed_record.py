@@ -1,0 +1,53 @@
+"""What a small policy sees, as the first fields of its record: images of one size, the words as bytes, the state."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from hilt.core.errors import MissingFieldError, SchemaError
+from hilt.policies.base import Observation, Record, picture, text
+from hilt.policies.io.preprocess import resize_with_pad
+from hilt.policies.vla.tokens import ByteTokenizer, padded
+
+TEXTS_KEPT = 1024
+"""Instructions whose bytes are kept, so that each is read once"""
+
+
+@functools.lru_cache(TEXTS_KEPT)
+def _ids(instruction: str) -> tuple[int, ...]:
+    return tuple(ByteTokenizer().encode(instruction))
+
+
+def observed_record(
+    observations: Sequence[Observation], cameras: Sequence[str], image_size: int, state_dim: int
+) -> Record:
+    """Returns ``images`` uint8 [B, cameras, image_size, image_size, 3], ``prompt`` and ``prompt_length``, and ``state``
+    float32 [B, state_dim] unless that is 0."""
+    if not observations:
+        raise SchemaError("no observation was given; give at least one.")
+    pixels, states, ids = [], [], []
+    for row, seen in enumerate(observations):
+        for name in (*cameras, "instruction", *(["state"] if state_dim else [])):
+            if name not in seen:
+                raise MissingFieldError(
+                    f"observation {row} has no {name!r}, which this policy looks at; it has {sorted(seen)}."
+                )
+        pictures = [picture(seen[name], name, row) for name in cameras]
+        pixels.append(
+            [
+                each if each.shape[:2] == (image_size, image_size) else resize_with_pad(each, image_size)
+                for each in pictures
+            ]
+        )
+        states.append(np.asarray(seen.get("state", ()), np.float32))
+        if state_dim and states[-1].shape != (state_dim,):
+            raise SchemaError(f"the state of observation {row} is {list(states[-1].shape)}; expected is [{state_dim}].")
+        ids.append(_ids(text(seen["instruction"], row)))
+    prompt, length = padded(ids)
+    record = {"images": np.array(pixels), "prompt": prompt, "prompt_length": length}
+    if state_dim:
+        record["state"] = np.stack(states)
+    return record
