@@ -37,7 +37,7 @@ Ask = Annotated[
     bool | None,
     typer.Option(
         "--ask/--no-ask",
-        help="Ask whether an episode succeeded; default: on an arm.",
+        help="Ask about success; default: on an arm.",
         show_default=False,
     ),
 ]
@@ -46,10 +46,10 @@ Checkpoint = Annotated[
     _option("WHICH", "last (default), best on split eval, or its number.", False),
 ]
 Split = Annotated[str, _option("NAME", "Whose states; default: published, or else test.", False)]
-Mode = Annotated[str | None, _option("MODE", "While a VLA plans: synchronous, asynchronous, rtc, ensemble.", False)]
+Mode = Annotated[str | None, _option("MODE", "synchronous, asynchronous, rtc, ensemble: of chunks.", False)]
 Delay = Annotated[int | None, _option("N", "Control steps of a plan; default: 0 (arms: real).", False, min=0)]
 Execute = Annotated[int | None, _option("N", "Actions of a chunk; 0: all; default: the run's.", False, min=0)]
-EnsembleDecay = Annotated[float | None, _option("M", "Of --mode ensemble; below 0: newer chunks weigh more.", "0.01")]
+EnsembleDecay = Annotated[float | None, _option("M", "How chunks weigh in an ensemble; default: 0.01.", False)]
 BestOfN = Annotated[int | None, _option("N", "A VLA draws N chunks; the verifier chooses.", False, min=2)]
 Verifier = Annotated[str, _option("FOLDER", "Of hilt train value DATA actions=N.", False)]
 Guidance = Annotated[float | None, _option("W", "Of a policy of RECAP, instead of its own.", False, min=0)]
