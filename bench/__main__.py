@@ -49,8 +49,12 @@ def main(arguments: list[str] | None = None) -> int:
         "--keep",
         type=Path,
         metavar="FOLDER",
-        help="learn: keep the result of each run of the groups pick, tasks and state here, and do "
+        help="learn: keep the result of each run of the groups pick, tasks, methods and state here, and do "
         "not repeat those that are; chunks: what is recorded, trained and measured",
+    )
+    parser.add_argument("--first-seed", type=int, metavar="N", help="methods of learn: the seeds are from N on (0)")
+    parser.add_argument(
+        "--no-runs", action="store_true", help="methods of learn: run nothing, print what --keep FOLDER has"
     )
     parser.add_argument("--list", action="store_true", help="list the groups and rows")
     given = parser.parse_args(arguments)
@@ -66,6 +70,10 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--seeds, --minutes and --cores are for the suite learn")
     if given.suite not in ("learn", "chunks") and given.keep is not None:
         parser.error("--keep is for the suites learn and chunks")
+    if given.first_seed is not None or given.no_runs:
+        of_methods = {"methods", *groups["methods"].rows} if given.suite == "learn" else set()
+        if not given.only or not of_methods.issuperset(given.only) or (given.no_runs and given.keep is None):
+            parser.error("--first-seed and --no-runs are for learn --only methods, the latter with --keep FOLDER")
     most = len(os.sched_getaffinity(0))
     if given.cores is not None and not 1 <= given.cores <= most:
         parser.error(f"--cores {given.cores}, but there are {most} to choose from; give 1 to {most}")
@@ -74,6 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     one_torch_thread()
     lab = Lab(Path(tempfile.mkdtemp(prefix="hilt-bench-", dir=given.dir)), given.quick)
     lab.seeds, lab.minutes = given.seeds or lab.pick(5, 1), given.minutes or (0.1 if given.quick else 5.0)
+    lab.first_seed, lab.measures = given.first_seed or 0, not given.no_runs
     lab.cores, lab.keep, lab.only = given.cores or 0, given.keep and given.keep.absolute(), frozenset(given.only)
     report = Report(
         shlex.join(["python", "-m", "bench", *(arguments if arguments is not None else sys.argv[1:])]), [], lab.limits

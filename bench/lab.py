@@ -16,6 +16,10 @@ from typing import Any
 from bench.report import Row
 
 
+class NotKeptError(LookupError):
+    """A result that is not kept, where nothing is to be run"""
+
+
 @dataclass
 class Lab:
     folder: Path
@@ -35,17 +39,33 @@ class Lab:
     keep: Path | None = None
     """Where results of single runs are kept, so that a bench of hours can be
     interrupted, or measured on several machines"""
+    first_seed: int = 0
+    measures: bool = True
+    """False: nothing is run, and what is not kept is missing"""
+
+    @property
+    def seed_range(self) -> range:
+        return range(self.first_seed, self.first_seed + self.seeds)
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """The kept result of this name; None if there is none."""
+        file = self.kept(f"{name}.json")
+        if self.keep is None or not file.exists():
+            return None
+        return json.loads(file.read_text())  # type: ignore[no-any-return]
 
     def once(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Returns the kept result of this name, or measures it and keeps it.
         Results of --quick have names of their own."""
-        if self.keep is None:
-            return measure()
         file = self.kept(f"{name}.json")
-        if file.exists():
+        if (known := self.read(name)) is not None:
             self.progress(f"{name}: kept in {file}")
-            return json.loads(file.read_text())  # type: ignore[no-any-return]
+            return known
+        if not self.measures:
+            raise NotKeptError(f"{name} is not kept in {self.keep}")
         result = measure()
+        if self.keep is None:
+            return result
         file.parent.mkdir(parents=True, exist_ok=True)
         beside = file.with_suffix(".part")
         beside.write_text(json.dumps(result) + "\n")

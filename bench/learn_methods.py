@@ -1,0 +1,457 @@
+"""What can be learned from demonstrations, an operator and a policy's own episodes in the same minutes: RLPD as its
+recipes have it, with chunks and with a value model as dense reward; small actor-critics beside a frozen policy of
+imitation; RECAP; the best of eight chunks; and imitation of the same episodes.
+
+A run is one task, one method, one seed. Every run has the same demonstrations, those that `hilt record` makes of this
+seed, and the clock runs from before they are recorded to the end of the last command: what is spent on imitation or on
+a value model is missing from what follows. A command that would take longer is asked to end by Ctrl-C, as a user would
+do. All have the same number of steps by the operator at most, besides the demonstrations: methods that learn while
+acting are taken over from until that number is reached; those that imitate get whole episodes of the same operator,
+and those beside a frozen policy half of them in each way. The 100 test states are tried once, at the end, outside of
+the clock. Each command of a run is one of `hilt`'s, and is in the note of its row.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bench.lab import Lab, NotKeptError, remove
+from bench.report import Row
+from bench.sides import ROOT
+
+TASKS = ("pick_red", "drawer", "insert", "peg")
+SEEDS, STATES, MINUTES = 3, 100, 20.0
+"""The full size"""
+OPERATOR_STEPS = (20_000, 150)
+"""By the operator in a run at most, besides the demonstrations; and with --quick"""
+DEMONSTRATIONS = (20, 10)
+EPISODES = (60, 8)
+"""Of the policy of imitation that are learned from; and with --quick"""
+VALUE_STEPS = (300, 10)
+ENDLESS = 1_000_000_000
+"""Updates of a run that ends by the clock"""
+QUICK_UPDATES = 20
+QUICK_RUN = ["training_starts=50", "log_period=1"]
+QUICK_RLPD = ["agent.encoder.pretrain_updates=5", "agent.rlpd.critic_warmup=5", "collect_steps=0"]
+QUICK_POLICY = ["policy_options.width=32", "policy_options.depth=1", "batch_size=8"]
+QUICK_VALUE = ["hidden=32", "evaluate_every=5", "batch_size=32"]
+END_S, MAX_S = 600.0, 3600.0
+"""Seconds within which a command ends that is asked to; and that one may take which ends by itself"""
+
+
+def call(words: Sequence[str], folder: Path, env: dict[str, str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """Runs ``hilt WORDS`` in a folder. After this number of seconds it is asked to end, as by Ctrl-C."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hilt", *words],
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        try:
+            output, _ = process.communicate(timeout=END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate(timeout=60)
+            raise RuntimeError(f"hilt {words[0]} does not end within {END_S:g} s:\n{output[-2000:]}") from None
+    return subprocess.CompletedProcess(list(words), process.returncode, output, "")
+
+
+class Attempt:
+    """One run: its folder, its clock, and what it has spent. Commands are started in the folder, so that their words
+    are those that a user would type."""
+
+    def __init__(self, lab: Lab, task: str, method: str, seed: int):
+        from hilt.recipes import recipe
+
+        self.lab, self.task, self.seed, self.recipe = lab, task, seed, recipe(f"tabletop_{task}")
+        self.folder = lab.new(f"methods-{task}-{method}-{seed}")
+        self.folder.mkdir(parents=True)
+        self.image_size = lab.pick(64, 32)
+        self.operator = lab.pick(*OPERATOR_STEPS)
+        """Steps that the operator may still make"""
+        self.operator_steps, self.demonstrated_steps = 0, 0
+        self.updates: dict[str, int] = {}
+        self.phases: dict[str, float] = {}
+        self.commands: list[str] = []
+        self._seconds, self._began = 60 * lab.minutes, time.monotonic()
+
+    @property
+    def left(self) -> float:
+        """Seconds"""
+        return max(0.0, self._seconds - (time.monotonic() - self._began))
+
+    def until(self, share: float) -> float:
+        """Seconds until this share of the clock is spent."""
+        return self.left - (1 - share) * self._seconds
+
+    def hilt(self, phase: str, *words: object, seconds: float | None = None, threads: int = 1) -> None:
+        """One command. It is asked to end after these seconds, if some are given; with --quick it ends by itself."""
+        given = [str(word) for word in words]
+        if seconds is not None and seconds < 1 and not self.lab.quick:
+            raise RuntimeError(
+                f"no time is left for {phase}: {self.summary()}. Give more minutes, or look at what took so long"
+            )
+        self.commands.append(f"OMP_NUM_THREADS={threads} " * (threads > 1) + shlex.join(["hilt", *given]))
+        places = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+        env = {**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": str(threads)}
+        begins, limit = time.monotonic(), MAX_S if seconds is None or self.lab.quick else seconds
+        done = call(given, self.folder, env, limit)
+        self.phases[phase] = round(self.phases.get(phase, 0.0) + time.monotonic() - begins, 1)
+        asked = seconds is not None and not self.lab.quick
+        if done.returncode not in ((0, 128 + signal.SIGINT) if asked else (0,)):
+            raise RuntimeError(f"{self.commands[-1]} failed:\n{(done.stdout + (done.stderr or ''))[-4000:]}")
+
+    def summary(self) -> str:
+        return ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in self.phases.items())
+
+    @property
+    def cores(self) -> int:
+        """Of this lane: threads of a command that is one process"""
+        return len(os.sched_getaffinity(0))
+
+    # What is recorded
+
+    def demonstrations(self) -> str:
+        """The recording that all methods begin with: slow and not exact, as the recipe of the task has it."""
+        options = {**self.recipe.demonstration_options, "seed": self.seed}
+        self._record("demonstrations", "demos", self.lab.pick(*DEMONSTRATIONS), self.seed, options)
+        self.demonstrated_steps = self.steps_of("demos")
+        return "demos"
+
+    def episodes_of_operator(self, steps: int) -> str:
+        """Whole episodes of the operator, about so many steps: ten tell how long they are."""
+        seed, first = 1000 + self.seed, self.lab.pick(10, 2)
+        self._record("operator", "operator", first, seed, {"seed": seed})
+        wanted = int(steps * first / max(1, self.steps_of("operator")))
+        if wanted > first:
+            self._record("operator", "operator", wanted, seed, {"seed": seed})
+        made = self.steps_of("operator")
+        self.operator_steps, self.operator = self.operator_steps + made, max(0, self.operator - made)
+        return "operator"
+
+    def _record(self, phase: str, out: str, episodes: int, seed: int, options: dict[str, Any]) -> None:
+        options = {"action_indices": self.recipe.agent.action_indices, **options}
+        device = [word for name, value in options.items() for word in ("-d", f"{name}={json.dumps(value)}")]
+        words = ["--device", "script", *device, "--seed", seed, "--episodes", episodes, "--no-video"]
+        self.hilt(phase, "record", f"tabletop/{self.task}", *words, "--image-size", self.image_size, "--out", out)
+
+    def steps_of(self, recording: str) -> int:
+        from hilt.replay import Log
+
+        with Log.open(self.folder / recording / "log", "r") as log:
+            return len(log)
+
+    # What is trained
+
+    def rlpd(self, phase: str, demos: Sequence[str], *words: str, share: float = 1.0, operator: int = 0) -> None:
+        """A run of the recipe, until this share of the clock is spent, taken over from for `operator` steps at most."""
+        smaller = [f"max_steps={QUICK_UPDATES}", f"task_options.image_size={self.image_size}", *QUICK_RUN, *QUICK_RLPD]
+        self._with_operator(
+            phase,
+            f"tabletop_{self.task}",
+            *("demonstrations=0", "demonstration_options={}", f"demo_path=[{','.join(demos)}]"),
+            *(smaller if self.lab.quick else [f"max_steps={ENDLESS}"]),
+            *words,
+            share=share,
+            operator=operator or self.operator,
+        )
+
+    def frozen(self, phase: str, demos: Sequence[str], *words: str) -> None:
+        """A small actor-critic beside the policy of imitation, until the clock ends."""
+        moves = self.recipe.agent.action_indices
+        ends = [f"max_steps={QUICK_UPDATES}", *QUICK_RUN] if self.lab.quick else [f"max_steps={ENDLESS}"]
+        self._with_operator(
+            phase,
+            "frozen_vla",
+            *(f"task=tabletop/{self.task}", f"task_options={{image_size: {self.image_size}}}"),
+            *(f"agent.action_indices={moves}", f"agent.rlpd.target_entropy={-len(moves)}"),
+            *("policy=imitation/policy", f"demo_path=[{','.join(demos)}]", *ends, *words),
+            share=1.0,
+            operator=self.operator,
+        )
+
+    def _with_operator(self, phase: str, recipe: str, *words: str, share: float, operator: int) -> None:
+        from bench import learn  # which lists this group among its own
+
+        self.hilt(
+            phase,
+            *("train", recipe, *words, f"seed={self.seed}", "goal.success=0", "max_seconds=0"),
+            *(f"operator_options.tires_after={max(1, operator)}", "wire.port=0", "wire.broadcast_port=0"),
+            *("--run", phase),
+            seconds=self.until(share),
+        )
+        made = learn.made_by(self.folder / phase)
+        self.updates[phase], self.operator_steps = made.updates, self.operator_steps + made.operator
+        self.operator = max(0, self.operator - made.operator)
+
+    def imitated(self, phase: str, data: Sequence[str], *words: str, share: float) -> None:
+        """Fine-tuning until this share of the clock is spent; for the last quarter of the time the learning rate is a
+        tenth."""
+        seconds, quick = self.until(share), self.lab.quick
+        begun = ["train", "sft", *data, f"tasks=[tabletop/{self.task}]", f"task_options.image_size={self.image_size}"]
+        begun += [f"seed={self.seed}", "validation=0", "learning_rate=0.001", "warmup_steps=50", *words]
+        begun += [f"max_steps={QUICK_UPDATES // 2 if quick else ENDLESS}", "--run", phase]
+        self.hilt(phase, *begun, seconds=0.75 * seconds, threads=self.cores)
+        resumed = ["train", "sft", "--run", phase, "--resume", "learning_rate=0.0001"]
+        resumed += [f"max_steps={QUICK_UPDATES}"] if quick else []
+        self.hilt(phase, *resumed, seconds=self.until(share), threads=self.cores)
+        self.updates[phase] = int(json.loads((self.folder / phase / "result.json").read_text())["step"])
+
+    def imitation(self, data: Sequence[str], share: float, head: str = "tokens") -> None:
+        """The first policy of a vision-language-action model, of nothing but what was recorded."""
+        smaller = QUICK_POLICY if self.lab.quick else []
+        self.imitated("imitation", data, "policy_options.shift=2", f"policy_options.head={head}", *smaller, share=share)
+
+    def tried(self, run: str, number: int) -> tuple[str, bool]:
+        """Episodes of a policy in training states, with sampled actions: their log, and whether some of them succeeded
+        and others did not."""
+        episodes, out = self.lab.pick(*EPISODES), self.folder / "tried.json"
+        before = set(self.folder.glob(f"{run}/evaluations/*"))
+        words = ["eval", run, "--split", "train", "--sample", "--seed", 1000 * number + self.seed]
+        self.hilt("collection", *words, "--episodes", episodes, "--json", out.name)
+        found = json.loads(out.read_text())
+        remove(out)
+        (made,) = set(self.folder.glob(f"{run}/evaluations/*")) - before
+        return str(made.relative_to(self.folder) / "log"), 0 < found["successes"] < episodes
+
+    def value(self, data: Sequence[str], *words: str, out: str) -> None:
+        smaller = QUICK_VALUE if self.lab.quick else []
+        given = [*data, f"steps={self.lab.pick(*VALUE_STEPS)}", f"seed={self.seed}", *words, *smaller]
+        self.hilt("value", "train", "value", *given, "--out", out, threads=self.cores)
+
+    def judged(self, run: str, *words: str) -> dict[str, Any]:
+        """The outcome of each test state, outside of the clock; and what the run has spent."""
+        seconds, out = time.monotonic() - self._began, self.folder / "tested.json"
+        spent = dict(self.phases)
+        states = self.lab.pick(STATES, 2)
+        words = ("eval", run, "--split", "test", "--episodes", str(states), *words, "--json", out.name)
+        self.hilt("test", *words)
+        found = json.loads(out.read_text())["outcomes"]
+        return {
+            "outcomes": [bool(one["success"]) for one in found],
+            "steps": [int(one["steps"]) for one in found],
+            "seconds": round(seconds, 1),
+            "phases": spent,
+            "updates": self.updates,
+            "operator": self.operator_steps,
+            "demonstrated": self.demonstrated_steps,
+            "commands": self.commands,
+        }
+
+
+# The methods. Each makes a run, and returns what `Attempt.judged` tells of it.
+
+
+def rlpd(attempt: Attempt, *words: str) -> dict[str, Any]:
+    attempt.rlpd("rlpd", [attempt.demonstrations()], *words)
+    return attempt.judged("rlpd")
+
+
+def value_reward(attempt: Attempt) -> dict[str, Any]:
+    """A first run, with a fifth of the operator's steps, shows what can fail."""
+    demos = attempt.demonstrations()
+    attempt.rlpd("first", [demos], share=0.2, operator=attempt.operator // 5)
+    log, _ = attempt.tried("first", 1)
+    discount = f"discount={attempt.recipe.agent.rlpd.discount:g}"
+    attempt.value(["first", log], "returns=discounted", discount, out="value")
+    shaped = ("value.model=value", "value.reward=1", "agent.rlpd.target_range=null")
+    attempt.rlpd("rlpd", [demos], *shaped)
+    return attempt.judged("rlpd")
+
+
+def frozen(attempt: Attempt, space: str) -> dict[str, Any]:
+    recorded = [attempt.demonstrations(), attempt.episodes_of_operator(attempt.operator // 2)]
+    attempt.imitation(recorded, 0.4, head="flow" if space == "noise" else "tokens")
+    attempt.frozen(space, recorded, f"agent.options.space={space}")
+    return attempt.judged(space)
+
+
+def sft(attempt: Attempt) -> dict[str, Any]:
+    """Imitation once more, of the policy's own successes besides."""
+    recorded = [attempt.demonstrations(), attempt.episodes_of_operator(attempt.operator)]
+    attempt.imitation(recorded, 0.4)
+    log, _ = attempt.tried("imitation", 1)
+    attempt.imitated("sft", [*recorded, log], "policy=imitation/policy", share=1.0)
+    return attempt.judged("sft")
+
+
+def recap(attempt: Attempt, rounds: int) -> dict[str, Any]:
+    """Each round learns from all episodes so far, from the policy of imitation on."""
+    data, run = [attempt.demonstrations(), attempt.episodes_of_operator(attempt.operator)], "imitation"
+    attempt.imitation(data, 0.4)
+    for number in range(1, rounds + 1):
+        log, differ = attempt.tried(run, number)
+        if not differ and number > 1:  # nothing is left to tell apart
+            break
+        data.append(log)
+        attempt.value(data, out=f"value-{number}")
+        run, share = f"recap-{number}", 0.4 + 0.6 * number / rounds
+        attempt.imitated(run, data, "policy=imitation/policy", "recap.threshold=0.6", share=share)
+    return attempt.judged(run)
+
+
+def best_of(attempt: Attempt, count: int) -> dict[str, Any]:
+    recorded = [attempt.demonstrations(), attempt.episodes_of_operator(attempt.operator)]
+    attempt.imitation(recorded, 0.8)
+    log, _ = attempt.tried("imitation", 1)
+    attempt.value([*recorded, log], "actions=5", out="verifier")
+    return attempt.judged("imitation", "--best-of", str(count), "--verifier", "verifier")
+
+
+class Method(NamedTuple):
+    """How a run is made, and what it is, in a line."""
+
+    make: Callable[[Attempt], dict[str, Any]]
+    what: str
+
+
+METHODS = {
+    "rlpd": Method(rlpd, "RLPD, the recipe of the task"),
+    "q_chunking": Method(
+        lambda attempt: rlpd(attempt, "agent.chunk=4", "n_step=1"), "the same with chunks of four actions"
+    ),
+    "value_reward": Method(
+        value_reward,
+        "RLPD with the dense reward of a value model of a first run",
+    ),
+    "residual": Method(partial(frozen, space="residual"), "a bounded correction of a frozen policy of imitation"),
+    "edit": Method(partial(frozen, space="edit"), "an actor that begins at the actions of such a policy"),
+    "noise": Method(partial(frozen, space="noise"), "the noise of the flow of a frozen policy of imitation"),
+    "recap_1": Method(partial(recap, rounds=1), "RECAP, one round"),
+    "recap_3": Method(partial(recap, rounds=3), "RECAP, three rounds"),
+    "best_of_8": Method(partial(best_of, count=8), "a policy of imitation, the best of eight chunks by a value model"),
+    "sft": Method(sft, "imitation of what was recorded, and then of the policy's own successes besides"),
+}
+REFERENCE = "rlpd"
+ROWS = tuple(f"methods_{task}_{method}" for task in TASKS for method in METHODS)
+
+
+# The table
+
+
+def methods(lab: Lab) -> list[Row]:
+    """The rows that are wanted. Those of the reference are read where they are kept, but not run for the sake of the
+    others."""
+    wanted = [
+        (task, method) for task in TASKS for method in METHODS if lab.wants("methods", f"methods_{task}_{method}")
+    ]
+    if lab.quick and not lab.only:
+        wanted = [pair for pair in wanted if pair[0] == TASKS[0]]
+    jobs = [(task, method, seed) for seed in lab.seed_range for task, method in wanted]
+    done = dict(zip(jobs, lab.side_by_side(lambda job: result(lab, *job), jobs), strict=True))
+    for task, seed in {(task, seed) for task, _, seed in jobs if (task, REFERENCE, seed) not in done}:
+        done[task, REFERENCE, seed] = lab.read(name_of(lab, task, REFERENCE, seed)) or {"error": "not run"}
+    return [
+        row(lab, task, method, *({s: done[task, one, s] for s in lab.seed_range} for one in (method, REFERENCE)))
+        for task, method in wanted
+    ]
+
+
+def name_of(lab: Lab, task: str, method: str, seed: int) -> str:
+    return f"methods_{task}_{method}-{lab.minutes:g}min-{seed}"
+
+
+def result(lab: Lab, task: str, method: str, seed: int) -> dict[str, Any]:
+    """Of one run. One that fails is not kept, and does not end the others."""
+    try:
+        return lab.once(name_of(lab, task, method, seed), partial(measured, lab, task, method, seed))
+    except NotKeptError:
+        return {"error": "not run"}
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        lab.progress(f"methods: {task}, {method}, seed {seed} failed: {error}")
+        return {"error": f"failed: {str(error).strip().splitlines()[-1]}"}
+
+
+def measured(lab: Lab, task: str, method: str, seed: int) -> dict[str, Any]:
+    lab.progress(f"methods: {task}, {method}, seed {seed}")
+    attempt = Attempt(lab, task, method, seed)
+    made = METHODS[method].make(attempt)
+    remove(attempt.folder)
+    return made
+
+
+def row(lab: Lab, task: str, method: str, runs: dict[int, Any], reference: dict[int, Any]) -> Row:
+    """`runs`, `reference`: the result of each seed."""
+    good = {seed: run for seed, run in runs.items() if "outcomes" in run}
+    why = [f"seed {seed}: no result, {run['error']}" for seed, run in runs.items() if seed not in good]
+    common: dict[str, Any] = {
+        "name": f"methods_{task}_{method}",
+        "unit": "%",
+        "what": f"tabletop/{task}: {METHODS[method].what}; {lab.minutes:g} minutes, nobody takes over in the end",
+    }
+    if not good:
+        return Row(ours=None, note="; ".join(why), **common)
+    outcomes = np.array([run["outcomes"] for run in good.values()], float)
+    size = [lab.size(len(good), SEEDS, "seeds"), lab.size(outcomes.shape[1], STATES, "states")]
+    size += [f"{lab.minutes:g} minutes instead of {MINUTES:g}"] if lab.minutes != MINUTES else []
+    share, low, high = interval(outcomes)
+    each = ", ".join(f"{100 * one:.0f}" for one in outcomes.mean(1))
+    note = [f"95% interval {100 * low:.0f} - {100 * high:.0f}; seeds {', '.join(map(str, good))}: {each}%"]
+    if method != REFERENCE:
+        note.append(difference(good, reference))
+    note += [spent(list(good.values())), *why, f"commands: {' && '.join(next(iter(good.values()))['commands'])}"]
+    rates = 100 * outcomes.mean(1)
+    return Row(
+        ours=100 * share,
+        spread=(float(rates.min()), float(rates.max())),
+        size=", ".join(part for part in size if part),
+        note="; ".join(note),
+        **common,
+    )
+
+
+def interval(outcomes: np.ndarray) -> tuple[float, float, float]:
+    """The mean of [seeds, states] and its 95% interval: for other seeds and states; of one seed, for other states."""
+    from hilt.observe.statistics import crossed, wilson
+
+    if len(outcomes) > 1:
+        return crossed(outcomes)
+    return float(outcomes.mean()), *wilson(float(outcomes.sum()), outcomes.shape[1])
+
+
+def difference(good: dict[int, Any], reference: dict[int, Any]) -> str:
+    """Beside the reference, in the seeds and states that both have."""
+    from hilt.observe.statistics import crossed, paired_difference
+
+    seeds = [seed for seed in good if "outcomes" in reference.get(seed, {})]
+    if not seeds:
+        return f"{REFERENCE} has no result to compare with"
+    ours, theirs = (np.array([runs[seed]["outcomes"] for seed in seeds], float) for runs in (good, reference))
+    if len(seeds) > 1:
+        gain, low, high = crossed(ours - theirs)
+    else:
+        gain, low, high = paired_difference(list(theirs[0] > 0), list(ours[0] > 0), range(ours.shape[1]))
+    return f"{100 * gain:+.0f} points beside {REFERENCE} ({100 * low:+.0f} to {100 * high:+.0f}, {len(seeds)} seeds)"
+
+
+def spent(runs: list[dict[str, Any]]) -> str:
+    """Means over seeds"""
+
+    def mean(name: str, key: str) -> float:
+        return float(np.mean([run[name].get(key, 0) for run in runs]))
+
+    phases = ", ".join(f"{phase} {mean('phases', phase):.0f}" for phase in runs[0]["phases"])
+    updates = ", ".join(f"{phase} {mean('updates', phase):,.0f}" for phase in runs[0]["updates"])
+    steps = (np.mean([run[name] for run in runs]) for name in ("operator", "demonstrated"))
+    return (
+        f"steps by the operator {next(steps):,.0f}, demonstrated {next(steps):,.0f}; updates: {updates}; "
+        f"seconds: {phases}, {np.mean([run['seconds'] for run in runs]):.0f} in all"
+    )
