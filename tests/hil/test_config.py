@@ -69,6 +69,10 @@ SHOWN = {
     },
     "mixed.imitation": "hil/test_groups.py::test_imitation_takes_nothing_of_groups_not_even_their_successes",
     "mixed.simulations": "hil/test_groups.py::test_hilt_train_starts_the_simulations_that_were_asked_for",
+    **{
+        f"recap.{name}": "hil/test_advantage_stream.py::test_the_settings_of_recap_change_what_is_learned"
+        for name in ("model", "threshold", "dropout", "guidance")
+    },
     "algorithm_options": "hil/test_make_agent.py::test_another_algorithm_is_made_with_its_options_and_checkpointed",
     "agent.setup_mode": "policies/test_agent.py::test_actions_have_the_layout_of_the_setup_mode",
     **{f"agent.encoder.{name}": ENCODER for name in ("kind", "training", "features", "precision")},
@@ -187,6 +191,10 @@ IDLE: dict[str, tuple[dict[str, Any], str | dict[str, Any]]] = {
             *("imitation=filtered", "simulations=2", "group_size=4", "groups=2", "period=5", "max_age=3"),
             *("weight=0.5", "temperature=0.8", "estimator=rloo", "clip_low=0.1", "clip_high=0.1", "task=tabletop/pick"),
         )
+    },
+    **{
+        f"recap.{change}": ({"agent": VLA}, {"algorithm": "recap", "recap": {"model": "folder"}})
+        for change in ("model=folder", "threshold=0.5", "dropout=0.1", "guidance=2")
     },
     "mixed.task_options.image_size=16": ({"agent": VLA, "algorithm": "mixed"}, "mixed.task=tabletop/pick"),
     "algorithm_options.speed=2": ({}, "algorithm=mine:Algorithm"),

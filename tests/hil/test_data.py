@@ -19,7 +19,8 @@ from hilt.algos.config import Rlpd
 from hilt.core.errors import ConfigError, EmptyError, SchemaError, StorageError
 from hilt.core.tree import flatten
 from hilt.core.unpickle import dump
-from hilt.hil.data import Experience, Foresight, episode_figures
+from hilt.hil.data import Experience, Foresight
+from hilt.hil.stream.ended_episodes import episode_figures
 from hilt.policies.agent.agent import Agent
 from hilt.recording.recording_folder import columns_of
 from hilt.replay import Log

@@ -10,8 +10,8 @@ import pytest
 
 from hilt.algos.config import Rlpd
 from hilt.core.trajectory import Source
-from hilt.hil.data import EndedEpisodes
 from hilt.hil.moments import MAX_MOMENTS, Moments
+from hilt.hil.stream.ended_episodes import EndedEpisodes
 from hilt.replay.sampling import NStep, Sampler
 from hilt.teleop.devices import Device, Reading
 from hilt.teleop.intervene import TakeOver

@@ -25,6 +25,7 @@ from hilt.observe.metrics import read_metrics
 from hilt.policies.act.act_config import ACTConfig
 from hilt.policies.act.act_policy import ACT
 from hilt.policies.base import rejoin
+from hilt.policies.conditioned import ConditionedPolicy, guided_more
 from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from hilt.recording.record import Settings
 from hilt.recording.script import record_with_script
@@ -33,6 +34,7 @@ from hilt.serving import PolicyServer
 from hilt.serving.policy_server import ServerAccess
 from hilt.value.best_of import BestOfSettings
 from tests.value.chosen import save_verifier
+from tests.value.valued import save_untrained
 
 TASKS = "tabletop/press_red+tabletop/press_blue"
 OPTIONS = {"image_size": 16, "cameras": ["wrist"], "control_hz": 5, "step_limit": 9}
@@ -319,6 +321,38 @@ def test_a_whole_run_with_take_overs_in_the_middle_of_chunks(folder: Path, shown
     assert (served.version, served.newest()) == (summary.update,) * 2
     weights = served.load(served.version)
     assert all(torch.equal(weights[name], p) for name, p in served.policy.named_parameters())
+
+
+def test_a_whole_run_of_recap_values_what_arrives_and_is_served_with_its_condition(
+    folder: Path, shown: Path, env, tmp_path: Path
+):
+    """A real learner and a real actor: episodes are valued while the run goes on."""
+    run, (name, space) = tmp_path / "run", next(iter(env.observation_space["state"].items()))
+    state = {f"observations/state/{name}": int(np.prod(space.shape))}
+    model = save_untrained(tmp_path / "value", state, tuple(TASKS.split("+")))
+    settings = {"algorithm": "recap", "demo_path": [str(shown)], "operator": "script", "max_env_steps": 54}
+    asked = config(folder, **settings, steps_per_update=2, log_period=1, max_ahead=30, checkpoint_period=1000)
+    asked.recap.model, asked.recap.guidance, asked.recap.threshold = str(model), 1.5, 0.5
+    asked.wire.port = asked.wire.broadcast_port = 0
+    frozen = begin_run(run, "vla", asked)
+    learner = Learner(frozen, run)
+    with ThreadPoolExecutor(1) as pool:
+        learning = pool.submit(learner.run)
+        act(frozen, run / "actors" / "actor-1", stop=learning.done)
+        summary = learning.result(300)
+    with Log.open(run / "log", "r") as log:
+        facts = [log.facts.about(number) for number in log.trajectories()]
+    valued = [about for about in facts if "task" in about]
+    assert valued and all(len(about["estimates"]["advantage"]) for about in valued)
+    updates = [record for record in read_metrics(run, ["update"]) if "share/good" in record]
+    assert any(record["share/policy"] > 0 for record in updates) and updates[-1]["valued_episodes"] >= len(valued) - 1
+    assert min(record["share/good"] for record in updates) < 1
+    served = find_policy(str(run), "", "", {})
+    assert isinstance(served.policy, ConditionedPolicy) and served.policy.guidance == 1.5
+    assert served.version == summary.update
+    agent = load_agent(run)
+    agent.choose_by(lambda policy: guided_more(policy, 3.0))
+    assert [outcome.error for outcome in evaluate(frozen, agent, "test", range(2)).outcomes] == [""] * 2
 
 
 def test_an_actor_asks_a_policy_server_and_holds_while_it_is_gone(folder: Path, env, monkeypatch: pytest.MonkeyPatch):

@@ -441,7 +441,7 @@ def test_an_episode_of_a_run_has_its_intervention_count_beside_its_steps():
     """In metrics.jsonl, counted as HIL-SERL counts: take-overs that began in the episode."""
     from hilt.algos.rlpd import Rlpd
     from hilt.core.trajectory import Source
-    from hilt.hil.data import episode_figures
+    from hilt.hil.stream.ended_episodes import episode_figures
 
     source = np.array([Source.POLICY, Source.HUMAN, Source.HUMAN, Source.POLICY, Source.HUMAN])
     columns = {

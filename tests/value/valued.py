@@ -85,8 +85,8 @@ def _array(given: Array) -> Array:
     return np.asarray(given)
 
 
-def save_untrained(folder: Path, state: dict[str, int], task: str = "") -> Path:
-    """A value model with random weights that looks at these columns of numbers."""
+def save_untrained(folder: Path, state: dict[str, int], task: str | tuple[str, ...] = "") -> Path:
+    """A value model with random weights that looks at these columns of numbers, of a task or of several."""
     config, support = ValueConfig(encoder="none", hidden=16), ValueSupport(horizon=10)
     network = ValueNetwork(ValueInputs({}, state), False, 0, support.bins, config, generator(0))
     with torch.no_grad():
@@ -97,7 +97,10 @@ def save_untrained(folder: Path, state: dict[str, int], task: str = "") -> Path:
         "features": None,
         "support": asdict(support),
         "advantage_steps": 10,
-        "tasks": {task: {"steps_at_start": 10.0, "advantage_quantiles": [0.0] * 101}},
+        "tasks": {
+            name: {"steps_at_start": 10.0, "advantage_quantiles": [0.0] * 101}
+            for name in ([task] if isinstance(task, str) else task)
+        },
         "settings": asdict(config),
     }
     folder.mkdir(parents=True)

@@ -21,10 +21,13 @@ IMITATIONS = {
     "bc": ("demonstrations",),
     "hg-dagger": ("demonstrations", "human"),
     "filtered": ("demonstrations", "human", "successes"),
+    "recap": ("demonstrations", "human", "policy", "earlier"),
 }
 """Algorithms that imitate, and the views that they learn from; those of `hilt.algos.tables.ALGORITHMS` learn from
 rewards"""
-PARTS = {"bc": "demonstrations", "hg-dagger": "demo", "filtered": "filtered"}
+RECAP = "recap"
+"""The algorithm that imitates good and bad steps, conditioned on which they are"""
+PARTS = {"bc": "demonstrations", "hg-dagger": "demo", "filtered": "filtered", RECAP: RECAP}
 """The part of the data that each of them draws its batches from"""
 MIXED = "mixed"
 """The algorithm that imitates, and learns from groups of simulated episodes besides"""
@@ -98,7 +101,7 @@ class Mixed:
     """With algorithm=mixed: what is imitated, and the groups of simulated episodes that the policy learns from
     besides. The members of a group begin in the same initial state, with sampled actions, and are compared."""
 
-    imitation: str = setting("hg-dagger", choices=tuple(IMITATIONS))
+    imitation: str = setting("hg-dagger", choices=tuple(name for name in IMITATIONS if name != RECAP))
     """What is imitated: "bc", "hg-dagger" or "filtered", as the algorithms of these names do"""
     task: str = ""
     """The simulated task of the groups, with the observations, actions and number of tasks of the run's own; empty:
@@ -147,6 +150,21 @@ class ValueUse:
     def conflicts(self, here: str) -> Iterator[str]:
         if self.model and not self.reward and not self.stop_below:
             yield f"{here}model={self.model} would do nothing: give {here}reward=1 or {here}stop_below=0.05."
+
+
+@dataclass
+class LiveRecap:
+    """With algorithm=recap: episodes are valued as they end, and the policy imitates all of them, conditioned on which
+    steps are good, and acts as in good ones (`hilt.algos.offline.recap`)."""
+
+    model: str = ""
+    """The value model, a folder made by `hilt train value` of episodes of the same tasks"""
+    threshold: float = setting(0.6, above=0, below=1)
+    """The share of what the policy did in each task that counts as bad; what a person did is always good"""
+    dropout: float = setting(0.3, minimum=0, below=1)
+    """The share of samples that are learned without the condition"""
+    guidance: float = setting(1.0, above=0, maximum=20)
+    """How much the condition counts when the policy acts: 1 as it was learned, more for less of what was bad"""
 
 
 _ASKS = Need("{here}quantile", lambda c: c.quantile)
@@ -205,7 +223,10 @@ _OPERATOR = Need("an operator, such as operator=browser", lambda c: c.operator)
 _CLASSIFIER = Need("classifier=FOLDER", _judges_by_folder)
 _GOES_ON = Need("lost_contact=policy", lambda c: c.lost_contact == "policy")
 _RLPD = Need("algorithm=rlpd", reinforces)
-_IMITATES = Need("algorithm=hg-dagger, filtered or mixed", lambda c: c.algorithm in ("hg-dagger", "filtered", MIXED))
+_IMITATES = Need(
+    "algorithm=hg-dagger, filtered, recap or mixed", lambda c: c.algorithm in ("hg-dagger", "filtered", RECAP, MIXED)
+)
+_RECAP = Need("algorithm=recap", lambda c: c.algorithm == RECAP, of=tuple(item.name for item in fields(LiveRecap)))
 _MIXED = Need("algorithm=mixed", lambda c: c.algorithm == MIXED, of=tuple(item.name for item in fields(Mixed)))
 _OTHER_ALGORITHM = Need(
     "another algorithm, algorithm=module:Class", lambda c: c.algorithm not in ("rlpd", *IMITATIONS, MIXED)
@@ -313,13 +334,16 @@ class Hil:
     """The policy, and how it learns"""
     algorithm: str = setting("rlpd", known=_check_algorithm)
     """"rlpd", "bc" (demonstrations only), "hg-dagger" (imitates demonstrations and take-overs), "filtered" (these,
-    and the episodes that succeeded) or "mixed" (one of these three, and groups of simulated episodes); or another one
-    that learns from rewards, by name or module:Class"""
+    and the episodes that succeeded), "mixed" (one of these three, and groups of simulated episodes) or "recap" (all
+    episodes, conditioned on which steps are good); or another one that learns from rewards, by name or module:Class"""
     mixed: Mixed = setting(factory=Mixed, needs=_MIXED)
     """The groups of simulated episodes of algorithm=mixed"""
+    recap: LiveRecap = setting(factory=LiveRecap, needs=_RECAP)
+    """The value model of algorithm=recap, and what it makes good"""
     view_shares: dict[str, float] = setting(factory=dict, minimum=0, needs=_IMITATES)
-    """The shares of demonstrations, human and successes in each batch of imitation, exact to one step; empty: every
-    step is as likely as any other. The part of a view that has no step yet is the others'"""
+    """The shares of demonstrations, human and successes (with recap: policy and earlier) in each batch of imitation,
+    exact to one step; empty: every step is as likely as any other. The part of a view that has no step yet is the
+    others'"""
     algorithm_options: dict[str, Any] = setting(factory=dict, needs=_OTHER_ALGORITHM)
     """What another algorithm is made with"""
     store: str = setting("log", choices=tuple(STORES))
@@ -428,6 +452,7 @@ class Hil:
                 "takes the critics' outputs for values. Give agent.critic.head=scalar, or algorithm=rlpd."
             )
         yield from self._conflicts_of_groups() if self.algorithm == MIXED else ()
+        yield from self._conflicts_of_recap() if self.algorithm == RECAP else ()
         yield from self._conflicts_of_frozen() if self.agent.kind == FROZEN_VLA else ()
         if self.view_shares and not sum(self.view_shares.values()):
             yield "view_shares are all 0: there is nothing to learn from."
@@ -459,6 +484,20 @@ class Hil:
                 f"store={self.store} with agent.kind={self.agent.kind}: what the frozen policy computes is kept in the "
                 "log. Give store=log."
             )
+
+    def _conflicts_of_recap(self) -> Iterator[str]:
+        if not self.recap.model:
+            yield (
+                "algorithm=recap: which episodes are good? Give recap.model=FOLDER, a value model of the same tasks: "
+                "hilt train value DATA --out FOLDER."
+            )
+        if self.agent.kind != "vla":
+            yield (
+                f"algorithm=recap with agent.kind={self.agent.kind}: only a vision-language-action policy reads the "
+                "condition. Give agent.kind=vla, or another algorithm."
+            )
+        if self.store != "log":
+            yield f"algorithm=recap with store={self.store}: values are facts of the log. Give store=log."
 
     def _conflicts_of_groups(self) -> Iterator[str]:
         if self.agent.kind != "vla":

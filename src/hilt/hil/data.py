@@ -19,25 +19,24 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hilt.algos.config import Rlpd
 from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import ConfigError, EmptyError, UnknownNameError
 from hilt.core.files import replacing
-from hilt.core.trajectory import INSTRUCTION, Source
-from hilt.core.tree import Array, ArraySpec, equal, flatten, unflatten
-from hilt.envs.env_protocol import TASK_SUCCESS, HasSpaces
-from hilt.hil.config import GROUP, MEMBER, MIXED, STORE, TASK_COLUMN, Hil, imitation, of_run
+from hilt.core.trajectory import INSTRUCTION
+from hilt.core.tree import Array, flatten, unflatten
+from hilt.envs.env_protocol import HasSpaces
+from hilt.hil.config import GROUP, MEMBER, MIXED, RECAP, STORE, TASK_COLUMN, Hil, imitation, of_run
 from hilt.hil.importing import SHAPED, additions, columns_for, expanded, import_buffer, import_dataset
 from hilt.hil.make_agent import instructions_of
 from hilt.hil.states import KeptSteps, StateTable
+from hilt.hil.stream.ended_episodes import EndedEpisodes
+from hilt.hil.stream.labelled import Labelled
 from hilt.policies.frozen.frozen_config import base_hash, check_same_weights
 from hilt.recording.recording_folder import GRASP
 from hilt.replay import Log, Schema
@@ -45,7 +44,6 @@ from hilt.replay import tensors as bridge
 from hilt.replay.key_ranges import Runs
 from hilt.replay.sampling import Assembly, Chunks, JointSampler, Mix, NStep, Prefetch, Sampler
 from hilt.replay.sampling.returns import ReturnsToGo
-from hilt.replay.snapshot import Snapshot
 from hilt.replay.view import View
 from hilt.runs.checkpoint import generator_state, set_generator_state
 
@@ -58,8 +56,8 @@ DURABILITY = "at most 1000 ms"
 AHEAD = 1
 """Batches that are ready before they are asked for; one more is in the making"""
 TREES = ("observations", "next_observations")
-IMITATED = ("demo", "filtered")
-"""The parts of the data that hg-dagger and filtered imitate"""
+IMITATED = ("demo", "filtered", RECAP)
+"""The parts of the data that hg-dagger, filtered and recap imitate"""
 Batch = dict[str, Any]
 logger = logging.getLogger("hilt.hil")
 
@@ -88,6 +86,13 @@ class Experience:
             self.groups = self.log.where(GROUP, lambda group: group >= 0)
             self.online, self.human = self.online - self.groups, self.human - self.groups
             self._successes = self._successes - self.groups
+        self.stream: Any = None
+        """With algorithm=recap: what values the episodes, and labels their steps"""
+        if self._imitation == RECAP:
+            from hilt.hil.stream.advantage_stream import AdvantageStream  # needs the value model
+
+            self.stream = AdvantageStream(config, {"log": self.log, "demos": self.demos}, notify)
+            self._demonstrations = self.stream.shown
         self._draws = {"online": bridge.generator(config.seed), "demo": bridge.generator(config.seed + 1)}
         self._draws |= {
             name: bridge.generator(config.seed + 2 + n) for n, name in enumerate(sorted(config.view_shares))
@@ -142,10 +147,11 @@ class Experience:
     def counts(self) -> dict[str, int]:
         return {
             "log_steps": len(self.online),
-            "demo_steps": len(self.demos) + len(self.human),
+            "demo_steps": len(self._demonstrations) + len(self.human),
             "human_steps": len(self.human),
             **({"success_steps": len(self._successes)} if self._imitation == "filtered" else {}),
             **({"group_steps": len(self.groups)} if self.groups is not None else {}),
+            **({} if self.stream is None else self.stream.counts()),
         }
 
     def newest_versions(self, trajectories: int) -> list[int]:
@@ -160,7 +166,7 @@ class Experience:
 
     def note_outcome(self, trajectory: int, success: bool | None) -> None:
         """Keeps the task of an episode, its instruction and rate, and its success, if that is known, as facts of the
-        log: lists, filters and conversions of episodes show them."""
+        log: lists, filters and conversions of episodes show them. With algorithm=recap the episode is valued."""
         with contextlib.suppress(UnknownNameError):  # evicted meanwhile
             facts, first = dict(self._facts), self.log.trajectory_keys(trajectory)[:1]
             tasks, words = self._tasks, self._instructions
@@ -173,6 +179,8 @@ class Experience:
                 number = int(self.log.read(first, [TASK_COLUMN])[TASK_COLUMN][0])
                 facts |= {"task": tasks[number], INSTRUCTION: words[number]}
             self.log.annotate(trajectory, **facts, **({} if success is None else {"success": success}))
+            if self.stream is not None:
+                self.stream.value(trajectory)
 
     def note_rewind(self, actor: str, at: int, to: int) -> None:
         """An actor's step of this number is the last one before a person went back to step `to` of the episode."""
@@ -227,7 +235,8 @@ class Experience:
 
     def sample(self, batch_size: int, part: str = "both", images: bool = False) -> Batch:
         """Half online and half demo; or only ``"demo"``; or these and the episodes that succeeded, ``"filtered"``; or
-        only ``"demonstrations"``; or these and what was ``"collected"``, where ``imitated`` tells what a person did.
+        only ``"demonstrations"``; or these and what was ``"collected"``, where ``imitated`` tells what a person did; or
+        all that has values, ``"recap"``, where ``good`` tells what is to be repeated.
         With a frozen encoder there is ``z`` instead of observations, unless `images` are asked for: an encoder is to be
         trained, and what it is to foresee is there as ``future``."""
         if (part, images) not in self._sources:
@@ -264,10 +273,14 @@ class Experience:
 
         shares = self._config.view_shares if part in IMITATED else {}
         seeds = {name: self._draws[name] for name in shares}
-        views = {
-            "demonstrations": sampler("demos", self._demonstrations, seeds.get("demonstrations")),
-            **{name: sampler("log", view, seeds.get(name)) for name, view in more.items()},
-        }
+        views = (
+            self.stream.samplers(self.human, self._agent.horizon, seeds)
+            if part == RECAP
+            else {
+                "demonstrations": sampler("demos", self._demonstrations, seeds.get("demonstrations")),
+                **{name: sampler("log", view, seeds.get(name)) for name, view in more.items()},
+            }
+        )
         if shares:
             return Mix({name: views[name] for name in shares}, shares, empty="share")
         demo, share = JointSampler(views, self._draws["demo"]), self._config.demo_share
@@ -413,122 +426,6 @@ def finish(batch: Batch, online: int) -> Batch:
     batch["demo"] = np.arange(len(batch["masks"])) >= online
     batch.pop("discounts", None)
     return batch
-
-
-@dataclass(frozen=True)
-class Labelled:
-    """An assembly with further columns, each made from the keys of the steps."""
-
-    own: Assembly
-    more: Mapping[str, Callable[[Array], Array]]
-    added: ClassVar[tuple[str, ...]] = ("future", "imitated")
-
-    def leaves(self, schema: Schema, columns: Sequence[str] | None, n: int) -> dict[str, ArraySpec]:
-        return self.own.leaves(schema, columns, n)
-
-    def batch(
-        self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None
-    ) -> dict[str, Array]:
-        return {**self.own.batch(steps, keys, columns, out), **{name: make(keys) for name, make in self.more.items()}}
-
-
-class EndedEpisodes:
-    """The figures of trajectories that ended. One that a restart of the learner has cut into several counts as one."""
-
-    def __init__(self, log: Log, rlpd: Rlpd):
-        self._log, self._rlpd = log, rlpd
-        self.known: set[int] = {
-            number for number in log.trajectories(hidden=True) if {"imported", GROUP} & log.facts.about(number).keys()
-        }
-        self.rewinds: dict[tuple[str, int], int] = {}
-        """Steps that were the last ones before a person went back, by actor and number, and to which step"""
-        self._rewound: dict[tuple[str, int], int] = {}  # the trajectories that they are the last ones of
-
-    def finished(self) -> Iterator[dict[str, Any]]:
-        with self._log.reading() as steps:
-            ended = steps.ended_trajectories()
-            new = [number for number in ended if number not in self.known]
-            senders = steps.senders() if new else {}
-        unended: dict[tuple[str, str, str], list[int]] = {}
-        for earlier in senders.keys() - set(ended):
-            unended.setdefault(senders[earlier], []).append(earlier)
-        for number in new:
-            cut = sorted((earlier for earlier in unended.get(senders[number], ()) if earlier < number), reverse=True)
-            self.known.add(number)
-            with contextlib.suppress(UnknownNameError):  # evicted meanwhile
-                figures = self._figures(number, cut) | self._note_rewinds(number, senders[number][0])
-                yield {"trajectory": number, **figures, "actor": senders[number][0]}
-
-    def _note_rewinds(self, number: int, actor: str) -> dict[str, Any]:
-        """Keeps in facts that a trajectory was rewound, or goes on from one that was. Returns figures that then are
-        others: of one that was rewound nobody knows whether it would have succeeded, and one that a person has
-        begun anew is not the policy's alone."""
-        with self._log.reading() as steps:
-            first, last = steps.sequences(steps.trajectory(number)[[0, -1]]).tolist()
-        facts: dict[str, Any] = {}
-        if (before := self._rewound.pop((actor, first - 1), None)) is not None:
-            facts |= {"rewound_from": before, "begins_at": self.rewinds.pop((actor, first - 1))}
-        if (to := self.rewinds.get((actor, last))) is not None:
-            facts["rewound_to"] = to
-            self._rewound[actor, last] = number
-        if facts:
-            self._log.annotate(number, **facts)
-        unknown = {"success": None} if "rewound_to" in facts else {}
-        return {**facts, **unknown, "success_alone": None} if facts else {}
-
-    def _figures(self, number: int, unended: Sequence[int]) -> dict[str, Any]:
-        with self._log.reading() as steps:
-            keys = steps.trajectory(number)
-            with contextlib.suppress(UnknownNameError):  # an earlier part was evicted meanwhile; the rest is reported
-                for earlier in unended:
-                    before = steps.trajectory(earlier)
-                    if not _goes_on(steps, before[-1:], keys[:1]):
-                        break
-                    keys = np.concatenate([before, keys])
-            truth = [TASK_SUCCESS] if TASK_SUCCESS in steps.schema.columns else []
-            truth += [GROUP] if GROUP in steps.schema.columns else []
-            columns = ["rewards", "terminated", "source", "succeed", "lost", "times/observed", "times/applied", *truth]
-            return episode_figures(steps.gather(keys, columns), self._rlpd)
-
-
-def episode_figures(columns: Mapping[str, Array], rlpd: Rlpd) -> dict[str, object]:
-    """The figures of an episode, from its columns. `return_to_go` is what came after each of its
-    steps, discounted, on the average: what Q is to be. Where a time limit cut it, `cut_share` of a
-    value beyond that limit is missing from it."""
-    lost, success = columns["lost"].astype(bool), bool(columns["succeed"].any())
-    human = (columns["source"] == Source.HUMAN) & ~lost
-    rewards = columns["rewards"].astype(np.float64)
-    after = list(
-        accumulate((rewards + rlpd.reward_bias)[::-1].tolist(), lambda ahead, reward: reward + rlpd.discount * ahead)
-    )
-    return {
-        "success": success,
-        "success_alone": None if human.any() else success,
-        "return": float(rewards.sum()),
-        "return_to_go": sum(after) / len(after),
-        "cut_share": 0.0
-        if columns["terminated"][-1]
-        else float(np.mean(rlpd.discount ** np.arange(1, len(after) + 1))),
-        "length": len(human),
-        "seconds": float(columns["times/applied"][-1] - columns["times/observed"][0]),
-        "intervention_steps": int(human.sum()),
-        "intervention_count": int((np.diff(human.astype(int), prepend=0) > 0).sum()),
-        "lost_steps": int(lost.sum()),
-        **(
-            {TASK_SUCCESS: {-1: None, 0: False, 1: True}[int(columns[TASK_SUCCESS].max())]}
-            if TASK_SUCCESS in columns
-            else {}
-        ),
-        **({GROUP: int(columns[GROUP][0])} if GROUP in columns and columns[GROUP][0] >= 0 else {}),
-    }
-
-
-def _goes_on(steps: Snapshot, last: Array, first: Array) -> bool:
-    """Whether a step is the next one of the same sender, and sees what the other one ended with."""
-    numbers = steps.sequences(np.concatenate([last, first])).tolist()
-    pairs = steps.schema.layout.pairs
-    ended, begun = steps.gather(last, [after for _, after in pairs]), steps.gather(first, [now for now, _ in pairs])
-    return numbers[1] == numbers[0] + 1 and all(equal(ended[after], begun[now]) for now, after in pairs)
 
 
 # Importing

@@ -336,7 +336,7 @@ class Learner:
         if self._paused:
             return f"{CONTACT} is lost at {', '.join(sorted(self._out_of_reach))}"
         if not reinforces(config):
-            if imitation(config) != "bc" and not counts["demo_steps"] and not counts.get("success_steps"):
+            if imitation(config) != "bc" and not any(counts.get(f"{n}_steps") for n in ("demo", "success", "policy")):
                 return "there are no demonstrations and no take-overs to imitate yet"
             return "" if self._groups is None else self._groups.must_wait(self.update + 1)
         if self.update == 0 and have < config.training_starts:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from hilt.algos.tables import off_policy_algorithm
 from hilt.envs.env_protocol import HasSpaces
-from hilt.hil.config import Hil, reinforces
+from hilt.hil.config import RECAP, Hil, reinforces
 from hilt.policies.agent.config import AGENTS, FROZEN_VLA
 from hilt.recording.recording_folder import nested
 from hilt.replay.schema import spec_of_space
 
 if TYPE_CHECKING:
     from hilt.policies.agent.step_agent import StepAgent
+    from hilt.policies.conditioned import Condition
 
 
 def instructions_of(env: HasSpaces) -> tuple[str, ...]:
@@ -26,6 +27,15 @@ def instructions_of(env: HasSpaces) -> tuple[str, ...]:
         elif env.has_wrapper_attr(name):  # type: ignore[attr-defined]  # gymnasium's wrappers hide what is below them
             found[name] = own(name)
     return tuple(found.get("instructions") or ([str(found["instruction"])] if found.get("instruction") else ()))
+
+
+def condition_of(config: Hil) -> Condition | None:
+    """What the policy of a run is conditioned with; None without algorithm=recap."""
+    if config.algorithm != RECAP:
+        return None
+    from hilt.policies.conditioned import Condition
+
+    return Condition(config.recap.guidance, config.recap.dropout)
 
 
 def make_agent(config: Hil, env: HasSpaces, seed: int | None = None) -> StepAgent:
@@ -44,6 +54,8 @@ def make_agent(config: Hil, env: HasSpaces, seed: int | None = None) -> StepAgen
         settings = replace(settings, options={"suite": config.task, **settings.options})
     agent = kind.make(seen, env.action_space, settings, *keys, config.seed if seed is None else seed, squashed)
     agent.use_instructions(instructions_of(env))
+    if (condition := condition_of(config)) is not None:
+        agent.condition(condition)
     if config.help.quantile:
         agent.measure_disagreement()
     if hasattr(env, "has_wrapper_attr") and env.has_wrapper_attr("show_plans"):

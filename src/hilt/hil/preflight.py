@@ -7,7 +7,7 @@ from typing import Any
 
 from hilt.core.errors import ConfigError, Problems
 from hilt.core.trust import check_names
-from hilt.hil.config import Hil, check
+from hilt.hil.config import RECAP, Hil, check
 from hilt.hil.defaults import DefaultsChoice, chosen
 from hilt.hil.environment import TAKES, Spaces, check_fit, open_reward, open_value, spaces
 from hilt.hil.importing import check_imports
@@ -33,7 +33,14 @@ def check_begin(
     if sound and make_task:
         with problems.collected():
             made = spaces(config)
-            for check_part in (check_fit, check_imports, check_demonstrations, check_classifier, check_value):
+            for check_part in (
+                check_fit,
+                check_imports,
+                check_demonstrations,
+                check_classifier,
+                check_value,
+                check_recap,
+            ):
                 problems.check(check_part, config, made)
     problems.report()
     if made is None:
@@ -76,3 +83,11 @@ def check_classifier(config: Hil, made: Spaces) -> None:
 def check_value(config: Hil, made: Spaces) -> None:
     if config.value.model:
         open_value(config, made.observation_space)
+
+
+def check_recap(config: Hil, made: Spaces) -> None:
+    """Refuses a value model that cannot judge the episodes of the run."""
+    if config.algorithm == RECAP:
+        from hilt.hil.stream.advantage_stream import open_model  # needs torch
+
+        open_model(config, made.observation_space)

@@ -2,8 +2,9 @@
 
 It acts in chunks through a `ChunkExecutor`, which drops the rest of a chunk when a person takes over, and plans anew
 from where they left. It learns by imitation (``algorithm=hg-dagger`` or ``filtered``), from steps with the actions that
-followed them; with ``algorithm=mixed`` from groups of simulated episodes besides. Everything else of the run is as with
-any other agent: the wire, the logs, checkpoints, evaluation.
+followed them; with ``algorithm=mixed`` from groups of simulated episodes besides; with ``algorithm=recap`` from good
+and bad steps, conditioned on which they are. Everything else of the run is as with any other agent: the wire, the logs,
+checkpoints, evaluation.
 """
 
 from __future__ import annotations
@@ -36,10 +37,12 @@ from hilt.core.tree import Array, ArraySpec, Tree, unflatten
 from hilt.core.validate import Need, check, setting
 from hilt.envs.chunk_executor import MODES, ChunkExecutor, ChunkSettings, ChunkStep, ExecutedChunk, Planned
 from hilt.hil.config import CHUNK, CHUNK_INDEX, DECIDED, RECORD, TASK_COLUMN
+from hilt.hil.stream.labelled import GOOD
 from hilt.policies.agent.config import AgentConfig
 from hilt.policies.agent.layout import ActionLayout, fit
 from hilt.policies.agent.step_agent import StepAgent
 from hilt.policies.base import Observation, Policy, Prefix, Record, drawn_fields
+from hilt.policies.conditioned import ADVANTAGE, NEGATIVE, POSITIVE, WRONG_LOSS, Condition
 from hilt.policies.registry import check_policy, is_new, load_policy
 from hilt.policies.vla.observation_adapters import columns, no_motion, suite
 from hilt.serving.policy_links import ServerAbsentError
@@ -58,6 +61,7 @@ SERVER_TIMEOUT_S = 2.0
 ALIVE_S, FORGET_S = 0.08, 0.5
 """Seconds after the last sign of life of a policy server from which the arm holds, so that it holds 0.1 s after the
 server was lost; and seconds of that after which the rest of the chunk is dropped"""
+IMITATES = "agent.kind=vla learns by imitation: give algorithm=hg-dagger, filtered, recap, mixed or bc."
 AddedGradient = Callable[[Policy], dict[str, float]]
 """Adds the gradient of a loss to those that a policy has, and gives figures of it"""
 _ADAPTERS = Need("lora_rank=N", lambda c: c.lora_rank)
@@ -139,14 +143,20 @@ def check_options(options: Mapping[str, object]) -> VlaOptions:
 
 
 def open_policy(
-    options: VlaOptions, device: str = "cpu", seed: int = 0, trained: Mapping[str, Any] | None = None
+    options: VlaOptions,
+    device: str = "cpu",
+    seed: int = 0,
+    trained: Mapping[str, Any] | None = None,
+    condition: Condition | None = None,
 ) -> Policy:
-    """The policy of these options, with adapters if it has some. `trained`: weights that a run has trained since."""
+    """The policy of these options, with adapters if it has some. `trained`: weights that a run has trained since.
+    `condition`: what it is conditioned with, in a run with algorithm=recap."""
     policy: Policy = load_policy(options.policy, device=device, **options.policy_options)
     if options.lora_rank:
         from hilt.policies.io.lora import attach
 
         attach(policy, options.lora_rank, options.lora_alpha, seed=seed, dtype=torch.float32)
+    policy = policy if condition is None else condition.of(policy)
     parameters = dict(policy.named_parameters())
     with torch.no_grad():
         for name, tensor in (trained or {}).items():
@@ -185,6 +195,7 @@ class VlaAgent(StepAgent):
         self._confidence: float | None = None
         self._versions: dict[int, int] = {}  # of the weights with which each chunk of the episode was planned
         self._acting: Policy | None = None  # what acts in place of the policy
+        self._condition: Condition | None = None
 
     @classmethod
     def make(
@@ -199,7 +210,7 @@ class VlaAgent(StepAgent):
     ) -> VlaAgent:
         config = config or AgentConfig(kind="vla")
         if squashed:
-            raise ConfigError("agent.kind=vla learns by imitation: give algorithm=hg-dagger, filtered, mixed or bc.")
+            raise ConfigError(IMITATES)
         seen = fit(observation_space, action_space, config, image_keys, proprio_keys)
         layout = ActionLayout(config.setup_mode, seen.actions, config.action_indices)
         agent = cls(check_options(config.options), seen.actions, layout, seed, config.device)
@@ -212,7 +223,7 @@ class VlaAgent(StepAgent):
     @cached_property
     def policy(self) -> Policy:
         """The policy, with its adapters. It is loaded when it is needed: an actor that asks a server does without."""
-        return open_policy(self.options, self._device, self._seed)
+        return open_policy(self.options, self._device, self._seed, condition=self._condition)
 
     @property
     def horizon(self) -> int:  # type: ignore[override]
@@ -247,6 +258,12 @@ class VlaAgent(StepAgent):
                 f"mode=rtc with sample=true needs a policy that was trained with max_delay, and the one in "
                 f"{self.options.policy} was not: give sample=false, or train it with max_delay (hilt train sft)."
             )
+
+    def condition(self, by: Condition) -> None:
+        self._condition = by
+        if "policy" in self.__dict__:  # it was loaded to see whether it fits the task
+            self.policy = by.of(self.policy)
+            self._check(self.policy, self.options.policy)
 
     # Acting
 
@@ -433,8 +450,7 @@ class VlaAgent(StepAgent):
         self, batch: Mapping[str, Any], encoder: bool = False, beside: AddedGradient | None = None
     ) -> dict[str, float]:
         """`beside` adds the gradient of another loss before the step."""
-        rows = self.observed(batch["observations"], batch.get(TASK_COLUMN, np.zeros(len(batch["actions"]), np.int64)))
-        actions = self._suite.taught(np.asarray(batch["actions"])).astype(np.float32)
+        rows, actions = self._taught(batch)
         with self._newest_weights():
             self.policy.train()
             loss, figures = self.policy.supervised_loss(rows, actions, batch["mask"], generator=self._draws)
@@ -445,7 +461,27 @@ class VlaAgent(StepAgent):
             norm = self._descend(every=beside is not None)
         self.imitations += 1
         shown = {f"imitation/{name}": value for name, value in figures.items()}
+        shown |= {"share/good": float(np.mean(batch[GOOD]))} if GOOD in batch else {}
         return {**shown, **more, "imitation/gradient_norm": norm}
+
+    def _taught(self, batch: Mapping[str, Any]) -> tuple[list[Observation], Array]:
+        """The observations of a batch, with their condition if they have one, and its actions."""
+        rows = self.observed(batch["observations"], batch.get(TASK_COLUMN, np.zeros(len(batch["actions"]), np.int64)))
+        if GOOD in batch:
+            labels = [POSITIVE if good else NEGATIVE for good in batch[GOOD]]
+            rows = [{**row, ADVANTAGE: label} for row, label in zip(rows, labels, strict=True)]
+        return rows, self._suite.taught(np.asarray(batch["actions"])).astype(np.float32)
+
+    def health(self, batch: Mapping[str, Any]) -> dict[str, float]:
+        """With a condition: the loss with it, and with good and bad exchanged. If the second is no higher, the policy
+        does not look at it, or the labels are noise."""
+        if GOOD not in batch:
+            return {}
+        draws = torch.Generator()
+        draws.set_state(self._draws.get_state())
+        with torch.no_grad():
+            loss, figures = self.policy.supervised_loss(*self._taught(batch), batch["mask"], generator=draws)
+        return {"imitation/conditioned_loss": float(loss), f"imitation/{WRONG_LOSS}": figures[WRONG_LOSS]}
 
     @contextlib.contextmanager
     def _newest_weights(self) -> Iterator[None]:
@@ -503,7 +539,7 @@ class VlaAgent(StepAgent):
     def update(
         self, batch: Mapping[str, object], networks_to_update: Iterable[str] | None = None, details: bool = False
     ) -> tuple[StepAgent, dict[str, float]]:
-        raise ConfigError("agent.kind=vla learns by imitation: give algorithm=hg-dagger, filtered, mixed or bc.")
+        raise ConfigError(IMITATES)
 
     # Keeping
 

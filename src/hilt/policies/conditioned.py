@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,19 @@ def _worded(observations: Sequence[Observation]) -> list[Mapping[str, Any]]:
         known = {name: value for name, value in row.items() if name != ADVANTAGE}
         rows.append({**known, "instruction": f"{row.get('instruction', '')}. {words}" if words else row["instruction"]})
     return rows
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What a policy is conditioned with."""
+
+    guidance: float = 1.0
+    dropout: float = 0.0
+
+    def of(self, policy: Policy) -> ConditionedPolicy:
+        """The policy with this condition, instead of the one that it may have."""
+        inside = policy.policy if isinstance(policy, ConditionedPolicy) else policy
+        return ConditionedPolicy(inside, self.guidance, self.dropout)
 
 
 def guided_more(policy: Policy, guidance: float) -> ConditionedPolicy:

@@ -69,13 +69,13 @@ class View:
         """Only these trajectories, as far as they have steps in this view."""
         return View(self.log, _Chosen(self._keys, trajectories))
 
-    def estimated(self, name: str, predicate: Callable[[Array], Array]) -> View:
+    def estimated(self, name: str, predicate: Callable[[Array], Array], model: str = "") -> View:
         """Only the steps for which a predicate holds on what a value model found about them (`hilt train value`):
         ``value``, ``advantage``, ``percentile`` or ``progress``. It gets ``[n]`` numbers and returns ``[n]`` booleans;
-        steps that have none are left out."""
+        steps that have none are left out. With the id of a `model`, what another one found counts as none."""
         if name not in ESTIMATED:
             raise UnknownNameError("estimate of a value model", name, ESTIMATED)
-        return self & View(self.log, Selection.estimated(self.log, name, predicate))
+        return self & View(self.log, Selection.estimated(self.log, name, predicate, model))
 
     def __and__(self, other: View) -> View:
         return self._combined(other, lambda a, b: a & b)
@@ -216,10 +216,11 @@ class Selection:
         return cls(log, admits)
 
     @classmethod
-    def estimated(cls, log: Log, name: str, predicate: Callable[[Array], Array]) -> Selection:
+    def estimated(cls, log: Log, name: str, predicate: Callable[[Array], Array], model: str = "") -> Selection:
         def admits(steps: Snapshot, keys: Array, rows: Array | None) -> Array:
             found = log.facts.about(int(keys[0] >> OFFSET_BITS)).get(ESTIMATES, {})
-            given = np.asarray(found.get(name, []), np.float64)
+            other = bool(model) and found.get("model") != model
+            given = np.asarray([] if other else found.get(name, []), np.float64)
             place = (keys & ((1 << OFFSET_BITS) - 1)) - int(found.get("first", 0))
             known = (place >= 0) & (place < len(given))
             known[known] = _verdict(name, predicate, given[place[known]])

@@ -336,6 +336,23 @@ class ValueEpisodes:
         return ObservedBatch(images, state, texts, self.chunks(rows, chunk))
 
 
+class TrajectoryEpisodes(ValueEpisodes):
+    """Trajectories of a log that is open, each an episode whose task and outcome are facts. Closing it leaves the log
+    open."""
+
+    def __init__(self, log: Log, trajectories: Sequence[int]):
+        self.episodes, self.passed_over, self._datasets, self._taught = [], Counter(), [], {}
+        self._log = log
+        for number in trajectories:
+            keys = log.trajectory_keys(number)
+            read = {"source": log.read(keys, ["source"])["source"]}
+            self.episodes.append(_episode(log, keys, log.facts.about(number), read, []))
+
+    @property
+    def logs(self) -> list[Log]:
+        return [self._log]
+
+
 def _of_task(episode: ValuedEpisode, task: str) -> ValuedEpisode:
     return replace(episode, task=task, texts=tuple(text or task for text in episode.texts))
 

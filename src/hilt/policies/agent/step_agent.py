@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gymnasium.spaces import Space
 
     from hilt.algos.tables import OffPolicyAlgorithm
+    from hilt.policies.conditioned import Condition
 
 
 class StepAgent(ABC):
@@ -109,6 +110,10 @@ class StepAgent(ABC):
     def measure_disagreement(self) -> None:
         """From now on `disagreement` is measured where it acts, and `acting_state` has what that needs."""
         raise ConfigError(f"{type(self).__name__} has no ensemble that could disagree: leave help.quantile out.")
+
+    def condition(self, by: Condition) -> None:
+        """From now on its policy is asked for good actions, and learns which are: see `hilt.policies.conditioned`."""
+        raise ConfigError(f"{type(self).__name__} reads no condition: give another algorithm than recap.")
 
     def planned(self) -> Any:
         """The chunk that it executes, a `hilt.envs.chunk_executor.ExecutedChunk` of the task's actions, for a person to

@@ -10,7 +10,7 @@ from hilt.core.config import build
 from hilt.core.errors import HiltError
 from hilt.core.validate import Need, check, setting
 from hilt.policies.base import Policy
-from hilt.policies.conditioned import ConditionedPolicy
+from hilt.policies.conditioned import Condition
 from hilt.value.value_config import ValueConfig
 
 _ROUNDS = Need("{here}rounds above 0", lambda c: c.rounds)
@@ -51,7 +51,4 @@ class Recap:
 
     def conditioned(self, policy: Policy) -> Policy:
         """The policy with the condition, if there is one."""
-        if not self.threshold:
-            return policy
-        inside = policy.policy if isinstance(policy, ConditionedPolicy) else policy
-        return ConditionedPolicy(inside, self.guidance, self.dropout)
+        return Condition(self.guidance, self.dropout).of(policy) if self.threshold else policy
