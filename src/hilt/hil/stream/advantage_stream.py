@@ -209,7 +209,7 @@ class AdvantageStream:
     def samplers(self, human: View, horizon: int, seeds: Mapping[str, Any]) -> dict[str, Sampler]:
         """Batches of what is learned from, by the names of views, with the column `GOOD`. A chunk ends where another
         one begins to act."""
-        views = {
+        views: dict[str, tuple[View, Callable[[Array], Array]]] = {
             "demonstrations": (self.shown, _all_good),
             "human": (human, _all_good),
             "policy": (self.judged[LIVE], partial(self.good, LIVE)),
