@@ -72,7 +72,7 @@ class View:
     def estimated(self, name: str, predicate: Callable[[Array], Array], model: str = "") -> View:
         """Only the steps for which a predicate holds on what a value model found about them (`hilt train value`):
         ``value``, ``advantage``, ``percentile`` or ``progress``. It gets ``[n]`` numbers and returns ``[n]`` booleans;
-        steps that have none are left out. With the id of a `model`, what another one found counts as none."""
+        steps that have none are left out. With the id of a `model`, what other models found counts as none."""
         if name not in ESTIMATED:
             raise UnknownNameError("estimate of a value model", name, ESTIMATED)
         return self & View(self.log, Selection.estimated(self.log, name, predicate, model))
