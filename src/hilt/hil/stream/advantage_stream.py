@@ -193,7 +193,7 @@ class AdvantageStream:
     # What comes of it
 
     def good(self, name: str, keys: Array) -> Array:
-        """Returns which of these steps of a log are good, bool [N]. All of them are of `judged`."""
+        """Returns which of these steps of a log are good, bool [N]. Each of them is one of `judged`."""
         with self._lock:
             known, limits = dict(self._known), dict(self._limits)
         advantages, tasks = np.empty(len(keys)), []
