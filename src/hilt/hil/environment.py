@@ -242,7 +242,7 @@ def check_fit(config: Hil, made: Spaces | None = None) -> None:
     if agent.encoder.weights and not Path(agent.encoder.weights).is_file():
         raise ConfigError(f"agent.encoder.weights={agent.encoder.weights}: there is no such file. Check the path.")
     if agent.kind == "vla":
-        from hilt.hil.vla_agent import check_options  # which takes seconds to import
+        from hilt.hil.agents.vla_options import check_options  # which takes seconds to import
 
         check_options(agent.options)
     if agent.device != AgentConfig().device:

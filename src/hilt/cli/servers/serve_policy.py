@@ -186,8 +186,8 @@ def _with_a_person(run: Path, which: str, device: str) -> ServedPolicy:
             f"{run} is a run with a person in the loop, whose agent answers step by step; expected a policy that "
             "answers with chunks: a run of `hilt train` of a VLA recipe or of `hilt train sft`, or a policy's folder."
         )
+    from hilt.hil.agents.vla_options import check_options, open_policy
     from hilt.hil.make_agent import condition_of
-    from hilt.hil.vla_agent import check_options, open_policy
 
     found, options = find_checkpoint(run, which), check_options({"suite": config.task, **config.agent.options})
     trained, device = found.agent["policy"], device or config.agent.device

@@ -1,0 +1,1 @@
+"""Agents of a run with a person: what they are made from."""
