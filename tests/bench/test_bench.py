@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import formats, learn, robot, wire
+from bench import formats, learn, learn_methods, robot, wire
 from bench.__main__ import load_groups, main
 from bench.lab import Lab
 from bench.peers import Peer, installed
@@ -256,6 +256,7 @@ def test_the_learn_suite_lists_its_rows(capsys: pytest.CaptureFixture[str]):
         "learner: learner_in_torch, learner_in_torch_frozen, learner_updates, learner_updates_bfloat16",
         "control: control_lateness_p99",
         "tasks: task_button, task_pick, task_pick_red, task_drawer, task_push, task_insert, task_peg",
+        f"methods: {', '.join(learn_methods.ROWS)}",
         "state_updates: state_updates",
         "state: state_button, state_window, state_drawer, state_door, state_pick",
         "images: images_button, images_window, images_drawer, images_door, images_pick",
