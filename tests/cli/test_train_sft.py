@@ -92,11 +92,14 @@ def test_from_a_recipe_to_a_policy_that_is_tried(tmp_path: Path, monkeypatch: py
 def test_baselines_learn_from_demonstrations_that_are_there(tmp_path: Path, recipe: str, kind: str):
     """With demonstrations=0 and tasks=[] the settings of the recipe that need them are left out, too."""
     log = write_log(tmp_path / "log", [(6, "go", True)] * 4)
-    changes = ("demonstrations=0", "tasks=[]", "max_steps=3", "validation_period=2", "batch_size=4")
+    changes = ("demonstrations=0", "tasks=[]", "max_steps=3", "validation_period=2", "batch_size=4", "log_period=1")
     said = run("train", "sft", recipe, log, COLUMNS, *changes, *TINY, "--run", tmp_path / recipe)
     assert "18 steps of 3 episodes to learn from, 6 of 1 held out" in said and "max_steps is reached: 3 steps" in said
     policy = tmp_path / recipe / "policy"
     assert json.loads((policy / "config.json").read_text())["model_type"] == kind and load_policy(policy).chunk == 2
+    run("plot", tmp_path / recipe)
+    page = (tmp_path / recipe / "plots" / "curves.html").read_text()
+    assert ("KL of the style" in page) == (recipe == "act") and "KL to the reference" not in page
 
 
 def test_adapters_are_trained_alone_and_merged(tmp_path: Path):

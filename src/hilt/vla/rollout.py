@@ -362,7 +362,10 @@ class ChunkAgent:
             return {**chosen}
         figures = self._executor.metrics()
         named = ("steps", "held", "late", "idle_share", "delay_steps", "planning_seconds")
-        return {**asdict(self._settings), **{name: figures[name] for name in named}, **chosen}
+        settings = asdict(self._settings)
+        if self._settings.mode != "ensemble":
+            del settings["ensemble_decay"]
+        return {**settings, **{name: figures[name] for name in named}, **chosen}
 
     def close(self) -> None:
         self._executor.close()

@@ -123,7 +123,7 @@ class ACT(Policy):
         noise = torch.randn(mean.shape, generator=_drawing(generator)).to(mean)
         chunks = self.network.decoded(self._joined(record, style(mean, log_variance, noise)))
         found = act_loss(chunks, shown, there, mean, log_variance, self.config.kl_weight)
-        return found.loss, {name: part.item() for name, part in found._asdict().items()}
+        return found.loss, {"loss": found.loss.item(), "l1": found.l1.item(), "style_kl": found.kl.item()}
 
     def features(self, observations: Sequence[Observation]) -> Tensor:
         record = self._record(observations)
