@@ -17,8 +17,14 @@ from hilt.core.errors import ConfigError, SchemaError
 from hilt.policies.act.act_config import ACTConfig
 from hilt.policies.act.act_policy import ACT
 from hilt.policies.base import Prefix, select
+from hilt.policies.frozen.frozen_base import FrozenBase
+from hilt.policies.frozen.frozen_config import frozen_options
 from hilt.policies.registry import is_new, load_policy, new_policy
+from hilt.value.best_of import BestOf, ChunkVerifier
+from hilt.value.value_model import load_value_model
 from hilt.vla.config import Vla
+from tests.policies.differences import assert_gradients
+from tests.value.chosen import save_verifier
 
 SIZES: dict[str, Any] = {
     "cameras": ("full_image", "wrist_image"), "image_size": 32, "state_dim": 3, "chunk": 4, "action_dim": 2,
@@ -201,3 +207,27 @@ def test_what_it_cannot_do_is_said():
         policy.fit(np.zeros((2, 4)), np.zeros((2, 2)))
     _, record = policy.act(seen(3), sample=False)
     assert select(record, [0])["style"].shape == (1, 4)
+
+
+def test_gradients_equal_finite_differences():
+    policy, (actions, mask) = made().double(), shown(3)
+    assert_gradients(policy, lambda: policy.supervised_loss(seen(3), actions, mask, generator())[0], directions=2)
+
+
+def test_bfloat16_is_near_float32():
+    exact, near = (made(precision=precision).act(seen(4), sample=False)[0] for precision in ("float32", "bfloat16"))
+    assert exact.dtype == near.dtype == np.float32 and 0 < np.abs(exact - near).max() < 0.02
+
+
+def test_best_of_several_chunks_and_a_correction_beside_it_take_it_as_any_policy(tmp_path: Path):
+    policy = made()
+    policy.save_pretrained(tmp_path / "policy")
+    verifier = save_verifier(tmp_path / "verifier", {"state": "state"}, 3, 2, 2)
+    best = BestOf(policy, ChunkVerifier(load_value_model(verifier)), 3)
+    actions, record = best.act(seen(2), sample=False)
+    assert actions.shape == (2, 4, 2) and record["style"].shape == (2, 4) and best.acting_figures()["plans"] == 2
+    names = {"full_image": "images/top", "wrist_image": "images/wrist", "state": "state"}
+    frozen = FrozenBase(frozen_options({"policy": str(tmp_path / "policy"), "columns": names}), chunk=2)
+    columns = frozen.columns(seen(2))
+    assert columns["features"].shape == (2, 16)
+    np.testing.assert_allclose(columns["actions"], policy.act(seen(2), sample=False)[0][:, :2], atol=1e-6)
