@@ -168,19 +168,21 @@ def test_values_are_facts_of_the_log_that_are_renewed_where_model_or_outcome_are
 # Learning
 
 
-def test_the_policy_learns_from_failures_and_acts_as_in_good_steps(template: Path, tmp_path: Path):
+@pytest.mark.parametrize("condition", ["words", "embedding"])
+def test_the_policy_learns_from_failures_and_acts_as_in_good_steps(template: Path, tmp_path: Path, condition: str):
     """Nothing but the condition tells the one from the other, so without it there is nothing to choose by."""
-    run = tmp_path / "run"
-    assert learner(template, run, max_steps=150, recap={"guidance": 1.5}).run().update == 150
+    run, recap = tmp_path / "run", {"guidance": 1.5, "condition": condition}
+    assert learner(template, run, max_steps=150, recap=recap).run().update == 150
     with Log.open(run / "log", "r") as log:
         facts = [log.facts.about(number) for number in log.trajectories()]
     assert [about["success"] for about in facts] == [True, False] * 4 and all(ESTIMATES in about for about in facts)
-    agent = make_agent(settings := asked(template, recap={"guidance": 1.5}), spaces(True))
+    agent = make_agent(asked(template, recap=recap), spaces(True))
     agent.load_state_dict(load(run, 150).agent)
     policy = agent.policy.eval()
     assert isinstance(policy, ConditionedPolicy) and (policy.guidance, policy.dropout) == (1.5, 0.3)
     row = {"full_image": np.zeros((32, 32, 3), np.uint8), "state": np.zeros(3, np.float32), "instruction": "move"}
-    plain = ConditionedPolicy(policy.policy)
+    assert policy.kind == condition
+    plain = ConditionedPolicy(policy.policy, kind=condition)
     moves = {
         label: float(plain.act([row if label is None else {**row, ADVANTAGE: label}], sample=False)[0].mean())
         for label in (None, POSITIVE, UNKNOWN, NEGATIVE)
@@ -201,7 +203,6 @@ def test_the_policy_learns_from_failures_and_acts_as_in_good_steps(template: Pat
     assert np.mean([one["share/good"] for one in updates]) == pytest.approx((10 + 19) / 48, abs=0.04)
     read = [one for one in updates if "imitation/loss_of_wrong_condition" in one]
     assert len(read) == 7 and read[-1]["imitation/loss_of_wrong_condition"] > 2 * read[-1]["imitation/conditioned_loss"]
-    assert settings.recap.guidance == 1.5
 
 
 def test_a_batch_has_the_label_of_each_step_and_no_chunk_goes_on_where_another_one_acts(template: Path, tmp_path: Path):
@@ -236,6 +237,7 @@ def test_the_settings_of_recap_change_what_is_learned(template: Path, tmp_path: 
         "threshold": {"threshold": 0.1},
         "dropout": {"dropout": 0.9},
         "guidance": {"guidance": 2.0},
+        "condition": {"condition": "embedding"},
         "none": {},
     }.items():
         one = learner(template, tmp_path / name, max_steps=3, recap=recap)
@@ -243,6 +245,7 @@ def test_the_settings_of_recap_change_what_is_learned(template: Path, tmp_path: 
         weights[name] = one.agent.acting_state()
     assert not same(weights["none"], weights["threshold"]) and not same(weights["none"], weights["dropout"])
     assert not same(weights["none"], weights["model"])
+    assert weights["condition"].keys() - weights["none"].keys() == {"policy.condition_embedding.weight"}
     assert same(weights["none"], weights["guidance"])  # it is for acting: see above
 
 
@@ -256,6 +259,7 @@ def same(a: Any, b: Any) -> bool:
 @pytest.mark.parametrize("shares", [{}, {"demonstrations": 1.0, "human": 1.0, "policy": 2.0}], ids=["steps", "shares"])
 def test_resumed_it_learns_the_same_bit_for_bit(template: Path, tmp_path: Path, shares: dict[str, float]):
     changes: dict[str, Any] = {"view_shares": shares, "options": {"average": 0.1}}
+    changes |= {"recap": {"condition": "embedding" if shares else "words"}}
     learner(template, tmp_path / "whole", max_steps=12, **changes).run()
     learner(template, tmp_path / "cut", max_steps=7, **changes).run()
     with Log.open(tmp_path / "cut" / "log", "r") as log:

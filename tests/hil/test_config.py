@@ -71,7 +71,7 @@ SHOWN = {
     "mixed.simulations": "hil/test_groups.py::test_hilt_train_starts_the_simulations_that_were_asked_for",
     **{
         f"recap.{name}": "hil/test_advantage_stream.py::test_the_settings_of_recap_change_what_is_learned"
-        for name in ("model", "threshold", "dropout", "guidance")
+        for name in ("model", "threshold", "dropout", "guidance", "condition")
     },
     "algorithm_options": "hil/test_make_agent.py::test_another_algorithm_is_made_with_its_options_and_checkpointed",
     "agent.setup_mode": "policies/test_agent.py::test_actions_have_the_layout_of_the_setup_mode",
@@ -194,7 +194,7 @@ IDLE: dict[str, tuple[dict[str, Any], str | dict[str, Any]]] = {
     },
     **{
         f"recap.{change}": ({"agent": VLA}, {"algorithm": "recap", "recap": {"model": "folder"}})
-        for change in ("model=folder", "threshold=0.5", "dropout=0.1", "guidance=2")
+        for change in ("model=folder", "threshold=0.5", "dropout=0.1", "guidance=2", "condition=embedding")
     },
     "mixed.task_options.image_size=16": ({"agent": VLA, "algorithm": "mixed"}, "mixed.task=tabletop/pick"),
     "algorithm_options.speed=2": ({}, "algorithm=mine:Algorithm"),

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hilt.core.errors import ConfigError
 from hilt.observe.metrics import read_metrics
 from hilt.policies.conditioned import ADVANTAGE, NEGATIVE, UNKNOWN, ConditionedPolicy
+from hilt.runs import checkpoint
 from hilt.vla import sft
 from hilt.vla.recap.recap_settings import Recap
 from hilt.vla.sft import Sft
@@ -46,6 +48,30 @@ def test_good_actions_are_asked_for(run: Path):
     assert low > 0.3 and high < -0.3
     low, high = means(policy, **{ADVANTAGE: UNKNOWN})  # without a condition: what was logged, of both signs
     assert abs(low) < 0.4 and abs(high) < 0.4
+
+
+def test_an_embedding_is_learned_as_the_condition_and_goes_on_bit_for_bit(log: Path, tmp_path: Path):
+    place, settled = tmp_path / "run", config(log, condition="embedding", guidance=1.5)
+    sft.train(sft.begin_run(place, "", settled), place)
+    policy = sft.open_policy(place, sft.KIND.frozen(place)).eval()
+    assert isinstance(policy, ConditionedPolicy) and (policy.kind, policy.guidance) == ("embedding", 1.5)
+    low, high = means(policy)
+    assert low < -0.5 and high > 0.5
+    low, high = means(policy, **{ADVANTAGE: NEGATIVE})
+    assert low > 0.3 and high < -0.3
+    last = [row for row in read_metrics(place / "metrics.jsonl") if "validation_loss" in row][-1]
+    assert last["validation_loss_of_wrong_condition"] > last["validation_loss"] + 0.5, last
+    weights = []
+    for name, stops in (("whole", [8]), ("cut", [5, 8])):
+        for steps in stops:
+            shorter = config(log, condition="embedding")
+            shorter.max_steps, shorter.checkpoint_period = steps, 1
+            run = tmp_path / name
+            settled = sft.begin_run(run, "", shorter) if not sft.is_run(run) else shorter
+            sft.train(settled, run)
+        weights.append(dict(checkpoint.load(run, 8).agent["trained"]))
+    assert "policy.condition_embedding.weight" in weights[0]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 def test_metrics_tell_that_the_condition_makes_a_difference(run: Path):

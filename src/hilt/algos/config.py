@@ -12,6 +12,8 @@ from hilt.core.errors import ConfigError
 from hilt.core.validate import Need, check, setting
 
 IMITATION_LOSSES = ("nll", "mse")
+CONDITIONS = ("words", "embedding")
+"""What a policy of RECAP can be conditioned with"""
 GROUPED = ("grpo", "dr_grpo", "rloo")
 """The built-in estimators that compare the members of a group"""
 KL_ESTIMATES = ("kl", "abs", "mse", "low_var_kl")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from hilt.algos.config import GROUPED, CriticConfig
+from hilt.algos.config import CONDITIONS, GROUPED, CriticConfig
 from hilt.algos.tables import ALGORITHMS
 from hilt.core import validate
 from hilt.core.errors import Problems, UnknownNameError
@@ -165,6 +165,9 @@ class LiveRecap:
     """The share of samples that are learned without the condition"""
     guidance: float = setting(1.0, above=0, maximum=20)
     """How much the condition counts when the policy acts: 1 as it was learned, more for less of what was bad"""
+    condition: str = setting("words", choices=CONDITIONS)
+    """What the policy is told it by: "words" behind the instruction; or an "embedding", which is learned and added to
+    the token of the state"""
 
 
 _ASKS = Need("{here}quantile", lambda c: c.quantile)

@@ -35,7 +35,7 @@ def condition_of(config: Hil) -> Condition | None:
         return None
     from hilt.policies.conditioned import Condition
 
-    return Condition(config.recap.guidance, config.recap.dropout)
+    return Condition(config.recap.guidance, config.recap.dropout, config.recap.condition)
 
 
 def make_agent(config: Hil, env: HasSpaces, seed: int | None = None) -> StepAgent:

@@ -33,7 +33,9 @@ Record = dict[str, np.ndarray]
 ``log_prob``, and a ``value`` if the policy has one."""
 
 
-OBSERVED_FIELDS = ("images", "image_mask", "prompt", "prompt_length", "state")
+CONDITION = "condition"
+"""Of an observation and of a record: the number of the condition of a policy that has an embedding of it"""
+OBSERVED_FIELDS = ("images", "image_mask", "prompt", "prompt_length", "state", CONDITION)
 """Fields of a record that come from the observation alone"""
 
 
@@ -90,6 +92,12 @@ class Policy(torch.nn.Module, ABC):
     def takes_prefix(self) -> bool:
         """Whether `act` accepts a prefix. A policy that does not may lack the argument: ask before giving it one."""
         return False
+
+    @property
+    def state_token_width(self) -> int:
+        """The width of the token of its state, to which `hilt.policies.condition_embedding` can be added; 0: it has no
+        such token."""
+        return 0
 
     @abstractmethod
     def act(

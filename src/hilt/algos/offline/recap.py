@@ -11,7 +11,8 @@ imitation, where the indicator is part of what is seen, and is left out with pro
 
     L = -E[ (1 - d) log pi(a | o, I) + d log pi(a | o) ]
 
-(the paper's log pi(a | o) + alpha log pi(a | o, I) with alpha = (1 - d) / d). By Bayes' rule
+(the paper's log pi(a | o) + alpha log pi(a | o, I) with alpha = (1 - d) / d). The indicator is seen as words behind the
+instruction, as in the paper, or as a learned embedding e[I] that is added to the token of the state. By Bayes' rule
 
     pi(a | o, I = 1) = pi(a | o) p(I = 1 | o, a) / p(I = 1 | o)
 

@@ -29,7 +29,9 @@ ADAPTER = "default"
 PREFIX = "base_model.model."
 """Before each name in a file of peft"""
 FILE, FULL_FILE = "adapter_model.safetensors", "trained_in_full.safetensors"
-HEADS = ("action_head", "scale_head", "value_head", "noise_head", "proprio_projector")
+CONDITIONED = "condition_embedding"
+"""The name of `hilt.policies.condition_embedding` in a policy"""
+HEADS = ("action_head", "scale_head", "value_head", "noise_head", "proprio_projector", CONDITIONED)
 """Small parts that begin untrained or nearly so: adapters would be too narrow for them, they are trained in full"""
 NOT_ADAPTED = (*HEADS, "lm_head")
 
@@ -83,9 +85,11 @@ def adapted(policy: nn.Module) -> dict[str, nn.Module]:
 
 def merged(policy: nn.Module) -> tuple[dict[str, Tensor], Callable[[str], Tensor]]:
     """(the state dict under the names of a model without adapters, a function that
-    gives a tensor of it with its adapter merged)."""
+    gives a tensor of it with its adapter merged). The embedding of a condition is not part of the model: see
+    `hilt.policies.conditioned`."""
     layers = adapted(policy)
-    plain = {name: tensor for name, tensor in policy.state_dict().items() if not _of_adapter(name, layers)}
+    state = {name: tensor for name, tensor in policy.state_dict().items() if not name.startswith(f"{CONDITIONED}.")}
+    plain = {name: tensor for name, tensor in state.items() if not _of_adapter(name, layers)}
     places = {name.replace(".base_layer.", "."): name for name in plain}
 
     def value(name: str) -> Tensor:

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
 from hilt.policies.base import (
+    CONDITION,
     Evaluation,
     Observation,
     ObservedFields,
@@ -32,14 +33,15 @@ from hilt.policies.base import (
     check_temperature,
     continued,
     given_in,
-    picture,
     prefix_record,
     text,
     to_imitate,
 )
+from hilt.policies.condition_embedding import condition_field, conditioned_token
 from hilt.policies.float8 import Float8Rollouts
 from hilt.policies.graphs import Graphs, bucket, compiling, with_more_rows
 from hilt.policies.io import flow_folders
+from hilt.policies.io.observed_record import pictures_in_slots
 from hilt.policies.io.preprocess import resize_with_pad, to_float, with_all_slots
 from hilt.policies.vla import augment
 from hilt.policies.vla import flow as flows
@@ -168,10 +170,17 @@ class FlowPolicy(Float8Rollouts):
 
     @abstractmethod
     def prefix(
-        self, pixels: Tensor, present: Tensor, prompt: Tensor, worded: Tensor, state: Tensor, run: Runner = plain
+        self,
+        pixels: Tensor,
+        present: Tensor,
+        prompt: Tensor,
+        worded: Tensor,
+        state: Tensor,
+        run: Runner = plain,
+        condition: Tensor | None = None,
     ) -> Context:
         """Reads pictures [B, slots, 3, H, W], of which [B, slots] are `present`, ids [B, L], of
-        which [B, L] are `worded`, and a state."""
+        which [B, L] are `worded`, a state, and the number of a condition [B]."""
 
     @abstractmethod
     def moments(self, times: Tensor) -> Any:
@@ -391,6 +400,7 @@ class FlowPolicy(Float8Rollouts):
             "prompt": torch.from_numpy(record["prompt"][:, :length].astype(np.int64)),
             "worded": torch.from_numpy(np.arange(length) < record["prompt_length"][:, None]),
             "state": torch.from_numpy(state),
+            **({CONDITION: torch.from_numpy(record[CONDITION])} if CONDITION in record else {}),
         }
 
     def _prefix(self, record: Record, images: Tensor | None = None) -> Context:
@@ -401,7 +411,12 @@ class FlowPolicy(Float8Rollouts):
 
     def _context(self, seen: Mapping[str, Tensor], run: Runner) -> Context:
         present, prompt, worded, state = (seen[name] for name in ("present", "prompt", "worded", "state"))
-        return self.prefix(run(to_float, seen["images"]), present, prompt, worded, state, run)
+        images, asked = run(to_float, seen["images"]), seen.get(CONDITION)
+        return self.prefix(images, present, prompt, worded, state, run, asked)
+
+    def state_token(self, state: Tensor, condition: Tensor | None) -> Tensor:
+        """The token of a state, with the embedding of its condition if there is one."""
+        return conditioned_token(self, self.state_proj(state), condition)
 
     # --- layers that are compiled, and decisions that are captured as CUDA graphs ---
 
@@ -469,6 +484,7 @@ class FlowPolicy(Float8Rollouts):
             notify(f"compiling decisions of one robot, prompts of up to {length} tokens: {place} of {len(lengths)}")
             record |= {"prompt": np.zeros((1, length), np.int32), "prompt_length": np.full(1, length, np.int32)}
             record |= prefix_record(self, None, 1) if self.max_delay else {}
+            record |= condition_field(self, [{}])
             given = given_in(record) if self.max_delay else None
             generator = torch.Generator().manual_seed(0)
             with self.acting():
@@ -512,8 +528,12 @@ class FlowPolicy(Float8Rollouts):
             for row, (observation, state) in enumerate(zip(observations, states, strict=True))
         ]
         prompt, lengths = padded(ids)
-        images, present = self._pictures(observations, as_they_are)
-        return {"images": images, "image_mask": present, "prompt": prompt, "prompt_length": lengths, "state": states}
+        images, present = pictures_in_slots(
+            observations, self.config.images, self.config.image_size, as_they_are, self.anchor, self.device
+        )
+        words = {"prompt": prompt, "prompt_length": lengths}
+        asked = condition_field(self, observations)
+        return {"images": images, "image_mask": present, **words, "state": states, **asked}
 
     def _state(self, row: int, observation: Observation) -> np.ndarray:
         for name in ("state", "instruction"):
@@ -528,29 +548,6 @@ class FlowPolicy(Float8Rollouts):
                 f"[{self.config.state_dim}]."
             )
         return state
-
-    def _pictures(self, observations: Sequence[Observation], as_they_are: bool) -> tuple[np.ndarray, np.ndarray]:
-        names, size = self.config.images, self.config.image_size
-        present = np.array([[observation.get(name) is not None for name in names] for observation in observations])
-        if not present.any(1).all():
-            row = int(np.argmin(present.any(1)))
-            raise MissingFieldError(
-                f"observation {row} has none of the pictures {', '.join(names)}: it needs at least one."
-            )
-        places: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-        for row, slot in np.argwhere(present).tolist():
-            places.setdefault(np.shape(observations[row][names[slot]]), []).append((row, slot))
-        fitted = next(iter(places))[:2] if as_they_are and len(places) == 1 else (size, size)
-        images = np.empty((*present.shape, *fitted, 3), np.uint8)
-        images[~present] = 0
-        for shape, found in places.items():  # those of one size together
-            pictures = [picture(observations[row][names[slot]], names[slot], row) for row, slot in found]
-            if shape[:2] != fitted:
-                stacked = torch.from_numpy(np.stack(pictures)).to(self.device)  # the same numbers on each device
-                pictures = list(resize_with_pad(stacked, size, anchor=self.anchor).cpu().numpy())
-            for (row, slot), one in zip(found, pictures, strict=True):
-                images[row, slot] = one
-        return images, present
 
     def _normalize(self, name: str, x: np.ndarray, back: bool = False) -> np.ndarray:
         if (normalizer := self.normalizers.get(name)) is None:

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from hilt.algos.offline.recap import guided
 from hilt.core.errors import ConfigError
-from hilt.policies.base import Evaluation, Observation, Record, at_least_float32
+from hilt.policies.base import CONDITION, Evaluation, Observation, Record, at_least_float32
 from hilt.policies.graphs import Graphs, compiling
 from hilt.policies.io.preprocess import openvla_view
 from hilt.policies.vla.heads import pick
@@ -185,7 +185,9 @@ class OpenVLAOFT(OpenVLAPolicy, variant="oft"):
         if part == "view":
             return {"images": openvla_view(asked["frames"], self.config.image_size, **options)}
         with self._precision():
-            fields = {name: asked[name] for name in ("prompt", "length", "proprio", "given") if name in asked}
+            fields = {
+                name: asked[name] for name in ("prompt", "length", "proprio", "given", CONDITION) if name in asked
+            }
             lengths = None if options["equal"] else np.zeros(0)
             inputs = ModelInputs(self.pixels(asked["images"]), lengths=lengths, **fields)
             drawn, evaluation = self._respond(inputs, asked["temperature"], asked.get("uniform"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hilt.core.errors import MissingFieldError
-from hilt.policies.base import Evaluation, Observation, Record, frozen_in
+from hilt.core.errors import MissingFieldError, SchemaError
+from hilt.policies.base import Evaluation, Observation, Record, frozen_in, picture, text
 
 
 @dataclass
@@ -29,6 +30,8 @@ class ModelInputs:
     """`length` on the host, or None if every row fills its prompt, so that no mask is needed"""
     given: Tensor | None = None
     """int64 [B, slots]: the tokens of actions that are given (`OpenVLAConfig.max_delay`), and -1 in the other slots"""
+    condition: Tensor | None = None
+    """int64 [B]: of a policy that has an embedding of it"""
 
 
 class SampledActions(NamedTuple):
@@ -56,3 +59,23 @@ def observed_field(row: Observation, name: str, place: int) -> Any:
             f"observation {place} has no {name!r}, which this policy needs; it has {', '.join(sorted(row))}."
         )
     return row[name]
+
+
+def observed_pictures(observations: Sequence[Observation], cameras: Sequence[str]) -> list[np.ndarray]:
+    """The pictures of all cameras of the first observation, then those of the next."""
+    rows = enumerate(observations)
+    return [picture(observed_field(row, name, place), name, place) for place, row in rows for name in cameras]
+
+
+def observed_words(observations: Sequence[Observation]) -> list[str]:
+    """The instructions of observations."""
+    return [text(observed_field(row, "instruction", place), place) for place, row in enumerate(observations)]
+
+
+def observed_states(observations: Sequence[Observation], size: int) -> np.ndarray:
+    """The states of observations, float32 [B, size]."""
+    states = [np.asarray(observed_field(row, "state", place), np.float32) for place, row in enumerate(observations)]
+    for place, state in enumerate(states):
+        if state.shape != (size,):
+            raise SchemaError(f"the state of observation {place} is {list(state.shape)}; expected is [{size}].")
+    return np.stack(states)

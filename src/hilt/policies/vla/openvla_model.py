@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.validate import Need, check
 from hilt.policies.base import (
+    CONDITION,
     Evaluation,
     Observation,
     ObservedFields,
@@ -33,11 +34,10 @@ from hilt.policies.base import (
     check_temperature,
     continued,
     frozen_in,
-    picture,
     prefix_record,
-    text,
     to_imitate,
 )
+from hilt.policies.condition_embedding import condition_field, conditioned_token
 from hilt.policies.float8 import Float8Rollouts
 from hilt.policies.io.folders import load_openvla, save_openvla
 from hilt.policies.io.preprocess import openvla_view
@@ -47,7 +47,14 @@ from hilt.policies.vla.flow import training_delays
 from hilt.policies.vla.llama import AttentionLayout, Packing
 from hilt.policies.vla.normalize import Normalizer, resolve_key
 from hilt.policies.vla.openvla_config import OpenVLAConfig, OpenVLAOptions
-from hilt.policies.vla.openvla_inputs import ModelInputs, SampledActions, observed_field, without_given
+from hilt.policies.vla.openvla_inputs import (
+    ModelInputs,
+    SampledActions,
+    observed_pictures,
+    observed_states,
+    observed_words,
+    without_given,
+)
 from hilt.policies.vla.prismatic import (
     FilmBackbone,
     L1Head,
@@ -386,39 +393,29 @@ class OpenVLAPolicy(Float8Rollouts):
     def observed_fields(self) -> ObservedFields:
         return ObservedFields(self.config.cameras(), 0 if self.scale_state is None else self.scale_state.size)
 
+    @property
+    def state_token_width(self) -> int:
+        return 0 if self.proprio_projector is None else self.config.width
+
     def _look(self, observations: Sequence[Observation], crop: bool) -> tuple[Record, Tensor]:
         """Returns the inputs of a record, and its images on the device, center-cropped with `crop`."""
         cameras, size = self.config.cameras(), self.config.image_size
-        seen = [
-            picture(observed_field(row, camera, place), camera, place)
-            for place, row in enumerate(observations)
-            for camera in cameras
-        ]
+        seen = observed_pictures(observations, cameras)
         images = torch.empty(len(seen), size, size, 3, dtype=torch.uint8, device=self.device)
         for shape in {image.shape for image in seen}:  # rows may have cameras of different size
             rows = [place for place, image in enumerate(seen) if image.shape == shape]
             frames = torch.from_numpy(np.stack([seen[place] for place in rows]))
             images[rows] = self._view(frames, crop)
         images = images.unflatten(0, (len(observations), len(cameras)))
-        words = [text(observed_field(row, "instruction", place), place) for place, row in enumerate(observations)]
-        prompt, length = padded([openvla_ids(self.tokenizer, each) for each in words])
+        prompt, length = padded([openvla_ids(self.tokenizer, each) for each in observed_words(observations)])
         if 0 < (most := self.options.max_prompt_length) < int(length.max()):
             raise ConfigError(
                 f"a prompt has {length.max()} tokens, and max_prompt_length={most}: give {length.max()}, or 0 for any."
             )
         record: Record = {"images": images.cpu().numpy(), "prompt": prompt, "prompt_length": length}
         if self.scale_state is not None:
-            states = [
-                np.asarray(observed_field(row, "state", place), np.float32) for place, row in enumerate(observations)
-            ]
-            for place, state in enumerate(states):
-                if state.shape != (self.scale_state.size,):
-                    raise SchemaError(
-                        f"the state of observation {place} is {list(state.shape)}; expected is "
-                        f"[{self.scale_state.size}]."
-                    )
-            record["state"] = np.stack(states)
-        return record, images
+            record["state"] = observed_states(observations, self.scale_state.size)
+        return record | condition_field(self, observations), images
 
     def _view(self, frames: Tensor, crop: bool) -> Tensor:
         return openvla_view(frames.to(self.device), self.config.image_size, crop=crop)
@@ -443,6 +440,7 @@ class OpenVLAPolicy(Float8Rollouts):
         if "frozen" in record:
             tokens = np.where(frozen_in(record), self.token.encode(self._scaled(record["prefix"])), -1)
             fields["given"] = tokens.astype(np.int64).reshape(len(tokens), -1)
+        fields |= {CONDITION: record[CONDITION]} if CONDITION in record else {}
         return {name: torch.from_numpy(field) for name, field in fields.items()}
 
     def pixels(self, images: Tensor) -> Tensor:
@@ -488,7 +486,8 @@ class OpenVLAPolicy(Float8Rollouts):
         words, patches = self._embed(inputs.prompt), self.projector(self.patch_features(inputs))
         parts = [words[:, :1], patches]
         if inputs.proprio is not None and self.proprio_projector is not None:
-            parts.append(self.proprio_projector(inputs.proprio.to(self._dtype))[:, None])
+            state = self.proprio_projector(inputs.proprio.to(self._dtype))
+            parts.append(conditioned_token(self, state, inputs.condition)[:, None])
         if time is not None:
             parts.append(time.to(words.dtype)[:, None])
         before = torch.cat([*parts, words[:, 1:]], dim=1)

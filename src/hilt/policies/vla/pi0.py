@@ -195,6 +195,10 @@ class Pi0(FlowPolicy):
             self.state_proj = nn.Linear(config.max_state_dim, width)
             self.action_time_mlp_in, self.action_time_mlp_out = nn.Linear(2 * width, width), nn.Linear(width, width)
 
+    @property
+    def state_token_width(self) -> int:
+        return 0 if self.config.adaptive else self.config.expert.width
+
     def freeze(self) -> None:
         paligemma = self.paligemma_with_expert.paligemma
         if self.config.trained != "all":
@@ -204,7 +208,14 @@ class Pi0(FlowPolicy):
         return list(self.paligemma_with_expert.paligemma.model.language_model.layers[self.config.fp8_first_layer :])
 
     def prefix(
-        self, pixels: Tensor, present: Tensor, prompt: Tensor, worded: Tensor, state: Tensor, run: Runner = plain
+        self,
+        pixels: Tensor,
+        present: Tensor,
+        prompt: Tensor,
+        worded: Tensor,
+        state: Tensor,
+        run: Runner = plain,
+        condition: Tensor | None = None,
     ) -> Context:
         model = self.paligemma_with_expert.paligemma.model
         language, config = model.language_model, self.config.vlm
@@ -220,7 +231,7 @@ class Pi0(FlowPolicy):
         place = torch.arange(self.horizon + states, device=valid.device)
         rotation = Rotation(valid.sum(1, keepdim=True) + place, self.config.expert.head_dim)
         sight = looking_at(valid, self.horizon + states, states, rotation)
-        known = None if self.config.adaptive else self.state_proj(state)
+        known = None if self.config.adaptive else self.state_token(state, condition)
         return Context(cache, valid, (sight, sight), run, output, known)
 
     def moments(self, times: Tensor) -> Any:

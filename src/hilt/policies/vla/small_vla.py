@@ -34,6 +34,7 @@ from hilt.core.errors import ConfigError, SchemaError, suggest
 from hilt.core.files import new_folder
 from hilt.core.validate import Need, check, setting
 from hilt.policies.base import (
+    CONDITION,
     Evaluation,
     Observation,
     ObservedFields,
@@ -47,6 +48,7 @@ from hilt.policies.base import (
     prefix_record,
     to_imitate,
 )
+from hilt.policies.condition_embedding import condition_field, conditioned_token
 from hilt.policies.float8 import ROLLOUT_PRECISIONS, Float8Rollouts
 from hilt.policies.io.lora import merged
 from hilt.policies.io.observed_record import observed_record
@@ -386,6 +388,9 @@ class SmallVLA(Float8Rollouts):
         if config.state_dim:
             state = (torch.from_numpy(record["state"]).to(self.device) - self.state_mean) / self.state_std
         x = observation_tokens(self.eyes, self.text, self.words, self.summary, record, state)
+        if CONDITION in record:
+            asked = torch.from_numpy(record[CONDITION]).to(self.device)
+            x = torch.cat([conditioned_token(self, x[:, 0], asked)[:, None], x[:, 1:]], dim=1)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=in_bfloat16(config.precision, x.device)):
             for block in self.blocks[:-1]:
                 x = block(x, x)
@@ -398,10 +403,15 @@ class SmallVLA(Float8Rollouts):
     def observed_fields(self) -> ObservedFields:
         return ObservedFields(tuple(self.config.cameras), self.config.state_dim)
 
+    @property
+    def state_token_width(self) -> int:
+        return self.config.width
+
     def _record(self, observations: Sequence[Observation]) -> Record:
         """The part of a record that is known before anything is answered."""
         config = self.config
-        return observed_record(observations, config.cameras, config.image_size, config.state_dim)
+        record = observed_record(observations, config.cameras, config.image_size, config.state_dim)
+        return record | condition_field(self, observations)
 
 
 def observation_tokens(

@@ -131,6 +131,10 @@ class SmolVLA(FlowPolicy):
         self.action_out_proj = nn.Linear(width, config.max_action_dim)
         self.action_time_mlp_in, self.action_time_mlp_out = nn.Linear(2 * width, width), nn.Linear(width, width)
 
+    @property
+    def state_token_width(self) -> int:
+        return self.config.vlm.width
+
     def freeze(self) -> None:
         vlm = self.vlm_with_expert.vlm
         if self.config.trained != "all":
@@ -140,7 +144,14 @@ class SmolVLA(FlowPolicy):
         return list(self.vlm_with_expert.vlm.model.text_model.layers[self.config.fp8_first_layer :])
 
     def prefix(
-        self, pixels: Tensor, present: Tensor, prompt: Tensor, worded: Tensor, state: Tensor, run: Runner = plain
+        self,
+        pixels: Tensor,
+        present: Tensor,
+        prompt: Tensor,
+        worded: Tensor,
+        state: Tensor,
+        run: Runner = plain,
+        condition: Tensor | None = None,
     ) -> Context:
         model, config = self.vlm_with_expert.vlm.model, self.config.vlm
         language, scale = model.text_model, config.width**0.5
@@ -149,7 +160,7 @@ class SmolVLA(FlowPolicy):
         )
         pictures = pictures.unflatten(0, present.shape)  # [B, slots, tokens, width]
         words = language.embed_tokens(prompt) * scale
-        tokens = self.state_proj(state)[:, None].to(words.dtype)
+        tokens = self.state_token(state, condition)[:, None].to(words.dtype)
         x = torch.cat([pictures.flatten(1, 2) * scale, words, tokens], 1)
         shown = present[..., None].expand(-1, -1, pictures.shape[2]).flatten(1)
         valid = torch.cat([shown, worded, torch.ones_like(worded[:, :1])], 1)

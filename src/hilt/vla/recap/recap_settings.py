@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hilt.algos.config import CONDITIONS
 from hilt.core.config import build
 from hilt.core.errors import HiltError
 from hilt.core.validate import Need, check, setting
@@ -29,6 +30,9 @@ class Recap:
     """The share of samples that are learned without the condition"""
     guidance: float = setting(1.0, above=0, maximum=20, needs=_RECAP)
     """How much the condition counts when the policy acts: 1 as it was learned, more for less of what was bad"""
+    condition: str = setting("words", choices=CONDITIONS, needs=_RECAP)
+    """What the policy is told it by: "words" behind the instruction; or an "embedding", which is learned and added to
+    the token of the state, for policies that make little of words (small_vla, SmolVLA, pi0, OpenVLA-OFT)"""
     rounds: int = setting(0, minimum=0, maximum=100, needs=_RECAP)
     """How often the policy acts in its tasks, its episodes are labeled, and it learns from all of them; 0: it learns
     once, from data that has advantages"""
@@ -51,4 +55,4 @@ class Recap:
 
     def conditioned(self, policy: Policy) -> Policy:
         """The policy with the condition, if there is one."""
-        return Condition(self.guidance, self.dropout).of(policy) if self.threshold else policy
+        return Condition(self.guidance, self.dropout, self.condition).of(policy) if self.threshold else policy
