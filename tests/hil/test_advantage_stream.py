@@ -93,7 +93,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fill(logs[LIVE], range(6))
     fill(logs[LIVE], range(6, 8), human=(2,))
     fill(logs[EARLIER], range(0, 4, 2), {"imported": "shown"}, source=Source.DEMO)
-    fill(logs[EARLIER], range(2), {"imported": "tried", "task": TASK})
+    fill(logs[EARLIER], range(2), {"imported": "tried"})  # without a task: it is the run's only one
     for log in logs.values():
         log.close()
     return folder
@@ -300,6 +300,13 @@ def test_a_value_model_that_does_not_fit_is_refused(template: Path, tmp_path: Pa
     with pytest.raises(SchemaError, match=r"observations/state/gripper has no numbers, expected 1"):
         learner(template, tmp_path / "run", recap={"model": str(tmp_path / "column")})
     check_recap(asked(template, algorithm="hg-dagger", recap={"model": "nothing"}), spaces(True))
+    shutil.copytree(template / "run", tmp_path / "strange")
+    logs = logs_of(tmp_path / "strange", settings := asked(template))
+    logs[EARLIER].annotate(2, task="another")
+    with pytest.raises(SchemaError, match=r"tried: the value model .* was trained on 'toy', and there are.*'another'"):
+        AdvantageStream(settings, logs, lambda _: None)
+    for log in logs.values():
+        log.close()
 
 
 @pytest.mark.parametrize(

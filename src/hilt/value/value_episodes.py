@@ -337,16 +337,18 @@ class ValueEpisodes:
 
 
 class TrajectoryEpisodes(ValueEpisodes):
-    """Trajectories of a log that is open, each an episode whose task and outcome are facts. Closing it leaves the log
-    open."""
+    """Trajectories of a log that is open, each an episode whose outcome is a fact, and its task, unless it is `task`.
+    Closing it leaves the log open."""
 
-    def __init__(self, log: Log, trajectories: Sequence[int]):
+    def __init__(self, log: Log, trajectories: Sequence[int], task: str = ""):
         self.episodes, self.passed_over, self._datasets, self._taught = [], Counter(), [], {}
         self._log = log
         for number in trajectories:
             keys = log.trajectory_keys(number)
             read = {"source": log.read(keys, ["source"])["source"]}
-            self.episodes.append(_episode(log, keys, log.facts.about(number), read, []))
+            facts = log.facts.about(number)
+            facts |= {"task": task} if task and not facts.get("task") else {}
+            self.episodes.append(_episode(log, keys, facts, read, []))
 
     @property
     def logs(self) -> list[Log]:

@@ -88,6 +88,7 @@ class AdvantageStream:
     def __init__(self, config: Hil, logs: Mapping[str, Log], notify: Callable[[str], None]):
         self._model, self._quantile = open_model(config), config.recap.threshold
         self._folder, self._logs, self._notify = Path(config.recap.model), dict(logs), notify
+        self._only = "" if "+" in config.task else config.task  # what episodes show that do not say what
         self._lock = threading.Lock()  # batches are made in another thread than episodes are valued in
         self._known: dict[tuple[str, int], ValuedSteps] = {}
         self._limits: dict[str, float] = {}
@@ -111,17 +112,16 @@ class AdvantageStream:
         count = 0
         for name, log in self._logs.items():
             with log.reading() as steps:
-                ended = steps.ended_trajectories()
+                ended = steps.ended_trajectories() if name == LIVE else log.trajectories()
             for number in ended:
                 facts = log.facts.about(number)
                 if name == LIVE and "task" not in facts:  # it is still to be reported, with its outcome
                     continue
                 if name == EARLIER and not self._is_judged(log, number):
                     continue
-                if not self._is_valued(facts):
-                    self._write(name, number)
-                    count += 1
-                self._take(name, number)
+                found = self._estimates(name, number)
+                self._take(name, number, found)
+                count += self._write(name, number, found)
         if count:
             self._notify(f"{count} episodes of before were valued by {self._folder}")
         self._set_limits()
@@ -132,34 +132,44 @@ class AdvantageStream:
         source = log.read(log.trajectory_keys(number), ["source"])["source"]
         return bool((~np.isin(source, [Source.parse(name) for name in PEOPLE])).any())
 
-    def _is_valued(self, facts: Mapping[str, Any]) -> bool:
-        """Whether an episode has the values of this model, for its outcome of now."""
+    def _known_estimates(self, name: str, number: int) -> Mapping[str, Any] | None:
+        """The facts of an episode, if they are of this model, for its outcome and its steps of now."""
+        facts, keys = self._logs[name].facts.about(number), self._logs[name].trajectory_keys(number)
         known = facts.get(ESTIMATES)
-        if not isinstance(known, Mapping) or "advantage" not in known:
-            return False
-        return known.get("model") == self._model.id and known.get("success") == facts.get("success")
+        if not isinstance(known, Mapping):
+            return None
+        same = (known.get("model"), known.get("success"), known.get("first"), len(known.get("advantage", ())))
+        return known if same == (self._model.id, facts.get("success"), int(keys[0] & OFFSETS), len(keys)) else None
 
     def value(self, trajectory: int) -> None:
         """Values an episode of the run's own log that has ended, once its task and its outcome are facts."""
-        if not self._is_valued(self._logs[LIVE].facts.about(trajectory)):
-            found = self._write(LIVE, trajectory)
-        else:
-            found = self._logs[LIVE].facts.about(trajectory)[ESTIMATES]
+        found = self._estimates(LIVE, trajectory)
         self._take(LIVE, trajectory, found)
         self._set_limits()
+        self._write(LIVE, trajectory, found)  # from now on batches have these steps
         if self._count() >= 2 * self._told:
             self._tell()
 
-    def _write(self, name: str, number: int) -> dict[str, Any]:
+    def _estimates(self, name: str, number: int) -> Mapping[str, Any]:
+        """What the model finds of an episode, or has found before."""
+        if (known := self._known_estimates(name, number)) is not None:
+            return known
         log = self._logs[name]
-        episodes = TrajectoryEpisodes(log, [number])
-        self._model.check(episodes)
-        found = estimates_of(self._model, episodes, 0)
-        self._take(name, number, found)  # before a batch can have these steps
-        log.annotate(number, **facts_of_estimates(found))
-        if not self._is_valued(log.facts.about(number)):  # what somebody has edited counts before what was recorded
-            Edits(log).estimates({number: found})
-        return found
+        episodes = TrajectoryEpisodes(log, [number], self._only)
+        try:
+            self._model.check(episodes)
+        except SchemaError as error:
+            raise SchemaError(f"{log.facts.about(number).get('imported', log.path)}: {error}") from error
+        return estimates_of(self._model, episodes, 0)
+
+    def _write(self, name: str, number: int, found: Mapping[str, Any]) -> bool:
+        """Makes facts of what was found, if they are not; whether they were not."""
+        if self._known_estimates(name, number) is not None:
+            return False
+        self._logs[name].annotate(number, **facts_of_estimates(found))
+        if self._known_estimates(name, number) is None:  # what somebody has edited counts before what was recorded
+            Edits(self._logs[name]).estimates({number: found})
+        return True
 
     def _take(self, name: str, number: int, found: Mapping[str, Any] | None = None) -> ValuedSteps:
         """Keeps the advantages of an episode: those that were found now, or else the facts of the log."""
@@ -173,7 +183,7 @@ class AdvantageStream:
         others = np.isin(source, [Source.parse(one) for one in OTHERS]) & (places >= 0) & (places < len(advantage))
         judged = advantage[places[others]]
         made = ValuedSteps(
-            str(facts.get("task", "")), facts.get("success"), first, advantage, judged, int((~others).sum())
+            str(facts.get("task") or self._only), facts.get("success"), first, advantage, judged, int((~others).sum())
         )
         with self._lock:
             self._known[name, number] = made
