@@ -56,7 +56,7 @@ def add_embedding(policy: Policy) -> ConditionEmbedding:
             f"condition=embedding: this {type(policy).__name__} has no token of the state to which an embedding could "
             "be added (small_vla, SmolVLA, pi0, and OpenVLA-OFT with proprioception have one). Give condition=words."
         )
-    made = ConditionEmbedding(policy.state_token_width).to(policy.device)
+    made: ConditionEmbedding = ConditionEmbedding(policy.state_token_width).to(policy.device)
     setattr(policy, CONDITIONED, made)
     return made
 
@@ -71,7 +71,7 @@ def condition_field(policy: nn.Module, observations: Sequence[Observation]) -> R
     """The field of a record with the conditions of observations, int64 [B]; none if the policy has no embedding."""
     if embedding_of(policy) is None:
         return {}
-    return {CONDITION: np.array([int(row.get(CONDITION, NONE)) for row in observations], np.int64)}
+    return {CONDITION: np.array([row.get(CONDITION, NONE) for row in observations], np.int64)}
 
 
 def conditioned_token(policy: nn.Module, token: Tensor, conditions: Tensor | None) -> Tensor:
