@@ -45,6 +45,8 @@ ENDLESS = 1_000_000_000
 QUICK_UPDATES = 20
 QUICK_RUN = ["training_starts=50", "log_period=1"]
 QUICK_RLPD = ["agent.encoder.pretrain_updates=5", "agent.rlpd.critic_warmup=5", "collect_steps=0"]
+POLICY = ["policy_options.width=96", "policy_options.depth=2", "policy_options.chunk=3", "policy_options.shift=2"]
+"""The policy of imitation: 0.4M parameters, three actions at a time"""
 QUICK_POLICY = ["policy_options.width=32", "policy_options.depth=1", "batch_size=8"]
 QUICK_VALUE = ["hidden=32", "evaluate_every=5", "batch_size=32"]
 END_S, MAX_S = 600.0, 3600.0
@@ -91,6 +93,7 @@ class Attempt:
         self.updates: dict[str, int] = {}
         self.phases: dict[str, float] = {}
         self.commands: list[str] = []
+        self.remarks: list[str] = []
         self._seconds, self._began = 60 * lab.minutes, time.monotonic()
 
     @property
@@ -220,9 +223,8 @@ class Attempt:
         smaller = QUICK_POLICY if self.lab.quick else []
         self.imitated("imitation", data, "policy_options.shift=2", f"policy_options.head={head}", *smaller, share=share)
 
-    def tried(self, run: str, number: int) -> tuple[str, bool]:
-        """Episodes of a policy in training states, with sampled actions: their log, and whether some of them succeeded
-        and others did not."""
+    def tried(self, run: str, number: int) -> tuple[str, int]:
+        """Episodes of a policy in training states, with sampled actions: their log, and how many of them failed."""
         episodes, out = self.lab.pick(*EPISODES), self.folder / "tried.json"
         before = set(self.folder.glob(f"{run}/evaluations/*"))
         words = ["eval", run, "--split", "train", "--sample", "--seed", 1000 * number + self.seed]
@@ -230,7 +232,7 @@ class Attempt:
         found = json.loads(out.read_text())
         remove(out)
         (made,) = set(self.folder.glob(f"{run}/evaluations/*")) - before
-        return str(made.relative_to(self.folder) / "log"), 0 < found["successes"] < episodes
+        return str(made.relative_to(self.folder) / "log"), episodes - int(found["successes"])
 
     def value(self, data: Sequence[str], *words: str, out: str) -> None:
         smaller = QUICK_VALUE if self.lab.quick else []
@@ -254,6 +256,7 @@ class Attempt:
             "operator": self.operator_steps,
             "demonstrated": self.demonstrated_steps,
             "commands": self.commands,
+            "remarks": self.remarks,
         }
 
 
@@ -297,9 +300,12 @@ def recap(attempt: Attempt, rounds: int) -> dict[str, Any]:
     """Each round learns from all episodes so far, from the policy of imitation on."""
     data, run = [attempt.demonstrations(), attempt.episodes_of_operator(attempt.operator)], "imitation"
     attempt.imitation(data, 0.4)
+    failures = 0
     for number in range(1, rounds + 1):
-        log, differ = attempt.tried(run, number)
-        if not differ and number > 1:  # nothing is left to tell apart
+        log, failed = attempt.tried(run, number)
+        failures += failed
+        if not failures:
+            attempt.remarks.append(ALL_GOOD)
             break
         data.append(log)
         attempt.value(data, out=f"value-{number}")
@@ -311,9 +317,15 @@ def recap(attempt: Attempt, rounds: int) -> dict[str, Any]:
 def best_of(attempt: Attempt, count: int) -> dict[str, Any]:
     recorded = [attempt.demonstrations(), attempt.episodes_of_operator(attempt.operator)]
     attempt.imitation(recorded, 0.8)
-    log, _ = attempt.tried("imitation", 1)
-    attempt.value([*recorded, log], "actions=5", out="verifier")
+    log, failed = attempt.tried("imitation", 1)
+    if not failed:
+        attempt.remarks.append(ALL_GOOD)
+        return attempt.judged("imitation")
+    attempt.value([*recorded, log], "actions=3", out="verifier")
     return attempt.judged("imitation", "--best-of", str(count), "--verifier", "verifier")
+
+
+ALL_GOOD = "no sampled episode failed, so that no value can be learned: the policy is kept as it was"
 
 
 class Method(NamedTuple):
@@ -407,7 +419,12 @@ def row(lab: Lab, task: str, method: str, runs: dict[int, Any], reference: dict[
     note = [f"95% interval {100 * low:.0f} - {100 * high:.0f}; seeds {', '.join(map(str, good))}: {each}%"]
     if method != REFERENCE:
         note.append(difference(good, reference))
-    note += [spent(list(good.values())), *why, f"commands: {' && '.join(next(iter(good.values()))['commands'])}"]
+    note += [
+        spent(list(good.values())),
+        *why,
+        *remarks(good),
+        f"commands: {' && '.join(next(iter(good.values()))['commands'])}",
+    ]
     rates = 100 * outcomes.mean(1)
     return Row(
         ours=100 * share,
@@ -440,6 +457,10 @@ def difference(good: dict[int, Any], reference: dict[int, Any]) -> str:
     else:
         gain, low, high = paired_difference(list(theirs[0] > 0), list(ours[0] > 0), range(ours.shape[1]))
     return f"{100 * gain:+.0f} points beside {REFERENCE} ({100 * low:+.0f} to {100 * high:+.0f}, {len(seeds)} seeds)"
+
+
+def remarks(good: dict[int, Any]) -> list[str]:
+    return [f"seed {seed}: {text}" for seed, run in good.items() for text in run["remarks"]]
 
 
 def spent(runs: list[dict[str, Any]]) -> str:

@@ -23,7 +23,9 @@ from tests.forked import ForkServer
 class Machine:
     """In the place of `call`: commands that take seconds of a clock that only they move."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, episode: int = 50):
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, episode: int = 50, every: int = 2):
+        """`episode`: steps of one; `every`: of so many sampled episodes, one succeeds."""
+        self._every = every
         self.now, self.calls, self.limits, self._episode = 0.0, list[list[str]](), list[float](), episode
         self._sizes: dict[Path, int] = {}
         monkeypatch.setattr(learn_methods.time, "monotonic", lambda: self.now)
@@ -47,7 +49,7 @@ class Machine:
             (folder / words[1] / "evaluations" / f"{number}").mkdir(parents=True)
             count = int(words[words.index("--episodes") + 1])
             outcomes = [{"success": state % 2 == 0, "steps": 9} for state in range(count)]
-            (folder / out["--json"]).write_text(json.dumps({"outcomes": outcomes, "successes": count // 2}))
+            (folder / out["--json"]).write_text(json.dumps({"outcomes": outcomes, "successes": count // self._every}))
         return subprocess.CompletedProcess(list(words), 130 if ends else 0, "", "")
 
 
@@ -91,6 +93,22 @@ def test_what_a_method_adds_is_in_its_words(tmp_path: Path, monkeypatch: pytest.
     assert "imitation/evaluations/0/log" in made["sft"], "the policy's own episodes are learned from"
 
 
+def test_rounds_end_where_nothing_failed_and_not_where_nothing_succeeded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    lab = Lab(tmp_path, quick=False, minutes=20.0)
+    for every, trained in ((1, 0), (1000, 3)):
+        Machine(monkeypatch, every=every)
+        made = learn_methods.measured(lab, "drawer", "recap_3", 0)
+        assert sum("recap.threshold" in text for text in made["commands"]) == trained
+        assert bool(made["remarks"]) == (every == 1)
+    Machine(monkeypatch, every=1)
+    made = learn_methods.measured(lab, "drawer", "best_of_8", 0)
+    assert made["remarks"] == [learn_methods.ALL_GOOD] and "--best-of" not in made["commands"][-1]
+    good = {0: made}
+    assert f"seed 0: {learn_methods.ALL_GOOD}" in learn_methods.row(lab, "drawer", "best_of_8", good, {}).note
+
+
 def test_a_run_without_time_for_its_last_phase_has_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     Machine(monkeypatch)
     lab = Lab(tmp_path, quick=False, minutes=0.3, seeds=1, only=frozenset({"methods_peg_rlpd"}))
@@ -121,6 +139,7 @@ def test_a_command_is_asked_to_end_as_by_ctrl_c(tmp_path: Path):
 
 def run_of(successes: int, **more: Any) -> dict[str, Any]:
     spent = {"seconds": 1201.0, "phases": {"rlpd": 1200.0}, "updates": {"rlpd": 5000}, "commands": ["hilt train it"]}
+    spent |= {"remarks": []}
     return {
         **spent,
         "outcomes": [state < successes for state in range(100)],
