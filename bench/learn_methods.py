@@ -221,7 +221,7 @@ class Attempt:
     def imitation(self, data: Sequence[str], share: float, head: str = "tokens") -> None:
         """The first policy of a vision-language-action model, of nothing but what was recorded."""
         smaller = QUICK_POLICY if self.lab.quick else []
-        self.imitated("imitation", data, "policy_options.shift=2", f"policy_options.head={head}", *smaller, share=share)
+        self.imitated("imitation", data, *POLICY, f"policy_options.head={head}", *smaller, share=share)
 
     def tried(self, run: str, number: int) -> tuple[str, int]:
         """Episodes of a policy in training states, with sampled actions: their log, and how many of them failed."""
