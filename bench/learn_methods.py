@@ -7,8 +7,8 @@ seed, and the clock runs from before they are recorded to the end of the last co
 a value model is missing from what follows. A command that would take longer is asked to end by Ctrl-C, as a user would
 do. All have the same number of steps by the operator at most, besides the demonstrations: methods that learn while
 acting are taken over from until that number is reached; those that imitate get whole episodes of the same operator,
-and those beside a frozen policy half of them in each way. The 100 test states are tried once, at the end, outside of
-the clock. Each command of a run is one of `hilt`'s, and is in the note of its row.
+and those that do both, as beside a frozen policy, half of them in each way. The 100 test states are tried once, at the
+end, outside of the clock. Each command of a run is one of `hilt`'s, and is in the note of its row.
 """
 
 from __future__ import annotations
@@ -268,6 +268,15 @@ def rlpd(attempt: Attempt, *words: str) -> dict[str, Any]:
     return attempt.judged("rlpd")
 
 
+def episodes_first(attempt: Attempt) -> dict[str, Any]:
+    """Nothing needs to be collected before the encoder is trained for good."""
+    recorded = [attempt.demonstrations(), attempt.episodes_of_operator(attempt.operator // 2)]
+    attempt.rlpd(
+        "rlpd", recorded, *([] if attempt.lab.quick else ["agent.encoder.pretrain_updates=3000"]), "collect_steps=0"
+    )
+    return attempt.judged("rlpd")
+
+
 def value_reward(attempt: Attempt) -> dict[str, Any]:
     """A first run, with a fifth of the operator's steps, shows what can fail."""
     demos = attempt.demonstrations()
@@ -340,6 +349,11 @@ METHODS = {
     "q_chunking": Method(
         lambda attempt: rlpd(attempt, "agent.chunk=4", "n_step=1"), "the same with chunks of four actions"
     ),
+    "strong_critics": Method(
+        lambda attempt: rlpd(attempt, "agent.critic.head=hl_gauss", "agent.critic.network=simba"),
+        "the same with critics of residual blocks that state a distribution",
+    ),
+    "episodes_first": Method(episodes_first, "RLPD that imitates whole episodes of the operator first"),
     "value_reward": Method(
         value_reward,
         "RLPD with the dense reward of a value model of a first run",
