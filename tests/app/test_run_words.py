@@ -66,6 +66,11 @@ def test_run_words_of_every_alarm_are_translated_whole(name: str):
         ),
         ("waits: an error of somebody's", "等待：an error of somebody's"),
         (
+            "press: 8 episodes were valued, of which 3 failed; 40% of 1,200 steps of the policy have an advantage "
+            "above -0.0312 and are good, and so are 31 steps of a person",
+            "press：已评价 8 个回合，其中 3 个失败；策略的 1,200 步中有 40% 的优势高于 -0.0312，算作好，人的 31 步也是",
+        ),
+        (
             "imitates the demonstrations first: 1,200 of 2,000 updates, loss 0.123, about 20 s left",
             "先模仿示教：2,000 次更新中的 1,200 次，损失 0.123，约剩 20 s",
         ),

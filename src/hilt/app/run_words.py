@@ -253,6 +253,12 @@ EVENT_TEXTS = (
     (r"opens the logs", "打开日志"),
     (r"opens the logs, and imports into them what the run begins with", "打开日志，并导入训练开始所用的数据"),
     (r"(\d+) steps imported from (.*)", r"从 \2 导入了 \1 步"),
+    (r"(\d+) episodes of before were valued by (.*)", r"之前的 \1 个回合已由 \2 评价"),
+    (
+        r"(.*): (\d+) episodes were valued, of which (\d+) failed; (\S+) of ([\d,]+) steps of the policy have an "
+        r"advantage above (\S+) and are good, and so are ([\d,]+) steps of a person",
+        r"\1：已评价 \2 个回合，其中 \3 个失败；策略的 \5 步中有 \4 的优势高于 \6，算作好，人的 \7 步也是",
+    ),
     (r"goes on after a pause", "暂停后继续"),
     (
         r"contact to the operator is lost: the run's clock and learning are paused",
