@@ -169,3 +169,19 @@ def test_a_hand_that_is_low_beside_a_button_rises_before_it_presses(side: tuple[
     expert = env.expert()
     assert any(env.step(expert())[2] for _ in range(12))
     env.close()
+
+
+def test_plan_that_begins_over_a_button_goes_on_down():
+    """As the plan does that began above it: an operator who takes over here must not teach the contrary."""
+    env = TabletopEnv("press_yellow", image_size=None, control_hz=10, step_limit=80)
+    env.reset(seed=0, options={"split": "test", "state": 1})
+    over = env.world.body_pose("yellow base")[:3] + np.array([0.005, 0.0, 0.055])
+    action = np.zeros(7, np.float32)
+    for height in (0.12, 0.0):
+        for _ in range(20):
+            way = over + np.array([0, 0, height]) - env.world.pose()[:3]
+            action[:3] = (way / env.action_scale[0]).clip(-0.8, 0.8)
+            assert not env.step(action)[2]
+    assert np.linalg.norm(env.world.pose()[:3] - over) < 0.01
+    assert env.expert()()[2] < -0.1
+    env.close()

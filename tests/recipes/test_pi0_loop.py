@@ -43,7 +43,7 @@ OTHERWISE = {
     *("validation.episodes", "validation.period"),
 }
 """Settings of another value than the source's, which its docstring explains: sizes, and the policy"""
-SMALLER = {"memory_limit_gb", "lora.rank", "lora.alpha", "lora.targets", "reference.offload"} | {
+SMALLER = {"memory_limit_gb", "lora.rank", "lora.alpha", "lora.targets"} | {
     f"algorithm.kl.{name}" for name in ("where", "estimate", "coefficient")
 }
 TINY: dict[str, Any] = {
@@ -119,8 +119,8 @@ def test_dry_run_shows_memory_and_share(tmp_path: Path):
     shown = CliRunner().invoke(cli.app, ["train", "pi0_rloo_24gb", *words], env={"COLUMNS": "200"}).output
     for line in (
         "recomputation: policy_options.gradient_checkpointing=0 (auto: a training step needs ",
-        "memory of the policy, in training with 8 chunks in a pass: ",
-        "memory of the reference, on the host but for its passes with 8 chunks in a pass: ",
+        "memory of the policy, in training with 32 chunks in a pass: ",
+        "memory of the reference with 32 chunks in a pass: ",
         "memory that a rank may use on cpu (memory_limit_gb): 24.0 GB",
     ):
         assert line in shown, shown

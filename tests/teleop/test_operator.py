@@ -237,3 +237,20 @@ def test_an_operator_that_is_asked_takes_over_for_a_turn():
     made += [env.step(WISH)[4]["source"] for _ in range(TURN + 3)]
     assert made == [Source.POLICY] * 3 + [Source.HUMAN] * TURN + [Source.POLICY] * 3
     assert env.message == "help" and not device.waited_for
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "window"),
+    [("button", {}, 3), ("push", {}, PROGRESS_WINDOW), ("press_blue", {"control_hz": 5, "step_limit": 18}, 3)],
+)
+def test_operator_does_not_take_over_from_its_own_expert(task: str, options: dict[str, Any], window: int):
+    """It judges by a new plan at each step, which must want what the plan that is under way wants."""
+    env = TakeOver(TabletopEnv(task, image_size=None, **options), Script(operator=True, window=window))
+    for state in range(3):
+        env.reset(options={"split": "test", "state": state})
+        plan, ended, info = env.get_wrapper_attr("expert")(), False, dict[str, Any]()
+        while not ended:
+            *_, terminated, truncated, info = env.step(plan())
+            ended = terminated or truncated
+        assert info["succeed"] and info["intervention_steps"] == 0
+    env.close()

@@ -85,6 +85,40 @@ def test_the_reference_stays_as_it_was_wherever_it_lies(worker: Any):
     assert not any(parameter.requires_grad for parameter in held.module.parameters())
 
 
+def test_reference_beside_adapters_has_only_weights_of_its_own_that_are_trained(worker: Any):
+    one = worker("max_steps=1", "algorithm.kl.where=loss", "algorithm.kl.estimate=mse", "lora.rank=2")
+    one.load_own([])
+    one.collect(0)
+    record, reference = one.episodes[0].record, one.updater._reference
+    theirs = dict(one.policy.named_parameters())
+    for name, weight in reference.module.named_parameters():
+        assert (weight is theirs[name]) == (not theirs[name].requires_grad) and not weight.requires_grad
+    before = one.policy.evaluate(record).log_prob.detach()
+    one.update(1.0)
+    assert not torch.equal(one.policy.evaluate(record).log_prob, before)
+    assert torch.allclose(reference.evaluate(record).log_prob, before, atol=1e-6)
+
+
+def test_reference_on_the_host_comes_once_for_all_passes(worker: Any, monkeypatch: pytest.MonkeyPatch):
+    moves: list[str] = []
+    kept = ReferencePolicy._move
+
+    def move(reference: ReferencePolicy, device: torch.device) -> None:
+        moves.append(device.type)
+        kept(reference, device)
+
+    monkeypatch.setattr(ReferencePolicy, "_move", move)
+    one = worker(
+        *("max_steps=1", "algorithm.kl.where=loss", "algorithm.kl.estimate=mse"),
+        *("reference.offload=true", "algorithm.batch.chunks_per_pass=1"),
+    )
+    one.load_own([])
+    one.collect(0)
+    moves.clear()
+    one.update(1.0)
+    assert moves == ["cpu", "cpu"], "to the device, which is the CPU here, and back"
+
+
 @pytest.mark.parametrize(("kind", "trunk"), [("shared", True), ("detached", False)])
 def test_a_value_head_on_the_trunk_trains_it_or_not(kind: str, trunk: bool, worker: Any, tmp_path: Path):
     first = first_policy(config(), SIZES)

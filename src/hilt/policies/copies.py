@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,27 +13,52 @@ from hilt.policies.base import Evaluation, Policy, Record
 
 
 class ReferencePolicy(torch.nn.Module):
-    """The policy as it was when this was made. `offload`: its weights lie in the
-    host's memory until they are needed."""
+    """The policy as it was when this was made. Weights that are not trained are shared with it, and take no room twice,
+    unless `share` is False; so with adapters the reference is nearly free. `offload`: its own weights lie in the host's
+    memory but for passes (`on_device`)."""
 
-    def __init__(self, policy: Policy, offload: bool):
+    def __init__(self, policy: Policy, offload: bool, share: bool = True):
         super().__init__()
-        self._device, self._offload = policy.device, offload
-        self.module = copy.deepcopy(policy).eval().requires_grad_(False)
+        self._device, self._offload, self._lent = policy.device, offload, False
+        shared = _not_trained(policy) if share else {}
+        self.module = copy.deepcopy(policy, {**shared}).eval().requires_grad_(False)
+        self._own = [weight for weight in self.module.parameters() if id(weight) not in shared]
         if offload:
-            self.module.to("cpu")
+            self._move(torch.device("cpu"))
 
     def evaluate(self, record: Record) -> Evaluation:
-        result: Evaluation
-        if not self._offload:
-            result = self.module.evaluate(record)
+        with self.on_device():
+            result: Evaluation = self.module.evaluate(record)
             return result
-        self.module.to(self._device)
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """Within it the weights are where they are needed: around all passes, since weights that lie on the host are
+        moved at its beginning and at its end."""
+        if not self._offload or self._lent:
+            yield
+            return
+        self._move(self._device)
+        self._lent = True
         try:
-            result = self.module.evaluate(record)
-            return result
+            yield
         finally:
-            self.module.to("cpu")
+            self._lent = False
+            self._move(torch.device("cpu"))
+
+    def _move(self, device: torch.device) -> None:
+        for weight in self._own:
+            weight.data = weight.data.to(device)
+
+
+def on_device(module: Any) -> AbstractContextManager[object]:
+    """Around several passes of a module: a reference that lies on the host comes once for all of them."""
+    return module.on_device() if isinstance(module, ReferencePolicy) else nullcontext()
+
+
+def _not_trained(policy: Policy) -> dict[int, torch.nn.Parameter]:
+    """By id: to be given to `copy.deepcopy`, which then takes them as they are."""
+    return {id(weight): weight for weight in policy.parameters() if not weight.requires_grad}
 
 
 class ActingCopy:
@@ -41,8 +67,7 @@ class ActingCopy:
 
     def __init__(self, policy: Policy):
         self._learns = policy
-        shared = {id(weight): weight for weight in policy.parameters() if not weight.requires_grad}
-        self.policy: Policy = copy.deepcopy(policy, shared).eval().requires_grad_(False)
+        self.policy: Policy = copy.deepcopy(policy, _not_trained(policy)).eval().requires_grad_(False)
 
     def refresh(self) -> Policy:
         """Takes over the weights of now; gives the policy that acts by them."""

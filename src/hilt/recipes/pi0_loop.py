@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from hilt.algos.config import Batching, Kl, Optimizer, PolicyGradient
 from hilt.vla.collect import Collecting
-from hilt.vla.config import Reference, SimulatorSettings, Validation, Vla
+from hilt.vla.config import SimulatorSettings, Validation, Vla
 from hilt.vla.sft import Lora
 
 TASKS = [f"libero_spatial/{number}" for number in range(9)]
@@ -56,14 +56,13 @@ def pi0_rloo() -> Vla:
 
 def pi0_rloo_24gb() -> Vla:
     """The same on a GPU of 24 GB: adapters of rank 32 on the action expert alone, in float32 beside weights in bfloat16
-    that stay; the policy as it was, from which a KL of weight 0.01 keeps it, lies on the host but for its passes;
-    passes of 8 chunks. `memory_limit_gb` keeps a run on a larger GPU to the same."""
+    that stay; the policy as it was, from which a KL of weight 0.01 keeps it, shares them; passes of 32 chunks.
+    `memory_limit_gb` keeps a run on a larger GPU to the same."""
     config = pi0_rloo()
     config.policy_options |= {"dtype": "bfloat16"}
     config.memory_limit_gb = 24.0
     config.lora = Lora(rank=32, alpha=32, targets=list(EXPERT))
     config.algorithm.kl = Kl(where="loss", estimate="mse", coefficient=0.01)
-    config.algorithm.batch = Batching(chunks_per_pass=8)
-    config.reference = Reference(offload=True)
+    config.algorithm.batch = Batching(chunks_per_pass=32)
     config.optimizer = Optimizer(learning_rate=1e-4)
     return config

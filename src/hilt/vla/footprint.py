@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,8 @@ def needs(config: Vla, options: dict[str, Any]) -> dict[str, Estimate]:
     roles = {"policy, in training": _needs(config, options, rows, training=True)}
     if config.has_reference:
         held = _needs(config, options, batch.log_prob_chunks_per_pass or rows, training=False)
+        if not config.sharding.enabled:  # of its own are the weights that are trained, of which each has a gradient
+            held = replace(held, weights=roles["policy, in training"].gradients)
         roles["reference" + ", on the host but for its passes" * config.reference.offload] = held
     if config.prime.coefficient:
         roles["reward policy, in training"] = _needs(config, options, rows, training=True)

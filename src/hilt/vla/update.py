@@ -32,6 +32,7 @@ from hilt.core.progress import Report, silent
 from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.distributed.ranks import Alone, Ranks
 from hilt.policies.base import Record, select
+from hilt.policies.copies import on_device
 from hilt.policies.plasticity import WatchedPasses
 from hilt.vla.episode import RolloutEpisode, token_mask
 from hilt.vla.rows import FlowDraws, LossWeights, Rows, added, loss_weights, mean_of_finite, per_row
@@ -371,7 +372,7 @@ class Updater:
         if flow is not None:
             found = torch.zeros(*flow.times.shape, *rows.old.shape[1:])
         module.eval()
-        with torch.no_grad():
+        with torch.no_grad(), on_device(module):
             rows_seen = torch.arange(len(rows)) if chosen is None else chosen
             for part in self._passes(rows, rows_seen, self.settings.batch.log_prob_chunks_per_pass):
                 record, given = rows.record(part, blank), None

@@ -136,16 +136,16 @@ class Worker:
 
     def _learn(self) -> None:
         """The side that trains."""
-        config = self._config
-        reference = ReferencePolicy(self.policy, config.reference.offload) if config.has_reference else None
-        critic = None
+        config, critic, reference = self._config, None, None
+        attach_adapters(self.policy, config)
+        if config.has_reference:  # new adapters change nothing yet; what is sharded has no weights to share
+            reference = ReferencePolicy(self.policy, config.reference.offload, share=not config.sharding.enabled)
         if config.critic.kind == "separate":
             judge = first_policy(config, self._sizes, value="shared")
             self._mind_stop()
             attach_adapters(judge, config)  # its value head is trained in full
             critic = self._make_optimizer(judge, config.critic.optimizer)
         self.process = self._process_reward(reference)
-        attach_adapters(self.policy, config)
         head = config.critic.optimizer if config.critic.kind in ("shared", "detached") else None
         self.optimizer, self.critic = self._make_optimizer(self.policy, config.optimizer, head), critic
         extra = (

@@ -57,10 +57,10 @@ class RobActorRolloutRefWorker:
         """Loads the checkpoint, with adapters where ``model.lora_rank`` asks for them."""
         self.settings = _one_process(worker_run_of("actor_rollout_ref", self.config).config)
         self.actor_module = first_policy(self.settings, {})
+        attach_adapters(self.actor_module, self.settings)
         if self._is_ref:
             offload = bool(get(get(get(self.config, "ref", {}), "fsdp_config", {}), "param_offload", False))
             self.ref_module = ReferencePolicy(self.actor_module, offload)
-        attach_adapters(self.actor_module, self.settings)
         if self._is_actor:
             self.actor = RobDataParallelPPOActor(self.settings, self.actor_module)
         if self._is_rollout:

@@ -45,6 +45,11 @@ class Hand(ScriptedHand):
     def __init__(self, world: World, arm: int = 0, action_scale: tuple[float, float] = ACTION_SCALE):
         super().__init__(world, arm, action_scale, ACTION_SCALE[0] / action_scale[0])
 
+    def is_over(self, point: Array) -> bool:
+        """Whether it only has to go down: a plan may begin in the middle of the task, and one that rose first would
+        contradict the one that went down here."""
+        return bool(np.linalg.norm((point - self.position)[:2]) < 0.015)
+
     def grasp(self, point: Callable[[], Array], yaw: Callable[[], float] = lambda: 0.0) -> Script:
         """From above, round a point. What is in the hand already stays there: a
         plan may begin in the middle of the task."""
@@ -89,7 +94,7 @@ def reach(hand: Hand) -> Script:
 
 def push(hand: Hand) -> Script:
     """From behind, in line with the target; the block sticks to the fingers, so that
-    what it lacks is what the hand has to move."""
+    what it lacks is what the hand has to move. A hand that is behind it already pushes on."""
 
     def lacks() -> Array:
         return (position(hand.world, "target") - position(hand.world, "block")) * (1, 1, 0)
@@ -103,8 +108,10 @@ def push(hand: Hand) -> Script:
     def onward() -> Array:
         return np.array([*(hand.position + lacks())[:2], 0.025])
 
-    yield from hand.approach(lambda: behind(0.10), lambda: yaw, CLOSE)
-    yield from hand.go(lambda: behind(0.025), lambda: yaw, CLOSE, near=0.01)
+    pushes = hand.position[2] < 0.04 and abs(yaw - hand.yaw) < 0.2 and not slipped(hand, "block", way)
+    if not (pushes and np.linalg.norm((hand.position - position(hand.world, "block"))[:2]) < 0.085):
+        yield from hand.approach(lambda: behind(0.10), lambda: yaw, CLOSE)
+        yield from hand.go(lambda: behind(0.025), lambda: yaw, CLOSE, near=0.01)
     yield from hand.go(
         onward, lambda: yaw, CLOSE, near=0.0, until=lambda: lacks() @ way < 0.005 or slipped(hand, "block", way)
     )
@@ -188,7 +195,8 @@ def close_drawer(hand: Hand) -> Script:
 
 
 def button(hand: Hand) -> Script:
-    yield from hand.approach(lambda: at(hand.world, "base", 0, 0, 0.11), grip=CLOSE)
+    if not hand.is_over(at(hand.world, "base", 0, 0, 0)):
+        yield from hand.approach(lambda: at(hand.world, "base", 0, 0, 0.11), grip=CLOSE)
     yield from hand.go(lambda: at(hand.world, "base", 0, 0, 0.035), grip=CLOSE)
 
 
@@ -198,10 +206,11 @@ def press(name: str) -> Callable[[Hand], Script]:
 
     def script(hand: Hand) -> Script:
         here, above = hand.position, at(hand.world, f"{name} base", 0, 0, 0.08)
-        if here[2] < above[2] - 0.015 and np.linalg.norm((above - here)[:2]) > 0.015:
-            up = np.array([*here[:2], above[2]])
-            yield from hand.go(lambda: up, grip=CLOSE, near=0.02, speed=0.8)
-        yield from hand.go(lambda: at(hand.world, f"{name} base", 0, 0, 0.08), grip=CLOSE, near=0.02, speed=0.8)
+        if not hand.is_over(above):
+            if here[2] < above[2] - 0.015:
+                up = np.array([*here[:2], above[2]])
+                yield from hand.go(lambda: up, grip=CLOSE, near=0.02, speed=0.8)
+            yield from hand.go(lambda: at(hand.world, f"{name} base", 0, 0, 0.08), grip=CLOSE, near=0.02, speed=0.8)
         yield from hand.go(lambda: at(hand.world, f"{name} base", 0, 0, 0.02), grip=CLOSE, speed=0.8)
 
     return script
