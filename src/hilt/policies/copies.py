@@ -52,12 +52,12 @@ class ReferencePolicy(torch.nn.Module):
 
 
 def on_device(module: Any) -> AbstractContextManager[object]:
-    """Around several passes of a module: a reference that lies on the host comes once for all of them."""
+    """Goes around several passes of a module: a reference that lies on the host comes once for all of them."""
     return module.on_device() if isinstance(module, ReferencePolicy) else nullcontext()
 
 
 def _not_trained(policy: Policy) -> dict[int, torch.nn.Parameter]:
-    """By id: to be given to `copy.deepcopy`, which then takes them as they are."""
+    """Returns the weights that are not trained, by id, for `copy.deepcopy`, which then takes them as they are."""
     return {id(weight): weight for weight in policy.parameters() if not weight.requires_grad}
 
 
