@@ -29,6 +29,9 @@ from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from hilt.replay import Edits, Log, Schema
 from hilt.replay.key_ranges import OFFSET_BITS
 from hilt.runs.checkpoint import load
+from hilt.value.value_config import ValueConfig
+from hilt.value.value_episodes import ValueEpisodes
+from hilt.value.value_training import train_value
 from tests.hil.toy_run import NO_CHUNK, episode, spaces, wire
 from tests.value.chosen import save_verifier
 from tests.value.valued import save_untrained
@@ -279,6 +282,33 @@ def test_resumed_it_learns_the_same_bit_for_bit(template: Path, tmp_path: Path, 
 
 
 # What is refused
+
+
+def test_a_model_on_features_of_a_policy_values_the_stream_and_those_of_other_weights_are_refused(
+    template: Path, tmp_path: Path
+):
+    shutil.copytree(template / "run", tmp_path / "run")
+    shutil.copytree(template / "policy", tmp_path / "seeing")
+    logs = logs_of(tmp_path / "run", asked(template))
+    for number in logs[LIVE].trajectories():
+        logs[LIVE].annotate(number, task=TASK, success=number % 2 == 0)
+    for log in logs.values():
+        log.close()
+    names = {"full_image": "images/front", "state": "state/point"}
+    quick = {"hidden": 16, "steps": 4, "evaluate_every": 2, "batch_size": 8}
+    with ValueEpisodes([tmp_path / "run" / "log"]) as episodes:
+        train_value(episodes, ValueConfig(policy=str(tmp_path / "seeing"), columns=names, **quick), tmp_path / "value")
+    settings, said = asked(template, recap={"model": str(tmp_path / "value")}), list[str]()
+    check_recap(settings, spaces(True))
+    logs = logs_of(tmp_path / "run", settings)
+    stream = AdvantageStream(settings, logs, said.append)
+    assert stream.counts()["valued_episodes"] == 10 and stream.good(LIVE, stream.judged[LIVE].keys()).any()
+    for log in logs.values():
+        log.close()
+    SmallVLA(SmallVLAConfig(**SIZES), seed=1).save_pretrained(tmp_path / "other")
+    (tmp_path / "other" / "model.safetensors").replace(tmp_path / "seeing" / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"its weights have the hash .*, and the value model was trained on features"):
+        check_recap(settings, spaces(True))
 
 
 def test_a_value_model_that_does_not_fit_is_refused(template: Path, tmp_path: Path):
