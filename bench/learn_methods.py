@@ -397,11 +397,13 @@ def name_of(lab: Lab, task: str, method: str, seed: int) -> str:
 
 def result(lab: Lab, task: str, method: str, seed: int) -> dict[str, Any]:
     """Of one run. One that fails is not kept, and does not end the others."""
+    from hilt.core.errors import HiltError
+
     try:
         return lab.once(name_of(lab, task, method, seed), partial(measured, lab, task, method, seed))
     except NotKeptError:
         return {"error": "not run"}
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, ValueError, LookupError, subprocess.SubprocessError, HiltError) as error:
         lab.progress(f"methods: {task}, {method}, seed {seed} failed: {error}")
         return {"error": f"failed: {str(error).strip().splitlines()[-1]}"}
 

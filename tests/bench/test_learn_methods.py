@@ -17,6 +17,7 @@ from bench.__main__ import main
 from bench.lab import Lab
 from bench.learn_methods import METHODS, TASKS, Attempt
 
+from hilt.core.errors import ConfigError
 from tests.forked import ForkServer
 
 
@@ -114,6 +115,22 @@ def test_a_run_without_time_for_its_last_phase_has_no_result(tmp_path: Path, mon
     lab = Lab(tmp_path, quick=False, minutes=0.3, seeds=1, only=frozenset({"methods_peg_rlpd"}))
     (row,) = learn_methods.methods(lab)
     assert row.ours is None and "seed 0: no result, failed: no time is left for rlpd: demonstrations 20 s" in row.note
+
+
+@pytest.mark.parametrize("error", [IndexError("no metrics"), OSError("no space"), ConfigError("no such log")])
+def test_a_run_that_fails_is_not_kept_and_does_not_end_the_others(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def measured(lab: Lab, task: str, method: str, seed: int) -> dict[str, Any]:
+        if seed == 0:
+            raise error
+        return run_of(70)
+
+    monkeypatch.setattr(learn_methods, "measured", measured)
+    only = frozenset({"methods_peg_rlpd"})
+    (row,) = learn_methods.methods(Lab(tmp_path, quick=False, seeds=2, only=only, keep=tmp_path / "kept"))
+    assert row.ours == 70 and f"seed 0: no result, failed: {error}" in row.note
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["methods_peg_rlpd-5min-1.json"]
 
 
 def test_a_command_is_asked_to_end_as_by_ctrl_c(tmp_path: Path):
