@@ -166,6 +166,19 @@ def test_imitation_lowers_the_loss_and_goes_on_bit_for_bit(folder: Path, env, sh
     assert one != two
 
 
+def test_gradient_that_is_suddenly_larger_moves_weights_by_one_learning_rate_at_most(folder: Path, env, shown: Path):
+    """A policy that has learned has small gradients, until a person corrects it."""
+    agent = make_agent(config(folder, options={"learning_rate": 1e-3}), env)
+    agent.imitate(batch_of(shown)[1])
+    adam = agent._adam
+    for _ in range(200):
+        adam.step([torch.full_like(weight, 1e-3) for weight in adam.parameters])
+    before = [weight.detach().clone() for weight in adam.parameters]
+    adam.step([torch.full_like(weight, 0.5) for weight in adam.parameters])
+    moved = max(float((weight - old).abs().max()) for weight, old in zip(adam.parameters, before, strict=True))
+    assert 0 < moved < 1.05e-3
+
+
 def test_a_moving_average_acts_while_the_newest_weights_learn(folder: Path, env, shown: Path):
     _, batch = batch_of(shown)
     plain, slow = (make_agent(config(folder, options={"average": share}), env) for share in (0.0, 0.25))

@@ -121,3 +121,17 @@ def test_a_run_that_ended_with_numbers_that_are_not_finite_goes_back_to_its_newe
     write_json(run / "run.json", {"ended": {"reason": "not_finite", "step": 44}})
     assert go_back(run) == LastGood(20, "not_finite", 44, 20) and not (run / "set_aside").exists()
     assert read_json(run / "run.json")["went_back"][0]["set_aside"] is False
+
+
+def test_checkpoint_whose_evaluation_raised_the_alarm_is_not_good(tmp_path: Path):
+    """It is evaluated beside learning: the alarm comes when there is more than that checkpoint."""
+    with Metrics(tmp_path) as metrics:
+        watch = AlarmWatch(tmp_path, RunFacts("hil"), metrics, lambda text: None)
+        for update in range(10, 50, 10):
+            checkpoint.save(tmp_path, update, {"w": torch.zeros(1)}, {"elapsed": 1.0}, 2, alarm=watch.spans.earliest)
+            evaluated = {"validation_success": 0.98 if update < 30 else 0.5, "validation_episodes": 100.0}
+            evaluated |= {"validation_update": float(update)}
+            metrics.write("update", evaluated, update=update + 5, step=0)
+            watch.take(evaluated, update=update + 5, step=0)
+    assert checkpoint.numbers(tmp_path) == [20, 30, 40], "the last good one stays"
+    assert last_good(tmp_path) == LastGood(20, "validation", 30, 40)

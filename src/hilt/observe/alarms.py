@@ -469,7 +469,8 @@ def check_stop_on(names: Iterable[str], facts: RunFacts) -> None:
 class AlarmSpans:
     """Since which update each alarm stands, from the records of a run in their order.
 
-    A process that goes on with a run raises anew what still holds: such an alarm began when it was raised first."""
+    A process that goes on with a run raises anew what still holds: such an alarm began when it was raised first. An
+    evaluation beside learning ends after the update that it is of: the alarm that it raises began with that one."""
 
     def __init__(self) -> None:
         self.stopped = ""
@@ -477,6 +478,7 @@ class AlarmSpans:
         self._since: dict[str, int] = {}
         self._carried: dict[str, int] = {}  # of the process before
         self._learned = False  # whether this process has written figures
+        self._evaluated: int | None = None  # the update of the last evaluation
 
     @property
     def standing(self) -> dict[str, int]:
@@ -492,6 +494,8 @@ class AlarmSpans:
         """Takes in a record of the metrics."""
         event, update = record.get("event"), int(record.get("update", 0))
         self._learned = self._learned or record.get("kind") == "update"
+        if "validation_update" in record:
+            self._evaluated = int(record["validation_update"])
         if event == GOES_ON:
             if self._learned or self._since:
                 self._carried = self._since
@@ -503,7 +507,8 @@ class AlarmSpans:
         elif name := str(record.get("alarm", "")):
             self.stopped = name if record.get("stops") else self.stopped
             if record[f"alarm/{name}"]:
-                self._since.setdefault(name, self._carried.get(name, update))
+                began = update if name != "validation" or self._evaluated is None else min(update, self._evaluated)
+                self._since.setdefault(name, self._carried.get(name, began))
             else:
                 self._since.pop(name, None)
                 self._carried.pop(name, None)
@@ -528,7 +533,7 @@ class AlarmWatch:
     def take(self, values: Record, *, update: int, step: int) -> str:
         """Takes the record of an update; returns the text of an alarm that ends the run, else nothing."""
         ends = ""
-        self.spans.take({"kind": "update"})
+        self.spans.take({**values, "kind": "update"})
         for change in self.alarms.take({**values, "update": update, "step": step}):
             stops = change.raised and change.name in self._stop_on and not ends
             event: dict[str, Value] = {"event": change.text, "alarm": change.name, "stops": stops}
