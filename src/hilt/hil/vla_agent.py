@@ -60,9 +60,9 @@ ALIVE_S, FORGET_S = 0.08, 0.5
 """Seconds after the last sign of life of a policy server from which the arm holds, so that it holds 0.1 s after the
 server was lost; and seconds of that after which the rest of the chunk is dropped"""
 BETAS = (0.9, 0.95)
-"""Of AdamW, as in openpi. With the usual 0.999, a gradient that is much larger than those of the last hundreds of updates
-moves the weights by three learning rates, and a policy that has learned what it was shown has such small gradients that
-the next correction of a person could undo all of it"""
+"""Of AdamW, as in openpi. With the usual 0.999, a gradient that is much larger than those of the last hundreds of
+updates moves the weights by three learning rates, and a policy that has learned what it was shown has such small
+gradients that the next correction of a person could undo all of it"""
 IMITATES = "agent.kind=vla learns by imitation: give algorithm=hg-dagger, filtered, recap, mixed or bc."
 AddedGradient = Callable[[Policy], dict[str, float]]
 """Adds the gradient of a loss to those that a policy has, and gives figures of it"""
