@@ -346,6 +346,7 @@ def test_how_often_it_is_validated(tmp_path: Path):
         ]
 
     assert times("default") == [0, 2, 3]
+    assert times("later", "validation.before=false") == [2, 3], "a multiple of the period, but not the start"
     assert times("never", "validation.before=false", "validation.period=0", "validation.after=false") == []
     assert read_json(tmp_path / "never/result.json")["best_step"] == 3, "what is last is kept"
     assert resumed(tmp_path / "never", "max_steps=4").best_step == 4, "and of a run that goes on, what is last then"

@@ -34,9 +34,10 @@ RECIPES = {
 SFT_RECIPES = {
     name: f"hilt.recipes.fine_tuning:{name}"
     for name in ("sft_debug", "sft_tabletop", "act", "flow_bc", "recap_debug", "recap_tabletop")
-}
+} | {name: f"hilt.recipes.libero_runs:{name}" for name in ("sft_libero", "sft_libero_six")}
 """The same, for `hilt train sft`"""
-LIBERO = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90", "libero_debug")
+SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
+LIBERO = (*SUITES, "libero_debug", "libero_learned", "libero_six")
 PUBLISHED = ("pi0_ppo", "pi05_ppo", "pi0_grpo", "oft_ppo", "oft_grpo")
 VLA_RECIPES = {
     "vla_debug": "hilt.recipes.vla:vla_debug",

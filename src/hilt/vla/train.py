@@ -311,7 +311,7 @@ class Controller:
             if reason:
                 due = validation.after and reason != "alarm"
             else:
-                due = bool(validation.period) and self.step % validation.period == 0
+                due = bool(self.step and validation.period) and self.step % validation.period == 0
             if due and self._validated < self.step:
                 self._validate()
             reason = reason or ("alarm" if self.alarm else "goal" if self._goal_holds() else "")
