@@ -408,7 +408,7 @@ def test_a_task_of_groups_that_does_not_fit_is_refused(
     with pytest.raises(ConfigError, match=r"--simulation plays groups .* algorithm=bc learns from none"):
         act(config(folder, "algorithm=bc", {"mixed": {"group_size": 8, "groups": 4, "period": 10}}), tmp_path,
             simulation=True)  # fmt: skip
-    monkeypatch.setattr("hilt.hil.vla_agent.load_policy", lambda path, **_: Recordless.from_pretrained(path))
+    monkeypatch.setattr("hilt.hil.agents.vla_options.load_policy", lambda path, **_: Recordless.from_pretrained(path))
     asked = config(folder)
     with pytest.raises(ConfigError, match=r"records no log-probabilities .* Give algorithm=hg-dagger"):
         Learner(asked, tmp_path / "run", env=seen, wire=wire())

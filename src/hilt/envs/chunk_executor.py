@@ -32,7 +32,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -77,6 +77,10 @@ class ChunkSettings:
     )
     """How much less a chunk weighs than the one that was planned before it, as a rate of decay: 0 weighs all alike, and
     below 0 newer ones weigh more"""
+
+    def to_json(self) -> dict[str, object]:
+        """The settings that the mode uses."""
+        return {name: value for name, value in asdict(self).items() if name != "ensemble_decay" or self.mode == "ensemble"}
 
 
 class Planned(NamedTuple):

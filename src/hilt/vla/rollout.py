@@ -13,7 +13,7 @@ import itertools
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -362,10 +362,7 @@ class ChunkAgent:
             return {**chosen}
         figures = self._executor.metrics()
         named = ("steps", "held", "late", "idle_share", "delay_steps", "planning_seconds")
-        settings = asdict(self._settings)
-        if self._settings.mode != "ensemble":
-            del settings["ensemble_decay"]
-        return {**settings, **{name: figures[name] for name in named}, **chosen}
+        return {**self._settings.to_json(), **{name: figures[name] for name in named}, **chosen}
 
     def close(self) -> None:
         self._executor.close()

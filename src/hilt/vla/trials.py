@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +78,7 @@ def tried(
         if videos is not None and one.start.group < filmed and isinstance(one, RolloutEpisode) and one.rows:
             DISK.make_folders(videos)
             film(one, videos / f"{one.start.task.replace('/', '-')}-{one.start.state:03d}.mp4", VIDEO_HZ)
-        held = {} if settings.chunks is None else {"chunks": asdict(settings.chunks)}
+        held = {} if settings.chunks is None else {"chunks": settings.chunks.to_json()}
         yield {**outcome_of(one), **held, **({} if agent is None else {"held": agent.chunks.count(-1)})}
 
 
