@@ -80,7 +80,9 @@ class ChunkSettings:
 
     def to_json(self) -> dict[str, object]:
         """The settings that the mode uses."""
-        return {name: value for name, value in asdict(self).items() if name != "ensemble_decay" or self.mode == "ensemble"}
+        return {
+            name: value for name, value in asdict(self).items() if name != "ensemble_decay" or self.mode == "ensemble"
+        }
 
 
 class Planned(NamedTuple):
