@@ -158,7 +158,7 @@ def vla_person() -> Hil:
         task="+".join(f"tabletop/press_{color}" for color in ("red", "green", "blue", "yellow")),
         task_options={"image_size": 64, "cameras": ["wrist"], "control_hz": 5, "step_limit": 18},
         operator="script",
-        agent=AgentConfig(kind="vla", options={"learning_rate": 1e-3, "average": 0.01}),
+        agent=AgentConfig(kind="vla", options={"learning_rate": 1e-3, "average": 0.003}),
         algorithm="hg-dagger",
         batch_size=32,
         max_ahead=20,
