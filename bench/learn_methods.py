@@ -140,7 +140,7 @@ class Attempt:
         return "demos"
 
     def episodes_of_operator(self, steps: int) -> str:
-        """Whole episodes of the operator, about so many steps: ten tell how long they are."""
+        """Records whole episodes of the operator, of about `steps` steps in all; the first ten show how long one is."""
         seed, first = 1000 + self.seed, self.lab.pick(10, 2)
         self._record("operator", "operator", first, seed, {"seed": seed})
         wanted = int(steps * first / max(1, self.steps_of("operator")))

@@ -24,7 +24,7 @@ import torch
 from torch import Generator, Tensor
 
 from hilt.algos.offline.act_loss import act_loss, style
-from hilt.core.errors import ConfigError, SchemaError
+from hilt.core.errors import ConfigError
 from hilt.core.files import new_folder
 from hilt.policies.act.act_config import MODEL_TYPE, ACTConfig
 from hilt.policies.act.act_network import ACTNetwork
@@ -43,9 +43,10 @@ from hilt.policies.io.lora import merged
 from hilt.policies.io.observed_record import observed_record
 from hilt.policies.io.tensor_files import Tensors, check_device, load_into, read_json, write_tensors
 from hilt.policies.vla.augment import shifted
+from hilt.policies.vla.small_vla import fit_ranges
 
-MIN_DEVIATION, MIN_RANGE = 1e-3, 1e-6
-"""The least deviation of a number of the state, and the least range of one of the actions, by which they are divided"""
+MIN_RANGE = 1e-6
+"""The least range of a number of the actions by which it is divided"""
 
 
 class ACT(Policy):
@@ -137,19 +138,7 @@ class ACT(Policy):
     def fit(self, states: np.ndarray, actions: np.ndarray) -> None:
         """Takes the mean and the deviation of states [N, P] and the range of actions [N, action_dim], by which they
         are normalized. Before it, states are taken as they are, and actions range from -1 to 1."""
-        for name, found in (
-            ("state_mean", np.mean(states, 0)),
-            ("state_std", np.maximum(np.std(states, 0), MIN_DEVIATION)),
-            ("action_low", np.min(actions, 0)),
-            ("action_high", np.max(actions, 0)),
-        ):
-            buffer = self.get_buffer(name)
-            if found.shape != buffer.shape:
-                raise SchemaError(
-                    f"{name} has {len(buffer)} numbers by the config, and {list(found.shape)} were given. Change "
-                    "the config."
-                )
-            buffer.copy_(torch.from_numpy(found))
+        fit_ranges(self, states, actions)
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """A folder with the weights, adapters merged, and the config: whole or not there at all."""

@@ -334,19 +334,7 @@ class SmallVLA(Float8Rollouts):
 
         Before it, states are taken as they are, and actions range from -1 to 1.
         """
-        for name, found in (
-            ("state_mean", np.mean(states, 0)),
-            ("state_std", np.maximum(np.std(states, 0), MIN_DEVIATION)),
-            ("action_low", np.min(actions, 0)),
-            ("action_high", np.max(actions, 0)),
-        ):
-            buffer = self.get_buffer(name)
-            if found.shape != buffer.shape:
-                raise SchemaError(
-                    f"{name} has {len(buffer)} numbers by the config, and {list(found.shape)} were "
-                    "given. Change the config."
-                )
-            buffer.copy_(torch.from_numpy(found))
+        fit_ranges(self, states, actions)
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """A folder with the weights, adapters merged, and the config: whole or not there at all."""
@@ -412,6 +400,24 @@ class SmallVLA(Float8Rollouts):
         config = self.config
         record = observed_record(observations, config.cameras, config.image_size, config.state_dim)
         return record | condition_field(self, observations)
+
+
+def fit_ranges(policy: nn.Module, states: np.ndarray, actions: np.ndarray) -> None:
+    """Sets the buffers by which a policy normalizes: the mean and the deviation of states [N, P], and the range of
+    actions [N, action_dim]."""
+    for name, found in (
+        ("state_mean", np.mean(states, 0)),
+        ("state_std", np.maximum(np.std(states, 0), MIN_DEVIATION)),
+        ("action_low", np.min(actions, 0)),
+        ("action_high", np.max(actions, 0)),
+    ):
+        buffer = policy.get_buffer(name)
+        if found.shape != buffer.shape:
+            raise SchemaError(
+                f"{name} has {len(buffer)} numbers by the config, and {list(found.shape)} were given. Change "
+                "the config."
+            )
+        buffer.copy_(torch.from_numpy(found))
 
 
 def observation_tokens(
