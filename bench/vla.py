@@ -22,6 +22,7 @@ from bench.timing import Rates
 from bench.vla_float8 import float8, pi0_float8
 from bench.vla_flows import TARGETS, flows, gradients, group
 from bench.vla_sizes import PROMPT, MasterAdam, bare, lora_policy, record_of
+from bench.vla_steps import CASES, steps
 from hilt.policies.base import select
 from hilt.policies.vla.openvla import OpenVLAOptions
 
@@ -368,5 +369,6 @@ GROUPS = {
     "float8": Group(["fp8_chunks_64", "fp8_act_64", "fp8_kl", "fp8_changed", "fp8_refresh"], group(float8)),
     "pi0_float8": Group(["pi0_fp8_act_64", "pi0_fp8_kl"], group(pi0_float8)),
     "gradients": Group(["pi0_gradient_32", "pi05_gradient_32"], group(gradients)),
+    "steps": Group(list(CASES), steps),
     "update": Group(["update_lora", "update_full", "memory_lora", "memory_full"], update),
 }

@@ -5,8 +5,9 @@
 writes each picture into the first folder twice, light and dark (``-dark.png``): ``open-runs.png`` (the table) and
 ``open-run.png`` (the page of the first run), with
 ``open-episodes.png`` and ``open-episode.png`` (the episodes in which a person took over, and the first of them), and
-``open-take-over.png`` if an actor of the first run has its operator in the browser now. ``open-classifier.png`` is the
-page that labels frames, of the first path for which that page has trained a classifier (``NAME-classifiers/1``).
+``open-take-over.png`` if an actor of the first run has its operator in the browser now. Of a run whose policy is a VLA
+there is that page alone, as ``person-and-vla.png``, in the middle of a plan. ``open-classifier.png`` is the page that
+labels frames, of the first path for which that page has trained a classifier (``NAME-classifiers/1``).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from hilt.app.classifiers.classifier_data import own_folder
 from hilt.app.episodes.episode_shelf import data_key
 from hilt.app.open_app import THEME_COOKIE
 from hilt.app.run_library import id_of
+from hilt.hil.evaluate import config_of
 from hilt.hil.operator_page import operator_pages
 from hilt.observe.metrics import FILE as METRICS
 
@@ -41,18 +43,23 @@ const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
 while (walk.nextNode()) walk.currentNode.nodeValue = walk.currentNode.nodeValue.replaceAll(arguments[0], "");
 """
 """Shows paths relative to the working folder: that of this machine is of no interest"""
+COCKPIT = "document.querySelector('.hilt')?.cockpit"
 LOW, TALL = 600, 1500
 """Pixels of a page with a short table, and of one that is shown from its beginning to its end"""
 
 
 def take(browser: Any, base: str, run: Path, out: Path) -> list[Path]:
     """Takes the pictures of runs with a browser in which the app was opened."""
+    if config_of(run).agent.kind == "vla":
+        planned = f"{COCKPIT}?.ages.length > 3 && {COCKPIT}.status?.path && {COCKPIT}.status.step < 4"
+        ready = f"document.querySelector('.confidence') && {planned}"
+        return photographs(browser, base, out, "person-and-vla", f"/take-over?id={id_of(run)}", ready)
     pages = [
         ("open-runs", "/", "document.querySelector('.hilt-table tbody tr')", LOW),
         ("open-run", f"/run?id={id_of(run)}", "document.querySelector('.hilt-curves')?.curves?.charts.length", HEIGHT),
     ]
     if operator_pages(run):
-        drawn = "document.querySelector('.hilt')?.cockpit?.ages.length > 3"
+        drawn = f"{COCKPIT}?.ages.length > 3"
         pages.append(("open-take-over", f"/take-over?id={id_of(run)}", drawn, HEIGHT))
     return [path for page in pages for path in photographs(browser, base, out, *page)]
 
@@ -121,7 +128,9 @@ def main(out: Path, paths: list[Path]) -> None:
             browser.get(url)
             chromium.wait(browser, f"return document.querySelectorAll('.hilt-table tbody tr').length >= {len(runs)}")
             base = f"http://{urlsplit(url).netloc}"
-            made = [*take(browser, base, runs[0], out), *take_episodes(browser, base, runs[0], out)] if runs else []
+            made = take(browser, base, runs[0], out) if runs else []
+            if runs and config_of(runs[0]).agent.kind != "vla":
+                made += take_episodes(browser, base, runs[0], out)
             made += [path for data in judged[:1] for path in take_classifier(browser, base, data, out)]
             for path in made:
                 print(path)

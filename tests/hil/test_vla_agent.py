@@ -179,6 +179,25 @@ def test_gradient_that_is_suddenly_larger_moves_weights_by_one_learning_rate_at_
     assert 0 < moved < 1.05e-3
 
 
+def test_learning_rate_falls_to_a_half_after_that_number_of_updates_and_goes_on_when_resumed(folder, env, shown: Path):
+    _, batch = batch_of(shown)
+    options = {"learning_rate": 1e-3, "halved_after": 4}
+    agent = make_agent(config(folder, options=options), env)
+    rates = []
+    for _ in range(6):
+        agent.imitate(batch)
+        rates.append(agent._adam.learning_rate)
+    assert np.allclose(rates, 1e-3 / np.sqrt(1 + 3 * np.arange(6) / 4)) and np.isclose(rates[4], 5e-4)
+    resumed = make_agent(config(folder, options=options), env)
+    resumed.load_state_dict(agent.state_dict())
+    assert resumed.imitate(batch) == agent.imitate(batch) and resumed._adam.learning_rate == agent._adam.learning_rate
+    assert all(torch.equal(a, b) for a, b in zip(agent.policy.parameters(), resumed.policy.parameters(), strict=True))
+    constant = make_agent(config(folder, options={"learning_rate": 1e-3}), env)
+    constant.imitate(batch)
+    constant.imitate(batch)
+    assert constant._adam.learning_rate == 1e-3
+
+
 def test_a_moving_average_acts_while_the_newest_weights_learn(folder: Path, env, shown: Path):
     _, batch = batch_of(shown)
     plain, slow = (make_agent(config(folder, options={"average": share}), env) for share in (0.0, 0.25))

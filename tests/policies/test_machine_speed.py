@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from hilt.policies.cost.machine_speed import (
     SimulatorTime,
     calibration_file,
     fitted,
+    fitted_overlapping,
     interpolated,
     measure,
     simulator_key,
@@ -69,6 +71,21 @@ def test_fit_finds_factor_and_time_of_a_call():
     assert (fit.factor, fit.call_s) == (pytest.approx(1.5), pytest.approx(2e-3))
     quick = [LayerTime("acting", 1, 1, 1, seconds, bare, 10) for seconds, bare in ((1.0, 2.0), (4.0, 5.0))]
     assert fitted(quick).call_s == 0 and 0.5 < fitted(quick).factor < 0.8, "no time is negative"
+
+
+def test_on_a_gpu_the_longer_of_computing_and_launching_counts():
+    """Launches of 10 us beside computing at 1.2 times the bare time: layers of 0.1 to 3 ms, of which the smaller are
+    bound by their launches."""
+    sizes = ((1e-4, 30), (2e-4, 30), (9e-4, 30), (3.3e-3, 30))
+    times = [LayerTime("acting", 1, 1, 1, max(1.2 * bare, 1e-5 * calls), bare, calls) for bare, calls in sizes]
+    fit = fitted_overlapping(times)
+    assert (fit.factor, fit.call_s, fit.overlap) == (pytest.approx(1.2), pytest.approx(1e-5), True)
+    assert fit.seconds(1e-3, 1000) == pytest.approx(1e-2) and fit.seconds(1.0, 1000) == pytest.approx(1.2)
+    counts = OpCounts(Counter({OpCost("plain", "float32", 0, 10**6): 4}))
+    known = replace(MADE_UP, fits={"acting": Fit(2.0, 1e-6, overlap=True)})
+    assert known.seconds(counts, "acting") == pytest.approx(8e-3), "4e-6 of launches are hidden"
+    computing = [layer for layer in times if layer.bare_s > 5e-4]
+    assert fitted_overlapping(computing) == Fit(pytest.approx(1.2), 0.0, True)
 
 
 def test_file_is_read_back_and_a_damaged_one_is_refused(tmp_path: Path):

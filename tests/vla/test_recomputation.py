@@ -196,6 +196,16 @@ def test_limit_is_that_of_the_allocator_on_cuda(monkeypatch: pytest.MonkeyPatch)
     assert limits == [(pytest.approx(0.16), 1), (pytest.approx(0.16), 3)]
 
 
+def test_peak_of_memory_is_that_of_the_rank_with_the_most_and_begins_anew(monkeypatch: pytest.MonkeyPatch):
+    cleared: list[torch.device] = []
+    monkeypatch.setattr(memory, "check_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda place: 3 * 10**9)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", cleared.append)
+    assert memory.peak_memory("cuda", lambda bytes_here: max(bytes_here, 5 * 10**9)) == {"gpu_memory_gb": 5.0}
+    assert memory.peak_memory("cpu", lambda bytes_here: 10**9) == {}, "a figure of a GPU alone"
+    assert cleared == [torch.device("cuda")]
+
+
 def test_limit_of_a_policy_that_is_not_estimated(monkeypatch: pytest.MonkeyPatch):
     stranger = type("Stranger", (), {"__module__": "elsewhere"})
     monkeypatch.setattr(recomputation, "policy_class", lambda policy: stranger)

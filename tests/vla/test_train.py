@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from hilt.core.checksums import read_json
 from hilt.core.config import thaw
-from hilt.core.errors import AlarmError, ConfigError, EmptyError, LockedError
+from hilt.core.errors import AlarmError, ConfigError, EmptyError, LockedError, MissingPackageError
 from hilt.core.progress import silent
 from hilt.distributed.optimizer import DataParallelOptimizer, learning_rate
 from hilt.observe.live import Standing
@@ -596,6 +597,20 @@ def test_videos_of_a_validation(tmp_path: Path):
     started(tmp_path / "run", "max_steps=0", "validation.videos=2")
     filmed = [path.stem for path in (tmp_path / "run/evaluations/videos-00000000").glob("*.mp4")]
     assert len({name.rpartition("-")[0] for name in filmed}) == len(filmed) == 2, "one of each task"
+
+
+def test_videos_without_their_package_are_refused_before_anything_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    started(tmp_path / "made", "max_steps=0")
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "av" else find(name, *more))
+    missing = r"needs the package 'av', which is not installed: pip install 'hilt\[formats\]'"
+    with pytest.raises(ConfigError, match=rf"validation\.videos {missing}"):
+        begin_run(tmp_path / "run", "mine", config("validation.videos=2"))
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(MissingPackageError, match=rf"A video of an episode {missing}"):
+        evaluate(tmp_path / "made", videos=1)
 
 
 @pytest.mark.peers  # peft takes as long to import as all else here takes

@@ -429,6 +429,7 @@ class VlaAgent(StepAgent):
             raise NotFiniteError(f"the norm of the gradient is {norm}. Nothing was changed by it.")
         if self.options.gradient_clip and norm > self.options.gradient_clip:
             torch._foreach_mul_(gradients, self.options.gradient_clip / norm)
+        self._adam.learning_rate = self.options.learning_rate_after(self.imitations)
         self._adam.step(gradients)
         self.policy.zero_grad(set_to_none=True)
         return norm

@@ -7,6 +7,8 @@ The numbers of updates are those with which the tasks were measured (docs/benchm
 
 from __future__ import annotations
 
+from typing import Any
+
 from hilt.algos.config import Rlpd
 from hilt.hil.config import Goal, Hil
 from hilt.policies.agent.config import AgentConfig, EncoderConfig
@@ -149,6 +151,18 @@ def tabletop_peg() -> Hil:
     return config
 
 
+PERSON_VLA: dict[str, Any] = {
+    "mode": "asynchronous",
+    "execute": 1,
+    "learning_rate": 1e-3,
+    "halved_after": 2_000,
+    "average": 0.003,
+}
+"""It looks again after each action, as a chunk of three that is executed to its end passes the button now and then; at
+a control rate the arm goes on with the last chunk meanwhile. The learning rate falls and an average acts, because there
+is nothing new to learn once a person takes over rarely"""
+
+
 def vla_person() -> Hil:
     """A person takes over from a vision-language-action policy, which learns from that: the four buttons of
     `hilt demo person`. Give it agent.options.policy, a folder that `hilt train sft` made, and demo_path. A simulation
@@ -158,7 +172,7 @@ def vla_person() -> Hil:
         task="+".join(f"tabletop/press_{color}" for color in ("red", "green", "blue", "yellow")),
         task_options={"image_size": 64, "cameras": ["wrist"], "control_hz": 5, "step_limit": 18},
         operator="script",
-        agent=AgentConfig(kind="vla", options={"learning_rate": 1e-3, "average": 0.003}),
+        agent=AgentConfig(kind="vla", options=dict(PERSON_VLA)),
         algorithm="hg-dagger",
         batch_size=32,
         max_ahead=20,

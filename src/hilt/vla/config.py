@@ -7,6 +7,7 @@ resulting sizes in text, before anything starts.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from hilt.algos import prime
 from hilt.algos.config import GROUPED, Optimizer, PolicyGradient, Prime
 from hilt.algos.tables import Estimator, FlowLoss, estimator, policy_loss
 from hilt.core import validate
-from hilt.core.errors import ConfigError, Problems
+from hilt.core.errors import ConfigError, MissingPackageError, Problems
 from hilt.core.hub import local
 from hilt.core.url_folder import UrlFolder
 from hilt.core.validate import Need, setting
@@ -352,6 +353,8 @@ class Vla:
         tried = self.validation.episodes * len(self.tasks)
         if tried and self.validation.videos > tried:
             yield f"validation.videos={self.validation.videos}: a validation has {tried} episodes."
+        if self.validation.videos and importlib.util.find_spec("av") is None:
+            yield str(MissingPackageError("av", "validation.videos", "formats"))
 
     def _wrong_filters(self) -> Iterator[str]:
         """Filters choose groups by how they ended: only what compares the members of a group

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hilt.core.checksums import read_json, write_json
-from hilt.core.errors import ConfigError
+from hilt.core.errors import ConfigError, require_module
 from hilt.envs.fitted import open_task
 from hilt.policies.base import Policy
 from hilt.policies.io.tensor_files import Tensors
@@ -67,6 +67,8 @@ def evaluate(
     is called with the numbers of episodes that are done and of all; with 0 and 0 while the simulators start. `chunks`:
     how they are executed and chosen, if not as in the run."""
     config, began = frozen_settings(Vla, run), time.monotonic()
+    if videos:
+        require_module("av", "A video of an episode", "formats")
     policy, step = policy_and_step(run, which, config.device)
     policy = (chunks or ChunkOptions()).acting(policy)
     watch(0, 0)

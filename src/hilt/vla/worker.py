@@ -40,7 +40,7 @@ from hilt.envs.rewards import REWARDS, Classifier, named_reward, reward_and_succ
 from hilt.policies.base import Policy, at_least_float32
 from hilt.policies.copies import ActingCopy, ReferencePolicy
 from hilt.policies.float8 import learning_precision, mismatch
-from hilt.policies.io.memory import limit_memory
+from hilt.policies.io.memory import limit_memory, peak_memory
 from hilt.policies.registry import is_new, new_policy, policy_class, policy_sizes
 from hilt.policies.vla.flow import check_entropy, check_flow
 from hilt.policies.vla.observation_adapters import Suite
@@ -285,7 +285,7 @@ class Worker:
             beside=self._beside,
             expected=self._config.episodes,
         )
-        figures |= self._weights_age()
+        figures |= self._weights_age() | peak_memory(self._config.device, self._ranks.max)
         self.episodes, self._rewards, self._baselines, self._beside = [], [], None, []
         self._before, self._following = self._following, None
         return figures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,6 +55,9 @@ class VlaOptions:
     """The temperature of these samples"""
     learning_rate: float = setting(1e-4, above=0)
     """The learning rate of AdamW"""
+    halved_after: int = setting(0, minimum=0)
+    """Number of updates after which the learning rate has fallen to a half; after n updates it is learning_rate /
+    sqrt(1 + 3 n / halved_after). 0: it is constant"""
     weight_decay: float = setting(0.0, minimum=0)
     """The weight decay of AdamW"""
     gradient_clip: float = setting(1.0, minimum=0)
@@ -65,6 +69,12 @@ class VlaOptions:
     """The rank of adapters, which then are all that is trained and sent to actors; 0: all weights are"""
     lora_alpha: float = setting(16.0, above=0, needs=_ADAPTERS)
     """Adapters count alpha / rank times"""
+
+    def learning_rate_after(self, updates: int) -> float:
+        """Returns the learning rate after this number of updates."""
+        if not self.halved_after:
+            return self.learning_rate
+        return self.learning_rate / math.sqrt(1 + 3 * updates / self.halved_after)
 
     def conflicts(self, here: str) -> Iterator[str]:
         if not self.policy or is_new(self.policy):

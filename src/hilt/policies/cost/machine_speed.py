@@ -11,8 +11,9 @@ caches that another operation has filled. So layers of a few widths are measured
 
     seconds = factor * (sum of the seconds of its operations) + call_s * (number of its operations)
 
-with the two numbers fitted to those layers, for acting and for gradients. On a CPU the time of the process is measured,
-with one thread, so that other programs count little; on a GPU that of the clock.
+with the two numbers fitted to those layers, for acting and for gradients. A GPU computes while the next operations are
+launched, so there the longer of the two terms counts instead of their sum. On a CPU the time of the process is
+measured, with one thread, so that other programs count little; on a GPU that of the clock.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from hilt.policies.precision import AUTO, FLOAT32, choose
 
 Curve = list[tuple[float, float]]
 """Work (flops, bytes or numbers) and seconds, ascending"""
-VERSION = 1
+VERSION = 2
 ROUND_S, ROUNDS = 0.02, 5
 """Seconds of one round of a measurement, and rounds, of which the fastest counts"""
 SIZES = {
@@ -68,10 +69,17 @@ WAYS = ("acting", "gradient")
 
 @dataclass(frozen=True)
 class Fit:
-    """How the time of many operations follows from that of each."""
+    """Two numbers by which the time of many operations follows from that of each."""
 
     factor: float
     call_s: float
+    overlap: bool = False
+    """Whether operations are launched while earlier ones are computed, as on a GPU"""
+
+    def seconds(self, bare_s: float, calls: int) -> float:
+        """The time of this many operations that take `bare_s` by themselves."""
+        parts = (self.factor * bare_s, self.call_s * calls)
+        return max(parts) if self.overlap else sum(parts)
 
 
 @dataclass(frozen=True)
@@ -114,8 +122,7 @@ class Calibration:
 
     def seconds(self, counts: OpCounts, way: str) -> float:
         """The time of these operations one after the other; `way` is "acting" or "gradient"."""
-        fit = self.fits[way]
-        return fit.factor * self.bare_seconds(counts) + fit.call_s * counts.calls
+        return self.fits[way].seconds(self.bare_seconds(counts), counts.calls)
 
     def bare_seconds(self, counts: OpCounts) -> float:
         """The sum of what each takes by itself."""
@@ -214,8 +221,28 @@ def fitted(layers: Sequence[LayerTime]) -> Fit:
         factor, call_s = (a * bb - b * ab) / determinant, (b * aa - a * ab) / determinant
         if factor >= 0 and call_s >= 0:
             return Fit(factor, call_s)
-    alone = (Fit(a / aa, 0.0), Fit(0.0, b / bb))
-    return min(alone, key=lambda fit: sum((fit.factor * x + fit.call_s * y - 1) ** 2 for x, y in rows))
+    return min((Fit(a / aa, 0.0), Fit(0.0, b / bb)), key=lambda fit: _error(fit, layers))
+
+
+def fitted_overlapping(layers: Sequence[LayerTime]) -> Fit:
+    """The same where the longer of the two terms counts: some layers, those with the least to compute for each
+    operation, are bound by launching, and the others by computing."""
+    ordered = sorted(layers, key=lambda layer: layer.bare_s / layer.calls)
+    found = []
+    for split in range(len(ordered) + 1):
+        launching, computing = ordered[:split], ordered[split:]
+        call_s = _scale([layer.calls / layer.measured_s for layer in launching])
+        found.append(Fit(_scale([layer.bare_s / layer.measured_s for layer in computing]), call_s, overlap=True))
+    return min(found, key=lambda fit: _error(fit, layers))
+
+
+def _scale(shares: Sequence[float]) -> float:
+    """The number that brings all of these nearest to 1, by the least squares; 0 if there are none."""
+    return sum(shares) / sum(share**2 for share in shares) if shares else 0.0
+
+
+def _error(fit: Fit, layers: Sequence[LayerTime]) -> float:
+    return sum((fit.seconds(layer.bare_s, layer.calls) / layer.measured_s - 1) ** 2 for layer in layers)
 
 
 # --- measuring ---
@@ -245,7 +272,8 @@ def measure(device: str = "cpu", report: Report = silent) -> Calibration:
     finally:
         torch.set_num_threads(threads)
     ways = dict.fromkeys(layer.way for layer in layers)
-    fits = {way: fitted([layer for layer in layers if layer.way == way]) for way in ways}
+    fit = fitted_overlapping if kind == "cuda" else fitted
+    fits = {way: fit([layer for layer in layers if layer.way == way]) for way in ways}
     return replace(begun, layers=layers, fits=fits)
 
 
@@ -374,7 +402,7 @@ def _learn(forward: Callable[[Tensor], Tensor], x: Tensor, parameters: Sequence[
 
 
 def _count(width: int, rows: int, tokens: int, dtype: torch.dtype, training: bool) -> OpCounts:
-    """What such a layer asks for."""
+    """Counts the operations of such a layer."""
 
     def build() -> Any:
         return _Layer(width).to(dtype)
@@ -408,4 +436,13 @@ def _kind(device: str) -> str:
     return str(device).partition(":")[0]
 
 
-__all__ = ["Calibration", "Fit", "LayerTime", "SimulatorTime", "fitted", "interpolated", "measure"]
+__all__ = [
+    "Calibration",
+    "Fit",
+    "LayerTime",
+    "SimulatorTime",
+    "fitted",
+    "fitted_overlapping",
+    "interpolated",
+    "measure",
+]

@@ -196,3 +196,14 @@ def without_memory(policy: nn.Module, dtype: torch.dtype | None = None) -> list[
 
 def readable_size(number: int) -> str:
     return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
+
+
+def peak_memory(device: torch.device | str, most: Callable[[int], int]) -> dict[str, float]:
+    """`gpu_memory_gb`: the most that tensors of a rank had on its GPU since the last call; nothing on a CPU. `most`:
+    the largest of a number that each rank gives."""
+    place = check_device(device)
+    if place.type != "cuda":
+        return {}
+    found = most(torch.cuda.max_memory_allocated(place))
+    torch.cuda.reset_peak_memory_stats(place)
+    return {"gpu_memory_gb": found / 1e9}
