@@ -88,15 +88,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [items[index] for index in schedule.longest_first(tests, schedule.recorded(), workers)]
 
 
-@pytest.fixture(autouse=True)
-def _same_precision_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def _same_precision_everywhere() -> Iterator[None]:
     """Within the tests' own process `auto` is float32, on any CPU: numbers must not depend
-    on it. Processes that a test starts decide."""
+    on it, those of a module's fixtures neither. Processes that a test starts decide."""
     from hilt.policies import precision
 
-    monkeypatch.setattr(
-        precision, "_automatic", lambda device: precision.PrecisionChoice(precision.FLOAT32, "this is a test")
-    )
+    choice = precision.PrecisionChoice(precision.FLOAT32, "this is a test")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(precision, "_automatic", lambda device: choice)
+        yield
 
 
 @pytest.fixture(autouse=True)

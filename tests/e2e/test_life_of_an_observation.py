@@ -123,7 +123,8 @@ def tracer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracer]:
 
     def observation(self: TabletopEnv) -> dict[str, Any]:
         made = observe(self)
-        while len(experience.log) < len(seen) - 1 and time.monotonic() < deadline:
+        # a new episode begins with one that is of no step yet, and the actor goes on until it is told to stop
+        while len(experience.log) < min(len(seen) - 1, STEPS) and time.monotonic() < deadline:
             time.sleep(0.01)
         seen.append(0)
         if len(seen) == FOLLOWED:
