@@ -98,13 +98,13 @@ WIRE = re.compile(r"^hilt train (?:hil-serl:|tabletop_|vla_person).*?(?= \\$|$)"
 
 def own_copy(page: Path, folder: Path, quick: Mapping[str, str] | None = None) -> Path:
     """The page in another folder, with ports of its own: others may use the usual ones now. `quick` has more settings
-    for commands that begin with its keys, behind those of the page."""
+    for commands that begin with its keys, behind those of the page, so that they count."""
     text = page.read_text()
     for port in sorted(set(re.findall(r"\b(?:50|55)\d\d\b", text))):
         text = text.replace(port, str(free_port()))
     text = WIRE.sub(lambda found: f"{found[0]} wire.port={free_port()} wire.broadcast_port={free_port()}", text)
     for command, settings in (quick or {}).items():
-        pattern = re.compile(rf"^{re.escape(command)}.*?(?= \\$|$)", re.MULTILINE)
+        pattern = re.compile(rf"^{re.escape(command)}(?:.*\\\n)*.*$", re.MULTILINE)  # to the end of its last line
         text, count = pattern.subn(lambda found, settings=settings: f"{found[0]} {settings}", text)
         assert count, f"no command of {page.name} begins with {command!r}"
     folder.mkdir()
