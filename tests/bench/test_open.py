@@ -25,6 +25,7 @@ def test_the_open_suite_lists_its_rows(capsys: pytest.CaptureFixture[str]):
     assert shown[2].count("scrub_") == 18 and shown[3] == "live: learner_cost, app_cpu"
 
 
+@pytest.mark.long
 @needs_browser
 def test_scrub_rows_are_measured_in_the_browser(tmp_path: Path):
     lab = Lab(tmp_path, quick=True, only=frozenset(["scrub_log_forward_cold", "scrub_log_random_cold"]))

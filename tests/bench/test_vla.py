@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from bench import vla, vla_steps
 from bench.lab import Lab
 from bench.timing import Rates
@@ -27,6 +28,7 @@ def test_the_tiny_rows(tmp_path: Path):
     assert set(bench.measured) == {"update_full"} and "bf16 matrix product of 8192" in lab.limits
 
 
+@pytest.mark.long  # runs the command twice
 def test_training_step_of_a_tiny_model_is_that_of_the_command(tmp_path: Path):
     (row,) = vla_steps.steps(Lab(tmp_path, quick=True, only={"step_oft"}))
     assert row.ours and row.unit == "s" and "a tiny model on the CPU" in row.size
