@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -52,7 +53,8 @@ class Writer:
     def kill(self) -> None:
         """SIGKILL, and whatever the process had reported before."""
         self._process.kill()
-        self.join()
+        ended = self.join()
+        assert ended in (0, -signal.SIGKILL), f"the writing process ended by itself, with {ended}"
         while self.pipe.poll():
             try:
                 self.reports.append(self.pipe.recv())
