@@ -85,6 +85,9 @@ class Policy(torch.nn.Module, ABC):
     """The first and the last token that stand for an action, where record["tokens"] may have others too."""
     max_delay: int = 0
     """The largest number of given actions at the start of a chunk that it was trained with."""
+    decides: np.ndarray | None = None
+    """bool [chunk]: the actions of an answer whose numbers have a log-probability, where the others follow from these;
+    none: all have."""
     keeps_answers: bool = False
     """Whether the records of a flow have "answer", the actions as the model drew them, which `flow_error` needs."""
 

@@ -304,6 +304,7 @@ def compared(policy: Float8Rollouts, record: Record) -> dict[str, Tensor]:
             drawn = policy.evaluate(record).log_prob
             with policy.acting():
                 apart = (drawn - policy.evaluate(record).log_prob).double()
+            apart = apart if policy.decides is None else apart[:, torch.from_numpy(policy.decides)]
             return {"rollout_kl": apart.exp() - 1 - apart}
         with policy.acting():
             acting = policy.token_log_probs(record)

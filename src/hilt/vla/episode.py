@@ -81,11 +81,12 @@ class LostEpisode:
     """The traceback of the process where it happened"""
 
 
-def token_mask(episode: RolloutEpisode, action_dim: int) -> np.ndarray:
-    """bool [rows, chunk, action_dim]: the numbers that were carried out; what a success
-    cut off was never done, and has no gradient."""
+def token_mask(episode: RolloutEpisode, action_dim: int, decides: np.ndarray | None = None) -> np.ndarray:
+    """bool [rows, chunk, action_dim]: the numbers that were decided and carried out; what a success
+    cut off was never done, and has no gradient. `decides`: that of the policy."""
     chunk = episode.record["log_prob"].shape[1]
     done = np.arange(chunk) < episode.executed[:, None]  # [rows, chunk]
+    done = done if decides is None else done & decides
     return np.repeat(done[..., None], action_dim, axis=-1)
 
 

@@ -122,6 +122,7 @@ def blank_record(policy: Policy, rows: int) -> Record:
     """A record of zeros with the shapes of what `act` gives."""
     config, chunk, horizon = policy.config, (rows, policy.chunk, policy.action_dim), getattr(policy, "horizon", 0)
     openvla = hasattr(config, "num_images")
+    drawn = (rows, getattr(config, "knots", 0) or policy.chunk, policy.action_dim)
     pictures = config.num_images if openvla else len(config.images if horizon else config.cameras)
     record = {
         "images": np.zeros((rows, pictures, config.image_size, config.image_size, 3), np.uint8),
@@ -135,11 +136,11 @@ def blank_record(policy: Policy, rows: int) -> Record:
         record["image_mask"] = np.ones((rows, pictures), bool)
     else:
         record |= {
-            "tokens": np.full(chunk, policy.token.first if openvla else 0, np.int32),
-            "actions": np.zeros(chunk, np.float32),
+            "tokens": np.full(drawn, policy.token.first if openvla else 0, np.int32),
+            "actions": np.zeros(drawn, np.float32),
         }
     if not openvla:  # it may answer by a flow
         states = config.flow.steps + 1 if config.flow.kind == "noise" else 2
-        shape = (rows, states, horizon, config.max_action_dim) if horizon else (rows, states, *chunk[1:])
+        shape = (rows, states, horizon, config.max_action_dim) if horizon else (rows, states, *drawn[1:])
         record |= {"chain": np.zeros(shape, np.float32), "step": np.zeros(rows, np.int32)}
     return record

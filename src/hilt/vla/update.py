@@ -178,18 +178,18 @@ class Updater:
     # Before the first step: what each chunk is worth
 
     def _rows(self, episodes: Sequence[RolloutEpisode], rewards: Sequence[np.ndarray]) -> Rows:
-        if len(rewards) != len(episodes) or any(len(r) != e.rows for e, r in zip(episodes, rewards, strict=False)):
+        if [len(each) for each in rewards] != [each.rows for each in episodes]:
             raise SchemaError(
                 f"{len(episodes)} episodes came with {len(rewards)} arrays of rewards; give one number for each chunk."
             )
         policy = self.actor.module
         shape = (0, int(policy.chunk), int(policy.action_dim))
         old = np.concatenate([np.zeros(shape, np.float32), *(e.record["log_prob"] for e in episodes)])
-        mask = np.concatenate([np.zeros(shape, bool), *(token_mask(e, shape[2]) for e in episodes)]) & np.isfinite(old)
-        lengths = torch.tensor([e.rows for e in episodes], dtype=torch.int64)
+        masks = (token_mask(e, shape[2], policy.decides) for e in episodes)
+        mask = np.concatenate([np.zeros(shape, bool), *masks]) & np.isfinite(old)
         return Rows(
             list(episodes),
-            of=torch.repeat_interleave(torch.arange(len(episodes)), lengths),
+            of=torch.tensor([row for row, e in enumerate(episodes) for _ in range(e.rows)], dtype=torch.int64),
             at=torch.cat([torch.arange(e.rows) for e in episodes]) if episodes else torch.zeros(0, dtype=torch.int64),
             mask=torch.from_numpy(mask),
             drawn=torch.from_numpy(np.where(mask, old, 0)),

@@ -19,15 +19,8 @@ from hilt.policies.act.act_config import ACTConfig
 from hilt.policies.base import Record
 from hilt.policies.precision import in_bfloat16
 from hilt.policies.vla.flow import embed_times
-from hilt.policies.vla.small_vla import (
-    TEXT_WIDTH,
-    Keypoints,
-    Patches,
-    Text,
-    TransformerBlock,
-    initialize,
-    observation_tokens,
-)
+from hilt.policies.vla.observation_tokens import TEXT_WIDTH, Keypoints, Patches, Text, observation_tokens
+from hilt.policies.vla.small_vla import TransformerBlock, initialize
 
 SMALL = 0.1
 """Of the last layers at the start, beside others: first answers are near the middle of each range, first styles near

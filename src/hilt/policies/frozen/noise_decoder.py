@@ -24,6 +24,11 @@ class NoiseDecoder:
                 f"agent.options.space=noise: the policy in {where} does not compute its actions by a flow from its "
                 "features and noise. Give a small_vla with policy_options.head=flow, or space=residual or edit."
             )
+        if policy.knots is not None:
+            raise ConfigError(
+                f"agent.options.space=noise gives each action noise of its own, and the policy in {where} has "
+                f"policy_options.knots={policy.knots.count}. Give a policy without knots, or space=residual or edit."
+            )
         tried = np.linspace(-1, 1, 2 * policy.action_dim, dtype=np.float32).reshape(2, -1)
         commands = np.asarray(base.suite.command(tried))
         if commands.shape != tried.shape or not np.array_equal(commands, tried):
@@ -39,6 +44,5 @@ class NoiseDecoder:
         start = noise.new_zeros(rows, policy.chunk, policy.action_dim)
         start[:, : self._chunk, self._moving] = noise.view(rows, self._chunk, -1)
         heat = features.new_ones(rows)
-        drawn = self._head.draw(features, heat, None, sample=False, start=start).actions.clamp(-1, 1)
-        actions = policy.action_low + (drawn + 1) / 2 * (policy.action_high - policy.action_low)
+        actions = policy.as_actions(self._head.draw(features, heat, None, sample=False, start=start).actions)
         return actions.clamp(-1, 1)[:, : self._chunk, self._moving].flatten(1)

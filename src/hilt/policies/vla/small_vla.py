@@ -55,13 +55,14 @@ from hilt.policies.io.observed_record import observed_record
 from hilt.policies.io.tensor_files import Tensors, check_device, load_into, read_json, write_tensors
 from hilt.policies.precision import PRECISIONS, in_bfloat16, of_former_name
 from hilt.policies.vla.augment import shifted
-from hilt.policies.vla.flow import Flow, Given, embed_times, given_actions, training_delays
+from hilt.policies.vla.flow import Flow, Given, given_actions, training_delays
 from hilt.policies.vla.heads import FlowHead, GaussianHead, GivenActions, TokensHead
+from hilt.policies.vla.knots import Knots
+from hilt.policies.vla.observation_tokens import TEXT_WIDTH, Keypoints, Patches, Text, observation_tokens
 from hilt.policies.vla.tokens import ByteTokenizer, padded
 
 MODEL_TYPE = "hilt_small_vla"
-CHANNELS, TEXT_WIDTH = 32, 64
-MAX_DEVIATIONS, MIN_DEVIATION = 5.0, 1e-3
+MIN_DEVIATION = 1e-3
 MEMORIES = {"tokens": ("tokens",), "gaussian": ("actions",), "flow": ("chain", "step")}
 """What each head remembers, by its name in a record"""
 
@@ -81,6 +82,9 @@ class SmallVLAConfig:
     """Numbers of proprioception; 0: none is looked at"""
     chunk: int = setting(5, minimum=1)
     """Actions in one answer"""
+    knots: int = setting(0, minimum=0, off=0)
+    """The number of actions of an answer that the head decides, evenly over the chunk: between them it goes in straight
+    lines, so that there are fewer decisions and what is drawn is smooth; 0: it decides each action by itself"""
     action_dim: int = setting(7, minimum=1)
     """Numbers in one action"""
     head: str = setting("tokens", choices=tuple(MEMORIES))
@@ -138,6 +142,17 @@ class SmallVLAConfig:
                 "given. Give a smaller max_delay, or a larger chunk."
             )
 
+        if self.knots == 1 or self.knots > self.chunk:
+            yield (
+                f"{here}knots is {self.knots} and chunk is {self.chunk}: give 2 to {self.chunk}, or 0 to decide each "
+                "action."
+            )
+        if self.knots and self.max_delay:
+            yield (
+                f"{here}max_delay={self.max_delay} gives the head the first actions of a chunk one by one, and with "
+                f"{here}knots={self.knots} it does not decide them so. Leave one of them out."
+            )
+
     @classmethod
     def from_json(cls, found: Mapping[str, object]) -> SmallVLAConfig:
         """From what `to_json` gave. A key that is not known is refused."""
@@ -164,6 +179,8 @@ class SmallVLA(Float8Rollouts):
         super().__init__()
         self.config, self.rollout_precision = config, config.rollout_precision
         self.chunk, self.action_dim, self.max_delay = config.chunk, config.action_dim, config.max_delay
+        self.knots = Knots(config.chunk, config.knots) if config.knots else None
+        self.decides = self.knots.decides if self.knots else None
         width, cameras = config.width, len(config.cameras)
         # what torch draws here is drawn again below; the meta device would import its compiler
         with torch.random.fork_rng(devices=[]):
@@ -218,8 +235,9 @@ class SmallVLA(Float8Rollouts):
 
     @property
     def takes_prefix(self) -> bool:
-        """A flow can be guided toward any prefix; other heads must be trained with given actions."""
-        return self.config.head == "flow" or self.max_delay > 0
+        """A flow can be guided toward any prefix; other heads must be trained with given actions. With knots no head
+        knows single actions."""
+        return self.knots is None and (self.config.head == "flow" or self.max_delay > 0)
 
     def act(
         self,
@@ -239,10 +257,10 @@ class SmallVLA(Float8Rollouts):
         with torch.no_grad(), self.acting():
             features, value = self._features(record)
             drawn = self.action_head.draw(features, heat, generator, sample, given)
-            actions = self.action_low + (drawn.actions.clamp(-1, 1) + 1) / 2 * (self.action_high - self.action_low)
+            actions = self.as_actions(drawn.actions)
         for name, tensor in drawn.memory.items():
             record[name] = tensor.to(tensor.dtype if tensor.is_floating_point() else torch.int32).cpu().numpy()
-        log_prob = given.apart(drawn.log_prob) if given is not None and self.max_delay else drawn.log_prob
+        log_prob = given.apart(drawn.log_prob) if given is not None and self.max_delay else self._placed(drawn.log_prob)
         record["temperature"], record["log_prob"] = heat.cpu().numpy(), log_prob.cpu().numpy()
         record |= {"answer": drawn.actions.cpu().numpy()} if self.keeps_answers else {}
         if value is not None:
@@ -260,7 +278,7 @@ class SmallVLA(Float8Rollouts):
         log_prob, entropy = self.action_head.evaluate(features, memory, heat, given)
         if given is not None:
             log_prob, entropy = given.apart(log_prob), given.apart(entropy)
-        return Evaluation(log_prob, entropy, value)
+        return Evaluation(self._placed(log_prob), self._placed(entropy), value)
 
     def features(self, observations: Sequence[Observation]) -> Tensor:
         with torch.no_grad(), self.acting():
@@ -272,7 +290,12 @@ class SmallVLA(Float8Rollouts):
         check_record(record, "images", "prompt", "answer", *(["state"] if self.config.state_dim else []))
         drawn = (each.to(self.device) for each in (torch.from_numpy(record["answer"]), noise, times))
         errors: Tensor = self.action_head.errors(self._features(record)[0], *drawn, self._given(given_in(record)))
-        return errors
+        return self._placed(errors)
+
+    def as_actions(self, drawn: Tensor) -> Tensor:
+        """What the head drew, as actions of the robot, [B, chunk, action_dim]."""
+        numbers = drawn.clamp(-1, 1) if self.knots is None else self.knots.actions(drawn.clamp(-1, 1))
+        return self.action_low + (numbers + 1) / 2 * (self.action_high - self.action_low)
 
     def float8_parts(self) -> Sequence[nn.Module]:
         return list(self.blocks)
@@ -299,8 +322,11 @@ class SmallVLA(Float8Rollouts):
         if self.max_delay:
             delays = training_delays(mask, self.max_delay, generator).to(self.device)
             given = given_actions(target, delays, self.chunk, self.action_dim)
+        there = torch.as_tensor(mask, dtype=torch.float32, device=self.device)
+        if self.knots is not None:
+            target, there = self.knots.shown(target, there)
         losses, figures = self.action_head.loss(self._features(record)[0], target, generator, given)
-        share = torch.as_tensor(mask, dtype=torch.float32, device=self.device)[..., None].expand_as(losses)
+        share = there[..., None].expand_as(losses)
         share = share if given is None else given.apart(share)  # what is given is not to be learned
         share = share / share.sum().clamp(min=1)
         loss = (losses * share).sum()
@@ -362,6 +388,10 @@ class SmallVLA(Float8Rollouts):
         """Actions of the robot from -1 to 1 over their range."""
         return 2 * (actions - self.action_low) / (self.action_high - self.action_low).clamp(min=1e-6) - 1
 
+    def _placed(self, numbers: Tensor) -> Tensor:
+        """Numbers of what the head decides, at their actions of the chunk."""
+        return numbers if self.knots is None else self.knots.placed(numbers)
+
     def _given(self, prefix: Prefix | None) -> Given | None:
         if prefix is None:
             return None
@@ -420,114 +450,6 @@ def fit_ranges(policy: nn.Module, states: np.ndarray, actions: np.ndarray) -> No
         buffer.copy_(torch.from_numpy(found))
 
 
-def observation_tokens(
-    eyes: nn.Module, text: nn.Module, words: nn.Module, summary: nn.Module, record: Record, state: Tensor | None
-) -> Tensor:
-    """Returns a token for the places that were found together with the normalized state, one for the words, and those
-    of the images, [B, tokens, width]. Instructions that several rows have are read once."""
-    device = next(words.parameters()).device
-    unique, prompt_of = np.unique(record["prompt"], axis=0, return_inverse=True)
-    said = text(torch.from_numpy(unique).to(device))[torch.from_numpy(prompt_of.reshape(-1)).to(device)]
-    tokens, places = eyes(torch.from_numpy(record["images"]).to(device), said)
-    if state is not None:
-        places = torch.cat([places, state.clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS)], dim=-1)
-    return torch.cat([summary(places)[:, None], words(said)[:, None], tokens], dim=1)
-
-
-class Text(nn.Module):
-    """Bytes of the words, int [B, L] padded with 0, to [B, TEXT_WIDTH]: two
-    convolutions, then what is most attended to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = nn.Embedding(ByteTokenizer.size, TEXT_WIDTH)
-        self.near = nn.ModuleList([nn.Conv1d(TEXT_WIDTH, TEXT_WIDTH, 5, padding=2) for _ in range(2)])
-        self.asked = nn.Linear(TEXT_WIDTH, 4)
-        self.out = nn.Linear(4 * TEXT_WIDTH, TEXT_WIDTH)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        there = (ids != ByteTokenizer.pad)[:, None]  # [B, 1, L]
-        order = embed_times(torch.arange(ids.shape[1], device=ids.device).float(), TEXT_WIDTH, 8.0, 512.0)
-        x = (self.bytes(ids.long()) + order).transpose(1, 2) * there
-        for convolution in self.near:
-            x = x + F.relu(convolution(x)) * there
-        weights = self.asked(x.transpose(1, 2)).transpose(1, 2).masked_fill(~there, -math.inf).softmax(-1)  # [B, 4, L]
-        return self.out((weights @ x.transpose(1, 2)).flatten(1))
-
-
-class Stem(nn.Module):
-    """Convolutions of (size, stride): pictures, uint8 [B, cameras, H, W, 3], to what is at
-    each place, [B * cameras, h, w, CHANNELS]."""
-
-    def __init__(self, layers: Sequence[tuple[int, int]], precision: str):
-        super().__init__()
-        self.precision = precision
-        inputs = [3, *[CHANNELS] * len(layers)]
-        self.layers = nn.ModuleList(
-            [
-                nn.Conv2d(i, CHANNELS, size, stride=stride, padding=size // 2)
-                for i, (size, stride) in zip(inputs, layers, strict=False)
-            ]
-        )
-
-    def forward(self, images: Tensor) -> Tensor:
-        kind = self.layers[0].weight.dtype
-        # its memory still in the order of the picture
-        x = images.flatten(0, 1).to(kind).mul_(1 / 255).sub_(0.5).permute(0, 3, 1, 2)
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=in_bfloat16(self.precision, x.device)):
-            for layer in self.layers:
-                x = F.relu(layer(x))
-        return x.to(kind).permute(0, 2, 3, 1)
-
-
-class Keypoints(nn.Module):
-    """Pictures and words to a token for each place that the words make it look at, and to the places, from -1 to 1."""
-
-    def __init__(self, width: int, cameras: int, keypoints: int, precision: str):
-        super().__init__()
-        self.cameras, self.keypoints = cameras, keypoints
-        self.places = 2 * cameras * keypoints
-        self.stem = Stem([(5, 4), (3, 1), (3, 1)], precision)
-        self.keys = nn.Linear(CHANNELS, CHANNELS)
-        self.queries = nn.Linear(TEXT_WIDTH, cameras * keypoints * CHANNELS)
-        self.out = nn.Linear(CHANNELS + 2, width)
-        self.which = nn.Parameter(torch.empty(cameras * keypoints, width))
-
-    def forward(self, images: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
-        rows = len(images)
-        maps, logits = self.looks(images, words)
-        h, w = maps.shape[1:3]
-        seen, found = maps.flatten(1, 2), logits.softmax(-1)  # [B * cameras, h w, C], [B * cameras, keypoints, h w]
-        y, x = torch.meshgrid(torch.linspace(-1, 1, h), torch.linspace(-1, 1, w), indexing="ij")
-        grid = torch.stack([x, y], dim=-1).view(h * w, 2).to(maps)
-        looked = torch.cat([found @ seen, found @ grid], dim=-1).view(rows, len(self.which), CHANNELS + 2)
-        tokens, places = self.out(looked), looked[..., CHANNELS:]
-        return tokens + self.which, places.flatten(1)
-
-    def looks(self, images: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
-        """What is at each place, [B * cameras, h, w, C], and how much each keypoint looks there,
-        logits [B * cameras, keypoints, h w]."""
-        maps = self.stem(images)
-        queries = self.queries(words).view(len(maps), self.keypoints, CHANNELS)
-        return maps, queries @ self.keys(maps.flatten(1, 2)).transpose(1, 2) * CHANNELS**-0.5
-
-
-class Patches(nn.Module):
-    """Pictures to a token for each square of 16 pixels. No places are named."""
-
-    places = 0
-
-    def __init__(self, width: int, cameras: int, image_size: int, precision: str):
-        super().__init__()
-        self.stem = Stem([(5, 4), (3, 2), (3, 2)], precision)
-        self.out = nn.Linear(CHANNELS, width)
-        self.which = nn.Parameter(torch.empty(cameras * (image_size // 16) ** 2, width))
-
-    def forward(self, images: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
-        tokens = self.out(self.stem(images)).reshape(len(images), *self.which.shape)
-        return tokens + self.which, tokens.new_zeros(len(images), 0)
-
-
 class TransformerBlock(nn.Module):
     """A transformer layer: the tokens `x`, which are the first of `all_of`, look at all of them."""
 
@@ -554,7 +476,7 @@ class TransformerBlock(nn.Module):
 
 
 def _head(config: SmallVLAConfig) -> Any:
-    sizes = (config.width, config.chunk, config.action_dim)
+    sizes = (config.width, config.knots or config.chunk, config.action_dim)
     if config.head == "tokens":
         head: Any = TokensHead(*sizes, config.bins, config.decode, config.smoothing)
     else:
