@@ -40,6 +40,8 @@ DEMONSTRATIONS = (20, 10)
 EPISODES = (60, 8)
 """Of the policy of imitation that are learned from; and with --quick"""
 VALUE_STEPS = (300, 10)
+NOISE = 0.15
+"""Of the operator's motions in `noisy_episodes`, as a share of a full deflection"""
 ENDLESS = 1_000_000_000
 """Updates of a run that ends by the clock"""
 QUICK_UPDATES = 20
@@ -139,22 +141,26 @@ class Attempt:
         self.demonstrated_steps = self.steps_of("demos")
         return "demos"
 
-    def episodes_of_operator(self, steps: int) -> str:
-        """Records whole episodes of the operator, of about `steps` steps in all; the first ten show how long one is."""
+    def episodes_of_operator(self, steps: int, noise: float = 0.0) -> str:
+        """Records whole episodes of the operator, of about `steps` steps in all; the first ten show how long one is.
+        Those with noise are kept where they fail, too: each step shows what to do there."""
         seed, first = 1000 + self.seed, self.lab.pick(10, 2)
-        self._record("operator", "operator", first, seed, {"seed": seed})
+        options, keep = ({"seed": seed, "noise": noise}, ("--keep", "all")) if noise else ({"seed": seed}, ())
+        self._record("operator", "operator", first, seed, options, *keep)
         wanted = int(steps * first / max(1, self.steps_of("operator")))
         if wanted > first:
-            self._record("operator", "operator", wanted, seed, {"seed": seed})
+            self._record("operator", "operator", wanted, seed, options, *keep)
         made = self.steps_of("operator")
         self.operator_steps, self.operator = self.operator_steps + made, max(0, self.operator - made)
         return "operator"
 
-    def _record(self, phase: str, out: str, episodes: int, seed: int, options: dict[str, Any]) -> None:
+    def _record(self, phase: str, out: str, episodes: int, seed: int, options: dict[str, Any], *more: str) -> None:
         options = {"action_indices": self.recipe.agent.action_indices, **options}
         device = [word for name, value in options.items() for word in ("-d", f"{name}={json.dumps(value)}")]
         words = ["--device", "script", *device, "--seed", seed, "--episodes", episodes, "--no-video"]
-        self.hilt(phase, "record", f"tabletop/{self.task}", *words, "--image-size", self.image_size, "--out", out)
+        self.hilt(
+            phase, "record", f"tabletop/{self.task}", *words, "--image-size", self.image_size, *more, "--out", out
+        )
 
     def steps_of(self, recording: str) -> int:
         from hilt.replay import Log
@@ -277,6 +283,23 @@ def episodes_first(attempt: Attempt) -> dict[str, Any]:
     return attempt.judged("rlpd")
 
 
+def noisy_episodes(attempt: Attempt) -> dict[str, Any]:
+    """What noise did to the arm is corrected in the next steps, so that the episodes show how to recover. Imitation of
+    them is good enough to be kept: the policy explores little, and goes on imitating."""
+    recorded = [attempt.demonstrations(), attempt.episodes_of_operator(3 * attempt.operator // 4, noise=NOISE)]
+    pretrained = [] if attempt.lab.quick else ["agent.encoder.pretrain_updates=4000"]
+    entropy = -1.8 * len(attempt.recipe.agent.action_indices)
+    attempt.rlpd(
+        "rlpd",
+        recorded,
+        *pretrained,
+        *("agent.encoder.pretrain_crop=3", "collect_steps=0", "agent.rlpd.discount=0.98"),
+        *("agent.initial_std=0.05", "agent.std_range=[0.0183,0.15]", f"agent.rlpd.target_entropy={entropy:g}"),
+        "agent.rlpd.imitation_weight=3",
+    )
+    return attempt.judged("rlpd")
+
+
 def value_reward(attempt: Attempt) -> dict[str, Any]:
     """A first run, with a fifth of the operator's steps, shows what can fail."""
     demos = attempt.demonstrations()
@@ -354,6 +377,9 @@ METHODS = {
         "the same with critics of residual blocks that state a distribution",
     ),
     "episodes_first": Method(episodes_first, "RLPD that imitates whole episodes of the operator first"),
+    "noisy_episodes": Method(
+        noisy_episodes, "RLPD that imitates whole episodes of the operator with noise first, and explores little"
+    ),
     "value_reward": Method(
         value_reward,
         "RLPD with the dense reward of a value model of a first run",
