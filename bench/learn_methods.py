@@ -300,6 +300,21 @@ def noisy_episodes(attempt: Attempt) -> dict[str, Any]:
     return attempt.judged("rlpd")
 
 
+def noisy_imitation(attempt: Attempt) -> dict[str, Any]:
+    """The same episodes, and take-overs: all of it is imitated."""
+    recorded = [attempt.demonstrations(), attempt.episodes_of_operator(3 * attempt.operator // 4, noise=NOISE)]
+    pretrained = [] if attempt.lab.quick else ["agent.encoder.pretrain_updates=6000"]
+    attempt.rlpd(
+        "imitation",
+        recorded,
+        "algorithm=hg-dagger",
+        *pretrained,
+        *("agent.encoder.pretrain_crop=3", "collect_steps=0", "agent.initial_std=0.05"),
+        "agent.std_range=[0.0183,0.15]",
+    )
+    return attempt.judged("imitation")
+
+
 def value_reward(attempt: Attempt) -> dict[str, Any]:
     """A first run, with a fifth of the operator's steps, shows what can fail."""
     demos = attempt.demonstrations()
@@ -379,6 +394,9 @@ METHODS = {
     "episodes_first": Method(episodes_first, "RLPD that imitates whole episodes of the operator first"),
     "noisy_episodes": Method(
         noisy_episodes, "RLPD that imitates whole episodes of the operator with noise first, and explores little"
+    ),
+    "noisy_imitation": Method(
+        noisy_imitation, "HG-DAgger: imitation of such episodes, and of take-overs while it acts"
     ),
     "value_reward": Method(
         value_reward,

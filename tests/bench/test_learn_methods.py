@@ -88,6 +88,7 @@ def test_what_a_method_adds_is_in_its_words(tmp_path: Path, monkeypatch: pytest.
     assert "value.model=value value.reward=1 agent.rlpd.target_range=null" in made["value_reward"]
     assert "-d noise=0.15" in made["noisy_episodes"] and "--keep all" in made["noisy_episodes"]
     assert "agent.initial_std=0.05" in made["noisy_episodes"] and "--keep all" not in made["episodes_first"]
+    assert "algorithm=hg-dagger" in made["noisy_imitation"] and "agent.initial_std=0.05" in made["noisy_imitation"]
     for space in ("residual", "edit", "noise"):
         assert f"agent.options.space={space}" in made[space] and "policy=imitation/policy" in made[space]
     assert "policy_options.head=flow" in made["noise"], "noise needs a flow"

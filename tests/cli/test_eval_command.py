@@ -132,6 +132,20 @@ def test_the_best_of_several_chunks_is_executed_in_a_run_of_post_training(tmp_pa
     assert [one["execution"]["plans"] for one in kept] == [results[0]["execution"]["plans"]] * 2  # of both together
     refused = CliRunner().invoke(cli.app, ["eval", str(trained), *chosen]).output
     assert "error: --best-of and --guidance: chunks are drawn by a vision-language-action policy" in refused
+    heats = {}
+    for heat in ("0.001", "100"):
+        drawn = ("--episodes", "8", "--sample", "--draw-temperature", heat)
+        text = run(str(folder), *drawn, "--json", str(tmp_path / "out.json"))
+        assert f"actions sampled at temperature {heat}, no take-overs" in text
+        heats[heat] = json.loads((tmp_path / "out.json").read_text())
+        assert [one["execution"]["temperature"] for one in heats[heat]] == [float(heat)] * 2
+    assert heats["0.001"][0]["outcomes"] != heats["100"][0]["outcomes"]
+    for words, why in (
+        ((folder, "--draw-temperature", "0.5"), "nothing is drawn; give --sample or --best-of N, too"),
+        ((folder, "--sample", "--draw-temperature", "0"), "--draw-temperature 0: expected a number above 0"),
+        ((trained, "--sample", "--draw-temperature", "0.5"), f"{trained} is a run with a person, whose agent has a"),
+    ):
+        assert why in CliRunner().invoke(cli.app, ["eval", *map(str, words)]).output
     refused = CliRunner().invoke(cli.app, ["eval", str(folder), "--guidance", "2"]).output
     assert "guidance=2: this SmallVLA was trained without a condition" in refused
 

@@ -67,6 +67,8 @@ def test_from_a_recipe_to_a_policy_that_is_tried(tmp_path: Path, monkeypatch: py
     said = run("eval", folder, "--episodes", 1, "--mode", "ensemble", "--ensemble-decay", 0.1)
     assert "ensemble, a delay of 0 steps, the mean of all with a decay of 0.1; the arm held in 0.0%" in said
     assert "ensemble_decay=0.1 would do nothing" in run("eval", folder, "--ensemble-decay", 0.1, code=1)
+    said = run("eval", folder, "--episodes", 1, "--sample", "--draw-temperature", 0.5)
+    assert "actions sampled at temperature 0.5, no take-overs" in said
     verifier = save_verifier(tmp_path / "verifier", {"state": "state/tcp_pose"}, 10, 2, 7)
     said = run(
         "eval", folder, "--episodes", 1, "--best-of", 3, "--verifier", verifier, "--json", tmp_path / "best.json"

@@ -53,7 +53,7 @@ EnsembleDecay = Annotated[float | None, _option("M", "How chunks weigh in an ens
 BestOfN = Annotated[int | None, _option("N", "A VLA draws N chunks; the verifier chooses.", False, min=2)]
 Verifier = Annotated[str, _option("FOLDER", "Of hilt train value DATA actions=N.", False)]
 Guidance = Annotated[float | None, _option("W", "Of a policy of RECAP, instead of its own.", False, min=0)]
-DrawTemperature = Annotated[float | None, _option("T", "Of the chunks to choose from.", "1", min=0)]
+DrawTemperature = Annotated[float | None, _option("T", "Of what a VLA draws; default: the run's, or 1.", False)]
 
 
 @app.command()
@@ -94,11 +94,12 @@ def evaluate(
     optional_module("gymnasium", "hilt eval", "sim")
     heavy_module("torch", "hilt eval", "torch", then="hilt.vla.train")
     chunks = (mode, delay, execute, ensemble_decay)
-    chooser = best_of_settings(best_of, verifier, draw_temperature)
+    chooser = best_of_settings(best_of, verifier, draw_temperature, sample)
     given = EvalSettings(
         *(run, checkpoint, split, episodes, sample, seed, videos, workers, ask, policy, policy_key, chunks),
         best_of=chooser,
         guidance=guidance,
+        temperature=draw_temperature if chooser is None else None,
     )
     evaluated = shown_results(given)
     if json_file is not None:
@@ -131,13 +132,15 @@ class EvalSettings:
     """--best-of: how one of several chunks is chosen"""
     guidance: float | None = None
     """--guidance: how much the condition of a policy of RECAP counts"""
+    temperature: float | None = None
+    """--draw-temperature, of --sample"""
 
     def chunk_options(self) -> ChunkOptions:
         """How chunks are executed and chosen."""
         from hilt.vla.rollout import ChunkOptions
 
         wrap = None if self.best_of is None and self.guidance is None else self.acting
-        return ChunkOptions(*self.chunks[:3], wrap, self.chunks[3])
+        return ChunkOptions(*self.chunks[:3], wrap, self.chunks[3], self.temperature)
 
     def acting(self, policy: Policy) -> Policy:
         """Wraps the policy that is evaluated with guidance and best-of-N, where they are asked for."""
@@ -147,14 +150,27 @@ class EvalSettings:
         return policy if self.best_of is None else self.best_of.wrap(policy)
 
 
-def best_of_settings(count: int | None, verifier: str, temperature: float | None) -> BestOfSettings | None:
-    """The options --best-of, --verifier and --draw-temperature; None without the first."""
+def best_of_settings(
+    count: int | None, verifier: str, temperature: float | None, sample: bool | None = None
+) -> BestOfSettings | None:
+    """The options --best-of, --verifier and --draw-temperature; None without the first. `sample`: whether actions are
+    sampled without it, in a command whose temperature may be of these."""
     from hilt.value.best_of import BestOfSettings
 
+    if temperature is not None and temperature <= 0:
+        raise ConfigError(
+            f"--draw-temperature {temperature:g}: expected a number above 0; with 1 it is as was learned."
+        )
     if not count:
-        for name, value in (("--verifier", verifier or None), ("--draw-temperature", temperature)):
-            if value is not None:
-                raise ConfigError(f"{name} {value}: it chooses among chunks; give --best-of N, too, or leave it out.")
+        if verifier:
+            raise ConfigError(
+                f"--verifier {verifier}: it chooses among chunks; give --best-of N, too, or leave it out."
+            )
+        if temperature is not None and not sample:
+            cure = "--best-of N" if sample is None else "--sample or --best-of N"
+            raise ConfigError(
+                f"--draw-temperature {temperature:g}: nothing is drawn; give {cure}, too, or leave it out."
+            )
         return None
     made = BestOfSettings(count, verifier, 1.0 if temperature is None else temperature)
     made.check()
@@ -251,6 +267,11 @@ def _tried(given: EvalSettings, chunks: ChunkOptions) -> Iterator[tuple[Any, Any
     from hilt.hil.evaluate import config_of, find_checkpoint, make_agent
 
     config = config_of(run)
+    if given.temperature is not None:
+        raise ConfigError(
+            f"--draw-temperature {given.temperature:g}: {run} is a run with a person, whose agent has a distribution "
+            "of its own. Leave it out."
+        )
     found = find_checkpoint(run, checkpoint)
     agent = make_agent(config, spaces(config))
     agent.load_state_dict(found.agent)
@@ -292,7 +313,7 @@ def show(done: EvaluationResult, policy: str = "") -> None:
     which = f"at {policy}, version {done.update:,}" if policy else f"after {done.update:,} learner steps"
     rows: list[list[object]] = [
         ["task", f"{done.task}, {_many(len(done.outcomes), 'episode')} from the states of {done.split}"],
-        ["policy", f"{which}, actions {'sampled' if done.sample else 'the most likely'}, no take-overs"],
+        ["policy", f"{which}, actions {_drawn(done)}, no take-overs"],
         [
             "success",
             "–: the environment does not tell"
@@ -317,6 +338,13 @@ def show(done: EvaluationResult, policy: str = "") -> None:
     ]
     wide = 24 + max(len(str(text)) for _, text in rows)  # a path that is folded cannot be copied
     Console(width=wide, soft_wrap=True).print(table("", "", rows=rows))
+
+
+def _drawn(done: EvaluationResult) -> str:
+    if not done.sample:
+        return "the most likely"
+    heat = done.execution.get("temperature")
+    return "sampled" if heat is None else f"sampled at temperature {heat:g}"
 
 
 JUDGES = {

@@ -299,6 +299,8 @@ class ChunkOptions(NamedTuple):
     wrap: Callable[[Policy], Policy] | None = None
     """Returns the policy that acts, of the run's, such as the best of several chunks"""
     ensemble_decay: float | None = None
+    temperature: float | None = None
+    """Of what is sampled, by a policy that draws whole chunks"""
 
     def acting(self, policy: Policy) -> Policy:
         return policy if self.wrap is None else self.wrap(policy)
@@ -358,6 +360,8 @@ class ChunkAgent:
         """How chunks were executed and chosen, and what came of it, over all episodes; nothing where no settings were
         given and the policy chooses among none."""
         chosen = self._policy.acting_figures()
+        if self._temperature != 1.0:
+            chosen = {"temperature": self._temperature, **chosen}
         if self._settings is None:
             return {**chosen}
         figures = self._executor.metrics()

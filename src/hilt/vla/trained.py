@@ -79,6 +79,8 @@ def evaluate(
         folder, outcomes = run / "evaluations", list[dict[str, Any]]()
         executed = (chunks or ChunkOptions()).settings(config.collect.execute)
         acting = replace(config.collect.rollout_settings(sample=sample), chunks=executed)
+        if chunks is not None and chunks.temperature is not None:
+            acting = replace(acting, temperature=chunks.temperature)
         options: dict[str, Any] = {
             "version": step,
             "seed": (seed, step),
@@ -90,7 +92,8 @@ def evaluate(
             watch(len(outcomes), len(starts))
     seconds = time.monotonic() - began
     made = evaluations_of(outcomes, config.tasks, split, step, sample, seed, seconds, folder, of_train=of_train)
-    if chosen := policy.acting_figures():  # of all tasks together
+    drawn = {"temperature": acting.temperature} if sample and acting.temperature != 1.0 else {}
+    if chosen := {**drawn, **policy.acting_figures()}:  # of all tasks together
         for one in made:
             one.execution |= chosen
             write_json(Path(one.folder or folder) / EVALUATION_FILE, one.to_json())
@@ -115,7 +118,9 @@ def agents(run: Path, chunks: ChunkOptions | None = None) -> Iterator[tuple[str,
             keeps_rate = attribute(env, "timing", None) is not None
         wanted = chunks or ChunkOptions()
         settings = wanted.settings(real_time=keeps_rate)
-        with contextlib.closing(ChunkAgent(wanted.acting(policy), words(config), instruction, settings)) as agent:
+        drawn = {} if wanted.temperature is None else {"temperature": wanted.temperature}
+        made = ChunkAgent(wanted.acting(policy), words(config), instruction, settings, **drawn)
+        with contextlib.closing(made) as agent:
             yield name, agent, int(read_json(run / RESULT)["best_step"])
 
 
