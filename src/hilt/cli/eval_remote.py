@@ -61,8 +61,8 @@ def remote_results(given: EvalSettings, report: Report, asking: Callable[[Any], 
             real_time = any(option is not None for option in given.chunks) and spaces(config).keeps_rate
             chunks = wanted.settings(tried.execute, real_time) or ChunkSettings(execute=tried.execute, delay=0)
             agent: Any
-            drawn = {} if given.temperature is None else {"temperature": given.temperature}
-            with contextlib.closing(ChunkAgent(acting, suite, instruction, chunks, **drawn)) as agent:
+            heat = 1.0 if given.temperature is None else given.temperature
+            with contextlib.closing(ChunkAgent(acting, suite, instruction, chunks, temperature=heat)) as agent:
                 yield evaluate(
                     config,
                     agent,

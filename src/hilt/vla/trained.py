@@ -118,8 +118,8 @@ def agents(run: Path, chunks: ChunkOptions | None = None) -> Iterator[tuple[str,
             keeps_rate = attribute(env, "timing", None) is not None
         wanted = chunks or ChunkOptions()
         settings = wanted.settings(real_time=keeps_rate)
-        drawn = {} if wanted.temperature is None else {"temperature": wanted.temperature}
-        made = ChunkAgent(wanted.acting(policy), words(config), instruction, settings, **drawn)
+        heat = 1.0 if wanted.temperature is None else wanted.temperature
+        made = ChunkAgent(wanted.acting(policy), words(config), instruction, settings, temperature=heat)
         with contextlib.closing(made) as agent:
             yield name, agent, int(read_json(run / RESULT)["best_step"])
 
