@@ -11,9 +11,9 @@ import torch
 
 from hilt.algos.adam import Adam
 from hilt.core.errors import ConfigError
+from hilt.policies.knots import Knots
 from hilt.policies.registry import load_policy
 from hilt.policies.vla.flow import Flow
-from hilt.policies.vla.knots import Knots
 from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from hilt.vla.episode import RolloutEpisode, Start, token_mask
 from hilt.vla.footprint import blank_record

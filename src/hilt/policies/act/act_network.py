@@ -17,9 +17,9 @@ from torch import Generator, Tensor, nn
 
 from hilt.policies.act.act_config import ACTConfig
 from hilt.policies.base import Record
+from hilt.policies.observation_tokens import TEXT_WIDTH, Keypoints, Patches, Text, observation_tokens
 from hilt.policies.precision import in_bfloat16
 from hilt.policies.vla.flow import embed_times
-from hilt.policies.vla.observation_tokens import TEXT_WIDTH, Keypoints, Patches, Text, observation_tokens
 from hilt.policies.vla.small_vla import TransformerBlock, initialize
 
 SMALL = 0.1

@@ -53,12 +53,12 @@ from hilt.policies.float8 import ROLLOUT_PRECISIONS, Float8Rollouts
 from hilt.policies.io.lora import merged
 from hilt.policies.io.observed_record import observed_record
 from hilt.policies.io.tensor_files import Tensors, check_device, load_into, read_json, write_tensors
+from hilt.policies.knots import Knots
+from hilt.policies.observation_tokens import TEXT_WIDTH, Keypoints, Patches, Text, observation_tokens
 from hilt.policies.precision import PRECISIONS, in_bfloat16, of_former_name
 from hilt.policies.vla.augment import shifted
 from hilt.policies.vla.flow import Flow, Given, given_actions, training_delays
 from hilt.policies.vla.heads import FlowHead, GaussianHead, GivenActions, TokensHead
-from hilt.policies.vla.knots import Knots
-from hilt.policies.vla.observation_tokens import TEXT_WIDTH, Keypoints, Patches, Text, observation_tokens
 from hilt.policies.vla.tokens import ByteTokenizer, padded
 
 MODEL_TYPE = "hilt_small_vla"
