@@ -293,7 +293,7 @@ class SmallVLA(Float8Rollouts):
         return self._placed(errors)
 
     def as_actions(self, drawn: Tensor) -> Tensor:
-        """What the head drew, as actions of the robot, [B, chunk, action_dim]."""
+        """Returns what the head drew as actions of the robot, [B, chunk, action_dim]."""
         numbers = drawn.clamp(-1, 1) if self.knots is None else self.knots.actions(drawn.clamp(-1, 1))
         return self.action_low + (numbers + 1) / 2 * (self.action_high - self.action_low)
 
