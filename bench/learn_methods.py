@@ -41,7 +41,14 @@ EPISODES = (60, 8)
 """Of the policy of imitation that are learned from; and with --quick"""
 VALUE_STEPS = (300, 10)
 NOISE = 0.15
-"""Of the operator's motions in `noisy_episodes`, as a share of a full deflection"""
+"""Of the operator's motions in `recorded_with_noise`, as a share of a full deflection"""
+IMITATES = "algorithm=hg-dagger"
+LITTLE_EXPLORED = (
+    "agent.encoder.pretrain_crop=3",
+    "collect_steps=0",
+    "agent.initial_std=0.05",
+    "agent.std_range=[0.0183,0.15]",
+)
 ENDLESS = 1_000_000_000
 """Updates of a run that ends by the clock"""
 QUICK_UPDATES = 20
@@ -173,6 +180,8 @@ class Attempt:
     def rlpd(self, phase: str, demos: Sequence[str], *words: str, share: float = 1.0, operator: int = 0) -> None:
         """A run of the recipe, until this share of the clock is spent, taken over from for `operator` steps at most."""
         smaller = [f"max_steps={QUICK_UPDATES}", f"task_options.image_size={self.image_size}", *QUICK_RUN, *QUICK_RLPD]
+        if IMITATES in words:  # these would do nothing
+            smaller = [word for word in smaller if not word.startswith(("training_starts=", "agent.rlpd."))]
         self._with_operator(
             phase,
             f"tabletop_{self.task}",
@@ -283,35 +292,32 @@ def episodes_first(attempt: Attempt) -> dict[str, Any]:
     return attempt.judged("rlpd")
 
 
+def recorded_with_noise(attempt: Attempt) -> list[str]:
+    """What noise did to the arm is corrected in the next steps, so that the episodes show how to recover. A quarter of
+    the operator's steps is left for take-overs."""
+    return [attempt.demonstrations(), attempt.episodes_of_operator(3 * attempt.operator // 4, noise=NOISE)]
+
+
 def noisy_episodes(attempt: Attempt) -> dict[str, Any]:
-    """What noise did to the arm is corrected in the next steps, so that the episodes show how to recover. Imitation of
-    them is good enough to be kept: the policy explores little, and goes on imitating."""
-    recorded = [attempt.demonstrations(), attempt.episodes_of_operator(3 * attempt.operator // 4, noise=NOISE)]
+    """The policy explores little and goes on imitating, so as to keep what imitation has reached."""
+    recorded = recorded_with_noise(attempt)
     pretrained = [] if attempt.lab.quick else ["agent.encoder.pretrain_updates=4000"]
     entropy = -1.8 * len(attempt.recipe.agent.action_indices)
     attempt.rlpd(
         "rlpd",
         recorded,
         *pretrained,
-        *("agent.encoder.pretrain_crop=3", "collect_steps=0", "agent.rlpd.discount=0.98"),
-        *("agent.initial_std=0.05", "agent.std_range=[0.0183,0.15]", f"agent.rlpd.target_entropy={entropy:g}"),
-        "agent.rlpd.imitation_weight=3",
+        *(*LITTLE_EXPLORED, "agent.rlpd.discount=0.98"),
+        *(f"agent.rlpd.target_entropy={entropy:g}", "agent.rlpd.imitation_weight=3"),
     )
     return attempt.judged("rlpd")
 
 
 def noisy_imitation(attempt: Attempt) -> dict[str, Any]:
-    """The same episodes, and take-overs: all of it is imitated."""
-    recorded = [attempt.demonstrations(), attempt.episodes_of_operator(3 * attempt.operator // 4, noise=NOISE)]
+    """Of these episodes, and of take-overs while it acts."""
+    recorded = recorded_with_noise(attempt)
     pretrained = [] if attempt.lab.quick else ["agent.encoder.pretrain_updates=6000"]
-    attempt.rlpd(
-        "imitation",
-        recorded,
-        "algorithm=hg-dagger",
-        *pretrained,
-        *("agent.encoder.pretrain_crop=3", "collect_steps=0", "agent.initial_std=0.05"),
-        "agent.std_range=[0.0183,0.15]",
-    )
+    attempt.rlpd("imitation", recorded, IMITATES, *pretrained, *LITTLE_EXPLORED)
     return attempt.judged("imitation")
 
 

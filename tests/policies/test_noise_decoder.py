@@ -155,6 +155,10 @@ def test_what_cannot_work_is_refused(folder: Path, tmp_path: Path):
     SmallVLA(SmallVLAConfig.from_json({**SIZES, "depth": 1, "keypoints": 2}), seed=0).save_pretrained(tmp_path / "bins")
     with pytest.raises(ConfigError, match="does not compute its actions by a flow"):
         NoiseDecoder(base_of(tmp_path / "bins"), range(NUMBERS))
+    few = {**SIZES, "depth": 1, "keypoints": 2, "head": "flow", "knots": 2}
+    SmallVLA(SmallVLAConfig.from_json(few), seed=0).save_pretrained(tmp_path / "knots")
+    with pytest.raises(ConfigError, match=r"gives each action noise of its own, and the policy in .*knots=2"):
+        NoiseDecoder(base_of(tmp_path / "knots"), range(NUMBERS))
     for changes in ({"rlpd": Rlpd(imitation_weight=1.0)}, {"rlpd": Rlpd(critic_warmup=5)}):
         with pytest.raises(ConfigError, match=r"space=noise with imitation"):
             agent(folder, **changes)

@@ -4,9 +4,8 @@
     knots.actions(drawn)                   # [B, 4, numbers] -> [B, 10, numbers]
     knots.shown(actions, mask)             # back again, by least squares: what to imitate
 
-A policy that draws every action of a chunk by itself explores by trembling: ten independent draws of a motion cancel
-out, and an episode has hundreds of them, none of which matters. With knots what is drawn is a smooth detour of the arm,
-and the outcome of an episode is shared by fewer decisions.
+Where every action of a chunk is drawn by itself, the draws mostly cancel out, and hundreds of decisions share the
+outcome of an episode. With knots what is drawn is a smooth motion, and there are fewer decisions.
 """
 
 from __future__ import annotations
