@@ -79,6 +79,7 @@ SHOWN = {
     "agent.encoder.weights": "policies/test_encoders.py::test_resnet10_gives_the_numbers_of_flax",
     "agent.encoder.pretrain_updates": "policies/test_agent.py::test_the_rate_of_pretraining_rises_and_falls",
     "agent.encoder.pretrain_crop": "policies/test_agent.py::test_settings_of_pretraining_are_heeded",
+    "agent.encoder.kept_shifts": "hil/test_states.py::test_each_row_of_a_batch_is_of_one_of_the_kept_shifts",
     "agent.encoder.pretrain_learning_rate": "policies/test_agent.py::test_settings_of_pretraining_are_heeded",
     "agent.encoder.pretrain_batch": "hil/test_learner.py::test_the_encoder_is_pretrained_on_demonstrations_first",
     "agent.encoder.pretrain_predict": "policies/test_agent.py::test_pretraining_foresees_what_is_asked",
@@ -249,6 +250,10 @@ IDLE: dict[str, tuple[dict[str, Any], str | dict[str, Any]]] = {
     "agent.rlpd.imitation_loss=mse": ({}, "agent.rlpd.critic_warmup=5"),
     "agent.rlpd.grasp_margin=0.5": ({"algorithm": "bc"}, "agent.setup_mode=single-arm-learned-gripper"),
     "agent.rlpd.random_crop=2": ({"agent": {"encoder": {"training": "frozen"}}}, "agent.encoder.training=critic"),
+    "agent.encoder.kept_shifts=3": (
+        {"agent": {"encoder": {"pretrain_updates": 1}}},
+        "agent.encoder.training=frozen",
+    ),
     "agent.encoder.pretrain_predict_weight=2": (
         {"agent": {"encoder": {"pretrain_updates": 1}}},
         "agent.encoder.pretrain_predict=state/q",

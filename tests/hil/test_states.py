@@ -102,7 +102,7 @@ def test_steps_that_were_evicted_since_they_were_drawn(frozen: Experience) -> No
         slots = kept.complete(steps, keys)
         columns = steps.gather(keys, ["observations/images/front", "observations/state/point"])
     seen = {path.partition("/")[2]: column for path, column in columns.items()}
-    assert np.array_equal(table.before[slots], frozen._agent.states(seen))
+    assert np.array_equal(table.before[slots, 0], frozen._agent.states(seen))
     assert [len(set(window)) for window in table.windows(slots, N).tolist()] == 2 * [3, 3, 3, 2, 1]
     assert len(kept) == 40 + 10
     kept.refresh()
@@ -160,4 +160,31 @@ def test_chunks_of_the_table_are_those_of_the_log(memory_path: Path) -> None:
     assert ours["actions"].shape == (40, N, ACTIONS) and ours["source"].shape == (40, N)
     assert set(ours["n_steps"]) == {1, 2, 3}
     assert_same(experience, ours, theirs)
+    experience.close()
+
+
+def test_each_row_of_a_batch_is_of_one_of_the_kept_shifts(memory_path: Path) -> None:
+    shown = demonstrations(memory_path / "shown", range(50, 52), images=True)
+    encoder = {**IMAGES, "pretrain_updates": 1, "pretrain_crop": 2, "kept_shifts": 4}
+    options = {"demo_path": [str(shown)], "n_step": N, "agent": {"encoder": encoder}}
+    experience = experience_for(memory_path / "run", True, **options)
+    fill(experience.log, range(6), images=True)
+    agent = experience._agent
+    before = experience.position()
+    ours = experience.sample(200)
+    after = experience.position()
+    experience.seek(before)
+    theirs = experience.sample(200, images=True)
+    drawn = []
+    for which in ("observations", "next_observations"):
+        seen = {"images/front": theirs[which]["images"]["front"], "state/point": theirs[which]["state"]["point"]}
+        shifts = np.stack([agent.states(seen, number) for number in range(4)], axis=1)
+        same = (shifts == ours[which]["z"][:, None]).all(-1)
+        assert same.sum(1).tolist() == 200 * [1]
+        drawn.append(same.argmax(1))
+    assert all(np.bincount(numbers, minlength=4).min() > 20 for numbers in drawn)
+    assert (drawn[0] != drawn[1]).any(), "an observation and its next one are shifted by themselves"
+    experience.seek(before)
+    again = experience.sample(200)
+    assert np.array_equal(again["observations"]["z"], ours["observations"]["z"]) and experience.position() == after
     experience.close()

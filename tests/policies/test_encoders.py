@@ -11,7 +11,7 @@ import torch
 
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.policies.agent.config import EncoderConfig
-from hilt.policies.agent.encoders import Encoder, as_image, dropout, random_crop
+from hilt.policies.agent.encoders import Encoder, as_image, dropout, random_crop, shift_of, shifted
 from hilt.replay.tensors import generator
 from tests.policies.flax_weights import arrays, image, write
 
@@ -126,6 +126,22 @@ def test_a_crop_is_a_cut_out_of_the_edge_padded_image(stack: tuple[int, ...]) ->
     assert random_crop(images, 0, generator(0)) is images
 
 
+@pytest.mark.parametrize("stack", [(), (2,)])
+def test_a_shift_is_that_cut_out_of_the_edge_padded_images(stack: tuple[int, ...]) -> None:
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (4, *stack, 6, 7, 3), np.uint8))
+    padded = np.pad(images.numpy(), [(0, 0)] * (1 + len(stack)) + [(2, 2), (2, 2), (0, 0)], mode="edge")
+    for down, right in ((0, 0), (2, -1), (-2, 2), (1, 0)):
+        cut = padded[..., 2 - down : 8 - down, 2 - right : 9 - right, :]
+        assert np.array_equal(shifted(images, down, right).numpy(), cut)
+
+
+def test_shifts_by_number_are_within_their_pixels_and_the_same_every_time() -> None:
+    shifts = [shift_of(number, camera, 3) for camera in range(2) for number in range(40)]
+    assert shifts[0] == shifts[40] == (0, 0) and len(set(shifts[:40])) == len(set(shifts[40:])) == 40
+    assert shifts[:40] != shifts[40:] and {abs(each) for shift in shifts for each in shift} == {0, 1, 2, 3}
+    assert shifts == [shift_of(number, camera, 3) for camera in range(2) for number in range(40)]
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -138,6 +154,10 @@ def test_a_crop_is_a_cut_out_of_the_edge_padded_image(stack: tuple[int, ...]) ->
             "nothing has trained; set encoder.weights or encoder.pretrain_updates",
         ),
         (EncoderConfig("resnet10", training="frozen"), "keeps a trunk that nothing has trained"),
+        (
+            EncoderConfig(training="frozen", pretrain_updates=1, pretrain_crop=0, kept_shifts=2),
+            "encoder.kept_shifts=2 with encoder.pretrain_crop=0, which has 1 shifts at most",
+        ),
     ],
 )
 def test_encoder_refuses_wrong_settings(config: EncoderConfig, message: str) -> None:

@@ -3,7 +3,9 @@ is skipped without one."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import torch
 from torch import nn
 
 from hilt.core.errors import ConfigError
+from hilt.policies import graphs
 from hilt.policies.graphs import Graphs, JoinedLinear, Places, bucket
 from hilt.policies.vla import flow_policy, gemma, openvla
 from hilt.policies.vla.gemma import GemmaStack, Rotation, StackConfig
@@ -227,6 +230,79 @@ def test_copy_of_a_policy_has_no_graphs_of_the_other():
     policy = test_pi0.made("sde")
     policy._graphs = Graphs(policy._captured_decision, policy, policy.device)
     assert copy.deepcopy(policy)._graphs is None
+
+
+class SlowCapture:
+    """In place of a CUDA graph: made when the test lets it be."""
+
+    may_end = threading.Event()
+    error = ""
+
+    def __init__(self, function: Any, inputs: Any, *_: Any):
+        assert self.may_end.wait(60)
+        if self.error:
+            raise RuntimeError(self.error)
+        self._function = function
+
+    def start(self, inputs: Any) -> None:
+        self._inputs = inputs
+
+    def fetch(self) -> Any:
+        return self._function(self._inputs) | {"by": torch.tensor(1)}
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> Graphs:
+    """Graphs with `aside`, of a function that doubles, whose captures are slow."""
+    monkeypatch.setattr(graphs, "_Graph", SlowCapture)
+    monkeypatch.setattr(SlowCapture, "may_end", threading.Event())
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    made = Graphs(lambda asked: {"x": 2 * asked["x"]}, nn.Linear(2, 2), torch.device("cuda"))
+    made.aside, made._without_graph = True, lambda function, inputs, options: function(inputs, **options)
+    return made
+
+
+def test_with_aside_calls_are_answered_without_a_graph_until_a_thread_has_captured_it(beside: Graphs):
+    small, large = ({"x": torch.ones(rows)} for rows in (1, 3))
+    assert [len(beside(asked)) for asked in (small, large, small, large)] == 4 * [1] and not len(beside)
+    SlowCapture.may_end.set()
+    beside.settle()
+    assert len(beside) == 2 and all(beside(asked)["by"] == 1 for asked in (small, large))
+    assert beside(large)["x"].tolist() == [2, 2, 2]
+    SlowCapture.may_end.clear()
+    assert len(beside({"x": torch.ones(5)})) == 1 and len(beside(small)) == 2  # the first graph answers meanwhile
+    beside.aside = False  # whoever waits has the graph
+    threading.Timer(0.2, SlowCapture.may_end.set).start()
+    assert beside({"x": torch.ones(5)})["by"] == 1 and len(beside) == 3
+
+
+def test_a_capture_aside_that_fails_is_told_once_and_answers_go_on(
+    beside: Graphs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(SlowCapture, "error", "CUDA out of memory\nand more")
+    SlowCapture.may_end.set()
+    for _ in range(3):
+        assert beside({"x": torch.ones(1)})["x"].tolist() == [2]
+        beside.settle()
+    (told,) = caplog.messages
+    assert told == "decisions of a size stay without a CUDA graph, and are slower: CUDA out of memory"
+
+
+@GPU
+@pytest.mark.parametrize("kind", ["sde", "pi05"])
+def test_decisions_that_are_compiled_aside_are_those_of_eager_layers(kind: str):
+    policy = test_pi0.made(kind).to("cuda:0")
+    policy.config = replace(policy.config, acting="eager")
+    wanted = {rows: answers(policy, rows) for rows in (1, 3)}
+    policy.config = replace(policy.config, acting="fused")
+    policy.compiles_aside = True
+    policy.warm_up(True, lambda text: None)
+    for _ in range(2):
+        for rows in (1, 3, 3, 1):
+            assert_near(answers(policy, rows), wanted[rows], 1e-3)
+        policy._graphs.settle()
+    assert len(policy._graphs) >= 3
 
 
 @GPU

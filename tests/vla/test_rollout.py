@@ -92,6 +92,20 @@ def test_rows_at_once_and_execute():
         roll(ToyPool(), execute=3)
 
 
+def test_of_a_share_of_the_chunks_that_is_drawn_the_others_are_the_likeliest_and_have_no_log_probability():
+    rolled = roll(ToyPool(), starts=40 * STARTS, drawn_share=0.25)
+    tokens = np.concatenate([episode.record["tokens"] for episode in rolled])
+    logs = np.concatenate([episode.record["log_prob"] for episode in rolled])
+    drawn = np.isfinite(logs).all((1, 2))
+    assert np.isnan(logs[~drawn]).all() and (tokens[~drawn] == 5).all()
+    assert set(tokens[drawn].flatten()) == set(range(10))
+    assert abs(drawn.mean() - 0.25) < 0.05, "440 episodes have more than a thousand chunks"
+    for episode in rolled:  # each answer is that to its own observation
+        assert episode.record["state"][:, 1].tolist() == [0, *np.cumsum(episode.executed)[:-1]]
+    assert [plain(one)[1:3] for one in rolled[:5]] != [plain(one)[1:3] for one in roll(ToyPool(), drawn_share=0.5)[:5]]
+    assert all(np.isfinite(one.record["log_prob"]).all() for one in roll(ToyPool(), sample=False, drawn_share=0.25))
+
+
 def test_a_lost_episode_is_begun_again_and_then_reported():
     pool = ToyPool(lose=lambda start: start.state == 3)
     lost = [outcome for outcome in roll(pool, retries=2) if isinstance(outcome, LostEpisode)]

@@ -113,7 +113,7 @@ class Experience:
         self._table: StateTable | None = None
         self._kept: dict[str, KeptSteps] = {}
         if agent.frozen:
-            self._table = table = StateTable(agent.width, {path: schema.columns[path] for path in plain})
+            self._table = table = StateTable(agent.width, {path: schema.columns[path] for path in plain}, agent.shifts)
             kept = partial(KeptSteps, table=table, seen=seen, states=agent.states, n=steps, notify=notify)
             self._kept = {name: kept(view) for name, view in views.items()}
         self._foresight = {name: Foresight(config.agent.encoder.pretrain_predict) for name in ("log", "demos")}
@@ -253,7 +253,8 @@ class Experience:
             self._notify("there are no demonstrations and no take-overs yet: batches are all online")
             self._alone = True
         if self._table is not None and not images:
-            batch.update(unflatten(self._table.batch(batch.pop("window"), self._discount, self._whole)))
+            draw = partial(bridge.randint, self._draws["online"])
+            batch.update(unflatten(self._table.batch(batch.pop("window"), self._discount, self._whole, draw)))
         return finish(batch, online)
 
     def _source(self, part: str, images: bool) -> Mix | JointSampler:

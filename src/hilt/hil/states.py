@@ -2,8 +2,8 @@
 of n-step returns is a few index operations.
 
 For each step there is ``z`` of its observation and of its next one, which is all that the networks see
-(`Agent.states`), its numbers, and the step that follows it. A step is taken in when a batch first needs it, with all
-others that came since, and forgotten when its log forgets it.
+(`Agent.states`), in one or several shifts of the images; its numbers; and the step that follows it. A step is taken in
+when a batch first needs it, with all others that came since, and forgotten when its log forgets it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ after a restart, from which there is a message"""
 class StateTable:
     """Steps by slot, a number that is given to another step when the one that had it is forgotten."""
 
-    def __init__(self, width: int, columns: Mapping[str, Any]):
-        self.before, self.after = np.zeros((0, width), np.float32), np.zeros((0, width), np.float32)
-        """``z`` of the observation and of the next one, ``[slot, width]``"""
+    def __init__(self, width: int, columns: Mapping[str, Any], shifts: int = 1):
+        self.before, self.after = (np.zeros((0, shifts, width), np.float32) for _ in range(2))
+        """``z`` of the observation and of the next one in each shift of the images, ``[slot, shift, width]``"""
         self.following = np.zeros(0, np.int64)
         """The slot of the step that follows; -1 if none does"""
         self.follows = np.zeros(0, bool)
@@ -63,16 +63,27 @@ class StateTable:
             window[i] = np.where(following >= 0, following, window[i - 1])
         return window.T
 
-    def batch(self, windows: Array, discount: float, whole: Sequence[str] = ()) -> dict[str, Array]:
+    def batch(
+        self,
+        windows: Array,
+        discount: float,
+        whole: Sequence[str] = (),
+        draw: Callable[[int, int], Array] | None = None,
+    ) -> dict[str, Array]:
         """Returns over the steps of these windows, as `hilt.replay.sampling.assembly.NStep` makes them, with the
-        columns `whole` of all of them. From now on, slots that were given back may be taken by other steps."""
+        columns `whole` of all of them. From now on, slots that were given back may be taken by other steps. With
+        several shifts, `draw(shifts, n)` draws `n` of their numbers; without it they are as the images are."""
         window = windows.T  # [n, B]
         slots, last = window[0], window[-1]
         inside = np.ones(window.shape, bool)
         np.not_equal(window[1:], window[:-1], out=inside[1:])
-        z = np.empty((2, len(slots), self.before.shape[1]), np.float32)
-        self.before.take(slots, axis=0, out=z[0], mode="clip")  # every slot is there; the other modes make a copy first
-        self.after.take(last, axis=0, out=z[1], mode="clip")
+        _, shifts, width = self.before.shape
+        z = np.empty((2, len(slots), width), np.float32)
+        for kept, rows, out in ((self.before, slots, z[0]), (self.after, last, z[1])):
+            if shifts > 1:
+                rows = rows * shifts + (0 if draw is None else draw(shifts, len(rows)))
+            # every slot is there; the other modes make a copy first
+            kept.reshape(-1, width).take(rows, axis=0, out=out, mode="clip")
         batch = {"observations/z": z[0], "next_observations/z": z[1]}
         for path, column in self.columns.items():
             if path in SUMMED:
@@ -101,7 +112,7 @@ class KeptSteps:
     """The steps of a view in a table, which may have those of other views too: an assembly of `hilt.replay.sampling`,
     which reads the log only where it has steps that the table lacks. What it gives of a step is ``window``, the slots
     of the `n` steps from it on: when a batch is drawn, from however many views, `StateTable.batch` makes all of it at
-    once. `seen`: the paths of observations that the agent sees, of which `states` makes ``z``."""
+    once. `seen`: the paths of observations that the agent sees, of which `states` makes ``z`` in a shift."""
 
     added: ClassVar[tuple[str, ...]] = ("window",)
 
@@ -111,7 +122,7 @@ class KeptSteps:
         *,
         table: StateTable,
         seen: Sequence[str],
-        states: Callable[[dict[str, Array]], Any],
+        states: Callable[[dict[str, Array], int], Any],
         n: int,
         notify: Callable[[str], None],
     ):
@@ -220,10 +231,10 @@ class KeptSteps:
 
     def _made(self, steps: Snapshot, keys: Array, prefix: str) -> Array:
         columns = steps.gather(keys, [f"{prefix}observations/{path}" for path in self._seen])
+        seen = {path: columns[f"{prefix}observations/{path}"] for path in self._seen}
         began = time.perf_counter()
-        made = np.asarray(
-            self._states({path: columns[f"{prefix}observations/{path}"] for path in self._seen}), np.float32
-        )
+        shifts = range(self.table.before.shape[1])
+        made = np.stack([np.asarray(self._states(seen, shift), np.float32) for shift in shifts], axis=1)
         self.seconds += time.perf_counter() - began
         return made
 

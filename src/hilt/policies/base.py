@@ -88,6 +88,9 @@ class Policy(torch.nn.Module, ABC):
     decides: np.ndarray | None = None
     """bool [chunk]: the actions of an answer whose numbers have a log-probability, where the others follow from these;
     none: all have."""
+    compiles_aside: bool = False
+    """Whether `act` answers more slowly at first instead of waiting until a decision of its size is compiled, of a
+    policy that compiles; a thread does it meanwhile. Which decisions are compiled when is left to chance then"""
     keeps_answers: bool = False
     """Whether the records of a flow have "answer", the actions as the model drew them, which `flow_error` needs."""
 

@@ -12,6 +12,7 @@ adapters, say), are noticed, and the graphs are captured anew.
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -31,12 +32,14 @@ KEPT = 12
 """Graphs that are kept, unless another number is given"""
 MOST_COMPILED = 4096
 """Sets of shapes for which a layer is compiled; torch gives up after eight otherwise, and runs it eagerly"""
+LOG = logging.getLogger("hilt.policies")
 
 
 class Graphs:
     """`function(tensors, **options)` on the device of a module, by graphs.
 
-    On a device without graphs it calls the function. One thread at a time; others wait.
+    On a device without graphs it calls the function. One thread at a time; others wait. With `aside` nobody waits for a
+    capture: a thread makes it, and until then calls of these shapes are answered by `meanwhile`, without a graph.
     """
 
     def __init__(
@@ -49,7 +52,10 @@ class Graphs:
     ):
         """`before` prepares the module each time its weights have been moved. `kept`: graphs; the one that was not used
         for longest is dropped for a new one."""
-        self._kept = kept
+        self._kept, self.aside, self.meanwhile = kept, False, function
+        self._wanted: OrderedDict[Any, tuple[Tensors, Mapping[str, Any]]] = OrderedDict()
+        self._refused: set[Any] = set()
+        self._capturing: threading.Thread | None = None
         self._function, self._module, self.device, self._before = function, module, device, before
         self._graphs: OrderedDict[Any, _Graph] = OrderedDict()
         self._lock = threading.Lock()
@@ -61,15 +67,18 @@ class Graphs:
 
     def __call__(self, inputs: Tensors, **options: Any) -> dict[str, Tensor]:
         if self.device.type != "cuda":
-            with torch.no_grad():
-                made = self._function({name: each.to(self.device) for name, each in inputs.items()}, **options)
-            return {name: each.cpu() for name, each in made.items()}
+            return self._without_graph(self._function, inputs, options)
+        if not self.aside:
+            self.settle()
         with self._lock, torch.cuda.device(self.device):
-            answer = self._replayed(inputs, options)
-            if not self._places.unchanged():
-                self.clear()
+            if not self.aside or (_key(inputs, options) in self._graphs and self._places.unchanged()):
                 answer = self._replayed(inputs, options)
-            return answer.fetch()
+                if not self._places.unchanged():
+                    self.clear()
+                    answer = self._replayed(inputs, options)
+                return answer.fetch()
+        self._capture_aside(inputs, options)
+        return self._without_graph(self.meanwhile, inputs, options)
 
     def clear(self) -> None:
         """Forgets all graphs, and where the weights were."""
@@ -77,25 +86,81 @@ class Graphs:
         self._before()
         self._places = Places(self._module)
 
+    def settle(self) -> None:
+        """Waits until all graphs are there that were wanted with `aside`."""
+        if (capturing := self._capturing) is not None:
+            capturing.join()
+
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """A copy of a policy captures its own."""
 
+    def _without_graph(self, function: Function, inputs: Tensors, options: Mapping[str, Any]) -> dict[str, Tensor]:
+        with torch.no_grad():
+            made = function({name: each.to(self.device) for name, each in inputs.items()}, **options)
+        return {name: each.cpu() for name, each in made.items()}
+
     def _replayed(self, inputs: Tensors, options: Mapping[str, Any]) -> _Graph:
         """A graph that has been started: its answer is there when the device has finished."""
-        shapes = tuple((name, tuple(each.shape), each.dtype) for name, each in sorted(inputs.items()))
-        key = (shapes, tuple(sorted(options.items())))
-        graph = self._graphs.get(key)
-        if graph is None:
-            while len(self._graphs) >= self._kept:
-                self._graphs.popitem(last=False)
-            if self._pool is None:
-                self._pool = torch.cuda.graph_pool_handle()
-            graph = self._graphs[key] = _Graph(
-                lambda tensors: self._function(tensors, **options), inputs, self.device, self._pool
-            )
+        key = _key(inputs, options)
+        if key not in self._graphs:
+            self._keep(key, self._new(inputs, options))
         self._graphs.move_to_end(key)
+        graph = self._graphs[key]
         graph.start(inputs)
         return graph
+
+    def _new(self, inputs: Tensors, options: Mapping[str, Any]) -> _Graph:
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        return _Graph(lambda tensors: self._function(tensors, **options), inputs, self.device, self._pool)
+
+    def _keep(self, key: Any, graph: _Graph) -> None:
+        while len(self._graphs) >= self._kept:
+            self._graphs.popitem(last=False)
+        self._graphs[key] = graph
+
+    # Captures beside calls
+
+    def _capture_aside(self, inputs: Tensors, options: Mapping[str, Any]) -> None:
+        """A graph of these shapes is captured, after those that were wanted before, in a thread. If it cannot be, calls
+        of these shapes stay without one."""
+        key = _key(inputs, options)
+        with self._lock:
+            if key in self._refused or key in self._wanted:
+                return
+            self._wanted[key] = inputs, options
+            if self._capturing is None or not self._capturing.is_alive():
+                self._capturing = threading.Thread(target=self._capture_wanted, name="hilt-capture", daemon=True)
+                self._capturing.start()
+
+    def _capture_wanted(self) -> None:
+        while True:
+            with self._lock, torch.cuda.device(self.device):
+                if not self._wanted:
+                    self._capturing = None
+                    return
+                key, (inputs, options) = next(iter(self._wanted.items()))
+                if not self._places.unchanged():
+                    self.clear()
+            try:
+                with torch.cuda.device(self.device):
+                    graph = self._new(inputs, options)  # graphs that are there answer meanwhile
+                with self._lock:
+                    self._keep(key, graph)
+                LOG.info("decisions of %d observations are compiled", len(next(iter(inputs.values()))))
+            except RuntimeError as error:
+                self._refused.add(key)
+                first = str(error).strip().partition("\n")[0]
+                LOG.warning("decisions of a size stay without a CUDA graph, and are slower: %s", first)
+            finally:
+                with self._lock:
+                    self._wanted.pop(key)
+
+
+def _key(inputs: Tensors, options: Mapping[str, Any]) -> Any:
+    """What a graph is captured for."""
+    shapes = tuple((name, tuple(each.shape), each.dtype) for name, each in sorted(inputs.items()))
+    return shapes, tuple(sorted(options.items()))
 
 
 class _Graph:

@@ -68,6 +68,9 @@ class Collecting:
     next step; each is compared with its whole group"""
     temperature: float = setting(1.0, above=0)
     """Of the policy's draws"""
+    drawn_share: float = setting(1.0, above=0, maximum=1)
+    """The share of the decisions that are drawn. The others, chosen by chance, are the most likely ones and are not
+    learned from: fewer draws leave more episodes that succeed, and fewer decisions by which an episode can differ"""
     execute: int = setting(0, minimum=0)
     """Actions of each chunk that are carried out; 0: all"""
     split: str = "train"
@@ -137,7 +140,8 @@ class Collecting:
         check(self)
 
     def rollout_settings(self, *, sample: bool = True, strict: bool = False) -> RolloutSettings:
-        return RolloutSettings(self.temperature, sample, self.execute, self.rows_at_once, self.retries, strict)
+        each = (self.temperature, sample, self.execute, self.rows_at_once, self.retries, strict)
+        return RolloutSettings(*each, drawn_share=self.drawn_share)
 
     def conflicts(self, here: str) -> Iterator[str]:
         most = self.groups_at_once * self.max_sampling_attempts

@@ -23,7 +23,7 @@ from hilt.core.errors import ConfigError, HiltError, NotFiniteError
 from hilt.envs.chunk_executor import ChunkExecutor, ChunkSettings
 from hilt.envs.env_protocol import SUCCESS_KEYS
 from hilt.envs.pool import EpisodePool, Reply
-from hilt.policies.base import Observation, Policy, Prefix, Record, join
+from hilt.policies.base import Observation, Policy, Prefix, Record, join, select
 from hilt.policies.vla.observation_adapters import Suite
 from hilt.vla.episode import LostEpisode, RolloutEpisode, Start, digest
 
@@ -46,6 +46,9 @@ class RolloutSettings:
     raised, and only numbers that are not finite end an episode"""
     chunks: ChunkSettings | None = None
     """How chunks are executed by `roll_out_steps`, in control steps; None: one after the other, by `roll_out`"""
+    drawn_share: float = 1.0
+    """With `sample`, the share of the chunks that `roll_out` samples; the others are the likeliest ones, and NaN is the
+    log-probability of each of their numbers, which no loss counts"""
 
 
 def roll_out(
@@ -237,9 +240,7 @@ class _Asking:
     def _answers(self, observations: Sequence[Observation]) -> Iterator[tuple[np.ndarray, Record, str]]:
         before = self.generator.get_state() if self.generator is not None else None
         try:
-            actions, record = self.policy.act(
-                observations, self.settings.sample, self.settings.temperature, self.generator
-            )
+            actions, record, drawn = self._asked(observations)
         except HiltError:
             raise  # a mistake of who set it up, not of what was drawn
         except Exception:  # a policy may raise anything
@@ -259,7 +260,27 @@ class _Asking:
             return
         for row in range(len(observations)):
             own = {name: np.array(array[row : row + 1]) for name, array in record.items()}
-            yield actions[row], own, ill_formed(self.policy, actions[row], own)
+            fault = ill_formed(self.policy, actions[row], own)
+            if not drawn[row]:
+                own["log_prob"] = np.full_like(own["log_prob"], np.nan)
+            yield actions[row], own, fault
+
+    def _asked(self, observations: Sequence[Observation]) -> tuple[np.ndarray, Record, np.ndarray]:
+        """Returns actions, the record, and which rows were drawn, or are to be recorded as if they were."""
+        settings, count = self.settings, len(observations)
+        if not settings.sample or settings.drawn_share >= 1:
+            drawn = np.ones(count, bool)
+            return *self.policy.act(observations, settings.sample, settings.temperature, self.generator), drawn
+        drawn = torch.rand(count, generator=self.generator).numpy() < settings.drawn_share
+        parts, rows = [], []
+        for sample in (True, False):
+            if len(own := np.flatnonzero(drawn == sample)):
+                asked = [observations[row] for row in own.tolist()]
+                parts.append(self.policy.act(asked, sample, settings.temperature, self.generator))
+                rows.append(own)
+        order = np.argsort(np.concatenate(rows))
+        record = select(join([made for _, made in parts]), order)
+        return np.concatenate([actions for actions, _ in parts])[order], record, drawn
 
 
 def ill_formed(policy: Policy, actions: np.ndarray, record: Record) -> str:

@@ -78,6 +78,7 @@ def serve_policy(
     from hilt.serving.policy_server import ServerAccess
 
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    logging.getLogger("hilt.policies").setLevel(logging.INFO)  # tells when decisions are compiled
     access = ServerAccess(host, port, key_files or (), certificate, key)
     access.check()
     if keys and wire_port is None:
@@ -85,6 +86,7 @@ def serve_policy(
     with PROGRESS.phases() as report:
         report(f"loading the policy of {policy}")
         served = find_policy(policy, checkpoint, device, option_values(option))
+        served.policy.compiles_aside = True
         if (chooser := best_of_settings(best_of, verifier, draw_temperature)) is not None:
             report(f"loading the verifier {verifier}")
             served = served.wrapped(chooser.wrap(served.policy))

@@ -433,22 +433,29 @@ class Agent(StepAgent):
             normal.mean.copy_(whole.mean(0))
             normal.scale.copy_(torch.maximum(whole.std(0, correction=0), least.to(whole)))
 
-    def trunk_features(self, images: Tree) -> npt.NDArray[np.float32]:
+    @property
+    def shifts(self) -> int:
+        """The number of shifts of each image of which `states` are kept; `kept_shifts` of a frozen encoder."""
+        return self.inputs.shifts
+
+    def trunk_features(self, images: Tree, shift: int = 0) -> npt.NDArray[np.float32]:
         """``[N, features of all cameras]`` of images ``{path: uint8 [N, ...]}``, to be given as "features" in batches.
 
         An image's features are the same, bit for bit, whatever other images are in the call.
         """
-        return self.inputs.trunk_features(images)
+        return self.inputs.trunk_features(images, shift)
 
-    def states(self, observations: Tree) -> npt.NDArray[np.float32]:
+    def states(self, observations: Tree, shift: int = 0) -> npt.NDArray[np.float32]:
         """``z [N, width]``, all that the networks see of observations ``{path: [N, ...]}``, given as "z" in batches.
+        `shift`: the number of one of the `shifts` of images; 0: the images as they are.
 
         It is the same, bit for bit, whatever other observations are in the call.
         """
         leaves = {path: self.inputs.tensor(found(observations, path), path) for path in self.proprio}
         with torch.no_grad():
             z = self.inputs.encode(
-                self.encoder, {FEATURES: self.inputs.tensor(self.trunk_features(observations), FEATURES), **leaves}
+                self.encoder,
+                {FEATURES: self.inputs.tensor(self.trunk_features(observations, shift), FEATURES), **leaves},
             )
         return np.asarray(z.cpu().numpy())
 

@@ -14,7 +14,7 @@ from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.tree import ArraySpec, flatten
 from hilt.policies.agent.agent_state import found
 from hilt.policies.agent.config import AgentConfig
-from hilt.policies.agent.encoders import Encoder, random_crop
+from hilt.policies.agent.encoders import Encoder, random_crop, shift_of, shifted
 from hilt.replay.tensors import as_tensor
 
 FEATURES, STATES = "features", "z"
@@ -98,13 +98,21 @@ class AgentInputs:
             )
         return torch.cat(parts, dim=1)
 
-    def trunk_features(self, images: Mapping[str, Any]) -> npt.NDArray[np.float32]:
-        """``[N, features of all cameras]`` of images ``{path: uint8 [N, ...]}``; those of an image are the same, bit
-        for bit, whatever other images are in the call."""
+    @property
+    def shifts(self) -> int:
+        """The number of shifts of each image whose features are kept."""
+        return self.config.encoder.kept_shifts if self.frozen else 1
+
+    def trunk_features(self, images: Mapping[str, Any], shift: int = 0) -> npt.NDArray[np.float32]:
+        """``[N, features of all cameras]`` of images ``{path: uint8 [N, ...]}``, in the shift of this number, of which
+        0 is none; those of an image are the same, bit for bit, whatever other images are in the call."""
         if not self.frozen:
             training = self.config.encoder.training if self.encoder.paths else "no cameras"
             raise ConfigError(f"features may be kept only of an encoder with training=frozen; this one has {training}.")
         leaves = {path: self.tensor(found(images, path), path) for path in self.encoder.paths}
+        if shift:
+            moves = [shift_of(shift, number, self.config.encoder.pretrain_crop) for number in range(len(leaves))]
+            leaves = {path: shifted(leaf, *move) for (path, leaf), move in zip(leaves.items(), moves, strict=True)}
         n = len(next(iter(leaves.values())))
         features = np.empty((n, self.encoder.width), np.float32)
         for start in range(0, n, ENCODED_TOGETHER):

@@ -39,6 +39,7 @@ AGENTS = ExtensionPoint(
 )
 _IMAGES = Need("an encoder ({here}kind=small or resnet10)", lambda c: c.kind != "none")
 _PRETRAINS = Need("{here}pretrain_updates", lambda c: c.pretrain_updates > 0)
+_RESTS = Need("{here}training=frozen", lambda c: c.training == "frozen")
 
 
 @dataclass
@@ -60,6 +61,9 @@ class EncoderConfig:
     """Number of pretraining updates, which imitate the demonstrations before anything else"""
     pretrain_crop: int = setting(2, minimum=0, off=0, needs=(_IMAGES, _PRETRAINS))
     """Random shift of the images in pretraining, in pixels at most"""
+    kept_shifts: int = setting(1, minimum=1, needs=(_IMAGES, _RESTS, _PRETRAINS))
+    """With training=frozen: in how many shifts of each image its features are kept, by at most pretrain_crop pixels;
+    each row of a batch has those of one of them. 1: those of the image as it is"""
     pretrain_batch: int = setting(128, minimum=1, needs=_PRETRAINS)
     """Batch size of pretraining, in steps"""
     pretrain_learning_rate: float = setting(1e-3, above=0, needs=_PRETRAINS)
@@ -77,6 +81,11 @@ class EncoderConfig:
     def conflicts(self, here: str) -> Iterator[str]:
         if self.weights and self.kind != "resnet10":
             yield f"{here}weights is {self.weights!r}, but only kind=resnet10 reads a file; kind is {self.kind!r}."
+        if self.kept_shifts > (there := (2 * self.pretrain_crop + 1) ** 2):
+            yield (
+                f"{here}kept_shifts={self.kept_shifts} with {here}pretrain_crop={self.pretrain_crop}, which has "
+                f"{there} shifts at most. Give a larger {here}pretrain_crop, or fewer."
+            )
         if self.kind == "resnet10" and self.training != "critic" and not self.weights and not self.pretrain_updates:
             yield (
                 f"{here}training={self.training} keeps a trunk that nothing has trained; set {here}weights "

@@ -278,6 +278,23 @@ def random_crop(images: Tensor, pixels: int, generator: Generator) -> Tensor:
     return torch.from_numpy(cut).to(images.device)
 
 
+def shifted(images: Tensor, down: int, right: int) -> Tensor:
+    """``[B, (stack,) H, W, C]`` images, all shifted by the same number of pixels; new pixels repeat the edge."""
+    height, width = images.shape[-3:-1]
+    rows = (torch.arange(height, device=images.device) - down).clamp(0, height - 1)
+    columns = (torch.arange(width, device=images.device) - right).clamp(0, width - 1)
+    return images.index_select(-3, rows).index_select(-2, columns)
+
+
+def shift_of(number: int, camera: int, pixels: int) -> tuple[int, int]:
+    """By how much, down and to the right, the images of a camera are shifted in the shift of this number, in pixels: at
+    most `pixels`. Number 0 leaves them as they are; all are different, and the same in every run."""
+    reach = range(-pixels, pixels + 1)
+    others = [(down, right) for down in reach for right in reach if down or right]
+    order = np.random.default_rng(camera).permutation(len(others))
+    return others[order[number - 1]] if number else (0, 0)
+
+
 def image_shape(path: str, shape: Sequence[int]) -> tuple[int, int, int]:
     """(H, W, channels of the whole stack) of an image or a stack of images."""
     if len(shape) not in (3, 4) or shape[-1] != 3:

@@ -150,8 +150,14 @@ class StepAgent(ABC):
         """Numbers in a row of `states`."""
         return 0
 
-    def states(self, observations: Tree) -> npt.NDArray[np.float32]:
-        """Returns all that the networks of a `frozen` agent see of observations, ``[N, width]``."""
+    @property
+    def shifts(self) -> int:
+        """The number of shifts of an observation's images of which `states` are kept."""
+        return 1
+
+    def states(self, observations: Tree, shift: int = 0) -> npt.NDArray[np.float32]:
+        """Returns all that the networks of a `frozen` agent see of observations, ``[N, width]``, in one of the `shifts`
+        of their images; 0: as they are."""
         raise ConfigError(f"{type(self).__name__} keeps no states: it is not frozen.")
 
     def imitate(self, batch: Mapping[str, object], encoder: bool = False) -> dict[str, float]:

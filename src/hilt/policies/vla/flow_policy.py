@@ -440,7 +440,9 @@ class FlowPolicy(Float8Rollouts):
     def _captured(self, asked: dict[str, Tensor]) -> dict[str, Tensor]:
         """The answer by a CUDA graph of these shapes, filled up to one of a few sizes."""
         if self._graphs is None or self._graphs.device != self.device:
-            self._graphs = Graphs(self._captured_decision, self, self.device, before=self._join_layers)
+            made = self._graphs = Graphs(self._captured_decision, self, self.device, before=self._join_layers)
+            made.meanwhile = lambda asked, **_: self._decide(asked)
+        self._graphs.aside = self.compiles_aside and not self.in_float8  # whose layers are so only within `acting`
         rows = len(asked["prompt"])
         more = bucket(rows, BATCHES) - rows
         asked |= self._filled_up(asked)
