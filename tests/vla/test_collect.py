@@ -483,6 +483,8 @@ def test_a_greedy_episode_that_is_lost_takes_its_group_with_it():
         ({"init_state_mode": "destinct"}, "did you mean 'distinct'"),
         ({"idle_ranks": "join"}, "no idle_ranks named 'join'"),
         ({"temperature": 0.0}, "temperature=0.0: expected a number above 0"),
+        ({"drawn_share": 0.0}, "drawn_share=0.0: expected a number above 0"),
+        ({"drawn_share": 1.5}, "drawn_share=1.5: expected a number above 0 and at most 1"),
     ],
 )
 def test_what_cannot_work_or_would_do_nothing_is_refused(changes, words):
@@ -500,6 +502,13 @@ def test_temperature_rows_at_once_and_execute_reach_the_policy():
 
     got = made(ToyPool(slots=8), temperature=1.6, rows_at_once=1, execute=1).collect(Watched())
     assert set(seen) == {(1, 1.6)} and all(episode.executed.max() == 1 for episode in got.episodes)
+
+
+def test_of_a_drawn_share_every_episode_that_is_collected_has_chunks_without_a_log_probability():
+    found = made(ToyPool(slots=8), drawn_share=0.5).collect(Dice())
+    masked = [np.isnan(episode.record["log_prob"]).mean() for episode in found.episodes]
+    assert 0.2 < np.mean(masked) < 0.8
+    assert all(np.isfinite(e.record["log_prob"]).all() for e in made(ToyPool(slots=8)).collect(Dice()).episodes)
 
 
 def test_in_the_simulator_with_processes_or_without():

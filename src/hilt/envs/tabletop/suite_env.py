@@ -16,6 +16,7 @@ part, and what ends it for one ends it for both.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -44,7 +45,8 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
 
     ``image_size`` is in pixels, None for no images; ``cameras`` are those that an observation shows, None for all.
     ``action_scale`` is meters and radians for each control step, and ``step_limit`` counts those; None takes the
-    suite's, which are made for 10 steps a second, in proportion to ``control_hz``.
+    suite's, which are made for 10 steps a second, in proportion to ``control_hz``. ``train_states`` is the number of
+    initial states of the split train, None for the suite's; those that both have are the same.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - gymnasium has it so
@@ -58,6 +60,7 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
         control_hz: float = 10.0,
         step_limit: int | None = None,
         action_scale: tuple[float, float] | None = None,
+        train_states: int | None = None,
         render_mode: str | None = "rgb_array",
         render_size: int = 256,
     ):
@@ -67,7 +70,10 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
             task = SUITE[task]
         if render_mode not in (None, "rgb_array"):
             raise ConfigError(f"render_mode={render_mode!r}: tabletop renders 'rgb_array' or None.")
-        check_values(minimum=1, image_size=image_size, step_limit=step_limit, render_size=render_size)
+        sizes = {"image_size": image_size, "render_size": render_size}
+        check_values(minimum=1, step_limit=step_limit, train_states=train_states, **sizes)
+        if train_states is not None:
+            task = replace(task, states={**task.states, "train": train_states})
         if not 1 <= control_hz <= 1 / TIMESTEP:
             raise ConfigError(
                 f"control_hz={control_hz}: between 1 and {1 / TIMESTEP:g} control steps a second are possible."
