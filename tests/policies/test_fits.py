@@ -57,6 +57,16 @@ def test_on_a_gpu_the_longer_of_computing_and_launching_counts():
     assert exact.seconds(BareTime(1.0, 0.0, 1000)) == pytest.approx(1.2)
 
 
+def test_what_is_launched_first_counts_as_well_where_computing_comes_later():
+    """100 launches of 10 us without anything to compute, and ten operations of 1 ms."""
+    fit = Fit(1.0, 0.5, 1e-5, overlap=True)
+    small, large = [BareTime(0.0, 1e-7, 1)] * 100, [BareTime(1e-3, 0.0, 1)] * 10
+    assert fit.seconds_in_turn([*small, *large]) == pytest.approx(1e-3 + 1e-5 + 10e-3, rel=1e-3)
+    assert fit.seconds_in_turn([*large, *small]) == pytest.approx(1e-5 + 10e-3, rel=1e-3), "launched meanwhile"
+    assert fit.seconds_in_turn([BareTime(0.0, 0.0, 1)] * 7) == pytest.approx(7e-5), "views take launches only"
+    assert fit.seconds_in_turn(small * 10) == pytest.approx(fit.seconds(BareTime(0.0, 1e-4, 1000)), rel=1e-3)
+
+
 def test_two_layers_have_one_factor():
     """Two factors would be exact for any two times."""
     found = fitted_overlapping(timed(Fit(1.2, 0.4, 0.0, overlap=True), *BARE[3:]))

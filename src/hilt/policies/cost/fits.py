@@ -6,13 +6,14 @@
 all other operations, which compute little and move numbers: compiled code joins them, and so they have a factor of
 their own. On a CPU both factors are the same. A GPU computes while the next operations are launched: there the longer
 of launching (``call_s * calls``) and computing (the other two terms) counts, unless a CUDA graph has all launches in
-it. Errors are relative ones, of which the squares are least, and no number is negative.
+it. Where the order of the operations is known, that holds of each part of them: a GPU that has nothing to do waits for
+the next launch. Errors are relative ones, of which the squares are least, and no number is negative.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,9 +44,19 @@ class Fit:
     """Whether operations are launched while earlier ones are computed, as on a GPU"""
 
     def seconds(self, bare: BareTime) -> float:
-        """The time of these operations one after the other."""
+        """The time of these operations one after the other, much the same all along."""
         parts = (self.heavy * bare.heavy_s + self.light * bare.light_s, self.call_s * bare.calls)
         return max(parts) if self.overlap else sum(parts)
+
+    def seconds_in_turn(self, operations: Iterable[BareTime]) -> float:
+        """The time of operations that overlap with launches, in their order: each is launched when the one before it
+        has been, and computed when it is launched and the one before it is computed."""
+        launched = computed = 0.0
+        for each in operations:
+            launched += self.call_s * each.calls
+            if busy := self.heavy * each.heavy_s + self.light * each.light_s:
+                computed = max(launched, computed) + busy
+        return max(launched, computed)
 
 
 @dataclass(frozen=True)

@@ -116,17 +116,21 @@ class Calibration:
 
     def seconds(self, counts: OpCounts, way: str) -> float:
         """The time of these operations one after the other, in one of the ways of `WAYS`."""
-        return self.fits[way].seconds(self.bare(counts))
+        fit = self.fits[way]
+        if not fit.overlap:
+            return fit.seconds(self.bare(counts))
+        each = {cost: self._bare_of(cost) for cost in counts.ops}
+        return fit.seconds_in_turn(each[cost] for cost in counts.order or counts.ops.elements())
 
     def bare(self, counts: OpCounts) -> BareTime:
         """What each takes by itself, summed up."""
-        heavy = light = 0.0
-        for cost, times in counts.ops.items():
-            if cost.kind in HEAVY:
-                heavy += self.seconds_of(cost) * times
-            elif cost.kind != "view":
-                light += self.seconds_of(cost) * times
+        each = [(self._bare_of(cost), times) for cost, times in counts.ops.items()]
+        heavy, light = (sum(one[place] * times for one, times in each) for place in range(2))
         return BareTime(heavy, light, counts.calls)
+
+    def _bare_of(self, cost: OpCost) -> BareTime:
+        seconds = 0.0 if cost.kind == "view" else self.seconds_of(cost)
+        return BareTime(seconds, 0.0, 1) if cost.kind in HEAVY else BareTime(0.0, seconds, 1)
 
     def seconds_of(self, cost: OpCost) -> float:
         """The time of one operation: of its arithmetic, or of its bytes, whichever is longer."""

@@ -56,6 +56,13 @@ class OpCounts:
     """How often each was asked for."""
 
     ops: Counter[OpCost] = field(default_factory=Counter)
+    order: list[OpCost] = field(default_factory=list, repr=False)
+    """All of them, one after the other; empty where that is not known"""
+
+    def add(self, cost: OpCost) -> None:
+        """Notes one more."""
+        self.ops[cost] += 1
+        self.order.append(cost)
 
     @property
     def calls(self) -> int:
@@ -103,7 +110,7 @@ class _Counting(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         if func.namespace != "prim":  # a question, such as where a tensor is, and no operation
-            self.counts.ops[cost_of(func.overloadpacket.__name__, args, made)] += 1
+            self.counts.add(cost_of(func.overloadpacket.__name__, args, made))
         return made
 
 
