@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from hilt import cli
 from hilt.core.errors import CorruptError
 from hilt.policies.cost import machine_speed
+from hilt.policies.cost.fits import BareTime, Fit, LayerTime, relative_errors
 from hilt.policies.cost.machine_speed import (
     Calibration,
-    Fit,
-    LayerTime,
     SimulatorTime,
     calibration_file,
-    fitted,
-    fitted_overlapping,
+    fits_of,
     interpolated,
     measure,
     simulator_key,
@@ -39,7 +40,7 @@ MADE_UP = Calibration(
         "hard float32": [(1e3, 1e-5), (1e9, 10.0)],
         "adam": [(1e3, 1e-3), (1e6, 1.0)],
     },
-    fits={"acting": Fit(2.0, 1e-6), "gradient": Fit(3.0, 0.0)},
+    fits={"acting": Fit(2.0, 2.0, 1e-6), "gradient": Fit(3.0, 3.0, 0.0)},
 )
 """1e9 flops or bytes a second, 1e8 bytes of what is hard, 1e6 numbers of Adam"""
 
@@ -59,33 +60,28 @@ def test_seconds_are_the_sum_of_operations_and_of_calls():
     assert MADE_UP.seconds_of(product._replace(nbytes=0, dtype="bfloat16")) == pytest.approx(1e-3), "as in float32"
     assert MADE_UP.seconds_of(moving._replace(kind="hard")) == pytest.approx(1e-2)
     counts = OpCounts(Counter({product: 2, moving: 4, OpCost("view", "", 0, 0): 10}))
-    assert MADE_UP.bare_seconds(counts) == pytest.approx(2 * 3e-3 + 4 * 1e-3)
+    assert MADE_UP.bare(counts) == BareTime(pytest.approx(2 * 3e-3), pytest.approx(4 * 1e-3), 16)
     assert MADE_UP.seconds(counts, "acting") == pytest.approx(2 * 10e-3 + 16e-6)
     assert MADE_UP.seconds(counts, "gradient") == pytest.approx(3 * 10e-3)
+    apart = replace(MADE_UP, fits={"acting": Fit(2.0, 0.5, 1e-6, overlap=True)})
+    assert apart.seconds(counts, "acting") == pytest.approx(2 * 6e-3 + 0.5 * 4e-3, rel=1e-3), "launches are hidden"
+    slow = replace(MADE_UP, fits={"acting": Fit(1.0, 1.0, 1e-3, overlap=True)})
+    view = OpCost("view", "", 0, 0)
+    first, last = (OpCounts(Counter(order), order) for order in ([view] * 9 + [product], [product] + [view] * 9))
+    assert slow.seconds(first, "acting") == pytest.approx(10e-3 + 3e-3)
+    assert slow.seconds(last, "acting") == pytest.approx(10e-3), "views are launched while the product is computed"
     assert MADE_UP.adam_seconds(10**5) == pytest.approx(0.1)
 
 
-def test_fit_finds_factor_and_time_of_a_call():
-    layers = [LayerTime("acting", 1, 1, 1, 1.5 * bare + 2e-3 * calls, bare, calls) for bare, calls in ((1, 9), (5, 90))]
-    fit = fitted(layers)
-    assert (fit.factor, fit.call_s) == (pytest.approx(1.5), pytest.approx(2e-3))
-    quick = [LayerTime("acting", 1, 1, 1, seconds, bare, 10) for seconds, bare in ((1.0, 2.0), (4.0, 5.0))]
-    assert fitted(quick).call_s == 0 and 0.5 < fitted(quick).factor < 0.8, "no time is negative"
-
-
-def test_on_a_gpu_the_longer_of_computing_and_launching_counts():
-    """Launches of 10 us beside computing at 1.2 times the bare time: layers of 0.1 to 3 ms, of which the smaller are
-    bound by their launches."""
-    sizes = ((1e-4, 30), (2e-4, 30), (9e-4, 30), (3.3e-3, 30))
-    times = [LayerTime("acting", 1, 1, 1, max(1.2 * bare, 1e-5 * calls), bare, calls) for bare, calls in sizes]
-    fit = fitted_overlapping(times)
-    assert (fit.factor, fit.call_s, fit.overlap) == (pytest.approx(1.2), pytest.approx(1e-5), True)
-    assert fit.seconds(1e-3, 1000) == pytest.approx(1e-2) and fit.seconds(1.0, 1000) == pytest.approx(1.2)
-    counts = OpCounts(Counter({OpCost("plain", "float32", 0, 10**6): 4}))
-    known = replace(MADE_UP, fits={"acting": Fit(2.0, 1e-6, overlap=True)})
-    assert known.seconds(counts, "acting") == pytest.approx(8e-3), "4e-6 of launches are hidden"
-    computing = [layer for layer in times if layer.bare_s > 5e-4]
-    assert fitted_overlapping(computing) == Fit(pytest.approx(1.2), 0.0, True)
+def test_each_way_has_the_fit_of_its_kind():
+    """Launches overlap with computing on a GPU, but not where a CUDA graph has them in it, and not on a CPU."""
+    ways = ("acting", "compiled gradient", "captured compiled acting")
+    layers = [LayerTime(way, "plain", 1, 1, 1, 2.0 * s, s, 0.0, 3) for way in ways for s in (1.0, 2.0, 3.0)]
+    assert {way: fit.overlap for way, fit in fits_of(layers, "cuda").items()} == dict(
+        zip(ways, (True, True, False), strict=True)
+    )
+    assert not any(fit.overlap for fit in fits_of(layers, "cpu").values())
+    assert all(fit.heavy == pytest.approx(2.0) for fit in fits_of(layers, "cuda").values())
 
 
 def test_file_is_read_back_and_a_damaged_one_is_refused(tmp_path: Path):
@@ -114,21 +110,26 @@ def test_key_of_a_simulator_has_no_lengths():
 def test_machine_is_measured_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Sizes are few, and nothing is said about how fast anything is."""
     small = {"side": (8, 32), "numbers": (2**8, 2**12, 2**14, 2**15), "tokens": (8, 16)}
-    monkeypatch.setitem(machine_speed.SIZES, "cpu", small)
-    monkeypatch.setitem(machine_speed.LAYERS, "cpu", ((16, 2, 8), (32, 2, 8)))
+    monkeypatch.setitem(machine_speed.SIZES, "cpu", machine_speed.SIZES["cpu"] | small)
+    monkeypatch.setitem(machine_speed.LAYERS, "cpu", (("plain", 16, 2, 8), ("plain", 32, 2, 8), ("adapted", 32, 2, 8)))
     monkeypatch.setattr(machine_speed, "ROUND_S", 1e-4)
-    monkeypatch.setattr(machine_speed, "ROUNDS", 1)
+    monkeypatch.setitem(machine_speed.ROUNDS, "cpu", 1)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     found = measure("cpu")
     assert {layer.way for layer in found.layers} == {"acting", "gradient"} == found.fits.keys()
-    assert all(layer.calls > 5 and layer.bare_s > 0 and layer.measured_s > 0 for layer in found.layers)
-    assert all(fit.factor >= 0 and fit.call_s >= 0 for fit in found.fits.values())
+    assert all(layer.calls > 5 and min(layer.bare) > 0 and layer.measured_s > 0 for layer in found.layers)
+    assert all(fit.heavy == fit.light >= 0 and fit.call_s >= 0 for fit in found.fits.values())
     for curve in found.curves.values():
         assert curve == sorted(curve) and [y for _, y in curve] == sorted(y for _, y in curve)
     words = ["doctor", "--calibrate", "--task", "tabletop/reach", "-o", "image_size=32"]
     result = CliRunner().invoke(cli.app, words, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
-    for text in ("Gflop/s", "layer of width 32, 8 tokens, gradient:", "tabletop/reach image_size=32: ", "steps/s"):
+    for text in (
+        "Gflop/s",
+        "adapted layer of width 32, 2 rows of 8 tokens, gradient:",
+        "tabletop/reach image_size=32: ",
+        "steps/s",
+    ):
         assert text in result.output
     kept = Calibration.load("cpu")
     assert kept is not None and [*kept.simulators] == ["tabletop/reach image_size=32"]
@@ -146,3 +147,51 @@ def test_machine_is_measured_and_kept(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_options_without_calibrate_are_refused():
     result = CliRunner().invoke(cli.app, ["doctor", "--task", "tabletop/reach"])
     assert result.exit_code == 1 and "are of --calibrate" in result.output
+
+
+def test_layers_of_a_gpu_are_gone_through_in_all_ways(monkeypatch: pytest.MonkeyPatch):
+    """Without one: nothing is compiled or captured, and only which layers are measured is tried."""
+    compiled: list[torch.nn.Module] = []
+
+    def compiling(layer: torch.nn.Module, dynamic: bool) -> torch.nn.Module:
+        compiled.append(layer)
+        return layer
+
+    def timed(run: Callable[[], object], device: torch.device) -> float:
+        run()
+        return 1.0
+
+    monkeypatch.setattr(torch, "compile", compiling)
+    monkeypatch.setattr(machine_speed.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(machine_speed, "timed", timed)
+    monkeypatch.setattr(machine_speed, "timed_alone", timed)
+    sizes = (("plain", 64, 2, 8), ("plain", 64, 4, 8), ("gated", 64, 2, 8), ("adapted", 64, 2, 8))
+    monkeypatch.setitem(machine_speed.LAYERS, "cuda", sizes)
+    layers = list(machine_speed._layers(MADE_UP, torch.device("cpu"), torch.bfloat16, "cuda"))
+    assert len(compiled) == 3, "each kind and width once"
+    ways = [f"{form}{way}" for form in ("", "compiled ") for way in ("acting", "gradient")]
+    ways += ["captured acting", "captured compiled acting"]
+    assert sorted((layer.kind, layer.rows, layer.way) for layer in layers) == sorted(
+        (kind, rows, way) for kind, _, rows, _ in sizes for way in ways
+    )
+    for one in ("", "compiled "):
+        bare = {layer.way: layer.bare for layer in layers if layer.kind == "adapted"}
+        assert bare["acting"] == bare[f"captured {one}acting"] and bare["acting"] < bare[f"{one}gradient"]
+    assert fits_of(layers, "cuda").keys() == set(ways)
+
+
+def test_on_a_cpu_a_call_alone_is_timed_as_any(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(machine_speed, "timed", lambda run, device: 3.0)
+    assert machine_speed.timed_alone(lambda: None, torch.device("cpu")) == 3.0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_fits_of_a_gpu_are_near_its_own_layers():
+    found = measure("cuda")
+    ways = {"acting", "gradient", "captured acting"}
+    assert (
+        ways | {f"compiled {way}" for way in ("acting", "gradient")} | {"captured compiled acting"} == found.fits.keys()
+    )
+    for way, fit in found.fits.items():
+        errors = relative_errors(fit, [layer for layer in found.layers if layer.way == way])
+        assert np.median(np.abs(errors)) < 0.25, f"{way}: {fit}, {errors}"

@@ -61,6 +61,17 @@ def test_bytes_are_those_that_are_read_and_written_and_views_are_free():
     counts = counts_of(lambda: nn.Linear(5, 4), call)
     sizes = {cost.kind: cost.nbytes for cost in counts.ops}
     assert sizes == {"view": 0, "plain": 3 * 80, "hard": 2 * 80} and counts.calls == 3
+    assert [cost.kind for cost in counts.order] == ["view", "plain", "hard"]
+
+
+def test_operations_in_place_are_of_their_kind():
+    def call(layer: Any) -> torch.Tensor:
+        made: torch.Tensor = layer(torch.zeros(3, 5)).addmm_(torch.zeros(3, 2), torch.zeros(2, 7)).sigmoid_()
+        return made
+
+    counts = counts_of(lambda: nn.Linear(5, 7), call)
+    assert kinds(counts)["product"] == 2 * 3 * 5 * 7 + 2 * 3 * 2 * 7
+    assert sum(times for cost, times in counts.ops.items() if cost.kind == "hard") == 1
 
 
 def test_answers_as_arrays_are_zeros():

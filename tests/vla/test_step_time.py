@@ -21,13 +21,23 @@ from hilt import cli
 from hilt.core.config import build
 from hilt.distributed.ranks import Alone
 from hilt.envs import task
-from hilt.policies.cost.machine_speed import Calibration, Fit, SimulatorTime, measure, simulator_key
+from hilt.policies.cost.fits import Fit
+from hilt.policies.cost.machine_speed import Calibration, SimulatorTime, measure, simulator_key
 from hilt.policies.vla.gemma import StackConfig, VisionConfig
+from hilt.policies.vla.openvla import LARGE, OpenVLAOptions
 from hilt.policies.vla.pi0 import Pi0, Pi0Config
 from hilt.policies.vla.tokens import ByteTokenizer
 from hilt.recipes import vla_recipe
 from hilt.vla.config import Vla
-from hilt.vla.plan.step_time import PolicyTimes, TaskLength, measure_simulator, policy_times, predict, step_time, ways
+from hilt.vla.plan.step_time import (
+    PolicyTimes,
+    TaskLength,
+    measure_simulator,
+    pass_ways,
+    policy_times,
+    predict,
+    step_time,
+)
 from hilt.vla.worker import Worker
 from tests.cli.test_train_simplevla import StandIn
 from tests.policies.test_machine_speed import MADE_UP
@@ -103,20 +113,59 @@ def test_another_task_of_the_suite_with_the_same_options_will_do():
         assert (step_time(sized, known, TIMES, LENGTH).seconds["simulation"] > 0) == there
 
 
-def test_large_policies_are_compiled_on_a_gpu(tmp_path: Path):
-    fits = {**MADE_UP.fits, "compiled acting": Fit(1, 0), "compiled gradient": Fit(1, 0)}
-    measured = replace(MADE_UP, fits=fits)
-    large = Vla(policy="pi0", device="cuda", tasks=[UP])
-    assert ways(large, measured) == ("compiled acting", "compiled gradient")
-    assert ways(large, MADE_UP) == ("acting", "gradient") == ways(replace(large, device="cpu"), measured)
-    assert ways(replace(large, policy="small_vla"), measured) == ("acting", "gradient")
-    eager = replace(large, policy_options={"acting": "eager"})
-    assert ways(eager, measured) == ("acting", "compiled gradient")
+PLAIN = ("acting", "gradient", "acting")
+COMPILED = ("compiled acting", "compiled gradient", "compiled acting")
+WIDE = {**TEXT, "hidden_size": LARGE, "num_attention_heads": 8}
+
+
+def flow(**options: Any) -> Pi0:
+    return Pi0(Pi0Config(**{**SIZES, **options}), ByteTokenizer(), {})
+
+
+def oft(**options: Any) -> Any:
+    text = options.pop("text_config", TEXT)
+    return tiny(text_config=text, options=OpenVLAOptions(**options))
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "expected"),
+    [
+        (flow, {}, ("captured compiled acting", *COMPILED[1:])),
+        (flow, {"acting": "compiled"}, ("captured compiled acting", *COMPILED[1:])),
+        (flow, {"acting": "captured"}, ("captured acting", *COMPILED[1:])),
+        (flow, {"acting": "eager"}, ("acting", *COMPILED[1:])),
+        (flow, {"learning": "eager"}, ("captured compiled acting", *PLAIN[1:])),
+        (oft, {}, PLAIN),  # a narrow language model
+        (oft, {"text_config": WIDE}, COMPILED),
+        (oft, {"text_config": WIDE, "layers": "eager"}, PLAIN),
+        (oft, {"layers": "compiled"}, COMPILED),
+        (oft, {"layers": "compiled", "acting": "captured"}, ("captured compiled acting", *COMPILED[1:])),
+        (oft, {"acting": "captured"}, ("captured acting", *PLAIN[1:])),
+    ],
+)
+def test_policies_are_like_the_layers_that_are_gone_through_as_theirs_are(
+    make: Any, options: dict[str, Any], expected: tuple[str, str, str]
+):
+    policy = make(**options)
+    forms = {f"{form}{way}" for form in ("", "compiled ") for way in ("acting", "gradient")}
+    forms |= {"captured acting", "captured compiled acting"}
+    known = replace(MADE_UP, fits=dict.fromkeys(forms, Fit(1, 1, 0)))
+    run = Vla(policy="pi0", device="cuda", tasks=[UP])
+    assert pass_ways(run, policy, known) == expected
+    assert pass_ways(replace(run, device="cpu"), policy, known) == PLAIN
+    without = replace(known, fits={name: fit for name, fit in known.fits.items() if "compiled" not in name})
+    assert pass_ways(run, policy, without) == tuple(way.replace("compiled ", "") for way in expected)
+
+
+def test_other_policies_are_neither_compiled_nor_captured():
+    known = replace(MADE_UP, fits={**MADE_UP.fits, "compiled acting": Fit(1, 1, 0)})
+    policy: Any = torch.nn.Linear(1, 1)
+    assert pass_ways(Vla(policy="small_vla", device="cuda", tasks=[UP]), policy, known) == PLAIN
 
 
 def test_policy_is_counted_with_its_rows_and_its_adapters():
     """On the made-up machine, whose time is proportional to the work."""
-    steady = replace(MADE_UP, fits={"acting": Fit(1, 0), "gradient": Fit(1, 0)})
+    steady = replace(MADE_UP, fits={"acting": Fit(1, 1, 0), "gradient": Fit(1, 1, 0)})
     few, many = (policy_times(config(f"algorithm.batch.chunks_per_pass={rows}"), steady, LENGTH) for rows in (4, 16))
     assert (few.act_rows, few.pass_rows, many.pass_rows, few.chunk) == (3, 4, 16, 2)
     assert few.act_s == many.act_s > 0 and few.gradient_s > 2 * few.look_s

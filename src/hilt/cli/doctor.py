@@ -117,7 +117,8 @@ def measure_machine(device: str, tasks: list[str], options: dict[str, Any]) -> N
     typer.echo(f"products up to {known.product_rate / 1e9:,.1f} Gflop/s, memory {known.bandwidth / 1e9:,.1f} GB/s")
     for layer in known.layers:
         rate = layer.rows / layer.measured_s
-        typer.echo(f"layer of width {layer.width}, {layer.tokens} tokens, {layer.way}: {rate:,.0f} rows/s")
+        sizes = f"width {layer.width}, {layer.rows} rows of {layer.tokens} tokens"
+        typer.echo(f"{layer.kind} layer of {sizes}, {layer.way}: {rate:,.0f} rows/s")
     for key, one in known.simulators.items():
         rate, observe, start = 1 / max(one.step_s, 1e-9), 1e3 * one.observe_s, 1e3 * one.start_s
         typer.echo(f"{key}: {rate:,.0f} steps/s, {observe:.1f} ms to observe, {start:.1f} ms to start")

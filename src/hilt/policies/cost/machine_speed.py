@@ -6,20 +6,21 @@
 
 Each kind of operation is measured at several sizes: products, convolutions, attention, plain and hard element-wise
 operations, and steps of Adam. Between two sizes the time is interpolated on logarithmic scales; beyond the largest it
-grows with the work. What operations take together is more than the sum of their times: the calls from Python, and
-caches that another operation has filled. So layers of a few widths are measured too, and the time of a policy is
+grows with the work. What operations take together is not the sum of their times: there are the calls from Python,
+caches that another operation has filled, and compiled code that joins several. So layers of a few sizes are measured
+too, in each way in which policies go through theirs, and the numbers of `hilt.policies.cost.fits` are fitted to them.
 
-    seconds = factor * (sum of the seconds of its operations) + call_s * (number of its operations)
-
-with the two numbers fitted to those layers, for acting and for gradients. A GPU computes while the next operations are
-launched, so there the longer of the two terms counts instead of their sum. On a CPU the time of the process is
-measured, with one thread, so that other programs count little; on a GPU that of the clock.
+On a CPU the time of the process is measured, with one thread, so that other programs count little. On a GPU it is that
+of the clock, and each operation is measured many times in one CUDA graph, so that its time is the GPU's alone: what
+launching takes is known from the layers.
 """
 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import importlib.util
+import itertools
 import math
 import os
 import platform as system
@@ -32,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from hilt.algos.adam import Adam
@@ -40,59 +41,52 @@ from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import CorruptError
 from hilt.core.files import DISK
 from hilt.core.progress import Report, silent
-from hilt.policies.cost.op_counts import OpCost, OpCounts, counted
+from hilt.policies.cost.calibration_layers import layer_counts, make_layer, trained_parameters
+from hilt.policies.cost.fits import HEAVY, BareTime, Fit, LayerTime, fitted, fitted_captured, fitted_overlapping
+from hilt.policies.cost.op_counts import OpCost, OpCounts
+from hilt.policies.graphs import WARM_UP, compiling
 from hilt.policies.io.tensor_files import check_device
 from hilt.policies.precision import AUTO, FLOAT32, choose
 
 Curve = list[tuple[float, float]]
 """Work (flops, bytes or numbers) and seconds, ascending"""
-VERSION = 2
-ROUND_S, ROUNDS = 0.02, 5
+VERSION = 3
+ROUND_S, ROUNDS = 0.02, {"cpu": 5, "cuda": 3}
 """Seconds of one round of a measurement, and rounds, of which the fastest counts"""
+IN_GRAPH = 20
+"""Calls of a short operation in one CUDA graph"""
 SIZES = {
-    "cpu": {"side": (16, 48, 128, 320, 640), "numbers": (2**8, 2**13, 2**17, 2**20, 2**22), "tokens": (16, 64, 256)},
+    "cpu": {
+        "side": (16, 48, 128, 320, 640),
+        "numbers": (2**8, 2**13, 2**17, 2**20, 2**22),
+        "tokens": (16, 64, 256),
+        "heads": (4, 4, 32),
+        "pictures": (1, 4, 16),
+    },
     "cuda": {
-        "side": (64, 256, 1024, 4096, 8192),
+        "side": (64, 256, 1024, 2048, 4096, 8192),
         "numbers": (2**10, 2**16, 2**20, 2**24, 2**27),
         "tokens": (64, 256, 1024),
+        "heads": (8, 16, 64),
+        "pictures": (1, 16, 256),
     },
 }
-"""Sides of square products, numbers of element-wise operations, tokens of attention"""
+"""Sides of square products, numbers of element-wise operations, tokens of attention, its rows, heads and numbers of a
+head, and rows of convolutions"""
 LAYERS = {
-    "cpu": ((32, 2, 16), (64, 4, 32), (128, 8, 32), (256, 8, 64)),
-    "cuda": ((256, 8, 64), (1024, 8, 256), (2048, 16, 320), (4096, 16, 320)),
+    "cpu": (("plain", 32, 2, 16), ("plain", 64, 4, 32), ("plain", 128, 8, 32), ("plain", 256, 8, 64)),
+    "cuda": (
+        *(("plain", 1024, 2, 64), ("plain", 1024, 8, 256), ("plain", 1024, 64, 256)),
+        *(("gated", 2048, 2, 64), ("gated", 2048, 8, 512), ("gated", 2048, 32, 512)),
+        *(("adapted", 4096, 2, 64), ("adapted", 4096, 4, 400), ("adapted", 4096, 16, 400)),
+    ),
 }
-"""Width, rows and tokens of the layers"""
+"""Kind, width, rows and tokens of the layers. On a GPU those of one kind and width are compiled once; one row would be
+compiled by itself"""
 WAYS = ("acting", "gradient")
-"""How layers are gone through; on a GPU also "compiled acting" and "compiled gradient" """
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Two numbers by which the time of many operations follows from that of each."""
-
-    factor: float
-    call_s: float
-    overlap: bool = False
-    """Whether operations are launched while earlier ones are computed, as on a GPU"""
-
-    def seconds(self, bare_s: float, calls: int) -> float:
-        """The time of this many operations that take `bare_s` by themselves."""
-        parts = (self.factor * bare_s, self.call_s * calls)
-        return max(parts) if self.overlap else sum(parts)
-
-
-@dataclass(frozen=True)
-class LayerTime:
-    """One layer as it was measured, in seconds, and the sum of its operations."""
-
-    way: str
-    width: int
-    rows: int
-    tokens: int
-    measured_s: float
-    bare_s: float
-    calls: int
+"""How layers are gone through. On a GPU also as compiled code ("compiled acting", "compiled gradient"), and as CUDA
+graphs ("captured acting", "captured compiled acting")"""
+COMPILED, CAPTURED = "compiled ", "captured "
 
 
 @dataclass(frozen=True)
@@ -121,12 +115,22 @@ class Calibration:
     """By `simulator_key`"""
 
     def seconds(self, counts: OpCounts, way: str) -> float:
-        """The time of these operations one after the other; `way` is "acting" or "gradient"."""
-        return self.fits[way].seconds(self.bare_seconds(counts), counts.calls)
+        """The time of these operations one after the other, in one of the ways of `WAYS`."""
+        fit = self.fits[way]
+        if not fit.overlap:
+            return fit.seconds(self.bare(counts))
+        each = {cost: self._bare_of(cost) for cost in counts.ops}
+        return fit.seconds_in_turn(each[cost] for cost in counts.order or counts.ops.elements())
 
-    def bare_seconds(self, counts: OpCounts) -> float:
-        """The sum of what each takes by itself."""
-        return sum(self.seconds_of(cost) * times for cost, times in counts.ops.items() if cost.kind != "view")
+    def bare(self, counts: OpCounts) -> BareTime:
+        """What each takes by itself, summed up."""
+        each = [(self._bare_of(cost), times) for cost, times in counts.ops.items()]
+        heavy, light = (sum(one[place] * times for one, times in each) for place in range(2))
+        return BareTime(heavy, light, counts.calls)
+
+    def _bare_of(self, cost: OpCost) -> BareTime:
+        seconds = 0.0 if cost.kind == "view" else self.seconds_of(cost)
+        return BareTime(seconds, 0.0, 1) if cost.kind in HEAVY else BareTime(0.0, seconds, 1)
 
     def seconds_of(self, cost: OpCost) -> float:
         """The time of one operation: of its arithmetic, or of its bytes, whichever is longer."""
@@ -212,39 +216,6 @@ def interpolated(curve: Sequence[tuple[float, float]], work: float) -> float:
     return float(fast * (slow / fast) ** share)
 
 
-def fitted(layers: Sequence[LayerTime]) -> Fit:
-    """The two numbers with the least squares of relative errors; none is negative."""
-    rows = [(layer.bare_s / layer.measured_s, layer.calls / layer.measured_s) for layer in layers]
-    aa, ab, bb = (sum(x[i] * x[j] for x in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
-    a, b = (sum(x[i] for x in rows) for i in (0, 1))
-    if (determinant := aa * bb - ab * ab) > 1e-12 * aa * bb:
-        factor, call_s = (a * bb - b * ab) / determinant, (b * aa - a * ab) / determinant
-        if factor >= 0 and call_s >= 0:
-            return Fit(factor, call_s)
-    return min((Fit(a / aa, 0.0), Fit(0.0, b / bb)), key=lambda fit: _error(fit, layers))
-
-
-def fitted_overlapping(layers: Sequence[LayerTime]) -> Fit:
-    """The same where the longer of the two terms counts: some layers, those with the least to compute for each
-    operation, are bound by launching, and the others by computing."""
-    ordered = sorted(layers, key=lambda layer: layer.bare_s / layer.calls)
-    found = []
-    for split in range(len(ordered) + 1):
-        launching, computing = ordered[:split], ordered[split:]
-        call_s = _scale([layer.calls / layer.measured_s for layer in launching])
-        found.append(Fit(_scale([layer.bare_s / layer.measured_s for layer in computing]), call_s, overlap=True))
-    return min(found, key=lambda fit: _error(fit, layers))
-
-
-def _scale(shares: Sequence[float]) -> float:
-    """The number that brings all of these nearest to 1, by the least squares; 0 if there are none."""
-    return sum(shares) / sum(share**2 for share in shares) if shares else 0.0
-
-
-def _error(fit: Fit, layers: Sequence[LayerTime]) -> float:
-    return sum((fit.seconds(layer.bare_s, layer.calls) / layer.measured_s - 1) ** 2 for layer in layers)
-
-
 # --- measuring ---
 
 
@@ -268,13 +239,19 @@ def measure(device: str = "cpu", report: Report = silent) -> Calibration:
         curves["adam"] = _ascending(_adam(place))
         begun = Calibration(device, _machine(place), _now(), load, curves)
         report("measuring this machine", len(parts) + 1, len(parts) + 2, "layers")
-        layers = tuple(_layers(begun, place, types[-1] if kind == "cuda" else torch.float32))
+        layers = tuple(_layers(begun, place, types[-1] if kind == "cuda" else torch.float32, kind))
     finally:
         torch.set_num_threads(threads)
-    ways = dict.fromkeys(layer.way for layer in layers)
-    fit = fitted_overlapping if kind == "cuda" else fitted
-    fits = {way: fit([layer for layer in layers if layer.way == way]) for way in ways}
-    return replace(begun, layers=layers, fits=fits)
+    return replace(begun, layers=layers, fits=fits_of(layers, kind))
+
+
+def fits_of(layers: Sequence[LayerTime], kind: str) -> dict[str, Fit]:
+    """The fit of each way to its layers, on a "cpu" or on "cuda"."""
+    found = {}
+    for way in dict.fromkeys(layer.way for layer in layers):
+        fit = fitted if kind != "cuda" else fitted_captured if way.startswith(CAPTURED) else fitted_overlapping
+        found[way] = fit([layer for layer in layers if layer.way == way])
+    return found
 
 
 def timed(run: Callable[[], object], device: torch.device) -> float:
@@ -282,13 +259,31 @@ def timed(run: Callable[[], object], device: torch.device) -> float:
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     run()
     best, times = math.inf, 1
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS[_kind(device.type)]):
         spent = _round(run, times, device, clock)
         while spent < ROUND_S / 2:
             times *= 2
             spent = _round(run, times, device, clock)
         best = min(best, spent / times)
     return best
+
+
+def timed_alone(run: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one call. On a GPU: of what the GPU does in one of many calls in a CUDA graph."""
+    if device.type != "cuda":
+        return timed(run, device)
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP):
+            run()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    once = _round(run, 1, device, time.perf_counter)
+    times, graph = max(1, min(IN_GRAPH, int(ROUND_S / once))), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        for _ in range(times):
+            run()
+    return timed(graph.replay, device) / times
 
 
 def _round(run: Callable[[], object], times: int, device: torch.device, clock: Callable[[], float]) -> float:
@@ -303,40 +298,41 @@ def _round(run: Callable[[], object], times: int, device: torch.device, clock: C
 
 
 def _sizes(device: torch.device, name: str) -> tuple[int, ...]:
-    return SIZES["cuda" if device.type == "cuda" else "cpu"][name]
+    return SIZES[_kind(device.type)][name]
 
 
 def _products(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[float, float]]:
     for side in _sizes(device, "side"):
         left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-        yield 2 * side**3, timed(partial(torch.matmul, left, right), device)
+        yield 2 * side**3, timed_alone(partial(torch.matmul, left, right), device)
 
 
 def _convolutions(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[float, float]]:
     weight = torch.randn(32, 32, 3, 3, device=device).to(dtype)
-    for rows, pixels in ((1, 8), (4, 16), (16, 32)):
+    for rows, pixels in zip(_sizes(device, "pictures"), (8, 16, 32), strict=True):
         x = torch.randn(rows, 32, pixels, pixels, device=device).to(dtype)
         work = 2 * x.numel() * weight[0].numel()
-        yield work, timed(partial(F.conv2d, x, weight, padding=1), device)
+        yield work, timed_alone(partial(F.conv2d, x, weight, padding=1), device)
 
 
 def _attention(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[float, float]]:
+    rows, heads, numbers = _sizes(device, "heads")
     for tokens in _sizes(device, "tokens"):
-        x = torch.randn(4, 4, tokens, 32, device=device).to(dtype)
+        x = torch.randn(rows, heads, tokens, numbers, device=device).to(dtype)
         work = 4 * x.numel() * tokens
-        yield work, timed(partial(F.scaled_dot_product_attention, x, x, x), device)
+        yield work, timed_alone(partial(F.scaled_dot_product_attention, x, x, x), device)
 
 
 def _plain(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[float, float]]:
     for numbers in _sizes(device, "numbers"):
         x = torch.randn(numbers, device=device).to(dtype)
-        yield 3 * x.nbytes, timed(partial(torch.add, x, x), device)
+        yield 3 * x.nbytes, timed_alone(partial(torch.add, x, x), device)
 
 
 def _hard(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[float, float]]:
     for numbers in _sizes(device, "numbers"):
         x = torch.randn(numbers, device=device).to(dtype)
-        yield 2 * x.nbytes, timed(partial(F.gelu, x), device)
+        yield 2 * x.nbytes, timed_alone(partial(F.gelu, x), device)
 
 
 KINDS: dict[str, Callable[[torch.device, torch.dtype], Iterator[tuple[float, float]]]] = {
@@ -357,39 +353,27 @@ def _adam(device: torch.device) -> Iterator[tuple[float, float]]:
         yield numbers, timed(partial(adam.step, gradients), device)
 
 
-class _Layer(nn.Module):
-    """A layer of a transformer."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.before, self.behind = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.joined, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        heads = self.joined(self.before(x)).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(heads[0], heads[1], heads[2])
-        x = x + self.out(seen.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.behind(x))))
-
-
-def _layers(begun: Calibration, device: torch.device, dtype: torch.dtype) -> Iterator[LayerTime]:
-    for width, rows, tokens in LAYERS["cuda" if device.type == "cuda" else "cpu"]:
-        layer = _Layer(width).to(device, dtype)
-        x = torch.randn(rows, tokens, width, device=device).to(dtype)
+def _layers(begun: Calibration, device: torch.device, dtype: torch.dtype, kind: str) -> Iterator[LayerTime]:
+    """The layers of a "cpu" or of "cuda", each in all ways."""
+    for (shape, width), sizes in itertools.groupby(LAYERS[kind], key=lambda size: size[:2]):
+        layer = make_layer(shape, width).to(device, dtype)
         forms: dict[str, Callable[[Tensor], Tensor]] = {"": layer}
-        if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
-            forms["compiled "] = torch.compile(layer, dynamic=False)
-        for way in WAYS:
-            counts = _count(width, rows, tokens, dtype, way == "gradient")
+        if kind == "cuda" and importlib.util.find_spec("triton") is not None:
+            forms[COMPILED] = torch.compile(layer, dynamic=True)
+        for _, _, rows, tokens in sizes:
+            x = torch.randn(rows, tokens, width, device=device).to(dtype)
+            bare = {way: begun.bare(layer_counts(shape, width, rows, tokens, dtype, way == "gradient")) for way in WAYS}
             for form, forward in forms.items():
-                run = (
-                    partial(_learn, forward, x, list(layer.parameters()))
-                    if way == "gradient"
-                    else partial(_act, forward, x)
-                )
-                sizes = (form + way, width, rows, tokens)
-                yield LayerTime(*sizes, timed(run, device), begun.bare_seconds(counts), counts.calls)
+                runs = {
+                    "acting": partial(_act, forward, x),
+                    "gradient": partial(_learn, forward, x, trained_parameters(layer)),
+                }
+                with compiling() if form else contextlib.nullcontext():
+                    for way, run in runs.items():
+                        yield LayerTime(form + way, shape, width, rows, tokens, timed(run, device), *bare[way])
+                    if kind == "cuda":
+                        alone = timed_alone(runs["acting"], device)
+                        yield LayerTime(f"{CAPTURED}{form}acting", shape, width, rows, tokens, alone, *bare["acting"])
 
 
 def _act(forward: Callable[[Tensor], Tensor], x: Tensor) -> None:
@@ -399,19 +383,6 @@ def _act(forward: Callable[[Tensor], Tensor], x: Tensor) -> None:
 
 def _learn(forward: Callable[[Tensor], Tensor], x: Tensor, parameters: Sequence[Tensor]) -> None:
     torch.autograd.grad(forward(x).sum(), parameters)
-
-
-def _count(width: int, rows: int, tokens: int, dtype: torch.dtype, training: bool) -> OpCounts:
-    """Counts the operations of such a layer."""
-
-    def build() -> Any:
-        return _Layer(width).to(dtype)
-
-    def call(layer: Any) -> Tensor:
-        made: Tensor = layer(torch.zeros(rows, tokens, width, dtype=dtype))
-        return made
-
-    return counted(build, call, training=training)
 
 
 def _ascending(points: Iterator[tuple[float, float]]) -> Curve:
@@ -441,8 +412,7 @@ __all__ = [
     "Fit",
     "LayerTime",
     "SimulatorTime",
-    "fitted",
-    "fitted_overlapping",
+    "fits_of",
     "interpolated",
     "measure",
 ]

@@ -56,6 +56,13 @@ class OpCounts:
     """How often each was asked for."""
 
     ops: Counter[OpCost] = field(default_factory=Counter)
+    order: list[OpCost] = field(default_factory=list, repr=False)
+    """All of them, one after the other; empty where that is not known"""
+
+    def add(self, cost: OpCost) -> None:
+        """Notes one more."""
+        self.ops[cost] += 1
+        self.order.append(cost)
 
     @property
     def calls(self) -> int:
@@ -103,7 +110,7 @@ class _Counting(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         if func.namespace != "prim":  # a question, such as where a tensor is, and no operation
-            self.counts.ops[cost_of(func.overloadpacket.__name__, args, made)] += 1
+            self.counts.add(cost_of(func.overloadpacket.__name__, args, made))
         return made
 
 
@@ -122,6 +129,7 @@ def cost_of(name: str, args: Sequence[Any], made: Any) -> OpCost:
     first = next((each for each in (*results, *given) if each.is_floating_point()), None)
     dtype = "float32" if first is None else str(first.dtype).removeprefix("torch.")
     nbytes = sum(each.nbytes for each in (*given, *results))
+    within, name = name.endswith("_"), name.rstrip("_")
     if name in PRODUCTS:
         left = given[-2]
         return OpCost("product", dtype, 2 * results[0].numel() * left.shape[-1], nbytes)
@@ -131,7 +139,7 @@ def cost_of(name: str, args: Sequence[Any], made: Any) -> OpCost:
         queries, keys = given[1:3] if "backward" in name else given[:2]
         flops = 4 * queries.numel() * keys.shape[-2]
         return OpCost("attention", dtype, int((BACKWARD if "backward" in name else 1) * flops), nbytes)
-    if results and not name.endswith("_") and _is_view(results[0], given):
+    if results and not within and _is_view(results[0], given):
         return OpCost("view", "", 0, 0)
     return OpCost("hard" if name in HARD else "plain", dtype, 0, nbytes)
 

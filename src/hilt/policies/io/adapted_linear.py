@@ -46,7 +46,12 @@ def _simple(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor
     frozen = not weight.requires_grad and (bias is None or not bias.requires_grad)
     kinds = {each.dtype for each in (x, weight, a, b)}
     alike = torch.float64 not in kinds if torch.is_autocast_enabled(x.device.type) else len(kinds) == 1
-    return frozen and alike and type(weight.data) is Tensor and type(a.data) is Tensor
+    return frozen and alike and _in_one_piece(weight) and _in_one_piece(a)
+
+
+def _in_one_piece(tensor: Tensor) -> bool:
+    """Whether all of a tensor is here; one without memory stands for such a one, where operations are counted."""
+    return type(tensor.data) is Tensor or hasattr(tensor, "fake_mode")
 
 
 def adapted_linear(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:

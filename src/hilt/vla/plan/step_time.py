@@ -27,7 +27,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,9 +36,11 @@ from hilt.algos.tables import estimator
 from hilt.core.errors import ConfigError
 from hilt.envs.pool import Pool
 from hilt.policies.base import Policy, Record
-from hilt.policies.cost.machine_speed import WAYS, Calibration, SimulatorTime, simulator_key
+from hilt.policies.cost.machine_speed import CAPTURED, COMPILED, WAYS, Calibration, SimulatorTime, simulator_key
 from hilt.policies.cost.op_counts import OpCounts, counted
 from hilt.policies.registry import policy_class
+from hilt.policies.vla.flow_policy import FlowPolicy
+from hilt.policies.vla.openvla import LARGE, OpenVLAOFT
 from hilt.vla.config import Vla
 from hilt.vla.episode import Start
 from hilt.vla.footprint import blank_record, new_sizes
@@ -171,12 +173,12 @@ def policy_times(config: Vla, calibration: Calibration, length: TaskLength) -> P
         value = 0 if found.value is None else found.value.sum()
         return (found.log_prob.sum() + found.entropy.sum() + value).reshape(1)
 
-    acting, gradient = ways(config, calibration)
+    ways = pass_ways(config, policy, calibration)
     return PolicyTimes(
-        act_s=calibration.seconds(counts, acting),
+        act_s=calibration.seconds(counts, ways.acting),
         act_rows=rows,
-        gradient_s=calibration.seconds(counted(build, look, prepare, training=True), gradient),
-        look_s=calibration.seconds(counted(build, look, prepare), acting),
+        gradient_s=calibration.seconds(counted(build, look, prepare, training=True), ways.gradient),
+        look_s=calibration.seconds(counted(build, look, prepare), ways.look),
         pass_rows=passed,
         trained=trained,
         adam_s=calibration.adam_seconds(trained),
@@ -184,17 +186,37 @@ def policy_times(config: Vla, calibration: Calibration, length: TaskLength) -> P
     )
 
 
-def ways(config: Vla, calibration: Calibration) -> tuple[str, str]:
-    """Returns which measured layers those of the policy are like, when it acts and when it learns: large policies
-    compile theirs on a GPU, unless an option says that they do not."""
-    options, kind = config.policy_options, policy_class(config.policy)
-    if not (
-        config.device.startswith("cuda") and kind.recomputation_option and f"compiled {WAYS[0]}" in calibration.fits
-    ):
-        return WAYS
-    eager = [options.get(name, options.get("layers")) == "eager" for name in ("acting", "learning")]
-    acting, gradient = (way if plain else f"compiled {way}" for way, plain in zip(WAYS, eager, strict=True))
-    return acting, gradient
+class PassWays(NamedTuple):
+    """The measured layers that those of a policy are like: see `hilt.policies.cost.machine_speed.WAYS`."""
+
+    acting: str
+    """In `act`"""
+    gradient: str
+    """In `evaluate` and its backward pass"""
+    look: str
+    """In `evaluate` without gradients"""
+
+
+def pass_ways(config: Vla, policy: Policy, calibration: Calibration) -> PassWays:
+    """How a policy goes through its layers on the device of a run, as its options have it. What the calibration has
+    not measured, since torch came without Triton, is taken as if it were not compiled."""
+    act, learn = _forms(policy) if config.device.startswith("cuda") else ("", "")
+    named = (act + WAYS[0], learn + WAYS[1], learn + WAYS[0])
+    return PassWays(*(way if way in calibration.fits else way.replace(COMPILED, "") for way in named))
+
+
+def _forms(policy: Policy) -> tuple[str, str]:
+    """What is made of a policy's layers on CUDA where it acts, and where it learns."""
+    if isinstance(policy, FlowPolicy):
+        acting, learning = policy.config.acting, policy.config.learning
+        act = {"eager": "", "captured": CAPTURED}.get(acting, CAPTURED + COMPILED)
+        return act, "" if learning == "eager" else COMPILED
+    if isinstance(policy, OpenVLAOFT):
+        layers = policy.options.layers
+        compiles = layers == "compiled" or (layers == "auto" and policy.config.width >= LARGE)
+        learn = COMPILED * compiles
+        return CAPTURED * (policy.options.acting == "captured") + learn, learn
+    return "", ""
 
 
 def _acting(build: Any, prepare: Any, rows: int, instruction: str) -> tuple[OpCounts, Record]:
