@@ -6,6 +6,7 @@
     docs/learning-tasks.svg              success before and after reinforcement learning: bench/results/task_*.json
     docs/learning-pick.svg               one task in different hands: bench/results/pick_*.json
     docs/learning-curves.svg             a run that learns: bench/results/curve_button-0.json, from its metrics.jsonl
+    docs/libero-six.svg                  GRPO in six tasks of LIBERO: bench/results/libero_*-0.json
 
 `tests/test_pictures.py` fails when one of them is not what this draws, and when `WIRE` has a name that the wire does
 not have. `tools/architecture.py` draws the parts of Hilt, `tools/screenshots.py` takes pictures of `hilt open`.
@@ -13,6 +14,7 @@ not have. `tools/architecture.py` draws the parts of Hilt, `tools/screenshots.py
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -447,7 +449,7 @@ def _dots(on: Drawing, row: Row, y: float, left: float, right: float) -> None:
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart over updates. Points are (update, value) or (update, value, low, high)."""
+    """One chart over updates, or over episodes. Points are (update, value) or (update, value, low, high)."""
 
     title: str
     note: str
@@ -509,13 +511,32 @@ def _panel(on: Drawing, panel: Panel, left: float, top: float, size: tuple[float
         value = panel.top * part / 5
         on.line([place(0, value), place(last, value)], "edge", 1)
         on.text(left - 8, place(0, value)[1] + 4.5, f"{value:g}{panel.unit}", 13, "soft", "end")
-    for update in range(0, int(last) + 1, 500):
+    for update in range(0, int(last) + 1, 500 if last < 3_000 else 1_000):
         on.text(place(update, 0)[0], top + tall + 22, f"{update:,}", 13, "soft", "middle")
     if panel.line:
         on.polyline([place(*point) for point in panel.line], "teal", 2.2)
     for update, value, low, high in panel.points:
         on.line([place(update, low), place(update, high)], "teal", 2)
         on.circle(*place(update, value), 5.5, "teal", "paper")
+
+
+def libero() -> str:
+    """Draws for six tasks of LIBERO how many drawn episodes succeeded, and what the most likely actions reached."""
+    runs = [run for run in results("libero_*-0.json") if "drawn_share" in run["settings"]]
+    gap, wide, tall, down = 62, (WIDTH - 2 * MARGIN - 2 * 62 - 40) / 3, 130, 240
+    on = Drawing("GRPO in six tasks of LIBERO: one run of each, over its episodes", WIDTH, 2 * down + 84)
+    on.text(MARGIN, 42, on.title, 21, bold=True)
+    note = "points: ten evaluation states, 95% interval; line: drawn episodes, last five training steps"
+    on.text(MARGIN, 66, note, 13.5, "soft")
+    for number, run in enumerate(runs):
+        ends = list(itertools.accumulate(episodes for episodes, _ in run["steps"]))
+        steps = [(end, 100 * won, made) for end, (made, won) in zip(ends, run["steps"], strict=True)]
+        points = [(at, 100 * won / of, *wilson(won, of)) for at, won, of in run["validations"]]
+        minutes = f"{run['episodes']:,} episodes, {run['seconds'] / 60:.0f} minutes on two cores"
+        panel = Panel(run["task"], minutes, 100, "%", _mean_of_last(steps, 5), points)
+        left, top = MARGIN + 40 + number % 3 * (wide + gap), 138 + number // 3 * down
+        _panel(on, panel, left, top, (wide, tall), 1_500)
+    return on.svg()
 
 
 PICTURES: dict[str, Callable[[], str]] = {
@@ -525,6 +546,7 @@ PICTURES: dict[str, Callable[[], str]] = {
     "learning-tasks": tasks,
     "learning-pick": pick,
     "learning-curves": curves,
+    "libero-six": libero,
 }
 
 
