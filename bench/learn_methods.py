@@ -42,9 +42,13 @@ EPISODES = (60, 8)
 VALUE_STEPS = (300, 10)
 NOISE = 0.15
 """Of the operator's motions in `recorded_with_noise`, as a share of a full deflection"""
+TRAIN_STATES = "train_states=2000"
+"""With which an operator's episodes, and the policy's, begin, instead of 50"""
 IMITATES = "algorithm=hg-dagger"
 LITTLE_EXPLORED = (
+    f"task_options.{TRAIN_STATES}",
     "agent.encoder.pretrain_crop=3",
+    "agent.encoder.kept_shifts=8",
     "collect_steps=0",
     "agent.initial_std=0.05",
     "agent.std_range=[0.0183,0.15]",
@@ -150,9 +154,11 @@ class Attempt:
 
     def episodes_of_operator(self, steps: int, noise: float = 0.0) -> str:
         """Records whole episodes of the operator, of about `steps` steps in all; the first ten show how long one is.
-        Those with noise are kept where they fail, too: each step shows what to do there."""
+        Those with noise begin in many states, and are kept where they fail, too: each step shows what to do there."""
         seed, first = 1000 + self.seed, self.lab.pick(10, 2)
-        options, keep = ({"seed": seed, "noise": noise}, ("--keep", "all")) if noise else ({"seed": seed}, ())
+        options, keep = {"seed": seed}, list[str]()
+        if noise:
+            options, keep = {"seed": seed, "noise": noise}, ["--keep", "all", "-o", TRAIN_STATES]
         self._record("operator", "operator", first, seed, options, *keep)
         wanted = int(steps * first / max(1, self.steps_of("operator")))
         if wanted > first:

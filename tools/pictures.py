@@ -535,7 +535,7 @@ def libero() -> str:
         minutes = f"{run['episodes']:,} episodes, {run['seconds'] / 60:.0f} minutes on two cores"
         panel = Panel(run["task"], minutes, 100, "%", _mean_of_last(steps, 5), points)
         left, top = MARGIN + 40 + number % 3 * (wide + gap), 138 + number // 3 * down
-        _panel(on, panel, left, top, (wide, tall), 1_500)
+        _panel(on, panel, left, top, (wide, tall), 1_600)
     return on.svg()
 
 

@@ -368,3 +368,20 @@ def test_planned_points_are_where_the_arm_goes_and_lie_in_the_picture_where_it_i
     behind = 2 * env.world.data.cam_xpos[0] - place
     assert np.isnan(env.project(behind[None])[env.world.cameras[0]]).all()
     env.close()
+
+
+def test_more_train_states_go_on_from_those_of_the_task():
+    few, many = TabletopEnv("peg", image_size=None), TabletopEnv("peg", image_size=None, train_states=60)
+    assert many.initial_states == {**few.initial_states, "train": 60}
+    poses = {}
+    for state in (7, 49, 50, 59):
+        many.reset(options={"split": "train", "state": state})
+        poses[state] = many.world.data.qpos.tolist()
+    for state in (7, 49):
+        few.reset(options={"split": "train", "state": state})
+        assert few.world.data.qpos.tolist() == poses[state]
+    assert len({tuple(pose) for pose in poses.values()}) == 4
+    with pytest.raises(ConfigError, match="state 50 of split 'train' was asked for; it has the states 0 to 49"):
+        few.reset(options={"split": "train", "state": 50})
+    with pytest.raises(ConfigError, match="train_states=0: expected a whole number of at least 1"):
+        TabletopEnv("peg", train_states=0)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from hilt.core.errors import ConfigError
+from hilt.core.errors import ConfigError, DeadlineError
 from hilt.policies import graphs
 from hilt.policies.graphs import Graphs, JoinedLinear, Places, bucket
 from hilt.policies.vla import flow_policy, gemma, openvla
@@ -275,6 +275,17 @@ def test_with_aside_calls_are_answered_without_a_graph_until_a_thread_has_captur
     beside.aside = False  # whoever waits has the graph
     threading.Timer(0.2, SlowCapture.may_end.set).start()
     assert beside({"x": torch.ones(5)})["by"] == 1 and len(beside) == 3
+
+
+def test_whoever_waits_for_a_capture_that_does_not_end_is_told(beside: Graphs, monkeypatch: pytest.MonkeyPatch):
+    assert len(beside({"x": torch.ones(1)})) == 1
+    monkeypatch.setattr(graphs, "CAPTURE_S", 0.1)
+    with pytest.raises(DeadlineError, match=r"not compiled after 0\.1 s: give policy_options\.acting=eager"):
+        beside.settle()
+    SlowCapture.may_end.set()
+    monkeypatch.setattr(graphs, "CAPTURE_S", 60)
+    beside.settle()
+    assert len(beside) == 1
 
 
 def test_a_capture_aside_that_fails_is_told_once_and_answers_go_on(

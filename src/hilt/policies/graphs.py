@@ -23,6 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hilt.core.errors import DeadlineError
+
 Tensors = Mapping[str, Tensor]
 Function = Callable[..., dict[str, Tensor]]
 
@@ -32,6 +34,8 @@ KEPT = 12
 """Graphs that are kept, unless another number is given"""
 MOST_COMPILED = 4096
 """Sets of shapes for which a layer is compiled; torch gives up after eight otherwise, and runs it eagerly"""
+CAPTURE_S = 600.0
+"""Within which the graphs that are wanted are there, or something is wrong"""
 LOG = logging.getLogger("hilt.policies")
 
 
@@ -89,7 +93,11 @@ class Graphs:
     def settle(self) -> None:
         """Waits until all graphs are there that were wanted with `aside`."""
         if (capturing := self._capturing) is not None:
-            capturing.join()
+            capturing.join(CAPTURE_S)
+            if capturing.is_alive():
+                raise DeadlineError(
+                    f"decisions are not compiled after {CAPTURE_S:g} s: give policy_options.acting=eager."
+                )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """A copy of a policy captures its own."""

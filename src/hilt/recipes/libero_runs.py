@@ -97,8 +97,8 @@ def sft_libero() -> Sft:
 
 
 def libero_learned() -> Vla:
-    """GRPO from the success of one task of LIBERO, after `sft_libero`: give it `policy`. Six groups of eight episodes in
-    a step, and two passes over them, because learning takes little time beside the simulator. A quarter of the
+    """GRPO from the success of one task of LIBERO, after `sft_libero`: give it `policy`. Six groups of eight episodes
+    in a step, and two passes over them, because learning takes little time beside the simulator. A quarter of the
     decisions are drawn: where all are, most episodes fail. For two cores without a GPU."""
     return Vla(
         policy_options=dict(LEARNED_POLICY),

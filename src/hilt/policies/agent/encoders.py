@@ -287,8 +287,8 @@ def shifted(images: Tensor, down: int, right: int) -> Tensor:
 
 
 def shift_of(number: int, camera: int, pixels: int) -> tuple[int, int]:
-    """By how much, down and to the right, the images of a camera are shifted in the shift of this number, in pixels: at
-    most `pixels`. Number 0 leaves them as they are; all are different, and the same in every run."""
+    """The shift of this number of a camera's images, down and to the right, in pixels, of which there are at most
+    `pixels`. Number 0 leaves them as they are; all are different, and the same in every run."""
     reach = range(-pixels, pixels + 1)
     others = [(down, right) for down in reach for right in reach if down or right]
     order = np.random.default_rng(camera).permutation(len(others))

@@ -83,7 +83,7 @@ class AdaptedLinear(nn.Module):
 
 
 class RootMeanSquareNorm(nn.Module):
-    """As transformers has it for Llama: in float32."""
+    """The norm that transformers has for Llama: in float32."""
 
     def __init__(self, width: int):
         super().__init__()

@@ -369,11 +369,11 @@ def _layers(begun: Calibration, device: torch.device, dtype: torch.dtype, kind: 
                     "gradient": partial(_learn, forward, x, trained_parameters(layer)),
                 }
                 with compiling() if form else contextlib.nullcontext():
-                    for way, run in runs.items():
-                        yield LayerTime(form + way, shape, width, rows, tokens, timed(run, device), *bare[way])
-                    if kind == "cuda":
-                        alone = timed_alone(runs["acting"], device)
-                        yield LayerTime(f"{CAPTURED}{form}acting", shape, width, rows, tokens, alone, *bare["acting"])
+                    taken = {way: timed(run, device) for way, run in runs.items()}
+                    taken |= {CAPTURED: timed_alone(runs["acting"], device)} if kind == "cuda" else {}
+                for way, seconds in taken.items():
+                    named, counted_as = (f"{CAPTURED}{form}acting", "acting") if way == CAPTURED else (form + way, way)
+                    yield LayerTime(named, shape, width, rows, tokens, seconds, *bare[counted_as])
 
 
 def _act(forward: Callable[[Tensor], Tensor], x: Tensor) -> None:
