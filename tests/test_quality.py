@@ -257,6 +257,9 @@ BROAD_EXCEPTS = {
         "envs/test_chunk_executor.py: test_what_the_policy_raises_is_raised_in_the_control_loop_with_its_cause"
     ),
     "hilt/envs/simulators.py: answer": "envs/test_pool.py: test_an_exception_costs_its_episode_alone",
+    "hilt/policies/graphs.py: _capture_wanted": (
+        "policies/test_graphs.py: test_a_capture_aside_that_fails_is_told_once_and_answers_go_on"
+    ),
     "hilt/replay/sampling/prefetch.py: _fill": (
         "replay/test_prefetch.py: test_prefetch_raises_whatever_its_function_raises"
     ),

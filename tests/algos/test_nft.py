@@ -232,6 +232,7 @@ def test_heads_without_a_flow_are_refused(head: str):
         ("algorithm.estimator=gae", r"estimator=gae with algorithm\.loss=nft: a critic learns in the passes"),
         ("algorithm.clip_low=0.1", r"clip_low=0\.1 would do nothing"),
         ("prime.coefficient=0.5", "prime.coefficient with algorithm.loss=nft"),
+        ("collect.drawn_share=0.5", r"drawn_share=0\.5 with algorithm\.loss=nft, which learns from every answer"),
     ],
 )
 def test_settings_of_log_probabilities_are_refused(change: str, says: str):

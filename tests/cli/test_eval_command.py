@@ -118,7 +118,9 @@ def test_who_decided_is_said_and_a_person_can_be_asked(tmp_path: Path, monkeypat
 
 def test_the_best_of_several_chunks_is_executed_in_a_run_of_post_training(tmp_path: Path, trained: Path):
     folder, sizes = tmp_path / "run", {"cameras": ["full_image"], "image_size": 16, "state_dim": 1, "action_dim": 1}
-    train.begin_run(folder, "toy", toy_vla.config())
+    settings = toy_vla.config()
+    settings.collect.drawn_share = 0.01  # of training: an evaluation draws all or nothing
+    train.begin_run(folder, "toy", settings)
     write_json(folder / SIZES, sizes)
     policy = SmallVLA(SmallVLAConfig.from_json({**toy_vla.config().policy_options, **sizes}), seed=0)
     weights = {name: value.detach().clone() for name, value in policy.named_parameters()}

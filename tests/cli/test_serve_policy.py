@@ -20,8 +20,10 @@ from typer.testing import CliRunner
 pytest.importorskip("websockets", reason="a policy server needs websockets: pip install 'hilt[serve]'")
 
 from hilt import cli
+from hilt.cli.servers.serve_policy import compile_aside
 from hilt.core.checksums import write_json
 from hilt.hil.config import Hil
+from hilt.policies.conditioned import ConditionedPolicy
 from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from hilt.runs import checkpoint
 from hilt.serving import PolicyServer, RemotePolicy
@@ -133,6 +135,13 @@ def test_a_folder_is_served_with_options_of_its_policy(tmp_path: Path, monkeypat
     words = [str(tmp_path / "policy"), "-o", "decode=likeliest", "--sample", "--wire-port", str(port)]
     said = served(monkeypatch, words, ask)
     assert "version 0, at ws://" in said and f" and {wire}\n" in said
+
+
+def test_a_policy_within_another_one_is_compiled_in_the_background_too():
+    inner = tiny(0)
+    outer = ConditionedPolicy(inner)
+    compile_aside(outer)
+    assert inner.compiles_aside and outer.compiles_aside and not tiny(0).compiles_aside
 
 
 def test_the_best_of_several_chunks_is_served_and_newer_weights_are_taken_up(

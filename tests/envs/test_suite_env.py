@@ -383,5 +383,5 @@ def test_more_train_states_go_on_from_those_of_the_task():
     assert len({tuple(pose) for pose in poses.values()}) == 4
     with pytest.raises(ConfigError, match="state 50 of split 'train' was asked for; it has the states 0 to 49"):
         few.reset(options={"split": "train", "state": 50})
-    with pytest.raises(ConfigError, match="train_states=0: expected a whole number of at least 1"):
+    with pytest.raises(ConfigError, match="train_states=0: expected a number of at least 1"):
         TabletopEnv("peg", train_states=0)

@@ -16,9 +16,18 @@ from hilt.core.errors import ConfigError
 from hilt.envs.chunk_executor import ChunkSettings
 from hilt.policies.base import Prefix
 from hilt.policies.vla.observation_adapters import columns, no_motion
+from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from hilt.replay.tensors import generator
 from hilt.vla.episode import LostEpisode, RolloutEpisode, Start
-from hilt.vla.rollout import ChunkAgent, ChunkOptions, RolloutSettings, check_chunks, roll_out, roll_out_steps
+from hilt.vla.rollout import (
+    ChunkAgent,
+    ChunkOptions,
+    RolloutSettings,
+    _Asking,
+    check_chunks,
+    roll_out,
+    roll_out_steps,
+)
 from tests.vla.toy_pool import GAME, LIMIT, Dice, ToyPool
 
 STARTS = [Start("a/b", "train", state, 0, state) for state in range(11)]
@@ -104,6 +113,29 @@ def test_of_a_share_of_the_chunks_that_is_drawn_the_others_are_the_likeliest_and
         assert episode.record["state"][:, 1].tolist() == [0, *np.cumsum(episode.executed)[:-1]]
     assert [plain(one)[1:3] for one in rolled[:5]] != [plain(one)[1:3] for one in roll(ToyPool(), drawn_share=0.5)[:5]]
     assert all(np.isfinite(one.record["log_prob"]).all() for one in roll(ToyPool(), sample=False, drawn_share=0.25))
+
+
+@pytest.mark.parametrize("head", ["tokens", "gaussian", "flow"])
+def test_of_a_drawn_share_of_any_head_the_others_are_what_it_answers_without_sampling(head: str):
+    sizes = {"image_size": 16, "state_dim": 1, "action_dim": 1, "chunk": 2, "width": 16, "heads": 2, "depth": 1}
+    policy = SmallVLA(SmallVLAConfig(**sizes, keypoints=2, head=head), seed=0)  # type: ignore[arg-type]
+    seen = [
+        {
+            "full_image": np.full((16, 16, 3), place, np.uint8),
+            "state": np.float32([place]),
+            "instruction": "go " * place,
+        }
+        for place in range(1, 31)
+    ]
+    asking = _Asking(policy, RolloutSettings(drawn_share=0.5), generator(0))
+    answers = list(asking(seen))
+    likeliest, _ = policy.act(seen, sample=False)
+    drawn = np.array([np.isfinite(record["log_prob"]).all() for _, record, _ in answers])
+    assert 5 < drawn.sum() < 25 and not any(fault for *_, fault in answers)
+    for given, (actions, _, _), was_drawn in zip(likeliest, answers, drawn, strict=True):
+        assert np.allclose(actions, given, atol=1e-5) == (not was_drawn)
+    again = [actions for actions, _, _ in _Asking(policy, RolloutSettings(drawn_share=0.5), generator(0))(seen)]
+    assert np.array_equal(again, [actions for actions, _, _ in answers])
 
 
 def test_a_lost_episode_is_begun_again_and_then_reported():

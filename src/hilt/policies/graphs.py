@@ -156,9 +156,9 @@ class Graphs:
                 with self._lock:
                     self._keep(key, graph)
                 LOG.info("decisions of %d observations are compiled", len(next(iter(inputs.values()))))
-            except RuntimeError as error:
+            except Exception as error:  # noqa: BLE001  # broad: compilers raise anything; decisions go on without a graph
                 self._refused.add(key)
-                first = str(error).strip().partition("\n")[0]
+                first = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
                 LOG.warning("decisions of a size stay without a CUDA graph, and are slower: %s", first)
             finally:
                 with self._lock:

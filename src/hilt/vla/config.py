@@ -281,6 +281,11 @@ class Vla:
                 f"algorithm.estimator={self.algorithm.estimator} needs a critic: give "
                 "critic.kind=shared, detached or separate."
             )
+        if self.collect.drawn_share < 1 and self.learns_velocity:
+            yield (
+                f"collect.drawn_share={self.collect.drawn_share:g} with algorithm.loss={self.algorithm.loss}, which "
+                "learns from every answer and needs no draws. Leave collect.drawn_share out."
+            )
         yield from self._wrong_filters()
         if validation.split == self.collect.split:
             yield (

@@ -276,7 +276,8 @@ class _Asking:
         for sample in (True, False):
             if len(own := np.flatnonzero(drawn == sample)):
                 asked = [observations[row] for row in own.tolist()]
-                parts.append(self.policy.act(asked, sample, settings.temperature, self.generator))
+                generator = self.generator if sample else None  # from which a flow would begin
+                parts.append(self.policy.act(asked, sample, settings.temperature, generator))
                 rows.append(own)
         order = np.argsort(np.concatenate(rows))
         record = select(join([made for _, made in parts]), order)

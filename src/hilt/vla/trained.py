@@ -78,7 +78,7 @@ def evaluate(
         of_train = {task: pool.describe(task).get("states_of_train", {}).get(split, 0) for task in config.tasks}
         folder, outcomes = run / "evaluations", list[dict[str, Any]]()
         executed = (chunks or ChunkOptions()).settings(config.collect.execute)
-        acting = replace(config.collect.rollout_settings(sample=sample), chunks=executed)
+        acting = replace(config.collect.rollout_settings(sample=sample), chunks=executed, drawn_share=1.0)
         if chunks is not None and chunks.temperature is not None:
             acting = replace(acting, temperature=chunks.temperature)
         options: dict[str, Any] = {

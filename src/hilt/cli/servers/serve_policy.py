@@ -86,13 +86,20 @@ def serve_policy(
     with PROGRESS.phases() as report:
         report(f"loading the policy of {policy}")
         served = find_policy(policy, checkpoint, device, option_values(option))
-        served.policy.compiles_aside = True
+        compile_aside(served.policy)
         if (chooser := best_of_settings(best_of, verifier, draw_temperature)) is not None:
             report(f"loading the verifier {verifier}")
             served = served.wrapped(chooser.wrap(served.policy))
         served.policy.warm_up(sample, report)
     settings = {"batching": BatcherSettings(max_batch, max_wait_ms / 1000, seed), "limits": ServerLimits(max_clients)}
     run_server(served, access, (wire_port, keys), sample=sample, **settings)
+
+
+def compile_aside(policy: Policy) -> None:
+    """Nobody waits until decisions are compiled; of a policy within another one neither."""
+    for part in policy.modules():
+        if hasattr(part, "compiles_aside"):
+            part.compiles_aside = True
 
 
 def run_server(served: ServedPolicy, access: ServerAccess, wire: tuple[int | None, str], **settings: Any) -> None:

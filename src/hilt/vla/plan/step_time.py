@@ -200,7 +200,8 @@ class PassWays(NamedTuple):
 def pass_ways(config: Vla, policy: Policy, calibration: Calibration) -> PassWays:
     """How a policy goes through its layers on the device of a run, as its options have it. What the calibration has
     not measured, since torch came without Triton, is taken as if it were not compiled."""
-    act, learn = _forms(policy) if config.device.startswith("cuda") else ("", "")
+    whole = config.device.startswith("cuda") and not config.sharding.enabled  # else nothing is compiled
+    act, learn = _forms(policy) if whole else ("", "")
     named = (act + WAYS[0], learn + WAYS[1], learn + WAYS[0])
     return PassWays(*(way if way in calibration.fits else way.replace(COMPILED, "") for way in named))
 
