@@ -44,11 +44,9 @@ NOISE = 0.15
 """Of the operator's motions in `recorded_with_noise`, as a share of a full deflection"""
 TRAIN_STATES = "train_states=2000"
 """With which an operator's episodes, and the policy's, begin, instead of 50"""
-IMITATES = "algorithm=hg-dagger"
 LITTLE_EXPLORED = (
     f"task_options.{TRAIN_STATES}",
     "agent.encoder.pretrain_crop=3",
-    "agent.encoder.kept_shifts=8",
     "collect_steps=0",
     "agent.initial_std=0.05",
     "agent.std_range=[0.0183,0.15]",
@@ -186,8 +184,6 @@ class Attempt:
     def rlpd(self, phase: str, demos: Sequence[str], *words: str, share: float = 1.0, operator: int = 0) -> None:
         """A run of the recipe, until this share of the clock is spent, taken over from for `operator` steps at most."""
         smaller = [f"max_steps={QUICK_UPDATES}", f"task_options.image_size={self.image_size}", *QUICK_RUN, *QUICK_RLPD]
-        if IMITATES in words:  # these would do nothing
-            smaller = [word for word in smaller if not word.startswith(("training_starts=", "agent.rlpd."))]
         self._with_operator(
             phase,
             f"tabletop_{self.task}",
@@ -298,32 +294,32 @@ def episodes_first(attempt: Attempt) -> dict[str, Any]:
     return attempt.judged("rlpd")
 
 
-def recorded_with_noise(attempt: Attempt) -> list[str]:
-    """What noise did to the arm is corrected in the next steps, so that the episodes show how to recover. A quarter of
+def recorded_with_noise(attempt: Attempt, share: float) -> list[str]:
+    """What noise did to the arm is corrected in the next steps, so that the episodes show how to recover. The rest of
     the operator's steps is left for take-overs."""
-    return [attempt.demonstrations(), attempt.episodes_of_operator(3 * attempt.operator // 4, noise=NOISE)]
+    return [attempt.demonstrations(), attempt.episodes_of_operator(int(share * attempt.operator), noise=NOISE)]
 
 
 def noisy_episodes(attempt: Attempt) -> dict[str, Any]:
     """The policy explores little and goes on imitating, so as to keep what imitation has reached."""
-    recorded = recorded_with_noise(attempt)
+    recorded = recorded_with_noise(attempt, 0.75)
     pretrained = [] if attempt.lab.quick else ["agent.encoder.pretrain_updates=4000"]
     entropy = -1.8 * len(attempt.recipe.agent.action_indices)
     attempt.rlpd(
         "rlpd",
         recorded,
         *pretrained,
-        *(*LITTLE_EXPLORED, "agent.rlpd.discount=0.98"),
+        *(*LITTLE_EXPLORED, "agent.encoder.kept_shifts=8", "agent.rlpd.discount=0.98"),
         *(f"agent.rlpd.target_entropy={entropy:g}", "agent.rlpd.imitation_weight=3"),
     )
     return attempt.judged("rlpd")
 
 
 def noisy_imitation(attempt: Attempt) -> dict[str, Any]:
-    """Of these episodes, and of take-overs while it acts."""
-    recorded = recorded_with_noise(attempt)
-    pretrained = [] if attempt.lab.quick else ["agent.encoder.pretrain_updates=6000"]
-    attempt.rlpd("imitation", recorded, IMITATES, *pretrained, *LITTLE_EXPLORED)
+    """Such episodes are imitated, by encoder and actor together, and nothing else is done: one update ends the run."""
+    recorded = recorded_with_noise(attempt, 1.0)
+    pretrained = [] if attempt.lab.quick else ["agent.encoder.pretrain_updates=8000", "training_starts=200"]
+    attempt.rlpd("imitation", recorded, *pretrained, *LITTLE_EXPLORED, "max_steps=1", operator=1)
     return attempt.judged("imitation")
 
 
@@ -407,9 +403,7 @@ METHODS = {
     "noisy_episodes": Method(
         noisy_episodes, "RLPD that imitates whole episodes of the operator with noise first, and explores little"
     ),
-    "noisy_imitation": Method(
-        noisy_imitation, "HG-DAgger: imitation of such episodes, and of take-overs while it acts"
-    ),
+    "noisy_imitation": Method(noisy_imitation, "imitation of such episodes alone"),
     "value_reward": Method(
         value_reward,
         "RLPD with the dense reward of a value model of a first run",
