@@ -316,9 +316,10 @@ def noisy_episodes(attempt: Attempt) -> dict[str, Any]:
 
 
 def noisy_imitation(attempt: Attempt) -> dict[str, Any]:
-    """Such episodes are imitated, by encoder and actor together, and nothing else is done: one update ends the run."""
-    recorded = recorded_with_noise(attempt, 1.0)
-    pretrained = [] if attempt.lab.quick else ["agent.encoder.pretrain_updates=8000", "training_starts=200"]
+    """Such episodes are imitated, by encoder and actor together, and nothing else is done: one update ends the run. They
+    may be longer than the first ten, and some steps are left for that."""
+    recorded = recorded_with_noise(attempt, 0.85)
+    pretrained = [] if attempt.lab.quick else ["agent.encoder.pretrain_updates=4000", "training_starts=200"]
     attempt.rlpd("imitation", recorded, *pretrained, *LITTLE_EXPLORED, "max_steps=1", operator=1)
     return attempt.judged("imitation")
 

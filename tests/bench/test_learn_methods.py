@@ -71,8 +71,9 @@ def test_a_run_of_each_method_keeps_to_the_clock_and_the_operators_steps(
     counts = [words[words.index("--episodes") + 1] for words in machine.calls if words[-2:] == ["--out", "operator"]]
     recorded = 50 * max(map(int, counts), default=0)
     tires = [int(found[1]) for text in made["commands"] if (found := re.search(r"tires_after=(\d+)", text))]
-    assert recorded + max(tires, default=0) <= 20_000 and recorded + max(tires, default=0) > 19_900
-    assert recorded in (0, 10_000, 15_000, 20_000) and made["operator"] == recorded + 30 * len(tires)
+    least = 16_900 if method == "noisy_imitation" else 19_900  # its episodes may be longer than the first ten
+    assert least < recorded + max(tires, default=0) <= 20_000
+    assert recorded in (0, 10_000, 15_000, 17_000, 20_000) and made["operator"] == recorded + 30 * len(tires)
     trained = [words for words in machine.calls if words[0] == "train" and not {"sft", "value"} & set(words)]
     assert all("goal.success=0" in words and "max_steps=1000000000" in words for words in trained)
     assert not list(tmp_path.iterdir()), "its folder is removed"
@@ -88,7 +89,7 @@ def test_what_a_method_adds_is_in_its_words(tmp_path: Path, monkeypatch: pytest.
     assert "value.model=value value.reward=1 agent.rlpd.target_range=null" in made["value_reward"]
     assert "-d noise=0.15" in made["noisy_episodes"] and "--keep all" in made["noisy_episodes"]
     assert "agent.initial_std=0.05" in made["noisy_episodes"] and "--keep all" not in made["episodes_first"]
-    assert "algorithm=hg-dagger" in made["noisy_imitation"] and "agent.initial_std=0.05" in made["noisy_imitation"]
+    assert "max_steps=1 " in made["noisy_imitation"] and "train_states=2000" in made["noisy_imitation"]
     for space in ("residual", "edit", "noise"):
         assert f"agent.options.space={space}" in made[space] and "policy=imitation/policy" in made[space]
     assert "policy_options.head=flow" in made["noise"], "noise needs a flow"

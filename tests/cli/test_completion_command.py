@@ -42,7 +42,7 @@ def values(line: str) -> list[str]:
         ("hilt settings class", {"classifier"}),
         ("hilt train tabletop_pick operator=br", {"operator=browser"}),
         ("hilt train tabletop_pick 'operator=br", {"operator=browser"}),
-        ("hilt train hil_debug agent.encoder.k", {"agent.encoder.kind="}),
+        ("hilt train hil_debug agent.encoder.k", {"agent.encoder.kept_shifts=", "agent.encoder.kind="}),
         ("hilt train hil_debug agent.encoder.kind=res", {"agent.encoder.kind=resnet10"}),
         ("hilt train hil_debug --run runs/a max_env", {"max_env_steps="}),
         ("hilt record x --device game", {"gamepad"}),
@@ -93,7 +93,7 @@ def test_a_file_of_settings_has_those_of_its_job(tmp_path: Path):
 def test_a_home_that_cannot_be_written_to_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert values("hilt train hil_debug agent.encoder.k") == ["agent.encoder.kind="]
+    assert values("hilt train hil_debug agent.encoder.ki") == ["agent.encoder.kind="]
 
 
 def test_each_shell_has_its_own_form():

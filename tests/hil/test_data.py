@@ -231,10 +231,10 @@ def test_states_are_made_once_for_each_frame_and_forgotten_with_it(memory_path: 
     )
     frames, made = 0, experience._agent.states
 
-    def counted(seen: Any) -> Any:
+    def counted(seen: Any, shift: int = 0) -> Any:
         nonlocal frames
         frames += len(seen["images/front"])
-        return made(seen)
+        return made(seen, shift)
 
     def state(seen: Any) -> Any:
         return made({"images/front": seen["images"]["front"][None], "state/point": seen["state"]["point"][None]})[0]

@@ -235,10 +235,11 @@ def test_copy_of_a_policy_has_no_graphs_of_the_other():
 class SlowCapture:
     """In place of a CUDA graph: made when the test lets it be."""
 
-    may_end = threading.Event()
+    begun, may_end = threading.Event(), threading.Event()
     error = ""
 
     def __init__(self, function: Any, inputs: Any, *_: Any):
+        self.begun.set()
         assert self.may_end.wait(60)
         if self.error:
             raise ValueError(self.error)  # a compiler may raise anything
@@ -255,7 +256,8 @@ class SlowCapture:
 def beside(monkeypatch: pytest.MonkeyPatch) -> Graphs:
     """Graphs with `aside`, of a function that doubles, whose captures are slow."""
     monkeypatch.setattr(graphs, "_Graph", SlowCapture)
-    monkeypatch.setattr(SlowCapture, "may_end", threading.Event())
+    for name in ("begun", "may_end"):
+        monkeypatch.setattr(SlowCapture, name, threading.Event())
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
     made = Graphs(lambda asked: {"x": 2 * asked["x"]}, nn.Linear(2, 2), torch.device("cuda"))
@@ -280,6 +282,7 @@ def test_with_aside_calls_are_answered_without_a_graph_until_a_thread_has_captur
 def test_weights_that_are_moved_during_a_capture_lead_to_a_new_one(beside: Graphs):
     asked = {"x": torch.ones(1)}
     beside(asked)
+    assert SlowCapture.begun.wait(60)
     beside._module.weight.data = beside._module.weight.data.clone()
     SlowCapture.may_end.set()
     beside.settle()
