@@ -316,8 +316,8 @@ def noisy_episodes(attempt: Attempt) -> dict[str, Any]:
 
 
 def noisy_imitation(attempt: Attempt) -> dict[str, Any]:
-    """Such episodes are imitated, by encoder and actor together, and nothing else is done: one update ends the run. They
-    may be longer than the first ten, and some steps are left for that."""
+    """Such episodes are imitated, by encoder and actor together, and nothing else is done: one update ends the run.
+    Some of the operator's steps are left, as episodes may be longer than the first ten."""
     recorded = recorded_with_noise(attempt, 0.85)
     pretrained = [] if attempt.lab.quick else ["agent.encoder.pretrain_updates=4000", "training_starts=200"]
     attempt.rlpd("imitation", recorded, *pretrained, *LITTLE_EXPLORED, "max_steps=1", operator=1)
