@@ -118,7 +118,7 @@ def test_of_a_share_of_the_chunks_that_is_drawn_the_others_are_the_likeliest_and
 @pytest.mark.parametrize("head", ["tokens", "gaussian", "flow"])
 def test_of_a_drawn_share_of_any_head_the_others_are_what_it_answers_without_sampling(head: str):
     sizes = {"image_size": 16, "state_dim": 1, "action_dim": 1, "chunk": 2, "width": 16, "heads": 2, "depth": 1}
-    policy = SmallVLA(SmallVLAConfig(**sizes, keypoints=2, head=head), seed=0)  # type: ignore[arg-type]
+    policy = SmallVLA(SmallVLAConfig(**sizes, keypoints=2, head=head, precision="float32"), seed=0)  # type: ignore[arg-type]
     seen = [
         {
             "full_image": np.full((16, 16, 3), place, np.uint8),
@@ -133,7 +133,7 @@ def test_of_a_drawn_share_of_any_head_the_others_are_what_it_answers_without_sam
     drawn = np.array([np.isfinite(record["log_prob"]).all() for _, record, _ in answers])
     assert 5 < drawn.sum() < 25 and not any(fault for *_, fault in answers)
     for given, (actions, _, _), was_drawn in zip(likeliest, answers, drawn, strict=True):
-        assert np.allclose(actions, given, atol=1e-5) == (not was_drawn)
+        assert np.allclose(actions, given, atol=1e-4) == (not was_drawn)
     again = [actions for actions, _, _ in _Asking(policy, RolloutSettings(drawn_share=0.5), generator(0))(seen)]
     assert np.array_equal(again, [actions for actions, _, _ in answers])
 

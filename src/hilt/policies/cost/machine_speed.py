@@ -123,7 +123,7 @@ class Calibration:
         return fit.seconds_in_turn(each[cost] for cost in counts.order or counts.ops.elements())
 
     def bare(self, counts: OpCounts) -> BareTime:
-        """What each takes by itself, summed up."""
+        """Returns the sums of what the operations take by themselves."""
         each = [(self._bare_of(cost), times) for cost, times in counts.ops.items()]
         heavy, light = (sum(one[place] * times for one, times in each) for place in range(2))
         return BareTime(heavy, light, counts.calls)
@@ -197,7 +197,7 @@ def calibration_file(device: str) -> Path:
 
 
 def simulator_key(task: str, options: Mapping[str, Any]) -> str:
-    """What the speed of a simulator depends on: its task and its options, but for the lengths of episodes."""
+    """Returns what the speed of a simulator depends on: its task and its options, but for the lengths of episodes."""
     kept = {name: value for name, value in sorted(options.items()) if name not in ("step_limit", "wait_steps")}
     return " ".join([task, *(f"{name}={value}" for name, value in kept.items())])
 
