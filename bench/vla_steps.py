@@ -1,6 +1,6 @@
 """A whole training step of a vision-language-action model at full size on one GPU, by the command that a user gives:
-OpenVLA-OFT by `hilt train simplevla` and pi0 by `hilt train pi0_rloo`, with random weights. Each row is the second step
-of a run, since the first one compiles; where the time goes, the most memory, and what `--dry-run` predicts from the
+OpenVLA-OFT by `hilt train simplevla` and pi0 by `hilt train pi0_rloo`, with random weights. Each row is a step after
+the first of a run, which compiles; where the time goes, the most memory, and what `--dry-run` predicts from the
 calibration of this machine are beside it. With --quick, or without a GPU, a tiny OpenVLA-OFT on the CPU.
 
 LIBERO needs assets that a bench does not have, so that OpenVLA-OFT acts in a stand-in of its observations: images of
@@ -41,12 +41,12 @@ OFT = [
     *(f"{MODEL}lora_rank=32", f"{ROLLOUT}unnorm_key=libero_bench", f"{ROLLOUT}temperature=1.6"),
     *(f"{ACTOR}ppo_mini_batch_size=8", f"{ACTOR}ppo_micro_batch_size=1", f"{ACTOR}traj_mini_batch_size=16"),
     *(f"{ACTOR}optim.lr=1e-6", "algorithm.adv_estimator=grpo", "algorithm.kl_ctrl.kl_coef=0"),
-    *("trainer.logger=[console]", "trainer.save_freq=-1", "trainer.total_training_steps=2"),
-    *("hilt.policy_options.allow_untrained=true", "hilt.pool.workers=0", "hilt.validation.after=false"),
+    *("trainer.logger=[console]", "trainer.save_freq=-1"),
+    *("hilt.policy_options.allow_untrained=true", "hilt.validation.after=false"),
 ]
 """As SimpleVLA-RL's scripts have it, but for eight episodes in a step"""
 PI0 = [
-    *("policy=pi0", "policy_options.random_weights=true", "tasks=[tabletop/pick]", "max_steps=2"),
+    *("policy=pi0", "policy_options.random_weights=true", "tasks=[tabletop/pick]"),
     *("task_options={image_size: 64, step_limit: 60}", "validation={before: false, period: 0, after: false}"),
 ]
 
@@ -95,14 +95,20 @@ class Case(NamedTuple):
     words: Sequence[str]
     what: str
     targets: tuple[Target, ...] = ()
+    steps: int = 2
+    """Of a run. The row is the median of all but the first, and of what overlaps with the next one all but the last"""
+    overlaps: bool = False
 
 
+BFLOAT16 = "hilt.policy_options.dtype=bfloat16"
 PASSES = [f"{ACTOR}traj_mini_batch_size=32"]
+ALONE, AHEAD = ["hilt.pool.workers=0"], ["hilt.pool.workers=1", "hilt.collect.ahead=1"]
 OFT_WHAT = "OpenVLA-OFT, adapters of rank 32, 8 of 12 episodes of 64 chunks learned from"
 CASES = {
-    "step_oft": Case(["hilt.policy_options.dtype=bfloat16"], f"{OFT_WHAT}; passes of 16", (at_most(40),)),
-    "step_oft_larger": Case(
-        ["hilt.policy_options.dtype=bfloat16", *PASSES], f"{OFT_WHAT}; passes of 32", (at_most(40),)
+    "step_oft": Case([BFLOAT16, *ALONE], f"{OFT_WHAT}; passes of 16", (at_most(40),)),
+    "step_oft_larger": Case([BFLOAT16, *PASSES, *ALONE], f"{OFT_WHAT}; passes of 32", (at_most(40),)),
+    "step_oft_ahead": Case(
+        [BFLOAT16, *AHEAD], f"{OFT_WHAT}; passes of 16, rolled out during the update before", steps=4, overlaps=True
     ),
     "step_pi0": Case(["pi0_rloo"], "pi0, all weights, 32 episodes of 12 chunks"),
     "step_pi0_24gb": Case(["pi0_rloo_24gb"], "pi0, adapters on the expert, 24 GB, 32 episodes of 12 chunks"),
@@ -140,23 +146,29 @@ def _row(lab: Lab, name: str, folder: Path | None, tiny: bool) -> Row:
     run, case = lab.new(name), CASES[name]
     if name.startswith("step_oft"):
         words = ["train", "simplevla", *OFT, f"{MODEL}path={folder}", *case.words]
-        words += ["trainer.n_gpus_per_node=0", f"{ROLLOUT}dtype=float32"] if tiny else ["trainer.n_gpus_per_node=1"]
+        words += [f"trainer.total_training_steps={case.steps}", f"trainer.n_gpus_per_node={0 if tiny else 1}"]
+        words += [f"{ROLLOUT}dtype=float32"] if tiny else []
         words = [word for word in words if not (tiny and word.endswith("dtype=bfloat16"))]
         words += ["hilt.task_options.step_limit=16"] if tiny else []
     else:
-        words = ["train", *case.words, *PI0, "device=cuda"]
+        words = ["train", *case.words, *PI0, f"max_steps={case.steps}", "device=cuda"]
     predicted = _hilt([*words, "--run", str(run), "--dry-run"])
     lab.progress(f"{name}: hilt {' '.join(words)}")
     _hilt([*words, "--run", str(run)])
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    first, second = [record for record in records if record["kind"] == "update"][:2]
+    first, *later = [record for record in records if record["kind"] == "update"][: case.steps]
+    later = sorted(later[: len(later) - case.overlaps], key=lambda record: float(record["step_seconds"]))
+    second = later[(len(later) - 1) // 2]  # the middle one
     seconds = float(second["step_seconds"])
     shares = {part: seconds * second[f"{part}_share"] for part in ("model", "update", "simulator", "other")}
     note = [f"acting {shares['model']:.1f} s, learning {shares['update']:.1f}, simulator {shares['simulator']:.1f}, "]
     note[0] += f"the rest {shares['other']:.1f}; {second['rows']:,.0f} chunks acted, {second['chunks']:,.0f} learned"
     note.append(f"first step {first['step_seconds']:.0f} s")
+    if len(later) > 1:
+        note.append(f"steps of {', '.join(format(record['step_seconds'], '.1f') for record in later)} s")
     if "gpu_memory_gb" in second:
-        note.append(f"GPU memory at most {max(first['gpu_memory_gb'], second['gpu_memory_gb']):.1f} GB")
+        most = max(record["gpu_memory_gb"] for record in (first, *later))
+        note.append(f"GPU memory at most {most:.1f} GB")
     if found := PREDICTION.search(predicted):
         parts = ", ".join(f"{part} {value}" for part, value in PART.findall(predicted))
         note.append(f"--dry-run predicts {found[1]} s ({parts})")
@@ -185,7 +197,7 @@ def _hilt(words: Sequence[str]) -> str:
 
 if __name__ == "__main__":
     from hilt import cli
-    from hilt.envs import task
+    from hilt.envs import register
 
-    task.TASKS[SUITE] = StandIn
+    register(SUITE, "bench.vla_steps:StandIn")  # by its name, as simulators may have processes of their own
     cli.app(sys.argv[1:])
