@@ -9,6 +9,7 @@ import shlex
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from bench.lab import Group, Lab, remove
@@ -88,12 +89,14 @@ def main(arguments: list[str] | None = None) -> int:
         shlex.join(["python", "-m", "bench", *(arguments if arguments is not None else sys.argv[1:])]), [], lab.limits
     )
     try:
-        report.rows = measure(lab, groups)
+        for row in measure(lab, groups):
+            report.rows.append(row)
+            lab.progress(f"{row.name}: not measured" if row.ours is None else f"{row.name}: {row.ours:.4g} {row.unit}")
+            if given.json:  # after each row, so that a run that is cut off leaves what it has measured
+                report.write_json(given.json)
     finally:
         remove(lab.folder)
-    report.print()
-    if given.json:
-        report.write_json(given.json)
+        report.print()
     if given.markdown:
         report.write_markdown(given.markdown, given.suite)
     return 0
@@ -106,15 +109,13 @@ def load_groups(suite: str) -> dict[str, Group]:
     return importlib.import_module(f"bench.{suite}").GROUPS  # type: ignore[no-any-return]
 
 
-def measure(lab: Lab, groups: dict[str, Group]) -> list[Row]:
-    rows: list[Row] = []
+def measure(lab: Lab, groups: dict[str, Group]) -> Iterator[Row]:
     for name, group in groups.items():
         if not any(lab.wants(name, row) for row in group.rows):
             continue
         started = time.perf_counter()
-        rows += [row for row in group.run(lab) if lab.wants(name, row.name)]
+        yield from (row for row in group.run(lab) if lab.wants(name, row.name))
         lab.progress(f"{name}: done in {time.perf_counter() - started:.0f} s")
-    return rows
 
 
 if __name__ == "__main__":

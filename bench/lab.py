@@ -125,7 +125,7 @@ class Group:
     """Rows that are measured together."""
 
     rows: Sequence[str]
-    run: Callable[[Lab], list[Row]]
+    run: Callable[[Lab], Iterable[Row]]
 
 
 def remove(path: Path) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from hilt.core.files import DISK
+
 ROOT = Path(__file__).parent.parent
 KEYS = ("name", "ours", "unit", "peer", "peer_value", "limit", "ratio_to_peer", "ratio_to_limit", "target", "met")
 """What every row has, in every bench; further keys say more."""
@@ -174,7 +176,7 @@ class Report:
     def write_json(self, path: Path) -> None:
         """A list with one object per row; each names the commit and the machine."""
         where = {"command": self.command, "commit": self.commit, "machine": self.machine, "limits": self.limits}
-        path.write_text(json.dumps([{**row.to_json(), **where} for row in self.rows], indent=1) + "\n")
+        DISK.replace(path, json.dumps([{**row.to_json(), **where} for row in self.rows], indent=1) + "\n")
 
     def write_markdown(self, path: Path, suite: str) -> None:
         """The same table as a page, or between the marks of this suite in a page that

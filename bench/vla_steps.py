@@ -16,7 +16,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -115,7 +115,7 @@ CASES = {
 }
 
 
-def steps(lab: Lab) -> list[Row]:
+def steps(lab: Lab) -> Iterator[Row]:
     import torch
 
     tiny = lab.quick or not torch.cuda.is_available()
@@ -125,7 +125,8 @@ def steps(lab: Lab) -> list[Row]:
     folder = None
     if any(name.startswith("step_oft") for name in wanted):
         folder = _checkpoint(lab, tiny)
-    return [_row(lab, name, folder, tiny) for name in wanted]
+    for name in wanted:  # each takes minutes
+        yield _row(lab, name, folder, tiny)
 
 
 def _checkpoint(lab: Lab, tiny: bool) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from bench import formats, learn, learn_methods, robot, wire
 from bench.__main__ import load_groups, main
-from bench.lab import Lab
+from bench.lab import Group, Lab
 from bench.peers import Peer, installed
 from bench.report import KEYS, Report, Row, at_least, at_most
 from bench.sides import Side
@@ -41,6 +42,22 @@ def test_every_row_is_there_and_whole(quick: list[dict[str, Any]]):
         assert row["unit"] and row["what"] and row["commit"] and row["machine"]["cores"], row["name"]
         if row["what"] != "not measured":  # without torch
             assert row["ours"] >= 0, row["name"]
+
+
+def test_a_run_that_fails_keeps_the_rows_that_it_has_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def rows(lab: Lab) -> Iterator[Row]:
+        yield Row("first", 2.5, "s", "a step")
+        raise RuntimeError("the GPU is gone")
+
+    monkeypatch.setattr("bench.__main__.load_groups", lambda suite: {"steps": Group(["first", "second"], rows)})
+    with pytest.raises(RuntimeError, match="the GPU is gone"):
+        main(["vla", "--json", str(tmp_path / "rows.json"), "--dir", str(tmp_path)])
+    (kept,) = json.loads((tmp_path / "rows.json").read_text())
+    assert (kept["name"], kept["ours"]) == ("first", 2.5)
+    shown = capsys.readouterr()
+    assert "first: 2.5 s" in shown.err and "first" in shown.out
 
 
 def test_ratios_are_those_of_the_figures(quick: list[dict[str, Any]]):

@@ -54,6 +54,6 @@ def test_figures_are_those_of_all_episodes():
 @pytest.mark.long
 def test_the_smallest_run_has_every_row_of_a_head(tmp_path: Path):
     lab = Lab(tmp_path, quick=True)
-    rows = chunks.GROUPS["delays"].run(lab) + chunks.GROUPS["control"].run(lab)
+    rows = [*chunks.GROUPS["delays"].run(lab), *chunks.GROUPS["control"].run(lab)]
     assert [row.name for row in rows] == [*(f"chunks_flow_{mode}" for mode in chunks.WAYS), "chunks_lateness_p99"]
     assert all(row.ours is not None and "instead of" in row.notes and not row.met for row in rows)
