@@ -111,6 +111,10 @@ CASES = {
         [BFLOAT16, *AHEAD], f"{OFT_WHAT}; passes of 16, rolled out during the update before", steps=4, overlaps=True
     ),
     "step_pi0": Case(["pi0_rloo"], "pi0, all weights, 32 episodes of 12 chunks"),
+    "step_pi0_bfloat16": Case(
+        ["pi0_rloo", "policy_options.compute=bfloat16"],
+        "pi0, all weights, products in bfloat16, 32 episodes of 12 chunks",
+    ),
     "step_pi0_24gb": Case(["pi0_rloo_24gb"], "pi0, adapters on the expert, 24 GB, 32 episodes of 12 chunks"),
 }
 

@@ -457,6 +457,8 @@ class Panel:
     unit: str
     line: Sequence[tuple[float, float]] = ()
     points: Sequence[tuple[float, float, float, float]] = ()
+    others: Sequence[Sequence[tuple[float, float]]] = ()
+    """Of other seeds, in other colors"""
 
 
 def wilson(successes: int, episodes: int) -> tuple[float, float]:
@@ -515,6 +517,10 @@ def _panel(on: Drawing, panel: Panel, left: float, top: float, size: tuple[float
         on.text(place(update, 0)[0], top + tall + 22, f"{update:,}", 13, "soft", "middle")
     if panel.line:
         on.polyline([place(*point) for point in panel.line], "teal", 2.2)
+    for color, other in zip(("amber", "blue"), panel.others, strict=False):
+        on.polyline([place(*point) for point in other], color, 1.5)
+        for point in other:
+            on.circle(*place(*point), 3.5, color, "paper")
     for update, value, low, high in panel.points:
         on.line([place(update, low), place(update, high)], "teal", 2)
         on.circle(*place(update, value), 5.5, "teal", "paper")
@@ -523,17 +529,21 @@ def _panel(on: Drawing, panel: Panel, left: float, top: float, size: tuple[float
 def libero() -> str:
     """Draws for six tasks of LIBERO how many drawn episodes succeeded, and what the most likely actions reached."""
     runs = [run for run in results("libero_*-0.json") if "drawn_share" in run["settings"]]
+    others = results("libero_*-[12].json")
     gap, wide, tall, down = 62, (WIDTH - 2 * MARGIN - 2 * 62 - 40) / 3, 130, 240
-    on = Drawing("GRPO in six tasks of LIBERO: one run of each, over its episodes", WIDTH, 2 * down + 84)
+    on = Drawing("GRPO in six tasks of LIBERO: success in ten evaluation states, three seeds", WIDTH, 2 * down + 84)
     on.text(MARGIN, 42, on.title, 21, bold=True)
-    note = "points: ten evaluation states, 95% interval; line: drawn episodes, last five training steps"
+    note = "large points: seed 0, 95% interval, and its drawn episodes (line), on two cores; "
+    note += "amber, blue: seeds 1 and 2, on one"
     on.text(MARGIN, 66, note, 13.5, "soft")
     for number, run in enumerate(runs):
         ends = list(itertools.accumulate(episodes for episodes, _ in run["steps"]))
         steps = [(end, 100 * won, made) for end, (made, won) in zip(ends, run["steps"], strict=True)]
         points = [(at, 100 * won / of, *wilson(won, of)) for at, won, of in run["validations"]]
-        minutes = f"{run['episodes']:,} episodes, {run['seconds'] / 60:.0f} minutes on two cores"
-        panel = Panel(run["task"], minutes, 100, "%", _mean_of_last(steps, 5), points)
+        minutes = f"seed 0: {run['episodes']:,} episodes, {run['seconds'] / 60:.0f} minutes"
+        seeds = [each for each in others if each["task"] == run["task"]]
+        lines = [[(at, 100 * won / of) for at, won, of in each["validations"]] for each in seeds]
+        panel = Panel(run["task"], minutes, 100, "%", _mean_of_last(steps, 5), points, lines)
         left, top = MARGIN + 40 + number % 3 * (wide + gap), 138 + number // 3 * down
         _panel(on, panel, left, top, (wide, tall), 1_600)
     return on.svg()

@@ -177,6 +177,31 @@ def test_bfloat16_is_near_float32(tmp_path: Path) -> None:
         assert kinds[name] == torch.float32
 
 
+@pytest.mark.parametrize("share", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["noise", "pi05", "smolvla"])
+def test_bfloat16_products_over_float32_weights_of_a_flow(name: str, share: float, tmp_path: Path) -> None:
+    """Log-probabilities within 0.1 of float32's; act equals evaluate; gradients are float32 and nearly float32's."""
+    exact, rough = made(name), made(name, compute="bfloat16", gradient_checkpointing=share)
+    _, record = rough.act(seen(), generator=generator())
+    found, wanted = rough.evaluate(record), exact.evaluate(record)
+    assert np.array_equal(found.log_prob.detach().numpy(), record["log_prob"])
+    assert found.log_prob.dtype == torch.float32
+    assert 0 < (found.log_prob - wanted.log_prob).abs().max() < 0.1
+    for policy, each in ((rough, found), (exact, wanted)):
+        each.log_prob.sum().backward()
+        assert {weight.grad.dtype for weight in policy.parameters() if weight.grad is not None} == {torch.float32}
+    ours, theirs = (
+        torch.cat([weight.grad.flatten() for weight in policy.parameters() if weight.grad is not None])
+        for policy in (rough, exact)
+    )
+    assert torch.cosine_similarity(ours, theirs, 0) > 0.999 and not torch.equal(ours, theirs)
+    rough.save_pretrained(tmp_path / "policy")  # it is a setting of the run
+    back = type(rough).from_pretrained(tmp_path / "policy", tokenizer=ByteTokenizer())
+    assert back.config.compute == "float32"
+    with pytest.raises(UnknownNameError, match=r"no compute named 'float16'.* Known: bfloat16, float32"):
+        made(name, compute="float16")
+
+
 def test_pi0_depends_on_images_instruction_and_state() -> None:
     for name in POLICIES:
         policy, row = made(name), seen(1)[0]

@@ -317,8 +317,8 @@ class Vla:
         kind = str(self.policy_options.get("dtype", "float32"))
         if kind.removeprefix("torch.") != "float32" and is_new(self.policy) and not self.lora.rank:
             yield (
-                f"policy_options.dtype={kind}: weights that are trained are float32. Leave it out, or train adapters "
-                "(lora.rank=32)."
+                f"policy_options.dtype={kind}: weights that are trained are float32. Leave it out "
+                "(policy_options.compute=bfloat16 is for products), or train adapters (lora.rank=32)."
             )
         if (precision := self.policy_options.get("rollout_precision", SAME)) == SAME:
             return

@@ -57,7 +57,7 @@ LEROBOT, OPENPI = {"observation.state": "state", "action": "action"}, {"state": 
 """What their statistics are called, to ours and the other way round"""
 OLD_STATISTICS = ("normalize_", "unnormalize_")
 """Tensors of older folders of lerobot"""
-NOT_KEPT = ("rollout_precision", "fp8_first_layer")
+NOT_KEPT = ("compute", "rollout_precision", "fp8_first_layer")
 """Settings of a run, which its policy is saved without"""
 TIMES = {
     "time_sampling_beta_alpha": 1.5,

@@ -56,6 +56,7 @@ from hilt.policies.vla.gemma import (
     SiglipAttention,
     compiled,
     for_gradients,
+    in_precision,
     mean_values,
     mlp,
     plain,
@@ -411,8 +412,8 @@ class FlowPolicy(Float8Rollouts):
 
     def _context(self, seen: Mapping[str, Tensor], run: Runner) -> Context:
         present, prompt, worded, state = (seen[name] for name in ("present", "prompt", "worded", "state"))
-        images, asked = run(to_float, seen["images"]), seen.get(CONDITION)
-        return self.prefix(images, present, prompt, worded, state, run, asked)
+        run = in_precision(run, self.config.compute)
+        return self.prefix(run(to_float, seen["images"]), present, prompt, worded, state, run, seen.get(CONDITION))
 
     def state_token(self, state: Tensor, condition: Tensor | None) -> Tensor:
         """The token of a state, with the embedding of its condition if there is one."""

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hilt.policies.base import at_least_float32
 from hilt.policies.graphs import JoinedLinear
+from hilt.policies.precision import BFLOAT16
 
 KeysValues = list[tuple[Tensor, Tensor]]
 """For each layer: keys with their rotation, and values, [B, key_value_heads, tokens, head_dim]."""
@@ -94,6 +95,21 @@ def for_gradients(policy: nn.Module, share: float, compiles: bool) -> Runner:
         return (twice if id(layer) in chosen else once)(layer, *inputs)
 
     return run
+
+
+def in_precision(run: Runner, compute: str) -> Runner:
+    """The same form, whose layers multiply in float32 or bfloat16 where their weights are float32."""
+    if compute != BFLOAT16:
+        return run
+
+    def lower(layer: Callable[..., Any], *inputs: Any) -> Any:
+        if not isinstance(layer, (GemmaLayer, SiglipLayer)) or inputs[0].is_meta:
+            return run(layer, *inputs)
+        # without its cache, which would hold a second copy of all weights to the end of a pass
+        with torch.autocast(inputs[0].device.type, torch.bfloat16, cache_enabled=False):
+            return run(layer, *inputs)
+
+    return lower
 
 
 @dataclass(frozen=True)
