@@ -41,7 +41,7 @@ EPISODES = (60, 8)
 """Of the policy of imitation that are learned from; and with --quick"""
 VALUE_STEPS = (300, 10)
 NOISE = 0.15
-"""Of the operator's motions in `recorded_with_noise`, as a share of a full deflection"""
+"""Standard deviation on the operator's motions in `recorded_with_noise`, as a share of a full deflection"""
 TRAIN_STATES = "train_states=2000"
 """With which an operator's episodes, and the policy's, begin, instead of 50"""
 LITTLE_EXPLORED = (
@@ -150,13 +150,14 @@ class Attempt:
         self.demonstrated_steps = self.steps_of("demos")
         return "demos"
 
-    def episodes_of_operator(self, steps: int, noise: float = 0.0) -> str:
+    def episodes_of_operator(self, steps: int, noise: float = 0.0, disturb: float = 0.0) -> str:
         """Records whole episodes of the operator, of about `steps` steps in all; the first ten show how long one is.
-        Those with noise begin in many states, and are kept where they fail, too: each step shows what to do there."""
+        Those with noise begin in many states, and are kept where they fail, too: each step shows what to do there. The
+        recording has the motions with `noise`, as they were executed, and without what disturbed them."""
         seed, first = 1000 + self.seed, self.lab.pick(10, 2)
-        options, keep = {"seed": seed}, list[str]()
-        if noise:
-            options, keep = {"seed": seed, "noise": noise}, ["--keep", "all", "-o", TRAIN_STATES]
+        options = {"seed": seed, **({"noise": noise} if noise else {})}
+        keep = ["--keep", "all", "-o", TRAIN_STATES] if noise or disturb else []
+        keep += ["--disturb", f"{disturb:g}"] if disturb else []
         self._record("operator", "operator", first, seed, options, *keep)
         wanted = int(steps * first / max(1, self.steps_of("operator")))
         if wanted > first:
@@ -294,10 +295,10 @@ def episodes_first(attempt: Attempt) -> dict[str, Any]:
     return attempt.judged("rlpd")
 
 
-def recorded_with_noise(attempt: Attempt, share: float) -> list[str]:
+def recorded_with_noise(attempt: Attempt, share: float, where: str = "noise") -> list[str]:
     """What noise did to the arm is corrected in the next steps, so that the episodes show how to recover. The rest of
-    the operator's steps is left for take-overs."""
-    return [attempt.demonstrations(), attempt.episodes_of_operator(int(share * attempt.operator), noise=NOISE)]
+    the operator's steps is left for take-overs. `where`: "noise" or "disturb", for `Attempt.episodes_of_operator`."""
+    return [attempt.demonstrations(), attempt.episodes_of_operator(int(share * attempt.operator), **{where: NOISE})]
 
 
 def noisy_episodes(attempt: Attempt) -> dict[str, Any]:
@@ -315,10 +316,10 @@ def noisy_episodes(attempt: Attempt) -> dict[str, Any]:
     return attempt.judged("rlpd")
 
 
-def noisy_imitation(attempt: Attempt) -> dict[str, Any]:
+def noisy_imitation(attempt: Attempt, where: str = "noise") -> dict[str, Any]:
     """Such episodes are imitated, by encoder and actor together, and nothing else is done: one update ends the run.
     Some of the operator's steps are left, as episodes may be longer than the first ten."""
-    recorded = recorded_with_noise(attempt, 0.85)
+    recorded = recorded_with_noise(attempt, 0.85, where)
     pretrained = [] if attempt.lab.quick else ["agent.encoder.pretrain_updates=4000", "training_starts=200"]
     attempt.rlpd("imitation", recorded, *pretrained, *LITTLE_EXPLORED, "max_steps=1", operator=1)
     return attempt.judged("imitation")
@@ -405,6 +406,9 @@ METHODS = {
         noisy_episodes, "RLPD that imitates whole episodes of the operator with noise first, and explores little"
     ),
     "noisy_imitation": Method(noisy_imitation, "imitation of such episodes alone"),
+    "disturbed_imitation": Method(
+        partial(noisy_imitation, where="disturb"), "the same, where the noise is not in the recording"
+    ),
     "value_reward": Method(
         value_reward,
         "RLPD with the dense reward of a value model of a first run",

@@ -71,7 +71,9 @@ def test_a_run_of_each_method_keeps_to_the_clock_and_the_operators_steps(
     counts = [words[words.index("--episodes") + 1] for words in machine.calls if words[-2:] == ["--out", "operator"]]
     recorded = 50 * max(map(int, counts), default=0)
     tires = [int(found[1]) for text in made["commands"] if (found := re.search(r"tires_after=(\d+)", text))]
-    least = 16_900 if method == "noisy_imitation" else 19_900  # its episodes may be longer than the first ten
+    least = (
+        16_900 if method in ("noisy_imitation", "disturbed_imitation") else 19_900
+    )  # its episodes may be longer than the first ten
     assert least < recorded + max(tires, default=0) <= 20_000
     assert recorded in (0, 10_000, 15_000, 17_000, 20_000) and made["operator"] == recorded + 30 * len(tires)
     trained = [words for words in machine.calls if words[0] == "train" and not {"sft", "value"} & set(words)]
@@ -90,6 +92,9 @@ def test_what_a_method_adds_is_in_its_words(tmp_path: Path, monkeypatch: pytest.
     assert "-d noise=0.15" in made["noisy_episodes"] and "--keep all" in made["noisy_episodes"]
     assert "agent.initial_std=0.05" in made["noisy_episodes"] and "--keep all" not in made["episodes_first"]
     assert "max_steps=1 " in made["noisy_imitation"] and "train_states=2000" in made["noisy_imitation"]
+    assert "--disturb" not in made["noisy_imitation"]
+    assert made["disturbed_imitation"].count("-d noise=0.15") == made["rlpd"].count("-d noise=0.15")
+    assert "--keep all -o train_states=2000 --disturb 0.15" in made["disturbed_imitation"]
     for space in ("residual", "edit", "noise"):
         assert f"agent.options.space={space}" in made[space] and "policy=imitation/policy" in made[space]
     assert "policy_options.head=flow" in made["noise"], "noise needs a flow"

@@ -57,6 +57,7 @@ def record(
     seed: Annotated[int, _option("N", "The seed of the order of states.", min=0)] = 0,
     image_size: Annotated[int | None, _option("N", "Image size in pixels.", "the task's", min=1)] = None,
     observations: Annotated[str, _option("KIND", "nested, or hil-serl: with its wrappers.")] = "nested",
+    disturb: Annotated[float, _option("STD", "Noise on the executed motions; the log has them without it.", "0")] = 0.0,
     no_video: Annotated[bool, typer.Option("--no-video", help="Make no videos of the episodes.")] = False,
     option: Annotated[
         list[str] | None, _option("NAME=VALUE", "An option of the task.", False, names=["--option", "-o"])
@@ -79,7 +80,8 @@ def record(
     folder = out or Path("recordings") / (re.sub(r"\W+", "-", task).strip("-") + ("-frames" if classifier else ""))
     frames = (successes_needed or 200) if classifier else 0
     count = episodes or successes_needed or 20
-    settings = Settings(task, options, count, keep, frames, split, _numbers(states), seed, mode, observations)
+    chosen = (split, _numbers(states), seed, mode, observations, disturb)
+    settings = Settings(task, options, count, keep, frames, *chosen)
     env = _made(make, task, options, "-o")
     try:
         with _made(open_device, device, option_values(device_option), "-d") as opened:

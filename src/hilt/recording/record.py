@@ -33,6 +33,7 @@ from hilt.envs.rate import Rate
 from hilt.envs.task import as_task
 from hilt.formats.episodes import INSTRUCTION
 from hilt.recording.buffered_device import BufferedDevice, GoesOn, Waits, as_hil_serl
+from hilt.recording.disturbed import Disturbed
 from hilt.recording.film import Filmer, cameras
 from hilt.recording.recording_folder import (
     DEMONSTRATIONS,
@@ -86,6 +87,8 @@ class Settings:
     observations: str = "nested"
     """As the environment gives them; or "hil-serl", as that one's wrappers make
     them (`as_hil_serl`), with its actions"""
+    disturb: float = 0.0
+    """Standard deviation of noise that is added to the motions when they are executed; the log has them without it"""
 
     def __post_init__(self) -> None:
         if self.keep not in ("successes", "all"):
@@ -209,6 +212,8 @@ class Recorder:
         self._person = device.source == Source.HUMAN
         self._labels = settings.successes_needed > 0
         env = as_task(env)
+        if settings.disturb:
+            env = Disturbed(env, settings.disturb)
         if self._labels:
             env = GoesOn(env, None if self._person else SUCCESS_FRAMES)
         self._seat = BufferedDevice(device, marks=self._labels, toggles=settings.mode == "toggle")
@@ -458,6 +463,7 @@ class Recorder:
             "fps": self._hz,  # of a video of it, as LeRobot's files want to know
             "device": self._device.name,
             "mode": self._settings.mode,
+            **({"disturb": self._settings.disturb} if self._settings.disturb else {}),
             "recorded_at": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
             "versions": {name: str(sys.modules[name].__version__) for name in packages if name in sys.modules},
         }

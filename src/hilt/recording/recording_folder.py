@@ -22,6 +22,7 @@ from hilt.core.errors import ConfigError, HiltError
 from hilt.core.files import DISK, leftovers, storage_errors
 from hilt.core.tree import ArraySpec, Observation, flatten, unflatten
 from hilt.envs.env_protocol import Env, HasSpaces
+from hilt.recording.disturbed import disturbed_as_recorded
 from hilt.replay import Log, Schema
 from hilt.replay.schema import spec_of_space
 
@@ -146,12 +147,13 @@ def replay_open_loop(log: Log, trajectory: int, env: Env) -> dict[str, float]:
     observation is from the recorded one, at most.
 
     `env` is what `hilt.envs.task.make` makes of the episode's facts `task` and
-    `options`. In a deterministic simulator all are 0.
+    `options`. Motions that were disturbed are disturbed in the same way. In a deterministic simulator all are 0.
     """
     facts, steps = (
         log.facts.about(trajectory),
         log.read(log.trajectory_keys(trajectory), ["observations", "actions", "next_observations"]),
     )
+    env = disturbed_as_recorded(env, facts)
     start: dict[str, Any] = {name: facts[name] for name in ("split", "state") if name in facts}
     furthest: dict[str, float] = {}
 
