@@ -50,7 +50,7 @@ class Hand(ScriptedHand):
         contradict the one that went down here."""
         return bool(np.linalg.norm((point - self.position)[:2]) < 0.015)
 
-    def grasp(self, point: Callable[[], Array], yaw: Callable[[], float] = lambda: 0.0) -> Script:
+    def grasp(self, point: Callable[[], Array], yaw: Callable[[], float] = lambda: 0.0, near: float = 0.005) -> Script:
         """From above, round a point. What is in the hand already stays there: a
         plan may begin in the middle of the task."""
         if holds(self.world, point(), self.arm):
@@ -63,7 +63,7 @@ class Hand(ScriptedHand):
         above = np.linalg.norm(off[:2]) < 0.025 and -0.01 < off[2] < 0.10 and abs(yaw() - self.yaw) < 0.2
         if not above:
             yield from self.approach(lambda: point() + 0.08 * UP, yaw, OPEN)
-        yield from self.go(point, yaw, OPEN, near=0.005, until=gone)
+        yield from self.go(point, yaw, OPEN, near=near, until=gone)
         if not gone():
             yield from self.hold(CLOSE)
 
@@ -155,23 +155,53 @@ def put(name: str, goal: str, height: float) -> Callable[[Hand], Script]:
     return script
 
 
+def stalled(number: Callable[[], float], steps: int, least: float = 0.002) -> Callable[[], bool]:
+    """Whether a number that is asked for in each step fell by less than that in so many steps."""
+    seen: list[float] = []
+
+    def asked() -> bool:
+        seen.append(number())
+        return len(seen) > steps and seen[-1 - steps] - seen[-1] < least
+
+    return asked
+
+
 def peg(hand: Hand) -> Script:
-    def over(low_end: float) -> Array:
-        """Where the hand is when the peg stands over the hole with its lower end this high."""
-        there = position(hand.world, "hole") + (low_end + 0.055) * UP
-        return np.asarray(hand.position + there - position(hand.world, "peg"))
+    """A peg that meets the rim of the hole is lifted and lined up again: pressing on would not bring it in."""
+
+    def low() -> Array:
+        """The peg's lower end, seen from the hole."""
+        return suite.lower_end(hand.world) - position(hand.world, "hole")
+
+    def over(height: float) -> Array:
+        """Where the hand is when the peg's lower end is this high over the bottom of the hole."""
+        return np.asarray(hand.position + height * UP - low())
 
     def yaw() -> float:
         return side_of(hand.world, "hole")
 
-    yield from hand.grasp(lambda: position(hand.world, "peg") + 0.025 * UP, lambda: side_of(hand.world, "peg"))
-    # the peg's lower end, seen from the hole
-    end = position(hand.world, "peg") - 0.055 * UP - position(hand.world, "hole")
-    if np.linalg.norm(end[:2]) > 0.012:
-        if end[2] < 0.055:
+    def fits() -> bool:
+        turned = side_of(hand.world, "peg") - yaw()
+        aside = np.abs(to_matrix(hand.world.body_pose("hole")[3:]).T @ low())[:2].max()
+        width = suite.PEG * (np.abs(np.cos(turned)) + np.abs(np.sin(turned)))
+        return bool(aside + width < suite.PEG + suite.CLEARANCE)
+
+    def is_in() -> bool:
+        return bool(np.linalg.norm(low()[:2]) < suite.PEG and low()[2] < 0.6 * suite.HOLE_DEPTH)
+
+    def in_hand() -> bool:
+        return bool(np.linalg.norm(hand.position - position(hand.world, "peg")) < suite.PEG_LENGTH / 2)
+
+    yield from hand.grasp(
+        lambda: position(hand.world, "peg") + 0.025 * UP, lambda: side_of(hand.world, "peg"), near=0.01
+    )
+    while in_hand() and not is_in():
+        if np.linalg.norm(low()[:2]) > suite.PEG and low()[2] < 0.055:
             yield from hand.lift(0.10, near=0.02)
-        yield from hand.go(lambda: over(0.07), yaw, CLOSE, near=0.003)
-    yield from hand.go(lambda: over(0.005), yaw, CLOSE, near=0.002, speed=0.3)
+        if low()[2] > 0.055 or not fits():
+            yield from hand.go(lambda: over(0.07), yaw, CLOSE, near=0.003)
+        rests = stalled(lambda: low()[2], round(3 * hand.finer))
+        yield from hand.go(lambda: over(0.005), yaw, CLOSE, near=0.002, speed=0.3, until=lambda: rests() and not fits())
     yield from hand.hold(OPEN)
     yield from hand.go(lambda: position(hand.world, "hole") + 0.2 * UP, yaw, OPEN)
 

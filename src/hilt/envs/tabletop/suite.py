@@ -263,7 +263,7 @@ add(
     "stack", "stack the red cube on the blue cube", 100, cube("red", RED) + cube("blue", BLUE), place_two_cubes, stacked
 )
 
-PEG, CLEARANCE, HOLE_DEPTH = 0.012, 0.003, 0.05  # half the peg's width, the gap on each side, meters
+PEG, PEG_LENGTH, CLEARANCE, HOLE_DEPTH = 0.012, 0.11, 0.003, 0.05  # half the peg's width, the gap on each side, meters
 
 
 def hole_block() -> str:
@@ -279,14 +279,22 @@ def place_peg(world: World, rng: np.random.Generator) -> None:
     world.place("hole", pose(rng.uniform([0.42, 0.08], [0.58, 0.18]), 0.0, rng.uniform(-0.5, 0.5)))
 
 
+def lower_end(world: World) -> Array:
+    """Where the middle of the peg's lower end is."""
+    axis = to_matrix(world.body_pose("peg")[3:])[:, 2]
+    result: Array = position(world, "peg") - PEG_LENGTH / 2 * axis * np.sign(axis[2])
+    return result
+
+
 def inserted(world: World) -> bool:
     """The peg's lower end is four fifths down the hole."""
-    center, axis = position(world, "peg"), to_matrix(world.body_pose("peg")[3:])[:, 2]
-    low = center - 0.055 * axis * np.sign(axis[2])
+    low = lower_end(world)
     return bool(np.linalg.norm(low[:2] - position(world, "hole")[:2]) < PEG and low[2] < 0.2 * HOLE_DEPTH)
 
 
-PEG_AND_HOLE = free("peg", geom("box", f"{PEG} {PEG} .055", YELLOW, more='density="800"')) + fixed("hole", hole_block())
+PEG_AND_HOLE = free("peg", geom("box", f"{PEG} {PEG} {PEG_LENGTH / 2}", YELLOW, more='density="800"')) + fixed(
+    "hole", hole_block()
+)
 add("peg", "insert the yellow peg into the hole", 120, PEG_AND_HOLE, place_peg, inserted)
 
 
