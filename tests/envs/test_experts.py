@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hilt.envs.tabletop.experts import CLOSE, SCRIPTS, Hand, expert, yaw_of
-from hilt.envs.tabletop.suite import BATON, POST, SPLITS, SUITE, post
+from hilt.envs.tabletop.suite import BATON, HOLE_DEPTH, POST, SPLITS, SUITE, lower_end, position, post
 from hilt.envs.tabletop.suite_env import TabletopEnv
 from tests.effort import rounds
 
@@ -60,6 +60,25 @@ def test_experts_leave_a_solved_task_solved() -> None:
         stayed[name] = sum(env.step(act())[4]["succeed"] for _ in range(20))
         env.close()
     assert min(stayed.values()) >= 18, stayed
+
+
+@pytest.mark.parametrize("state", [3, 11, 24])
+def test_a_peg_on_the_rim_of_its_hole_is_lifted_and_lined_up_again(state: int) -> None:
+    """Somebody pushes the hand aside while the peg goes down, for longer than a second."""
+    env = TabletopEnv("peg", image_size=None, step_limit=300)
+    env.reset(options={"split": "train", "state": state})
+    act, heights, succeeded, pushed = expert(env.task, env.world), [], False, 0
+    while not succeeded:
+        action, low = act(), lower_end(env.world) - position(env.world, "hole")
+        heights.append(low[2])
+        if np.linalg.norm(low[:2]) < 0.03 and low[2] < 0.065 and pushed < 12:
+            action[:3], pushed = (0.25 if pushed < 2 else 0.0, 0.0, -0.2), pushed + 1
+        *_, truncated, info = env.step(action)
+        succeeded = info["succeed"]
+        assert succeeded or not truncated, heights[-30:]
+    assert pushed == 12, "it was on its way down"
+    rested = len(heights) - 1 - next(i for i, low in enumerate(reversed(heights)) if low > HOLE_DEPTH + 0.015)
+    assert any(abs(low - HOLE_DEPTH) < 0.006 for low in heights[:rested]), "it met the rim, and was lifted from it"
 
 
 @pytest.mark.parametrize("name", ["stack", "handover"])

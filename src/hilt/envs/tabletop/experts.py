@@ -192,6 +192,10 @@ def peg(hand: Hand) -> Script:
     def in_hand() -> bool:
         return bool(np.linalg.norm(hand.position - position(hand.world, "peg")) < suite.PEG_LENGTH / 2)
 
+    def descend() -> Script:
+        rests = stalled(lambda: low()[2], round(3 * hand.finer))
+        yield from hand.go(lambda: over(0.005), yaw, CLOSE, near=0.002, speed=0.3, until=lambda: rests() and not fits())
+
     yield from hand.grasp(
         lambda: position(hand.world, "peg") + 0.025 * UP, lambda: side_of(hand.world, "peg"), near=0.01
     )
@@ -200,8 +204,7 @@ def peg(hand: Hand) -> Script:
             yield from hand.lift(0.10, near=0.02)
         if low()[2] > 0.055 or not fits():
             yield from hand.go(lambda: over(0.07), yaw, CLOSE, near=0.003)
-        rests = stalled(lambda: low()[2], round(3 * hand.finer))
-        yield from hand.go(lambda: over(0.005), yaw, CLOSE, near=0.002, speed=0.3, until=lambda: rests() and not fits())
+        yield from descend()
     yield from hand.hold(OPEN)
     yield from hand.go(lambda: position(hand.world, "hole") + 0.2 * UP, yaw, OPEN)
 
