@@ -246,6 +246,16 @@ def test_a_person_has_three_times_the_steps(tmp_path: Path):
         assert set(Pusher.limits) == {limit}
 
 
+def test_motions_are_disturbed(tmp_path: Path):
+    arguments = ["record", TOY, "--device", "script", "--episodes", 2, "--keep", "all", "--no-video"]
+    run(*arguments, "--disturb", 0.4, "--out", tmp_path / "a")
+    with Log.open(tmp_path / "a" / "log", "r") as log:
+        assert [log.facts.about(number)["disturb"] for number in log.trajectories()] == [0.4, 0.4]
+    wrong = run(*arguments, "--disturb", -1, "--out", tmp_path / "b", code=1)
+    assert "--disturb -1: expected a standard deviation above 0, such as 0.15." in wrong.stderr
+    assert not (tmp_path / "b").exists(), "nothing is left behind"
+
+
 def test_all_episodes_and_chosen_states(tmp_path: Path):
     out = tmp_path / "a"
     options = [
