@@ -202,7 +202,7 @@ def peg(hand: Hand) -> Script:
     while in_hand() and not is_in():
         if np.linalg.norm(low()[:2]) > suite.PEG and low()[2] < 0.055:
             yield from hand.lift(0.10, near=0.02)
-        if low()[2] > 0.055 or not fits():
+        if not fits():
             yield from hand.go(lambda: over(0.07), yaw, CLOSE, near=0.003)
         yield from descend()
     yield from hand.hold(OPEN)
