@@ -151,10 +151,10 @@ class Attempt:
         return "demos"
 
     def episodes_of_operator(self, steps: int, noise: float = 0.0, disturb: float = 0.0) -> str:
-        """Records whole episodes of the operator, of about `steps` steps in all; the first ten show how long one is.
+        """Records whole episodes of the operator, of about `steps` steps in all; the first 40 show how long one is.
         Those with noise begin in many states, and are kept where they fail, too: each step shows what to do there. The
         recording has the motions with `noise`, as they were executed, and without what disturbed them."""
-        seed, first = 1000 + self.seed, self.lab.pick(10, 2)
+        seed, first = 1000 + self.seed, self.lab.pick(40, 2)
         options = {"seed": seed, **({"noise": noise} if noise else {})}
         keep = ["--keep", "all", "-o", TRAIN_STATES] if noise or disturb else []
         keep += ["--disturb", f"{disturb:g}"] if disturb else []
@@ -318,7 +318,7 @@ def noisy_episodes(attempt: Attempt) -> dict[str, Any]:
 
 def noisy_imitation(attempt: Attempt, where: str = "noise") -> dict[str, Any]:
     """Such episodes are imitated, by encoder and actor together, and nothing else is done: one update ends the run.
-    Some of the operator's steps are left, as episodes may be longer than the first ten."""
+    Some of the operator's steps are left, as episodes may be longer than the first 40."""
     recorded = recorded_with_noise(attempt, 0.85, where)
     pretrained = [] if attempt.lab.quick else ["agent.encoder.pretrain_updates=4000", "training_starts=200"]
     attempt.rlpd("imitation", recorded, *pretrained, *LITTLE_EXPLORED, "max_steps=1", operator=1)

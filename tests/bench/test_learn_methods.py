@@ -73,7 +73,7 @@ def test_a_run_of_each_method_keeps_to_the_clock_and_the_operators_steps(
     tires = [int(found[1]) for text in made["commands"] if (found := re.search(r"tires_after=(\d+)", text))]
     least = (
         16_900 if method in ("noisy_imitation", "disturbed_imitation") else 19_900
-    )  # its episodes may be longer than the first ten
+    )  # its episodes may be longer than the first 40
     assert least < recorded + max(tires, default=0) <= 20_000
     assert recorded in (0, 10_000, 15_000, 17_000, 20_000) and made["operator"] == recorded + 30 * len(tires)
     trained = [words for words in machine.calls if words[0] == "train" and not {"sft", "value"} & set(words)]
