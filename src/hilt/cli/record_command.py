@@ -57,7 +57,7 @@ def record(
     seed: Annotated[int, _option("N", "The seed of the order of states.", min=0)] = 0,
     image_size: Annotated[int | None, _option("N", "Image size in pixels.", "the task's", min=1)] = None,
     observations: Annotated[str, _option("KIND", "nested, or hil-serl: with its wrappers.")] = "nested",
-    disturb: Annotated[float, _option("STD", "Noise on the executed motions; the log has them without it.", "0")] = 0.0,
+    disturb: Annotated[float, _option("STD", "Noise on the motions; the log has them without.", False)] = 0.0,
     no_video: Annotated[bool, typer.Option("--no-video", help="Make no videos of the episodes.")] = False,
     option: Annotated[
         list[str] | None, _option("NAME=VALUE", "An option of the task.", False, names=["--option", "-o"])

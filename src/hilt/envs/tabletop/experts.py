@@ -85,7 +85,6 @@ def at(world: World, body: str, x: float, y: float, z: float) -> Array:
 
 
 # ---- one arm
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def reach(hand: Hand) -> Script:
@@ -190,7 +189,7 @@ def peg(hand: Hand) -> Script:
         return bool(np.linalg.norm(low()[:2]) < suite.PEG and low()[2] < 0.6 * suite.HOLE_DEPTH)
 
     def in_hand() -> bool:
-        return bool(np.linalg.norm(hand.position - position(hand.world, "peg")) < suite.PEG_LENGTH / 2)
+        return bool(np.linalg.norm(hand.position - position(hand.world, "peg")) < suite.TALL)
 
     def descend() -> Script:
         rests = stalled(lambda: low()[2], round(3 * hand.finer))
@@ -323,7 +322,6 @@ def _sweep(hand: Hand, block: str) -> Script:
 
 
 # ---- two arms
-# --------------------------------------------------------------------------------------------------------------------
 
 
 def other_grips(hand: Hand) -> bool:

@@ -61,7 +61,6 @@ class TabletopTask:
 
 
 # ---- bodies
-# ----------------------------------------------------------------------------------------------------------------------
 
 RED, GREEN, BLUE, YELLOW, PURPLE = ".85 .15 .12 1", ".15 .7 .2 1", ".15 .3 .85 1", ".95 .8 .1 1", ".55 .2 .7 1"
 GRAY, WOOD = ".3 .32 .36 1", ".55 .34 .18 1"
@@ -100,10 +99,8 @@ def disc(name: str, rgba: str, radius: float = 0.05) -> str:
 
 
 # ---- places
-# ----------------------------------------------------------------------------------------------------------------------
 
-LOW, HIGH = np.array([0.40, -0.18]), np.array([0.60, 0.18])
-"""Where most objects begin."""
+LOW, HIGH = np.array([0.40, -0.18]), np.array([0.60, 0.18])  # where most objects begin
 
 
 def pose(at: Point, z: float, yaw: float = 0.0) -> Array:
@@ -123,7 +120,6 @@ def points(rng: np.random.Generator, count: int, gap: float, low: Point = LOW, h
 
 
 # ---- what is measured
-# ------------------------------------------------------------------------------------------------------------
 
 
 def position(world: World, body: str) -> Array:
@@ -159,7 +155,6 @@ def holds(world: World, point: Array, arm: int = 0) -> bool:
 
 
 # ---- the tasks
-# -------------------------------------------------------------------------------------------------------------------
 
 SUITE: dict[str, TabletopTask] = {}  # every task by its name
 
@@ -263,7 +258,7 @@ add(
     "stack", "stack the red cube on the blue cube", 100, cube("red", RED) + cube("blue", BLUE), place_two_cubes, stacked
 )
 
-PEG, PEG_LENGTH, CLEARANCE, HOLE_DEPTH = 0.012, 0.11, 0.003, 0.05  # half the peg's width, the gap on each side, meters
+PEG, TALL, CLEARANCE, HOLE_DEPTH = 0.012, 0.055, 0.003, 0.05  # half the peg's sides, the gap on each side, meters
 
 
 def hole_block() -> str:
@@ -271,7 +266,8 @@ def hole_block() -> str:
     inner, outer = PEG + CLEARANCE, 0.05
     middle, thick, half = (inner + outer) / 2, (outer - inner) / 2, HOLE_DEPTH / 2
     long = "".join(geom("box", f"{thick} {outer} {half}", WOOD, f"{side * middle} 0 {half}") for side in (-1, 1))
-    return long + "".join(geom("box", f"{inner} {thick} {half}", WOOD, f"0 {side * middle} {half}") for side in (-1, 1))
+    short = "".join(geom("box", f"{inner} {thick} {half}", WOOD, f"0 {side * middle} {half}") for side in (-1, 1))
+    return fixed("hole", long + short)
 
 
 def place_peg(world: World, rng: np.random.Generator) -> None:
@@ -282,8 +278,7 @@ def place_peg(world: World, rng: np.random.Generator) -> None:
 def lower_end(world: World) -> Array:
     """Where the middle of the peg's lower end is."""
     axis = to_matrix(world.body_pose("peg")[3:])[:, 2]
-    result: Array = position(world, "peg") - PEG_LENGTH / 2 * axis * np.sign(axis[2])
-    return result
+    return np.asarray(position(world, "peg") - TALL * axis * np.sign(axis[2]))
 
 
 def inserted(world: World) -> bool:
@@ -292,9 +287,7 @@ def inserted(world: World) -> bool:
     return bool(np.linalg.norm(low[:2] - position(world, "hole")[:2]) < PEG and low[2] < 0.2 * HOLE_DEPTH)
 
 
-PEG_AND_HOLE = free("peg", geom("box", f"{PEG} {PEG} {PEG_LENGTH / 2}", YELLOW, more='density="800"')) + fixed(
-    "hole", hole_block()
-)
+PEG_AND_HOLE = free("peg", geom("box", f"{PEG} {PEG} {TALL}", YELLOW, more='density="800"')) + hole_block()
 add("peg", "insert the yellow peg into the hole", 120, PEG_AND_HOLE, place_peg, inserted)
 
 
@@ -528,7 +521,6 @@ add(
 )
 
 # ---- two arms: objects with a post on either side, gripped from above
-# -----------------------------------------------------------
 
 
 def posts(apart: float, height: float) -> str:
