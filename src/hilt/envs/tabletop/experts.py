@@ -155,7 +155,7 @@ def put(name: str, goal: str, height: float) -> Callable[[Hand], Script]:
 
 
 def stalled(number: Callable[[], float], steps: int, least: float = 0.002) -> Callable[[], bool]:
-    """Returns a function to call once in each step: whether `number()` fell by less than `least` in the last `steps`."""
+    """Returns a function to call once a step: whether `number()` fell by less than `least` in the last `steps`."""
     seen: list[float] = []
 
     def asked() -> bool:
