@@ -110,10 +110,10 @@ CASES = {
     "step_oft_ahead": Case(
         [BFLOAT16, *AHEAD], f"{OFT_WHAT}; passes of 16, rolled out during the update before", steps=4, overlaps=True
     ),
-    "step_pi0": Case(["pi0_rloo"], "pi0, all weights, 32 episodes of 12 chunks"),
-    "step_pi0_bfloat16": Case(
-        ["pi0_rloo", "policy_options.compute=bfloat16"],
-        "pi0, all weights, products in bfloat16, 32 episodes of 12 chunks",
+    "step_pi0": Case(["pi0_rloo"], "pi0, all weights, products in bfloat16, 32 episodes of 12 chunks"),
+    "step_pi0_float32": Case(
+        ["pi0_rloo", "policy_options.compute=float32"],
+        "pi0, all weights, products in float32, 32 episodes of 12 chunks",
     ),
     "step_pi0_24gb": Case(["pi0_rloo_24gb"], "pi0, adapters on the expert, 24 GB, 32 episodes of 12 chunks"),
 }

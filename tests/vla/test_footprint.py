@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+import shutil
+import types
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hilt.core.config import build
+from hilt.recipes import vla_recipe
 from hilt.vla import footprint as module
 from hilt.vla.config import Vla
-from hilt.vla.footprint import blank_record, footprint
+from hilt.vla.footprint import blank_record, disk, footprint, new_sizes
 from hilt.vla.sft import Lora
+from hilt.vla.train import begin_run, train
 from hilt.vla.worker import first_policy
 from tests.policies.tiny_openvla import tiny
 from tests.vla.test_worker import SIZES
@@ -36,6 +41,7 @@ def test_each_role_has_a_line():
         "memory of the policy, in training with 64 chunks in a pass",
         "memory of the reference, on the host but for its passes with 64 chunks in a pass",
         "memory of the critic, in training with 64 chunks in a pass",
+        "disk for the run",
         "memory that cpu has free here",
     ]
     assert "with 10 chunks in a pass" in next(footprint(config("algorithm.batch.tokens_per_pass=420"))), (
@@ -49,7 +55,7 @@ def test_each_role_has_a_line():
 def test_float8_copies_have_a_line():
     float8 = ["policy_options.rollout_precision=fp8_emulated", "algorithm.recompute_log_prob=true"]
     ahead = ["collect.ahead=1", "pool.workers=1"]
-    lines = [list(footprint(config(*float8, *more)))[-2] for more in ([], ahead)]
+    lines = [list(footprint(config(*float8, *more)))[-3] for more in ([], ahead)]
     policy = first_policy(config(*float8), SIZES)
     layers = policy.float8_layers()
     once = sum(layer.weight.numel() + 4 * len(layer.weight) for layer in layers) / 1e6
@@ -73,3 +79,26 @@ def test_of_a_folder_nothing_is_loaded_and_adapters_need_less(tmp_path: Path, mo
     monkeypatch.setattr(module, "free_bytes", lambda device: 10**9)
     whole, few = (next(footprint(replace(settings, lora=Lora(rank)))) for rank in (0, 2))
     assert megabytes(few, "gradients") < megabytes(whole, "gradients") / 2
+
+
+def test_disk_of_a_run_is_what_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A small_vla whose numbers outweigh what is beside them, one training step, a validation after it."""
+    small = build(vla_recipe("vla_debug"), "max_steps=1", "policy_options.width=96", "critic.kind=none")
+    run = tmp_path / "run"
+    (planned,) = (line for line in footprint(small, run) if line.startswith("disk for the run:"))
+    assert "too little" not in planned and "are free" in planned
+    said: list[str] = []
+    train(begin_run(run, "vla_debug", small), run, notify=said.append)
+    assert not any(line.startswith("disk") for line in said), "a run whose disk has room does not speak of it"
+    sizes = {
+        name: sum(path.stat().st_size for path in (run / name).rglob("*") if path.is_file()) / 1e6
+        for name in ("checkpoints", "best", "policy")
+    }
+    found = re.search(r"2 checkpoints of ([\d.]+) MB .*, ([\d.]+) MB that were trained.* ([\d.]+) MB for", planned)
+    assert found is not None, planned
+    assert [sizes[name] for name in ("checkpoints", "best", "policy")] == pytest.approx(
+        [float(size) for size in found.groups()], rel=0.1
+    )
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=10**6))
+    (short,) = disk(small, new_sizes(small), tmp_path / "elsewhere", begins=True)
+    assert short.endswith("1.0 MB are free; that is too little, give --run a folder of a larger disk")

@@ -25,13 +25,15 @@ EXPERT = ["gemma_expert.model.*_proj", "action_in_proj", "action_out_proj", "act
 
 
 def pi0_rloo() -> Vla:
-    """pi0 by RLOO, all weights in float32: the least share of its layers is computed twice that fits the GPU."""
+    """pi0 by RLOO, all weights in float32, with products in bfloat16, an eighth of the time of a step on an H200: the
+    least share of its layers is computed twice that fits the GPU."""
     return Vla(
         policy="checkpoints/pi0_libero",
         policy_options={
             "flow": {"kind": "sde", "steps": 4, "level": 0.5},
             "n_action_steps": 5,
             "gradient_checkpointing": "auto",
+            "compute": "bfloat16",
         },
         tasks=list(TASKS),
         task_options={"step_limit": 220},
@@ -56,10 +58,10 @@ def pi0_rloo() -> Vla:
 
 def pi0_rloo_24gb() -> Vla:
     """The same on a GPU of 24 GB: adapters of rank 32 on the action expert alone, in float32 beside weights in bfloat16
-    that stay; the policy as it was, from which a KL of weight 0.01 keeps it, shares them; passes of 32 chunks.
-    `memory_limit_gb` keeps a run on a larger GPU to the same."""
+    that stay (each multiplies in its own precision); the policy as it was, from which a KL of weight 0.01 keeps it,
+    shares them; passes of 32 chunks. `memory_limit_gb` keeps a run on a larger GPU to the same."""
     config = pi0_rloo()
-    config.policy_options |= {"dtype": "bfloat16"}
+    config.policy_options |= {"dtype": "bfloat16", "compute": "float32"}
     config.memory_limit_gb = 24.0
     config.lora = Lora(rank=32, alpha=32, targets=list(EXPERT))
     config.algorithm.kl = Kl(where="loss", estimate="mse", coefficient=0.01)

@@ -24,11 +24,12 @@ from hilt.vla.worker import attach_adapters, first_policy, sizes_of
 
 PROMPT = 40
 """Tokens of an instruction, about"""
+TOO_LITTLE = "that is too little"
 
 
 def footprint(config: Vla, run: Path = Path(), roles: Mapping[str, Estimate] | None = None) -> Iterator[str]:
-    """A line for each role: what a rank needs where it trains; one for what the disk will hold; and at the end what the
-    device has free, which must be on this machine. `roles`: the estimates, where they have been made before."""
+    """A line for each role: what a rank needs where it trains; what the disk will hold; and at the end what the device
+    has free, which must be on this machine. `roles`: the estimates, where they have been made before."""
     if not (kind := policy_class(config.policy)).__module__.startswith("hilt."):
         yield f"memory: it is not estimated for {kind.__name__}, a policy of another package"
         return
@@ -42,8 +43,7 @@ def footprint(config: Vla, run: Path = Path(), roles: Mapping[str, Estimate] | N
     yield from (f"memory of the {role} with {one.rows} chunks in a pass: {one}{share}" for role, one in roles.items())
     if config.policy_options.get("rollout_precision", SAME) != SAME:
         yield _float8_copies(config, options)
-    if config.export_period:
-        yield disk(config, options, run)
+    yield from disk(config, options, run)
     if config.memory_limit_gb:
         yield f"memory that a rank may use on {config.device} (memory_limit_gb): {config.memory_limit_gb:.1f} GB"
     yield f"memory that {config.device} has free here: {free_bytes(config.device) / 1e9:.1f} GB"
@@ -83,26 +83,41 @@ def _float8_copies(config: Vla, sizes: dict[str, Any]) -> str:
     return f"memory of the float8 copies for rollouts: {readable_size((2 if ahead else 1) * copies)}{beside}"
 
 
-def disk(config: Vla, sizes: dict[str, Any], run: Path) -> str:
-    """How much room the checkpoint folders of `export_period` will take, in a line."""
+def disk(config: Vla, sizes: dict[str, Any], run: Path, begins: bool = False) -> Iterator[str]:
+    """What the disk will hold besides the episodes, in lines: what every run writes (as it begins, only if there is too
+    little room for it), and the checkpoint folders of `export_period`."""
+    if not policy_class(config.policy).__module__.startswith("hilt."):
+        return
     with torch.device("meta"):
         policy = first_policy(config, sizes, device="meta")
-        each = sum(tensor.nbytes for tensor in policy.state_dict().values())
+        whole = sum(tensor.nbytes for tensor in policy.state_dict().values())
         attach_adapters(policy, config)
-        each += sum(parameter.nbytes for parameter in policy.parameters() if parameter.requires_grad) * bool(
-            config.lora.rank
-        )
+        trained = sum(parameter.nbytes for parameter in policy.parameters() if parameter.requires_grad)
+    above = next((folder for folder in (run, *run.absolute().parents) if folder.exists()), Path())
+    free = shutil.disk_usage(above).free
+    learn = 1 + (config.critic.kind == "separate") + bool(config.prime.coefficient)
+    checkpoint, kept = 3 * learn * trained, config.checkpoint_keep + 1
+    parts = f"{kept} checkpoints of {readable_size(checkpoint)} while one is written, "
+    parts += f"{readable_size(trained)} that were trained, at their best, and {readable_size(whole)} for the policy"
+    needed = kept * checkpoint + trained + whole
+    cure = f"; {TOO_LITTLE}, give --run a folder of a larger disk" if needed > free else ""
+    if cure or not begins:
+        yield f"disk for the run: {readable_size(needed)} ({parts}); {readable_size(free)} are free{cure}"
+    if config.export_period:
+        yield _exported(config, run, whole + trained * bool(config.lora.rank), free)
+
+
+def _exported(config: Vla, run: Path, each: int, free: int) -> str:
     made = config.max_steps // config.export_period
     kept = min(made, config.export_keep or made)
-    above = next((folder for folder in (run, *run.absolute().parents) if folder.exists()), Path())
-    free, rule = shutil.disk_usage(above).free, f"the newest {kept} stay" if config.export_keep else "all of them stay"
+    rule = f"the newest {kept} stay" if config.export_keep else "all of them stay"
     line = f"checkpoint folders: one every {config.export_period} training steps, {made} in all, of which {rule}"
     line += f": {kept} x {readable_size(each)} = {readable_size(kept * each)} of disk in {run / 'actor'}"
     line += f", and the same at {config.copy_to}" * bool(config.copy_to)
-    cure = (
-        f"; that is too little, export_keep={max(1, free // max(each, 1) - 1)} would fit" if kept * each > free else ""
+    fits = max(1, free // max(each, 1) - 1)
+    return f"{line}; {readable_size(free)} are free" + f"; {TOO_LITTLE}, export_keep={fits} would fit" * (
+        kept * each > free
     )
-    return f"{line}; {readable_size(free)} are free{cure}"
 
 
 def _needs(config: Vla, options: dict[str, Any], rows: int, training: bool, value: str = "") -> Estimate:

@@ -159,8 +159,8 @@ def train(
         stack.enter_context(_told_to_stop(group, stop))
         if is_new(config.policy):
             write_json(run / SIZES, group.call("sizes")[0])
-        if config.export_period:
-            notify(disk(config, sizes_of_run(run), run))
+        for line in disk(config, sizes_of_run(run), run, begins=True):
+            notify(line)
         metrics = stack.enter_context(Metrics(run, config.sinks))
         try:
             controller = Controller(config, run, group, metrics, notify, report, copy)
