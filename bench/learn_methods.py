@@ -43,6 +43,8 @@ VALUE_STEPS = (300, 10)
 NOISE = 0.15
 """Standard deviation on the operator's motions in `recorded_with_noise`, as a share of a full deflection"""
 TRAIN_STATES = "train_states=2000"
+RATE_HZ = 10.0
+"""Control steps a second of a task whose recipe gives no other number"""
 """With which an operator's episodes, and the policy's, begin, instead of 50"""
 LITTLE_EXPLORED = (
     f"task_options.{TRAIN_STATES}",
@@ -197,12 +199,12 @@ class Attempt:
 
     def frozen(self, phase: str, demos: Sequence[str], *words: str) -> None:
         """A small actor-critic beside the policy of imitation, until the clock ends."""
-        moves = self.recipe.agent.action_indices
+        moves, hz = self.recipe.agent.action_indices, self.recipe.task_options.get("control_hz", RATE_HZ)
         ends = [f"max_steps={QUICK_UPDATES}", *QUICK_RUN] if self.lab.quick else [f"max_steps={ENDLESS}"]
         self._with_operator(
             phase,
             "frozen_vla",
-            *(f"task=tabletop/{self.task}", f"task_options={{image_size: {self.image_size}}}"),
+            *(f"task=tabletop/{self.task}", f"task_options={{image_size: {self.image_size}, control_hz: {hz:g}}}"),
             *(f"agent.action_indices={moves}", f"agent.rlpd.target_entropy={-len(moves)}"),
             *("policy=imitation/policy", f"demo_path=[{','.join(demos)}]", *ends, *words),
             share=1.0,

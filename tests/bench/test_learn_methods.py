@@ -17,7 +17,10 @@ from bench.__main__ import main
 from bench.lab import Lab
 from bench.learn_methods import METHODS, TASKS, Attempt
 
+from hilt.core.config import build
 from hilt.core.errors import ConfigError
+from hilt.envs import make
+from hilt.recipes import recipe
 from tests.forked import ForkServer
 
 
@@ -223,6 +226,18 @@ def test_one_seed_of_one_method_can_be_run(tmp_path: Path, monkeypatch: pytest.M
     for wrong in (["learn", "--only", "tasks", "--first-seed", "1"], ["learn", "--only", "methods", "--no-runs"]):
         with pytest.raises(SystemExit):
             main(wrong)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_beside_a_frozen_policy_a_task_has_the_rate_of_its_recording(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    attempt, said = Attempt(Lab(tmp_path, quick=True, seeds=1), task, "edit", 0), list[str]()
+    monkeypatch.setattr(attempt, "_with_operator", lambda phase, name, *words, **more: said.extend(words))
+    attempt.frozen("edit", ["demos"])
+    config = build(recipe("frozen_vla"), *(word for word in said if word.startswith("task")))
+    env, recorded = make(config.task, **config.task_options).unwrapped, make(f"tabletop/{task}").unwrapped
+    assert env.control_hz == recorded.control_hz and env.step_limit == recorded.step_limit
 
 
 def quick_row(method: str, folder: Path, monkeypatch: pytest.MonkeyPatch, server: ForkServer) -> Any:

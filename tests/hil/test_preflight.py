@@ -17,13 +17,13 @@ from hilt.core.errors import ConfigError, HiltError, Problems, SeveralErrors
 from hilt.core.tree import ArraySpec
 from hilt.formats.episodes import Episode
 from hilt.hil.config import Hil, Wire
-from hilt.hil.importing import _fitted, other_tasks
+from hilt.hil.importing import _fitted, other_rates, other_tasks
 from hilt.hil.launch import begin_run, check_wire, own_ports
 from hilt.hil.preflight import check_begin
 from hilt.replay import Log, Schema
 from hilt.runs.folder import failure_noted, note_end, undone_if_nothing_is_kept
 from hilt.vla.config import Vla
-from tests.hil.toy_run import demonstrations, episode
+from tests.hil.toy_run import demonstrations, episode, spaces
 
 TOY: dict[str, Any] = {"task": "tests.hil.toy:Toy"}
 
@@ -187,6 +187,23 @@ def test_demonstrations_of_another_task_with_the_same_columns_are_warned_of(
     lines = other_tasks(Hil(task=trained, demo_path=[str(tmp_path / "demos")]))
     assert len(lines) == warns and all(
         f"recorded of {recorded}, and this run learns {trained}" in line for line in lines
+    )
+
+
+@pytest.mark.parametrize(("recorded", "here", "warns"), [(10.0, 5.0, True), (10.0, 10.0, False), (None, 5.0, False)])
+def test_demonstrations_of_another_rate_are_warned_of(recorded: float | None, here: float, warns: bool, tmp_path: Path):
+    demonstrations(tmp_path / "demos", range(1))
+    if recorded is not None:
+        with Log.open(tmp_path / "demos") as log:
+            log.annotate(log.trajectories()[0], fps=recorded)
+    config = Hil(task="tabletop/pick", demo_path=[str(tmp_path / "demos")])
+    env = spaces()
+    assert other_rates(config, env) == [], "a task without a rate of its own"
+    env.control_hz = here
+    lines = other_rates(config, env)
+    assert len(lines) == warns and all(
+        "recorded at 10 steps a second, and tabletop/pick has 5 here" in line and "task_options.control_hz=10" in line
+        for line in lines
     )
 
 

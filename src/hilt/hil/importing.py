@@ -115,6 +115,21 @@ def other_tasks(config: Hil) -> list[str]:
     return lines
 
 
+def other_rates(config: Hil, env: HasSpaces) -> list[str]:
+    """A sentence for each path whose demonstrations were recorded at another rate than the task has here. `env` is
+    anything that has an observation_space and an action_space, and may have control_hz."""
+    lines, hz = [], float(getattr(env, "control_hz", 0) or config.control_hz)
+    for path in expanded(config.demo_path):
+        recorded = getattr(_first(path), "facts", {}).get("fps")
+        if hz and isinstance(recorded, int | float) and abs(recorded - hz) > 0.01 * hz:
+            lines.append(
+                f"WARNING: demonstrations in {path} were recorded at {recorded:g} steps a second, and {config.task} "
+                f"has {hz:g} here, so that their actions are other motions; give task_options.control_hz={recorded:g}, "
+                "or record at this rate."
+            )
+    return lines
+
+
 def _suite(task: str) -> str:
     return re.split("[/:]", task, maxsplit=1)[0]
 
