@@ -41,11 +41,13 @@ EPISODES = (60, 8)
 """Of the policy of imitation that are learned from; and with --quick"""
 VALUE_STEPS = (300, 10)
 NOISE = 0.15
-"""Standard deviation on the operator's motions in `recorded_with_noise`, as a share of a full deflection"""
+"""Standard deviation on the operator's motions in episodes with noise, as a share of a full deflection"""
+PLANNED = 0.85
+"""Of the operator's steps, for methods that have nothing but such episodes, whose lengths differ much"""
 TRAIN_STATES = "train_states=2000"
+"""With which an operator's episodes, and the policy's, begin, instead of 50"""
 RATE_HZ = 10.0
 """Control steps a second of a task whose recipe gives no other number"""
-"""With which an operator's episodes, and the policy's, begin, instead of 50"""
 LITTLE_EXPLORED = (
     f"task_options.{TRAIN_STATES}",
     "agent.encoder.pretrain_crop=3",
@@ -288,29 +290,31 @@ def rlpd(attempt: Attempt, *words: str) -> dict[str, Any]:
     return attempt.judged("rlpd")
 
 
+def recorded(attempt: Attempt, share: float, where: str = "") -> list[str]:
+    """Demonstrations, and episodes for this share of the operator's steps; the rest is left for take-overs. `where`:
+    "noise" or "disturb", for `Attempt.episodes_of_operator`. What noise did to the arm is corrected in the next steps,
+    so that such episodes show how to recover."""
+    noise = {where: NOISE} if where else {}
+    return [attempt.demonstrations(), attempt.episodes_of_operator(int(share * attempt.operator), **noise)]
+
+
 def episodes_first(attempt: Attempt) -> dict[str, Any]:
     """Nothing needs to be collected before the encoder is trained for good."""
-    recorded = [attempt.demonstrations(), attempt.episodes_of_operator(attempt.operator // 2)]
+    data = recorded(attempt, 0.5)
     attempt.rlpd(
-        "rlpd", recorded, *([] if attempt.lab.quick else ["agent.encoder.pretrain_updates=3000"]), "collect_steps=0"
+        "rlpd", data, *([] if attempt.lab.quick else ["agent.encoder.pretrain_updates=3000"]), "collect_steps=0"
     )
     return attempt.judged("rlpd")
 
 
-def recorded_with_noise(attempt: Attempt, share: float, where: str = "noise") -> list[str]:
-    """What noise did to the arm is corrected in the next steps, so that the episodes show how to recover. The rest of
-    the operator's steps is left for take-overs. `where`: "noise" or "disturb", for `Attempt.episodes_of_operator`."""
-    return [attempt.demonstrations(), attempt.episodes_of_operator(int(share * attempt.operator), **{where: NOISE})]
-
-
 def noisy_episodes(attempt: Attempt) -> dict[str, Any]:
     """The policy explores little and goes on imitating, so as to keep what imitation has reached."""
-    recorded = recorded_with_noise(attempt, 0.75)
+    data = recorded(attempt, 0.75, "noise")
     pretrained = [] if attempt.lab.quick else ["agent.encoder.pretrain_updates=4000"]
     entropy = -1.8 * len(attempt.recipe.agent.action_indices)
     attempt.rlpd(
         "rlpd",
-        recorded,
+        data,
         *pretrained,
         *(*LITTLE_EXPLORED, "agent.encoder.kept_shifts=8", "agent.rlpd.discount=0.98"),
         *(f"agent.rlpd.target_entropy={entropy:g}", "agent.rlpd.imitation_weight=3"),
@@ -321,9 +325,9 @@ def noisy_episodes(attempt: Attempt) -> dict[str, Any]:
 def noisy_imitation(attempt: Attempt, where: str = "noise") -> dict[str, Any]:
     """Such episodes are imitated, by encoder and actor together, and nothing else is done: one update ends the run.
     Some of the operator's steps are left, as episodes may be longer than the first 40."""
-    recorded = recorded_with_noise(attempt, 0.85, where)
+    data = recorded(attempt, PLANNED, where)
     pretrained = [] if attempt.lab.quick else ["agent.encoder.pretrain_updates=4000", "training_starts=200"]
-    attempt.rlpd("imitation", recorded, *pretrained, *LITTLE_EXPLORED, "max_steps=1", operator=1)
+    attempt.rlpd("imitation", data, *pretrained, *LITTLE_EXPLORED, "max_steps=1", operator=1)
     return attempt.judged("imitation")
 
 
@@ -339,25 +343,25 @@ def value_reward(attempt: Attempt) -> dict[str, Any]:
     return attempt.judged("rlpd")
 
 
-def frozen(attempt: Attempt, space: str) -> dict[str, Any]:
-    recorded = [attempt.demonstrations(), attempt.episodes_of_operator(attempt.operator // 2)]
-    attempt.imitation(recorded, 0.4, head="flow" if space == "noise" else "tokens")
-    attempt.frozen(space, recorded, f"agent.options.space={space}")
+def frozen(attempt: Attempt, space: str, where: str = "") -> dict[str, Any]:
+    data = recorded(attempt, 0.5, where)
+    attempt.imitation(data, 0.4, head="flow" if space == "noise" else "tokens")
+    attempt.frozen(space, data, f"agent.options.space={space}")
     return attempt.judged(space)
 
 
-def sft(attempt: Attempt) -> dict[str, Any]:
+def sft(attempt: Attempt, where: str = "") -> dict[str, Any]:
     """Imitation once more, of the policy's own successes besides."""
-    recorded = [attempt.demonstrations(), attempt.episodes_of_operator(attempt.operator)]
-    attempt.imitation(recorded, 0.4)
+    data = recorded(attempt, PLANNED if where else 1.0, where)
+    attempt.imitation(data, 0.4)
     log, _ = attempt.tried("imitation", 1)
-    attempt.imitated("sft", [*recorded, log], "policy=imitation/policy", share=1.0)
+    attempt.imitated("sft", [*data, log], "policy=imitation/policy", share=1.0)
     return attempt.judged("sft")
 
 
 def recap(attempt: Attempt, rounds: int) -> dict[str, Any]:
     """Each round learns from all episodes so far, from the policy of imitation on."""
-    data, run = [attempt.demonstrations(), attempt.episodes_of_operator(attempt.operator)], "imitation"
+    data, run = recorded(attempt, 1.0), "imitation"
     attempt.imitation(data, 0.4)
     failures = 0
     for number in range(1, rounds + 1):
@@ -374,13 +378,13 @@ def recap(attempt: Attempt, rounds: int) -> dict[str, Any]:
 
 
 def best_of(attempt: Attempt, count: int) -> dict[str, Any]:
-    recorded = [attempt.demonstrations(), attempt.episodes_of_operator(attempt.operator)]
-    attempt.imitation(recorded, 0.8)
+    data = recorded(attempt, 1.0)
+    attempt.imitation(data, 0.8)
     log, failed = attempt.tried("imitation", 1)
     if not failed:
         attempt.remarks.append(ALL_GOOD)
         return attempt.judged("imitation")
-    attempt.value([*recorded, log], "actions=3", out="verifier")
+    attempt.value([*data, log], "actions=3", out="verifier")
     return attempt.judged("imitation", "--best-of", str(count), "--verifier", "verifier")
 
 
@@ -422,6 +426,10 @@ METHODS = {
     "recap_3": Method(partial(recap, rounds=3), "RECAP, three rounds"),
     "best_of_8": Method(partial(best_of, count=8), "a policy of imitation, the best of eight chunks by a value model"),
     "sft": Method(sft, "imitation of what was recorded, and then of the policy's own successes besides"),
+    "disturbed_sft": Method(partial(sft, where="disturb"), "the same of episodes that were disturbed"),
+    "disturbed_residual": Method(
+        partial(frozen, space="residual", where="disturb"), "a bounded correction of a frozen policy of such episodes"
+    ),
 }
 REFERENCE = "rlpd"
 ROWS = tuple(f"methods_{task}_{method}" for task in TASKS for method in METHODS)

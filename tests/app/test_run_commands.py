@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
+from hilt.app.check_page import CheckRunner
 from hilt.app.run_commands import CommandRunner, RunCommand, commands_of, controller_of, resume_words
 from hilt.app.run_library import RunSummary
 from hilt.core.errors import ConfigError
@@ -97,3 +100,12 @@ def test_started_command_keeps_its_answer_apart_and_is_stopped(tmp_path: Path):
     started.stop()
     assert started.process.wait(300) in (0, 130, -signal.SIGINT)
     started.stop()  # has no effect then
+
+
+def test_what_commands_printed_is_removed_with_the_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    runners = [CommandRunner(), CheckRunner()]
+    assert len(list(tmp_path.iterdir())) == 2
+    del runners
+    gc.collect()
+    assert not list(tmp_path.iterdir())

@@ -6,8 +6,10 @@ import asyncio
 import json
 import re
 import shlex
+import shutil
 import tempfile
 import threading
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,7 @@ class CheckRunner:
         self.runs: dict[str, CheckRun] = {}
         """The newest check of each path, by the key of its source."""
         self._folder = Path(tempfile.mkdtemp(prefix="hilt-check-"))
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._lock = threading.Lock()
 
     def start(self, key: str, path: Path) -> None:

@@ -7,12 +7,14 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,6 +136,7 @@ class CommandRunner:
         self.started: dict[str, StartedCommand] = {}
         """The newest of each run, by its id, or by another key"""
         self._folder = Path(tempfile.mkdtemp(prefix="hilt-open-"))
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._lock = threading.Lock()
 
     def run(self, run: RunSummary, command: RunCommand) -> None:
