@@ -94,7 +94,9 @@ def test_disk_of_a_run_is_what_it_writes(tmp_path: Path, monkeypatch: pytest.Mon
         name: sum(path.stat().st_size for path in (run / name).rglob("*") if path.is_file()) / 1e6
         for name in ("checkpoints", "best", "policy")
     }
-    found = re.search(r"2 checkpoints of ([\d.]+) MB .*, ([\d.]+) MB that were trained.* ([\d.]+) MB for", planned)
+    found = re.search(
+        r"2 checkpoints of ([\d.]+) MB .*, ([\d.]+) MB for the best.* ([\d.]+) MB for the policy", planned
+    )
     assert found is not None, planned
     assert [sizes[name] for name in ("checkpoints", "best", "policy")] == pytest.approx(
         [float(size) for size in found.groups()], rel=0.1

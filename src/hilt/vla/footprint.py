@@ -98,9 +98,11 @@ def disk(config: Vla, sizes: dict[str, Any], run: Path, begins: bool = False) ->
     learn = 1 + (config.critic.kind == "separate") + bool(config.prime.coefficient)
     checkpoint, kept = 3 * learn * trained, config.checkpoint_keep + 1
     parts = f"{kept} checkpoints of {readable_size(checkpoint)} while one is written, "
-    parts += f"{readable_size(trained)} that were trained, at their best, and {readable_size(whole)} for the policy"
+    parts += f"{readable_size(trained)} for the best weights so far, {readable_size(whole)} for the policy at the end"
     needed = kept * checkpoint + trained + whole
-    cure = f"; {TOO_LITTLE}, give --run a folder of a larger disk" if needed > free else ""
+    there = (path for name in ("checkpoints", "best", "policy") for path in (run / name).rglob("*") if path.is_file())
+    held = sum(path.stat().st_size for path in there)  # by a run that goes on
+    cure = f"; {TOO_LITTLE}, give --run a folder of a larger disk" if needed > free + held else ""
     if cure or not begins:
         yield f"disk for the run: {readable_size(needed)} ({parts}); {readable_size(free)} are free{cure}"
     if config.export_period:
@@ -114,10 +116,10 @@ def _exported(config: Vla, run: Path, each: int, free: int) -> str:
     line = f"checkpoint folders: one every {config.export_period} training steps, {made} in all, of which {rule}"
     line += f": {kept} x {readable_size(each)} = {readable_size(kept * each)} of disk in {run / 'actor'}"
     line += f", and the same at {config.copy_to}" * bool(config.copy_to)
-    fits = max(1, free // max(each, 1) - 1)
-    return f"{line}; {readable_size(free)} are free" + f"; {TOO_LITTLE}, export_keep={fits} would fit" * (
-        kept * each > free
-    )
+    line += f"; {readable_size(free)} are free"
+    if kept * each > free:
+        line += f"; {TOO_LITTLE}, export_keep={max(1, free // max(each, 1) - 1)} would fit"
+    return line
 
 
 def _needs(config: Vla, options: dict[str, Any], rows: int, training: bool, value: str = "") -> Estimate:
