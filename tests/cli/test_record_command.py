@@ -333,6 +333,12 @@ def test_what_cannot_work_is_said_in_a_sentence(tmp_path: Path, arguments: list[
     assert words in " ".join(run(*given, code=code).output.split())
 
 
+def test_the_next_command_has_the_rate_of_the_recording_where_the_recipe_has_another(tmp_path: Path):
+    words = ["tabletop/button", "--device", "script", "--episodes", 1, "--no-video", "--image-size", 32]
+    said = " ".join(run("record", *words, "--out", tmp_path / "shown").output.split())
+    assert "task_options.control_hz=10.0 demonstrations=0" in said, said
+
+
 def test_what_is_done_next_with_a_recording():
     from hilt.cli.record_command import next_commands
     from hilt.recording.record import Settings
@@ -346,6 +352,10 @@ def test_what_is_done_next_with_a_recording():
         ),
         "hilt data convert 'recordings/my pick' 'recordings/my pick/lerobot' --to lerobot",
     ]
+    assert (  # the recipe has a rate of its own
+        "hilt train tabletop_button task_options.control_hz=4 demonstrations=0"
+        in next_commands(made, Settings("tabletop/button", {"control_hz": 4}), "script")[1]
+    )
     assert (
         "hilt train RECIPE task=robot/arm.yaml demonstrations=0"
         in next_commands(made, Settings("robot/arm.yaml"), "spacemouse")[1]

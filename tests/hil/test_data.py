@@ -45,19 +45,6 @@ def experience_for(run: Path, images: bool = False, said: list[str] | None = Non
     )
 
 
-def test_demonstrations_of_another_rate_are_warned_of_when_they_are_imported(memory_path: Path):
-    shown, said = demonstrations(memory_path / "shown", range(1)), list[str]()
-    with Log.open(shown) as log:
-        log.annotate(log.trajectories()[0], fps=10.0)
-    settings, env, run = config(demo_path=[str(shown)], n_step=1), spaces(), memory_path / "run"
-    env.control_hz = 5.0
-    run.mkdir()
-    for _ in range(2):
-        Experience(run, settings, env, agent_for(settings), said.append).close()
-    (warning,) = (line for line in said if line.startswith("WARNING"))
-    assert f"{shown} were recorded at 10 steps a second" in warning and "has 5 here" in warning
-
-
 @pytest.fixture
 def filled(memory_path: Path) -> Any:
     """Six online episodes, in which a person acts on steps 1 and 2 and is lost on 2; four demonstrations."""

@@ -16,6 +16,7 @@ from hilt.core.config import build
 from hilt.core.errors import ConfigError, HiltError, Problems, SeveralErrors
 from hilt.core.tree import ArraySpec
 from hilt.formats.episodes import Episode
+from hilt.hil import preflight
 from hilt.hil.config import Hil, Wire
 from hilt.hil.importing import _fitted, other_rates, other_tasks
 from hilt.hil.launch import begin_run, check_wire, own_ports
@@ -205,6 +206,16 @@ def test_demonstrations_of_another_rate_are_warned_of(recorded: float | None, he
         "recorded at 10 steps a second, and tabletop/pick has 5 here" in line and "task_options.control_hz=10" in line
         for line in lines
     )
+
+
+def test_a_run_that_begins_tells_of_another_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    demonstrations(tmp_path / "demos", range(1))
+    with Log.open(tmp_path / "demos") as log:
+        log.annotate(log.trajectories()[0], fps=10.0)
+    monkeypatch.setattr(preflight, "check_imports", lambda config, env: None)  # the columns are not those of the toy
+    said: list[str] = []
+    check_begin(Hil(**TOY, demo_path=[str(tmp_path / "demos")]), notify=said.append)
+    assert len(said) == 1 and "recorded at 10 steps a second, and tests.hil.toy:Toy has 200 here" in said[0]
 
 
 def test_preflight_recording_without_hil_serl_observations_names_the_option():

@@ -101,6 +101,10 @@ def test_disk_of_a_run_is_what_it_writes(tmp_path: Path, monkeypatch: pytest.Mon
     assert [sizes[name] for name in ("checkpoints", "best", "policy")] == pytest.approx(
         [float(size) for size in found.groups()], rel=0.1
     )
+    enough = int(1.2e6 * sizes["checkpoints"])  # for the checkpoint that is written beside the one that is there
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=enough))
+    assert not list(disk(small, new_sizes(small), run, begins=True)), "what a run that goes on has counts"
+    assert list(disk(small, new_sizes(small), tmp_path / "elsewhere", begins=True))
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=10**6))
     (short,) = disk(small, new_sizes(small), tmp_path / "elsewhere", begins=True)
     assert short.endswith("1.0 MB are free; that is too little, give --run a folder of a larger disk")

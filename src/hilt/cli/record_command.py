@@ -214,6 +214,7 @@ def next_commands(folder: Path, settings: Settings, device: str) -> list[str]:
     look = shell("hilt", "data", "inspect", folder)
     if settings.successes_needed:
         return [look, shell("hilt", "train", "classifier", folder, "--out", "classifier")]
+    from hilt.recipes import recipe as named
     from hilt.recipes import recipe_of
 
     if settings.observations == "hil-serl":  # HIL-SERL itself cannot use nested observations
@@ -221,13 +222,24 @@ def next_commands(folder: Path, settings: Settings, device: str) -> list[str]:
     else:
         recipe, format = recipe_of(settings.task), "lerobot"
         train = [recipe] if recipe else ["RECIPE", f"task={settings.task}"]
-        train += [f"task_options.{name}={json.dumps(value)}" for name, value in settings.options.items()]
+        options = dict(settings.options)
+        if recipe and "control_hz" in named(recipe).task_options and "control_hz" not in options:
+            options["control_hz"] = _rate_of(folder)  # the recipe has another one than the task
+        train += [f"task_options.{name}={json.dumps(value)}" for name, value in options.items()]
     operator = [f"operator={device}"] if device != "script" else []
     return [
         look,
         shell("hilt", "train", *train, "demonstrations=0", f"demo_path=[{folder}]", *operator),
         shell("hilt", "data", "convert", folder, folder / format, "--to", format),
     ]
+
+
+def _rate_of(folder: Path) -> float:
+    """The control rate of a recording, of its newest episode."""
+    from hilt.replay import Log
+
+    with Log.open(folder / "log", "r") as log:
+        return float(log.facts.about(log.trajectories()[-1])["fps"])
 
 
 def _made(maker: Callable[..., Any], name: str, options: dict[str, Any], flag: str) -> Any:

@@ -292,7 +292,7 @@ def _config(recipe: str, overrides: list[str]) -> Hil:
     config = override(base, *known)
     if problems.errors:  # beside what else cannot work
         with problems.collected():
-            check_begin(config, make_task=not check_names(config))
+            check_begin(config, make_task=not check_names(config), notify=_warn)
         problems.report()
     return config
 
@@ -311,7 +311,7 @@ def _opened(recipe: str, overrides: list[str], folder: Path, resume: bool, whole
         config = _config(recipe, overrides)
         config = own_ports(config, typer.echo) if whole else config
         ready_to_measure(config)
-        config = begin_run(folder, recipe, config, lambda: check_wire(config), whole=whole)
+        config = begin_run(folder, recipe, config, lambda: check_wire(config), whole=whole, notify=_warn)
         _echo(other_tasks(config))
     else:
         config = resume_run(folder, recipe, _in_full(overrides))
@@ -330,7 +330,11 @@ def _opened(recipe: str, overrides: list[str], folder: Path, resume: bool, whole
 
 def _echo(warnings: list[str]) -> None:
     for line in warnings:
-        typer.echo(line, err=True)
+        _warn(line)
+
+
+def _warn(line: str) -> None:
+    typer.echo(line, err=True)
 
 
 def ready_to_measure(config: Hil) -> None:
@@ -355,7 +359,7 @@ def _show(recipe: str, overrides: list[str], folder: Path, resume: bool) -> None
         config = own_ports(_config(recipe, overrides), typer.echo)
     unseen = check_names(config)
     new = () if resume else (lambda: check_new(folder), lambda: check_wire(config))
-    config, choice = check_begin(config, *new, whole=True, make_task=not unseen)
+    config, choice = check_begin(config, *new, whole=True, make_task=not unseen, notify=_warn)
     if not resume:
         _echo(other_tasks(config))
     typer.echo(to_yaml(config))

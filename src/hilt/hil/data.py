@@ -32,7 +32,7 @@ from hilt.core.trajectory import INSTRUCTION
 from hilt.core.tree import Array, flatten, unflatten
 from hilt.envs.env_protocol import HasSpaces
 from hilt.hil.config import GROUP, MEMBER, MIXED, RECAP, STORE, TASK_COLUMN, Hil, imitation, of_run
-from hilt.hil.importing import SHAPED, additions, columns_for, expanded, import_buffer, import_dataset, other_rates
+from hilt.hil.importing import SHAPED, additions, columns_for, expanded, import_buffer, import_dataset
 from hilt.hil.make_agent import instructions_of
 from hilt.hil.states import KeptSteps, StateTable
 from hilt.hil.stream.ended_episodes import EndedEpisodes
@@ -73,10 +73,7 @@ class Experience:
         self._instructions: Sequence[str] = instructions_of(env)
         self._imitation = imitation(config)
         self.group_instructions: Sequence[str] = self._instructions
-        begins = not (run / "demos").exists()
         self.demos, self.log = open_logs(run, config, schema, notify, instructions_of(env))
-        for line in other_rates(config, env) if begins else ():
-            notify(line)
         self.online, self.human = (
             self.log.all(),
             self.log.by_source("human") - self.log.where("lost", lambda lost: lost),

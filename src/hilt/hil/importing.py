@@ -124,8 +124,8 @@ def other_rates(config: Hil, env: HasSpaces) -> list[str]:
         if hz and isinstance(recorded, int | float) and abs(recorded - hz) > 0.01 * hz:
             lines.append(
                 f"WARNING: demonstrations in {path} were recorded at {recorded:g} steps a second, and {config.task} "
-                f"has {hz:g} here, so that their actions are other motions; give task_options.control_hz={recorded:g}, "
-                "or record at this rate."
+                f"has {hz:g} here, so that their actions are other motions; give task_options.control_hz={recorded:g} "
+                "in simulation, or record at this rate."
             )
     return lines
 

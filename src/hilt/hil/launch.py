@@ -34,7 +34,7 @@ from hilt.envs.rewards import REWARDS
 from hilt.hil.config import MIXED, Hil, Wire, check
 from hilt.hil.contact import CONTACT
 from hilt.hil.environment import person_moves, task, task_options, trainer_config
-from hilt.hil.preflight import check_begin
+from hilt.hil.preflight import check_begin, logger
 from hilt.observe.metrics import FILE as METRICS
 from hilt.replay.storage.lock import writer_of
 from hilt.runs.folder import CONFIG, HIL, RunKind, check_new, note_end, note_failure
@@ -119,10 +119,17 @@ def _may_change(run: Path, key: str) -> bool:
 KIND = RunKind(HIL, Hil, CHANGEABLE, check, thaw=_thawed, override=_overridden, may_change=_may_change)
 
 
-def begin_run(run: Path, recipe: str, config: Hil, *more: Callable[[], Any], whole: bool = False) -> Hil:
+def begin_run(
+    run: Path,
+    recipe: str,
+    config: Hil,
+    *more: Callable[[], Any],
+    whole: bool = False,
+    notify: Callable[[str], None] = logger.warning,
+) -> Hil:
     """Begins a run: makes its folder and freezes its settings. Whatever cannot work is refused before anything is made,
     all of it at once: see `hilt.hil.preflight.check_begin`."""
-    config, defaults = check_begin(config, lambda: check_new(run), *more, whole=whole)
+    config, defaults = check_begin(config, lambda: check_new(run), *more, whole=whole, notify=notify)
     config, choice = settle(_with_ports(config))
     return KIND.begin(
         run, recipe, config, {**described(choice), **(defaults.described() if defaults is not None else {})}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,18 +11,25 @@ from hilt.core.trust import check_names
 from hilt.hil.config import RECAP, Hil, check
 from hilt.hil.defaults import DefaultsChoice, chosen
 from hilt.hil.environment import TAKES, Spaces, check_fit, open_reward, open_value, spaces
-from hilt.hil.importing import check_imports
+from hilt.hil.importing import check_imports, other_rates
 from hilt.observe.sinks import check_sinks
 from hilt.teleop.devices import check_device
 
+logger = logging.getLogger("hilt.hil")
+
 
 def check_begin(
-    config: Hil, *more: Callable[[], Any], whole: bool = False, make_task: bool = True
+    config: Hil,
+    *more: Callable[[], Any],
+    whole: bool = False,
+    make_task: bool = True,
+    notify: Callable[[str], None] = logger.warning,
 ) -> tuple[Hil, DefaultsChoice | None]:
     """Refuses a run that cannot work: its settings, what they name, and whether that fits the task; and what `more`
     checks object to. `whole`: it is to be started with its actors, which have no terminal of their own then. Makes
-    nothing but the task, once; without `make_task` not even that, and what has to fit the task is left unchecked. Gives
-    the settings with their defaults chosen by what the policy sees, and that choice, where the task was made."""
+    nothing but the task, once; without `make_task` not even that, and what has to fit the task is left unchecked.
+    `notify` gets what is possible and probably not meant. Gives the settings with their defaults chosen by what the
+    policy sees, and that choice, where the task was made."""
     problems, made = Problems(), None
     make_task &= problems.check(check_names, config)
     for one in more:
@@ -45,6 +53,8 @@ def check_begin(
     problems.report()
     if made is None:
         return config, None
+    for line in other_rates(config, made):
+        notify(line)
     config, choice = chosen(config, made)
     check(config)
     return config, choice

@@ -105,7 +105,7 @@ is_run, resume_run, resumed_settings = KIND.is_run, KIND.resume, KIND.resumed
 
 @dataclass(frozen=True)
 class TrainSummary:
-    """How a run, or this part of it, ended."""
+    """Why a run ended or was stopped, and with what."""
 
     reason: str
     """"goal": success held at validation.goal; "solved": every group succeeded in `solved_steps` training steps in a
@@ -242,7 +242,7 @@ def _told_to_stop(group: Group, stop: Callable[[], bool]) -> Iterator[None]:
 
 
 class Controller:
-    """Where a run stands, and what comes next."""
+    """Tells the workers what to do in each training step, and keeps the state of the run."""
 
     def __init__(
         self,
