@@ -188,15 +188,19 @@ def test_a_goal_on_an_arm_is_refused():
 
 
 class Scripted(GoalWatch):
-    """Evaluations whose successes are given, at once."""
+    """Evaluations whose successes are given, after the learner has asked for them this often in vain."""
 
     shares: ClassVar[list[float]] = []
+    in_vain: ClassVar[int] = 0
 
     def ask(self, update: int) -> None:
-        self.asked, self.busy = update, True
+        self.asked, self.busy, self._polls = update, True, 0
 
     def poll(self) -> dict[str, Any] | None:
         if not self.busy:
+            return None
+        self._polls += 1
+        if self._polls <= self.in_vain:
             return None
         self.busy, share = False, self.shares.pop(0)
         self._keep(self.asked, share)
@@ -219,12 +223,15 @@ def events(run: Path) -> list[str]:
     return [record["event"] for record in read_metrics(run, ["event"])]
 
 
+@pytest.mark.parametrize("in_vain", [0, 25], ids=["at_once", "after_more_updates_than_a_period"])
 def test_learning_ends_at_the_goal_with_the_policy_that_reached_it(
     template: Path,  # noqa: F811
     memory_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    in_vain: int,
 ):
     monkeypatch.setattr("hilt.hil.learner.GoalWatch", Scripted)
+    monkeypatch.setattr(Scripted, "in_vain", in_vain)
     monkeypatch.setattr("hilt.hil.learner.REPORT_INTERVAL_S", 0.0)
     Scripted.shares = [0.95, 0.5, 0.9, 1.0]
     run = memory_path / "run"

@@ -435,9 +435,9 @@ class Learner:
 
     @property
     def _evaluating(self) -> bool:
-        """While an evaluation goes on, no newer checkpoint is written: a policy that
+        """While an evaluation goes on, and once it has reached the goal, no newer checkpoint is written: a policy that
         reaches the goal is the last one then."""
-        return self._goal is not None and (self._goal.busy or self._to_evaluate > 0)
+        return self._goal is not None and (self._goal.busy or self._to_evaluate > 0 or self._goal.reached)
 
     def _evaluation_due(self) -> bool:
         goal = self._goal
