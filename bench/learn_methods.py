@@ -154,14 +154,15 @@ class Attempt:
         self.demonstrated_steps = self.steps_of("demos")
         return "demos"
 
-    def episodes_of_operator(self, steps: int, noise: float = 0.0, disturb: float = 0.0) -> str:
+    def episodes_of_operator(self, steps: int, kind: str = "") -> str:
         """Records whole episodes of the operator, of about `steps` steps in all; the first 40 show how long one is.
-        Those with noise begin in many states, and are kept where they fail, too: each step shows what to do there. The
-        recording has the motions with `noise`, as they were executed, and without what disturbed them."""
+        With a kind they begin in many initial states, and are kept where they fail, too: each step shows what to do
+        there. "noise": on the operator's motions, and the recording has them as they were executed; "disturb": on what
+        is executed, and the recording has the operator's motions without it; "states": neither."""
         seed, first = 1000 + self.seed, self.lab.pick(40, 2)
-        options = {"seed": seed, **({"noise": noise} if noise else {})}
-        keep = ["--keep", "all", "-o", TRAIN_STATES] if noise or disturb else []
-        keep += ["--disturb", f"{disturb:g}"] if disturb else []
+        options = {"seed": seed, **({"noise": NOISE} if kind == "noise" else {})}
+        keep = ["--keep", "all", "-o", TRAIN_STATES] if kind else []
+        keep += ["--disturb", f"{NOISE:g}"] if kind == "disturb" else []
         self._record("operator", "operator", first, seed, options, *keep)
         wanted = int(steps * first / max(1, self.steps_of("operator")))
         if wanted > first:
@@ -290,12 +291,11 @@ def rlpd(attempt: Attempt, *words: str) -> dict[str, Any]:
     return attempt.judged("rlpd")
 
 
-def recorded(attempt: Attempt, share: float, where: str = "") -> list[str]:
-    """Demonstrations, and episodes for this share of the operator's steps; the rest is left for take-overs. `where`:
-    "noise" or "disturb", for `Attempt.episodes_of_operator`. What noise did to the arm is corrected in the next steps,
-    so that such episodes show how to recover."""
-    noise = {where: NOISE} if where else {}
-    return [attempt.demonstrations(), attempt.episodes_of_operator(int(share * attempt.operator), **noise)]
+def recorded(attempt: Attempt, share: float, kind: str = "") -> list[str]:
+    """Demonstrations, and episodes for this share of the operator's steps; the rest is left for take-overs. `kind`: of
+    `Attempt.episodes_of_operator`. What noise did to the arm is corrected in the next steps, so that such episodes show
+    how to recover."""
+    return [attempt.demonstrations(), attempt.episodes_of_operator(int(share * attempt.operator), kind)]
 
 
 def episodes_first(attempt: Attempt) -> dict[str, Any]:
@@ -322,10 +322,10 @@ def noisy_episodes(attempt: Attempt) -> dict[str, Any]:
     return attempt.judged("rlpd")
 
 
-def noisy_imitation(attempt: Attempt, where: str = "noise") -> dict[str, Any]:
+def noisy_imitation(attempt: Attempt, kind: str = "noise") -> dict[str, Any]:
     """Such episodes are imitated, by encoder and actor together, and nothing else is done: one update ends the run.
     Some of the operator's steps are left, as episodes may be longer than the first 40."""
-    data = recorded(attempt, PLANNED, where)
+    data = recorded(attempt, PLANNED, kind)
     pretrained = [] if attempt.lab.quick else ["agent.encoder.pretrain_updates=4000", "training_starts=200"]
     attempt.rlpd("imitation", data, *pretrained, *LITTLE_EXPLORED, "max_steps=1", operator=1)
     return attempt.judged("imitation")
@@ -343,16 +343,16 @@ def value_reward(attempt: Attempt) -> dict[str, Any]:
     return attempt.judged("rlpd")
 
 
-def frozen(attempt: Attempt, space: str, where: str = "") -> dict[str, Any]:
-    data = recorded(attempt, 0.5, where)
+def frozen(attempt: Attempt, space: str, kind: str = "") -> dict[str, Any]:
+    data = recorded(attempt, 0.5, kind)
     attempt.imitation(data, 0.4, head="flow" if space == "noise" else "tokens")
     attempt.frozen(space, data, f"agent.options.space={space}")
     return attempt.judged(space)
 
 
-def sft(attempt: Attempt, where: str = "") -> dict[str, Any]:
+def sft(attempt: Attempt, kind: str = "") -> dict[str, Any]:
     """Imitation once more, of the policy's own successes besides."""
-    data = recorded(attempt, PLANNED if where else 1.0, where)
+    data = recorded(attempt, PLANNED if kind else 1.0, kind)
     attempt.imitation(data, 0.4)
     log, _ = attempt.tried("imitation", 1)
     attempt.imitated("sft", [*data, log], "policy=imitation/policy", share=1.0)
@@ -413,7 +413,7 @@ METHODS = {
     ),
     "noisy_imitation": Method(noisy_imitation, "imitation of such episodes alone"),
     "disturbed_imitation": Method(
-        partial(noisy_imitation, where="disturb"), "the same, where the noise is not in the recording"
+        partial(noisy_imitation, kind="disturb"), "the same, where the noise is not in the recording"
     ),
     "value_reward": Method(
         value_reward,
@@ -426,9 +426,10 @@ METHODS = {
     "recap_3": Method(partial(recap, rounds=3), "RECAP, three rounds"),
     "best_of_8": Method(partial(best_of, count=8), "a policy of imitation, the best of eight chunks by a value model"),
     "sft": Method(sft, "imitation of what was recorded, and then of the policy's own successes besides"),
-    "disturbed_sft": Method(partial(sft, where="disturb"), "the same of episodes that were disturbed"),
+    "varied_sft": Method(partial(sft, kind="states"), "the same of episodes from 2,000 initial states instead of 50"),
+    "disturbed_sft": Method(partial(sft, kind="disturb"), "the same of such episodes that were disturbed"),
     "disturbed_residual": Method(
-        partial(frozen, space="residual", where="disturb"), "a bounded correction of a frozen policy of such episodes"
+        partial(frozen, space="residual", kind="disturb"), "a bounded correction of a frozen policy of such episodes"
     ),
 }
 REFERENCE = "rlpd"

@@ -74,7 +74,7 @@ def test_a_run_of_each_method_keeps_to_the_clock_and_the_operators_steps(
     counts = [words[words.index("--episodes") + 1] for words in machine.calls if words[-2:] == ["--out", "operator"]]
     recorded = 50 * max(map(int, counts), default=0)
     tires = [int(found[1]) for text in made["commands"] if (found := re.search(r"tires_after=(\d+)", text))]
-    planned = method in ("noisy_imitation", "disturbed_imitation", "disturbed_sft")
+    planned = method in ("noisy_imitation", "disturbed_imitation", "varied_sft", "disturbed_sft")
     least = 16_900 if planned else 19_900  # its episodes may be longer than the first 40
     assert least < recorded + max(tires, default=0) <= 20_000
     assert recorded in (0, 10_000, 15_000, 17_000, 20_000) and made["operator"] == recorded + 30 * len(tires)
@@ -97,6 +97,7 @@ def test_what_a_method_adds_is_in_its_words(tmp_path: Path, monkeypatch: pytest.
     assert "--disturb" not in made["noisy_imitation"]
     assert made["disturbed_imitation"].count("-d noise=0.15") == made["rlpd"].count("-d noise=0.15")
     assert "--keep all -o train_states=2000 --disturb 0.15" in made["disturbed_imitation"]
+    assert "--keep all -o train_states=2000 --out operator" in made["varied_sft"]
     assert "--disturb 0.15" in made["disturbed_sft"] and "--disturb 0.15" in made["disturbed_residual"]
     assert "agent.options.space=residual" in made["disturbed_residual"] and "--disturb" not in made["residual"]
     for space in ("residual", "edit", "noise"):
