@@ -31,7 +31,7 @@ from bench.lab import Lab, NotKeptError, remove
 from bench.report import Row
 from bench.sides import ROOT
 
-TASKS = ("pick_red", "drawer", "insert", "peg")
+TASKS = ("pick_red", "drawer", "push", "insert", "peg")
 SEEDS, STATES, MINUTES = 3, 100, 20.0
 """The full size"""
 OPERATOR_STEPS = (20_000, 150)

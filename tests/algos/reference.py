@@ -71,6 +71,7 @@ class Reference:
         self.compose: Callable[[np.ndarray, np.ndarray], np.ndarray] = lambda z, own: own
         self.invert: Callable[[np.ndarray, np.ndarray], np.ndarray] = lambda z, actions: actions
         self.pull: Callable[[np.ndarray, np.ndarray], float] = lambda z, actions: 0.0
+        self.holds = False  # while warming up
 
     def update(
         self, b: dict[str, np.ndarray], which: set[str], next_noise: np.ndarray, noise: np.ndarray, members: list[int]
@@ -129,15 +130,15 @@ class Reference:
             losses["grasp_critic"] = lambda p: float(
                 ((mlp(p, inputs(p, b["z"], f))[every, b["grasps"]] - grasp_target) ** 2).mean()
             )
+        self.actor_updates += "actor" in which
         if warming:
-            which = which - {"temperature"}
+            which = which - {"temperature"} - ({"actor"} if self.holds else set())
         gradients = {name: slopes(losses[name], self.p[name]) for name in which}
         for name, found in gradients.items():
             self.adam(name, found)
         for name in which & set(self.slow):
             for key in self.slow[name]:
                 self.slow[name][key] = (1 - s.tau) * self.slow[name][key] + s.tau * self.p[name][key]
-        self.actor_updates += "actor" in which
 
     def adam(self, name: str, gradients: Params) -> None:
         first, second, n = self.moments[name] or ({k: 0.0 for k in gradients}, {k: 0.0 for k in gradients}, 0)

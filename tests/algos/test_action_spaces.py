@@ -52,6 +52,8 @@ def run(settings: rlpd.Rlpd, space: ActionSpace, slow_space: dict) -> dict[str, 
     return info
 
 
+PULL = 0.6
+PULLED = {"pull": lambda z, actions: PULL * ((actions - z[:, PLACES]) ** 2).mean()}
 RESIDUAL = {
     "compose": lambda z, own: z[:, PLACES] + BOUND * own,
     "invert": lambda z, actions: np.clip((actions - z[:, PLACES]) / BOUND, -1, 1),
@@ -62,16 +64,23 @@ RESIDUAL = {
 def test_residual_updates_equal_the_reference(imitates: bool) -> None:
     settings = replace(BASE, imitation_weight=0.7, imitation_loss="mse") if imitates else BASE
     info = run(settings, ResidualSpace(PLACES, BOUND), RESIDUAL)
-    assert 0 < info["correction"] < BOUND
-    with pytest.raises(AssertionError):  # another bound is another update
-        run(settings, ResidualSpace(PLACES, BOUND / 2), RESIDUAL)
+    assert 0 < info["correction"] < BOUND and info["pull_loss"] == 0
+    run(settings, ResidualSpace(PLACES, BOUND, PULL), RESIDUAL | PULLED)
+    for other in (ResidualSpace(PLACES, BOUND / 2, PULL), ResidualSpace(PLACES, BOUND)):
+        with pytest.raises(AssertionError):  # another bound, or another pull, is another update
+            run(settings, other, RESIDUAL | PULLED)
 
 
-PULL = 0.6
-EDIT = {
+def test_while_critics_warm_up_the_frozen_policy_stays_as_it_is() -> None:
+    settings = replace(BASE, critic_warmup=1, imitation_weight=0.7, imitation_loss="mse")
+    run(settings, ResidualSpace(PLACES, BOUND), RESIDUAL | {"holds": True})
+    with pytest.raises(AssertionError):
+        run(settings, ResidualSpace(PLACES, BOUND), RESIDUAL)
+
+
+EDIT = PULLED | {
     "compose": lambda z, own: np.tanh(np.arctanh(z[:, PLACES]) + np.arctanh(own)),
     "invert": lambda z, actions: np.tanh(np.arctanh(actions) - np.arctanh(z[:, PLACES])),
-    "pull": lambda z, actions: PULL * ((actions - z[:, PLACES]) ** 2).mean(),
 }
 
 
@@ -119,6 +128,7 @@ def flow(features: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
 def test_noise_updates_equal_the_reference() -> None:
     info = run(BASE, NoiseSpace(PLACES, WIDTH, BOUND, flow), NOISE)
     assert info["correction"] > 0
+    run(BASE, NoiseSpace(PLACES, WIDTH, BOUND, flow, PULL), NOISE | PULLED)
     with pytest.raises(AssertionError):
         run(BASE, NoiseSpace(PLACES, WIDTH, BOUND / 2, flow), NOISE)
     with pytest.raises(ConfigError, match="cannot imitate"):

@@ -59,14 +59,14 @@ def test_each_observation_has_what_the_policy_makes_of_it_once(folder: Path):
     asked = config(folder, chunk=2)
     with make_env(asked, operator=False) as env:
         base, calls = open_base(asked), []
-        act_once = base.policy.act
-        base.policy.act = lambda rows, **named: calls.append(len(rows)) or act_once(rows, **named)
+        look_once = base.policy._features
+        base.policy._features = lambda record: calls.append(len(record["images"])) or look_once(record)
         try:
             first, _ = env.reset(seed=0, options={"split": "train", "state": 1})
             after = env.step(np.array([1, 1, -1, 0, 0, 0, -1], np.float32))[0]
         finally:
-            del base.policy.act
-        assert calls == [1, 1], "one call for each frame"
+            del base.policy._features
+        assert calls == [1, 1], "one look at each frame, for its features and its plan"
         assert env.observation_space.contains(first) and env.observation_space.contains(after)
         words = env.get_wrapper_attr("instruction")
     ours, theirs = (each["base_policy"][weights_of(asked)] for each in (first, after))

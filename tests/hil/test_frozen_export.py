@@ -59,6 +59,7 @@ def trained(base_folder: Path, shown: Path, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("trained") / "run"
     asked = config(base_folder, chunk=2, demo_path=[str(shown)], operator="script", max_steps=20, max_env_steps=1000)
     asked.training_starts, asked.log_period, asked.agent.rlpd.actor_average = 10, 5, 0.1
+    asked.agent.rlpd.critic_warmup = 5
     asked.wire.port = asked.wire.broadcast_port = 0
     begin_run(run, "frozen", asked)
     run_on(resume_run(run, "", []), run)
@@ -204,6 +205,7 @@ def test_hilt_train_in_its_own_processes(base_folder: Path, tmp_path: Path, fork
     command += [f"task_options={{{options}}}", "agent.action_indices=[0,1,2]", "agent.rlpd.target_entropy=-3"]
     command += ["demonstrations=1", "goal.success=0", "max_steps=20", "training_starts=10", "max_ahead=40"]
     command += ["batch_size=16", "agent.hidden=[16]", "agent.options.space=edit", "agent.options.pull=0.5"]
+    command += ["agent.rlpd.critic_warmup=5"]
     done = fork_server.hilt(command, tmp_path, ENV)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "run" / "policy" / "base" / "config.json").is_file() and "ended: run" in done.stdout

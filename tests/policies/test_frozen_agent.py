@@ -174,7 +174,7 @@ def test_it_begins_anew(tmp_path: Path):
         ({"options": {"space": "latent"}}, "latent"),
         ({"options": {"bound": 0.0}}, "bound"),
         ({"options": {"space": "edit", "bound": 0.5}}, "bound=0.5 would do nothing"),
-        ({"options": {"pull": 0.5}}, "pull=0.5 would do nothing"),
+        ({"options": {"pull": -0.5}}, "pull=-0.5: expected a number of at least 0"),
         ({"options": {"policy": "small_vla"}}, "policy is 'small_vla'; expected the folder of a policy"),
         ({"options": {"policy": "nowhere"}}, "agent.options.policy=nowhere: expected the folder of a checkpoint"),
     ],

@@ -110,7 +110,7 @@ def test_gradients_through_the_flow_equal_differences_in_float64(folder: Path):
         z = torch.cat([features, torch.zeros(2, 24, dtype=torch.float64)], 1)
         own, slope = (torch.rand(2, 14, generator=r, dtype=torch.float64) - 0.5 for _ in range(2))
         assert space is not None
-        down, _ = space.backward(z, own, space.compose(z, own), slope)
+        down = space.through(z, own, space.compose(z, own), slope)
         for place in ((0, 0), (1, 9)):
             moved = [own.clone(), own.clone()]
             for each, step in zip(moved, (1e-6, -1e-6), strict=True):
@@ -159,7 +159,7 @@ def test_what_cannot_work_is_refused(folder: Path, tmp_path: Path):
     SmallVLA(SmallVLAConfig.from_json(few), seed=0).save_pretrained(tmp_path / "knots")
     with pytest.raises(ConfigError, match=r"gives each action noise of its own, and the policy in .*knots=2"):
         NoiseDecoder(base_of(tmp_path / "knots"), range(NUMBERS))
-    for changes in ({"rlpd": Rlpd(imitation_weight=1.0)}, {"rlpd": Rlpd(critic_warmup=5)}):
+    for changes in ({"rlpd": Rlpd(imitation_weight=1.0)}, {"rlpd": Rlpd(actor="behavior", samples=2)}):
         with pytest.raises(ConfigError, match=r"space=noise with imitation"):
             agent(folder, **changes)
     with pytest.raises(ConfigError, match="the flow takes features as they are"):

@@ -66,6 +66,14 @@ def test_every_policy_gives_features_of_each_row_by_itself(kind: str):
     assert found.ndim == 2 and len(found) == 3 and found.shape[1] >= 8 and found.isfinite().all()
     assert not found.requires_grad and (found[0] - found[2]).abs().max() > 1e-3
     torch.testing.assert_close(policy.features(rows[2:]), found[2:], atol=1e-4, rtol=1e-3)
+    assert "features" not in policy.act(rows, sample=False)[1]
+    policy.keeps_features = True
+    _, record = policy.act(rows, sample=False)
+    if kind.startswith("openvla"):
+        assert "features" not in record, "it takes two looks at an observation"
+    else:
+        assert record["features"].dtype == np.float32
+        np.testing.assert_allclose(record["features"], found.numpy(), atol=1e-4, rtol=1e-3)
 
 
 def test_a_policy_without_features_or_weights_is_refused(tmp_path: Path):

@@ -71,7 +71,8 @@ class Rlpd:
     actor_average: float = setting(0.0, minimum=0, maximum=1)
     """Share of the actor that its slow copy, the one that is evaluated, takes over at each update; 0: there is none"""
     critic_warmup: int = setting(0, minimum=0, needs=_SOFT)
-    """The number of first updates of the actor that imitate demonstrations instead of maximizing Q"""
+    """The number of first updates of the actor that imitate demonstrations instead of maximizing Q; beside a frozen
+    policy they leave the actor as it is"""
     imitation_weight: float = setting(0.0, minimum=0, needs=_SOFT)
     """Weight of imitating demonstrations beside climbing Q, at the start"""
     imitation_updates: int = setting(0, minimum=0, needs=Need("{here}imitation_weight", lambda c: c.imitation_weight))

@@ -175,7 +175,7 @@ def update(
         figures["grasp_critic_loss"], figures["grasp_q"], gradients["grasp_critic"] = grasp_loss(nets, batch, settings)
     if "actor" in which:
         found, more = actor_loss(nets, batch, policy, shared, settings, temperature, actor_updates)
-        if found is not None:  # it is not where there is nothing to imitate
+        if found is not None:
             gradients["actor"] = found
         figures |= more
     if "temperature" in which and not warming:  # while the actor imitates, no temperature can steer its entropy
@@ -335,10 +335,12 @@ def actor_loss(
     temperature: Tensor,
     actor_updates: int,
 ) -> tuple[Sequence[Tensor] | None, dict[str, Tensor]]:
-    """The gradients of the actor's parameters, none where there is nothing to imitate; and its figures."""
+    """The gradients of the actor's parameters, none where it stays as it is; and its figures."""
     warming = settings.actor == "soft" and actor_updates < settings.critic_warmup
     tape, rows, noise, mean, std, actions, log_prob, own = policy.states()
     figures = {"actor_loss": mean.new_zeros(()), "entropy": -log_prob, "std": std}
+    if warming and nets.space is not None:
+        return None, figures  # it is the frozen policy, until the critics know what that is worth
     dmean = dstd = None
     if _maximizes(settings, warming):
         judged = nets.critic.judge(batch.z.detach(), actions, shared)

@@ -93,6 +93,9 @@ class Policy(torch.nn.Module, ABC):
     policy that compiles; a thread does it meanwhile. Which decisions are compiled when is left to chance then"""
     keeps_answers: bool = False
     """Whether the records of a flow have "answer", the actions as the model drew them, which `flow_error` needs."""
+    keeps_features: bool = False
+    """Whether the records of `act` have "features", what `features` returns for the same observations, of a policy that
+    has both from one look at them."""
 
     @property
     def takes_prefix(self) -> bool:

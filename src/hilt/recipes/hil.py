@@ -199,8 +199,8 @@ def frozen_vla() -> Hil:
             proprio_width=0,
             activation="relu",
             actor_scale=0.01,
-            initial_std=0.3,
-            std_range=[0.0183, 1.65],
+            initial_std=0.1,
+            std_range=[0.0183, 0.3],
             rlpd=Rlpd(
                 discount=0.96,
                 tau=0.02,
@@ -210,6 +210,7 @@ def frozen_vla() -> Hil:
                 target_range=[0.0, 1.0],
                 actor_q="min",
                 actor_average=0.005,
+                critic_warmup=1_000,
             ),
         ),
         batch_size=128,

@@ -10,11 +10,11 @@ of a person and demonstrations are rows like the others, whatever the actor coul
              cut off at -1 or 1, it counts only if descending along it leads back inside.
              To imitate an action: u = clip((a - b(s)) / bound, -1, 1), the correction that comes nearest.
 
-    edit (RL token, 2604.23073)         a = tanh(atanh(b(s)) + atanh(u)),  loss of the actor += pull * mean (a - b(s))^2
+    edit (RL token, 2604.23073)         a = tanh(atanh(b(s)) + atanh(u))
 
-             Any action can be reached, and u = 0 is that of the policy, from which the actor begins; the mean is over
-             the batch and the numbers of an action. da/du = (1 - a^2) / (1 - u^2). b(s) is kept within 0.99, and u
-             within 1 - 1e-6, where atanh is finite. To imitate an action: u = tanh(atanh(a) - atanh(b(s))).
+             Any action can be reached, and u = 0 is that of the policy, from which the actor begins. da/du =
+             (1 - a^2) / (1 - u^2). b(s) is kept within 0.99, and u within 1 - 1e-6, where atanh is finite. To imitate
+             an action: u = tanh(atanh(a) - atanh(b(s))).
 
     noise (DSRL, 2506.15799)            a = flow(features(s), w),  w = bound * u
 
@@ -23,6 +23,10 @@ of a person and demonstrations are rows like the others, whatever the actor coul
              the actor's gradient is (da/du)^T dL/da, through the steps of the flow, where DSRL has a second critic
              of noise that is taught by the first. u = 0 gives the policy's most likely actions. There is no inverse:
              nothing can be imitated.
+
+In every space the actor is pulled to the policy: its loss has pull * mean (a - b(s))^2, the mean over the batch and the
+numbers of an action. Where the critics cannot tell actions apart, as they can hardly in most steps of a long task with
+a reward at its end, the pull is what decides.
 
 All tensors of actions are ``[..., A]``, of one action or of the numbers of a chunk; `places` says where in ``z`` those
 of the frozen policy are.
@@ -43,10 +47,11 @@ NEAREST, OWN_NEAREST = 0.99, 1 - 1e-6
 
 
 class ActionSpace(ABC):
-    """How the actor's numbers become actions. `places`: where in ``z`` the frozen policy's actions are."""
+    """How the actor's numbers become actions. `places`: where in ``z`` the frozen policy's actions are; `pull`: to
+    them."""
 
-    def __init__(self, places: Sequence[int]):
-        self.places = list(places)
+    def __init__(self, places: Sequence[int], pull: float = 0.0):
+        self.places, self.pull = list(places), pull
 
     def base(self, z: Tensor) -> Tensor:
         """Returns the actions of the frozen policy ``[..., A]``."""
@@ -56,10 +61,16 @@ class ActionSpace(ABC):
     def compose(self, z: Tensor, own: Tensor) -> Tensor:
         """The actions ``[..., A]`` of what the actor drew, which may have further axes in front."""
 
-    @abstractmethod
     def backward(self, z: Tensor, own: Tensor, actions: Tensor, dactions: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The gradient of what the actor drew ``[B, A]`` from that of the actions that `compose` made of it, and
-        figures; ``pull_loss`` is what the space adds to the actor's loss, if it does."""
+        figures; ``pull_loss`` is what the pull adds to the actor's loss."""
+        away = actions - self.base(z)
+        figures = {"pull_loss": self.pull * away.square().mean(), "correction": away.abs()}
+        return self.through(z, own, actions, dactions + 2 * self.pull / away.numel() * away), figures
+
+    @abstractmethod
+    def through(self, z: Tensor, own: Tensor, actions: Tensor, dactions: Tensor) -> Tensor:
+        """The same gradient, of a loss whose gradient with respect to the actions is `dactions`."""
 
     @abstractmethod
     def own(self, z: Tensor, actions: Tensor) -> Tensor:
@@ -69,38 +80,30 @@ class ActionSpace(ABC):
 class ResidualSpace(ActionSpace):
     """A correction of the frozen policy's actions, of at most `bound` in each number."""
 
-    def __init__(self, places: Sequence[int], bound: float):
-        super().__init__(places)
+    def __init__(self, places: Sequence[int], bound: float, pull: float = 0.0):
+        super().__init__(places, pull)
         self.bound = bound
 
     def compose(self, z: Tensor, own: Tensor) -> Tensor:
         return (self.base(z) + self.bound * own).clamp(-1, 1)
 
-    def backward(self, z: Tensor, own: Tensor, actions: Tensor, dactions: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def through(self, z: Tensor, own: Tensor, actions: Tensor, dactions: Tensor) -> Tensor:
         inside = (self.base(z) + self.bound * own).abs() <= 1
         leads_inside = dactions * actions > 0  # an action at 1 is lowered by descending, one at -1 is raised
-        down = self.bound * dactions.where(inside | leads_inside, dactions.new_zeros(()))
-        return down, {"correction": self.bound * own.abs()}
+        return self.bound * dactions.where(inside | leads_inside, dactions.new_zeros(()))
 
     def own(self, z: Tensor, actions: Tensor) -> Tensor:
         return ((actions - self.base(z)) / self.bound).clamp(-1, 1)
 
 
 class EditSpace(ActionSpace):
-    """Any action, from that of the frozen policy on, to which it is pulled."""
-
-    def __init__(self, places: Sequence[int], pull: float):
-        super().__init__(places)
-        self.pull = pull
+    """Any action, from that of the frozen policy on."""
 
     def compose(self, z: Tensor, own: Tensor) -> Tensor:
         return torch.tanh(self._raw(z) + torch.atanh(own.clamp(-OWN_NEAREST, OWN_NEAREST)))
 
-    def backward(self, z: Tensor, own: Tensor, actions: Tensor, dactions: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        away = actions - self.base(z)
-        down = dactions + 2 * self.pull / away.numel() * away
-        slope = (1 - actions.square()) / (1 - own.clamp(-OWN_NEAREST, OWN_NEAREST).square())
-        return down * slope, {"pull_loss": self.pull * away.square().mean(), "correction": away.abs()}
+    def through(self, z: Tensor, own: Tensor, actions: Tensor, dactions: Tensor) -> Tensor:
+        return dactions * (1 - actions.square()) / (1 - own.clamp(-OWN_NEAREST, OWN_NEAREST).square())
 
     def own(self, z: Tensor, actions: Tensor) -> Tensor:
         return torch.tanh(torch.atanh(actions.clamp(-NEAREST, NEAREST)) - self._raw(z))
@@ -113,8 +116,15 @@ class NoiseSpace(ActionSpace):
     """The noise that the flow of a frozen policy begins with. `flow` makes actions ``[N, A]`` of features
     ``[N, width]``, the first numbers of ``z``, and noise ``[N, A]``."""
 
-    def __init__(self, places: Sequence[int], width: int, bound: float, flow: Callable[[Tensor, Tensor], Tensor]):
-        super().__init__(places)
+    def __init__(
+        self,
+        places: Sequence[int],
+        width: int,
+        bound: float,
+        flow: Callable[[Tensor, Tensor], Tensor],
+        pull: float = 0.0,
+    ):
+        super().__init__(places, pull)
         self.width, self.bound, self.flow = width, bound, flow
 
     def compose(self, z: Tensor, own: Tensor) -> Tensor:
@@ -122,11 +132,11 @@ class NoiseSpace(ActionSpace):
         found = self.flow(features.reshape(-1, self.width), self.bound * own.reshape(-1, own.shape[-1]))
         return found.view(own.shape)
 
-    def backward(self, z: Tensor, own: Tensor, actions: Tensor, dactions: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def through(self, z: Tensor, own: Tensor, actions: Tensor, dactions: Tensor) -> Tensor:
         with torch.enable_grad():
             drawn = own.detach().requires_grad_()
             (down,) = torch.autograd.grad(self.compose(z, drawn), drawn, dactions)
-        return down, {"correction": (actions - self.base(z)).abs()}
+        return down
 
     def own(self, z: Tensor, actions: Tensor) -> Tensor:
         raise ConfigError("agent.options.space=noise cannot imitate: the noise of an action is not known.")

@@ -183,10 +183,10 @@ class AgentConfig:
     def _conflicts_of_noise(self, here: str) -> Iterator[str]:
         """Yields what an agent cannot do that decides the noise of a frozen policy's flow."""
         rlpd = self.rlpd
-        if rlpd.imitation_weight or rlpd.critic_warmup or rlpd.actor != "soft" or self.encoder.pretrain_updates:
+        if rlpd.imitation_weight or rlpd.actor != "soft" or self.encoder.pretrain_updates:
             yield (
                 f"{here}options.space=noise with imitation: the noise of an action is not known, and cannot be "
-                f"imitated. Leave {here}rlpd.imitation_weight, critic_warmup, actor and "
+                f"imitated. Leave {here}rlpd.imitation_weight, actor and "
                 f"{here}encoder.pretrain_updates out."
             )
         if self.normalize_proprio:

@@ -118,8 +118,8 @@ class FrozenAgent(Agent):
             check_same_weights(base.weights, self.weights, options.policy)
             width = self.inputs.sizes[base_path(self.weights, FEATURES)]
             decoder = NoiseDecoder(base, self.layout.moving)
-            return NoiseSpace(self._places(), width, options.noise_bound, decoder)
-        return ResidualSpace(self._places(), options.bound)
+            return NoiseSpace(self._places(), width, options.noise_bound, decoder, options.pull)
+        return ResidualSpace(self._places(), options.bound, options.pull)
 
     def _places(self) -> list[int]:
         """Where in ``z`` those numbers of the frozen policy's actions are that the agent moves."""

@@ -44,9 +44,9 @@ class FrozenBase:
         parts: dict[str, list[Array]] = {}
         for first in range(0, len(observations), AT_ONCE):
             rows = observations[first : first + AT_ONCE]
-            actions, _ = self.policy.act(rows, sample=False)
+            actions, record = self.policy.act(rows, sample=False)
             found = {
-                FEATURES: self.policy.features(rows).float().cpu().numpy(),
+                FEATURES: record[FEATURES] if FEATURES in record else self.policy.features(rows).float().cpu().numpy(),
                 ACTIONS: np.clip(self.suite.command(np.asarray(actions))[:, : self.chunk], -1, 1),
             }
             if all(STATE in row for row in rows):
@@ -99,4 +99,5 @@ def _loaded(folder: str, weights: str, device: str, options: str) -> Policy:
     policy: Policy = load_policy(folder, device=device, **json.loads(options))
     policy.eval()
     policy.requires_grad_(False)
+    policy.keeps_features = True
     return policy

@@ -21,7 +21,6 @@ shown, if it looks at one"""
 SPACES = ("residual", "edit", "noise")
 _RESIDUAL = Need("{here}space=residual", lambda c: c.space == "residual")
 _NOISE = Need("{here}space=noise", lambda c: c.space == "noise")
-_EDIT = Need("{here}space=edit", lambda c: c.space == "edit")
 
 
 @dataclass
@@ -41,10 +40,10 @@ class FrozenOptions:
     """What is to be done, in words; empty: what the task says"""
     space: str = setting("residual", choices=SPACES, noun="space of a frozen policy")
     """What the agent decides: "residual": a correction of the policy's actions, within a bound; "edit": any action,
-    from the policy's on, to which it is pulled; "noise": the initial noise of the policy's flow"""
+    from the policy's on; "noise": the initial noise of the policy's flow"""
     bound: float = setting(0.3, above=0, maximum=2, needs=_RESIDUAL)
     """The largest correction of each number of an action, which ranges from -1 to 1"""
-    pull: float = setting(0.1, minimum=0, needs=_EDIT)
+    pull: float = setting(2.0, minimum=0)
     """Weight of the mean squared distance from the policy's actions in the actor's loss"""
     noise_bound: float = setting(1.5, above=0, needs=_NOISE)
     """The largest initial noise of each number, in standard deviations of the noise that the flow was trained with"""

@@ -252,8 +252,7 @@ class FlowPolicy(Float8Rollouts):
         it waits for the device."""
         given = None
         if "given" in asked:
-            dim = self.config.max_action_dim
-            given = flows.given_actions(asked["given"], asked["frozen"], self.horizon, dim)
+            given = flows.given_actions(asked["given"], asked["frozen"], self.horizon, self.config.max_action_dim)
         images, size = asked["images"], self.config.image_size
         if fitted := images.shape[2:4] != (size, size):
             images = resize_with_pad(images.flatten(0, 1), size, anchor=self.anchor).unflatten(0, images.shape[:2])
@@ -273,6 +272,7 @@ class FlowPolicy(Float8Rollouts):
             "log_prob": self._answered(_open(drawn.log_prob, given if self.max_delay else None)),
         }
         answer |= {"answer": drawn.actions} if self.keeps_answers else {}
+        answer |= {"features": mean_values(context.cache, context.valid)} if self.keeps_features else {}
         answer |= {"images": images} if fitted else {}
         return answer if value is None else answer | {"value": value}
 

@@ -263,6 +263,7 @@ class SmallVLA(Float8Rollouts):
         log_prob = given.apart(drawn.log_prob) if given is not None and self.max_delay else self._placed(drawn.log_prob)
         record["temperature"], record["log_prob"] = heat.cpu().numpy(), log_prob.cpu().numpy()
         record |= {"answer": drawn.actions.cpu().numpy()} if self.keeps_answers else {}
+        record |= {"features": features.float().cpu().numpy()} if self.keeps_features else {}
         if value is not None:
             record["value"] = value.cpu().numpy()
         answer = actions.cpu().numpy()
