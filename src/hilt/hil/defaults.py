@@ -61,7 +61,6 @@ FROZEN: dict[str, Any] = {
     "agent.initial_std": 0.1,
     "agent.std_range": [0.0183, 0.3],
     "agent.rlpd.actor_q": "min",
-    "agent.rlpd.critic_warmup": 1_000,
     "cta_ratio": 1,
     "steps_per_update": 10,
     "log_period": 50,

@@ -210,7 +210,6 @@ def frozen_vla() -> Hil:
                 target_range=[0.0, 1.0],
                 actor_q="min",
                 actor_average=0.005,
-                critic_warmup=1_000,
             ),
         ),
         batch_size=128,
