@@ -23,7 +23,7 @@ from hilt import __version__
 from hilt.cli.help import tidy, tidy_params, with_page, write_examples
 from hilt.core.errors import HiltError
 from hilt.core.progress import printable
-from hilt.core.signals import hold_back_signals
+from hilt.core.signals import hold_back_signals, remember_interrupts
 from hilt.core.trust import command_line
 
 # name: (module, or module:app, one line for the help)
@@ -173,6 +173,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
             stream.reconfigure(errors="replace")  # a terminal that has no such letter shows a question mark
+    remember_interrupts()
     try:
         app()
     except SystemExit as ending:

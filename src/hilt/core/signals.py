@@ -21,6 +21,21 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ASK_TO_END = signal.SIGUSR1
 """With this signal a controller asks a process of its own to end in order; it is not sent to process groups"""
 
+_interrupts: list[int] = []
+"""Those that have raised `KeyboardInterrupt`"""
+
+
+def remember_interrupts() -> None:
+    """From now on `stop_signals` raises a `KeyboardInterrupt` that was lost before it. Python drops exceptions in
+    callbacks, such as those of its imports, and a program that imports torch spends seconds in them."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _remember)
+
+
+def _remember(number: int, frame: FrameType | None) -> None:
+    _interrupts.append(number)
+    signal.default_int_handler(number, frame)
+
 
 @contextlib.contextmanager
 def stop_signals(second_ends: bool = False) -> Iterator[list[int]]:
@@ -30,6 +45,9 @@ def stop_signals(second_ends: bool = False) -> Iterator[list[int]]:
     to end at once. With `second_ends`, for programs that save nothing when they are stopped, the second one has its
     usual effect. SIGHUP stays ignored where it is ignored already, as by `nohup`.
     """
+    if _interrupts:
+        _interrupts.clear()
+        raise KeyboardInterrupt
     stopped: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
