@@ -17,20 +17,22 @@ import torch
 from hilt.cli.servers.serve_policy import find_policy
 from hilt.core.errors import ConfigError
 from hilt.core.trajectory import Source
+from hilt.core.tree import unflatten
 from hilt.envs.chunk_executor import ChunkSettings
 from hilt.hil.actor import act
 from hilt.hil.config import Hil
-from hilt.hil.environment import make_env
+from hilt.hil.environment import make_env, spaces
 from hilt.hil.evaluate import evaluate, load_agent
 from hilt.hil.frozen.base_observations import open_base, weights_of
-from hilt.hil.frozen.frozen_export import policy_of_agent
+from hilt.hil.frozen.frozen_export import policy_of_agent, policy_of_checkpoint
 from hilt.hil.launch import begin_run, resume_run
 from hilt.hil.learner import Learner
+from hilt.hil.make_agent import make_agent
 from hilt.observe.metrics import read_metrics
 from hilt.policies.frozen.frozen_policy import FrozenVlaPolicy, acting_weights
 from hilt.policies.registry import load_policy
 from hilt.replay import Log
-from hilt.runs.checkpoint import latest
+from hilt.runs.checkpoint import Checkpoint, latest
 from hilt.vla.rollout import ChunkAgent
 from tests.forked import ForkServer
 from tests.hil.test_base_observations import OPTIONS, TASK, config, saved, shown
@@ -172,6 +174,22 @@ def json_policy(run: Path) -> str:
 def test_an_agent_of_another_kind_is_not_exported(base_folder: Path):
     with pytest.raises(ConfigError, match="expected an agent beside a frozen policy"):
         policy_of_agent(config(base_folder), object())  # type: ignore[arg-type]
+
+
+def test_an_agent_that_asks_for_help_is_exported_without_the_critics_that_ask(base_folder: Path, tmp_path: Path):
+    asked = config(base_folder, operator="script")
+    asked.help.quantile, asked.agent.rlpd.actor_average = 0.9, 0.1
+    asked.agent.encoder.kind = "none"
+    made = spaces(asked)
+    agent = make_agent(asked, made)
+    assert any(name.startswith("critic.") for name in agent.acting_state()), "actors measure how far they disagree"
+    policy_of_agent(asked, agent).save_pretrained(tmp_path / "policy")
+    found = Checkpoint(3, agent.state_dict(), {}, tmp_path)
+    seen = unflatten({name: np.full((1, *agent.shapes[name].shape), 0.5, np.float32) for name in agent.proprio})
+    for policy in (load_policy(tmp_path / "policy"), policy_of_checkpoint(asked, found)):
+        assert sorted(policy.networks) == ["actor", "proprio"]
+        np.testing.assert_array_equal(policy.agent.chunks(seen), agent.chunks(seen))
+        assert set(acting_weights(policy, found.agent)) <= set(dict(policy.named_parameters()))
 
 
 def test_weights_of_a_checkpoint_are_those_of_the_average(trained: Path):

@@ -52,10 +52,12 @@ class FrozenVlaPolicy(Policy):
 
     @classmethod
     def of(cls, agent: FrozenAgent, base: FrozenBase) -> FrozenVlaPolicy:
-        """The policy that an agent has become; later updates of the agent leave it alone."""
+        """The policy that an agent has become; later updates of the agent leave it alone. Critics by which the agent
+        asks an operator for help are left out, for a policy asks nobody."""
         config = acting_config(agent.config, agent.options.policy)
         made = FrozenAgent(agent.shapes, [], list(agent.proprio), agent.layout.actions, config, 0, agent.squashed)
-        made.load_acting_state(agent.acting_state(slow=True))
+        state = agent.acting_state(slow=True)
+        made.load_acting_state({name: state[name] for name in made.acting_state()})
         return cls(made, base)
 
     has_log_prob = False
