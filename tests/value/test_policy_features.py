@@ -10,7 +10,6 @@ import torch
 
 from hilt.core.errors import ConfigError
 from hilt.policies.base import Policy
-from hilt.policies.io.weights_hash import weights_hash
 from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from hilt.value.policy_features import FrozenFeatures
 from hilt.value.value_config import ValueConfig
@@ -76,10 +75,7 @@ def test_every_policy_gives_features_of_each_row_by_itself(kind: str):
         np.testing.assert_allclose(record["features"], found.numpy(), atol=1e-4, rtol=1e-3)
 
 
-def test_a_policy_without_features_or_weights_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match="there are no weights in it"):
-        weights_hash(tmp_path)
-
+def test_a_policy_without_features_is_refused():
     class Silent(SmallVLA):
         features = Policy.features  # type: ignore[assignment]
 

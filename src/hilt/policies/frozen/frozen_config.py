@@ -85,5 +85,5 @@ def check_same_weights(found: str, wanted: str, what: str) -> None:
         raise ConfigError(
             f"{what} has features and actions of a policy whose weights have the hash {found}, and those of this run's "
             f"agent.options.policy have {wanted or 'none'}. Give the policy with which they were computed, or "
-            "data without them."
+            "data without them, in a new run (hilt data convert LOG NEW --drop observations/base_policy)."
         )
