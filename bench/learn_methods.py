@@ -359,9 +359,9 @@ def sft(attempt: Attempt, kind: str = "") -> dict[str, Any]:
     return attempt.judged("sft")
 
 
-def recap(attempt: Attempt, rounds: int) -> dict[str, Any]:
+def recap(attempt: Attempt, rounds: int, kind: str = "") -> dict[str, Any]:
     """Each round learns from all episodes so far, from the policy of imitation on."""
-    data, run = recorded(attempt, 1.0), "imitation"
+    data, run = recorded(attempt, PLANNED if kind else 1.0, kind), "imitation"
     attempt.imitation(data, 0.4)
     failures = 0
     for number in range(1, rounds + 1):
@@ -377,8 +377,8 @@ def recap(attempt: Attempt, rounds: int) -> dict[str, Any]:
     return attempt.judged(run)
 
 
-def best_of(attempt: Attempt, count: int) -> dict[str, Any]:
-    data = recorded(attempt, 1.0)
+def best_of(attempt: Attempt, count: int, kind: str = "") -> dict[str, Any]:
+    data = recorded(attempt, PLANNED if kind else 1.0, kind)
     attempt.imitation(data, 0.8)
     log, failed = attempt.tried("imitation", 1)
     if not failed:
@@ -428,9 +428,16 @@ METHODS = {
     "sft": Method(sft, "imitation of what was recorded, and then of the policy's own successes besides"),
     "varied_sft": Method(partial(sft, kind="states"), "the same of episodes from 2,000 initial states instead of 50"),
     "disturbed_sft": Method(partial(sft, kind="disturb"), "the same of such episodes that were disturbed"),
-    "disturbed_residual": Method(
-        partial(frozen, space="residual", kind="disturb"), "a bounded correction of a frozen policy of such episodes"
-    ),
+    **{
+        f"disturbed_{name}": Method(partial(make, kind="disturb"), f"{name}, from such episodes")
+        for name, make in {
+            "residual": partial(frozen, space="residual"),
+            "edit": partial(frozen, space="edit"),
+            "noise": partial(frozen, space="noise"),
+            "recap_1": partial(recap, rounds=1),
+            "best_of_8": partial(best_of, count=8),
+        }.items()
+    },
 }
 REFERENCE = "rlpd"
 ROWS = tuple(f"methods_{task}_{method}" for task in TASKS for method in METHODS)

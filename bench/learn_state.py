@@ -236,7 +236,7 @@ def our_run(lab: Lab, name: str, seconds: int, states: int, seen: str = "state")
         "seed=0",
         "wire.port=0",
         "wire.broadcast_port=0",
-        *([f"task_options.image_size={IMAGE_SIZE}"] if seen == "images" else []),
+        *([f"task_options.image_size={IMAGE_SIZE}", "task_options.quality=draft"] if seen == "images" else []),
         *(lab.pick_words(QUICK)),
     ]
     _hilt("train", f"bench.learn_state:{name}", *words, "--run", str(run), timeout=seconds + 1200)

@@ -72,10 +72,57 @@ def test_metaworld_env_is_a_task(installed: None) -> None:
     assert [env.step(np.zeros(4))[3] for _ in range(9)] == [False] * 8 + [True]
 
 
+WEDGE = "0 0 0  .2 0 0  0 .1 0  0 0 .1"
+SCENE = f"""
+<mujoco>
+  <asset><mesh name="wedge" vertex="{WEDGE}"/></asset>
+  <worldbody>
+    <geom name="cup" type="mesh" mesh="wedge" contype="0" conaffinity="0"/>
+    <body name="base">
+      <body name="link" pos="1 0 0">
+        <joint axis="0 1 0"/>
+        <geom name="link" type="mesh" mesh="wedge" pos=".5 0 0" euler="0 0 90" contype="0" conaffinity="0"/>
+        <geom name="hand" type="mesh" mesh="wedge" pos=".9 0 0"/>
+        <geom name="bolt" type="sphere" size=".01" contype="0" conaffinity="0"/>
+      </body>
+    </body>
+  </worldbody>
+</mujoco>"""
+
+
+def test_draft_draws_an_ellipsoid_in_the_place_of_a_link_and_changes_no_motion() -> None:
+    mujoco = pytest.importorskip("mujoco")
+    plain, draft = (mujoco.MjModel.from_xml_string(SCENE) for _ in range(2))
+    sawyer_env._draw_ellipsoids(draft)
+    changed = [name for name in ("cup", "link", "hand", "bolt") if draft.geom(name).type != plain.geom(name).type]
+    assert changed == ["link"] and draft.vis.quality.offsamples == 0
+
+    placed = []
+    for model in (plain, draft):
+        data = mujoco.MjData(model)
+        mujoco.mj_forward(model, data)
+        placed.append((data.geom("link").xpos, data.geom("link").xmat.reshape(3, 3)))
+    (position, turn), (center, same_turn) = placed
+    corners = position + plain.mesh_vert @ turn.T
+    within = (corners - center) @ same_turn
+    assert within.max(0) == pytest.approx(draft.geom("link").size, abs=1e-5), "the box around the mesh"
+    assert within.min(0) == pytest.approx(-draft.geom("link").size, abs=1e-5)
+    states = []
+    for model in (plain, draft):
+        data = mujoco.MjData(model)
+        mujoco.mj_step(model, data, 50)
+        states.append(np.array(data.qpos))
+    assert abs(states[0]).max() > 1e-3 and (states[0] == states[1]).all()
+
+
 def test_metaworld_env_refuses_what_cannot_work(installed: None) -> None:
     assert make("metaworld/door-open-v3").unwrapped.task == "door-open-v3"
     with pytest.raises(UnknownNameError, match="no task named 'metaworld/door-opne'; did you mean 'metaworld/door-op"):
         ready(["metaworld/door-opne"])
+    with pytest.raises(UnknownNameError, match=r"quality: no quality of images named 'low'.* Known: draft, full"):
+        make("metaworld/door-open", image_size=64, quality="low")
+    with pytest.raises(ConfigError, match="quality=draft is about images, and image_size=0 has none"):
+        make("metaworld/door-open", quality="draft")
     with pytest.raises(ConfigError, match=r"step_limit=501 cannot work: Meta-World's episodes have 1 to 500 steps"):
         make("metaworld/door-open", step_limit=501)
     with pytest.raises(UnknownNameError, match="cameras: no camera of Meta-World named 'front'"):

@@ -57,6 +57,20 @@ def test_images_of_metaworld_show_the_scene_and_hide_the_objects_from_the_number
     assert env.render().shape == (256, 256, 3)
 
 
+def test_draft_images_of_metaworld_show_the_same_scene_and_change_no_motion() -> None:
+    seen = []
+    for quality in ("full", "draft"):
+        env = make("metaworld/drawer-open", image_size=48, quality=quality)
+        env.reset(options={"split": "train", "state": 0})
+        for number in range(20):
+            observation, *_, info = env.step(np.array([0.3, -0.2, 0.1 * number, 1.0]))
+        seen.append((observation, info["dense_reward"]))
+    (full, reward), (draft, same) = seen
+    assert reward == same and (full["state"] == draft["state"]).all()
+    for name, image in full["images"].items():
+        assert 0 < abs(image.astype(int) - draft["images"][name]).mean() < 12, name
+
+
 def test_a_run_of_metaworld_by_state_needs_its_task_and_demonstrations_alone(tmp_path: Path) -> None:
     (tmp_path / "button.yaml").write_text("task: metaworld/button-press-topdown\ndemonstrations: 3\n")
     short = ["max_steps=60", "training_starts=100", "agent.encoder.pretrain_updates=20", "wire.port=0"]
