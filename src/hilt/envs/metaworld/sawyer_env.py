@@ -195,7 +195,7 @@ def _scripts() -> dict[str, Any]:
 def _draw_ellipsoids(model: Any) -> None:
     """Draws the meshes of the arm's links as ellipsoids of their size: they have 50,000 of the 68,000 triangles of a
     scene. Nothing touches them, so that motions stay the same; the hand, which touches objects, stays as it is."""
-    import mujoco
+    from hilt.envs.tabletop.renderer import mujoco
 
     arm, mesh = model.body_rootid[model.body(ARM).id], int(mujoco.mjtGeom.mjGEOM_MESH)
     touches = (model.geom_contype != 0) | (model.geom_conaffinity != 0)
