@@ -20,7 +20,7 @@ from hilt.core.trajectory import Source
 from hilt.core.tree import unflatten
 from hilt.envs.chunk_executor import ChunkSettings
 from hilt.hil.actor import act
-from hilt.hil.config import Hil
+from hilt.hil.config import Hil, ValueUse
 from hilt.hil.environment import make_env, spaces
 from hilt.hil.evaluate import evaluate, load_agent
 from hilt.hil.frozen.base_observations import open_base, weights_of
@@ -33,9 +33,11 @@ from hilt.policies.frozen.frozen_policy import FrozenVlaPolicy, acting_weights
 from hilt.policies.registry import load_policy
 from hilt.replay import Log
 from hilt.runs.checkpoint import Checkpoint, latest
+from hilt.value.value_episodes import ValueInputs
 from hilt.vla.rollout import ChunkAgent
 from tests.forked import ForkServer
 from tests.hil.test_base_observations import OPTIONS, TASK, config, saved, shown
+from tests.value.valued import save_untrained
 
 __all__ = ["shown"]
 torch.set_num_threads(1)
@@ -215,6 +217,25 @@ def test_a_run_that_decides_the_noise_of_a_flow(tmp_path: Path):
     agent.begin()
     ours = np.array([agent.sample_actions(observation, argmax=True) for _ in range(2)])
     np.testing.assert_allclose(policy.act([row], sample=False)[0][0], ours, atol=1e-5)
+
+
+def test_a_run_with_the_dense_reward_of_a_value_model_of_another_frozen_run(
+    trained: Path, base_folder: Path, shown: Path, tmp_path: Path
+):
+    with Log.open(trained / "log", "r") as log:
+        inputs = ValueInputs.of(log, [], pictures=False)
+    value = save_untrained(tmp_path / "value", inputs.state, TASK)
+    asked = config(base_folder, 2, demo_path=[str(shown)], max_steps=10, training_starts=10)
+    asked.value, asked.wire.port, asked.wire.broadcast_port = ValueUse(str(value), reward=1.0), 0, 0
+    make_env(asked, operator=True).close()  # the model fits what it sees
+    begin_run(tmp_path / "run", "frozen", asked)
+    run_on(resume_run(tmp_path / "run", "", []), tmp_path / "run")
+    assert latest(tmp_path / "run").update == 10  # type: ignore[union-attr]
+    for name, steps in (("log", 9), ("demos", 5)):
+        with Log.open(tmp_path / "run" / name, "r") as log:
+            rewards = log.read(log.all().keys(), ["rewards"])["rewards"]
+        assert len(rewards) > steps and (rewards % 1 != 0).mean() > 0.9, f"{name}: every step has a part of the reward"
+    assert (tmp_path / "run" / "policy" / "config.json").is_file()
 
 
 def test_hilt_train_in_its_own_processes(base_folder: Path, tmp_path: Path, fork_server: ForkServer):

@@ -36,6 +36,20 @@ def test_steps_of_several_logs_are_read_in_the_order_that_is_asked_for(tmp_path:
         assert episodes.successes(rows).tolist() == [False, True, False, True]
 
 
+def test_what_a_frozen_policy_computed_is_no_state(tmp_path: Path):
+    """Another environment has no such columns, and a run with other weights none of this name."""
+    columns = episode(0, True, np.random.default_rng(0))
+    length = len(columns["rewards"])
+    made = {"actions": np.zeros((length, 1, 1, 2), np.float32), "features": np.zeros((length, 1, 6), np.float32)}
+    columns["observations"]["base_policy"] = {"0123456789ab": made}
+    with Log.create(tmp_path / "log", Schema.of(columns, leading=2), durability="never") as log:
+        log.add(columns, facts={"success": True})
+    with ValueEpisodes([tmp_path / "log"]) as episodes:
+        assert ValueInputs.of(episodes.logs[0], [], True).state == {"observations/state": 2}
+        by_name = ValueInputs({}, {"observations/base_policy/0123456789ab/actions": 2})
+        by_name.check(episodes.logs[0])  # a model that was trained before still judges the log
+
+
 def test_what_cannot_be_used_is_passed_over_and_counted(tmp_path: Path):
     rng = np.random.default_rng(0)
     columns = episode(0, True, rng, pictures=False)

@@ -25,6 +25,7 @@ from hilt.core.tree import Array, ArraySpec, flatten
 from hilt.formats import located_log
 from hilt.formats.experience import LogDataset
 from hilt.formats.images import as_rgb, image_shape, is_image
+from hilt.policies.frozen.frozen_config import BASE_POLICY
 from hilt.replay.edits import SUCCESS_COLUMNS
 from hilt.replay.key_ranges import OFFSET_BITS
 from hilt.replay.log import Log
@@ -82,7 +83,8 @@ class ValueInputs:
 
     @classmethod
     def of(cls, log: Log, image_keys: Sequence[str], pictures: bool) -> ValueInputs:
-        """All of a log, or the cameras that are named; raises where there is no picture and `pictures` are wanted."""
+        """All of a log, or the cameras that are named; raises where there is no picture and `pictures` are wanted. What
+        a frozen policy computed of the observations is left out: the model would fit no environment without it."""
         specs = log.schema.columns
         cameras = {name: image_shape(spec.shape) or (0, 0) for name, (_, _, spec) in _cameras(specs).items()}
         if pictures and not cameras:
@@ -90,7 +92,8 @@ class ValueInputs:
         if missing := [name for name in image_keys if name not in cameras]:
             raise UnknownNameError("camera", missing[0], cameras, setting="image_keys")
         chosen = {name: size for name, size in cameras.items() if pictures and (not image_keys or name in image_keys)}
-        state = {path: int(np.prod(spec.shape)) for path, spec in _numbers(log).items()}
+        numbers = {path: spec for path, spec in _numbers(log).items() if BASE_POLICY not in path.split("/")}
+        state = {path: int(np.prod(spec.shape)) for path, spec in numbers.items()}
         if not chosen and not state:
             raise SchemaError(f"{log.path}: its observations have neither pictures nor numbers. Give another log.")
         return cls(chosen, state)
