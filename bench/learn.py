@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench import learn_methods, learn_state, learn_tasks
+from bench import learn_methods, learn_state, learn_switch, learn_tasks
 from bench.lab import Group, Lab, remove
 from bench.report import Row, Target, at_least, at_most, below
 from bench.sides import ROOT, Side
@@ -588,5 +588,6 @@ GROUPS = {
     "control": Group(("control_lateness_p99",), control),
     "tasks": Group(learn_tasks.ROWS, learn_tasks.tasks),
     "methods": Group(learn_methods.ROWS, learn_methods.methods),
+    **learn_switch.GROUPS,
     **learn_state.GROUPS,
 }

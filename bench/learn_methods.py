@@ -350,10 +350,10 @@ def frozen(attempt: Attempt, space: str, kind: str = "") -> dict[str, Any]:
     return attempt.judged(space)
 
 
-def sft(attempt: Attempt, kind: str = "") -> dict[str, Any]:
+def sft(attempt: Attempt, kind: str = "", head: str = "tokens") -> dict[str, Any]:
     """Imitation once more, of the policy's own successes besides."""
     data = recorded(attempt, PLANNED if kind else 1.0, kind)
-    attempt.imitation(data, 0.4)
+    attempt.imitation(data, 0.4, head)
     log, _ = attempt.tried("imitation", 1)
     attempt.imitated("sft", [*data, log], "policy=imitation/policy", share=1.0)
     return attempt.judged("sft")
@@ -426,7 +426,8 @@ METHODS = {
     "recap_3": Method(partial(recap, rounds=3), "RECAP, three rounds"),
     "best_of_8": Method(partial(best_of, count=8), "a policy of imitation, the best of eight chunks by a value model"),
     "sft": Method(sft, "imitation of what was recorded, and then of the policy's own successes besides"),
-    "varied_sft": Method(partial(sft, kind="states"), "the same of episodes from 2,000 initial states instead of 50"),
+    "flow_sft": Method(partial(sft, head="flow"), "the same by a policy with a flow, as `noise` has it"),
+    "varied_sft": Method(partial(sft, kind="states"), "`sft` of episodes from 2,000 initial states instead of 50"),
     "disturbed_sft": Method(partial(sft, kind="disturb"), "the same of such episodes that were disturbed"),
     **{
         f"disturbed_{name}": Method(partial(make, kind="disturb"), f"{name}, from such episodes")

@@ -40,7 +40,7 @@ class Machine:
     def call(self, words: Sequence[str], folder: Path, env: dict[str, str], seconds: float) -> Any:
         self.calls.append(list(words))
         self.limits.append(seconds)
-        ends = "--run" in words
+        ends = "--run" in words and seconds < learn_methods.MAX_S
         self.now += seconds if ends else 20
         out = {name: words[words.index(name) + 1] for name in ("--run", "--out", "--json") if name in words}
         if words[0] == "record":
@@ -108,7 +108,8 @@ def test_what_a_method_adds_is_in_its_words(tmp_path: Path, monkeypatch: pytest.
     for space in ("residual", "edit", "noise"):
         for words in (made[space], made[f"disturbed_{space}"]):
             assert f"agent.options.space={space}" in words and "policy=imitation/policy" in words
-    assert "policy_options.head=flow" in made["noise"], "noise needs a flow"
+    with_flow = {name for name in METHODS if "policy_options.head=flow" in made[name]}
+    assert with_flow == {"noise", "disturbed_noise", "flow_sft"}, "noise needs a flow"
     assert [made[name].count("recap.threshold=0.6") for name in ("recap_1", "recap_3", "sft")] == [1, 3, 0]
     for name in ("best_of_8", "disturbed_best_of_8"):
         assert made[name].endswith("--best-of 8 --verifier verifier --json tested.json")
