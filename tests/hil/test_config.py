@@ -39,6 +39,10 @@ SHOWN = {
         f"value.{name}": "hil/test_environment.py::test_a_value_model_adds_a_dense_reward_and_ends_hopeless_episodes"
         for name in ("model", "reward", "stop_below", "stop_patience")
     },
+    **{
+        f"value.{name}": "hil/test_environment.py::test_a_value_model_shows_the_operator_what_it_expects"
+        for name in ("alarm_below", "alarm_patience")
+    },
     "control_hz": "hil/test_actor.py::test_actor_keeps_the_control_rate_and_reports_lateness",
     "max_traj_length": "hil/test_environment.py::test_limits_observations_and_the_grippers_penalty",
     "demo_path": "hil/test_data.py::test_demonstrations_in_any_format_once",
@@ -179,6 +183,8 @@ IDLE: dict[str, tuple[dict[str, Any], str | dict[str, Any]]] = {
     "classifier_threshold=0.8": ({}, "classifier=folder"),
     **{f"value.{change}": ({}, "value.model=folder") for change in ("reward=1", "stop_below=0.1")},
     "value.stop_patience=5": ({"value": {"model": "folder", "reward": 1.0}}, "value.stop_below=0.1"),
+    "value.alarm_below=0.2": ({"value": {"model": "folder"}}, "operator=script"),
+    "value.alarm_patience=2": ({"value": {"model": "folder"}, "operator": "script"}, "value.alarm_below=0.1"),
     "demonstration_options.speed=0.5": ({}, "demonstrations=2"),
     "operator_options.mode=hold": ({}, "operator=script"),
     **{f"lost_contact{change}": ({}, "operator=script") for change in ("=pause", "_seconds=5")},

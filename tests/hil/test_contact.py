@@ -15,7 +15,7 @@ import pytest
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.trajectory import Source
 from hilt.hil import contact
-from hilt.hil.config import HelpRequests, Hil, check
+from hilt.hil.config import HelpRequests, Hil, ValueUse, check
 from hilt.hil.launch import Child
 from hilt.observe.live import Standing
 from hilt.observe.metrics import FILE, running
@@ -252,13 +252,53 @@ def test_the_policy_asks_for_help_where_its_critics_disagree(learner: test_actor
 
 def test_help_is_needed_above_the_quantile_of_the_last_values():
     config = Hil(operator="script", help=HelpRequests(quantile=0.75, window=20))
-    asker = contact.HelpAsker(SimpleNamespace(get_wrapper_attr=lambda name: lambda text: None), config, print)  # type: ignore[arg-type]
+    asker = contact.HelpAsker(Watched(waited_for=False, engaged=False), config, print)  # type: ignore[arg-type]
     assert not any(asker.needed(float(n)) for n in range(20)), "the window is not full"
     assert not asker.needed(14.25) and not asker.needed(None) and not asker.needed(float("nan"))
     values = [*map(float, range(1, 20)), 14.25]
     assert asker.needed(float(np.quantile(values, 0.75)) + 1e-6)
     asker._since = 0
     assert not asker.needed(1e9), "it has just asked"
+
+
+class Watched:
+    """An environment whose value model raises an alarm, and what its operator is shown."""
+
+    def __init__(self, waited_for: bool, engaged: bool) -> None:
+        self.success, self.doubtful, self.shown = None, 0, []  # type: ignore[var-annotated]
+        self.device = SimpleNamespace(waited_for=waited_for)
+        self.poll, self.ask = (lambda: Reading(engaged=engaged)), self.shown.append
+
+    def value_alarm(self) -> float | None:
+        return self.success
+
+    def has_wrapper_attr(self, name: str) -> bool:
+        return hasattr(self, name)
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        return getattr(self, name)
+
+
+@pytest.mark.parametrize("waits", [0.0, 0.02])
+def test_the_operator_is_asked_where_the_value_model_expects_a_failure(waits: float):
+    env, said = Watched(waited_for=True, engaged=True), []  # type: ignore[var-annotated]
+    config = Hil(operator="script", value=ValueUse("m", alarm_below=0.1), help=HelpRequests(wait_seconds=waits))
+    check(config)
+    asker = contact.HelpAsker(env, config, said.append)  # type: ignore[arg-type]
+    assert asker.needed(None) == "" and asker.stats()["help_requests"] == 0
+    env.success, env.doubtful = 0.04, 6
+    text = asker.needed(None)
+    assert text == "The episode is expected to fail (probability of success 4%): take over."
+    env.success = None  # it raises an alarm once
+    asker.ask(text, lambda: False)
+    stats = asker.stats()
+    assert (stats["help_requests"], stats["help_answered"]) == (1, int(waits > 0))
+    if waits:
+        assert env.shown == [text, ""] and said == [f"{text} It waits for 0.02 s."]
+        return
+    assert asker.needed(0.5) == "" and env.shown == [text], "it is shown as long as a failure is expected"
+    env.doubtful = 0
+    assert asker.needed(None) == "" and env.shown == [text, ""]
 
 
 def test_help_that_cannot_come_is_refused():

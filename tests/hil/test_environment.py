@@ -17,7 +17,7 @@ from hilt.hil import environment as workplace
 from hilt.hil.config import Hil, ValueUse, Wire, check
 from hilt.hil.environment import check_fit, make_env, spaces, task_options, trainer_config
 from hilt.policies.agent.config import AgentConfig
-from hilt.teleop.devices import Device, Reading
+from hilt.teleop.devices import Device, Reading, Status
 from tests.value.valued import save_untrained
 
 TOY = "tests.hil.toy:Toy"
@@ -177,13 +177,55 @@ def test_a_value_model_adds_a_dense_reward_and_ends_hopeless_episodes(tmp_path: 
     assert [step[1] for step in twice] == pytest.approx([2 * step[1] for step in dense])
     ended = played(stop_below=0.999, stop_patience=2)
     assert [step[3] for step in ended] == [False, True, True] and "stopped_by_value" in ended[1][4]
-    with pytest.raises(ConfigError, match=r"value.model=.* would do nothing: give value.reward=1 or value.stop_below"):
-        check(Hil(value=ValueUse(model)))
+    assert [step[1:4] for step in played()] == [step[1:4] for step in plain], "alone it watches"
+    check(Hil(value=ValueUse(model)))
     clipped = AgentConfig(rlpd=Rlpd(target_range=[0.0, 1.0]))
     with pytest.raises(ConfigError, match=r"Give agent.rlpd.target_range=null"):
         check(Hil(value=ValueUse(model, 1.0), agent=clipped))
     with pytest.raises(ConfigError, match="is no value model"):
         make_env(Hil(task=TOY, value=ValueUse("nowhere", 1.0)), True)
+
+
+def test_a_value_model_shows_the_operator_what_it_expects(tmp_path: Path):
+    class Screen(Device):
+        screen = True
+
+        def read(self) -> Reading:
+            return Reading()
+
+        def show(self, images: Any, status: Status) -> None:
+            shown.append(status)
+
+    shown: list[Status] = []
+    model = str(save_untrained(tmp_path / "value", {"observations/state/left/point": 3}))
+    workplace.open_device, before = (lambda *_, **__: Screen()), workplace.open_device
+    try:
+        for below, marked in ((0.0, False), (0.999, True)):
+            shown.clear()
+            config = Hil(task=TOY, operator="mine", value=ValueUse(model, alarm_below=below, alarm_patience=2))
+            with make_env(config, True) as env:
+                env.reset(seed=0, options=START)
+                raised = []
+                for _ in range(3):
+                    env.step(np.full(3, 0.1))
+                    raised.append(env.get_wrapper_attr("value_alarm")() is not None)
+            assert raised == [False, marked, False], "after two steps in a row"
+            assert (shown[0].success_probability, shown[0].alarm) == (None, False)
+            assert 0 < shown[-1].success_probability < 1 and shown[-1].alarm == marked
+    finally:
+        workplace.open_device = before
+
+
+def test_an_alarm_that_never_comes_is_refused():
+    end = {"stop_below": 0.2, "stop_patience": 5}
+    check(Hil(operator="script", value=ValueUse("m", alarm_below=0.2, alarm_patience=4, **end)))
+    check(Hil(operator="script", value=ValueUse("m", alarm_below=0.3, alarm_patience=9, **end)))
+    with pytest.raises(
+        ConfigError, match=r"alarm_below=0\.1 with value\.stop_below=0\.2: the episode has ended before"
+    ):
+        check(Hil(operator="script", value=ValueUse("m", alarm_below=0.1, alarm_patience=5, **end)))
+    with pytest.raises(ConfigError, match=r"value\.alarm_below=0\.1 would do nothing: it needs an operator"):
+        check(Hil(value=ValueUse("m", alarm_below=0.1)))
 
 
 def test_spaces_connects_to_nothing():

@@ -168,11 +168,15 @@ def test_a_person_sees_the_plan_of_the_policy_until_somebody_else_acts_or_it_is_
     env = played(Reading(), push(0), Reading())
     env.show_plans(lambda: ExecutedChunk(0, np.zeros((3, 7)), 1, 0.6))
     env.count_down(lambda: 40)
+    expected = iter([0.3, 0.1, 0.2, None, None])
+    env.show_expectation(lambda: next(expected), 0.2)
     device = env.device
     assert isinstance(device, Played)
     assert device.shown[-1][1].confidence is None and device.shown[-1][1].episodes_left is None
     infos(env, 3)
     assert [status.confidence for _, status in device.shown[-3:]] == [0.6, None, 0.6], "the second step is a person's"
+    assert [status.success_probability for _, status in device.shown[-3:]] == [0.3, 0.1, 0.2], "whoever acts"
+    assert [status.alarm for _, status in device.shown[-3:]] == [False, True, False]
     env.rewound()
     assert device.shown[-1][1].confidence is None
     env.reset()

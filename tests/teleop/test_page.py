@@ -660,6 +660,7 @@ def test_pictures_go_on_after_a_broken_connection(page: Any, device: Any):
 def test_the_plan_of_the_policy_is_drawn_in_the_picture(page: Any, device: Any, artifacts: Path):
     path = {"front": [[[0.1, 0.5], [0.5, 0.5], [0.9, 0.5]]]}
     plan = {"path": path, "path_done": 1, "confidence": 0.73, "episodes_left": 12}
+    plan |= {"success_probability": 0.08, "alarm": True}
     device.show({"front": np.zeros_like(PICTURE), "wrist": PICTURE}, Status("policy", episode=4, step=3, **plan))
     brightest = """return ((canvas) => {
         const pixels = canvas.getContext("2d").getImageData(%s * canvas.width, canvas.height / 2 - 3, 1, 6).data;
@@ -671,7 +672,8 @@ def test_the_plan_of_the_policy_is_drawn_in_the_picture(page: Any, device: Any, 
     behind = page.execute_script(brightest % 0.3)
     assert min(behind) > 20 and max(behind) - min(behind) < 20, "white, and thin, where it has been"
     facts = page.find_element("css selector", ".facts").text
-    assert "73%" in facts and "4 / ≈16" in facts
+    assert "73%" in facts and "4 / ≈16" in facts and "8%" in facts
+    assert page.find_element("css selector", ".alarm .expected").text == "8%"
     page.save_screenshot(str(artifacts / "plan.png"))
     device.show({"front": np.zeros_like(PICTURE), "wrist": PICTURE}, Status("human", step=4))
     chromium.wait(page, brightest % 0.7 + "[0] < 20")

@@ -85,6 +85,52 @@ def test_hopeless_episodes_are_truncated_unless_a_person_acts(value: OnlineValue
     assert len(played(ValueWatch(Line(), value, 0.9, stop_below=1e-9, patience=1))) == 8
 
 
+def test_an_alarm_comes_once_in_a_row_of_doubtful_steps_in_which_no_person_acts(value: OnlineValue):
+    def alarms(human: tuple[int, ...] = (), **limits: Any) -> list[int]:
+        env = ValueWatch(Line(human), value, 0.9, **limits)
+        env.reset()
+        raised = []
+        for step in range(1, 9):
+            env.step(np.zeros(1))
+            assert env.success_probability == env.value_figures()["value_success"]
+            if (found := env.value_alarm()) is not None:
+                assert found == env.success_probability
+                raised.append(step)
+            assert env.value_alarm() is None, "a second question is not asked"
+        assert env.value_figures().get("value_alarms", 0) == len(raised)
+        return raised
+
+    assert alarms(alarm_below=1.0, alarm_patience=3) == [3]  # below 1 is every probability
+    assert alarms((4,), alarm_below=1.0, alarm_patience=3) == [3, 7], "after a person it is asked again"
+    assert alarms((2,), alarm_below=1.0, alarm_patience=3) == [5]
+    assert alarms(alarm_below=1e-9, alarm_patience=1) == [] and alarms() == []
+
+
+def test_a_person_sees_what_is_expected_of_this_episode(value: OnlineValue):
+    shown: list[Any] = []
+
+    class Page(gymnasium.Wrapper):
+        def show_expectation(self, success: Any, alarm_below: float) -> None:
+            self.success = success
+            shown.append(alarm_below)
+
+        def reset(self, **given: Any) -> Any:
+            shown.append(self.success())
+            return super().reset(**given)
+
+        def step(self, action: Any) -> Any:
+            shown.append(self.success())
+            return super().step(action)
+
+    env = ValueWatch(Page(Line()), value, 0.9, alarm_below=0.25)
+    env.reset()
+    env.step(np.zeros(1))
+    env.step(np.zeros(1))
+    env.reset()
+    seen = [value({"state": np.array([t / 4, -t / 3], np.float32)})[1] for t in range(2)]
+    assert shown == [0.25, None, pytest.approx(seen[0]), pytest.approx(seen[1]), None]
+
+
 def test_value_figures_compare_what_was_expected_with_what_came(value: OnlineValue):
     class Known(Line):
         """Every fourth episode is no success."""
@@ -101,7 +147,7 @@ def test_value_figures_compare_what_was_expected_with_what_came(value: OnlineVal
 
     env = ValueWatch(Known(), value, 0.9, reward=1.0)
     for _ in range(JUDGED_EPISODES):
-        assert env.value_figures() == {}
+        assert env.value_figures().keys() <= {"value_success"}, "which is of the running episode"
         played(env)
     figures = env.value_figures()
     each = [value({"state": np.array([t / 4, -t / 3], np.float32)})[1] for t in range(1, 9)]
@@ -110,7 +156,8 @@ def test_value_figures_compare_what_was_expected_with_what_came(value: OnlineVal
     ended = ValueWatch(Known(), value, 0.9, stop_below=1.0, patience=3)
     for _ in range(JUDGED_EPISODES):
         played(ended)
-    assert ended.value_figures() == {"value_hopeless": 1.0}, "what is ended tells nothing of its outcome"
+    found = ended.value_figures()
+    assert found.pop("value_success") > 0 and found == {"value_hopeless": 1.0}, "an end tells nothing of the outcome"
 
 
 def test_an_environment_that_does_not_fit_is_refused_at_once(value: OnlineValue, tmp_path: Path):

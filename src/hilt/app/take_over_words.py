@@ -16,6 +16,8 @@ TAKE_OVER_WORDS = {
     "About as many episodes as the run will have": "本次运行大约共有的回合数",
     "Confidence": "把握",
     "The share of its plans so far of which the policy was less sure": "策略迄今的计划中，把握比这一次小的所占比例",
+    "Expected": "预计成功率",
+    "The probability that this episode succeeds, by the value model": "价值模型给出的该回合成功的概率",
     "Success": "成功",
     "Fail": "失败",
     "Reset": "重置",

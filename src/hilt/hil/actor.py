@@ -264,8 +264,8 @@ class Actor:
         )
         version = -1 if random else self.acted.version
         helped = random or self.acted.acting == Source.HUMAN.name.lower()
-        if not helped and self._help.needed(self._agent.disagreement):
-            self._ask_for_help()
+        if not helped and (text := self._help.needed(self._agent.disagreement)):
+            self._ask_for_help(text)
         if self._rate is not None:
             self._rate.wait()
         sent = self._now()
@@ -332,11 +332,11 @@ class Actor:
         if self._rate is not None:
             self._rate.restart()
 
-    def _ask_for_help(self) -> None:
+    def _ask_for_help(self, text: str) -> None:
         """Before a step of the policy: no step is made while it waits."""
         self.acted.acting = ASKING
         self._does(ASKING)
-        self._help.ask(self._ended)
+        self._help.ask(text, self._ended)
         if self._rate is not None:
             self._rate.restart()
 

@@ -135,7 +135,8 @@ _HAS_MODEL = Need("{here}model=FOLDER", lambda c: c.model)
 
 @dataclass
 class ValueUse:
-    """What a value model of `hilt train value` does while actors act. It does nothing in an evaluation."""
+    """What a value model of `hilt train value` does while actors act: alone it watches, and its probability of success
+    is on the take-over page and in the metrics. It does nothing in an evaluation."""
 
     model: str = ""
     """A folder made by `hilt train value`; empty: none"""
@@ -146,10 +147,18 @@ class ValueUse:
     """An episode is truncated when the probability of success stays below this; 0: never"""
     stop_patience: int = setting(10, minimum=1, needs=Need("{here}stop_below", lambda c: c.stop_below))
     """The number of steps in a row for which it does, in which no person acts"""
+    alarm_below: float = setting(0.0, minimum=0, below=1, needs=_HAS_MODEL)
+    """The operator is asked for help when the probability of success stays below this; 0: never"""
+    alarm_patience: int = setting(5, minimum=1, needs=Need("{here}alarm_below", lambda c: c.alarm_below))
+    """The number of steps in a row for which it does, in which no person acts; it asks once in a row"""
 
     def conflicts(self, here: str) -> Iterator[str]:
-        if self.model and not self.reward and not self.stop_below:
-            yield f"{here}model={self.model} would do nothing: give {here}reward=1 or {here}stop_below=0.05."
+        if 0 < self.alarm_below <= self.stop_below and self.stop_patience <= self.alarm_patience:
+            yield (
+                f"{here}alarm_below={self.alarm_below:g} with {here}stop_below={self.stop_below:g}: the episode has "
+                f"ended before anybody is asked. Give {here}alarm_below a larger probability, or a smaller "
+                f"{here}alarm_patience than {here}stop_patience={self.stop_patience}."
+            )
 
 
 @dataclass
@@ -176,14 +185,14 @@ _ASKS = Need("{here}quantile", lambda c: c.quantile)
 @dataclass
 class HelpRequests:
     """When the policy asks the operator for help: where its critics disagree, about an action that it has chosen, more
-    than they mostly do."""
+    than they mostly do; and, with `value.alarm_below`, where a value model expects that the episode fails."""
 
     quantile: float = setting(0.0, minimum=0, below=1)
     """It asks where the standard deviation of Q over the critics is above this quantile of its last values, such as
     0.99: in about 1% of the steps; 0: it never asks"""
     window: int = setting(1000, minimum=20, needs=_ASKS)
     """The number of last values, and of steps before it asks first"""
-    wait_seconds: float = setting(10.0, minimum=0, needs=_ASKS)
+    wait_seconds: float = setting(10.0, minimum=0)
     """Seconds for which it holds still until the operator takes over, or presses a button; then it goes on. 0: it goes
     on at once, while the message is shown"""
 
@@ -223,6 +232,9 @@ def _judges_by_folder(config: Hil) -> bool:
 
 
 _OPERATOR = Need("an operator, such as operator=browser", lambda c: c.operator)
+_ASKS_FOR_HELP = Need(
+    "help.quantile or value.alarm_below", lambda c: c.help.quantile or c.value.alarm_below, of=("wait_seconds",)
+)
 _CLASSIFIER = Need("classifier=FOLDER", _judges_by_folder)
 _GOES_ON = Need("lost_contact=policy", lambda c: c.lost_contact == "policy")
 _RLPD = Need("algorithm=rlpd", reinforces)
@@ -293,8 +305,14 @@ class Hil:
     what it says; empty: the environment's own"""
     classifier_threshold: float = setting(0.0, minimum=0, below=1, needs=_CLASSIFIER)
     """An observation is a success from this probability on; 0: the threshold that the classifier has itself"""
-    value: ValueUse = setting(factory=ValueUse, needs=Need(_RLPD.needed, _RLPD.there, of=("reward",)))
-    """A value model that adds a dense reward, or ends hopeless episodes"""
+    value: ValueUse = setting(
+        factory=ValueUse,
+        needs=(
+            Need(_RLPD.needed, _RLPD.there, of=("reward",)),
+            Need(_OPERATOR.needed, _OPERATOR.there, of=("alarm_below",)),
+        ),
+    )
+    """A value model that watches episodes: it can add a dense reward, end hopeless ones, and ask for the operator"""
     control_hz: float = setting(0.0, minimum=0)
     """Steps in a second; 0: the task's own rate for an arm or a person, as fast as it goes for a simulation"""
     max_traj_length: int = setting(0, minimum=0)
@@ -324,9 +342,10 @@ class Hil:
         needs=(
             Need(_OPERATOR.needed, _OPERATOR.there, of=("quantile",)),
             Need(_RLPD.needed, _RLPD.there, of=("quantile",)),
+            _ASKS_FOR_HELP,
         ),
     )
-    """When the policy asks the operator for help"""
+    """When the operator is asked for help"""
     actors: int = setting(1, minimum=1, hint="A learner alone is `hilt learner`.")
     """How many `hilt train` starts"""
 

@@ -108,7 +108,8 @@ def _with_value(env: Env, config: Hil) -> Env:
     from hilt.value.online_value import ValueWatch  # needs torch, which recording does without
 
     use, value = config.value, open_value(config, env.observation_space)
-    return ValueWatch(env, value, config.agent.rlpd.discount, use.reward, use.stop_below, use.stop_patience)
+    stop, alarm = (use.stop_below, use.stop_patience), (use.alarm_below, use.alarm_patience)
+    return ValueWatch(env, value, config.agent.rlpd.discount, use.reward, *stop, *alarm)
 
 
 def _with_base(env: Env, config: Hil) -> Env:

@@ -57,7 +57,7 @@ CHANGEABLE = frozenset(
         *("checkpoint_period", "checkpoint_keep", "buffer_period"),
         *("goal.success", "goal.states", "goal.period", "goal.hold", "goal.take_overs", "stop_on"),
         *(f"mixed.{name}" for name in ("simulations", "groups", "period", "max_age", "weight")),
-        *("help.quantile", "help.window", "help.wait_seconds"),
+        *("help.quantile", "help.window", "help.wait_seconds", "value.alarm_below", "value.alarm_patience"),
         *(f"recap.{name}" for name in ("model", "threshold", "dropout", "guidance")),
         *("actors", "operator", "operator_options", "lost_contact", "lost_contact_seconds", "control_hz"),
         *("wire.host", "wire.port", "wire.broadcast_port", "wire.keys", "wire.key_name"),

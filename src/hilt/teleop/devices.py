@@ -84,6 +84,10 @@ class Status:
     """How many sections of each path are behind the arm"""
     confidence: float | None = None
     """The share of its plans so far of which the policy was less sure; None: it does not say"""
+    success_probability: float | None = None
+    """The probability that the episode succeeds, by a value model; None: none watches"""
+    alarm: bool = False
+    """Whether that is so low that a person should look"""
     episodes_left: int | None = None
     """About how many more episodes the run has; None: that is not known"""
 

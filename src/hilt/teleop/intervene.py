@@ -123,6 +123,8 @@ class TakeOver(gymnasium.Wrapper):
         self._first_command = first_limits(env, first_command)
         self._plan = PlanView()
         self._steps_left: Callable[[], int | None] = lambda: None
+        self._expected: Callable[[], float | None] = lambda: None
+        self._alarm_below = 0.0
         self._steps_made = 0
         self._begin()
         device.attach(env)
@@ -211,6 +213,11 @@ class TakeOver(gymnasium.Wrapper):
     def count_down(self, steps_left: Callable[[], int | None]) -> None:
         """From now on the person sees about how many episodes are left. `steps_left()`: None where that is unknown."""
         self._steps_left = steps_left
+
+    def show_expectation(self, success: Callable[[], float | None], alarm_below: float = 0.0) -> None:
+        """From now on the person sees the probability that the episode succeeds: `success()`, which knows the step
+        before the newest one, None where it knows none; below `alarm_below` it is marked."""
+        self._expected, self._alarm_below = success, alarm_below
 
     def poll(self) -> Reading:
         """What the device gives between two steps. Nothing moves, and its events count in the next step. Where contact
@@ -307,7 +314,7 @@ class TakeOver(gymnasium.Wrapper):
         return limited, still
 
     def _show(self, observation: Any, who: str) -> None:
-        self._seen = observation
+        self._seen, expected = observation, self._expected()
         self.device.observe(observation)
         status = Status(
             who=who,
@@ -322,6 +329,8 @@ class TakeOver(gymnasium.Wrapper):
             rewind=self._rewinds,
             estop=self._estop.latched,
             episodes_left=self._episodes_left(),
+            success_probability=expected,
+            alarm=expected is not None and expected < self._alarm_below,
             **self._plan.shown(),
         )
         images: dict[str, np.ndarray] = {}

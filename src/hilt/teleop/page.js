@@ -94,7 +94,8 @@ export default {
           <div><dt>{{ w("Step") }}</dt><dd class="step">{{ status.step || 0 }}<small v-if="status.step_limit"> / {{ status.step_limit }}</small></dd></div>
           <div><dt>{{ w("Reward") }}</dt><dd>{{ +(status.reward || 0).toFixed(2) }}</dd></div>
           <div v-if="status.confidence != null" :title="w('The share of its plans so far of which the policy was less sure')"><dt>{{ w("Confidence") }}</dt><dd class="confidence">{{ Math.round(100 * status.confidence) }}%</dd></div>
-          <div v-if="view.viewers > 1 || status.confidence == null"><dt>{{ w("Viewers") }}</dt><dd>{{ view.viewers || 0 }}</dd></div>
+          <div v-if="status.success_probability != null" :class="{alarm: status.alarm}" :title="w('The probability that this episode succeeds, by the value model')"><dt>{{ w("Expected") }}</dt><dd class="expected">{{ Math.round(100 * status.success_probability) }}%</dd></div>
+          <div v-if="view.viewers > 1 || (status.confidence == null && status.success_probability == null)"><dt>{{ w("Viewers") }}</dt><dd>{{ view.viewers || 0 }}</dd></div>
         </dl>
         <progress :max="status.step_limit || 1" :value="status.step_limit ? status.step : 0"></progress>
         <p v-if="status.message || note" class="message">{{ note || status.message }}</p>

@@ -1,4 +1,5 @@
-"""A value model beside a running episode: a dense reward for learning, and an early end of hopeless episodes.
+"""A value model beside a running episode: what it expects for a person to see, an alarm, a dense reward for learning,
+and an early end of hopeless episodes.
 
 value = OnlineValue(load_value_model("value"), env.observation_space)
 env = ValueWatch(env, value, discount=0.97, reward=1.0, stop_below=0.05)
@@ -98,9 +99,13 @@ class ValueWatch(gymnasium.Wrapper):
     With `stop_below`, an episode is truncated when the probability of success has been below it for `patience` steps in
     a row in which no person acted; the info of its last step has it as ``stopped_by_value``.
 
-    `value_figures` compares what it expected of the last episodes with what came."""
+    With `alarm_below`, `value_alarm` gives the probability of success, once, when it has been below that for
+    `alarm_patience` such steps in a row.
 
-    episode_state: ClassVar[tuple[str, ...]] = ("potential", "hopeless", "expected")
+    A person who may take over sees the probability, and `value_figures` compares what was expected of the last episodes
+    with what came."""
+
+    episode_state: ClassVar[tuple[str, ...]] = ("potential", "hopeless", "doubtful", "expected", "success_probability")
 
     def __init__(
         self,
@@ -110,26 +115,36 @@ class ValueWatch(gymnasium.Wrapper):
         reward: float = 0.0,
         stop_below: float = 0.0,
         patience: int = 10,
+        alarm_below: float = 0.0,
+        alarm_patience: int = 5,
     ):
         super().__init__(env)
         self._value, self._discount, self._weight = value, discount, reward
         self._below, self._patience = stop_below, patience
-        self.potential, self.hopeless = 0.0, 0
+        self._alarm_below, self._alarm_patience, self._alarms = alarm_below, alarm_patience, 0
+        self.potential, self.hopeless, self.doubtful = 0.0, 0, 0
         self.expected: tuple[float, int] = (0.0, 0)
         """Of the episode: the sum of the probabilities of success, and the number of steps"""
+        self.success_probability: float | None = None
+        """The probability of success after the last step; None where it was not judged yet"""
         self._ended: deque[tuple[float, bool | None, bool]] = deque(maxlen=JUDGED_EPISODES)
+        if env.has_wrapper_attr("show_expectation"):
+            env.get_wrapper_attr("show_expectation")(lambda: self.success_probability, alarm_below)
 
     def reset(self, **options: Any) -> tuple[Observation, Info]:
+        self.success_probability = None  # what is shown of the new episode is nothing of the one before
         observation, info = self.env.reset(**options)
-        self.potential, self.hopeless, self.expected = self._judged(observation)[0], 0, (0.0, 0)
+        self.potential, self.success_probability = self._judged(observation)
+        self.hopeless, self.doubtful, self.expected = 0, 0, (0.0, 0)
         return observation, info
 
     def step(self, action: npt.ArrayLike) -> StepResult:
         observation, reward, terminated, truncated, info = self.env.step(action)
         before, (self.potential, success) = self.potential, self._judged(observation)
         dense = self._discount * self.potential * (not terminated) - before
-        is_hopeless = success < self._below and "intervene_action" not in info
-        self.hopeless = self.hopeless + 1 if is_hopeless else 0
+        alone, self.success_probability = "intervene_action" not in info, success
+        self.hopeless = self.hopeless + 1 if alone and success < self._below else 0
+        self.doubtful = self.doubtful + 1 if alone and success < self._alarm_below else 0
         if self.hopeless >= self._patience and not terminated:
             truncated, info = True, {**info, STOPPED: success}
         total, steps = self.expected
@@ -138,13 +153,24 @@ class ValueWatch(gymnasium.Wrapper):
             self._ended.append((self.expected[0] / self.expected[1], success_of(info), STOPPED in info))
         return observation, float(reward) + self._weight * dense, bool(terminated), bool(truncated), info
 
+    def value_alarm(self) -> float | None:
+        """The probability of success, if a person is to be asked for help now: in the step in which it has been below
+        `alarm_below` for long enough, and not again until it was above, or a person has acted."""
+        if not self._alarm_below or self.doubtful != self._alarm_patience:
+            return None
+        self._alarms, self.doubtful = self._alarms + 1, self.doubtful + 1
+        return self.success_probability
+
     def value_figures(self) -> dict[str, float]:
-        """Returns figures of the last episodes: ``value_hopeless``, the share that was ended as hopeless; of the others
-        ``value_expected``, the mean probability of success over their steps, and ``value_realized``, the share that
-        succeeded. There are none while there are too few episodes."""
+        """Returns ``value_success``, the probability of success after the last step; with an alarm ``value_alarms``,
+        how often a person was asked; and of the last episodes ``value_hopeless``, the share that was ended as hopeless;
+        of the others ``value_expected``, the mean probability of success over their steps, and ``value_realized``, the
+        share that succeeded. There are none of episodes while there are too few."""
+        figures = {} if self.success_probability is None else {"value_success": self.success_probability}
+        figures |= {"value_alarms": float(self._alarms)} if self._alarm_below else {}
         if len(self._ended) < JUDGED_EPISODES:
-            return {}
-        figures = {"value_hopeless": sum(stopped for *_, stopped in self._ended) / len(self._ended)}
+            return figures
+        figures["value_hopeless"] = sum(stopped for *_, stopped in self._ended) / len(self._ended)
         known = [(one, came) for one, came, stopped in self._ended if came is not None and not stopped]
         if len(known) >= JUDGED_EPISODES // 2:
             figures["value_expected"] = sum(one for one, _ in known) / len(known)
