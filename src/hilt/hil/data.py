@@ -93,6 +93,7 @@ class Experience:
 
             self.stream = AdvantageStream(config, {"log": self.log, "demos": self.demos}, notify)
             self._demonstrations = self.stream.shown
+        self._watched = _watched(config, self.log, notify) if self.stream is None else None
         self._draws = {"online": bridge.generator(config.seed), "demo": bridge.generator(config.seed + 1)}
         self._draws |= {
             name: bridge.generator(config.seed + 2 + n) for n, name in enumerate(sorted(config.view_shares))
@@ -166,7 +167,7 @@ class Experience:
 
     def note_outcome(self, trajectory: int, success: bool | None) -> None:
         """Keeps the task of an episode, its instruction and rate, and its success, if that is known, as facts of the
-        log: lists, filters and conversions of episodes show them. With algorithm=recap the episode is valued."""
+        log: lists, filters and conversions of episodes show them. With algorithm=recap or value.model it is valued."""
         with contextlib.suppress(UnknownNameError):  # evicted meanwhile
             facts, first = dict(self._facts), self.log.trajectory_keys(trajectory)[:1]
             tasks, words = self._tasks, self._instructions
@@ -179,8 +180,8 @@ class Experience:
                 number = int(self.log.read(first, [TASK_COLUMN])[TASK_COLUMN][0])
                 facts |= {"task": tasks[number], INSTRUCTION: words[number]}
             self.log.annotate(trajectory, **facts, **({} if success is None else {"success": success}))
-            if self.stream is not None:
-                self.stream.value(trajectory)
+            if (values := self.stream or self._watched) is not None:
+                values.value(trajectory)
 
     def note_rewind(self, actor: str, at: int, to: int) -> None:
         """An actor's step of this number is the last one before a person went back to step `to` of the episode."""
@@ -361,6 +362,15 @@ class Experience:
         if self._ahead is not None:
             self._ahead[1].close()
             self._ahead = None
+
+
+def _watched(config: Hil, log: Log, notify: Callable[[str], None]) -> Any:
+    """With value.model: what values each episode, so that the app has its curve."""
+    if not config.value.model:
+        return None
+    from hilt.hil.stream.episode_values import WatchedEpisodes  # needs the value model
+
+    return WatchedEpisodes(config, log, notify)
 
 
 def _facts_of(config: Hil, env: HasSpaces) -> dict[str, Any]:

@@ -23,20 +23,17 @@ from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.trajectory import ESTIMATES, Source
 from hilt.core.tree import Array
 from hilt.hil.config import Hil
+from hilt.hil.stream.episode_values import OFFSETS, EpisodeValues
 from hilt.hil.stream.labelled import GOOD, Labelled
-from hilt.replay import Edits, Log
+from hilt.replay import Log
 from hilt.replay.key_ranges import OFFSET_BITS
-from hilt.replay.recut import facts_of_estimates
 from hilt.replay.sampling import Chunks, Sampler
 from hilt.replay.view import View
-from hilt.value.value_episodes import TrajectoryEpisodes
-from hilt.value.value_facts import estimates_of
 from hilt.value.value_model import ValueModel, load_value_model
 
 if TYPE_CHECKING:
     from gymnasium.spaces import Space
 
-OFFSETS = (1 << OFFSET_BITS) - 1
 PEOPLE, OTHERS = ("human", "demo"), ("policy", "random")
 """The sources of steps that are always good, and of those that are judged"""
 LIVE, EARLIER = "log", "demos"
@@ -89,6 +86,7 @@ class AdvantageStream:
         self._model, self._quantile = open_model(config), config.recap.threshold
         self._folder, self._logs, self._notify = Path(config.recap.model), dict(logs), notify
         self._only = "" if "+" in config.task else config.task  # what episodes show that do not say what
+        self._values = {name: EpisodeValues(log, self._model, self._only) for name, log in logs.items()}
         self._lock = threading.Lock()  # batches are made in another thread than episodes are valued in
         self._known: dict[tuple[str, int], ValuedSteps] = {}
         self._limits: dict[str, float] = {}
@@ -119,9 +117,9 @@ class AdvantageStream:
                     continue
                 if name == EARLIER and not self._is_judged(log, number):
                     continue
-                found = self._estimates(name, number)
+                found = self._values[name].find(number)
                 self._take(name, number, found)
-                count += self._write(name, number, found)
+                count += self._values[name].write(number, found)
         if count:
             self._notify(f"{count} episodes of before were valued by {self._folder}")
         self._set_limits()
@@ -132,44 +130,14 @@ class AdvantageStream:
         source = log.read(log.trajectory_keys(number), ["source"])["source"]
         return bool((~np.isin(source, [Source.parse(name) for name in PEOPLE])).any())
 
-    def _known_estimates(self, name: str, number: int) -> Mapping[str, Any] | None:
-        """The facts of an episode, if they are of this model, for its outcome and its steps of now."""
-        facts, keys = self._logs[name].facts.about(number), self._logs[name].trajectory_keys(number)
-        known = facts.get(ESTIMATES)
-        if not isinstance(known, Mapping):
-            return None
-        same = (known.get("model"), known.get("success"), known.get("first"), len(known.get("advantage", ())))
-        return known if same == (self._model.id, facts.get("success"), int(keys[0] & OFFSETS), len(keys)) else None
-
     def value(self, trajectory: int) -> None:
         """Values an episode of the run's own log that has ended, once its task and its outcome are facts."""
-        found = self._estimates(LIVE, trajectory)
+        found = self._values[LIVE].find(trajectory)
         self._take(LIVE, trajectory, found)
         self._set_limits()
-        self._write(LIVE, trajectory, found)  # from now on batches have these steps
+        self._values[LIVE].write(trajectory, found)  # from now on batches have these steps
         if self._count() >= 2 * self._told:
             self._tell()
-
-    def _estimates(self, name: str, number: int) -> Mapping[str, Any]:
-        """What the model finds of an episode, or has found before."""
-        if (known := self._known_estimates(name, number)) is not None:
-            return known
-        log = self._logs[name]
-        episodes = TrajectoryEpisodes(log, [number], self._only)
-        try:
-            self._model.check(episodes)
-        except SchemaError as error:
-            raise SchemaError(f"{log.facts.about(number).get('imported', log.path)}: {error}") from error
-        return estimates_of(self._model, episodes, 0)
-
-    def _write(self, name: str, number: int, found: Mapping[str, Any]) -> bool:
-        """Makes facts of what was found, if they are not; whether they were not."""
-        if self._known_estimates(name, number) is not None:
-            return False
-        self._logs[name].annotate(number, **facts_of_estimates(found))
-        if self._known_estimates(name, number) is None:  # what somebody has edited counts before what was recorded
-            Edits(self._logs[name]).estimates({number: found})
-        return True
 
     def _take(self, name: str, number: int, found: Mapping[str, Any] | None = None) -> ValuedSteps:
         """Keeps the advantages of an episode: those that were found now, or else the facts of the log."""
