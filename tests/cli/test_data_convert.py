@@ -18,7 +18,7 @@ from hilt import cli
 from hilt.core.tree import flatten
 from hilt.formats import FORMATS, open_dataset
 from hilt.replay import Log
-from tests.replay.toy_steps import new_log, numbers, step, write
+from tests.replay.toy_steps import new_log, numbers, step, trajectory, write
 
 BRIDGE = Path(__file__).parent.parent / "golden" / "rlds" / "bridge_like" / "1.0.0"
 
@@ -147,6 +147,21 @@ def test_options_of_datasets_are_refused_for_logs(tmp_path: Path) -> None:
     with new_log(tmp_path) as log:
         write(log, numbers(0, 3))
     assert "are for datasets that are not logs" in run("inspect", log.path, "--quick").output
+
+
+def test_where_converts_the_episodes_that_a_filter_chooses(tmp_path: Path) -> None:
+    with new_log(tmp_path) as log:
+        for first in (0, 10, 20):
+            facts = {"success": first > 5, "value": first / 20}
+            log.add(trajectory([[*numbers(first, 2), step(first + 2, terminated=True)]]), facts=facts)
+    done = run("convert", log.path, tmp_path / "few", "--where", "value>=0.3 success=true", "--where", "value<1")
+    assert done.exit_code == 0 and "1 succeeded, 0 failed, 0 unknown" in done.output
+    [episode] = open_dataset(tmp_path / "few")
+    assert episode.columns["rewards"].tolist() == [10, 11, 12]
+    none = run("convert", log.path, tmp_path / "none", "--where", "value>3")
+    assert none.exit_code == 1 and "chooses none of the 3 episodes" in none.output and not (tmp_path / "none").exists()
+    other = run("convert", BRIDGE, tmp_path / "other", "--where", "success=true")
+    assert other.exit_code == 1 and "is a dataset (rlds), and filters of episodes are for logs" in other.output
 
 
 def test_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hilt.core.tree import flatten
 from hilt.formats import create, open_dataset
 from hilt.formats.convert import convert
 from hilt.formats.episodes import Episode, gaps, text_fact, texts_of
-from hilt.replay import Log
+from hilt.replay import Edits, Log
 from hilt.replay.maintenance.merge import merge
 from hilt.replay.maintenance.repair import verify
 from tests.replay.toy_steps import SCHEMA, new_log, numbers, step, trajectory, write
@@ -162,3 +162,22 @@ def test_compression_that_can_do_nothing_is_said(tmp_path: Path) -> None:
         convert(log.path, tmp_path / "out", compression="zst")
     summary = convert(log.path, tmp_path / "out", compression="zlib", drop=["observations/image"])
     assert "compression=zlib had nothing to do: no column is an image of at least 1,024 bytes" in summary.notes
+
+
+def test_a_filter_chooses_episodes_of_a_log(tmp_path: Path) -> None:
+    with new_log(tmp_path) as log:
+        for first in (0, 10, 20, 30):
+            log.add(trajectory([[*numbers(first, 2), step(first + 2, terminated=True)]]), facts={"success": first > 5})
+        Edits(log).tag([0, 2, 3], "good")
+        Edits(log).bad([3])
+    assert rewards(log.path, where="tag=good success=true") == [[20, 21, 22]]
+    assert rewards(log.path, where="success=true", trajectories="0-1") == [[10, 11, 12]]
+    assert rewards(log.path, where="success=true", trajectories="0") == []
+    with pytest.raises(ConfigError, match=r"where='tag=rare' chooses none of the 3 episodes of .*hilt data inspect"):
+        open_dataset(log.path, where="tag=rare")
+    with pytest.raises(ConfigError, match=r"none of the 3 episodes of .*: 1 episodes that are bad or deleted"):
+        open_dataset(log.path, where="bad=true")
+    with pytest.raises(UnknownNameError, match="advantage_percentile"):
+        open_dataset(log.path, where="advantage_percentile>=60")
+    with pytest.raises(ConfigError, match="has no order; use = or !="):
+        open_dataset(log.path, where="source>3")

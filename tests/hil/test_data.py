@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from hilt.algos.config import Rlpd
+from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import ConfigError, EmptyError, SchemaError, StorageError
 from hilt.core.tree import flatten
 from hilt.core.unpickle import dump
@@ -23,7 +24,7 @@ from hilt.hil.data import Experience, Foresight
 from hilt.hil.stream.ended_episodes import episode_figures
 from hilt.policies.agent.agent import Agent
 from hilt.recording.recording_folder import columns_of
-from hilt.replay import Log
+from hilt.replay import Edits, Log
 from hilt.replay.schema import spec_of_space
 from hilt.replay.snapshot import Snapshot
 from hilt.value.online_value import OnlineValue
@@ -333,6 +334,27 @@ def test_demonstrations_in_any_format_once(memory_path: Path):
         ConfigError, match=r"demo_path was .* when .*run began, and is nothing now; it is imported once"
     ):
         experience_for(memory_path / "run")
+
+
+def test_a_filter_chooses_the_demonstrations_that_are_imported(memory_path: Path):
+    shown, own = demonstrations(memory_path / "shown", range(50, 54)), memory_path / "run" / "demonstrations"
+    with Log.open(shown) as log:
+        Edits(log).tag([1, 3], "good")
+    demonstrations(own / "log", range(60, 63))
+    paths = [str(shown), str(own / "log")]
+    experience = experience_for(memory_path / "run", demo_path=paths, demo_where="tag=good")
+    assert len(experience.demos) == 2 * 5 + 3 * 5, "what the run itself has recorded is not filtered"
+    experience.close()
+    with pytest.raises(ConfigError, match=r"demo_where was tag=good when .*run began, and is nothing now"):
+        experience_for(memory_path / "run", demo_path=paths)
+    with pytest.raises(ConfigError, match=r"where='tag=rare' chooses none of the 4 episodes of .*shown"):
+        experience_for(memory_path / "none", demo_path=paths[:1], demo_where="tag=rare")
+    older = experience_for(memory_path / "older", demo_path=paths[:1])
+    older.close()
+    for name in ("demos", "log"):  # as a run of an older version has it
+        imported = memory_path / "older" / f"imported_{name}.json"
+        write_json(imported, {key: one for key, one in read_json(imported).items() if key != "demo_where"})
+    experience_for(memory_path / "older", demo_path=paths[:1]).close()
 
 
 def test_imported_demonstrations_get_the_dense_reward_of_the_value_model_once(memory_path: Path):

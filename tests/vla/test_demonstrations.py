@@ -165,3 +165,14 @@ def test_every_row_comes_once_in_a_round(count: int, size: int, first: int):
     for start in range(0, len(found) - count + 1, count):
         assert sorted(found[start : start + count]) == list(range(count))
     assert np.array_equal(next(batches(rows, size, 3, first)), list(islice(batches(rows, size, 3), 10))[first])
+
+
+def test_a_filter_chooses_the_episodes_of_the_paths_that_have_one(tmp_path: Path):
+    one = write_log(tmp_path / "a", [(5, "put", True), (3, "take", True), (4, "put", True)])
+    two, said = write_log(tmp_path / "b", [(2, "put", True), (6, "put", True)]), list[str]()
+    lessons = opened(tmp_path, one, two, where=["steps<5 instruction=put"], notify=said.append)
+    assert [len(lesson.keys) for lesson in lessons.lessons] == [4, 2, 6]
+    assert said == [f"1 episodes of {one} are chosen by where='steps<5 instruction=put'"]
+    lessons.close()
+    with pytest.raises(ConfigError, match=r"where='steps>9' chooses none of the 2 episodes of .*b"):
+        opened(tmp_path, one, two, where=["steps>3", "steps>9"])

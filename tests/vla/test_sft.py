@@ -19,6 +19,7 @@ from hilt.core.errors import ConfigError, HiltError, LockedError, UnknownNameErr
 from hilt.envs.chunk_executor import ChunkSettings
 from hilt.observe.metrics import read_metrics
 from hilt.policies.vla.observation_adapters import Suite
+from hilt.replay import Edits, Log
 from hilt.replay.storage.lock import WriterLock
 from hilt.runs import checkpoint
 from hilt.vla import sft
@@ -283,6 +284,12 @@ def test_resuming_changes_only_what_can_be_changed(start: Callable[..., Any], tm
             ConfigError,
             "policy_options.rollout_precision would do nothing: imitation has no rollouts.",
         ),
+        ({"where": "success"}, ConfigError, "filter 'success': expected a name, one of = != ~ < <= > >= and a value"),
+        (
+            {"data": [], "tasks": ["tabletop/pick"], "demonstrations": 2, "where": "tag=good"},
+            ConfigError,
+            "where=tag=good would do nothing: it needs data=[PATH]",
+        ),
         ({"columns": {}}, ConfigError, "whose names do the observations have? Give suite=NAME"),
         ({"columns": {}, "suite": "nowhere"}, UnknownNameError, "no suite named 'nowhere'"),
         ({"suite": "libero"}, ConfigError, "suite=libero would do nothing: it needs no columns beside it"),
@@ -424,3 +431,10 @@ def test_a_chunk_is_used_up_before_the_policy_looks_again():
     assert drawn[0] == drawn[1] != drawn[2] and asked[-1][1] is True
     with pytest.raises(ConfigError, match="execute=4: this policy answers with 3 actions; give 1 to 3, or 0 for all"):
         ChunkAgent(Row(), words, "go", ChunkSettings(execute=4, delay=0))
+
+
+def test_a_filter_of_the_data_decides_what_is_learned(start: Callable[..., Any], log: Path):
+    with Log.open(log) as opened:
+        Edits(opened).tag(opened_split(log), "half")
+    run, _, _ = start(where="tag=half", validation=0.0, validation_period=100, max_steps=100)
+    assert np.allclose(kept(run), 0.5, atol=0.1), "the actions of the three episodes with this tag"

@@ -19,9 +19,9 @@ from hilt.policies.copies import ReferencePolicy
 from hilt.policies.io.lora import HEADS
 from hilt.policies.vla.small_vla import SmallVLA
 from hilt.vla.config import Rewards
+from hilt.vla.demonstrations import words
 from hilt.vla.episode import RolloutEpisode
 from hilt.vla.phase_clock import PhaseClock, TimedPool
-from hilt.vla.sft import words
 from hilt.vla.worker import (
     Imitating,
     Worker,

@@ -95,13 +95,14 @@ def tried_tasks(run: Path) -> TriedTasks:
     from hilt.policies.vla.observation_adapters import known_suites, suite
     from hilt.runs.folder import CONFIG
     from hilt.vla import sft, train
+    from hilt.vla.demonstrations import words
 
     if train.is_run(run):
         post = train.KIND.frozen(run)
-        return TriedTasks(list(post.tasks), dict(post.task_options), sft.words(post), "", post.collect.execute)
+        return TriedTasks(list(post.tasks), dict(post.task_options), words(post), "", post.collect.execute)
     if sft.KIND.is_run(run):
         taught = sft.KIND.frozen(run)
-        return TriedTasks(list(taught.tasks), dict(taught.task_options), sft.words(taught), taught.instruction, 0)
+        return TriedTasks(list(taught.tasks), dict(taught.task_options), words(taught), taught.instruction, 0)
     config = config_of(run) if (run / CONFIG).is_file() else None
     task, options = (str(run), {}) if config is None else (config.task, dict(config.task_options))
     try:

@@ -45,6 +45,7 @@ def open_dataset(path: str | os.PathLike[str], format: str = "auto", **options: 
     place = located(path, format)
     name = detect(place) if format == "auto" else format
     require(place)
+    check_filter(options, name, place)
     check_options(options, options_of(name, "open_dataset"), name)
     dataset: Dataset = _module(name).open_dataset(place, **options)
     return dataset
@@ -106,6 +107,15 @@ def options_of(format: str, function: str) -> dict[str, inspect.Parameter]:
 def meaning_of(format: str, function: str) -> str:
     """Returns the documentation of the options of a format."""
     return " ".join((inspect.getdoc(getattr(_module(format), function)) or "").split())
+
+
+def check_filter(options: Collection[str], format: str, path: Path) -> None:
+    """Raises for a filter of episodes (``where``) of a dataset that is no log."""
+    if "where" in options and format != "log":
+        raise ConfigError(
+            f"{path} is a dataset ({format}), and filters of episodes are for logs: hilt data convert {path} NEW, then "
+            "give NEW."
+        )
 
 
 def check_options(given: Iterable[str], known: Collection[str], format: str) -> None:

@@ -37,7 +37,7 @@ from hilt.core.errors import (
 from hilt.core.files import DISK
 from hilt.core.platform import usable_cpus
 from hilt.core.tree import Array, JsonObject, flatten, unflatten
-from hilt.formats import check_options, create, detect, located, open_dataset, options_of
+from hilt.formats import check_filter, check_options, create, detect, located, open_dataset, options_of
 from hilt.formats.episodes import Dataset, Episode, Job, Writer
 from hilt.replay.schema import mate
 from hilt.replay.storage.journal import Journal
@@ -111,6 +111,7 @@ def convert(
     _check_new(goal)
     name = detect(place) if format == "auto" else format
     reads, writes = options_of(name, "open_dataset"), options_of(to, "create")
+    check_filter(options, name, place)
     check_options(options, {**reads, **writes}, f"from {name} to {to}:")
     if ends := [path for path in drop if path in ("terminated", "truncated")]:
         raise ConfigError(f"{ends[0]}: where episodes end cannot be left out; leave out other columns.")

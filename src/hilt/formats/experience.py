@@ -16,6 +16,7 @@ from hilt.core.errors import ConfigError, HiltError, UnknownNameError
 from hilt.core.trajectory import INSTRUCTION
 from hilt.core.tree import Array, JsonObject
 from hilt.formats.episodes import Dataset, Episode, Job, Writer, map_leaves, plain
+from hilt.formats.listing.log_episodes import episodes_where
 from hilt.replay.key_ranges import OFFSET_BITS
 from hilt.replay.log import Log
 from hilt.replay.recut import facts_of_piece
@@ -30,12 +31,25 @@ def matches(path: Path) -> bool:
     return (path / "log.json").is_file()
 
 
-def open_dataset(path: Path, *, view: str = "all", trajectories: str = "") -> LogDataset:
+def open_dataset(path: Path, *, view: str = "all", trajectories: str = "", where: str = "") -> LogDataset:
     """`view` chooses steps: all, those of one source (demo, human, policy, random), or those of trajectories that
-    succeeded. `trajectories` chooses among their trajectories by number, such as ``3,7-9``."""
+    succeeded. `trajectories` chooses among their trajectories by number, such as ``3,7-9``; `where` by a filter, such
+    as ``success=true advantage_percentile>=60``."""
     if view not in VIEWS:
         raise UnknownNameError("view", view, VIEWS)
-    return LogDataset(path, view, trajectories)
+    return LogDataset(path, view, trajectories, where)
+
+
+def _where(log: Log, where: str) -> list[int]:
+    """The trajectories of a log that a filter chooses: one at least."""
+    found = episodes_where(log, [where])
+    if not (there := set(log.trajectories()).intersection(found)):
+        hidden = f": {len(found)} episodes that are bad or deleted are in no dataset" if found else ""
+        raise ConfigError(
+            f"where={where!r} chooses none of the {len(log.trajectories())} episodes of {log.path}{hidden}. See what "
+            f"they have with: hilt data inspect {log.path}"
+        )
+    return sorted(there)
 
 
 def _chosen(text: str, known: list[int]) -> list[int]:
@@ -76,12 +90,15 @@ class LogDataset(Dataset):
 
     format = "log"
 
-    def __init__(self, path: Path, view: str = "all", trajectories: str = ""):
+    def __init__(self, path: Path, view: str = "all", trajectories: str = "", where: str = ""):
         super().__init__(path)
         self.log = Log.open(path, "r")
         self._view = view
         self._facts_of_run = facts_of_run(path)
         self._trajectories = _chosen(trajectories, self.log.trajectories()) if trajectories else None
+        if where:
+            found = _where(self.log, where)
+            self._trajectories = found if trajectories == "" else sorted({*found} & {*(self._trajectories or ())})
 
     @cached_property
     def episodes(self) -> list[Array]:

@@ -215,6 +215,12 @@ def _check_algorithm(name: str) -> None:
         ALGORITHMS.check(name)
 
 
+def _check_filter(text: str) -> None:
+    from hilt.formats.listing.episode_filter import EpisodeFilter  # late: only demonstrations need it
+
+    EpisodeFilter.parse(text)
+
+
 def _clones(config: Hil) -> bool:
     return config.agent.rlpd.actor == "behavior"
 
@@ -320,6 +326,9 @@ class Hil:
 
     demo_path: list[str] = field(default_factory=list)
     """Demonstrations: any number of paths, in any format that `hilt data formats` lists"""
+    demo_where: str = setting("", known=_check_filter, needs=Need("demo_path=[PATH]", lambda c: c.demo_path))
+    """Which episodes of the logs in `demo_path` are imported: a filter as `hilt data tag --where` takes, such as
+    "success=true advantage_percentile>=60" or tag=good; empty: all"""
     demonstrations: int = setting(0, minimum=0)
     """The number recorded by the task's own script before the run begins, into RUN/demonstrations; 0: none"""
     demonstration_options: dict[str, Any] = setting(

@@ -56,6 +56,8 @@ DURABILITY = "at most 1000 ms"
 AHEAD = 1
 """Batches that are ready before they are asked for; one more is in the making"""
 TREES = ("observations", "next_observations")
+IN_RUN = "RUN/"
+"""How the path of what is in the run's own folder begins"""
 IMITATED = ("demo", "filtered", RECAP)
 """The parts of the data that hg-dagger, filtered and recap imitate"""
 Batch = dict[str, Any]
@@ -448,11 +450,17 @@ def open_logs(
     """(demos, log), made at the first start with all that is to be imported; later ones find them."""
     folder, more = config.checkpoint_path, additions(config, instructions)
     asked = {"demo_path": [_within(run, path) for path in config.demo_path], "checkpoint_path": folder}
+    asked |= {"demo_where": config.demo_where}
+
+    def fill_demos(log: Log) -> dict[str, int]:
+        counts = {}
+        for path in expanded(config.demo_path):
+            where = "" if _within(run, path).startswith(IN_RUN) else config.demo_where  # it has recorded its own
+            counts[path] = import_dataset(log, path, notify, instructions, *more, where)
+        return {**counts, **import_buffer(log, folder, "human", notify, *more)}
+
     makers: dict[str, Callable[[Log], dict[str, int]]] = {
-        "demos": lambda log: {
-            **{path: import_dataset(log, path, notify, instructions, *more) for path in expanded(config.demo_path)},
-            **import_buffer(log, folder, "human", notify, *more),
-        },
+        "demos": fill_demos,
         "log": lambda log: import_buffer(log, folder, "online", notify, *more),
     }
     capacity = {"demos": None, "log": config.replay_buffer_capacity}
@@ -491,8 +499,8 @@ def _check_same(run: Path, asked: Mapping[str, Any]) -> None:
     for name in ("demos", "log"):
         found = read_json(run / f"imported_{name}.json")
         for key in asked:
-            if found[key] != asked[key] and (name, key) != ("log", "demo_path"):
-                was, now = found[key] or "nothing", asked[key] or "nothing"
+            if found.get(key, "") != asked[key] and (name, key) not in (("log", "demo_path"), ("log", "demo_where")):
+                was, now = found.get(key) or "nothing", asked[key] or "nothing"
                 raise ConfigError(
                     f"{key} was {was} when {run} began, and is {now} now; it is imported once. Begin another run."
                 )
@@ -501,4 +509,4 @@ def _check_same(run: Path, asked: Mapping[str, Any]) -> None:
 def _within(run: Path, path: str) -> str:
     """A path as it is, or from the run's folder on, which may be moved, and named in several ways."""
     whole, folder = Path(path).resolve(), run.resolve()
-    return f"RUN/{whole.relative_to(folder)}" if whole.is_relative_to(folder) else path
+    return f"{IN_RUN}{whole.relative_to(folder)}" if whole.is_relative_to(folder) else path

@@ -19,7 +19,7 @@ from hilt.core.tree import Array, ArraySpec, flatten, unflatten
 from hilt.envs.env_protocol import TASK_SUCCESS, HasSpaces
 from hilt.formats import open_dataset
 from hilt.formats.convert import EpisodeChange, decode
-from hilt.formats.episodes import Episode, map_leaves, plain
+from hilt.formats.episodes import Dataset, Episode, map_leaves, plain
 from hilt.hil.config import CHUNK, CHUNK_INDEX, DECIDED, GROUP, MEMBER, MIXED, RECORD, TASK_COLUMN, Hil
 from hilt.hil.environment import open_value
 from hilt.hil.make_agent import instructions_of
@@ -70,26 +70,31 @@ def check_imports(config: Hil, env: HasSpaces) -> None:
     for path in config.demo_path:
         with problems.collected():
             for each in expanded([path]):
-                problems.check(_check_dataset, each, schema, instructions_of(env))
+                problems.check(_check_dataset, each, schema, instructions_of(env), config.demo_where)
     if config.checkpoint_path:
         problems.check(check_buffers, config.checkpoint_path)
     problems.report()
 
 
-def _check_dataset(path: str, schema: Schema, instructions: Sequence[str]) -> None:
+def _check_dataset(path: str, schema: Schema, instructions: Sequence[str], where: str) -> None:
     if not local(path).exists():
         raise StorageError(f"demo_path has {path}, and there is no such file or folder. Check the path.")
-    if (episode := _first(path)) is not None:
+    if (episode := _first(path, where)) is not None:
         _fitted(schema, episode, path, instructions)
         return
     raise ConfigError(f"demo_path has {path}, and there is no episode in it. Record some with: hilt record")
 
 
-def _first(path: str) -> Episode | None:
+def _opened(path: str, where: str) -> Dataset:
+    """A dataset, and of a log with a filter the episodes that it chooses."""
+    return open_dataset(path, **({"where": where} if where else {}))
+
+
+def _first(path: str, where: str) -> Episode | None:
     return next(
         (
             episode
-            for done in decode(open_dataset(path), 0, EpisodeChange())
+            for done in decode(_opened(path, where), 0, EpisodeChange())
             if (episode := done.result()[0]) is not None
         ),
         None,
@@ -105,7 +110,7 @@ def other_tasks(config: Hil) -> list[str]:
     """
     lines, suite = [], _suite(config.task)
     for path in expanded(config.demo_path):
-        task = getattr(_first(path), "facts", {}).get("task")
+        task = getattr(_first(path, config.demo_where), "facts", {}).get("task")
         known = (config.task, *config.task.split("+"))
         if isinstance(task, str) and task not in known and _suite(task) == suite != "robot":
             lines.append(
@@ -120,7 +125,7 @@ def other_rates(config: Hil, env: HasSpaces) -> list[str]:
     anything that has an observation_space and an action_space, and may have control_hz."""
     lines, hz = [], float(getattr(env, "control_hz", 0) or config.control_hz)
     for path in expanded(config.demo_path):
-        recorded = getattr(_first(path), "facts", {}).get("fps")
+        recorded = getattr(_first(path, config.demo_where), "facts", {}).get("fps")
         if hz and isinstance(recorded, int | float) and abs(recorded - hz) > 0.01 * hz:
             lines.append(
                 f"WARNING: demonstrations in {path} were recorded at {recorded:g} steps a second, and {config.task} "
@@ -192,10 +197,12 @@ def import_dataset(
     instructions: Sequence[str] = (),
     shape: RewardShape | None = None,
     base: BaseFill | None = None,
+    where: str = "",
 ) -> int:
-    """All episodes of a dataset in any format, or of a recording of `hilt record`. `instructions`: those of the tasks
-    of a mix, by which an episode is one of them. `base` adds the columns of a frozen policy."""
-    dataset = open_dataset(path)
+    """All episodes of a dataset in any format, or of a recording of `hilt record`; of a log those that a filter
+    chooses (`where`). `instructions`: those of the tasks of a mix, by which an episode is one of them. `base` adds the
+    columns of a frozen policy."""
+    dataset = _opened(path, where)
     report, count = paced(notify), 0
     for number, done in enumerate(decode(dataset, 0, EpisodeChange())):
         report(f"importing {path}, episodes", number, len(dataset))

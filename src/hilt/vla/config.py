@@ -32,7 +32,8 @@ from hilt.policies.io.tensor_files import check_device
 from hilt.policies.registry import check_policy, document_of, is_new, kind_of, policy_class
 from hilt.policies.vla.flow import check_entropy, check_flow
 from hilt.vla.collect import Collecting
-from hilt.vla.sft import Lora, words
+from hilt.vla.demonstrations import words
+from hilt.vla.sft import Lora
 
 BY_OUTCOME = ("dynamic_sampling", "filter_accuracy", "filter_truncated")
 """Filters of collect that drop groups by how their episodes ended"""

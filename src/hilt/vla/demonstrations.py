@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
+from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
 from hilt.core.progress import Report, silent
 from hilt.core.tree import Array
 from hilt.formats import detect, located
@@ -29,7 +29,7 @@ from hilt.formats.convert import convert
 from hilt.formats.episodes import INSTRUCTION
 from hilt.formats.experience import LogDataset
 from hilt.policies.conditioned import ADVANTAGE, NEGATIVE, POSITIVE
-from hilt.policies.vla.observation_adapters import SUITES, Suite
+from hilt.policies.vla.observation_adapters import SUITES, Suite, columns, hold_of, known_suites, suite
 
 AT_ONCE, MAX_STATES = 256, 4096
 """Steps that are looked at together, and at most, to know what states are like"""
@@ -64,13 +64,16 @@ class Demonstrations:
         successes_only: bool = True,
         notify: Callable[[str], None] = lambda text: None,
         report: Report = silent,
+        where: Sequence[str] = (),
     ):
         """Converts other formats to a log in `folder`, once. An `instruction` applies to every
         episode; empty: the instructions in the data.
-        `successes_only` passes over episodes that are known to have failed."""
+        `successes_only` passes over episodes that are known to have failed. `where`: a filter of the episodes of each
+        of the first paths, empty where all are taken."""
+        filters = [*where, *[""] * (len(paths) - len(where))]
         self._suite, self._datasets = (
             suite,
-            [_opened(path, folder, number, notify, report) for number, path in enumerate(paths)],
+            [_opened(path, folder, n, notify, report, filters[n]) for n, path in enumerate(paths)],
         )
         self.lessons: list[Lesson] = []
         self.labels: list[Array] | None = None
@@ -182,6 +185,34 @@ class Demonstrations:
         return found
 
 
+class NamesObservations(Protocol):
+    """Settings for the names of observations."""
+
+    columns: dict[str, str]
+    suite: str
+    tasks: list[str]
+
+
+def words(config: NamesObservations) -> Suite:
+    """How the observations of a run are named."""
+    if config.columns:
+        return columns(config.columns, hold_of(config.tasks))
+    if not config.suite and not config.tasks:
+        raise ConfigError(
+            "whose names do the observations have? Give suite=NAME, such as libero, or columns={full_image: PATH, ...}."
+        )
+    try:
+        return suite(config.suite or config.tasks[0])
+    except UnknownNameError:
+        if config.suite:
+            raise
+        raise ConfigError(
+            f"{config.tasks[0]} is of no suite that Hilt knows: give the paths of its observations by "
+            "the policy's names, such as columns={full_image: images/front, state: state}; or suite=NAME where they "
+            f"are named as those of a suite ({', '.join(known_suites())})."
+        ) from None
+
+
 def batches(rows: Array, size: int, seed: int, first: int = 0) -> Iterator[Array]:
     """Without end, from batch number `first` on: every row once in each round, in an
     order that the seed and the round decide."""
@@ -195,7 +226,9 @@ def batches(rows: Array, size: int, seed: int, first: int = 0) -> Iterator[Array
         yield rows[[orders[r][place] for r, place in zip(rounds.tolist(), places, strict=True)]]
 
 
-def _opened(path: Path, folder: Path, number: int, notify: Callable[[str], None], report: Report) -> LogDataset:
+def _opened(
+    path: Path, folder: Path, number: int, notify: Callable[[str], None], report: Report, where: str = ""
+) -> LogDataset:
     path = located(path)
     if detect(path) != "log":
         made = folder / f"{number}-{path.name}"
@@ -203,7 +236,10 @@ def _opened(path: Path, folder: Path, number: int, notify: Callable[[str], None]
             summary = convert(path, made, progress=partial(report, f"converting {path}, episodes"))
             notify(f"{summary.episodes} episodes, {summary.steps} steps were read from {path} into {made}")
         path = made
-    return LogDataset(path)
+    dataset = LogDataset(path, where=where)
+    if where:
+        notify(f"{len(dataset)} episodes of {path} are chosen by where={where!r}")
+    return dataset
 
 
 def _look(suite: Suite, dataset: LogDataset, path: Path) -> None:

@@ -19,7 +19,7 @@ from hilt.policies.float8 import SAME, float8_bytes
 from hilt.policies.io.memory import Estimate, estimate, free_bytes, readable_size
 from hilt.policies.registry import is_new, policy_class
 from hilt.vla.config import Vla
-from hilt.vla.sft import words
+from hilt.vla.demonstrations import words
 from hilt.vla.worker import attach_adapters, first_policy, sizes_of
 
 PROMPT = 40

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,13 +28,14 @@ from hilt.algos.adam import Adam
 from hilt.algos.config import SCHEDULES
 from hilt.algos.schedule import learning_rate_factor
 from hilt.core.checksums import write_json
-from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.errors import ConfigError
 from hilt.core.files import DISK, new_folder, replacing
 from hilt.core.hub import local
 from hilt.core.progress import Report, silent
 from hilt.core.trust import check_names
 from hilt.core.validate import Need, check, setting
 from hilt.envs.fitted import open_task
+from hilt.formats.listing.episode_filter import EpisodeFilter
 from hilt.observe.metrics import Metrics
 from hilt.policies.base import Policy
 from hilt.policies.io.memory import free_bytes
@@ -42,7 +43,6 @@ from hilt.policies.io.tensor_files import check_device
 from hilt.policies.precision import of_former_name
 from hilt.policies.registry import check_policy, is_new, load_policy, new_policy, policy_class, policy_sizes
 from hilt.policies.vla.normalize import statistics
-from hilt.policies.vla.observation_adapters import Suite, columns, hold_of, known_suites, suite
 from hilt.recording.record import Settings
 from hilt.recording.script import record_with_script
 from hilt.replay.tensors import generator
@@ -50,7 +50,7 @@ from hilt.runs import checkpoint
 from hilt.runs.folder import RunKind, check_new, failure_noted, note_end
 from hilt.runs.run_precision import described, settle
 from hilt.runs.run_precision import frozen as frozen_settings
-from hilt.vla.demonstrations import Demonstrations, batches
+from hilt.vla.demonstrations import Demonstrations, batches, words
 from hilt.vla.recap.advantage_labels import advantage_labels
 from hilt.vla.recap.recap_settings import Recap
 
@@ -80,6 +80,8 @@ class Lora:
 
 
 _TASKS = Need("tasks=[NAME]", lambda c: c.tasks)
+_DATA = Need("data=[PATH]", lambda c: c.data)
+_NO_ROUNDS = Need("no recap.rounds, which collect their own episodes", lambda c: not c.recap.rounds)
 _FOLDER = Need("policy=FOLDER: a new policy has none but those of the data", lambda c: not is_new(c.policy))
 _VALIDATES = Need("validation", lambda c: c.validation)
 
@@ -102,6 +104,9 @@ class Sft:
     """Where it is trained: cpu, cuda, cuda:1"""
     data: list[str] = field(default_factory=list)
     """Logs, recordings of `hilt record`, or datasets in any format that `hilt data convert` reads"""
+    where: str = setting("", known=EpisodeFilter.parse, needs=(_DATA, _NO_ROUNDS))
+    """Which episodes of `data` are learned from: a filter as `hilt data tag --where` takes, such as
+    "success=true advantage_percentile>=60" or tag=good; empty: all"""
     tasks: list[str] = field(default_factory=list)
     """Tasks that `hilt eval` tries the policy on, and whose scripts record the demonstrations"""
     task_options: dict[str, Any] = setting(factory=dict, needs=_TASKS)
@@ -174,34 +179,6 @@ class Sft:
             yield "there is nothing to learn from: give data=[PATH], or tasks=[tabletop/pick] and demonstrations=20."
         if "rollout_precision" in self.policy_options:
             yield f"{here}policy_options.rollout_precision would do nothing: imitation has no rollouts. Leave it out."
-
-
-class NamesObservations(Protocol):
-    """Settings for the names of observations."""
-
-    columns: dict[str, str]
-    suite: str
-    tasks: list[str]
-
-
-def words(config: NamesObservations) -> Suite:
-    """How the observations of a run are named."""
-    if config.columns:
-        return columns(config.columns, hold_of(config.tasks))
-    if not config.suite and not config.tasks:
-        raise ConfigError(
-            "whose names do the observations have? Give suite=NAME, such as libero, or columns={full_image: PATH, ...}."
-        )
-    try:
-        return suite(config.suite or config.tasks[0])
-    except UnknownNameError:
-        if config.suite:
-            raise
-        raise ConfigError(
-            f"{config.tasks[0]} is of no suite that Hilt knows: give the paths of its observations by "
-            "the policy's names, such as columns={full_image: images/front, state: state}; or suite=NAME where they "
-            f"are named as those of a suite ({', '.join(known_suites())})."
-        ) from None
 
 
 # --- the run ---
@@ -304,7 +281,9 @@ def train(
         if stop():
             return _stopped_early(run, notify)
         good_only = config.successes_only and not config.recap.threshold
-        lessons = Demonstrations(paths, run / "data", words(config), config.instruction, good_only, notify, report)
+        chosen = [config.where] * len(config.data)
+        given = (words(config), config.instruction, good_only, notify, report, chosen)
+        lessons = Demonstrations(paths, run / "data", *given)
         stack.callback(lessons.close)
         if config.recap.threshold:
             lessons.labels = advantage_labels(lessons, config.recap.threshold, notify)

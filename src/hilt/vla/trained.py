@@ -20,8 +20,9 @@ from hilt.runs.evaluation import EVALUATION_FILE, EvaluationResult
 from hilt.runs.run_precision import frozen as frozen_settings
 from hilt.teleop.intervene import attribute
 from hilt.vla.config import Vla
+from hilt.vla.demonstrations import words
 from hilt.vla.rollout import ChunkAgent, ChunkOptions
-from hilt.vla.sft import RESULT, Sft, open_policy, words
+from hilt.vla.sft import RESULT, Sft, open_policy
 from hilt.vla.trials import evaluations_of, starts_of, tried
 from hilt.vla.worker import pool_of, trained_policy
 

@@ -47,10 +47,11 @@ from hilt.policies.vla.observation_adapters import Suite
 from hilt.replay.tensors import generator
 from hilt.vla.collect import AheadCollection, Collected, Collector
 from hilt.vla.config import Critic, Rewards, Vla
+from hilt.vla.demonstrations import Demonstrations, batches, words
 from hilt.vla.episode import RolloutEpisode, Start, pack, unpack
 from hilt.vla.episode_log import EpisodeLog
 from hilt.vla.phase_clock import PhaseClock, TimedPolicy, TimedPool
-from hilt.vla.sft import open_to_train, words
+from hilt.vla.sft import open_to_train
 from hilt.vla.trials import starts_of, tried
 from hilt.vla.update import ProcessReward, Updater
 
@@ -548,8 +549,6 @@ class Imitating:
     """A term of the loss: some samples of the demonstrations, drawn anew for each optimizer step."""
 
     def __init__(self, config: Vla, run: Path, policy: Policy, suite: Suite, rank: int):
-        from hilt.vla.demonstrations import Demonstrations, batches
-
         self._policy, self._weight, self._seed = policy, config.imitation.weight, [config.seed, rank, 4]
         self._lessons = Demonstrations([local(path) for path in config.imitation.data], run / "data", suite)
         self._horizon = int(getattr(policy, "horizon", policy.chunk))

@@ -15,6 +15,7 @@ import numpy as np
 import typer
 
 from hilt.cli.data import strip
+from hilt.cli.data.edit_commands import Where
 from hilt.cli.show import human_bytes, progress_bar, shell, show_next, table
 from hilt.core.errors import ConfigError, HiltError, SchemaError
 from hilt.core.progress import printable
@@ -64,6 +65,7 @@ def convert_dataset(
     image_size: Annotated[
         str, typer.Option("--image-size", metavar="HxW", help="Make all images this size.", show_default=False)
     ] = "",
+    where: Where = None,
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, help="Threads that decode.", show_default="one per core")
     ] = None,
@@ -75,6 +77,7 @@ def convert_dataset(
     given = read_options(
         options, split, {**options_of(name, "open_dataset"), **options_of(to, "create")}, f"from {name} to {to}:"
     )
+    given |= {"where": " ".join(where)} if where else {}
     size = parse_size(image_size)
     try:
         with progress_bar("converting", "episodes") as show, between_episodes(show) as progress:
@@ -93,6 +96,10 @@ def convert_dataset(
     except KeyboardInterrupt:
         typer.echo("stopped; what was converted is kept: the same command goes on from there", err=True)
         raise
+    show_converted(summary, target, to, as_json)
+
+
+def show_converted(summary: ConversionSummary, target: Path, to: str, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(summary.to_json(), indent=1))
     else:

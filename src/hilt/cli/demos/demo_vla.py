@@ -175,8 +175,7 @@ class VlaStory:
         from hilt.policies.precision import of_former_name
         from hilt.runs import run_precision as precision
         from hilt.runs.folder import check_new
-        from hilt.vla.demonstrations import Demonstrations
-        from hilt.vla.sft import words
+        from hilt.vla.demonstrations import Demonstrations, words
 
         check_new(self.run)
         self._notify(*precision.lines(self.config))
@@ -344,7 +343,7 @@ class VlaStory:
         phase.seconds += time.monotonic() - began
 
     def _exam(self, name: str, policy: Policy) -> None:
-        from hilt.vla.sft import words
+        from hilt.vla.demonstrations import words
         from hilt.vla.trials import starts_of, tried
         from hilt.vla.worker import pool_of
 
@@ -381,7 +380,7 @@ class VlaStory:
 
     def _replayed(self, lessons: Demonstrations) -> list[dict[str, Any]]:
         from hilt.envs.task import make
-        from hilt.vla.sft import words
+        from hilt.vla.demonstrations import words
 
         outcomes, suite = [], words(self.config)
         first = {lesson.texts[0]: lesson for lesson in reversed(lessons.lessons)}

@@ -34,9 +34,10 @@ from hilt.value.value_facts import write_estimates
 from hilt.value.value_model import VALUE_FILE, load_value_model
 from hilt.value.value_training import train_value
 from hilt.vla import sft
+from hilt.vla.demonstrations import words
 from hilt.vla.recap.recap_episodes import EpisodePlan, record_episodes
 from hilt.vla.recap.recap_settings import Recap
-from hilt.vla.sft import POLICY, RESULT, Sft, SftSummary, words
+from hilt.vla.sft import POLICY, RESULT, Sft, SftSummary
 
 ROUNDS, ROUNDS_FILE, VALUE = "rounds", "rounds.json", "value"
 
