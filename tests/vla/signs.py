@@ -23,23 +23,25 @@ STEPS = 2
 def write_signs(
     path: Path, episodes: int, source: int | Sequence[int] = Source.POLICY, seed: int = 0, good: bool = False
 ) -> Path:
-    """Episodes of two steps with one random action each; `good`: of the right sign in all."""
+    """Episodes with one random action each, of two steps, or as many as `source` has; `good`: of the right sign in
+    all."""
+    steps = STEPS if isinstance(source, int) else len(source)
     rng, log = np.random.default_rng(seed), None
     for number in range(episodes):
         sign = rng.choice([-1.0, 1.0])
         action = rng.choice([-0.7, 0.7]) if not good else 0.7 * sign
         success = bool(action * sign > 0)
-        end = np.arange(STEPS) == STEPS - 1
+        end = np.arange(steps) == steps - 1
         columns = {
             "observations": {
-                "front": np.zeros((STEPS, 16, 16, 3), np.uint8),
-                "state": np.full((STEPS, 1), sign, np.float32),
+                "front": np.zeros((steps, 16, 16, 3), np.uint8),
+                "state": np.full((steps, 1), sign, np.float32),
             },
-            "actions": np.full((STEPS, 1), action, np.float32),
+            "actions": np.full((steps, 1), action, np.float32),
             "rewards": (end & success).astype(np.float32),
             "terminated": end,
             "truncated": end & False,
-            "source": np.broadcast_to(np.array(source, np.uint8), STEPS),
+            "source": np.broadcast_to(np.array(source, np.uint8), steps),
         }
         columns = _wide(columns)
         log = log or Log.create(path, Schema.of(columns, leading=2), durability="never")

@@ -47,6 +47,28 @@ def test_a_correction_within_an_episode_is_good(tmp_path: Path):
     lessons.close()
 
 
+def test_a_chunk_ends_where_a_person_takes_over_or_hands_back(tmp_path: Path):
+    # else the steps before a take-over, which are bad, would show the person's actions
+    sources = [Source.POLICY, Source.POLICY, Source.HUMAN, Source.DEMO, Source.RANDOM, Source.POLICY]
+    with Log.open(write_signs(tmp_path / "log", 3, sources), "r") as log:
+        found = {number: {"model": "m", "first": 0, "success": None, "value": [0.0] * 6} for number in range(3)}
+        Edits(log).estimates({number: {**one, "advantage": [-1.0, -1, 9, 9, 1, -1]} for number, one in found.items()})
+    lessons = lessons_of(tmp_path / "log")
+    rows = lessons.rows([1])
+    whole, _, plain = lessons.batch(rows, 4)
+    assert plain.sum(1).tolist() == [4, 4, 4, 3, 2, 1], "imitation alone goes on with what the person did"
+    lessons.labels = advantage_labels(lessons, 0.5)
+    labelled, actions, mask = lessons.batch(rows, 4)
+    assert mask.sum(1).tolist() == [2, 1, 2, 1, 2, 1] and (np.diff(mask.astype(int)) <= 0).all()
+    assert [row[ADVANTAGE] == POSITIVE for row in labelled] == [False, False, True, True, True, False]
+    own = lessons.lessons[1].actions
+    for step, count in enumerate(mask.sum(1)):
+        last = min(step + count, 6) - 1
+        assert (actions[step] == own[np.minimum(np.arange(step, step + 4), last)]).all(), "the last one is repeated"
+    assert all(np.array_equal(a["state"], b["state"]) for a, b in zip(whole, labelled, strict=True))
+    lessons.close()
+
+
 def test_a_trimmed_episode_keeps_the_advantages_of_its_steps(tmp_path: Path):
     path = write_signs(tmp_path / "log", 6)
     with Log.open(path, "r") as log:

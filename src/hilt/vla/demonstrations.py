@@ -15,7 +15,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
 from hilt.core.progress import Report, silent
+from hilt.core.trajectory import Source
 from hilt.core.tree import Array
 from hilt.formats import detect, located
 from hilt.formats.convert import convert
@@ -44,12 +45,24 @@ class Lesson:
     """Of its steps in the log"""
     actions: Array
     """float32 [T, D], as the policy is to give them"""
+    human: Array
+    """In which of them a person acted, bool [T]; in none where the data does not say who did"""
     texts: tuple[str, ...]
     begins: tuple[int, ...]
     """The steps from which each text is what is to be done"""
 
     def instruction(self, step: int) -> str:
         return self.texts[bisect.bisect_right(self.begins, step) - 1]
+
+    @cached_property
+    def turns(self) -> list[int]:
+        """The steps from which on somebody else acts: a person in the place of a policy, or the other way round; and
+        the end of the episode."""
+        return [*(np.flatnonzero(np.diff(self.human)) + 1).tolist(), len(self.human)]
+
+    def turn_after(self, step: int) -> int:
+        """The first of `turns` after a step."""
+        return self.turns[bisect.bisect_right(self.turns, step)]
 
 
 class Demonstrations:
@@ -96,7 +109,8 @@ class Demonstrations:
                 )
                 if not all(texts):
                     raise ConfigError(f"{path}: an episode has no instruction; give instruction=TEXT.")
-                self.lessons.append(Lesson(dataset.log, keys, _taught(suite, episode.columns, path), texts, begins))
+                actions, human = _taught(suite, episode.columns, path), _human(episode.columns, len(keys))
+                self.lessons.append(Lesson(dataset.log, keys, actions, human, texts, begins))
         if not self.lessons:
             lost = f"; {failed} failed, and successes_only=true" if failed else ""
             raise ConfigError(
@@ -149,14 +163,22 @@ class Demonstrations:
         return sorted(set(range(len(self.lessons))) - set(held)), sorted(held)
 
     def batch(self, rows: Array, horizon: int) -> tuple[list[dict[str, Any]], Array, Array]:
-        """Observations, the actions from there on, float32 [B, horizon, D], and which of these are in the episode, bool
-        [B, horizon]. After its end the last one is repeated."""
+        """Observations, the actions from there on, float32 [B, horizon, D], and which of these are in the chunk, bool
+        [B, horizon]. After its end the last one is repeated.
+
+        A chunk ends with its episode. With `labels` it also ends where a person takes over or hands back: the label is
+        that of the chunk's first step, and does not hold for what somebody else did. Without labels all is imitated
+        alike, and what a person did next is the best continuation that there is."""
         steps = rows[:, 1:] + np.arange(horizon)
-        lengths = np.array([len(self.lessons[e].keys) for e in rows[:, 0]])
-        mask = steps < lengths[:, None]
-        steps = np.minimum(steps, lengths[:, None] - 1)
+        ends = np.array([self._end(self.lessons[e], t) for e, t in rows.tolist()])[:, None]
+        mask = steps < ends
+        steps = np.minimum(steps, ends - 1)
         actions = np.stack([self.lessons[e].actions[at] for e, at in zip(rows[:, 0], steps, strict=True)])
         return self._observations(rows), actions, mask
+
+    def _end(self, lesson: Lesson, step: int) -> int:
+        """The step with which a chunk from `step` on has ended."""
+        return len(lesson.keys) if self.labels is None else lesson.turn_after(step)
 
     def numbers(self, episodes: Sequence[int]) -> tuple[Array, Array]:
         """States [N, P], of some thousand steps at most since they are read with their
@@ -253,6 +275,11 @@ def _look(suite: Suite, dataset: LogDataset, path: Path) -> None:
             else "Mend"
         )
         raise MissingFieldError(f"{path}: {error} {cure} columns={{full_image: PATH, state: PATH}}.") from None
+
+
+def _human(columns: Any, count: int) -> Array:
+    source = np.asarray(columns["source"]) if "source" in columns else np.full(count, Source.POLICY)
+    return np.isin(source, [Source.HUMAN, Source.DEMO])
 
 
 def _taught(suite: Suite, columns: Any, path: Path) -> Array:

@@ -11,7 +11,7 @@ import torch
 
 from hilt.algos.offline.recap import indicators, thresholds
 from hilt.core.errors import ConfigError, SchemaError
-from hilt.core.trajectory import ESTIMATES, Source
+from hilt.core.trajectory import ESTIMATES
 from hilt.core.tree import Array
 from hilt.replay.key_ranges import OFFSET_BITS
 from hilt.vla.demonstrations import Demonstrations, Lesson
@@ -73,10 +73,8 @@ def advantage_labels(
 def _judged(lesson: Lesson) -> _Judged:
     log, trajectory = lesson.log, int(lesson.keys[0]) >> OFFSET_BITS
     facts: Mapping[str, Any] = log.facts.about(trajectory)
-    source = np.asarray(log.read(lesson.keys, ["source"])["source"]) if "source" in log.schema.columns else None
-    human = np.zeros(len(lesson.keys), bool) if source is None else np.isin(source, [Source.HUMAN, Source.DEMO])
     task = str(facts.get("task") or lesson.texts[0])
-    success = facts.get("success")
+    human, success = lesson.human, facts.get("success")
     if human.all():
         return _Judged(task, human, np.zeros(len(human)), "", success)
     known = facts.get(ESTIMATES)
