@@ -22,6 +22,8 @@ from hilt.policies.conditioned import (
 )
 from hilt.policies.registry import load_policy
 from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
+from hilt.policies.vla.tokens import ByteTokenizer
+from tests.policies import test_pi0, tiny_openvla
 
 SIZES = {"cameras": ("full_image",), "image_size": 16, "state_dim": 1, "action_dim": 1, "chunk": 2, "width": 16}
 
@@ -51,6 +53,78 @@ def test_words_say_what_is_wanted():
     with torch.no_grad():
         np.testing.assert_allclose(policy.evaluate(record).log_prob, record["log_prob"], atol=1e-6)
     assert policy.observed_fields() == inside.observed_fields() and policy.horizon == 2
+
+
+def published(kind: str, longest: int = 100) -> tuple[Any, list[dict[str, Any]]]:
+    """A tiny policy of a published kind, and two observations. `longest`: tokens that a flow policy reads at most."""
+    if kind.startswith("openvla"):
+        return tiny_openvla.tiny(causal=kind == "openvla").eval(), tiny_openvla.observations(2)
+    name = {"pi0": "noise", "pi0.5": "pi05"}.get(kind, kind)
+    return test_pi0.made(name, tokenizer_max_length=longest).eval(), test_pi0.seen(2)
+
+
+def asked(rows: list[dict[str, Any]], label: str, **more: Any) -> list[dict[str, Any]]:
+    return [{**row, ADVANTAGE: label, **more} for row in rows]
+
+
+def read_words(policy: ConditionedPolicy, rows: list[dict[str, Any]]) -> list[str]:
+    """What the policy reads in each row."""
+    record = policy.act(rows, sample=False, generator=torch.Generator().manual_seed(0))[1]
+    lengths = zip(record["prompt"].tolist(), record["prompt_length"].tolist(), strict=True)
+    return [ByteTokenizer().decode([token for token in prompt[:length] if token < 259]) for prompt, length in lengths]
+
+
+@pytest.mark.parametrize("kind", ["openvla", "openvla-oft", "pi0", "pi0.5", "smolvla"])
+def test_the_words_reach_every_published_policy_and_change_what_it_does(kind: str):
+    inside, rows = published(kind)
+    policy = ConditionedPolicy(inside)
+    found: dict[str, list[Any]] = {}
+    for label in (POSITIVE, NEGATIVE, UNKNOWN):
+        now = asked(rows, label)
+        for row, words in zip(rows, read_words(policy, now), strict=True):
+            assert f"{row['instruction']}. {label}".rstrip(". ").lower() in words.lower()
+            assert words.lower().count("advantage") == bool(label)
+        shape = (2, policy.horizon, policy.action_dim)
+        actions, mask = np.linspace(-0.5, 0.5, int(np.prod(shape)), dtype=np.float32).reshape(shape), np.ones(shape[:2])
+        with torch.no_grad():
+            loss, _ = inside.supervised_loss(policy._asked(now), actions, mask > 0, torch.Generator().manual_seed(0))
+        acted = policy.act(now, sample=False, generator=torch.Generator().manual_seed(0))[0]
+        found[label] = [float(loss), policy.features(now), acted]
+    for label, other in ((POSITIVE, NEGATIVE), (POSITIVE, UNKNOWN), (NEGATIVE, UNKNOWN)):
+        (loss, features, acted), (loss_of_other, features_of_other, acted_of_other) = found[label], found[other]
+        assert abs(loss - loss_of_other) > 1e-6, "the loss"
+        assert ((features - features_of_other).abs().amax(1) > 1e-5).all(), "the features of each row"
+        if not kind.startswith("openvla"):  # the likeliest bins of random weights may be the same ones
+            assert (np.abs(acted - acted_of_other).max((1, 2)) > 1e-6).all(), "the actions of each row"
+
+
+@pytest.mark.parametrize(
+    ("kind", "longest", "end"), [("pi0", 48, "\n"), ("pi0.5", 90, "Action: "), ("smolvla", 48, "\n")]
+)
+def test_a_long_instruction_is_shortened_and_its_condition_is_not(
+    kind: str, longest: int, end: str, caplog: pytest.LogCaptureFixture
+):
+    inside, rows = published(kind, longest)
+    policy, words = ConditionedPolicy(inside), f"pick the red cube up and put it into the {kind} box on the left"
+    good, bad, none = (
+        [*read_words(policy, asked(rows, label, instruction=words))] for label in (POSITIVE, NEGATIVE, UNKNOWN)
+    )
+    for one, label in ((good, POSITIVE), (bad, NEGATIVE), (none, UNKNOWN)):
+        assert all(f". {label}" in each if label else "Advantage" not in each for each in one)
+        assert all("pick the red" in each and each.endswith(end) for each in one)
+        assert all("the left" not in each for each in one) or label == UNKNOWN
+    assert f"{words + '. ' + POSITIVE!r} is read as 'pick the red" in caplog.text
+    with pytest.raises(
+        ConfigError, match=r"would be cut off.*Give policy_options\.tokenizer_max_length=\d+, or a shorter"
+    ):
+        ConditionedPolicy(published(kind, 24)[0]).act(asked(rows, POSITIVE, instruction="open"), sample=False)
+
+
+def test_without_a_condition_a_prompt_is_cut_off_as_published_and_that_is_reported(caplog: pytest.LogCaptureFixture):
+    inside, rows = published("pi0", 12)
+    words = [{**row, "instruction": "put the block away"} for row in rows]
+    assert read_words(inside, words) == ["put the blo"] * 2
+    assert caplog.text.count("the prompt of 'put the block away' has 20 tokens and is cut off after 12") == 1
 
 
 def test_conditions_are_left_out_in_training_alone(monkeypatch: pytest.MonkeyPatch):

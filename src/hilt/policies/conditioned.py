@@ -31,6 +31,7 @@ from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.files import new_folder
 from hilt.policies.base import (
     CONDITION,
+    KEPT_ENDING,
     Evaluation,
     Observation,
     ObservedFields,
@@ -187,12 +188,14 @@ class ConditionedPolicy(Policy):
 
 
 def _worded(observations: Sequence[Observation]) -> list[Mapping[str, Any]]:
-    """The observations with the words of their condition behind the instruction."""
+    """The observations with the words of their condition behind the instruction, where none of them is cut off."""
     rows: list[Mapping[str, Any]] = []
     for row in observations:
         words = row.get(ADVANTAGE, POSITIVE)
         known = {name: value for name, value in row.items() if name != ADVANTAGE}
-        rows.append({**known, "instruction": f"{row.get('instruction', '')}. {words}" if words else row["instruction"]})
+        ending = f". {words}" if words else ""
+        text = f"{row.get('instruction', '')}{ending}" if words else row["instruction"]
+        rows.append({**known, "instruction": text, KEPT_ENDING: ending})
     return rows
 
 

@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -34,7 +35,6 @@ from hilt.policies.base import (
     continued,
     given_in,
     prefix_record,
-    text,
     to_imitate,
 )
 from hilt.policies.condition_embedding import condition_field, conditioned_token
@@ -65,7 +65,7 @@ from hilt.policies.vla.gemma import (
     row_of,
 )
 from hilt.policies.vla.normalize import Normalizer
-from hilt.policies.vla.tokens import padded
+from hilt.policies.vla.tokens import fitted_ids, padded
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -524,10 +524,9 @@ class FlowPolicy(Float8Rollouts):
             )
         states = np.stack([self._state(row, observation) for row, observation in enumerate(observations)])
         states = self._normalize("state", states)
+        longest = self.config.tokenizer_max_length
         ids = [
-            self.tokenizer.encode(self.prompt(text(observation["instruction"], row), state))[
-                : self.config.tokenizer_max_length
-            ]
+            fitted_ids(self.tokenizer, partial(self.prompt, state=state), observation, row, longest)
             for row, (observation, state) in enumerate(zip(observations, states, strict=True))
         ]
         prompt, lengths = padded(ids)

@@ -7,9 +7,11 @@ folder, without running anything that lies there.
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +20,9 @@ import torch
 
 from hilt.core.errors import ConfigError, FormatError, MissingPackageError, optional_module
 from hilt.core.hub import local
+from hilt.policies.base import KEPT_ENDING, Observation, text
 
+LOG = logging.getLogger("hilt.policies")
 FILES, BYTES = ("tokenizer.json", "tokenizer_config.json"), "hilt.ByteTokenizer"
 EMPTY = 29871
 """Llama's token of a lone space. OpenVLA was trained with it before the first action."""
@@ -156,6 +160,40 @@ def openvla_ids(tokenizer: TextTokenizer, instruction: str) -> list[int]:
     """The prompt in ids, with the lone space at its end that OpenVLA's first action follows."""
     ids = tokenizer.encode(openvla_prompt(instruction))
     return ids if ids[-1] == EMPTY else [*ids, EMPTY]
+
+
+def fitted_ids(
+    tokenizer: TextTokenizer, prompt: Callable[[str], str], observation: Observation, place: int, longest: int
+) -> list[int]:
+    """The prompt of an observation in `longest` ids at most; `prompt` makes it of an instruction.
+
+    A longer one is cut off at its end, as the published policies do. Where the end of the instruction is to be read in
+    any case (`KEPT_ENDING`), words before that are left out instead. Both are reported, once for each instruction."""
+    instruction = text(observation["instruction"], place)
+    ids = tokenizer.encode(prompt(instruction))
+    if len(ids) <= longest:
+        return ids
+    if not isinstance(ending := observation.get(KEPT_ENDING), str):
+        _report_once(f"the prompt of {instruction!r} has {len(ids)} tokens and is cut off after {longest}, which is")
+        return ids[:longest]
+    words = instruction.removesuffix(ending).split(" ")
+    for count in range(len(words) - 1, 0, -1):
+        shortened = " ".join(words[:count])
+        if len(fitting := tokenizer.encode(prompt(shortened + ending))) <= longest:
+            _report_once(
+                f"{instruction!r} is read as {shortened + ending!r}, as its prompt has at most {longest} tokens,"
+            )
+            return fitting
+    raise ConfigError(
+        f"the prompt of {instruction!r} has {len(ids)} tokens and may have {longest}, so that the condition at its end "
+        "would be cut off, or nothing of the instruction would be left. Give policy_options.tokenizer_max_length="
+        f"{len(ids)}, or a shorter instruction."
+    )
+
+
+@functools.lru_cache(1024)
+def _report_once(what: str) -> None:
+    LOG.warning("%s tokenizer_max_length of the policy.", what)
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int = 0) -> tuple[np.ndarray, np.ndarray]:
