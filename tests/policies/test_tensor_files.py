@@ -63,6 +63,18 @@ def test_round_trip_and_the_library_beside(tmp_path: Path, shard_bytes: int):
     assert same(net, again) and again.tied.weight is again.first.weight and again.first.weight.requires_grad
 
 
+def test_the_same_tensors_make_the_same_file(tmp_path: Path):
+    state = {f"layer {number} \N{GREEK SMALL LETTER PI}": torch.full((3,), float(number)) for number in range(40)}
+    files = []
+    for _ in range(3):
+        (path,) = write_tensors(tmp_path, state)
+        files.append(path.read_bytes())
+    assert files[0] == files[1] == files[2]
+    again, ours = safetensors.torch.load_file(path), Tensors(tmp_path)
+    assert all(torch.equal(again[name], tensor) and torch.equal(ours[name], tensor) for name, tensor in state.items())
+    assert all(len(entry.crc32) == 8 for entry in ours.entries.values())
+
+
 def test_tensor_files_read_into_another_type_and_names(tmp_path: Path):
     net = filled()
     safetensors.torch.save_file(

@@ -87,6 +87,8 @@ def test_the_same_content_has_the_same_hash_and_one_number_changes_it(kind: str,
         path.write_bytes(before)
     assert len(hashes) == 1 + len(files), f"all of {', '.join(path.name for path in files)}"
     assert weights_hash(folder) == known and weights_hash(saved(kind, tmp_path / "other", seed=1)) != known
+    if not kind.startswith("frozen"):  # which names the folder of its base
+        assert weights_hash(saved(kind, tmp_path / "again")) == known, "a policy that is saved again"
 
 
 def test_a_folder_of_weights_and_their_sizes_has_the_hash_of_its_weights(tmp_path: Path):

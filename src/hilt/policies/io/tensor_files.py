@@ -335,7 +335,21 @@ def _write_shard(path: Path, state: Mapping[str, Tensor], value: Callable[[str],
             ) from None
         except SafetensorError as error:
             raise _system_error(error) from error
+        _sort_checksums(beside)
         beside.chmod(mode)  # the library makes files that are not readable by others
+
+
+def _sort_checksums(path: Path) -> None:
+    """Brings the metadata of a file, which the library writes in random order, into that of the names: the same tensors
+    make the same file, which has the same hash."""
+    with storage_errors(path), path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        made = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(made) <= size:
+            file.seek(8)
+            file.write(made.ljust(size))
 
 
 def _read_header(path: Path) -> dict[str, Entry]:
