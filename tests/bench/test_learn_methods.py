@@ -27,9 +27,10 @@ from tests.forked import ForkServer
 class Machine:
     """In the place of `call`: commands that take seconds of a clock that only they move."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, episode: int = 50, every: int = 2):
-        """`episode`: steps of one; `every`: of so many sampled episodes, one succeeds."""
-        self._every = every
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, episode: int = 50, every: int = 2, failures: int = -1):
+        """`episode`: steps of one; `every`: of so many sampled episodes, one succeeds; `failures`: those that fail
+        instead."""
+        self._every, self._failures = every, failures
         self.now, self.calls, self.limits, self._episode = 0.0, list[list[str]](), list[float](), episode
         self._sizes: dict[Path, int] = {}
         monkeypatch.setattr(learn_methods.time, "monotonic", lambda: self.now)
@@ -52,8 +53,9 @@ class Machine:
             number = len(list(folder.glob(f"{words[1]}/evaluations/*")))
             (folder / words[1] / "evaluations" / f"{number}").mkdir(parents=True)
             count = int(words[words.index("--episodes") + 1])
+            successes = count // self._every if self._failures < 0 else count - self._failures
             outcomes = [{"success": state % 2 == 0, "steps": 9} for state in range(count)]
-            (folder / out["--json"]).write_text(json.dumps({"outcomes": outcomes, "successes": count // self._every}))
+            (folder / out["--json"]).write_text(json.dumps({"outcomes": outcomes, "successes": successes}))
         return subprocess.CompletedProcess(list(words), 130 if ends else 0, "", "")
 
 
@@ -125,6 +127,13 @@ def test_rounds_end_where_nothing_failed_and_not_where_nothing_succeeded(
         made = learn_methods.measured(lab, "drawer", "recap_3", 0)
         assert sum("recap.threshold" in text for text in made["commands"]) == trained
         assert bool(made["remarks"]) == (every == 1)
+    for failures, trained in ((1, 0), (2, 0), (3, 3)):  # a value needs three of each
+        Machine(monkeypatch, failures=failures)
+        made = learn_methods.measured(lab, "drawer", "recap_3", 0)
+        assert sum("recap.threshold" in text for text in made["commands"]) == trained
+        assert made["remarks"] == ([] if trained else [learn_methods.ALL_GOOD])
+        made = learn_methods.measured(lab, "drawer", "best_of_8", 0)
+        assert ("--best-of" in made["commands"][-1]) == bool(trained)
     Machine(monkeypatch, every=1)
     made = learn_methods.measured(lab, "drawer", "best_of_8", 0)
     assert made["remarks"] == [learn_methods.ALL_GOOD] and "--best-of" not in made["commands"][-1]

@@ -4,13 +4,17 @@ was interrupted goes on."""
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hilt.core.checksums import read_json
 from hilt.core.errors import ConfigError
+from hilt.core.files import DISK
 from hilt.policies.conditioned import ConditionedPolicy
+from hilt.policies.io.weights_hash import weights_hash
+from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from hilt.replay import Log
 from hilt.vla import sft
 from hilt.vla.recap import recap_rounds
@@ -62,6 +66,70 @@ def test_a_round_makes_the_policy_right_and_goes_on_after_a_stop(shown: Path, tm
     with Log.open(next((run / "rounds" / "1").glob("log-*")), "r") as log:
         assert len(log.trajectories()) == 80
         assert log.facts.about(3)["estimates"]["model"] == read_json(run / "rounds/1/value/value.json")["id"]
+
+
+class Tried:
+    """In the place of `record_episodes`: episodes of which some failed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: int):
+        self.failures = failures
+        monkeypatch.setattr(recap_rounds, "record_episodes", self)
+
+    def __call__(self, policy: Any, suite: Any, plan: Any, path: Path, *given: Any) -> tuple[int, int]:
+        if path.exists():
+            DISK.remove(path)
+        with Log.open(write_signs(path, plan.episodes, good=True), "a") as log:
+            for number in range(self.failures):
+                log.annotate(number, success=False)
+        return plan.episodes, plan.episodes - self.failures
+
+
+@pytest.fixture
+def good_policy(tmp_path: Path) -> str:
+    sizes = {"cameras": ("full_image",), "image_size": 16, "state_dim": 1, "action_dim": 1}
+    SmallVLA(SmallVLAConfig.from_json({**sizes, **TINY})).save_pretrained(tmp_path / "good")
+    return str(tmp_path / "good")
+
+
+@pytest.mark.parametrize(
+    ("failures", "why"),
+    [
+        (0, "all 12 episodes succeeded, and there is nothing to tell apart"),
+        (1, "too few episodes to hold some out: 11 successes and 1 failures"),
+        (2, "too few episodes to hold some out: 10 successes and 2 failures"),
+        (12, "all 12 episodes failed, and a value that has seen no successes cannot rank"),
+    ],
+)
+def test_rounds_end_with_the_policy_as_it_was_where_too_few_failed_and_go_on_with_more(
+    failures: int, why: str, good_policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run, said, tried = tmp_path / "run", list[str](), Tried(monkeypatch, failures)
+    asked = config(tmp_path)
+    asked.data, asked.policy, asked.policy_options, asked.max_steps = [], good_policy, {}, 2
+    asked.recap.episodes = 12
+    done = recap_rounds.train(sft.begin_run(run, "", asked), run, notify=said.append)
+    assert (
+        done.reason == recap_rounds.KEPT
+        and done.step == 0
+        and read_json(run / "run.json")["ended"]["reason"] == recap_rounds.KEPT
+    )
+    assert why in said[-1] and said[-1].endswith(f"hilt train sft --run {run} --resume recap.episodes=24")
+    assert weights_hash(run / "policy") == weights_hash(Path(good_policy)) and not (run / "rounds.json").exists()
+    if failures == 1:
+        tried.failures = 8
+        more = recap_rounds.train(sft.resume_run(run, "", ["recap.episodes=24"]), run, notify=said.append)
+        assert more.reason == "max_steps" and isinstance(sft.open_policy(run, asked), ConditionedPolicy)
+        assert [one["successes"] for one in read_json(run / "rounds.json")["rounds"]] == [16]
+
+
+def test_a_value_model_without_an_auc_labels_all_the_same(shown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    said, written = list[str](), list[Any]()
+    model = SimpleNamespace(metadata={"held_out": {"after": [{"auc": 0.5}, {"auc": None}]}})
+    monkeypatch.setattr(recap_rounds, "train_value", lambda *given: model)
+    monkeypatch.setattr(recap_rounds, "write_estimates", lambda model, episodes, report: written.append(model))
+    rounds = recap_rounds._Rounds(config(shown), tmp_path / "run", lambda: False, said.append)
+    assert rounds._labeled(tmp_path / "run") is None and written == [model]
+    assert said[-1].endswith("too few held-out episodes last half as long, so no AUC is known")
 
 
 def test_what_cannot_work_is_refused(shown: Path):

@@ -83,7 +83,12 @@ def _validation_text(step: int, values: dict[str, float]) -> str:
 
 def _show_end(done: SftSummary, folder: Path, *, has_tasks: bool, was_stopped: bool) -> None:
     """Prints why the run ended, which policy is kept, and the commands that come next."""
+    from hilt.vla.recap.recap_rounds import KEPT
+
     goes_on = f"hilt train sft --run {folder} --resume"
+    if done.reason == KEPT:
+        typer.echo(f"there was nothing to learn: {folder / 'policy'} is the policy that the run began with")
+        return
     if not done.best_step:
         typer.echo(f"stopped after {done.step:,} steps, before there was anything to keep\n\n{goes_on}")
         return

@@ -51,6 +51,10 @@ class SeveralErrors(ConfigError):
         return type(self), (self.errors,)
 
 
+class OutcomesError(ConfigError):
+    """Raised when episodes have too few successes or failures for a value to be learned of them."""
+
+
 class Problems:
     """Collects what is wrong, so that all of it is reported at once, and not one thing for each try.
 

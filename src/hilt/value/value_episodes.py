@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
+from hilt.core.errors import ConfigError, OutcomesError, SchemaError, UnknownNameError
 from hilt.core.progress import Report, silent
 from hilt.core.trajectory import INSTRUCTION, Source, texts_of
 from hilt.core.tree import Array, ArraySpec, flatten
@@ -236,10 +236,10 @@ class ValueEpisodes:
                 return sorted(sides[0]), sorted(sides[1]), by
         raise self.too_few(episodes)
 
-    def too_few(self, episodes: Sequence[int]) -> ConfigError:
+    def too_few(self, episodes: Sequence[int]) -> OutcomesError:
         """The error for episodes that cannot be split."""
         counts = Counter(bool(self.episodes[number].success) for number in episodes)
-        return ConfigError(
+        return OutcomesError(
             f"too few episodes to hold some out: {counts[True]} successes and {counts[False]} failures. Two parts are "
             f"held out, one to choose the weights by and one for the report, and each needs both: give {MIN_OF_EACH} "
             "of each kind or more, from different initial states."

@@ -21,7 +21,7 @@ from torch import Tensor
 from hilt.algos.adam import Adam
 from hilt.algos.value_distribution import ValueSupport, loss
 from hilt.core.checksums import write_json
-from hilt.core.errors import ConfigError, NotFiniteError, optional_module
+from hilt.core.errors import ConfigError, NotFiniteError, OutcomesError, optional_module
 from hilt.core.files import DISK, storage_errors
 from hilt.core.progress import Report, silent
 from hilt.core.tree import Array
@@ -163,7 +163,7 @@ def check_outcomes(episodes: ValueEpisodes) -> None:
     outcomes = Counter(bool(episodes.episodes[number].success) for number in known)
     if len(outcomes) < 2:
         what, other = ("succeeded", "failures") if outcomes[True] else ("failed", "successes")
-        raise ConfigError(
+        raise OutcomesError(
             f"{where}: all {len(known)} episodes {what}, and a value that has seen no {other} cannot rank. Give logs "
             f"with {other} too, such as that of a run (hilt train value RUN), or record some: hilt record TASK "
             "--keep all"

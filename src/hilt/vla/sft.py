@@ -210,7 +210,7 @@ class SftSummary:
     """How a run, or this part of it, ended."""
 
     reason: str
-    """"best": validation did not fall any more; "max_steps"; or "stopped" from outside"""
+    """"best": validation did not fall any more; "max_steps"; "stopped" from outside; "kept": nothing was learned"""
     step: int
     best_step: int
     """Of the policy that is kept"""

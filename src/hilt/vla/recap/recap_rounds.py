@@ -20,7 +20,7 @@ from typing import Any
 
 from hilt.core.checksums import read_json, write_json
 from hilt.core.config import build
-from hilt.core.errors import ConfigError
+from hilt.core.errors import ConfigError, OutcomesError
 from hilt.core.files import DISK, replacing
 from hilt.core.progress import Report, silent
 from hilt.observe.statistics import wilson
@@ -40,6 +40,8 @@ from hilt.vla.recap.recap_settings import Recap
 from hilt.vla.sft import POLICY, RESULT, Sft, SftSummary
 
 ROUNDS, ROUNDS_FILE, VALUE = "rounds", "rounds.json", "value"
+KEPT = "kept"
+"""The reason of a run that found nothing to learn, and kept the policy that it began with"""
 
 
 def train(config: Sft, run: Path, *, stop: Callable[[], bool] = lambda: False, **options: Any) -> SftSummary:
@@ -130,12 +132,13 @@ class _Rounds:
         if counts is None:
             return None
         if counts[0] == counts[1]:
-            self._notify(
-                f"round {number}: all {counts[0]} episodes succeeded, and there is nothing to tell apart: the policy "
-                "is kept as it was"
-            )
+            self._keep(number, f"all {counts[0]} episodes succeeded, and there is nothing to tell apart.")
             return None
-        auc = self._labeled(folder)
+        try:
+            auc = self._labeled(folder)
+        except OutcomesError as error:
+            self._keep(number, str(error))
+            return None
         if self._stop():
             return None
         changed = replace(
@@ -153,6 +156,11 @@ class _Rounds:
         known = read_json(path)[ROUNDS] if path.is_file() else []
         write_json(path, {ROUNDS: [*(one for one in known if one["number"] < number), asdict(result)]})
         return str(self._sft(number) / POLICY)
+
+    def _keep(self, number: int, why: str) -> None:
+        """Says why nothing can be learned of the episodes of a round, and how there would be more of them."""
+        more = f"hilt train sft --run {self._run} --resume recap.episodes={2 * self._config.recap.episodes}"
+        self._notify(f"round {number}: {why} The policy is kept as it was. To try more episodes: {more}")
 
     def _folder(self, number: int) -> Path:
         return self._run / ROUNDS / str(number)
@@ -197,8 +205,11 @@ class _Rounds:
                 return None
             write_estimates(model, episodes, report=self._report)
         found = model.metadata["held_out"]["after"][1]["auc"]
+        if found is None:
+            self._notify(f"the value model {out}: too few held-out episodes last half as long, so no AUC is known")
+            return None
         self._notify(f"the value model {out} ranks held-out episodes half-way with an AUC of {found:.3f}")
-        return None if found is None else float(found)
+        return float(found)
 
     def _fine_tuned(self, number: int, config: Sft) -> bool:
         """Trains the policy of a round, unless it has one; whether it has."""
@@ -218,7 +229,9 @@ class _Rounds:
         return self._last.reason != "stopped"
 
     def _end(self, policy: str) -> SftSummary:
-        """The policy of the last round becomes that of the run."""
+        """The policy of the last round becomes that of the run; without one, the policy that the run began with."""
+        if self._last.reason == "stopped":
+            self._last = replace(self._last, reason=KEPT)
         with replacing(self._run / POLICY, sole_writer=True) as made:
             load_policy(policy).save_pretrained(made)
         write_json(self._run / RESULT, asdict(self._last))
