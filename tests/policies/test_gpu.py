@@ -55,3 +55,18 @@ def test_a_gpu_gives_what_the_cpu_gives(family: str, kind: str):
         for policy in (ours, theirs)
     ]
     assert float((flat[0] - flat[1]).norm() / flat[0].norm()) < 5 * near and flat[0].norm() > 0
+
+
+@pytest.mark.parametrize("kind", test_pi0.POLICIES)
+def test_given_noise_leads_on_a_gpu_where_act_leads(kind: str):
+    policy, seen = made("pi0", kind)
+    expected = policy.act_from(seen, start := torch.randn(3, *policy.start_shape, generator=_generator()).numpy())
+    policy.to("cuda:0")
+    drawn, _ = policy.act(seen, sample=False, generator=_generator())
+    found = policy.act_from(seen, start)
+    np.testing.assert_allclose(found, drawn, rtol=0, atol=1e-5 * np.abs(drawn).max())
+    np.testing.assert_allclose(found, expected, rtol=0, atol=NEAR * np.abs(expected).max())
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(5)

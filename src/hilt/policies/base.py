@@ -99,10 +99,20 @@ class Policy(torch.nn.Module, ABC):
     """Whether the records of `act` have "features", what `features` returns for the same observations, of a policy that
     has both from one look at them."""
 
+    keeps_context: bool = False
+    """Whether what was read of the last observations is kept, and equal ones are not read again, by a policy that can:
+    for weights that do not change"""
+
     @property
     def takes_prefix(self) -> bool:
         """Whether `act` accepts a prefix. A policy that does not may lack the argument: ask before giving it one."""
         return False
+
+    @property
+    def start_shape(self) -> tuple[int, int] | None:
+        """The shape of the noise that a flow begins with, which `act_from` takes: actions, and numbers of each. None of
+        a policy without a flow."""
+        return None
 
     @property
     def state_token_width(self) -> int:
@@ -125,6 +135,18 @@ class Policy(torch.nn.Module, ABC):
         All that is random comes from `generator`, a CPU one: the same draws on every device. No gradients are kept.
         With `prefix`, the answer continues what is being executed: see `takes_prefix` and `check_prefix`.
         """
+
+    def act_from(self, observations: Sequence[Observation], start: np.ndarray) -> np.ndarray:
+        """Returns the actions in the robot's units, float32 [B, chunk, action_dim], to which a flow leads from the
+        initial noise `start`, float32 [B, *start_shape]: those of ``act(observations, sample=False,
+        generator=generator)`` where the generator draws this noise. Nothing is drawn here."""
+        raise ConfigError(
+            f"{type(self).__name__} does not begin with noise: give a policy with a flow, such as pi0, pi0.5, SmolVLA, "
+            "or small_vla with policy_options.head=flow."
+        )
+
+    def forget_context(self) -> None:  # nothing by default
+        """Frees the memory of what `keeps_context` keeps."""
 
     @abstractmethod
     def evaluate(self, record: Record) -> Evaluation:
@@ -326,6 +348,20 @@ def check_prefix(policy: Policy, prefix: Prefix | None, rows: int, sample: bool)
             "log-probability. Give sample=False, or train the policy with max_delay=N (hilt train sft)."
         )
     return Prefix(actions, np.minimum(frozen, policy.max_delay or length).astype(np.int64))
+
+
+def check_start(policy: Policy, start: npt.ArrayLike, rows: int) -> np.ndarray:
+    """The initial noise of `act_from` as float32, checked."""
+    given, shape = np.asarray(start, np.float32), [rows, *(policy.start_shape or ())]
+    if list(given.shape) != shape:
+        raise SchemaError(
+            f"act_from() was given noise of the shape {list(given.shape)}; this {type(policy).__name__} takes {shape} "
+            f"for {rows} observations."
+        )
+    if not np.isfinite(given).all():
+        row = int(np.argmin(np.isfinite(given).all((1, 2))))
+        raise SchemaError(f"the initial noise of observation {row} has NaN or infinity; give finite numbers.")
+    return given
 
 
 def continued(actions: np.ndarray, prefix: Prefix) -> np.ndarray:

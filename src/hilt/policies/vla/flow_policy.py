@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from hilt.policies.base import (
     at_least_float32,
     check_prefix,
     check_record,
+    check_start,
     check_temperature,
     continued,
     given_in,
@@ -39,6 +40,7 @@ from hilt.policies.base import (
 )
 from hilt.policies.condition_embedding import condition_field, conditioned_token
 from hilt.policies.float8 import Float8Rollouts
+from hilt.policies.flow_context import SEEN, Context, LastContext, seen_in
 from hilt.policies.graphs import Graphs, bucket, compiling, with_more_rows
 from hilt.policies.io import flow_folders
 from hilt.policies.io.observed_record import pictures_in_slots
@@ -50,9 +52,7 @@ from hilt.policies.vla.flow_config import FlowPolicyConfig
 from hilt.policies.vla.gemma import (
     MLP,
     GemmaAttention,
-    KeysValues,
     Runner,
-    Sight,
     SiglipAttention,
     compiled,
     for_gradients,
@@ -75,22 +75,6 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Rows for which a decision is captured: fewer are filled up"""
 LENGTHS = 4
 """Lengths of a prompt for which a decision is captured: shorter ones are filled up"""
-
-
-class Context(NamedTuple):
-    """What the language model has read, and what does not change from step to step of the flow."""
-
-    cache: KeysValues
-    valid: Tensor
-    """bool [B, tokens]"""
-    sights: tuple[Sight, Sight]
-    """What the actions see: in layers with keys of their own, and in those that look across"""
-    run: Runner
-    """How the layers are gone through"""
-    output: Tensor | None = None
-    """[B, tokens, width], where the value is read from it"""
-    state: Tensor | None = None
-    """[B, width], of a model whose suffix begins with it"""
 
 
 class FlowPolicy(Float8Rollouts):
@@ -128,6 +112,7 @@ class FlowPolicy(Float8Rollouts):
         self.chunk, self.action_dim, self.horizon = config.n_action_steps, config.action_dim, config.chunk_size
         self.max_delay = config.max_delay
         self._graphs: Graphs | None = None
+        self._last = LastContext()
         self.source: Path | None = None
         """The folder that it came from."""
         with seeded(seed):
@@ -217,10 +202,25 @@ class FlowPolicy(Float8Rollouts):
         check_temperature(temperature, sample)
         prefix = check_prefix(self, prefix, len(observations), sample)
         record = self._read(observations, as_they_are=self._captures())
-        record["temperature"] = np.full(len(observations), temperature, np.float32)
-        if self.max_delay:
-            record |= prefix_record(self, prefix, len(observations))
         draws = flows.draws(self._shape(len(observations)), self.config.flow, generator, sample)
+        return self._act(record, draws, temperature, prefix)
+
+    @property
+    def start_shape(self) -> tuple[int, int]:
+        return self._shape(1)[1:]
+
+    def act_from(self, observations: Sequence[Observation], start: np.ndarray) -> np.ndarray:
+        noise = torch.from_numpy(check_start(self, start, len(observations)))
+        record = self._read(observations, as_they_are=self._captures())
+        return self._act(record, flows.Draws(noise, torch.full((len(noise),), -1), None))[0]
+
+    def _act(
+        self, record: Record, draws: flows.Draws, temperature: float = 1.0, prefix: Prefix | None = None
+    ) -> tuple[np.ndarray, Record]:
+        """The answer to what was read, by these draws."""
+        record["temperature"] = np.full(len(draws.start), temperature, np.float32)
+        if self.max_delay:
+            record |= prefix_record(self, prefix, len(draws.start))
         with self.acting():
             found = self._answer(record, given_in(record) if self.max_delay else prefix, draws)
         actions = self._normalize("action", found.pop("actions"), back=True)
@@ -234,7 +234,7 @@ class FlowPolicy(Float8Rollouts):
 
     def _answer(self, record: Record, given: Prefix | None, draws: flows.Draws) -> dict[str, np.ndarray]:
         """The actions of the model, and what a record has of them."""
-        asked = self._seen(record) | {"temperature": torch.from_numpy(record["temperature"])}
+        asked = seen_in(record, self.config.max_state_dim) | {"temperature": torch.from_numpy(record["temperature"])}
         asked |= {name: each for name, each in draws._asdict().items() if each is not None}
         if given is not None:
             asked |= {"given": torch.from_numpy(self._normalize("action", given.actions))}
@@ -244,19 +244,23 @@ class FlowPolicy(Float8Rollouts):
         else:
             with torch.no_grad():
                 placed = {name: self._placed(each) for name, each in asked.items()}
-                made = {name: each.cpu() for name, each in self._decide(placed).items()}
+                kept = self._last if self.keeps_context else None
+                made = {name: each.cpu() for name, each in self._decide(placed, kept=kept).items()}
         return {name: each.numpy() for name, each in made.items()}
 
-    def _decide(self, asked: Mapping[str, Tensor], run: Runner = plain) -> dict[str, Tensor]:
+    def _decide(
+        self, asked: Mapping[str, Tensor], run: Runner = plain, kept: LastContext | None = None
+    ) -> dict[str, Tensor]:
         """The answer to `asked` on its device: what was seen, what was drawn, and which actions are given. Nothing in
-        it waits for the device."""
+        it waits for the device, unless there is a context that may be `kept`."""
         given = None
         if "given" in asked:
             given = flows.given_actions(asked["given"], asked["frozen"], self.horizon, self.config.max_action_dim)
         images, size = asked["images"], self.config.image_size
         if fitted := images.shape[2:4] != (size, size):
             images = resize_with_pad(images.flatten(0, 1), size, anchor=self.anchor).unflatten(0, images.shape[:2])
-        context = self._context({**asked, "images": images}, run)
+        seen = {name: each for name, each in asked.items() if name in SEEN} | {"images": images}
+        context = self._context(seen, run) if kept is None else kept.of(seen, lambda: self._context(seen, run))
         fields: flows.Field | list[flows.Field]
         if given is not None:
             fields = self._field(context, given) if self.max_delay else flows.guided(self._field(context), given)
@@ -361,6 +365,9 @@ class FlowPolicy(Float8Rollouts):
 
         return field if self.guide is None else self.guide(field)
 
+    def forget_context(self) -> None:
+        self._last.forget()
+
     def field_of(self, observations: Sequence[Observation]) -> flows.Field:
         """Returns the field of observations, whose context is computed once."""
         return self._field(self._prefix(self._read(observations)))
@@ -387,26 +394,9 @@ class FlowPolicy(Float8Rollouts):
         wrist = torch.tensor(["wrist" in name for name in self.config.images]).repeat(len(images))
         return augment.openpi(images.flatten(0, 1), wrist, generator).unflatten(0, images.shape[:2])
 
-    def _seen(self, record: Record, images: Tensor | None = None) -> dict[str, Tensor]:
-        """What the prefix is made of, on the host. Slots and words that no row has are left out: they would be masked,
-        and cost as much as others. `images`: in place of its own."""
-        slots = record["image_mask"].any(0) if len(record["image_mask"]) else np.arange(1)
-        length = int(record["prompt_length"].max(initial=1))
-        state = np.pad(record["state"], [(0, 0), (0, self.config.max_state_dim - record["state"].shape[1])])
-        return {
-            "images": torch.from_numpy(record["images"] if slots.all() else record["images"][:, slots])
-            if images is None
-            else images[:, torch.from_numpy(slots)],
-            "present": torch.from_numpy(record["image_mask"][:, slots]),
-            "prompt": torch.from_numpy(record["prompt"][:, :length].astype(np.int64)),
-            "worded": torch.from_numpy(np.arange(length) < record["prompt_length"][:, None]),
-            "state": torch.from_numpy(state),
-            **({CONDITION: torch.from_numpy(record[CONDITION])} if CONDITION in record else {}),
-        }
-
     def _prefix(self, record: Record, images: Tensor | None = None) -> Context:
         """The context of a record, with gradients."""
-        seen = {name: self._placed(each) for name, each in self._seen(record, images).items()}
+        seen = {name: self._placed(each) for name, each in seen_in(record, self.config.max_state_dim, images).items()}
         run = for_gradients(self, self.config.gradient_checkpointing, compiles := self._compiles())
         return self._context(seen | self._filled_up(seen) if compiles else seen, run)
 
@@ -496,6 +486,7 @@ class FlowPolicy(Float8Rollouts):
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Weights are moved: graphs that would read them where they were are dropped, with what keeps them there."""
         self._graphs = None
+        self._last.forget()
         for module in self.modules():
             if isinstance(module, (MLP, GemmaAttention, SiglipAttention)):
                 module.joined.forget()

@@ -22,11 +22,12 @@ from torch.nn import functional as F
 
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.policies.base import at_least_float32
+from hilt.policies.flow_context import Context
 from hilt.policies.io.flow_folders import published, set_dtype, to_published
 from hilt.policies.io.tensor_files import check_dtype
 from hilt.policies.vla.flow import Flow, embed_times
 from hilt.policies.vla.flow_config import FlowPolicyConfig
-from hilt.policies.vla.flow_policy import Context, FlowPolicy
+from hilt.policies.vla.flow_policy import FlowPolicy
 from hilt.policies.vla.gemma import (
     GemmaStack,
     Rotation,

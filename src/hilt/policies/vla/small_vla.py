@@ -42,6 +42,7 @@ from hilt.policies.base import (
     Record,
     check_prefix,
     check_record,
+    check_start,
     check_temperature,
     continued,
     given_in,
@@ -268,6 +269,23 @@ class SmallVLA(Float8Rollouts):
             record["value"] = value.cpu().numpy()
         answer = actions.cpu().numpy()
         return continued(answer, prefix) if self.max_delay and prefix is not None else answer, record
+
+    @property
+    def start_shape(self) -> tuple[int, int] | None:
+        shape: tuple[int, int] = self.action_head.shape
+        return shape if self.config.head == "flow" else None
+
+    def act_from(self, observations: Sequence[Observation], start: np.ndarray) -> np.ndarray:
+        if self.start_shape is None:
+            return super().act_from(observations, start)
+        noise = torch.from_numpy(check_start(self, start, len(observations))).to(self.device)
+        record = self._record(observations)
+        given = self._given(given_in(record | prefix_record(self, None, len(observations)))) if self.max_delay else None
+        with torch.no_grad(), self.acting():
+            features, _ = self._features(record)
+            drawn = self.action_head.draw(features, torch.ones_like(features[:, 0]), None, False, given, start=noise)
+            found: np.ndarray = self.as_actions(drawn.actions).cpu().numpy()
+        return found
 
     def evaluate(self, record: Record) -> Evaluation:
         names = MEMORIES[self.config.head]

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.policies.base import at_least_float32
+from hilt.policies.flow_context import Context
 from hilt.policies.io.flow_folders import published, to_published
 from hilt.policies.vla.flow import embed_times
 from hilt.policies.vla.flow_config import FlowPolicyConfig
-from hilt.policies.vla.flow_policy import Context, FlowPolicy
+from hilt.policies.vla.flow_policy import FlowPolicy
 from hilt.policies.vla.gemma import (
     GemmaStack,
     Rotation,
