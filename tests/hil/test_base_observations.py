@@ -99,6 +99,16 @@ def test_episodes_without_the_columns_get_them_when_they_are_imported(folder: Pa
     assert BaseColumns(base)(filled, "shown") is filled, "what has them stays as it is"
 
 
+def test_an_episode_of_one_step_gets_them(folder: Path, shown: Path):
+    with Log.open(shown, "r") as log:
+        columns = log.read(log.trajectory_keys(log.trajectories()[0])[:1])
+    base = open_base(config(folder))
+    filled = BaseColumns(base, ["press"])(Episode(dict(columns)), "shown")
+    now, after = (filled.columns[name]["base_policy"][base.weights] for name in ("observations", "next_observations"))
+    assert now["features"].shape == after["features"].shape == (1, 32)
+    assert not np.array_equal(now["features"], after["features"])
+
+
 def test_columns_of_other_weights_are_refused_by_hash(folder: Path, shown: Path, tmp_path: Path):
     base, other = open_base(config(folder)), open_base(config(saved(tmp_path / "other", seed=1)))
     assert base.weights != other.weights

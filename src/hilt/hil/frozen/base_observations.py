@@ -108,8 +108,8 @@ class BaseColumns:
         same = np.ones(len(texts), bool)
         same[-1] = False
         for path, column in ours.items():
-            rows = np.asarray(theirs[path][:-1] == column[1:]).reshape(len(texts) - 1, -1)
-            same[:-1] &= rows.all(1)
+            equal = np.asarray(theirs[path][:-1] == column[1:])
+            same[:-1] &= equal.all(axis=tuple(range(1, equal.ndim)))
         first = self._base.of_many(now, texts)
         (apart,) = np.nonzero(~same)
         others = unflatten({path: np.asarray(column)[apart] for path, column in theirs.items()})
