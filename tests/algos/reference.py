@@ -43,6 +43,11 @@ def actor(
 
 
 def critics(p: Params, z: np.ndarray, actions: np.ndarray, features: int) -> np.ndarray:
+    """The first output ``[E, B]`` of each critic."""
+    return outputs(p, z, actions, features)[..., 0]
+
+
+def outputs(p: Params, z: np.ndarray, actions: np.ndarray, features: int) -> np.ndarray:
     base = np.concatenate([inputs(p, z, features), actions], 1)
     layers = sum(key.startswith("weights.") for key in p)
     rows = []
@@ -52,7 +57,7 @@ def critics(p: Params, z: np.ndarray, actions: np.ndarray, features: int) -> np.
             x = x @ p[f"weights.{i}"][member] + p[f"biases.{i}"][member]
             if i + 1 < layers:
                 x = np.tanh(norm(x, p[f"scales.{i}"][member], p[f"shifts.{i}"][member]))
-        rows.append(x[:, 0])
+        rows.append(x)
     return np.array(rows)
 
 

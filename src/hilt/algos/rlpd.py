@@ -33,7 +33,7 @@ from hilt.algos.adam import Adam
 from hilt.algos.chunks import best_of, chunk_imitation_loss
 from hilt.algos.config import Rlpd as Rlpd
 from hilt.algos.conservative import conservative_gradients
-from hilt.algos.frozen.action_spaces import ActionSpace
+from hilt.algos.frozen.action_spaces import ActionSpace, DecodedNoise
 from hilt.algos.gaussian import sample, sample_backward
 from hilt.algos.imitation import imitation_loss
 from hilt.algos.tables import OffPolicyAlgorithm
@@ -65,6 +65,8 @@ class Networks:
     """What the outputs of the critics mean"""
     space: ActionSpace | None = None
     """How the actor's numbers become actions beside those of a frozen policy; none: they are the actions"""
+    noise_critic: Any = None
+    """z, noise -> ``[E, B, 2]``: see `hilt.algos.frozen.noise_critic`, which alone has one"""
 
     def __post_init__(self) -> None:
         pairs = {
@@ -118,6 +120,8 @@ class Transitions:
     """Of chunks: which of the actions were executed, bool ``[B, h]``"""
     shown: Tensor | None = None
     """Of chunks: which of them are imitated where the row is a demonstration"""
+    decoded: DecodedNoise | None = None
+    """Beside a frozen policy: noise of its flow, and the actions that it became"""
 
 
 class SoftActorCritic(OffPolicyAlgorithm):
@@ -179,10 +183,20 @@ def update(
             gradients["actor"] = found
         figures |= more
     if "temperature" in which and not warming:  # while the actor imitates, no temperature can steer its entropy
-        excess = -policy.next_states()[1].mean() - target_entropy
-        gradients["temperature"] = nets.temperature.gradients(excess)
-        figures["temperature_loss"] = temperature * excess
+        gradients["temperature"], figures["temperature_loss"] = temperature_loss(nets, policy, target_entropy)
+    return stepped(nets, which, gradients, figures, info, settings)
 
+
+def stepped(
+    nets: Networks,
+    which: frozenset[str],
+    gradients: Mapping[str, Sequence[Tensor]],
+    figures: Mapping[str, Tensor],
+    info: dict[str, float],
+    settings: Rlpd,
+) -> dict[str, float]:
+    """Takes the step of each gradient once all of them are known to be finite, and moves the slow copies of the
+    networks in `which`. Returns the figures of the update."""
     info |= zip(figures, torch.stack([figure.mean() for figure in figures.values()]).tolist(), strict=True)
     check_finite(info, gradients)
     for name, each in gradients.items():
@@ -253,16 +267,19 @@ def critic_loss(
     temperature: Tensor,
     subset: Tensor | None,
     choices: Tensor | None = None,
+    next_out: Tensor | None = None,
 ) -> tuple[Sequence[Tensor], dict[str, Tensor], dict[str, float]]:
     """The gradients of the critics' parameters, their figures, and the details by source, if the batch has groups.
-    `choices`: the noise ``[N, B, A]`` of the actions that the best is chosen from."""
+    `choices`: the noise ``[N, B, A]`` of the actions that the best is chosen from; `next_out`: the outputs ``[E, B,
+    outputs]`` of the next states, in place of those of the target critics."""
     details: dict[str, float] = {}
     next_actions, next_log_prob = policy.next_states()
     if choices is not None:
         drawn = torch.tanh(policy.mean[policy.rows :] + policy.std[policy.rows :] * choices)
         drawn = drawn if nets.space is None else nets.space.compose(batch.next_z, drawn)
         next_actions = best_of(nets.critic, nets.head, batch.next_z, drawn, settings.actor_q)
-    next_out = nets.target_critic.run(batch.target_z, next_actions, learns=False).out  # [E, B, outputs]
+    if next_out is None:
+        next_out = nets.target_critic.run(batch.target_z, next_actions, learns=False).out  # [E, B, outputs]
     next_out, head = next_out if subset is None else next_out[subset], nets.head
     backup = partial(backed_up, batch=batch, next_log_prob=next_log_prob, temperature=temperature, settings=settings)
     target = head.target(next_out, backup)
@@ -373,6 +390,13 @@ def actor_loss(
         return None, figures
     dout = nets.actor.gaussian_backward(tape.out[0, :rows], dmean, dstd)
     return nets.actor.gradients(tape, dout, nets.optimizers["actor"].parameters, rows), figures
+
+
+def temperature_loss(nets: Networks, policy: ActorOutputs, target_entropy: float) -> tuple[Sequence[Tensor], Tensor]:
+    """The gradient of the temperature, and its loss."""
+    excess = -policy.next_states()[1].mean() - target_entropy
+    found: Sequence[Tensor] = nets.temperature.gradients(excess)
+    return found, nets.temperature() * excess
 
 
 def actor_value(q: Tensor, settings: Rlpd) -> tuple[Tensor, Tensor]:

@@ -20,8 +20,9 @@ of a person and demonstrations are rows like the others, whatever the actor coul
 
              The flow of the frozen policy begins at the noise w that the actor has drawn, and its weights are not
              trained. As in DSRL with noise aliasing, the critics judge actions, whatever noise they came from, or none;
-             the actor's gradient is (da/du)^T dL/da, through the steps of the flow, where DSRL has a second critic
-             of noise that is taught by the first. u = 0 gives the policy's most likely actions. There is no inverse:
+             the actor's gradient is (da/du)^T dL/da, through the steps of the flow. Where an update cannot compute
+             these, a second critic, of noise, is taught by the first and trains the actor, as DSRL has it:
+             `hilt.algos.frozen.noise_critic`. u = 0 gives the policy's most likely actions. There is no inverse:
              nothing can be imitated.
 
 In every space the actor is pulled to the policy: its loss has pull * mean (a - b(s))^2, the mean over the batch and the
@@ -36,6 +37,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -44,6 +46,20 @@ from hilt.core.errors import ConfigError
 
 NEAREST, OWN_NEAREST = 0.99, 1 - 1e-6
 """The largest actions of a frozen policy, and numbers of the actor, that are edited: atanh of 1 is infinite"""
+
+
+@dataclass(frozen=True)
+class DecodedNoise:
+    """In each state of a batch N draws of the noise of a flow, and the actions that the flow has made of them."""
+
+    noise: Tensor
+    """``[B, N, W]``, in standard deviations of the noise that the flow was trained with"""
+    actions: Tensor
+    """``[B, N, A]``: of one action, or of a chunk"""
+    known: Tensor
+    """``[B, N]``: 1 where the actions are those of the noise; 0 where a row has no such draw"""
+    counted: Tensor
+    """``[B, N, A]``: 1 of the numbers that were executed, 0 of those that an end left over"""
 
 
 class ActionSpace(ABC):
