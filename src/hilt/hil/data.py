@@ -106,7 +106,7 @@ class Experience:
         images = [f"{which}/{path}" for which in trees for path in agent.image_paths]
         proprio = [f"{which}/{path}" for which in trees for path in agent.proprio]
         more = [name for name in (GRASP, TASK_COLUMN) if name in schema.columns]
-        plain = ["actions", "rewards", "terminated", "source", *more]
+        plain = ["actions", "rewards", "terminated", "source", *more, *agent.batch_columns]
         self._columns = [*images, *proprio, *plain]
         self._discount = config.agent.rlpd.discount
         self._whole = ("actions", "source") if config.agent.chunk > 1 else ()

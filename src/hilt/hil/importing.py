@@ -24,7 +24,7 @@ from hilt.hil.config import CHUNK, CHUNK_INDEX, DECIDED, GROUP, MEMBER, MIXED, R
 from hilt.hil.environment import open_value
 from hilt.hil.make_agent import instructions_of
 from hilt.policies.agent.config import FROZEN_VLA
-from hilt.policies.frozen.frozen_config import base_hash, check_same_weights
+from hilt.policies.frozen.frozen_config import NOISE, NOISE_ACTIONS, STEP_NOISE, base_hash, check_same_weights
 from hilt.recording.recording_folder import GRASP, columns_of
 from hilt.replay import Log, Schema
 from hilt.replay.schema import BUILT_IN
@@ -33,7 +33,7 @@ BaseFill = Callable[[Episode, str], Episode]
 """Adds the columns of a frozen policy to an episode of this path: `hilt.hil.frozen.base_observations.BaseColumns`"""
 FILLED = {
     **{"times": 0.0, "succeed": False, "lost": False, TASK_SUCCESS: -1},
-    **{CHUNK: -1, CHUNK_INDEX: -1, RECORD: 0, DECIDED: -1, GROUP: -1, MEMBER: -1},
+    **{CHUNK: -1, CHUNK_INDEX: -1, RECORD: 0, DECIDED: -1, GROUP: -1, MEMBER: -1, STEP_NOISE: 0},
 }
 """What demonstrations may leave out, and have then"""
 
@@ -260,7 +260,7 @@ def _fitted(schema: Schema, episode: Episode, path: str, instructions: Sequence[
     if wanted := base_hash(schema.columns):
         check_same_weights(base_hash(given), wanted, path)
     for name, spec in schema.columns.items():
-        if name in given:
+        if name in given and not _drawn_anew(name, given[name], spec):
             columns[name] = _cast(name, np.asarray(given[name]), spec, path)
         elif name.partition("/")[0] in FILLED:
             columns[name] = np.full((len(episode), *spec.shape), FILLED[name.partition("/")[0]], spec.dtype)
@@ -281,6 +281,12 @@ def _fitted(schema: Schema, episode: Episode, path: str, instructions: Sequence[
             )
             raise SchemaError(f"{path} has no {name}, which this run's task has; it has {has}. {cure}.")
     return columns
+
+
+def _drawn_anew(name: str, column: Array, spec: ArraySpec) -> bool:
+    """Whether these are draws of a frozen policy's noise in another number, which the run decodes once more."""
+    drawn = bool(base_hash([name])) and name.rpartition("/")[2] in (NOISE, NOISE_ACTIONS)
+    return drawn and np.shape(column)[1:] != spec.shape
 
 
 def _task_number(episode: Episode, path: str, instructions: Sequence[str]) -> int:

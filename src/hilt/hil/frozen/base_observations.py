@@ -4,6 +4,7 @@ without them.
     observations/base_policy/HASH/features    float32 [width]
     observations/base_policy/HASH/actions     float32 [agent.chunk, A], as the task takes them, from -1 to 1
     observations/base_policy/HASH/state       float32 [P], if the policy looks at a state
+    observations/base_policy/HASH/noise...    of an agent with a critic of noise: `hilt.policies.frozen.acted_noise`
 
 HASH is that of the policy's weights, so that a log says what its columns were computed with.
 """
@@ -83,7 +84,8 @@ class BaseColumns:
     def __call__(self, episode: Episode, path: str) -> Episode:
         found = base_hash(flatten(episode.columns))
         check_same_weights(found, self._base.weights, path)
-        if found:
+        acted = self._base.acted
+        if found and (acted is None or acted.sampled(episode.columns[TREES[0]][BASE_POLICY][found])):
             return episode
         texts = texts_of(episode.facts.get(INSTRUCTION, ""), len(episode))
         texts = [text or (self._instructions[0] if len(self._instructions) == 1 else "") for text in texts]

@@ -236,6 +236,13 @@ class Agent(StepAgent):
 
     def _decide(self, leaves: Mapping[str, Tensor], seed: int | None, argmax: bool) -> npt.NDArray[np.float32]:
         """Chunks of actions ``[B, chunk, A]``."""
+        decided, grasps = self._draw(leaves, seed, argmax)
+        actions = self.layout.join(decided.reshape(-1, self.layout.continuous), grasps)
+        array: npt.NDArray[np.float32] = actions.float().cpu().numpy()
+        return array.reshape(len(decided), self.config.chunk, -1)
+
+    def _draw(self, leaves: Mapping[str, Tensor], seed: int | None, argmax: bool) -> tuple[Tensor, Tensor | None]:
+        """What the actor decides, ``[B, numbers]``, and what the grippers do."""
         settings, choices = self.config.rlpd, self.config.rlpd.samples
         # what the critics keep for their passes may not be made in inference mode, for updates use it too
         with torch.no_grad() if choices > 1 or self._disagrees else torch.inference_mode():
@@ -255,9 +262,7 @@ class Agent(StepAgent):
             if self._disagrees and not argmax:
                 self.disagreement = disagreement(self.networks["critic"], self.head, z, decided)
             grasps = self.networks["grasp_critic"](z).argmax(dim=1) if self.layout.outcomes else None
-            actions = self.layout.join(decided.reshape(-1, self.layout.continuous), grasps)
-        array: npt.NDArray[np.float32] = actions.float().cpu().numpy()
-        return array.reshape(len(mean), self.config.chunk, -1)
+        return decided, grasps
 
     def measure_disagreement(self) -> None:
         """The standard deviation of Q over the critics, of the action or chunk that was decided last."""

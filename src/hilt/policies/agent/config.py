@@ -34,7 +34,7 @@ AGENTS = ExtensionPoint(
     {
         "actor_critic": "hilt.policies.agent.agent:Agent",
         "vla": "hilt.hil.vla_agent:VlaAgent",
-        FROZEN_VLA: "hilt.policies.frozen.frozen_agent:FrozenAgent",
+        FROZEN_VLA: "hilt.policies.frozen.noise_agent:FrozenVlaAgent",
     },
 )
 _IMAGES = Need("an encoder ({here}kind=small or resnet10)", lambda c: c.kind != "none")

@@ -104,6 +104,8 @@ class StepAgent(ABC):
         defaults."""
         return {}
 
+    batch_columns: Sequence[str] = ()
+    """The paths of columns that its batches have besides those of every agent and what it sees"""
     disagreement: float | None = None
     """How much its ensemble disagrees about the last decision of `sample_actions`; None where that is not measured"""
 

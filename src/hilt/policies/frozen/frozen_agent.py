@@ -26,6 +26,7 @@ from hilt.policies.agent.actor_critic import Body, ProprioNormalizer
 from hilt.policies.agent.agent import Agent
 from hilt.policies.agent.config import AgentConfig
 from hilt.policies.agent.layout import fit
+from hilt.policies.base import Observation
 from hilt.policies.frozen.frozen_base import FrozenBase
 from hilt.policies.frozen.frozen_config import (
     ACTIONS,
@@ -92,13 +93,18 @@ class FrozenAgent(Agent):
         ordered = [path for path in paths if path in seen.proprio]  # features first: see `_body`
         return cls(seen.shapes, [], ordered, seen.actions, config, seed, squashed)
 
-    def chunks(self, observations: Tree, seed: int = 0, argmax: bool = True) -> npt.NDArray[np.float32]:
-        """The chunks that it decides on for a batch of observations, ``[B, chunk, actions]``."""
+    def chunks(
+        self, observations: Tree, seed: int = 0, argmax: bool = True, rows: Sequence[Observation] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """The chunks that it decides on for a batch of observations, ``[B, chunk, actions]``. `rows`: the same by the
+        policy's names, where the observations have the policy's columns alone."""
         return self._decide(self.inputs.leaves(observations), seed, argmax)
 
     def _decide(self, leaves: Mapping[str, Tensor], seed: int | None, argmax: bool) -> npt.NDArray[np.float32]:
+        return self._with_others(super()._decide(leaves, seed, argmax), leaves)
+
+    def _with_others(self, decided: npt.NDArray[np.float32], leaves: Mapping[str, Tensor]) -> npt.NDArray[np.float32]:
         """Numbers of an action that the agent does not move are those of the frozen policy."""
-        decided = super()._decide(leaves, seed, argmax)
         if kept := [number for number in range(self.layout.actions) if number not in self.layout.moving]:
             decided[..., kept] = leaves[base_path(self.weights, ACTIONS)].float().cpu().numpy()[..., kept]
         return decided

@@ -8,11 +8,13 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hilt.core import hub
 from hilt.core.errors import ConfigError, MissingFieldError, RequestError, SchemaError
 from hilt.core.tree import Array
 from hilt.policies.base import Observation, Policy
+from hilt.policies.frozen.acted_noise import acted_noise
 from hilt.policies.frozen.frozen_config import ACTIONS, FEATURES, STATE, FrozenOptions
 from hilt.policies.io.weights_hash import weights_hash
 from hilt.policies.registry import load_policy
@@ -32,42 +34,62 @@ class FrozenBase:
         self.weights = weights_hash(hub.local(options.policy))
         """The hash of its weights"""
         self.policy = policy or _loaded(options.policy, self.weights, device, json.dumps(options.policy_options))
+        self.acted = acted_noise(self)
+        """What makes actions of noise where the policy acts; None: of no noise, or only in an update"""
+        self.policy.keeps_context = self.policy.keeps_context or self.acted is not None
         if chunk > self.policy.chunk:
             raise ConfigError(
                 f"agent.chunk={chunk}, and the policy in {options.policy} plans {self.policy.chunk} actions. Give "
                 f"agent.chunk={self.policy.chunk} at most."
             )
 
-    def columns(self, observations: Sequence[Observation]) -> dict[str, Array]:
+    def columns(self, observations: Sequence[Observation], sampled: bool = False) -> dict[str, Array]:
         """Features [N, width], the first actions of each chunk as the task takes them [N, chunk, A], and the state
-        [N, P] where there is one, of observations by the policy's names."""
+        [N, P] where there is one, of observations by the policy's names. `sampled`: with the draws of noise that the
+        options ask for."""
         parts: dict[str, list[Array]] = {}
         for first in range(0, len(observations), AT_ONCE):
             rows = observations[first : first + AT_ONCE]
             actions, record = self.policy.act(rows, sample=False)
             found = {
                 FEATURES: record[FEATURES] if FEATURES in record else self.policy.features(rows).float().cpu().numpy(),
-                ACTIONS: np.clip(self.suite.command(np.asarray(actions))[:, : self.chunk], -1, 1),
+                ACTIONS: self.commands(actions),
             }
+            if sampled and self.acted is not None and self.options.noise_samples:
+                found |= self.acted.samples(rows)
             if all(STATE in row for row in rows):
                 found[STATE] = np.stack([np.asarray(row[STATE], np.float32) for row in rows])
             for name, column in found.items():
                 parts.setdefault(name, []).append(np.asarray(column, np.float32))
         return {name: np.concatenate(each) for name, each in parts.items()}
 
-    def of_one(self, observation: Mapping[str, Any], instruction: str) -> dict[str, Array]:
-        """The columns of one observation of the environment."""
-        row = self.suite.observe(observation, self.options.instruction or instruction)
-        return {name: column[0] for name, column in self.columns([row]).items()}
+    def commands(self, actions: npt.ArrayLike) -> Array:
+        """The first actions of chunks of the policy, as the task takes them."""
+        found: Array = np.clip(self.suite.command(np.asarray(actions))[:, : self.chunk], -1, 1)
+        return found
 
-    def of_many(self, observations: Mapping[str, Any], instructions: Sequence[str]) -> dict[str, Array]:
-        """The columns of all observations of an episode ``{path: [N, ...]}``, with the instruction of each."""
+    def row(self, observation: Mapping[str, Any], instruction: str) -> Observation:
+        """One observation of the environment, by the policy's names."""
+        return self.suite.observe(observation, self.options.instruction or instruction)
+
+    def rows(self, observations: Mapping[str, Any], instructions: Sequence[str]) -> list[Observation]:
+        """Observations ``{path: [N, ...]}`` by the policy's names, with the instruction of each."""
         views = self.suite.views(observations)
-        rows = [
+        return [
             {**{name: column[place] for name, column in views.items()}, "instruction": self.options.instruction or text}
             for place, text in enumerate(instructions)
         ]
-        return self.columns(rows)
+
+    def of_one(self, observation: Mapping[str, Any], instruction: str) -> dict[str, Array]:
+        """The columns of one observation of the environment."""
+        found = self.columns([self.row(observation, instruction)], sampled=True)
+        return {name: column[0] for name, column in found.items()}
+
+    def of_many(self, observations: Mapping[str, Any], instructions: Sequence[str]) -> dict[str, Array]:
+        """The columns of all observations of an episode ``{path: [N, ...]}``, with the instruction of each."""
+        found = self.columns(self.rows(observations, instructions), sampled=True)
+        self.policy.forget_context()
+        return found
 
     def check(self, empty: Mapping[str, Any], actions: int, moving: Sequence[int] = ()) -> dict[str, Array]:
         """Refuses a policy that does not fit the task, by its answer to an observation of zeros, which is returned.

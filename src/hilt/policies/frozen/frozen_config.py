@@ -18,9 +18,18 @@ BASE_POLICY = "base_policy"
 FEATURES, ACTIONS, STATE = "features", "actions", "state"
 """What it computes before an action is chosen; the first actions of its chunk, from -1 to 1; and the state that it was
 shown, if it looks at one"""
+NOISE, NOISE_ACTIONS = "noise", "noise_actions"
+"""Draws of the noise of its flow, and the actions that they become: `hilt.policies.frozen.acted_noise`"""
+STEP_NOISE = "noise"
+"""A column of steps: the noise ``start`` that the actor began a plan with in this step, if that is ``known``"""
 SPACES = ("residual", "edit", "noise")
+GRADIENTS = ("auto", "flow", "critic")
 _RESIDUAL = Need("{here}space=residual", lambda c: c.space == "residual")
 _NOISE = Need("{here}space=noise", lambda c: c.space == "noise")
+_CRITIC = Need(
+    "a critic of noise ({here}space=noise, and {here}noise_gradient=critic or a policy that needs one)",
+    lambda c: c.space == "noise" and c.noise_gradient != "flow",
+)
 
 
 @dataclass
@@ -47,6 +56,15 @@ class FrozenOptions:
     """Weight of the mean squared distance from the policy's actions in the actor's loss"""
     noise_bound: float = setting(1.5, above=0, needs=_NOISE)
     """The largest initial noise of each number, in standard deviations of the noise that the flow was trained with"""
+    noise_gradient: str = setting("auto", choices=GRADIENTS, noun="gradient of noise", needs=_NOISE)
+    """What the actor of noise learns by: "flow": the gradient of the critics through the policy's flow, of a small_vla;
+    "critic": a critic of noise, which the critics of actions teach; "auto": flow where that can be, or else critic"""
+    noise_samples: int = setting(1, minimum=0, needs=_CRITIC)
+    """The number of draws of noise that are decoded with each frame, besides the actor's, to teach a critic of noise;
+    each takes as long as a plan of the policy. 0: it learns from what the actor has executed alone"""
+    repeat_noise: bool = setting(True, needs=_CRITIC)
+    """Whether all actions of a plan begin with the same noise, so that the actor of noise decides few numbers; without,
+    each of them has its own"""
 
     def conflicts(self, here: str) -> Iterator[str]:
         if not self.policy or is_new(self.policy):

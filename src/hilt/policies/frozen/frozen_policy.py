@@ -30,6 +30,7 @@ from hilt.policies.base import Evaluation, Observation, ObservedFields, Policy, 
 from hilt.policies.frozen.frozen_agent import FrozenAgent
 from hilt.policies.frozen.frozen_base import FrozenBase
 from hilt.policies.frozen.frozen_config import BASE_POLICY, FROZEN_VLA, check_same_weights, frozen_options
+from hilt.policies.frozen.noise_agent import agent_class
 from hilt.policies.io.tensor_files import Tensors, read_json, write_tensors
 from hilt.policies.registry import CONFIG
 
@@ -55,7 +56,7 @@ class FrozenVlaPolicy(Policy):
         """The policy that an agent has become; later updates of the agent leave it alone. Critics by which the agent
         asks an operator for help are left out, for a policy asks nobody."""
         config = acting_config(agent.config, agent.options.policy)
-        made = FrozenAgent(agent.shapes, [], list(agent.proprio), agent.layout.actions, config, 0, agent.squashed)
+        made = type(agent)(agent.shapes, [], list(agent.proprio), agent.layout.actions, config, 0, agent.squashed)
         state = agent.acting_state(slow=True)
         made.load_acting_state({name: state[name] for name in made.acting_state()})
         return cls(made, base)
@@ -79,7 +80,7 @@ class FrozenVlaPolicy(Policy):
         columns = self._frozen.columns(observations)
         seen = {BASE_POLICY: {self.agent.weights: columns}}
         seed = int(torch.randint(2**31, (), generator=generator)) if sample else 0
-        actions = self.agent.chunks(seen, seed, argmax=not sample)
+        actions = self.agent.chunks(seen, seed, argmax=not sample, rows=observations)
         answer = np.asarray(self._frozen.suite.taught(actions), np.float32)
         unknown = np.full(answer.shape, np.nan, np.float32)
         return answer, {"temperature": np.full(len(answer), temperature, np.float32), "log_prob": unknown}
@@ -136,7 +137,7 @@ class FrozenVlaPolicy(Policy):
         check_same_weights(base.weights, document["base_weights"], str(place / BASE_FOLDER))
         shapes = {path: ArraySpec(np.dtype(np.float32), tuple(shape)) for path, shape in document["shapes"].items()}
         sizes = int(document["actions"]), config, 0, bool(document["squashed"])
-        agent = FrozenAgent(shapes, [], list(shapes), *sizes)
+        agent = agent_class(config)(shapes, [], list(shapes), *sizes)
         agent.load_acting_state(dict(Tensors(place)))
         return cls(agent, base)
 
