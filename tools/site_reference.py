@@ -186,7 +186,7 @@ def metrics() -> str:
     from hilt.observe.alarms import TABLE
     from hilt.observe.plots import PANELS
 
-    jobs = {"vla": "post-training", "hil": "with a person"}
+    jobs = {"vla": "post-training", "hil": "with a person", "sft": "fine-tuning"}
     parts = [
         "# Curves and alarms",
         "Made from the tables in `hilt.observe`. [observe](../observe.md#metrics-jsonl) lists "
@@ -206,7 +206,7 @@ def metrics() -> str:
         "when that alarm is raised. [When each is raised](../observe.md#alarms) has the limits.",
     ]
     for alarm in TABLE:
-        parts += [f"### {alarm.name}", f"{' and '.join(jobs[job] for job in alarm.jobs).capitalize()}."]
+        parts += [f"### {alarm.name}", f"{', '.join(jobs[job] for job in alarm.jobs).capitalize()}."]
         parts += [f"Needs: {plain(alarm.needs[0])}."] if alarm.needs[0] else []
         parts += [f"Looks at: {', '.join(f'`{name}`' for name in alarm.figures)}.", f"Cure: {plain(alarm.cure)}"]
     return "\n\n".join(parts) + "\n"

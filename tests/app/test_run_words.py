@@ -12,7 +12,7 @@ from hilt.app.words import Words
 from hilt.observe.alarms import TABLE, Alarms
 from hilt.observe.metrics import GOES_ON, RESUMED
 from hilt.observe.plots import PANELS
-from tests.observe.test_alarms import WRONG, WRONG_HIL
+from tests.observe.test_alarms import WRONG, WRONG_HIL, WRONG_SFT
 
 SOURCE = Path(__file__).parents[2] / "src/hilt"
 ENGLISH = re.compile(r"\b(the|is|are|of|and|was|were|with|to|there)\b")
@@ -41,10 +41,13 @@ def test_run_words_in_which_a_run_says_how_it_stands_are_translated():
         assert chinese(text) == shown and Words("en").of_run(text) == text
 
 
-@pytest.mark.parametrize("name", [*(f"vla {name}" for name in WRONG), *(f"hil {name}" for name in WRONG_HIL)])
+JOBS = {"vla": WRONG, "hil": WRONG_HIL, "sft": WRONG_SFT}
+
+
+@pytest.mark.parametrize("name", [f"{job} {name}" for job, wrong in JOBS.items() for name in wrong])
 def test_run_words_of_every_alarm_are_translated_whole(name: str):
     job, _, alarm = name.partition(" ")
-    facts, records = {"vla": WRONG, "hil": WRONG_HIL}[job][alarm]
+    facts, records = JOBS[job][alarm]
     alarms = Alarms(facts)
     [text] = [change.text for record in records for change in alarms.take(record) if change.raised]
     for given, begins in ((text, f"警报 {alarm}："), (text.removeprefix("alarm "), f"{alarm}：")):

@@ -18,12 +18,14 @@ from hilt.observe.metrics import read_metrics
 
 VLA = RunFacts("vla", gae=True, reference=True)
 HIL = RunFacts("hil", discount=0.97, target_entropy=-2.0, actions=4, value_model=True)
+SFT = RunFacts("sft")
 MIXED = RunFacts("hil", rlpd=False, groups=True, target_kl=0.25)
 STEP = {"ppo_kl": 0.01, "clip_fraction": 0.1, "entropy": 1.2, "explained_variance": 0.4, "skipped_steps": 0.0}
 STEP |= {"groups": 64.0, "groups_all_succeeded": 20.0, "groups_all_failed": 10.0}
 STEP |= {"value": 0.4, "realized_return": 0.5, "kl": 0.2, "weights_age": 1.0}
 LOOK = {"dead_relus": 0.1, "effective_rank": 60.0, "policy_kl": 0.5}
 STEP |= {name: LOOK[name] for name in ("dead_relus", "effective_rank")}
+LEARNED = {"loss": 0.2, "skipped_steps": 0.0, **LOOK}
 UPDATE = {
     "q": 0.5,
     "q/online": 0.5,
@@ -73,6 +75,13 @@ WRONG_HIL: dict[str, tuple[RunFacts, list[dict[str, float]]]] = {
     "stale_weights": (HIL, [UPDATE | {"weights_age": 90.0}]),
     "value_model": (HIL, [UPDATE | {"value_expected": 0.05}]),
 }
+WRONG_SFT: dict[str, tuple[RunFacts, list[dict[str, float]]]] = {
+    "validation": (SFT, [LEARNED] + [{"validation_loss": loss} for loss in (0.9, 0.3, 0.1, 0.55)]),
+    "not_finite": (SFT, [LEARNED, LEARNED | {"skipped_steps": 1.0}]),
+    "policy_kl": (SFT, [LEARNED | {"policy_kl": 4.0}] * 3),
+    "dead_relus": (SFT, [LEARNED | {"dead_relus": 0.7}] * 3),
+    "plasticity": (SFT, [LEARNED] * 3 + [LEARNED | {"effective_rank": 3.0}] * 3),
+}
 
 
 def test_a_validation_counts_as_many_episodes_as_are_independent():
@@ -113,6 +122,39 @@ def test_each_alarm_of_post_training_is_raised_alone(name: str):
 def test_each_alarm_of_a_run_with_a_person_is_raised_alone(name: str):
     assert raised(*(WRONG_HIL[name][0], *WRONG_HIL[name][1])) == [name]
     assert set(WRONG_HIL) == {alarm.name for alarm in TABLE if "hil" in alarm.jobs}
+
+
+@pytest.mark.parametrize("name", WRONG_SFT)
+def test_each_alarm_of_fine_tuning_is_raised_alone(name: str):
+    assert raised(*(WRONG_SFT[name][0], *WRONG_SFT[name][1])) == [name]
+    assert set(WRONG_SFT) == {alarm.name for alarm in TABLE if "sft" in alarm.jobs}
+
+
+def test_a_healthy_fine_tuning_raises_none():
+    """The held-out loss falls, and rises again a little as it does where episodes are learned by heart."""
+    wave = [0.1 * math.sin(n) for n in range(60)]
+    for at_first, lowest in ((0.9, 0.1), (0.12, 0.1), (-1.0, -2.0)):
+        losses = [lowest + (at_first - lowest) * max(0.0, 1 - n / 20) + 0.3 * abs(lowest) * (n > 40) for n in range(60)]
+        records = [
+            LEARNED | {"validation_loss": loss, "policy_kl": 1 + w} for loss, w in zip(losses, wave, strict=True)
+        ]
+        assert raised(SFT, *records) == []
+    records = [LEARNED | {"effective_rank": 60 - n / 2, "dead_relus": 0.2 + w} for n, w in enumerate(wave)]
+    assert raised(SFT, *records) == []
+    risen = [{"validation_loss": loss} for loss in (-1.0, -2.0, -0.9)]
+    assert raised(SFT, *risen) == ["validation"], "a log-density may be below 0"
+
+
+def test_settings_of_fine_tuning_without_which_an_alarm_is_never_raised():
+    check_stop_on([alarm.name for alarm in TABLE if "sft" in alarm.jobs], SFT)
+    with pytest.raises(
+        ConfigError, match=r"stop_on=validation would do nothing: it needs validations .*in fine-tuning"
+    ):
+        check_stop_on(["validation"], RunFacts("sft", validates=False))
+    with pytest.raises(ConfigError, match=r"stop_on=policy_kl would do nothing: it needs .*a policy with log-probabil"):
+        check_stop_on(["policy_kl"], RunFacts("sft", moves=False))
+    with pytest.raises(UnknownNameError, match="no alarm named 'q_bound'"):
+        check_stop_on(["q_bound"], SFT)
 
 
 def test_a_healthy_run_raises_none():

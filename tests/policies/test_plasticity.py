@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from hilt.algos.config import CriticConfig
 from hilt.policies.agent.agent import Agent
-from hilt.policies.plasticity import LayerWatch, WatchedPasses, effective_rank, policy_change
+from hilt.policies.base import Evaluation, Policy
+from hilt.policies.plasticity import ChunkLooks, LayerWatch, WatchedPasses, any_part, effective_rank, policy_change
 from tests.policies.agents import batch, config, moved, numbers, spaces
 
 
@@ -151,3 +152,81 @@ def test_policy_change_is_the_kl_of_gaussians():
     ).mean()
     assert float(policy_change((mean, std), (new_mean, new_std))) == pytest.approx(float(wanted), rel=1e-12)
     assert float(policy_change((mean, std), (mean, std))) == pytest.approx(0.0, abs=1e-12)
+
+
+class Normal(Policy):
+    """Draws numbers around a mean, and imitates by a layer with 12 features, of which some are dead."""
+
+    chunk, action_dim, std = 2, 3, 0.5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(torch.zeros(3))
+        self.first, self.last = nn.Linear(2, 12), nn.Linear(12, 3)
+        self.compiled = self.captured = False
+
+    def _compiles(self) -> bool:
+        return self.compiled
+
+    def _captures(self) -> bool:
+        return self.captured
+
+    def act(self, observations: Any, sample: bool = True, temperature: float = 1.0, generator: Any = None) -> Any:
+        assert sample and not self.training and not torch.is_grad_enabled()
+        drawn = self.mean + self.std * torch.randn(len(observations), 2, 3, generator=generator)
+        return drawn.numpy(), {"drawn": drawn.numpy(), "log_prob": self._of(drawn).log_prob(drawn).numpy()}
+
+    def _of(self, drawn: torch.Tensor) -> torch.distributions.Normal:
+        return torch.distributions.Normal(self.mean.expand_as(drawn), self.std)
+
+    def evaluate(self, record: Any) -> Evaluation:
+        drawn = torch.from_numpy(record["drawn"])
+        return Evaluation(self._of(drawn).log_prob(drawn), self._of(drawn).entropy(), None)
+
+    def supervised_loss(self, observations: Any, actions: Any, mask: Any, generator: Any = None) -> Any:
+        seen = torch.from_numpy(np.stack([row["state"] for row in observations]))
+        return self.last(F.relu(self.first(seen))).square().mean(), {}
+
+
+def test_looks_at_a_policy_of_chunks_tell_how_far_it_moves_and_what_is_dead():
+    policy, looks = Normal(), ChunkLooks(seed=3)
+    policy.first.bias.data[:6] = -100.0
+    rows = [{"state": row} for row in np.random.default_rng(0).normal(size=(400, 2)).astype(np.float32)]
+    batch = rows, np.zeros((400, 2, 3), np.float32), np.ones((400, 2), bool)
+    before = torch.get_rng_state()
+    first = looks.look(policy, *batch)
+    assert set(first) == {"effective_rank", "dead_relus"} and first["dead_relus"] >= 0.5
+    assert first["effective_rank"] == reference_rank(np.asarray(hidden(policy, rows))[::2])
+    same = looks.look(policy, *batch)
+    assert same["policy_kl"] == pytest.approx(0, abs=1e-6)
+    assert same["entropy"] == pytest.approx(0.5 * np.log(2 * np.pi * np.e * 0.25), abs=1e-5)
+    policy.mean.data += torch.tensor([1.0, -1.0, 1.0])
+    assert looks.look(policy, *batch)["policy_kl"] == pytest.approx(1 / (2 * 0.25), rel=0.4), "m^2 / 2 s^2, by 96 draws"
+    assert looks.look(policy, *batch)["policy_kl"] == pytest.approx(0, abs=1e-6), "since the look before"
+    assert policy.training and torch.equal(before, torch.get_rng_state()), "it is as it was"
+    assert all(p.grad is None for p in policy.parameters())
+
+
+def hidden(policy: Normal, rows: Any) -> Any:
+    return F.relu(policy.first(torch.from_numpy(np.stack([row["state"] for row in rows])))).detach()
+
+
+@pytest.mark.parametrize(
+    ("changes", "known"),
+    [
+        ({"compiled": True}, set()),
+        ({"captured": True}, {"effective_rank", "dead_relus"}),
+        ({"guidance": 2.0}, {"effective_rank", "dead_relus"}),
+        ({"has_log_prob": False}, {"effective_rank", "dead_relus"}),
+        ({}, {"effective_rank", "dead_relus", "policy_kl", "entropy"}),
+    ],
+)
+def test_looks_leave_out_what_cannot_be_seen(changes: dict[str, Any], known: set[str]):
+    policy, looks = Normal(), ChunkLooks()
+    whole = nn.Sequential(policy)  # as a wrapper has it inside
+    for name, value in changes.items():
+        setattr(policy, name, value)
+    batch = [{"state": np.ones(2, np.float32)}] * 4, np.zeros((4, 2, 3), np.float32), np.ones((4, 2), bool)
+    looks.look(policy, *batch)
+    assert set(looks.look(policy, *batch)) == known
+    assert any_part(whole, "_compiles") == ("compiled" in changes)

@@ -15,7 +15,7 @@ import torch
 
 from hilt.core.checksums import read_json
 from hilt.core.config import freeze
-from hilt.core.errors import ConfigError, HiltError, LockedError, UnknownNameError
+from hilt.core.errors import AlarmError, ConfigError, HiltError, LockedError, UnknownNameError
 from hilt.envs.chunk_executor import ChunkSettings
 from hilt.observe.metrics import read_metrics
 from hilt.policies.vla.observation_adapters import Suite
@@ -23,6 +23,8 @@ from hilt.replay import Edits, Log
 from hilt.replay.storage.lock import WriterLock
 from hilt.runs import checkpoint
 from hilt.vla import sft
+from hilt.vla.imitation import sft_guard
+from hilt.vla.recap.recap_settings import Recap
 from hilt.vla.rollout import ChunkAgent
 from hilt.vla.sft import Lora, Sft, begin_run, learning_rate, resume_run, train
 from tests.effort import devices
@@ -183,10 +185,14 @@ def test_the_learning_rate():
     assert [learning_rate(config, step) for step in (1, 3, 7, 11)] == pytest.approx([1, 2, 1.2, 0.4])
 
 
-def test_a_loss_that_is_no_number(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
+def test_a_loss_that_is_no_number_is_left_out_and_five_in_a_row_end_the_run(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(Row, "supervised_loss", lambda self, *_, **__: (self.row.sum() * math.nan, {}))
     with pytest.raises(
-        ConfigError, match=r"the loss is nan after 0 steps\. Go on from step 0 .*--resume learning_rate=0\.005"
+        AlarmError,
+        match=r"the last 5 steps were left out; of the last one, step 5, the loss is nan\. Go on from step 0 .*hilt "
+        r"train sft --run .*--resume learning_rate=0\.005",
     ):
         start()
 
@@ -198,10 +204,11 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_it_goes_on_with_anoth
     run, _, _ = start(max_steps=2)
     with monkeypatch.context() as spoiled:
         spoiled.setattr(Row, "supervised_loss", lambda self, *_, **__: ((self.row - self.row).sum().sqrt(), {}))
-        with pytest.raises(ConfigError, match=r"the gradient's length is nan after 2 steps\. Go on from step 2 "):
-            start(resume=True, max_steps=4)
+        with pytest.raises(AlarmError, match=r"step 7, the norm of the gradient is nan\. Go on from step 2 "):
+            start(resume=True, max_steps=9)
+    assert read_json(run / "run.json")["ended"]["reason"] == "not_finite" and checkpoint.numbers(run) == [2]
     _, done, policy = start(resume=True, learning_rate=0.005)
-    assert done.step == 4 and all(bool(p.isfinite().all()) for p in policy.parameters())
+    assert done.step == 9 and all(bool(p.isfinite().all()) for p in policy.parameters())
     assert read_json(run / "run.json")["changed"][-1]["settings"] == {"learning_rate": {"was": 0.05, "now": 0.005}}
 
 
@@ -301,6 +308,23 @@ def test_resuming_changes_only_what_can_be_changed(start: Callable[..., Any], tm
         ({"lora": Lora(alpha=3)}, ConfigError, "lora.alpha=3 would do nothing: it needs lora.rank=N"),
         ({"lora": Lora(rank=-1)}, ConfigError, "lora.rank=-1: expected a whole number of at least 0."),
         ({"max_delay": 5}, ConfigError, "max_delay is 5 and chunk is 5: an answer has more actions than are given."),
+        ({"stop_on": ["q_bound"]}, UnknownNameError, "stop_on: no alarm named 'q_bound'"),
+        (
+            {"validation": 0.0, "stop_on": ["validation"]},
+            ConfigError,
+            "stop_on=validation would do nothing: it needs validations",
+        ),
+        (
+            {"policy": "act", "stop_on": ["policy_kl"]},
+            ConfigError,
+            "stop_on=policy_kl would do nothing: it needs algorithm=rlpd with agent.kind=actor_critic or frozen_vla; "
+            "in fine-tuning a policy with log-probabilities",
+        ),
+        (
+            {"tasks": ["tabletop/pick"], "recap": Recap(threshold=0.5, rounds=1), "stop_on": ["plasticity"]},
+            ConfigError,
+            "stop_on=['plasticity'] with recap.rounds: each round is a run of its own. Leave stop_on out",
+        ),
         ({"max_delay": -1}, ConfigError, "max_delay=-1: expected a whole number of at least 0."),
         ({"device": "gpu"}, ConfigError, "device 'gpu': expected the name of one, such as 'cpu'"),
         (
@@ -357,11 +381,14 @@ def test_small_vla_needs_a_picture(log: Path, tmp_path: Path):
     ],
 )
 @pytest.mark.parametrize("device", devices())
-def test_every_policy_is_taught(device: str, kind: str, changes: dict[str, Any], log: Path, tmp_path: Path):
-    """From a folder with weights in bfloat16 to a folder that opens again; what is trained is float32."""
+def test_every_policy_is_taught(
+    device: str, kind: str, changes: dict[str, Any], log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """From a folder with weights in bfloat16 to a folder that opens again; trained and looked at in float32."""
     pytest.importorskip("transformers")
     from tests.policies import test_pi0, tiny_openvla
 
+    monkeypatch.setattr(sft_guard, "LOOK_RECORDS", 1)
     if kind in ("openvla", "l1"):
         stats = {"norm_stats": {"libero_spatial_no_noops": tiny_openvla.statistics(2)}}
         policy = tiny_openvla.tiny(**stats, head="tokens" if kind == "openvla" else "l1").to(torch.bfloat16)
@@ -382,6 +409,7 @@ def test_every_policy_is_taught(device: str, kind: str, changes: dict[str, Any],
             "batch_size": 2,
             "learning_rate": 0.002,
             "device": device,
+            "log_period": 1,
             **changes,
         }
     )
@@ -394,6 +422,9 @@ def test_every_policy_is_taught(device: str, kind: str, changes: dict[str, Any],
         if "validation_loss" in record
     ]
     assert losses[1] < losses[0]
+    looks = [record for record in read_metrics(tmp_path / "run", ["update"]) if "effective_rank" in record]
+    assert looks and all(record["effective_rank"] >= 1 for record in looks)
+    assert ("policy_kl" in looks[-1]) == (kind != "l1")
     opened = sft.open_policy(tmp_path / "run", config)
     assert (opened.chunk, opened.action_dim) == (policy.chunk, 2)
     assert opened.max_delay == config.max_delay

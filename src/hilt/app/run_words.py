@@ -163,6 +163,10 @@ ALARM_TEXTS = (
         r"验证成功率为 \1，曾为 \2：低 \3 个标准误（上限 \4）",
     ),
     (
+        r"the held-out loss is (\S+), and was (\S+) \(limit (\S+)\)",
+        r"留出数据上的损失为 \1，曾为 \2（上限 \3）",
+    ),
+    (
         r"(\S+) updates were made for (\S+) online steps, (\S+) for each \(limit (\S+)\)",
         r"\2 个在线步做了 \1 次更新，每步 \3 次（上限 \4）",
     ),
@@ -223,7 +227,8 @@ ALARM_CURES = {
     "overestimation": "评论家高估：请降低 update_to_data，增加评论家并设置 agent.rlpd.subset=2，或 actor_q=min；"
     "后训练时提高评论家的学习率，或设置预热（critic.warmup_steps）。",
     "reference_kl": "它在遗忘原有的能力：请提高 algorithm.kl.coefficient，或降低 optimizer.learning_rate。",
-    "policy_kl": "策略突变：请降低 agent.rlpd.learning_rate，或增加评论家。",
+    "policy_kl": "策略突变：请降低学习率（agent.rlpd.learning_rate；微调时降低 learning_rate 或设置 "
+    "warmup_steps），或增加评论家。",
     "dead_relus": "处处为 0 的单元学不到东西：请降低学习率；有人参与时设置 agent.activation=tanh 或 "
     "agent.critic.reset_period；否则从更早的策略重新开始。",
     "plasticity": "特征塌缩，几乎学不到新东西：请降低学习率或 update_to_data；有人参与时设置 "
@@ -316,6 +321,7 @@ EVENT_TEXTS = (
     ),
     (r"(\d+) updates in a row were not finite", r"连续 \1 次更新不是有限值"),
     (r"the last (\d+) gradients were not finite", r"最近 \1 个梯度不是有限值"),
+    (r"the last (\d+) steps were not finite", r"最近 \1 步不是有限值"),
     (r"max_steps is reached", "达到 max_steps"),
     (r"max_seconds are over", "达到 max_seconds"),
     (r"it was stopped", "已停止"),

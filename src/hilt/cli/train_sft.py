@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hilt.cli.show import CHECKING, PROGRESS, heavy_module, progress_bar, table
-from hilt.cli.train_options import Resume, Run, Trust, leave, plain
+from hilt.cli.train_options import FromLastGood, Resume, Run, Trust, go_back, leave, plain
 from hilt.core.errors import ConfigError
 from hilt.core.signals import stop_signals
 from hilt.core.threads import one_thread
@@ -35,6 +35,7 @@ def sft(
     ] = None,
     run: Run = None,
     resume: Resume = False,
+    from_last_good: FromLastGood = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the settings and what would be read; start nothing.")
     ] = False,
@@ -48,14 +49,19 @@ def sft(
     heavy_module("torch", "hilt train sft", "torch", then="hilt.vla.sft")
     from hilt.runs import run_precision as precision
     from hilt.vla.recap.recap_rounds import train
-    from hilt.vla.sft import begin_run, resume_run
+    from hilt.vla.sft import KIND, begin_run, resume_run
 
     recipe, data, overrides = _sorted(words or [])
     folder = run or Path("runs") / plain(recipe.removesuffix(".yaml").removesuffix(".yml") or "sft")
+    resume = resume or from_last_good
     if resume and data:
         raise ConfigError(f"{data[0]}: a resumed run has its data; leave it out, or begin another run with --run.")
-    if settings or dry_run:
+    if from_last_good and not settings:
+        KIND.resumed(folder, recipe, overrides)  # what cannot be resumed stays as it is
+        go_back(folder, dry_run)
+    if settings or (dry_run and not from_last_good):
         _show(_config(recipe, data, overrides), folder, settings)
+    if settings or dry_run:
         return
     with progress_bar(CHECKING):
         if resume:

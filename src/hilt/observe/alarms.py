@@ -4,7 +4,8 @@
     for change in alarms.take({"ppo_kl": 0.4}):      # after each record of metrics of the kind "update"
         print(change.text)
 
-`TABLE` has all of them, for both jobs: "hil", a run with a person in the loop, and "vla", post-training. An
+`TABLE` has all of them, for each job: "hil", a run with a person in the loop, "vla", post-training, and "sft",
+supervised fine-tuning. An
 alarm is raised when its condition becomes true, and over when it no longer is. Conditions look at means
 over several records, so that one bad batch raises none. The limits are rules of thumb, each far outside of
 what healthy runs show; docs/observe.md lists them.
@@ -44,12 +45,18 @@ OVER = 0.5
 """Q may be above realized returns by this share of them, or of the largest reward"""
 ERRORS = 3.0
 """Standard errors that a validation may be below the best one"""
+LOSS_BACK = 0.5
+"""Of what a held-out loss fell by since the first validation, or of its lowest value, the share by which it may be
+above that again"""
 UPDATES_PER_STEP = 20.0
 """Learner steps for each online step"""
 REFERENCE_KL = 2.0
 """Nats of each number that the policy may be away from its reference"""
 POLICY_KL = 20.0
 """Nats of each number by which the policy of a run with a person may change between two looks at its networks"""
+IMITATION_KL = 3.0
+"""The same of fine-tuning: a healthy small_vla changes by less than 0.5 (tokens, Gaussian and flow), and one with a
+learning rate of 1 by 2 to 9"""
 DEAD = 0.5
 """Share of the ReLUs that may be 0 for a whole batch"""
 RANK_LEFT = 0.1
@@ -70,7 +77,7 @@ class RunFacts:
     """The settings of a run that alarms depend on."""
 
     job: str
-    """"hil" or "vla" """
+    """"hil", "vla" or "sft" """
     gae: bool = False
     ratio: str = "token"
     target_kl: float = 0.0
@@ -93,6 +100,8 @@ class RunFacts:
     """Whether the policy is compared with a reference"""
     measured: bool = True
     """Whether the networks are looked at: `hilt.policies.plasticity`"""
+    moves: bool = True
+    """Whether it is measured how far the policy moves between two looks"""
     relus: bool = True
     """Whether networks that are trained have ReLUs"""
     value_model: bool = False
@@ -240,10 +249,10 @@ def _left_reference(h: History, facts: RunFacts) -> str:
 
 
 def _jumped(h: History, facts: RunFacts) -> str:
-    kl = h.mean("policy_kl", 3)
-    if not kl > POLICY_KL:
+    kl, limit = h.mean("policy_kl", 3), IMITATION_KL if facts.job == "sft" else POLICY_KL
+    if not kl > limit:
         return ""
-    return f"each number of the policy moves {kl:.3g} nats between two looks (policy_kl, 3 looks; limit {POLICY_KL:g})"
+    return f"each number of the policy moves {kl:.3g} nats between two looks (policy_kl, 3 looks; limit {limit:g})"
 
 
 def _dead(h: History, facts: RunFacts) -> str:
@@ -290,6 +299,8 @@ def _misjudges(h: History, facts: RunFacts) -> str:
 
 def _got_worse(h: History, facts: RunFacts) -> str:
     """In pairs, where both validations tried the same states; else as if they were independent."""
+    if facts.job == "sft":
+        return _loss_rose(h)
     last, best = h.last.get("validation_outcomes", ""), h.best.get("validation_outcomes", "")
     if (pair := paired_loss(best, last)) is not None:
         lost, error = pair
@@ -313,6 +324,17 @@ def _worse(now: float, best: float, errors: float, how: str = "") -> str:
         f"validation succeeds in {now:.0%}, and did in {best:.0%}: {errors:.1f} standard errors "
         f"less{how} (limit {ERRORS:g})"
     )
+
+
+def _loss_rose(h: History) -> str:
+    """The same for a loss on held-out episodes: all of them, with the same draws every time."""
+    first, now, best = (
+        h.first("validation_loss", 1),
+        h.mean("validation_loss", 1),
+        h.low.get("validation_loss", math.nan),
+    )
+    limit = best + LOSS_BACK * max(first - best, abs(best))
+    return f"the held-out loss is {now:.3g}, and was {best:.3g} (limit {limit:.3g})" if now > limit else ""
 
 
 def _outruns_data(h: History, facts: RunFacts) -> str:
@@ -342,7 +364,7 @@ class Alarm(NamedTuple):
     """Settings without which it is never raised, in words, and whether they are there"""
 
 
-_MEASURED = ("agent.kind=actor_critic", lambda facts: facts.measured)
+_MEASURED = ("with a person agent.kind=actor_critic or frozen_vla", lambda facts: facts.measured)
 _GROUPS = ("algorithm=mixed", lambda facts: facts.job == "vla" or facts.groups)
 
 TABLE = (
@@ -379,15 +401,18 @@ TABLE = (
     Alarm("reference_kl", ("vla",), ("kl",), _left_reference,
           "It forgets what it knew: give a higher algorithm.kl.coefficient, or a lower optimizer.learning_rate.",
           ("algorithm.kl.where=loss or reward", lambda facts: facts.reference)),
-    Alarm("policy_kl", ("hil",), ("policy_kl",), _jumped,
-          "The policy jumps: lower agent.rlpd.learning_rate, or give more critics.",
-          ("algorithm=rlpd, agent.kind=actor_critic", lambda facts: facts.measured and facts.rlpd)),
-    Alarm("dead_relus", ("vla", "hil"), ("dead_relus",), _dead,
+    Alarm("policy_kl", ("hil", "sft"), ("policy_kl",), _jumped,
+          "The policy jumps: lower the learning rate (agent.rlpd.learning_rate; in fine-tuning learning_rate, or give "
+          "warmup_steps), or give more critics.",
+          ("algorithm=rlpd with agent.kind=actor_critic or frozen_vla; in fine-tuning a policy with log-probabilities "
+           "(not act) and recap.guidance=1",
+           lambda facts: facts.moves and (facts.job == "sft" or (facts.measured and facts.rlpd)))),
+    Alarm("dead_relus", ("vla", "hil", "sft"), ("dead_relus",), _dead,
           "What is 0 everywhere learns nothing: lower the learning rate; with a person give agent.activation=tanh or "
           "agent.critic.reset_period; else begin anew from an earlier policy.",
           ("networks with ReLUs that are trained (agent.activation=relu, agent.critic.network=simba or bro, an encoder "
            "that is not frozen)", lambda facts: facts.measured and facts.relus)),
-    Alarm("plasticity", ("vla", "hil"), ("effective_rank",), _lost_rank,
+    Alarm("plasticity", ("vla", "hil", "sft"), ("effective_rank",), _lost_rank,
           "The features collapse, and what is new is hardly learned: lower the learning rate or update_to_data; with a "
           "person give agent.critic.reset_period or agent.critic.weight_decay.", _MEASURED),
     Alarm("stale_weights", ("vla", "hil"), ("weights_age",), _stale,
@@ -397,14 +422,14 @@ TABLE = (
           "It knows other episodes than these: train it again with those of this run (hilt train value RUN), or lower "
           "value.stop_below and value.reward.",
           ("value.model", lambda facts: facts.value_model)),
-    Alarm("validation", ("vla", "hil"), ("validation_success",), _got_worse,
+    Alarm("validation", ("vla", "hil", "sft"), ("validation_success", "validation_loss"), _got_worse,
           "It got worse: RUN/best or an earlier checkpoint is better. Resume with a lower learning rate, or end "
           "the run.",
-          ("validations (validation.period, goal.success)", lambda facts: facts.validates)),
+          ("validations (validation.period, goal.success; in fine-tuning validation)", lambda facts: facts.validates)),
     Alarm("update_to_data", ("hil",), ("q",), _outruns_data,
           "The learner repeats what it has: give update_to_data=4, or look why no steps come.",
           ("algorithm=rlpd", lambda facts: facts.rlpd)),
-    Alarm("not_finite", ("vla", "hil"), ("skipped_steps", "skipped_updates"), _not_finite,
+    Alarm("not_finite", ("vla", "hil", "sft"), ("skipped_steps", "skipped_updates"), _not_finite,
           "Lower the learning rate; look for numbers that are not finite in rewards and observations."),
 )  # fmt: skip
 
@@ -549,10 +574,10 @@ class AlarmWatch:
         return ends
 
 
-def stopped(text: str, run: Path) -> AlarmError:
-    """The error with which a run ends that `stop_on` ends."""
+def stopped(text: str, run: Path, command: str = "hilt train") -> AlarmError:
+    """The error with which a run ends that `stop_on` ends. `command`: what resumes it."""
     kept = f" The policy so far is in {run / 'policy'}." * (run / "policy").is_dir()
     return AlarmError(
-        f"{text} It was ended because stop_on names this alarm; hilt train --run {run} "
+        f"{text} It was ended because stop_on names this alarm; {command} --run {run} "
         f"--resume goes on from here.{kept} With --from-last-good it goes on from the checkpoint before the alarm."
     )

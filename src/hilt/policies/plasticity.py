@@ -20,19 +20,25 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from hilt.core.errors import ConfigError
+from hilt.policies.base import Observation, Policy, Record
+
 LEFT_OUT = 0.01
 """The share of the sum of the singular values that the effective rank leaves out"""
 MAX_ROWS = 256
 """Rows of features that are looked at, at even distances"""
+MOVED_ROWS = 16
+"""Observations by which it is measured how far a policy that answers with chunks moves"""
 RELUS = {F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
 PRODUCTS = {F.linear: 0, torch.addmm: 1, torch.baddbmm: 1}
 """Matrix products, and which of their arguments is the input"""
@@ -93,6 +99,59 @@ class PolicyLooks:
         return found
 
 
+class ChunkLooks:
+    """Looks at a policy that imitates chunks, with the same draws every time: ``effective_rank`` and ``dead_relus`` of
+    a pass of its supervised loss; and, where its records have log-probabilities, ``policy_kl``, the mean of
+    log pi_before(a) - log pi_now(a) over the numbers a that it drew at the look before, and their ``entropy``, of each
+    number in nats. Where its passes are compiled or captured in graphs, what would need one more of these is left out.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+        self._former: Record | None = None
+
+    def look(
+        self, policy: Policy, observations: Sequence[Observation], actions: np.ndarray, mask: np.ndarray
+    ) -> dict[str, float]:
+        """The figures of this look; leaves the policy as it is, gradients and draws of the run included."""
+        trains, draws = policy.training, torch.Generator().manual_seed(self._seed)
+        policy.eval()
+        try:
+            with torch.no_grad():
+                found = self._passed(policy, observations, actions, mask, draws)
+                return found | self._moved(policy, observations[:MOVED_ROWS], draws)
+        finally:
+            policy.train(trains)
+
+    def _passed(self, policy: Policy, *imitated: Any) -> dict[str, float]:
+        if any_part(policy, "_compiles"):
+            return {}
+        watch = LayerWatch()
+        with watch:
+            policy.supervised_loss(*imitated)
+        return watch.figures()
+
+    def _moved(self, policy: Policy, observations: Sequence[Observation], draws: torch.Generator) -> dict[str, float]:
+        guided = getattr(policy, "guidance", 1) != 1  # what is guided is not the policy that learns
+        if guided or not policy.has_log_prob or any_part(policy, "_compiles", "_captures"):
+            return {}
+        found, before = dict[str, float](), self._former
+        if before is not None:
+            now, decides = policy.evaluate(before), slice(None) if policy.decides is None else policy.decides
+            moved = torch.from_numpy(before["log_prob"]).to(now.log_prob) - now.log_prob
+            found = {"policy_kl": float(moved[:, decides].mean()), "entropy": float(now.entropy[:, decides].mean())}
+        record: Record = {}
+        with contextlib.suppress(ConfigError):  # of a policy that draws no actions, such as an L1 head
+            _, record = policy.act(observations, sample=True, generator=draws)
+        self._former = record if np.any(record.get("log_prob", 0)) else None
+        return found
+
+
+def any_part(module: nn.Module, *questions: str) -> bool:
+    """Whether a module, or one within it, answers one of these methods of it with yes."""
+    return any(getattr(part, name)() for part in module.modules() for name in questions if hasattr(part, name))
+
+
 class WatchedPasses:
     """Looks at the first pass of each update, and at no other. All ranks ask for its figures at the same time."""
 
@@ -136,4 +195,4 @@ def policy_change(before: tuple[Tensor, Tensor], now: tuple[Tensor, Tensor]) -> 
     return ((new_std / std).log() + moved - 0.5).mean()
 
 
-__all__ = ["LayerWatch", "PolicyLooks", "WatchedPasses", "effective_rank", "policy_change"]
+__all__ = ["ChunkLooks", "LayerWatch", "PolicyLooks", "WatchedPasses", "any_part", "effective_rank", "policy_change"]

@@ -15,8 +15,8 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,23 +25,19 @@ import numpy as np
 import torch
 
 from hilt.algos.adam import Adam
-from hilt.algos.config import SCHEDULES
-from hilt.algos.schedule import learning_rate_factor
 from hilt.core.checksums import write_json
 from hilt.core.errors import ConfigError
 from hilt.core.files import DISK, new_folder, replacing
 from hilt.core.hub import local
 from hilt.core.progress import Report, silent
 from hilt.core.trust import check_names
-from hilt.core.validate import Need, check, setting
 from hilt.envs.fitted import open_task
-from hilt.formats.listing.episode_filter import EpisodeFilter
+from hilt.observe.alarms import stopped
 from hilt.observe.metrics import Metrics
 from hilt.policies.base import Policy
 from hilt.policies.io.memory import free_bytes
-from hilt.policies.io.tensor_files import check_device
 from hilt.policies.precision import of_former_name
-from hilt.policies.registry import check_policy, is_new, load_policy, new_policy, policy_class, policy_sizes
+from hilt.policies.registry import is_new, load_policy, new_policy, policy_class, policy_sizes
 from hilt.policies.vla.normalize import statistics
 from hilt.recording.record import Settings
 from hilt.recording.script import record_with_script
@@ -51,134 +47,20 @@ from hilt.runs.folder import RunKind, check_new, failure_noted, note_end
 from hilt.runs.run_precision import described, settle
 from hilt.runs.run_precision import frozen as frozen_settings
 from hilt.vla.demonstrations import Demonstrations, batches, words
+from hilt.vla.imitation.sft_guard import SftGuard
+from hilt.vla.imitation.sft_settings import Lora, Sft, learning_rate, options_of
 from hilt.vla.recap.advantage_labels import advantage_labels
-from hilt.vla.recap.recap_settings import Recap
 
 POLICY, RESULT = "policy", "result.json"
 CHANGEABLE = frozenset(
-    {"max_steps", "patience", "log_period", "checkpoint_period", "sinks", "device", "samples_at_once", "learning_rate"}
+    {
+        *("max_steps", "patience", "log_period", "checkpoint_period", "sinks", "device", "samples_at_once"),
+        *("learning_rate", "stop_on"),
+    }
 )
 """What may be another when a run is resumed"""
 RECORDED = {"data", "tasks", "task_options", "demonstrations", "demonstration_options", "seed"}
 """What may not even where it has learned nothing yet: what was recorded or converted depends on it"""
-
-
-_ADAPTERS = Need("{here}rank=N", lambda c: c.rank)
-
-
-@dataclass
-class Lora:
-    """Adapters instead of all weights."""
-
-    rank: int = setting(0, minimum=0)
-    """Of the adapters; 0: none, and all weights are trained"""
-    alpha: float = setting(16.0, above=0, needs=_ADAPTERS)
-    """They count alpha / rank times"""
-    targets: list[str] = setting(factory=list, needs=_ADAPTERS)
-    """The ends of the names of layers that get one, such as q_proj, or gemma_expert.*_proj, where * stands for any
-    letters; empty: all linear layers"""
-
-
-_TASKS = Need("tasks=[NAME]", lambda c: c.tasks)
-_DATA = Need("data=[PATH]", lambda c: c.data)
-_NO_ROUNDS = Need("no recap.rounds, which collect their own episodes", lambda c: not c.recap.rounds)
-_FOLDER = Need("policy=FOLDER: a new policy has none but those of the data", lambda c: not is_new(c.policy))
-_VALIDATES = Need("validation", lambda c: c.validation)
-
-
-@dataclass
-class Sft:
-    """A run of supervised fine-tuning."""
-
-    policy: str = "small_vla"
-    """The folder of a checkpoint; or small_vla, another name, or module:Class: a new one,
-    whose sizes and statistics come from the data"""
-    policy_options: dict[str, Any] = field(default_factory=dict)
-    """What it is opened with, such as unnorm_key; a new one: its settings, such as chunk"""
-    max_delay: int = setting(0, minimum=0)
-    """The most actions at the start of a chunk that are given instead of learned, a random number in each sample, so
-    that answers continue what a robot executes meanwhile (real-time chunking); 0: as the policy's folder has it"""
-    statistics: str = setting("checkpoint", choices=("checkpoint", "data"), needs=_FOLDER)
-    """By which numbers are normalized: the checkpoint's own, or those of the "data", where it is of another robot"""
-    device: str = "cpu"
-    """Where it is trained: cpu, cuda, cuda:1"""
-    data: list[str] = field(default_factory=list)
-    """Logs, recordings of `hilt record`, or datasets in any format that `hilt data convert` reads"""
-    where: str = setting("", known=EpisodeFilter.parse, needs=(_DATA, _NO_ROUNDS))
-    """Which episodes of `data` are learned from: a filter as `hilt data tag --where` takes, such as
-    "success=true advantage_percentile>=60" or tag=good; empty: all"""
-    tasks: list[str] = field(default_factory=list)
-    """Tasks that `hilt eval` tries the policy on, and whose scripts record the demonstrations"""
-    task_options: dict[str, Any] = setting(factory=dict, needs=_TASKS)
-    """What all of them are given"""
-    demonstrations: int = setting(0, minimum=0, needs=_TASKS)
-    """The number of episodes recorded for each task"""
-    demonstration_options: dict[str, Any] = setting(
-        factory=dict, needs=Need("demonstrations=N", lambda c: c.demonstrations)
-    )
-    """What their script is given, such as speed and noise"""
-    suite: str = setting("", needs=Need("no columns beside it", lambda c: not c.columns))
-    """Whose names the observations have, such as libero or tabletop; empty: those of the first task"""
-    columns: dict[str, str] = field(default_factory=dict)
-    """Instead of a suite: the policy's names to paths in the observations, full_image: images/top"""
-    instruction: str = ""
-    """The instruction of every episode; empty: from the data"""
-    successes_only: bool = True
-    """Episodes that failed are passed over; not with recap.threshold, which learns from them, too"""
-    validation: float = setting(0.1, minimum=0, maximum=0.9)
-    """Share of the episodes that is not learned from, but tells when to stop; 0: none, and max_steps is the end"""
-    validation_period: int = setting(100, minimum=1, needs=_VALIDATES)
-    """Steps between two validations"""
-    patience: int = setting(5, minimum=1, needs=_VALIDATES)
-    """Validations without a new minimum, in a row, after which it ends"""
-    max_steps: int = setting(10_000, minimum=1)
-    """Gradient steps at most"""
-    batch_size: int = setting(64, minimum=1)
-    """Samples in each: a step of an episode, and the actions that follow"""
-    samples_at_once: int = setting(0, minimum=0)
-    """Samples that go through the policy together; 0: the whole batch. Fewer need
-    less memory, and give the same gradient"""
-    learning_rate: float = setting(3e-4, minimum=0, maximum=1)
-    """Of AdamW, at its highest"""
-    warmup_steps: int = setting(0, minimum=0)
-    """Steps in which it rises to that"""
-    schedule: str = setting("constant", choices=SCHEDULES)
-    """What follows: constant; or cosine, which falls until max_steps"""
-    final_learning_rate: float = setting(
-        0.0, minimum=0, maximum=1, needs=Need("schedule=cosine", lambda c: c.schedule == "cosine")
-    )
-    """Where cosine ends, as a share of the highest"""
-    weight_decay: float = setting(0.0, minimum=0, maximum=10)
-    """Of AdamW"""
-    gradient_clip: float = setting(1.0, minimum=0)
-    """The longest that a gradient may be; 0: as long as it is"""
-    lora: Lora = field(default_factory=Lora)
-    recap: Recap = field(default_factory=Recap)
-    log_period: int = setting(10, minimum=1)
-    """Steps between two records of metrics"""
-    checkpoint_period: int = setting(0, minimum=0)
-    """Steps between two checkpoints; 0: one with every validation"""
-    sinks: list[str] = field(default_factory=list)
-    """Where metrics go besides: tensorboard, wandb, trackio; or another one by name or module:Class"""
-    seed: int = setting(0, minimum=0)
-    """Of the split, the first weights, the batches and the scripts"""
-
-    def check(self) -> None:
-        """Raises for what cannot work, and for what would change nothing."""
-        check(self)
-        words(self)
-        check_device(self.device)
-        check_policy(self.policy, self.policy_options)
-        if self.max_delay:
-            check_policy(self.policy, _options(self))
-
-    def conflicts(self, here: str) -> Iterator[str]:
-        if self.recap.rounds and not self.tasks:
-            yield f"{here}recap.rounds={self.recap.rounds}: in which tasks does the policy act? Give tasks=[NAME]."
-        if not self.data and not self.demonstrations and (not self.recap.rounds or is_new(self.policy)):
-            yield "there is nothing to learn from: give data=[PATH], or tasks=[tabletop/pick] and demonstrations=20."
-        if "rollout_precision" in self.policy_options:
-            yield f"{here}policy_options.rollout_precision would do nothing: imitation has no rollouts. Leave it out."
 
 
 # --- the run ---
@@ -210,7 +92,8 @@ class SftSummary:
     """How a run, or this part of it, ended."""
 
     reason: str
-    """"best": validation did not fall any more; "max_steps"; "stopped" from outside; "kept": nothing was learned"""
+    """"best": validation did not fall any more; "max_steps"; "stopped" from outside; "kept": nothing was learned; or
+    "alarm": one that `stop_on` names, which `train` raises as an `AlarmError` when the policy is written"""
     step: int
     best_step: int
     """Of the policy that is kept"""
@@ -222,12 +105,6 @@ class SftSummary:
 def demonstrations_of(run: Path, task: str) -> Path:
     """Returns the folder in which a run records the demonstrations of a task."""
     return run / "tasks" / task.replace("/", "-") / "demonstrations"
-
-
-def _options(config: Sft) -> dict[str, Any]:
-    """The options of the policy that learns."""
-    delay = policy_class(config.policy).delay_options(config.max_delay) if config.max_delay else {}
-    return {**config.policy_options, **delay}
 
 
 def open_policy(run: Path, config: Sft) -> Policy:
@@ -290,8 +167,12 @@ def train(
         metrics = stack.enter_context(Metrics(run, config.sinks))
         report("making the policy, its statistics and its optimizer")
         note_end(run)
-        done = Training(config, run, policy, lessons, metrics, notify, watch, report).run(stop)
-        note_end(run, done.reason, done.step, f"{done.reason}, after {done.step:,} steps")
+        training = Training(config, run, policy, lessons, metrics, notify, watch, report)
+        done = training.run(stop)
+        alarm = training.guard.alarm if done.reason == "alarm" else ""
+        note_end(run, done.reason, done.step, alarm or f"{done.reason}, after {done.step:,} steps")
+        if alarm:
+            raise stopped(alarm, run, "hilt train sft")
         return done
 
 
@@ -348,6 +229,9 @@ class Training:
         self._last = math.nan
         if (saved := checkpoint.latest(run, notify)) is not None:
             self._load(saved)
+        self.guard = SftGuard(config, run, metrics, notify)
+        watched = self._held if len(self._held) else self._rows
+        self._watched = watched[: config.samples_at_once or config.batch_size]
 
     def run(self, stop: Callable[[], bool]) -> SftSummary:
         config, began = self._config, time.monotonic() - self._elapsed
@@ -363,12 +247,13 @@ class Training:
                 now = time.monotonic()
                 values["samples_per_second"] = (self._samples() - measured[1]) / (now - measured[0])
                 measured = now, self._samples()
-                self._tell(values)
+                self._tell({**values, **self.guard.figures(), **self._look()})
             if len(self._held) and (self.step % config.validation_period == 0 or reason):
                 self._tell(self._validate())
                 reason = reason or self._over()
+            reason = "alarm" if self.guard.alarm else reason
             self._elapsed = time.monotonic() - began
-            if self.step % (config.checkpoint_period or config.validation_period) == 0:
+            if self.step % (config.checkpoint_period or config.validation_period) == 0 and self.guard.is_sound:
                 self._save()
         if not len(self._held):
             self._keep(self._last)
@@ -412,30 +297,40 @@ class Training:
             total += float(loss.detach()) * share
             for name, value in shown.items():
                 figures[name] = figures.get(name, 0.0) + float(value) * share
-        self._check_finite("loss", total)
+        shown_anyway = {"loss": total, "learning_rate": rate, **figures}
+        if not math.isfinite(total):
+            return self._left_out("loss", total, shown_anyway)
         if self._adam is None:  # heads that imitation does not use have no gradient, and are left alone
             self._trained = {name: p for name, p in self._trained.items() if p.grad is not None}
             self._adam = Adam(self._trained.values(), rate, self._config.weight_decay)
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._trained.values()]
         length = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.float()) for g in gradients])))
-        self._check_finite("gradient's length", length)
+        if not math.isfinite(length):
+            return self._left_out("norm of the gradient", length, shown_anyway)
         if self._config.gradient_clip and length > self._config.gradient_clip:
             torch._foreach_mul_(gradients, self._config.gradient_clip / length)
         self._adam.learning_rate = rate
         self._adam.step(gradients)
+        self._forget_gradients()
+        self._last = total
+        self.guard.learned()
+        return {**shown_anyway, "gradient_norm": length}
+
+    def _left_out(self, what: str, value: float, shown: dict[str, float]) -> dict[str, float]:
+        """Leaves out a step whose loss or gradient is not finite, before any weight is changed by it."""
+        self._forget_gradients()
+        self.guard.left_out(self.step + 1, what, value)
+        return shown
+
+    def _forget_gradients(self) -> None:
         for parameter in self._trained.values():
             parameter.grad = None
-        self._last = total
-        return {"loss": total, "learning_rate": rate, "gradient_norm": length, **figures}
 
-    def _check_finite(self, what: str, value: float) -> None:
-        """Before any weight is changed by it."""
-        if not math.isfinite(value):
-            rate, last = self._config.learning_rate, max(checkpoint.numbers(self._run), default=0)
-            raise ConfigError(
-                f"the {what} is {value} after {self.step} steps. Go on from step {last} with a "
-                f"lower rate than {rate:g}: hilt train sft --run {self._run} --resume learning_rate={rate / 10:g}"
-            )
+    def _look(self) -> dict[str, float]:
+        """Figures of whether the policy can still learn and how far it has moved, when they are due."""
+        if not self.guard.is_due(self.step):
+            return {}
+        return self.guard.look(self.policy, *self._lessons.batch(self._watched, self._horizon))
 
     def _validate(self) -> dict[str, float]:
         """The loss of all that was held out, with the same draws every time; a new minimum is kept."""
@@ -459,6 +354,7 @@ class Training:
     def _tell(self, values: Mapping[str, float]) -> None:
         self._metrics.write("update", dict(values), update=self.step, step=self._samples())
         self._watch(self.step, dict(values))
+        self.guard.take(values, self.step, self._samples())
 
     def _samples(self) -> int:
         """That it has learned from so far."""
@@ -483,7 +379,8 @@ class Training:
         numbers = {"best": self._best, "last": self._last, "elapsed": self._elapsed}
         state = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         state |= {"best_step": self._best_step, "waited": self._waited}
-        checkpoint.save(self._run, self.step, tree, {**state, "draws": checkpoint.generator_state(self._draws)}, keep=1)
+        everything = {**state, "draws": checkpoint.generator_state(self._draws)}
+        checkpoint.save(self._run, self.step, tree, everything, keep=1, alarm=self.guard.alarm_since)
         for old in (self._run / "best").glob("*"):
             if old.name != str(self._best_step):
                 DISK.remove(old)
@@ -540,7 +437,7 @@ def open_to_train(folder: str, device: str, options: Mapping[str, Any], dtype: s
 def open_first(config: Sft) -> Policy:
     """The policy of a folder, as a run begins with it, but for the statistics of its data."""
     dtype = config.policy_options.get("dtype")
-    policy = open_to_train(config.policy, config.device, _options(config), dtype, config.lora)
+    policy = open_to_train(config.policy, config.device, options_of(config), dtype, config.lora)
     if config.statistics == "data" and not hasattr(policy, "use_statistics"):
         raise ConfigError(
             f"statistics=data: {config.policy} is a {type(policy).__name__}, which keeps its own; leave statistics out."
@@ -565,15 +462,19 @@ def make_policy(config: Sft, policy: Policy | None, lessons: Demonstrations, epi
 def _new(config: Sft, lessons: Demonstrations, episodes: Sequence[int]) -> Any:
     row, (states, actions) = lessons.batch(lessons.rows(episodes[:1])[:1], 1)[0][0], lessons.numbers(episodes)
     sizes = policy_sizes(row, states.shape[1], lessons.action_dim)
-    policy = new_policy(config.policy, sizes, _options(config), config.seed)
+    policy = new_policy(config.policy, sizes, options_of(config), config.seed)
     policy.fit(states, actions)
     return policy
 
 
-def learning_rate(config: Sft, step: int) -> float:
-    """The learning rate of a step, which are counted from 0."""
-    shares = (step + 1) / config.max_steps, config.warmup_steps / config.max_steps
-    return config.learning_rate * learning_rate_factor(*shares, config.schedule, config.final_learning_rate)
-
-
-__all__ = ["Sft", "Lora", "SftSummary", "Training", "train", "begin_run", "resume_run", "make_policy"]
+__all__ = [
+    "Lora",
+    "Sft",
+    "SftSummary",
+    "Training",
+    "begin_run",
+    "learning_rate",
+    "make_policy",
+    "resume_run",
+    "train",
+]

@@ -216,7 +216,7 @@ class _Rounds:
         folder = self._sft(number)
         if (folder / RESULT).is_file():
             known = read_json(folder / RESULT)
-            if known["reason"] != "stopped":
+            if known["reason"] not in ("stopped", "alarm"):
                 self._last = SftSummary(**known)
                 return True
         if sft.is_run(folder):

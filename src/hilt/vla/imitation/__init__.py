@@ -1,0 +1,1 @@
+"""Parts of supervised fine-tuning: its settings, and what watches over it."""
