@@ -203,7 +203,7 @@ def metrics() -> str:
         "## Alarms",
         "A run that goes wrong says so: in the table, in `metrics.jsonl` and in `run.json`. "
         "`stop_on=[NAME]` ends the run "
-        "when that alarm is raised. [When each is raised](../observe.md#alarms) has the limits.",
+        "when that alarm is raised. [When each is raised](../alarms.md) has the limits.",
     ]
     for alarm in TABLE:
         parts += [f"### {alarm.name}", f"{', '.join(jobs[job] for job in alarm.jobs).capitalize()}."]

@@ -8,7 +8,7 @@
 supervised fine-tuning. An
 alarm is raised when its condition becomes true, and over when it no longer is. Conditions look at means
 over several records, so that one bad batch raises none. The limits are rules of thumb, each far outside of
-what healthy runs show; docs/observe.md lists them.
+what healthy runs show; docs/alarms.md lists them.
 """
 
 from __future__ import annotations
