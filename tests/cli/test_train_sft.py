@@ -138,8 +138,8 @@ def test_what_would_be_done_is_shown_and_what_is_wrong_told_in_a_line(tmp_path: 
     for words, expected in (
         (
             ["sft_debag"],
-            "sft_debag is no recipe (sft_debug, sft_tabletop, act, flow_bc, recap_debug, recap_tabletop, sft_libero, "
-            "sft_libero_six), no setting",
+            "sft_debag is no recipe (sft_debug, sft_tabletop, act, flow_bc, recap_debug, recap_tabletop, distill, "
+            "sft_libero, sft_libero_six), no setting",
         ),
         (["sft_debug", "sft_tabletop"], "two recipes were given, sft_debug and sft_tabletop: give one."),
         (["sft_debug", "batchsize=3"], "did you mean 'batch_size'?"),

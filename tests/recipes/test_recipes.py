@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+import hilt.cli
 from hilt.core.config import build, freeze
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.hil.config import Hil
 from hilt.hil.environment import spaces
+from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from hilt.recipes import RECIPES, SFT_RECIPES, VLA_RECIPES, recipe, sft_recipe, vla_recipe
 
 
@@ -46,9 +50,46 @@ def test_every_recipe_ends_by_updates_and_the_clock_is_a_cap(name: str):
 @pytest.mark.parametrize("name", SFT_RECIPES)
 def test_every_recipe_of_fine_tuning_is_complete(name: str, tmp_path: Path):
     config = sft_recipe(name)
+    if name == "distill":  # which is to be given them
+        config.data, config.policy = ["runs/frozen/log"], _small_policy(tmp_path)
     config.check()
     freeze(config, tmp_path / "run.yaml")
     assert sft_recipe(str(tmp_path / "run.yaml")) == config
+
+
+def _small_policy(folder: Path) -> str:
+    SmallVLA(SmallVLAConfig(width=16, depth=1, heads=2)).save_pretrained(folder / "policy")
+    return str(folder / "policy")
+
+
+def test_distillation_is_in_the_task_of_the_run_beside_the_frozen_policy():
+    made, beside = sft_recipe("distill"), recipe("frozen_vla")
+    assert made.tasks == [beside.task] and made.task_options == beside.task_options
+
+
+def documented(page: str) -> list[str]:
+    """The commands that begin a run, in the blocks of a page; and in its tables the settings of WSRL."""
+    text = (Path(__file__).parents[2] / "docs" / page).read_text()
+    rows = re.findall(r"^\| WSRL .*`(offline_updates=.*?)`", text, re.M)
+    return [
+        *re.findall(r"^hilt (train vla_tabletop .*)$", text, re.M),
+        *(f"train tabletop_button {row}" for row in rows),
+    ]
+
+
+@pytest.mark.parametrize(
+    "command", [*documented("algorithm-variants.md"), *documented("learner-phases.md"), "train wsrl"]
+)
+def test_documented_settings_of_other_losses_and_wsrl_begin_a_run(command: str, tmp_path: Path, monkeypatch: Any):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(hilt.cli.app, [*command.split(), "--dry-run"])
+    assert done.exit_code == 0, done.output
+
+
+def test_the_settings_of_wsrl_are_those_of_its_recipe():
+    (command,) = documented("learner-phases.md")
+    assert build(recipe("tabletop_button"), *command.split()[2:]) == recipe("wsrl")
+    assert len(documented("algorithm-variants.md")) == 3
 
 
 @pytest.mark.parametrize("name", ["act", "flow_bc"])

@@ -444,8 +444,10 @@ class Hil:
                 if ahead >= self.training_starts
                 else f"training_starts={self.training_starts}"
             )
+            least = f"max_ahead={self.training_starts} or more, or " if not 0 < share < 1 else ""
             yield (
-                f"max_ahead={ahead} with {why}: actors and the learner would wait for each other. Leave max_ahead out."
+                f"max_ahead={ahead} with {why}: actors and the learner would wait for each other. Give {least}"
+                "max_ahead=0, no limit."
             )
         rlpd, critic = self.agent.rlpd, self.agent.critic
         if self.value.reward and (

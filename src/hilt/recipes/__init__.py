@@ -28,12 +28,12 @@ COMMANDS = ("sft", "classifier", "value", "rloo", "simplevla")
 TABLETOP = ("button", "pick", "pick_red", "drawer", "push", "insert", "peg")
 RECIPES = {
     name: f"hilt.recipes.hil:{name}"
-    for name in ("hil_debug", *(f"tabletop_{task}" for task in TABLETOP), "vla_person", "frozen_vla")
+    for name in ("hil_debug", *(f"tabletop_{task}" for task in TABLETOP), "wsrl", "vla_person", "frozen_vla")
 }
 """Name to "module:function". Add your own, or give "module:function" where a recipe is asked for."""
 SFT_RECIPES = {
     name: f"hilt.recipes.fine_tuning:{name}"
-    for name in ("sft_debug", "sft_tabletop", "act", "flow_bc", "recap_debug", "recap_tabletop")
+    for name in ("sft_debug", "sft_tabletop", "act", "flow_bc", "recap_debug", "recap_tabletop", "distill")
 } | {name: f"hilt.recipes.libero_runs:{name}" for name in ("sft_libero", "sft_libero_six")}
 """The same, for `hilt train sft`"""
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")

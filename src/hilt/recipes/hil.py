@@ -115,6 +115,17 @@ def tabletop_button() -> Hil:
     return config
 
 
+def wsrl() -> Hil:
+    """WSRL, of the button of `tabletop_button`: actor and critics learn from demonstrations alone, held by CQL's term
+    with Cal-QL's bound; the policy as it is then warms up the log; and online steps alone are learned from."""
+    config = tabletop_button()
+    rlpd, count = config.agent.rlpd, 2_000
+    rlpd.conservative, rlpd.conservative_updates, config.offline_updates = 0.05, count, count
+    config.training_starts = config.max_ahead = count
+    config.demo_share = 0.0
+    return config
+
+
 def tabletop_pick_red() -> Hil:
     """The red cube of two is picked up."""
     return tabletop("pick_red", XYZ_YAW_GRIP, 50_000, noise=0.1)
