@@ -11,10 +11,10 @@ from gymnasium.spaces import Box, Dict
 
 from hilt.core.checksums import read_json
 from hilt.core.config import build, override, thaw
-from hilt.core.errors import UnknownNameError
+from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.hil import launch as train
 from hilt.hil.config import Hil, check
-from hilt.hil.defaults import SHOWN, SIMULATED_AHEAD, STATE, chosen, lines
+from hilt.hil.defaults import FROZEN_ENCODER, SHOWN, SIMULATED_AHEAD, STATE, chosen, lines
 from hilt.hil.environment import Spaces
 from hilt.hil.launch import begin_run, own_ports, resume_run
 
@@ -48,14 +48,56 @@ def test_defaults_keep_given_settings_and_images_keep_all():
         "cta_ratio",
         "agent.rlpd.tau",
     } & choice.changed.keys()
-    for seen, settings in ((PICTURES, {}), (NUMBERS, {"defaults": "images"})):
-        config, choice = choose(seen, **SHOWS, **settings)
-        assert choice.changed == {} and config == build(Hil(), SHOWS, {"defaults": "images"})
+    for seen, settings in ((PICTURES, {}), (PICTURES, SHOWS), (NUMBERS, SHOWS)):
+        config, choice = choose(seen, **settings, **({"defaults": "images"} if settings else {}))
+        assert choice.changed == {} and config == build(Hil(), settings, {"defaults": "images"})
     # it has images, and looks at none
     for settings in ({"defaults": "state"}, {"agent": {"encoder": {"kind": "none"}}}):
         assert choose(PICTURES, **SHOWS, **settings)[0].agent.encoder.kind == "none"
     with pytest.raises(UnknownNameError, match="no defaults named 'pixels'"):
         check(Hil(defaults="pixels"))
+
+
+def test_on_a_cpu_demonstrations_train_the_encoder_of_images_before():
+    config, choice = choose(PICTURES, **SHOWS)
+    assert choice.changed == {**FROZEN_ENCODER, "max_ahead": SIMULATED_AHEAD} and config.defaults == "frozen_encoder"
+    encoder = config.agent.encoder
+    assert (encoder.kind, encoder.training, encoder.pretrain_updates, encoder.kept_shifts) == (
+        "small",
+        "frozen",
+        1000,
+        8,
+    )
+    assert choice.why == "the policy sees 1 image and learns on a CPU: demonstrations train its encoder, before"
+    alone = Dict({"images": PICTURES["images"]})
+    assert not [key for key in choose(alone, **SHOWS)[1].changed if "proprio" in key], "there is none"
+    assert choose(PICTURES, **SHOWS, n_step=5)[0].n_step == 5
+    assert choose(PICTURES, demo_path=["recorded"])[0].agent.encoder.training == "frozen"
+    assert choose(PICTURES, **SHOWS, agent={"encoder": {"features": 32}})[0].agent.encoder.training == "frozen"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"demonstrations": 0},
+        {"agent": {"encoder": {"training": "critic"}}},
+        {"agent": {"encoder": {"kind": "resnet10"}}},
+        {"agent": {"encoder": {"pretrain_updates": 50}}},
+        {"agent": {"device": "cuda"}},
+        {"algorithm": "hg-dagger"},
+    ],
+)
+def test_runs_that_choose_their_encoder_or_have_a_gpu_keep_the_defaults_of_images(settings: dict[str, Any]):
+    seen = Spaces(PICTURES, Box(-1, 1, (4,), np.float32), False)
+    config, choice = chosen(build(Hil(), SHOWS | settings), seen)
+    assert (choice.name, choice.changed) == ("images", {}) and config.agent.encoder.training == "critic"
+
+
+@pytest.mark.parametrize("case", [(NUMBERS, 20, "sees 0 images"), (PICTURES, 0, "there are no demonstrations")])
+def test_frozen_encoder_without_images_or_demonstrations_is_refused(case: tuple[Any, int, str]):
+    seen, demonstrations, named = case
+    with pytest.raises(ConfigError, match=f"expected a task with images, and demonstrations=N.*{named}"):
+        choose(seen, demonstrations=demonstrations, defaults="frozen_encoder")
 
 
 PLAIN = {"n_step": 1, "batch_size": 256, "cta_ratio": 2, "max_ahead": 0, "agent": {"rlpd": {"learning_rate": 3e-4}}}

@@ -44,7 +44,7 @@ STORES = {"log": "hilt.hil.data:Experience", "trajectories": "hilt.compat.rlinf.
 SENDERS = {"trajectories": "hilt.compat.rlinf.rollout_experience:RolloutSender"}
 """How an actor sends what the learner does not keep in a log: whole episodes, without a spool"""
 OBSERVATIONS = ("nested", "hil-serl")
-DEFAULTS = ("auto", "images", "state")
+DEFAULTS = ("auto", "images", "frozen_encoder", "state")
 STORE = "actor_env"
 """The learner's name for what actors send"""
 
@@ -359,8 +359,9 @@ class Hil:
     """How many `hilt train` starts"""
 
     defaults: str = setting("auto", choices=DEFAULTS)
-    """What is chosen for settings that have no other value: "images" leaves them as they are, HIL-SERL's; "state" has
-    what suits a policy that sees no images; "auto": the one that fits what it sees, decided when a run begins"""
+    """What is chosen for settings that have no other value: "images" leaves them as they are, HIL-SERL's;
+    "frozen_encoder" has what suits images, demonstrations and a CPU; "state", what suits a policy that sees no images;
+    "auto": the one that fits what it sees, decided when a run begins"""
     agent: AgentConfig = setting(factory=AgentConfig, needs=_OF_AGENT)
     """The policy, and how it learns"""
     algorithm: str = setting("rlpd", known=_check_algorithm)

@@ -5,6 +5,10 @@ The defaults of `Hil` are HIL-SERL's, for images on an arm. A policy that sees n
 machinery: its networks are the two MLPs of soft actor-critic without a branch in front of them, one update for each
 step of a simulation is affordable, and twenty demonstrations are imitated in seconds. With `defaults=auto` such a run
 has the settings below wherever they were not given (see `hilt.core.config.given`) and are still `Hil`'s own.
+
+An encoder of images that is trained all along needs a GPU: a CPU makes one update in a second or two. With
+demonstrations, and on a CPU, the encoder is therefore trained by imitating them, and then frozen, as in the recipes of
+the tabletop suite.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from typing import Any, NamedTuple
 from hilt.core import validate
 from hilt.core.checksums import read_json
 from hilt.core.config import build, given
+from hilt.core.errors import ConfigError
 from hilt.core.tree import unflatten
 from hilt.core.validate import value_of
 from hilt.hil.config import Hil
@@ -53,6 +58,17 @@ SHOWN: dict[str, Any] = {
 }
 """Where there are demonstrations, too: they are imitated first, and on while the critics
 learn, as the recipes of the tabletop suite have it"""
+FROZEN_ENCODER: dict[str, Any] = {
+    **{key: value for key, value in STATE.items() if key != "agent.encoder.kind"},
+    **SHOWN,
+    "agent.encoder.training": "frozen",
+    "agent.encoder.pretrain_crop": 3,
+    "agent.encoder.kept_shifts": 8,
+}
+"""Of a policy that sees images, where a CPU learns and there are demonstrations: features of eight shifts of each image
+are kept, so that an update reads numbers"""
+OWN_ENCODER = ("kind", "weights", "training", "pretrain_updates")
+"""Settings of the encoder with which a run has chosen for itself"""
 FROZEN: dict[str, Any] = {
     "agent.encoder.kind": "none",
     "agent.proprio_width": 0,
@@ -95,18 +111,17 @@ def chosen(config: Hil, made: Any) -> tuple[Hil, DefaultsChoice]:
     the environment's spaces, and `keeps_rate`."""
     seen = nested(spec_of_space(made.observation_space, "observation_space"))
     sees = fit(seen, made.action_space, config.agent, config.image_keys, config.proprio_keys)
-    looks = bool(sees.images) and config.agent.encoder.kind != "none"
-    frozen = config.agent.kind == FROZEN_VLA
-    if config.agent.kind != "actor_critic" and not frozen and config.defaults == "auto":
-        return replace(config, defaults="images"), DefaultsChoice(
-            "images", f"agent.kind={config.agent.kind} is another agent", {}
-        )
-    name = config.defaults if config.defaults != "auto" else "images" if looks and not frozen else "state"
-    if name != "state":
-        return replace(config, defaults=name), DefaultsChoice(
-            name, f"the policy sees {len(sees.images)} images" if looks else "as set", {}
-        )
-    wanted = {**STATE, **(SHOWN if config.demonstrations or config.demo_path else {})} if not frozen else dict(FROZEN)
+    if config.agent.kind not in ("actor_critic", FROZEN_VLA) and config.defaults == "auto":
+        why = f"agent.kind={config.agent.kind} is another agent"
+        return replace(config, defaults="images"), DefaultsChoice("images", why, {})
+    name, why = _named(config, sees)
+    if name == "images":
+        return replace(config, defaults=name), DefaultsChoice(name, why, {})
+    wanted = dict(FROZEN if config.agent.kind == FROZEN_VLA else FROZEN_ENCODER if name == "frozen_encoder" else STATE)
+    if name == "state" and _is_shown(config) and config.agent.kind != FROZEN_VLA:
+        wanted |= SHOWN
+    if not sees.proprio:
+        wanted = {key: value for key, value in wanted.items() if "proprio" not in key}
     if (
         not made.keeps_rate
         and not config.control_hz
@@ -114,16 +129,53 @@ def chosen(config: Hil, made: Any) -> tuple[Hil, DefaultsChoice]:
         and not 0 < config.update_to_data < 1
     ):
         wanted["max_ahead"] = max(SIMULATED_AHEAD, config.training_starts)
-    plain, width = Hil(), sum(_size(sees.shapes[path].shape) for path in sees.proprio)
+    changed = _unset(config, wanted)
+    return replace(build(config, _tree(changed)), defaults=name), DefaultsChoice(name, why, changed)
+
+
+def _named(config: Hil, sees: Any) -> tuple[str, str]:
+    """The name of the defaults, and why these: as they are set, or what fits what the policy sees."""
+    looks = bool(sees.images) and config.agent.encoder.kind != "none"
+    pictures = f"the policy sees {len(sees.images)} image{'s' * (len(sees.images) != 1)}"
+    name = config.defaults
+    if config.agent.kind == FROZEN_VLA and name != "images":
+        return "state", "the policy sees what the frozen one computes"
+    if name == "frozen_encoder" and not (looks and _is_shown(config)):
+        raise ConfigError(
+            "defaults=frozen_encoder trains an encoder of images by imitating demonstrations: expected a task with "
+            f"images, and demonstrations=N or demo_path=[...]. Here {pictures}, and there are "
+            f"{'some' if _is_shown(config) else 'no'} demonstrations."
+        )
+    if name == "frozen_encoder" or (name == "auto" and looks and _is_shown(config) and _leaves_encoder(config)):
+        return "frozen_encoder", f"{pictures} and learns on a CPU: demonstrations train its encoder, before"
+    if name == "images" or (name == "auto" and looks):
+        return "images", pictures if looks else "as set"
+    width = sum(_size(sees.shapes[path].shape) for path in sees.proprio)
+    return "state", f"state only: the policy sees {width} numbers and no images"
+
+
+def _is_shown(config: Hil) -> bool:
+    """Whether there are demonstrations."""
+    return bool(config.demonstrations or config.demo_path)
+
+
+def _leaves_encoder(config: Hil) -> bool:
+    """Whether a run learns by RLPD on a CPU, and has not chosen how its encoder is trained."""
+    mine, plain = config.agent.encoder, Hil().agent.encoder
+    own = any(
+        f"agent.encoder.{name}" in given(config) or getattr(mine, name) != getattr(plain, name) for name in OWN_ENCODER
+    )
+    return config.algorithm == "rlpd" and config.agent.device == "cpu" and not own
+
+
+def _unset(config: Hil, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Those of the settings that nobody has given, that differ, and that do something in this run."""
+    plain = Hil()
     unset = [key for key in wanted if key not in given(config) and value_of(config, key) == value_of(plain, key)]
     changed = {key: wanted[key] for key in unset if wanted[key] != value_of(config, key)}
     tried = build(config, _tree(changed))
-    for key, need in validate.needs(Hil):
-        if not need.there(tried):
-            changed.pop(key, None)
-    why = f"state only: the policy sees {width} numbers and no images"
-    why = "the policy sees what the frozen one computes" if frozen else why
-    return replace(build(config, _tree(changed)), defaults=name), DefaultsChoice(name, why, changed)
+    idle = {key for key, need in validate.needs(Hil) if not need.there(tried)}
+    return {key: value for key, value in changed.items() if key not in idle}
 
 
 def lines(run: Path) -> list[str]:

@@ -24,6 +24,7 @@ def hil_debug() -> Hil:
         task_options={"image_size": 32, "step_limit": 60},
         demonstrations=2,
         operator="script",
+        defaults="images",
         agent=AgentConfig(encoder=EncoderConfig(features=16), hidden=[32, 32]),
         batch_size=32,
         training_starts=40,
