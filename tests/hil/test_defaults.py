@@ -68,7 +68,7 @@ def test_on_a_cpu_demonstrations_train_the_encoder_of_images_before():
         1000,
         8,
     )
-    assert choice.why == "the policy sees 1 image and learns on a CPU: demonstrations train its encoder, before"
+    assert choice.why == "the policy sees 1 image and learns on a CPU, so that demonstrations train its encoder first"
     alone = Dict({"images": PICTURES["images"]})
     assert not [key for key in choose(alone, **SHOWS)[1].changed if "proprio" in key], "there is none"
     assert choose(PICTURES, **SHOWS, n_step=5)[0].n_step == 5

@@ -147,7 +147,7 @@ def _named(config: Hil, sees: Any) -> tuple[str, str]:
             f"{'some' if _is_shown(config) else 'no'} demonstrations."
         )
     if name == "frozen_encoder" or (name == "auto" and looks and _is_shown(config) and _leaves_encoder(config)):
-        return "frozen_encoder", f"{pictures} and learns on a CPU: demonstrations train its encoder, before"
+        return "frozen_encoder", f"{pictures} and learns on a CPU, so that demonstrations train its encoder first"
     if name == "images" or (name == "auto" and looks):
         return "images", pictures if looks else "as set"
     width = sum(_size(sees.shapes[path].shape) for path in sees.proprio)
