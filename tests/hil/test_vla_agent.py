@@ -13,6 +13,7 @@ import torch
 from hilt.cli.servers.serve_policy import find_policy
 from hilt.core.errors import ConfigError
 from hilt.core.trajectory import Source
+from hilt.hil import learner as learner_module
 from hilt.hil.actor import act
 from hilt.hil.config import Hil
 from hilt.hil.environment import make_env
@@ -166,6 +167,22 @@ def test_imitation_lowers_the_loss_and_goes_on_bit_for_bit(folder: Path, env, sh
     assert one != two
 
 
+def test_the_health_of_a_policy_of_chunks_and_that_looking_changes_nothing(folder: Path, env, shown: Path):
+    one, other = (make_agent(config(folder, options={"learning_rate": 3e-3, "average": 0.1}), env) for _ in range(2))
+    _, batch = batch_of(shown)
+    assert one.imitate(batch) == other.imitate(batch)
+    first, average = one.health(batch), one.acting_state()
+    assert set(first) == {"effective_rank", "dead_relus"} and first["effective_rank"] >= 1
+    assert 0 <= first["dead_relus"] < 0.5
+    assert one.health(batch)["policy_kl"] == pytest.approx(0, abs=1e-5)
+    for _ in range(3):
+        assert one.imitate(batch) == other.imitate(batch)
+    assert abs(one.health(batch)["policy_kl"]) > 1e-4, "it looks at the weights that learn"
+    assert set(one.health(batch)) == {"effective_rank", "dead_relus", "policy_kl", "entropy"}
+    assert all(np.array_equal(value, other.acting_state()[name]) for name, value in one.acting_state().items())
+    assert not all(np.array_equal(value, average[name]) for name, value in one.acting_state().items())
+
+
 def test_gradient_that_is_suddenly_larger_moves_weights_by_one_learning_rate_at_most(folder: Path, env, shown: Path):
     """A policy that has learned has small gradients, until a person corrects it."""
     agent = make_agent(config(folder, options={"learning_rate": 1e-3}), env)
@@ -308,8 +325,11 @@ def test_real_time_chunking_by_a_guided_and_by_a_trained_flow(env, tmp_path: Pat
             begun(tmp_path / "flow", env, mode="rtc", sample=True)
 
 
-def test_a_whole_run_with_take_overs_in_the_middle_of_chunks(folder: Path, shown: Path, tmp_path: Path):
+def test_a_whole_run_with_take_overs_in_the_middle_of_chunks(
+    folder: Path, shown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """A real learner and a real actor, two tasks by turns, and a script that takes over in the second half."""
+    monkeypatch.setattr(learner_module, "LOOK_RECORDS", 5)
     run, shares = tmp_path / "run", {"demonstrations": 1.0, "human": 2.0, "successes": 1.0}
     settings = {"algorithm": "filtered", "view_shares": shares, "demo_path": [str(shown)], "operator": "script"}
     settings |= {
@@ -345,6 +365,9 @@ def test_a_whole_run_with_take_overs_in_the_middle_of_chunks(folder: Path, shown
     assert all(about["task"].rpartition("_")[2] in about["language_instruction"] for about in ended)
     updates = [record for record in read_metrics(run, ["update"]) if "share/human" in record]
     assert updates and all(record["imitation/loss"] > 0 for record in updates)
+    looks = [record for record in updates if "effective_rank" in record]
+    assert looks and all(record["update"] % 5 == 0 and record["dead_relus"] < 0.9 for record in looks)
+    assert all("policy_kl" in record for record in looks[1:])
     whole = [record for record in updates if record["share/human"] and record["share/successes"]]
     assert all((r["share/demonstrations"], r["share/human"]) == (0.25, 0.5) for r in whole)
     result = evaluate(frozen, load_agent(run), "test", range(4))

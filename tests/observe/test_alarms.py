@@ -12,7 +12,8 @@ import pytest
 from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import ConfigError, SeveralErrors, UnknownNameError
 from hilt.observe import Metrics
-from hilt.observe.alarms import TABLE, Alarms, AlarmWatch, RunFacts, check_stop_on
+from hilt.observe.alarm_watch import AlarmWatch
+from hilt.observe.alarms import TABLE, Alarms, RunFacts, check_stop_on
 from hilt.observe.live import Standing
 from hilt.observe.metrics import read_metrics
 
@@ -75,6 +76,13 @@ WRONG_HIL: dict[str, tuple[RunFacts, list[dict[str, float]]]] = {
     "stale_weights": (HIL, [UPDATE | {"weights_age": 90.0}]),
     "value_model": (HIL, [UPDATE | {"value_expected": 0.05}]),
 }
+STREAM = RunFacts("hil", rlpd=False, imitates_chunks=True)
+WRONG_STREAM: dict[str, tuple[RunFacts, list[dict[str, float]]]] = {
+    "policy_kl": (STREAM, [LEARNED | {"policy_kl": 4.0}] * 3),
+    "dead_relus": (STREAM, [LEARNED | {"dead_relus": 0.7}] * 3),
+    "plasticity": (STREAM, [LEARNED] * 3 + [LEARNED | {"effective_rank": 3.0}] * 3),
+    "entropy": (MIXED, [LEARNED | {"entropy": 1.2}] * 6 + [LEARNED | {"entropy": 0.05}] * 3),
+}
 WRONG_SFT: dict[str, tuple[RunFacts, list[dict[str, float]]]] = {
     "validation": (SFT, [LEARNED] + [{"validation_loss": loss} for loss in (0.9, 0.3, 0.1, 0.55)]),
     "not_finite": (SFT, [LEARNED, LEARNED | {"skipped_steps": 1.0}]),
@@ -128,6 +136,19 @@ def test_each_alarm_of_a_run_with_a_person_is_raised_alone(name: str):
 def test_each_alarm_of_fine_tuning_is_raised_alone(name: str):
     assert raised(*(WRONG_SFT[name][0], *WRONG_SFT[name][1])) == [name]
     assert set(WRONG_SFT) == {alarm.name for alarm in TABLE if "sft" in alarm.jobs}
+
+
+@pytest.mark.parametrize("name", WRONG_STREAM)
+def test_alarms_of_a_person_who_teaches_a_policy_of_chunks(name: str):
+    assert raised(*(WRONG_STREAM[name][0], *WRONG_STREAM[name][1])) == [name]
+    check_stop_on([name], WRONG_STREAM[name][0])
+
+
+def test_a_policy_that_imitates_may_be_as_sure_as_what_it_is_shown():
+    narrow = [LEARNED | {"entropy": 2.0 - n / 10} for n in range(40)]
+    assert raised(STREAM, *narrow) == [] and set(raised(MIXED, *narrow)) == {"entropy"}
+    with pytest.raises(ConfigError, match="stop_on=entropy would do nothing: it needs algorithm=rlpd or mixed"):
+        check_stop_on(["entropy"], STREAM)
 
 
 def test_a_healthy_fine_tuning_raises_none():

@@ -9,7 +9,8 @@ import torch
 
 from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import ConfigError, LockedError
-from hilt.observe.alarms import AlarmWatch, RunFacts
+from hilt.observe.alarm_watch import AlarmWatch
+from hilt.observe.alarms import RunFacts
 from hilt.observe.metrics import Metrics, read_metrics
 from hilt.runs import checkpoint
 from hilt.runs.last_good import LastGood, go_back, last_good, went_back_to

@@ -318,7 +318,7 @@ def test_resuming_changes_only_what_can_be_changed(start: Callable[..., Any], tm
             {"policy": "act", "stop_on": ["policy_kl"]},
             ConfigError,
             "stop_on=policy_kl would do nothing: it needs algorithm=rlpd with agent.kind=actor_critic or frozen_vla; "
-            "in fine-tuning a policy with log-probabilities",
+            "agent.kind=vla, and in fine-tuning a policy with log-probabilities (not act)",
         ),
         (
             {"tasks": ["tabletop/pick"], "recap": Recap(threshold=0.5, rounds=1), "stop_on": ["plasticity"]},

@@ -219,7 +219,7 @@ ALARM_CURES = {
     "clip_fraction": "请降低 optimizer.learning_rate 或 algorithm.epochs，或增大每步数据"
     "（algorithm.batch.trajectories_per_step）；有人参与时降低 agent.options.learning_rate 或 mixed.max_age。",
     "entropy": "它不再探索：请设置 algorithm.entropy、algorithm.kl 或更低的学习率；"
-    "有人参与时设置 agent.rlpd.target_entropy。",
+    "有人参与时设置 agent.rlpd.target_entropy，algorithm=mixed 时降低 mixed.weight。",
     "explained_variance": "评论家有害：请提高其学习率（critic）、设置 critic.warmup_steps，"
     "或使用没有评论家的估计器（grpo）。",
     "no_signal": "若都失败，请从更好的策略或更容易的状态开始；若都成功，请结束训练，或使用更难的状态。",
@@ -227,11 +227,11 @@ ALARM_CURES = {
     "overestimation": "评论家高估：请降低 update_to_data，增加评论家并设置 agent.rlpd.subset=2，或 actor_q=min；"
     "后训练时提高评论家的学习率，或设置预热（critic.warmup_steps）。",
     "reference_kl": "它在遗忘原有的能力：请提高 algorithm.kl.coefficient，或降低 optimizer.learning_rate。",
-    "policy_kl": "策略突变：请降低学习率（agent.rlpd.learning_rate；微调时降低 learning_rate 或设置 "
-    "warmup_steps），或增加评论家。",
-    "dead_relus": "处处为 0 的单元学不到东西：请降低学习率；有人参与时设置 agent.activation=tanh 或 "
+    "policy_kl": "策略突变：请降低学习率（agent.rlpd.learning_rate；agent.kind=vla 时 agent.options.learning_rate；"
+    "微调时 learning_rate，或设置 warmup_steps），或增加评论家。",
+    "dead_relus": "处处为 0 的单元学不到东西：请降低学习率；有评论家时设置 agent.activation=tanh 或 "
     "agent.critic.reset_period；否则从更早的策略重新开始。",
-    "plasticity": "特征塌缩，几乎学不到新东西：请降低学习率或 update_to_data；有人参与时设置 "
+    "plasticity": "特征塌缩，几乎学不到新东西：请降低学习率或 update_to_data；有评论家时设置 "
     "agent.critic.reset_period 或 agent.critic.weight_decay。",
     "stale_weights": "采集所用的不是正在学习的策略：请检查 actor 与 learner 之间的网络和 actor 的日志；"
     "后训练时降低 collect.oversample_factor。",

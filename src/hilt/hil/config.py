@@ -73,6 +73,8 @@ class Wire:
 _SEEKS_GOAL = Need("{here}success", lambda c: c.success)
 AVERAGE_KL = 0.25
 """Nats that the policy that is trained may be away from its moving average, which acts: see the alarm ppo_kl"""
+LOOKED_AT = ("actor_critic", FROZEN_VLA, "vla")
+"""Agents that measure whether their networks can still learn; those of other packages may not"""
 GOAL_SPLIT = "eval"
 """The split of the initial states on which checkpoints are evaluated beside learning"""
 
@@ -571,7 +573,9 @@ def facts(config: Hil) -> RunFacts:
         q_range=(low_high[0], low_high[1]) if low_high else None,
         entropy_in_q=rlpd.backup_entropy,
         update_to_data=config.update_to_data,
-        measured=config.agent.kind in ("actor_critic", FROZEN_VLA),
+        measured=config.agent.kind in LOOKED_AT,
+        imitates_chunks=config.agent.kind == "vla",
+        moves=config.agent.kind != "vla" or config.recap.guidance == 1,
         relus=_has_relus(config),
         value_model=bool(config.value.model),
     )
@@ -582,4 +586,4 @@ def _has_relus(config: Hil) -> bool:
     agent = config.agent
     looks = agent.encoder.kind != "none" and agent.encoder.training != "frozen"
     blocks = agent.critic.network != "mlp" and reinforces(config)
-    return agent.activation == "relu" or blocks or looks
+    return agent.activation == "relu" or blocks or looks or agent.kind == "vla"

@@ -35,7 +35,7 @@ from hilt.hil.goal import GoalWatch, described
 from hilt.hil.groups import groups_of
 from hilt.hil.learner_phases import ActorReports, LearnerClock, LearnerSummary, Preparation
 from hilt.hil.make_agent import make_agent
-from hilt.observe.alarms import AlarmWatch, stopped
+from hilt.observe.alarm_watch import AlarmWatch, stopped
 from hilt.observe.metrics import PAUSE, Metrics, flat_scalars, read_metrics
 from hilt.policies.agent.config import FROZEN_VLA
 from hilt.runs.checkpoint import Buffers, Saver, alone, latest, numbers

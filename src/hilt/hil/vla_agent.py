@@ -42,6 +42,7 @@ from hilt.policies.agent.layout import ActionLayout, fit
 from hilt.policies.agent.step_agent import StepAgent
 from hilt.policies.base import Observation, Policy, Prefix, Record, drawn_fields
 from hilt.policies.conditioned import ADVANTAGE, NEGATIVE, POSITIVE, WRONG_LOSS, Condition
+from hilt.policies.plasticity import ChunkLooks
 from hilt.policies.vla.observation_adapters import columns, no_motion, suite
 from hilt.serving.policy_links import ServerAbsentError
 from hilt.serving.remote_policy import RemotePolicy, server_key
@@ -100,6 +101,7 @@ class VlaAgent(StepAgent):
         self._versions: dict[int, int] = {}  # of the weights with which each chunk of the episode was planned
         self._acting: Policy | None = None  # what acts in place of the policy
         self._condition: Condition | None = None
+        self._looks = ChunkLooks(seed)
 
     @classmethod
     def make(
@@ -377,15 +379,18 @@ class VlaAgent(StepAgent):
         return rows, self._suite.taught(np.asarray(batch["actions"])).astype(np.float32)
 
     def health(self, batch: Mapping[str, Any]) -> dict[str, float]:
-        """With a condition: the loss with it, and with good and bad exchanged. If the second is no higher, the policy
-        does not look at it, or the labels are noise."""
+        """``effective_rank``, ``dead_relus``, and of a policy with log-probabilities ``policy_kl`` and ``entropy``
+        (`ChunkLooks`), of the weights that learn. With a condition: the loss with it, and with good and bad exchanged.
+        If the second is no higher, the policy does not look at it, or the labels are noise."""
+        with self._exchanged():
+            found = self._looks.look(self.policy, *self._taught(batch), batch["mask"])
         if GOOD not in batch:
-            return {}
+            return found
         draws = torch.Generator()
         draws.set_state(self._draws.get_state())
         with torch.no_grad():
             loss, figures = self.policy.supervised_loss(*self._taught(batch), batch["mask"], generator=draws)
-        return {"imitation/conditioned_loss": float(loss), f"imitation/{WRONG_LOSS}": figures[WRONG_LOSS]}
+        return {**found, "imitation/conditioned_loss": float(loss), f"imitation/{WRONG_LOSS}": figures[WRONG_LOSS]}
 
     @contextlib.contextmanager
     def _newest_weights(self) -> Iterator[None]:
@@ -400,16 +405,23 @@ class VlaAgent(StepAgent):
                     "them: give lora_rank, whose adapters have them, or average=0."
                 )
             self._newest = {name: p.detach().clone() for name, p in self._trained.items()}
+        with self._exchanged():
+            yield
+        with torch.no_grad():
+            torch._foreach_lerp_(list(self._trained.values()), list(self._newest.values()), self.options.average)
+
+    @contextlib.contextmanager
+    def _exchanged(self) -> Iterator[None]:
+        """Within it the policy has the newest weights, where it has their average otherwise."""
         self._exchange()
         try:
             yield
         finally:
             self._exchange()
-        with torch.no_grad():
-            torch._foreach_lerp_(list(self._trained.values()), list(self._newest.values()), self.options.average)
 
     def _exchange(self) -> None:
-        for name, p in self._trained.items():
+        for name in self._newest:
+            p = self._trained[name]
             p.data, self._newest[name] = self._newest[name], p.data
 
     def _words(self, number: int, words: Sequence[str]) -> str:

@@ -17,12 +17,9 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from hilt.core.checksums import read_json, write_json
-from hilt.core.errors import AlarmError, ConfigError, Problems, UnknownNameError
-from hilt.observe.metrics import GOES_ON, RESUMED, Metrics, Value, read_metrics
+from hilt.core.errors import ConfigError, Problems, UnknownNameError
 from hilt.observe.statistics import paired_loss
 
 KEPT = 20
@@ -100,6 +97,8 @@ class RunFacts:
     """Whether the policy is compared with a reference"""
     measured: bool = True
     """Whether the networks are looked at: `hilt.policies.plasticity`"""
+    imitates_chunks: bool = False
+    """Whether a run with a person trains a policy that answers with chunks"""
     moves: bool = True
     """Whether it is measured how far the policy moves between two looks"""
     relus: bool = True
@@ -167,7 +166,7 @@ def _clips(h: History, facts: RunFacts) -> str:
 
 
 def _narrowed(h: History, facts: RunFacts) -> str:
-    if facts.job == "hil":
+    if facts.job == "hil" and facts.rlpd:
         limit, now = facts.target_entropy - BELOW_TARGET * facts.actions, h.mean("entropy", 5)
         return (
             f"the entropy is {now:.3g} nats, and its target {facts.target_entropy:.3g} (limit {limit:.3g})"
@@ -249,7 +248,7 @@ def _left_reference(h: History, facts: RunFacts) -> str:
 
 
 def _jumped(h: History, facts: RunFacts) -> str:
-    kl, limit = h.mean("policy_kl", 3), IMITATION_KL if facts.job == "sft" else POLICY_KL
+    kl, limit = h.mean("policy_kl", 3), IMITATION_KL if _imitates(facts) else POLICY_KL
     if not kl > limit:
         return ""
     return f"each number of the policy moves {kl:.3g} nats between two looks (policy_kl, 3 looks; limit {limit:g})"
@@ -364,7 +363,11 @@ class Alarm(NamedTuple):
     """Settings without which it is never raised, in words, and whether they are there"""
 
 
-_MEASURED = ("with a person agent.kind=actor_critic or frozen_vla", lambda facts: facts.measured)
+def _imitates(facts: RunFacts) -> bool:
+    return facts.job == "sft" or facts.imitates_chunks
+
+
+_MEASURED = ("with a person agent.kind=actor_critic, frozen_vla or vla", lambda facts: facts.measured)
 _GROUPS = ("algorithm=mixed", lambda facts: facts.job == "vla" or facts.groups)
 
 TABLE = (
@@ -377,8 +380,8 @@ TABLE = (
           _GROUPS),
     Alarm("entropy", ("vla", "hil"), ("entropy",), _narrowed,
           "It explores no more: give algorithm.entropy, algorithm.kl or a lower learning rate; with a person "
-          "agent.rlpd.target_entropy.",
-          ("algorithm=rlpd", lambda facts: facts.rlpd)),
+          "agent.rlpd.target_entropy, or with algorithm=mixed a lower mixed.weight.",
+          ("algorithm=rlpd or mixed", lambda facts: facts.rlpd or facts.groups)),
     Alarm("explained_variance", ("vla",), ("explained_variance",), _critic_blind,
           "The critic does harm: give it a higher rate (critic), critic.warmup_steps, or an estimator without a "
           "critic (grpo).",
@@ -402,19 +405,19 @@ TABLE = (
           "It forgets what it knew: give a higher algorithm.kl.coefficient, or a lower optimizer.learning_rate.",
           ("algorithm.kl.where=loss or reward", lambda facts: facts.reference)),
     Alarm("policy_kl", ("hil", "sft"), ("policy_kl",), _jumped,
-          "The policy jumps: lower the learning rate (agent.rlpd.learning_rate; in fine-tuning learning_rate, or give "
-          "warmup_steps), or give more critics.",
-          ("algorithm=rlpd with agent.kind=actor_critic or frozen_vla; in fine-tuning a policy with log-probabilities "
-           "(not act) and recap.guidance=1",
-           lambda facts: facts.moves and (facts.job == "sft" or (facts.measured and facts.rlpd)))),
+          "The policy jumps: lower the learning rate (agent.rlpd.learning_rate; of agent.kind=vla "
+          "agent.options.learning_rate; in fine-tuning learning_rate, or give warmup_steps), or give more critics.",
+          ("algorithm=rlpd with agent.kind=actor_critic or frozen_vla; agent.kind=vla, and in fine-tuning a policy "
+           "with log-probabilities (not act), with recap.guidance=1",
+           lambda facts: facts.moves and (_imitates(facts) or (facts.measured and facts.rlpd)))),
     Alarm("dead_relus", ("vla", "hil", "sft"), ("dead_relus",), _dead,
-          "What is 0 everywhere learns nothing: lower the learning rate; with a person give agent.activation=tanh or "
-          "agent.critic.reset_period; else begin anew from an earlier policy.",
+          "What is 0 everywhere learns nothing: lower the learning rate; with an actor and critics give "
+          "agent.activation=tanh or agent.critic.reset_period; else begin anew from an earlier policy.",
           ("networks with ReLUs that are trained (agent.activation=relu, agent.critic.network=simba or bro, an encoder "
            "that is not frozen)", lambda facts: facts.measured and facts.relus)),
     Alarm("plasticity", ("vla", "hil", "sft"), ("effective_rank",), _lost_rank,
-          "The features collapse, and what is new is hardly learned: lower the learning rate or update_to_data; with a "
-          "person give agent.critic.reset_period or agent.critic.weight_decay.", _MEASURED),
+          "The features collapse, and what is new is hardly learned: lower the learning rate or update_to_data; with "
+          "critics give agent.critic.reset_period or agent.critic.weight_decay.", _MEASURED),
     Alarm("stale_weights", ("vla", "hil"), ("weights_age",), _stale,
           "What is collected is not by the policy that learns: look at the network between actor and learner, and at "
           "the actor's log; in post-training lower collect.oversample_factor."),
@@ -489,95 +492,3 @@ def check_stop_on(names: Iterable[str], facts: RunFacts) -> None:
             if not there(facts):
                 raise ConfigError(f"stop_on={name} would do nothing: it needs {needed}. Give that, or leave it out.")
     problems.report()
-
-
-class AlarmSpans:
-    """Since which update each alarm stands, from the records of a run in their order.
-
-    A process that goes on with a run raises anew what still holds: such an alarm began when it was raised first. An
-    evaluation beside learning ends after the update that it is of: the alarm that it raises began with that one."""
-
-    def __init__(self) -> None:
-        self.stopped = ""
-        """The alarm that ended the run last"""
-        self._since: dict[str, int] = {}
-        self._carried: dict[str, int] = {}  # of the process before
-        self._learned = False  # whether this process has written figures
-        self._evaluated: int | None = None  # the update of the last evaluation
-
-    @property
-    def standing(self) -> dict[str, int]:
-        """Alarms that stand now, and the update at which each was raised."""
-        return self._since if self._since or self._learned else self._carried
-
-    @property
-    def earliest(self) -> int | None:
-        """The update at which the first was raised of those that stand, or stood when another process went on."""
-        return min([*self._since.values(), *self._carried.values()], default=None)
-
-    def take(self, record: Record) -> None:
-        """Takes in a record of the metrics."""
-        event, update = record.get("event"), int(record.get("update", 0))
-        self._learned = self._learned or record.get("kind") == "update"
-        if "validation_update" in record:
-            self._evaluated = int(record["validation_update"])
-        if event == GOES_ON:
-            if self._learned or self._since:
-                self._carried = self._since
-            self._since, self._learned = {}, False
-        elif event == RESUMED:
-            self._since, self._carried = (
-                {name: at for name, at in known.items() if at <= update} for known in (self._since, self._carried)
-            )
-        elif name := str(record.get("alarm", "")):
-            self.stopped = name if record.get("stops") else self.stopped
-            if record[f"alarm/{name}"]:
-                began = update if name != "validation" or self._evaluated is None else min(update, self._evaluated)
-                self._since.setdefault(name, self._carried.get(name, began))
-            else:
-                self._since.pop(name, None)
-                self._carried.pop(name, None)
-
-
-class AlarmWatch:
-    """Watches a run: its alarms are shown to the user, and written into metrics.jsonl as events and into run.json."""
-
-    def __init__(
-        self, run: Path, facts: RunFacts, metrics: Metrics, notify: Callable[[str], None], stop_on: Iterable[str] = ()
-    ):
-        self._run_file, self._metrics, self._notify, self._stop_on = run / "run.json", metrics, notify, set(stop_on)
-        self.alarms, self.spans = Alarms(facts), AlarmSpans()
-        for record in read_metrics(run, ["update", "event"]):  # of a run that goes on
-            self.spans.take(record)
-            if record["kind"] == "update":
-                self.alarms.take(record)
-            elif record.get("stops"):
-                self.alarms.forget(record["alarm"])
-        self.alarms.on.clear()  # conditions that still hold are reported again
-
-    def take(self, values: Record, *, update: int, step: int) -> str:
-        """Takes the record of an update; returns the text of an alarm that ends the run, else nothing."""
-        ends = ""
-        self.spans.take({**values, "kind": "update"})
-        for change in self.alarms.take({**values, "update": update, "step": step}):
-            stops = change.raised and change.name in self._stop_on and not ends
-            event: dict[str, Value] = {"event": change.text, "alarm": change.name, "stops": stops}
-            event[f"alarm/{change.name}"] = float(change.raised)
-            self._metrics.write("event", event, update=update, step=step)
-            self.spans.take({**event, "update": update})
-            self._notify(change.text)
-            if change.raised and self._run_file.is_file():
-                metadata = read_json(self._run_file)
-                raised = {"name": change.name, "update": update, "text": change.text}
-                write_json(self._run_file, {**metadata, "alarms": [*metadata.get("alarms", []), raised]})
-            ends = change.text if stops else ends
-        return ends
-
-
-def stopped(text: str, run: Path, command: str = "hilt train") -> AlarmError:
-    """The error with which a run ends that `stop_on` ends. `command`: what resumes it."""
-    kept = f" The policy so far is in {run / 'policy'}." * (run / "policy").is_dir()
-    return AlarmError(
-        f"{text} It was ended because stop_on names this alarm; {command} --run {run} "
-        f"--resume goes on from here.{kept} With --from-last-good it goes on from the checkpoint before the alarm."
-    )

@@ -16,7 +16,7 @@ from pathlib import Path
 from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import ConfigError
 from hilt.core.files import DISK
-from hilt.observe.alarms import AlarmSpans
+from hilt.observe.alarm_watch import AlarmSpans
 from hilt.observe.metrics import FILE, Metrics, read_metrics
 from hilt.runs import checkpoint
 from hilt.runs.folder import RUN_FILE, now

@@ -32,7 +32,7 @@ from hilt.core.hub import local
 from hilt.core.progress import Report, silent
 from hilt.core.trust import check_names
 from hilt.envs.fitted import open_task
-from hilt.observe.alarms import stopped
+from hilt.observe.alarm_watch import stopped
 from hilt.observe.metrics import Metrics
 from hilt.policies.base import Policy
 from hilt.policies.io.memory import free_bytes

@@ -33,7 +33,7 @@ from hilt.core.progress import Report, silent
 from hilt.core.trust import check_names
 from hilt.distributed.group import open_group
 from hilt.distributed.remote_workers import STOP_INTERVAL_S, CallProgress, Group, LostWorkerError, Stopped
-from hilt.observe.alarms import AlarmWatch, stopped
+from hilt.observe.alarm_watch import AlarmWatch, stopped
 from hilt.observe.metrics import Metrics
 from hilt.policies.io.tensor_files import write_tensors
 from hilt.policies.registry import is_new

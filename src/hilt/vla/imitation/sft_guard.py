@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hilt.core.errors import AlarmError
 from hilt.core.tree import Array
-from hilt.observe.alarms import AlarmWatch
+from hilt.observe.alarm_watch import AlarmWatch
 from hilt.observe.metrics import Metrics
 from hilt.policies.base import Observation, Policy
 from hilt.policies.plasticity import ChunkLooks
