@@ -295,7 +295,8 @@ def test_killed_and_resumed_it_learns_the_same_bit_for_bit(template: Path, memor
         ]
         for name in ("whole", "cut")
     ]
-    assert curves[0] == curves[1] and [r["update"] for r in curves[0]] == list(range(2, 21, 2))
+    online = [r["update"] for r in curves[0] if "prepared_updates" not in r]
+    assert curves[0] == curves[1] and online == list(range(2, 21, 2))
     told = [[r["trajectory"] for r in records(memory_path / name, "episode")] for name in ("whole", "cut")]
     assert told == [[0, 1, 2, 3, 4, 5]] * 2  # each once
 
@@ -568,6 +569,36 @@ def test_offline_updates_train_actor_and_critics_before_the_policy_acts(
     again = learner(template, memory_path / "a", **{**changes, "max_steps": 3})
     again.run()
     assert again.agent.updates == 12 and again.update == 3
+
+
+def test_updates_before_online_learning_write_metrics(template: Path, memory_path: Path, monkeypatch: Any):
+    monkeypatch.setattr(learner_module, "LOOK_RECORDS", 2)
+    encoder = {**IMAGES, "pretrain_updates": 5, "pretrain_batch": 8}
+    changes = {"agent": {"encoder": encoder}, "offline_updates": 9, "cta_ratio": 2, "log_period": 2, "max_steps": 2}
+    learner(template, memory_path / "run", **changes).run()
+    before = [one for one in records(memory_path / "run", "update") if "prepared_updates" in one]
+    assert [one["prepared_updates"] for one in before] == [2, 4, 2, 4, 6, 8] and {one["update"] for one in before} == {
+        0
+    }
+    assert all("imitation_loss" in one for one in before[:2])
+    assert all({"critic_loss", "q_max", "q/demo", "skipped_updates", "torch_share"} <= one.keys() for one in before[2:])
+    assert ["effective_rank" in one for one in before] == [False] * 2 + [False, True, False, True]
+
+
+def test_critics_that_diverge_offline_are_seen_and_end_the_run(template: Path, memory_path: Path):
+    """With a rate that is far too high Q leaves what rewards allow, long before the first online update."""
+    rlpd = {"learning_rate": 0.3, "target_range": [0.0, 1.0]}
+    changes = {"agent": {"rlpd": rlpd}, "offline_updates": 200, "log_period": 2, "stop_on": ["q_bound"]}
+    run = memory_path / "run"
+    with pytest.raises(
+        AlarmError, match=r"alarm q_bound: Q is from .*--resume begins learning anew: give other settings"
+    ):
+        learner(template, run, **changes).run()
+    [event] = [record for record in records(run, "event") if record.get("alarm") == "q_bound"]
+    assert (event["update"], event["stops"]) == (0, True) and not numbers(run)
+    calm = {**changes, "agent": {"rlpd": {**rlpd, "learning_rate": 1e-3}}, "offline_updates": 30, "max_steps": 3}
+    assert learner(template, run, **calm).run() == LearnerSummary("max_steps", 3, 30), "it begins anew, and is healthy"
+    assert len([record for record in records(run, "event") if record.get("alarm") == "q_bound"]) == 1
 
 
 def test_learner_pretrains_with_the_demonstrations(template: Path, memory_path: Path):

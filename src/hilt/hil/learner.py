@@ -23,7 +23,7 @@ from typing import Any
 
 from hilt.algos.adam import denormals_flushed
 from hilt.core.checksums import read_json, write_json
-from hilt.core.errors import AlarmError, ConfigError, HiltError, NotFiniteError
+from hilt.core.errors import ConfigError, HiltError, NotFiniteError
 from hilt.core.files import DISK
 from hilt.core.names import load_own
 from hilt.core.trajectory import STARTS, VERSIONS_PER_START
@@ -33,7 +33,7 @@ from hilt.hil.contact import CONTACT
 from hilt.hil.data import Batch
 from hilt.hil.goal import GoalWatch, described
 from hilt.hil.groups import groups_of
-from hilt.hil.learner_phases import ActorReports, LearnerClock, LearnerSummary, Preparation
+from hilt.hil.learner_phases import ActorReports, LearnerClock, LearnerSummary, Preparation, not_finite
 from hilt.hil.make_agent import make_agent
 from hilt.observe.alarm_watch import AlarmWatch, stopped
 from hilt.observe.metrics import PAUSE, Metrics, flat_scalars, read_metrics
@@ -195,7 +195,7 @@ class Learner:
             words = f"{self._reason}, after {self.update:,} updates with {self.experience.total:,} online steps"
             note_end(self.run_folder, self._reason, self.update, self._alarm or words)
             if self._alarm:
-                raise stopped(self._alarm, self.run_folder)
+                raise stopped(self._alarm, self.run_folder, anew=self._pretraining())
             return LearnerSummary(self._reason, self.update, self.experience.total)
 
     def notify(self, text: str) -> None:
@@ -238,19 +238,15 @@ class Learner:
             if self._skipped_in_a_row == 1:
                 self.notify(f"update {self.update + 1:,} is left out: {problem}")
             if self._skipped_in_a_row == MAX_SKIPPED:
-                rate, run = self.config.agent.rlpd.learning_rate, self.run_folder
+                run, rate = self.run_folder, self.config.agent.rlpd.learning_rate
                 note_end(run, "not_finite", self.update, f"{MAX_SKIPPED} updates in a row were not finite")
-                raise AlarmError(
-                    f"the last {MAX_SKIPPED} updates were left out; of the last one: {problem} Go on from "
-                    f"the checkpoint of update {max(numbers(run), default=0):,} with a lower rate: hilt "
-                    f"train --run {run} --resume agent.rlpd.learning_rate={rate / 10:g}. If that does not help, a "
-                    "step that is not finite is in the demonstrations or in the log."
-                ) from error
+                raise not_finite(MAX_SKIPPED, problem, run, max(numbers(run), default=0), rate) from error
 
-    def _step(self, details: bool, part: str = "both") -> dict[str, float]:
+    def _step(self, details: bool, part: str = "both", number: int = 0) -> dict[str, float]:
         """One learner step: `cta_ratio` - 1 updates of the critics, and one of everything; or one of imitation.
-        `part`: of the data, where it does not imitate."""
-        config, looks = self.config, details and (self.update + 1) % (LOOK_RECORDS * self.config.log_period) == 0
+        `part`: of the data, where it does not imitate; `number`: of the step, if it is none of the online ones."""
+        config = self.config
+        looks = details and (number or self.update + 1) % (LOOK_RECORDS * config.log_period) == 0
         if not reinforces(config):
             encoder = config.agent.encoder
             trained = encoder.training != "frozen" and not encoder.pretrain_updates  # else it was, and rests
@@ -288,16 +284,23 @@ class Learner:
     def _pretrain(self, part: str = "demonstrations") -> None:
         self._preparation.run(part)
 
-    def _imitate(self, part: str) -> Mapping[str, float]:
+    def _imitate(self, part: str, number: int) -> Mapping[str, float]:
         batch = self._sample(self.config.agent.encoder.pretrain_batch, part, images=True)
         with self._clock("torch"), self._finite():
-            return self.agent.imitate(batch, encoder=True)
+            return self._prepared(self.agent.imitate(batch, encoder=True), number)
         return {}
 
-    def _learn_offline(self, part: str) -> Mapping[str, float]:
+    def _learn_offline(self, part: str, number: int) -> Mapping[str, float]:
         with self._finite():
-            return self._step(details=False, part=part)
+            return self._prepared(self._step(number % self.config.log_period == 0, part, number), number)
         return {}
+
+    def _prepared(self, info: Mapping[str, float], number: int) -> Mapping[str, float]:
+        """Writes the figures of an update before online learning, at every `log_period`."""
+        if number % self.config.log_period == 0:
+            counted = {"prepared_updates": float(number), "skipped_updates": float(self._skipped)}
+            self._write({**info, **counted, **self._clock.shares(), **self.experience.counts()})
+        return info
 
     def _collect(self) -> None:
         """The pretrained policy and the operator drive; then pretraining is repeated with what succeeded.

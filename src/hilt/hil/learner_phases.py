@@ -8,8 +8,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hilt.core.errors import AlarmError
 from hilt.core.progress import Phase
 from hilt.hil.config import Hil, reinforces
 
@@ -22,8 +25,8 @@ MEANS = ("value_expected", "value_realized", "value_hopeless")
 """Figures of actors' reports whose mean over actors is in the learner's metrics, too"""
 TELL_S = 5.0
 """Seconds between two messages about how far it is"""
-Once = Callable[[str], Mapping[str, float]]
-"""One update from a part of the data; returns its figures, none where it was left out"""
+Once = Callable[[str, int], Mapping[str, float]]
+"""One update from a part of the data, with its number; returns its figures, none where it was left out"""
 
 
 class Preparation:
@@ -57,10 +60,10 @@ class Preparation:
         whom = "the demonstrations first" if shown else "demonstrations and take-overs, from scratch"
         wanted = self._config.agent.encoder.pretrain_updates
         self._repeat(
-            f"imitates {whom}", wanted, lambda: self._agent.imitations, lambda: self._imitate(part), "imitation_loss"
+            f"imitates {whom}", wanted, lambda: self._agent.imitations, partial(self._imitate, part), "imitation_loss"
         )
         whence = "demonstrations" if shown else "demonstrations and what was collected"
-        wanted, learn = self._config.offline_updates, lambda: self._learn(part)
+        wanted, learn = self._config.offline_updates, partial(self._learn, part)
         self._repeat(f"actor and critics learn from {whence}, offline", wanted, self._offline, learn, "critic_loss")
 
     def _offline(self) -> int:
@@ -73,7 +76,7 @@ class Preparation:
         what: str,
         wanted: int,
         made: Callable[[], int],
-        once: Callable[[], Mapping[str, float]],
+        once: Callable[[int], Mapping[str, float]],
         figure: str,
     ) -> None:
         if made() >= wanted:
@@ -83,7 +86,7 @@ class Preparation:
         while made() < wanted:
             if self._over():
                 return
-            info = once()
+            info = once(made() + 1)
             if figure in info:
                 phase.move(made(), note=f"loss {info[figure]:.3f}")
             if time.monotonic() - notified_at >= TELL_S or made() >= wanted:
@@ -102,6 +105,16 @@ class LearnerSummary:
     an `AlarmError` when everything is closed"""
     update: int
     online: int
+
+
+def not_finite(skipped: int, problem: str, run: Path, last: int, rate: float) -> AlarmError:
+    """The error of a run in which so many updates in a row were not finite. `last`: the update of its newest
+    checkpoint; `rate`: its learning rate."""
+    return AlarmError(
+        f"the last {skipped} updates were left out; of the last one: {problem} Go on from the checkpoint of update "
+        f"{last:,} with a lower rate: hilt train --run {run} --resume agent.rlpd.learning_rate={rate / 10:g}. If that "
+        "does not help, a step that is not finite is in the demonstrations or in the log."
+    )
 
 
 class ActorReports:
