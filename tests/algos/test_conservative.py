@@ -106,15 +106,21 @@ def test_calibration_needs_returns() -> None:
     rlpd.update(networks(BASE), rows, replace(settings, calibrated=False), generator(0), frozenset({"critic"}), 0, -1.0)
 
 
+def made(settings: Rlpd, states: int, draws: torch.Generator) -> rlpd.Networks:
+    """Networks of a task with numbered states and one number as action."""
+    body = Body(states, 0, 0, [32], "relu")
+    parts = {"actor": ActorNetwork(body, 1, draws), "critic": Critics(body, 1, draws, 2)}
+    parts["temperature"] = Temperature(0.1)
+    optimizers = {part: Adam(net.parameters(), settings.learning_rate) for part, net in parts.items()}
+    return rlpd.Networks(**parts, target_critic=copy.deepcopy(parts["critic"]), optimizers=optimizers)
+
+
 def learned(conservative: float, calibrated: bool) -> tuple[float, float]:
     """Q of what was done, and of what was never done, in a task of one step: every action shown, from -1 to 0, had a
     reward of 0.5."""
     settings = Rlpd(learning_rate=1e-2, conservative=conservative, conservative_samples=4, calibrated=calibrated)
-    body, draws = Body(1, 0, 0, [32], "relu"), generator(0)
-    parts = {"actor": ActorNetwork(body, 1, draws), "critic": Critics(body, 1, draws, 2)}
-    parts["temperature"] = Temperature(0.1)
-    optimizers = {part: Adam(net.parameters(), settings.learning_rate) for part, net in parts.items()}
-    nets = rlpd.Networks(**parts, target_critic=copy.deepcopy(parts["critic"]), optimizers=optimizers)
+    draws = generator(0)
+    nets = made(settings, 1, draws)
     z, half = torch.ones(16, 1), torch.full((16,), 0.5)
     for _ in range(150):
         actions = -torch.rand(16, 1, generator=draws)
@@ -133,3 +139,36 @@ def test_what_was_never_done_is_not_overrated_and_calibration_keeps_the_size_of_
     cal_shown, cal_unseen = learned(1.0, True)
     assert cql_unseen < cal_unseen < cal_shown, "and with the bound it does so less far"
     assert abs(cal_shown - 0.5) < abs(cql_shown - 0.5) + 0.1
+
+
+CHAIN, DISCOUNT = 4, 0.9
+"""Places of a chain, each of which is left by any action; behind the last one is a reward of 1"""
+
+
+def on_chain(conservative: float, calibrated: bool, seed: int = 0) -> list[float]:
+    """Q at each place of the chain of what the policy does, whose actions are around 0.5. The log has a positive action
+    in three rows of ten."""
+    settings = Rlpd(learning_rate=5e-3, conservative=conservative, conservative_samples=4, calibrated=calibrated)
+    settings, draws = replace(settings, discount=DISCOUNT, tau=0.1), generator(seed)
+    nets, eye = made(settings, CHAIN, draws), torch.eye(CHAIN)
+    nets.actor.gaussian = lambda out: (torch.full((len(out), 1), 0.55), torch.full((len(out), 1), 0.25))
+    for _ in range(400):
+        places = torch.randint(CHAIN, (64,), generator=draws)
+        last, returns = (places == CHAIN - 1).float(), DISCOUNT ** (CHAIN - 1 - places).float()
+        z, after = eye[places], eye[(places + 1).clamp(max=CHAIN - 1)]
+        sign = torch.where(torch.rand(64, 1, generator=draws) < 0.3, 1.0, -1.0)
+        actions = sign * torch.rand(64, 1, generator=draws)
+        rows = rlpd.Transitions(z, after, after, actions, rewards=last, masks=1 - last, returns=returns)
+        rlpd.update(nets, rows, settings, draws, frozenset({"critic"}), 0, -1.0)
+    acted = torch.linspace(0.3, 0.7, 10)[:, None]
+    return [nets.critic(eye[place].expand(10, -1), acted).mean().item() for place in range(CHAIN)]
+
+
+def test_on_a_chain_cql_undershoots_the_return_and_the_bound_keeps_values_at_it() -> None:
+    """All ways to the end are equally long, so that every value is the return. CQL lowers those of what the policy does
+    more often than the log, and the next backup takes them: what is missing grows along the chain."""
+    returns = [DISCOUNT ** (CHAIN - 1 - place) for place in range(CHAIN)]
+    assert on_chain(0.0, False) == pytest.approx(returns, abs=0.1), "by temporal differences alone"
+    missing = [known - q for known, q in zip(returns, on_chain(0.3, False), strict=True)]
+    assert missing == sorted(missing, reverse=True) and missing[0] > 0.4 and missing[-1] > 0.1
+    assert on_chain(0.3, True) == pytest.approx(returns, abs=0.1), "Cal-QL"

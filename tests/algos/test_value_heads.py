@@ -6,6 +6,7 @@ import copy
 import itertools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,15 @@ import torch
 from hilt.algos import rlpd
 from hilt.algos.adam import Adam
 from hilt.algos.config import CriticConfig, Rlpd, value_range
-from hilt.algos.value_heads import C51Head, CategoricalHead, CriticHead, HlGaussHead, ScalarHead, critic_head
+from hilt.algos.value_heads import (
+    C51Head,
+    CategoricalHead,
+    CriticHead,
+    HlGaussHead,
+    ScalarHead,
+    critic_head,
+    disagreement,
+)
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.validate import check
 from hilt.policies.agent.actor_critic import ActorNetwork, Body, Critics, Temperature
@@ -236,3 +245,14 @@ def test_what_is_behind_the_end_does_not_matter_for_a_distribution() -> None:
         rows.target_z[rows.masks == 0] = float("nan")
         rlpd.update(nets, rows, BASE, generator(0), frozenset({"critic"}), 0, -1.0)
         assert all(np.isfinite(value).all() for value in numbers(nets.critic).values())
+
+
+@pytest.mark.parametrize("critics", [2, 5])
+def test_disagreement_equals_the_formula(critics: int) -> None:
+    q = torch.randn(critics, 7, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    critic = SimpleNamespace(run=lambda z, actions, learns: SimpleNamespace(out=q))
+    found = disagreement(critic, ScalarHead(), torch.zeros(7, 1), torch.zeros(7, 1))
+    rows = [[float(q[i, row]) for i in range(critics)] for row in range(7)]
+    means = [sum(row) / critics for row in rows]
+    spread = [sum((each - m) ** 2 for each in row) / (critics - 1) for row, m in zip(rows, means, strict=True)]
+    assert found == pytest.approx(sum(each**0.5 for each in spread) / 7, rel=1e-9)

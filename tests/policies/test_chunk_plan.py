@@ -122,9 +122,10 @@ def test_a_learned_gripper_has_no_chunks() -> None:
 PLACES, LIMIT, DISCOUNT = 4, 5, 0.8
 
 
-def chain_log(path: Path, episodes: int = 80) -> Log:
+def chain_log(path: Path, episodes: int = 80, takes_over: float = 0.0) -> Log:
     """A positive action leads to the next place, another one nowhere; behind the last place is a reward of 1 and the
-    end; after five steps an episode is cut."""
+    end; after five steps an episode is cut. `takes_over`: the share of the steps after the first in which a person
+    begins to act, who always goes on to the next place."""
     number = ArraySpec(np.dtype(np.float32))
     at = {"at": ArraySpec(np.dtype(np.float32), (PLACES,))}
     columns = {"observations": at, "actions": ArraySpec(np.dtype(np.float32), (1,)), "rewards": number}
@@ -132,15 +133,17 @@ def chain_log(path: Path, episodes: int = 80) -> Log:
     columns |= {"next_observations": at, **flags, "source": ArraySpec(np.dtype(np.uint8))}
     log, rng, eye = Log.create(path, Schema.declare(columns)), np.random.default_rng(0), np.eye(PLACES + 1)
     for _ in range(episodes):
-        running, place = log.episode(), int(rng.integers(PLACES))
+        running, place, human = log.episode(), int(rng.integers(PLACES)), False
         for t in range(LIMIT):
             action = rng.uniform(-1, 1, 1).astype(np.float32)
+            human = human or bool(t and takes_over and rng.random() < takes_over)
+            action = np.abs(action) if human else action
             after = place + int(action[0] > 0)
             ends = {"terminated": np.bool_(after == PLACES), "truncated": np.bool_(t == LIMIT - 1 and after < PLACES)}
             before, behind = ({"at": eye[p, :PLACES].astype(np.float32)} for p in (place, after))
             earned = np.float32(after == PLACES)
             step = {"observations": before, "actions": action, "rewards": earned, "next_observations": behind}
-            running.append({**step, **ends, "source": np.uint8(0)})
+            running.append({**step, **ends, "source": np.uint8(Source.HUMAN if human else Source.POLICY)})
             place = after
             if place == PLACES:
                 break
@@ -180,3 +183,62 @@ def test_values_of_chunks_on_a_chain_are_those_known(tmp_path: Path) -> None:
             actions = torch.tensor([[0.6 if move else -0.6 for move in chunk]])
             q = critic(torch.eye(PLACES)[place : place + 1], actions).mean().item()
             assert q == pytest.approx(known_value(place, chunk), abs=0.08), (place, chunk)
+
+
+def tabular_values(log: Log, n: int, limit_ends: bool = False, take_over_ends: bool = False) -> np.ndarray:
+    """Q [place, move] by the mean of all n-step returns of the log, with the best next value behind them, until nothing
+    changes. `limit_ends` and `take_over_ends` are wrong: a time limit, or a take-over, is taken for the end."""
+    windows: list[tuple[int, int, float, int, int]] = []  # place, move, return, steps, place behind or -1
+    for number in log.trajectories():
+        steps = log.read(log.trajectory_keys(number))
+        place, behind = (
+            steps[name]["at"] @ np.arange(1, PLACES + 1) - 1 for name in ("observations", "next_observations")
+        )
+        moves = (steps["actions"][:, 0] > 0).astype(int)
+        for t in range(len(moves)):
+            taken = min(n, len(moves) - t)
+            before = int((np.cumsum(steps["source"][t : t + taken] == Source.HUMAN) == 0).sum())
+            cut = take_over_ends and 0 < before < taken
+            taken = before if cut else taken
+            last = t + taken - 1
+            ended = steps["terminated"][last] or (limit_ends and steps["truncated"][last]) or cut
+            found = sum(DISCOUNT**i * float(steps["rewards"][t + i]) for i in range(taken))
+            windows.append((int(place[t]), moves[t], found, taken, -1 if ended else int(behind[last])))
+    q = np.zeros((PLACES, 2))
+    for _ in range(100):
+        targets: dict[tuple[int, int], list[float]] = {}
+        for at, move, found, taken, after in windows:
+            value = 0.0 if after < 0 else float(q[after].max())
+            targets.setdefault((at, move), []).append(found + DISCOUNT**taken * value)
+        for (at, move), each in targets.items():
+            q[at, move] = np.mean(each)
+    return q
+
+
+def test_values_of_single_actions_over_three_steps_on_a_chain_are_those_known(tmp_path: Path) -> None:
+    """Returns go on through take-overs, and bootstrap where a time limit cuts an episode."""
+    torch.set_num_threads(1)
+    settings = AgentConfig(encoder=EncoderConfig(kind="none"), proprio_width=0, hidden=[64], activation="relu")
+    settings.rlpd = Rlpd(discount=DISCOUNT, tau=0.05, learning_rate=3e-3, actor="behavior", samples=8, actor_q="min")
+    see = {"at": ArraySpec(np.dtype(np.float32), (PLACES,))}
+    agent = Agent.make(see, ArraySpec(np.dtype(np.float32), (1,)), settings, seed=0)
+    with chain_log(tmp_path / "log", 120, takes_over=0.3) as log:
+        known, wrong = tabular_values(log, 3), {}
+        for name in ("limit_ends", "take_over_ends"):
+            wrong[name] = tabular_values(log, 3, **{name: True})
+        sampler, across = Sampler(log.all(), assembly=NStep(3, DISCOUNT), seed=0), 0
+        for _ in range(400):
+            drawn = sampler.sample(64)
+            agent.update({**drawn, "masks": (~drawn["terminated"]).astype(np.float32)})
+            across += int((drawn["truncated"] & (drawn["n_steps"] < 3)).sum())
+    assert across > 500, "a time limit cut returns"
+    critic = agent.networks["critic"]
+    found = np.array(
+        [
+            [critic(torch.eye(PLACES)[p : p + 1], torch.tensor([[a]])).mean().item() for a in (-0.6, 0.6)]
+            for p in range(PLACES)
+        ]
+    )
+    np.testing.assert_allclose(found, known, atol=0.08)
+    for name, other in wrong.items():
+        assert np.abs(other - found).max() > 0.12, name

@@ -1,4 +1,11 @@
-"""The schedule of a learning rate: a linear warm-up, then constant or a half cosine."""
+"""The schedule of a learning rate: a linear warm-up, then constant or a half cosine. With the progress p, the share of
+the run that is done, from 0 to 1, the share w of the warm-up and the factor m at the end, the rate is the highest one
+times
+
+    f(p) = p / w                                                    where p < w
+    f(p) = 1                                                        elsewhere, if it is constant
+    f(p) = m + (1 - m) (1 + cos(pi min(1, (p - w) / (1 - w)))) / 2  elsewhere, if it is a cosine
+"""
 
 from __future__ import annotations
 

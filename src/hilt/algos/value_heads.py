@@ -23,6 +23,10 @@ Both categorical heads have K outputs l, probabilities p = softmax(l), and a val
                 ceil(3 sigma)).
 
 The backup maps a value v of the next state to r + discount^n * mask * v, as `hilt.algos.rlpd` has it.
+
+How far E critics disagree about actions, by which a policy asks for help (`hilt.hil.contact`), is
+
+    disagreement = mean over the batch of sqrt(sum_i (Q_i(s, a) - m)^2 / (E - 1)),   m = sum_i Q_i(s, a) / E
 """
 
 from __future__ import annotations
@@ -173,7 +177,7 @@ class HlGaussHead(CategoricalHead):
 
 
 def disagreement(critic: Any, head: CriticHead, z: Tensor, actions: Tensor) -> float:
-    """The standard deviation of Q over an ensemble of critics, the mean of all rows."""
+    """The standard deviation of Q over an ensemble of critics, the mean of all rows; by the formula above."""
     return float(head.values(critic.run(z, actions, learns=False).out).std(0).mean())
 
 
