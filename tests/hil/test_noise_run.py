@@ -112,7 +112,9 @@ def test_the_folder_answers_as_the_agent_acts(trained: Path, base_folder: Path):
     done = evaluate(asked, agent, "test", [0], folder=trained / "evaluations")
     assert len(done.outcomes) == 1 and not done.errors
     served = find_policy(str(trained), "", "", {})
-    assert served.version == 30
+    assert served.version == 30 and served.load is not None
+    known, newer = dict(served.policy.named_parameters()), served.load(30)
+    assert newer and all(torch.equal(known[name], tensor) for name, tensor in newer.items())
     np.testing.assert_allclose(served.policy.act([row], sample=False)[0], policy.act([row], sample=False)[0], atol=1e-6)
 
 

@@ -141,6 +141,50 @@ def test_what_of_a_chunk_teaches_the_critics_of_noise(folders: dict[str, Path]) 
     np.testing.assert_array_equal(both.actions[:, 1:].numpy(), columns["noise_actions"].reshape(ROWS, 2, -1))
 
 
+def test_in_a_bandit_it_finds_the_best_action_that_the_flow_can_give(folders: dict[str, Path]) -> None:
+    """One state, and the reward of an action is less the further it is from one that some noise leads to."""
+    made = agent(
+        folders["smolvla"],
+        chunk=1,
+        options={"pull": 0.0},
+        rlpd=Rlpd(learning_rate=3e-3, tau=0.1, temperature=1e-3, target_entropy=-4.0),
+        actor_scale=0.01,
+        std_range=[0.05, 0.5],
+        hidden=[32, 32],
+        activation="relu",
+    )
+    tree, steps = seen(made, 1, seed=3), []
+    one = {**frame(tree, 0), "base_policy": {made.weights: {
+        key: column[0] for key, column in tree["base_policy"][made.weights].items()}}}  # fmt: skip
+    row = [made._frozen.row(frame(tree, 0), "push")]
+    noises = np.random.default_rng(0).uniform(-1.5, 1.5, (60, WIDTH)).astype(np.float32)
+    reached = np.array([made._acted.actions(row, noise[None])[0, 0] for noise in noises])
+    first = made.sample_actions(one, argmax=True)
+    best = reached[np.abs(reached - first).sum(1).argmax()]  # the furthest from where it begins
+
+    def worth(action: np.ndarray) -> float:
+        return 1 - float(np.square(action - best).sum())
+
+    r = np.random.default_rng(1)
+    for _ in range(250):
+        action = made.sample_actions(one)
+        steps.append((action, worth(action), made.acted(Source.POLICY, action)["noise"]["start"]))
+        rows = [steps[place] for place in r.integers(0, len(steps), 32)]
+        base = {made.weights: {k: np.repeat(v, 32, 0) for k, v in tree["base_policy"][made.weights].items()}}
+        actions, rewards, starts = (np.array(each, np.float32) for each in zip(*rows, strict=True))
+        made.update({
+            "observations": {"base_policy": base},
+            "next_observations": {"base_policy": base},
+            "actions": actions,
+            "rewards": rewards,
+            "masks": np.zeros(32, np.float32),
+            "demo": np.zeros(32, bool),
+            "noise": {"start": starts, "known": np.ones(32, bool)},
+        })  # fmt: skip
+    last = made.sample_actions(one, argmax=True)
+    assert 1 - worth(last) < 0.2 * (1 - worth(first))
+
+
 def test_numbers_that_it_does_not_move_are_those_of_the_plan(folders: dict[str, Path]) -> None:
     made = agent(folders["smolvla"], action_indices=[1])
     tree = seen(made)
