@@ -16,7 +16,7 @@ from gymnasium.spaces import Box, Dict
 from hilt.core.errors import ConfigError, DeadlineError, RefusedError, SchemaError
 from hilt.core.trajectory import Source
 from hilt.hil.actor import Acted, Weights, act
-from hilt.hil.config import Hil, Wire, of_run
+from hilt.hil.config import Hil, ValueUse, Wire, of_run
 from hilt.hil.environment import make_env, spaces, trainer_config
 from hilt.hil.importing import columns_for
 from hilt.policies import precision
@@ -26,9 +26,12 @@ from hilt.recording.recording_folder import nested
 from hilt.replay import Channel, Log, QueuedDataStore, Schema
 from hilt.runs.acted_journal import ActedJournal
 from hilt.teleop.devices import Device, Reading
+from hilt.value.online_value import OnlineValue
+from hilt.value.value_model import load_value_model
 from hilt.wire import TrainerServer
 from hilt.wire.keys import new_keys
 from tests.hil.toy import Toy
+from tests.value.valued import save_untrained
 from tests.wire.processes import free_port
 
 DEADLINE_S = 120.0
@@ -620,3 +623,20 @@ def test_the_journal_counts_over_lives(tmp_path: Path):
         journal.step()
         journal.step()
         journal.close()
+
+
+def test_steps_have_the_reward_of_the_task_and_the_dense_one_beside_it(tmp_path: Path):
+    model = save_untrained(tmp_path / "value", {"observations/state/left/point": 3})
+    learner = Learner(config(value=ValueUse(str(model), reward=2.0)), tmp_path / "log")
+    learner.publish(1)
+    acting(learner, tmp_path / "actor", lambda: len(learner.log) >= 12)
+    rewards, dense, succeed = learner.column("rewards", "shaping_reward", "succeed")
+    assert rewards.tolist() == succeed.astype(float).tolist(), "the reward of the toy is its success"
+    value, steps = OnlineValue(load_value_model(model)), learner.log.read(learner.log.all().keys())
+    seen = [
+        np.array([value({"state": {"left/point": row}})[0] for row in steps[name]["state"]["left"]["point"]])
+        for name in ("observations", "next_observations")
+    ]
+    want = 2 * (learner.config.agent.rlpd.discount * seen[1] * ~steps["terminated"].astype(bool) - seen[0])
+    np.testing.assert_allclose(dense, want, rtol=1e-4, atol=1e-5)
+    learner.close()

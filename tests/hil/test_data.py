@@ -357,7 +357,50 @@ def test_a_filter_chooses_the_demonstrations_that_are_imported(memory_path: Path
     experience_for(memory_path / "older", demo_path=paths[:1]).close()
 
 
-def test_imported_demonstrations_get_the_dense_reward_of_the_value_model_once(memory_path: Path):
+@pytest.mark.parametrize("frozen", [False, True])
+def test_batches_have_the_dense_reward_and_the_log_has_that_of_the_task(memory_path: Path, frozen: bool):
+    model = save_untrained(memory_path / "value", {"observations/state/point": 3})
+    changes: dict[str, Any] = {"value": {"model": str(model), "reward": 1.0}, "n_step": 2}
+    changes["agent"] = {"rlpd": {"conservative": 1.0}, **({"encoder": IMAGES} if frozen else {})}
+    experience, discount = experience_for(memory_path / "run", frozen, **changes), config(**changes).agent.rlpd.discount
+    assert experience.log.schema.columns["shaping_reward"].default == 0
+    rewards, came, wanted = {}, {}, []
+    for number in (0, 2):
+        with experience.log.episode(actor="toy", boot="1", store="actor_env") as running:
+            steps = [{**s, "shaping_reward": np.float32(t / 8)} for t, s in enumerate(episode(number, images=frozen))]
+            for t, step in enumerate(steps):
+                running.append(step)
+                sums = [float(s["rewards"]) + k / 8 for k, s in enumerate(steps)][t:]
+                rewards[step["actions"].tobytes()] = sum(discount**i * one for i, one in enumerate(sums[:2]))
+                came[step["actions"].tobytes()] = sum(discount**i * one for i, one in enumerate(sums))
+        wanted.append(np.mean([came[step["actions"].tobytes()] for step in steps]))
+    batch = experience.sample(32)
+    assert "shaping_reward" not in batch
+    acted = [row.tobytes() for row in batch["actions"]]
+    np.testing.assert_allclose(batch["rewards"], [rewards[each] for each in acted], rtol=1e-5)
+    if not frozen:
+        np.testing.assert_allclose(batch["returns"], [came[each] for each in acted], rtol=1e-5)
+    found = list(experience.finished())
+    assert [one["return"] for one in found] == [1.0, 1.0], "what is shown is the return of the task"
+    assert [one["return_to_go"] for one in found] == pytest.approx(wanted), "what Q is compared with is not"
+    experience.close()
+
+
+def test_a_log_with_a_dense_reward_in_its_rewards_goes_on_with_it_in_a_column(memory_path: Path):
+    """As an older version has written it: what is learned from stays the same."""
+    older = experience_for(memory_path / "run")
+    fill(older.log, range(2))
+    older.close()
+    model = save_untrained(memory_path / "value", {"observations/state/point": 3})
+    experience = experience_for(memory_path / "run", value={"model": str(model), "reward": 1.0})
+    fill(experience.log, range(2, 4), more={"shaping_reward": np.float32(0.5)})
+    read = experience.log.read(experience.log.all().keys(), ["rewards", "shaping_reward"])
+    assert read["shaping_reward"].tolist() == [0.0] * 10 + [0.5] * 10
+    assert set(np.round(experience.sample(64)["rewards"], 3)) <= {0.0, 1.0, 0.5, 1.5}
+    experience.close()
+
+
+def test_imported_demonstrations_get_the_dense_reward_of_the_value_model_beside_their_own(memory_path: Path):
     shown = demonstrations(memory_path / "shown", range(50, 52))
     model = save_untrained(memory_path / "value", {"observations/state/point": 3})
     changes: dict[str, Any] = {"value": {"model": str(model), "reward": 1.0}}
@@ -371,11 +414,26 @@ def test_imported_demonstrations_get_the_dense_reward_of_the_value_model_once(me
         for name in ("observations", "next_observations")
     )
     discount = config(**changes).agent.rlpd.discount
-    want = plain["rewards"] + discount * after * ~plain["terminated"].astype(bool) - before
-    np.testing.assert_allclose(columns["rewards"], want, rtol=1e-5, atol=1e-6)
+    want = discount * after * ~plain["terminated"].astype(bool) - before
+    np.testing.assert_allclose(columns["shaping_reward"], want, rtol=1e-5, atol=1e-6)
+    assert columns["rewards"].tolist() == plain["rewards"].tolist()
     experience.close()
-    with pytest.raises(ConfigError, match=r"its rewards have the dense reward of .*value already"):
-        experience_for(memory_path / "again", demo_path=[str(memory_path / "run" / "demos")], **changes)
+    # in another run such a log is as good as the demonstrations themselves
+    demos = [str(memory_path / "run" / "demos")]
+    for run, given in (("plain", {}), ("again", {"value": {"model": str(model), "reward": 2.0}})):
+        other = experience_for(memory_path / run, demo_path=demos, **given)
+        read = other.demos.read(other.demos.all().keys())
+        assert read["rewards"].tolist() == plain["rewards"].tolist()
+        if given:
+            np.testing.assert_allclose(read["shaping_reward"], 2 * want, rtol=1e-5, atol=1e-6)
+        else:
+            assert "shaping_reward" not in read
+        other.close()
+    with Log.open(shown) as log:  # one of an older version, whose rewards have it
+        for number in log.trajectories():
+            log.annotate(number, shaped_by="value")
+    with pytest.raises(ConfigError, match="an older version of Hilt has added the dense reward of value to its"):
+        experience_for(memory_path / "older", demo_path=[str(shown)], **changes)
 
 
 def test_experience_imports_both_buffers_of_hil_serl(memory_path: Path):

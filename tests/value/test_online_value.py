@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Dict
 
 from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.tree import Array
-from hilt.value.online_value import JUDGED_EPISODES, STOPPED, OnlineValue, ValueWatch, shaped_episode
+from hilt.value.online_value import JUDGED_EPISODES, STOPPED, OnlineValue, ValueWatch, shaping_rewards
 from hilt.value.value_model import ValueModel, load_value_model
 from tests.value.valued import save_untrained
 
@@ -69,10 +69,12 @@ def test_dense_reward_is_the_difference_of_potentials_and_the_same_of_a_recorded
     columns = {
         "observations/state": states[:-1],
         "next_observations/state": states[1:],
-        "rewards": np.float32([0] * 7 + [1]),
         "terminated": np.arange(8) == 7,
     }
-    np.testing.assert_allclose(shaped_episode(columns, value, [""] * 8, 0.9, 2.0), want, rtol=1e-5, atol=1e-6)
+    of_task = np.float32([step[4]["task_reward"] for step in steps])
+    assert of_task.tolist() == [0] * 7 + [1]
+    dense = shaping_rewards(columns, value, [""] * 8, 0.9, 2.0)
+    np.testing.assert_allclose(of_task + dense, want, rtol=1e-5, atol=1e-6)
 
 
 def test_hopeless_episodes_are_truncated_unless_a_person_acts(value: OnlineValue):

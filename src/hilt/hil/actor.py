@@ -32,7 +32,7 @@ from hilt.core.names import load_own
 from hilt.core.progress import Report, silent
 from hilt.core.trajectory import Source
 from hilt.core.tree import unflatten
-from hilt.envs.env_protocol import TASK_SUCCESS, Env, success_of
+from hilt.envs.env_protocol import TASK_REWARD, TASK_SUCCESS, Env, success_of
 from hilt.envs.task_mix import TASK_NUMBER
 from hilt.hil.config import MIXED, SENDERS, TASK_COLUMN, Hil, of_run
 from hilt.hil.contact import ASKING, ESTOPPED, LOST, Contact, HelpAsker
@@ -41,7 +41,7 @@ from hilt.hil.make_agent import make_agent
 from hilt.hil.moments import Moment, Moments
 from hilt.hil.operator_page import PageAnnouncement
 from hilt.policies.precision import AUTO
-from hilt.recording.recording_folder import GRASP, TIMES, nested_copy
+from hilt.recording.recording_folder import GRASP, SHAPING, TIMES, nested_copy
 from hilt.replay import QueuedDataStore
 from hilt.runs.acted_journal import ActedJournal
 from hilt.runs.run_precision import warnings
@@ -284,7 +284,7 @@ class Actor:
         made = {
             "observations": before,
             "actions": np.asarray(executed, self._env.action_space.dtype),
-            "rewards": np.float32(reward),
+            "rewards": np.float32(info.get(TASK_REWARD, reward)),
             "next_observations": after,
             "terminated": np.bool_(terminated),
             "truncated": np.bool_(truncated),
@@ -297,6 +297,7 @@ class Actor:
             **(self._play.columns() if self._config.algorithm == MIXED else {}),
             **({TASK_COLUMN: np.int16(info[TASK_NUMBER])} if TASK_NUMBER in info else {}),
             **self._penalty(info),
+            **self._shaping(float(reward), info),
             **(
                 {TASK_SUCCESS: np.int8(-1 if info.get(TASK_SUCCESS) is None else info[TASK_SUCCESS])}
                 if self._config.classifier
@@ -339,6 +340,10 @@ class Actor:
         self._help.ask(text, self._ended)
         if self._rate is not None:
             self._rate.restart()
+
+    def _shaping(self, reward: float, info: dict[str, Any]) -> dict[str, Any]:
+        """The dense part of a reward, in a run that has one."""
+        return {SHAPING: np.float32(reward - info.get(TASK_REWARD, reward))} if self._config.value.reward else {}
 
     def _penalty(self, info: dict[str, Any]) -> dict[str, Any]:
         if "learned-gripper" not in self._config.agent.setup_mode:

@@ -32,13 +32,13 @@ from hilt.core.trajectory import INSTRUCTION
 from hilt.core.tree import Array, flatten, unflatten
 from hilt.envs.env_protocol import HasSpaces
 from hilt.hil.config import GROUP, MEMBER, MIXED, RECAP, STORE, TASK_COLUMN, Hil, imitation, of_run
-from hilt.hil.importing import SHAPED, additions, columns_for, expanded, import_buffer, import_dataset
+from hilt.hil.importing import additions, columns_for, expanded, import_buffer, import_dataset
 from hilt.hil.make_agent import instructions_of
 from hilt.hil.states import KeptSteps, StateTable
 from hilt.hil.stream.ended_episodes import EndedEpisodes
 from hilt.hil.stream.labelled import Labelled
 from hilt.policies.frozen.frozen_config import base_hash, check_same_weights
-from hilt.recording.recording_folder import GRASP
+from hilt.recording.recording_folder import GRASP, SHAPING, SUMMED
 from hilt.replay import Log, Schema
 from hilt.replay import tensors as bridge
 from hilt.replay.key_ranges import Runs
@@ -105,13 +105,13 @@ class Experience:
         trees = TREES[:1] if agent.horizon else TREES  # who imitates does not look at what came after
         images = [f"{which}/{path}" for which in trees for path in agent.image_paths]
         proprio = [f"{which}/{path}" for which in trees for path in agent.proprio]
-        more = [name for name in (GRASP, TASK_COLUMN) if name in schema.columns]
+        more = [name for name in (GRASP, SHAPING, TASK_COLUMN) if name in schema.columns]
         plain = ["actions", "rewards", "terminated", "source", *more, *agent.batch_columns]
         self._columns = [*images, *proprio, *plain]
         self._discount = config.agent.rlpd.discount
         self._whole = ("actions", "source") if config.agent.chunk > 1 else ()
-        steps, penalties = max(config.n_step, config.agent.chunk), tuple(path for path in plain if path == GRASP)
-        self._returns = NStep(steps, self._discount, also=penalties, whole=self._whole)
+        steps, summed = max(config.n_step, config.agent.chunk), tuple(path for path in more if path in SUMMED)
+        self._returns = NStep(steps, self._discount, also=summed, whole=self._whole)
         seen, views = [*agent.image_paths, *agent.proprio], {"log": self.online, "demos": self._demonstrations}
         self._table: StateTable | None = None
         self._kept: dict[str, KeptSteps] = {}
@@ -317,7 +317,8 @@ class Experience:
         own: Assembly = self._kept[log] if self._kept and not images else self._returns
         rlpd = self._config.agent.rlpd
         if rlpd.conservative and rlpd.calibrated and part not in IMITATED:
-            own = ReturnsToGo(own, self.demos if log == "demos" else self.log, rlpd.discount, rlpd.reward_bias)
+            dense = tuple(path for path in self._columns if path == SHAPING)
+            own = ReturnsToGo(own, self.demos if log == "demos" else self.log, rlpd.discount, rlpd.reward_bias, dense)
         return Labelled(own, more) if more else own
 
     @property
@@ -378,9 +379,8 @@ def _watched(config: Hil, log: Log, notify: Callable[[str], None]) -> Any:
 def _facts_of(config: Hil, env: HasSpaces) -> dict[str, Any]:
     """What all episodes of a run have in common, by the names that demonstrations use; what is unknown is absent."""
     hz, words = config.control_hz or getattr(env, "control_hz", 0), getattr(env, "instruction", "")
-    shaped = {SHAPED: config.value.model} if config.value.reward else {}
     said = {INSTRUCTION: str(words)} if words else {}
-    return {"task": config.task, **({"fps": float(hz)} if hz else {}), **said, **shaped}
+    return {"task": config.task, **({"fps": float(hz)} if hz else {}), **said}
 
 
 def demonstrated(demos: Log, agent: StepAgent) -> dict[str, object]:
@@ -434,7 +434,9 @@ class Foresight:
 
 def finish(batch: Batch, online: int) -> Batch:
     """What an agent is given: `masks` (0 where the task came to its end; a time
-    limit bootstraps), and which rows are `demo`."""
+    limit bootstraps), `rewards` with the dense reward, and which rows are `demo`."""
+    if SHAPING in batch:
+        batch["rewards"] = batch["rewards"] + batch.pop(SHAPING)
     batch["masks"] = (~batch.pop("terminated").astype(bool)).astype(np.float32)
     batch["demo"] = np.arange(len(batch["masks"])) >= online
     batch.pop("discounts", None)

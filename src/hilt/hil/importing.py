@@ -25,14 +25,14 @@ from hilt.hil.environment import open_value
 from hilt.hil.make_agent import instructions_of
 from hilt.policies.agent.config import FROZEN_VLA
 from hilt.policies.frozen.frozen_config import NOISE, NOISE_ACTIONS, STEP_NOISE, base_hash, check_same_weights
-from hilt.recording.recording_folder import GRASP, columns_of
+from hilt.recording.recording_folder import GRASP, SHAPING, columns_of
 from hilt.replay import Log, Schema
 from hilt.replay.schema import BUILT_IN
 
 BaseFill = Callable[[Episode, str], Episode]
 """Adds the columns of a frozen policy to an episode of this path: `hilt.hil.frozen.base_observations.BaseColumns`"""
 FILLED = {
-    **{"times": 0.0, "succeed": False, "lost": False, TASK_SUCCESS: -1},
+    **{"times": 0.0, "succeed": False, "lost": False, TASK_SUCCESS: -1, SHAPING: 0.0},
     **{CHUNK: -1, CHUNK_INDEX: -1, RECORD: 0, DECIDED: -1, GROUP: -1, MEMBER: -1, STEP_NOISE: 0},
 }
 """What demonstrations may leave out, and have then"""
@@ -55,12 +55,14 @@ def columns_for(config: Hil, env: HasSpaces) -> dict[str, object]:
             GROUP: ArraySpec(np.dtype(np.int64), default=-1),
             MEMBER: ArraySpec(np.dtype(np.int16), default=-1),
         }
+    dense = {SHAPING: ArraySpec(np.dtype(np.float32), default=0.0)} if config.value.reward else {}
     several = {TASK_COLUMN: ArraySpec(np.dtype(np.int16))} if len(instructions_of(env)) > 1 else {}
-    return {**columns_of(env), "succeed": flag, "lost": flag, **penalty, **truth, **chunks, **several}
+    return {**columns_of(env), "succeed": flag, "lost": flag, **penalty, **truth, **dense, **chunks, **several}
 
 
 SHAPED = "shaped_by"
-"""The fact of episodes whose rewards have a dense part: the value model that it is from"""
+"""The fact of episodes of an older version, whose `rewards` themselves have a dense part: the value model that it is
+from. Now it is a column of its own"""
 
 
 def check_imports(config: Hil, env: HasSpaces) -> None:
@@ -163,20 +165,20 @@ class RewardShape:
     """Gives imported episodes the dense reward of the run's value model, which the steps of its actors have."""
 
     def __init__(self, config: Hil):
-        self.model, self._value = config.value.model, open_value(config)
+        self._value = open_value(config)
         self._discount, self._weight = config.agent.rlpd.discount, config.value.reward
 
     def __call__(self, columns: Mapping[str, Array], episode: Episode, path: str) -> Array:
-        """The rewards of an episode, from its columns by path."""
-        from hilt.value.online_value import shaped_episode  # needs torch
+        """The dense rewards of an episode, from its columns by path."""
+        from hilt.value.online_value import shaping_rewards  # needs torch
 
         if SHAPED in episode.facts:
             raise ConfigError(
-                f"{path}: its rewards have the dense reward of {episode.facts[SHAPED]} already, and value.reward would "
-                "add it again. Give demonstrations with the rewards of their task."
+                f"{path}: an older version of Hilt has added the dense reward of {episode.facts[SHAPED]} to its "
+                "rewards, and value.reward would add it again. Give demonstrations with the rewards of their task."
             )
         texts = texts_of(episode.facts.get(INSTRUCTION, ""), len(episode))
-        return shaped_episode(columns, self._value, texts, self._discount, self._weight)
+        return shaping_rewards(columns, self._value, texts, self._discount, self._weight)
 
 
 def additions(config: Hil, instructions: Sequence[str] = ()) -> tuple[RewardShape | None, BaseFill | None]:
@@ -248,7 +250,7 @@ def _add(
     columns = _fitted(log.schema, episode, path, instructions)
     facts = {**plain(episode.facts), "imported": path}
     if shape is not None:
-        columns["rewards"], facts[SHAPED] = shape(columns, episode, path), shape.model
+        columns[SHAPING] = shape(columns, episode, path)
     whole = map_leaves(lambda column: column[:, None], unflatten(columns))
     log.add(whole, actor="import", facts=facts)
     return len(episode)

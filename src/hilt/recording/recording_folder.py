@@ -30,7 +30,9 @@ DEMONSTRATIONS, LABELED = "demonstrations", "labeled frames"
 """The kind of a recording, also in the fact `recorded_as` of its episodes"""
 TIMES = ("observed", "sent", "applied")
 GRASP = "grasp_penalty"
-SUMMED = frozenset({"rewards", GRASP})
+SHAPING = "shaping_reward"
+"""A column of steps: the dense reward that is learned from besides `rewards`, which are those of the task"""
+SUMMED = frozenset({"rewards", GRASP, SHAPING})
 """Columns that n-step returns sum: a gripper's critic has its penalty over the same steps as the reward"""
 LABELS = "labels"
 """Of frames for a classifier: 1 success, 0 failure"""

@@ -19,7 +19,7 @@ import torch
 from hilt.algos.value_distribution import shaped
 from hilt.core.errors import ConfigError, SchemaError, suggest
 from hilt.core.tree import Array, Observation, flatten
-from hilt.envs.env_protocol import Info, StepResult, success_of
+from hilt.envs.env_protocol import TASK_REWARD, Info, StepResult, success_of
 from hilt.formats.images import as_rgb, image_shape
 from hilt.recording.recording_folder import nested
 from hilt.replay.schema import spec_of_space
@@ -94,7 +94,8 @@ class ValueWatch(gymnasium.Wrapper):
     """Asks a value model at every step.
 
     With `reward`, this times ``discount * V(s') - V(s)`` is added to the reward, with V(s') = 0 where the episode has
-    terminated: a dense reward that changes no optimal policy. `discount` is that of the learner.
+    terminated: a dense reward that changes no optimal policy. `discount` is that of the learner. The info has the
+    reward without it as ``task_reward``.
 
     With `stop_below`, an episode is truncated when the probability of success has been below it for `patience` steps in
     a row in which no person acted; the info of its last step has it as ``stopped_by_value``.
@@ -151,6 +152,7 @@ class ValueWatch(gymnasium.Wrapper):
         self.expected = total + success, steps + 1
         if terminated or truncated:
             self._ended.append((self.expected[0] / self.expected[1], success_of(info), STOPPED in info))
+        info = {**info, TASK_REWARD: float(reward)} if self._weight else info
         return observation, float(reward) + self._weight * dense, bool(terminated), bool(truncated), info
 
     def value_alarm(self) -> float | None:
@@ -182,16 +184,15 @@ class ValueWatch(gymnasium.Wrapper):
         return self._value(observation, str(self.env.get_wrapper_attr("instruction") or "") if known else "")
 
 
-def shaped_episode(
+def shaping_rewards(
     columns: Mapping[str, Array], value: OnlineValue, texts: Sequence[str], discount: float, weight: float = 1.0
 ) -> Array:
-    """The rewards [T] of an episode that was recorded without a value model, as `ValueWatch` would have given them.
+    """What `ValueWatch` would have added to the rewards of an episode that was recorded without a value model, [T].
     `columns`: those of a log, by path."""
     seen = []
     for prefix in (OBSERVED, f"next_{OBSERVED}"):
         leaves = {path.removeprefix(prefix): column for path, column in columns.items() if path.startswith(prefix)}
         seen.append(torch.from_numpy(value.of_columns(leaves, texts)[0]).double() * weight)
-    rewards = torch.from_numpy(np.asarray(columns["rewards"], np.float64))
     ended = torch.from_numpy(np.asarray(columns["terminated"], bool))
-    found: Array = shaped(rewards, seen[0], seen[1], ended, discount).numpy().astype(np.float32)
+    found: Array = shaped(torch.zeros_like(seen[0]), seen[0], seen[1], ended, discount).numpy().astype(np.float32)
     return found

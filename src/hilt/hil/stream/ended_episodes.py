@@ -15,6 +15,7 @@ from hilt.core.trajectory import Source
 from hilt.core.tree import Array, equal
 from hilt.envs.env_protocol import TASK_SUCCESS
 from hilt.hil.config import GROUP
+from hilt.recording.recording_folder import SHAPING
 from hilt.replay import Log
 from hilt.replay.snapshot import Snapshot
 
@@ -73,21 +74,20 @@ class EndedEpisodes:
                         break
                     keys = np.concatenate([before, keys])
             truth = [TASK_SUCCESS] if TASK_SUCCESS in steps.schema.columns else []
-            truth += [GROUP] if GROUP in steps.schema.columns else []
+            truth += [name for name in (GROUP, SHAPING) if name in steps.schema.columns]
             columns = ["rewards", "terminated", "source", "succeed", "lost", "times/observed", "times/applied", *truth]
             return episode_figures(steps.gather(keys, columns), self._rlpd)
 
 
 def episode_figures(columns: Mapping[str, Array], rlpd: Rlpd) -> dict[str, object]:
-    """The figures of an episode, from its columns. `return_to_go` is what came after each of its
-    steps, discounted, on the average: what Q is to be. Where a time limit cut it, `cut_share` of a
-    value beyond that limit is missing from it."""
+    """The figures of an episode, from its columns. `return` is that of the task. `return_to_go` is what came after each
+    of its steps, with a dense reward, discounted, on the average: what Q is to be. Where a time limit cut it,
+    `cut_share` of a value beyond that limit is missing from it."""
     lost, success = columns["lost"].astype(bool), bool(columns["succeed"].any())
     human = (columns["source"] == Source.HUMAN) & ~lost
     rewards = columns["rewards"].astype(np.float64)
-    after = list(
-        accumulate((rewards + rlpd.reward_bias)[::-1].tolist(), lambda ahead, reward: reward + rlpd.discount * ahead)
-    )
+    learned = rewards + columns.get(SHAPING, np.zeros(1)).astype(np.float64) + rlpd.reward_bias
+    after = list(accumulate(learned[::-1].tolist(), lambda ahead, reward: reward + rlpd.discount * ahead))
     return {
         "success": success,
         "success_alone": None if human.any() else success,

@@ -25,13 +25,15 @@ class ReturnsToGo:
 
         returns[t] = sum over i of discount^i * (r[t+i] + bias),    up to the step that terminated
 
-    It is -infinity where the log does not know it: a time limit or a gap cut the episode, or it still goes on.
+    It is -infinity where the log does not know it: a time limit or a gap cut the episode, or it still goes on. `also`:
+    columns that are added to the rewards.
     """
 
     added: ClassVar[tuple[str, ...]] = ("returns",)
 
-    def __init__(self, own: Assembly, log: Log, discount: float, bias: float = 0.0):
+    def __init__(self, own: Assembly, log: Log, discount: float, bias: float = 0.0, also: Sequence[str] = ()):
         self._own, self._log, self._discount, self._bias = own, log, discount, bias
+        self._summed = ("rewards", *also)
         self._kept: dict[int, dict[int, float]] = {}
         self._edits = log.facts.edits.version
 
@@ -55,8 +57,9 @@ class ReturnsToGo:
     def _read(self, steps: Snapshot, number: int) -> dict[int, float]:
         """The returns of all steps of a trajectory by key, from its last one back; kept if it has ended."""
         keys = steps.trajectory(number)
-        width, columns = int(steps.widths(keys[:1])[0]), ["rewards", "terminated", "truncated", "#flags"]
-        rewards, terminated, truncated, flags = steps.fields(keys, columns)
+        width, columns = int(steps.widths(keys[:1])[0]), [*self._summed, "terminated", "truncated", "#flags"]
+        *parts, terminated, truncated, flags = steps.fields(keys, columns)
+        rewards = np.sum(parts, axis=0)
         follows = dict(zip(keys.tolist(), (flags & FOLLOWS).astype(bool).tolist(), strict=True))
         made: dict[int, float] = {}
         every = zip(keys.tolist(), rewards.tolist(), terminated.tolist(), truncated.tolist(), strict=True)
