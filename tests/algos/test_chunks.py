@@ -153,3 +153,10 @@ def test_a_behavior_policy_imitates_everything_and_nothing_else_moves_it() -> No
 def test_settings_of_the_choice_that_cannot_work_are_refused(settings: Rlpd, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check(settings, "rlpd")
+
+
+def test_the_spread_of_drawn_chunks_is_their_deviation():
+    drawn = torch.randn(5, 4, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 0.1, 0.0])
+    want = np.sqrt(np.mean([np.var(drawn[:, t, a].double().numpy(), ddof=1) for t in range(4) for a in range(3)]))
+    assert chunks.spread(drawn) == pytest.approx(want, rel=1e-12)
+    assert chunks.spread(drawn[:1].expand(5, -1, -1)) == 0 and chunks.spread(3 * drawn) == pytest.approx(3 * want)

@@ -56,6 +56,7 @@ SHOWN = {
         f"help.{name}": "hil/test_contact.py::test_the_policy_asks_for_help_where_its_critics_disagree"
         for name in ("quantile", "window", "wait_seconds")
     },
+    "help.samples": "hil/test_vla_agent.py::test_disagreement_is_the_spread_of_chunks_that_are_drawn_beside_each_plan",
     "lost_contact": "hil/test_contact.py::test_lost_contact_pause_stays_paused_and_stop_works",
     "lost_contact_seconds": "hil/test_contact.py::test_after_a_while_the_policy_goes_on",
     "actors": "hil/test_launch.py::test_the_commands_are_one_learner_and_the_actors_that_were_asked_for",
@@ -192,6 +193,10 @@ IDLE: dict[str, tuple[dict[str, Any], str | dict[str, Any]]] = {
     **{f"lost_contact{change}": ({}, "operator=script") for change in ("=pause", "_seconds=5")},
     "help.quantile=0.9": ({}, "operator=script"),
     **{f"help.{change}": ({"operator": "script"}, "help.quantile=0.9") for change in ("window=50", "wait_seconds=1")},
+    "help.samples=3": (
+        {"operator": "script", "algorithm": "hg-dagger", "agent": VLA},
+        "help.quantile=0.9",
+    ),
     "updates_per_step=4": ({"algorithm": "bc"}, "max_ahead=50"),
     "view_shares.human=2": ({}, "algorithm=hg-dagger"),
     **{

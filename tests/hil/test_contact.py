@@ -22,6 +22,7 @@ from hilt.observe.metrics import FILE, running
 from hilt.teleop.devices import Device, Reading
 from tests.hil import test_actor, test_learner, toy_run
 from tests.hil.test_actor import acting, learner  # noqa: F401  (a fixture)
+from tests.value.valued import save_untrained
 
 
 class Tab(Device):
@@ -301,6 +302,28 @@ def test_the_operator_is_asked_where_the_value_model_expects_a_failure(waits: fl
     assert asker.needed(None) == "" and env.shown == [text, ""]
 
 
+def test_an_actor_asks_for_the_operator_when_its_episode_is_about_to_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """After three steps in a row of the policy alone, for below 0.999 is what this model expects of every step."""
+    model = save_untrained(tmp_path / "value", {"observations/state/left/point": 3})
+    use = ValueUse(str(model), alarm_below=0.999, alarm_patience=3)
+    asked = {**helper(True), "help": HelpRequests(wait_seconds=0.05), "value": use}
+    there, said = test_actor.Learner(test_actor.config(**asked), tmp_path / "log"), list[str]()
+    monkeypatch.setattr("hilt.hil.actor.TELL_S", 0.0)
+    there.publish(1)
+    acting(there, tmp_path / "actor", lambda: len(there.log) >= 40 and len(there.told) > 3, said=said)
+    source = there.column("source")[0]
+    first = int((source == Source.HUMAN).argmax())
+    assert first == 3 and (source[:3] == Source.POLICY).all(), "it acts alone until then"
+    told = [one for one in there.told if one.get("value_alarms")]
+    assert told and told[-1]["help_requests"] == told[-1]["value_alarms"] <= told[-1]["steps"] / 3
+    assert 0 < told[-1]["value_success"] < 0.999 and told[-1]["help_answered"] > 0
+    shown = [line for line in said if line.startswith("The episode is expected to fail (probability of success ")]
+    assert shown and shown[0].endswith("take over. It waits for 0.05 s.")
+    there.close()
+
+
 def test_help_that_cannot_come_is_refused():
     with pytest.raises(ConfigError, match=r"help\.quantile=0\.9 would do nothing: it needs an operator"):
         check(Hil(help=HelpRequests(quantile=0.9)))
@@ -308,3 +331,9 @@ def test_help_that_cannot_come_is_refused():
     one.agent.rlpd.critics = 1
     with pytest.raises(ConfigError, match=r"only several critics can disagree\. Give agent\.rlpd\.critics=2"):
         check(one)
+    with pytest.raises(ConfigError, match=r"0\.9 would do nothing: it needs algorithm=rlpd or agent\.kind=vla"):
+        check(Hil(operator="script", algorithm="hg-dagger", help=HelpRequests(quantile=0.9)))
+    served = Hil(operator="script", algorithm="hg-dagger", help=HelpRequests(quantile=0.9))
+    served.agent.kind, served.agent.options = "vla", {"policy": "folder", "server": "ws://robot:8000"}
+    with pytest.raises(ConfigError, match=r"a policy server answers with one chunk.* Leave agent\.options\.server out"):
+        check(served)

@@ -15,7 +15,7 @@ from hilt.core.errors import ConfigError
 from hilt.core.trajectory import Source
 from hilt.hil import learner as learner_module
 from hilt.hil.actor import act
-from hilt.hil.config import Hil
+from hilt.hil.config import HelpRequests, Hil
 from hilt.hil.environment import make_env
 from hilt.hil.evaluate import evaluate, load_agent
 from hilt.hil.launch import begin_run
@@ -124,6 +124,36 @@ def test_actions_of_a_chunk_one_by_one_and_dropped_when_a_person_takes_over(fold
             np.testing.assert_allclose(found, record["log_prob"], atol=1e-5)
             assert np.abs(record["log_prob"]).max() > 0
     agent.close()
+
+
+def test_disagreement_is_the_spread_of_chunks_that_are_drawn_beside_each_plan(folder: Path, env):
+    """help.samples of them, which change no action, and nothing is drawn in an evaluation."""
+    plain, observation = begun(folder, env)
+    made = config(folder)
+    made.help = HelpRequests(quantile=0.9, samples=3)
+    agent = make_agent(made, env)
+    agent.begin(env.get_wrapper_attr("instruction"))
+    asked, act_once = [], agent.policy.act
+    agent.policy.act = lambda rows, **named: asked.append(len(rows)) or act_once(rows, **named)
+    found = []
+    for _ in range(5):
+        action = agent.sample_actions(observation)
+        assert np.array_equal(action, plain.sample_actions(observation)) and plain.disagreement is None
+        found.append(agent.disagreement)
+        for one in (agent, plain):
+            one.acted(Source.POLICY, action)
+    assert asked == [1, 3, 1, 3] and [one is None for one in found] == [False, True, True, False, True]
+    draws = torch.Generator().manual_seed(made.seed)
+    row = agent._suite.observe(observation, agent._instruction)
+    for value in (None, found[0], found[3]):  # the first is drawn when the policy is looked at
+        seen = agent._suite.observe(agent._empty, "-") if value is None else row
+        drawn = np.float64(act_once([seen] * 3, sample=True, generator=draws)[0])
+        assert value is None or value == pytest.approx(np.sqrt(drawn.var(0, ddof=1).mean()), rel=1e-5)
+    agent._executor.reset()
+    agent.sample_actions(observation, argmax=True)
+    assert agent.disagreement is None and asked[4:] == [1], "nobody is asked in an evaluation"
+    for one in (agent, plain):
+        one.close()
 
 
 def test_one_of_several_chunks_is_chosen(folder: Path, env, tmp_path: Path):

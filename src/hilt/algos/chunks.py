@@ -14,6 +14,9 @@ one after the other without looking.
                  to act, and for a' in the target. With the actor "behavior", pi imitates all that was executed, and the
                  choice alone improves on it; with "soft", pi maximizes Q as in `hilt.algos.rlpd`.
 
+    spread       of K chunks that a policy draws in one state, how little it knows what to do there, whatever kind of
+                 policy it is: sqrt(mean over steps and numbers of var_k a_k), var with K - 1 in the denominator.
+
     imitation    the loss of each action of the chunk that was executed, averaged over these.
 
 With h = 1 all of this is the update of `hilt.algos.rlpd`.
@@ -50,6 +53,11 @@ def filled(actions: Tensor, taken: Tensor, generator: Generator) -> Tensor:
 def uninterrupted(taken: Tensor, source: Tensor) -> Tensor:
     """The executed actions of each chunk, up to where somebody else took over; both are ``[B, h]``."""
     return torch.logical_and(taken, source == source[:, :1]).long().cumprod(dim=1).bool()
+
+
+def spread(drawn: Tensor) -> float:
+    """The spread of chunks that were drawn in one state, ``[K, h, A]``."""
+    return float(drawn.double().var(dim=0).mean().sqrt())
 
 
 def chunk_imitation_loss(

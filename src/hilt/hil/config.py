@@ -12,6 +12,7 @@ from hilt.algos.tables import ALGORITHMS
 from hilt.core import validate
 from hilt.core.errors import Problems, UnknownNameError
 from hilt.core.validate import Need, setting
+from hilt.formats.listing.episode_filter import EpisodeFilter
 from hilt.observe.alarms import RunFacts, check_stop_on
 from hilt.policies.agent.config import CHUNK as CHUNK
 from hilt.policies.agent.config import CHUNK_INDEX as CHUNK_INDEX
@@ -186,14 +187,16 @@ _ASKS = Need("{here}quantile", lambda c: c.quantile)
 
 @dataclass
 class HelpRequests:
-    """When the policy asks the operator for help: where its critics disagree, about an action that it has chosen, more
-    than they mostly do; and, with `value.alarm_below`, where a value model expects that the episode fails."""
+    """When the policy asks the operator for help: where its critics disagree more than they mostly do, or the chunks
+    that a VLA draws differ so; and, with `value.alarm_below`, where a value model expects a failure."""
 
     quantile: float = setting(0.0, minimum=0, below=1)
-    """It asks where the standard deviation of Q over the critics is above this quantile of its last values, such as
-    0.99: in about 1% of the steps; 0: it never asks"""
+    """It asks where the standard deviation of Q over the critics, or of drawn chunks, is above this quantile of its
+    last values, such as 0.99: in about 1% of the steps, or plans; 0: it never asks"""
     window: int = setting(1000, minimum=20, needs=_ASKS)
-    """The number of last values, and of steps before it asks first"""
+    """The number of last values, and of steps, or plans, before it asks first"""
+    samples: int = setting(4, minimum=2, needs=_ASKS)
+    """With agent.kind=vla: the number of chunks that are drawn beside each plan, to see how much they differ"""
     wait_seconds: float = setting(10.0, minimum=0)
     """Seconds for which it holds still until the operator takes over, or presses a button; then it goes on. 0: it goes
     on at once, while the message is shown"""
@@ -217,10 +220,8 @@ def _check_algorithm(name: str) -> None:
         ALGORITHMS.check(name)
 
 
-def _check_filter(text: str) -> None:
-    from hilt.formats.listing.episode_filter import EpisodeFilter  # late: only demonstrations need it
-
-    EpisodeFilter.parse(text)
+def _is_vla(config: Hil) -> bool:
+    return config.agent.kind == "vla"
 
 
 def _clones(config: Hil) -> bool:
@@ -328,7 +329,7 @@ class Hil:
 
     demo_path: list[str] = field(default_factory=list)
     """Demonstrations: any number of paths, in any format that `hilt data formats` lists"""
-    demo_where: str = setting("", known=_check_filter, needs=Need("demo_path=[PATH]", lambda c: c.demo_path))
+    demo_where: str = setting("", known=EpisodeFilter.parse, needs=Need("demo_path=[PATH]", lambda c: c.demo_path))
     """Which episodes of the logs in `demo_path` are imported: a filter as `hilt data tag --where` takes, such as
     "success=true advantage_percentile>=60" or tag=good; empty: all"""
     demonstrations: int = setting(0, minimum=0)
@@ -352,7 +353,10 @@ class Hil:
         factory=HelpRequests,
         needs=(
             Need(_OPERATOR.needed, _OPERATOR.there, of=("quantile",)),
-            Need(_RLPD.needed, _RLPD.there, of=("quantile",)),
+            Need(
+                "algorithm=rlpd or agent.kind=vla", lambda c: reinforces(c) or c.agent.kind == "vla", of=("quantile",)
+            ),
+            Need("agent.kind=vla", lambda c: c.agent.kind == "vla", of=("samples",)),
             _ASKS_FOR_HELP,
         ),
     )
@@ -461,11 +465,7 @@ class Hil:
                 "dense reward Q becomes Q - V, which lies elsewhere. Give agent.rlpd.target_range=null, and "
                 "agent.critic.value_range where the critic needs one."
             )
-        if self.help.quantile and (rlpd.critics < 2 or self.agent.kind == "vla"):
-            yield (
-                f"help.quantile={self.help.quantile:g} with agent.rlpd.critics={rlpd.critics}, agent.kind="
-                f"{self.agent.kind}: only several critics can disagree. Give agent.rlpd.critics=2, or leave it out."
-            )
+        yield from self._conflicts_of_help() if self.help.quantile else ()
         imitated = imitation(self)
         known = IMITATIONS.get(imitated, ())
         for name in self.view_shares if known else ():
@@ -497,6 +497,13 @@ class Hil:
                 f"collect_steps={self.collect_steps} is more than is kept: make it less, or "
                 f"replay_buffer_capacity={room} larger."
             )
+
+    def _conflicts_of_help(self) -> Iterator[str]:
+        asked = f"help.quantile={self.help.quantile:g}"
+        if self.agent.rlpd.critics < 2 and reinforces(self):
+            yield f"{asked}: only several critics can disagree. Give agent.rlpd.critics=2, or leave it out."
+        if _is_vla(self) and self.agent.options.get("server"):
+            yield f"{asked}: a policy server answers with one chunk, and none differ. Leave agent.options.server out."
 
     def _conflicts_of_frozen(self) -> Iterator[str]:
         looks = self.defaults != "auto" and self.agent.encoder.kind != "none"

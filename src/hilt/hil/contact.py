@@ -7,6 +7,8 @@ disagree; the threshold is a quantile of the last values, as that of ThriftyDAgg
 2109.08273), so that it follows what is learned and sets how often a person is asked:
 
     disagreement = standard deviation over i of Q_i(s, a),    asks if it is above the quantile of the last `window` ones
+
+Of a vision-language-action policy it is the spread of some chunks that it draws beside each plan: `hilt.algos.chunks`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from hilt.envs.fitted import open_task
 from hilt.envs.rate import Rate
 from hilt.envs.rewards import REWARDS, Classifier, MultiCameraBinaryRewardClassifierWrapper, named_reward
 from hilt.envs.wrappers import GripperPenaltyWrapper
-from hilt.hil.config import GOAL_SPLIT, GROUP, MEMBER, MIXED, Goal, Hil, ValueUse, reinforces
+from hilt.hil.config import GOAL_SPLIT, GROUP, MEMBER, MIXED, Goal, HelpRequests, Hil, ValueUse, reinforces
 from hilt.policies.agent.config import FROZEN_VLA, AgentConfig
 from hilt.policies.agent.layout import fit
 from hilt.recording.buffered_device import as_hil_serl
@@ -150,7 +150,7 @@ def simulated(config: Hil) -> Hil:
     task, options = (mixed.task, mixed.task_options) if mixed.task else (config.task, config.task_options)
     acting = {"sample": True, "temperature": mixed.temperature, "mode": "synchronous"}
     agent = replace(config.agent, options={**config.agent.options, **acting})
-    played = replace(config, agent=agent, task=task, task_options=options, value=ValueUse())
+    played = replace(config, agent=agent, task=task, task_options=options, value=ValueUse(), help=HelpRequests())
     return replace(played, operator="", operator_options={}, control_hz=0.0, random_steps=0, max_ahead=0)
 
 

@@ -57,7 +57,7 @@ def make_agent(config: Hil, env: HasSpaces, seed: int | None = None) -> StepAgen
     if (condition := condition_of(config)) is not None:
         agent.condition(condition)
     if config.help.quantile:
-        agent.measure_disagreement()
+        agent.measure_disagreement(config.help.samples)
     if hasattr(env, "has_wrapper_attr") and env.has_wrapper_attr("show_plans"):
         env.get_wrapper_attr("show_plans")(agent.planned)  # type: ignore[attr-defined]
     if config.algorithm != "rlpd" and reinforces(config):

@@ -16,13 +16,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from hilt.algos.adam import Adam
+from hilt.algos.chunks import spread
 from hilt.core.errors import (
     ConfigError,
     DeadlineError,
@@ -65,6 +66,17 @@ BETAS = (0.9, 0.95)
 updates moves the weights by three learning rates, and a policy that has learned what it was shown has such small
 gradients that the next correction of a person could undo all of it"""
 IMITATES = "agent.kind=vla learns by imitation: give algorithm=hg-dagger, filtered, recap, mixed or bc."
+
+
+class PlanNote(NamedTuple):
+    """What is noted of a plan."""
+
+    record: dict[str, Any] | None
+    """What the policy drew; None of a policy server, which sends no records"""
+    spread: float | None
+    """How much the chunks differ that were drawn beside it; None where that is not measured"""
+
+
 AddedGradient = Callable[[Policy], dict[str, float]]
 """Adds the gradient of a loss to those that a policy has, and gives figures of it"""
 
@@ -102,6 +114,8 @@ class VlaAgent(StepAgent):
         self._acting: Policy | None = None  # what acts in place of the policy
         self._condition: Condition | None = None
         self._looks = ChunkLooks(seed)
+        self._samples, self._asks = 0, False  # chunks that are drawn beside each plan, and whether it acts in the run
+        self._others = torch.Generator().manual_seed(seed)  # of their own, so that they change no action
 
     @classmethod
     def make(
@@ -211,6 +225,7 @@ class VlaAgent(StepAgent):
         if seed is not None:
             self._draws.manual_seed(seed)
         self._argmax = not self.options.sample if argmax is None else argmax
+        self._asks, self.disagreement = argmax is None, None  # nobody is asked in an evaluation
         if self._helped:  # the person may go on: the policy plans when they have let go
             self._step = None
             return self._command(self._hold(observations, self._last))
@@ -220,6 +235,7 @@ class VlaAgent(StepAgent):
         self._step = self._executor.next(observations)
         if self._step.asked >= 0:
             self._versions[self._step.asked] = self.version  # the plan has these weights, or newer ones
+        self.disagreement = None if self._step.note is None else self._step.note.spread
         return self._command(self._step.action)
 
     def _has_server(self) -> bool:
@@ -277,13 +293,14 @@ class VlaAgent(StepAgent):
         """The columns of `step_columns` of a step: the record of a chunk in its first one."""
         if not self._blank:
             return {}
-        if step is None or step.note is None:
+        record = None if step is None or step.note is None else step.note.record
+        if step is None or record is None:
             return {RECORD: self._blank, DECIDED: np.int16(-1)}
-        if any(step.note[name].shape != blank.shape for name, blank in self._blank.items()):
-            found = {name: list(array.shape) for name, array in step.note.items()}
+        if any(record[name].shape != blank.shape for name, blank in self._blank.items()):
+            found = {name: list(array.shape) for name, array in record.items()}
             expected = {name: list(array.shape) for name, array in self._blank.items()}
             raise SchemaError(f"the policy's record has the shapes {found}; at the start of the run it had {expected}.")
-        return {RECORD: step.note, DECIDED: np.int16(step.since)}
+        return {RECORD: record, DECIDED: np.int16(step.since)}
 
     def _plan(self, observation: Any, planned: Any, frozen: int) -> Planned:
         """In a thread of the executor's, where the run has a control rate."""
@@ -302,8 +319,28 @@ class VlaAgent(StepAgent):
             self._absent = True
             return Planned(np.repeat(self._hold(observation, self._last)[None], self.options.execute or 1, 0), None)
         self._compare(record)
-        note = {name: array[0] for name, array in drawn_fields(record).items()} if self._blank else None
-        return Planned(np.asarray(actions[0], np.float32), note)
+        drawn = {name: array[0] for name, array in drawn_fields(record).items()} if self._blank else None
+        measured = self._spread(row, planned, frozen) if self._samples and self._asks else None
+        return Planned(np.asarray(actions[0], np.float32), PlanNote(drawn, measured))
+
+    def measure_disagreement(self, samples: int = 4) -> None:
+        self._samples = samples
+        if not self._spread(self._suite.observe(self._empty, "-")):
+            raise ConfigError(
+                f"the policy in {self.options.policy} draws the same chunk each time, so that nothing tells where to "
+                "ask for help: leave help.quantile out, or give one that samples."
+            )
+
+    def _spread(self, row: Observation, planned: Any = None, frozen: int = 0) -> float:
+        """How much the chunks differ that the policy draws here, where it goes on with the same first actions."""
+        count, prefix = self._samples, None
+        if planned is not None and self.policy.max_delay:  # a guided flow continues the likeliest chunk alone
+            prefix = Prefix(np.repeat(planned[None], count, 0), np.full(count, frozen))
+        with torch.no_grad():
+            drawn, _ = (self._acting or self.policy).act(
+                [row] * count, sample=True, temperature=self.options.temperature, generator=self._others, prefix=prefix
+            )
+        return spread(torch.as_tensor(np.asarray(drawn)))
 
     def _compare(self, record: Mapping[str, Any]) -> None:
         """How sure the policy is of a plan, beside its earlier ones. A flow that does not sample has no say."""

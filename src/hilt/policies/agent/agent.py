@@ -264,7 +264,7 @@ class Agent(StepAgent):
             grasps = self.networks["grasp_critic"](z).argmax(dim=1) if self.layout.outcomes else None
         return decided, grasps
 
-    def measure_disagreement(self) -> None:
+    def measure_disagreement(self, samples: int = 4) -> None:
         """The standard deviation of Q over the critics, of the action or chunk that was decided last."""
         self._disagrees = True
 

@@ -109,8 +109,9 @@ class StepAgent(ABC):
     disagreement: float | None = None
     """How much its ensemble disagrees about the last decision of `sample_actions`; None where that is not measured"""
 
-    def measure_disagreement(self) -> None:
-        """From now on `disagreement` is measured where it acts, and `acting_state` has what that needs."""
+    def measure_disagreement(self, samples: int = 4) -> None:
+        """From now on `disagreement` is measured where it acts, and `acting_state` has what that needs. `samples`: how
+        many decisions are drawn, where those are what differs."""
         raise ConfigError(f"{type(self).__name__} has no ensemble that could disagree: leave help.quantile out.")
 
     def condition(self, by: Condition) -> None:

@@ -94,7 +94,7 @@ class NoiseAgent(FrozenAgent):
             made = Adam(critics.parameters(), rate, decay, decayed=critics.matrices())
         return {**super()._make_optimizers(), "noise_critic": made}
 
-    def measure_disagreement(self) -> None:
+    def measure_disagreement(self, samples: int = 4) -> None:
         raise ConfigError(
             "help.quantile with agent.options.space=noise: the critics of actions are not where the agent acts. Leave "
             "help.quantile out, or give agent.options.noise_gradient=flow or another space."
