@@ -206,6 +206,7 @@ def test_the_policy_learns_from_failures_and_acts_as_in_good_steps(template: Pat
     assert np.mean([one["share/good"] for one in updates]) == pytest.approx((10 + 19) / 48, abs=0.04)
     read = [one for one in updates if "imitation/loss_of_wrong_condition" in one]
     assert len(read) == 7 and read[-1]["imitation/loss_of_wrong_condition"] > 2 * read[-1]["imitation/conditioned_loss"]
+    assert not [one for one in read_metrics(run, ["event"]) if one.get("alarm") == "condition"]
 
 
 def test_a_batch_has_the_label_of_each_step_and_no_chunk_goes_on_where_another_one_acts(template: Path, tmp_path: Path):

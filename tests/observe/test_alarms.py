@@ -18,8 +18,8 @@ from hilt.observe.live import Standing
 from hilt.observe.metrics import read_metrics
 
 VLA = RunFacts("vla", gae=True, reference=True)
-HIL = RunFacts("hil", discount=0.97, target_entropy=-2.0, actions=4, value_model=True)
-SFT = RunFacts("sft")
+HIL = RunFacts("hil", discount=0.97, target_entropy=-2.0, actions=4, value_model=True, conditioned=True)
+SFT = RunFacts("sft", conditioned=True)
 MIXED = RunFacts("hil", rlpd=False, groups=True, target_kl=0.25)
 STEP = {"ppo_kl": 0.01, "clip_fraction": 0.1, "entropy": 1.2, "explained_variance": 0.4, "skipped_steps": 0.0}
 STEP |= {"groups": 64.0, "groups_all_succeeded": 20.0, "groups_all_failed": 10.0}
@@ -75,6 +75,7 @@ WRONG_HIL: dict[str, tuple[RunFacts, list[dict[str, float]]]] = {
     "plasticity": (HIL, [UPDATE] * 3 + [UPDATE | {"effective_rank": 3.0}] * 3),
     "stale_weights": (HIL, [UPDATE | {"weights_age": 90.0}]),
     "value_model": (HIL, [UPDATE | {"value_expected": 0.05}]),
+    "condition": (HIL, [{"imitation/conditioned_loss": 0.3, "imitation/loss_of_wrong_condition": 0.29}] * 5),
 }
 STREAM = RunFacts("hil", rlpd=False, imitates_chunks=True)
 WRONG_STREAM: dict[str, tuple[RunFacts, list[dict[str, float]]]] = {
@@ -85,6 +86,7 @@ WRONG_STREAM: dict[str, tuple[RunFacts, list[dict[str, float]]]] = {
 }
 WRONG_SFT: dict[str, tuple[RunFacts, list[dict[str, float]]]] = {
     "validation": (SFT, [LEARNED] + [{"validation_loss": loss} for loss in (0.9, 0.3, 0.1, 0.55)]),
+    "condition": (SFT, [{"validation_loss": 0.3, "validation_loss_of_wrong_condition": 0.3}] * 5),
     "not_finite": (SFT, [LEARNED, LEARNED | {"skipped_steps": 1.0}]),
     "policy_kl": (SFT, [LEARNED | {"policy_kl": 4.0}] * 3),
     "dead_relus": (SFT, [LEARNED | {"dead_relus": 0.7}] * 3),
@@ -149,6 +151,15 @@ def test_a_policy_that_imitates_may_be_as_sure_as_what_it_is_shown():
     assert raised(STREAM, *narrow) == [] and set(raised(MIXED, *narrow)) == {"entropy"}
     with pytest.raises(ConfigError, match="stop_on=entropy would do nothing: it needs algorithm=rlpd or mixed"):
         check_stop_on(["entropy"], STREAM)
+
+
+def test_a_policy_that_reads_its_condition_more_and_more_raises_none():
+    losses = [{"validation_loss": 0.3, "validation_loss_of_wrong_condition": 0.3 + 0.01 * n} for n in range(20)]
+    assert raised(SFT, *losses) == [], "at first it knows nothing of it"
+    noisy = [{"validation_loss": 0.3, "validation_loss_of_wrong_condition": 0.29 + 0.05 * (n % 2)} for n in range(20)]
+    assert raised(SFT, *noisy[1:]) == [], "one look alone is below"
+    with pytest.raises(ConfigError, match=r"stop_on=condition would do nothing: it needs .*recap\.threshold above 0"):
+        check_stop_on(["condition"], RunFacts("sft"))
 
 
 def test_a_healthy_fine_tuning_raises_none():

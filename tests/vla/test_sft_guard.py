@@ -17,9 +17,11 @@ from hilt.core.checksums import read_json
 from hilt.core.errors import AlarmError, ConfigError
 from hilt.observe.live import Standing
 from hilt.observe.metrics import read_metrics
+from hilt.policies.conditioned import WRONG_LOSS
 from hilt.runs import checkpoint
 from hilt.vla import sft
 from hilt.vla.imitation import sft_guard
+from hilt.vla.recap.recap_settings import Recap
 from hilt.vla.sft import Sft, begin_run, resume_run, train
 from tests.app.test_run_library import summary
 from tests.vla.taught import NAMES, Row, kept, write_log
@@ -153,6 +155,30 @@ def test_a_held_out_loss_that_rises_far_above_its_lowest_ends_a_run(run: Path):
     assert losses[-1] > min(losses) + 0.5 * max(losses[0] - min(losses), min(losses))
     best = read_json(run / "result.json")
     assert best["loss"] == min(losses) and (run / "policy").is_dir(), "the policy is that of the lowest"
+
+
+@pytest.mark.parametrize(("difference", "reads"), [(0.0, False), (0.1, True)])
+def test_a_policy_that_ignores_its_condition_is_noticed(
+    run: Path, monkeypatch: pytest.MonkeyPatch, difference: float, reads: bool
+):
+    whole = Fading.supervised_loss
+
+    def judged(self: Fading, *given: Any, **named: Any) -> Any:
+        loss, figures = whole(self, *given, **named)
+        return loss, figures if self.training else {**figures, WRONG_LOSS: float(loss) + difference}
+
+    monkeypatch.setattr(Fading, "supervised_loss", judged)
+    monkeypatch.setattr(sft, "advantage_labels", lambda *_: None)
+    config = settings(run, recap=Recap(threshold=0.5), validation_period=1, stop_on=["condition"])
+    begin_run(run, "", config)
+    if reads:
+        assert train(config, run).reason == "max_steps"
+        return
+    with pytest.raises(
+        AlarmError, match=r"alarm condition: the loss is (\S+), and \1 with good and bad exchanged, which"
+    ):
+        train(config, run)
+    assert read_json(run / "run.json")["ended"]["step"] == 5, "from the fifth look on"
 
 
 def test_a_step_that_is_not_finite_is_left_out_counted_and_said(run: Path, monkeypatch: pytest.MonkeyPatch):

@@ -582,6 +582,7 @@ def facts(config: Hil) -> RunFacts:
         update_to_data=config.update_to_data,
         measured=config.agent.kind in LOOKED_AT,
         imitates_chunks=config.agent.kind == "vla",
+        conditioned=config.algorithm == RECAP,
         moves=config.agent.kind != "vla" or config.recap.guidance == 1,
         relus=_has_relus(config),
         value_model=bool(config.value.model),

@@ -42,6 +42,8 @@ OVER = 0.5
 """Q may be above realized returns by this share of them, or of the largest reward"""
 ERRORS = 3.0
 """Standard errors that a validation may be below the best one"""
+CONDITION_LOOKS = 5
+"""Looks after which a policy has had the time to learn what its condition means"""
 LOSS_BACK = 0.5
 """Of what a held-out loss fell by since the first validation, or of its lowest value, the share by which it may be
 above that again"""
@@ -61,6 +63,11 @@ RANK_LEFT = 0.1
 WEIGHTS_AGE_S, WEIGHTS_AGE_STEPS = 60.0, 4.0
 """Seconds for which newer weights may be there that an actor does not act with; training steps between the weights
 that collected an episode and those that learn from it"""
+CONDITIONED = {
+    "sft": ("validation_loss", "validation_loss_of_wrong_condition"),
+    "hil": ("imitation/conditioned_loss", "imitation/loss_of_wrong_condition"),
+}
+"""The figures of the loss with the right condition and with the wrong one"""
 HOPELESS = 0.9
 """Share of the last episodes that the value model may end as hopeless"""
 VALUE_ERROR = 0.4
@@ -103,6 +110,8 @@ class RunFacts:
     """Whether it is measured how far the policy moves between two looks"""
     relus: bool = True
     """Whether networks that are trained have ReLUs"""
+    conditioned: bool = False
+    """Whether the policy is told which actions were good, and the loss of the opposite is measured"""
     value_model: bool = False
     """Whether a value model looks at the episodes"""
 
@@ -296,6 +305,14 @@ def _misjudges(h: History, facts: RunFacts) -> str:
     )
 
 
+def _ignores_condition(h: History, facts: RunFacts) -> str:
+    right_name, wrong_name = CONDITIONED[facts.job]
+    right, wrong = h.mean(right_name, 3), h.mean(wrong_name, 3)
+    if h.count.get(wrong_name, 0) < CONDITION_LOOKS or not wrong <= right:
+        return ""
+    return f"the loss is {right:.3g}, and {wrong:.3g} with good and bad exchanged, which should be higher (3 looks)"
+
+
 def _got_worse(h: History, facts: RunFacts) -> str:
     """In pairs, where both validations tried the same states; else as if they were independent."""
     if facts.job == "sft":
@@ -425,6 +442,12 @@ TABLE = (
           "It knows other episodes than these: train it again with those of this run (hilt train value RUN), or lower "
           "value.stop_below and value.reward.",
           ("value.model", lambda facts: facts.value_model)),
+    Alarm("condition", ("hil", "sft"), tuple(wrong for _, wrong in CONDITIONED.values()), _ignores_condition,
+          "The policy makes nothing of its condition, or the labels are noise: look at how the value model ranks "
+          "held-out episodes (AUC), give recap.condition=embedding, a lower recap.dropout or more steps, or another "
+          "recap.threshold.",
+          ("with a person algorithm=recap; in fine-tuning recap.threshold above 0 and validation",
+           lambda facts: facts.conditioned)),
     Alarm("validation", ("vla", "hil", "sft"), ("validation_success", "validation_loss"), _got_worse,
           "It got worse: RUN/best or an earlier checkpoint is better. Resume with a lower learning rate, or end "
           "the run.",

@@ -133,7 +133,8 @@ class Sft:
         """What alarms must know of these settings."""
         is_known = is_new(self.policy) or document_of(self.policy)  # what is none is refused when it is opened
         moves = self.recap.guidance == 1 and (not is_known or policy_class(self.policy).has_log_prob)
-        return RunFacts("sft", validates=self.validation > 0, moves=moves)
+        validates = self.validation > 0
+        return RunFacts("sft", validates=validates, moves=moves, conditioned=validates and self.recap.threshold > 0)
 
     def conflicts(self, here: str) -> Iterator[str]:
         if self.recap.rounds and not self.tasks:
