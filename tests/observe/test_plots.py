@@ -78,6 +78,54 @@ def test_a_point_is_the_mean_of_the_last_episodes(tmp_path: Path):
     assert not [chart.title for chart in charts if "Loss" in chart.title], "what there is nothing of is not drawn"
 
 
+GUARDED: dict[str, tuple[dict[str, float], dict[str, float]]] = {
+    "Dead ReLUs": ({"dead_relus": 0.2}, {"": 0.2}),
+    "Effective rank of the features": ({"effective_rank": 40.0}, {"": 40.0}),
+    "KL of the policy": (
+        {"policy_kl": 0.3, "ppo_kl": 0.1},
+        {"between two looks": 0.3, "from the one that collected": 0.1},
+    ),
+    "Expected and realized value": ({"q/online": 0.5, "realized_q": 0.4}, {"expected": 0.5, "realized": 0.4}),
+    "Age of the weights that act": ({"weights_age": 3.0}, {"": 3.0}),
+    "Value model": (
+        {"value_expected": 0.6, "value_realized": 0.5, "value_hopeless": 0.1},
+        {"expected": 0.6, "realized": 0.5, "ended as hopeless": 0.1},
+    ),
+    "Conservative term": ({"conservative_loss": 2.0}, {"": 2.0}),
+    "Bounded by realized returns": ({"bounded_share": 0.7}, {"": 0.7}),
+    "Beside the frozen policy": ({"pull_loss": 0.2, "correction": 0.05}, {"pull": 0.2, "correction": 0.05}),
+    "Good steps": ({"share/good": 0.6}, {"": 0.6}),
+    "Loss by condition": (
+        {"imitation/conditioned_loss": 0.3, "imitation/loss_of_wrong_condition": 0.5},
+        {"right": 0.3, "exchanged": 0.5},
+    ),
+}
+"""Panels of what alarms look at: figures of a run, and the curves that they make"""
+
+
+@pytest.mark.parametrize("title", GUARDED)
+def test_figures_that_alarms_look_at_are_drawn(title: str, tmp_path: Path):
+    figures, expected = GUARDED[title]
+    with Metrics(tmp_path) as metrics:
+        for update in (10, 20):
+            metrics.write("update", figures, update=update, step=update)
+    found = lines_of(all_charts(grouped([PlottedRun.load(tmp_path)]), "step", 2), title)
+    assert {name: line.y.tolist() for name, line in found.items()} == {
+        name: pytest.approx([value] * 2) for name, value in expected.items()
+    }
+
+
+def test_what_a_critic_expects_is_drawn_beside_what_came_and_not_without(tmp_path: Path):
+    with Metrics(tmp_path) as metrics:
+        metrics.write("update", {"q/online": 0.5, "value": 0.7}, update=1, step=1)
+        metrics.write("update", {"value": 0.7, "realized_return": 0.6}, update=2, step=2)
+        metrics.write("update", {"validation_loss": 0.4}, update=3, step=3)
+    charts = all_charts(grouped([PlottedRun.load(tmp_path)]), "step", 1)
+    value = lines_of(charts, "Expected and realized value")
+    assert (value["expected"].y.tolist(), value["realized"].y.tolist()) == ([0.7], [0.6])
+    assert "Loss by condition" not in [chart.title for chart in charts]
+
+
 def test_two_runs_with_every_curve_of_a_panel(tmp_path: Path):
     """The panel with most curves has seven; there were four dash patterns, and
     drawing two runs ended in an IndexError."""

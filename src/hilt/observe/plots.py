@@ -87,6 +87,23 @@ def _length_of_success(record: Record) -> float | None:
     return record.get("length") if record.get("success") else None
 
 
+def _expected(record: Record) -> float | None:
+    """What the critic expects, in records that have what came of it, too."""
+    name = "q/online" if "realized_q" in record else "value" if "realized_return" in record else ""
+    return record.get(name)
+
+
+def _first_of(*names: str) -> Value:
+    return lambda record: next((record[name] for name in names if record.get(name) is not None), None)
+
+
+def _right_condition(record: Record) -> float | None:
+    """The loss beside which there is one of the wrong condition."""
+    if "validation_loss_of_wrong_condition" in record:
+        return record.get("validation_loss")
+    return record.get("imitation/conditioned_loss")
+
+
 def _per_source(name: str) -> dict[str, Value]:
     return {source: _get(f"{name}/{source}") for source in SOURCES}
 
@@ -137,9 +154,39 @@ PANELS = [
     Panel("Learning rate", "", "update", {"": _get("learning_rate")}, raw=[""]),
     Panel("Gradient norm", "before clipping", "update", {"": _get("gradient_norm")}),
     Panel("Q values by source", "", "update", _per_source("q")),
+    Panel(
+        "Expected and realized value",
+        "",
+        "update",
+        {"expected": _expected, "realized": _first_of("realized_q", "realized_return")},
+    ),
     Panel("TD error by source", "", "update", _per_source("td_error")),
     Panel("Critic gradient by source", "of its gradient", "update", _per_source("gradient_share"), percent=True),
     Panel("Batch reward by source", "mean", "update", _per_source("reward")),
+    Panel("Conservative term", "", "update", {"": _get("conservative_loss")}),
+    Panel("Bounded by realized returns", "of values", "update", {"": _get("bounded_share")}, percent=True),
+    Panel("Beside the frozen policy", "", "update", {"pull": _get("pull_loss"), "correction": _get("correction")}),
+    Panel("Good steps", "of the batch", "update", {"": _get("share/good")}, percent=True),
+    Panel(
+        "Loss by condition",
+        "",
+        "update",
+        {
+            "right": _right_condition,
+            "exchanged": _first_of("validation_loss_of_wrong_condition", "imitation/loss_of_wrong_condition"),
+        },
+        raw=["right", "exchanged"],
+    ),
+    Panel(
+        "Value model",
+        "of episodes",
+        "update",
+        {
+            name: _get(f"value_{key}")
+            for name, key in (("expected",) * 2, ("realized",) * 2, ("ended as hopeless", "hopeless"))
+        },
+        percent=True,
+    ),
     Panel("Policy entropy", "nats", "update", {"": _get("entropy")}),
     Panel("Temperature", "", "update", {"": _get("temperature")}),
     Panel(
@@ -153,6 +200,15 @@ PANELS = [
     ),
     Panel("Control lateness", "ms, 99th percentile", "actor", {"": _get("lateness_p99_ms")}),
     Panel("Weight staleness", "updates", "update", {"": _get("staleness")}),
+    Panel("Age of the weights that act", "s; in post-training steps", "update", {"": _get("weights_age")}),
+    Panel("Dead ReLUs", "of units", "update", {"": _get("dead_relus")}, percent=True, raw=[""]),
+    Panel("Effective rank of the features", "singular values", "update", {"": _get("effective_rank")}, raw=[""]),
+    Panel(
+        "KL of the policy",
+        "nats of each number",
+        "update",
+        {"between two looks": _get("policy_kl"), "from the one that collected": _get("ppo_kl")},
+    ),
     Panel(
         "Time of the learner",
         "of its time",
