@@ -15,7 +15,7 @@ from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.hil import launch as train
 from hilt.hil.config import Hil, check
 from hilt.hil.defaults import FROZEN_ENCODER, SHOWN, SIMULATED_AHEAD, STATE, chosen, lines
-from hilt.hil.environment import Spaces
+from hilt.hil.environment import Spaces, trainer_config
 from hilt.hil.launch import begin_run, own_ports, resume_run
 
 NUMBERS = Dict({"state": Dict({"arm": Box(-1, 1, (7,), np.float32), "cube": Box(-1, 1, (2, 3), np.float32)})})
@@ -72,6 +72,7 @@ def test_on_a_cpu_demonstrations_train_the_encoder_of_images_before():
     alone = Dict({"images": PICTURES["images"]})
     assert not [key for key in choose(alone, **SHOWS)[1].changed if "proprio" in key], "there is none"
     assert choose(PICTURES, **SHOWS, n_step=5)[0].n_step == 5
+    assert choose(PICTURES, **SHOWS, agent={"encoder": {"pretrain_crop": 0}})[0].agent.encoder.kept_shifts == 1
     assert choose(PICTURES, demo_path=["recorded"])[0].agent.encoder.training == "frozen"
     assert choose(PICTURES, **SHOWS, agent={"encoder": {"features": 32}})[0].agent.encoder.training == "frozen"
 
@@ -83,6 +84,7 @@ def test_on_a_cpu_demonstrations_train_the_encoder_of_images_before():
         {"agent": {"encoder": {"training": "critic"}}},
         {"agent": {"encoder": {"kind": "resnet10"}}},
         {"agent": {"encoder": {"pretrain_updates": 50}}},
+        {"agent": {"rlpd": {"random_crop": 6}}},
         {"agent": {"device": "cuda"}},
         {"algorithm": "hg-dagger"},
     ],
@@ -98,6 +100,24 @@ def test_frozen_encoder_without_images_or_demonstrations_is_refused(case: tuple[
     seen, demonstrations, named = case
     with pytest.raises(ConfigError, match=f"expected a task with images, and demonstrations=N.*{named}"):
         choose(seen, demonstrations=demonstrations, defaults="frozen_encoder")
+
+
+@pytest.mark.parametrize(
+    "agent", [{"encoder": {"training": "critic"}}, {"encoder": {"pretrain_updates": 0}}, {"kind": "vla"}]
+)
+def test_frozen_encoder_beside_settings_that_contradict_it_is_refused(agent: dict[str, Any]):
+    with pytest.raises(ConfigError, match=r"defaults=frozen_encoder freezes the encoder.*Leave them out, or give"):
+        choose(PICTURES, **SHOWS, defaults="frozen_encoder", agent=agent)
+    given, choice = choose(PICTURES, **SHOWS, defaults="frozen_encoder", agent={"device": "cuda"})
+    assert given.agent.encoder.training == "frozen" and "CPU" not in choice.why
+
+
+def test_a_side_that_chooses_other_defaults_is_refused_in_the_handshake():
+    versions = {
+        device: trainer_config(choose(PICTURES, **SHOWS, agent={"device": device})[0], learner=False).version
+        for device in ("cpu", "cuda")
+    }
+    assert "defaults=frozen_encoder" in versions["cpu"] and "defaults" not in versions["cuda"]
 
 
 PLAIN = {"n_step": 1, "batch_size": 256, "cta_ratio": 2, "max_ahead": 0, "agent": {"rlpd": {"learning_rate": 3e-4}}}

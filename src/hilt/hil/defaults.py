@@ -67,8 +67,9 @@ FROZEN_ENCODER: dict[str, Any] = {
 }
 """Of a policy that sees images, where a CPU learns and there are demonstrations: features of eight shifts of each image
 are kept, so that an update reads numbers"""
-OWN_ENCODER = ("kind", "weights", "training", "pretrain_updates")
-"""Settings of the encoder with which a run has chosen for itself"""
+OWN_ENCODER = (*(f"agent.encoder.{name}" for name in ("kind", "weights", "training", "pretrain_updates")),)
+OWN_ENCODER += ("agent.rlpd.random_crop",)
+"""Settings with which a run has chosen for itself how its encoder is trained"""
 FROZEN: dict[str, Any] = {
     "agent.encoder.kind": "none",
     "agent.proprio_width": 0,
@@ -129,7 +130,11 @@ def chosen(config: Hil, made: Any) -> tuple[Hil, DefaultsChoice]:
         and not 0 < config.update_to_data < 1
     ):
         wanted["max_ahead"] = max(SIMULATED_AHEAD, config.training_starts)
+    if "agent.encoder.pretrain_crop" in given(config):  # there may be no room for several shifts
+        wanted.pop("agent.encoder.kept_shifts", None)
     changed = _unset(config, wanted)
+    if name == "frozen_encoder":
+        _check_frozen_encoder(build(config, _tree(changed)))
     return replace(build(config, _tree(changed)), defaults=name), DefaultsChoice(name, why, changed)
 
 
@@ -147,7 +152,8 @@ def _named(config: Hil, sees: Any) -> tuple[str, str]:
             f"{'some' if _is_shown(config) else 'no'} demonstrations."
         )
     if name == "frozen_encoder" or (name == "auto" and looks and _is_shown(config) and _leaves_encoder(config)):
-        return "frozen_encoder", f"{pictures} and learns on a CPU, so that demonstrations train its encoder first"
+        by_cpu = " and learns on a CPU" if name == "auto" else ""
+        return "frozen_encoder", f"{pictures}{by_cpu}, so that demonstrations train its encoder first"
     if name == "images" or (name == "auto" and looks):
         return "images", pictures if looks else "as set"
     width = sum(_size(sees.shapes[path].shape) for path in sees.proprio)
@@ -161,11 +167,21 @@ def _is_shown(config: Hil) -> bool:
 
 def _leaves_encoder(config: Hil) -> bool:
     """Whether a run learns by RLPD on a CPU, and has not chosen how its encoder is trained."""
-    mine, plain = config.agent.encoder, Hil().agent.encoder
-    own = any(
-        f"agent.encoder.{name}" in given(config) or getattr(mine, name) != getattr(plain, name) for name in OWN_ENCODER
-    )
+    plain = Hil()
+    own = any(key in given(config) or value_of(config, key) != value_of(plain, key) for key in OWN_ENCODER)
     return config.algorithm == "rlpd" and config.agent.device == "cpu" and not own
+
+
+def _check_frozen_encoder(config: Hil) -> None:
+    """Raises where a setting that was given contradicts ``defaults=frozen_encoder``."""
+    agent = config.agent
+    if agent.kind != "actor_critic" or agent.encoder.training != "frozen" or not agent.encoder.pretrain_updates:
+        raise ConfigError(
+            "defaults=frozen_encoder freezes the encoder of agent.kind=actor_critic once demonstrations have trained "
+            f"it: agent.kind={agent.kind}, agent.encoder.training={agent.encoder.training} and "
+            f"agent.encoder.pretrain_updates={agent.encoder.pretrain_updates} do not go together with that. Leave them "
+            "out, or give defaults=images."
+        )
 
 
 def _unset(config: Hil, wanted: dict[str, Any]) -> dict[str, Any]:

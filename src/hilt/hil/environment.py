@@ -294,6 +294,8 @@ def trainer_config(config: Hil, learner: bool) -> TrainerConfig:
 
         encoder += f" of {weights_of(config)}"
     actor = "reinforcement learning" if reinforces(config) else "imitation"  # its actions are made in another way
+    if config.defaults == "frozen_encoder":  # which another side that chooses by its own device may not have
+        encoder += ", defaults=frozen_encoder"
     weights = f"{actor}, {agent.setup_mode}, {encoder}, {agent.hidden}, {config.observations} observations, sees {seen}"
     return make_trainer_config(wire.port, wire.broadcast_port, version=weights, **bind, **own, **keys)
 

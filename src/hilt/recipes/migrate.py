@@ -80,6 +80,8 @@ def from_hil_serl(config: object, **overrides: Any) -> Hil:
     hil.agent.rlpd.discount = getattr(given, "discount", hil.agent.rlpd.discount)
     hil.agent.setup_mode = getattr(given, "setup_mode", hil.agent.setup_mode)
     hil.agent.encoder = encoder_of(overrides.pop("encoder_type", getattr(given, "encoder_type", "resnet-pretrained")))
+    if hil.agent.encoder.kind != "none":
+        hil.defaults = "images"  # the numbers of the config are the user's own
     # theirs are flattened into this one
     hil.image_keys, hil.proprio_keys = list(getattr(given, "image_keys", None) or []), ["state"]
     hil.demo_path = _listed(getattr(given, "demo_path", None))
