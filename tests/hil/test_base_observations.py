@@ -12,7 +12,7 @@ import pytest
 
 from hilt.core.errors import ConfigError
 from hilt.formats.episodes import Episode
-from hilt.hil.config import Hil, check
+from hilt.hil.config import Hil, ValueUse, check
 from hilt.hil.defaults import chosen
 from hilt.hil.environment import make_env, spaces, trainer_config
 from hilt.hil.frozen.base_observations import BaseColumns, open_base, weights_of
@@ -21,6 +21,7 @@ from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from hilt.recording.record import Settings
 from hilt.recording.script import record_with_script
 from hilt.replay import Log
+from tests.value.valued import save_untrained
 
 TASK = "tabletop/press_red"
 OPTIONS = {"image_size": 16, "cameras": ["wrist"], "control_hz": 5, "step_limit": 9}
@@ -170,3 +171,17 @@ def test_a_policy_that_does_not_fit_is_refused(folder: Path, changes: dict[str, 
 def test_settings_that_would_do_nothing_are_refused(folder: Path, changes: dict[str, Any], error: str):
     with pytest.raises(ConfigError, match=error):
         check(config(folder, **changes))
+
+
+def test_a_value_model_of_features_under_other_names_is_refused(folder: Path, tmp_path: Path):
+    seen = [({}, True), ({"suite": TASK}, True), ({"columns": {"wrist_image": "images/wrist"}}, False)]
+    for number, (names, fits) in enumerate(seen):
+        value = save_untrained(tmp_path / str(number), {}, TASK, (folder, 32), **names)
+        asked = config(folder, value=ValueUse(str(value), reward=1.0))
+        if fits:
+            make_env(asked, operator=True).close()
+            continue
+        with pytest.raises(
+            ConfigError, match=r"was trained with suite='' and columns=\{'wrist_image': 'images/wrist'\}, and"
+        ):
+            make_env(asked, operator=True)

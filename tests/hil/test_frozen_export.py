@@ -33,7 +33,10 @@ from hilt.policies.frozen.frozen_policy import FrozenVlaPolicy, acting_weights
 from hilt.policies.registry import load_policy
 from hilt.replay import Log
 from hilt.runs.checkpoint import Checkpoint, latest
-from hilt.value.value_episodes import ValueInputs
+from hilt.value.policy_features import FrozenFeatures
+from hilt.value.value_episodes import ValueEpisodes, ValueInputs
+from hilt.value.value_facts import write_estimates
+from hilt.value.value_model import load_value_model
 from hilt.vla.rollout import ChunkAgent
 from tests.forked import ForkServer
 from tests.hil.test_base_observations import OPTIONS, TASK, config, saved, shown
@@ -219,12 +222,19 @@ def test_a_run_that_decides_the_noise_of_a_flow(tmp_path: Path):
     np.testing.assert_allclose(policy.act([row], sample=False)[0][0], ours, atol=1e-5)
 
 
+@pytest.mark.parametrize("sees", ["state", "features"])
 def test_a_run_with_the_dense_reward_of_a_value_model_of_another_frozen_run(
-    trained: Path, base_folder: Path, shown: Path, tmp_path: Path
+    trained: Path, base_folder: Path, shown: Path, tmp_path: Path, sees: str, monkeypatch: pytest.MonkeyPatch
 ):
     with Log.open(trained / "log", "r") as log:
-        inputs = ValueInputs.of(log, [], pictures=False)
-    value = save_untrained(tmp_path / "value", inputs.state, TASK)
+        state = ValueInputs.of(log, [], pictures=False).state
+    on = {} if sees == "state" else {"policy": (base_folder, 32)}
+    value = save_untrained(tmp_path / "value", {} if on else state, TASK, **on)
+    if on:
+        with ValueEpisodes([trained]) as episodes:
+            assert write_estimates(load_value_model(value), episodes).episodes == len(episodes) > 0
+        assert not any((trained / name / "features").exists() for name in ("log", "demos")), "the logs have columns"
+    monkeypatch.delattr(FrozenFeatures, "policy")  # the run computes the features itself, once
     asked = config(base_folder, 2, demo_path=[str(shown)], max_steps=10, training_starts=10)
     asked.value, asked.wire.port, asked.wire.broadcast_port = ValueUse(str(value), reward=1.0), 0, 0
     make_env(asked, operator=True).close()  # the model fits what it sees

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,15 @@ from gymnasium.spaces import Box, Dict
 
 from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.tree import Array
+from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from hilt.value.online_value import JUDGED_EPISODES, STOPPED, OnlineValue, ValueWatch, shaping_rewards
-from hilt.value.value_model import ValueModel, load_value_model
-from tests.value.valued import save_untrained
+from hilt.value.value_config import ValueConfig
+from hilt.value.value_episodes import ValueEpisodes
+from hilt.value.value_model import load_value_model
+from hilt.value.value_training import train_value
+from tests.value.valued import save_untrained, write_log
 
+TINY = SmallVLAConfig(cameras=("full_image",), image_size=16, state_dim=2, width=16, depth=1, heads=2, keypoints=2)
 STATE = {"observations/state": 2}
 
 
@@ -165,7 +171,31 @@ def test_value_figures_compare_what_was_expected_with_what_came(value: OnlineVal
 def test_an_environment_that_does_not_fit_is_refused_at_once(value: OnlineValue, tmp_path: Path):
     with pytest.raises(SchemaError, match="looks at state of 2 numbers, and here it has 3"):
         OnlineValue(value.model, Dict({"state": Box(0, 1, (3,), np.float32)}))
-    model = load_value_model(value.model.folder)
-    through = ValueModel(model.network, model.metadata, model.folder, extractor=object())
-    with pytest.raises(ConfigError, match="it needs an encoder of its own"):
-        OnlineValue(through)
+
+
+def test_a_model_on_features_takes_those_of_the_observations(tmp_path: Path):
+    SmallVLA(TINY, seed=0).save_pretrained(tmp_path / "policy")
+    config = ValueConfig(policy=str(tmp_path / "policy"), hidden=16, steps=4, evaluate_every=2, batch_size=16)
+    with ValueEpisodes([write_log(tmp_path / "log", 12, tasks=("tabletop/pick",))]) as episodes:
+        config = replace(config, columns={"full_image": "images/front", "state": "state"})
+        made = train_value(episodes, config, tmp_path / "value")
+        assert made is not None
+        expected = made.predict(episodes, 2)
+        features = made.extractor(episodes, episodes.rows([2])).numpy()
+    model = load_value_model(tmp_path / "value")
+    weights = model.extractor.weights
+
+    def space(name: str) -> Dict:
+        return Dict({"base_policy": Dict({name: Dict({"features": Box(-np.inf, np.inf, (16,), np.float32)})})})
+
+    value = OnlineValue(model, space(weights))
+    for step in (0, 5):
+        got = value({"base_policy": {weights: {"features": features[step]}}, "state": np.zeros(3)}, "lift it")
+        assert got == pytest.approx((expected.value[step], expected.success[step]), rel=1e-5, abs=1e-6)
+    leaves = {f"base_policy/{weights}/features": features}
+    np.testing.assert_allclose(value.of_columns(leaves, [""] * len(features))[0], expected.value, rtol=1e-5, atol=1e-6)
+    assert model.extractor._policy is None, "nobody has loaded the policy"
+    with pytest.raises(ConfigError, match=f"have the hash {weights}, and .* here, but of one with ffff00001111. Give"):
+        OnlineValue(model, space("ffff00001111"))
+    with pytest.raises(ConfigError, match=r"have no features of it here\. Give it to a run beside this policy"):
+        OnlineValue(model, Line.observation_space)

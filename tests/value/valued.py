@@ -13,6 +13,7 @@ from hilt.algos.value_distribution import ValueSupport
 from hilt.core.checksums import write_json
 from hilt.core.tree import Array
 from hilt.policies.io.tensor_files import write_tensors
+from hilt.policies.io.weights_hash import weights_hash
 from hilt.replay import Log, Schema
 from hilt.replay.tensors import generator
 from hilt.value.value_config import ValueConfig
@@ -85,16 +86,28 @@ def _array(given: Array) -> Array:
     return np.asarray(given)
 
 
-def save_untrained(folder: Path, state: dict[str, int], task: str | tuple[str, ...] = "") -> Path:
-    """A value model with random weights that looks at these columns of numbers, of a task or of several."""
-    config, support = ValueConfig(encoder="none", hidden=16), ValueSupport(horizon=10)
-    network = ValueNetwork(ValueInputs({}, state), False, 0, support.bins, config, generator(0))
+def save_untrained(
+    folder: Path,
+    state: dict[str, int],
+    task: str | tuple[str, ...] = "",
+    policy: tuple[Path, int] | None = None,
+    **settings: Any,
+) -> Path:
+    """A value model with random weights that looks at these columns of numbers, of a task or of several; or at the
+    features of a policy, whose folder is given and their number."""
+    config, support = ValueConfig(encoder="none", hidden=16, **settings), ValueSupport(horizon=10)
+    features = None
+    if policy is not None:
+        config.policy, features = str(policy[0]), {"width": policy[1], "weights": weights_hash(policy[0])}
+    network = ValueNetwork(
+        ValueInputs({}, state), False, policy[1] if policy else 0, support.bins, config, generator(0)
+    )
     with torch.no_grad():
         network.out.weight.mul_(100)  # it has opinions
     metadata: dict[str, Any] = {
         "inputs": {"cameras": {}, "state": state},
         "words": False,
-        "features": None,
+        "features": features,
         "support": asdict(support),
         "advantage_steps": 10,
         "tasks": {

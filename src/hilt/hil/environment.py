@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gymnasium.spaces import Space
 
     from hilt.value.online_value import OnlineValue
+    from hilt.value.value_model import ValueModel
 
 TAKES = ("mode", "action_indices", "first_command")
 
@@ -77,10 +78,10 @@ def make_env(config: Hil, operator: bool) -> Env:
             env = as_hil_serl(env)
         if config.classifier:
             env = MultiCameraBinaryRewardClassifierWrapper(env, open_reward(config, env.observation_space))
-        if operator and config.value.model:
-            env = _with_value(env, config)
         if config.agent.kind == FROZEN_VLA:
             env = _with_base(env, config)
+        if operator and config.value.model:
+            env = _with_value(env, config)  # which may look at features of the frozen policy
     except BaseException:
         env.close()
         raise
@@ -101,7 +102,26 @@ def open_value(config: Hil, space: Space = None) -> OnlineValue:
     from hilt.value.online_value import OnlineValue
     from hilt.value.value_model import load_value_model
 
-    return OnlineValue(load_value_model(config.value.model), space)
+    model = load_value_model(config.value.model)
+    if model.extractor is not None and config.agent.kind == FROZEN_VLA:
+        _check_named_alike(config, model)
+    return OnlineValue(model, space)
+
+
+def _check_named_alike(config: Hil, model: ValueModel) -> None:
+    """Refuses a value model of features for which the policy saw other columns of the observations than in the run."""
+    from hilt.policies.vla.observation_adapters import same_suite
+
+    given, options = model.config, config.agent.options
+    if not (given.suite or given.columns):
+        return
+    suite, columns = str(options.get("suite") or config.task), options.get("columns") or {}
+    if given.columns != columns or not (columns or same_suite(given.suite, suite)):
+        raise ConfigError(
+            f"the value model {config.value.model} was trained with suite={given.suite!r} and columns={given.columns}, "
+            f"and the frozen policy of this run sees observations with suite={suite!r} and columns={columns}: its "
+            "features are of other columns. Train the value model with those of the run."
+        )
 
 
 def _with_value(env: Env, config: Hil) -> Env:

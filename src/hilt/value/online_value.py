@@ -15,12 +15,14 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from hilt.algos.value_distribution import shaped
 from hilt.core.errors import ConfigError, SchemaError, suggest
 from hilt.core.tree import Array, Observation, flatten
 from hilt.envs.env_protocol import TASK_REWARD, Info, StepResult, success_of
 from hilt.formats.images import as_rgb, image_shape
+from hilt.policies.frozen.frozen_config import FEATURES, base_hash, base_path
 from hilt.recording.recording_folder import nested
 from hilt.replay.schema import spec_of_space
 from hilt.value.value_episodes import OBSERVED, ObservedBatch
@@ -38,17 +40,13 @@ class OnlineValue:
     def __init__(self, model: ValueModel, space: Any = None):
         """With the environment's observation `space`, one that the model cannot judge is an error now, not at the
         first step."""
-        if model.extractor is not None:
-            raise ConfigError(
-                f"the value model {model.folder} looks at features of the policy {model.config.policy}, and beside a "
-                "running episode it needs an encoder of its own: hilt train value DATA --out NEW, without policy="
-            )
         if model.inputs.chunk is not None:
             raise ConfigError(
                 f"the value model {model.folder} judges chunks (actions={model.inputs.chunk.actions}), and beside a "
                 "running episode one of observations is needed: hilt train value DATA --out NEW, without actions="
             )
         self.model = model
+        self._features = "" if model.extractor is None else base_path(model.extractor.weights, FEATURES)
         if space is not None:
             tree = nested(spec_of_space(space, "observation_space"))
             self._check(flatten(tree) if isinstance(tree, Mapping) else {})
@@ -62,16 +60,23 @@ class OnlineValue:
     def of_columns(self, leaves: Mapping[str, Array], texts: Sequence[str]) -> tuple[Array, Array]:
         """Values and probabilities of success [N] of observations, by path, each [N, ...]."""
         self._check(leaves, leading=1)
+        with torch.no_grad():
+            logits = self.model.network(self._seen(leaves, texts))
+            return self.model.support.value(logits).numpy(), self.model.support.success(logits).numpy()
+
+    def _seen(self, leaves: Mapping[str, Array], texts: Sequence[str]) -> dict[str, Tensor]:
+        """What the network reads: the features that the observations have, or their pictures, words and state."""
+        if self._features:
+            return {"features": torch.from_numpy(np.array(leaves[self._features], np.float32))}
         inputs, count = self.model.inputs, len(texts)
         images = {name: np.ascontiguousarray(as_rgb(leaves[name])) for name in inputs.cameras}
         parts = [leaves[path.removeprefix(OBSERVED)].reshape(count, -1).astype(np.float32) for path in inputs.state]
         state = np.concatenate(parts, 1) if parts else np.zeros((count, 0), np.float32)
-        with torch.no_grad():
-            seen = observed_tensors(ObservedBatch(images, state, list(texts)), self.model.network.words)
-            logits = self.model.network(seen)
-            return self.model.support.value(logits).numpy(), self.model.support.success(logits).numpy()
+        return observed_tensors(ObservedBatch(images, state, list(texts)), self.model.network.words)
 
     def _check(self, leaves: Mapping[str, Any], leading: int = 0) -> None:
+        if self._features:
+            return self._check_features(leaves)
         cure = "Train one on logs of this environment: hilt train value RUN --out NEW"
         for name, size in self.model.inputs.cameras.items():
             found = image_shape(tuple(leaves[name].shape[leading:])) if name in leaves else None
@@ -88,6 +93,18 @@ class OnlineValue:
                     f"the value model {self.model.folder} looks at {name} of {count} numbers, and here it has "
                     f"{numbers or 'none'}{suggest(name, leaves)} {cure}"
                 )
+
+    def _check_features(self, leaves: Mapping[str, Any]) -> None:
+        if self._features in leaves:
+            return
+        wanted = self.model.extractor.weights
+        others = f", but of one with {there}" if (there := base_hash(leaves)) else ""
+        raise ConfigError(
+            f"the value model {self.model.folder} looks at features of the policy {self.model.config.policy}, whose "
+            f"weights have the hash {wanted}, and observations have no features of it here{others}. Give it to a run "
+            "beside this policy (hilt train frozen_vla policy=FOLDER), or a model that has an encoder of its own: "
+            "hilt train value DATA --out NEW, without policy="
+        )
 
 
 class ValueWatch(gymnasium.Wrapper):

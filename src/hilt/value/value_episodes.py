@@ -250,6 +250,8 @@ class ValueEpisodes:
         pictures = config.encoder != "none" and not config.policy
         if config.actions:
             found = self._chunk_inputs(config, pictures)
+        elif config.policy:
+            found = ValueInputs({}, {})  # features are all that it looks at
         else:
             found = ValueInputs.of(self.logs[0], config.image_keys, pictures)
         self.check(found)

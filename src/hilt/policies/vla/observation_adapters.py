@@ -60,6 +60,12 @@ def _suite_name(name: str) -> str | None:
     return next((known for known in sorted(SUITES, key=len, reverse=True) if name.startswith(known)), None)
 
 
+def same_suite(one: str, other: str) -> bool:
+    """Whether two names are those of one suite, or of tasks of it."""
+    known = _suite_name(one)
+    return known is not None and known == _suite_name(other)
+
+
 def known_suites() -> list[str]:
     """The names that `suite` knows, but for those of single tasks."""
     return sorted(name for name in SUITES if "/" not in name)
