@@ -3,12 +3,14 @@ of the policy, and who opens it."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +33,8 @@ from hilt.hil.make_agent import make_agent
 from hilt.observe.metrics import read_metrics
 from hilt.policies.frozen.frozen_policy import FrozenVlaPolicy, acting_weights
 from hilt.policies.registry import load_policy
+from hilt.policies.vla.normalize import statistics
+from hilt.policies.vla.tokens import ByteTokenizer
 from hilt.replay import Log
 from hilt.runs.checkpoint import Checkpoint, latest
 from hilt.value.policy_features import FrozenFeatures
@@ -38,8 +42,10 @@ from hilt.value.value_episodes import ValueEpisodes, ValueInputs
 from hilt.value.value_facts import write_estimates
 from hilt.value.value_model import load_value_model
 from hilt.vla.rollout import ChunkAgent
+from tests.effort import sampled
 from tests.forked import ForkServer
 from tests.hil.test_base_observations import OPTIONS, TASK, config, saved, shown
+from tests.policies import test_pi0, tiny_openvla
 from tests.value.valued import save_untrained
 
 __all__ = ["shown"]
@@ -246,6 +252,56 @@ def test_a_run_with_the_dense_reward_of_a_value_model_of_another_frozen_run(
             rewards = log.read(log.all().keys(), ["rewards"])["rewards"]
         assert len(rewards) > steps and (rewards % 1 != 0).mean() > 0.9, f"{name}: every step has a part of the reward"
     assert (tmp_path / "run" / "policy" / "config.json").is_file()
+
+
+def tiny_vla(kind: str, path: Path) -> tuple[Path, dict[str, Any]]:
+    """The folder of a tiny policy with random weights that fits `tabletop/reach`, and the options it is loaded with."""
+    if kind.startswith("openvla"):
+        made, options = tiny_openvla.tiny(causal=kind == "openvla"), {"unnorm_key": "libero_spatial"}
+        options["allow_untrained"] = True
+    else:
+        rows = np.random.default_rng(4).normal(0, 0.3, (50, 10))
+        known = {"state": statistics(rows), "action": statistics(rows[:, :7])}
+        sizes = {"max_action_dim": 8, "max_state_dim": 12, "action_dim": 7, "state_dim": 10, "value": ""}
+        sizes["tokenizer_max_length"] = 160
+        flow_policy, more = test_pi0.POLICIES[kind]
+        made = flow_policy(flow_policy.config_class(**test_pi0.SHARED | more | sizes), ByteTokenizer(), known, 1)
+        options = {}
+    made.save_pretrained(path)
+    return path, options
+
+
+@pytest.mark.parametrize(
+    ("kind", "space"),
+    sampled(
+        itertools.product(["sde", "pi05", "smolvla", "openvla", "openvla-oft"], ["residual", "edit"]),
+        *[("sde", "edit"), ("pi05", "residual"), ("smolvla", "edit"), ("openvla", "edit"), ("openvla-oft", "residual")],
+        names=2,
+    ),
+)
+def test_a_run_beside_each_kind_of_policy(kind: str, space: str, tmp_path: Path):
+    # "sde" is a pi0
+    folder, loading = tiny_vla(kind, tmp_path / kind)
+    chunk = 1 if kind == "openvla" else 2  # the autoregressive one plans one action
+    options = {"image_size": 28, "control_hz": 5, "step_limit": 9}
+    asked = config(folder, chunk, options={"space": space, "policy_options": loading}, action_indices=[])
+    asked = replace(asked, task="tabletop/reach", task_options=options, max_steps=10, training_starts=10)
+    asked.wire.port = asked.wire.broadcast_port = 0
+    begin_run(tmp_path / "run", "frozen", asked)
+    run_on(resume_run(tmp_path / "run", "", []), tmp_path / "run")
+    assert latest(tmp_path / "run").agent["actor_updates"] == 10  # type: ignore[union-attr]
+    with make_env(asked, operator=False) as env:
+        observation, _ = env.reset(seed=0, options={"split": "test", "state": 1})
+        row = open_base(asked).suite.observe(observation, env.get_wrapper_attr("instruction"))
+    agent = load_agent(tmp_path / "run")
+    agent.begin()
+    ours = np.array([agent.sample_actions(observation, argmax=True) for _ in range(chunk)])
+    base = observation["base_policy"][weights_of(asked)]["actions"]
+    assert 0 < np.abs(ours - base).max() <= (0.3 + 1e-6 if space == "residual" else 2)
+    for where in ("run", "run/policy"):
+        served = find_policy(str(tmp_path / where), "", "", {})
+        np.testing.assert_allclose(served.policy.act([row], sample=False)[0][0], ours, atol=1e-5)
+        shutil.rmtree(folder, ignore_errors=True)  # what the run has written needs nothing besides
 
 
 def test_hilt_train_in_its_own_processes(base_folder: Path, tmp_path: Path, fork_server: ForkServer):
