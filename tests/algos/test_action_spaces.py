@@ -117,6 +117,14 @@ def test_pull_alone_leads_back_to_the_frozen_policy() -> None:
     assert not free.backward(z, own, free.compose(z, own + 0.1), torch.zeros_like(z))[0].any()
 
 
+def test_a_pull_that_has_faded_is_the_pull_that_is_left() -> None:
+    space = ResidualSpace(PLACES, BOUND, 4 * PULL)
+    for updates, left in ((0, 4.0), (10, 2.0), (15, 2**0.5), (40, 0.25), (20, 1.0)):
+        space.fade(updates, 10)
+        assert space.pull == pytest.approx(left * PULL)
+    run(BASE, space, RESIDUAL | PULLED)
+
+
 WIDTH = FEATURES - A
 NOISE = {"compose": lambda z, own: np.tanh(z[:, :WIDTH] + BOUND * own + 0.5 * (BOUND * own[:, ::-1]) ** 2)}
 

@@ -92,6 +92,37 @@ def test_an_edit_begins_as_the_frozen_policy_is_pulled_to_it_and_may_go_anywhere
     assert loose.max() > 0.5 and tight.mean() < 0.5 * loose.mean()
 
 
+def test_a_pull_fades_with_the_updates_of_the_actor_and_goes_on_where_it_was(tmp_path: Path):
+    def pulls(made: FrozenAgent, updates: int) -> list[float]:
+        found = []
+        for number in range(updates):
+            made.update(batch(number))
+            found.append(made.space.pull)
+        return found
+
+    changes = {"options": {"pull": 4.0, "pull_halved_after": 2}, "rlpd": Rlpd(critic_warmup=1)}
+    made = agent(tmp_path, **changes)
+    assert pulls(made, 6) == pytest.approx([4, 4, 8**0.5, 2, 2**0.5, 1])
+    made.update(batch(), ["critic"])
+    state = made.state_dict()
+    other = agent(tmp_path, seed=5, **changes)
+    other.load_state_dict(state)
+    assert pulls(other, 1) == pytest.approx([0.5**0.5]), "an update of the critics alone does not count"
+    assert pulls(agent(tmp_path, options={"pull": 4.0}), 3) == [4, 4, 4]
+
+    rows = seen(np.random.default_rng(1), 50)
+    base = rows["base_policy"][HASH]["actions"]
+
+    def away(halved_after: int) -> float:
+        options = {"space": "edit", "pull": 30.0, "pull_halved_after": halved_after}
+        made = agent(tmp_path, options=options, actor_scale=1e-6)
+        for number in range(60):
+            made.update(batch(number))
+        return float(np.abs(made.chunks(rows) - base).mean())
+
+    assert away(5) > 2 * away(0)
+
+
 def test_it_sees_the_columns_of_the_frozen_policy_and_nothing_else(tmp_path: Path):
     made = agent(tmp_path)
     assert made.proprio == [base_path(HASH, name) for name in ("features", "actions", "state")] and not made.image_paths
@@ -175,6 +206,8 @@ def test_it_begins_anew(tmp_path: Path):
         ({"options": {"bound": 0.0}}, "bound"),
         ({"options": {"space": "edit", "bound": 0.5}}, "bound=0.5 would do nothing"),
         ({"options": {"pull": -0.5}}, "pull=-0.5: expected a number of at least 0"),
+        ({"options": {"pull_halved_after": -1}}, "pull_halved_after=-1: expected a whole number of at least 0"),
+        ({"options": {"pull": 0, "pull_halved_after": 9}}, "pull_halved_after=9 would do nothing"),
         ({"options": {"policy": "small_vla"}}, "policy is 'small_vla'; expected the folder of a policy"),
         ({"options": {"policy": "nowhere"}}, "agent.options.policy=nowhere: expected the folder of a checkpoint"),
     ],

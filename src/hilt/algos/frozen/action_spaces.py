@@ -27,7 +27,9 @@ of a person and demonstrations are rows like the others, whatever the actor coul
 
 In every space the actor is pulled to the policy: its loss has pull * mean (a - b(s))^2, the mean over the batch and the
 numbers of an action. Where the critics cannot tell actions apart, as they can hardly in most steps of a long task with
-a reward at its end, the pull is what decides.
+a reward at its end, the pull is what decides. It may fade as they learn: after t updates of the actor it is
+
+    pull * 2^(-t / halved_after)
 
 All tensors of actions are ``[..., A]``, of one action or of the numbers of a chunk; `places` says where in ``z`` those
 of the frozen policy are.
@@ -67,11 +69,16 @@ class ActionSpace(ABC):
     them."""
 
     def __init__(self, places: Sequence[int], pull: float = 0.0):
-        self.places, self.pull = list(places), pull
+        self.places, self.pull, self._first_pull = list(places), pull, pull
 
     def base(self, z: Tensor) -> Tensor:
         """Returns the actions of the frozen policy ``[..., A]``."""
         return z[..., self.places]
+
+    def fade(self, updates: int, halved_after: int) -> None:
+        """Lets the pull be what is left of it after this number of updates of the actor; `halved_after`: the number by
+        which it halves."""
+        self.pull = self._first_pull * 0.5 ** (updates / halved_after)
 
     @abstractmethod
     def compose(self, z: Tensor, own: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ actions beside those of the policy: `hilt.algos.frozen.action_spaces`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -108,6 +108,14 @@ class FrozenAgent(Agent):
         if kept := [number for number in range(self.layout.actions) if number not in self.layout.moving]:
             decided[..., kept] = leaves[base_path(self.weights, ACTIONS)].float().cpu().numpy()[..., kept]
         return decided
+
+    def update(
+        self, batch: Mapping[str, object], networks_to_update: Iterable[str] | None = None, details: bool = False
+    ) -> tuple[Agent, dict[str, float]]:
+        """One gradient step of each network named, as for `Agent`, with what is left of the pull."""
+        if (halved_after := self.options.pull_halved_after) and self.space is not None:
+            self.space.fade(max(0, self.actor_updates - self.config.rlpd.critic_warmup), halved_after)
+        return super().update(batch, networks_to_update, details)
 
     def _body(self) -> Body:
         config, sizes = self.config, self.inputs.sizes

@@ -30,6 +30,7 @@ _CRITIC = Need(
     "a critic of noise ({here}space=noise, and {here}noise_gradient=critic or a policy that needs one)",
     lambda c: c.space == "noise" and c.noise_gradient != "flow",
 )
+_PULL = Need("{here}pull", lambda c: c.pull > 0)
 
 
 @dataclass
@@ -54,6 +55,9 @@ class FrozenOptions:
     """The largest correction of each number of an action, which ranges from -1 to 1"""
     pull: float = setting(2.0, minimum=0)
     """Weight of the mean squared distance from the policy's actions in the actor's loss"""
+    pull_halved_after: int = setting(0, minimum=0, needs=_PULL)
+    """The number of updates of the actor, after those of agent.rlpd.critic_warmup, by which the pull halves, again and
+    again; 0: it stays as it is"""
     noise_bound: float = setting(1.5, above=0, needs=_NOISE)
     """The largest initial noise of each number, in standard deviations of the noise that the flow was trained with"""
     noise_gradient: str = setting("auto", choices=GRADIENTS, noun="gradient of noise", needs=_NOISE)
