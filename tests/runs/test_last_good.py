@@ -136,3 +136,39 @@ def test_checkpoint_whose_evaluation_raised_the_alarm_is_not_good(tmp_path: Path
             watch.take(evaluated, update=update + 5, step=0)
     assert checkpoint.numbers(tmp_path) == [20, 30, 40], "the last good one stays"
     assert last_good(tmp_path) == LastGood(20, "validation", 30, 40)
+
+
+def prepared(run: Path, kl: float) -> None:
+    """Three updates before the first, with this KL."""
+    with Metrics(run) as metrics:
+        watch = AlarmWatch(run, FACTS, metrics, lambda text: None)
+        for number in (1.0, 2.0, 3.0):
+            values = {"ppo_kl": kl, "entropy": 1.0, "prepared_updates": number}
+            metrics.write("update", values, update=0, step=0)
+            watch.take(values, update=0, step=0)
+
+
+def test_an_alarm_from_before_the_first_update_does_not_hide_a_later_one(tmp_path: Path):
+    run = tmp_path / "other"
+    run.mkdir()
+    with Metrics(run) as metrics:
+        watch = AlarmWatch(run, FACTS, metrics, lambda text: None)
+        for update, entropy in [(0, 1.0)] * 3 + [(n, 1.0 if n <= 12 else 0.01) for n in range(1, 41)]:
+            values = {"ppo_kl": 0.13, "entropy": entropy}
+            metrics.write("update", values, update=update, step=0)
+            watch.take(values, update=update, step=0)
+            if update and update % 10 == 0:
+                checkpoint.save(run, update, {"w": torch.zeros(1)}, {"elapsed": 1.0}, 2, alarm=watch.spans.earliest)
+    assert watch.spans.standing["ppo_kl"] == 0 and watch.spans.earliest == watch.spans.standing["entropy"] > 12
+    assert checkpoint.numbers(run) == [10, 30, 40], "the last good one stays"
+    assert last_good(run) == LastGood(10, "entropy", watch.spans.standing["entropy"], 40)
+
+
+def test_a_run_whose_only_alarm_is_from_before_the_first_update_says_so(tmp_path: Path):
+    prepared(tmp_path, 0.13)
+    raised = "alarm ppo_kl was raised before the first update, so no checkpoint is from before it. --resume"
+    with pytest.raises(ConfigError, match=f"{raised} begins learning anew: give other settings with it"):
+        last_good(tmp_path)
+    checkpoint.save(tmp_path, 0, {"w": torch.zeros(1)}, {"elapsed": 1.0}, 2)
+    with pytest.raises(ConfigError, match=f"{raised} goes on from the newest one"):
+        last_good(tmp_path)

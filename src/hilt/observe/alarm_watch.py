@@ -32,8 +32,9 @@ class AlarmSpans:
 
     @property
     def earliest(self) -> int | None:
-        """The update at which the first was raised of those that stand, or stood when another process went on."""
-        return min([*self._since.values(), *self._carried.values()], default=None)
+        """The update at which the first was raised of those that stand, or stood when another process went on. Those
+        from before the first update are left out: there is no checkpoint before them."""
+        return min([at for at in (*self._since.values(), *self._carried.values()) if at > 0], default=None)
 
     def take(self, record: Record) -> None:
         """Takes in a record of the metrics."""

@@ -62,16 +62,26 @@ def last_good(run: Path) -> LastGood:
         standing = {"not_finite": int(ended["step"])}
     if not standing:
         raise ConfigError(f"{run}: no alarm is raised, so there is nothing to go back from. --resume goes on.")
-    alarm = spans.stopped if spans.stopped in standing else min(standing, key=lambda name: standing[name])
-    began, there = standing[alarm], checkpoint.numbers(run)
+    there = checkpoint.numbers(run)
+    later = {name: at for name, at in standing.items() if at > 0} or standing
+    alarm = spans.stopped if spans.stopped in later else min(later, key=lambda name: later[name])
+    began = later[alarm]
     good = [number for number in there if number < began]
     if not good:
-        oldest = f"the oldest checkpoint is of update {there[0]:,}" if there else "there is no checkpoint"
-        raise ConfigError(
-            f"{run}: alarm {alarm} was raised at update {began:,}, and {oldest}: none is from before it. Begin another "
-            "run, with a smaller checkpoint_period; --resume goes on from the newest one."
-        )
+        raise ConfigError(f"{run}: alarm {alarm} was raised {_none_before(began, there)}")
     return LastGood(good[-1], alarm, began, there[-1])
+
+
+def _none_before(began: int, there: list[int]) -> str:
+    """When an alarm was raised that no checkpoint is from before, and what can be done; `there`: the checkpoints."""
+    goes_on = "goes on from the newest one" if there else "begins learning anew: give other settings with it"
+    if not began:
+        return f"before the first update, so no checkpoint is from before it. --resume {goes_on}."
+    oldest = f"the oldest checkpoint is of update {there[0]:,}" if there else "there is no checkpoint"
+    return (
+        f"at update {began:,}, and {oldest}: none is from before it. Begin another run, with a smaller "
+        f"checkpoint_period; --resume {goes_on}."
+    )
 
 
 def go_back(run: Path) -> LastGood:
