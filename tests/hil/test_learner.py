@@ -601,6 +601,27 @@ def test_critics_that_diverge_offline_are_seen_and_end_the_run(template: Path, m
     assert len([record for record in records(run, "event") if record.get("alarm") == "q_bound"]) == 1
 
 
+def test_figures_of_a_process_that_died_before_online_learning_are_forgotten(template: Path, memory_path: Path):
+    """Its critics had diverged; those that begin anew are not blamed for it."""
+    rlpd = {"learning_rate": 0.3, "target_range": [0.0, 1.0]}
+    changes = {"agent": {"rlpd": rlpd}, "offline_updates": 200, "log_period": 2}
+    run = memory_path / "run"
+    one = learner(template, run, **changes)
+
+    def die() -> bool:
+        if "q_bound" in one._watch.alarms.on:
+            raise RuntimeError("killed")
+        return False
+
+    with pytest.raises(RuntimeError, match="killed"):
+        one.run(die)
+    calm = {"agent": {"rlpd": {**rlpd, "learning_rate": 1e-3}}, "offline_updates": 6, "max_steps": 3}
+    again = learner(template, run, **{**changes, **calm, "stop_on": ["q_bound"]})
+    assert again.run() == LearnerSummary("max_steps", 3, 30)
+    made = [one["prepared_updates"] for one in records(run, "update") if "prepared_updates" in one]
+    assert made == [2, 4, 6], "those of the dead process are not shown"
+
+
 def test_learner_pretrains_with_the_demonstrations(template: Path, memory_path: Path):
     changes = {**FROZEN, "agent": {"encoder": FORESEEING, "normalize_proprio": True}}
     one = learner(template, memory_path / "a", **changes)
@@ -641,13 +662,15 @@ def killed_while_it_repeats_pretraining(template: Path, run: Path) -> None:
 def test_pretraining_is_repeated_from_scratch_with_what_was_collected(
     template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch, fork: Any
 ):
-    whole, published, given = learner(template, memory_path / "whole", **COLLECTING), [], []
+    whole, published, given = learner(template, memory_path / "whole", **COLLECTING, log_period=1), [], []
     publish, update = whole.server.publish_network, whole.agent.update
     monkeypatch.setattr(
         whole.server, "publish_network", lambda state, *version: published.append(state) or publish(state, *version)
     )
     monkeypatch.setattr(whole.agent, "update", lambda batch, **named: given.append(batch) or update(batch, **named))
     assert whole.run() == LearnerSummary("max_steps", 10, 30) and numbers(memory_path / "whole") == [0, 1, 10]
+    made = [r["prepared_updates"] for r in records(memory_path / "whole", "update") if "prepared_updates" in r]
+    assert made == [1, 2, 3, 4], "of the repetition alone"
     first, second = (load(memory_path / "whole", update).agent["networks"] for update in (0, 1))
     seen = [{name: state[f"encoder.{name}"] for name in first["encoder"]} for state in published]
     assert same(seen[0], first["encoder"]) and all(same(one, second["encoder"]) for one in seen[1:]), (

@@ -218,3 +218,30 @@ def test_a_run_with_no_checkpoint_from_before_its_alarm_says_so(run: Path, monke
 
     with pytest.raises(ConfigError, match="the oldest checkpoint is of update 15: none is from before it"):
         go_back(run)
+
+
+def test_a_run_that_died_before_its_first_checkpoint_begins_anew(run: Path):
+    """What the dead process wrote is neither shown nor compared with."""
+
+    def die(step: int, _: Any) -> None:
+        if step == 20:
+            raise RuntimeError("killed")
+
+    config = settings(run, validation_period=1, learning_rate=0.03, checkpoint_period=1000, stop_on=["validation"])
+    with pytest.raises(RuntimeError, match="killed"):
+        train(begin_run(run, "", config), run, watch=die)
+    losses = [one["validation_loss"] for one in read_metrics(run, ["update"]) if "validation_loss" in one]
+    assert losses[-1] < 0.5 * losses[0] and not checkpoint.numbers(run), "the first of the next would raise the alarm"
+    assert train(resume_run(run, "", []), run).reason == "max_steps"
+    assert [record["update"] for record in read_metrics(run, ["update"]) if "loss" in record] == list(range(1, 25))
+
+
+def test_steps_that_were_not_finite_before_the_first_checkpoint_are_forgotten_by_a_resume(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with monkeypatch.context() as spoiled:
+        spoiled.setattr(Fading, "supervised_loss", lambda self, *_, **__: (self.row.sum() * math.nan, {}))
+        with pytest.raises(AlarmError, match="step 5, the loss is nan"):
+            train(begin_run(run, "", settings(run)), run)
+    train(resume_run(run, "", []), run)
+    assert [record["update"] for record in read_metrics(run, ["update"]) if "loss" in record] == list(range(1, 25))

@@ -126,7 +126,8 @@ class Learner:
         self._resumed = checkpoint is not None
         returns = [(one["return_to_go"], one["cut_share"]) for one in known if one.get("return_to_go") is not None]
         self._realized: deque[tuple[float, float]] = deque(returns[-REALIZED:], REALIZED)
-        self._watch, self._alarm = self._alarm_watch(), ""
+        anew = not self._resumed and any("prepared_updates" in record for record in known)
+        self._watch, self._alarm = self._alarm_watch(self.update if self._resumed else -1 if anew else None), ""
         self._sent: dict[str, float] = {}
         self._goal = GoalWatch(config, run) if config.goal.success else None
         if self._goal is not None:
@@ -143,12 +144,13 @@ class Learner:
         self._preparation = Preparation(config, self.agent, *steps, self._over, self._look, self.notify)
         self._expect_actors()
 
-    def _alarm_watch(self) -> AlarmWatch:
-        agent = self.agent
-        decided = agent.layout.continuous * self.config.agent.chunk
-        known = replace(facts(self.config), target_entropy=agent.target_entropy, actions=decided)
-        tell = partial(logger.info, "%s")
-        return AlarmWatch(self.run_folder, known, self.metrics, tell, self.config.stop_on)
+    def _alarm_watch(self, begins: int | None = None) -> AlarmWatch:
+        """`begins`: the update from which learning goes on, -1 where it begins anew; what came later is forgotten."""
+        if begins is not None:
+            self.metrics.resumed(begins, self.experience.total)
+        decided = self.agent.layout.continuous * self.config.agent.chunk
+        known = replace(facts(self.config), target_entropy=self.agent.target_entropy, actions=decided)
+        return AlarmWatch(self.run_folder, known, self.metrics, partial(logger.info, "%s"), self.config.stop_on)
 
     def _expect_actors(self) -> None:
         """Nothing was heard of any actor yet, and no update was made."""
@@ -173,9 +175,7 @@ class Learner:
         with self._undo:
             self._stop = stop
             note_end(self.run_folder)  # it has not ended yet, or no longer
-            if self._resumed:
-                self.metrics.resumed(self.update, self.experience.total)
-            elif config.agent.normalize_proprio:
+            if not self._resumed and config.agent.normalize_proprio:
                 self.agent.fit_proprio(self.experience.demonstrated())
             if self._resumed or not self._pretraining():
                 self._publish(first=True)  # before anything else: actors wait for it
@@ -251,9 +251,8 @@ class Learner:
             encoder = config.agent.encoder
             trained = encoder.training != "frozen" and not encoder.pretrain_updates  # else it was, and rests
             batch = self._sample(config.batch_size, PARTS[imitation(config)])
-            shares = {
-                f"share/{name}": count / config.batch_size for name, count in getattr(batch, "counts", {}).items()
-            }
+            counts = getattr(batch, "counts", {}).items()
+            shares = {f"share/{name}": count / config.batch_size for name, count in counts}
             more = {"beside": partial(self._groups.learn, self.update + 1)} if self._groups is not None else {}
             with self._clock("torch"):
                 learned = self.agent.imitate(batch, encoder=trained, **more)
@@ -321,6 +320,7 @@ class Learner:
             f"collected {len(trajectories)} successful episodes, of {steps} steps: pretraining is repeated with these"
         )
         self.agent.begin_anew()
+        self._watch = self._alarm_watch(-1)
         if self.config.agent.normalize_proprio:
             self.agent.fit_proprio(self.experience.demonstrated())
         self._pretrain("collected")

@@ -76,7 +76,7 @@ class Standing:
         if self._first is not None and (self.is_paused or record.get("event") == GOES_ON):
             self._paused += record["time"] - self._last
         self.is_paused = is_paused(record, self.is_paused)
-        if record.get("event") == GOES_ON:
+        if record.get("event") in (GOES_ON, RESUMED):
             self.alarms.clear()  # who goes on raises anew what is still so
         elif "alarm" in record:
             self.alarms.pop(record["alarm"], None)

@@ -33,7 +33,7 @@ from hilt.core.progress import Report, silent
 from hilt.core.trust import check_names
 from hilt.envs.fitted import open_task
 from hilt.observe.alarm_watch import stopped
-from hilt.observe.metrics import Metrics
+from hilt.observe.metrics import Metrics, read_metrics
 from hilt.policies.base import Policy
 from hilt.policies.io.memory import free_bytes
 from hilt.policies.precision import of_former_name
@@ -229,6 +229,8 @@ class Training:
         self._last = math.nan
         if (saved := checkpoint.latest(run, notify)) is not None:
             self._load(saved)
+        elif read_metrics(run, ["update"]):  # of a process that ended before its first checkpoint
+            metrics.resumed(0)
         self.guard = SftGuard(config, run, metrics, notify)
         watched = self._held if len(self._held) else self._rows
         self._watched = watched[: config.samples_at_once or config.batch_size]
