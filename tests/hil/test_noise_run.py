@@ -3,6 +3,7 @@ demonstrations, the noise in the log, going on, and the folder of the policy."""
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from hilt.hil.evaluate import evaluate, load_agent
 from hilt.hil.frozen.base_observations import open_base, weights_of
 from hilt.hil.launch import begin_run, resume_run
 from hilt.hil.make_agent import make_agent
+from hilt.hil.preflight import check_begin
 from hilt.observe.metrics import read_metrics
 from hilt.policies.registry import load_policy
 from hilt.policies.vla.normalize import statistics
@@ -133,17 +135,24 @@ def test_demonstrations_without_the_draws_get_them(base_folder: Path, trained: P
         agent.update(batch)
 
 
-def test_a_run_beside_pi0(tmp_path: Path):
+REACH = {"image_size": 16, "cameras": ["front"], "control_hz": 5, "step_limit": 9}
+
+
+def pi0_folder(path: Path) -> Path:
+    """The folder of a pi0 that has learned nothing, for `tabletop/reach`."""
     policy = tiny_pi0.tiny()
     rows = np.random.default_rng(0).normal(0, 0.2, (50, 10))
     sizes = {**tiny_pi0.SIZES, "state_dim": 10, "max_state_dim": 10, "images": ("full_image",)}
     policy = type(policy)(
         type(policy.config)(**sizes), policy.tokenizer, {"state": statistics(rows), "action": statistics(rows[:, :7])}
     )
-    policy.save_pretrained(tmp_path / "pi0")
-    options = {"image_size": 16, "cameras": ["front"], "control_hz": 5, "step_limit": 9}
-    asked = config(tmp_path / "pi0", 2, options={"space": "noise"}, action_indices=[])
-    asked = replace(asked, task="tabletop/reach", task_options=options, max_steps=10, training_starts=10)
+    policy.save_pretrained(path)
+    return path
+
+
+def test_a_run_beside_pi0(tmp_path: Path):
+    asked = config(pi0_folder(tmp_path / "pi0"), 2, options={"space": "noise"}, action_indices=[])
+    asked = replace(asked, task="tabletop/reach", task_options=dict(REACH), max_steps=10, training_starts=10)
     asked.wire.port = asked.wire.broadcast_port = 0
     begin_run(tmp_path / "run", "frozen", asked)
     run_on(resume_run(tmp_path / "run", "", []), tmp_path / "run")
@@ -155,6 +164,25 @@ def test_a_run_beside_pi0(tmp_path: Path):
     ours = np.array([agent.sample_actions(observation, argmax=True) for _ in range(2)])
     row = open_base(asked).suite.observe(observation, words)
     np.testing.assert_allclose(exported.act([row], sample=False)[0][0], ours, atol=1e-5)
+
+
+@pytest.mark.parametrize("gradient", ["critic", "auto"])
+def test_what_a_critic_of_noise_does_not_know_is_refused_before_a_run(base_folder: Path, tmp_path: Path, gradient: str):
+    made = asked_of(base_folder)
+    made.agent.options["noise_gradient"] = gradient
+    if gradient == "auto":
+        made = asked_of(pi0_folder(tmp_path / "pi0"), task="tabletop/reach", task_options=dict(REACH))
+        made.agent.options, made.agent.action_indices = {"policy": str(tmp_path / "pi0"), "space": "noise"}, []
+    made.agent.critic.head, made.agent.critic.value_range = "c51", [0.0, 1.0]
+    made.agent.critic.reset_period, made.agent.rlpd.samples = 1000, 4
+    made.help.quantile, made.operator = 0.99, "script"
+    with pytest.raises(ConfigError) as refused:
+        check_begin(made)
+    words = str(refused.value)
+    assert re.search(
+        r"agent\.rlpd\.samples=4 and agent\.critic\.head=c51 and agent\.critic\.reset_period=1000 with a", words
+    )
+    assert "help.quantile with agent.options.space=noise: the critics of actions" in words
 
 
 def test_what_would_do_nothing_is_refused_before_a_run(base_folder: Path):

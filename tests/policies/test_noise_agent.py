@@ -118,6 +118,24 @@ def test_the_log_has_the_noise_that_was_executed(folders: dict[str, Path], chunk
         assert not note["known"] and not note["start"].any()
 
 
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_noise_is_not_known_where_another_action_was_executed_than_it_became(
+    folders: dict[str, Path], chunk: int
+) -> None:
+    """The first command after a person has acted may be scaled down, and is still the policy's."""
+    made = agent(folders["pi0"], chunk)
+    tree = seen(made, 1)
+    one = {**frame(tree, 0), "base_policy": {made.weights: {
+        key: column[0] for key, column in tree["base_policy"][made.weights].items()}}}  # fmt: skip
+    for share, known in ((0.5, False), (1.0, True)):
+        made.begin("push")
+        action = made.sample_actions(one, seed=0)
+        given = action.copy()
+        action[:] = 0  # whoever has it may change it
+        note = made.acted(Source.POLICY, given.astype(np.float64) * share)["noise"]
+        assert note["known"] == known and note["start"].any() == known
+
+
 def test_what_of_a_chunk_teaches_the_critics_of_noise(folders: dict[str, Path]) -> None:
     """Not a chunk that a person ended, nor one that a time limit cut short; one that ended with the task does."""
     made = agent(folders["pi0"], options={"noise_samples": 0})
@@ -214,7 +232,9 @@ def test_what_cannot_be_is_refused(folders: dict[str, Path], changes: dict[str, 
 
 def test_help_and_imitation_are_refused(folders: dict[str, Path]) -> None:
     made = agent(folders["pi0"])
-    with pytest.raises(ConfigError, match="the critics of actions are not where the agent acts"):
+    with pytest.raises(
+        ConfigError, match=r"help\.quantile with agent\.options\.space=noise: the critics of actions are"
+    ):
         made.measure_disagreement()
     with pytest.raises(ConfigError, match="cannot imitate: the noise of an action is not known"):
         made.imitate(batch(made, 0))

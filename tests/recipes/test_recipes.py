@@ -67,6 +67,13 @@ def test_distillation_is_in_the_task_of_the_run_beside_the_frozen_policy():
     assert made.tasks == [beside.task] and made.task_options == beside.task_options
 
 
+def test_distillation_without_the_policy_that_was_frozen_is_refused():
+    config = sft_recipe("distill")
+    config.data = ["runs/frozen/log"]
+    with pytest.raises(ConfigError, match=r"policy is ''; expected .*Give policy=FOLDER"):
+        config.check()
+
+
 def documented(page: str) -> list[str]:
     """The commands that begin a run, in the blocks of a page; and in its tables the settings of WSRL."""
     text = (Path(__file__).parents[2] / "docs" / page).read_text()

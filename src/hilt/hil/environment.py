@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from gymnasium import spaces as gym_spaces
 
-from hilt.core.errors import ConfigError
+from hilt.core.errors import ConfigError, Problems
 from hilt.core.web import is_loopback
 from hilt.envs.env_protocol import Env
 from hilt.envs.fitted import open_task
@@ -135,7 +135,22 @@ def _with_value(env: Env, config: Hil) -> Env:
 def _with_base(env: Env, config: Hil) -> Env:
     from hilt.hil.frozen.base_observations import BaseObservations, open_base  # needs torch
 
-    return BaseObservations(env, open_base(config), config.agent.action_indices)
+    base = open_base(config)
+    if base.acted is not None:
+        _check_noise(config)
+    return BaseObservations(env, base, config.agent.action_indices)
+
+
+def _check_noise(config: Hil) -> None:
+    """Refuses what an agent with a critic of noise cannot do, all of it at once. Whether there is one is known when the
+    frozen policy is open."""
+    from hilt.policies.frozen.noise_agent import check_noise_settings, refuse_help  # needs torch
+
+    problems = Problems()
+    problems.check(check_noise_settings, config.agent)
+    if config.help.quantile:
+        problems.check(refuse_help)
+    problems.report()
 
 
 def task(config: Hil) -> Env:

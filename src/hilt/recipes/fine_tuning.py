@@ -105,4 +105,4 @@ def recap_tabletop() -> Sft:
 def distill() -> Sft:
     """What an agent has learned beside a frozen policy goes back into the policy, which imitates the agent's successes:
     give it the log of a run of `frozen_vla`, and policy=FOLDER, the policy that was frozen."""
-    return Sft(tasks=["tabletop/button"], task_options={"image_size": 64, "control_hz": 5})
+    return Sft(policy="", tasks=["tabletop/button"], task_options={"image_size": 64, "control_hz": 5})

@@ -3,7 +3,8 @@ given noise. The actor decides the initial noise of a plan, which becomes action
 noise train it: `hilt.algos.frozen.noise_critic`.
 
     noise/start    float32 [W], in steps of the log: the noise with which the actor began a plan in this step
-    noise/known    bool: whether it did so; not where a person acted, nor in the later steps of a chunk
+    noise/known    bool: whether it did so and its action was executed as it was decided; not where a person acted, nor
+                   in the later steps of a chunk
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class NoiseAgent(FrozenAgent):
         self._frozen = FrozenBase(options, config.chunk, config.device)
         self._acted = self._frozen.acted or ActedNoise(self._frozen)
         self._instruction, self._start = "", np.zeros(self._acted.width, np.float32)
+        self._decided = np.zeros(actions, np.float32)
         self._rows_seen: Callable[[], Sequence[Observation]] = list
         super().__init__(shapes, images, proprio, actions, config, seed, squashed)
         check_same_weights(self._frozen.weights, self.weights, options.policy)
@@ -95,10 +97,7 @@ class NoiseAgent(FrozenAgent):
         return {**super()._make_optimizers(), "noise_critic": made}
 
     def measure_disagreement(self, samples: int = 4) -> None:
-        raise ConfigError(
-            "help.quantile with agent.options.space=noise: the critics of actions are not where the agent acts. Leave "
-            "help.quantile out, or give agent.options.noise_gradient=flow or another space."
-        )
+        refuse_help()
 
     # Acting
 
@@ -131,14 +130,20 @@ class NoiseAgent(FrozenAgent):
 
     def _decide(self, leaves: Mapping[str, Tensor], seed: int | None, argmax: bool) -> npt.NDArray[np.float32]:
         noise = self._draw(leaves, seed, argmax)[0].float().cpu().numpy()
-        self._start = noise[0].copy()
-        return self._with_others(np.asarray(self._acted.actions(self._rows_seen(), noise), np.float32), leaves)
+        decided = self._with_others(np.asarray(self._acted.actions(self._rows_seen(), noise), np.float32), leaves)
+        self._start, self._decided = noise[0].copy(), decided[0, 0].copy()
+        return decided
 
     def acted(self, source: Source, executed: npt.ArrayLike | None) -> dict[str, object]:
         noted = super().acted(source, executed)
-        known = source == Source.POLICY and noted.get(CHUNK_INDEX, 0) == 0
+        known = source == Source.POLICY and noted.get(CHUNK_INDEX, 0) == 0 and self._was_decided(executed)
         start = self._start if known else np.zeros_like(self._start)
         return {**noted, STEP_NOISE: {"start": start, "known": np.bool_(known)}}
+
+    def _was_decided(self, executed: npt.ArrayLike | None) -> bool:
+        """Whether the action that the noise became is what was executed: the first one after a take-over may be scaled
+        down."""
+        return executed is not None and np.allclose(np.asarray(executed), self._decided, rtol=0, atol=1e-5)
 
     def step_columns(self) -> dict[str, object]:
         start = ArraySpec(np.dtype(np.float32), (self._acted.width,), default=0)
@@ -209,6 +214,14 @@ def agent_class(config: AgentConfig) -> type[FrozenAgent]:
     if options.space != "noise" or FrozenBase(options, config.chunk, config.device).acted is None:
         return FrozenAgent
     return NoiseAgent
+
+
+def refuse_help() -> None:
+    """Refuses to ask an operator for help by the disagreement of critics."""
+    raise ConfigError(
+        "help.quantile with agent.options.space=noise: the critics of actions are not where the agent acts. Leave "
+        "help.quantile out, or give agent.options.noise_gradient=flow or another space."
+    )
 
 
 def check_noise_settings(config: AgentConfig) -> None:

@@ -137,6 +137,11 @@ class Sft:
         return RunFacts("sft", validates=validates, moves=moves, conditioned=validates and self.recap.threshold > 0)
 
     def conflicts(self, here: str) -> Iterator[str]:
+        if not self.policy:
+            yield (
+                f"{here}policy is {self.policy!r}; expected the folder of a policy, or the name of a new one. Give "
+                "policy=FOLDER, such as RUN/policy of `hilt train sft`, or policy=small_vla."
+            )
         if self.recap.rounds and not self.tasks:
             yield f"{here}recap.rounds={self.recap.rounds}: in which tasks does the policy act? Give tasks=[NAME]."
         if not self.data and not self.demonstrations and (not self.recap.rounds or is_new(self.policy)):
