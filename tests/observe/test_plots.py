@@ -411,3 +411,15 @@ def test_axes_and_numbers_that_can_be_read():
         "0",
         "2.0e-05",
     ]
+
+
+def test_updates_before_online_learning_are_not_drawn_over_online_steps(tmp_path: Path):
+    with Metrics(tmp_path) as metrics:
+        for number in (1.0, 2.0):
+            metrics.write("update", {"critic_loss": 9.0, "prepared_updates": number}, update=0, step=0)
+        with pytest.raises(EmptyError, match="no metrics to draw yet"):
+            PlottedRun.load(tmp_path)
+        for update in (1, 2):
+            metrics.write("update", {"critic_loss": 1.0}, update=update, step=5 * update)
+    (line,) = lines_of(all_charts(grouped([PlottedRun.load(tmp_path)]), "step", 1), "Critic loss").values()
+    assert line.x.tolist() == [5, 10] and line.y.tolist() == [1, 1]

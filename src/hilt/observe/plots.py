@@ -244,10 +244,11 @@ class PlottedRun:
         if not (path / FILE).is_file():
             raise ConfigError(f"{path} is not a run: there is no {FILE} in it. Give the folder that `hilt train` made.")
         records = read_metrics(path)
-        if not any(record["kind"] in ("update", "episode") for record in records):
-            raise EmptyError(f"{path} has no metrics to draw yet: no episode has ended, and no update was made.")
         for record, seconds in zip(records, running(records), strict=True):
             record["minutes"] = seconds / 60
+        records = [record for record in records if "prepared_updates" not in record]  # they have no online steps
+        if not any(record["kind"] in ("update", "episode") for record in records):
+            raise EmptyError(f"{path} has no metrics to draw yet: no episode has ended, and no update was made.")
         found = [read_json(file) for file in sorted(path.glob("evaluations/*/evaluation.json"))]
         return cls(path, records, _flat(config_of(path)), sorted(found, key=lambda one: one["update"]))
 
