@@ -58,6 +58,11 @@ def test_run_words_of_every_alarm_are_translated_whole(name: str):
     assert {*ALARM_CURES} == {one.name for one in TABLE}
 
 
+def test_run_words_of_a_held_out_loss_that_is_not_finite():
+    [change] = Alarms(WRONG_SFT["not_finite"][0]).take({"validation_loss": float("nan")})
+    assert Words("zh").event(change.text).startswith("警报 not_finite：留出数据上的损失不是有限值")
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

@@ -177,6 +177,22 @@ def test_a_healthy_fine_tuning_raises_none():
     assert raised(SFT, *risen) == ["validation"], "a log-density may be below 0"
 
 
+@pytest.mark.parametrize("losses", [(0.01, 0.02), (-0.02, 0.0), (0.02, 0.01, 0.05), (1e-6, 0.03)])
+def test_a_held_out_loss_near_0_may_rise_a_little(losses: tuple[float, ...]):
+    assert raised(SFT, *[{"validation_loss": loss} for loss in losses]) == []
+    assert raised(SFT, *[{"validation_loss": loss} for loss in (*losses, min(losses) + 0.06)]) == ["validation"]
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, None])
+def test_a_held_out_loss_that_is_not_finite_is_an_alarm_until_it_is(loss: Any):
+    alarms = Alarms(SFT)
+    assert not alarms.take({"validation_loss": 0.5}) and not alarms.take(LEARNED)
+    [change] = alarms.take({"validation_loss": loss})
+    assert change.text.startswith("alarm not_finite: the held-out loss is not a finite number. Lower the learning rate")
+    assert not alarms.take(LEARNED | {"skipped_steps": 0.0}), "it holds until the next validation"
+    assert [change.text for change in alarms.take({"validation_loss": 0.5})] == ["alarm not_finite is over"]
+
+
 def test_settings_of_fine_tuning_without_which_an_alarm_is_never_raised():
     check_stop_on([alarm.name for alarm in TABLE if "sft" in alarm.jobs], SFT)
     with pytest.raises(

@@ -245,3 +245,40 @@ def test_steps_that_were_not_finite_before_the_first_checkpoint_are_forgotten_by
             train(begin_run(run, "", settings(run)), run)
     train(resume_run(run, "", []), run)
     assert [record["update"] for record in read_metrics(run, ["update"]) if "loss" in record] == list(range(1, 25))
+
+
+def spoil_validations(monkeypatch: pytest.MonkeyPatch, spoiled: Any) -> None:
+    """Makes the loss NaN of validations with these numbers, counted from 1; the loss of training stays."""
+    whole, validated = sft.Training._validate, list[int]()
+
+    def validate(self: sft.Training) -> dict[str, float]:
+        validated.append(0)
+        with monkeypatch.context() as patch:
+            if spoiled(len(validated)):
+                patch.setattr(Fading, "supervised_loss", lambda self, *_, **__: (self.row.sum() * math.nan, {}))
+            return whole(self)
+
+    monkeypatch.setattr(sft.Training, "_validate", validate)
+
+
+def test_a_validation_that_is_not_finite_raises_an_alarm(run: Path, monkeypatch: pytest.MonkeyPatch):
+    spoil_validations(monkeypatch, lambda number: number == 2)
+    said: list[str] = []
+    done = train(begin_run(run, "", settings(run)), run, notify=said.append)
+    assert done.reason == "max_steps" and done.best_step == 24, "it went on, and fell"
+    assert [line for line in said if "alarm not_finite" in line] == [
+        "alarm not_finite: the held-out loss is not a finite number. Lower the learning rate; look for numbers that "
+        "are not finite in rewards and observations.",
+        "alarm not_finite is over",
+    ]
+
+
+def test_a_run_without_one_validation_that_is_finite_ends_with_an_error(run: Path, monkeypatch: pytest.MonkeyPatch):
+    spoil_validations(monkeypatch, lambda number: True)
+    with pytest.raises(
+        AlarmError,
+        match=r"held-out loss was not a finite number at any validation until step 24, so no policy was kept\. "
+        r"Begin another run with a lower rate than 0\.01 \(learning_rate=0\.001\)",
+    ):
+        train(begin_run(run, "", settings(run)), run)
+    assert read_json(run / "run.json")["ended"]["reason"] == "not_finite" and not (run / "policy").exists()

@@ -241,6 +241,7 @@ ALARM_TEXTS = (
         r"(\S+) steps of the optimizer were left out: a loss or a gradient was not finite",
         r"跳过了 \1 次优化器更新：损失或梯度不是有限值",
     ),
+    (r"the held-out loss is not a finite number", r"留出数据上的损失不是有限值"),
 )
 """What alarms find, and its Chinese"""
 ALARM_CURES = {
@@ -353,6 +354,7 @@ EVENT_TEXTS = (
     ),
     (r"(\d+) updates in a row were not finite", r"连续 \1 次更新不是有限值"),
     (r"the last (\d+) gradients were not finite", r"最近 \1 个梯度不是有限值"),
+    (r"the held-out loss was never a finite number", r"留出数据上的损失从来不是有限值"),
     (r"the last (\d+) steps were not finite", r"最近 \1 步不是有限值"),
     (r"max_steps is reached", "达到 max_steps"),
     (r"max_seconds are over", "达到 max_seconds"),

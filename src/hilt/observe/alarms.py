@@ -47,6 +47,9 @@ CONDITION_LOOKS = 5
 LOSS_BACK = 0.5
 """Of what a held-out loss fell by since the first validation, or of its lowest value, the share by which it may be
 above that again"""
+LOSS_RISE = 0.05
+"""By how much a held-out loss may rise however low it is: shares of a loss near 0, or one that may be below 0, say
+little; of normalized actions and of nats this is little, too"""
 UPDATES_PER_STEP = 20.0
 """Learner steps for each online step"""
 REFERENCE_KL = 2.0
@@ -117,7 +120,7 @@ class RunFacts:
 
 
 class History:
-    """The last values of each figure; what is not a finite number is left out."""
+    """The last values of each figure; what is not a finite number is left out, and only its name is kept."""
 
     def __init__(self) -> None:
         self._last: dict[str, deque[float]] = {}
@@ -129,11 +132,17 @@ class History:
         """The last of each text"""
         self.best: Record = {}
         """The validation with the highest success"""
+        self.not_finite: set[str] = set()
+        """Figures that were no finite number when they came last; metrics.jsonl has null for these"""
 
     def add(self, record: Record) -> None:
         for name, value in record.items():
             if isinstance(value, str):
                 self.last[name] = value
+            if value is None or (isinstance(value, float) and not math.isfinite(value)):
+                self.not_finite.add(name)
+            else:
+                self.not_finite.discard(name)
             if isinstance(value, (int, float)) and math.isfinite(value):
                 self._last.setdefault(name, deque(maxlen=KEPT)).append(float(value))
                 first = self._first.setdefault(name, [])
@@ -349,7 +358,7 @@ def _loss_rose(h: History) -> str:
         h.mean("validation_loss", 1),
         h.low.get("validation_loss", math.nan),
     )
-    limit = best + LOSS_BACK * max(first - best, abs(best))
+    limit = best + max(LOSS_BACK * max(first - best, abs(best)), LOSS_RISE)
     return f"the held-out loss is {now:.3g}, and was {best:.3g} (limit {limit:.3g})" if now > limit else ""
 
 
@@ -361,6 +370,8 @@ def _outruns_data(h: History, facts: RunFacts) -> str:
 
 
 def _not_finite(h: History, facts: RunFacts) -> str:
+    if "validation_loss" in h.not_finite:
+        return "the held-out loss is not a finite number"
     name = "skipped_updates" if facts.job == "hil" else "skipped_steps"
     # of the learner it is a running total
     now = h.mean(name, 1) - (2 * h.mean(name, 2) - h.mean(name, 1) if facts.job == "hil" else 0.0)
@@ -455,7 +466,7 @@ TABLE = (
     Alarm("update_to_data", ("hil",), ("q",), _outruns_data,
           "The learner repeats what it has: give update_to_data=4, or look why no steps come.",
           ("algorithm=rlpd", lambda facts: facts.rlpd)),
-    Alarm("not_finite", ("vla", "hil", "sft"), ("skipped_steps", "skipped_updates"), _not_finite,
+    Alarm("not_finite", ("vla", "hil", "sft"), ("skipped_steps", "skipped_updates", "validation_loss"), _not_finite,
           "Lower the learning rate; look for numbers that are not finite in rewards and observations."),
 )  # fmt: skip
 

@@ -169,6 +169,8 @@ def train(
         note_end(run)
         training = Training(config, run, policy, lessons, metrics, notify, watch, report)
         done = training.run(stop)
+        if done.reason in ("best", "max_steps") and not done.best_step:
+            raise training.guard.nothing_kept(done.step)
         alarm = training.guard.alarm if done.reason == "alarm" else ""
         note_end(run, done.reason, done.step, alarm or f"{done.reason}, after {done.step:,} steps")
         if alarm:

@@ -62,6 +62,16 @@ class SftGuard:
             "policy's checkpoint."
         )
 
+    def nothing_kept(self, step: int) -> AlarmError:
+        """The error of a run that ends without a policy: its held-out loss was not finite at any validation."""
+        note_end(self._run, "not_finite", step, "the held-out loss was never a finite number")
+        rate = self._config.learning_rate
+        return AlarmError(
+            f"the held-out loss was not a finite number at any validation until step {step:,}, so no policy was kept. "
+            f"Begin another run with a lower rate than {rate:g} (learning_rate={rate / 10:g}). If that does not help, "
+            "a number that is not finite is in the held-out episodes."
+        )
+
     def learned(self) -> None:
         """A step was made."""
         self._in_a_row = 0
