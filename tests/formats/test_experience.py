@@ -172,7 +172,10 @@ def test_a_filter_chooses_episodes_of_a_log(tmp_path: Path) -> None:
         Edits(log).bad([3])
     assert rewards(log.path, where="tag=good success=true") == [[20, 21, 22]]
     assert rewards(log.path, where="success=true", trajectories="0-1") == [[10, 11, 12]]
-    assert rewards(log.path, where="success=true", trajectories="0") == []
+    with pytest.raises(
+        ConfigError, match=r"where='success=true' with trajectories=0 chooses none of the 3 episodes of .*data inspect"
+    ):
+        open_dataset(log.path, where="success=true", trajectories="0")
     with pytest.raises(ConfigError, match=r"where='tag=rare' chooses none of the 3 episodes of .*hilt data inspect"):
         open_dataset(log.path, where="tag=rare")
     with pytest.raises(ConfigError, match=r"none of the 3 episodes of .*: 1 episodes that are bad or deleted"):
@@ -181,3 +184,19 @@ def test_a_filter_chooses_episodes_of_a_log(tmp_path: Path) -> None:
         open_dataset(log.path, where="advantage_percentile>=60")
     with pytest.raises(ConfigError, match="has no order; use = or !="):
         open_dataset(log.path, where="source>3")
+
+
+def test_a_filter_chooses_among_the_rows_of_a_wide_trajectory(tmp_path: Path) -> None:
+    """All rows of a trajectory were taken if one of them matched."""
+    won, lost = ([step(n, rewards=r) for n, r in enumerate(row)] for row in ([0, 0, 1], [0, 0, 0]))
+    with new_log(tmp_path) as log:
+        log.add(trajectory([won, lost]))
+        log.add(trajectory([lost]))
+    assert rewards(log.path, where="return>=1") == [[0, 0, 1]]
+    assert rewards(log.path, where="return<1") == [[0, 0, 0], [0, 0, 0]]
+    assert rewards(log.path, where="return<1", trajectories="0") == [[0, 0, 0]]
+    dataset = open_dataset(log.path, where="return<1")
+    assert [dataset.label(number) for number in range(2)] == ["trajectory 0", "trajectory 1"]
+    with pytest.raises(ConfigError, match="where='return>=1' with trajectories=1 chooses none"):
+        open_dataset(log.path, where="return>=1", trajectories="1")
+    assert convert(log.path, tmp_path / "few", where="return>=1").episodes == 1

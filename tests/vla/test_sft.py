@@ -469,3 +469,34 @@ def test_a_filter_of_the_data_decides_what_is_learned(start: Callable[..., Any],
         Edits(opened).tag(opened_split(log), "half")
     run, _, _ = start(where="tag=half", validation=0.0, validation_period=100, max_steps=100)
     assert np.allclose(kept(run), 0.5, atol=0.1), "the actions of the three episodes with this tag"
+
+
+def test_a_resumed_run_learns_from_the_episodes_that_were_chosen_when_it_began(start: Callable[..., Any], log: Path):
+    """A run that is resumed when the filter would choose other episodes is as one that was not stopped."""
+    options: dict[str, Any] = {"where": "tag=half", "validation": 0.4, "max_steps": 6, "patience": 50}
+    half = sorted({*opened_split(log), *range(6)})
+    with Log.open(log) as opened:
+        edits = Edits(opened)
+        edits.tag(half, "half")
+        whole, done, _ = start("whole", **options)
+        parts, first, _ = start("parts", stop_at=3, **options)
+        edits.untag(half[1:], "half")
+        edits.tag([n for n in range(12) if n not in half], "half")
+    assert (first.reason, first.step) == ("stopped", 3)
+    _, second, _ = start("parts", resume=True)
+    assert (second.step, second.loss) == (done.step, done.loss) and np.array_equal(kept(whole), kept(parts))
+    other, _, _ = start("other", **options)
+    assert not np.array_equal(kept(whole), kept(other)), "it would have learned something else"
+
+
+def test_a_filter_may_be_another_one_until_the_run_has_learned(
+    start: Callable[..., Any], log: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with Log.open(log) as opened:
+        Edits(opened).tag(opened_split(log), "half")
+    options: dict[str, Any] = {"validation": 0.0, "validation_period": 100, "max_steps": 100}
+    with monkeypatch.context() as broken, pytest.raises(NameError):
+        broken.delattr(sft, "make_policy")
+        start(where="success=true", **options)
+    run, _, _ = start(resume=True, where="tag=half")
+    assert np.allclose(kept(run), 0.5, atol=0.1), "the actions of the three episodes with this tag"

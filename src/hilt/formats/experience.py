@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import yaml  # type: ignore[import-untyped]
@@ -16,7 +16,7 @@ from hilt.core.errors import ConfigError, HiltError, UnknownNameError
 from hilt.core.trajectory import INSTRUCTION
 from hilt.core.tree import Array, JsonObject
 from hilt.formats.episodes import Dataset, Episode, Job, Writer, map_leaves, plain
-from hilt.formats.listing.log_episodes import episodes_where
+from hilt.formats.listing.log_episodes import rows_where
 from hilt.replay.key_ranges import OFFSET_BITS
 from hilt.replay.log import Log
 from hilt.replay.recut import facts_of_piece
@@ -24,6 +24,8 @@ from hilt.replay.schema import INLINE_BYTES, Schema
 from hilt.replay.storage.segment import check_codec
 
 _OFFSET = (1 << OFFSET_BITS) - 1
+Row: TypeAlias = tuple[int, int]
+"""A trajectory, and one of the rows that it has if it is a wide one; of others row 0"""
 VIEWS = ("all", "demo", "human", "policy", "random", "successes")
 
 
@@ -40,16 +42,20 @@ def open_dataset(path: Path, *, view: str = "all", trajectories: str = "", where
     return LogDataset(path, view, trajectories, where)
 
 
-def _where(log: Log, where: str) -> list[int]:
-    """The trajectories of a log that a filter chooses: one at least."""
-    found = episodes_where(log, [where])
-    if not (there := set(log.trajectories()).intersection(found)):
-        hidden = f": {len(found)} episodes that are bad or deleted are in no dataset" if found else ""
-        raise ConfigError(
-            f"where={where!r} chooses none of the {len(log.trajectories())} episodes of {log.path}{hidden}. See what "
-            f"they have with: hilt data inspect {log.path}"
-        )
-    return sorted(there)
+def _where(log: Log, where: str, trajectories: str) -> list[Row]:
+    """The rows that a filter chooses of the trajectories that a text names, of all where it is empty: one at least."""
+    known = log.trajectories()
+    among, found = {*_chosen(trajectories, known)} if trajectories else {*known}, rows_where(log, [where])
+    if rows := [(number, lane) for number, lane in found if number in among]:
+        return rows
+    shown = {number for number, _ in found}.intersection(known)
+    hints = [f"{len(found)} episodes that are bad or deleted are in no dataset"] if found and not shown else []
+    hints += [f"the filter alone chooses {len(shown)} of them"] if shown else []
+    raise ConfigError(
+        f"where={where!r}{f' with trajectories={trajectories}' if trajectories else ''} chooses none of the "
+        f"{len(known)} episodes of {log.path}{''.join(f': {hint}' for hint in hints)}. See what they have with: hilt "
+        f"data inspect {log.path}"
+    )
 
 
 def _chosen(text: str, known: list[int]) -> list[int]:
@@ -90,15 +96,24 @@ class LogDataset(Dataset):
 
     format = "log"
 
-    def __init__(self, path: Path, view: str = "all", trajectories: str = "", where: str = ""):
+    def __init__(
+        self,
+        path: Path,
+        view: str = "all",
+        trajectories: str = "",
+        where: str = "",
+        rows: Sequence[Row] | None = None,
+    ):
+        """`rows`: only these, where a filter has chosen them before."""
         super().__init__(path)
         self.log = Log.open(path, "r")
         self._view = view
         self._facts_of_run = facts_of_run(path)
-        self._trajectories = _chosen(trajectories, self.log.trajectories()) if trajectories else None
-        if where:
-            found = _where(self.log, where)
-            self._trajectories = found if trajectories == "" else sorted({*found} & {*(self._trajectories or ())})
+        self.rows = rows if rows is not None else _where(self.log, where, trajectories) if where else None
+        """Those that a filter has chosen; None: there is none"""
+        self._trajectories = {number for number, _ in self.rows} if self.rows is not None else None
+        if trajectories and not where:
+            self._trajectories = {*_chosen(trajectories, self.log.trajectories())}
 
     @cached_property
     def episodes(self) -> list[Array]:
@@ -111,13 +126,23 @@ class LogDataset(Dataset):
         if not len(keys):
             return []
         with log.reading() as steps:
+            lanes = (keys & _OFFSET) % steps.widths(keys)
+            keys, lanes = self._of_rows(keys, lanes)
             stop, cut = steps.fields(keys, ["terminated", "truncated"])
-            widths = steps.widths(keys)
-        lanes = (keys & _OFFSET) % widths
+        if not len(keys):
+            return []
         order = np.lexsort((keys, lanes, keys >> OFFSET_BITS))
         keys, lanes, ended = keys[order], lanes[order], (stop | cut)[order].astype(bool)
         new = (np.diff(keys >> OFFSET_BITS) != 0) | (np.diff(lanes) != 0) | ended[:-1]
         return np.split(keys, np.flatnonzero(new) + 1)
+
+    def _of_rows(self, keys: Array, lanes: Array) -> tuple[Array, Array]:
+        """The steps, and the number of the row of each, that are of rows that a filter has chosen."""
+        if self.rows is None:
+            return keys, lanes
+        first = np.array([number << OFFSET_BITS | lane for number, lane in self.rows], np.int64)
+        inside = np.isin(keys & ~_OFFSET | lanes, first)
+        return keys[inside], lanes[inside]
 
     def __len__(self) -> int:
         return len(self.episodes)

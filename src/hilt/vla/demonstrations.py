@@ -31,6 +31,7 @@ from hilt.formats.episodes import INSTRUCTION
 from hilt.formats.experience import LogDataset
 from hilt.policies.conditioned import ADVANTAGE, NEGATIVE, POSITIVE
 from hilt.policies.vla.observation_adapters import SUITES, Suite, columns, hold_of, known_suites, suite
+from hilt.vla.imitation.chosen_episodes import ChosenEpisodes
 
 AT_ONCE, MAX_STATES = 256, 4096
 """Steps that are looked at together, and at most, to know what states are like"""
@@ -78,16 +79,18 @@ class Demonstrations:
         notify: Callable[[str], None] = lambda text: None,
         report: Report = silent,
         where: Sequence[str] = (),
+        run: Path | None = None,
     ):
         """Converts other formats to a log in `folder`, once. An `instruction` applies to every
         episode; empty: the instructions in the data.
         `successes_only` passes over episodes that are known to have failed. `where`: a filter of the episodes of each
-        of the first paths, empty where all are taken."""
-        filters = [*where, *[""] * (len(paths) - len(where))]
-        self._suite, self._datasets = (
-            suite,
-            [_opened(path, folder, n, notify, report, filters[n]) for n, path in enumerate(paths)],
-        )
+        of the first paths, empty where all are taken. In the folder of a `run` its choice is kept."""
+        filters, chosen = [*where, *[""] * (len(paths) - len(where))], ChosenEpisodes(run, notify)
+        self._suite, self._datasets = suite, list[LogDataset]()
+        for number, path in enumerate(paths):
+            log = _log_of(path, folder, number, notify, report)
+            self._datasets.append(chosen.open(number, log, filters[number]) if filters[number] else LogDataset(log))
+        chosen.keep()
         self.lessons: list[Lesson] = []
         self.labels: list[Array] | None = None
         """Of each episode whether its steps are good, bool [T], where that is known: observations then have it as
@@ -248,20 +251,16 @@ def batches(rows: Array, size: int, seed: int, first: int = 0) -> Iterator[Array
         yield rows[[orders[r][place] for r, place in zip(rounds.tolist(), places, strict=True)]]
 
 
-def _opened(
-    path: Path, folder: Path, number: int, notify: Callable[[str], None], report: Report, where: str = ""
-) -> LogDataset:
+def _log_of(path: Path, folder: Path, number: int, notify: Callable[[str], None], report: Report) -> Path:
+    """The log of a dataset, which is made in `folder` of one in another format."""
     path = located(path)
-    if detect(path) != "log":
-        made = folder / f"{number}-{path.name}"
-        if not made.exists():
-            summary = convert(path, made, progress=partial(report, f"converting {path}, episodes"))
-            notify(f"{summary.episodes} episodes, {summary.steps} steps were read from {path} into {made}")
-        path = made
-    dataset = LogDataset(path, where=where)
-    if where:
-        notify(f"{len(dataset)} episodes of {path} are chosen by where={where!r}")
-    return dataset
+    if detect(path) == "log":
+        return path
+    made = folder / f"{number}-{path.name}"
+    if not made.exists():
+        summary = convert(path, made, progress=partial(report, f"converting {path}, episodes"))
+        notify(f"{summary.episodes} episodes, {summary.steps} steps were read from {path} into {made}")
+    return made
 
 
 def _look(suite: Suite, dataset: LogDataset, path: Path) -> None:

@@ -3,6 +3,7 @@
     RUN/config.yaml, run.json   every setting, frozen; its identity
     RUN/tasks/NAME/             demonstrations that the script of a task recorded before
     RUN/data/                   logs that were made of datasets in other formats
+    RUN/chosen_episodes.json    those that `where` has chosen when the run began
     RUN/best/STEP/              what was trained, as it was at the lowest validation loss so far
     RUN/checkpoints/            where --resume goes on, bit for bit
     RUN/policy/                 the end: a complete checkpoint of the policy at its best, adapters merged
@@ -159,7 +160,7 @@ def train(
             return _stopped_early(run, notify)
         good_only = config.successes_only and not config.recap.threshold
         chosen = [config.where] * len(config.data)
-        given = (words(config), config.instruction, good_only, notify, report, chosen)
+        given = (words(config), config.instruction, good_only, notify, report, chosen, run)
         lessons = Demonstrations(paths, run / "data", *given)
         stack.callback(lessons.close)
         if config.recap.threshold:

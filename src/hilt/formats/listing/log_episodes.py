@@ -269,6 +269,11 @@ class LogEpisodes(EpisodeSource):
 
 def episodes_where(log: Log, conditions: Sequence[str]) -> list[int]:
     """The trajectories of a log for which all conditions hold; of a wide one, for one of its rows at least."""
+    return sorted({number for number, _ in rows_where(log, conditions)})
+
+
+def rows_where(log: Log, conditions: Sequence[str]) -> list[tuple[int, int]]:
+    """Returns the rows of trajectories for which all conditions hold: each is a trajectory and the number of a row."""
     chosen = EpisodeFilter.parse(" ".join(conditions))
     for condition in chosen.conditions:
         if condition.name == "group":
@@ -285,4 +290,5 @@ def episodes_where(log: Log, conditions: Sequence[str]) -> list[int]:
             (about(number).get(name) for number in numbers), lambda: {name for n in numbers for name in about(n)}
         )
 
-    return sorted({*rows["number"][chosen.mask(rows, listed.texts, [""], fact, [listed.versions_per_start])].tolist()})
+    found = rows[chosen.mask(rows, listed.texts, [""], fact, [listed.versions_per_start])]
+    return sorted(zip(found["number"].tolist(), found["lane"].tolist(), strict=True))

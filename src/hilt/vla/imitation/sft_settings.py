@@ -59,7 +59,7 @@ class Sft:
     """Logs, recordings of `hilt record`, or datasets in any format that `hilt data convert` reads"""
     where: str = setting("", known=EpisodeFilter.parse, needs=(_DATA, _NO_ROUNDS))
     """Which episodes of `data` are learned from: a filter as `hilt data tag --where` takes, such as
-    "success=true advantage_percentile>=60" or tag=good; empty: all"""
+    "success=true advantage_percentile>=60" or tag=good; empty: all. A resumed run keeps what it chose"""
     tasks: list[str] = field(default_factory=list)
     """Tasks that `hilt eval` tries the policy on, and whose scripts record the demonstrations"""
     task_options: dict[str, Any] = setting(factory=dict, needs=_TASKS)
