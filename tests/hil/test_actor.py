@@ -15,7 +15,7 @@ from gymnasium.spaces import Box, Dict
 
 from hilt.core.errors import ConfigError, DeadlineError, RefusedError, SchemaError
 from hilt.core.trajectory import Source
-from hilt.hil.actor import Acted, Weights, act
+from hilt.hil.actor import Acted, Weights, act, reward_columns
 from hilt.hil.config import Hil, ValueUse, Wire, of_run
 from hilt.hil.environment import make_env, spaces, trainer_config
 from hilt.hil.importing import columns_for
@@ -59,6 +59,14 @@ class Told(Toy):
             if self._own_person and (self.steps == self._at if self._at else self.steps % 2)
             else (*result, info)
         )  # type: ignore[return-value]
+
+
+class Paid(Told):
+    """An environment whose own info has a reward of the same name as Hilt's once had."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        *result, info = super().step(action)
+        return (*result, {**info, "task_reward": 99.0})  # type: ignore[return-value]
 
 
 class Flat(Toy):
@@ -627,7 +635,8 @@ def test_the_journal_counts_over_lives(tmp_path: Path):
 
 def test_steps_have_the_reward_of_the_task_and_the_dense_one_beside_it(tmp_path: Path):
     model = save_untrained(tmp_path / "value", {"observations/state/left/point": 3})
-    learner = Learner(config(value=ValueUse(str(model), reward=2.0)), tmp_path / "log")
+    use = {"task": f"{__name__}:Paid", "value": ValueUse(str(model), reward=2.0)}
+    learner = Learner(config(**use), tmp_path / "log")
     learner.publish(1)
     acting(learner, tmp_path / "actor", lambda: len(learner.log) >= 12)
     rewards, dense, succeed = learner.column("rewards", "shaping_reward", "succeed")
@@ -640,3 +649,21 @@ def test_steps_have_the_reward_of_the_task_and_the_dense_one_beside_it(tmp_path:
     want = 2 * (learner.config.agent.rlpd.discount * seen[1] * ~steps["terminated"].astype(bool) - seen[0])
     np.testing.assert_allclose(dense, want, rtol=1e-4, atol=1e-5)
     learner.close()
+
+
+@pytest.mark.parametrize("learner", [{"task": f"{__name__}:Paid"}], indirect=True)
+def test_the_info_of_an_environment_does_not_replace_its_reward(learner: Learner, tmp_path: Path):
+    learner.publish(1)
+    acting(learner, tmp_path / "actor", lambda: len(learner.log) >= 12)
+    rewards, succeed = learner.column("rewards", "succeed")
+    assert rewards.tolist() == succeed.astype(float).tolist()
+
+
+@pytest.mark.parametrize(
+    ("dense", "logged", "shaping"), [(0.0, 0.5, {}), (2.0, 0.25, {"shaping_reward": np.float32(0.25)})]
+)
+def test_the_reward_of_the_task_is_looked_for_only_with_a_dense_one(
+    dense: float, logged: float, shaping: dict[str, Any]
+):
+    found = reward_columns(0.5, {"hilt/task_reward": 0.25}, config(value=ValueUse("m", reward=dense)))
+    assert found == {"rewards": np.float32(logged), **shaping}

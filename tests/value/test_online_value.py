@@ -77,7 +77,7 @@ def test_dense_reward_is_the_difference_of_potentials_and_the_same_of_a_recorded
         "next_observations/state": states[1:],
         "terminated": np.arange(8) == 7,
     }
-    of_task = np.float32([step[4]["task_reward"] for step in steps])
+    of_task = np.float32([step[4]["hilt/task_reward"] for step in steps])
     assert of_task.tolist() == [0] * 7 + [1]
     dense = shaping_rewards(columns, value, [""] * 8, 0.9, 2.0)
     np.testing.assert_allclose(of_task + dense, want, rtol=1e-5, atol=1e-6)
@@ -94,13 +94,15 @@ def test_hopeless_episodes_are_truncated_unless_a_person_acts(value: OnlineValue
 
 
 def test_an_alarm_comes_once_in_a_row_of_doubtful_steps_in_which_no_person_acts(value: OnlineValue):
-    def alarms(human: tuple[int, ...] = (), **limits: Any) -> list[int]:
+    def alarms(human: tuple[int, ...] = (), since: int = 1, **limits: Any) -> list[int]:
         env = ValueWatch(Line(human), value, 0.9, **limits)
         env.reset()
         raised = []
         for step in range(1, 9):
             env.step(np.zeros(1))
             assert env.success_probability == env.value_figures()["value_success"]
+            if step < since:  # as an actor does while its steps are random
+                continue
             if (found := env.value_alarm()) is not None:
                 assert found == env.success_probability
                 raised.append(step)
@@ -111,6 +113,8 @@ def test_an_alarm_comes_once_in_a_row_of_doubtful_steps_in_which_no_person_acts(
     assert alarms(alarm_below=1.0, alarm_patience=3) == [3]  # below 1 is every probability
     assert alarms((4,), alarm_below=1.0, alarm_patience=3) == [3, 7], "after a person it is asked again"
     assert alarms((2,), alarm_below=1.0, alarm_patience=3) == [5]
+    assert alarms(since=6, alarm_below=1.0, alarm_patience=3) == [6], "as soon as it is asked"
+    assert alarms((7,), since=6, alarm_below=1.0, alarm_patience=1) == [6, 8]
     assert alarms(alarm_below=1e-9, alarm_patience=1) == [] and alarms() == []
 
 

@@ -19,8 +19,9 @@ SUCCESS_KEYS = ("succeed", "is_success", "success")
 TASK_SUCCESS = "task_success"
 """In ``info`` beside ``succeed``, where a classifier or a person decides that one: the success
 reported by the task itself, None if it reports none"""
-TASK_REWARD = "task_reward"
-"""In ``info`` where a wrapper adds a dense reward to that of the task: the reward of the task itself"""
+TASK_REWARD = "hilt/task_reward"
+"""In ``info`` where a wrapper of Hilt adds a dense reward to that of the task: the reward of the task itself. No
+environment has this name by itself"""
 
 
 Info: TypeAlias = dict[str, object]

@@ -284,7 +284,7 @@ class Actor:
         made = {
             "observations": before,
             "actions": np.asarray(executed, self._env.action_space.dtype),
-            "rewards": np.float32(info.get(TASK_REWARD, reward)),
+            **reward_columns(float(reward), info, self._config),
             "next_observations": after,
             "terminated": np.bool_(terminated),
             "truncated": np.bool_(truncated),
@@ -297,7 +297,6 @@ class Actor:
             **(self._play.columns() if self._config.algorithm == MIXED else {}),
             **({TASK_COLUMN: np.int16(info[TASK_NUMBER])} if TASK_NUMBER in info else {}),
             **self._penalty(info),
-            **self._shaping(float(reward), info),
             **(
                 {TASK_SUCCESS: np.int8(-1 if info.get(TASK_SUCCESS) is None else info[TASK_SUCCESS])}
                 if self._config.classifier
@@ -340,10 +339,6 @@ class Actor:
         self._help.ask(text, self._ended)
         if self._rate is not None:
             self._rate.restart()
-
-    def _shaping(self, reward: float, info: dict[str, Any]) -> dict[str, Any]:
-        """The dense part of a reward, in a run that has one."""
-        return {SHAPING: np.float32(reward - info.get(TASK_REWARD, reward))} if self._config.value.reward else {}
 
     def _penalty(self, info: dict[str, Any]) -> dict[str, Any]:
         if "learned-gripper" not in self._config.agent.setup_mode:
@@ -557,6 +552,15 @@ class Actor:
     def _now(self) -> float:
         """Seconds since 1970."""
         return self._clock + time.perf_counter()
+
+
+def reward_columns(reward: float, info: Mapping[str, Any], config: Hil) -> dict[str, np.float32]:
+    """The reward of a step; of a run with a dense reward that of the task, and the dense part in a column of its
+    own."""
+    if not config.value.reward:
+        return {"rewards": np.float32(reward)}
+    of_task = float(info.get(TASK_REWARD, reward))
+    return {"rewards": np.float32(of_task), SHAPING: np.float32(reward - of_task)}
 
 
 class Weights:

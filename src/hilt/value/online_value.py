@@ -112,18 +112,20 @@ class ValueWatch(gymnasium.Wrapper):
 
     With `reward`, this times ``discount * V(s') - V(s)`` is added to the reward, with V(s') = 0 where the episode has
     terminated: a dense reward that changes no optimal policy. `discount` is that of the learner. The info has the
-    reward without it as ``task_reward``.
+    reward without it as ``hilt/task_reward``.
 
     With `stop_below`, an episode is truncated when the probability of success has been below it for `patience` steps in
     a row in which no person acted; the info of its last step has it as ``stopped_by_value``.
 
-    With `alarm_below`, `value_alarm` gives the probability of success, once, when it has been below that for
+    With `alarm_below`, `value_alarm` gives the probability of success, once, when it has been below that for at least
     `alarm_patience` such steps in a row.
 
     A person who may take over sees the probability, and `value_figures` compares what was expected of the last episodes
     with what came."""
 
-    episode_state: ClassVar[tuple[str, ...]] = ("potential", "hopeless", "doubtful", "expected", "success_probability")
+    episode_state: ClassVar[tuple[str, ...]] = (
+        *("potential", "hopeless", "doubtful", "asked", "expected", "success_probability"),
+    )
 
     def __init__(
         self,
@@ -141,6 +143,8 @@ class ValueWatch(gymnasium.Wrapper):
         self._below, self._patience = stop_below, patience
         self._alarm_below, self._alarm_patience, self._alarms = alarm_below, alarm_patience, 0
         self.potential, self.hopeless, self.doubtful = 0.0, 0, 0
+        self.asked = False
+        """Whether a person was asked for help since the probability has been below `alarm_below`"""
         self.expected: tuple[float, int] = (0.0, 0)
         """Of the episode: the sum of the probabilities of success, and the number of steps"""
         self.success_probability: float | None = None
@@ -153,7 +157,7 @@ class ValueWatch(gymnasium.Wrapper):
         self.success_probability = None  # what is shown of the new episode is nothing of the one before
         observation, info = self.env.reset(**options)
         self.potential, self.success_probability = self._judged(observation)
-        self.hopeless, self.doubtful, self.expected = 0, 0, (0.0, 0)
+        self.hopeless, self.doubtful, self.asked, self.expected = 0, 0, False, (0.0, 0)
         return observation, info
 
     def step(self, action: npt.ArrayLike) -> StepResult:
@@ -163,6 +167,7 @@ class ValueWatch(gymnasium.Wrapper):
         alone, self.success_probability = "intervene_action" not in info, success
         self.hopeless = self.hopeless + 1 if alone and success < self._below else 0
         self.doubtful = self.doubtful + 1 if alone and success < self._alarm_below else 0
+        self.asked = self.asked and self.doubtful > 0
         if self.hopeless >= self._patience and not terminated:
             truncated, info = True, {**info, STOPPED: success}
         total, steps = self.expected
@@ -173,11 +178,11 @@ class ValueWatch(gymnasium.Wrapper):
         return observation, float(reward) + self._weight * dense, bool(terminated), bool(truncated), info
 
     def value_alarm(self) -> float | None:
-        """The probability of success, if a person is to be asked for help now: in the step in which it has been below
-        `alarm_below` for long enough, and not again until it was above, or a person has acted."""
-        if not self._alarm_below or self.doubtful != self._alarm_patience:
+        """The probability of success, if a person is to be asked for help now: it has been below `alarm_below` for long
+        enough, and they were not asked since it was above, or a person has acted."""
+        if not self._alarm_below or self.asked or self.doubtful < self._alarm_patience:
             return None
-        self._alarms, self.doubtful = self._alarms + 1, self.doubtful + 1
+        self._alarms, self.asked = self._alarms + 1, True
         return self.success_probability
 
     def value_figures(self) -> dict[str, float]:
