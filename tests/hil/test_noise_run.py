@@ -135,6 +135,25 @@ def test_demonstrations_without_the_draws_get_them(base_folder: Path, trained: P
         agent.update(batch)
 
 
+def test_the_log_of_a_run_with_noise_of_another_width_can_be_demonstrations(
+    base_folder: Path, trained: Path, tmp_path: Path
+):
+    """Each action of a plan has noise of its own here, and that of the actor of the other run is not known."""
+    asked = asked_of(base_folder, demo_path=[str(trained / "log")], max_steps=1)
+    asked.agent.options["repeat_noise"] = False
+    begin_run(tmp_path / "run", "frozen", asked)
+    made = resume_run(tmp_path / "run", "", [])
+    agent, width = make_agent(made, spaces(made)), 3 * ACTIONS
+    with closing(Experience(tmp_path / "run", made, spaces(made), agent)) as experience:
+        batch = experience.sample(8, "demo")
+        assert batch["observations"]["base_policy"][weights_of(asked)]["noise"].shape == (8, 2, width)
+        assert batch["noise"]["start"].shape == (8, width) and not batch["noise"]["start"].any()
+        assert not batch["noise"]["known"].any()
+        agent.update(batch)
+    with Log.open(trained / "log", "r") as log:
+        assert log.read(log.all().keys(), ["noise/known"])["noise"]["known"].any(), "which it was there"
+
+
 REACH = {"image_size": 16, "cameras": ["front"], "control_hz": 5, "step_limit": 9}
 
 

@@ -11,9 +11,11 @@ import torch
 
 from hilt.core.errors import ConfigError
 from hilt.core.validate import check
+from hilt.policies.conditioned import ADVANTAGE, NEGATIVE, POSITIVE, ConditionedPolicy
 from hilt.policies.frozen.acted_noise import ActedNoise
 from hilt.policies.frozen.frozen_base import FrozenBase
 from hilt.policies.frozen.frozen_config import FrozenOptions, frozen_options
+from hilt.policies.registry import load_policy
 from hilt.policies.vla.normalize import statistics
 from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from tests.policies import test_pi0
@@ -51,6 +53,31 @@ def frames(count: int, seed: int = 0) -> dict[str, Any]:
 
 def frame(tree: dict[str, Any], place: int) -> dict[str, Any]:
     return {"images": {name: each[place] for name, each in tree["images"].items()}, "state": tree["state"][place]}
+
+
+@pytest.mark.parametrize("kind", ["words", "embedding"])
+def test_noise_of_a_policy_with_a_condition(folders: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    policy = ConditionedPolicy(load_policy(folders["pi0"]), guidance=1.5, kind=kind)
+    with pytest.raises(ConfigError, match=r"guidance=1\.5 mixes two flows"):
+        policy.act_from([], np.zeros(0))
+    policy.save_pretrained(tmp_path / "policy")
+    with pytest.raises(ConfigError, match=r"acts with guidance=1\.5.*Give agent\.options\.policy_options\.guidance=1"):
+        base_of(tmp_path / "policy")
+    base = base_of(tmp_path / "policy", policy_options={"guidance": 1, "tokenizer_max_length": 40})
+    assert base.acted is not None and base.acted.width == WIDTH and base.policy.policy.keeps_context
+    rows = base.rows(frames(3), ["push"] * 3)
+    start = np.random.default_rng(1).normal(size=(3, HORIZON, WIDTH)).astype(np.float32)
+    found = base.policy.act_from(rows, start)
+    bad = base.policy.act_from([{**row, ADVANTAGE: NEGATIVE} for row in rows], start)
+    if kind == "words":
+        said = [{**row, "instruction": f"push. {POSITIVE}"} for row in rows]
+        np.testing.assert_allclose(
+            found, load_policy(folders["pi0"], tokenizer_max_length=40).act_from(said, start), atol=1e-5
+        )
+        assert np.abs(found - bad).max() > 1e-6
+    assert found.shape[:1] == (3,)
+    base.of_many(frames(3), ["push"] * 3)
+    assert base.policy.policy._last._last is None, "what it has read is freed after an episode"
 
 
 @pytest.mark.parametrize("name", KINDS)

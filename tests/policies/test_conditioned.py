@@ -109,15 +109,27 @@ def test_a_long_instruction_is_shortened_and_its_condition_is_not(
     good, bad, none = (
         [*read_words(policy, asked(rows, label, instruction=words))] for label in (POSITIVE, NEGATIVE, UNKNOWN)
     )
-    for one, label in ((good, POSITIVE), (bad, NEGATIVE), (none, UNKNOWN)):
-        assert all(f". {label}" in each if label else "Advantage" not in each for each in one)
-        assert all("pick the red" in each and each.endswith(end) for each in one)
-        assert all("the left" not in each for each in one) or label == UNKNOWN
+    for one, label in ((good, POSITIVE), (bad, NEGATIVE)):
+        assert all(f". {label}" in each and "pick the red" in each and each.endswith(end) for each in one)
+        assert all("the left" not in each for each in one)
+    assert none == read_words(inside, [{**row, "instruction": words} for row in rows]), "cut off as published"
     assert f"{words + '. ' + POSITIVE!r} is read as 'pick the red" in caplog.text
     with pytest.raises(
         ConfigError, match=r"would be cut off.*Give policy_options\.tokenizer_max_length=\d+, or a shorter"
     ):
         ConditionedPolicy(published(kind, 24)[0]).act(asked(rows, POSITIVE, instruction="open"), sample=False)
+
+
+@pytest.mark.parametrize("kind", ["pi0", "smolvla"])
+def test_a_long_instruction_without_spaces_is_shortened_by_letters_and_without_a_condition_cut_off(kind: str):
+    words = "把红色的方块从桌子上拿起来放进左边的盒子里"
+    inside, rows = published(kind, 40)
+    (good,), (none,) = (
+        read_words(ConditionedPolicy(inside), asked(rows[:1], label, instruction=words))
+        for label in (POSITIVE, UNKNOWN)
+    )
+    assert good == f"把红色的方. {POSITIVE}\n"
+    assert none == read_words(inside, [{**rows[0], "instruction": words}])[0] and words.startswith(none[:12])
 
 
 def test_without_a_condition_a_prompt_is_cut_off_as_published_and_that_is_reported(caplog: pytest.LogCaptureFixture):

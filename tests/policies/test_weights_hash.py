@@ -21,7 +21,7 @@ from hilt.policies.frozen.frozen_agent import FrozenAgent
 from hilt.policies.frozen.frozen_base import FrozenBase
 from hilt.policies.frozen.frozen_config import BASE_POLICY, frozen_options
 from hilt.policies.frozen.frozen_policy import FrozenVlaPolicy
-from hilt.policies.io.weights_hash import weights_hash
+from hilt.policies.io.weights_hash import former_weights_hash, weights_hash
 from hilt.policies.registry import load_policy
 from hilt.value.policy_features import FrozenFeatures
 from tests.policies import test_conditioned, test_pi0, tiny_openvla
@@ -117,6 +117,36 @@ def test_an_exported_folder_is_opened_with_the_hash_of_its_base(tmp_path: Path):
     )
     with pytest.raises(ConfigError, match=r"weights have the hash .*convert LOG NEW --drop observations/base"):
         load_policy(folder)
+
+
+def test_a_folder_that_was_exported_with_the_hash_of_earlier_versions_is_opened(tmp_path: Path):
+    inside = saved("plain", tmp_path / "inside")
+    (inside / "dataset_statistics.json").write_text("{}")  # as openvla, pi0 and smolvla have files besides
+    content = b"model.safetensors" + (inside / "model.safetensors").read_bytes()
+    former, newer = hashlib.sha256(content).hexdigest()[:12], weights_hash(inside)
+    assert former_weights_hash(inside) == former != newer and former_weights_hash(tmp_path) == ""
+    folder = tmp_path / "policy"
+    frozen(FrozenBase(frozen_options({"policy": str(inside), "columns": NAMES}))).save_pretrained(folder)
+    rows = [test_conditioned.seen()]
+    wanted = load_policy(folder).act(rows, sample=False)[0]
+    document = (folder / "config.json").read_text()
+    assert document.count(newer) >= 3
+    (folder / "config.json").write_text(document.replace(newer, former))
+    np.testing.assert_array_equal(load_policy(folder).act(rows, sample=False)[0], wanted)
+    other = saved("plain", tmp_path / "other", seed=1) / "model.safetensors"
+    (folder / "base" / "model.safetensors").write_bytes(other.read_bytes())
+    with pytest.raises(ConfigError, match=f"policy have {former}"):
+        load_policy(folder)
+
+
+def test_other_files_and_hidden_folders_make_no_difference(tmp_path: Path):
+    for kind in ("plain", "pi0", "recap_words"):
+        folder = saved(kind, tmp_path / kind)
+        known = weights_hash(folder)
+        for name in ("notes.txt", "log.json", ".cache/config.json", ".cache/huggingface/x.safetensors"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text("seen 3 times")
+            assert weights_hash(folder) == known, f"{kind}: {name}"
 
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path):

@@ -122,6 +122,34 @@ def test_rounds_end_with_the_policy_as_it_was_where_too_few_failed_and_go_on_wit
         assert [one["successes"] for one in read_json(run / "rounds.json")["rounds"]] == [16]
 
 
+def test_more_episodes_are_those_of_the_rounds_whose_policy_is_not_trained(
+    good_policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run, said, tried = tmp_path / "run", list[str](), Tried(monkeypatch, 8)
+    asked = config(tmp_path)
+    asked.data, asked.policy, asked.policy_options, asked.max_steps = [], good_policy, {}, 2
+    asked.recap.episodes, asked.recap.rounds = 24, 2
+    first, wanted = recap_rounds._Rounds._round, list[tuple[str, int]]()
+
+    def all_succeed_in_the_second(self: Any, number: int, *given: str) -> str | None:
+        tried.failures = 8 if number == 1 or len(wanted) > 2 else 0
+        return first(self, number, *given)
+
+    def noted(policy: Any, suite: Any, plan: Any, path: Path, *given: Any) -> tuple[int, int]:
+        wanted.append((path.parent.name, plan.episodes))
+        if plan.episodes == 0:
+            return 24, 16
+        return tried(policy, suite, plan, path, *given)
+
+    monkeypatch.setattr(recap_rounds, "record_episodes", noted)
+    monkeypatch.setattr(recap_rounds._Rounds, "_round", all_succeed_in_the_second)
+    recap_rounds.train(sft.begin_run(run, "", asked), run, notify=said.append)
+    assert wanted == [("1", 24), ("2", 24)] and said[-1].endswith("recap.episodes=48")
+    recap_rounds.train(sft.resume_run(run, "", ["recap.episodes=48"]), run, notify=said.append)
+    assert wanted[2:] == [("1", 0), ("2", 48)], "the first round has been learned from"
+    assert [one["episodes"] for one in read_json(run / "rounds.json")["rounds"]] == [24, 48]
+
+
 def test_a_value_model_without_an_auc_labels_all_the_same(shown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     said, written = list[str](), list[Any]()
     model = SimpleNamespace(metadata={"held_out": {"after": [{"auc": 0.5}, {"auc": None}]}})

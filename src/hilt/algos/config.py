@@ -65,7 +65,8 @@ class Rlpd:
     """The number of actions of each of three kinds (uniform, of the policy here, of the policy in the next state) that
     this term compares with what was done"""
     conservative_updates: int = setting(0, minimum=0, needs=_CONSERVATIVE)
-    """The number of first updates that have this term, such as those of offline_updates; 0: all of them"""
+    """The number of first updates of the agent that have this term, such as those of offline_updates, where a learner
+    step has cta_ratio of them; 0: all of them"""
     calibrated: bool = setting(True, needs=_CONSERVATIVE)
     """Values of the policy are not pushed below the returns that the log has (Cal-QL); without: plain CQL"""
     actor_average: float = setting(0.0, minimum=0, maximum=1)

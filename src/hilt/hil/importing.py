@@ -261,8 +261,9 @@ def _fitted(schema: Schema, episode: Episode, path: str, instructions: Sequence[
     given, columns = flatten(episode.columns), {}
     if wanted := base_hash(schema.columns):
         check_same_weights(base_hash(given), wanted, path)
+    anew = _drawn_anew(given, schema)
     for name, spec in schema.columns.items():
-        if name in given and not _drawn_anew(name, given[name], spec):
+        if name in given and name not in anew:
             columns[name] = _cast(name, np.asarray(given[name]), spec, path)
         elif name.partition("/")[0] in FILLED:
             columns[name] = np.full((len(episode), *spec.shape), FILLED[name.partition("/")[0]], spec.dtype)
@@ -285,10 +286,17 @@ def _fitted(schema: Schema, episode: Episode, path: str, instructions: Sequence[
     return columns
 
 
-def _drawn_anew(name: str, column: Array, spec: ArraySpec) -> bool:
-    """Whether these are draws of a frozen policy's noise in another number, which the run decodes once more."""
-    drawn = bool(base_hash([name])) and name.rpartition("/")[2] in (NOISE, NOISE_ACTIONS)
-    return drawn and np.shape(column)[1:] != spec.shape
+def _drawn_anew(given: Mapping[str, Array], schema: Schema) -> set[str]:
+    """The columns with noise of a frozen policy that are of other settings than the run's: draws in another number,
+    which the run decodes once more, and noise of an actor in another width, which is not known here."""
+    start, known = f"{STEP_NOISE}/start", f"{STEP_NOISE}/known"
+    drawn = {
+        name
+        for name, spec in schema.columns.items()
+        if (name == start or (base_hash([name]) and name.rpartition("/")[2] in (NOISE, NOISE_ACTIONS)))
+        and np.shape(given.get(name, ()))[1:] != spec.shape
+    }
+    return drawn | {known} if start in drawn else drawn
 
 
 def _task_number(episode: Episode, path: str, instructions: Sequence[str]) -> int:

@@ -36,7 +36,7 @@ Record = dict[str, np.ndarray]
 CONDITION = "condition"
 """Of an observation and of a record: the number of the condition of a policy that has an embedding of it"""
 KEPT_ENDING = "kept_ending"
-"""Of an observation: the end of its instruction that a policy reads, however few words it can take; may be empty"""
+"""Of an observation: the end of its instruction that a policy reads, however few words it can take; empty: none"""
 OBSERVED_FIELDS = ("images", "image_mask", "prompt", "prompt_length", "state", CONDITION)
 """Fields of a record that come from the observation alone"""
 

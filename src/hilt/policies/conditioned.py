@@ -119,6 +119,30 @@ class ConditionedPolicy(Policy):
         without = self._asked([{**row, ADVANTAGE: UNKNOWN} for row in observations])
         return act_guided(self.policy, rows, without, self.guidance, **options)
 
+    @property
+    def start_shape(self) -> tuple[int, int] | None:
+        """With guidance there are two flows, and no noise leads to an action by one of them."""
+        return self.policy.start_shape if self.guidance == 1 else None
+
+    def act_from(self, observations: Sequence[Observation], start: np.ndarray) -> np.ndarray:
+        if self.guidance != 1:
+            raise ConfigError(
+                f"act_from(): guidance={self.guidance:g} mixes two flows, of which each would begin with noise of its "
+                "own. Open the policy with guidance=1."
+            )
+        return self.policy.act_from(self._asked(observations), start)
+
+    @property
+    def keeps_context(self) -> bool:  # that of the policy inside
+        return self.policy.keeps_context
+
+    @keeps_context.setter
+    def keeps_context(self, value: bool) -> None:
+        self.policy.keeps_context = value
+
+    def forget_context(self) -> None:
+        self.policy.forget_context()
+
     def evaluate(self, record: Record) -> Evaluation:
         if self.guidance != 1:
             raise ConfigError(

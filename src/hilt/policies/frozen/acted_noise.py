@@ -19,6 +19,7 @@ import numpy as np
 from hilt.core.errors import ConfigError
 from hilt.core.tree import Array
 from hilt.policies.base import Observation
+from hilt.policies.conditioned import ConditionedPolicy
 from hilt.policies.frozen.frozen_config import NOISE, NOISE_ACTIONS, FrozenOptions
 from hilt.policies.frozen.noise_decoder import flow_refusal
 
@@ -30,6 +31,12 @@ class ActedNoise:
     """Noise ``[N, width]`` of the policy, and the actions that it becomes."""
 
     def __init__(self, base: FrozenBase):
+        guidance = base.policy.guidance if isinstance(base.policy, ConditionedPolicy) else 1.0
+        if guidance != 1:
+            raise ConfigError(
+                f"agent.options.space=noise: the policy in {base.options.policy} acts with guidance={guidance:g}, "
+                "which mixes two flows. Give agent.options.policy_options.guidance=1, or space=residual or edit."
+            )
         if (shape := base.policy.start_shape) is None:
             raise ConfigError(
                 f"agent.options.space=noise: the policy in {base.options.policy} does not compute its actions by a "

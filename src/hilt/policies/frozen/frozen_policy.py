@@ -29,9 +29,10 @@ from hilt.policies.agent.config import AgentConfig
 from hilt.policies.base import Evaluation, Observation, ObservedFields, Policy, Prefix, Record, check_temperature
 from hilt.policies.frozen.frozen_agent import FrozenAgent
 from hilt.policies.frozen.frozen_base import FrozenBase
-from hilt.policies.frozen.frozen_config import BASE_POLICY, FROZEN_VLA, check_same_weights, frozen_options
+from hilt.policies.frozen.frozen_config import BASE_POLICY, FROZEN_VLA, base_path, check_same_weights, frozen_options
 from hilt.policies.frozen.noise_agent import agent_class
 from hilt.policies.io.tensor_files import Tensors, read_json, write_tensors
+from hilt.policies.io.weights_hash import former_weights_hash
 from hilt.policies.registry import CONFIG
 
 BASE_FOLDER = "base"
@@ -134,12 +135,23 @@ class FrozenVlaPolicy(Policy):
         config = acting_config(build(AgentConfig(), document["agent"]), str(place / BASE_FOLDER), device)
         config.options["policy_options"] = {**config.options.get("policy_options", {}), **options}
         base = FrozenBase(frozen_options(config.options), config.chunk, device)
+        document = with_newer_hash(document, base.weights, place / BASE_FOLDER)
         check_same_weights(base.weights, document["base_weights"], str(place / BASE_FOLDER))
         shapes = {path: ArraySpec(np.dtype(np.float32), tuple(shape)) for path, shape in document["shapes"].items()}
         sizes = int(document["actions"]), config, 0, bool(document["squashed"])
         agent = agent_class(config)(shapes, [], list(shapes), *sizes)
         agent.load_acting_state(dict(Tensors(place)))
         return cls(agent, base)
+
+
+def with_newer_hash(document: dict[str, Any], weights: str, folder: Path) -> dict[str, Any]:
+    """The settings of a folder with the hash `weights` of its frozen policy, where an earlier version has written them
+    with its own hash of the same policy."""
+    former = str(document["base_weights"])
+    if former == weights or former != former_weights_hash(folder):
+        return document
+    shapes = {base_path(weights, path.rpartition("/")[2]): shape for path, shape in document["shapes"].items()}
+    return {**document, "base_weights": weights, "shapes": shapes}
 
 
 def acting_config(config: AgentConfig, policy: str, device: str = "cpu") -> AgentConfig:

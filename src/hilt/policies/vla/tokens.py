@@ -11,7 +11,7 @@ import functools
 import json
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -168,17 +168,17 @@ def fitted_ids(
     """The prompt of an observation in `longest` ids at most; `prompt` makes it of an instruction.
 
     A longer one is cut off at its end, as the published policies do. Where the end of the instruction is to be read in
-    any case (`KEPT_ENDING`), words before that are left out instead. Both are reported, once for each instruction."""
+    any case (`KEPT_ENDING`), words before that are left out instead, or letters of a text without spaces, such as a
+    Chinese one. Both are reported, once for each instruction."""
     instruction = text(observation["instruction"], place)
     ids = tokenizer.encode(prompt(instruction))
     if len(ids) <= longest:
         return ids
-    if not isinstance(ending := observation.get(KEPT_ENDING), str):
+    ending = observation.get(KEPT_ENDING)
+    if not isinstance(ending, str) or not ending:
         _report_once(f"the prompt of {instruction!r} has {len(ids)} tokens and is cut off after {longest}, which is")
         return ids[:longest]
-    words = instruction.removesuffix(ending).split(" ")
-    for count in range(len(words) - 1, 0, -1):
-        shortened = " ".join(words[:count])
+    for shortened in _beginnings(instruction.removesuffix(ending)):
         if len(fitting := tokenizer.encode(prompt(shortened + ending))) <= longest:
             _report_once(
                 f"{instruction!r} is read as {shortened + ending!r}, as its prompt has at most {longest} tokens,"
@@ -189,6 +189,15 @@ def fitted_ids(
         "would be cut off, or nothing of the instruction would be left. Give policy_options.tokenizer_max_length="
         f"{len(ids)}, or a shorter instruction."
     )
+
+
+def _beginnings(instruction: str) -> Iterator[str]:
+    """The beginnings of an instruction, the longest first: of whole words, or of a text like a Chinese one, which has
+    no spaces, of letters."""
+    space = " " if " " in instruction or instruction.isascii() else ""
+    parts = instruction.split(" ") if space else list(instruction)
+    for count in range(len(parts) - 1, 0, -1):
+        yield space.join(parts[:count])
 
 
 @functools.lru_cache(1024)

@@ -169,8 +169,10 @@ class _Rounds:
         return self._folder(number) / "sft"
 
     def _collected(self, number: int, policy: str) -> tuple[int, int] | None:
-        """Episodes of the policy, and how many succeeded; their logs are data from now on."""
+        """Episodes of the policy, and how many succeeded; their logs are data from now on. A round whose policy is
+        trained keeps the episodes that it has, where more are asked for now."""
         config, folder = self._config, self._folder(number)
+        wanted = config.recap.episodes if self._trained(number) is None else 0
         DISK.make_folders(folder)
         acting: Policy | None = None
         counts = [0, 0]
@@ -178,9 +180,7 @@ class _Rounds:
             path = folder / f"log-{task.replace('/', '-').replace(':', '-')}"
             acting = acting or load_policy(policy, device=config.device).eval()
             seed = [config.seed, number, place]
-            plan = EpisodePlan(
-                task, config.task_options, config.instruction, config.recap.episodes, config.recap.temperature, seed
-            )
+            plan = EpisodePlan(task, config.task_options, config.instruction, wanted, config.recap.temperature, seed)
             found = record_episodes(acting, words(config), plan, path, self._stop, self._report)
             if self._stop():
                 return None
@@ -214,11 +214,9 @@ class _Rounds:
     def _fine_tuned(self, number: int, config: Sft) -> bool:
         """Trains the policy of a round, unless it has one; whether it has."""
         folder = self._sft(number)
-        if (folder / RESULT).is_file():
-            known = read_json(folder / RESULT)
-            if known["reason"] not in ("stopped", "alarm"):
-                self._last = SftSummary(**known)
-                return True
+        if (known := self._trained(number)) is not None:
+            self._last = known
+            return True
         if sft.is_run(folder):
             settled = sft.KIND.frozen(folder)
         else:
@@ -227,6 +225,12 @@ class _Rounds:
             settled, folder, stop=self._stop, notify=self._notify, watch=self._watch, report=self._report
         )
         return self._last.reason != "stopped"
+
+    def _trained(self, number: int) -> SftSummary | None:
+        """How the training of a round ended, if it has ended."""
+        path = self._sft(number) / RESULT
+        known = read_json(path) if path.is_file() else {"reason": "stopped"}
+        return None if known["reason"] in ("stopped", "alarm") else SftSummary(**known)
 
     def _end(self, policy: str) -> SftSummary:
         """The policy of the last round becomes that of the run; without one, the policy that the run began with."""
