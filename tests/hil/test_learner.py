@@ -30,6 +30,7 @@ from hilt.observe.metrics import read_metrics
 from hilt.observe.sinks import SINKS
 from hilt.policies import precision
 from hilt.policies.agent import agent as agent_module
+from hilt.policies.agent.step_agent import StepAgent
 from hilt.replay import Log, QueuedDataStore, Schema
 from hilt.runs import checkpoint
 from hilt.runs.checkpoint import latest, load, numbers
@@ -599,6 +600,16 @@ def test_critics_that_diverge_offline_are_seen_and_end_the_run(template: Path, m
     calm = {**changes, "agent": {"rlpd": {**rlpd, "learning_rate": 1e-3}}, "offline_updates": 30, "max_steps": 3}
     assert learner(template, run, **calm).run() == LearnerSummary("max_steps", 3, 30), "it begins anew, and is healthy"
     assert len([record for record in records(run, "event") if record.get("alarm") == "q_bound"]) == 1
+
+
+def test_alarms_that_the_agent_cannot_raise_are_named_once(
+    template: Path, memory_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(StepAgent, "lacking", {"effective_rank": "the policy is compiled"})
+    with caplog.at_level("INFO", "hilt.hil"):
+        learner(template, memory_path / "run", log_period=1, max_steps=3, stop_on=["plasticity"]).run()
+    named = "this run cannot raise plasticity: the policy is compiled. stop_on=[plasticity] does not end it."
+    assert [record.getMessage() for record in caplog.records if "cannot raise" in record.getMessage()] == [named]
 
 
 def test_figures_of_a_process_that_died_before_online_learning_are_forgotten(template: Path, memory_path: Path):

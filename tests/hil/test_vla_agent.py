@@ -211,6 +211,9 @@ def test_the_health_of_a_policy_of_chunks_and_that_looking_changes_nothing(folde
     assert set(one.health(batch)) == {"effective_rank", "dead_relus", "policy_kl", "entropy"}
     assert all(np.array_equal(value, other.acting_state()[name]) for name, value in one.acting_state().items())
     assert not all(np.array_equal(value, average[name]) for name, value in one.acting_state().items())
+    assert not one.lacking
+    one.policy._compiles = lambda: True  # type: ignore[assignment]
+    assert one.health(batch) == {} and set(one.lacking) == {"effective_rank", "dead_relus", "policy_kl"}
 
 
 def test_gradient_that_is_suddenly_larger_moves_weights_by_one_learning_rate_at_most(folder: Path, env, shown: Path):

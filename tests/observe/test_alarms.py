@@ -305,3 +305,27 @@ def test_names_that_would_end_nothing_are_refused():
         check_stop_on(["ppo_kl"], HIL)
     with pytest.raises(SeveralErrors):
         check_stop_on(["validation", "overestimation"], RunFacts("hil", rlpd=False, validates=False))
+
+
+def test_alarms_that_a_run_cannot_raise_are_named_once(tmp_path: Path):
+    def said(facts: RunFacts, stop_on: list[str], *records: dict[str, float]) -> list[str]:
+        lines: list[str] = []
+        with Metrics(tmp_path) as metrics:
+            watch = AlarmWatch(tmp_path, facts, metrics, lines.append, stop_on)
+            for number, record in enumerate(records):
+                watch.take(record, update=number, step=0)
+        return lines
+
+    learns, looked = {"optimizer_steps": 3.0}, {"effective_rank": 9.0}
+    compiled = (
+        "this run cannot raise dead_relus, plasticity: the policy is compiled, and its passes are not looked into."
+    )
+    assert said(VLA, [], learns, learns) == [compiled]
+    assert said(VLA, ["plasticity"], learns) == [f"{compiled} stop_on=[plasticity] does not end it."]
+    assert said(VLA, ["plasticity"], {"optimizer_steps": 0.0}, learns | looked | {"dead_relus": 0.1}) == []
+    bare = (
+        "this run cannot raise dead_relus: nothing that is looked at has a ReLU. stop_on=[dead_relus] does not end it."
+    )
+    for facts in (VLA, SFT):
+        assert said(facts, ["dead_relus"], learns | looked, learns | looked) == [bare]
+        assert said(facts, ["plasticity"], learns | looked) == [], "most policies have none"

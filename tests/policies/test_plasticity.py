@@ -207,6 +207,28 @@ def test_looks_at_a_policy_of_chunks_tell_how_far_it_moves_and_what_is_dead():
     assert all(p.grad is None for p in policy.parameters())
 
 
+@pytest.mark.parametrize("at_once", [1, 7, 200, 400, 999])
+def test_a_look_in_parts_is_a_look_at_all_of_them(at_once: int):
+    policy = Normal()
+    policy.first.bias.data[:6] = -1.0
+    rows = [{"state": row} for row in np.random.default_rng(0).normal(size=(400, 2)).astype(np.float32)]
+    batch = rows, np.zeros((400, 2, 3), np.float32), np.ones((400, 2), bool)
+    assert ChunkLooks().look(policy, *batch, at_once) == ChunkLooks().look(policy, *batch)
+
+
+def test_a_look_at_too_few_samples_and_at_what_draws_nothing_says_so(monkeypatch: pytest.MonkeyPatch):
+    policy, looks = Normal(), ChunkLooks(least=5)
+    batch = [{"state": np.ones(2, np.float32)}] * 4, np.zeros((4, 2, 3), np.float32), np.ones((4, 2), bool)
+    assert looks.look(policy, *batch) == {}
+    few = "there are 4 samples to look at, and it takes 5"
+    assert looks.lacking == {"effective_rank": few, "dead_relus": few}
+    looks = ChunkLooks(least=4)
+    assert set(looks.look(policy, *batch)) == {"effective_rank", "dead_relus"} and not looks.lacking
+    monkeypatch.setattr(Normal, "act", lambda *_, **__: (np.zeros(1), {}))
+    looks.look(policy, *batch)
+    assert looks.lacking == {"policy_kl": "the policy draws no actions"}
+
+
 def hidden(policy: Normal, rows: Any) -> Any:
     return F.relu(policy.first(torch.from_numpy(np.stack([row["state"] for row in rows])))).detach()
 
@@ -230,3 +252,4 @@ def test_looks_leave_out_what_cannot_be_seen(changes: dict[str, Any], known: set
     looks.look(policy, *batch)
     assert set(looks.look(policy, *batch)) == known
     assert any_part(whole, "_compiles") == ("compiled" in changes)
+    assert {*looks.lacking} == {"effective_rank", "dead_relus", "policy_kl"} - known

@@ -282,3 +282,46 @@ def test_a_run_without_one_validation_that_is_finite_ends_with_an_error(run: Pat
     ):
         train(begin_run(run, "", settings(run)), run)
     assert read_json(run / "run.json")["ended"]["reason"] == "not_finite" and not (run / "policy").exists()
+
+
+def test_samples_at_once_changes_no_look(run: Path, monkeypatch: pytest.MonkeyPatch):
+    """The rank of what each sample adds to is that of the samples."""
+    whole = Row.supervised_loss
+
+    def each(self: Fading, observations: Any, actions: Any, mask: Any, generator: Any = None) -> Any:
+        if not self.training:
+            self.layer(torch.randn(len(observations), 32, generator=generator))
+        return whole(self, observations, actions, mask, generator)
+
+    monkeypatch.setattr(Fading, "supervised_loss", each)
+    said: list[str] = []
+    train(begin_run(run, "", settings(run, batch_size=32, max_steps=12)), run)
+    train(resume_run(run, "", ["samples_at_once=1", "max_steps=24"]), run, notify=said.append)
+    ranks = [one["effective_rank"] for one in read_metrics(run, ["update"]) if "effective_rank" in one]
+    assert len(ranks) == 24 and min(ranks) > 25 and not [line for line in said if "alarm" in line]
+
+
+def test_an_alarm_that_too_few_samples_cannot_raise_is_named_once(run: Path):
+    write_log(run.parent / "log", [(4, "go", True)] * 7, action=lambda n: 1.0)
+    said: list[str] = []
+    train(begin_run(run, "", settings(run, stop_on=["plasticity", "validation"])), run, notify=said.append)
+    assert [line for line in said if "cannot raise" in line] == [
+        "this run cannot raise dead_relus, plasticity: there are 20 samples to look at, and it takes 32. "
+        "stop_on=[plasticity] does not end it.",
+        "this run cannot raise policy_kl: the policy draws no actions.",
+    ]
+    assert not [one for one in read_metrics(run, ["update"]) if "effective_rank" in one]
+
+
+def test_alarms_that_a_compiled_policy_cannot_raise_are_named_once(run: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Fading, "_compiles", lambda self: True, raising=False)
+    said: list[str] = []
+    train(begin_run(run, "", settings(run, stop_on=["not_finite"])), run, notify=said.append)
+    compiled = "the passes of the policy are compiled or captured in graphs, which are not looked into"
+    assert f"this run cannot raise policy_kl, dead_relus, plasticity: {compiled}." in said
+
+
+def test_rows_to_look_at_are_spread_evenly():
+    assert sft_guard.rows_to_look_at(np.arange(640), np.arange(9)).tolist()[::21] == [0, 213, 426, 639]
+    assert sft_guard.rows_to_look_at(np.arange(32), np.arange(99)).tolist() == [*range(32)]
+    assert len(sft_guard.rows_to_look_at(np.arange(31), np.arange(100, 900))) == 64

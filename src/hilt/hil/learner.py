@@ -470,6 +470,7 @@ class Learner:
     def _write(self, values: Mapping[str, float | str]) -> None:
         """Writes to the metrics. Alarms that these raise are shown, and end the run if `stop_on` names them."""
         self.metrics.write("update", values, update=self.update, step=self.experience.total)
+        self._watch.cannot_raise(self.agent.lacking)
         self._alarm = self._alarm or self._watch.take(values, update=self.update, step=self.experience.total)
 
     def _log(self, info: Mapping[str, float]) -> None:
@@ -578,8 +579,7 @@ class Learner:
         self._looked = 0.0
         self._look()
         begins_anew = collecting and 0 in numbers(self.run_folder)  # half pretrained, or repeated
-        # whose policy is the last checkpoint already
-        if not self._pretraining() and not begins_anew and self._reason != "goal":
+        if not self._pretraining() and not begins_anew and self._reason != "goal":  # whose policy is saved already
             self._save()
         self._saver.wait(SAVE_S)
         self._buffers.finish(self.experience, SAVE_S)

@@ -429,6 +429,10 @@ class VlaAgent(StepAgent):
             loss, figures = self.policy.supervised_loss(*self._taught(batch), batch["mask"], generator=draws)
         return {**found, "imitation/conditioned_loss": float(loss), f"imitation/{WRONG_LOSS}": figures[WRONG_LOSS]}
 
+    @property
+    def lacking(self) -> Mapping[str, str]:
+        return self._looks.lacking
+
     @contextlib.contextmanager
     def _newest_weights(self) -> Iterator[None]:
         """Within it the policy has the weights that are trained; after it their moving average, if there is one."""

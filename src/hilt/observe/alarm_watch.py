@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import AlarmError
-from hilt.observe.alarms import Alarms, Record, RunFacts
+from hilt.observe.alarms import Alarms, Record, RunFacts, table
 from hilt.observe.metrics import GOES_ON, RESUMED, Metrics, Value, read_metrics
 
 
@@ -67,6 +67,7 @@ class AlarmWatch:
         self, run: Path, facts: RunFacts, metrics: Metrics, notify: Callable[[str], None], stop_on: Iterable[str] = ()
     ):
         self._run_file, self._metrics, self._notify, self._stop_on = run / "run.json", metrics, notify, set(stop_on)
+        self._facts, self._told = facts, set[str]()  # why alarms cannot be raised, once each
         self.alarms, self.spans = Alarms(facts), AlarmSpans()
         for record in read_metrics(run, ["update", "event"]):  # of a run that goes on
             self.spans.take(record)
@@ -79,6 +80,7 @@ class AlarmWatch:
     def take(self, values: Record, *, update: int, step: int) -> str:
         """Takes the record of an update; returns the text of an alarm that ends the run, else nothing."""
         ends = ""
+        self.cannot_raise(_lacking(values, self._facts.job))
         self.spans.take({**values, "kind": "update"})
         for change in self.alarms.take({**values, "update": update, "step": step}):
             stops = change.raised and change.name in self._stop_on and not ends
@@ -93,6 +95,26 @@ class AlarmWatch:
                 write_json(self._run_file, {**metadata, "alarms": [*metadata.get("alarms", []), raised]})
             ends = change.text if stops else ends
         return ends
+
+    def cannot_raise(self, lacking: Mapping[str, str]) -> None:
+        """Says once which alarms this run cannot raise, for these figures cannot be taken; with each: why."""
+        for why in dict.fromkeys(lacking.values()):
+            names = [one.name for one in table(self._facts) if any(lacking.get(name) == why for name in one.figures)]
+            ends = [name for name in names if name in self._stop_on]
+            if why in self._told or not (ends or set(names) - {"dead_relus"}):  # most policies have no ReLUs
+                continue
+            self._told.add(why)
+            without = f" stop_on=[{', '.join(ends)}] does not end it." if ends else ""
+            self._notify(f"this run cannot raise {', '.join(names)}: {why}.{without}")
+
+
+def _lacking(values: Record, job: str) -> dict[str, str]:
+    """What a record shows of figures that are not taken: in post-training each step that learns looks at a pass."""
+    if "effective_rank" in values:
+        return {} if "dead_relus" in values else {"dead_relus": "nothing that is looked at has a ReLU"}
+    if job != "vla" or not values.get("optimizer_steps"):
+        return {}
+    return dict.fromkeys(("effective_rank", "dead_relus"), "the policy is compiled, and its passes are not looked into")
 
 
 def stopped(text: str, run: Path, command: str = "hilt train", anew: bool = False) -> AlarmError:

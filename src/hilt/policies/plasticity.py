@@ -39,28 +39,45 @@ MAX_ROWS = 256
 """Rows of features that are looked at, at even distances"""
 MOVED_ROWS = 16
 """Observations by which it is measured how far a policy that answers with chunks moves"""
+COMPILED = "the passes of the policy are compiled or captured in graphs, which are not looked into"
 RELUS = {F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
 PRODUCTS = {F.linear: 0, torch.addmm: 1, torch.baddbmm: 1}
 """Matrix products, and which of their arguments is the input"""
 
 
 class LayerWatch(TorchFunctionMode):
-    """Looks at a pass through a network while it is entered. `members`: of an ensemble whose layers are one product,
-    ``[members, rows, width]``; 0 where there is none."""
+    """Looks at a pass through a network while it is entered; each time that it is entered again the pass is of further
+    rows, of the same network. `members`: of an ensemble whose layers are one product, ``[members, rows, width]``; 0
+    where there is none."""
 
     def __init__(self, members: int = 0):
         super().__init__()
-        self.relus = self.dead = 0
-        """Units of ReLU layers, and those of them that were 0 for all rows"""
         self._members = members
-        self._features: Tensor | None = None
+        self._largest: list[Tensor] = []  # of each ReLU layer, by unit, over all rows
+        self._called = 0  # ReLU layers of this pass so far
+        self._features: list[Tensor | None] = []  # of each pass
+
+    @property
+    def relus(self) -> int:
+        """Units of ReLU layers."""
+        return sum(largest.numel() for largest in self._largest)
+
+    @property
+    def dead(self) -> int:
+        """Those of them that were 0 for all rows."""
+        return sum(int((largest == 0).sum()) for largest in self._largest)
+
+    def __enter__(self) -> LayerWatch:
+        self._called, self._features = 0, [*self._features, None]
+        super().__enter__()
+        return self
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         if func in RELUS:
             self._count(made.detach())
         elif func in PRODUCTS and len(args) > PRODUCTS[func]:
-            self._features = args[PRODUCTS[func]].detach()
+            self._features[-1] = args[PRODUCTS[func]].detach()
         return made
 
     def _count(self, out: Tensor) -> None:
@@ -69,16 +86,20 @@ class LayerWatch(TorchFunctionMode):
         channels = {4: 1}.get(out.ndim, out.ndim - 1)  # a convolution's are second, as torch has them
         units = [channels, *([0] if out.ndim == 3 and out.shape[0] == self._members else [])]
         largest = out.abs().amax([dim for dim in range(out.ndim) if dim not in units])
-        self.relus, self.dead = self.relus + largest.numel(), self.dead + int((largest == 0).sum())
+        if self._called < len(self._largest):
+            self._largest[self._called] = torch.maximum(self._largest[self._called], largest)
+        else:
+            self._largest.append(largest)
+        self._called += 1
 
     def rank(self) -> int:
         """The effective rank of what the last product took in, of an ensemble's first member; 0: there was none."""
-        seen = self._features
-        if seen is None:
-            return 0
-        if seen.ndim == 3 and seen.shape[0] == self._members:
-            seen = seen[0]
-        return effective_rank(seen.reshape(-1, seen.shape[-1]))
+        seen = [self._rows(features) for features in self._features if features is not None]
+        return effective_rank(torch.cat(seen)) if seen else 0
+
+    def _rows(self, features: Tensor) -> Tensor:
+        first = features[0] if features.ndim == 3 and features.shape[0] == self._members else features
+        return first.reshape(-1, first.shape[-1])
 
     def figures(self) -> dict[str, float]:
         """``effective_rank``, and ``dead_relus`` where there are ReLUs."""
@@ -104,37 +125,61 @@ class ChunkLooks:
     a pass of its supervised loss; and, where its records have log-probabilities, ``policy_kl``, the mean of
     log pi_before(a) - log pi_now(a) over the numbers a that it drew at the look before, and their ``entropy``, of each
     number in nats. Where its passes are compiled or captured in graphs, what would need one more of these is left out.
+    `least`: samples with fewer of which there is no figure of a pass, for the rank is that of the samples then.
     """
 
-    def __init__(self, seed: int = 0) -> None:
-        self._seed = seed
+    def __init__(self, seed: int = 0, least: int = 0) -> None:
+        self._seed, self._least = seed, least
         self._former: Record | None = None
+        self.lacking: dict[str, str] = {}
+        """Figures that the last look could not take, and why"""
 
     def look(
-        self, policy: Policy, observations: Sequence[Observation], actions: np.ndarray, mask: np.ndarray
+        self,
+        policy: Policy,
+        observations: Sequence[Observation],
+        actions: np.ndarray,
+        mask: np.ndarray,
+        at_once: int = 0,
     ) -> dict[str, float]:
-        """The figures of this look; leaves the policy as it is, gradients and draws of the run included."""
+        """The figures of this look; leaves the policy as it is, gradients and draws of the run included. `at_once`:
+        samples of a pass; 0: all of them."""
         trains, draws = policy.training, torch.Generator().manual_seed(self._seed)
+        some = observations[:: -(-len(observations) // MOVED_ROWS)]
+        self.lacking = {}
         policy.eval()
         try:
             with torch.no_grad():
-                found = self._passed(policy, observations, actions, mask, draws)
-                return found | self._moved(policy, observations[:MOVED_ROWS], draws)
+                found = self._passed(policy, (observations, actions, mask), at_once or len(observations), draws)
+                return found | self._moved(policy, some, draws)
         finally:
             policy.train(trains)
 
-    def _passed(self, policy: Policy, *imitated: Any) -> dict[str, float]:
+    def _passed(
+        self, policy: Policy, imitated: tuple[Any, ...], at_once: int, draws: torch.Generator
+    ) -> dict[str, float]:
+        samples = len(imitated[0])
         if any_part(policy, "_compiles"):
-            return {}
+            return self._left_out(COMPILED, "effective_rank", "dead_relus")
+        if samples < self._least:
+            few = f"there are {samples} samples to look at, and it takes {self._least}"
+            return self._left_out(few, "effective_rank", "dead_relus")
         watch = LayerWatch()
-        with watch:
-            policy.supervised_loss(*imitated)
+        for first in range(0, samples, at_once):
+            with watch:
+                observations, actions, mask = (part[first : first + at_once] for part in imitated)
+                policy.supervised_loss(observations, actions, mask, draws)
         return watch.figures()
 
+    def _left_out(self, why: str, *figures: str) -> dict[str, float]:
+        self.lacking |= dict.fromkeys(figures, why)
+        return {}
+
     def _moved(self, policy: Policy, observations: Sequence[Observation], draws: torch.Generator) -> dict[str, float]:
-        guided = getattr(policy, "guidance", 1) != 1  # what is guided is not the policy that learns
-        if guided or not policy.has_log_prob or any_part(policy, "_compiles", "_captures"):
-            return {}
+        if getattr(policy, "guidance", 1) != 1 or not policy.has_log_prob:
+            return self._left_out("the policy that learns has no log-probabilities, or is guided", "policy_kl")
+        if any_part(policy, "_compiles", "_captures"):
+            return self._left_out(COMPILED, "policy_kl")
         found, before = dict[str, float](), self._former
         if before is not None:
             now, decides = policy.evaluate(before), slice(None) if policy.decides is None else policy.decides
@@ -144,6 +189,8 @@ class ChunkLooks:
         with contextlib.suppress(ConfigError):  # of a policy that draws no actions, such as an L1 head
             _, record = policy.act(observations, sample=True, generator=draws)
         self._former = record if np.any(record.get("log_prob", 0)) else None
+        if self._former is None:
+            self._left_out("the policy draws no actions", "policy_kl")
         return found
 
 

@@ -48,7 +48,7 @@ from hilt.runs.folder import RunKind, check_new, failure_noted, note_end
 from hilt.runs.run_precision import described, settle
 from hilt.runs.run_precision import frozen as frozen_settings
 from hilt.vla.demonstrations import Demonstrations, batches, words
-from hilt.vla.imitation.sft_guard import SftGuard
+from hilt.vla.imitation.sft_guard import SftGuard, rows_to_look_at
 from hilt.vla.imitation.sft_settings import Lora, Sft, learning_rate, options_of
 from hilt.vla.recap.advantage_labels import advantage_labels
 
@@ -235,8 +235,7 @@ class Training:
         elif read_metrics(run, ["update"]):  # of a process that ended before its first checkpoint
             metrics.resumed(0)
         self.guard = SftGuard(config, run, metrics, notify)
-        watched = self._held if len(self._held) else self._rows
-        self._watched = watched[: config.samples_at_once or config.batch_size]
+        self._watched = rows_to_look_at(self._held, self._rows)
 
     def run(self, stop: Callable[[], bool]) -> SftSummary:
         config, began = self._config, time.monotonic() - self._elapsed

@@ -175,6 +175,11 @@ class StepAgent(ABC):
         draws nothing and changes nothing. By default there are none."""
         return {}
 
+    @property
+    def lacking(self) -> Mapping[str, str]:
+        """Figures that the last look at its health could not take, and why."""
+        return {}
+
     def fit_proprio(self, observations: Tree) -> None:
         """With agent.normalize_proprio, takes mean and deviation of proprioception from the demonstrations."""
         raise ConfigError(

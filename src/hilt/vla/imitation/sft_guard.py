@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from hilt.core.errors import AlarmError
 from hilt.core.tree import Array
 from hilt.observe.alarm_watch import AlarmWatch
@@ -17,6 +19,8 @@ from hilt.vla.imitation.sft_settings import Sft
 
 LOOK_RECORDS = 10
 """Records of metrics between two looks at whether the policy can still learn"""
+LOOK_ROWS, LEAST_ROWS = 64, 32
+"""Samples that are looked at, and without how many the rank of their features tells nothing about the policy"""
 MAX_SKIPPED = 5
 """Steps in a row with a loss or a gradient that is not finite, after which a run ends with an error"""
 
@@ -27,7 +31,7 @@ class SftGuard:
     def __init__(self, config: Sft, run: Path, metrics: Metrics, notify: Callable[[str], None]):
         self._config, self._run, self._notify = config, run, notify
         self._watch = AlarmWatch(run, config.facts, metrics, notify, config.stop_on)
-        self._looks = ChunkLooks(config.seed)
+        self._looks = ChunkLooks(config.seed, LEAST_ROWS)
         self._skipped = self._in_a_row = 0
         self.alarm = ""
         """The text of one that `stop_on` names, which ends the run"""
@@ -89,7 +93,17 @@ class SftGuard:
         self, policy: Policy, observations: Sequence[Observation], actions: Array, mask: Array
     ) -> dict[str, float]:
         """Looks at a policy while it imitates these samples, which are the same at every look."""
-        return self._looks.look(policy, observations, actions, mask)
+        at_once = self._config.samples_at_once or self._config.batch_size
+        found = self._looks.look(policy, observations, actions, mask, at_once)
+        self._watch.cannot_raise(self._looks.lacking)
+        return found
 
 
-__all__ = ["LOOK_RECORDS", "MAX_SKIPPED", "SftGuard"]
+def rows_to_look_at(held: Array, learned: Array) -> Array:
+    """The same samples at every look, however many are learned from at once: at even distances of those that are held
+    out, or of those to learn from where too few are."""
+    some: Array = held if len(held) >= LEAST_ROWS else learned
+    return some.take(np.linspace(0, len(some) - 1, min(len(some), LOOK_ROWS)).astype(int), axis=0)
+
+
+__all__ = ["LOOK_RECORDS", "MAX_SKIPPED", "SftGuard", "rows_to_look_at"]
