@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import formats, learn, learn_methods, robot, wire
+from bench import formats, learn, learn_methods, learn_switch, robot, wire
 from bench.__main__ import load_groups, main
 from bench.lab import Group, Lab
 from bench.peers import Peer, installed
@@ -274,6 +274,7 @@ def test_the_learn_suite_lists_its_rows(capsys: pytest.CaptureFixture[str]):
         "control: control_lateness_p99",
         "tasks: task_button, task_pick, task_pick_red, task_drawer, task_push, task_insert, task_peg",
         f"methods: {', '.join(learn_methods.ROWS)}",
+        f"switch: {', '.join(learn_switch.ROWS)}",
         "state_updates: state_updates",
         "state: state_button, state_window, state_drawer, state_door, state_pick",
         "images: images_button, images_window, images_drawer, images_door, images_pick",

@@ -59,7 +59,7 @@ def test_lines_of_code_are_no_headings():
         ("LeRobot", "questions"),
         ("emergency stop", "teleop"),
         ("real-time chunking", "vla"),
-        ("alarms", "observe"),
+        ("which alarm", "alarms"),
         ("two machines", "training"),
         ("Two arms", "robot"),
     ],
@@ -86,7 +86,7 @@ def test_pages_for_the_browser_link_to_each_other(tmp_path: Path, monkeypatch: p
     made = Path(docs("training", "--browser").stdout.strip())
     assert opened == [made.as_uri()] and made.is_relative_to(tmp_path)
     links = re.findall(r'href="([\w-]+\.html)(?:#([\w-]+))?"', made.read_text())
-    assert ("learner.html", "") in links and ("observe.html", "alarms") in links
+    assert ("learner.html", "") in links and ("alarms.html", "back-to-the-last-good-checkpoint") in links
     for page, anchor in links:
         assert (made.parent / page).is_file() and (not anchor or f'id="{anchor}"' in (made.parent / page).read_text())
     assert "<table>" in (made.parent / "observe.html").read_text()
