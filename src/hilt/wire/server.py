@@ -310,7 +310,7 @@ class TrainerServer:
         differ = [name for name, mine in ours.items() if repr(theirs.get(name)) != repr(mine)]
         if differ:
             differences = "; ".join(
-                f"{name} is {repr(theirs.get(name))[:100]} there and {ours[name]!r} at the learner" for name in differ
+                f"{name} is {repr(theirs.get(name))[:200]} there and {ours[name]!r} at the learner" for name in differ
             )
             return (
                 f"the settings differ: {differences}. Give both sides the same recipe and settings, and "
