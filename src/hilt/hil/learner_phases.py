@@ -108,7 +108,7 @@ class LearnerSummary:
 
 
 def not_finite(skipped: int, problem: str, run: Path, last: int, rate: float) -> AlarmError:
-    """The error of a run in which so many updates in a row were not finite. `last`: the update of its newest
+    """Returns the error of a run of which `skipped` updates in a row were not finite. `last`: the update of its newest
     checkpoint; `rate`: its learning rate."""
     return AlarmError(
         f"the last {skipped} updates were left out; of the last one: {problem} Go on from the checkpoint of update "

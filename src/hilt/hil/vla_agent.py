@@ -332,7 +332,8 @@ class VlaAgent(StepAgent):
             )
 
     def _spread(self, row: Observation, planned: Any = None, frozen: int = 0) -> float:
-        """How much the chunks differ that the policy draws here, where it goes on with the same first actions."""
+        """Returns how much several draws of the policy differ in this observation. All of them continue the same
+        `frozen` first actions of the plan."""
         count, prefix = self._samples, None
         if planned is not None and self.policy.max_delay:  # a guided flow continues the likeliest chunk alone
             prefix = Prefix(np.repeat(planned[None], count, 0), np.full(count, frozen))

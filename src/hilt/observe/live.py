@@ -158,7 +158,7 @@ class Standing:
         )
 
     def help(self) -> str:
-        """How often the policy asked the operator for help, and how often they answered."""
+        """The number of times that the policy asked the operator for help, and that they answered."""
         asked, answered = (
             sum(one.get(name, 0) for one in self.actors.values()) for name in ("help_requests", "help_answered")
         )
