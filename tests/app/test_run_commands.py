@@ -102,6 +102,27 @@ def test_started_command_keeps_its_answer_apart_and_is_stopped(tmp_path: Path):
     started.stop()  # has no effect then
 
 
+LOSES_AN_INTERRUPT = """
+import os, signal, weakref
+
+class Module: ...
+def interrupt(reference): os.kill(os.getpid(), signal.SIGINT); [None for _ in range(1000)]
+
+module = Module()
+reference = weakref.ref(module, interrupt)
+del module
+"""
+
+
+def test_started_command_is_stopped_while_python_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An exception in a callback, as Python's imports have them, is ignored: the command ran on."""
+    (tmp_path / "sitecustomize.py").write_text(LOSES_AN_INTERRUPT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    runner = CommandRunner()
+    started = runner.start("formats", ("hilt", "data", "formats"))
+    assert started.process.wait(300) == 130 and not started.lines()
+
+
 def test_what_commands_printed_is_removed_with_the_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     runners = [CommandRunner(), CheckRunner()]

@@ -22,6 +22,7 @@ from pathlib import Path
 from hilt.app.error_words import PageError
 from hilt.app.run_library import RunSummary, tail
 from hilt.core.children import ChildProcess, run_module
+from hilt.core.signals import held_back
 from hilt.runs.folder import COMMANDS
 
 LIMITS = {
@@ -162,7 +163,11 @@ class CommandRunner:
 
 
 def _start(words: Sequence[str], output: Path, answer: Path | None) -> ChildProcess:
-    with output.open("wb") as out, contextlib.nullcontext(out) if answer is None else answer.open("wb") as first:
+    with (
+        output.open("wb") as out,
+        contextlib.nullcontext(out) if answer is None else answer.open("wb") as first,
+        held_back(),  # until it remembers interrupts: Python can lose one while it starts
+    ):
         return ChildProcess(
             run_module("hilt", *words), leaves_signals=False, stdout=first, stderr=out, start_new_session=True
         )

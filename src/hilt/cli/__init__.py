@@ -114,7 +114,7 @@ class LazyGroup(TyperGroup):
             typer.echo(printable(f"error: {_in_words(error)}"), err=True)
             raise typer.Exit(1) from error
         except KeyboardInterrupt:
-            raise typer.Exit(130) from None  # what a shell expects of a program that ended by Ctrl-C
+            raise typer.Exit(INTERRUPTED) from None
 
 
 def _in_words(error: OSError) -> str:
@@ -138,6 +138,8 @@ OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF
 """What a write to the output fails with; an error of the system that names no file"""
 MAX_SHOWN = 120
 """Characters of a path that an error shows"""
+INTERRUPTED = 130
+"""The exit code that a shell expects of a program that ended by Ctrl-C"""
 HELP = {"help_option_names": ["-h", "--help"]}
 """Inherited by every command"""
 app = typer.Typer(
@@ -173,9 +175,11 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
             stream.reconfigure(errors="replace")  # a terminal that has no such letter shows a question mark
-    remember_interrupts()
     try:
+        remember_interrupts()
         app()
+    except KeyboardInterrupt:  # before the command began
+        sys.exit(INTERRUPTED)
     except SystemExit as ending:
         if isinstance(ending.code, int) and ending.code > 128:  # by a signal: a second one does not change what is said
             hold_back_signals()

@@ -27,9 +27,13 @@ _interrupts: list[int] = []
 
 def remember_interrupts() -> None:
     """From now on `stop_signals` raises a `KeyboardInterrupt` that was lost before it. Python drops exceptions in
-    callbacks, such as those of its imports, and a program that imports torch spends seconds in them."""
+    callbacks, such as those of its imports, and a program that imports torch spends seconds in them.
+
+    A program that was started within `held_back` gets the signals that have arrived until now, and those to come.
+    """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _remember)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
 
 def _remember(number: int, frame: FrameType | None) -> None:
