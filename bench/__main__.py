@@ -81,6 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not is_on_disk(given.dir):
         parser.error(f"{given.dir} is in memory, and these rows are about disks; choose a folder on a disk with --dir")
     one_torch_thread()
+    given.dir.mkdir(parents=True, exist_ok=True)
     lab = Lab(Path(tempfile.mkdtemp(prefix="hilt-bench-", dir=given.dir)), given.quick)
     lab.seeds, lab.minutes = given.seeds or lab.pick(5, 1), given.minutes or (0.1 if given.quick else 5.0)
     lab.first_seed, lab.measures = given.first_seed or 0, not given.no_runs

@@ -43,6 +43,8 @@ EPISODES = (60, 8)
 VALUE_STEPS = (300, 10)
 NOISE = 0.15
 """Standard deviation on the operator's motions in episodes with noise, as a share of a full deflection"""
+FAILING = (0.2, 0.5)
+"""The same on what is executed, where about half of the episodes are to fail on `peg`; and with --quick nearly all"""
 PLANNED = 0.85
 """Of the operator's steps, for methods that have nothing but such episodes, whose lengths differ much"""
 TRAIN_STATES = "train_states=2000"
@@ -159,11 +161,13 @@ class Attempt:
         """Records whole episodes of the operator, of about `steps` steps in all; the first 40 show how long one is.
         With a kind they begin in many initial states, and are kept where they fail, too: each step shows what to do
         there. "noise": on the operator's motions, and the recording has them as they were executed; "disturb": on what
-        is executed, and the recording has the operator's motions without it; "states": neither."""
-        seed, first = 1000 + self.seed, self.lab.pick(40, 2)
+        is executed, and the recording has the operator's motions without it; "fail": so much that many episodes fail;
+        "states": neither."""
+        seed, first = 1000 + self.seed, self.lab.pick(40, 8 if kind == "fail" else 2)
         options = {"seed": seed, **({"noise": NOISE} if kind == "noise" else {})}
         keep = ["--keep", "all", "-o", TRAIN_STATES] if kind else []
-        keep += ["--disturb", f"{NOISE:g}"] if kind == "disturb" else []
+        disturbed = {"disturb": NOISE, "fail": self.lab.pick(*FAILING)}
+        keep += ["--disturb", f"{disturbed[kind]:g}"] if kind in disturbed else []
         self._record("operator", "operator", first, seed, options, *keep)
         wanted = int(steps * first / max(1, self.steps_of("operator")))
         if wanted > first:
@@ -333,14 +337,12 @@ def noisy_imitation(attempt: Attempt, kind: str = "noise") -> dict[str, Any]:
 
 
 def value_reward(attempt: Attempt) -> dict[str, Any]:
-    """A first run, with a fifth of the operator's steps, shows what can fail."""
+    """Episodes in which the operator is disturbed, for a fifth of the steps, show what can fail."""
     demos = attempt.demonstrations()
-    attempt.rlpd("first", [demos], share=0.2, operator=attempt.operator // 5)
-    log, _ = attempt.tried("first", 1)
+    episodes = attempt.episodes_of_operator(attempt.operator // 5, "fail")
     discount = f"discount={attempt.recipe.agent.rlpd.discount:g}"
-    attempt.value(["first", log], "returns=discounted", discount, out="value")
-    shaped = ("value.model=value", "value.reward=1", "agent.rlpd.target_range=null")
-    attempt.rlpd("rlpd", [demos], *shaped)
+    attempt.value([demos, episodes], "returns=discounted", discount, out="value")
+    attempt.rlpd("rlpd", [demos], "value.model=value", "value.reward=1", "agent.rlpd.target_range=null")
     return attempt.judged("rlpd")
 
 
@@ -420,7 +422,7 @@ METHODS = {
     ),
     "value_reward": Method(
         value_reward,
-        "RLPD with the dense reward of a value model of a first run",
+        "RLPD with the dense reward of a value model of episodes in which the operator was disturbed, and often failed",
     ),
     "residual": Method(partial(frozen, space="residual"), "a bounded correction of a frozen policy of imitation"),
     "edit": Method(partial(frozen, space="edit"), "an actor that begins at the actions of such a policy"),
