@@ -10,6 +10,7 @@ import multiprocessing.forkserver
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -146,6 +147,10 @@ class ForkServer:
         output.touch()
         return ForkedCommand(self, self._start(output, words, env, True))
 
+    def listen(self, address: str) -> ForkedCommand:
+        """A process that forks commands for programs which ask for them at this socket: see `tests.forked_shell`."""
+        return ForkedCommand(self, self._ask("listen", address))
+
     def _start(self, output: Path, words: Sequence[object], env: Mapping[str, str] | None, is_run: bool) -> int:
         environment = dict(os.environ if env is None else env)
         return self._ask("start", str(output), [str(word) for word in words], os.getcwd(), environment, is_run)
@@ -195,7 +200,7 @@ def serve(modules: Sequence[str]) -> None:
     gc.freeze()  # what children share with this process is not looked through, and so not copied
     for line in sys.stdin:
         asked, *given = json.loads(line)
-        print({"run": run, "start": start, "runs": runs, "wait": wait}[asked](*given), flush=True)
+        print({"run": run, "start": start, "runs": runs, "wait": wait, "listen": listen}[asked](*given), flush=True)
     os._exit(0)  # to take the imported modules apart would take half a second
 
 
@@ -225,6 +230,20 @@ def start(output: str, words: list[str], folder: str, environment: dict[str, str
         raise
     finally:
         os._exit(code)
+
+
+def listen(address: str) -> int:
+    """The number of a process that listens at this address from now on."""
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(address)
+    listening.listen()
+    if pid := os.fork():
+        listening.close()
+        return pid
+    try:
+        import_module("tests.forked_shell").listen(listening)
+    finally:
+        os._exit(1)
 
 
 def runs(pid: int) -> int:

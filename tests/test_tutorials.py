@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from tools import tutorials
 
 from hilt.replay import Log
 from tests.effort import is_long, need, need_rendering, rounds
+from tests.forked import ForkServer
+from tests.forked_shell import forked_commands
 from tests.teleop import chromium
 from tests.wire import hosts
 from tests.wire.hosts import Hosts
@@ -26,6 +30,8 @@ PAGES = {page.stem: page for page in tutorials.pages()}
 HEADINGS = ("What you will build", "What you need", "What to try next")
 MIN_WORDS, MAX_WORDS = 600, 1200
 PICTURE_BYTES = 150_000
+PROGRAMS = Path(sys.executable).parent
+"""Where `hilt` and `python` are installed"""
 
 
 def prose(page: Path) -> str:
@@ -104,8 +110,9 @@ def own_copy(page: Path, folder: Path, quick: Mapping[str, str] | None = None) -
         text = text.replace(port, str(free_port()))
     text = WIRE.sub(lambda found: f"{found[0]} wire.port={free_port()} wire.broadcast_port={free_port()}", text)
     for command, settings in (quick or {}).items():
-        pattern = re.compile(rf"^{re.escape(command)}(?:.*\\\n)*.*$", re.MULTILINE)  # to the end of its last line
-        text, count = pattern.subn(lambda found, settings=settings: f"{found[0]} {settings}", text)
+        # to the end of its last line, or to where its output goes
+        pattern = re.compile(rf"^{re.escape(command)}(?:.*\\\n)*[^>\n]*", re.MULTILINE)
+        text, count = pattern.subn(lambda found, settings=settings: f"{found[0].rstrip()} {settings} ", text)
         assert count, f"no command of {page.name} begins with {command!r}"
     folder.mkdir()
     (folder / page.name).write_text(text)
@@ -118,6 +125,10 @@ def environment() -> dict[str, str]:
 
 
 QUICK = {
+    "three-machines": {
+        "hilt learner ../settings.yaml": "control_hz=30 update_to_data=0.2 agent.encoder.pretrain_updates=4",
+        "hilt actor ../settings.yaml": "control_hz=30 update_to_data=0.2 agent.encoder.pretrain_updates=4",
+    },
     "teach-an-arm": {
         "hilt record tabletop/button": "--episodes 3",
         "hilt train tabletop_button": "agent.encoder.pretrain_updates=4 training_starts=40 max_steps=20 goal.period=20 "
@@ -146,12 +157,20 @@ TEACHES = {"OPERATOR": "script operator_options.teaches=30 operator_options.wind
 Follow = Callable[..., str]
 
 
+@pytest.fixture(scope="session")
+def commands(fork_server: ForkServer) -> Iterator[Path]:
+    """The folder of `hilt` and `python`: in `make test` they are forked from a process that has imported torch."""
+    with nullcontext(PROGRAMS) if is_long() else forked_commands(fork_server) as folder:
+        yield folder
+
+
 @pytest.fixture
-def follow(tmp_path: Path, counted: Callable[[str], None]) -> Follow:
+def follow(tmp_path: Path, commands: Path, counted: Callable[[str], None]) -> Follow:
     """Runs a page in an empty folder, and returns what its commands printed."""
 
     def followed(name: str, variables: Mapping[str, str] | None = None, **options: Any) -> str:
         quick = {} if is_long() else QUICK.get(name)
+        options = {"commands": commands, **options}
         page, began = own_copy(PAGES[name], tmp_path / "page", quick), time.monotonic()
         (tmp_path / "work").mkdir()
         set_here = environment() | dict(variables or {})
@@ -236,11 +255,12 @@ def machines() -> Iterator[Hosts]:
 
 
 def test_three_machines(follow: Follow, machines: Hosts):
-    """Each of them has a network of its own. The steps of the actor that was killed are counted by the episodes that
-    it had reported."""
+    """Each of them has a network of its own, in which commands are not forked. The steps of the actor that was killed
+    are counted by the episodes that it had reported."""
     need("torch", "gymnasium")
     need_rendering()
-    printed = follow("three-machines", variables={"LEARNER": machines.address["learner"]}, on=machines.on)
+    where = {"LEARNER": machines.address["learner"]}
+    printed = follow("three-machines", variables=where, on=machines.on, commands=PROGRAMS)
     before, _, after = printed.partition("stopped: ")
     first_life = before.split("arm-2: the learner is at")[1]
     shown = sum(int(steps) for steps in re.findall(r"^episode \d+: (\d+) steps", first_life, re.MULTILINE))

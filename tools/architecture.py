@@ -18,9 +18,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.drawing import Drawing, text_width
+from tools.measure import SOURCE, syntax_trees
 
 ROOT = Path(__file__).parent.parent
-SOURCE, PAGE, PICTURE = ROOT / "src" / "hilt", ROOT / "docs" / "architecture.md", ROOT / "docs" / "architecture.svg"
+PAGE, PICTURE = ROOT / "docs" / "architecture.md", ROOT / "docs" / "architecture.svg"
 BEGIN, END = "<!-- files: made by tools/architecture.py -->", "<!-- end of files -->"
 WIDTH, BOX, HEIGHT, FLOOR, HEAD, MARGIN = 960, 118, 40, 84, 112, 24
 GROUPS = [  # as docs/architecture.md describes them: title, color, parts
@@ -43,10 +44,10 @@ def imports() -> dict[str, set[str]]:
     """For each part, the parts that it imports, anywhere in its files but for type checking."""
     known = set(parts())
     found: dict[str, set[str]] = {part: set() for part in known}
-    for file in sorted(SOURCE.rglob("*.py")):
+    for file, tree in syntax_trees(SOURCE).items():
         part = file.relative_to(SOURCE).parts[0]
         if part in known:
-            found[part] |= {name for name in _imported(ast.parse(file.read_text())) if name in known} - {part}
+            found[part] |= {name for name in _imported(tree) if name in known} - {part}
     return found
 
 
@@ -234,7 +235,7 @@ def files() -> str:
 
 
 def _summary(file: Path) -> str:
-    text = (ast.get_docstring(ast.parse(file.read_text())) or "").split("\n\n")[0].replace("\n", " ")
+    text = (ast.get_docstring(syntax_trees(SOURCE)[file]) or "").split("\n\n")[0].replace("\n", " ")
     sentence = re.split(r"(?<=[.!?])\s", text, maxsplit=1)[0]
     return sentence if len(sentence) <= 120 else sentence[:117].rsplit(" ", 1)[0] + " …"
 

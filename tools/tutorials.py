@@ -116,6 +116,8 @@ class TutorialRun:
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     on: Callable[[str], Sequence[str]] = lambda machine: ()
     """The words to put before a command to run it on a machine of this name"""
+    commands: Path = Path(sys.executable).parent
+    """The folder with the commands `hilt` and `python`, which comes first on the PATH"""
     watch: Callable[[str], object] = lambda printed: None
     """Called twice a second with what the running block has printed so far"""
     notify: Callable[[str], object] = lambda line: None
@@ -144,7 +146,10 @@ class TutorialRun:
         folder, began, code = self.folder / block.name, time.monotonic(), None
         folder.mkdir(parents=True, exist_ok=True)
         words = [*(self.on(block.name) if block.name else ()), "bash", "-e", "-c", block.text]
-        environment = {**self.environment, "PATH": with_commands(self.environment.get("PATH", os.defpath))}
+        environment = {
+            **self.environment,
+            "PATH": with_commands(self.environment.get("PATH", os.defpath), self.commands),
+        }
         with tempfile.NamedTemporaryFile("w+") as output:
             to = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
             process = subprocess.Popen(words, cwd=folder, env=environment, start_new_session=True, **to)
@@ -163,9 +168,9 @@ class TutorialRun:
         self.notify(f"{where}: {seconds:.1f} s")
 
 
-def with_commands(path: str) -> str:
-    """A PATH that begins with the folder of this Python, where `hilt` is."""
-    return os.pathsep.join([str(Path(sys.executable).parent), path])
+def with_commands(path: str, commands: Path = Path(sys.executable).parent) -> str:
+    """A PATH that begins with this folder: by default that of this Python, where `hilt` is."""
+    return os.pathsep.join([str(commands), path])
 
 
 def picture(source: Path, made: Path, crop: Sequence[int] = (), width: int = 0) -> None:
