@@ -187,6 +187,7 @@ def metrics() -> str:
     from hilt.observe.plots import PANELS
 
     jobs = {"vla": "post-training", "hil": "with a person", "sft": "fine-tuning"}
+    jobs |= {"classifier": "reward classifier", "value": "value model"}
     parts = [
         "# Curves and alarms",
         "Made from the tables in `hilt.observe`. [observe](../observe.md#metrics-jsonl) lists "

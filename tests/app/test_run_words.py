@@ -12,7 +12,7 @@ from hilt.app.words import Words
 from hilt.observe.alarms import TABLE, Alarms
 from hilt.observe.metrics import GOES_ON, RESUMED
 from hilt.observe.plots import PANELS
-from tests.observe.test_alarms import WRONG, WRONG_HIL, WRONG_SFT
+from tests.observe.test_alarms import JUDGED, WRONG, WRONG_CLASSIFIER, WRONG_HIL, WRONG_SFT, WRONG_VALUE
 
 SOURCE = Path(__file__).parents[2] / "src/hilt"
 ENGLISH = re.compile(r"\b(the|is|are|of|and|was|were|with|to|there)\b")
@@ -41,7 +41,7 @@ def test_run_words_in_which_a_run_says_how_it_stands_are_translated():
         assert chinese(text) == shown and Words("en").of_run(text) == text
 
 
-JOBS = {"vla": WRONG, "hil": WRONG_HIL, "sft": WRONG_SFT}
+JOBS = {"vla": WRONG, "hil": WRONG_HIL, "sft": WRONG_SFT, "classifier": WRONG_CLASSIFIER, "value": WRONG_VALUE}
 
 
 @pytest.mark.parametrize("name", [f"{job} {name}" for job, wrong in JOBS.items() for name in wrong])
@@ -56,6 +56,13 @@ def test_run_words_of_every_alarm_are_translated_whole(name: str):
         assert [*re.findall(r"\d[\d.,]*%?", text.split(". ")[0])] and Words("en").event(given) == given
     assert Words("zh").event(f"alarm {alarm} is over") == f"警报 {alarm} 已解除"
     assert {*ALARM_CURES} == {one.name for one in TABLE}
+
+
+def test_run_words_of_a_model_that_predicts_a_constant():
+    [change] = Alarms(WRONG_VALUE["ranking"][0]).take(JUDGED | {"held_out_highest": 0.1})
+    assert (
+        Words("zh").event(change.text).startswith("警报 ranking：在留出数据上它的预测是常数，成功概率从 0.100 到 0.100")
+    )
 
 
 def test_run_words_of_a_held_out_loss_that_is_not_finite():

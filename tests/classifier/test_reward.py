@@ -16,7 +16,7 @@ import torch
 from hilt.classifier.frames import Clip, read_frames, split
 from hilt.classifier.reward import ClassifierConfig, TrainedClassifier, reward_function, save, train
 from hilt.core.config import build
-from hilt.core.errors import ConfigError, CorruptError, HiltError, SchemaError, StorageError, UnsafeError
+from hilt.core.errors import AlarmError, ConfigError, CorruptError, HiltError, SchemaError, StorageError, UnsafeError
 from hilt.core.files import DISK, Files
 from hilt.core.tree import unflatten
 from hilt.core.unpickle import dump
@@ -114,6 +114,23 @@ def test_classifier_does_not_learn_random_labels():
         quick("steps=30", given=given).metadata["held_out"]["accuracy"] for given in (clips(24), shuffled(clips(24)))
     )
     assert right >= 0.95 > 0.9 > wrong
+
+
+def test_classifier_of_random_labels_raises_alarms_while_it_learns_them_by_heart():
+    said: list[str] = []
+    settings = build(ClassifierConfig(), *QUICK, "steps=150", "dropout=0", "random_crop=0", "learning_rate=0.003")
+    trained = train(shuffled(clips(24)), settings, notify=said.append)
+    training = trained.metadata["training"]
+    assert len(training["losses"]) == 10 and training["losses"][-1][:2] == [150, training["loss"]]
+    assert training["alarms"][0]["name"] == "validation"
+    assert [one for one in said if not one.endswith("is over")] == [
+        f"step {one['step']}: {one['text']}" for one in training["alarms"]
+    ]
+    with pytest.raises(
+        AlarmError, match=r"alarm validation: the held-out loss .* names this alarm. Nothing was written"
+    ):
+        train(shuffled(clips(24)), replace(settings, stop_on=["validation"]))
+    assert quick("steps=60").metadata["training"]["alarms"] == []
 
 
 @pytest.mark.long

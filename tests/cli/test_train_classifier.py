@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from hilt import cli
 from hilt.classifier.reward import reward_function
-from hilt.cli.train_classifier import _recipe, is_useful
+from hilt.cli.train_classifier import _recipe
 from hilt.core.checksums import read_json, write_json
 from tests.classifier.labeled import clips, write_log
 from tests.forked import ForkServer
@@ -67,15 +67,22 @@ def test_a_classifier_that_finds_no_success_is_not_suggested(tmp_path: Path):
     held = read_json(tmp_path / "c" / "classifier.json")["held_out"]
     assert held["recall"] == 0 and held["precision"] is None and held["successes"] > 0
     assert "precision undefined (no frame is called a success), recall 0.0%" in said and "100.0%" not in said
-    assert "it does not tell success from failure" in said and "Do not use it as a reward" in said
+    assert "of the held-out successes a success" in said and "Do not use it as a reward" in said
     assert "hilt record TASK --classifier" in said and "hilt train RECIPE classifier=" not in said
 
 
-@pytest.mark.parametrize(
-    ("recall", "false", "useful"), [(0.0, 0, False), (0.5, 5, False), (0.6, 5, True), (0.1, 0, True)]
-)
-def test_useful_is_better_than_chance(recall: float, false: int, useful: bool):
-    assert is_useful({"frames": 20, "successes": 10, "recall": recall, "false_successes": false}) == useful
+def test_an_alarm_is_shown_kept_and_ends_the_training_without_a_folder(tmp_path: Path):
+    log = write_log(tmp_path / "log", clips(12))
+    words = [log, *QUICK[1:], "steps=1", "threshold=0.99"]
+    said = run(*words, "--out", tmp_path / "c").output
+    [alarm] = read_json(tmp_path / "c" / "classifier.json")["training"]["alarms"]
+    assert alarm["name"] == "ranking" and alarm["step"] == 1 and not alarm["stops"]
+    assert f"step 1: {alarm['text']}" in said.replace("\n", " ") and "ALARM" in said
+    said = run(*words, "stop_on=[ranking]", "--out", tmp_path / "d", code=1).output
+    assert "It was ended because stop_on names this alarm. Nothing was written." in said
+    assert not (tmp_path / "d").exists()
+    said = run(*words, "stop_on=[rank]", "--out", tmp_path / "d", code=1).output
+    assert "no alarm named 'rank'" in said
 
 
 def test_settings_are_shown_and_wrong_ones_refused_in_a_line(tmp_path: Path):

@@ -92,6 +92,18 @@ WRONG_SFT: dict[str, tuple[RunFacts, list[dict[str, float]]]] = {
     "dead_relus": (SFT, [LEARNED | {"dead_relus": 0.7}] * 3),
     "plasticity": (SFT, [LEARNED] * 3 + [LEARNED | {"effective_rank": 3.0}] * 3),
 }
+JUDGED = {"held_out_lowest": 0.1, "held_out_highest": 0.9}
+LOOKED = [{"loss": 0.1, "validation_loss_mean": loss, "validation_loss": loss} for loss in (4.0, 2.0, 3.5)]
+WRONG_CLASSIFIER: dict[str, tuple[RunFacts, list[dict[str, float]]]] = {
+    "validation": (RunFacts("classifier"), LOOKED),
+    "ranking": (RunFacts("classifier"), [JUDGED | {"held_out_recall": 0.4, "held_out_false": 0.4}]),
+    "not_finite": (RunFacts("classifier"), [{"skipped_steps": 1.0}]),
+}
+WRONG_VALUE: dict[str, tuple[RunFacts, list[dict[str, float]]]] = {
+    "validation": (RunFacts("value"), LOOKED),
+    "ranking": (RunFacts("value"), [JUDGED | {"held_out_auc": 0.7, "held_out_auc_low": 0.5}]),
+    "not_finite": (RunFacts("value"), [{"skipped_steps": 1.0}]),
+}
 
 
 def test_a_validation_counts_as_many_episodes_as_are_independent():
@@ -138,6 +150,28 @@ def test_each_alarm_of_a_run_with_a_person_is_raised_alone(name: str):
 def test_each_alarm_of_fine_tuning_is_raised_alone(name: str):
     assert raised(*(WRONG_SFT[name][0], *WRONG_SFT[name][1])) == [name]
     assert set(WRONG_SFT) == {alarm.name for alarm in TABLE if "sft" in alarm.jobs}
+
+
+@pytest.mark.parametrize(("job", "wrong"), [("classifier", WRONG_CLASSIFIER), ("value", WRONG_VALUE)])
+def test_each_alarm_of_a_training_of_minutes_is_raised_alone(job: str, wrong: dict[str, Any]):
+    assert set(wrong) == {alarm.name for alarm in TABLE if job in alarm.jobs}
+    for name, (facts, records) in wrong.items():
+        assert raised(facts, *records) == [name]
+
+
+@pytest.mark.parametrize(
+    ("recall", "false", "ranks"), [(0.0, 0.0, False), (0.5, 0.5, False), (0.6, 0.5, True), (0.1, 0.0, True)]
+)
+def test_a_classifier_ranks_if_it_calls_more_successes_than_failures_one(recall: float, false: float, ranks: bool):
+    record = JUDGED | {"held_out_recall": recall, "held_out_false": false}
+    assert raised(RunFacts("classifier"), record) == [] if ranks else ["ranking"]
+
+
+def test_a_value_model_ranks_if_its_interval_is_above_chance_and_its_answers_differ():
+    ranks = JUDGED | {"held_out_auc": 0.7, "held_out_auc_low": 0.51}
+    assert raised(RunFacts("value"), ranks) == []
+    [change] = Alarms(RunFacts("value")).take(ranks | {"held_out_lowest": 0.895})
+    assert "it predicts a constant, a probability of success from 0.895 to 0.900. Do not use it" in change.text
 
 
 @pytest.mark.parametrize("name", WRONG_STREAM)

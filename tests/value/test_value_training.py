@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from hilt.core.checksums import read_json, write_json
-from hilt.core.errors import ConfigError, CorruptError, SchemaError
+from hilt.core.errors import AlarmError, ConfigError, CorruptError, SchemaError, UnknownNameError
 from hilt.replay import Log
+from hilt.value import value_training
 from hilt.value.value_config import ValueConfig
 from hilt.value.value_episodes import ValueEpisodes
 from hilt.value.value_model import ValueModel, load_value_model
@@ -98,6 +101,63 @@ def test_training_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path):
         (tmp_path / "other" / "file").touch()
         with pytest.raises(ConfigError, match="exists already, and is no value model"):
             train_value(episodes, config, tmp_path / "other")
+
+
+def test_an_alarm_ends_training_with_a_checkpoint_and_without_stop_on_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What is learned is the opposite of what is true in the episodes that it is judged by."""
+    path, said = write_log(tmp_path / "log", 24, pictures=False), list[str]()
+    settings = BLIND | {"steps": 100, "bins": 5}
+    with ValueEpisodes([path]) as episodes:
+        split = split_episodes(episodes, ValueConfig(**settings))
+        monkeypatch.setattr(value_training, "split_episodes", lambda *given: split)
+        for number in [*split.validation, *split.held_out]:
+            one = episodes.episodes[number]
+            episodes.episodes[number] = replace(one, success=not one.success)
+        quiet = train_value(episodes, ValueConfig(**settings), tmp_path / "whole", notify=said.append)
+        assert quiet is not None
+        alarms = quiet.metadata["training"]["alarms"]
+        assert [one["name"] for one in alarms] == ["validation", "ranking"]
+        assert all(f"step {one['step']}: {one['text']}" in said for one in alarms)
+        stops = ValueConfig(**settings, stop_on=["validation"])
+        with pytest.raises(
+            AlarmError,
+            match=r"alarm validation: the held-out loss is .* It was ended because stop_on names this alarm. There is "
+            r"no model, but a checkpoint in .*parts: the same command without stop_on goes on from there",
+        ):
+            train_value(episodes, stops, tmp_path / "parts")
+        assert [file.name for file in (tmp_path / "parts").iterdir()] == ["checkpoint.safetensors"]
+        ranks = ValueConfig(**settings, stop_on=["ranking"])
+        with pytest.raises(
+            AlarmError, match=r"alarm ranking: .* but a checkpoint in .*parts: the same command without"
+        ):
+            train_value(episodes, ranks, tmp_path / "parts")
+        assert [file.name for file in (tmp_path / "parts").iterdir()] == ["checkpoint.safetensors"]
+        made = train_value(episodes, ValueConfig(**settings), tmp_path / "parts")
+        assert made is not None and made.id == quiet.id
+        kept = made.metadata["training"]["alarms"]
+        assert kept[0]["stops"] and [one["name"] for one in kept][-1] == "ranking"
+        with pytest.raises(UnknownNameError, match="no alarm named 'entropy'"):
+            train_value(episodes, ValueConfig(**settings, stop_on=["entropy"]), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_training_without_a_finite_loss_ends_without_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = write_log(tmp_path / "log", 16, pictures=False)
+    with ValueEpisodes([path]) as episodes:
+        monkeypatch.setattr(value_training, "logits_of", lambda *given: torch.full((1, 1), torch.nan))
+        monkeypatch.setattr(value_training, "loss", lambda logits, targets: logits.mean())
+        with pytest.raises(
+            AlarmError, match=r"not a finite number until step 30, so nothing was kept. Begin anew with"
+        ):
+            train_value(episodes, ValueConfig(**BLIND), tmp_path / "out")
+        monkeypatch.setattr(value_training, "loss", lambda logits, targets: logits.mean() * torch.nan)
+        with pytest.raises(
+            AlarmError, match=r"the last 5 steps were left out; of the last one, step 5, the gradient of"
+        ):
+            train_value(episodes, ValueConfig(**BLIND), tmp_path / "second")
+    assert not (tmp_path / "second").exists() and not (tmp_path / "out" / "value.json").exists()
 
 
 def test_other_episodes_than_at_the_beginning_are_refused(tmp_path: Path):

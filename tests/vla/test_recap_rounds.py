@@ -169,6 +169,11 @@ def test_what_cannot_work_is_refused(shown: Path):
     changed.recap.value = {"actions": 2}
     with pytest.raises(ConfigError, match="values of chunks give no advantages"):
         changed.check()
+    changed.recap.value = {"stop_on": ["ranking"]}
+    with pytest.raises(
+        ConfigError, match=r"value.stop_on=\['ranking'\]: alarms of the value model are said, and end no r"
+    ):
+        changed.check()
     changed.recap.value = {"stepz": 2}
     with pytest.raises(ConfigError, match=r"recap\.value: .*stepz"):
         changed.check()

@@ -197,6 +197,23 @@ ALARM_TEXTS = (
         r"留出数据上的损失为 \1，曾为 \2（上限 \3）",
     ),
     (
+        r"the held-out loss is (\S+), and was (\S+) \(limit (\S+), means of 3 looks\); in training it is (\S+)",
+        r"留出数据上的损失为 \1，曾为 \2（上限 \3，3 次检查的均值）；训练损失为 \4",
+    ),
+    (
+        r"on held-out data it predicts a constant, a probability of success from (\S+) to (\S+)",
+        r"在留出数据上它的预测是常数，成功概率从 \1 到 \2",
+    ),
+    (
+        r"it calls (\S+) of the held-out successes a success, and (\S+) of the failures",
+        r"它把留出成功中的 \1 判为成功，也把留出失败中的 \2 判为成功",
+    ),
+    (
+        r"half-way through held-out episodes it ranks no better than chance: AUC (\S+) \(95% interval from (\S+); "
+        r"limit (\S+)\)",
+        r"在留出回合的一半处，其排序不比随机好：AUC \1（95% 区间下限 \2；界限 \3）",
+    ),
+    (
         r"(\S+) updates were made for (\S+) online steps, (\S+) for each \(limit (\S+)\)",
         r"\2 个在线步做了 \1 次更新，每步 \3 次（上限 \4）",
     ),
@@ -270,7 +287,10 @@ ALARM_CURES = {
     "或降低 value.stop_below 和 value.reward。",
     "condition": "策略没有用到条件，或者标注是噪声：请看价值模型对留出回合的排序（AUC），"
     "设置 recap.condition=embedding、更低的 recap.dropout 或更多步数，或另一个 recap.threshold。",
-    "validation": "结果变差：RUN/best 或更早的检查点更好。请用更低的学习率继续，或结束训练。",
+    "validation": "结果变差：RUN/best 或更早的检查点更好。请用更低的学习率继续，或结束训练；"
+    "分类器或价值模型需要更多回合、更高的 dropout 或更少的步数。",
+    "ranking": "请勿使用：请检查是否有错误的标注，并提供更多成功与失败的回合；分类器请看 mistakes.png，"
+    "预测为常数时请降低学习率。",
     "update_to_data": "学习器在重复已有数据：请设置 update_to_data=4，或检查为什么没有新的步。",
     "not_finite": "请降低学习率；检查奖励和观测中是否有非有限值。",
 }

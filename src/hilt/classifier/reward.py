@@ -21,14 +21,16 @@ import numpy as np
 import torch
 
 from hilt.algos import classifier as algo
+from hilt.algos.adam import Adam
 from hilt.classifier.frames import Clip, class_count, counts, split, with_cameras
 from hilt.classifier.held_out import HELD_OUT_FILE, HeldOut
 from hilt.core.checksums import read_json, write_json
-from hilt.core.errors import ConfigError, CorruptError, HiltError, SchemaError, optional_module, suggest
+from hilt.core.errors import ConfigError, CorruptError, HiltError, NotFiniteError, SchemaError, optional_module, suggest
 from hilt.core.files import DISK, replacing, storage_errors
 from hilt.core.tree import Array, Observation, Spec, flatten
 from hilt.core.validate import check, setting
 from hilt.observe.drawing import Chart, Line, Pixels, draw
+from hilt.observe.training_alarms import TrainingAlarms, silent
 from hilt.policies.agent.config import EncoderConfig
 from hilt.policies.agent.encoders import Encoder, initialize, random_crop
 from hilt.recording.film import GREEN, RED, picture
@@ -44,6 +46,8 @@ CHUNK = 256
 """Frames that are looked at together when nothing is learned"""
 SHOWN = 12
 """Mistakes in the picture"""
+LOOKS, LOOKED_AT = 10, 512
+"""Looks at held-out frames while it learns, for alarms alone; frames at each, as many of each class"""
 
 
 @dataclass
@@ -78,6 +82,8 @@ class ClassifierConfig:
     """The class that is success; -1: the highest label"""
     threshold: float = setting(0.0, minimum=0, below=1)
     """A frame is a success from this probability on; 0: as the held-out frames recommend"""
+    stop_on: list[str] = field(default_factory=list)
+    """Alarms that end the training when they are raised, and nothing is written: validation, ranking, not_finite"""
     seed: int = 0
     """Of the split, the first weights and the batches"""
 
@@ -95,13 +101,21 @@ class TrainedClassifier:
     """The frames that it was judged on"""
 
 
+NOT_KEPT = "Nothing was written."
 Watch = Callable[[int, float, float], None]
 """Called after each step with its number, the loss, and the share of its batch that was right"""
 
 
-def train(clips: Sequence[Clip], config: ClassifierConfig, watch: Watch | None = None) -> TrainedClassifier:
-    """Trains on most episodes and judges on the others, whose frames nothing was chosen by but the threshold."""
+def train(
+    clips: Sequence[Clip],
+    config: ClassifierConfig,
+    watch: Watch | None = None,
+    notify: Callable[[str], None] = silent,
+) -> TrainedClassifier:
+    """Trains on most episodes and judges on the others, whose frames nothing was chosen by but the threshold. `notify`
+    is called with the text of each alarm; one that `config.stop_on` names is an `AlarmError`."""
     check(config)
+    alarms = TrainingAlarms("classifier", config.stop_on, notify, config.learning_rate)
     optional_module("PIL.Image", "The pictures of a classifier", "images", "pillow")  # before the work, not after it
     clips = with_cameras(clips, config.image_keys)
     classes = class_count(clips)
@@ -115,37 +129,39 @@ def train(clips: Sequence[Clip], config: ClassifierConfig, watch: Watch | None =
     shapes = {name: image.shape[1:] for name, image in clips[0].images.items()}
     model = _model(shapes, classes, config, draws)
     began = time.monotonic()
-    last = _fit(model, learned, classes, config, draws, watch)
+    losses = _fit(model, learned, held, classes, config, draws, watch, alarms)
     probability = _probabilities(model, held)
     labels = torch.from_numpy(np.concatenate([clip.labels for clip in held]))
     points = algo.curve(probability[:, success], labels == success)
     best = algo.recommended(points)
     threshold = config.threshold or best.threshold
+    judgment = {
+        **_size(held, classes),
+        "by": by,
+        **_at(threshold, probability, labels, held, success),
+        "curve": [[point.threshold, point.precision, point.recall, point.false_successes] for point in points],
+    }
     metadata = {
         "image_keys": {name: list(shape) for name, shape in shapes.items()},
         "classes": classes,
         "success": success,
         "threshold": threshold,
-        "why": f"given as threshold={threshold:g}"
-        if config.threshold
-        else _why(best, int((labels == success).sum()), by),
+        "why": _why(config.threshold, best, judgment["successes"], by),
         "settings": asdict(config),
-        "training": {**_size(learned, classes), "loss": last, "seconds": round(time.monotonic() - began, 1)},
-        "held_out": {
-            **_size(held, classes),
-            "by": by,
-            "accuracy": algo.accuracy(probability, labels),
-            "majority": algo.majority(labels),
-            **_at(threshold, probability[:, success], labels == success, held, success),
-            "curve": [[point.threshold, point.precision, point.recall, point.false_successes] for point in points],
+        "training": {
+            **_size(learned, classes),
+            "loss": losses[-1][1],
+            "losses": losses,
+            "alarms": alarms.raised,
+            "seconds": round(time.monotonic() - began, 1),
         },
+        "held_out": judgment,
     }
-    pictures = {
-        "thresholds.png": _curve_picture(points, threshold),
-        "mistakes.png": _mistakes(held, probability, labels),
-    }
+    if ends := alarms.take(_ranking(probability[:, success], judgment), config.steps):
+        raise alarms.ended(ends, NOT_KEPT)
+    curve, mistakes = _curve_picture(points, threshold), _mistakes(held, probability, labels)
     judged = HeldOut.of(held, probability[:, success].numpy(), success)
-    return TrainedClassifier(model, metadata, pictures, judged)
+    return TrainedClassifier(model, metadata, {"thresholds.png": curve, "mistakes.png": mistakes}, judged)
 
 
 def save(folder: Path, trained: TrainedClassifier) -> None:
@@ -301,36 +317,68 @@ def _model(
 def _fit(
     model: algo.Classifier,
     clips: Sequence[Clip],
+    held: Sequence[Clip],
     classes: int,
     config: ClassifierConfig,
     draws: torch.Generator,
     watch: Watch | None,
-) -> float:
-    """The last loss."""
-    images = {name: torch.from_numpy(np.concatenate([clip.images[name] for clip in clips])) for name in clips[0].images}
-    labels = torch.from_numpy(np.concatenate([clip.labels for clip in clips]))
+    alarms: TrainingAlarms,
+) -> list[list[float]]:
+    """Moves the weights. Returns the step, the loss of the last batch and the held-out loss of each look."""
+    images, labels = _joined(clips)
+    some = _some_of_each(held, classes)
     parameters = [
         *model.encoder.trained_by_imitation(),
         *model.dense.parameters(),
         *model.norm.parameters(),
         *model.out.parameters(),
     ]
-    adam, last = torch.optim.Adam(parameters, config.learning_rate), 0.0
+    adam, losses, ends = Adam(parameters, config.learning_rate), [], ""
+    period = max(1, config.steps // LOOKS)
     for step in range(1, config.steps + 1):
         rows = algo.balanced(labels, classes, config.batch_size, draws)
         logits = model(
             {name: random_crop(image[rows], config.random_crop, draws) for name, image in images.items()}, draws
         )
         loss = algo.loss(logits, labels[rows])
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
+        try:
+            adam.descend(loss)
+            alarms.learned(step)
+        except NotFiniteError as error:
+            ends = alarms.left_out(step, error)
         last = float(loss.detach())
-        if not np.isfinite(last):
-            raise ConfigError(f"the loss is {last} after {step} steps. Lower learning_rate={config.learning_rate:g}.")
         if watch is not None:
             watch(step, last, algo.accuracy(algo.probabilities(logits.detach()), labels[rows]))
-    return last
+        if step % period == 0 or step == config.steps:
+            losses.append([step, last, _held_out_loss(model, some)])
+            ends = alarms.take({"loss": last, "validation_loss": losses[-1][2]}, step) or ends
+        if ends:
+            raise alarms.ended(ends, NOT_KEPT)
+    alarms.check_finite(losses[-1][2], config.steps)
+    return losses
+
+
+def _joined(clips: Sequence[Clip]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """The images by camera, and the labels, of all frames."""
+    images = {name: torch.from_numpy(np.concatenate([clip.images[name] for clip in clips])) for name in clips[0].images}
+    return images, torch.from_numpy(np.concatenate([clip.labels for clip in clips]))
+
+
+def _some_of_each(clips: Sequence[Clip], classes: int) -> list[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+    """Frames of each class at even distances, with their labels."""
+    images, labels = _joined(clips)
+    out = []
+    for number in range(classes):
+        mine = torch.nonzero(labels == number)[:, 0]
+        places = mine[torch.linspace(0, len(mine) - 1, min(len(mine), LOOKED_AT // classes)).long()]
+        out.append(({name: image[places] for name, image in images.items()}, labels[places]))
+    return out
+
+
+def _held_out_loss(model: algo.Classifier, some: Sequence[tuple[dict[str, torch.Tensor], torch.Tensor]]) -> float:
+    """The loss of frames, each class as much as another, as in the batches that it learns from."""
+    with torch.no_grad():
+        return float(np.mean([float(algo.loss(model(images), labels)) for images, labels in some]))
 
 
 def _probabilities(model: algo.Classifier, clips: Sequence[Clip]) -> torch.Tensor:
@@ -359,14 +407,17 @@ def _size(clips: Sequence[Clip], classes: int) -> dict[str, Any]:
 
 
 def _at(
-    threshold: float, probability: torch.Tensor, truth: torch.Tensor, clips: Sequence[Clip], success: int
+    threshold: float, probabilities: torch.Tensor, labels: torch.Tensor, clips: Sequence[Clip], success: int
 ) -> dict[str, Any]:
-    """What happens at the threshold that is used, near misses apart."""
+    """How often the likeliest class is right, and what happens at the threshold that is used, near misses apart."""
+    probability, truth = probabilities[:, success], labels == success
     point = algo.curve(probability, truth, [threshold])[0]
     called = (probability >= threshold).numpy()
     before = np.concatenate([clip.before_success(success) for clip in clips])
     failed = np.concatenate([clip.failed(success) for clip in clips])
     return {
+        "accuracy": algo.accuracy(probabilities, labels),
+        "majority": algo.majority(labels),
         "accuracy_at_threshold": float((torch.from_numpy(called) == truth).float().mean()),
         "precision": point.precision,
         "recall": point.recall,
@@ -377,7 +428,19 @@ def _at(
     }
 
 
-def _why(best: algo.At, successes: int, by: str) -> str:
+def _ranking(probability: torch.Tensor, held: Mapping[str, Any]) -> dict[str, float]:
+    """What the alarm `ranking` looks at. By chance it calls a success one as often as it calls a failure one."""
+    return {
+        "held_out_lowest": float(probability.min()),
+        "held_out_highest": float(probability.max()),
+        "held_out_recall": held["recall"],
+        "held_out_false": held["false_successes"] / max(1, held["frames"] - held["successes"]),
+    }
+
+
+def _why(given: float, best: algo.At, successes: int, by: str) -> str:
+    if given:
+        return f"given as threshold={given:g}"
     if best.precision is None or not best.recall:
         return (
             f"the middle of those from {algo.LOWEST:g} up, none of which finds one of the {successes} "

@@ -6,9 +6,9 @@ import contextlib
 import importlib
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -88,6 +88,11 @@ def heavy_module(name: str, purpose: str, extra: str, then: str = "") -> ModuleT
 def show_next(*commands: str) -> None:
     """Prints the usual next steps, as commands that can be pasted."""
     typer.echo("\nnext:\n" + "\n".join(f"  {command}" for command in commands))
+
+
+def alarm_rows(training: Mapping[str, Any]) -> list[list[str]]:
+    """Rows of a table for the alarms that a training raised."""
+    return [["ALARM", f"step {one['step']:,}: {one['text'].removeprefix('alarm ')}"] for one in training["alarms"]]
 
 
 def shell(*words: object) -> str:

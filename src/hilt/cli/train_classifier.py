@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hilt.cli.show import PROGRESS, heavy_module, shell, show_next, table
+from hilt.cli.show import PROGRESS, alarm_rows, heavy_module, shell, show_next, table
 from hilt.core.signals import stop_signals
 from hilt.core.threads import one_thread
 
@@ -71,11 +71,11 @@ def classifier(
             f"{sum(map(len, clips)):,} frames of {len(clips)} episode{'s' * (len(clips) != 1)}, "
             f"{class_count(clips)} classes"
         )
-        trained = train(clips, config, watch)
+        trained = train(clips, config, watch, PROGRESS.notify)
     save(out, trained)
     show(trained.metadata)
     typer.echo(f"\n{out / 'thresholds.png'}, {out / 'mistakes.png'}: look at both")
-    if is_useful(trained.metadata["held_out"]):
+    if is_useful(trained.metadata):
         show_next(shell("hilt", "train", _recipe([word for word in words if word not in changes]), f"classifier={out}"))
     else:
         typer.echo(USELESS.format(out=out))
@@ -90,10 +90,9 @@ def _recipe(data: list[str]) -> str:
     return (recipe_of(min(tasks)) if len(tasks) == 1 else "") or "RECIPE"
 
 
-def is_useful(held: dict[str, Any]) -> bool:
-    """Whether it calls a success one more often than it calls a failure one; by chance both are as frequent."""
-    failures = held["frames"] - held["successes"]
-    return bool(held["recall"] > held["false_successes"] / max(1, failures))
+def is_useful(metadata: dict[str, Any]) -> bool:
+    """Whether it tells success from failure on held-out frames."""
+    return not any(alarm["name"] == "ranking" for alarm in metadata["training"]["alarms"])
 
 
 def show(metadata: dict[str, Any]) -> None:
@@ -129,14 +128,8 @@ def show(metadata: dict[str, Any]) -> None:
         rows.append(
             ["CAUTION", f"judged on {lack}: that proves little. Record {4 * FEW} episodes or more, failures among them"]
         )
-    if not is_useful(held):
-        rows.append(
-            [
-                "CAUTION",
-                "it does not tell success from failure: a policy would learn nothing from it, or something wrong",
-            ]
-        )
-    elif held["recall"] < LOW_RECALL:
+    rows += alarm_rows(learned)
+    if is_useful(metadata) and held["recall"] < LOW_RECALL:
         rows.append(["CAUTION", f"it misses {1 - held['recall']:.0%} of the successes: a policy is rarely rewarded"])
     Console().print(table("", "", rows=rows))
 

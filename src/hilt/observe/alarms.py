@@ -4,8 +4,8 @@
     for change in alarms.take({"ppo_kl": 0.4}):      # after each record of metrics of the kind "update"
         print(change.text)
 
-`TABLE` has all of them, for each job: "hil", a run with a person in the loop, "vla", post-training, and "sft",
-supervised fine-tuning. An
+`TABLE` has all of them, for each job: "hil", a run with a person in the loop, "vla", post-training, "sft", supervised
+fine-tuning, and "classifier" and "value", the trainings of a reward classifier and of a value model. An
 alarm is raised when its condition becomes true, and over when it no longer is. Conditions look at means
 over several records, so that one bad batch raises none. The limits are rules of thumb, each far outside of
 what healthy runs show; docs/alarms.md lists them.
@@ -75,6 +75,12 @@ HOPELESS = 0.9
 """Share of the last episodes that the value model may end as hopeless"""
 VALUE_ERROR = 0.4
 """By how much the value model's probability of success may differ from the share of successes"""
+CONSTANT = 0.01
+"""Probabilities of success on held-out data that are no further apart than this are all the same"""
+CHANCE = 0.5
+"""The AUC of a model that ranks no better than chance"""
+MINUTES = ("classifier", "value")
+"""Trainings that take minutes, and are no runs"""
 
 Record = Mapping[str, Any]
 
@@ -84,7 +90,7 @@ class RunFacts:
     """The settings of a run that alarms depend on."""
 
     job: str
-    """"hil", "vla" or "sft" """
+    """"hil", "vla", "sft", "classifier" or "value" """
     gae: bool = False
     ratio: str = "token"
     target_kl: float = 0.0
@@ -324,8 +330,8 @@ def _ignores_condition(h: History, facts: RunFacts) -> str:
 
 def _got_worse(h: History, facts: RunFacts) -> str:
     """In pairs, where both validations tried the same states; else as if they were independent."""
-    if facts.job == "sft":
-        return _loss_rose(h)
+    if facts.job in ("sft", *MINUTES):
+        return _loss_rose(h, facts)
     last, best = h.last.get("validation_outcomes", ""), h.best.get("validation_outcomes", "")
     if (pair := paired_loss(best, last)) is not None:
         lost, error = pair
@@ -351,15 +357,36 @@ def _worse(now: float, best: float, errors: float, how: str = "") -> str:
     )
 
 
-def _loss_rose(h: History) -> str:
+def _loss_rose(h: History, facts: RunFacts) -> str:
     """The same for a loss on held-out episodes: all of them, with the same draws every time."""
-    first, now, best = (
-        h.first("validation_loss", 1),
-        h.mean("validation_loss", 1),
-        h.low.get("validation_loss", math.nan),
-    )
+    name = "validation_loss_mean" if facts.job in MINUTES else "validation_loss"
+    first, now, best = h.first(name, 1), h.mean(name, 1), h.low.get(name, math.nan)
     limit = best + max(LOSS_BACK * max(first - best, abs(best)), LOSS_RISE)
-    return f"the held-out loss is {now:.3g}, and was {best:.3g} (limit {limit:.3g})" if now > limit else ""
+    if not now > limit:
+        return ""
+    text = f"the held-out loss is {now:.3g}, and was {best:.3g} (limit {limit:.3g}"
+    return (
+        f"{text}, means of 3 looks); in training it is {h.mean('loss', 1):.3g}" if facts.job in MINUTES else f"{text})"
+    )
+
+
+def _ranks_nothing(h: History, facts: RunFacts) -> str:
+    """At the end of a training, of data by which nothing was chosen."""
+    low, high = h.mean("held_out_lowest", 1), h.mean("held_out_highest", 1)
+    if high - low < CONSTANT:
+        return f"on held-out data it predicts a constant, a probability of success from {low:.3f} to {high:.3f}"
+    if facts.job == "classifier":
+        found, false = h.mean("held_out_recall", 1), h.mean("held_out_false", 1)
+        if found > false:
+            return ""
+        return f"it calls {found:.1%} of the held-out successes a success, and {false:.1%} of the failures"
+    auc, least = h.mean("held_out_auc", 1), h.mean("held_out_auc_low", 1)
+    if not least <= CHANCE:
+        return ""
+    return (
+        f"half-way through held-out episodes it ranks no better than chance: AUC {auc:.3f} (95% interval from "
+        f"{least:.3f}; limit {CHANCE:g})"
+    )
 
 
 def _outruns_data(h: History, facts: RunFacts) -> str:
@@ -459,15 +486,18 @@ TABLE = (
           "recap.threshold.",
           ("with a person algorithm=recap; in fine-tuning recap.threshold above 0 and validation",
            lambda facts: facts.conditioned)),
-    Alarm("validation", ("vla", "hil", "sft"), ("validation_success", "validation_loss"), _got_worse,
+    Alarm("validation", ("vla", "hil", "sft", *MINUTES), ("validation_success", "validation_loss"), _got_worse,
           "It got worse: RUN/best or an earlier checkpoint is better. Resume with a lower learning rate, or end "
-          "the run.",
+          "the run; a classifier or a value model needs more episodes, a higher dropout or fewer steps.",
           ("validations (validation.period, goal.success; in fine-tuning validation)", lambda facts: facts.validates)),
     Alarm("update_to_data", ("hil",), ("q",), _outruns_data,
           "The learner repeats what it has: give update_to_data=4, or look why no steps come.",
           ("algorithm=rlpd", lambda facts: facts.rlpd)),
-    Alarm("not_finite", ("vla", "hil", "sft"), ("skipped_steps", "skipped_updates", "validation_loss"), _not_finite,
-          "Lower the learning rate; look for numbers that are not finite in rewards and observations."),
+    Alarm("ranking", MINUTES, ("held_out_highest",), _ranks_nothing,
+          "Do not use it: look for wrong labels, and give more episodes of both outcomes; of a classifier look at "
+          "mistakes.png, and of a constant lower the learning rate."),
+    Alarm("not_finite", ("vla", "hil", "sft", *MINUTES), ("skipped_steps", "skipped_updates", "validation_loss"),
+          _not_finite, "Lower the learning rate; look for numbers that are not finite in rewards and observations."),
 )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ fast."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hilt.core.validate import Need, setting
 
@@ -75,6 +75,8 @@ class ValueConfig:
     """Share of the initial states whose episodes are not trained on, but judged"""
     validation: float = setting(0.2, minimum=0.01, maximum=0.9)
     """Share of the other initial states by whose episodes the weights are chosen"""
+    stop_on: list[str] = field(default_factory=list)
+    """Alarms that end the training when they are raised, with a checkpoint: validation, ranking, not_finite"""
     seed: int = 0
     """Of the split, the first weights and the batches"""
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from hilt.value.value_episodes import ValueEpisodes
     from hilt.value.value_model import ValueModel
 
-SHARES = (0.25, 0.5, 0.75)
+HALF_WAY = 0.5
+SHARES = (0.25, HALF_WAY, 0.75)
 """Of an episode, after which it is judged"""
 RESAMPLES = 1000
 """Of the episodes, for the interval of an AUC"""

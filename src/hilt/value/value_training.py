@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from hilt.core.files import DISK, storage_errors
 from hilt.core.progress import Report, silent
 from hilt.core.tree import Array
 from hilt.core.validate import check
+from hilt.observe.training_alarms import TrainingAlarms
+from hilt.observe.training_alarms import silent as no_notice
 from hilt.policies.agent.encoders import random_crop
 from hilt.policies.io.tensor_files import Tensors, write_tensors
 from hilt.replay.tensors import generator
@@ -46,7 +49,7 @@ from hilt.value.value_model import (
     model_id,
     seen_in,
 )
-from hilt.value.value_report import HeldOutEpisode, held_out_report, report_picture
+from hilt.value.value_report import HALF_WAY, HeldOutEpisode, held_out_report, report_picture
 
 MAX_LOOKED_AT = 4096
 """Steps at most by which the state is normalized, and by which weights are chosen"""
@@ -73,8 +76,10 @@ class _Progress:
     best_step: int = 0
     best_loss: float = float("inf")
     seconds: float = 0.0
-    losses: list[list[float]] = field(default_factory=list)
-    """Step, loss of the last batch, loss on the validation episodes"""
+    losses: list[list[float | None]] = field(default_factory=list)
+    """Step, loss of the last batch, loss on the validation episodes; None: it was not finite"""
+    alarms: list[dict[str, Any]] = field(default_factory=list)
+    """Those that were raised"""
 
 
 def train_value(
@@ -83,10 +88,13 @@ def train_value(
     out: Path,
     report: Report = silent,
     stopped: Sequence[int] = (),
+    notify: Callable[[str], None] = no_notice,
 ) -> ValueModel | None:
     """Trains a model into the folder `out`, or goes on there where the same was begun. The folder is a model when this
-    returns, and power-safe. None: `stopped` was not empty any more, and a checkpoint was written."""
+    returns, and power-safe. None: `stopped` was not empty any more, and a checkpoint was written. `notify` is called
+    with the text of each alarm; one that `config.stop_on` names is an `AlarmError`, after a checkpoint."""
     check(config)
+    alarms = TrainingAlarms("value", config.stop_on, notify, config.learning_rate)
     optional_module("PIL.Image", "The picture of the report", "images", "pillow")  # before the work, not after it
     check_out(out)
     check_outcomes(episodes)
@@ -101,7 +109,7 @@ def train_value(
     network = ValueNetwork(inputs, words, width, support.bins, config, draws)
     _normalize(network, episodes, split.train, inputs, cached)
     lessons = _Lessons(episodes, split, inputs, support, config, cached)
-    progress = _fit(network, lessons, draws, out, report, stopped)
+    progress = _fit(network, lessons, draws, out, report, stopped, alarms)
     if progress is None:
         return None
     report("judging it on the episodes that were held out")
@@ -119,18 +127,12 @@ def train_value(
     metadata["tasks"] |= _tasks(model, episodes, [*split.train, *split.validation])
     metadata["id"] = model.id = model_id(network.state_dict(), metadata)
     judged = [HeldOutEpisode.of(model, episodes, number) for number in split.held_out]
-    metadata["training"] = {
-        **_size(episodes, split.train),
-        "validation": _size(episodes, split.validation),
-        "steps": progress.step,
-        "best_step": progress.best_step,
-        "validation_loss": progress.best_loss,
-        "seconds": round(progress.seconds, 1),
-        "losses": progress.losses,
-    }
+    metadata["training"] = _training(episodes, split, progress)
     metadata["held_out"] = {**_size(episodes, split.held_out), "by": split.by, **held_out_report(judged, config.seed)}
     if inputs.chunk is not None:
         metadata["held_out"]["chunks"] = _chunk_report(model, lessons, draws)
+    if ends := alarms.take(_ranking(judged, metadata["held_out"]["after"]), progress.step):
+        raise alarms.ended(ends, _kept(out))
     _save(out, model, judged)
     model.extractor = extractor
     return model
@@ -286,6 +288,7 @@ def _fit(
     out: Path,
     report: Report,
     stopped: Sequence[int],
+    alarms: TrainingAlarms,
 ) -> _Progress | None:
     """Moves the weights, from a checkpoint if there is one, and leaves the best ones in the network; None where it was
     stopped before."""
@@ -296,31 +299,49 @@ def _fit(
     best = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     data = {"data": episodes.digest(), "settings": asdict(config)}
     progress = _resume(out, network, best, adam, draws, data)
+    alarms.resume(progress.alarms, [(int(step or 0), _figures(loss, held)) for step, loss, held in progress.losses])
+    progress.alarms = alarms.raised
     began, before = time.monotonic(), progress.seconds
     while progress.step < config.steps:
         chosen = rows[torch.randint(0, len(rows), (config.batch_size,), generator=draws).numpy()]
         found = loss(network(lessons.seen(chosen, network.words, draws), draws), lessons.targets(chosen))
+        progress.step, ends = progress.step + 1, ""
         try:
             adam.descend(found)
+            alarms.learned(progress.step)
         except NotFiniteError as error:
-            raise ConfigError(f"{error} Lower learning_rate={config.learning_rate:g}.") from error
-        progress.step += 1
+            ends = alarms.left_out(progress.step, error)
         report("training", progress.step, config.steps, f"loss {float(found.detach()):.3f}{_best(progress)}")
         due = progress.step % config.evaluate_every == 0 or progress.step == config.steps
         if due:
             held = float(loss(logits_of(network, episodes, judged, lessons.inputs, lessons.cached), wanted))
-            progress.losses.append([progress.step, float(found.detach()), held])
+            learned = float(found.detach())
+            progress.losses.append([progress.step, *(loss if isfinite(loss) else None for loss in (learned, held))])
+            ends = alarms.take(_figures(learned, held), progress.step) or ends
             if held < progress.best_loss:
                 progress.best_loss, progress.best_step = held, progress.step
                 for name, tensor in network.state_dict().items():
                     best[name].copy_(tensor)
-        if due or stopped:
+        if due or stopped or ends:
             progress.seconds = before + time.monotonic() - began
             _write_checkpoint(out, network, best, adam, draws, progress, data)
+        if ends:
+            raise alarms.ended(ends, _kept(out))
         if stopped and progress.step < config.steps:
             return None
+    alarms.check_finite(progress.best_loss, progress.step)
     network.load_state_dict(best)
     return progress
+
+
+def _figures(learned: float | None, held: float | None) -> dict[str, float | None]:
+    """What alarms look at."""
+    return {"loss": learned, "validation_loss": held}
+
+
+def _kept(out: Path) -> str:
+    """What is left of a training that an alarm ended."""
+    return f"There is no model, but a checkpoint in {out}: the same command without stop_on goes on from there."
 
 
 def _best(progress: _Progress) -> str:
@@ -368,7 +389,8 @@ def _resume(
     if known.pop("data") != data["data"]:
         raise ConfigError(f"{out} was begun with other episodes than there are now. {cure}")
     then, now = known.pop("settings"), data["settings"]
-    if changed := [name for name in now if now[name] != then.get(name)]:
+    # what ends the training may be another
+    if changed := [name for name in now if now[name] != then.get(name) and name != "stop_on"]:
         name = changed[0]
         raise ConfigError(f"{out} was begun with {name}={then.get(name)}, and now it is {now[name]}. {cure}")
     network.load_state_dict({name: found[f"model.{name}"] for name in network.state_dict()})
@@ -434,6 +456,27 @@ def _chunk_report(model: ValueModel, lessons: _Lessons, draws: torch.Generator) 
                 parts.append(model.network({**part, "actions": actions[first : first + CHUNK]}))
         seen.append(float(loss(torch.cat(parts), wanted)))
     return {"steps": len(rows), "loss": seen[0], "loss_of_other_chunks": seen[1]}
+
+
+def _training(episodes: ValueEpisodes, split: ValueSplit, progress: _Progress) -> dict[str, Any]:
+    return {
+        **_size(episodes, split.train),
+        "validation": _size(episodes, split.validation),
+        "steps": progress.step,
+        "best_step": progress.best_step,
+        "validation_loss": progress.best_loss,
+        "seconds": round(progress.seconds, 1),
+        "losses": progress.losses,
+        "alarms": progress.alarms,
+    }
+
+
+def _ranking(judged: Sequence[HeldOutEpisode], after: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """What the alarm `ranking` looks at: predictions half-way through the held-out episodes."""
+    predicted = [float(episode.success[episode.after(HALF_WAY)]) for episode in judged]
+    half = next(one for one in after if one["share"] == HALF_WAY)
+    figures = {"held_out_lowest": min(predicted), "held_out_highest": max(predicted)}
+    return figures | {"held_out_auc": half["auc"], "held_out_auc_low": half["interval"][0]}
 
 
 def _size(episodes: ValueEpisodes, numbers: Sequence[int]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hilt.cli.show import PROGRESS, heavy_module, shell, show_next, table
+from hilt.cli.show import PROGRESS, alarm_rows, heavy_module, shell, show_next, table
 from hilt.core.signals import stop_signals
 from hilt.core.threads import one_thread
 
@@ -54,7 +54,7 @@ def train(
     paths = [word for word in words if word not in changes]
     with PROGRESS.phases() as report, stop_signals() as stopped, ValueEpisodes(paths, report) as episodes:
         typer.echo(_summary(episodes))
-        model = train_value(episodes, config, out, report, stopped)
+        model = train_value(episodes, config, out, report, stopped, PROGRESS.notify)
         if model is None:
             report("")
             typer.echo(f"stopped; {shell('hilt', 'train', 'value', *words, '--out', out)} goes on from here")
@@ -140,8 +140,7 @@ def show(metadata: dict[str, Any]) -> None:
         rows.append(["CAUTION", f"judged on {lack}: that proves little. Give more episodes"])
     if len(metadata["tasks"]) == 1:
         rows.append(["note", "one task only: the words are not looked at, and episodes of other tasks are refused"])
-    if held["after"][1]["interval"][0] <= 0.5:
-        rows.append(["CAUTION", "half-way through an episode it ranks no better than chance: do not rely on it"])
+    rows += alarm_rows(learned)
     Console().print(table("", "", rows=rows))
 
 

@@ -11,6 +11,7 @@ from hilt.core.errors import AlarmError
 from hilt.core.tree import Array
 from hilt.observe.alarm_watch import AlarmWatch
 from hilt.observe.metrics import Metrics
+from hilt.observe.training_alarms import MAX_SKIPPED
 from hilt.policies.base import Observation, Policy
 from hilt.policies.plasticity import ChunkLooks
 from hilt.runs import checkpoint
@@ -21,8 +22,6 @@ LOOK_RECORDS = 10
 """Records of metrics between two looks at whether the policy can still learn"""
 LOOK_ROWS, LEAST_ROWS = 64, 32
 """Samples that are looked at, and without how many the rank of their features tells nothing about the policy"""
-MAX_SKIPPED = 5
-"""Steps in a row with a loss or a gradient that is not finite, after which a run ends with an error"""
 
 
 class SftGuard:

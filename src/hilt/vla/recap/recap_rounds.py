@@ -200,7 +200,7 @@ class _Rounds:
                 model: Any = load_value_model(out)
             else:
                 settings = build(ValueConfig(), self._config.recap.value)
-                model = train_value(episodes, settings, out, self._report, _Stopped(self._stop))
+                model = train_value(episodes, settings, out, self._report, _Stopped(self._stop), self._notify)
             if model is None:
                 return None
             write_estimates(model, episodes, report=self._report)

@@ -52,6 +52,11 @@ class Recap:
             return
         if settings.actions:
             yield f"{here}value.actions={settings.actions}: values of chunks give no advantages. Leave it out."
+        if settings.stop_on:
+            yield (
+                f"{here}value.stop_on={settings.stop_on}: alarms of the value model are said, and end no round. "
+                "Leave it out."
+            )
 
     def conditioned(self, policy: Policy) -> Policy:
         """The policy with the condition, if there is one."""
