@@ -17,7 +17,7 @@ from hilt.observe.alarms import TABLE, Alarms, RunFacts, check_stop_on
 from hilt.observe.live import Standing
 from hilt.observe.metrics import read_metrics
 
-VLA = RunFacts("vla", gae=True, reference=True)
+VLA = RunFacts("vla", gae=True, reference=True, value_model=True)
 HIL = RunFacts("hil", discount=0.97, target_entropy=-2.0, actions=4, value_model=True, conditioned=True)
 SFT = RunFacts("sft", conditioned=True)
 MIXED = RunFacts("hil", rlpd=False, groups=True, target_kl=0.25)
@@ -59,6 +59,7 @@ WRONG: dict[str, tuple[RunFacts, list[dict[str, float]]]] = {
     "dead_relus": (VLA, [STEP | {"dead_relus": 0.7}] * 3),
     "plasticity": (VLA, [STEP] * 3 + [STEP | {"effective_rank": 3.0}] * 3),
     "stale_weights": (VLA, [STEP | {"weights_age": 6.0}] * 3),
+    "value_model": (VLA, [STEP | {"value_hopeless": 0.95}]),
 }
 WRONG_HIL: dict[str, tuple[RunFacts, list[dict[str, float]]]] = {
     "entropy": (HIL, [UPDATE | {"entropy": -15.0}] * 5),

@@ -12,9 +12,10 @@ import pytest
 from gymnasium.spaces import Box, Dict
 
 from hilt.core.errors import ConfigError, SchemaError
+from hilt.core.trajectory import STOPPED
 from hilt.core.tree import Array
 from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
-from hilt.value.online_value import JUDGED_EPISODES, STOPPED, OnlineValue, ValueWatch, shaping_rewards
+from hilt.value.online_value import JUDGED_EPISODES, OnlineValue, ValueWatch, shaping_rewards
 from hilt.value.value_config import ValueConfig
 from hilt.value.value_episodes import ValueEpisodes
 from hilt.value.value_model import load_value_model

@@ -83,6 +83,17 @@ def test_a_run_has_its_demonstrations_too_and_a_label_counts_before_what_was_rec
         assert (episodes.episodes[1].first, len(episodes.episodes[1])) == (3, 17)
 
 
+def test_an_episode_that_a_value_model_ended_has_no_known_outcome_unless_a_person_labels_it(tmp_path: Path):
+    write_log(tmp_path / "log", 4)
+    with Log.open(tmp_path / "log", "a") as log:
+        for number in (1, 3):
+            log.annotate(number, stopped_by_value=0.02)
+    with Log.open(tmp_path / "log", "r") as log:
+        Edits(log).label(3, False)
+    with ValueEpisodes([tmp_path / "log"]) as episodes:
+        assert [e.success for e in episodes] == [True, None, True, False] and episodes.known() == [0, 2, 3]
+
+
 def test_records_of_a_policy_have_pictures_too(tmp_path: Path):
     """The log of a VLA run has no observations, but what its policy saw."""
     rng = np.random.default_rng(0)

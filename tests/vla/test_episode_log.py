@@ -55,6 +55,7 @@ def same(one: RolloutEpisode, other: RolloutEpisode) -> bool:
 
 def test_an_episode_comes_back_bit_for_bit_also_in_another_process(tmp_path: Path):
     given = [episode(3, 7), episode(5, 30, success=False, truncated=True, ill_formed="it is not finite")]
+    given[1].stopped_by_value = 0.0625
     log = EpisodeLog(tmp_path / "log")
     assert log.end() == -1
     assert [log.add(one, 4, 2 * one.rewards) for one in given] == [one.trajectory for one in given] == [0, 1]

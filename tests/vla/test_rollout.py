@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from hilt.policies.base import Prefix
 from hilt.policies.vla.observation_adapters import columns, no_motion
 from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from hilt.replay.tensors import generator
+from hilt.value.rollout_watch import CHECKED_SHARE, RolloutValue, RolloutWatch
 from hilt.vla.episode import LostEpisode, RolloutEpisode, Start
 from hilt.vla.rollout import (
     ChunkAgent,
@@ -28,6 +30,7 @@ from hilt.vla.rollout import (
     roll_out,
     roll_out_steps,
 )
+from tests.value.valued import save_untrained
 from tests.vla.toy_pool import GAME, LIMIT, Dice, ToyPool
 
 STARTS = [Start("a/b", "train", state, 0, state) for state in range(11)]
@@ -99,6 +102,62 @@ def test_rows_at_once_and_execute():
     assert all(episode.executed.tolist() == [1] * LIMIT for episode in short)
     with pytest.raises(ConfigError, match="execute=3: this policy answers with 2 actions; give 1 to 2, or 0 for all"):
         roll(ToyPool(), execute=3)
+
+
+def watched(folder: Path, limit: float, patience: int = 3, seen: str = "observations/state") -> RolloutWatch:
+    save_untrained(folder, {seen: 3}, "a/b")
+    return RolloutWatch(RolloutValue(str(folder), limit, patience), ["a/b"])
+
+
+@pytest.mark.parametrize("seen", ["observations/state", "record/state"])
+def test_hopeless_episodes_end_early_as_failures_and_make_room_for_others(tmp_path: Path, seen: str):
+    # below 0.9999 is every probability; three steps of a hopeless row are reached with the second chunk
+    starts = [Start("a/b", "train", state % 10, state, state) for state in range(60)]
+    watch = watched(tmp_path / "value", 0.9999, seen=seen)
+
+    def rolled(watch: RolloutWatch | None) -> dict[int, RolloutEpisode]:
+        pool, policy = ToyPool(hard=lambda start: 0.95), Dice()
+        made = list(roll_out(policy, pool, starts, suite=GAME, generator=generator(0), watch=watch))
+        assert pool.idle and {one.start for one in made} == set(starts)
+        for one in made:
+            assert isinstance(one, RolloutEpisode) and one.rows == len(one.record["tokens"]) == len(one.rewards)
+        return {one.start.group: one for one in made}  # type: ignore[union-attr,misc]
+
+    made = rolled(watch)
+    stopped = {group for group, one in made.items() if one.stopped_by_value is not None}
+    checked = {group for group, one in made.items() if one.outlook is not None and one.outlook.checked}
+    chosen = {g for g in range(60) if np.random.default_rng([g, g, 0]).random() < CHECKED_SHARE}
+    assert len(stopped) > 30 and stopped.isdisjoint(chosen) and checked and checked <= chosen
+    for group in stopped:
+        one = made[group]
+        assert (one.success, one.truncated, one.executed.tolist()) == (False, True, [2, 2])
+        assert 0 < one.stopped_by_value < 1  # type: ignore[operator]
+        assert one.outlook is not None and one.outlook.looks == 3 and one.last is not None
+    for group in made.keys() - stopped:
+        assert made[group].success or made[group].steps == LIMIT
+    assert {group: plain(one) for group, one in rolled(watch).items()} == {g: plain(one) for g, one in made.items()}
+    alone, watching = rolled(None), rolled(watched(tmp_path / "other", 0.0, seen=seen))
+    assert {group: plain(one) for group, one in alone.items()} == {g: plain(one) for g, one in watching.items()}
+    assert all(one.outlook is not None and one.stopped_by_value is None for one in watching.values())
+    assert all(one.outlook is None for one in alone.values())
+
+
+def test_an_ill_formed_answer_is_not_judged(tmp_path: Path):
+    watch = watched(tmp_path / "value", 0.9999, seen="record/state")
+    policy = Dice(lambda seen: "raise" if seen["state"][0] == 3 and seen["state"][1] else "")
+    made = list(
+        roll_out(
+            policy,
+            ToyPool(hard=lambda start: 2.0),
+            STARTS,
+            suite=GAME,
+            settings=RolloutSettings(strict=True),
+            generator=generator(0),
+            watch=watch,
+        )
+    )
+    (ill,) = [one for one in made if isinstance(one, RolloutEpisode) and one.ill_formed]
+    assert ill.start.state == 3 and ill.stopped_by_value is None and ill.outlook is not None and ill.outlook.looks == 1
 
 
 def test_of_a_share_of_the_chunks_that_is_drawn_the_others_are_the_likeliest_and_have_no_log_probability():

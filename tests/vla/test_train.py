@@ -13,7 +13,7 @@ import pytest
 
 from hilt.core.checksums import read_json
 from hilt.core.config import thaw
-from hilt.core.errors import AlarmError, ConfigError, EmptyError, LockedError, MissingPackageError
+from hilt.core.errors import AlarmError, ConfigError, EmptyError, LockedError, MissingPackageError, SchemaError
 from hilt.core.progress import silent
 from hilt.distributed.optimizer import DataParallelOptimizer, learning_rate
 from hilt.observe.live import Standing
@@ -23,6 +23,9 @@ from hilt.policies.registry import load_policy
 from hilt.replay import Log
 from hilt.replay.storage.lock import WriterLock
 from hilt.runs import checkpoint, evaluation
+from hilt.value.value_config import ValueConfig
+from hilt.value.value_episodes import ValueEpisodes
+from hilt.value.value_training import train_value
 from hilt.vla import train as post_train
 from hilt.vla import worker as roles
 from hilt.vla.config import Vla
@@ -30,6 +33,7 @@ from hilt.vla.rollout import ChunkOptions
 from hilt.vla.train import Controller, TrainSummary, begin_run, resume_run, train
 from hilt.vla.trained import evaluate, policy_of
 from tests.effort import devices
+from tests.value.valued import BLIND, save_untrained
 from tests.vla.toy_vla import DOWN, UP, config, weights
 
 MEASURED = {f"{name}_share" for name in ("simulator", "beside", "model", "update", "other")}
@@ -662,3 +666,58 @@ def test_what_cannot_go_on_is_said_and_a_refused_start_is_no_run(tmp_path: Path)
         given = (*given, "collect.when_exhausted=error")
         started(tmp_path / "none", *given, "validation.before=false")
     assert (tmp_path / "none/rollouts/rank-0").is_dir(), "what was collected stays to be looked at"
+
+
+def test_rollouts_that_a_value_model_of_an_earlier_run_finds_hopeless_end_early(tmp_path: Path):
+    sizes = ["collect.data_batch_size=48", "algorithm.batch.trajectories_per_step=24", "validation.before=false"]
+    started(tmp_path / "first", "max_steps=2", *sizes)
+    with ValueEpisodes([tmp_path / "first" / "rollouts" / "rank-0"]) as episodes:
+        assert train_value(episodes, ValueConfig(**{**BLIND, "steps": 150}), tmp_path / "value") is not None
+    limits = [f"value.model={tmp_path / 'value'}", "value.stop_below=0.15", "value.stop_patience=2"]
+    started(run := tmp_path / "run", "max_steps=3", *sizes, *limits)
+    rolled = read_metrics(run, ["episode"])
+    stopped = [record for record in rolled if "stopped_by_value" in record]
+    assert len(stopped) > 10 and len(rolled) == 3 * 48
+    for record in stopped:  # of four steps in chunks of two
+        assert record["stopped_by_value"] < 0.15 and record["truncated"] and not record["success"]
+        assert (record["length"], record["steps_saved"]) == (2, 2)
+    checked = [record for record in rolled if record["value_checked"]]
+    assert checked and not any("stopped_by_value" in record for record in checked)
+    updates = [record for record in read_metrics(run, ["update"]) if "episodes" in record]
+    assert [record["value_stopped"] for record in updates] == [
+        sum(record["training_step"] == step for record in stopped) for step in (1, 2, 3)
+    ]
+    assert sum(record["value_steps_saved"] for record in updates) == 2 * len(stopped)
+    assert sum(record["value_checked"] for record in updates) == len(checked)
+    assert sum(record.get("value_recovered", 0) * record["value_checked"] for record in updates) == pytest.approx(
+        sum(record["success"] for record in checked)
+    )
+    assert all(0 < record["value_hopeless"] < 1 for record in updates)
+    # a validation ends no episode early
+    last = read_json(run / "evaluations" / f"eval-00000003-{UP}" / "evaluation.json")
+    assert all(outcome["success"] or outcome["steps"] == 4 for outcome in last["outcomes"])
+    with Log.open(run / "rollouts" / "rank-0", "r") as log:
+        facts = [log.facts.about(number) for number in log.trajectories()]
+        marked = [fact for fact in facts if "stopped_by_value" in fact]
+        assert len(marked) == len(stopped) and not any(fact["success"] for fact in marked)
+    with ValueEpisodes([run / "rollouts" / "rank-0"]) as episodes:
+        assert len(episodes.known()) == len(episodes) - len(stopped), "nothing is known of how they would have ended"
+    resumed(run, "max_steps=4", "value.stop_below=0", "value.stop_patience=10")
+    assert read_metrics(run, ["update"])[-2]["value_stopped"] == 0
+
+
+def test_a_value_model_that_does_not_fit_is_refused_before_there_is_a_run(tmp_path: Path):
+    def refused(error: type[Exception], match: str, seen: dict[str, int], tasks: tuple[str, ...] = (UP, DOWN)) -> None:
+        folder = save_untrained(tmp_path / str(len(list(tmp_path.iterdir()))), seen, tasks)
+        with pytest.raises(error, match=match):
+            begin_run(tmp_path / "run", "toy", config(f"value.model={folder}"))
+        assert not (tmp_path / "run").exists()
+
+    refused(SchemaError, "looks at state of 3 numbers, and here it has 1", {"observations/state": 3})
+    refused(SchemaError, "looks at arm of 1 numbers, and here it has none", {"observations/arm": 1})
+    refused(SchemaError, f"was trained on '{UP}', and episodes of '{DOWN}' are to be", {"observations/state": 1}, (UP,))
+    # what is recorded is known when there is a policy: before the first episode
+    folder = save_untrained(tmp_path / "records", {"record/state": 3}, (UP, DOWN))
+    with pytest.raises(SchemaError, match="looks at record/state of 3 numbers, and here it has 1"):
+        started(tmp_path / "run", f"value.model={folder}")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()

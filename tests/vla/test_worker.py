@@ -19,13 +19,11 @@ from hilt.policies.copies import ReferencePolicy
 from hilt.policies.io.lora import HEADS
 from hilt.policies.vla.small_vla import SmallVLA
 from hilt.vla.config import Rewards
-from hilt.vla.demonstrations import words
-from hilt.vla.episode import RolloutEpisode
+from hilt.vla.demonstrations import Imitating, words
+from hilt.vla.episode import RolloutEpisode, episode_summary
 from hilt.vla.phase_clock import PhaseClock, TimedPool
 from hilt.vla.worker import (
-    Imitating,
     Worker,
-    episode_summary,
     first_policy,
     make_worker,
     reward_of,

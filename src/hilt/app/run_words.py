@@ -68,6 +68,7 @@ METRIC_WORDS = {
     "exchanged": "对调的条件",
     "Value model": "价值模型",
     "ended as hopeless": "判为无望而结束",
+    "hopeless that succeeded": "判为无望却成功",
     "Dead ReLUs": "失活的 ReLU",
     "of units": "占单元比例",
     "Effective rank of the features": "特征的有效秩",

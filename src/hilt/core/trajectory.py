@@ -17,6 +17,9 @@ INSTRUCTION = "language_instruction"
 """The fact with the instruction of an episode, whatever a format calls it."""
 ESTIMATES = "estimates"
 """The fact with what a value model found about every step of an episode."""
+STOPPED = "stopped_by_value"
+"""The fact of an episode that a value model ended as hopeless, before its outcome was known: the probability of success
+then."""
 STARTS = "starts.json"
 """How often the learner of a run with a person was started: a file of the run, beside its log"""
 VERSIONS_PER_START = 1_000_000

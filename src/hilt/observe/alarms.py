@@ -476,7 +476,7 @@ TABLE = (
     Alarm("stale_weights", ("vla", "hil"), ("weights_age",), _stale,
           "What is collected is not by the policy that learns: look at the network between actor and learner, and at "
           "the actor's log; in post-training lower collect.oversample_factor."),
-    Alarm("value_model", ("hil",), ("value_hopeless", "value_expected"), _misjudges,
+    Alarm("value_model", ("hil", "vla"), ("value_hopeless", "value_expected"), _misjudges,
           "It knows other episodes than these: train it again with those of this run (hilt train value RUN), or lower "
           "value.stop_below and value.reward.",
           ("value.model", lambda facts: facts.value_model)),

@@ -182,8 +182,10 @@ PANELS = [
         "of episodes",
         "update",
         {
-            name: _get(f"value_{key}")
-            for name, key in (("expected",) * 2, ("realized",) * 2, ("ended as hopeless", "hopeless"))
+            "expected": _get("value_expected"),
+            "realized": _get("value_realized"),
+            "ended as hopeless": _get("value_hopeless"),
+            "hopeless that succeeded": _get("value_recovered"),
         },
         percent=True,
     ),

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hilt.algos.value_distribution import shaped
 from hilt.core.errors import ConfigError, SchemaError, suggest
+from hilt.core.trajectory import STOPPED
 from hilt.core.tree import Array, Observation, flatten
 from hilt.envs.env_protocol import TASK_REWARD, Info, StepResult, success_of
 from hilt.formats.images import as_rgb, image_shape
@@ -30,8 +31,6 @@ from hilt.value.value_model import ValueModel, observed_tensors
 
 JUDGED_EPISODES = 20
 """Episodes, the last ones, whose outcomes are compared with what was expected of them"""
-STOPPED = "stopped_by_value"
-"""In the info of the step with which a hopeless episode ends: the probability of success"""
 
 
 class OnlineValue:
@@ -49,7 +48,7 @@ class OnlineValue:
         self._features = "" if model.extractor is None else base_path(model.extractor.weights, FEATURES)
         if space is not None:
             tree = nested(spec_of_space(space, "observation_space"))
-            self._check(flatten(tree) if isinstance(tree, Mapping) else {})
+            self.check(flatten(tree) if isinstance(tree, Mapping) else {})
 
     def __call__(self, observation: Observation, text: str = "") -> tuple[float, float]:
         """The value of one observation, and the probability of success."""
@@ -59,7 +58,7 @@ class OnlineValue:
 
     def of_columns(self, leaves: Mapping[str, Array], texts: Sequence[str]) -> tuple[Array, Array]:
         """Values and probabilities of success [N] of observations, by path, each [N, ...]."""
-        self._check(leaves, leading=1)
+        self.check(leaves, leading=1)
         with torch.no_grad():
             logits = self.model.network(self._seen(leaves, texts))
             return self.model.support.value(logits).numpy(), self.model.support.success(logits).numpy()
@@ -74,7 +73,8 @@ class OnlineValue:
         state = np.concatenate(parts, 1) if parts else np.zeros((count, 0), np.float32)
         return observed_tensors(ObservedBatch(images, state, list(texts)), self.model.network.words)
 
-    def _check(self, leaves: Mapping[str, Any], leading: int = 0) -> None:
+    def check(self, leaves: Mapping[str, Any], leading: int = 0) -> None:
+        """Raises where an observation, by path, or with 1 `leading` axis several, cannot be looked at."""
         if self._features:
             return self._check_features(leaves)
         cure = "Train one on logs of this environment: hilt train value RUN --out NEW"

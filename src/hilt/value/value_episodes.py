@@ -20,7 +20,7 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, OutcomesError, SchemaError, UnknownNameError
 from hilt.core.progress import Report, silent
-from hilt.core.trajectory import INSTRUCTION, Source, texts_of
+from hilt.core.trajectory import INSTRUCTION, STOPPED, Source, texts_of
 from hilt.core.tree import Array, ArraySpec, flatten
 from hilt.formats import located_log
 from hilt.formats.experience import LogDataset
@@ -397,7 +397,9 @@ def _numbers(log: Log) -> dict[str, ArraySpec]:
 def _episode(log: Log, keys: Array, facts: Mapping[str, Any], read: Mapping[str, Array], told: list[str]) -> Any:
     trajectory, first = int(keys[0]) >> OFFSET_BITS, int(keys[0] & ((1 << OFFSET_BITS) - 1))
     success = facts.get("success")
-    if success is None and told:
+    if STOPPED in facts and "success" not in log.facts.edits.about(trajectory, {}):
+        success = None  # it counts as a failure where it was learned from, and nobody knows how it would have ended
+    elif success is None and told:
         success = any(bool(read[name].any()) for name in told)
     task = str(facts.get("task") or "")
     texts = texts_of(facts.get(INSTRUCTION, ""), first + len(keys))[first:]

@@ -31,6 +31,7 @@ from hilt.envs.pool import EpisodePool
 from hilt.policies.base import Policy
 from hilt.policies.vla.observation_adapters import Suite
 from hilt.replay.tensors import as_tensor, generator
+from hilt.value.rollout_watch import RolloutWatch
 from hilt.vla.episode import LostEpisode, RolloutEpisode, Start, pack, unpack
 from hilt.vla.rollout import RolloutSettings, roll_out
 from hilt.vla.tally import Tally
@@ -215,9 +216,12 @@ class Collector:
         ranks: int = 1,
         seed: int = 0,
         notify: Callable[[str], None] = lambda text: None,
+        watch: RolloutWatch | None = None,
     ):
-        """`states`: how many initial states each task has in the split; without it, the pool is asked."""
+        """`states`: how many initial states each task has in the split; without it, the pool is asked. `watch`: a value
+        model that looks at the episodes."""
         config.check()
+        self._watch = watch
         self._config, self._pool, self._suite, self._rank, self._notify = config, pool, suite, rank, notify
         self.report: Report = silent
         solved, steal = (Solved(config.group_size) if config.skip_solved else None), config.idle_ranks == "steal"
@@ -263,7 +267,8 @@ class Collector:
         tally = Tally(self._surplus, self._taken, self._solved)
         baselines: dict[int, RolloutEpisode] = {}
         try:
-            roll = partial(roll_out, policy, self._pool, suite=self._suite, version=version, stop=stop)
+            given: dict[str, Any] = {"version": version, "stop": stop, "watch": self._watch}
+            roll = partial(roll_out, policy, self._pool, suite=self._suite, **given)
             whole = self._collected(roll, tally, keep, baselines if greedy else None) if self.agenda.tasks else True
             if whole is None:
                 self.load_state_dict(before, find=lambda held: held[""])

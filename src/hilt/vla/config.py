@@ -31,6 +31,7 @@ from hilt.policies.float8 import SAME, check_float8
 from hilt.policies.io.tensor_files import check_device
 from hilt.policies.registry import check_policy, document_of, is_new, kind_of, policy_class
 from hilt.policies.vla.flow import check_entropy, check_flow
+from hilt.value.rollout_watch import RolloutValue, RolloutWatch
 from hilt.vla.collect import Collecting
 from hilt.vla.demonstrations import words
 from hilt.vla.sft import Lora
@@ -200,6 +201,8 @@ class Vla:
     """Instead of a suite: the policy's names to paths in the observations, full_image: images/top"""
     pool: SimulatorSettings = field(default_factory=SimulatorSettings)
     collect: Collecting = setting(factory=Collecting, needs=_NEAR)
+    value: RolloutValue = field(default_factory=RolloutValue)
+    """A value model that looks at the rollouts, and may end those that it expects to fail"""
     rewards: Rewards = setting(factory=Rewards, needs=_ILL_FORMED)
     algorithm: PolicyGradient = field(default_factory=PolicyGradient)
     optimizer: Optimizer = field(default_factory=Optimizer)
@@ -449,6 +452,8 @@ class Vla:
                 f"rewards.classifier={self.rewards.classifier}: no classifier is there. Make one "
                 "with: hilt train classifier"
             )
+        if self.value.model:
+            RolloutWatch(self.value, self.tasks)
         for name, folder in (
             ("prime.policy", self.prime.policy),
             ("prime.reference_policy", self.prime.reference_policy),
@@ -482,6 +487,7 @@ class Vla:
             compares=compares,
             validates=validates,
             reference=algorithm.kl.where != "none",
+            value_model=bool(self.value.model),
         )
 
     # Sizes, in words

@@ -13,15 +13,17 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from torch import Tensor
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
+from hilt.core.hub import local
 from hilt.core.progress import Report, silent
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array
@@ -29,9 +31,14 @@ from hilt.formats import detect, located
 from hilt.formats.convert import convert
 from hilt.formats.episodes import INSTRUCTION
 from hilt.formats.experience import LogDataset
+from hilt.policies.base import Policy
 from hilt.policies.conditioned import ADVANTAGE, NEGATIVE, POSITIVE
 from hilt.policies.vla.observation_adapters import SUITES, Suite, columns, hold_of, known_suites, suite
+from hilt.replay.tensors import generator
 from hilt.vla.imitation.chosen_episodes import ChosenEpisodes
+
+if TYPE_CHECKING:
+    from hilt.vla.config import Vla
 
 AT_ONCE, MAX_STATES = 256, 4096
 """Steps that are looked at together, and at most, to know what states are like"""
@@ -293,3 +300,32 @@ def _taught(suite: Suite, columns: Any, path: Path) -> Array:
             "that is no finite number."
         )
     return suite.taught(actions).astype(np.float32)
+
+
+class Imitating:
+    """A term of the loss: some samples of the demonstrations, drawn anew for each optimizer step."""
+
+    def __init__(self, config: Vla, run: Path, policy: Policy, suite: Suite, rank: int):
+        self._policy, self._weight, self._seed = policy, config.imitation.weight, [config.seed, rank, 4]
+        self._lessons = Demonstrations([local(path) for path in config.imitation.data], run / "data", suite)
+        self._horizon = int(getattr(policy, "horizon", policy.chunk))
+
+        def from_batch(first: int) -> Iterator[np.ndarray]:
+            return batches(self._lessons.rows(), config.imitation.batch_size, config.seed + rank, first)
+
+        self._from_batch = from_batch
+        self._made, self._coming = 0, from_batch(0)
+
+    def __call__(self) -> tuple[Tensor, dict[str, float]]:
+        observations, actions, mask = self._lessons.batch(next(self._coming), self._horizon)
+        draws = generator(int(np.random.SeedSequence([*self._seed, self._made]).generate_state(1)[0]))
+        self._made += 1
+        loss, _ = self._policy.supervised_loss(observations, actions, mask, generator=draws)
+        return self._weight * loss, {"imitation_loss": float(loss.detach())}
+
+    def state_dict(self) -> dict[str, object]:
+        """The same on all ranks."""
+        return {"made": self._made}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._made, self._coming = int(state["made"]), self._from_batch(int(state["made"]))

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from hilt.core.trajectory import STOPPED
 from hilt.core.tree import Observation
 from hilt.policies.base import Record
 from hilt.replay.tensors import map_tree
+from hilt.value.rollout_watch import Outlook
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class RolloutEpisode:
     steps: int
     """Actions that were carried out: the sum of `executed`"""
     truncated: bool
+    """At its time limit, or ended early by a value model"""
     version: int
     """Of the policy that acted"""
     first: bytes
@@ -63,6 +66,10 @@ class RolloutEpisode:
     instruction: str = ""
     trajectory: int = -1
     """In the rank's log, once it is there"""
+    stopped_by_value: float | None = None
+    """Where a value model ended it before its outcome was known: the probability of success. It counts as a failure"""
+    outlook: Outlook | None = None
+    """What a value model expected of it, if there is one; not logged"""
     last: Mapping[str, Any] | None = None
     """The environment's own observation at the end, for a learned reward; not logged"""
 
@@ -107,7 +114,26 @@ def digest(observation: Observation) -> bytes:
     return total.digest()
 
 
-PACKED_FIELDS = ("success", "steps", "truncated", "version", "ill_formed", "instruction", "trajectory")
+def episode_summary(episode: RolloutEpisode, step: int, step_limit: int = 0) -> dict[str, object]:
+    """Returns the summary of an episode for the controller: a few hundred bytes. `step_limit`: that of its task, of
+    which an early end left some steps."""
+    start = {"task": episode.start.task, "state": episode.start.state, "group": episode.start.group}
+    outcome = {
+        "success": episode.success,
+        "length": episode.steps,
+        "return": float(episode.rewards.sum()),
+        "truncated": episode.truncated,
+    }
+    ill = {"ill_formed": episode.ill_formed.strip().splitlines()[-1]} if episode.ill_formed else {}
+    if (outlook := episode.outlook) is not None:
+        outcome |= {"value_expected": round(outlook.expected, 4), "value_checked": outlook.checked}
+    if episode.stopped_by_value is not None:
+        saved = max(0, step_limit - episode.steps)
+        outcome |= {STOPPED: round(episode.stopped_by_value, 4), "steps_saved": saved}
+    return {**start, **outcome, **ill, "trajectory": episode.trajectory, "training_step": step + 1}
+
+
+PACKED_FIELDS = ("success", "steps", "truncated", "version", "ill_formed", "instruction", "trajectory", STOPPED)
 """What is neither an array nor where it began"""
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from hilt.core.errors import ConfigError
 from hilt.core.files import replacing
-from hilt.core.trajectory import Source
+from hilt.core.trajectory import STOPPED, Source
 from hilt.core.tree import unflatten
 from hilt.formats.episodes import INSTRUCTION
 from hilt.formats.video import VideoWriter
@@ -83,6 +83,7 @@ class EpisodeLog:
             "first": episode.first.hex(),
             "prompt_width": width,
             "training_step": step,
+            **({} if episode.stopped_by_value is None else {STOPPED: episode.stopped_by_value}),
         }
         episode.trajectory = self._log.add(trajectory, actor="rollout", facts=facts)
         self._pinned.add(episode.trajectory)
@@ -120,6 +121,7 @@ class EpisodeLog:
         stored = {name: facts[name] for name in ENDED} | {
             "instruction": facts[INSTRUCTION],
             "first": bytes.fromhex(facts["first"]),
+            STOPPED: facts.get(STOPPED),
         }
         start = Start(**{name: facts[name] for name in STARTED})
         return RolloutEpisode(

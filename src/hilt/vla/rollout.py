@@ -25,7 +25,11 @@ from hilt.envs.env_protocol import SUCCESS_KEYS
 from hilt.envs.pool import EpisodePool, Reply
 from hilt.policies.base import Observation, Policy, Prefix, Record, join, select
 from hilt.policies.vla.observation_adapters import Suite
+from hilt.value.rollout_watch import Outlook, RolloutWatch
 from hilt.vla.episode import LostEpisode, RolloutEpisode, Start, digest
+
+_Answer = tuple[np.ndarray, Record, str]
+"""The actions of a chunk, the record of them, and what is wrong with them"""
 
 
 @dataclass(frozen=True)
@@ -62,10 +66,12 @@ def roll_out(
     version: int = 0,
     begun: Mapping[int, Start] | None = None,
     stop: Callable[[], bool] = lambda: False,
+    watch: RolloutWatch | None = None,
 ) -> Iterator[RolloutEpisode | LostEpisode]:
     """Each episode as it ends, in an order that the starts alone decide. Starts are taken when a slot is free.
 
-    `begun`: slots whose `pool.start` was called before. Closed early or stopped by `stop`, it waits for what the
+    `begun`: slots whose `pool.start` was called before. `watch`: a value model that looks at them, and may end those
+    that it expects to fail. Closed early or stopped by `stop`, it waits for what the
     simulators are doing, so that the pool can be used again.
     """
     settings = settings or RolloutSettings()
@@ -89,10 +95,17 @@ def roll_out(
             if not slots.running or stop():
                 return
             ended, acting = slots.collect(half)
-            answers = ask([suite.observe(running.observation, running.instruction) for running in acting.values()])
+            answers: Iterable[_Answer] = ask(
+                [suite.observe(running.observation, running.instruction) for running in acting.values()]
+            )
+            hopeless: dict[int, float] = {}
+            if watch is not None:
+                answers = list(answers)
+                hopeless = _hopeless(watch, acting, answers)
             for (slot, running), (actions, record, fault) in zip(acting.items(), answers, strict=True):
                 fatal = settings.strict or not np.isfinite(actions).all()
-                if outcome := running.answered(record, fault, fatal, settings.strict):
+                outcome = running.given_up(hopeless[slot]) if slot in hopeless else None
+                if outcome := outcome or running.answered(record, fault, fatal, settings.strict):
                     ended.append(outcome)
                     slots.begin(slot)
                 else:
@@ -178,6 +191,7 @@ class _Running:
     ill_formed: str = ""
     observation: Any = None
     """Valid until the slot's next call"""
+    outlook: Outlook = field(default_factory=Outlook)
 
     def take(self, reply: Reply) -> RolloutEpisode | LostEpisode | None:
         """What the environment answered; None: it goes on."""
@@ -214,6 +228,12 @@ class _Running:
         self.rows.append(record)
         return None
 
+    def given_up(self, chance: float) -> RolloutEpisode:
+        """The episode, which ends before it is known how; `chance`: the probability of success."""
+        end = self._ended(False, True)
+        end.stopped_by_value = chance
+        return end
+
     def _ended(self, success: bool, truncated: bool) -> RolloutEpisode:
         executed, rewards = np.array(self.executed, np.int32), np.array(self.rewards, np.float32)
         record = join(self.rows) if self.rows else {}
@@ -221,7 +241,26 @@ class _Running:
             self.start, record, executed, rewards, success, int(executed.sum()), truncated, self.version, self.first
         )
         end.ill_formed, end.instruction, end.last = self.ill_formed, self.instruction, _copied(self.observation)
+        end.outlook = self.outlook if self.outlook.looks else None
         return end
+
+
+def _hopeless(watch: RolloutWatch, acting: Mapping[int, _Running], answers: Sequence[_Answer]) -> dict[int, float]:
+    """Returns the episodes that a value model ends: their slots, and the probability of success. Those with an
+    ill-formed answer are not looked at."""
+    sound = [
+        (slot, one, record)
+        for (slot, one), (_, record, fault) in zip(acting.items(), answers, strict=True)
+        if not fault
+    ]
+    texts = [one.instruction or one.start.task for _, one, _ in sound]
+    chances = watch.judge([one.observation for _, one, _ in sound], [record for *_, record in sound], texts)
+    ending = {}
+    for (slot, one, _), chance in zip(sound, chances, strict=True):
+        start, executed = one.start, one.executed[-1] if one.executed else 0
+        if watch.hopeless(one.outlook, chance, executed, (start.seed, start.group, start.member)):
+            ending[slot] = chance
+    return ending
 
 
 @dataclass
@@ -232,12 +271,12 @@ class _Asking:
     settings: RolloutSettings
     generator: torch.Generator | None
 
-    def __call__(self, observations: Sequence[Observation]) -> Iterator[tuple[np.ndarray, Record, str]]:
+    def __call__(self, observations: Sequence[Observation]) -> Iterator[_Answer]:
         at_once = self.settings.rows_at_once or len(observations) or 1
         for low in range(0, len(observations), at_once):
             yield from self._answers(observations[low : low + at_once])
 
-    def _answers(self, observations: Sequence[Observation]) -> Iterator[tuple[np.ndarray, Record, str]]:
+    def _answers(self, observations: Sequence[Observation]) -> Iterator[_Answer]:
         before = self.generator.get_state() if self.generator is not None else None
         try:
             actions, record, drawn = self._asked(observations)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from hilt.vla.episode import LostEpisode, RolloutEpisode
 from hilt.vla.tasks import Solved
@@ -105,3 +105,8 @@ class Tally:
             "ill_formed": "The policy's chunks cannot be carried out: look at its checkpoint and its temperature.",
             "lost": "The simulator fails.",
         }.get(reason, "Give a wider filter, or more max_sampling_attempts.")
+
+
+def summed(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Over ranks, which all have the same ones."""
+    return {name: sum(part[name] for part in figures) for name in figures[0]}

@@ -43,14 +43,15 @@ from hilt.runs.folder import RunKind, check_new, failure_noted, note_end
 from hilt.runs.last_good import went_back_to
 from hilt.runs.run_precision import described, settle
 from hilt.runs.run_precision import frozen as frozen_settings
+from hilt.value.rollout_watch import value_figures
 from hilt.vla import exports
 from hilt.vla.config import Vla
 from hilt.vla.footprint import disk
 from hilt.vla.plan import recomputation
-from hilt.vla.tally import ENOUGH
+from hilt.vla.tally import ENOUGH, summed
 from hilt.vla.trained import BEST, SIZES, policy_of, sizes_of_run
 from hilt.vla.trials import evaluations_of
-from hilt.vla.worker import trained_policy
+from hilt.vla.worker import check_value, trained_policy
 
 WORKER = "hilt.vla.worker:make_worker"
 RESULT = "result.json"
@@ -58,7 +59,7 @@ CHANGEABLE = frozenset(
     {
         *("max_steps", "max_seconds", "checkpoint_period", "checkpoint_keep", "sinks", "device", "pool", "placement"),
         *("validation.period", "validation.after", "validation.videos", "validation.goal", "validation.hold"),
-        *("export_period", "export_keep", "copy_to", "memory_limit_gb"),
+        *("export_period", "export_keep", "copy_to", "memory_limit_gb", "value"),
         *("collect", "algorithm", "optimizer", "critic.optimizer", "critic.warmup_steps", "solved_steps", "stop_on"),
     }
 )
@@ -87,7 +88,8 @@ def begin_run(run: Path, recipe: str, config: Vla) -> Vla:
     """Begins a run: makes its folder and freezes its settings. Whatever cannot work
     is refused before anything is made."""
     problems = Problems()
-    problems.check(config.check)
+    if problems.check(config.check):
+        problems.check(check_value, config)
     problems.check(check_new, run)
     problems.report()
     check_names(config)
@@ -387,19 +389,21 @@ class Controller:
         slowest = max((part["seconds"] for part in parts), key=lambda seconds: seconds["all"])
         spent = {name: slowest.get(name, 0.0) for name in ("simulator", "model", "beside")}
         spent["update"] = now - collected
-        values = _summed([part["figures"] for part in parts]) | updates[0]
+        values = summed([part["figures"] for part in parts]) | updates[0]
         values |= {f"{name}_share": seconds / (now - began) for name, seconds in spent.items()}
         values["other_share"] = max(0.0, 1 - sum(values[f"{name}_share"] for name in DRAWN))
         values["staleness"] = self.step - 1 - min(part["version"] for part in parts)
         values |= {"weights_age": values["weights_age"] + values["staleness"]} if "weights_age" in values else {}
-        steps = sum(summary["length"] for part in parts for summary in part["episodes"])
+        episodes = [summary for part in parts for summary in part["episodes"]]
+        steps = sum(summary["length"] for summary in episodes)
+        values |= value_figures(episodes)
         values |= {"env_steps_per_second": steps / (now - began), "updates_per_second": learned / (now - began)}
         values |= {"step_seconds": now - began, "waited_steps": self._waited}
         self._metrics.write("update", values, update=self.step, step=self._env_steps)
         solved = 0 < values["groups"] == values["groups_all_succeeded"]
         self._solved = [self._solved[0] + 1, self._solved[1] + int(values["episodes"])] if solved else [0, 0]
         self._mind_gradient(values)
-        self._mind_failure([bool(summary["success"]) for part in parts for summary in part["episodes"]])
+        self._mind_failure([bool(summary["success"]) for summary in episodes])
         self._mind_alarms(values)
 
     def _mind_alarms(self, values: Mapping[str, float | str]) -> None:
@@ -590,11 +594,6 @@ class Controller:
             # without a checkpoint everything is made again, the validation before the first step, too
             self._metrics.resumed(self.step if saved is not None else -1, self._env_steps)
         self._watch = AlarmWatch(self._run, self._config.facts, self._metrics, self._notify, self._config.stop_on)
-
-
-def _summed(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Over ranks, which all have the same ones."""
-    return {name: sum(part[name] for part in figures) for name in figures[0]}
 
 
 __all__ = ["Controller", "TrainSummary", "Vla", "begin_run", "is_run", "policy_of", "resume_run", "train"]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -29,26 +29,25 @@ from hilt.algos.config import Optimizer
 from hilt.algos.tables import estimator
 from hilt.core.config import build
 from hilt.core.errors import ConfigError
-from hilt.core.hub import local
 from hilt.core.progress import Report, silent
 from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.distributed.placement import rank_folder
 from hilt.distributed.ranks import Ranks
 from hilt.distributed.remote_workers import Stopped
-from hilt.envs.pool import Pool
+from hilt.envs.pool import Pool, Reply
 from hilt.envs.rewards import REWARDS, Classifier, named_reward, reward_and_success
-from hilt.policies.base import Policy, at_least_float32
+from hilt.policies.base import Policy, Record, at_least_float32
 from hilt.policies.copies import ActingCopy, ReferencePolicy
 from hilt.policies.float8 import learning_precision, mismatch
 from hilt.policies.io.memory import limit_memory, peak_memory
 from hilt.policies.registry import is_new, new_policy, policy_class, policy_sizes
 from hilt.policies.vla.flow import check_entropy, check_flow
 from hilt.policies.vla.observation_adapters import Suite
-from hilt.replay.tensors import generator
+from hilt.value.rollout_watch import RolloutWatch
 from hilt.vla.collect import AheadCollection, Collected, Collector
 from hilt.vla.config import Critic, Rewards, Vla
-from hilt.vla.demonstrations import Demonstrations, batches, words
-from hilt.vla.episode import RolloutEpisode, Start, pack, unpack
+from hilt.vla.demonstrations import Imitating, words
+from hilt.vla.episode import RolloutEpisode, Start, episode_summary, pack, unpack
 from hilt.vla.episode_log import EpisodeLog
 from hilt.vla.phase_clock import PhaseClock, TimedPolicy, TimedPool
 from hilt.vla.sft import open_to_train
@@ -121,6 +120,7 @@ class Worker:
             self._collector = Collector(
                 config.collect, config.tasks, self._timed, self._suite,
                 rank=ranks.rank, ranks=ranks.size, seed=config.seed, notify=self._messages.append,
+                watch=open_watch(config, self._pool, self.policy.eval()),
             )  # fmt: skip
             self._actor: Any = TimedPolicy(self.policy, self._clock)
         if role == "roll_out":
@@ -246,7 +246,8 @@ class Worker:
             earned = reward_of(episode, self._config.rewards, self._judge)
             self._earned[self.log.add(episode, step, earned)] = earned
             episode.last = None  # it was judged
-            summaries.append(episode_summary(episode, step))
+            limit = self._timed.describe(episode.start.task)["step_limit"]
+            summaries.append(episode_summary(episode, step, limit))
 
         greedy = estimator(self._config.algorithm.estimator).needs_greedy
         found = self._collector.collect(actor, version, step=step, greedy=greedy, keep=keep, stop=stop)
@@ -492,14 +493,42 @@ def attach_adapters(policy: Policy, config: Vla) -> None:
         )
 
 
-def sizes_of(task: str, pool: Pool, suite: Suite) -> dict[str, object]:
-    """What a new policy must know of a task: its cameras and their size, and how
-    many numbers states and actions have."""
+def first_reply(task: str, pool: Pool) -> Reply:
+    """What a task shows first."""
     pool.start(0, Start(task, next(iter(pool.describe(task)["initial_states"])), 0, 0))
     (reply,) = pool.collect([0])
     if reply.error:
         raise ConfigError(f"{task} does not begin:\n{reply.error}")
-    row = suite.views(reply.observation)
+    return reply
+
+
+def open_watch(config: Vla, pool: Pool, policy: Policy | None = None) -> RolloutWatch | None:
+    """The value model that looks at rollouts, if there is one. One that cannot look at the first task is an error now;
+    one that learned from the records of a policy is checked where there is a `policy`."""
+    if not config.value.model:
+        return None
+    watch = RolloutWatch(config.value, config.tasks)
+    if policy is None and watch.reads_records:
+        return watch
+    reply = first_reply(config.tasks[0], pool)
+    record: Record = {}
+    if policy is not None and watch.reads_records:
+        _, record = policy.act([words(config).observe(reply.observation, reply.instruction)], False)
+    watch.check(reply.observation, record)
+    return watch
+
+
+def check_value(config: Vla) -> None:
+    """Refuses a value model that cannot look at the first task; other machines have simulators of their own."""
+    if config.value.model and config.placement.kind != "ray":
+        with pool_of(config, 0) as pool:
+            open_watch(config, pool)
+
+
+def sizes_of(task: str, pool: Pool, suite: Suite) -> dict[str, object]:
+    """What a new policy must know of a task: its cameras and their size, and how
+    many numbers states and actions have."""
+    row = suite.views(first_reply(task, pool).observation)
     return policy_sizes(row, len(row.get("state", ())), int(pool.describe(task)["action_dim"]))
 
 
@@ -540,54 +569,6 @@ def _classifier(folder: str) -> Classifier:
     from hilt.classifier.reward import reward_function
 
     return reward_function(folder)
-
-
-# --- imitation ---
-
-
-class Imitating:
-    """A term of the loss: some samples of the demonstrations, drawn anew for each optimizer step."""
-
-    def __init__(self, config: Vla, run: Path, policy: Policy, suite: Suite, rank: int):
-        self._policy, self._weight, self._seed = policy, config.imitation.weight, [config.seed, rank, 4]
-        self._lessons = Demonstrations([local(path) for path in config.imitation.data], run / "data", suite)
-        self._horizon = int(getattr(policy, "horizon", policy.chunk))
-
-        def from_batch(first: int) -> Iterator[np.ndarray]:
-            return batches(self._lessons.rows(), config.imitation.batch_size, config.seed + rank, first)
-
-        self._from_batch = from_batch
-        self._made, self._coming = 0, from_batch(0)
-
-    def __call__(self) -> tuple[torch.Tensor, dict[str, float]]:
-        observations, actions, mask = self._lessons.batch(next(self._coming), self._horizon)
-        draws = generator(int(np.random.SeedSequence([*self._seed, self._made]).generate_state(1)[0]))
-        self._made += 1
-        loss, _ = self._policy.supervised_loss(observations, actions, mask, generator=draws)
-        return self._weight * loss, {"imitation_loss": float(loss.detach())}
-
-    def state_dict(self) -> dict[str, object]:
-        """The same on all ranks."""
-        return {"made": self._made}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._made, self._coming = int(state["made"]), self._from_batch(int(state["made"]))
-
-
-# --- summaries ---
-
-
-def episode_summary(episode: RolloutEpisode, step: int) -> dict[str, object]:
-    """Returns the summary of an episode for the controller: a few hundred bytes."""
-    start = {"task": episode.start.task, "state": episode.start.state, "group": episode.start.group}
-    outcome = {
-        "success": episode.success,
-        "length": episode.steps,
-        "return": float(episode.rewards.sum()),
-        "truncated": episode.truncated,
-    }
-    ill = {"ill_formed": episode.ill_formed.strip().splitlines()[-1]} if episode.ill_formed else {}
-    return {**start, **outcome, **ill, "trajectory": episode.trajectory, "training_step": step + 1}
 
 
 def _in_the_log(episode: RolloutEpisode) -> dict[str, int]:
