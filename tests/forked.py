@@ -58,18 +58,22 @@ def tell_modules(pipe: Any) -> None:
 @contextmanager
 def preloaded(*modules: str) -> Iterator[Any]:
     """The context ``forkserver`` of multiprocessing, with a new server that imports these
-    modules and nothing else that tests did here."""
+    modules and nothing else that tests did here. The one before goes on afterwards."""
     server, context = multiprocessing.forkserver._forkserver, multiprocessing.get_context("forkserver")
-    before = server._preload_modules
-    server._stop()
+    before = dict(vars(server))
+    vars(server).update(_forkserver_address=None, _forkserver_alive_fd=None, _forkserver_pid=None)
     context.set_forkserver_preload(list(modules))
     server.ensure_running()
-    yield context
-    server._stop()
-    server._preload_modules = before
+    try:
+        yield context
+    finally:
+        server._stop()
+        vars(server).update(before)
 
 
-WITH_TORCH = ["torch", "gymnasium", "pytest", "hypothesis", "hilt.cli", "hilt.hil.actor", "hilt.hil.launch"]
+# an optimizer of torch imports torch._dynamo, which takes more than a second
+WITH_TORCH = ["torch", "torch._dynamo", "gymnasium", "pytest", "hypothesis", "tests.wire.processes", "hilt.cli"]
+WITH_TORCH += ["hilt.hil.actor", "hilt.hil.launch", "hilt.distributed.shard"]
 WITH_TORCH += ["hilt.hil.learner", "hilt.hil.evaluate", "hilt.vla.sft", "hilt.vla.train", "hilt.serving.policy_server"]
 _with_torch: int | None = None
 
@@ -89,7 +93,7 @@ def with_torch() -> Iterator[Any]:
     yield context
 
 
-SLOW_IMPORTS = ["torch", "torch.distributed", "mujoco", "gymnasium", "tests.forked_hilt"]
+SLOW_IMPORTS = ["torch", "torch._dynamo", "torch.distributed", "mujoco", "gymnasium", "tests.forked_hilt"]
 SLOW_IMPORTS += ["hilt.policies.agent.agent", "hilt.vla.train", "hilt.classifier.reward", "hilt.hil.launch"]
 SLOW_IMPORTS += ["hilt.cli.train_hil", "hilt.hil.learner", "hilt.hil.actor"]
 HILT_SCRIPT = """

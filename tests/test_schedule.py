@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing.forkserver
 import sys
 from collections import Counter
 from pathlib import Path
@@ -106,3 +107,16 @@ def test_a_fork_server_has_imported_what_its_children_need_wherever_it_is_starte
         child.start()
         assert ours.poll(60) and {"tests.replay.writers", "hilt.replay"} <= set(ours.recv())
         child.join(60)
+
+
+def test_a_fork_server_goes_on_after_another_was_used():
+    server = multiprocessing.forkserver._forkserver
+    with forked.preloaded("json") as context:
+        first = server._forkserver_pid
+        with forked.preloaded("csv"):
+            assert server._forkserver_pid != first
+        assert server._forkserver_pid == first
+        child = context.Process(target=int)
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0

@@ -16,14 +16,14 @@ from hilt.distributed.placement import Placement, Sharding, rank_folder
 from hilt.distributed.ranks import LostRankError
 from hilt.distributed.remote_workers import LostWorkerError, Stopped, WorkerTraceback, size_of
 from tests.distributed.toy_group import is_there
-from tests.forked import preloaded
+from tests.forked import with_torch
 
 TOY = "tests.distributed.toy_group:Toy"
 
 
 @pytest.fixture(scope="module")
 def made():
-    with preloaded("tests.distributed.toy_group"):
+    with with_torch():
         group = Processes(TOY, (10,), Placement(kind="processes", ranks=3, wait_seconds=60, call_seconds=60))
         yield group
         group.close()

@@ -14,7 +14,7 @@ from hilt.core.errors import ClosedError, ConfigError, DeadlineError
 from hilt.distributed.group import Processes
 from hilt.distributed.placement import Placement
 from hilt.distributed.ranks import Alone, Joined, LateRankError, LostRankError, Unjoined, host_meeting, join
-from tests.forked import preloaded
+from tests.forked import with_torch
 
 TOY = "tests.distributed.toy_group:Toy"
 WAIT_S = 15
@@ -43,7 +43,7 @@ def test_a_rank_that_joined_nobody_adds_nothing_up():
 
 @pytest.fixture(scope="module")
 def made():
-    with preloaded("tests.distributed.toy_group"):
+    with with_torch():
         group = Processes(TOY, (0,), Placement(kind="processes", ranks=4, wait_seconds=WAIT_S, call_seconds=300))
         yield group
         group.close()

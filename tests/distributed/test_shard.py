@@ -15,7 +15,7 @@ from hilt.distributed.placement import Placement, Sharding
 from hilt.distributed.ranks import Alone, host_meeting
 from tests.distributed.toy_group import LEARNING_RATE, Net, Shards
 from tests.effort import sampled
-from tests.forked import preloaded
+from tests.forked import with_torch
 
 SHARDS = "tests.distributed.toy_group:Shards"
 CUDA = pytest.mark.skipif(
@@ -25,7 +25,7 @@ CUDA = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def group():
-    with preloaded("hilt.distributed.shard", "tests.distributed.toy_group"):  # the import of FSDP too takes seconds
+    with with_torch():
         group = Processes(SHARDS, (), Placement(kind="processes", ranks=4, wait_seconds=60, call_seconds=200))
         group.meetings = []
         yield group

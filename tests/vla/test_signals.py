@@ -164,6 +164,8 @@ def become(words: tuple[str, ...], output: str, notes: Path, phase: str) -> None
     forkserver._forkserver = own
     for name in ("ensure_running", "get_inherited_fds", "connect_to_new_process", "set_forkserver_preload"):
         setattr(forkserver, name, getattr(own, name))
+    # each rank makes an optimizer, which imports it
+    forkserver.set_forkserver_preload = lambda modules: own.set_forkserver_preload([*modules, "torch._dynamo"])
     find_tests_in_fork_servers()
     os.environ |= {PHASE: phase, NOTES: str(notes), "OMP_NUM_THREADS": "1"}
     post_train.WORKER = "tests.vla.toy_signals:make_worker"
