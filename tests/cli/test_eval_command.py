@@ -132,8 +132,6 @@ def test_the_best_of_several_chunks_is_executed_in_a_run_of_post_training(tmp_pa
     assert text.count("best of 4") == 2 and [one["execution"]["best_of"] for one in results] == [4, 4]
     kept = [json.loads(path.read_text()) for path in folder.glob("evaluations/*/evaluation.json")]
     assert [one["execution"]["plans"] for one in kept] == [results[0]["execution"]["plans"]] * 2  # of both together
-    refused = CliRunner().invoke(cli.app, ["eval", str(trained), *chosen]).output
-    assert "error: --best-of and --guidance: chunks are drawn by a vision-language-action policy" in refused
     heats = {}
     for heat in ("0.001", "100"):
         drawn = ("--episodes", "8", "--sample", "--draw-temperature", heat)
@@ -150,6 +148,61 @@ def test_the_best_of_several_chunks_is_executed_in_a_run_of_post_training(tmp_pa
         assert why in CliRunner().invoke(cli.app, ["eval", *map(str, words)]).output
     refused = CliRunner().invoke(cli.app, ["eval", str(folder), "--guidance", "2"]).output
     assert "guidance=2: this SmallVLA was trained without a condition" in refused
+
+
+PLACE = {"state": "state/left/place"}
+
+
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_the_best_of_several_actions_is_executed_in_a_run_with_a_person(tmp_path: Path, chunk: int):
+    folder = make_run(tmp_path / "run", changes={"agent": {"chunk": chunk}}, noise=0.5, shaped=0.1, limit=6)
+    verifier = save_verifier(tmp_path / "verifier", PLACE, 2, chunk, 1)
+
+    def card(*words: str) -> dict[str, Any]:
+        run(str(folder), *words, "--json", str(tmp_path / "out.json"))
+        return json.loads((tmp_path / "out.json").read_text())
+
+    chosen = ("--best-of", "8", "--verifier", str(verifier))
+    text = run(str(folder), *chosen)
+    assert re.search(r"best of 8 +[\d.]+ ms to draw and [\d.]+ ms to judge, for each plan; the likeliest was", text)
+    found, alone = card(*chosen), card()
+    plans = sum(-(-one["steps"] // chunk) for one in found["outcomes"])
+    assert found["execution"]["best_of"] == 8 and found["execution"]["plans"] == plans
+    assert found["execution"]["draw_ms"] > 0 and found["execution"]["judge_ms"] > 0 and found["execution"]["gain"] > 0
+    assert found["outcomes"] == card(*chosen)["outcomes"] != alone["outcomes"] and "execution" not in alone
+    sampled = card(*chosen, "--sample")
+    assert sampled["execution"]["likeliest"] == 0 and sampled["outcomes"] != found["outcomes"]
+    assert sampled["outcomes"] != card("--sample")["outcomes"]
+
+
+def test_what_a_verifier_cannot_choose_for_a_run_with_a_person_is_refused(tmp_path: Path, trained: Path):
+    def refused(folder: Path, verifier: Path | str, *words: str) -> str:
+        given = ("eval", str(folder), "--best-of", "4", "--verifier", str(verifier), *words)
+        done = CliRunner().invoke(cli.app, given)
+        assert done.exit_code == 1 and done.output.count("error: ") == 1, done.output
+        return done.output
+
+    fits = save_verifier(tmp_path / "fits", PLACE, 2, 1, 1)
+    wide = save_verifier(tmp_path / "wide", PLACE, 2, 2, 1)
+    assert "looks at 2 actions, and the policy answers with 1. Train one with actions=1. " in refused(trained, wide)
+    robot = save_verifier(tmp_path / "robot", PLACE, 2, 1, 7)
+    assert "judges actions of 7 numbers, and the policy gives 1: it is of another robot" in refused(trained, robot)
+    state = save_verifier(tmp_path / "state", PLACE, 3, 1, 1)
+    assert f"has 2 numbers, and the verifier {state} looks at 3. Train one on logs of" in refused(trained, state)
+    other = save_verifier(tmp_path / "other", {"state": "state/right/place"}, 2, 1, 1)
+    assert f"the verifier {other} looks at more: this observation has no 'right" in refused(trained, other)
+    suite = save_verifier(tmp_path / "suite", {}, 2, 1, 1)
+    assert "Train one on logs of this task: hilt train value DATA actions=N 'columns=" in refused(trained, suite)
+    assert "what chooses? Give the folder of a value of chunks" in refused(trained, "")
+    assert "one process chooses among chunks, and --workers is 2" in refused(trained, fits, "--workers", "2")
+    heat = refused(trained, fits, "--draw-temperature", "0.5")
+    assert "--draw-temperature 0.5: the agent of a run with a person draws from the distribution that it has" in heat
+    assert "are for runs of hilt train sft and of post-training" in refused(trained, fits, "--mode", "ensemble")
+    guided = CliRunner().invoke(cli.app, ["eval", str(trained), "--guidance", "2"]).output
+    assert "--guidance 2: it is of a policy of RECAP, and" in guided and "has agent.kind=actor_critic. Leave" in guided
+    imitates = {"algorithm": "bc", "agent": {"rlpd": {"imitation_loss": "mse"}}}
+    alone = refused(make_run(tmp_path / "mse", changes=imitates), fits)
+    assert "the policy of this run has learned one action for each observation" in alone
 
 
 def test_workers_are_processes(trained: Path, monkeypatch: pytest.MonkeyPatch):

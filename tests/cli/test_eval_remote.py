@@ -78,6 +78,7 @@ def test_the_best_of_its_chunks_is_chosen_here(run: Path, server: PolicyServer):
     assert "best of 2" in said and "ms to judge, for each plan" in said
     found = json.loads((run.parent / "out.json").read_text())
     assert [one["execution"]["best_of"] for one in found] == [2, 2]
+    chosen = (*chosen, "--episodes", 9)
     assert "7 draws of this RemotePolicy are all the same" in evaluated(run, *chosen, "--best-of", 8, code=1)
 
 

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from hilt import cli
 from hilt.cli.servers.serve_policy import find_policy
 from hilt.core.errors import ConfigError
 from hilt.core.trajectory import Source
@@ -38,6 +40,7 @@ from hilt.policies.vla.tokens import ByteTokenizer
 from hilt.recording.recording_folder import SHAPING
 from hilt.replay import Log
 from hilt.runs.checkpoint import Checkpoint, latest
+from hilt.value.best_of import BestOfSettings
 from hilt.value.policy_features import FrozenFeatures
 from hilt.value.value_episodes import ValueEpisodes, ValueInputs
 from hilt.value.value_facts import write_estimates
@@ -47,6 +50,7 @@ from tests.effort import sampled
 from tests.forked import ForkServer
 from tests.hil.test_base_observations import OPTIONS, TASK, config, saved, shown
 from tests.policies import test_pi0, tiny_openvla
+from tests.value.chosen import save_verifier
 from tests.value.valued import save_untrained
 
 __all__ = ["shown"]
@@ -165,6 +169,35 @@ def test_it_is_evaluated_and_served(trained: Path, base_folder: Path):
             torch.testing.assert_close(known[name], tensor, msg=name)
     rows = [{"wrist_image": np.zeros((16, 16, 3), np.uint8), "state": np.zeros(1, np.float32), "instruction": "press"}]
     np.testing.assert_array_equal(*(each.policy.act(rows, sample=False)[0] for each in (served, folder)))
+
+
+@pytest.mark.parametrize("features", [True, False])
+def test_the_best_of_several_chunks_is_executed_and_served(
+    trained: Path, tmp_path: Path, features: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """The verifier looks at the state, or at the features that observations beside its own policy have already."""
+    base = trained / "policy" / "base"
+    verifier = save_verifier(tmp_path / "verifier", {}, 1, 2, 3, policy=(base, 32) if features else None)
+    read_again = []
+    if features:
+        monkeypatch.setattr(FrozenFeatures, "of", lambda self, rows: read_again.append(rows))
+    words = ["eval", str(trained), "--episodes", "1", "--best-of", "4", "--verifier", str(verifier)]
+    done = CliRunner().invoke(cli.app, [*words, "--json", str(tmp_path / "out.json")])
+    assert done.exit_code == 0 and "best of 4" in done.output, done.output
+    (outcome,), figures = (json.loads((tmp_path / "out.json").read_text())[name] for name in ("outcomes", "execution"))
+    assert figures["plans"] == -(-outcome["steps"] // 2) and figures["gain"] > 0 and not read_again
+    monkeypatch.undo()
+    served = find_policy(str(trained), "", "", {})
+    wrapped = served.wrapped(BestOfSettings(4, str(verifier)).wrap(served.policy))
+    newer = wrapped.load(40)  # type: ignore[misc]
+    assert newer.keys() <= dict(wrapped.policy.named_parameters()).keys()
+    rows = [{"wrist_image": np.zeros((16, 16, 3), np.uint8), "state": np.zeros(1, np.float32), "instruction": "press"}]
+    looked, look = [], served.policy._frozen.columns  # type: ignore[attr-defined]
+    monkeypatch.setattr(served.policy._frozen, "columns", lambda rows: looked.append(len(rows)) or look(rows))
+    actions, record = wrapped.policy.act(rows, sample=False, generator=torch.Generator().manual_seed(0))
+    assert actions.shape == (1, 2, 3) and record["log_prob"].shape == (1, 2, 3)
+    assert looked == [1, 1], "the frozen policy looks once for the likeliest, and once for all draws"
+    assert wrapped.policy.acting_figures()["plans"] == 1
 
 
 def test_a_log_of_other_weights_is_not_gone_on_with(trained: Path, tmp_path: Path):

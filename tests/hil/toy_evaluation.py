@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict
 
-from hilt.core.config import freeze
+from hilt.core.config import freeze, override
 from hilt.hil.config import Hil
 from hilt.policies.agent.config import AgentConfig, EncoderConfig
 
+NO_CHANGES: Mapping[str, Any] = {}
 TASK = "tests.hil.toy_evaluation:Walk"
 STATES = 6
 
@@ -80,13 +82,15 @@ def config(**options: Any) -> Hil:
     )
 
 
-def make_run(folder: Path, updates: tuple[int, ...] = (10, 20), **options: Any) -> Path:
-    """A run with checkpoints of agents that have learned nothing, each another one."""
+def make_run(
+    folder: Path, updates: tuple[int, ...] = (10, 20), changes: Mapping[str, Any] = NO_CHANGES, **options: Any
+) -> Path:
+    """A run with checkpoints of agents that have learned nothing, each another one; with `changes` of its settings."""
     from hilt.hil.environment import spaces
     from hilt.hil.evaluate import make_agent
     from hilt.runs import checkpoint
 
-    settings = config(**options)
+    settings = override(config(**options), changes)
     folder.mkdir(parents=True)
     freeze(settings, folder / "config.yaml")
     for update in updates:

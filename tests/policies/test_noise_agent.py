@@ -13,7 +13,7 @@ import torch
 
 from hilt.core.errors import ConfigError
 from hilt.core.trajectory import Source
-from hilt.core.tree import ArraySpec
+from hilt.core.tree import ArraySpec, flatten, unflatten
 from hilt.policies.agent.config import AgentConfig, CriticConfig, EncoderConfig, Rlpd
 from hilt.policies.frozen.frozen_policy import FrozenVlaPolicy
 from hilt.policies.frozen.noise_agent import FrozenVlaAgent, NoiseAgent
@@ -253,3 +253,12 @@ def test_settings_of_the_networks_reach_the_critics_of_noise(folders: dict[str, 
     before = made.chunks(seen(made))
     made.begin_anew()
     assert not np.array_equal(made.chunks(seen(made)), before) and made.updates == 0
+
+
+def test_several_draws_are_of_one_look_at_an_observation(folders: dict[str, Path]) -> None:
+    made = agent(folders["pi0"])
+    tree = seen(made, 2)
+    drawn = made.chunks(tree, seed=1, argmax=False, draws=3)
+    repeated = unflatten({path: np.repeat(leaf, 3, axis=0) for path, leaf in flatten(tree).items()})
+    assert drawn.shape == (6, 2, NUMBERS) and np.abs(drawn[0] - drawn[1]).max() > 1e-4
+    np.testing.assert_allclose(drawn, made.chunks(repeated, seed=1, argmax=False), atol=1e-5)

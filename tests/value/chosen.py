@@ -16,6 +16,7 @@ from hilt.core.checksums import write_json
 from hilt.core.tree import Array
 from hilt.policies.base import Evaluation, Policy, Prefix, Record, check_temperature
 from hilt.policies.io.tensor_files import write_tensors
+from hilt.policies.io.weights_hash import weights_hash
 from hilt.replay import Log, Schema
 from hilt.replay.tensors import generator
 from hilt.value.chunk_inputs import ChunkInputs
@@ -97,17 +98,28 @@ def states(count: int, seed: int) -> tuple[Array, list[dict[str, Any]]]:
     return signs, [{"state": np.array([sign]), "instruction": "choose"} for sign in signs]
 
 
-def save_verifier(folder: Path, columns: Mapping[str, str], state: int, actions: int, action_dim: int) -> Path:
-    """A value of chunks with random weights that looks at a state."""
+def save_verifier(
+    folder: Path,
+    columns: Mapping[str, str],
+    state: int,
+    actions: int,
+    action_dim: int,
+    policy: tuple[Path, int] | None = None,
+) -> Path:
+    """A value of chunks with random weights that looks at a state; or at the features of a policy, whose folder is
+    given and their number."""
     config = ValueConfig(encoder="none", hidden=16, actions=actions, columns=dict(columns))
-    support = ValueSupport(horizon=10)
-    inputs = ValueInputs({}, {"state": state}, ChunkInputs(actions, action_dim, "", dict(columns)))
-    network = ValueNetwork(inputs, False, 0, support.bins, config, generator(0))
+    support, features = ValueSupport(horizon=10), None
+    if policy is not None:
+        config.policy, features = str(policy[0]), {"width": policy[1], "weights": weights_hash(policy[0])}
+    numbers = {} if policy else {"state": state}
+    inputs = ValueInputs({}, numbers, ChunkInputs(actions, action_dim, "", dict(columns)))
+    network = ValueNetwork(inputs, False, policy[1] if policy else 0, support.bins, config, generator(0))
     with torch.no_grad():
         network.out.weight.mul_(100)  # it has opinions
     metadata: dict[str, Any] = {
         "inputs": inputs_json(inputs),
-        **{"words": False, "features": None, "support": asdict(support), "advantage_steps": 10, "tasks": {}},
+        **{"words": False, "features": features, "support": asdict(support), "advantage_steps": 10, "tasks": {}},
         "settings": asdict(config),
     }
     folder.mkdir(parents=True)

@@ -10,7 +10,12 @@ import pytest
 import torch
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
+from hilt.core.tree import ArraySpec
+from hilt.policies.agent.agent import Agent
+from hilt.policies.agent.agent_policy import AgentPolicy
+from hilt.policies.agent.config import AgentConfig, EncoderConfig
 from hilt.policies.base import Policy
+from hilt.policies.vla.observation_adapters import SUITES, Suite
 from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from hilt.value.best_of import BestOf, BestOfSettings, ChunkVerifier
 from hilt.value.online_value import OnlineValue
@@ -19,7 +24,7 @@ from hilt.value.value_episodes import ValueEpisodes
 from hilt.value.value_facts import write_estimates
 from hilt.value.value_model import ValueModel, load_value_model
 from hilt.value.value_training import train_value
-from tests.value.chosen import QUICK, RandomChunks, is_right, states, write_choices
+from tests.value.chosen import QUICK, RandomChunks, is_right, save_verifier, states, write_choices
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +77,55 @@ def test_scores_are_values_of_the_observation_and_the_chunk(model: ValueModel, f
                 assert scores[row, n] == pytest.approx(float(model.support.value(model.network(inputs))[0]), abs=1e-5)
 
 
+def test_the_action_of_an_agent_that_is_valued_most_is_executed(model: ValueModel):
+    """Of a run with a person: the agent sees the environment's own observations, and the verifier names them."""
+    seen = {"state": ArraySpec(np.dtype(np.float32), (1,))}
+    settings = AgentConfig(encoder=EncoderConfig(kind="none"), hidden=[16], chunk=2)
+    policy = AgentPolicy(Agent.make(seen, ArraySpec(np.dtype(np.float32), (1,)), settings, seed=0))
+    best = BestOf(policy, ChunkVerifier(model, "choose"), count=8)
+    signs, rows = states(200, 1)
+    chosen, _ = best.act(rows, generator=torch.Generator().manual_seed(0))
+    alone, _ = policy.act(rows, generator=torch.Generator().manual_seed(0))
+    assert is_right(signs, chosen).mean() > 0.95 > 0.85 > is_right(signs, alone).mean()
+    drawn, _ = policy.act([row for row in rows for _ in range(8)], generator=torch.Generator().manual_seed(0))
+    inputs = {"state": torch.tensor(np.repeat(signs, 8)[:, None]), "actions": torch.from_numpy(drawn)}
+    with torch.no_grad():
+        values = model.support.value(model.network(inputs)).view(200, 8)
+    np.testing.assert_array_equal(chosen, drawn.reshape(200, 8, 2, 1)[np.arange(200), values.argmax(1)])
+
+
+def test_actions_and_observations_of_a_task_are_named_as_by_its_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    halved = Suite(lambda raw: {"state": raw["place"]["here"]}, taught=lambda actions: np.asarray(actions)[..., :1] / 2)
+    monkeypatch.setitem(SUITES, "mine", halved)
+    model = load_value_model(save_verifier(tmp_path / "verifier", {}, 1, 2, 1))
+    chunks = np.random.default_rng(0).normal(size=(3, 4, 2, 7)).astype(np.float32)
+    places = np.arange(3, dtype=np.float32)[:, None]
+    ours = ChunkVerifier(model, "mine/reach").scores([{"place": {"here": one}} for one in places], chunks)
+    halves, wholes = (
+        ChunkVerifier(model).scores([{"state": one} for one in places], chunks[..., :1] * factor) for factor in (0.5, 1)
+    )
+    np.testing.assert_allclose(ours, halves, atol=1e-6)
+    assert np.abs(ours - wholes).max() > 1e-4
+    other = RandomChunks()
+    other.action_dim = 7
+    ChunkVerifier(model, "mine/reach").check(other)
+    with pytest.raises(MissingFieldError, match=r"looks at more: .* has no 'there'.* Train one on logs of what"):
+        ChunkVerifier(load_value_model(save_verifier(tmp_path / "more", {"state": "there"}, 1, 2, 1)), "mine").scores(
+            [{"place": 1}], chunks[:1]
+        )
+    with pytest.raises(ConfigError, match=r"no suite named 'other:Task'.*'columns=\{full_image: PATH, state: PATH\}'"):
+        ChunkVerifier(model, "other:Task")
+
+
+def test_a_policy_that_has_drawn_differently_may_be_sure_of_a_later_chunk(model: ValueModel):
+    policy, (_, seen) = RandomChunks(), states(2, 5)
+    best = BestOf(policy, ChunkVerifier(model))
+    best.act(seen, sample=False)
+    policy.fixed = True
+    for _ in range(10):
+        assert (best.act(seen, sample=False)[0] == 1).all()
+
+
 def test_without_sampling_the_likeliest_is_one_of_them(model: ValueModel):
     policy = RandomChunks()
     _, seen = states(4, 3)
@@ -104,8 +158,11 @@ def test_what_cannot_be_chosen_is_refused(model: ValueModel, blind_model: ValueM
     with pytest.raises(ConfigError, match=r"is a value of observations: all chunks .* hilt train value DATA actions=5"):
         ChunkVerifier(blind_model)
     verifier, (_, seen) = ChunkVerifier(model), states(2, 5)
+    fixed = BestOf(RandomChunks(fixed=True), verifier)
+    for _ in range(4):
+        fixed.act(seen, sample=False)
     with pytest.raises(ConfigError, match=r"7 draws of this RandomChunks are all the same: it cannot sample"):
-        BestOf(RandomChunks(fixed=True), verifier).act(seen, sample=False)
+        fixed.act(seen, sample=False)
 
     class OneAnswer(RandomChunks):
         def act(self, *given: object, **named: object) -> object:  # type: ignore[override]
@@ -149,6 +206,19 @@ def test_features_of_a_policy_are_looked_at_and_other_weights_are_refused(tmp_pa
     seen = {"full_image": np.zeros((16, 16, 3), np.uint8), "state": np.zeros(2, np.float32), "instruction": "lift it"}
     actions, _ = best.act([seen, seen], sample=False, generator=torch.Generator().manual_seed(0))
     assert actions.shape == (2, 3, 2)
+    with ValueEpisodes([tmp_path / "log"]) as episodes:  # of a model with pictures, in other sizes, or in stacks
+        seeing = ValueConfig(columns=columns, actions=3, features=8, hidden=16, steps=2, evaluate_every=2)
+        pictured = train_value(episodes, seeing, tmp_path / "seeing")
+    assert pictured is not None
+    verifier, chunk = ChunkVerifier(pictured), np.zeros((1, 1, 3, 2), np.float32)
+    frames = np.random.default_rng(0).integers(0, 255, (2, 16, 16, 3), np.uint8)
+    stacked = verifier.scores([{**seen, "full_image": frames}], chunk)
+    np.testing.assert_array_equal(stacked, verifier.scores([{**seen, "full_image": frames[1]}], chunk))
+    assert stacked != verifier.scores([{**seen, "full_image": frames[0]}], chunk)
+    with pytest.raises(SchemaError, match=r"full_image of observation 0 has 8 x 16 pixels, and .* looks at 16 x 16"):
+        verifier.scores([{**seen, "full_image": frames[0, :8]}], chunk)
+    with pytest.raises(MissingFieldError, match="has no 'full_image', which the verifier"):
+        verifier.scores([{"state": seen["state"]}], chunk)
     policy.save_pretrained(tmp_path / "other")
     (tmp_path / "other" / "model.safetensors").replace(tmp_path / "policy" / "model.safetensors")
     with pytest.raises(ConfigError, match="its weights have the hash"):

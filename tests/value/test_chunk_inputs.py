@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from hilt.core.errors import MissingFieldError, SchemaError, UnknownNameError
+from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
 from hilt.value.value_config import ValueConfig
 from hilt.value.value_episodes import ValueEpisodes
 from tests.value.chosen import COLUMNS, write_choices
@@ -38,8 +39,14 @@ def test_what_does_not_fit_is_refused(tmp_path: Path):
     path = write_log(tmp_path / "log", 4)
     other = write_choices(tmp_path / "other", 4)
     with ValueEpisodes([path]) as episodes:
-        with pytest.raises(UnknownNameError, match="no suite named 'lift'"):
+        with pytest.raises(
+            ConfigError, match=r"no suite named 'lift'.* Give suite=NAME, or the names by which"
+        ) as found:
             episodes.inputs(ValueConfig(actions=3))
+        given = re.search(r"'columns=\{(.*)\}'", str(found.value))
+        assert given is not None
+        named = dict(one.split(": ") for one in given[1].split(", "))
+        assert named == SEEN and episodes.inputs(ValueConfig(actions=3, columns=named)).cameras
         with pytest.raises(MissingFieldError, match=r"Give suite=NAME, or columns="):
             episodes.inputs(ValueConfig(actions=3, columns={"full_image": "images/top"}))
         with pytest.raises(UnknownNameError, match="camera"):

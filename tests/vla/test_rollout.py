@@ -353,6 +353,23 @@ def test_options_that_are_not_given_are_left_to_the_run_and_its_task():
     assert ChunkOptions(delay=2).settings(real_time=True) == ChunkSettings("synchronous", 0, 2)
 
 
+def test_an_agent_without_an_instruction_has_that_of_each_episode():
+    words = []
+
+    class Reading(Dice):
+        def act(self, observations: Any, *rest: Any, **named: Any) -> Any:
+            words.append(observations[0]["instruction"])
+            return super().act(observations, *rest, **named)
+
+    seen = {"state": np.zeros(3, np.float32)}
+    for given in ("", "win"):
+        with contextlib.closing(ChunkAgent(Reading(), STEADY, given)) as agent:
+            for instruction in ("turn it up", "turn it down"):
+                agent.begin(instruction)
+                agent.sample_actions(seen, argmax=True)
+    assert words == ["turn it up", "turn it down", "win", "win"]
+
+
 def test_an_agent_in_real_time_holds_until_the_policy_has_answered():
     gate, done = threading.Event(), threading.Event()
 

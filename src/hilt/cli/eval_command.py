@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections import Counter
@@ -21,10 +22,12 @@ from hilt.core.progress import Report
 from hilt.core.threads import one_thread
 
 if TYPE_CHECKING:
+    from hilt.hil.config import Hil
+    from hilt.policies.agent.step_agent import StepAgent
     from hilt.policies.base import Policy
     from hilt.runs.evaluation import EvaluationResult
     from hilt.value.best_of import BestOfSettings
-    from hilt.vla.rollout import ChunkOptions
+    from hilt.vla.rollout import ChunkAgent, ChunkOptions
 
 app = typer.Typer(add_completion=False)
 
@@ -50,7 +53,7 @@ Mode = Annotated[str | None, _option("MODE", "synchronous, asynchronous, rtc, en
 Delay = Annotated[int | None, _option("N", "Control steps of a plan; default: 0 (arms: real).", False, min=0)]
 Execute = Annotated[int | None, _option("N", "Actions of a chunk; 0: all; default: the run's.", False, min=0)]
 EnsembleDecay = Annotated[float | None, _option("M", "How chunks weigh in an ensemble; default: 0.01.", False)]
-BestOfN = Annotated[int | None, _option("N", "A VLA draws N chunks; the verifier chooses.", False, min=2)]
+BestOfN = Annotated[int | None, _option("N", "The policy draws N chunks; the verifier chooses.", False, min=2)]
 Verifier = Annotated[str, _option("FOLDER", "Of hilt train value DATA actions=N.", False)]
 Guidance = Annotated[float | None, _option("W", "Of a policy of RECAP, instead of its own.", False, min=0)]
 DrawTemperature = Annotated[float | None, _option("T", "Of what a VLA draws; default: the run's, or 1.", False)]
@@ -273,18 +276,54 @@ def _tried(given: EvalSettings, chunks: ChunkOptions) -> Iterator[tuple[Any, Any
             "of its own. Leave it out."
         )
     found = find_checkpoint(run, checkpoint)
-    agent = make_agent(config, spaces(config))
+    agent: Any = make_agent(config, spaces(config))
     agent.load_state_dict(found.agent)
     if given.best_of is not None or given.guidance is not None:
-        from hilt.hil.vla_agent import VlaAgent
+        agent = _chosen(given, config, agent)
+    with contextlib.closing(agent):
+        yield config, agent, found.update
 
-        if not isinstance(agent, VlaAgent) or workers != 1:
-            raise ConfigError(
-                f"--best-of and --guidance: chunks are drawn by a vision-language-action policy, in one "
-                f"process; {run} has agent.kind={config.agent.kind}, and --workers is {workers}. Leave it out."
-            )
+
+def _chosen(given: EvalSettings, config: Hil, agent: StepAgent) -> Any:
+    """The agent of a run with a person as it acts with --best-of and --guidance."""
+    from hilt.hil.vla_agent import VlaAgent
+
+    if given.workers != 1:
+        raise ConfigError(
+            f"--best-of and --guidance: one process chooses among chunks, and --workers is {given.workers}. Leave it "
+            "out."
+        )
+    if isinstance(agent, VlaAgent):
         agent.choose_by(given.acting)
-    yield config, agent, found.update
+        return agent
+    if given.best_of is None:
+        raise ConfigError(
+            f"--guidance {given.guidance:g}: it is of a policy of RECAP, and {given.run} has agent.kind="
+            f"{config.agent.kind}. Leave it out."
+        )
+    return _best_of_agent(given.best_of, config, agent)
+
+
+def _best_of_agent(chooser: BestOfSettings, config: Hil, agent: StepAgent) -> ChunkAgent:
+    """An agent whose policy draws several actions, or chunks, of which a verifier chooses one."""
+    from hilt.hil.config import reinforces
+    from hilt.policies.agent.agent_policy import AgentPolicy
+    from hilt.policies.vla.observation_adapters import Suite
+    from hilt.vla.rollout import ChunkAgent
+
+    rlpd = config.agent.rlpd
+    if rlpd.imitation_loss == "mse" and (rlpd.actor == "behavior" or not reinforces(config)):
+        raise ConfigError(
+            f"--best-of {chooser.count}: with agent.rlpd.imitation_loss=mse the policy of this run has learned one "
+            "action for each observation, and no distribution to draw others from. Train one with imitation_loss=nll."
+        )
+    if chooser.temperature != 1:
+        raise ConfigError(
+            f"--draw-temperature {chooser.temperature:g}: the agent of a run with a person draws from the distribution "
+            "that it has learned. Leave it out."
+        )
+    own_names = Suite(dict)  # the agent sees what its environment gives
+    return ChunkAgent(chooser.wrap(AgentPolicy(agent), config.task), own_names, "")
 
 
 def show_all(results: Sequence[Mapping[str, Any]]) -> None:

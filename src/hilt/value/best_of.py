@@ -18,13 +18,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
-from hilt.core.tree import Array
+from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
+from hilt.core.tree import Array, flatten
 from hilt.core.validate import check, setting
+from hilt.formats.images import image_shape
 from hilt.policies.base import Evaluation, Observation, ObservedFields, Policy, Prefix, Record, join, select
+from hilt.policies.frozen.frozen_config import FEATURES, base_path
+from hilt.policies.vla.observation_adapters import same_suite
 from hilt.value.chunk_inputs import STATE, rows_of
 from hilt.value.value_episodes import ObservedBatch
 from hilt.value.value_model import ValueModel, load_value_model, observed_tensors
+
+SAME_PLANS = 10
+"""First plans whose draws are all the same by which a policy counts as one that cannot sample"""
+CURE = "Train one on logs of what the policy sees: hilt train value DATA actions=N"
 
 
 @dataclass(frozen=True)
@@ -48,16 +55,19 @@ class BestOfSettings:
                 "hilt train value DATA actions=5 --out verifier"
             )
 
-    def wrap(self, policy: Policy) -> BestOf:
-        """The policy that chooses among the draws of this one."""
+    def wrap(self, policy: Policy, task: str = "") -> BestOf:
+        """The policy that chooses among the draws of this one. `task`: of which the policy sees the environment's own
+        observations, as an `AgentPolicy` does; empty: it sees them by a policy's names."""
         self.check()
-        return BestOf(policy, ChunkVerifier(load_value_model(self.verifier)), self.count, self.temperature)
+        return BestOf(policy, ChunkVerifier(load_value_model(self.verifier), task), self.count, self.temperature)
 
 
 class ChunkVerifier:
     """A value of chunks, asked about what a policy is about to do."""
 
-    def __init__(self, model: ValueModel):
+    def __init__(self, model: ValueModel, task: str = ""):
+        """`task`: the one whose environment gives the observations and takes the actions that it is asked about; empty:
+        they have the names and the units of a policy."""
         if model.inputs.chunk is None:
             raise ConfigError(
                 f"{model.folder} is a value of observations: all chunks that begin at one observation have the same, "
@@ -65,36 +75,50 @@ class ChunkVerifier:
                 "--out NEW"
             )
         self.model, self.chunk = model, model.inputs.chunk
+        try:
+            self._adapter = self.chunk.adapter(task) if task else None
+        except UnknownNameError as error:
+            raise ConfigError(
+                f"the verifier {model.folder} names what it sees as the suite of a task does: {error} Train one on "
+                "logs of this task: hilt train value DATA actions=N 'columns={full_image: PATH, state: PATH}'"
+            ) from None
+        self._has_features = bool(task) and not self.chunk.columns and same_suite(self.chunk.suite or task, task)
 
     def check(self, policy: Policy) -> None:
         """Raises where it cannot judge the chunks of a policy."""
-        if policy.action_dim != self.chunk.action_dim:
+        if (given := self._taught(np.zeros((1, policy.action_dim), np.float32)).shape[-1]) != self.chunk.action_dim:
             raise ConfigError(
                 f"the verifier {self.model.folder} judges actions of {self.chunk.action_dim} numbers, and the policy "
-                f"gives {policy.action_dim}: it is of another robot. Train one on logs of this one."
+                f"gives {given}: it is of another robot. Train one on logs of this one."
             )
         if policy.chunk < self.chunk.actions:
+            fewer = ", or fewer" if policy.chunk > 1 else ""
             raise ConfigError(
                 f"the verifier {self.model.folder} looks at {self.chunk.actions} actions, and the policy answers with "
-                f"{policy.chunk}. Train one with actions={policy.chunk}, or fewer."
+                f"{policy.chunk}. Train one with actions={policy.chunk}{fewer}."
             )
 
     def scores(self, observations: Sequence[Observation], chunks: Array) -> Array:
-        """Values of chunks [B, N, chunk, action_dim] that begin at observations by the policy's names: float32
-        [B, N]."""
+        """Values of chunks [B, N, chunk, action_dim] that begin at these observations: float32 [B, N]."""
         rows, count = chunks.shape[:2]
         seen = self._seen(observations)
         repeated = {name: tensor.repeat_interleave(count, 0) for name, tensor in seen.items()}
-        actions = np.ascontiguousarray(chunks[:, :, : self.chunk.actions], np.float32)
+        actions = np.ascontiguousarray(self._taught(chunks[:, :, : self.chunk.actions]), np.float32)
         repeated["actions"] = torch.from_numpy(actions).flatten(0, 1)
         with torch.no_grad():
             values = self.model.support.value(self.model.network(repeated))
         scores: Array = values.view(rows, count).numpy()
         return scores
 
-    def _seen(self, observations: Sequence[Observation]) -> dict[str, torch.Tensor]:
+    def _taught(self, actions: Array) -> Array:
+        """Actions in the units of a policy."""
+        return actions if self._adapter is None else self._adapter.taught(actions)
+
+    def _seen(self, given: Sequence[Observation]) -> dict[str, torch.Tensor]:
         if self.model.extractor is not None:
-            return {"features": self.model.extractor.of(observations)}
+            logged = self._logged_features(given)
+            return {"features": self.model.extractor.of(self._named(given)) if logged is None else logged}
+        observations = self._named(given)
         inputs = self.model.inputs
         for place, row in enumerate(observations):
             self._check_row(place, row)
@@ -102,8 +126,25 @@ class ChunkVerifier:
         texts = [str(row.get("instruction", "")) for row in observations]
         return observed_tensors(ObservedBatch(images, state, texts), self.model.network.words)
 
+    def _named(self, given: Sequence[Observation]) -> Sequence[Observation]:
+        """Observations by a policy's names."""
+        if self._adapter is None:
+            return given
+        try:
+            return [self._adapter.observe(row, str(row.get("instruction", ""))) for row in given]
+        except MissingFieldError as error:
+            raise MissingFieldError(f"the verifier {self.model.folder} looks at more: {error} {CURE}") from None
+
+    def _logged_features(self, given: Sequence[Observation]) -> torch.Tensor | None:
+        """The features that observations of a run beside the verifier's own policy have already."""
+        if not self._has_features:
+            return None
+        path = base_path(self.model.extractor.weights, FEATURES)
+        found = [leaves[path] for leaves in map(flatten, given) if path in leaves]
+        return torch.from_numpy(np.stack(found).astype(np.float32)) if len(found) == len(given) else None
+
     def _check_row(self, place: int, row: Mapping[str, Any]) -> None:
-        inputs, cure = self.model.inputs, "Train one on logs of what the policy sees: hilt train value DATA actions=N"
+        inputs = self.model.inputs
         for name in (*inputs.cameras, *inputs.state):
             if row.get(name) is None:
                 raise MissingFieldError(
@@ -111,15 +152,15 @@ class ChunkVerifier:
                     f"{sorted(row)}. Send it, too; or train one with image_keys=[...]."
                 )
         for name, size in inputs.cameras.items():
-            if (found := np.shape(row[name])[:2]) != size:
+            if (found := image_shape(np.shape(row[name])) or np.shape(row[name])[:2]) != size:
                 raise SchemaError(
                     f"{name} of observation {place} has {found[0]} x {found[1]} pixels, and the verifier "
-                    f"{self.model.folder} looks at {size[0]} x {size[1]}. {cure}"
+                    f"{self.model.folder} looks at {size[0]} x {size[1]}. {CURE}"
                 )
         if inputs.state and (count := int(np.size(row[STATE]))) != inputs.state[STATE]:
             raise SchemaError(
                 f"the state of observation {place} has {count} numbers, and the verifier {self.model.folder} looks at "
-                f"{inputs.state[STATE]}. {cure}"
+                f"{inputs.state[STATE]}. {CURE}"
             )
 
 
@@ -136,6 +177,7 @@ class BestOf(Policy):
         self.chunk, self.action_dim, self.max_delay = policy.chunk, policy.action_dim, policy.max_delay
         self.token_range = policy.token_range
         self._draws = torch.Generator().manual_seed(0)
+        self._varies, self._same = False, 0  # whether draws have differed, and the number of plans before
         self._plans, self._likeliest, self._draw_s, self._judge_s, self._gain = 0, 0, 0.0, 0.0, 0.0
 
     @property
@@ -243,9 +285,13 @@ class BestOf(Policy):
         return np.asarray(actions).reshape(len(observations), count, self.chunk, self.action_dim), record
 
     def _check_draws(self, chunks: Array, draws: int) -> None:
-        """Raises where a policy answers the same however often it is asked."""
+        """Raises where a policy answers the same however often it is asked; it may be sure of a few chunks."""
+        if draws < 2 or self._varies:
+            return
         sampled = chunks[:, -draws:]
-        if draws > 1 and (sampled == sampled[:, :1]).all():
+        self._varies = bool((sampled != sampled[:, :1]).any())
+        self._same += len(chunks)
+        if not self._varies and self._same >= SAME_PLANS:
             raise ConfigError(
                 f"{draws} draws of this {type(self.policy).__name__} are all the same: it cannot sample, and there is "
                 "nothing to choose from. Take a policy with a distribution (tokens, a Gaussian, a flow)."

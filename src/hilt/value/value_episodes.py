@@ -290,7 +290,10 @@ class ValueEpisodes:
         """Yields for each task of each log what a policy sees in its first step."""
         firsts = {(id(episode.log), episode.task): episode for episode in reversed(self.episodes)}
         for episode in reversed(firsts.values()):
-            adapter = views_of(suite, columns, episode.task)
+            try:
+                adapter = views_of(suite, columns, episode.task)
+            except UnknownNameError as error:
+                raise _unknown_suite(error, episode.log) from None
             yield episode.log, episode.task, observed_sizes(adapter, episode.log, episode.keys[:1])
 
     def chunks(self, rows: Array, chunk: ChunkInputs) -> Array:
@@ -381,6 +384,19 @@ def _cameras(specs: Mapping[str, ArraySpec]) -> dict[str, tuple[str, int | None,
             one = ArraySpec(spec.dtype, spec.shape[1:])
             found |= {f"{path}/{place}": (path, place, one) for place in range(spec.shape[0])}
     return found
+
+
+def _unknown_suite(error: UnknownNameError, log: Log) -> ConfigError:
+    """The error for a log whose observations have no known names for a policy, with columns that name them."""
+    cameras = [name for name, (_, part, _) in _cameras(log.schema.columns).items() if part is None]
+    names = dict(zip(("full_image", "wrist_image"), cameras, strict=False))
+    numbers = [path.removeprefix(OBSERVED) for path in _numbers(log) if BASE_POLICY not in path.split("/")]
+    names |= {"state": " + ".join(numbers)} if numbers else {}
+    given = ", ".join(f"{name}: {path}" for name, path in names.items())
+    return ConfigError(
+        f"{log.path}: {error} Give suite=NAME, or the names by which a policy sees its observations, such as "
+        f"'columns={{{given}}}'."
+    )
 
 
 def _numbers(log: Log) -> dict[str, ArraySpec]:

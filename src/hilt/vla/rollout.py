@@ -391,8 +391,9 @@ class ChunkAgent:
         temperature: float = 1.0,
         keep: bool = False,
     ):
-        """`keep`: whether the records of the policy's answers are kept, in `records`."""
-        self._settings, self._policy, self._suite, self._instruction = settings, policy, suite, instruction
+        """`instruction`: empty for that of each episode. `keep`: whether the records of the policy's answers are kept,
+        in `records`."""
+        self._settings, self._policy, self._suite, self._given = settings, policy, suite, instruction
         self._temperature, self._keep = temperature, keep
         chosen = settings or ChunkSettings(delay=0)
         check_chunks(policy, suite, chosen)
@@ -406,6 +407,7 @@ class ChunkAgent:
     def begin(self, instruction: str = "", paced: bool = False) -> None:
         """An episode begins: what is left of the last chunk was of another."""
         self._executor.reset()
+        self._instruction = self._given or instruction
         self.records: list[Record] = []
         """Of this episode, if they are kept: one for each chunk that the policy was asked for"""
         self.chunks: list[int] = []

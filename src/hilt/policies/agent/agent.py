@@ -86,7 +86,7 @@ class Agent(StepAgent):
         self.layout = ActionLayout(config.setup_mode, actions, config.action_indices)
         self.moving = self.layout.continuous * config.chunk
         """Numbers that the actor decides at once: those of one action, or of a chunk"""
-        self.device = check_device(config.device)
+        self.chunk, self.device = config.chunk, check_device(config.device)
         self.generator = generator(seed)
         self.updates = self.actor_updates = self.imitations = 0
         """How often each kind of update was made"""
@@ -234,6 +234,10 @@ class Agent(StepAgent):
             return actions[0] if single else actions
         return self._plan.next(lambda: self._decide(leaves, seed, argmax)[0], self.version)
 
+    def chunks(self, observations: Tree, seed: int = 0, argmax: bool = True, draws: int = 1) -> npt.NDArray[np.float32]:
+        leaves = self.inputs.leaves(observations)
+        return self._decide(self.inputs.repeated(self.encoder, leaves, draws) if draws > 1 else leaves, seed, argmax)
+
     def _decide(self, leaves: Mapping[str, Tensor], seed: int | None, argmax: bool) -> npt.NDArray[np.float32]:
         """Chunks of actions ``[B, chunk, A]``."""
         decided, grasps = self._draw(leaves, seed, argmax)
@@ -372,7 +376,8 @@ class Agent(StepAgent):
         loss = average(losses)
         info = {"imitation_loss": loss.item(), "mse": average(squares).item()}
         if encoder and "forecast" in self.networks:
-            foreseen = self._forecast_loss(z, self.inputs.column(batch, "future"))
+            future = self.inputs.normalized_future(self.inputs.column(batch, "future"))
+            foreseen = (self.networks["forecast"](z) - future).square().mean()
             info["forecast_loss"] = foreseen.item()
             loss = loss + how.pretrain_predict_weight * foreseen
         losses = {"imitation" if encoder else "actor": loss}
@@ -405,19 +410,6 @@ class Agent(StepAgent):
             if self.squashed:
                 self.networks["critic"](z, self._actions(batch)[0])
         return watch.figures() | self._looks.moved(self.networks["actor"], z, now)
-
-    def _forecast_loss(self, z: Tensor, future: Tensor) -> Tensor:
-        """How far off the proprioception is that comes, ``future [B, 2, ...]``, in the unit of the normalized one."""
-        path = self.config.encoder.pretrain_predict
-        start = sum(self.inputs.sizes[other] for other in self.proprio[: self.proprio.index(path)])
-        columns = slice(start, start + self.inputs.sizes[path])
-        if future.shape[1:] != (2, *self.shapes[path].shape):
-            raise SchemaError(f"future: expected [B, 2, ...], {path} twice, got {tuple(future.shape)}.")
-        normal = cast(ProprioNormalizer, self.networks["proprio"])
-        wanted = [
-            (self.inputs.seen(path, future[:, when]) - normal.mean[columns]) / normal.scale[columns] for when in (0, 1)
-        ]
-        return (self.networks["forecast"](z) - torch.cat(wanted, dim=1)).square().mean()
 
     def fit_proprio(self, observations: Tree) -> None:
         """Computes mean and deviation of proprioception from these observations ``[N,

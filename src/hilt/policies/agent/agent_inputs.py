@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ from torch import Generator, Tensor, nn
 
 from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.tree import ArraySpec, flatten
+from hilt.policies.agent.actor_critic import ProprioNormalizer
 from hilt.policies.agent.agent_state import found
 from hilt.policies.agent.config import AgentConfig
 from hilt.policies.agent.encoders import Encoder, random_crop, shift_of, shifted
@@ -126,6 +127,25 @@ class AgentInputs:
             with torch.no_grad():
                 features[start : start + size] = self.encoder(part)[:size].cpu().numpy()
         return features
+
+    def repeated(self, encoder: nn.Module, leaves: Mapping[str, Tensor], times: int) -> dict[str, Tensor]:
+        """The proprioception of each observation as many times, one after the other, and ``z``, for which the images
+        are encoded once."""
+        with torch.no_grad():
+            z = self.encode(encoder, leaves)
+        kept = {path: leaves[path] for path in self.proprio if path in leaves} | {STATES: z}
+        return {path: leaf.repeat_interleave(times, dim=0) for path, leaf in kept.items()}
+
+    def normalized_future(self, future: Tensor) -> Tensor:
+        """The proprioception that comes, ``future [B, 2, ...]``, in the unit of the normalized one, ``[B, 2 * n]``."""
+        path = self.config.encoder.pretrain_predict
+        start = sum(self.sizes[other] for other in self.proprio[: self.proprio.index(path)])
+        columns = slice(start, start + self.sizes[path])
+        if future.shape[1:] != (2, *self.shapes[path].shape):
+            raise SchemaError(f"future: expected [B, 2, ...], {path} twice, got {tuple(future.shape)}.")
+        normal = cast(ProprioNormalizer, self.normalizer)
+        seen = [self.seen(path, future[:, when]) for when in (0, 1)]
+        return torch.cat([(one - normal.mean[columns]) / normal.scale[columns] for one in seen], dim=1)
 
     def blurred(self, z: Tensor) -> Tensor:
         """With noise on the features, not on proprioception: what a frozen encoder never saw it places a little off."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from hilt.core.errors import ConfigError
 from hilt.core.trajectory import Source
-from hilt.core.tree import Tree
+from hilt.core.tree import Tree, flatten, unflatten
 from hilt.policies.agent.config import AgentConfig
 from hilt.policies.agent.layout import ActionLayout
 
@@ -37,6 +37,8 @@ class StepAgent(ABC):
     """How many updates of imitation it has made"""
     target_entropy: float = 0.0
     """In nats, which an alarm compares its entropy with"""
+    chunk: int = 1
+    """The number of actions that it decides at once"""
     version: int = -1
     """Of the weights that it was given last, where it acts; an actor sets it"""
     horizon: int = 0
@@ -86,6 +88,19 @@ class StepAgent(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, object]) -> None: ...
+
+    def chunks(self, observations: Tree, seed: int = 0, argmax: bool = True, draws: int = 1) -> npt.NDArray[np.float32]:
+        """Decides for each of a batch of observations `draws` times, one after the other, as in the first step of an
+        episode, and returns ``[B * draws, chunk, actions]``. By default it asks `sample_actions`."""
+        leaves = {path: np.repeat(np.asarray(leaf), draws, axis=0) for path, leaf in flatten(observations).items()}
+        rows = len(next(iter(leaves.values())))
+        actions = np.asarray(self.sample_actions(unflatten(leaves), seed, argmax), np.float32)
+        if actions.shape != (rows, self.layout.actions):
+            raise ConfigError(
+                f"{type(self).__name__}.sample_actions gave an array of {list(actions.shape)} for {rows} observations; "
+                f"expected [{rows}, {self.layout.actions}], an action for each."
+            )
+        return actions[:, None]
 
     # Acting in chunks, from instructions
 

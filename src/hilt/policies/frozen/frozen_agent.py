@@ -94,11 +94,16 @@ class FrozenAgent(Agent):
         return cls(seen.shapes, [], ordered, seen.actions, config, seed, squashed)
 
     def chunks(
-        self, observations: Tree, seed: int = 0, argmax: bool = True, rows: Sequence[Observation] | None = None
+        self,
+        observations: Tree,
+        seed: int = 0,
+        argmax: bool = True,
+        draws: int = 1,
+        rows: Sequence[Observation] | None = None,
     ) -> npt.NDArray[np.float32]:
-        """The chunks that it decides on for a batch of observations, ``[B, chunk, actions]``. `rows`: the same by the
-        policy's names, where the observations have the policy's columns alone."""
-        return self._decide(self.inputs.leaves(observations), seed, argmax)
+        """The chunks that it decides for a batch of observations, `draws` for each. `rows`: the same by the policy's
+        names, where the observations have the policy's columns alone."""
+        return super().chunks(observations, seed, argmax, draws)
 
     def _decide(self, leaves: Mapping[str, Tensor], seed: int | None, argmax: bool) -> npt.NDArray[np.float32]:
         return self._with_others(super()._decide(leaves, seed, argmax), leaves)

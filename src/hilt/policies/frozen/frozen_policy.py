@@ -25,6 +25,7 @@ from hilt.core.config import build
 from hilt.core.errors import ConfigError
 from hilt.core.files import replacing, storage_errors
 from hilt.core.tree import ArraySpec
+from hilt.policies.agent.agent_policy import drawn_rows
 from hilt.policies.agent.config import AgentConfig
 from hilt.policies.base import Evaluation, Observation, ObservedFields, Policy, Prefix, Record, check_temperature
 from hilt.policies.frozen.frozen_agent import FrozenAgent
@@ -78,10 +79,10 @@ class FrozenVlaPolicy(Policy):
             raise ConfigError("a policy of frozen_vla continues no chunk and has the temperature 1: leave both out.")
         if sample and generator is None:
             raise ConfigError("chance needs a generator: give one (torch.Generator, on the CPU), or sample=False.")
-        columns = self._frozen.columns(observations)
-        seen = {BASE_POLICY: {self.agent.weights: columns}}
+        rows, draws = drawn_rows(observations)
+        seen = {BASE_POLICY: {self.agent.weights: self._frozen.columns(rows)}}
         seed = int(torch.randint(2**31, (), generator=generator)) if sample else 0
-        actions = self.agent.chunks(seen, seed, argmax=not sample, rows=observations)
+        actions = self.agent.chunks(seen, seed, argmax=not sample, draws=draws, rows=rows)
         answer = np.asarray(self._frozen.suite.taught(actions), np.float32)
         unknown = np.full(answer.shape, np.nan, np.float32)
         return answer, {"temperature": np.full(len(answer), temperature, np.float32), "log_prob": unknown}

@@ -116,10 +116,16 @@ class NoiseAgent(FrozenAgent):
         return super().sample_actions(observations, seed, argmax)
 
     def chunks(
-        self, observations: Tree, seed: int = 0, argmax: bool = True, rows: Sequence[Observation] | None = None
+        self,
+        observations: Tree,
+        seed: int = 0,
+        argmax: bool = True,
+        draws: int = 1,
+        rows: Sequence[Observation] | None = None,
     ) -> npt.NDArray[np.float32]:
-        self._rows_seen = partial(self._read, observations) if rows is None else partial(list, rows)
-        return super().chunks(observations, seed, argmax)
+        seen = self._read(observations) if rows is None else rows
+        self._rows_seen = partial(list, [row for row in seen for _ in range(draws)])
+        return super().chunks(observations, seed, argmax, draws)
 
     def _read(self, observations: Mapping[str, Any]) -> list[Observation]:
         """Observations of the task by the policy's names."""
